@@ -1,0 +1,44 @@
+"""The records that data hands to training: tensors on the CPU, one row a sequence, int64 throughout."""
+
+from typing import NamedTuple
+
+from jaxtyping import Int64
+from torch import Tensor
+
+# The target of a position that is not scored: torch's own convention for cross-entropy.
+IGNORE = -100
+
+
+class TextBatch(NamedTuple):
+    """A language model's rows: `targets[:, i]` is the token that follows `tokens[:, i]`, or IGNORE."""
+
+    tokens: Int64[Tensor, "b l"]
+    targets: Int64[Tensor, "b l"]
+    # Equal numbers are one document, -1 is padding; None: every row is one document without padding.
+    segments: Int64[Tensor, "b l"] | None = None
+
+
+class PairBatch(NamedTuple):
+    """A translation's rows: `target` is BOS + y, `targets` is y + EOS with IGNORE at padding."""
+
+    source: Int64[Tensor, "b s"]
+    target: Int64[Tensor, "b t"]
+    targets: Int64[Tensor, "b t"]
+    source_segments: Int64[Tensor, "b s"] | None = None
+    target_segments: Int64[Tensor, "b t"] | None = None
+
+
+class MaskedBatch(NamedTuple):
+    """A masked language model's rows: `tokens` corrupted, `targets` the original token where it was chosen, else IGNORE."""
+
+    tokens: Int64[Tensor, "b l"]
+    targets: Int64[Tensor, "b l"]
+    segments: Int64[Tensor, "b l"] | None = None
+
+
+class LabelBatch(NamedTuple):
+    """A classifier's rows: one class number for each."""
+
+    tokens: Int64[Tensor, "b l"]
+    labels: Int64[Tensor, " b"]
+    segments: Int64[Tensor, "b l"] | None = None
