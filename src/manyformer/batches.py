@@ -29,7 +29,7 @@ class PairBatch(NamedTuple):
 
 
 class MaskedBatch(NamedTuple):
-    """A masked language model's rows: `tokens` corrupted, `targets` the original token where it was chosen, else IGNORE."""
+    """A masked language model's rows: `tokens` corrupted, `targets` the original where it was chosen, else IGNORE."""
 
     tokens: Int64[Tensor, "b l"]
     targets: Int64[Tensor, "b l"]
