@@ -42,3 +42,6 @@ class LabelBatch(NamedTuple):
     tokens: Int64[Tensor, "b l"]
     labels: Int64[Tensor, " b"]
     segments: Int64[Tensor, "b l"] | None = None
+
+
+Batch = TextBatch | PairBatch | MaskedBatch | LabelBatch

@@ -1,0 +1,29 @@
+"""The whole Transformer family in one library and command line.
+
+`import manyformer as mf`, then `mf.recipes()`, `mf.build(name, **keywords)`, `mf.load(path)`, `model.save(path)`,
+`mf.train(...)`, `mf.generate(model, prompts)`, `mf.check(model)`, `mf.explain(model, tokens)`. Importing the package
+does not load torch; the first use of a name does.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from manyformer.face import build, explain, load, recipes
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "build": "manyformer.face",
+    "explain": "manyformer.face",
+    "load": "manyformer.face",
+    "recipes": "manyformer.face",
+}
+
+__all__ = ["__version__", "build", "explain", "load", "recipes"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'manyformer' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)

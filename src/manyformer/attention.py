@@ -1,0 +1,93 @@
+"""Multi-head attention: projections, a position, a source and a kernel; no variants inside."""
+
+from typing import NamedTuple, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyformer.core import Context, Layer, Out, Place, State
+from manyformer.kernels import Kernel
+from manyformer.position import NoPosition, Position
+from manyformer.sources import Own, Source
+from manyformer.sources.base import Shape
+
+
+class AttentionState(NamedTuple):
+    """What the source keeps of keys, and what the kernel keeps of them."""
+
+    source: State
+    kernel: State
+
+
+@final
+class Attention(Layer):
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2), the frame of every attention in the library.
+
+    `kv_heads` below `heads` shares keys and values among groups of heads (Ainslie et al. 2023; 1 is Shazeer 2019);
+    `key` and `value` are the widths per head, dim / heads unless given. Keys and values are projected by one matrix.
+    Raises ValueError where widths do not divide, or where the position needs a seam that the kernel never forms.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        kernel: Kernel,
+        *,
+        kv_heads: int | None = None,
+        key: int | None = None,
+        value: int | None = None,
+        position: Position | None = None,
+        source: Source | None = None,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if (key is None or value is None) and dim % heads:
+            raise ValueError(f"dim ({dim}) must be a multiple of heads ({heads})")
+        kv_heads = heads if kv_heads is None else kv_heads
+        if kv_heads < 1 or heads % kv_heads:
+            raise ValueError(f"heads ({heads}) must be a multiple of kv_heads ({kv_heads})")
+        self.position = NoPosition() if position is None else position
+        if missing := self.position.touches() - {"embed"} - kernel.honours:
+            names = f"{type(kernel).__name__} never forms {sorted(missing)}"
+            raise ValueError(f"{names}, which {type(self.position).__name__} needs")
+        self.kernel, self.source = kernel, Own() if source is None else source
+        self.heads = heads
+        self.shape = Shape(kv_heads, dim // heads if key is None else key, dim // heads if value is None else value)
+        self.to_q = nn.Linear(dim, heads * self.shape.key, bias=bias)
+        self.to_kv = nn.Linear(dim, kv_heads * (self.shape.key + self.shape.value), bias=bias)
+        self.out = nn.Linear(heads * self.shape.value, dim, bias=bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot's uniform initialisation of each of the four projections by itself."""
+        split = self.shape.kv_heads * self.shape.key
+        for weight in (self.to_q.weight, self.to_kv.weight[:split], self.to_kv.weight[split:], self.out.weight):
+            nn.init.xavier_uniform_(weight.data)
+        for layer in (self.to_q, self.to_kv, self.out):
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+    def start(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+        folds = self.kernel.folds
+        kept = self.source.start(batch, self.shape, folds=folds, capacity=capacity, device=device, dtype=dtype)
+        return AttentionState(kept, self.kernel.start(batch, device=device, dtype=dtype))
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
+        kept, folded = (None, None) if state is None else state
+        q = self.position.query(split_heads(self.to_q(x), self.heads), ctx.place)
+        k, v, place, kept, loss = self.source(x, ctx, self._project, kept, folds=self.kernel.folds)
+        y, folded, extra = self.kernel(q, k, v, ctx.place, place, self.position, folded, ctx.watch)
+        y = self.out(y.transpose(1, 2).flatten(2))
+        return Out(y, None if state is None else AttentionState(kept, folded), loss + extra + self.position.penalty())
+
+    def _project(self, x: Float[Tensor, "b s d"], place: Place) -> tuple[Tensor, Tensor]:
+        heads, key, value = self.shape
+        k, v = self.to_kv(x).split([heads * key, heads * value], dim=-1)
+        return self.position.key(split_heads(k, heads), place), split_heads(v, heads)
+
+
+def split_heads(x: Float[Tensor, "b l he"], heads: int) -> Float[Tensor, "b h l e"]:
+    """The channels of `x` as `heads` heads, each with its contiguous share, in front of the sequence axis."""
+    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)

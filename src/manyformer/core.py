@@ -1,0 +1,198 @@
+"""The few abstractions that everything else is made of; read this first.
+
+Data flows tokens -> embedding -> layers -> head. Whatever changes the residual stream is a `Layer`: it takes the
+stream, what the whole call shares (`Context`) and its own state, and returns an `Out`. One alphabet names the axes:
+`b` batch, `l` queries, `s` keys, `h` heads, `g` key/value heads, `d` model, `e` head, `v` vocabulary, `m` memory.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+State = Any
+"""A tree (tuples, lists, dicts) of batch-first tensors, with plain numbers and None as further leaves.
+
+Only its maker looks inside; everybody else passes it on or maps over its tensors with `tree_map`."""
+
+Watch = Callable[[nn.Module, str, Tensor], None]
+
+PADDING = -1
+"""The segment number of a token that nobody may see."""
+
+
+def ignore(module: nn.Module, name: str, value: Tensor) -> None:
+    """The watcher of a call that nobody watches."""
+
+
+class Plain(NamedTuple):
+    """Every row is one document without padding, at positions `start`, `start` + 1, and so on."""
+
+    start: int = 0
+
+
+class Packed(NamedTuple):
+    """Where the documents of each row lie: (row, first column, column after the last); all else is padding."""
+
+    documents: tuple[tuple[int, int, int], ...]
+
+    @property
+    def right_padded(self) -> bool:
+        """Whether each row is at most one document that begins in the first column."""
+        rows = [row for row, _, _ in self.documents]
+        return len(set(rows)) == len(rows) and all(begin == 0 for _, begin, _ in self.documents)
+
+
+class Place(NamedTuple):
+    """Where tokens are; it travels with them through caches, memories and gathers.
+
+    `pos` is the position within the token's document, `seg` the document within the row (`PADDING` for padding);
+    a token sees only its own segment. `layout` is what is known of both without looking at the tensors, which lets a
+    kernel pick its fastest exact path; None promises nothing.
+    """
+
+    pos: Int[Tensor, "b l"]
+    seg: Int[Tensor, "b l"]
+    layout: Plain | Packed | None = None
+
+
+class Out(NamedTuple):
+    """What a layer returns; auxiliary losses (ponder cost, span penalty, ...) are summed on the way up."""
+
+    y: Float[Tensor, "b l d"]
+    state: State = None
+    loss: Tensor | float = 0.0
+
+
+class Memory(NamedTuple):
+    """Another sequence that a layer may attend to, such as an encoder's output."""
+
+    y: Float[Tensor, "b s d"]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a whole call shares; nothing that belongs to one model may be added."""
+
+    place: Place
+    memory: Memory | None = None
+    watch: Watch = ignore
+
+
+class Layer(nn.Module, ABC):
+    """Whatever changes the residual stream: attention, a mixer, a feed-forward, a whole stack."""
+
+    def start(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+        """The state before any token; `capacity` reserves room for that many tokens, to be written in place."""
+        return ()
+
+    @abstractmethod
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
+        """With `state` None nothing is remembered; otherwise go on from it and return the next one."""
+
+    def __call__(self, x: Tensor, ctx: Context, state: State = None) -> Out:
+        """`forward` with the hooks of `nn.Module`, typed."""
+        out: Out = super().__call__(x, ctx, state)
+        return out
+
+
+@final
+class Pointwise(Layer):
+    """A module that treats each token by itself, as a layer: a final norm, a projection."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
+        return Out(self.inner(x), state)
+
+
+@final
+class Chain(Layer):
+    """Layers one after the other, named by their keywords: the names become part of the checkpoint."""
+
+    def __init__(self, **layers: Layer) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def start(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+        return [layer.start(batch, capacity=capacity, device=device, dtype=dtype) for layer in self.children()]  # type: ignore[operator]
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
+        loss: Tensor | float = 0.0
+        after: list[State] = []
+        for number, layer in enumerate(self.children()):
+            x, new, extra = layer(x, ctx, None if state is None else state[number])
+            after.append(new)
+            loss = loss + extra
+        return Out(x, None if state is None else after, loss)
+
+
+class Join(nn.Module, ABC):
+    """How a branch joins the residual stream."""
+
+    @abstractmethod
+    def forward(self, x: Float[Tensor, "b l d"], branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]: ...
+
+
+@final
+class Add(Join):
+    """The plain sum (He et al. 2016), after dropout of the branch (Vaswani et al. 2017, section 5.4)."""
+
+    def __init__(self, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "b l d"], branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
+        # a zero rate must cost nothing: one call less per branch when decoding
+        return x + (self.dropout(branch) if self.dropout.p else branch)
+
+
+@final
+class Residual(Layer):
+    """A branch around `inner`: y = after(join(x, within(inner(before(x))))).
+
+    Post-norm (Vaswani et al. 2017) sets `after`, pre-norm (Xiong et al. 2020) `before`, sandwich norm (Ding et al.
+    2021, section 2.4) `before` and `within`. None is the identity.
+    """
+
+    def __init__(
+        self,
+        inner: Layer,
+        *,
+        before: nn.Module | None = None,
+        within: nn.Module | None = None,
+        after: nn.Module | None = None,
+        join: Join | None = None,
+    ) -> None:
+        super().__init__()
+        self.inner, self.before, self.within, self.after = inner, before, within, after
+        self.join = Add() if join is None else join
+
+    def start(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+        return self.inner.start(batch, capacity=capacity, device=device, dtype=dtype)
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
+        branch, state, loss = self.inner(x if self.before is None else self.before(x), ctx, state)
+        y = self.join(x, branch if self.within is None else self.within(branch))
+        return Out(y if self.after is None else self.after(y), state, loss)
+
+
+def tree_map(fn: Callable[[Tensor], Tensor], state: State) -> State:
+    """`state` with `fn` applied to every tensor; all other leaves stay as they are."""
+    if isinstance(state, Tensor):
+        return fn(state)
+    if isinstance(state, tuple) and hasattr(state, "_fields"):
+        return type(state)(*(tree_map(fn, part) for part in state))
+    if isinstance(state, list | tuple):
+        return type(state)(tree_map(fn, part) for part in state)
+    if isinstance(state, dict):
+        return {name: tree_map(fn, part) for name, part in state.items()}
+    return state

@@ -1,0 +1,59 @@
+"""The verbs of the Python interface that concern models themselves."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyformer.errors import UserError
+from manyformer.kernels import Kernel
+from manyformer.models import Model
+from manyformer.models.files import read_config, read_weights
+from manyformer.recipes import RECIPES, Recipe
+from manyformer.recipes import build as build
+
+__all__ = ["build", "explain", "load", "recipes"]
+
+
+def recipes() -> dict[str, Recipe]:
+    """All recipes by name: `recipes()["transformer-lm"].card`, `.signature`."""
+    return dict(sorted(RECIPES.items()))
+
+
+def load(path: str | Path) -> Model:
+    """The model saved in the folder `path`, or the final model of the run in it, ready for use (in evaluation mode).
+
+    Raises UserError where the folder holds no model, is damaged or incomplete. No pickle is ever read.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; a saved model is a folder with config.json and model.safetensors")
+    if not (folder / "config.json").is_file() and (folder / "model" / "config.json").is_file():
+        folder = folder / "model"
+    recipe, keywords = read_config(folder)
+    model = build(recipe, **keywords)
+    read_weights(model, folder)
+    return model.eval()
+
+
+def explain(model: nn.Module, *inputs: Any) -> dict[str, str]:
+    """For each kernel of `model`, which path computes it for these inputs, and why."""
+    said: dict[str, str] = {}
+
+    def note(name: str) -> Any:
+        def hook(kernel: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            assert isinstance(kernel, Kernel)
+            said[name] = kernel.explain(*arguments)  # type: ignore[arg-type]
+
+        return hook
+
+    kernels = [(name, module) for name, module in model.named_modules() if isinstance(module, Kernel)]
+    handles = [module.register_forward_pre_hook(note(name)) for name, module in kernels]
+    try:
+        with torch.no_grad():
+            model(*inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return said

@@ -1,0 +1,57 @@
+"""Feed-forward layers: each token by itself, through a wider space."""
+
+from typing import final
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyformer.core import Context, Layer, Out, State
+
+
+@final
+class FeedForward(Layer):
+    """Two projections with an activation between them (Vaswani et al. 2017, section 3.3).
+
+    `hidden` is 4 dim unless given.
+    """
+
+    def __init__(
+        self, dim: int, hidden: int | None = None, *, activation: nn.Module | None = None, bias: bool = True
+    ) -> None:
+        super().__init__()
+        hidden = 4 * dim if hidden is None else hidden
+        self.up, self.down = nn.Linear(dim, hidden, bias=bias), nn.Linear(hidden, dim, bias=bias)
+        self.activation = nn.ReLU() if activation is None else activation
+        _glorot(self.up, self.down)
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
+        return Out(self.down(self.activation(self.up(x))), state)
+
+
+@final
+class GatedFeedForward(Layer):
+    """Two parallel projections, one the gate of the other (Shazeer 2020, section 2): down(act(gate(x)) * up(x)).
+
+    `hidden` is 8/3 dim unless given, rounded up to a multiple of 8: as many parameters as `FeedForward` has.
+    SiLU as activation gives SwiGLU, GELU gives GEGLU.
+    """
+
+    def __init__(
+        self, dim: int, hidden: int | None = None, *, activation: nn.Module | None = None, bias: bool = False
+    ) -> None:
+        super().__init__()
+        hidden = (8 * dim // 3 + 7) // 8 * 8 if hidden is None else hidden
+        self.gate, self.up = nn.Linear(dim, hidden, bias=bias), nn.Linear(dim, hidden, bias=bias)
+        self.down = nn.Linear(hidden, dim, bias=bias)
+        self.activation = nn.SiLU() if activation is None else activation
+        _glorot(self.gate, self.up, self.down)
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
+        return Out(self.down(self.activation(self.gate(x)) * self.up(x)), state)
+
+
+def _glorot(*layers: nn.Linear) -> None:
+    for layer in layers:
+        nn.init.xavier_uniform_(layer.weight)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)

@@ -1,0 +1,53 @@
+"""How queries, keys and values become outputs: the interface of every attention algorithm."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyformer.core import Out, Place, State, Watch, ignore
+from manyformer.position import Position
+
+
+class Kernel(nn.Module, ABC):
+    """An attention algorithm.
+
+    `honours` names the seams of a position that it can respect; a position that touches another one is refused where
+    the two meet. `folds` says that it keeps a summary of old keys in its own state instead of the keys themselves.
+    """
+
+    honours: frozenset[str]
+    folds: bool = False
+
+    @abstractmethod
+    def forward(
+        self,
+        q: Float[Tensor, "b h l e"],
+        k: Float[Tensor, "b g s e"],
+        v: Float[Tensor, "b g s f"],
+        at: Place,
+        of: Place,
+        position: Position,
+        state: State = None,
+        watch: Watch = ignore,
+    ) -> Out:
+        """Outputs (b, h, l, f) for queries at the places `at` from keys at the places `of`."""
+
+    def start(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
+        """The state before any token."""
+        return ()
+
+    @abstractmethod
+    def explain(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        at: Place,
+        of: Place,
+        position: Position,
+        state: State = None,
+        watch: Watch = ignore,
+    ) -> str:
+        """One sentence: which way this very call would be computed, and why."""

@@ -1,0 +1,151 @@
+"""Softmax of scaled dot products, on the fastest path that is exact for the call at hand."""
+
+import math
+from typing import Literal, NamedTuple, final, get_args
+
+from jaxtyping import Float
+from torch import Tensor
+
+from manyformer.core import Out, Packed, Place, Plain, State, Watch, ignore
+from manyformer.kernels.base import Kernel
+from manyformer.masks import Causal, Everything, Mask
+from manyformer.ops import softmax as ops
+from manyformer.position import Position
+
+Path = Literal["naive", "sdpa", "documents"]
+
+PAIRS_PER_CALL = 20_000
+"""Starting one more attention call on a CPU costs about as much as this many (head, query, key) pairs."""
+
+
+class Choice(NamedTuple):
+    """A path and the reason for it; `causal` and `dense` say how its mask reaches torch."""
+
+    path: Path
+    why: str
+    causal: bool = False
+    dense: bool = False
+
+
+@final
+class Softmax(Kernel):
+    """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1) under a mask.
+
+    The scale is 1 / sqrt(e) unless given. Rows that may see no key are zero. `dropout` acts on the weights; it makes
+    torch leave its fast CPU kernel, so it is 0 unless asked for. `path` forces one way of computing: "naive" (any mask,
+    any position, the definition), "sdpa" (torch's fused kernel) or "documents" (packed rows on a CPU, one call each).
+    A forced path that cannot serve a call raises ValueError.
+    """
+
+    honours = frozenset({"query", "key", "score", "value"})
+
+    def __init__(
+        self,
+        mask: Mask | None = None,
+        *,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        path: Literal["auto"] | Path = "auto",
+    ) -> None:
+        super().__init__()
+        if path != "auto" and path not in get_args(Path):
+            raise ValueError(f"Softmax: path '{path}' does not exist; known: auto, {', '.join(get_args(Path))}")
+        self.mask = Everything() if mask is None else mask
+        self.dropout, self.scale, self.path = dropout, scale, path
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h l e"],
+        k: Float[Tensor, "b g s e"],
+        v: Float[Tensor, "b g s f"],
+        at: Place,
+        of: Place,
+        position: Position,
+        state: State = None,
+        watch: Watch = ignore,
+    ) -> Out:
+        choice = self._choose(q, k, at, of, position, watch)
+        scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
+        dropout = self.dropout if self.training else 0.0
+        if choice.path == "naive":
+            mask = self.mask.dense(at, of, q.shape[1])
+            y, weights = ops.naive(q, k, v, mask, scale=scale, dropout=dropout, position=position, at=at, of=of)
+            watch(self, "weights", weights)
+            return Out(y, state)
+        if choice.path == "documents":
+            assert isinstance(at.layout, Packed)
+            return Out(ops.per_document(q, k, v, at.layout, causal=choice.causal, scale=scale, dropout=dropout), state)
+        dense = self.mask.dense(at, of, q.shape[1]) if choice.dense else None
+        return Out(ops.fused(q, k, v, dense, causal=choice.causal, scale=scale, dropout=dropout), state)
+
+    def explain(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        at: Place,
+        of: Place,
+        position: Position,
+        state: State = None,
+        watch: Watch = ignore,
+    ) -> str:
+        choice = self._choose(q, k, at, of, position, watch)
+        return f"{choice.path}: {choice.why}"
+
+    def extra_repr(self) -> str:
+        return f"{self.mask!r}, path={self.path}"
+
+    def _choose(self, q: Tensor, k: Tensor, at: Place, of: Place, position: Position, watch: Watch) -> Choice:
+        needs = self._needs_naive(position, watch)
+        if self.path == "naive":
+            return Choice("naive", "forced")
+        if needs is not None:
+            if self.path != "auto":
+                raise ValueError(f"Softmax: path '{self.path}' cannot serve this call: {needs}")
+            return Choice("naive", needs)
+        fused = self._fused(q, k, at, of)
+        packed = self._documents(q, at, of)
+        if self.path == "documents":
+            if packed is None:
+                raise ValueError(
+                    "Softmax: path 'documents' needs packed self-attention with the mask Causal() or Everything()"
+                )
+            return packed._replace(why="forced")
+        if self.path == "auto" and fused.dense and packed is not None and q.device.type == "cpu":
+            assert isinstance(at.layout, Packed)
+            saved = q.shape[1] * (q.shape[0] * q.shape[2] * k.shape[2] - _pairs(at.layout))
+            if saved > PAIRS_PER_CALL * len(at.layout.documents):
+                return packed
+        return fused
+
+    def _needs_naive(self, position: Position, watch: Watch) -> str | None:
+        if watch is not ignore:
+            return "the weights are watched, and only the written-out form has them"
+        if seams := position.touches() & {"score", "value"}:
+            return f"{type(position).__name__} acts on the {' and '.join(sorted(seams))} of each pair"
+        return None
+
+    def _fused(self, q: Tensor, k: Tensor, at: Place, of: Place) -> Choice:
+        """How torch's kernel would be told of the mask: by nothing, by its causal flag, or written out."""
+        aligned = isinstance(at.layout, Packed) and at.layout.right_padded and at.layout == of.layout
+        if isinstance(at.layout, Plain) and isinstance(of.layout, Plain):
+            ahead = at.layout.start - of.layout.start
+            if self.mask == Everything():
+                return Choice("sdpa", "every key is visible")
+            if self.mask == Causal() and ahead >= k.shape[2] - 1:
+                return Choice("sdpa", "every key lies in the past")
+            if self.mask == Causal() and ahead == 0:
+                return Choice("sdpa", "causal from the first token on, torch's own flag", causal=True)
+        if self.mask == Causal() and aligned:
+            return Choice("sdpa", "causal with padding on the right, which no token sees", causal=True)
+        return Choice("sdpa", f"the mask {self.mask!r} written out for these places", dense=True)
+
+    def _documents(self, q: Tensor, at: Place, of: Place) -> Choice | None:
+        if not isinstance(at.layout, Packed) or at.layout is not of.layout or self.mask not in (Causal(), Everything()):
+            return None
+        why = f"{len(at.layout.documents)} documents in {q.shape[0]} packed rows, one call each"
+        return Choice("documents", why, causal=self.mask == Causal())
+
+
+def _pairs(layout: Packed) -> int:
+    return sum((end - begin) ** 2 for _, begin, end in layout.documents)

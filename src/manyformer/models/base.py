@@ -1,0 +1,88 @@
+"""What every model has in common: how it was made, what its loss is, how it is saved."""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyformer.batches import IGNORE, Batch
+from manyformer.core import State
+from manyformer.models.files import write_model
+
+
+class ModelOut(NamedTuple):
+    """What a model returns; `loss` holds auxiliary losses only, never the loss of the task."""
+
+    logits: Float[Tensor, "b l v"]
+    state: State = None
+    loss: Tensor | float = 0.0
+
+
+class Loss(NamedTuple):
+    """The loss of one batch: the sum over targets in nats, the number of targets, and auxiliary losses per batch."""
+
+    total: Tensor
+    targets: Tensor
+    extra: Tensor | float = 0.0
+
+
+class Score(NamedTuple):
+    """Without smoothing: the negative log-likelihood in nats of all targets, their number, and how many were likeliest."""
+
+    nll: Tensor
+    targets: Tensor
+    correct: Tensor
+
+
+class Spec(NamedTuple):
+    """How to make this model again: the recipe and all of its keywords."""
+
+    recipe: str
+    keywords: dict[str, Any]
+
+
+class Model(nn.Module, ABC):
+    """A model that a recipe made; its `spec` is all that a checkpoint needs besides the weights."""
+
+    spec: Spec
+    longest: int | None = None
+    """The longest sequence that the model allows; None where any length will do."""
+
+    @abstractmethod
+    def loss(self, batch: Batch, *, smoothing: float = 0.0) -> Loss:
+        """The training loss; `smoothing` spreads that share of each target over all classes (Szegedy et al. 2016)."""
+
+    @abstractmethod
+    def score(self, batch: Batch) -> Score:
+        """The plain negative log-likelihood and accuracy, to be called without gradients."""
+
+    def save(self, path: str | Path) -> None:
+        """Write the folder `path`: spec and weights, no pickle, replaced as a whole or not at all."""
+        write_model(self, Path(path))
+
+    def check_length(self, length: int) -> None:
+        """Raise ValueError where a sequence of `length` tokens is longer than the model allows."""
+        if self.longest is not None and length > self.longest:
+            raise ValueError(
+                f"{length} tokens are more than this model allows: it was built with longest={self.longest}"
+            )
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """The type that keys and values have under the present autocast."""
+        kind = self.device.type
+        if torch.is_autocast_enabled(kind):
+            return torch.get_autocast_dtype(kind)
+        return next(self.parameters()).dtype
+
+
+def count_targets(targets: Int[Tensor, "..."]) -> Tensor:
+    """How many targets count."""
+    return (targets != IGNORE).sum()

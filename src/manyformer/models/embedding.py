@@ -1,0 +1,44 @@
+"""From tokens to the residual stream."""
+
+import math
+from typing import final
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyformer.core import Place
+from manyformer.position import NoPosition, Position
+
+
+@final
+class Embedding(nn.Module):
+    """Token vectors, scaled, with positions, a norm where asked for, and dropout (Vaswani et al. 2017, section 3.4).
+
+    With `scale` sqrt(dim) and vectors drawn from N(0, 1/dim), as in the paper, token and position are of equal size.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        dim: int,
+        *,
+        position: Position | None = None,
+        scale: float = 1.0,
+        std: float | None = None,
+        norm: nn.Module | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.position = NoPosition() if position is None else position
+        self.scale, self.norm = scale, norm
+        self.dropout = nn.Dropout(dropout)
+        self.token = nn.Embedding(vocab, dim)
+        nn.init.normal_(self.token.weight, std=1 / math.sqrt(dim) if std is None else std)
+
+    def forward(self, tokens: Int[Tensor, "b l"], place: Place) -> Float[Tensor, "b l d"]:
+        x = self.token(tokens)
+        if self.scale != 1.0:
+            x = x * self.scale
+        x = self.position.embed(x, place)
+        x = x if self.norm is None else self.norm(x)
+        return self.dropout(x) if self.dropout.p else x

@@ -1,0 +1,82 @@
+"""From the residual stream to classes: logits, and the loss without ever holding them all."""
+
+from collections.abc import Iterator
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyformer.batches import IGNORE
+from manyformer.models.base import Loss, Score, count_targets
+
+LARGE = 8192
+"""From this many classes on the loss is taken in chunks of tokens: less memory and, on a CPU, less time."""
+
+CHUNK = 512
+
+
+@final
+class Head(nn.Module):
+    """A projection to `classes` logits, after an optional `transform`; with `tied` it uses that embedding's matrix.
+
+    Tying follows Press and Wolf (2017). The loss equals `torch.nn.functional.cross_entropy` of the logits.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        classes: int,
+        *,
+        tied: nn.Embedding | None = None,
+        transform: nn.Module | None = None,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.transform = transform
+        self.weight = nn.Parameter(torch.empty(classes, dim)) if tied is None else tied.weight
+        self.bias = nn.Parameter(torch.zeros(classes)) if bias else None
+        if tied is None:
+            nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
+        return F.linear(x if self.transform is None else self.transform(x), self.weight, self.bias)
+
+    def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, smoothing: float) -> Loss:
+        """The summed cross entropy of all targets but the ignored ones."""
+        x = x if self.transform is None else self.transform(x)
+        x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
+        count = count_targets(targets)
+        if self.weight.shape[0] < LARGE:
+            logits = F.linear(x, self.weight, self.bias)
+            total = F.cross_entropy(logits, targets, ignore_index=IGNORE, label_smoothing=smoothing, reduction="sum")
+            return Loss(total, count)
+        # the chunk size is given because torch's own choice is several times slower on a CPU
+        options = nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK, chunking_method=None, acc_policy="compact")
+        total = F.linear_cross_entropy(
+            x,
+            self.weight,
+            targets,
+            linear_bias=self.bias,
+            ignore_index=IGNORE,
+            label_smoothing=smoothing,
+            reduction="sum",
+            options=options,
+        )
+        return Loss(total, count)
+
+    def score(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"]) -> Score:
+        """Negative log-likelihood and accuracy, a chunk of tokens at a time."""
+        x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
+        nll = torch.zeros((), dtype=torch.float64, device="cpu")
+        correct = torch.zeros((), dtype=torch.long, device=x.device)
+        for part, wanted in _chunks(x, targets):
+            logits = self(part).float()
+            nll = nll + F.cross_entropy(logits, wanted, ignore_index=IGNORE, reduction="sum").double().cpu()
+            correct = correct + (logits.argmax(-1) == wanted).sum()
+        return Score(nll, count_targets(targets), correct)
+
+
+def _chunks(x: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    yield from zip(torch.split(x, 8 * CHUNK), torch.split(targets, 8 * CHUNK))

@@ -1,0 +1,65 @@
+"""A decoder-only language model: embed, one layer, head."""
+
+from typing import NamedTuple, final
+
+from jaxtyping import Int
+from torch import Tensor
+
+from manyformer.batches import Batch, TextBatch
+from manyformer.core import Context, Layer, Out, State, Watch, ignore
+from manyformer.models.base import Loss, Model, ModelOut, Score
+from manyformer.models.embedding import Embedding
+from manyformer.models.head import Head
+from manyformer.models.places import Tail, fresh, locate
+
+
+class Stream(NamedTuple):
+    """What a model remembers between calls: its layers' state and where each row stands."""
+
+    body: State
+    tail: Tail
+
+
+@final
+class LanguageModel(Model):
+    """Predicts each next token: `logits[:, i]` is about token i + 1.
+
+    `segments` numbers the documents of packed rows, -1 is padding, None is one document a row. With a state from
+    `start` or from an earlier call it goes on from there; `capacity` reserves room and is for `torch.no_grad()`.
+    """
+
+    def __init__(self, embed: Embedding, body: Layer, head: Head) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = embed, body, head
+        self.longest = embed.position.longest
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "b l"],
+        segments: Int[Tensor, "b l"] | None = None,
+        state: Stream | None = None,
+        *,
+        watch: Watch = ignore,
+    ) -> ModelOut:
+        hidden, state, loss = self._hidden(tokens, segments, state, watch)
+        return ModelOut(self.head(hidden), state, loss)
+
+    def start(self, batch: int, *, capacity: int | None = None) -> Stream:
+        """The state before any token."""
+        body = self.body.start(batch, capacity=capacity, device=self.device, dtype=self.state_dtype)
+        return Stream(body, fresh(batch, self.device))
+
+    def loss(self, batch: Batch, *, smoothing: float = 0.0) -> Loss:
+        assert isinstance(batch, TextBatch)
+        hidden, _, extra = self._hidden(batch.tokens, batch.segments, None, ignore)
+        return self.head.loss(hidden, batch.targets, smoothing=smoothing)._replace(extra=extra)
+
+    def score(self, batch: Batch) -> Score:
+        assert isinstance(batch, TextBatch)
+        return self.head.score(self._hidden(batch.tokens, batch.segments, None, ignore).y, batch.targets)
+
+    def _hidden(self, tokens: Tensor, segments: Tensor | None, state: Stream | None, watch: Watch) -> Out:
+        place, tail = locate(tokens, segments, None if state is None else state.tail)
+        self.check_length(tokens.shape[1])
+        y, body, loss = self.body(self.embed(tokens, place), Context(place, watch=watch), state and state.body)
+        return Out(y, None if tail is None else Stream(body, tail), loss)

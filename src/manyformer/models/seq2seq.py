@@ -1,0 +1,95 @@
+"""An encoder-decoder: one sequence is read as a whole, another is written token by token."""
+
+from typing import final
+
+from jaxtyping import Int
+from torch import Tensor
+
+from manyformer.batches import Batch, PairBatch
+from manyformer.core import Context, Layer, Memory, Packed, Watch, ignore
+from manyformer.models.base import Loss, Model, ModelOut, Score
+from manyformer.models.embedding import Embedding
+from manyformer.models.head import Head
+from manyformer.models.language_model import Stream
+from manyformer.models.places import fresh, locate
+
+
+@final
+class EncoderDecoder(Model):
+    """Predicts each next target token: `logits[:, i]` is about target i + 1; the target begins with the start token.
+
+    Pass one embedding twice and tie the head to it for the three shared matrices of Vaswani et al. (2017, section 3.4).
+    Packed rows of pairs work where both sides number their documents alike.
+    """
+
+    def __init__(
+        self, embed_source: Embedding, encoder: Layer, embed_target: Embedding, decoder: Layer, head: Head
+    ) -> None:
+        super().__init__()
+        self.embed_source, self.encoder = embed_source, encoder
+        self.embed_target, self.decoder, self.head = embed_target, decoder, head
+        limits = [e.position.longest for e in (embed_source, embed_target) if e.position.longest is not None]
+        self.longest = min(limits, default=None)
+
+    def forward(
+        self,
+        source: Int[Tensor, "b s"],
+        target: Int[Tensor, "b t"],
+        source_segments: Int[Tensor, "b s"] | None = None,
+        target_segments: Int[Tensor, "b t"] | None = None,
+        state: Stream | None = None,
+        *,
+        watch: Watch = ignore,
+    ) -> ModelOut:
+        memory = self.encode(source, source_segments, watch=watch)
+        return self.decode(target, memory, target_segments, state, watch=watch)
+
+    def encode(
+        self, source: Int[Tensor, "b s"], source_segments: Int[Tensor, "b s"] | None = None, *, watch: Watch = ignore
+    ) -> Memory:
+        """What the decoder may attend to; made once per source, and mapped over by `tree_map` like a state."""
+        self.check_length(source.shape[1])
+        place, _ = locate(source, source_segments, None)
+        y = self.encoder(self.embed_source(source, place), Context(place, watch=watch)).y
+        # which rows the documents are in does not survive a reordering of rows
+        return Memory(y, place._replace(layout=None) if isinstance(place.layout, Packed) else place)
+
+    def decode(
+        self,
+        target: Int[Tensor, "b t"],
+        memory: Memory,
+        target_segments: Int[Tensor, "b t"] | None = None,
+        state: Stream | None = None,
+        *,
+        watch: Watch = ignore,
+    ) -> ModelOut:
+        """Logits for the target given an encoded source; with a state, `target` is what comes next."""
+        hidden = self._decode(target, memory, target_segments, state, watch)
+        return ModelOut(self.head(hidden.logits), hidden.state, hidden.loss)
+
+    def start(self, batch: int, *, capacity: int | None = None) -> Stream:
+        """The decoder's state before any token."""
+        body = self.decoder.start(batch, capacity=capacity, device=self.device, dtype=self.state_dtype)
+        return Stream(body, fresh(batch, self.device))
+
+    def loss(self, batch: Batch, *, smoothing: float = 0.0) -> Loss:
+        assert isinstance(batch, PairBatch)
+        hidden = self._both(batch)
+        return self.head.loss(hidden.logits, batch.targets, smoothing=smoothing)._replace(extra=hidden.loss)
+
+    def score(self, batch: Batch) -> Score:
+        assert isinstance(batch, PairBatch)
+        return self.head.score(self._both(batch).logits, batch.targets)
+
+    def _both(self, batch: PairBatch) -> ModelOut:
+        memory = self.encode(batch.source, batch.source_segments)
+        return self._decode(batch.target, memory, batch.target_segments, None, ignore)
+
+    def _decode(
+        self, target: Tensor, memory: Memory, segments: Tensor | None, state: Stream | None, watch: Watch
+    ) -> ModelOut:
+        self.check_length(target.shape[1])
+        place, tail = locate(target, segments, None if state is None else state.tail)
+        ctx = Context(place, memory, watch)
+        y, body, loss = self.decoder(self.embed_target(target, place), ctx, state and state.body)
+        return ModelOut(y, None if tail is None else Stream(body, tail), loss)

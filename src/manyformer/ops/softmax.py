@@ -1,0 +1,97 @@
+"""Softmax attention: the definition, torch's fused kernel, and one call per document."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from manyformer.core import Packed, Place
+from manyformer.position import Position
+
+
+def naive(
+    q: Float[Tensor, "b h l e"],
+    k: Float[Tensor, "b g s e"],
+    v: Float[Tensor, "b g s f"],
+    mask: Bool[Tensor, "#b #h l s"],
+    *,
+    scale: float,
+    position: Position,
+    at: Place,
+    of: Place,
+    dropout: float = 0.0,
+) -> tuple[Float[Tensor, "b h l f"], Float[Tensor, "b h l s"]]:
+    """Outputs and weights, written out as in the paper, with every seam of a position; softmax in float32 at least."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    logits = position.score(q @ k.mT * scale, q, k, at, of)
+    logits = logits.masked_fill(~mask, -torch.inf)
+    # a row without a visible key is all -inf: its softmax would be nan, its weights are defined as zero
+    seen = mask.any(-1, keepdim=True)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    weights = logits.masked_fill(~seen, 0.0).softmax(-1, dtype=wide).masked_fill(~mask, 0.0).to(q.dtype)
+    kept = F.dropout(weights, dropout)
+    return position.value(kept @ v, kept, at, of), weights
+
+
+def fused(
+    q: Float[Tensor, "b h l e"],
+    k: Float[Tensor, "b g s e"],
+    v: Float[Tensor, "b g s f"],
+    mask: Bool[Tensor, "#b #h l s"] | None,
+    *,
+    causal: bool,
+    scale: float,
+    dropout: float = 0.0,
+) -> Float[Tensor, "b h l f"]:
+    """`torch.nn.functional.scaled_dot_product_attention`; `causal` aligns the first query with the first key."""
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def per_document(
+    q: Float[Tensor, "b h l e"],
+    k: Float[Tensor, "b g l e"],
+    v: Float[Tensor, "b g l f"],
+    layout: Packed,
+    *,
+    causal: bool,
+    scale: float,
+    dropout: float = 0.0,
+) -> Float[Tensor, "b h l f"]:
+    """One fused call for each document of packed rows; padding gives zeros.
+
+    All rows are laid end to end and cut into documents and gaps, because the gradient of one such cut is a single
+    concatenation, where that of many slices would be as many tensors of full size.
+    """
+    rows, length = q.shape[0], q.shape[2]
+    sizes, real = _cuts(layout, rows, length)
+    parts = [torch.split(x.transpose(1, 2).flatten(0, 1), sizes) for x in (q, k, v)]
+    width = (q.shape[1], v.shape[-1])
+    pieces = [
+        _one(a, b, c, causal=causal, scale=scale, dropout=dropout) if document else q.new_zeros(a.shape[0], *width)
+        for a, b, c, document in zip(*parts, real)
+    ]
+    return torch.cat(pieces).view(rows, length, *width).transpose(1, 2)
+
+
+def _one(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, dropout: float) -> Tensor:
+    """A single document, (l, h, e) in and out."""
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return fused(q, k, v, None, causal=causal, scale=scale, dropout=dropout)[0].transpose(0, 1)
+
+
+def _cuts(layout: Packed, rows: int, length: int) -> tuple[list[int], list[bool]]:
+    """Sizes of the documents and of the gaps between them in rows laid end to end, and which of them are documents."""
+    sizes, real, here = [], [], 0
+    for row, begin, end in layout.documents:
+        if gap := row * length + begin - here:
+            sizes.append(gap)
+            real.append(False)
+        sizes.append(end - begin)
+        real.append(True)
+        here = row * length + end
+    if gap := rows * length - here:
+        sizes.append(gap)
+        real.append(False)
+    return sizes, real

@@ -1,0 +1,58 @@
+"""The five places where a position can enter, all of them identities until a part overrides them."""
+
+from typing import final
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyformer.core import Place
+
+SEAMS = ("embed", "query", "key", "score", "value")
+
+
+class Position(nn.Module):
+    """How positions enter a model: override the seams that matter, as functions of places, never of tensor indices.
+
+    `embed` acts on embeddings and belongs to the model; the other four act inside attention, where the kernel must
+    honour them. `key` is applied once, before a key is cached.
+    """
+
+    longest: int | None = None
+    """The number of positions there are; None where any position will do."""
+
+    def embed(self, x: Float[Tensor, "b l d"], place: Place) -> Float[Tensor, "b l d"]:
+        return x
+
+    def query(self, q: Float[Tensor, "b h l e"], place: Place) -> Float[Tensor, "b h l e"]:
+        return q
+
+    def key(self, k: Float[Tensor, "b g l e"], place: Place) -> Float[Tensor, "b g l e"]:
+        return k
+
+    def score(
+        self,
+        logits: Float[Tensor, "b h l s"],
+        q: Float[Tensor, "b h l e"],
+        k: Float[Tensor, "b h s e"],
+        at: Place,
+        of: Place,
+    ) -> Float[Tensor, "b h l s"]:
+        return logits
+
+    def value(
+        self, y: Float[Tensor, "b h l f"], weights: Float[Tensor, "b h l s"], at: Place, of: Place
+    ) -> Float[Tensor, "b h l f"]:
+        return y
+
+    def penalty(self) -> Tensor | float:
+        """What this position adds to the auxiliary loss."""
+        return 0.0
+
+    def touches(self) -> frozenset[str]:
+        """The seams that this part overrides."""
+        return frozenset(seam for seam in SEAMS if getattr(type(self), seam) is not getattr(Position, seam))
+
+
+@final
+class NoPosition(Position):
+    """Positions enter nowhere: all that the model knows of order is what its masks tell."""

@@ -1,0 +1,22 @@
+"""One file a paper, one function each; importing this package lists them all."""
+
+from manyformer.recipes.bert import bert
+from manyformer.recipes.compose import compose
+from manyformer.recipes.registry import RECIPES, Card, Recipe, build, get, recipe
+from manyformer.recipes.transformer import transformer
+from manyformer.recipes.transformer_classifier import transformer_classifier
+from manyformer.recipes.transformer_lm import transformer_lm
+
+__all__ = [
+    "RECIPES",
+    "Card",
+    "Recipe",
+    "bert",
+    "build",
+    "compose",
+    "get",
+    "recipe",
+    "transformer",
+    "transformer_classifier",
+    "transformer_lm",
+]

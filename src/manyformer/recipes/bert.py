@@ -1,0 +1,55 @@
+"""BERT: an encoder that learns by filling in masked tokens."""
+
+from functools import partial
+
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.feedforward import FeedForward
+from manyformer.kernels import Softmax
+from manyformer.models import Embedding, Head, MaskedLM
+from manyformer.position import Learned
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import shrink_outputs, stack
+
+
+@recipe(
+    "BERT",
+    paper="Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers, arXiv:1810.04805",
+    new="Hiding a seventh of the tokens lets an encoder learn from both sides at once.",
+    task="masked",
+    cost="O(l^2 d + l d^2) per layer",
+    because={
+        "causal": "every token sees both sides: that is the point",
+        "streams": "a later token changes all earlier outputs, so nothing can be kept",
+        "cross": "it reads one sequence only",
+    },
+)
+def bert(
+    vocab: int = 30522,
+    dim: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    hidden: int | None = None,
+    longest: int = 512,
+    dropout: float = 0.1,
+) -> MaskedLM:
+    """BERT base by default: post-norm, GELU, learned positions, a normed embedding, and a head with its own layer.
+
+    Section 3 and appendix A.2. Left out are the next-sentence task and its sentence types, which Liu et al. (2019,
+    arXiv:1907.11692) found to help nothing, and dropout of attention weights.
+    """
+    layer_norm = partial(nn.LayerNorm, dim, eps=1e-12)
+
+    def layer() -> dict[str, Layer]:
+        return {
+            "attention": Attention(dim, heads, Softmax()),
+            "ff": FeedForward(dim, hidden, activation=nn.GELU()),
+        }
+
+    embed = Embedding(vocab, dim, position=Learned(dim, longest), std=0.02, norm=layer_norm(), dropout=dropout)
+    body = stack(depth, layer, order="post", norm=layer_norm, dropout=dropout)
+    shrink_outputs(body, depth)
+    transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), layer_norm())
+    return MaskedLM(embed, body, Head(dim, vocab, tied=embed.token, transform=transform, bias=True))

@@ -1,0 +1,135 @@
+"""What a recipe is: a function whose signature is the command line, and a card that says what it promises."""
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
+
+from manyformer.errors import UserError, nearest
+from manyformer.models import Model, Spec
+
+Task = Literal["language-model", "translation", "masked", "classification"]
+
+P = ParamSpec("P")
+M = TypeVar("M", bound=Model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a recipe is and what it promises; the contracts hold it to that, and the docs are made from it.
+
+    `causal`: no output depends on a later token. `streams`: it goes on from a state, step by step as in one pass.
+    `cross`: it attends to a second sequence. `padding`: padding and packing leave results unchanged. `because` gives
+    the reason for every promise that is not made.
+    """
+
+    name: str
+    title: str
+    paper: str
+    new: str
+    task: Task
+    causal: bool
+    streams: bool
+    cross: bool
+    padding: bool
+    cost: str
+    backends: tuple[str, ...] = ("cpu", "cuda")
+    because: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for promise in ("causal", "streams", "cross", "padding"):
+            if not getattr(self, promise) and promise not in self.because:
+                raise ValueError(f"the card of {self.name} must say why it does not promise '{promise}'")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A published model as a function of a few keywords."""
+
+    card: Card
+    build: Callable[..., Model]
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The keywords with their types and defaults."""
+        return inspect.signature(self.build)
+
+
+RECIPES: dict[str, Recipe] = {}
+
+
+def recipe(
+    title: str,
+    *,
+    paper: str,
+    new: str,
+    task: Task,
+    causal: bool = False,
+    streams: bool = False,
+    cross: bool = False,
+    padding: bool = True,
+    cost: str,
+    because: dict[str, str] | None = None,
+) -> Callable[[Callable[P, M]], Callable[P, M]]:
+    """Enter a function into the list of recipes, under its own name with dashes, and let it give its models a spec."""
+
+    def enter(function: Callable[P, M]) -> Callable[P, M]:
+        name = function.__name__.replace("_", "-")
+        card = Card(
+            name=name,
+            title=title,
+            paper=paper,
+            new=new,
+            task=task,
+            causal=causal,
+            streams=streams,
+            cross=cross,
+            padding=padding,
+            cost=cost,
+            because=because or {},
+        )
+
+        def build(*args: P.args, **kwargs: P.kwargs) -> M:
+            bound = inspect.signature(function).bind(*args, **kwargs)
+            bound.apply_defaults()
+            _check_keywords(function, bound.arguments)
+            model = function(*args, **kwargs)
+            model.spec = Spec(name, dict(bound.arguments))
+            return model
+
+        build.__wrapped__ = function  # type: ignore[attr-defined]
+        build.__doc__, build.__name__, build.__module__ = function.__doc__, function.__name__, function.__module__
+        RECIPES[name] = Recipe(card, build)
+        return build
+
+    return enter
+
+
+def get(name: str) -> Recipe:
+    """The recipe of that name. Raises UserError with the nearest names."""
+    if name not in RECIPES:
+        raise UserError(f"there is no recipe '{name}'; {nearest(name, RECIPES)}")
+    return RECIPES[name]
+
+
+def build(name: str, **keywords: Any) -> Model:
+    """A fresh model: `build("transformer-lm", vocab=256, depth=4)`. Raises UserError for unknown names or keywords."""
+    found = get(name)
+    known = found.signature.parameters
+    for keyword in keywords:
+        if keyword not in known:
+            raise UserError(f"{name} has no keyword '{keyword}'; {nearest(keyword, known)}")
+    return found.build(**keywords)
+
+
+def _check_keywords(function: Callable[..., Model], keywords: dict[str, Any]) -> None:
+    """Sizes are positive, rates lie in [0, 1) and names are among the choices, whatever the recipe."""
+    for name, value in keywords.items():
+        annotation = inspect.signature(function).parameters[name].annotation
+        if get_origin(annotation) is Literal and value not in get_args(annotation):
+            raise UserError(f"{name} ('{value}') must be one of {', '.join(get_args(annotation))}")
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            raise UserError(f"{name} ({value}) must be at least 1")
+        if name == "dropout" and not (math.isfinite(value) and 0 <= value < 1):
+            raise UserError(f"dropout ({value}) must be at least 0 and below 1")

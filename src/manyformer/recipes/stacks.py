@@ -1,0 +1,49 @@
+"""Stacks that several recipes share: how norms stand around branches, and layers repeated."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from torch import nn
+
+from manyformer.core import Add, Chain, Layer, Pointwise, Residual
+
+NormOrder = Literal["post", "pre", "sandwich"]
+Norm = Callable[[], nn.Module]
+
+
+def branch(inner: Layer, *, order: NormOrder, norm: Norm, dropout: float = 0.0) -> Residual:
+    """`inner` on a residual stream, its norms placed after the sum, before the branch, or around the branch."""
+    join = Add(dropout=dropout)
+    if order == "post":
+        return Residual(inner, after=norm(), join=join)
+    if order == "pre":
+        return Residual(inner, before=norm(), join=join)
+    if order == "sandwich":
+        return Residual(inner, before=norm(), within=norm(), join=join)
+    raise ValueError(f"norm ('{order}') must be post, pre or sandwich")
+
+
+def stack(depth: int, layer: Callable[[], dict[str, Layer]], *, order: NormOrder, norm: Norm, dropout: float) -> Chain:
+    """`depth` layers, each a chain of branches; all orders but post-norm end in one more norm, as their papers say."""
+    layers: dict[str, Layer] = {
+        str(number): Chain(
+            **{name: branch(part, order=order, norm=norm, dropout=dropout) for name, part in layer().items()}
+        )
+        for number in range(depth)
+    }
+    if order != "post":
+        layers["norm"] = Pointwise(norm())
+    return Chain(**layers)
+
+
+def shrink_outputs(body: nn.Module, depth: int, *, std: float = 0.02) -> None:
+    """Draw all matrices from N(0, std^2), those that write to the stream by 1/sqrt(2 depth) smaller.
+
+    Radford et al. 2019, section 2.3: the sum of 2 x depth branches then starts at the size of one.
+    """
+    for name, module in body.named_modules():
+        if isinstance(module, nn.Linear):
+            writes = name.endswith((".out", ".down"))
+            nn.init.normal_(module.weight, std=std / (2 * depth) ** 0.5 if writes else std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

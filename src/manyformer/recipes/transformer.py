@@ -1,0 +1,58 @@
+"""The encoder-decoder Transformer."""
+
+from functools import partial
+
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.feedforward import FeedForward
+from manyformer.kernels import Softmax
+from manyformer.masks import Causal
+from manyformer.models import Embedding, EncoderDecoder, Head
+from manyformer.position import Sinusoid
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import NormOrder, stack
+from manyformer.sources import Encoded
+
+
+@recipe(
+    "Transformer",
+    paper="Vaswani et al. 2017, Attention Is All You Need, arXiv:1706.03762",
+    new="Attention alone carries information between positions: no recurrence, no convolution.",
+    task="translation",
+    causal=True,
+    streams=True,
+    cross=True,
+    cost="O(l^2 d + l d^2) per layer",
+)
+def transformer(
+    vocab: int = 37000,
+    dim: int = 512,
+    depth: int = 6,
+    heads: int = 8,
+    hidden: int | None = None,
+    dropout: float = 0.1,
+    norm: NormOrder = "post",
+) -> EncoderDecoder:
+    """Base of table 3 by default; `depth` layers on either side, one matrix for both embeddings and the output.
+
+    `hidden` is 4 dim unless given. Sections 3.1 to 3.5 and 5.4; the published model is post-norm, `norm="pre"` trains
+    more easily at larger depth.
+    """
+    layer_norm = partial(nn.LayerNorm, dim)
+
+    def encoder_layer() -> dict[str, Layer]:
+        return {"attention": Attention(dim, heads, Softmax()), "ff": FeedForward(dim, hidden)}
+
+    def decoder_layer() -> dict[str, Layer]:
+        return {
+            "attention": Attention(dim, heads, Softmax(Causal())),
+            "cross": Attention(dim, heads, Softmax(), source=Encoded()),
+            "ff": FeedForward(dim, hidden),
+        }
+
+    embed = Embedding(vocab, dim, position=Sinusoid(dim), scale=dim**0.5, dropout=dropout)
+    encoder = stack(depth, encoder_layer, order=norm, norm=layer_norm, dropout=dropout)
+    decoder = stack(depth, decoder_layer, order=norm, norm=layer_norm, dropout=dropout)
+    return EncoderDecoder(embed, encoder, embed, decoder, Head(dim, vocab, tied=embed.token))

@@ -1,0 +1,86 @@
+"""Self-attention: keys and values from the stream itself, remembered in a cache."""
+
+from typing import NamedTuple, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyformer.core import Context, Place, Plain, State
+from manyformer.sources.base import Keys, Project, Shape, Source
+
+
+class Cache(NamedTuple):
+    """Keys, values and places of the tokens so far; of preallocated room, the first `length` columns are in use."""
+
+    k: Float[Tensor, "b g s e"]
+    v: Float[Tensor, "b g s f"]
+    pos: Int[Tensor, "b s"]
+    seg: Int[Tensor, "b s"]
+    length: int = 0
+    room: int | None = None
+    plain: bool = True
+
+
+@final
+class Own(Source):
+    """The stream's own tokens, after those that the state remembers.
+
+    The cache grows by concatenation; with `capacity` it is allocated once and written in place, which needs
+    `torch.no_grad()` and refuses with a ValueError to take more tokens than it has room for.
+    """
+
+    def start(
+        self, batch: int, shape: Shape, *, folds: bool, capacity: int | None, device: torch.device, dtype: torch.dtype
+    ) -> State:
+        if folds:
+            return ()
+        size = capacity or 0
+        k = torch.zeros(batch, shape.kv_heads, size, shape.key, device=device, dtype=dtype)
+        v = torch.zeros(batch, shape.kv_heads, size, shape.value, device=device, dtype=dtype)
+        pos = torch.zeros(batch, size, device=device, dtype=torch.long)
+        return Cache(k, v, pos, torch.zeros_like(pos), 0, capacity)
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: Project, state: State, *, folds: bool) -> Keys:
+        k, v = project(x, ctx.place)
+        if state is None or folds:
+            return Keys(k, v, ctx.place, state)
+        cache: Cache = state
+        cache = _append(cache, k, v, ctx.place) if cache.room is None else _write(cache, k, v, ctx.place)
+        end = cache.length
+        layout = Plain() if cache.plain else None
+        if cache.room is None:
+            return Keys(cache.k, cache.v, Place(cache.pos, cache.seg, layout), cache)
+        place = Place(cache.pos[:, :end], cache.seg[:, :end], layout)
+        return Keys(cache.k[:, :, :end], cache.v[:, :, :end], place, cache)
+
+
+def _continues(cache: Cache, place: Place) -> bool:
+    """Whether old and new tokens together are one plain document from position 0 on."""
+    return cache.plain and isinstance(place.layout, Plain) and place.layout.start == cache.length
+
+
+def _append(cache: Cache, k: Tensor, v: Tensor, place: Place) -> Cache:
+    return Cache(
+        torch.cat([cache.k, k], dim=2),
+        torch.cat([cache.v, v], dim=2),
+        torch.cat([cache.pos, place.pos.expand(k.shape[0], -1)], dim=1),
+        torch.cat([cache.seg, place.seg.expand(k.shape[0], -1)], dim=1),
+        cache.length + k.shape[2],
+        None,
+        _continues(cache, place),
+    )
+
+
+def _write(cache: Cache, k: Tensor, v: Tensor, place: Place) -> Cache:
+    begin, end = cache.length, cache.length + k.shape[2]
+    assert cache.room is not None
+    if end > cache.room:
+        raise ValueError(f"the cache has room for capacity={cache.room} tokens, {end} are needed: start with more")
+    if torch.is_grad_enabled():
+        raise ValueError("a state with capacity is written in place: use it under torch.no_grad(), or start without")
+    cache.k[:, :, begin:end] = k
+    cache.v[:, :, begin:end] = v
+    cache.pos[:, begin:end] = place.pos
+    cache.seg[:, begin:end] = place.seg
+    return cache._replace(length=end, plain=_continues(cache, place))
