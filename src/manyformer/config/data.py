@@ -1,0 +1,130 @@
+"""What a run learns from: running text, pairs of texts, or labelled texts, told apart by `kind`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from manyformer.config.section import Conflict, PathText, Positive, Section, one_of_forms
+
+TokenizerKind = Literal["char", "byte", "bpe"]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Paths = Annotated[
+    PathText | Annotated[tuple[PathText, ...], Field(min_length=1)], one_of_forms("a path or a list of paths")
+]
+PairPaths = Annotated[
+    PathText | tuple[PathText, PathText], one_of_forms("one path, or a list of two: the source and the target file")
+]
+Split = Annotated[
+    Fraction | PathText | Annotated[tuple[PathText, ...], Field(min_length=1)],
+    one_of_forms("a fraction between 0 and 1, a path or a list of paths"),
+]
+PairSplit = Annotated[
+    Fraction | PathText | tuple[PathText, PathText],
+    one_of_forms("a fraction between 0 and 1, one path, or a list of two: the source and the target file"),
+]
+Column = Annotated[
+    Annotated[int, Field(ge=0)] | PathText, one_of_forms("a column's name, or its number counted from 0")
+]
+
+
+class _Tokenized(Section):
+    """What every kind of data has: where it is, and its tokens."""
+
+    kind: str
+    path: Paths | PairPaths
+    tokenizer: TokenizerKind = "bpe"
+    """What a token is: one character, one byte, or a byte pair of a vocabulary trained on the training data."""
+    vocab: Positive | None = None
+    """Size of a bpe vocabulary (char and byte have their own, so it stays null there)."""
+
+    @classmethod
+    def usual_vocab(cls) -> int:
+        """The size that a bpe vocabulary gets when none is given."""
+        return 6000
+
+    @classmethod
+    def fill(cls, given: dict[str, Any]) -> dict[str, Any]:
+        tokenizer = given.get("tokenizer", cls.model_fields["tokenizer"].default)
+        if tokenizer == "bpe" and given.get("vocab") is None:
+            given["vocab"] = cls.usual_vocab()
+        return given
+
+    def conflicts(self) -> list[Conflict]:
+        if self.tokenizer == "bpe" or self.vocab is None:
+            return []
+        what = f"is the size of a bpe vocabulary, and a {self.tokenizer} tokenizer has its own; leave it out or null"
+        return [Conflict(("vocab",), what, ("tokenizer",))]
+
+
+class TextData(_Tokenized):
+    """Running text, for language models and masked language models."""
+
+    kind: Literal["text"] = "text"
+    """Running text."""
+    path: Paths = "stdlib"
+    """`stdlib` (the source of this Python's standard library), a file, a folder, `-` (standard input), a list of these,
+    or `hf:NAME` (a Hugging Face data set). Text or JSONL, each also gzipped."""
+    tokenizer: TokenizerKind = "byte"
+    """What a token is: one character, one byte, or a byte pair of a vocabulary trained on the training data."""
+    length: Positive = 256
+    """Tokens in a row."""
+    packing: Literal["documents", "stream"] = "documents"
+    """`documents`: several documents share a row and cannot see each other; `stream`: all end to end, cut in rows."""
+    valid: Split = 0.05
+    """Validation data: the fraction of the documents held out, or a path."""
+    test: Paths | None = None
+    """Test data, scored by `manyformer evaluate` alone: a path."""
+    column: PathText | None = None
+    """The field that holds the text in JSONL and Hugging Face data; null means `text`."""
+    masking: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Masked language models only: the fraction of the tokens to be predicted (BERT, section 3.1)."""
+
+    @classmethod
+    def usual_vocab(cls) -> int:
+        return 2000
+
+
+class PairsData(_Tokenized):
+    """Pairs of a source and a target text, for translation."""
+
+    kind: Literal["pairs"] = "pairs"
+    """Pairs of a source and a target."""
+    path: PairPaths = "normalization"
+    """`normalization` (generated dates and numbers in words, to ISO form), a TSV or JSONL file, a list of two parallel
+    files, or `hf:NAME` (a Hugging Face data set). Each also gzipped."""
+    valid: PairSplit = 0.05
+    """Validation data: the fraction of the pairs held out, or a path as above."""
+    test: PairPaths | None = None
+    """Test data, scored by `manyformer evaluate` alone: a path as above."""
+    source: Column | None = None
+    """The column of the source; null means the first column of a TSV and `source` in JSONL and Hugging Face data."""
+    target: Column | None = None
+    """The column of the target; null means the second column of a TSV and `target` in JSONL and Hugging Face data."""
+    shared: bool = True
+    """One vocabulary for both sides; false trains one for each."""
+    longest: Positive = 128
+    """Tokens on a side: longer pairs are left out of training, and counted."""
+
+
+class LabelsData(_Tokenized):
+    """Texts with a label each, for classification."""
+
+    kind: Literal["labels"] = "labels"
+    """Texts with a label each."""
+    path: Paths
+    """A TSV or JSONL file, or `hf:NAME` (a Hugging Face data set). Each also gzipped."""
+    text: Column | None = None
+    """The column of the text; null means the first column of a TSV and `text` in JSONL and Hugging Face data."""
+    label: Column | None = None
+    """The column of the label; null means the second column of a TSV and `label` in JSONL and Hugging Face data."""
+    valid: Split = 0.1
+    """Validation data: the fraction of the texts held out, or a path."""
+    test: Paths | None = None
+    """Test data, scored by `manyformer evaluate` alone: a path."""
+    longest: Positive = 256
+    """Tokens in a text: a longer one is cut at its end, and counted."""
+
+
+DataConfig = TextData | PairsData | LabelsData
+
+__all__ = ["DataConfig", "LabelsData", "PairsData", "TextData", "TokenizerKind"]

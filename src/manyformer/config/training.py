@@ -1,0 +1,168 @@
+"""How a run learns: optimiser, learning rate, batches, limits, evaluation and checkpoints."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from manyformer.config.section import Conflict, Count, Positive, PositiveNumber, Section, Share, one_of_forms
+
+# Of a run shorter than ten times this many steps a tenth is warm-up.
+WARMUP = 100
+Betas = Annotated[tuple[Share, Share], one_of_forms("two numbers from 0 up to 1, such as [0.9, 0.98]")]
+
+
+class AdamW(Section):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101)."""
+
+    name: Literal["adamw"] = "adamw"
+    """Adam with decoupled weight decay."""
+    lr: PositiveNumber | None = None
+    """Peak learning rate, 1e-3 when left out; null with the noam schedule, which sets its own."""
+    # 0.98 averages the squared gradient over 50 steps instead of the 1000 of 0.999: a run of a few hundred or thousand
+    # steps forgets its first, large gradients in time, and large batches spike less (RoBERTa, arXiv:1907.11692, 3.1).
+    betas: Betas = (0.9, 0.98)
+    """Decay of the running means of the gradient and of its square, for each step."""
+    eps: PositiveNumber = 1e-8
+    """Added to the root of the mean square, against division by zero."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """Decay of the weight matrices, times the learning rate each step; biases, norms and embeddings do not decay."""
+    clip: PositiveNumber | None = 1.0
+    """Largest norm of the whole gradient; null means no clipping."""
+
+
+class Adam(Section):
+    """Adam (Kingma and Ba 2015) with the settings of Vaswani et al. 2017, section 5.3."""
+
+    name: Literal["adam"] = "adam"
+    """Adam without weight decay."""
+    lr: PositiveNumber | None = None
+    """Peak learning rate, 1e-3 when left out; null with the noam schedule, which sets its own."""
+    betas: Betas = (0.9, 0.98)
+    """Decay of the running means of the gradient and of its square, for each step."""
+    eps: PositiveNumber = 1e-9
+    """Added to the root of the mean square, against division by zero."""
+    clip: PositiveNumber | None = None
+    """Largest norm of the whole gradient; null means no clipping."""
+
+
+class Noam(Section):
+    """Rate = scale * width^-0.5 * min(step^-0.5, step * warmup^-1.5) (Vaswani et al. 2017, section 5.3)."""
+
+    name: Literal["noam"] = "noam"
+    """Linear rise, then the inverse root of the step; the peak follows from the model's width."""
+    warmup: Positive = 4000
+    """Steps of the linear rise."""
+    scale: PositiveNumber = 1.0
+    """Factor on the whole schedule."""
+    width: Positive | None = None
+    """The width in the formula; null takes the model's `dim`."""
+
+
+class Cosine(Section):
+    """Linear rise to `optim.lr`, then half a cosine down (Loshchilov and Hutter 2017, arXiv:1608.03983)."""
+
+    name: Literal["cosine"] = "cosine"
+    """Linear rise to the peak, then half a cosine down."""
+    warmup: Count | None = None
+    """Steps of the linear rise; null means 100, or a tenth of a run of fewer than 1000 steps."""
+    final: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Where it ends, as a fraction of the peak."""
+    steps: Positive | None = None
+    """The step at which it reaches its end; null means the end of the run, by the limit that is nearest."""
+
+    def conflicts(self) -> list[Conflict]:
+        if self.steps is None or self.warmup is None or self.warmup < self.steps:
+            return []
+        what = f"{self.warmup} steps of warm-up leave nothing of schedule.steps {self.steps}"
+        return [Conflict(("warmup",), what, ("steps",))]
+
+
+class Constant(Section):
+    """Linear rise to `optim.lr`, then the same rate for ever."""
+
+    name: Literal["constant"] = "constant"
+    """Linear rise to the peak, and no fall."""
+    warmup: Count | None = None
+    """Steps of the linear rise; null means 100, or a tenth of a run of fewer than 1000 steps."""
+
+
+class LossConfig(Section):
+    """What is minimised besides a model's own auxiliary losses."""
+
+    smoothing: Share = 0.0
+    """Label smoothing: the probability spread over the whole vocabulary (Vaswani et al. 2017, section 5.4: 0.1)."""
+
+
+class BatchConfig(Section):
+    """How much one step sees."""
+
+    tokens: Positive = 8192
+    """Tokens of one forward and backward pass, padding counted, all processes together."""
+    accumulate: Positive = 1
+    """Passes whose gradients are summed before a step is made."""
+
+
+class Limits(Section):
+    """When a run ends: the first limit that is reached."""
+
+    steps: Positive | None = None
+    """Optimiser steps."""
+    epochs: PositiveNumber | None = None
+    """Passes over the training data."""
+    tokens: Positive | None = None
+    """Target tokens learned from."""
+    minutes: PositiveNumber | None = None
+    """Minutes of training, added up over interruptions."""
+
+    def conflicts(self) -> list[Conflict]:
+        if any(limit is not None for limit in (self.steps, self.epochs, self.tokens, self.minutes)):
+            return []
+        return [Conflict((), "a run needs an end: set at least one of steps, epochs, tokens and minutes", ())]
+
+
+class Evaluate(Section):
+    """When and how the validation data is scored."""
+
+    every: Positive | None = 200
+    """Steps between evaluations; null means at the end alone."""
+    metric: Literal["loss", "accuracy"] = "loss"
+    """What decides which checkpoint is best, and when to stop early."""
+    patience: Positive | None = None
+    """Stop after so many evaluations in a row without a better one; null means never."""
+    batches: Positive | None = None
+    """Score so many batches of the validation data, always the same; null means all."""
+
+    def conflicts(self) -> list[Conflict]:
+        if self.patience is None or self.every is not None:
+            return []
+        return [Conflict(("patience",), "needs evaluate.every: nothing is scored before the end", ("every",))]
+
+
+class Save(Section):
+    """When checkpoints are written and which are kept."""
+
+    every: Positive = 200
+    """Steps between checkpoints; one more is written at the end."""
+    last: Positive = 2
+    """How many of the latest checkpoints are kept."""
+    best: Count = 1
+    """How many of the best checkpoints, by `evaluate.metric`, are kept besides."""
+    average: Count = 0
+    """Average so many of the latest checkpoints into the final model; 0 means take the best, or else the last."""
+
+    def conflicts(self) -> list[Conflict]:
+        if self.average <= self.last:
+            return []
+        what = f"{self.average} checkpoints cannot be averaged where save.last keeps {self.last}; set save.last too"
+        return [Conflict(("average",), what, ("last",))]
+
+
+class Log(Section):
+    """What is written while training."""
+
+    every: Positive = 10
+    """Steps between two rows of the metrics."""
+
+
+OptimConfig = AdamW | Adam
+ScheduleConfig = Noam | Cosine | Constant
