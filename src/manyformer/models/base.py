@@ -78,7 +78,7 @@ class Model(nn.Module, ABC):
     def state_dtype(self) -> torch.dtype:
         """The type that keys and values have under the present autocast."""
         kind = self.device.type
-        if torch.is_autocast_enabled(kind):
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
             return torch.get_autocast_dtype(kind)
         return next(self.parameters()).dtype
 
