@@ -31,7 +31,7 @@ class LanguageModel(Model):
     def __init__(self, embed: Embedding, body: Layer, head: Head) -> None:
         super().__init__()
         self.embed, self.body, self.head = embed, body, head
-        self.longest = embed.position.longest
+        self.longest, self.vocab = embed.position.longest, head.weight.shape[0]
 
     def forward(
         self,

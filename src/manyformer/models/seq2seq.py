@@ -29,7 +29,7 @@ class EncoderDecoder(Model):
         self.embed_source, self.encoder = embed_source, encoder
         self.embed_target, self.decoder, self.head = embed_target, decoder, head
         limits = [e.position.longest for e in (embed_source, embed_target) if e.position.longest is not None]
-        self.longest = min(limits, default=None)
+        self.longest, self.vocab = min(limits, default=None), head.weight.shape[0]
 
     def forward(
         self,
