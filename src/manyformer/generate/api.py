@@ -1,0 +1,86 @@
+"""The verbs: `generate` for everything, `stream` to read along."""
+
+from collections.abc import Callable, Iterator
+
+from manyformer.generate.decoding import Decoding, settings
+from manyformer.generate.plan import Plan, Tokenizers, Work, sides
+from manyformer.generate.prompts import Prompts, check_tokens, limits, read_prompts
+from manyformer.generate.protocol import Model, Translates
+from manyformer.generate.result import Generated, Piece
+
+
+def generate(
+    model: Model,
+    prompts: Prompts,
+    *,
+    tokenizer: Tokenizers | None = None,
+    decoding: Decoding | None = None,
+    on_piece: Callable[[Piece], None] | None = None,
+    batch: int = 32,
+    max_new: int | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    no_repeat_ngram: int | None = None,
+    seed: int | None = None,
+    samples: int = 1,
+    beam: int | None = None,
+    alpha: float | None = None,
+    best: int = 1,
+    stop: str | tuple[str, ...] = (),
+    stop_ids: tuple[int, ...] | None = None,
+    use_cache: bool | None = None,
+) -> Generated:
+    """Let a language model go on from `prompts`, or an encoder-decoder answer them, `batch` rows at a time.
+
+    A prompt is a string (with a `tokenizer`; a model loaded from a run may carry one), a list of ids or a tensor; one
+    or a list of them. The flat words are those of `settings`; a `Decoding` says the same in objects. `on_piece` is
+    called with each `Piece` as it is written. An answer does not depend on the other rows. Raises ValueError.
+    """
+    flat = settings(
+        max_new=max_new,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        no_repeat_ngram=no_repeat_ngram,
+        seed=seed,
+        samples=samples,
+        beam=beam,
+        alpha=alpha,
+        best=best,
+        stop=stop,
+        stop_ids=stop_ids,
+        use_cache=use_cache,
+    )
+    if decoding is not None and flat != settings():
+        raise ValueError("give either decoding= or single settings, not both")
+    work = _work(model, prompts, flat if decoding is None else decoding, tokenizer, batch, live=on_piece is not None)
+    for piece in work:
+        if on_piece is not None:
+            on_piece(piece)
+    return Generated(tuple(work.answers), work.stats, tuple(work.seeds))
+
+
+def stream(
+    model: Model, prompts: Prompts, decoding: Decoding, *, tokenizer: Tokenizers | None = None, batch: int = 32
+) -> Iterator[Piece]:
+    """The pieces of `generate` one by one, each as soon as it is written. Raises ValueError at once, as `generate`."""
+    return iter(_work(model, prompts, decoding, tokenizer, batch, live=True))
+
+
+def _work(
+    model: Model, prompts: Prompts, decoding: Decoding, tokenizer: Tokenizers | None, batch: int, *, live: bool
+) -> Work:
+    if not hasattr(model, "start"):
+        kind = type(model).__name__
+        raise ValueError(f"a {kind} does not write: generate needs a language model or an encoder-decoder")
+    if batch < 1:
+        raise ValueError(f"batch must be 1 or more rows, got {batch}")
+    words = sides(getattr(model, "tokenizer", None) if tokenizer is None else tokenizer)
+    rows = read_prompts(prompts, words.read, source=isinstance(model, Translates))
+    check_tokens(rows, model.vocab)
+    return Work(Plan(model, rows, limits(model, rows, decoding), decoding, words.write, live), batch)

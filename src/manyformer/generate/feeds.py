@@ -1,0 +1,137 @@
+"""How a model is asked for the next token of every row: with a cache, or by computing everything again."""
+
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyformer.core import PADDING, State, tree_map
+from manyformer.generate.protocol import Continues, Translates
+
+
+class Feed(ABC):
+    """Gives logits for what comes after `tokens`, -1 being padding on the left; tokens only ever grow to the right."""
+
+    @abstractmethod
+    def __call__(self, tokens: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]: ...
+
+    @abstractmethod
+    def take(self, rows: Int[Tensor, " n"]) -> None:
+        """Go on with these rows, in this order; a row may come several times or not at all."""
+
+    def reorder(self, rows: Int[Tensor, " r"]) -> None:
+        """`take` for rows that are only exchanged among those of one source."""
+        self.take(rows)
+
+    @property
+    def kept(self) -> int:
+        """How many bytes are kept between calls."""
+        return 0
+
+
+@final
+class CachedText(Feed):
+    """A language model that goes on from its state; `capacity` reserves room for that many tokens."""
+
+    def __init__(self, model: Continues, batch: int, capacity: int | None) -> None:
+        self.model, self.seen = model, 0
+        self.state = model.start(batch, capacity=capacity)
+
+    def __call__(self, tokens: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
+        if self.seen:
+            out = self.model(tokens[:, self.seen :], None, self.state)
+        else:
+            out = self.model(tokens.clamp(min=0), _segments(tokens), self.state)
+        self.seen, self.state = tokens.shape[1], out.state
+        return out.logits[:, -1]
+
+    def take(self, rows: Int[Tensor, " n"]) -> None:
+        self.state = _rows_of(self.state, rows)
+
+    @property
+    def kept(self) -> int:
+        return size_of(self.state)
+
+
+@final
+class WholeText(Feed):
+    """A language model that reads everything again for each token."""
+
+    def __init__(self, model: Continues) -> None:
+        self.model = model
+
+    def __call__(self, tokens: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
+        # once the longest prompts have gone, the first columns are padding in all rows and only make them longer
+        tokens = tokens[:, int((tokens >= 0).any(0).byte().argmax()) :]
+        return self.model(tokens.clamp(min=0), _segments(tokens)).logits[:, -1]
+
+    def take(self, rows: Int[Tensor, " n"]) -> None:
+        return
+
+
+@final
+class CachedPair(Feed):
+    """An encoder-decoder whose source is encoded once and whose decoder goes on from its state."""
+
+    def __init__(self, model: Translates, source: Int[Tensor, "b s"], capacity: int | None) -> None:
+        self.model, self.seen = model, 0
+        self.memory = model.encode(source.clamp(min=0), _segments(source))
+        self.state = model.start(source.shape[0], capacity=capacity)
+
+    def __call__(self, tokens: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
+        out = self.model.decode(tokens[:, self.seen :], self.memory, state=self.state)
+        self.seen, self.state = tokens.shape[1], out.state
+        return out.logits[:, -1]
+
+    def take(self, rows: Int[Tensor, " n"]) -> None:
+        self.memory = _rows_of(self.memory, rows)
+        self.state = _rows_of(self.state, rows)
+
+    def reorder(self, rows: Int[Tensor, " r"]) -> None:
+        self.state = _rows_of(self.state, rows)
+
+    @property
+    def kept(self) -> int:
+        return size_of((self.memory, self.state))
+
+
+@final
+class WholePair(Feed):
+    """An encoder-decoder that encodes the source and reads the target again for each token."""
+
+    def __init__(self, model: Translates, source: Int[Tensor, "b s"]) -> None:
+        self.model, self.source = model, source
+
+    def __call__(self, tokens: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
+        return self.model(self.source.clamp(min=0), tokens, _segments(self.source)).logits[:, -1]
+
+    def take(self, rows: Int[Tensor, " n"]) -> None:
+        self.source = self.source.index_select(0, rows)
+
+    def reorder(self, rows: Int[Tensor, " r"]) -> None:
+        return
+
+
+def _segments(tokens: Int[Tensor, "r t"]) -> Int[Tensor, "r t"] | None:
+    """0 for tokens and `PADDING` for -1; None where there is no padding."""
+    padding = tokens < 0
+    return torch.where(padding, PADDING, 0) if padding.any() else None
+
+
+def _rows_of(state: State, rows: Int[Tensor, " n"]) -> State:
+    return tree_map(lambda tensor: tensor.index_select(0, rows), state)
+
+
+def size_of(state: State) -> int:
+    """The bytes that a state's tensors occupy; memory that several of them share counts once."""
+    storages: dict[int, int] = {}
+
+    def visit(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    tree_map(visit, state)
+    return sum(storages.values())

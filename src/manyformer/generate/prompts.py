@@ -1,0 +1,132 @@
+"""From what people give to one batch of tokens: strings, lists of ids or tensors, of different lengths."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from manyformer.generate.decoding import BeyondSource, Decoding
+from manyformer.generate.protocol import Model, Translates, Words
+
+Prompt = str | Sequence[int] | Tensor
+Prompts = Prompt | Sequence[Prompt]
+
+USUAL = 256
+"""New tokens of a language model that nobody limited."""
+
+PAD, BOS, EOS = 0, 1, 2
+"""Padding, the start and the end of a sequence, in every tokenizer of this library."""
+
+
+class Specials(NamedTuple):
+    """What begins and what ends a sequence, and what must never be written."""
+
+    begin: int | None
+    ends: tuple[int, ...]
+    ban: tuple[int, ...]
+
+
+def specials(model: Model, words: Words | None, decoding: Decoding) -> Specials:
+    """From the tokenizer where there is one; an encoder-decoder without one has this library's usual numbers."""
+    usual = Specials(None, (), ())
+    if words is not None:
+        usual = Specials(words.bos, (words.eos,), (words.pad, words.bos))
+    elif isinstance(model, Translates):
+        usual = Specials(BOS, (EOS,), (PAD, BOS))
+    ends = usual.ends if decoding.stop_ids is None else decoding.stop_ids
+    return Specials(usual.begin, ends, usual.ban if decoding.ban is None else decoding.ban)
+
+
+def read_prompts(prompts: Prompts, words: Words | None, *, source: bool) -> list[list[int]]:
+    """One list of ids a prompt; a string goes through the tokenizer, and a `source` gets the end token.
+
+    Raises ValueError for a string without a tokenizer, an empty prompt, and what is no prompt at all.
+    """
+    several: Sequence[object] | Tensor = [prompts] if _is_one(prompts) else prompts
+    if len(several) == 0:
+        raise ValueError("there is no prompt: give at least one")
+    rows = [_read(number, prompt, words, source=source) for number, prompt in enumerate(several)]
+    for number, row in enumerate(rows):
+        if not row:
+            raise ValueError(f"prompt {number} is empty: it must have at least one token")
+    return rows
+
+
+def _is_one(prompts: Prompts) -> bool:
+    if isinstance(prompts, Tensor):
+        return prompts.ndim == 1
+    return isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(token, int) for token in prompts))
+
+
+def _read(number: int, prompt: object, words: Words | None, *, source: bool) -> list[int]:
+    if isinstance(prompt, str):
+        if words is None:
+            raise ValueError(f"prompt {number} is a string, which needs a tokenizer: give tokenizer=, or token ids")
+        ids = list(words.encode(prompt))
+        if source:
+            return [*ids, words.eos]
+        # before the first word of a text stands what training put there
+        return ids or [words.bos]
+    if isinstance(prompt, Tensor) and prompt.ndim == 1 and not prompt.is_floating_point():
+        return [int(token) for token in prompt.tolist()]
+    if isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
+        return list(prompt)
+    what = f"a tensor of shape {tuple(prompt.shape)}" if isinstance(prompt, Tensor) else f"a {type(prompt).__name__}"
+    raise ValueError(f"prompt {number} is {what}: give a string, a list of token ids or a tensor of one row of them")
+
+
+def check_tokens(rows: list[list[int]], vocab: int) -> None:
+    """Raise ValueError where a token is not one of the model's."""
+    for number, row in enumerate(rows):
+        if wrong := [token for token in row if not 0 <= token < vocab]:
+            raise ValueError(f"prompt {number} has token {wrong[0]}, but the model's tokens are 0 to {vocab - 1}")
+
+
+def limits(model: Model, rows: list[list[int]], decoding: Decoding) -> list[int]:
+    """How many new tokens each row may get, the end token included. Raises ValueError where there is no room."""
+    if isinstance(model, Translates):
+        return [_target_limit(number, len(row), model.longest, decoding) for number, row in enumerate(rows)]
+    if isinstance(decoding.max_new, BeyondSource):
+        raise ValueError("a limit that depends on the source is for translation: give max_new as a number")
+    return [_text_limit(number, len(row), model.longest, decoding.max_new) for number, row in enumerate(rows)]
+
+
+def _text_limit(number: int, length: int, longest: int | None, wanted: int | None) -> int:
+    if longest is None:
+        return USUAL if wanted is None else wanted
+    room = longest - length
+    if room < 1:
+        raise ValueError(
+            f"prompt {number} has {length} tokens, and the model allows {longest} in all: shorten it to {longest - 1}"
+        )
+    if wanted is not None and wanted > room:
+        raise ValueError(
+            f"prompt {number} has {length} tokens and max_new is {wanted}, but the model allows {longest} in all: "
+            f"ask for at most {room}"
+        )
+    return min(USUAL, room) if wanted is None else wanted
+
+
+def _target_limit(number: int, length: int, longest: int | None, decoding: Decoding) -> int:
+    if longest is not None and length > longest:
+        raise ValueError(f"source {number} has {length} tokens, but the model allows at most {longest}")
+    wanted = BeyondSource() if decoding.max_new is None else decoding.max_new
+    if isinstance(wanted, BeyondSource):
+        return min(length + wanted.extra, length + wanted.extra if longest is None else longest)
+    if longest is not None and wanted > longest:
+        raise ValueError(f"max_new is {wanted}, but the model writes at most {longest} tokens")
+    return wanted
+
+
+def left_padded(rows: list[list[int]], device: torch.device) -> Int[Tensor, "b p"]:
+    """The rows one below the other, their ends aligned, -1 before them."""
+    width = max(map(len, rows))
+    return torch.tensor([[-1] * (width - len(row)) + row for row in rows], device=device)
+
+
+def right_padded(rows: list[list[int]], device: torch.device) -> Int[Tensor, "b s"]:
+    """The rows one below the other, their beginnings aligned, -1 after them."""
+    width = max(map(len, rows))
+    return torch.tensor([row + [-1] * (width - len(row)) for row in rows], device=device)

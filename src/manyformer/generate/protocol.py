@@ -1,0 +1,93 @@
+"""What generation needs of models and tokenizers, and nothing more: any object with these methods will do."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from manyformer.core import Memory, State
+
+
+class Predicted(Protocol):
+    """What a model returns: `logits` (b, l, v), and the state to go on from."""
+
+    @property
+    def logits(self) -> Tensor: ...
+    @property
+    def state(self) -> Any: ...
+
+
+class Decodes(Protocol):
+    """What both kinds of models share."""
+
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def longest(self) -> int | None: ...
+    def start(self, batch: int, *, capacity: int | None = None) -> State: ...
+
+
+class Continues(Decodes, Protocol):
+    """A language model: it goes on from a prompt."""
+
+    def __call__(self, tokens: Tensor, segments: Tensor | None = None, state: State = None) -> Predicted: ...
+
+
+@runtime_checkable
+class Translates(Protocol):
+    """An encoder-decoder: it answers a source."""
+
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def longest(self) -> int | None: ...
+    def start(self, batch: int, *, capacity: int | None = None) -> State: ...
+    def encode(self, source: Tensor, source_segments: Tensor | None = None) -> Memory: ...
+    def decode(
+        self, target: Tensor, memory: Memory, target_segments: Tensor | None = None, state: State = None
+    ) -> Predicted: ...
+    def __call__(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_segments: Tensor | None = None,
+        target_segments: Tensor | None = None,
+        state: State = None,
+    ) -> Predicted: ...
+
+
+Model = Continues | Translates
+
+
+class Words(Protocol):
+    """A tokenizer: text to tokens and back, and the numbers of its special tokens."""
+
+    @property
+    def pad(self) -> int: ...
+    @property
+    def bos(self) -> int: ...
+    @property
+    def eos(self) -> int: ...
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: list[int]) -> str: ...
+
+
+def device_of(model: Model) -> torch.device:
+    """Where the model's parameters are; the CPU for a model without any."""
+    first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    return torch.device("cpu") if first is None else first.device
+
+
+@contextmanager
+def evaluating(model: Model) -> Iterator[None]:
+    """Dropout off for as long as it lasts, and back on after it where it was on."""
+    training = isinstance(model, nn.Module) and model.training
+    if isinstance(model, nn.Module):
+        model.eval()
+    try:
+        yield
+    finally:
+        if isinstance(model, nn.Module):
+            model.train(training)

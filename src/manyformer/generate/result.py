@@ -1,0 +1,87 @@
+"""What generation returns."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Finish = Literal["end", "stop", "limit"]
+"""Why a row ended: an end token, a stop string, or the limit on new tokens."""
+
+
+class Piece(NamedTuple):
+    """What one step adds to one row while it is written; `text` holds back what may turn out to be a stop string."""
+
+    row: int
+    token: int | None
+    text: str
+    copy: int = 0
+    finish: Finish | None = None
+
+
+class Hypothesis(NamedTuple):
+    """One answer: new tokens without the prompt and without the end token; `text` ends before a stop string.
+
+    `score` is the log-probability over the length penalty, from beam search only.
+    """
+
+    tokens: list[int]
+    text: str | None = None
+    score: float | None = None
+    finish: Finish = "limit"
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What it took; the end tokens count as new, and `seconds` include reading the prompts."""
+
+    prompts: int
+    prompt_tokens: int
+    new_tokens: int
+    seconds: float
+    cache_bytes: int
+    cache: str
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.new_tokens / self.seconds if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        rate = f"{self.new_tokens} tokens in {self.seconds:.2f} s ({self.tokens_per_second:.0f} tokens/s)"
+        size = f", {self.cache_bytes / 1e6:.1f} MB" if self.cache_bytes else ""
+        return f"{rate} after {self.prompt_tokens} of prompt; {self.cache}{size}"
+
+    def __add__(self, other: "Stats") -> "Stats":
+        """Both runs, one after the other."""
+        return Stats(
+            self.prompts + other.prompts,
+            self.prompt_tokens + other.prompt_tokens,
+            self.new_tokens + other.new_tokens,
+            self.seconds + other.seconds,
+            max(self.cache_bytes, other.cache_bytes),
+            self.cache,
+        )
+
+
+@dataclass(frozen=True)
+class Generated:
+    """For each prompt its answers, best first (beam search) or in the order of their seeds; and what it took."""
+
+    rows: tuple[tuple[Hypothesis, ...], ...]
+    stats: Stats
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """The first answer to each prompt as tokens."""
+        return [answers[0].tokens for answers in self.rows]
+
+    @property
+    def texts(self) -> list[str]:
+        """The first answer to each prompt as text. Raises ValueError where there was no tokenizer."""
+        if any(answers[0].text is None for answers in self.rows):
+            raise ValueError("there is no text without a tokenizer: give tokenizer=, or read .tokens")
+        return [answers[0].text or "" for answers in self.rows]
+
+    @property
+    def text(self) -> str:
+        """The first answer to the first prompt."""
+        return self.texts[0]

@@ -1,0 +1,98 @@
+"""Many sentences through an encoder-decoder: sorted by length, in batches of about equal work, in their old order."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import final
+
+from manyformer.generate.decoding import Decoding
+from manyformer.generate.picking import Beam
+from manyformer.generate.plan import Plan, Tokenizers, Work, sides
+from manyformer.generate.prompts import check_tokens, limits, read_prompts
+from manyformer.generate.protocol import Translates
+from manyformer.generate.result import Hypothesis, Stats
+
+WINDOW = 1024
+"""Sentences that are read ahead and sorted together."""
+
+TOKENS = 4096
+"""Source tokens in a batch, padding and every sequence of the beam included."""
+
+
+@final
+class Translator:
+    """Translates texts with one model; `stats` adds up over everything that it has translated."""
+
+    def __init__(
+        self,
+        model: Translates,
+        *,
+        tokenizer: Tokenizers,
+        decoding: Decoding | None = None,
+        tokens: int = TOKENS,
+        window: int = WINDOW,
+    ) -> None:
+        if tokens < 1 or window < 1:
+            raise ValueError(f"tokens and window must be 1 or more, got {tokens} and {window}")
+        self.model, self.sides = model, sides(tokenizer)
+        self.decoding = Decoding(pick=Beam()) if decoding is None else decoding
+        self.tokens, self.window = tokens, window
+        self.stats = Stats(0, 0, 0, 0.0, 0, "")
+        self.lines = 0
+
+    def __call__(self, sentences: Iterable[str]) -> Iterator[tuple[Hypothesis, ...]]:
+        """The answers to each sentence, in order; a blank line is answered with nothing.
+
+        Raises ValueError with the number of the line, from 1, that is longer than the model allows.
+        """
+        rest = iter(sentences)
+        while chunk := list(islice(rest, self.window)):
+            yield from self._chunk(chunk)
+            self.lines += len(chunk)
+
+    def _chunk(self, chunk: list[str]) -> Iterator[tuple[Hypothesis, ...]]:
+        texts = {number: text for number, text in enumerate(chunk) if text.strip()}
+        if texts:
+            rows = dict(zip(texts, read_prompts(list(texts.values()), self.sides.read, source=True)))
+            self._check(rows)
+            answers = {number: answer for batch in self._batches(rows) for number, answer in self._translate(batch)}
+        else:
+            answers = {}
+        nothing = (Hypothesis([], "", None, "end"),)
+        return iter([answers.get(number, nothing) for number in range(len(chunk))])
+
+    def _check(self, rows: dict[int, list[int]]) -> None:
+        longest = self.model.longest
+        for number, row in rows.items():
+            if longest is not None and len(row) > longest:
+                line = self.lines + number + 1
+                raise ValueError(f"line {line} has {len(row)} tokens, but the model allows at most {longest}")
+        check_tokens(list(rows.values()), self.model.vocab)
+
+    def _batches(self, rows: dict[int, list[int]]) -> Iterator[dict[int, list[int]]]:
+        """Rows of similar length together, the longest first: what does not fit into memory fails at once."""
+        width = self.decoding.pick.width if isinstance(self.decoding.pick, Beam) else 1
+        batch: dict[int, list[int]] = {}
+        for number in sorted(rows, key=lambda n: len(rows[n]), reverse=True):
+            longest = len(next(iter(batch.values()), rows[number]))
+            if batch and (len(batch) + 1) * longest * width > self.tokens:
+                yield batch
+                batch = {}
+            batch[number] = rows[number]
+        yield batch
+
+    def _translate(self, batch: dict[int, list[int]]) -> Iterator[tuple[int, tuple[Hypothesis, ...]]]:
+        rows = list(batch.values())
+        plan = Plan(self.model, rows, limits(self.model, rows, self.decoding), self.decoding, self.sides.write)
+        work = Work(plan, len(rows))
+        for _ in work:
+            pass
+        self.stats = self.stats + work.stats
+        yield from zip(batch, work.answers)
+
+
+def translate(
+    model: Translates, sentences: Iterable[str], *, tokenizer: Tokenizers, decoding: Decoding | None = None
+) -> list[str]:
+    """The best translation of each sentence, by beam search of width 4 with Vaswani's length penalty unless told."""
+    translator = Translator(model, tokenizer=tokenizer, decoding=decoding)
+    return [answers[0].text or "" for answers in translator(sentences)]
