@@ -1,0 +1,87 @@
+"""Tokenizers without training: one token a character, one token a byte."""
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from manyformer.data.tokenizer import SPECIALS, Ids, Tokenizer
+from manyformer.errors import UserError
+
+_FIRST = len(SPECIALS)
+
+
+class Characters(Tokenizer):
+    """One token a character of the training text, in code point order; any other character is unk."""
+
+    kind = "char"
+
+    def __init__(self, characters: Iterable[str]) -> None:
+        self.characters = "".join(sorted(set(characters)))
+        if not self.characters:
+            raise UserError("a character vocabulary needs some text, and there is none")
+
+    @property
+    def vocab(self) -> int:
+        return _FIRST + len(self.characters)
+
+    @cached_property
+    def _numbers(self) -> Ids:
+        table = np.full(0x110000, self.unk, dtype=np.int32)
+        table[_code_points(self.characters)] = np.arange(_FIRST, self.vocab, dtype=np.int32)
+        return table
+
+    def encode_array(self, text: str) -> Ids:
+        return self._numbers[_code_points(text)]
+
+    def piece(self, token: int) -> bytes:
+        return self.characters[token - _FIRST].encode()
+
+    def content(self) -> dict[str, Any]:
+        return {"characters": self.characters}
+
+    @classmethod
+    def restore(cls, content: dict[str, Any]) -> "Characters":
+        return cls(content["characters"])
+
+    @classmethod
+    def learn(cls, texts: Iterable[str], size: int | None) -> "Characters":
+        assert size is None
+        seen: set[str] = set()
+        for text in texts:
+            seen.update(text)
+        return cls(seen)
+
+
+class Bytes(Tokenizer):
+    """One token a byte of UTF-8: 256 and the special ones, no unknown text."""
+
+    kind = "byte"
+
+    @property
+    def vocab(self) -> int:
+        return _FIRST + 256
+
+    def encode_array(self, text: str) -> Ids:
+        return np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8).astype(np.int32) + _FIRST
+
+    def piece(self, token: int) -> bytes:
+        return bytes((token - _FIRST,))
+
+    def content(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def restore(cls, content: dict[str, Any]) -> "Bytes":
+        return cls()
+
+    @classmethod
+    def learn(cls, texts: Iterable[str], size: int | None) -> "Bytes":
+        assert size is None
+        return cls()
+
+
+def _code_points(text: str) -> Ids:
+    # Lone surrogates (half a character, from a terminal in another encoding) are unknown characters, not a crash.
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.int32)

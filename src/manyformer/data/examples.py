@@ -1,0 +1,59 @@
+"""Pairs and labelled texts, from shards to padded batches."""
+
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyformer.batches import IGNORE, LabelBatch, PairBatch
+from manyformer.data.buckets import Sequences
+from manyformer.data.ragged import Whole, padded
+from manyformer.data.shards import Shard
+from manyformer.data.tokenizer import Tokenizer
+
+
+@final
+class Pairs(Sequences):
+    """Source x as x + EOS and target y as BOS + y + EOS; the cost of a pair is its longer side as the model sees it."""
+
+    def __init__(self, source: Shard, target: Shard) -> None:
+        assert source.facts.documents == target.facts.documents
+        self._source, self._target = source, target
+        sides = np.stack([source.lengths, target.lengths - 1])
+        self.lengths, self.ties = sides.max(0), sides.sum(0)
+        self.fingerprint = f"{source.facts.sha256[:12]}-{target.facts.sha256[:12]}"
+
+    def make(self, numbers: Whole) -> PairBatch:
+        source, source_segments = _side(self._source, numbers, pad=Tokenizer.pad)
+        target, target_segments = _side(self._target, numbers, pad=Tokenizer.pad, last=1)
+        targets, _ = _side(self._target, numbers, pad=IGNORE, first=1)
+        return PairBatch(source, target, targets, source_segments, target_segments)
+
+
+@final
+class Labelled(Sequences):
+    """Texts as BOS + x + EOS, cut to `longest` tokens (the last of which stays EOS), with the number of their class."""
+
+    def __init__(self, texts: Shard, labels: Shard) -> None:
+        assert texts.facts.documents == labels.facts.tokens
+        self._texts = texts
+        self._labels = np.asarray(labels.tokens, dtype=np.int64)
+        self.lengths = self.ties = texts.lengths
+        self.fingerprint = f"{texts.facts.sha256[:12]}-{labels.facts.sha256[:12]}"
+
+    def make(self, numbers: Whole) -> LabelBatch:
+        tokens, segments = _side(self._texts, numbers, pad=Tokenizer.pad)
+        return LabelBatch(tokens, torch.from_numpy(self._labels[numbers]), segments)
+
+
+def _side(shard: Shard, numbers: Whole, *, pad: int, first: int = 0, last: int = 0) -> tuple[Tensor, Tensor | None]:
+    """Documents less their `first` and `last` tokens, padded at the right, and segments where any is padded."""
+    starts = shard.offsets[numbers] + first
+    lengths = shard.offsets[numbers + 1] - last - starts
+    width = int(lengths.max())
+    tokens = torch.from_numpy(padded(shard.tokens, starts, lengths, width=width, fill=pad))
+    if int(lengths.min()) == width:
+        return tokens, None
+    beyond = np.arange(width) >= lengths[:, None]
+    return tokens, torch.from_numpy(-beyond.astype(np.int64))

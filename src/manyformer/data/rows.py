@@ -1,0 +1,116 @@
+"""Running text as rows of equal length: windows on the stream of all documents, or documents packed side by side."""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyformer.batches import IGNORE
+from manyformer.data.packing import Packed, pack
+from manyformer.data.ragged import Whole, gather, within
+from manyformer.data.shards import Shard
+from manyformer.data.tokenizer import Tokenizer
+
+
+class Rows(NamedTuple):
+    """Rows of text. `targets` are the next tokens; IGNORE where another row has that target, or nothing follows.
+
+    `own` is False where another row has the same token too.
+    """
+
+    tokens: Whole
+    targets: Whole
+    segments: Whole | None
+    own: NDArray[np.bool_]
+
+
+class Arrangement(ABC):
+    """All rows of an epoch, numbered; together they hold every target exactly once."""
+
+    count: int
+
+    @abstractmethod
+    def rows(self, numbers: Whole) -> Rows:
+        """These rows, as arrays."""
+
+
+class Layout(ABC):
+    """A way to put text into rows."""
+
+    @abstractmethod
+    def arrange(self, random: np.random.Generator | None) -> Arrangement:
+        """The rows of one epoch; `random` None for the fixed order of held-out text."""
+
+
+class Windows(Layout):
+    """`length` tokens after `length` tokens of all documents end to end; begins at another place every epoch.
+
+    In training the stream is a ring, so that every token is a target whatever the beginning. The last window reaches
+    back over the one before to be as long as the others, and ignores what that one has had.
+    """
+
+    def __init__(self, shard: Shard, length: int, *, shifted: bool) -> None:
+        self._tokens, self._shifted = shard.tokens, shifted
+        self.length = length
+
+    def arrange(self, random: np.random.Generator | None) -> "WindowRows":
+        count = len(self._tokens)
+        if random is not None:
+            return WindowRows(self._tokens, int(random.integers(count)), count, self.length)
+        # In order and without the ring, the first token has nothing before it to be predicted from.
+        return WindowRows(self._tokens, 0, count - self._shifted, self.length)
+
+
+class WindowRows(Arrangement):
+    """Windows over `targets` targets, the first of which follows the token at `begin`."""
+
+    def __init__(self, tokens: NDArray[np.uint16] | NDArray[np.uint32], begin: int, targets: int, length: int) -> None:
+        self._tokens, self._begin, self._targets = tokens, begin, targets
+        self.length = min(length, targets)
+        self.count = -(-targets // self.length)
+
+    def rows(self, numbers: Whole) -> Rows:
+        places = np.minimum(numbers * self.length, self._targets - self.length)
+        index = (self._begin + places)[:, None] + np.arange(self.length + 1)
+        taken = np.asarray(self._tokens[index % len(self._tokens)], dtype=np.int64)
+        tokens, targets = taken[:, :-1].copy(), taken[:, 1:].copy()
+        own = np.arange(self.length) >= (numbers * self.length - places)[:, None]
+        # That a text begins is given, not predicted.
+        targets[~own | (targets == Tokenizer.bos)] = IGNORE
+        return Rows(tokens, targets, None, own)
+
+
+class Documents(Layout, Arrangement):
+    """Documents packed into rows of `length`, each its own segment; longer ones are cut into pieces.
+
+    `shifted` (for language models): a row holds a token only where its successor is a target, so that a document of n
+    tokens takes n - 1 places, and the token at a cut stands in both pieces, in one as target, in one as input.
+    """
+
+    def __init__(self, shard: Shard, length: int, *, shifted: bool) -> None:
+        self._tokens, self.length, self._shifted = shard.tokens, length, shifted
+        self._packed: Packed = pack(np.asarray(shard.offsets), length, spare=int(shifted))
+        self.count = len(self._packed.first) - 1
+
+    def arrange(self, random: np.random.Generator | None) -> "Documents":
+        return self
+
+    def rows(self, numbers: Whole) -> Rows:
+        packed, shape = self._packed, (len(numbers), self.length)
+        counts = packed.first[numbers + 1] - packed.first[numbers]
+        # The pieces of these rows, the row of each, and where in its row each begins.
+        chosen = packed.pieces[np.repeat(packed.first[numbers], counts) + within(counts)]
+        starts, sizes, row = packed.starts[chosen], packed.sizes[chosen], np.repeat(np.arange(len(numbers)), counts)
+        before = np.cumsum(sizes) - sizes
+        column = before - np.repeat(before[np.cumsum(counts) - counts], counts)
+        at = (np.repeat(row, sizes), np.repeat(column, sizes) + within(sizes))
+        tokens = np.full(shape, Tokenizer.pad, np.int64)
+        targets = np.full(shape, IGNORE, np.int64)
+        segments = np.full(shape, -1, np.int64)
+        tokens[at] = gather(self._tokens, starts, sizes)
+        if self._shifted:
+            targets[at] = gather(self._tokens, starts + 1, sizes)
+        segments[at] = np.repeat(within(counts), sizes)
+        plain = len(chosen) == len(numbers) and int(sizes.sum()) == tokens.size
+        return Rows(tokens, targets, None if plain else segments, segments >= 0)

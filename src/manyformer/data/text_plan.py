@@ -1,0 +1,90 @@
+"""Epochs of running text: rows in shuffled order, as batches for a language model or for a masked one."""
+
+from abc import ABC, abstractmethod
+from typing import final
+
+import numpy as np
+import torch
+
+from manyformer.batches import MaskedBatch, TextBatch
+from manyformer.data.masking import mask_tokens
+from manyformer.data.plan import Epoch, Plan, generator
+from manyformer.data.ragged import Whole
+from manyformer.data.rows import Arrangement, Layout, Rows
+
+# Told apart from the seeds of the order.
+_MASKING = 80_10_10
+
+
+class Finish(ABC):
+    """What rows become: the task's kind of batch."""
+
+    name: str
+
+    @abstractmethod
+    def batch(self, rows: Rows, seeds: tuple[int, ...]) -> TextBatch | MaskedBatch:
+        """The batch; whatever is random in it depends on `seeds` alone."""
+
+
+@final
+class NextToken(Finish):
+    """For a language model."""
+
+    name = "next"
+
+    def batch(self, rows: Rows, seeds: tuple[int, ...]) -> TextBatch:
+        return TextBatch(torch.from_numpy(rows.tokens), torch.from_numpy(rows.targets), _segments(rows))
+
+
+@final
+class Masked(Finish):
+    """For a masked language model: other tokens are hidden in every epoch."""
+
+    def __init__(self, rate: float, vocab: int) -> None:
+        self._rate, self._vocab = rate, vocab
+        self.name = f"masked-{rate}"
+
+    def batch(self, rows: Rows, seeds: tuple[int, ...]) -> MaskedBatch:
+        tokens, targets = mask_tokens(rows, self._rate, self._vocab, generator(*seeds, _MASKING))
+        return MaskedBatch(torch.from_numpy(tokens), torch.from_numpy(targets), _segments(rows))
+
+
+def _segments(rows: Rows) -> torch.Tensor | None:
+    return None if rows.segments is None else torch.from_numpy(rows.segments)
+
+
+@final
+class TextPlan(Plan):
+    """Batches of `rows` rows each; the last of an epoch holds what is left."""
+
+    def __init__(self, layout: Layout, rows: int, finish: Finish, fingerprint: str) -> None:
+        self._layout, self._rows, self._finish = layout, rows, finish
+        self.fingerprint = f"{fingerprint}-{finish.name}-{rows}"
+
+    def epoch(self, seed: int, number: int) -> "TextEpoch":
+        random = generator(seed, number)
+        arrangement = self._layout.arrange(random)
+        order = random.permutation(arrangement.count)
+        return TextEpoch(arrangement, order, self._rows, self._finish, (seed, number))
+
+    def in_order(self) -> "TextEpoch":
+        """The epoch of held-out text; its masks are the same for every seed."""
+        arrangement = self._layout.arrange(None)
+        return TextEpoch(arrangement, np.arange(arrangement.count), self._rows, self._finish, ())
+
+
+class TextEpoch(Epoch):
+    """Rows in a given order, so many to a batch."""
+
+    def __init__(
+        self, arrangement: Arrangement, order: Whole, rows: int, finish: Finish, seeds: tuple[int, ...]
+    ) -> None:
+        self._arrangement, self._order, self._rows, self._finish = arrangement, order, rows, finish
+        self._seeds = seeds
+
+    def __len__(self) -> int:
+        return -(-len(self._order) // self._rows)
+
+    def batch(self, number: int) -> TextBatch | MaskedBatch:
+        numbers = self._order[number * self._rows : (number + 1) * self._rows]
+        return self._finish.batch(self._arrangement.rows(numbers), (*self._seeds, number))
