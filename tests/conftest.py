@@ -1,11 +1,12 @@
 """What all tests share: one thread, a fixed seed, shapes checked at run time, and where real data is found."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
-from jaxtyping import install_import_hook
 
 CHECKED = [
     f"manyformer.{part}"
@@ -14,7 +15,7 @@ CHECKED = [
 """Packages whose shape annotations are checked at every call while the tests run."""
 
 # the library is imported by test modules, which pytest collects after this file
-_hook = install_import_hook(CHECKED, "beartype.beartype")
+_hook = jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 
 torch.set_num_threads(1)
 
@@ -23,6 +24,14 @@ torch.set_num_threads(1)
 def _seeded() -> None:
     """Every test draws the same random numbers, whichever tests ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """No shape checks for a test that traces the library with `torch.compile`: their bookkeeping cannot be traced."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def shared_data(*parts: str) -> Path:

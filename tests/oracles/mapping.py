@@ -1,0 +1,141 @@
+"""The tensors of other people's models under our names.
+
+Every function is linear in the tensors it is given, so it maps gradients as well as weights, and complete: loading its
+result with `load_state_dict(strict=True)` leaves nothing to chance.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+Tensors = Mapping[str, Tensor]
+
+
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers by name."""
+    return dict(module.state_dict())
+
+
+def gradients_of(module: nn.Module) -> dict[str, Tensor]:
+    """The gradients by name, zero for what took no part."""
+    return {
+        name: torch.zeros_like(value) if value.grad is None else value.grad for name, value in module.named_parameters()
+    }
+
+
+def gpt2(theirs: Tensors) -> dict[str, Tensor]:
+    """`transformers.GPT2LMHeadModel` as `transformer-lm`; its matrices are transposed, q, k and v are one."""
+    token = theirs["transformer.wte.weight"]
+    ours = {"embed.token.weight": token, "head.weight": token}
+    ours["embed.position.weight"] = theirs["transformer.wpe.weight"]
+    for i in _numbers(theirs, "transformer.h."):
+        old, new = f"transformer.h.{i}", f"body.{i}"
+        packed = {kind: _straight(theirs[f"{old}.attn.c_attn.{kind}"]) for kind in ("weight", "bias")}
+        dim = packed["bias"].shape[0] // 3
+        for kind, value in packed.items():
+            ours[f"{new}.attention.inner.to_q.{kind}"] = value[:dim]
+            ours[f"{new}.attention.inner.to_kv.{kind}"] = value[dim:]
+            ours[f"{new}.attention.inner.out.{kind}"] = _straight(theirs[f"{old}.attn.c_proj.{kind}"])
+            ours[f"{new}.ff.inner.up.{kind}"] = _straight(theirs[f"{old}.mlp.c_fc.{kind}"])
+            ours[f"{new}.ff.inner.down.{kind}"] = _straight(theirs[f"{old}.mlp.c_proj.{kind}"])
+            ours[f"{new}.attention.before.{kind}"] = theirs[f"{old}.ln_1.{kind}"]
+            ours[f"{new}.ff.before.{kind}"] = theirs[f"{old}.ln_2.{kind}"]
+    return ours | _renamed(theirs, {"transformer.ln_f": "body.norm.inner"})
+
+
+def bert(theirs: Tensors) -> dict[str, Tensor]:
+    """`transformers.BertForMaskedLM` as `bert`, without sentence types: fold them into the positions first."""
+    token = theirs["bert.embeddings.word_embeddings.weight"]
+    ours = {"embed.token.weight": token, "head.weight": token, "head.bias": theirs["cls.predictions.bias"]}
+    ours["embed.position.weight"] = theirs["bert.embeddings.position_embeddings.weight"]
+    for i in _numbers(theirs, "bert.encoder.layer."):
+        old, new = f"bert.encoder.layer.{i}", f"body.{i}"
+        ours |= _attention(theirs, f"{old}.attention", f"{new}.attention.inner", BERT_NAMES)
+        names = {
+            f"{old}.attention.output.LayerNorm": f"{new}.attention.after",
+            f"{old}.intermediate.dense": f"{new}.ff.inner.up",
+            f"{old}.output.dense": f"{new}.ff.inner.down",
+            f"{old}.output.LayerNorm": f"{new}.ff.after",
+        }
+        ours |= _renamed(theirs, names)
+    names = {
+        "bert.embeddings.LayerNorm": "embed.norm",
+        "cls.predictions.transform.dense": "head.transform.0",
+        "cls.predictions.transform.LayerNorm": "head.transform.2",
+    }
+    return ours | _renamed(theirs, names)
+
+
+def marian(theirs: Tensors) -> dict[str, Tensor]:
+    """`transformers.MarianMTModel` with shared embeddings as `transformer`; its output bias is left out."""
+    token = theirs["model.shared.weight"]
+    ours = dict.fromkeys(("embed_source.token.weight", "embed_target.token.weight", "head.weight"), token)
+    for side in ("encoder", "decoder"):
+        for i in _numbers(theirs, f"model.{side}.layers."):
+            old, new = f"model.{side}.layers.{i}", f"{side}.{i}"
+            ours |= _attention(theirs, f"{old}.self_attn", f"{new}.attention.inner", BART_NAMES)
+            names = {
+                f"{old}.self_attn_layer_norm": f"{new}.attention.after",
+                f"{old}.fc1": f"{new}.ff.inner.up",
+                f"{old}.fc2": f"{new}.ff.inner.down",
+                f"{old}.final_layer_norm": f"{new}.ff.after",
+            }
+            if side == "decoder":
+                ours |= _attention(theirs, f"{old}.encoder_attn", f"{new}.cross.inner", BART_NAMES)
+                names[f"{old}.encoder_attn_layer_norm"] = f"{new}.cross.after"
+            ours |= _renamed(theirs, names)
+    return ours
+
+
+def multihead(theirs: Tensors) -> dict[str, Tensor]:
+    """`torch.nn.MultiheadAttention` as `Attention`: q, k and v are packed in this order."""
+    dim = theirs["out_proj.bias"].shape[0]
+    ours = {}
+    for kind in ("weight", "bias"):
+        packed = theirs[f"in_proj_{kind}"]
+        ours |= {f"to_q.{kind}": packed[:dim], f"to_kv.{kind}": packed[dim:], f"out.{kind}": theirs[f"out_proj.{kind}"]}
+    return ours
+
+
+def torch_layer(theirs: Tensors, norm: str) -> dict[str, Tensor]:
+    """`torch.nn.TransformerEncoderLayer` or `DecoderLayer` as a chain of residual branches.
+
+    `norm` is where the norm of a branch stands: "before" or "after".
+    """
+    branches = {"attention": "self_attn", "cross": "multihead_attn"}
+    branches = {ours: name for ours, name in branches.items() if f"{name}.in_proj_weight" in theirs}
+    ours: dict[str, Tensor] = {}
+    for number, branch in enumerate([*branches, "ff"], start=1):
+        ours |= _renamed(theirs, {f"norm{number}": f"{branch}.{norm}"})
+    for branch, name in branches.items():
+        inner = {key.removeprefix(f"{name}."): value for key, value in theirs.items() if key.startswith(f"{name}.")}
+        ours |= {f"{branch}.inner.{key}": value for key, value in multihead(inner).items()}
+    return ours | _renamed(theirs, {"linear1": "ff.inner.up", "linear2": "ff.inner.down"})
+
+
+BERT_NAMES = ("self.query", "self.key", "self.value", "output.dense")
+BART_NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+def _attention(theirs: Tensors, old: str, new: str, names: tuple[str, str, str, str]) -> dict[str, Tensor]:
+    """Four projections as our three: keys and values are one matrix."""
+    ours = {}
+    for kind in ("weight", "bias"):
+        q, k, v, out = (theirs[f"{old}.{name}.{kind}"] for name in names)
+        ours |= {f"{new}.to_q.{kind}": q, f"{new}.to_kv.{kind}": torch.cat([k, v]), f"{new}.out.{kind}": out}
+    return ours
+
+
+def _renamed(theirs: Tensors, names: Mapping[str, str]) -> dict[str, Tensor]:
+    return {f"{new}.{kind}": theirs[f"{old}.{kind}"] for old, new in names.items() for kind in ("weight", "bias")}
+
+
+def _straight(value: Tensor) -> Tensor:
+    """A weight of `Conv1D`, stored input first, as `nn.Linear` stores it; a bias is left alone."""
+    return value.T if value.ndim == 2 else value
+
+
+def _numbers(theirs: Tensors, prefix: str) -> Iterator[int]:
+    """The layer numbers below `prefix`."""
+    return iter(sorted({int(name.removeprefix(prefix).split(".")[0]) for name in theirs if name.startswith(prefix)}))

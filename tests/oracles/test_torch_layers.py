@@ -1,0 +1,194 @@
+"""Our attention and our layers against those of torch, and against loops where torch has none."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mapping import gradients_of, multihead, torch_layer, weights_of
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
+
+from manyformer.attention import Attention
+from manyformer.core import PADDING, Chain, Context, Memory, Place, Plain
+from manyformer.feedforward import FeedForward
+from manyformer.kernels import Softmax
+from manyformer.masks import Causal, Document, Everything, Heads, Mask, Nothing
+from manyformer.position import NoPosition
+from manyformer.recipes.stacks import branch
+from manyformer.sources import Encoded
+
+pytestmark = pytest.mark.oracle
+
+DIM, HEADS, HIDDEN = 24, 4, 40
+
+
+def plain(batch: int, length: int) -> Place:
+    return Place(torch.arange(length).expand(batch, -1), torch.zeros(batch, length, dtype=torch.long), Plain())
+
+
+def padded(lengths: list[int]) -> Place:
+    width = max(lengths)
+    column = torch.arange(width).expand(len(lengths), -1)
+    return Place(column, torch.where(column < torch.tensor(lengths)[:, None], 0, PADDING))
+
+
+def shaken(module: Any) -> Any:
+    with torch.no_grad():
+        for value in module.parameters():
+            value.add_(torch.randn_like(value), alpha=0.2)
+    return module.eval()
+
+
+def block(order: str, *, cross: bool) -> Chain:
+    """Self-attention, perhaps cross-attention, feed-forward, as torch's layers have them."""
+    parts: dict[str, Any] = {"attention": Attention(DIM, HEADS, Softmax(Causal() if cross else Everything()))}
+    if cross:
+        parts["cross"] = Attention(DIM, HEADS, Softmax(), source=Encoded())
+    parts["ff"] = FeedForward(DIM, HIDDEN)
+    return Chain(**{n: branch(p, order=order, norm=lambda: nn.LayerNorm(DIM)) for n, p in parts.items()}).eval()
+
+
+@pytest.mark.parametrize("order", ["pre", "post"])
+def test_encoder_layer(order: str) -> None:
+    theirs = shaken(nn.TransformerEncoderLayer(DIM, HEADS, HIDDEN, 0.0, batch_first=True, norm_first=order == "pre"))
+    ours = block(order, cross=False)
+    norm = "before" if order == "pre" else "after"
+    ours.load_state_dict(torch_layer(weights_of(theirs), norm))
+    place = padded([9, 5])
+    real = place.seg != PADDING
+    x, up = torch.randn(2, 9, DIM), torch.randn(2, 9, DIM) * real[..., None]
+    # under grad mode torch takes its written-out form, not the inference fast path
+    expected = theirs(x, src_key_padding_mask=~real)
+    y = ours(x, Context(place)).y
+    torch.testing.assert_close(y[real], expected[real], atol=1e-5, rtol=0)
+    (expected * up).sum().backward()
+    (y * up).sum().backward()
+    for name, value in torch_layer(gradients_of(theirs), norm).items():
+        torch.testing.assert_close(ours.get_parameter(name).grad, value, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("order", ["pre", "post"])
+def test_decoder_layer(order: str) -> None:
+    theirs = shaken(nn.TransformerDecoderLayer(DIM, HEADS, HIDDEN, 0.0, batch_first=True, norm_first=order == "pre"))
+    ours = block(order, cross=True)
+    ours.load_state_dict(torch_layer(weights_of(theirs), "before" if order == "pre" else "after"))
+    source, place = torch.randn(2, 11, DIM), padded([11, 6])
+    x, length = torch.randn(2, 7, DIM), 7
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+    with torch.no_grad():
+        expected = theirs(x, source, tgt_mask=later, memory_key_padding_mask=place.seg == PADDING)
+        y = ours(x, Context(plain(2, length), Memory(source, place))).y
+    torch.testing.assert_close(y, expected, atol=1e-5, rtol=0)
+
+
+MASKS: list[tuple[str, Mask]] = [
+    ("everything", Everything()),
+    ("causal", Causal()),
+    ("per head", Heads({0: Causal(), 2: ~Causal() | Causal()}, rest=Causal())),
+]
+
+
+@pytest.mark.parametrize(("_", "mask"), MASKS, ids=[name for name, _ in MASKS])
+@pytest.mark.parametrize("path", ["auto", "naive"])
+def test_multihead_attention(_: str, mask: Mask, path: Any) -> None:
+    theirs = shaken(nn.MultiheadAttention(DIM, HEADS, batch_first=True))
+    ours = Attention(DIM, HEADS, Softmax(mask, path=path))
+    ours.load_state_dict(multihead(weights_of(theirs)))
+    x, place = torch.randn(2, 8, DIM), plain(2, 8)
+    hidden = ~mask.dense(place, place, HEADS).expand(2, HEADS, 8, 8).flatten(0, 1)
+    expected, _weights = theirs(x, x, x, attn_mask=hidden)
+    y = ours(x, Context(place)).y
+    torch.testing.assert_close(y, expected, atol=1e-5, rtol=0)
+    up = torch.randn_like(y)
+    (expected * up).sum().backward()
+    (y * up).sum().backward()
+    for name, value in multihead(gradients_of(theirs)).items():
+        torch.testing.assert_close(ours.get_parameter(name).grad, value, atol=1e-5, rtol=1e-4)
+
+
+def test_watched_weights_are_those_of_torch() -> None:
+    theirs = shaken(nn.MultiheadAttention(DIM, HEADS, batch_first=True))
+    ours = Attention(DIM, HEADS, Softmax())
+    ours.load_state_dict(multihead(weights_of(theirs)))
+    x, place = torch.randn(2, 8, DIM), padded([8, 3])
+    _y, expected = theirs(x, x, x, key_padding_mask=place.seg == PADDING, average_attn_weights=False)
+    seen: list[tuple[str, Tensor]] = []
+    ours(x, Context(place, watch=lambda module, name, value: seen.append((name, value))))
+    assert [name for name, _ in seen] == ["weights"]
+    real = place.seg != PADDING
+    for row in range(2):
+        torch.testing.assert_close(seen[0][1][row][:, real[row]], expected[row][:, real[row]], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_grouped_heads_are_repeated_heads(kv_heads: int) -> None:
+    grouped = shaken(Attention(DIM, HEADS, Softmax(Causal()), kv_heads=kv_heads))
+    whole = Attention(DIM, HEADS, Softmax(Causal()))
+    repeats, width = HEADS // kv_heads, DIM // HEADS
+    with torch.no_grad():
+        whole.to_q.load_state_dict(grouped.to_q.state_dict())
+        whole.out.load_state_dict(grouped.out.state_dict())
+        for old, new in ((grouped.to_kv.weight, whole.to_kv.weight), (grouped.to_kv.bias, whole.to_kv.bias)):
+            # (k or v) x heads x width, every head as often as it has queries
+            parts = old.view(2, kv_heads, width, -1).repeat_interleave(repeats, dim=1)
+            new.copy_(parts.reshape(new.shape))
+    x, ctx = torch.randn(2, 9, DIM), Context(plain(2, 9))
+    torch.testing.assert_close(grouped(x, ctx).y, whole(x, ctx).y, atol=1e-6, rtol=1e-5)
+
+
+def test_key_and_value_widths_against_a_loop() -> None:
+    heads, kv_heads, key, value, length = 4, 2, 5, 3, 6
+    attention = shaken(Attention(DIM, heads, Softmax(Causal()), kv_heads=kv_heads, key=key, value=value))
+    x = torch.randn(2, length, DIM)
+    y = attention(x, Context(plain(2, length))).y
+    q = F.linear(x, attention.to_q.weight, attention.to_q.bias)
+    kv = F.linear(x, attention.to_kv.weight, attention.to_kv.bias)
+    for b in range(2):
+        for i in range(length):
+            joined = []
+            for h in range(heads):
+                g = h // (heads // kv_heads)
+                mine = q[b, i, h * key : (h + 1) * key]
+                scores = [mine @ kv[b, j, g * key : (g + 1) * key] / math.sqrt(key) for j in range(i + 1)]
+                weights = torch.stack(scores).softmax(0)
+                at = kv_heads * key + g * value
+                joined.append(sum(weights[j] * kv[b, j, at : at + value] for j in range(i + 1)))
+            expected = attention.out(torch.cat(joined))
+            torch.testing.assert_close(y[b, i], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("scale", [None, 0.7])
+def test_naive_is_scaled_dot_product_attention(scale: float | None) -> None:
+    q, k, v = (torch.randn(2, HEADS, n, 8) for n in (5, 7, 7))
+    kernel = Softmax(path="naive", scale=scale)
+    y = kernel(q, k, v, plain(2, 5), plain(2, 7), NoPosition()).y
+    torch.testing.assert_close(y, F.scaled_dot_product_attention(q, k, v, scale=scale), atol=1e-6, rtol=1e-5)
+
+
+FLEX: list[tuple[str, Mask]] = [
+    ("causal documents", Causal()),
+    ("not causal", ~Causal()),
+    ("or", Heads({1: Everything()}, rest=Nothing()) | Causal() & Document()),
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(("_", "mask"), FLEX, ids=[name for name, _ in FLEX])
+def test_masks_are_those_of_flex_attention(_: str, mask: Mask) -> None:
+    """A mask asked with the scalar places of one query and one key, as FlexAttention asks its `mask_mod`."""
+    place = Place(torch.tensor([[0, 1, 2, 0, 1, 0, 0, 0]]), torch.tensor([[0, 0, 0, 1, 1, 2, PADDING, PADDING]]))
+    q, k, v = (torch.randn(1, HEADS, 8, 16) for _ in range(3))
+
+    def scored(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        at, of = (Place(place.pos[b, n], place.seg[b, n]) for n in (i, j))
+        return torch.where(mask(h, at, of) & (at.seg == of.seg) & (of.seg != PADDING), score, -torch.inf)
+
+    with torch.no_grad():
+        expected = flex_attention(q, k, v, score_mod=scored)
+    y = Softmax(mask)(q, k, v, place, place, NoPosition()).y
+    seen = mask.dense(place, place, HEADS).expand(1, HEADS, 8, 8).any(-1)
+    torch.testing.assert_close(y[seen], expected[seen], atol=1e-5, rtol=0)
+    assert (y[~seen] == 0).all()
