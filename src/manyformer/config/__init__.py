@@ -1,7 +1,11 @@
 """A training run as one validated record, and the YAML and command-line layer that fills it. Never imports torch."""
 
+from manyformer.config.compare import FREE_ON_RESUME, differences, dump_run
 from manyformer.config.data import DataConfig, LabelsData, PairsData, TextData, TokenizerKind
+from manyformer.config.describe import Setting, describe_settings, json_schema
+from manyformer.config.load import KINDS, RUN_FILE, load_run
 from manyformer.config.run import Run
+from manyformer.config.shipped import about_run, shipped_runs
 from manyformer.config.training import (
     Adam,
     AdamW,
@@ -19,6 +23,9 @@ from manyformer.config.training import (
 )
 
 __all__ = [
+    "FREE_ON_RESUME",
+    "KINDS",
+    "RUN_FILE",
     "Adam",
     "AdamW",
     "BatchConfig",
@@ -36,6 +43,14 @@ __all__ = [
     "Run",
     "Save",
     "ScheduleConfig",
+    "Setting",
     "TextData",
     "TokenizerKind",
+    "about_run",
+    "describe_settings",
+    "differences",
+    "dump_run",
+    "json_schema",
+    "load_run",
+    "shipped_runs",
 ]

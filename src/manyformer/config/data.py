@@ -53,7 +53,7 @@ class _Tokenized(Section):
         if self.tokenizer == "bpe" or self.vocab is None:
             return []
         what = f"is the size of a bpe vocabulary, and a {self.tokenizer} tokenizer has its own; leave it out or null"
-        return [Conflict(("vocab",), what, ("tokenizer",))]
+        return [Conflict(("vocab",), what, ("data.tokenizer",))]
 
 
 class TextData(_Tokenized):

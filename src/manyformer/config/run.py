@@ -85,7 +85,8 @@ class Run(Section):
         """Steps of the linear rise, chosen by the length of the run where the schedule leaves it open."""
         if self.schedule.warmup is not None:
             return self.schedule.warmup
-        return WARMUP if self.limits.steps is None else min(WARMUP, self.limits.steps // 10)
+        usual = WARMUP[self.schedule.name]
+        return usual if self.limits.steps is None else min(usual, max(1, self.limits.steps // 10))
 
     @classmethod
     def fill(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -100,11 +101,11 @@ class Run(Section):
         found = []
         if isinstance(self.schedule, Noam) and self.optim.lr is not None:
             what = "noam sets the learning rate itself; leave optim.lr out or null, and change schedule.scale"
-            found.append(Conflict(("optim", "lr"), what, ("schedule",)))
+            found.append(Conflict(("optim", "lr"), what, ("schedule.name",)))
         steps, warmup = self.limits.steps, self.schedule.warmup
         if steps is not None and warmup is not None and warmup >= steps:
             what = f"{warmup} steps of warm-up do not fit in limits.steps {steps}; the rate would never reach its peak"
-            found.append(Conflict(("schedule", "warmup"), what, ("limits",)))
+            found.append(Conflict(("schedule", "warmup"), what, ("limits.steps",)))
         if self.devices > 1 and self.strategy == "none":
             what = f"{self.devices} devices need strategy ddp or fsdp to share the work, not none"
             found.append(Conflict(("strategy",), what, ("devices",)))

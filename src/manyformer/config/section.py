@@ -3,12 +3,21 @@
 from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class Conflict(NamedTuple):
-    """Two settings that are fine alone and wrong together: which one to blame, why, and all that it depends on."""
+    """Settings that are fine alone and wrong together: the one to blame, why, and the others (dotted, from the top)."""
 
     path: tuple[str, ...]
     what: str
@@ -69,12 +78,13 @@ def _tuple(value: Any) -> Any:
 def one_of_forms(sentence: str) -> WrapValidator:
     """Turns the several complaints of a union of types into one sentence that says which forms are right."""
 
-    def check(value: Any, inner: Any) -> Any:
+    def check(value: Any, inner: ValidatorFunctionWrapHandler) -> Any:
         try:
             return inner(_tuple(value))
         except ValidationError as error:
             raise PydanticCustomError("forms", "must be {forms}", {"forms": sentence}) from error
 
+    check.__doc__ = sentence  # the help says it too
     return WrapValidator(check)
 
 

@@ -6,8 +6,8 @@ from pydantic import Field
 
 from manyformer.config.section import Conflict, Count, Positive, PositiveNumber, Section, Share, one_of_forms
 
-# Of a run shorter than ten times this many steps a tenth is warm-up.
-WARMUP = 100
+# Steps of warm-up where none are given; of a run shorter than ten times as many, a tenth is warm-up.
+WARMUP = {"noam": 4000, "cosine": 100, "constant": 100}
 Betas = Annotated[tuple[Share, Share], one_of_forms("two numbers from 0 up to 1, such as [0.9, 0.98]")]
 
 
@@ -50,8 +50,8 @@ class Noam(Section):
 
     name: Literal["noam"] = "noam"
     """Linear rise, then the inverse root of the step; the peak follows from the model's width."""
-    warmup: Positive = 4000
-    """Steps of the linear rise."""
+    warmup: Positive | None = None
+    """Steps of the linear rise; null means 4000 as in the paper, or a tenth of a run of fewer than 40,000 steps."""
     scale: PositiveNumber = 1.0
     """Factor on the whole schedule."""
     width: Positive | None = None
@@ -74,7 +74,7 @@ class Cosine(Section):
         if self.steps is None or self.warmup is None or self.warmup < self.steps:
             return []
         what = f"{self.warmup} steps of warm-up leave nothing of schedule.steps {self.steps}"
-        return [Conflict(("warmup",), what, ("steps",))]
+        return [Conflict(("warmup",), what, ("schedule.steps",))]
 
 
 class Constant(Section):
@@ -117,7 +117,7 @@ class Limits(Section):
     def conflicts(self) -> list[Conflict]:
         if any(limit is not None for limit in (self.steps, self.epochs, self.tokens, self.minutes)):
             return []
-        return [Conflict((), "a run needs an end: set at least one of steps, epochs, tokens and minutes", ())]
+        return [Conflict((), "a run needs an end: set at least one of steps, epochs, tokens and minutes")]
 
 
 class Evaluate(Section):
@@ -135,7 +135,7 @@ class Evaluate(Section):
     def conflicts(self) -> list[Conflict]:
         if self.patience is None or self.every is not None:
             return []
-        return [Conflict(("patience",), "needs evaluate.every: nothing is scored before the end", ("every",))]
+        return [Conflict(("patience",), "needs evaluate.every: nothing is scored before the end", ("evaluate.every",))]
 
 
 class Save(Section):
@@ -154,7 +154,7 @@ class Save(Section):
         if self.average <= self.last:
             return []
         what = f"{self.average} checkpoints cannot be averaged where save.last keeps {self.last}; set save.last too"
-        return [Conflict(("average",), what, ("last",))]
+        return [Conflict(("average",), what, ("save.last",))]
 
 
 class Log(Section):

@@ -1,0 +1,156 @@
+"""From a run file, a shipped run or a recipe's name, and overrides, to a validated run."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from manyformer.config.names import chosen, tag_of
+from manyformer.config.overrides import Override, parse_overrides, place_overrides
+from manyformer.config.report import validate
+from manyformer.config.run import Run
+from manyformer.config.shipped import shipped_runs
+from manyformer.config.training import Noam
+from manyformer.config.tree import Layer, Mistake, Spot, stack
+from manyformer.config.yamlfile import read_run_file
+from manyformer.errors import UserError, UserErrors, nearest
+
+RUN_FILE = "run.yaml"
+"""The name under which a run's folder keeps its merged run file."""
+
+# The kind of data that each task of a recipe learns from.
+KINDS = {"language-model": "text", "masked": "text", "translation": "pairs", "classification": "labels"}
+
+
+class _Target(NamedTuple):
+    name: str
+    layers: list[Layer]
+    mistakes: list[Mistake]
+
+
+def load_run(
+    target: str | Path,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    signature_of: Callable[[str], inspect.Signature],
+    task_of: Callable[[str], str] | None = None,
+    recipes: Iterable[str] = (),
+) -> Run:
+    """The run that a target and overrides describe, its `out` filled in.
+
+    `target` is the path of a YAML run file, a run's folder, the name of a shipped run, or a recipe's name. Overrides
+    are `key=value`, `--key value` or `--key=value`; a bare model keyword such as `depth=4` means `model.depth` unless
+    another setting has that name too. `signature_of` gives a recipe's signature and `task_of` its task, both raising
+    ValueError for an unknown name; `recipes` are the names to suggest. Raises UserErrors with every mistake found.
+    """
+    found = _open(target, signature_of, recipes)
+    given, mistakes = parse_overrides(overrides)
+    mistakes = found.mistakes + mistakes
+    below = stack(found.layers)
+    recipe, spot = _recipe(below, given)
+    signature, task = None, None
+    if isinstance(recipe, str) and recipe:
+        try:
+            signature = signature_of(recipe)
+            task = task_of(recipe) if task_of else None
+        except ValueError as error:
+            mistakes.append(Mistake(spot, "recipe", str(error)))
+    usual = Layer({"data": {"kind": KINDS[task]}} if task in KINDS else {})
+    base = stack([usual, below])
+    top, misplaced = place_overrides(given, base, signature)
+    merged = stack([base, top])
+    run, wrong = validate(merged, signature)
+    mistakes += misplaced + wrong + _unfit(merged, recipe, signature, task)
+    if any(mistake.path == "extends" for mistake in mistakes):
+        mistakes = [mistake for mistake in mistakes if not mistake.what.startswith("is missing")]  # it may be there
+    if mistakes or run is None:
+        raise UserErrors(dict.fromkeys(str(mistake) for mistake in sorted(mistakes, key=_order)))
+    return run if run.out else run.model_copy(update={"out": f"runs/{found.name}"})
+
+
+def _unfit(merged: Layer, recipe: Any, signature: inspect.Signature | None, task: str | None) -> list[Mistake]:
+    """What is wrong between the recipe and the rest of the run."""
+    mistakes = []
+    data = chosen("data", merged.data)
+    if task in KINDS and data is not None and tag_of(data, "kind") != KINDS[task]:
+        what = f"{recipe} ({task}) learns from {KINDS[task]}, not from {tag_of(data, 'kind')}"
+        mistakes.append(Mistake(merged.spot(("data", "kind")), "data.kind", what))
+    if chosen("schedule", merged.data) is Noam and signature and "dim" not in signature.parameters:
+        schedule = merged.data["schedule"]
+        if schedule.get("width") is None:
+            what = f"is needed: noam's rate follows the model's dim, and {recipe} has no such keyword"
+            mistakes.append(Mistake(merged.spot(("schedule", "name")), "schedule.width", what))
+    return mistakes
+
+
+def _recipe(below: Layer, given: list[Override]) -> tuple[Any, Spot]:
+    for override in reversed(given):
+        if override.key == "recipe":
+            return override.value, override.spot
+    return below.data.get("recipe"), below.spot(("recipe",))
+
+
+def _order(mistake: Mistake) -> tuple[bool, str, int, int]:
+    return bool(mistake.spot.typed), mistake.spot.file, mistake.spot.line, mistake.spot.column
+
+
+def _open(target: str | Path, signature_of: Callable[[str], inspect.Signature], recipes: Iterable[str]) -> _Target:
+    name, path, shipped = str(target), Path(target), shipped_runs()
+    if path.is_dir() and (path / RUN_FILE).is_file():
+        path = path / RUN_FILE
+    if path.is_file():
+        return _Target(path.stem, *_chain(path))
+    if name in shipped:
+        return _Target(shipped[name].stem, *_chain(shipped[name]))
+    if path.suffix in (".yaml", ".yml"):
+        there = [str(other) for other in path.parent.glob(f"*{path.suffix}")]
+        raise UserErrors([f"{name}: there is no such run file" + _did(nearest(name, there))])
+    try:
+        signature_of(name)
+    except ValueError as error:
+        near = _did(nearest(name, [*shipped, *recipes]))
+        what = f"there is no run file, shipped run or recipe '{name}'{near}" if near else str(error)
+        raise UserErrors([what]) from error
+    return _Target(name, [Layer({"recipe": name})], [])
+
+
+def _did(ending: str) -> str:
+    return f"; {ending}" if ending.startswith("did") else ""
+
+
+def _chain(path: Path) -> tuple[list[Layer], list[Mistake]]:
+    """The layers of a file and of all that it extends, the lowest first."""
+    layers: list[Layer] = []
+    mistakes: list[Mistake] = []
+    seen: list[Path] = []
+    following: Path | None = path
+    while following is not None:
+        seen.append(following.resolve())
+        try:
+            file = read_run_file(following)
+        except UserError as error:
+            raise UserErrors([*map(str, mistakes), str(error)]) from error
+        layers.insert(0, file.layer)
+        mistakes += file.mistakes
+        if file.mistakes and not file.layer.data:
+            raise UserErrors(map(str, mistakes))  # broken YAML: everything else would be missing
+        if file.extends is None:
+            break
+        spot = file.layer.spot(("extends",))
+        base, what = _base(file.extends, following.parent)
+        if base is not None and base.resolve() in seen:
+            base, what = None, f"{file.extends} extends this file in turn"
+        if base is None:
+            mistakes.append(Mistake(spot, "extends", what))
+        following = base
+    return layers, mistakes
+
+
+def _base(name: str, folder: Path) -> tuple[Path | None, str]:
+    shipped = shipped_runs()
+    if name and (folder / name).is_file():
+        return folder / name, ""
+    if name in shipped:
+        return shipped[name], ""
+    near = nearest(name, [*shipped, *(path.name for path in folder.glob("*.y*ml"))])
+    return None, f"there is no shipped run and no file '{name}'{_did(near)}"

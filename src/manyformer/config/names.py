@@ -1,0 +1,139 @@
+"""The names of all settings, and the nearest right one to a name that is none of them."""
+
+import difflib
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
+
+from manyformer.config.run import TAGS, Run
+from manyformer.config.section import Section
+
+
+def _members(annotation: Any) -> tuple[type[Section], ...]:
+    candidates = get_args(annotation) or (annotation,)
+    return tuple(kind for kind in candidates if isinstance(kind, type) and issubclass(kind, Section))
+
+
+# The sections of a run and their members: one, or as many as the union has.
+SECTIONS: dict[str, tuple[type[Section], ...]] = {
+    name: members for name, field in Run.model_fields.items() if (members := _members(field.annotation))
+}
+
+# What other programs call our settings.
+SYNONYMS = {
+    "amp": "precision",
+    "batch_size": "batch.tokens",
+    "block_size": "data.length",
+    "context": "data.length",
+    "context_length": "data.length",
+    "d_ff": "model.hidden",
+    "d_model": "model.dim",
+    "dataset": "data.path",
+    "dtype": "precision",
+    "early_stopping": "evaluate.patience",
+    "embed_dim": "model.dim",
+    "grad_clip": "optim.clip",
+    "gradient_accumulation_steps": "batch.accumulate",
+    "gradient_checkpointing": "remat",
+    "hidden_size": "model.dim",
+    "intermediate_size": "model.hidden",
+    "iterations": "limits.steps",
+    "label_smoothing": "loss.smoothing",
+    "layers": "model.depth",
+    "learning_rate": "optim.lr",
+    "max_grad_norm": "optim.clip",
+    "max_len": "data.length",
+    "max_length": "data.length",
+    "max_steps": "limits.steps",
+    "n_embd": "model.dim",
+    "n_head": "model.heads",
+    "n_heads": "model.heads",
+    "n_layer": "model.depth",
+    "n_layers": "model.depth",
+    "nhead": "model.heads",
+    "num_epochs": "limits.epochs",
+    "num_heads": "model.heads",
+    "num_layers": "model.depth",
+    "optimiser": "optim",
+    "optimizer": "optim",
+    "out_dir": "out",
+    "output_dir": "out",
+    "random_seed": "seed",
+    "scheduler": "schedule",
+    "seq_len": "data.length",
+    "vocab_size": "data.vocab",
+    "warmup_steps": "schedule.warmup",
+    "wd": "optim.weight_decay",
+}
+
+
+def tag_of(member: type[Section], tag: str) -> str:
+    """The word that chooses this member of a union: 'adamw' for AdamW."""
+    return str(member.model_fields[tag].default)
+
+
+def chosen(section: str, data: dict[str, Any]) -> type[Section] | None:
+    """The member of a section that settings choose, None where they name one that does not exist."""
+    members = SECTIONS[section]
+    if section not in TAGS:
+        return members[0]
+    tag, usual = TAGS[section]
+    given = data.get(section)
+    word = given.get(tag, usual) if isinstance(given, dict) else usual
+    return next((member for member in members if tag_of(member, tag) == word), None)
+
+
+def known_settings(data: dict[str, Any], signature: inspect.Signature | None) -> list[str]:
+    """The dotted names of every setting that can be given where these are chosen, model keywords included."""
+    names = []
+    for name in Run.model_fields:
+        if name == "model":
+            names += [f"model.{keyword}" for keyword in signature.parameters] if signature else []
+        elif name in SECTIONS:
+            member = chosen(name, data)
+            names += [f"{name}.{field}" for field in member.model_fields] if member else []
+        else:
+            names.append(name)
+    return names
+
+
+def leaf(name: str) -> str:
+    """The last part of a dotted name."""
+    return name.rpartition(".")[2]
+
+
+def suggest(wrong: str, known: Sequence[str]) -> str:
+    """The end of a sentence about an unknown setting: the nearest ones by their full paths, or those at its place."""
+    near = _near(wrong, known)
+    if near:
+        return f"did you mean {' or '.join(near[:3])}?"
+    section = wrong.rpartition(".")[0]
+    there = [leaf(name) for name in known if name.rpartition(".")[0] == section] if section else []
+    if there:
+        return f"known in {section}: {', '.join(sorted(there))}"
+    return f"known: {', '.join(dict.fromkeys(name.partition('.')[0] for name in [*known, 'model']))}"
+
+
+def _near(wrong: str, known: Sequence[str]) -> list[str]:
+    last, section = leaf(wrong), wrong.rpartition(".")[0]
+    synonym = SYNONYMS.get(last)
+    if synonym in known or synonym in SECTIONS:
+        return [str(synonym)]
+    same = [name for name in known if leaf(name) == last]
+    if same:
+        return same
+    siblings = [leaf(name) for name in known if name.rpartition(".")[0] == section]
+    prefix = f"{section}." if section else ""
+    found = [prefix + name for name in _close(last, siblings)]
+    if not section:
+        found += _close(wrong, [*SECTIONS, "model"])
+    elif "." in wrong:
+        found += _close(wrong, known, cutoff=0.75)
+    elsewhere = {leaf(name): name for name in reversed(known)}
+    found += [elsewhere[name] for name in _close(last, elsewhere)]
+    found += [SYNONYMS[name] for name in _close(last, SYNONYMS, cutoff=0.8) if SYNONYMS[name] in known]
+    return list(dict.fromkeys(found))
+
+
+def _close(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> list[str]:
+    return difflib.get_close_matches(word, list(known), n=3, cutoff=cutoff)
