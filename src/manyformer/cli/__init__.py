@@ -1,0 +1,13 @@
+"""The command line. One file a command; nothing here loads torch before a command runs."""
+
+import importlib
+
+from manyformer.cli.app import main, run
+
+__all__ = ["main", "run"]
+
+COMMANDS = ("list", "show", "runs", "doctor")
+"""The files of the commands, in the order in which `manyformer --help` lists them."""
+
+for _command in COMMANDS:
+    importlib.import_module(f"manyformer.cli.{_command}")

@@ -1,0 +1,146 @@
+"""The application: its commands, and how mistakes, interruptions and closed pipes end it.
+
+Exit codes: 0 done, 1 a defect or a broken promise, 2 a mistake that the user can mend, 130 stopped by Ctrl-C.
+"""
+
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from manyformer import __version__
+from manyformer.cli.console import say_error
+from manyformer.errors import UserErrors
+
+DONE, DEFECT, MISTAKE, STOPPED = 0, 1, 2, 130
+
+app = typer.Typer(
+    name="manyformer",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    epilog="""[bold]Begin here[/bold]
+manyformer train lm/stdlib                 train a language model on Python's own library
+manyformer generate runs/lm/stdlib "def "  let it write
+manyformer list                            all recipes; show NAME explains one
+manyformer COMMAND --help                  settings with defaults, and examples""",
+)
+
+# the panels of `manyformer --help`, in this order
+FIND, TRAIN, USE, JUDGE = "Find", "Train", "Use", "Judge and compare"
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer passes the value
+    if wanted:
+        typer.echo(f"manyformer {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="After an error show the whole traceback; may stand anywhere.")
+    ] = False,
+) -> None:
+    """Train, check, score, run and compare every kind of Transformer."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), nl=False)
+
+
+def main() -> None:
+    """The entry point of the installed command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; messages go to stderr, results to stdout."""
+    debug, rest = _take_debug(list(arguments))
+    if "_MANYFORMER_COMPLETE" in os.environ:
+        app(prog_name="manyformer")
+    try:
+        code = _invoke(rest)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # the reader has left (`| head`): nobody is there to be told, nor for Python's own flush at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except KeyboardInterrupt:
+        say_error("stopped")
+        return STOPPED
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        return _tell(error, debug=debug)
+
+
+def _invoke(arguments: list[str]) -> int:
+    command = typer.main.get_command(app)
+    for part in getattr(command, "commands", {}).values():
+        part.help = _reflowed(part.help or "")
+    try:
+        with command.make_context("manyformer", arguments) as context:
+            result = command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    return result if isinstance(result, int) else DONE
+
+
+def _reflowed(text: str) -> str:
+    """Docstrings break their lines for the source; help breaks them for the terminal."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
+
+
+def _take_debug(arguments: list[str]) -> tuple[bool, list[str]]:
+    """`--debug` may stand anywhere before a bare `--`."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    before = [argument for argument in arguments[:end] if argument != "--debug"]
+    return len(before) < end, before + arguments[end:]
+
+
+def _tell(error: Exception, *, debug: bool) -> int:
+    """Say what went wrong in one line a mistake, and return the exit code."""
+    if isinstance(error, typer.TyperException):
+        return _tell_usage(error)
+    if isinstance(error, UserErrors):
+        for line in error.lines:
+            say_error(line)
+        return MISTAKE
+    if isinstance(error, ValueError):
+        say_error(str(error))
+        return MISTAKE
+    if isinstance(error, OSError) and error.strerror:
+        say_error(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
+        return MISTAKE
+    say_error(f"{type(error).__name__}: {error}")
+    if not debug:
+        say_error("this should not happen; the same command with --debug shows where it did")
+    return DEFECT
+
+
+def _tell_usage(error: typer.TyperException) -> int:
+    context = getattr(error, "ctx", None)
+    message = error.format_message()
+    if option := getattr(error, "option_name", None):
+        near = getattr(error, "possibilities", None)
+        if near is not None:
+            known = f"did you mean {' or '.join(sorted(near))}?" if near else "--help lists the options"
+            message = f"there is no option {option}; {known}"
+    say_error(message[:1].lower() + message[1:])
+    if context is not None:
+        say_error(f"'{context.command_path} --help' explains the command", mark="")
+    return MISTAKE
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help: whole commands to copy."""
+    return "[bold]Examples[/bold]\n" + "\n".join(line.replace("[", "\\[") for line in lines)

@@ -1,0 +1,28 @@
+"""`manyformer doctor`: is all well on this machine?"""
+
+from typing import Annotated
+
+import typer
+
+from manyformer.cli.app import FIND, app, examples
+
+
+@app.command("doctor", rich_help_panel=FIND, epilog=examples("manyformer doctor", "manyformer doctor --json"))
+def doctor(*, as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
+    """Look at this machine: Python, torch, device, threads, extras, attention kernels, disk, default data.
+
+    Ends with exit code 1 if something that the core needs does not work.
+    """
+    from manyformer.cli.console import say, say_json, say_table
+    from manyformer.cli.examine import examine
+
+    findings = examine()
+    broken = [finding for finding in findings if finding.state == "broken"]
+    if as_json:
+        say_json([finding._asdict() for finding in findings])
+    else:
+        say_table(("what", "", "found"), [(f.what, f.state, f.found) for f in findings])
+        say()
+        say(f"{len(broken)} broken, see above." if broken else "All is well.")
+    if broken:
+        raise typer.Exit(1)

@@ -1,0 +1,93 @@
+"""`manyformer runs`: the run files that come with the package."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from manyformer.cli.app import TRAIN, app, examples
+
+runs = typer.Typer(rich_markup_mode="rich", help="List, show and copy the run files that come with the package.")
+app.add_typer(
+    runs,
+    name="runs",
+    rich_help_panel=TRAIN,
+    epilog=examples("manyformer runs", "manyformer runs show lm/stdlib", "manyformer runs copy lm/stdlib mine.yaml"),
+)
+
+Name = Annotated[str, typer.Argument(help="The name of a shipped run, as 'manyformer runs' lists it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the runs as JSON.")]
+
+
+@runs.callback(invoke_without_command=True)
+def _default(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        list_runs()
+
+
+@runs.command("list", epilog=examples("manyformer runs list --json"))
+def list_runs(*, as_json: AsJson = False) -> None:
+    """List the shipped runs: name, recipe, and what each one is for."""
+    from manyformer.cli.console import say, say_json, say_table
+    from manyformer.config import about_run, shipped_runs
+
+    found = shipped_runs()
+    if as_json:
+        records = [
+            {"name": name, "recipe": _recipe(path), "about": about_run(path), "path": str(path)}
+            for name, path in found.items()
+        ]
+        say_json(records)
+        return
+    say_table(("run", "recipe", "about"), [(name, _recipe(path), about_run(path)) for name, path in found.items()])
+    say()
+    say("`manyformer train NAME` starts one, `manyformer runs copy NAME` makes a copy to change.")
+
+
+@runs.command("show", epilog=examples("manyformer runs show lm/stdlib"))
+def show_run(name: Name) -> None:
+    """Print a run file as it was written, with its comments."""
+    from manyformer.cli.console import say
+
+    say(_path(name).read_text(encoding="utf-8").rstrip())
+
+
+@runs.command("copy", epilog=examples("manyformer runs copy lm/stdlib", "manyformer runs copy lm/stdlib mine.yaml"))
+def copy_run(
+    name: Name,
+    to: Annotated[Path | None, typer.Argument(help="The copy; NAME.yaml in this folder unless given.")] = None,
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")] = False,
+) -> None:
+    """Copy a run file, to change it and train from the copy."""
+    from manyformer.cli.console import say
+    from manyformer.errors import UserError
+
+    source = _path(name)
+    target = Path(source.name) if to is None else to / source.name if to.is_dir() else to
+    if target.suffix not in (".yaml", ".yml"):
+        raise UserError(f"{target}: a run file's name ends in .yaml")
+    if target.exists() and not force:
+        raise UserError(f"{target} is there already; choose another name, or replace it with --force")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    say(f"wrote {target}; train it with `manyformer train {target}`")
+
+
+def _path(name: str) -> Path:
+    from manyformer.config import shipped_runs
+    from manyformer.errors import UserError, nearest
+
+    found = shipped_runs()
+    if name not in found:
+        raise UserError(f"there is no shipped run '{name}'; {nearest(name, found)}")
+    return found[name]
+
+
+def _recipe(path: Path) -> str:
+    """The recipe that a run file names, or the one that it extends."""
+    from manyformer.config.yamlfile import read_run_file
+
+    file = read_run_file(path)
+    named = file.layer.data.get("recipe")
+    return str(named) if named else _recipe(_path(file.extends or ""))

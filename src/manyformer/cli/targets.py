@@ -1,0 +1,63 @@
+"""What a NAME on the command line means: a recipe, or a folder that holds a run or a saved model."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from manyformer.errors import UserError, UserErrors, nearest
+
+if TYPE_CHECKING:
+    from manyformer.recipes import Recipe
+
+
+def is_folder(name: str) -> bool:
+    """Whether a name means a folder rather than a recipe: it exists, or it looks like a path."""
+    return Path(name).is_dir() or "/" in name
+
+
+def model_of(name: str, words: list[str]) -> "tuple[Recipe, dict[str, Any]]":
+    """The recipe that `name` means and its keywords: those of the saved model, changed by `words` (KEY=VALUE)."""
+    from manyformer.models.files import read_config
+    from manyformer.recipes import get
+
+    keywords: dict[str, Any] = {}
+    if is_folder(name):
+        name, keywords = read_config(model_folder(name))
+    recipe = get(name)
+    return recipe, {**keywords, **read_keywords(recipe, words)}
+
+
+def model_folder(name: str) -> Path:
+    """The folder of the model that `name` holds, directly or as a run. Raises UserError with what there is instead."""
+    folder = Path(name)
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {name}; {_runs_beside(name)}")
+    for candidate in (folder, folder / "model"):
+        if (candidate / "config.json").is_file():
+            return candidate
+    if (folder / "checkpoints").is_dir():
+        raise UserError(f"the run {name} has no final model yet: the same train command goes on with it")
+    raise UserError(f"{name} holds neither a model (config.json) nor a run; {_runs_beside(name)}")
+
+
+def _runs_beside(name: str) -> str:
+    runs = sorted(str(path.parent.parent) for path in Path("runs").rglob("model/config.json"))
+    return nearest(name, runs) if runs else "no run in ./runs has a model: `manyformer train` makes one"
+
+
+def read_keywords(recipe: "Recipe", words: list[str]) -> dict[str, Any]:
+    """KEY=VALUE, --key=value or --key value as keywords of `recipe`. Raises UserErrors for all mistakes together."""
+    from manyformer.config.keywords import check_keyword
+    from manyformer.config.overrides import parse_overrides
+    from manyformer.config.tree import Mistake
+
+    found, mistakes = parse_overrides(words)
+    known = [f"model.{name}" for name in recipe.signature.parameters]
+    keywords: dict[str, Any] = {}
+    for override in found:
+        name = override.key.removeprefix("model.")
+        keywords[name], wrong = check_keyword(name, override.value, recipe.signature, known)
+        if wrong:
+            mistakes.append(Mistake(override.spot, override.key, wrong))
+    if mistakes:
+        raise UserErrors(map(str, mistakes))
+    return keywords

@@ -1,0 +1,56 @@
+"""A recipe's card for readers: what lists, explanations and the documentation's table say alike."""
+
+import re
+from types import UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from manyformer.recipes.registry import Card, Recipe
+
+PROMISES = {
+    "causal": "no output depends on a later token",
+    "streams": "it goes on from a state, step by step as in one pass",
+    "cross": "it attends to a second sequence",
+    "padding": "padding and packing leave results unchanged",
+}
+
+
+def promises(card: Card) -> list[str]:
+    """The names of the promises that the card makes."""
+    return [name for name in PROMISES if getattr(card, name)]
+
+
+def year(card: Card) -> int | None:
+    """The year of the first paper that the card names."""
+    found = re.search(r"\b(19|20)\d\d\b", card.paper)
+    return int(found[0]) if found else None
+
+
+class Keyword(NamedTuple):
+    """One keyword of a recipe: its type in words, and its default."""
+
+    name: str
+    type: str
+    default: Any
+
+
+def keywords(recipe: Recipe) -> list[Keyword]:
+    """The keywords of a recipe, in the order of its signature."""
+    return [
+        Keyword(parameter.name, in_words(parameter.annotation), parameter.default)
+        for parameter in recipe.signature.parameters.values()
+    ]
+
+
+def in_words(annotation: Any) -> str:
+    """A type as people say it: `int or null`, `pre, post or sandwich`."""
+    if get_origin(annotation) is Literal:
+        return _either([str(value) for value in get_args(annotation)])
+    if get_origin(annotation) in (Union, UnionType):
+        return _either([in_words(part) for part in get_args(annotation)])
+    if annotation is type(None):
+        return "null"
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+
+
+def _either(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

@@ -1,0 +1,149 @@
+"""What a model consists of and what it costs, told without computing anything: parameters, structure, operations."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from manyformer.core import State, tree_map
+from manyformer.models import EncoderDecoder, LanguageModel, Model
+from manyformer.recipes import build
+
+
+@dataclass(frozen=True)
+class Part:
+    """One module of a model: its name, how deep it lies, what it is, and how many parameters are at home in it.
+
+    `times` counts equal neighbours that are told once; `parameters` is the sum over all of them. A parameter that
+    several modules share is at home where it is met first; `note` says so at the others.
+    """
+
+    name: str
+    level: int
+    kind: str
+    parameters: int
+    times: int = 1
+    note: str = ""
+
+
+class Cost(NamedTuple):
+    """One forward pass over one sequence of `length`: operations (a multiply-add counts two), and the state after it.
+
+    `state_bytes` is the state's size in float32 after `length` tokens, of which each token adds `bytes_per_token`;
+    both are None for a model without a state.
+    """
+
+    length: int
+    flops: int
+    state_bytes: int | None
+    bytes_per_token: float | None
+
+
+def sketch(recipe: str, keywords: dict[str, Any]) -> Model:
+    """The model without its numbers, on the `meta` device: quick and free of memory, however large it is."""
+    with torch.device("meta"):
+        return build(recipe, **keywords)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """How many numbers are learned; a shared one counts once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def parts(model: nn.Module) -> list[Part]:
+    """The modules of `model` from the top down, equal neighbours once."""
+    homes = {id(parameter): name for name, parameter in model.named_parameters()}
+    return list(_parts(model, "", 0, homes))
+
+
+def _parts(module: nn.Module, prefix: str, level: int, homes: dict[int, str]) -> Iterator[Part]:
+    names_of: dict[int, str] = {}
+    for names in _runs_of_equals(module):
+        first, where = module.get_submodule(names[0]), f"{prefix}{names[0]}"
+        if id(first) in names_of:
+            yield Part(names[0], level, _kind(first), 0, note=f"the same as {names_of[id(first)]}")
+            continue
+        names_of[id(first)] = where
+        label = names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
+        fresh = sum(_at_home(module.get_submodule(name), f"{prefix}{name}.", homes) for name in names)
+        note = _sharing(first, f"{where}.", homes)
+        yield Part(label, level, _kind(first), fresh, len(names), note)
+        yield from _parts(first, f"{where}.", level + 1, homes)
+
+
+def _runs_of_equals(module: nn.Module) -> list[list[str]]:
+    """The names of the children, numbered neighbours of the same structure together."""
+    runs: list[list[str]] = []
+    drawn = ""
+    # not named_children, which leaves out the second name of a module that stands in two places
+    for name, child in module._modules.items():
+        if child is None:
+            continue
+        if runs and name.isdigit() and runs[-1][-1].isdigit() and repr(child) == drawn:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+            drawn = repr(child)
+    return runs
+
+
+def _at_home(module: nn.Module, prefix: str, homes: dict[int, str]) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if homes[id(parameter)].startswith(prefix))
+
+
+def _sharing(module: nn.Module, prefix: str, homes: dict[int, str]) -> str:
+    """Which of the module's own parameters are at home elsewhere."""
+    shared = [
+        f"{name} is {homes[id(parameter)]}"
+        for name, parameter in module.named_parameters(recurse=False)
+        if homes[id(parameter)] != f"{prefix}{name}"
+    ]
+    return ", ".join(shared)
+
+
+def _kind(module: nn.Module) -> str:
+    name, extra = type(module).__name__, module.extra_repr()
+    return f"{name}({extra})" if extra and "\n" not in extra else name
+
+
+def cost(model: Model, length: int) -> Cost:
+    """What one forward pass over one sequence of `length` tokens costs; for a translation both sides are that long.
+
+    Raises ValueError where the model allows no such length. `model` may be a `sketch`.
+    """
+    model.check_length(length)
+    tokens = torch.zeros(1, length, dtype=torch.long, device=model.device)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        _pass(model, tokens)
+    half = max(1, length // 2)
+    if not isinstance(model, LanguageModel | EncoderDecoder) or half == length:
+        return Cost(length, counter.get_total_flops(), None, None)
+    early, late = (_state_bytes(model, tokens, upto) for upto in (half, length))
+    return Cost(length, counter.get_total_flops(), late, (late - early) / (length - half))
+
+
+def _pass(model: Model, tokens: Tensor) -> None:
+    if isinstance(model, EncoderDecoder):
+        model(tokens, tokens)
+    else:
+        model(tokens)
+
+
+def _state_bytes(model: LanguageModel | EncoderDecoder, tokens: Tensor, upto: int) -> int:
+    with torch.no_grad():
+        state: State = model.start(1)
+        if isinstance(model, EncoderDecoder):
+            state = model.decode(tokens[:, :upto], model.encode(tokens), None, state).state
+        else:
+            state = model(tokens[:, :upto], None, state).state
+    sizes: list[int] = []
+
+    def measure(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    tree_map(measure, state)
+    return sum(sizes)
