@@ -87,7 +87,7 @@ def _layout(segments: Int[Tensor, "b l"]) -> Packed | Plain | None:
         return None
     numbers = segments.numpy()
     rows, length = numbers.shape
-    if length and (numbers == numbers[:, :1]).all() and (numbers[:, 0] != PADDING).all():
+    if length and not numbers.any():
         return Plain()
     edges = np.ones((rows, length + 1), dtype=bool)
     edges[:, 1:-1] = numbers[:, 1:] != numbers[:, :-1]

@@ -1,0 +1,240 @@
+"""Softmax attention: every path equals the definition, gradients too, and says which one it is."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from manyformer.core import PADDING, Place
+from manyformer.kernels import Softmax
+from manyformer.masks import Causal, Document, Everything, Heads, Mask, Nothing
+from manyformer.models.places import locate
+from manyformer.ops.softmax import naive, per_document
+from manyformer.position import NoPosition, Position
+
+HEADS, KEY, VALUE = 4, 6, 5
+
+
+class Later(Position):
+    """A score that falls with the distance, so that forming scores matters."""
+
+    def score(self, logits: Tensor, q: Tensor, k: Tensor, at: Place, of: Place) -> Tensor:
+        return logits - (at.pos[:, None, :, None] - of.pos[:, None, None, :]).abs().to(logits.dtype)
+
+
+def place_of(segments: list[list[int]]) -> Place:
+    numbers = torch.tensor(segments)
+    return locate(numbers.clamp(min=0), numbers, None)[0]
+
+
+def inputs(place: Place, groups: int, of: Place | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    keys = place if of is None else of
+    batch = place.pos.shape[0]
+    shapes = ((HEADS, place.pos, KEY), (groups, keys.pos, KEY), (groups, keys.pos, VALUE))
+    return tuple(  # type: ignore[return-value]
+        torch.randn(batch, heads, pos.shape[1], width, dtype=torch.float64, requires_grad=True)
+        for heads, pos, width in shapes
+    )
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """One (query, head) at a time, over the keys it sees."""
+    repeats = q.shape[1] // k.shape[1]
+    y = torch.zeros(*q.shape[:3], v.shape[-1], dtype=q.dtype)
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            for i in range(q.shape[2]):
+                seen = mask[b % mask.shape[0], h % mask.shape[1], i].nonzero()[:, 0]
+                if len(seen):
+                    weights = (k[b, h // repeats, seen] @ q[b, h, i] * scale).softmax(0)
+                    y[b, h, i] = weights @ v[b, h // repeats, seen]
+    return y
+
+
+def run(kernel: Softmax, qkv: tuple[Tensor, ...], up: Tensor, at: Place, of: Place) -> tuple[Tensor, ...]:
+    """Outputs and the gradients of queries, keys and values."""
+    y = kernel(*qkv, at, of, NoPosition()).y
+    return y, *torch.autograd.grad((y * up).sum(), qkv)
+
+
+def assert_equal(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> None:
+    for a, b in zip(left, right, strict=True):
+        assert a.isfinite().all()
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
+
+
+LAYOUTS = {
+    "plain": [[0] * 7, [0] * 7],
+    "one token": [[0], [0]],
+    "right padding": [[0] * 7, [0] * 3 + [PADDING] * 4],
+    "left padding": [[0] * 7, [PADDING] * 4 + [0] * 3],
+    "packed": [[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 2, 2, PADDING, PADDING]],
+    "gaps": [[PADDING, 0, 0, PADDING, 1, 1, 1], [PADDING] * 7],
+    "in pieces": [[0, 0, 1, 1, 0, 1, 0], [0, 1, 0, PADDING, 0, 1, 2]],
+}
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("mask", [Causal(), Everything(), Heads({1: Causal()}, rest=~Causal())], ids=repr)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_path_is_the_definition(layout: str, mask: Mask, groups: int) -> None:
+    place = place_of(LAYOUTS[layout])
+    qkv = inputs(place, groups)
+    real = (place.seg != PADDING)[:, None, :, None]
+    # nobody asks what padding computes, so nothing flows back from it
+    up = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * real
+    dense = mask.dense(place, place, HEADS)
+    y = by_hand(*qkv, dense, 1 / math.sqrt(KEY))
+    expected = (y * real, *torch.autograd.grad((y * up).sum(), qkv))
+    paths: list[Any] = ["auto", "naive", "sdpa"]
+    if mask in (Causal(), Everything()) and layout not in ("plain", "one token", "in pieces"):
+        paths.append("documents")
+    for path in paths:
+        y, *gradients = run(Softmax(mask, path=path), qkv, up, place, place)
+        assert_equal((y * real, *gradients), expected)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_every_path_agrees_on_any_rows(data: st.DataObject) -> None:
+    length = data.draw(st.integers(1, 9))
+    segments = st.lists(st.integers(PADDING, 2), min_size=length, max_size=length)
+    place = place_of(data.draw(st.lists(segments, min_size=1, max_size=3)))
+    mask = data.draw(st.sampled_from([Causal(), Everything(), ~Causal(), Causal() & Document()]))
+    qkv = inputs(place, 2)
+    real = (place.seg != PADDING)[:, None, :, None]
+    up = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * real
+    wanted, *expected = run(Softmax(mask, path="naive"), qkv, up, place, place)
+    for path in ("auto", "sdpa"):
+        y, *gradients = run(Softmax(mask, path=path), qkv, up, place, place)  # type: ignore[arg-type]
+        assert_equal((y * real, *gradients), (wanted, *expected))
+
+
+@pytest.mark.parametrize("path", ["auto", "naive", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_see_nothing_are_zero_with_finite_gradients(path: Any, dtype: torch.dtype) -> None:
+    place = place_of([[0, 0, 0, PADDING], [PADDING] * 4])
+    qkv = tuple(x.detach().to(dtype).requires_grad_() for x in inputs(place, HEADS))
+    for mask in (Nothing(), ~Causal(), Heads({0: Everything()})):
+        y, *gradients = run(Softmax(mask, path=path), qkv, torch.ones((), dtype=dtype), place, place)
+        blind = ~mask.dense(place, place, HEADS).any(-1).expand(2, HEADS, 4)
+        assert blind.any()
+        assert (y[blind] == 0).all()
+        assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_padding_between_documents_is_zero_on_their_path() -> None:
+    place = place_of(LAYOUTS["gaps"])
+    y = Softmax(Causal(), path="documents")(*inputs(place, HEADS), place, place, NoPosition()).y
+    hidden = (place.seg == PADDING)[:, None].expand(-1, HEADS, -1)
+    assert (y[hidden] == 0).all()
+    assert not (y[~hidden] == 0).any()
+
+
+@pytest.mark.parametrize(("past", "new"), [(5, 1), (5, 3), (0, 4)])
+def test_queries_at_the_end_of_a_cache(past: int, new: int) -> None:
+    """The last queries see every earlier key: torch's own causal flag would align them with the first keys."""
+    whole = place_of([[0] * (past + new)] * 2)
+    q, k, v = inputs(whole, 2)
+    everything = Softmax(Causal(), path="naive")(q, k, v, whole, whole, NoPosition()).y[:, :, past:]
+    at = locate(torch.zeros(2, past + new, dtype=torch.long), None, None)[0]
+    late = at._replace(pos=at.pos[:, past:], seg=at.seg[:, past:], layout=at.layout._replace(start=past))  # type: ignore
+    for path in ("auto", "sdpa", "naive"):
+        y = Softmax(Causal(), path=path)(q[:, :, past:], k, v, late, at, NoPosition()).y  # type: ignore[arg-type]
+        torch.testing.assert_close(y, everything, atol=1e-10, rtol=0)
+
+
+def test_scale_and_position_enter_the_scores() -> None:
+    place = place_of([[0] * 5])
+    q, k, v = inputs(place, HEADS)
+    y = Softmax(Causal(), scale=0.3)(q, k, v, place, place, Later()).y
+    far = (place.pos[0][:, None] - place.pos[0][None, :]).abs()
+    logits = (q @ k.mT * 0.3 - far).masked_fill(~Causal().dense(place, place, HEADS), -torch.inf)
+    torch.testing.assert_close(y, logits.softmax(-1) @ v, atol=1e-10, rtol=0)
+
+
+def test_dropout_is_for_training_and_keeps_the_mean() -> None:
+    place = place_of([[0] * 64])
+    q, k = (torch.zeros(1, HEADS, 64, KEY) for _ in range(2))
+    v = torch.ones(1, HEADS, 64, VALUE)
+    for path in ("naive", "sdpa"):
+        kernel = Softmax(dropout=0.5, path=path)  # type: ignore[arg-type]
+        y = kernel(q, k, v, place, place, NoPosition()).y
+        assert y.std() > 0.05
+        assert abs(y.mean().item() - 1) < 0.05
+        assert (kernel.eval()(q, k, v, place, place, NoPosition()).y - 1).abs().max() < 1e-6
+
+
+def test_softmax_is_taken_in_float32() -> None:
+    """300 equal scores in bfloat16: summing the exponentials there would be off by percents."""
+    place = place_of([[0] * 300])
+    q, k, v = (torch.ones(1, 1, 300, 2, dtype=torch.bfloat16) for _ in range(3))
+    mask = Everything().dense(place, place, 1)
+    weights = naive(q, k, v, mask, scale=1.0, position=NoPosition(), at=place, of=place)[1]
+    assert weights.dtype == torch.bfloat16
+    assert (weights.float() - 1 / 300).abs().max() < 1 / 300 / 128
+
+
+def choice(kernel: Softmax, place: Place, of: Place | None = None, position: Position | None = None) -> str:
+    keys = place if of is None else of
+    return kernel.explain(*inputs(place, HEADS, keys), place, keys, NoPosition() if position is None else position)
+
+
+def test_it_says_which_way_it_goes_and_why() -> None:
+    plain, last = place_of([[0] * 7]), place_of([[0]])
+    seventh = last._replace(layout=last.layout._replace(start=6))  # type: ignore
+    assert choice(Softmax(), plain) == "sdpa: every key is visible"
+    assert choice(Softmax(Causal()), plain) == "sdpa: causal from the first token on, torch's own flag"
+    assert choice(Softmax(Causal()), seventh, plain) == "sdpa: every key lies in the past"
+    padded = place_of(LAYOUTS["right padding"])
+    assert choice(Softmax(Causal()), padded) == "sdpa: causal with padding on the right, which no token sees"
+    assert choice(Softmax(), padded) == "sdpa: the mask Everything() written out for these places"
+    assert choice(Softmax(Causal(), path="naive"), plain) == "naive: forced"
+    assert choice(Softmax(Causal(), path="documents"), padded) == "documents: forced"
+    assert choice(Softmax(), plain, position=Later()) == "naive: Later acts on the score of each pair"
+    packed = place_of([[n // 50 for n in range(200)]] * 2)
+    assert choice(Softmax(Causal()), packed) == "documents: 8 documents in 2 packed rows, one call each"
+    tiny = place_of([[0, 0, 1, 1]])
+    assert choice(Softmax(Causal()), tiny) == "sdpa: the mask Causal() written out for these places"
+
+
+def test_watching_takes_the_written_out_form() -> None:
+    place = place_of([[0] * 4])
+    seen: list[Tensor] = []
+    arguments = (*inputs(place, HEADS), place, place, NoPosition(), None)
+    kernel = Softmax(Causal())
+    assert kernel.explain(*arguments, lambda module, name, value: seen.append(value)).startswith("naive: the weights")
+    kernel(*arguments, lambda module, name, value: seen.append(value))
+    torch.testing.assert_close(seen[0].sum(-1), torch.ones(1, HEADS, 4, dtype=torch.float64))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_forced_path_that_cannot_serve_is_refused() -> None:
+    place, packed = place_of([[0] * 7]), place_of(LAYOUTS["packed"])
+    with pytest.raises(ValueError, match="path 'sdpa' cannot serve this call: Later acts on the score"):
+        choice(Softmax(Causal(), path="sdpa"), place, position=Later())
+    for mask, rows in ((Causal(), place), (Heads({0: Causal()}), packed), (Causal(), place_of(LAYOUTS["in pieces"]))):
+        kernel = Softmax(mask, path="documents")
+        with pytest.raises(ValueError, match="path 'documents' needs packed self-attention"):
+            kernel(*inputs(rows, HEADS), rows, rows, NoPosition())
+    wrong: Any = "fused"
+    with pytest.raises(ValueError, match="path 'fused' does not exist; known: auto, naive, sdpa, documents"):
+        Softmax(path=wrong)
+
+
+def test_documents_keep_their_gradient_in_one_piece() -> None:
+    """Rows laid end to end and cut: many slices would each cost a gradient of full size."""
+    place = place_of(LAYOUTS["packed"])
+    q, k, v = inputs(place, HEADS)
+    y = per_document(q, k, v, place.layout, causal=True, scale=1.0)  # type: ignore[arg-type]
+    names, todo = [], [y.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None:
+            names.append(node.name())
+            todo.extend(parent for parent, _ in node.next_functions)
+    assert set(names) & {"SliceBackward0", "IndexBackward0"} == set()
