@@ -11,18 +11,20 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from manyformer.check import check
     from manyformer.face import build, explain, load, recipes
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "build": "manyformer.face",
+    "check": "manyformer.check",
     "explain": "manyformer.face",
     "load": "manyformer.face",
     "recipes": "manyformer.face",
 }
 
-__all__ = ["__version__", "build", "explain", "load", "recipes"]
+__all__ = ["__version__", "build", "check", "explain", "load", "recipes"]
 
 
 def __getattr__(name: str) -> Any:

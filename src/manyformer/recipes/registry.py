@@ -21,7 +21,8 @@ class Card:
 
     `causal`: no output depends on a later token. `streams`: it goes on from a state, step by step as in one pass.
     `cross`: it attends to a second sequence. `padding`: padding and packing leave results unchanged. `because` gives
-    the reason for every promise that is not made.
+    the reason for every promise that is not made; a contract of `manyformer.check` that fails for a good reason is
+    excused by its own name. `small` are keywords, beyond the common ones, that build it tiny for the contracts.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Card:
     cost: str
     backends: tuple[str, ...] = ("cpu", "cuda")
     because: dict[str, str] = field(default_factory=dict)
+    small: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for promise in ("causal", "streams", "cross", "padding"):
@@ -71,6 +73,7 @@ def recipe(
     padding: bool = True,
     cost: str,
     because: dict[str, str] | None = None,
+    small: dict[str, Any] | None = None,
 ) -> Callable[[Callable[P, M]], Callable[P, M]]:
     """Enter a function into the list of recipes, under its own name with dashes, and let it give its models a spec."""
 
@@ -88,6 +91,7 @@ def recipe(
             padding=padding,
             cost=cost,
             because=because or {},
+            small=small or {},
         )
 
         def build(*args: P.args, **kwargs: P.kwargs) -> M:

@@ -1,0 +1,39 @@
+"""What a contract is, and the list of all of them in the order in which they are reported."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from manyformer.check.trial import Finding, Trial
+
+
+@final
+@dataclass(frozen=True)
+class Contract:
+    """A promise as a function of a trial.
+
+    `needs` are what a model must promise for it. `exact` runs it in float64 where the model can be converted. A
+    contract that is not `usual` runs only when asked for by name.
+    """
+
+    name: str
+    promise: str
+    run: Callable[[Trial], Finding]
+    needs: tuple[str, ...] = ()
+    exact: bool = False
+    usual: bool = True
+
+
+CONTRACTS: dict[str, Contract] = {}
+
+
+def contract(
+    name: str, promise: str, *, needs: tuple[str, ...] = (), exact: bool = False, usual: bool = True
+) -> Callable[[Callable[[Trial], Finding]], Callable[[Trial], Finding]]:
+    """Enter a function into the list of contracts."""
+
+    def enter(run: Callable[[Trial], Finding]) -> Callable[[Trial], Finding]:
+        CONTRACTS[name] = Contract(name, promise, run, needs, exact, usual)
+        return run
+
+    return enter

@@ -1,0 +1,124 @@
+"""Hugging Face models as subjects, known by what they can do; transformers itself is never imported here."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self, final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from manyformer.check.subject import Inputs, Result, Subject
+from manyformer.core import PADDING, State, tree_map
+
+
+class Past(NamedTuple):
+    """Their cache, which tokens so far were real (None: all), and the encoder's output of an encoder-decoder."""
+
+    cache: Any = None
+    real: Bool[Tensor, "b l"] | None = None
+    memory: Float[Tensor, "b s d"] | None = None
+
+
+def is_hugging_face(module: nn.Module) -> bool:
+    """Whether `module` is one of their generating models: it has a `config` and can `generate`."""
+    return hasattr(module, "config") and callable(getattr(module, "generate", None))
+
+
+@final
+class HuggingFace(Subject):
+    """A causal language model or encoder-decoder, called as their own `generate` calls it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        config: Any = module.config
+        self.module, self.name = module, type(module).__name__
+        self.takes = frozenset(inspect.signature(module.forward).parameters)
+        self.sourced = bool(getattr(config, "is_encoder_decoder", False))
+        self.longest = getattr(config, "max_position_embeddings", None)
+        self.ids = _plain_tokens(config).to(next(module.parameters()).device)
+        self.lacks = {name: why for name, why in REFUSED.items() if name != "cross" or not self.sourced}
+        if "past_key_values" not in self.takes:
+            self.lacks["streams"] = "its forward takes no past_key_values"
+        if self.sourced:
+            # their decoders number positions by column and take no other numbers
+            why = "their decoders are padded on the right only"
+            self.lacks |= {"padding-left": why, "padding-state": why}
+
+    def forward(self, inputs: Inputs, state: State = None) -> Result:
+        assert self.module is not None
+        past: Past = Past() if state is None else state
+        length = inputs.tokens.shape[1]
+        real = None if inputs.segments is None else inputs.segments != PADDING
+        if past.real is not None:
+            new = torch.ones_like(inputs.tokens, dtype=torch.bool) if real is None else real
+            real = torch.cat([past.real, new], dim=1)
+        call: dict[str, Any] = {"use_cache": state is not None}
+        if past.cache is not None:
+            call["past_key_values"] = past.cache
+        tokens, mask = ("decoder_input_ids", "decoder_attention_mask") if self.sourced else NAMES
+        call[tokens] = inputs.tokens
+        if real is not None:
+            call[mask] = real.long()
+            if not self.sourced and "position_ids" in self.takes:
+                call["position_ids"] = (real.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
+        memory = self._source(inputs, past, call)
+        out = self.module(**call)
+        return Result(out.logits, Past(getattr(out, "past_key_values", None), real, memory))
+
+    def _source(self, inputs: Inputs, past: Past, call: dict[str, Any]) -> Tensor | None:
+        """Hand over the source, encoded where a state has it; the encoder's output where there is a state."""
+        if not self.sourced:
+            return None
+        if inputs.source_segments is not None:
+            call["attention_mask"] = (inputs.source_segments != PADDING).long()
+        if past.memory is not None:
+            call["encoder_outputs"] = (past.memory,)
+        else:
+            call["input_ids"] = inputs.source
+        return past.memory
+
+    def start(self, inputs: Inputs, *, capacity: int | None = None) -> State:
+        if not self.sourced:
+            return Past()
+        assert self.module is not None
+        mask = None if inputs.source_segments is None else (inputs.source_segments != PADDING).long()
+        encoder: Any = self.module.get_encoder()  # type: ignore[operator]
+        return Past(memory=encoder(input_ids=inputs.source, attention_mask=mask).last_hidden_state)
+
+    def reorder(self, state: State, index: Sequence[int]) -> State:
+        rows = torch.tensor(index, device=self.ids.device)
+        if hasattr(state.cache, "reorder_cache"):
+            state.cache.reorder_cache(rows)
+            return tree_map(lambda t: t.index_select(0, rows), state)
+        return tree_map(lambda t: t.index_select(0, rows), state)
+
+    def save_to(self, folder: str) -> None:
+        assert self.module is not None
+        self.module.save_pretrained(folder)  # type: ignore[operator]
+
+    def copy_from(self, folder: str) -> Self:
+        made: nn.Module = type(self.module).from_pretrained(folder)  # type: ignore[union-attr]
+        return type(self)(made.to(self.ids.device).eval())
+
+
+NAMES = ("input_ids", "attention_mask")
+
+REFUSED = {
+    "cross": "it reads one sequence only",
+    "packing": "Hugging Face models take no document numbers",
+    "ragged": "their generate pads prompts on the left, and only prompts",
+    "capacity": "their static caches are for compiled generation",
+    "rewind": "their caches change in place",
+    "loss": "their loss shifts labels by itself",
+    "spec": "no recipe made it",
+}
+
+
+def _plain_tokens(config: Any) -> Tensor:
+    """All tokens but the special ones, which some of their models treat apart."""
+    special: set[int] = set()
+    for name, value in vars(config).items():
+        if name.endswith("_token_id"):
+            special |= set(value if isinstance(value, list) else [value])
+    kept = [token for token in range(config.vocab_size) if token not in special]
+    return torch.tensor(kept if len(kept) > 1 else range(config.vocab_size))

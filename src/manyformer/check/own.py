@@ -1,0 +1,138 @@
+"""The library's own models as subjects."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self, final
+
+import torch
+
+from manyformer.check.contract import CONTRACTS
+from manyformer.check.subject import Inputs, Result, Subject
+from manyformer.core import State
+from manyformer.errors import UserError
+from manyformer.face import load
+from manyformer.models import Classifier, Embedding, EncoderDecoder, LanguageModel, MaskedLM, Model, Spec
+from manyformer.recipes import RECIPES, Card
+
+PROMISES = ("causal", "streams", "cross", "padding")
+
+
+def own(model: Model, *, name: str | None = None) -> Subject:
+    """The subject for one of our models. Raises UserError for a kind of model that no contract knows."""
+    if isinstance(model, LanguageModel):
+        return OwnLanguageModel(model, model.embed, name)
+    if isinstance(model, EncoderDecoder):
+        return OwnEncoderDecoder(model, model.embed_target, name)
+    if isinstance(model, MaskedLM):
+        return OwnEncoder(model, model.embed, name)
+    if isinstance(model, Classifier):
+        return OwnClassifier(model, model.embed, name)
+    raise UserError(f"no contract knows what a {type(model).__name__} takes and gives: wrap it in an Adapter")
+
+
+class Own(Subject):
+    """What our models have in common: their card says what they promise."""
+
+    exact = True
+    silent: Mapping[str, str] = {}
+    """What a kind of model cannot promise, whatever its card says."""
+
+    def __init__(self, model: Model, embed: Embedding, name: str | None) -> None:
+        self.module = model
+        spec: Spec | None = getattr(model, "spec", None)
+        card = RECIPES[spec.recipe].card if spec is not None and spec.recipe in RECIPES else None
+        self.name = name or (type(model).__name__ if spec is None else spec.recipe)
+        self.longest = model.longest
+        self.lacks = {**self.silent, **_denied(card)}
+        self.ids = torch.arange(embed.token.num_embeddings, device=model.device)
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        assert isinstance(self.module, Model)
+        return self.module
+
+    def forward(self, inputs: Inputs, state: State = None) -> Result:
+        assert state is None
+        logits, _, loss = self.model(inputs.tokens, inputs.segments)
+        return Result(logits, None, loss)
+
+    def save_to(self, folder: str) -> None:
+        self.model.save(Path(folder) / "model")
+
+    def copy_from(self, folder: str) -> Self:
+        again = own(load(Path(folder) / "model").to(self.ids.device), name=self.name)
+        assert isinstance(again, type(self))
+        return again
+
+
+@final
+class OwnLanguageModel(Own):
+    """A decoder-only model."""
+
+    silent: Mapping[str, str] = {"cross": "a language model reads one sequence only"}
+
+    def forward(self, inputs: Inputs, state: State = None) -> Result:
+        return Result(*self.model(inputs.tokens, inputs.segments, state))
+
+    def start(self, inputs: Inputs, *, capacity: int | None = None) -> State:
+        assert isinstance(self.model, LanguageModel)
+        return self.model.start(inputs.tokens.shape[0], capacity=capacity)
+
+
+@final
+class OwnEncoderDecoder(Own):
+    """A decoder given a source; with a state, the source is encoded once and kept beside it."""
+
+    sourced = True
+
+    def forward(self, inputs: Inputs, state: State = None) -> Result:
+        assert isinstance(self.model, EncoderDecoder)
+        if state is None:
+            assert inputs.source is not None
+            return Result(*self.model(inputs.source, inputs.tokens, inputs.source_segments, inputs.segments))
+        memory, stream = state
+        logits, stream, loss = self.model.decode(inputs.tokens, memory, inputs.segments, stream)
+        return Result(logits, (memory, stream), loss)
+
+    def start(self, inputs: Inputs, *, capacity: int | None = None) -> State:
+        assert isinstance(self.model, EncoderDecoder)
+        assert inputs.source is not None
+        memory = self.model.encode(inputs.source, inputs.source_segments)
+        return memory, self.model.start(inputs.tokens.shape[0], capacity=capacity)
+
+
+@final
+class OwnEncoder(Own):
+    """A masked language model."""
+
+    silent: Mapping[str, str] = {
+        "causal": "every token sees both sides",
+        "streams": "a later token changes all earlier outputs, so nothing can be kept",
+        "cross": "it reads one sequence only",
+    }
+
+
+@final
+class OwnClassifier(Own):
+    """A model that gives a row one label."""
+
+    tokenwise = False
+    silent: Mapping[str, str] = {
+        "causal": "a label may depend on the whole row",
+        "streams": "a later token may change the label, so nothing can be kept",
+        "cross": "it reads one sequence only",
+        "packing": "a row has one label, so it holds one document",
+        "tokenwise": "a row has one label, tokens have none",
+    }
+
+
+def _denied(card: Card | None) -> dict[str, str]:
+    """What the card does not promise; without a card everything is promised but what only a recipe can give."""
+    if card is None:
+        why = "no recipe made this model, so nothing says how to make it again"
+        return {"saving": why, "spec": why}
+    known = {*PROMISES, *CONTRACTS, *(need for contract in CONTRACTS.values() for need in contract.needs)}
+    if unknown := sorted(card.because.keys() - known):
+        raise UserError(f"the card of {card.name} excuses itself from '{unknown[0]}', which nothing promises")
+    return {name: why for name, why in card.because.items() if name not in PROMISES or not getattr(card, name)}

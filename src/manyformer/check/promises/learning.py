@@ -1,0 +1,92 @@
+"""It learns: a toy task that needs attention to places, in seconds."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from manyformer.batches import IGNORE, Batch
+from manyformer.check.contract import contract
+from manyformer.check.guard import training
+from manyformer.check.promises.losses import as_batch
+from manyformer.check.subject import Inputs
+from manyformer.check.trial import Finding, Trial
+from manyformer.models import Classifier, EncoderDecoder, MaskedLM, Model
+
+SYMBOLS, PERIOD, ROWS, STEPS, RATE = 8, 4, 32, 200, 3e-3
+
+BOUND = 0.5
+"""The loss must fall below this share of what guessing costs."""
+
+
+@contract("learns", "a toy task is learnt in seconds", needs=("loss",), usual=False)
+def learns(trial: Trial) -> Finding:
+    """Copying at a distance, reversing, filling in, or telling an order, by kind of model; 200 steps of Adam.
+
+    The model's weights are put back afterwards. Small models as `check` builds them from a recipe's name are meant.
+    """
+    model = trial.subject.module
+    assert isinstance(model, Model)
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    try:
+        with training(model), torch.enable_grad():
+            first, last = _train(trial, model)
+    finally:
+        model.load_state_dict(kept)
+    told = f"{STEPS} steps bring the loss from {first:.2f} to {last:.2f} nats, guessing costs {_guess(model):.2f}"
+    measured = last / _guess(model)
+    return Finding(measured <= BOUND, told, measured, BOUND)
+
+
+def _train(trial: Trial, model: Model) -> tuple[float, float]:
+    """The mean loss of the first and of the last ten steps, in nats per target."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE, betas=(0.9, 0.98))
+    losses = []
+    for step in range(STEPS):
+        loss = model.loss(toy(trial, model))
+        optimizer.zero_grad()
+        ((loss.total / loss.targets) + loss.extra).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(1.0, (step + 1) / 20) * min(1.0, 2 * (1 - step / STEPS))
+        optimizer.step()
+        losses.append(float(loss.total.detach() / loss.targets))
+    return sum(losses[:10]) / 10, sum(losses[-10:]) / 10
+
+
+def toy(trial: Trial, model: Model) -> Batch:
+    """A batch of the task for this kind of model, over the tokens 5 to 12; tokens 1 and 4 are start and mask."""
+    repeats = trial.fit(6 * PERIOD) // PERIOD
+    symbols = _symbols(trial, ROWS, PERIOD)
+    rows = symbols.repeat(1, repeats)
+    if isinstance(model, EncoderDecoder):
+        target = torch.cat([torch.ones_like(symbols[:, :1]), symbols.flip(1)[:, :-1]], dim=1)
+        return as_batch(model, Inputs(target, None, symbols), symbols.flip(1))
+    if isinstance(model, Classifier):
+        return _which_comes_first(trial, model)
+    if isinstance(model, MaskedLM):
+        hidden = torch.rand(rows.shape, generator=trial.generator) < 0.15
+        hidden[:, 0] = True
+        hidden = hidden.to(rows.device)
+        return as_batch(model, Inputs(rows.masked_fill(hidden, 4)), rows.masked_fill(~hidden, IGNORE))
+    targets = rows.roll(-1, dims=1)
+    # nothing can be known before the second time round
+    targets[:, : PERIOD - 1], targets[:, -1] = IGNORE, IGNORE
+    return as_batch(model, Inputs(rows), targets)
+
+
+def _which_comes_first(trial: Trial, model: Model) -> Batch:
+    """Among eight tokens one 5 and one 6; the label says which stands before the other."""
+    tokens = _symbols(trial, ROWS, 2 * PERIOD).clamp(min=7)
+    order = torch.rand(tokens.shape, generator=trial.generator).argsort(dim=1)[:, :2].to(tokens.device)
+    tokens.scatter_(1, order[:, :1], 5).scatter_(1, order[:, 1:], 6)
+    return as_batch(model, Inputs(tokens), (order[:, 0] < order[:, 1]).long())
+
+
+def _symbols(trial: Trial, rows: int, length: int) -> Tensor:
+    drawn = torch.randint(5, 5 + SYMBOLS, (rows, length), generator=trial.generator)
+    return drawn.to(trial.subject.ids.device)
+
+
+def _guess(model: Model) -> float:
+    return math.log(2 if isinstance(model, Classifier) else SYMBOLS)

@@ -1,0 +1,50 @@
+"""The loss that training sees is the cross entropy of the logits that everybody else sees."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from manyformer.batches import IGNORE, Batch, LabelBatch, MaskedBatch, PairBatch, TextBatch
+from manyformer.check.contract import contract
+from manyformer.check.layout import pad
+from manyformer.check.promises.padding import lengths
+from manyformer.check.subject import Inputs
+from manyformer.check.trial import Finding, Trial, Worst
+from manyformer.models import Classifier, EncoderDecoder, MaskedLM, Model
+
+
+def as_batch(model: Model, inputs: Inputs, targets: Tensor) -> Batch:
+    """The batch that training would hand to this model."""
+    if isinstance(model, EncoderDecoder):
+        assert inputs.source is not None
+        return PairBatch(inputs.source, inputs.tokens, targets, inputs.source_segments, inputs.segments)
+    if isinstance(model, Classifier):
+        return LabelBatch(inputs.tokens, targets, inputs.segments)
+    if isinstance(model, MaskedLM):
+        return MaskedBatch(inputs.tokens, targets, inputs.segments)
+    return TextBatch(inputs.tokens, targets, inputs.segments)
+
+
+@contract("loss", "training loss and score == cross entropy of the logits", needs=("loss",))
+def loss(trial: Trial) -> Finding:
+    """With padding, with ignored targets and with label smoothing."""
+    model, worst = trial.subject.module, Worst()
+    assert isinstance(model, Model)
+    inputs, _ = pad(trial, trial.documents(lengths(trial)), "right")
+    result = trial.subject(inputs)
+    classes = result.logits.shape[-1]
+    targets = torch.randint(classes, result.logits.shape[:-1], generator=trial.generator).to(inputs.tokens.device)
+    if inputs.segments is not None and targets.ndim == 2:
+        # every fifth target is left out, as well as padding
+        left_out = torch.arange(targets.numel(), device=targets.device).view_as(targets) % 5 == 0
+        targets = targets.masked_fill((inputs.segments < 0) | left_out, IGNORE)
+    batch, logits = as_batch(model, inputs, targets), result.logits.flatten(0, -2).double()
+    for smoothing in (0.0, 0.1):
+        want = F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing, reduction="sum")
+        worst.add(model.loss(batch, smoothing=smoothing).total, want, f"the loss with smoothing {smoothing}")
+    scored, counted = model.score(batch), targets != IGNORE
+    right = (result.logits.argmax(-1) == targets) & counted
+    worst.add(scored.nll.cpu(), F.cross_entropy(logits, targets.flatten(), reduction="sum").cpu(), "the score")
+    worst.add(scored.targets, counted.sum(), "the number of targets")
+    worst.add(scored.correct, right.sum(), "the number of right answers")
+    return worst.finding(f"loss and score of {int(counted.sum())} targets are those of the logits", trial.tolerance)

@@ -1,0 +1,46 @@
+"""Documents packed into one row do not see each other."""
+
+from manyformer.check.contract import contract
+from manyformer.check.layout import Item, Spot, pack
+from manyformer.check.promises.streaming import in_chunks
+from manyformer.check.subject import Inputs
+from manyformer.check.trial import Finding, Trial, Worst
+
+ROWS = ((Item(0), Item(1), Item(2)), (Item(3, 2), Item(4), Item(5, 1)))
+
+
+def _packed(trial: Trial) -> tuple[list[Inputs], Inputs, list[Spot]]:
+    """Six documents in two rows, one of a single token, with padding before, between and after."""
+    third = max(trial.length // 3, 1)
+    lengths = [third, 1, third + 2, 2, third + 1, max(third - 2, 1)]
+    documents = trial.documents(lengths)
+    return documents, *pack(trial, documents, ROWS)
+
+
+@contract("packing", "documents packed in a row == each alone", needs=("padding", "packing"), exact=True)
+def packing(trial: Trial) -> Finding:
+    """Several documents a row, told apart by segment numbers alone."""
+    worst = Worst()
+    documents, inputs, spots = _packed(trial)
+    together = trial.subject(inputs)
+    for number, (document, spot) in enumerate(zip(documents, spots)):
+        where = f"document {number}, row {spot.row}, tokens {spot.begin} to {spot.end}"
+        worst.add(spot.of(together, tokenwise=True), trial.subject(document).logits[0], where)
+    return worst.finding(f"{len(documents)} documents in {len(ROWS)} rows give what each gives alone", trial.tolerance)
+
+
+@contract(
+    "packing-state", "packed rows through a state == each alone", needs=("streams", "padding", "packing"), exact=True
+)
+def packing_state(trial: Trial) -> Finding:
+    """Packed rows in chunks that cut through documents."""
+    worst = Worst()
+    documents, inputs, spots = _packed(trial)
+    width = inputs.tokens.shape[1]
+    for size in (1, 3, width):
+        sizes = [size] * (width // size) + ([width % size] if width % size else [])
+        got, _ = in_chunks(trial, inputs, sizes)
+        for number, (document, spot) in enumerate(zip(documents, spots)):
+            where = f"document {number}, chunks of {size}"
+            worst.add(got[spot.row, spot.begin : spot.end], trial.subject(document).logits[0], where)
+    return worst.finding("packed rows, cut anywhere, give what each document gives alone", trial.tolerance)

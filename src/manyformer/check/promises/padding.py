@@ -1,0 +1,104 @@
+"""Padding changes nothing: on either side, in the source, and when a state has seen it."""
+
+import torch
+
+from manyformer.check.contract import contract
+from manyformer.check.layout import Side, pad, pad_tokens
+from manyformer.check.promises.streaming import in_chunks
+from manyformer.check.subject import Inputs
+from manyformer.check.trial import Finding, Trial, Worst
+from manyformer.core import PADDING
+
+
+def lengths(trial: Trial) -> list[int]:
+    """Four documents, one of them a single token."""
+    whole = trial.length
+    return [whole, max(whole // 2 - 1, 1), 1, max(whole - 1, 1)]
+
+
+def _padded(trial: Trial, side: Side) -> Finding:
+    worst, tokenwise = Worst(), trial.subject.tokenwise
+    documents = trial.documents(lengths(trial))
+    inputs, spots = pad(trial, documents, side)
+    together = trial.subject(inputs)
+    for number, (document, spot) in enumerate(zip(documents, spots)):
+        alone = trial.subject(document).logits[0]
+        where = f"row {number}, {spot.end - spot.begin} tokens padded on the {side} to {inputs.tokens.shape[1]}"
+        worst.add(spot.of(together, tokenwise=tokenwise), alone, where)
+    return worst.finding(f"rows padded on the {side} with random tokens give what each gives alone", trial.tolerance)
+
+
+@contract("padding-right", "padding after the tokens changes nothing", needs=("padding",), exact=True)
+def padding_right(trial: Trial) -> Finding:
+    """Rows of different lengths, filled up at the end."""
+    return _padded(trial, "right")
+
+
+@contract("padding-left", "padding before the tokens changes nothing", needs=("padding",), exact=True)
+def padding_left(trial: Trial) -> Finding:
+    """Rows of different lengths, filled up at the beginning."""
+    return _padded(trial, "left")
+
+
+@contract("source-padding", "padding of the source changes nothing", needs=("cross", "padding"), exact=True)
+def source_padding(trial: Trial) -> Finding:
+    """Sources of different lengths, targets of one."""
+    worst = Worst()
+    documents = [trial.draw(1, trial.length, source=length) for length in lengths(trial)]
+    target = torch.cat([document.tokens for document in documents])
+    for side in ("left", "right"):
+        sources = [document.source for document in documents if document.source is not None]
+        source, segments, _ = pad_tokens(trial, sources, side)
+        together = trial.subject(Inputs(target, None, source, segments)).logits
+        for number, document in enumerate(documents):
+            where = f"row {number}, source padded on the {side}"
+            worst.add(together[number], trial.subject(document).logits[0], where)
+    return worst.finding("sources padded on either side give what each gives alone", trial.tolerance)
+
+
+@contract("padding-state", "a state that has seen padding goes on as without", needs=("streams", "padding"), exact=True)
+def padding_state(trial: Trial) -> Finding:
+    """A padded prompt, then tokens for every row; on the left as generation does it, and on the right."""
+    worst, more = Worst(), 4
+    documents = trial.documents([max(length - more, 1) + more for length in lengths(trial)])
+    prompts = [document.columns(0, document.tokens.shape[1] - more) for document in documents]
+    rest = torch.cat([document.tokens[:, -more:] for document in documents])
+    sides: tuple[Side, ...] = ("left",) if "ragged" in trial.subject.lacks else ("left", "right")
+    for side in sides:
+        inputs, _ = pad(trial, prompts, side)
+        _, state = in_chunks(trial, inputs, [inputs.tokens.shape[1]])
+        following = inputs._replace(tokens=rest, segments=None)
+        for column in range(more):
+            result = trial.subject(following.columns(column, column + 1), state)
+            state = result.state
+            for number, document in enumerate(documents):
+                alone = trial.subject(document).logits[0, column - more]
+                where = f"row {number}, {column + 1} tokens after a prompt padded on the {side}"
+                worst.add(result.logits[number, 0], alone, where)
+    return worst.finding(f"prompts padded on the {' and '.join(sides)}, then steps, as each alone", trial.tolerance)
+
+
+@contract("padding-ragged", "rows may get padding at any step", needs=("streams", "padding", "ragged"), exact=True)
+def padding_ragged(trial: Trial) -> Finding:
+    """Every token of a row comes at a random step, padding at all others, in chunks of 1 to 5 columns."""
+    worst, rows = Worst(), 3
+    count = max(trial.length // 2, 1)
+    documents = trial.draw(rows, count)
+    width = trial.length
+    tokens, segments = trial.tokens(rows, width), torch.full((rows, width), PADDING, device=documents.tokens.device)
+    places = []
+    for row in range(rows):
+        columns = torch.randperm(width, generator=trial.generator)[:count].sort().values.to(tokens.device)
+        tokens[row, columns], segments[row, columns] = documents.tokens[row], 3
+        places.append(columns)
+    inputs = documents._replace(tokens=tokens, segments=segments)
+    if documents.source is not None:
+        inputs = inputs._replace(source_segments=torch.full_like(documents.source, 3))
+    sizes: list[int] = []
+    while sum(sizes) < width:
+        sizes.append(min(1 + trial.number(5), width - sum(sizes)))
+    got, _ = in_chunks(trial, inputs, sizes)
+    alone = trial.subject(documents).logits
+    for row in range(rows):
+        worst.add(got[row, places[row]], alone[row], f"row {row}, its tokens scattered among padding")
+    return worst.finding("tokens scattered among padding over many steps give what one pass gives", trial.tolerance)
