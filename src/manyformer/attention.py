@@ -84,7 +84,8 @@ class Attention(Layer):
 
     def _project(self, x: Float[Tensor, "b s d"], place: Place) -> tuple[Tensor, Tensor]:
         heads, key, value = self.shape
-        k, v = self.to_kv(x).split([heads * key, heads * value], dim=-1)
+        kv = self.to_kv(x)
+        k, v = kv.narrow(-1, 0, heads * key), kv.narrow(-1, heads * key, heads * value)
         return self.position.key(split_heads(k, heads), place), split_heads(v, heads)
 
 

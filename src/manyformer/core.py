@@ -6,9 +6,9 @@ stream, what the whole call shares (`Context`) and its own state, and returns an
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
@@ -30,7 +30,7 @@ def ignore(module: nn.Module, name: str, value: Tensor) -> None:
 
 
 class Plain(NamedTuple):
-    """Every row is one document without padding, at positions `start`, `start` + 1, and so on."""
+    """Every row is one document, number 0, without padding, at positions `start`, `start` + 1, and so on."""
 
     start: int = 0
 
@@ -95,10 +95,9 @@ class Layer(nn.Module, ABC):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
         """With `state` None nothing is remembered; otherwise go on from it and return the next one."""
 
-    def __call__(self, x: Tensor, ctx: Context, state: State = None) -> Out:
-        """`forward` with the hooks of `nn.Module`, typed."""
-        out: Out = super().__call__(x, ctx, state)
-        return out
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, ctx: Context, state: State = None) -> Out: ...
 
 
 @final
@@ -123,16 +122,20 @@ class Chain(Layer):
             self.add_module(name, layer)
 
     def start(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        return [layer.start(batch, capacity=capacity, device=device, dtype=dtype) for layer in self.children()]  # type: ignore[operator]
+        return [layer.start(batch, capacity=capacity, device=device, dtype=dtype) for layer in self._layers()]
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
         loss: Tensor | float = 0.0
         after: list[State] = []
-        for number, layer in enumerate(self.children()):
+        for number, layer in enumerate(self._layers()):
             x, new, extra = layer(x, ctx, None if state is None else state[number])
             after.append(new)
             loss = loss + extra
         return Out(x, None if state is None else after, loss)
+
+    def _layers(self) -> Iterable[Layer]:
+        # `children()` looks for repetitions first, which takes longer than a small layer does for one token
+        return self._modules.values()  # type: ignore[return-value]
 
 
 class Join(nn.Module, ABC):
@@ -144,15 +147,14 @@ class Join(nn.Module, ABC):
 
 @final
 class Add(Join):
-    """The plain sum (He et al. 2016), after dropout of the branch (Vaswani et al. 2017, section 5.4)."""
+    """The sum (He et al. 2016), after dropout of the branch (Vaswani et al. 2017, section 5.4)."""
 
-    def __init__(self, *, dropout: float = 0.0) -> None:
+    def __init__(self, *, dropout: float) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "b l d"], branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
-        # a zero rate must cost nothing: one call less per branch when decoding
-        return x + (self.dropout(branch) if self.dropout.p else branch)
+        return x + self.dropout(branch)
 
 
 @final
@@ -160,7 +162,7 @@ class Residual(Layer):
     """A branch around `inner`: y = after(join(x, within(inner(before(x))))).
 
     Post-norm (Vaswani et al. 2017) sets `after`, pre-norm (Xiong et al. 2020) `before`, sandwich norm (Ding et al.
-    2021, section 2.4) `before` and `within`. None is the identity.
+    2021, section 2.4) `before` and `within`. None is the identity, or the plain sum for `join`.
     """
 
     def __init__(
@@ -174,14 +176,15 @@ class Residual(Layer):
     ) -> None:
         super().__init__()
         self.inner, self.before, self.within, self.after = inner, before, within, after
-        self.join = Add() if join is None else join
+        self.join = join
 
     def start(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         return self.inner.start(batch, capacity=capacity, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
         branch, state, loss = self.inner(x if self.before is None else self.before(x), ctx, state)
-        y = self.join(x, branch if self.within is None else self.within(branch))
+        branch = branch if self.within is None else self.within(branch)
+        y = x + branch if self.join is None else self.join(x, branch)
         return Out(y if self.after is None else self.after(y), state, loss)
 
 

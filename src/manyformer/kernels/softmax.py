@@ -27,13 +27,20 @@ class Choice(NamedTuple):
     dense: bool = False
 
 
+EVERY_KEY = Choice("sdpa", "every key is visible")
+PAST = Choice("sdpa", "every key lies in the past")
+ALIGNED = Choice("sdpa", "causal from the first token on, torch's own flag", causal=True)
+RIGHT_PADDED = Choice("sdpa", "causal with padding on the right, which no token sees", causal=True)
+
+
 @final
 class Softmax(Kernel):
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1) under a mask.
 
-    The scale is 1 / sqrt(e) unless given. Rows that may see no key are zero. `dropout` acts on the weights; it makes
-    torch leave its fast CPU kernel, so it is 0 unless asked for. `path` forces one way of computing: "naive" (any mask,
-    any position, the definition), "sdpa" (torch's fused kernel) or "documents" (packed rows on a CPU, one call each).
+    The scale is 1 / sqrt(e) unless given. A token that may see no key gets zeros; what padding gets means nothing.
+    `dropout` acts on the weights; it makes torch leave its fast CPU kernel, so it is 0 unless asked for. `path` forces
+    one way of computing: "naive" (any mask, any position, the definition), "sdpa" (torch's fused kernel) or "documents"
+    (packed rows on a CPU, one call each).
     A forced path that cannot serve a call raises ValueError.
     """
 
@@ -52,6 +59,7 @@ class Softmax(Kernel):
             raise ValueError(f"Softmax: path '{path}' does not exist; known: auto, {', '.join(get_args(Path))}")
         self.mask = Everything() if mask is None else mask
         self.dropout, self.scale, self.path = dropout, scale, path
+        self._all, self._causal = self.mask == Everything(), self.mask == Causal()
 
     def forward(
         self,
@@ -96,27 +104,31 @@ class Softmax(Kernel):
         return f"{self.mask!r}, path={self.path}"
 
     def _choose(self, q: Tensor, k: Tensor, at: Place, of: Place, position: Position, watch: Watch) -> Choice:
-        needs = self._needs_naive(position, watch)
         if self.path == "naive":
             return Choice("naive", "forced")
-        if needs is not None:
+        if (needs := self._needs_naive(position, watch)) is not None:
             if self.path != "auto":
                 raise ValueError(f"Softmax: path '{self.path}' cannot serve this call: {needs}")
             return Choice("naive", needs)
-        fused = self._fused(q, k, at, of)
-        packed = self._documents(q, at, of)
         if self.path == "documents":
-            if packed is None:
+            if (packed := self._documents(q, at, of)) is None:
                 raise ValueError(
                     "Softmax: path 'documents' needs packed self-attention with the mask Causal() or Everything()"
                 )
             return packed._replace(why="forced")
-        if self.path == "auto" and fused.dense and packed is not None and q.device.type == "cpu":
-            assert isinstance(at.layout, Packed)
-            saved = q.shape[1] * (q.shape[0] * q.shape[2] * k.shape[2] - _pairs(at.layout))
-            if saved > PAIRS_PER_CALL * len(at.layout.documents):
-                return packed
+        fused = self._fused(k, at, of)
+        if self.path == "auto" and fused.dense and q.device.type == "cpu":
+            return self._cheaper(fused, q, k, at, of)
         return fused
+
+    def _cheaper(self, fused: Choice, q: Tensor, k: Tensor, at: Place, of: Place) -> Choice:
+        """One call for each document where that saves more pairs than starting the calls costs."""
+        packed = self._documents(q, at, of)
+        if packed is None:
+            return fused
+        assert isinstance(at.layout, Packed)
+        saved = q.shape[1] * (q.shape[0] * q.shape[2] * k.shape[2] - _pairs(at.layout))
+        return packed if saved > PAIRS_PER_CALL * len(at.layout.documents) else fused
 
     def _needs_naive(self, position: Position, watch: Watch) -> str | None:
         if watch is not ignore:
@@ -125,26 +137,26 @@ class Softmax(Kernel):
             return f"{type(position).__name__} acts on the {' and '.join(sorted(seams))} of each pair"
         return None
 
-    def _fused(self, q: Tensor, k: Tensor, at: Place, of: Place) -> Choice:
+    def _fused(self, k: Tensor, at: Place, of: Place) -> Choice:
         """How torch's kernel would be told of the mask: by nothing, by its causal flag, or written out."""
-        aligned = isinstance(at.layout, Packed) and at.layout.right_padded and at.layout == of.layout
         if isinstance(at.layout, Plain) and isinstance(of.layout, Plain):
             ahead = at.layout.start - of.layout.start
-            if self.mask == Everything():
-                return Choice("sdpa", "every key is visible")
-            if self.mask == Causal() and ahead >= k.shape[2] - 1:
-                return Choice("sdpa", "every key lies in the past")
-            if self.mask == Causal() and ahead == 0:
-                return Choice("sdpa", "causal from the first token on, torch's own flag", causal=True)
-        if self.mask == Causal() and aligned:
-            return Choice("sdpa", "causal with padding on the right, which no token sees", causal=True)
+            if self._all:
+                return EVERY_KEY
+            if self._causal and ahead >= k.shape[2] - 1:
+                return PAST
+            if self._causal and ahead == 0:
+                return ALIGNED
+        aligned = isinstance(at.layout, Packed) and at.layout.right_padded and at.layout == of.layout
+        if aligned and self._causal:
+            return RIGHT_PADDED
         return Choice("sdpa", f"the mask {self.mask!r} written out for these places", dense=True)
 
     def _documents(self, q: Tensor, at: Place, of: Place) -> Choice | None:
-        if not isinstance(at.layout, Packed) or at.layout is not of.layout or self.mask not in (Causal(), Everything()):
+        if not isinstance(at.layout, Packed) or at.layout is not of.layout or not (self._all or self._causal):
             return None
         why = f"{len(at.layout.documents)} documents in {q.shape[0]} packed rows, one call each"
-        return Choice("documents", why, causal=self.mask == Causal())
+        return Choice("documents", why, causal=self._causal)
 
 
 def _pairs(layout: Packed) -> int:

@@ -1,5 +1,6 @@
 """The five places where a position can enter, all of them identities until a part overrides them."""
 
+from functools import cache
 from typing import final
 
 from jaxtyping import Float
@@ -50,7 +51,12 @@ class Position(nn.Module):
 
     def touches(self) -> frozenset[str]:
         """The seams that this part overrides."""
-        return frozenset(seam for seam in SEAMS if getattr(type(self), seam) is not getattr(Position, seam))
+        return _touched(type(self))
+
+
+@cache
+def _touched(kind: type[Position]) -> frozenset[str]:
+    return frozenset(seam for seam in SEAMS if getattr(kind, seam) is not getattr(Position, seam))
 
 
 @final

@@ -13,7 +13,7 @@ Norm = Callable[[], nn.Module]
 
 def branch(inner: Layer, *, order: NormOrder, norm: Norm, dropout: float = 0.0) -> Residual:
     """`inner` on a residual stream, its norms placed after the sum, before the branch, or around the branch."""
-    join = Add(dropout=dropout)
+    join = Add(dropout=dropout) if dropout else None
     if order == "post":
         return Residual(inner, after=norm(), join=join)
     if order == "pre":

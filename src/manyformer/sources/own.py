@@ -38,7 +38,8 @@ class Own(Source):
         size = capacity or 0
         k = torch.zeros(batch, shape.kv_heads, size, shape.key, device=device, dtype=dtype)
         v = torch.zeros(batch, shape.kv_heads, size, shape.value, device=device, dtype=dtype)
-        pos = torch.zeros(batch, size, device=device, dtype=torch.long)
+        # reserved columns hold the places of a plain document, so that the usual case need not write them
+        pos = torch.arange(size, device=device).repeat(batch, 1)
         return Cache(k, v, pos, torch.zeros_like(pos), 0, capacity)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: Project, state: State, *, folds: bool) -> Keys:
@@ -51,8 +52,8 @@ class Own(Source):
         layout = Plain() if cache.plain else None
         if cache.room is None:
             return Keys(cache.k, cache.v, Place(cache.pos, cache.seg, layout), cache)
-        place = Place(cache.pos[:, :end], cache.seg[:, :end], layout)
-        return Keys(cache.k[:, :, :end], cache.v[:, :, :end], place, cache)
+        place = Place(cache.pos.narrow(1, 0, end), cache.seg.narrow(1, 0, end), layout)
+        return Keys(cache.k.narrow(2, 0, end), cache.v.narrow(2, 0, end), place, cache)
 
 
 def _continues(cache: Cache, place: Place) -> bool:
@@ -79,8 +80,12 @@ def _write(cache: Cache, k: Tensor, v: Tensor, place: Place) -> Cache:
         raise ValueError(f"the cache has room for capacity={cache.room} tokens, {end} are needed: start with more")
     if torch.is_grad_enabled():
         raise ValueError("a state with capacity is written in place: use it under torch.no_grad(), or start without")
-    cache.k[:, :, begin:end] = k
-    cache.v[:, :, begin:end] = v
-    cache.pos[:, begin:end] = place.pos
-    cache.seg[:, begin:end] = place.seg
-    return cache._replace(length=end, plain=_continues(cache, place))
+    cache.k.narrow(2, begin, k.shape[2]).copy_(k)
+    cache.v.narrow(2, begin, v.shape[2]).copy_(v)
+    if _continues(cache, place):
+        return Cache(cache.k, cache.v, cache.pos, cache.seg, end, cache.room)
+    # places are copied before they differ from a plain document's: an earlier state may be gone back to
+    pos, seg = cache.pos.clone(), cache.seg.clone()
+    pos[:, begin:end] = place.pos
+    seg[:, begin:end] = place.seg
+    return Cache(cache.k, cache.v, pos, seg, end, cache.room, plain=False)
