@@ -225,5 +225,5 @@ def test_damage_is_named(how: str, message: str, tmp_path: Path) -> None:
 
 
 def test_loading_what_is_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is not a folder; a saved model is a folder with config.json"):
+    with pytest.raises(ValueError, match=r"is not a folder; a saved model is a folder with config\.json"):
         mf.load(tmp_path / "nothing")
