@@ -59,9 +59,12 @@ class Units(NamedTuple):
 
 
 class Held:
-    """Held-out data: the same batches in the same order, every time it is iterated over."""
+    """Held-out data: the same batches in the same order, every time it is iterated over.
 
-    def __init__(self, epoch: Epoch, units: Units, share: Share | None = None) -> None:
+    `units` is None where the targets do not spell a text (masked tokens, labels).
+    """
+
+    def __init__(self, epoch: Epoch, units: Units | None, share: Share | None = None) -> None:
         self._epoch, self.units = epoch, units
         self._share = share or Share()
 

@@ -1,0 +1,134 @@
+"""Opening labelled texts: read, divided, tokenized into shards once, then batches of texts of similar length."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from manyformer.config import LabelsData
+from manyformer.data.buckets import Buckets
+from manyformer.data.examples import Labelled
+from manyformer.data.opened import Data, Span
+from manyformer.data.plan import Held
+from manyformer.data.prepared import Made, Prepared, prepared
+from manyformer.data.records import Row
+from manyformer.data.sampler import Sampler
+from manyformer.data.saved import Tokenizers
+from manyformer.data.shards import Writers, writing_shards
+from manyformer.data.splits import Record, Splits
+from manyformer.data.tables import Table, table
+from manyformer.data.tokenizer import Tokenizer
+from manyformer.errors import UserError, nearest
+
+Say = Callable[[str], None]
+# Texts tokenized in one call.
+_BLOCK = 2000
+
+
+def open_labels(data: LabelsData, *, batch_tokens: int, cache: Path, seed: int, say: Say) -> Data:
+    """Labelled texts for a classifier; `batch_tokens` bounds the padded tokens of a batch."""
+    splits = _splits(data, cache)
+    asked: dict[str, Any] = {
+        "kind": "labels",
+        "tokenizer": data.tokenizer,
+        "vocab": data.vocab,
+        "longest": data.longest,
+    }
+    asked |= {"shares": splits.shares, "stamps": splits.stamps(), "library": tokenizers.__version__}
+    ready = prepared(cache, asked, lambda: _make(data, splits, cache, say))
+    texts = {name: Labelled(ready.shards[f"{name}.text"], ready.shards[f"{name}.label"]) for name in splits.names}
+    _refuse_little(texts["train"], batch_tokens)
+    plans = {name: Buckets(one, np.arange(len(one.lengths)), batch_tokens) for name, one in texts.items()}
+    held = {name: Held(plan.in_order(), None) for name, plan in plans.items()}
+    longest = max(int(one.lengths.max()) for one in texts.values())
+    return Data(
+        task="classification",
+        tokenizers=ready.tokenizers,
+        train=Sampler(plans["train"], seed),
+        valid=held["valid"],
+        test=held.get("test"),
+        lines=tuple(_lines(data, splits, ready)),
+        spans=(Span(longest, "the longest text", "cut such texts with data.longest, or build a longer model"),),
+        cache=cache,
+    )
+
+
+def _splits(data: LabelsData, cache: Path) -> Splits:
+    def read(paths: str | Sequence[str]) -> list[Table]:
+        each = [paths] if isinstance(paths, str) else paths
+        return [table(path, (data.text, data.label), ("text", "label"), cache) for path in each]
+
+    tables = {"train": read(data.path)}
+    shares = {}
+    if isinstance(data.valid, float):
+        shares["valid"] = data.valid
+    else:
+        tables["valid"] = read(data.valid)
+    if data.test is not None:
+        tables["test"] = read(data.test)
+    return Splits(tables, shares)
+
+
+def _make(data: LabelsData, splits: Splits, cache: Path, say: Say) -> Made:
+    say(f"preparing labelled texts: {splits.tables['train'][0].name} ({data.tokenizer} tokens)")
+    names = sorted({row.cells[1] for row in splits.training()})
+    tokenizer = Tokenizer.train(data.tokenizer, (row.cells[0] for row in splits.training()), data.vocab)
+    made = Tokenizers(tokenizer, tokenizer, tuple(names))
+    classes = {name: number for number, name in enumerate(names)}
+    shards = [f"{name}.{side}" for name in splits.names for side in ("text", "label")]
+    cut = 0
+    with ExitStack() as stack:
+        writers = stack.enter_context(writing_shards(cache, shards, max(tokenizer.vocab, len(names))))
+        record = Record(splits, cache, stack)
+        for name, rows in record.blocks(_BLOCK):
+            cut += _add(writers, name, rows, tokenizer, classes, data.longest)
+        hashes = record.hashes()
+    if len(names) < 2:
+        raise UserError(f"all training texts have the label {names[0]!r}; a classifier needs at least two labels")
+    return Made(made, writers.facts, hashes, {"texts": record.counts, "cut": cut})
+
+
+def _add(
+    writers: Writers, name: str, rows: list[Row], tokenizer: Tokenizer, classes: dict[str, int], longest: int
+) -> int:
+    # Gives how many texts were cut.
+    texts = [row.cells[0] for row in rows]
+    ids = tokenizer.encode_many(texts)
+    for text, tokens in zip(texts, ids, strict=True):
+        kept = np.concatenate([[tokenizer.bos], tokens[: max(0, longest - 2)], [tokenizer.eos]])
+        writers.shards[f"{name}.text"].add(kept, begins=True, text=text)
+    for row in rows:
+        if row.cells[1] not in classes:
+            raise UserError(
+                f"{row.where}: the label {row.cells[1]!r} does not occur in the training data; "
+                f"{nearest(row.cells[1], classes)}"
+            )
+        writers.shards[f"{name}.label"].add([classes[row.cells[1]]], begins=True)
+    return sum(len(tokens) > longest - 2 for tokens in ids)
+
+
+def _refuse_little(train: Labelled, batch_tokens: int) -> None:
+    longest, total = int(train.lengths.max()), int(train.lengths.sum())
+    if longest > batch_tokens:
+        raise UserError(
+            f"the longest text has {longest} tokens, more than a batch of {batch_tokens} (batch.tokens); "
+            "set batch.tokens higher or data.longest lower"
+        )
+    if total < batch_tokens:
+        raise UserError(
+            f"the {len(train.lengths):,} training texts have {total:,} tokens, fewer than one batch of "
+            f"{batch_tokens:,} (batch.tokens); give more texts or set batch.tokens lower"
+        )
+
+
+def _lines(data: LabelsData, splits: Splits, ready: Prepared) -> Iterator[str]:
+    labels = ready.tokenizers.labels
+    assert labels is not None
+    yield f"texts: {', '.join(one.name for one in splits.tables['train'])}; {len(labels):,} labels"
+    yield f"tokens: {data.tokenizer}, vocabulary {ready.tokenizers.target.vocab:,}"
+    yield "; ".join(f"{name}: {count:,} texts" for name, count in ready.counts["texts"].items())
+    if ready.counts["cut"]:
+        yield f"{ready.counts['cut']:,} texts cut at {data.longest} tokens"
