@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from manyformer.check import check
     from manyformer.face import build, explain, load, recipes
+    from manyformer.train import train
 
 __version__ = "0.1.0"
 
@@ -22,9 +23,10 @@ _HOMES = {
     "explain": "manyformer.face",
     "load": "manyformer.face",
     "recipes": "manyformer.face",
+    "train": "manyformer.train",
 }
 
-__all__ = ["__version__", "build", "check", "explain", "load", "recipes"]
+__all__ = ["__version__", "build", "check", "explain", "load", "recipes", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,58 @@
+"""From a run and its data to the model, the device and the objective."""
+
+from typing import Any
+
+import torch
+
+from manyformer.config import Run
+from manyformer.errors import UserError
+from manyformer.models import Model
+from manyformer.recipes import build, get
+from manyformer.train.objective import Objective
+from manyformer.train.source import Source
+
+_MENDS = {"source_vocab": "; set data.shared=true for one vocabulary on both sides"}
+
+
+def build_model(run: Run, data: Source) -> Model:
+    """The run's model with freshly drawn weights; the data decides some of its keywords.
+
+    Raises UserError where the run decides one of those itself, and where the data is longer than the model allows.
+    """
+    known, needs = get(run.recipe).signature.parameters, data.needs
+    for name, value in needs.items():
+        if name not in known:
+            raise UserError(
+                f"{run.recipe} has no keyword {name}, which this data needs ({value:,}){_MENDS.get(name, '')}"
+            )
+        if name in run.model and run.model[name] != value:
+            raise UserError(f"model.{name} is {run.model[name]}, but the data makes it {value:,}; leave it out")
+    keywords: dict[str, Any] = {**run.model, **needs}
+    if "longest" in known and keywords.get("longest") is None:
+        keywords["longest"] = max(span.length for span in data.spans)
+    model = build(run.recipe, **keywords)
+    data.check_length(model.longest)
+    return model
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The device of a run. Raises UserError where it asks for a GPU that is not there."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UserError("device is cuda, but torch finds no GPU here; set device=cpu or auto")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def choose_autocast(precision: str, device: torch.device) -> torch.dtype | None:
+    """The type that forward passes compute in where it is not float32."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
+    return torch.bfloat16 if precision == "bfloat16" else None
+
+
+def make_objective(run: Run, model: Model, device: torch.device) -> Objective:
+    """The model on its device, with the run's loss and precision."""
+    autocast = choose_autocast(run.precision, device)
+    if autocast is not None and device.type == "cuda":
+        # what autocast leaves in float32 may use the tensor cores too
+        torch.set_float32_matmul_precision("high")
+    return Objective(model.to(device), smoothing=run.loss.smoothing, autocast=autocast)

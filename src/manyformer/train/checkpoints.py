@@ -1,0 +1,114 @@
+"""The checkpoints of a run: whole folders `checkpoints/step-NNNNNNNN`, found, checked, kept and removed."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from manyformer.errors import UserError
+from manyformer.train.disk import damage, remove_drafts, room_for, seal, sync_folder, write_json
+
+STATE = "state.json"
+_PREFIX = "step-"
+_DAMAGED = "damaged-"
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint on the disk; `state` is everything that is not a tensor."""
+
+    step: int
+    folder: Path
+    state: dict[str, Any]
+
+
+class Store:
+    """The folder of a run's checkpoints."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"{_PREFIX}{step:08d}"
+
+    def steps(self) -> list[int]:
+        """The steps of which there is a checkpoint, whole or damaged, in order."""
+        if not self.folder.is_dir():
+            return []
+        names = (path.name.removeprefix(_PREFIX) for path in self.folder.glob(f"{_PREFIX}*"))
+        return sorted(int(name) for name in names if name.isdigit())
+
+    @contextmanager
+    def writing(self, step: int) -> Iterator[Path]:
+        """A new folder that becomes the checkpoint of `step` when the block ends well, and vanishes when it does not.
+
+        There must be none of that step: replacing a folder cannot be done in one stroke. Raises DiskFull where there is
+        no room; earlier checkpoints stay as they are.
+        """
+        final = self.path(step)
+        draft = self.folder / f".{final.name}.part"
+        with room_for(f"the checkpoint of step {step} in {self.folder}"):
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(parents=True)
+            try:
+                yield draft
+                seal(draft)
+                os.rename(draft, final)
+                sync_folder(self.folder)
+            except BaseException:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise
+
+    def newest(self, tell: Callable[[str], None]) -> Checkpoint | None:
+        """The newest whole checkpoint, None where there is none at all; damaged ones are told and passed over.
+
+        Raises UserError where there are checkpoints and all of them are damaged.
+        """
+        if self.folder.is_dir():
+            remove_drafts(self.folder)
+        steps = self.steps()
+        faults: list[str] = []
+        for step in reversed(steps):
+            folder = self.path(step)
+            fault = damage(folder)
+            if fault is None:
+                if faults:
+                    self._set_aside(newer=step)
+                    tell(f"{'; '.join(faults)}. Going on from step {step}, the newest whole checkpoint")
+                return read(folder)
+            faults.append(f"the checkpoint {folder} is damaged: {fault}")
+        if steps:
+            raise UserError(f"{'; '.join(faults)}. No whole one is left: start over with fresh=true")
+        return None
+
+    def _set_aside(self, *, newer: int) -> None:
+        """Rename damaged checkpoints, so that their steps are free; the next `keep` removes them."""
+        for step in self.steps():
+            if step > newer:
+                aside = self.folder / f"{_DAMAGED}{self.path(step).name}"
+                shutil.rmtree(aside, ignore_errors=True)
+                os.rename(self.path(step), aside)
+
+    def keep(self, wanted: set[int]) -> None:
+        """Remove the checkpoints of all other steps, and damaged ones."""
+        for aside in self.folder.glob(f"{_DAMAGED}*"):
+            shutil.rmtree(aside, ignore_errors=True)
+        for step in self.steps():
+            if step not in wanted:
+                # renamed first: a kill must not leave a folder that looks like a checkpoint and lacks files
+                gone = self.folder / f".{self.path(step).name}.part"
+                os.rename(self.path(step), gone)
+                shutil.rmtree(gone, ignore_errors=True)
+
+
+def read(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder that has been found whole."""
+    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    return Checkpoint(int(state["step"]), folder, state)
+
+
+def write_state(folder: Path, state: dict[str, Any]) -> None:
+    """The part of a checkpoint that is not tensors; `state` holds `step`."""
+    write_json(folder / STATE, state)

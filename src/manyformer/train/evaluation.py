@@ -1,0 +1,59 @@
+"""Scores of the validation data while training."""
+
+import itertools
+import math
+from collections.abc import Callable
+
+from manyformer.batches import Batch
+from manyformer.config import Evaluate
+from manyformer.models import Score
+from manyformer.train.source import Held
+
+
+def nobody() -> bool:
+    """Nobody asks to stop."""
+    return False
+
+
+class Judge:
+    """Scores the model on validation data: loss in nats per target, accuracy, perplexity, bits per byte of text."""
+
+    def __init__(self, score: Callable[[Batch], Score], batches: Held, config: Evaluate) -> None:
+        self._score, self._batches, self._config = score, batches, config
+        units = batches.units
+        self._bytes_per_target = None if units is None else units.bytes / units.targets
+
+    def __call__(self, stop: Callable[[], bool] = nobody) -> dict[str, float] | None:
+        """The scores of the model as it is now; None where `stop` asked to end before all was scored."""
+        nats, targets, correct = 0.0, 0, 0
+        for batch in itertools.islice(self._batches, self._config.batches):
+            if stop():
+                return None
+            scored = self._score(batch)
+            nats += float(scored.nll)
+            targets += int(scored.targets)
+            correct += int(scored.correct)
+        return scores(nats, targets, correct, self._bytes_per_target)
+
+    @property
+    def metric(self) -> str:
+        """The name of the score that decides."""
+        return self._config.metric
+
+    def badness(self, scored: dict[str, float]) -> float:
+        """The metric that decides, turned so that smaller is better."""
+        return scored["loss"] if self._config.metric == "loss" else -scored["accuracy"]
+
+
+def scores(nats: float, targets: int, correct: int, bytes_per_target: float | None) -> dict[str, float]:
+    """The scores from their sums."""
+    loss = nats / max(1, targets)
+    found = {
+        "loss": loss,
+        "accuracy": correct / max(1, targets),
+        # beyond this a float overflows; infinity says as much
+        "perplexity": math.exp(loss) if loss < 700 else math.inf,
+    }
+    if bytes_per_target is not None:
+        found["bits_per_byte"] = loss / math.log(2) / bytes_per_target
+    return found

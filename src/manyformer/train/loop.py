@@ -1,0 +1,232 @@
+"""The training loop: steps, metrics, evaluations and checkpoints, in an order that an interruption cannot change."""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from manyformer.config import Run
+from manyformer.errors import UserError
+from manyformer.train.checkpoints import Checkpoint, Store, write_state
+from manyformer.train.engine import Engine
+from manyformer.train.evaluation import Judge
+from manyformer.train.events import Listener, Progress, Saved, Validated
+from manyformer.train.metrics import Row
+from manyformer.train.rng import generators, restore_generators
+from manyformer.train.schedules import Rate
+from manyformer.train.signals import Interrupted, Wish
+from manyformer.train.source import Feed
+from manyformer.train.standing import Standing, Window, ended, share
+
+# How often at most a listener hears of a step that is not in the metrics, in seconds.
+GLIMPSE = 0.2
+
+
+class Diverged(UserError):
+    """The loss or the gradient is not a number any more."""
+
+
+class Sink(Protocol):
+    """Where rows of metrics go."""
+
+    def add(self, row: Row) -> None: ...
+
+
+class Parts(NamedTuple):
+    """All that the loop works with."""
+
+    engine: Engine
+    feed: Feed
+    judge: Judge
+    rate: Rate
+    store: Store
+    sinks: Sequence[Sink]
+    tell: Listener
+    wish: Wish
+
+
+class Loop:
+    """One run, from where it stands to its end."""
+
+    def __init__(self, run: Run, parts: Parts) -> None:
+        self.run, self.parts, self.standing = run, parts, Standing()
+        # waiting for the device at every step costs nothing on a CPU and much elsewhere
+        self._patience = 1 if parts.engine.device.type == "cpu" else run.log.every
+        self._pending: list[tuple[torch.Tensor, int]] = []
+        self._begun = self._glimpsed = self._mark = time.perf_counter()
+        self._behind = 0.0
+        self._loss = self._norm = math.nan
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on exactly where this checkpoint was written."""
+        state = checkpoint.state
+        self.parts.engine.read(checkpoint.folder)
+        self.parts.feed.load_state_dict(state["data"])
+        self.standing = Standing.from_json(state["standing"])
+        restore_generators(state["generators"])
+
+    def go(self) -> str:
+        """Train until a limit is reached, and say which. Raises Interrupted, Diverged or DiskFull."""
+        self._begun = self._glimpsed = self._mark = time.perf_counter()
+        self._behind = share(self.run, self.standing)
+        while True:
+            # in this order at every step, also at the one that a run goes on from: what is done already is not due
+            self._evaluate(due=self._every(self.run.evaluate.every))
+            why = ended(self.run, self.standing)
+            self._evaluate(due=why is not None)
+            self._save(due=why is not None or self._every(self.run.save.every))
+            if why is not None:
+                return why
+            self._advance()
+            if self.parts.wish:
+                self._interrupt()
+
+    def _every(self, steps: int | None) -> bool:
+        return steps is not None and self.standing.step > 0 and self.standing.step % steps == 0
+
+    def _tick(self) -> float:
+        """Seconds since the last tick, added to those of the run."""
+        now = time.perf_counter()
+        passed, self._mark = now - self._mark, now
+        self.standing.seconds += passed
+        return passed
+
+    def _advance(self) -> None:
+        """One step, and a row of metrics where one is due."""
+        standing, run, feed = self.standing, self.run, self.parts.feed
+        batches = [next(feed) for _ in range(run.batch.accumulate)]
+        self._rate = self.parts.rate(standing.step + 1, share(run, standing))
+        stepped = self.parts.engine.step(batches, self._rate)
+        self._pending.append(stepped)
+        standing.step += 1
+        standing.tokens += stepped.targets
+        standing.epochs = feed.epoch + feed.batch / feed.batches
+        if len(self._pending) >= self._patience or self._duty():
+            self._settle()
+
+    def _duty(self) -> bool:
+        run = self.run
+        due = (run.log.every, run.evaluate.every, run.save.every)
+        return any(map(self._every, due)) or ended(run, self.standing) is not None
+
+    def _settle(self) -> None:
+        """Wait for the steps that are under way, check them, and add them to the window."""
+        window, pending = self.standing.window, self._pending
+        rows = torch.stack([figures for figures, _ in pending]).tolist()
+        self._pending = []
+        first = self.standing.step - len(rows) + 1
+        for number, ((loss, extra, norm), (_, targets)) in enumerate(zip(rows, pending, strict=True)):
+            self._check(first + number, loss + extra, norm)
+            window.nats += loss * targets
+            window.extra += extra
+            window.targets += targets
+            window.steps += 1
+            self._loss, self._norm = loss, norm
+        window.seconds += self._tick()
+        self._report(window)
+
+    def _check(self, step: int, loss: float, norm: float) -> None:
+        if math.isfinite(loss) and math.isfinite(norm):
+            return
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {norm}"
+        steps = self.parts.store.steps()
+        last = (
+            f"the last good checkpoint is {self.parts.store.path(steps[-1])}" if steps else "no checkpoint was written"
+        )
+        help = "try a lower learning rate, a longer warm-up or optim.clip"
+        raise Diverged(f"{what} at step {step}; {last}; {help}")
+
+    def _report(self, window: Window) -> None:
+        now = time.perf_counter()
+        logged = self._every(self.run.log.every)
+        if not logged and now - self._glimpsed < GLIMPSE:
+            return
+        self._glimpsed = now
+        standing = self.standing
+        speed = window.targets / max(window.seconds, 1e-9)
+        done = share(self.run, standing)
+        left = (now - self._begun) * (1 - done) / (done - self._behind) if done > self._behind else math.nan
+        loss = window.nats / window.targets if logged else self._loss
+        self.parts.tell(
+            Progress(standing.step, self.run.limits.steps, loss, self._rate, speed, done, left, logged=logged)
+        )
+        if logged:
+            self._row(self._training_row(window, speed))
+            standing.window = Window()
+
+    def _training_row(self, window: Window, speed: float) -> Row:
+        row: Row = {
+            "epoch": round(self.standing.epochs, 6),
+            "loss": window.nats / window.targets,
+            "learning_rate": self._rate,
+            "tokens_per_second": round(speed, 1),
+        }
+        if window.extra:
+            row["extra"] = window.extra / window.steps
+        if self.parts.engine.clip is not None:
+            row["gradient_norm"] = self._norm
+        return row
+
+    def _row(self, row: Row) -> None:
+        standing = self.standing
+        standing.rows += 1
+        common = {"step": standing.step, "tokens": standing.tokens, "seconds": round(standing.seconds, 3)}
+        for sink in self.parts.sinks:
+            sink.add({**common, **row})
+
+    def _evaluate(self, *, due: bool) -> None:
+        standing, parts = self.standing, self.parts
+        if not due or standing.evaluated == standing.step:
+            return
+        begun = time.perf_counter()
+        found = parts.judge(lambda: bool(parts.wish))
+        self._tick()
+        if found is None:
+            self._interrupt()
+        assert found is not None
+        best = standing.rank(found, parts.judge.badness(found), keep=self.run.save.best)
+        self._row({f"valid_{name}": value for name, value in found.items()})
+        parts.tell(Validated(standing.step, found, best, time.perf_counter() - begun))
+
+    def _save(self, *, due: bool) -> None:
+        step, store = self.standing.step, self.parts.store
+        ranked = {entry.step for entry in self.standing.ranking[: self.run.save.best]}
+        if step == 0 or not (due or step in ranked):
+            return
+        self.checkpoint()
+        store.keep({step, *self.regular()[-self.run.save.last :], *ranked})
+
+    def regular(self) -> list[int]:
+        """The steps of the checkpoints that are due by the run alone, not by an interruption or a good score."""
+        step, every = self.standing.step, self.run.save.every
+        over = ended(self.run, self.standing) is not None
+        return [one for one in self.parts.store.steps() if one % every == 0 or (over and one == step)]
+
+    def checkpoint(self) -> None:
+        """Write the checkpoint of this step, unless it is there."""
+        standing, parts = self.standing, self.parts
+        if standing.step in parts.store.steps():
+            return
+        self._tick()
+        state = {
+            "step": standing.step,
+            "standing": standing.as_json(),
+            "data": parts.feed.state_dict(),
+            "generators": generators(),
+        }
+        with parts.store.writing(standing.step) as folder:
+            parts.engine.write(folder)
+            write_state(folder, state)
+        parts.tell(Saved(standing.step, parts.store.path(standing.step)))
+
+    def _interrupt(self) -> None:
+        """Save and say how to go on."""
+        if self._pending:
+            self._settle()
+        step = self.standing.step
+        if step:
+            self.checkpoint()
+        done = f"stopped at step {step}, saved" if step else "stopped before the first step"
+        raise Interrupted(f"{done}. The same command continues.")

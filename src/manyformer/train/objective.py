@@ -1,0 +1,47 @@
+"""What a step minimises, as one module with one forward, so that compilation and sharding see a whole."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from manyformer.batches import IGNORE, Batch, LabelBatch
+from manyformer.models import Loss, Model, Score
+
+
+@final
+class Objective(nn.Module):
+    """The loss of a batch in training mode, its score otherwise, under the precision of the run."""
+
+    def __init__(self, model: Model, *, smoothing: float, autocast: torch.dtype | None) -> None:
+        super().__init__()
+        self.model, self.smoothing, self.autocast = model, smoothing, autocast
+
+    def forward(self, batch: Batch) -> Loss | Score:
+        with self._precision():
+            if self.training:
+                return self.model.loss(batch, smoothing=self.smoothing)
+            return self.model.score(batch)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.model.device.type, dtype=self.autocast)
+
+
+def targets_in(batch: Batch) -> int:
+    """How many targets of a batch count; known before the forward pass, so that a step is normalised by all of them."""
+    wanted = batch.labels if isinstance(batch, LabelBatch) else batch.targets
+    return int((wanted != IGNORE).sum())
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch's tensors on `device`, copied while the device computes where that is possible."""
+    if device.type == "cpu":
+        return batch
+    moved: Iterator[Tensor | None] = (
+        None if part is None else part.pin_memory().to(device, non_blocking=True) for part in batch
+    )
+    return type(batch)(*moved)  # type: ignore[arg-type]

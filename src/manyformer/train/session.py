@@ -1,0 +1,142 @@
+"""One process's part in a run, from its data to its final model."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from manyformer.config import Run
+from manyformer.models import Model
+from manyformer.recipes import get
+from manyformer.train.build import build_model, choose_device, make_objective
+from manyformer.train.card import model_card
+from manyformer.train.checkpoints import Checkpoint, Store
+from manyformer.train.disk import replace_text, room_for
+from manyformer.train.engine import Engine
+from manyformer.train.evaluation import Judge
+from manyformer.train.events import Finished, Listener, Note, Started
+from manyformer.train.final import Choice, choose, save_model
+from manyformer.train.folder import RESULT_FILE, claim, write_environment
+from manyformer.train.loop import Loop, Parts, Sink
+from manyformer.train.metrics import Metrics, TensorBoard
+from manyformer.train.rng import seed_everything
+from manyformer.train.schedules import schedule
+from manyformer.train.signals import Wish
+from manyformer.train.source import Source
+
+Opener = Callable[[Run, Path, Callable[[str], None]], Source]
+"""Opens the data of a run; what it makes of it goes into the run's folder, what takes long is told."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A finished run: its folder, last step, why it ended, which weights were chosen and their validation scores."""
+
+    out: Path
+    step: int
+    why: str
+    chosen: str
+    scores: dict[str, float]
+
+    def load(self) -> Model:
+        """The final model."""
+        from manyformer.face import load
+
+        return load(self.out / "model")
+
+
+class Session:
+    """Opens what a run needs and carries it out."""
+
+    def __init__(self, run: Run, out: Path, tell: Listener, wish: Wish, open_data: Opener) -> None:
+        self.run, self.out, self.tell = run, out, tell
+        self.card = get(run.recipe).card
+        self.store = Store(out / "checkpoints")
+        checkpoint = self.store.newest(lambda text: tell(Note(text)))
+        claim(out, run, begun=checkpoint is not None)
+        device = choose_device(run.device)
+        write_environment(out, device)
+        self.data = open_data(run, out, lambda text: tell(Note(text)))
+        seed_everything(run.seed)
+        self.model = build_model(run, self.data)
+        objective = make_objective(run, self.model, device)
+        self.engine = Engine(objective, objective, run.optim)
+        self.judge = Judge(self.engine.score, self.data.valid, run.evaluate)
+        self.loop = self._loop(checkpoint, wish)
+        self._introduce(device)
+        if checkpoint is not None:
+            self.loop.resume(checkpoint)
+            tell(Note(f"going on from step {checkpoint.step}"))
+
+    def train(self) -> TrainResult:
+        """Train to the end, choose the weights and save the model."""
+        why = self.loop.go()
+        choice = self._choose()
+        step = self.loop.standing.step
+        with room_for(f"the final model in {self.out}"):
+            save_model(self.model, self.out / "model", extras=lambda folder: self._dress(folder, choice))
+            result = TrainResult(self.out, step, why, choice.what, choice.scores)
+            replace_text(self.out / RESULT_FILE, json.dumps({**asdict(result), "out": str(self.out)}, indent=2) + "\n")
+        self.tell(Finished(step, why, choice.what, choice.scores, self.out, self._next()))
+        return result
+
+    def _loop(self, checkpoint: Checkpoint | None, wish: Wish) -> Loop:
+        run = self.run
+        rows = 0 if checkpoint is None else int(checkpoint.state["standing"]["rows"])
+        sinks: list[Sink] = [Metrics(self.out, rows=rows)]
+        if "tensorboard" in run.track:
+            sinks.append(TensorBoard(self.out, last=0 if checkpoint is None else checkpoint.step))
+        parts = Parts(
+            engine=self.engine,
+            feed=self.data.train,
+            judge=self.judge,
+            rate=schedule(run, width=self.model.spec.keywords.get("dim")),
+            store=self.store,
+            sinks=sinks,
+            tell=self.tell,
+            wish=wish,
+        )
+        return Loop(run, parts)
+
+    def _introduce(self, device: torch.device) -> None:
+        weights = sum(weight.numel() for weight in self.model.parameters())
+        threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+        lines = (
+            *(("data", line) for line in self.data.describe()),
+            ("model", f"{self.model.spec.recipe}, {weights:,} parameters"),
+            ("device", f"{device}{threads}, seed {self.run.seed}"),
+            ("run", str(self.out)),
+        )
+        self.tell(Started(lines, self.out))
+
+    def _choose(self) -> Choice:
+        standing, save = self.loop.standing, self.run.save
+        last = Choice(f"those of the last step, {standing.step}", standing.scores)
+        best = None
+        if save.best and (first := standing.ranking[0]).step != standing.step:
+            folder = self.store.path(first.step)
+            if folder.is_dir():
+                best = folder, Choice(f"those of step {first.step}, the best", first.scores)
+        regular = [self.store.path(step) for step in self.loop.regular()]
+        averaged = regular[-save.average :] if save.average else []
+        return choose(self.engine, last=last, best=best, averaged=averaged, judge=self.judge)
+
+    def _dress(self, folder: Path, choice: Choice) -> None:
+        """Tokenizers and a card beside the weights."""
+        self.data.save(folder)
+        step = self.loop.standing.step
+        about = self.data.describe()
+        text = model_card(
+            self.run, self.card, self.model, data=about, chosen=choice.what, scores=choice.scores, step=step
+        )
+        (folder / "README.md").write_text(text, encoding="utf-8")
+
+    def _next(self) -> tuple[str, ...]:
+        """Commands that go on from here."""
+        use = {
+            "language-model": (f'manyformer generate {self.out} "Once upon"',),
+            "translation": (f'manyformer translate {self.out} "TEXT"',),
+        }
+        return (*use.get(self.card.task, ()), f"manyformer evaluate {self.out}", f"manyformer plot {self.out}")

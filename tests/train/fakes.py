@@ -1,0 +1,138 @@
+"""Tiny data of every task for tests of training, made from nothing, in the shape that `manyformer.data` gives."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from manyformer.batches import IGNORE, Batch, LabelBatch, MaskedBatch, PairBatch, TextBatch
+from manyformer.config import Run
+from manyformer.data.characters import Bytes
+
+VOCAB = 11
+
+
+class FakeUnits(NamedTuple):
+    targets: int = 64
+    characters: int = 64
+    bytes: int = 64
+
+
+def make(task: str, seed: int, rows: int = 4, length: int = 8) -> Batch:
+    """A batch with a rule in it that can be learned: every token follows from the one before."""
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randint(5, VOCAB, (rows, 1), generator=generator)
+    chain = (start + torch.arange(length + 1) - 5) % (VOCAB - 5) + 5
+    tokens, targets = chain[:, :-1].contiguous(), chain[:, 1:].contiguous()
+    if task == "language-model":
+        return TextBatch(tokens, targets)
+    if task == "translation":
+        targets[0, -2:] = IGNORE
+        return PairBatch(tokens, tokens, targets)
+    if task == "masked":
+        chosen = torch.rand(tokens.shape, generator=generator) < 0.3
+        chosen[:, 0] = True
+        return MaskedBatch(tokens.masked_fill(chosen, 4), tokens.masked_fill(~chosen, IGNORE))
+    return LabelBatch(tokens, start[:, 0] % 3)
+
+
+class FakeSpan(NamedTuple):
+    length: int
+
+
+class FakeHeld:
+    units = FakeUnits()
+
+    def __init__(self, task: str, rank: int = 0, world: int = 1) -> None:
+        self.task, self.rank, self.world = task, rank, world
+
+    def __iter__(self) -> Iterator[Batch]:
+        for seed in range(2):
+            yield part(make(self.task, 1000 + seed), self.rank, self.world)
+
+    def shard(self, rank: int, world: int) -> "FakeHeld":
+        return FakeHeld(self.task, rank, world)
+
+
+def part(batch: Batch, rank: int, world: int) -> Batch:
+    return type(batch)(*(None if t is None else t[rank::world] for t in batch))
+
+
+class FakeFeed:
+    """Five batches an epoch."""
+
+    batches = 5
+
+    def __init__(self, task: str, rank: int = 0, world: int = 1) -> None:
+        self.task, self.rank, self.world = task, rank, world
+        self.epoch = self.batch = 0
+
+    def __next__(self) -> Batch:
+        batch = part(make(self.task, 7 * self.epoch + self.batch), self.rank, self.world)
+        self.batch += 1
+        if self.batch == self.batches:
+            self.epoch, self.batch = self.epoch + 1, 0
+        return batch
+
+    def shard(self, rank: int, world: int) -> "FakeFeed":
+        return FakeFeed(self.task, rank, world)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "batch": self.batch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.batch = state["epoch"], state["batch"]
+
+
+class FakeSource:
+    def __init__(self, task: str) -> None:
+        self.train, self.valid = FakeFeed(task), FakeHeld(task)
+        self.spans = [FakeSpan(8)]
+        self.needs: dict[str, Any] = {"vocab": VOCAB}
+        if task == "classification":
+            self.needs["classes"] = 3
+
+    def describe(self) -> list[str]:
+        return ["a rule, made up"]
+
+    def check_length(self, longest: int | None) -> None:
+        assert longest is None or longest >= 8
+
+    def save(self, folder: Path) -> None:
+        Bytes().save(folder / "tokenizer.json")
+
+
+TASKS = {
+    "transformer-lm": "language-model",
+    "transformer": "translation",
+    "bert": "masked",
+    "transformer-classifier": "classification",
+}
+
+
+def opener(run: Run, out: Path, say: Callable[[str], None]) -> FakeSource:
+    return FakeSource(TASKS[run.recipe])
+
+
+def a_run(out: Path, recipe: str = "transformer-lm", **given: Any) -> Run:
+    """A run of a tiny model, with dropout, so that random numbers matter; `given` sections go over the usual ones."""
+    usual: dict[str, Any] = {
+        "recipe": recipe,
+        "model": {"dim": 16, "depth": 2, "heads": 2, "dropout": 0.1},
+        "optim": {"lr": 1e-2},
+        "schedule": {"name": "cosine", "warmup": 2},
+        "limits": {"steps": 12},
+        "evaluate": {"every": 4},
+        "save": {"every": 4},
+        "log": {"every": 1},
+        "device": "cpu",
+        "out": str(out),
+    }
+    if recipe == "transformer":
+        usual["data"] = {"kind": "pairs", "longest": 8}
+    elif recipe == "transformer-classifier":
+        usual["data"] = {"kind": "labels", "path": "made-up", "longest": 8}
+    else:
+        usual["data"] = {"kind": "text", "length": 8}
+    return Run.model_validate(usual | given)

@@ -1,0 +1,35 @@
+"""A whole run: every task learns, the folder holds what it should, and an interruption changes nothing."""
+
+from pathlib import Path
+
+import pytest
+from fakes import TASKS, a_run, opener
+
+import manyformer as mf
+from manyformer.config import Run
+from manyformer.train.events import silent
+from manyformer.train.metrics import read_rows
+from manyformer.train.session import Session, TrainResult
+from manyformer.train.signals import Wish
+
+
+def go(run: Run) -> TrainResult:
+    assert run.out is not None
+    out = Path(run.out)
+    out.mkdir(exist_ok=True)
+    return Session(run, out, silent, Wish(), opener).train()
+
+
+@pytest.mark.parametrize("recipe", TASKS)
+def test_every_task_learns(recipe: str, tmp_path: Path) -> None:
+    small = {"dim": 16, "depth": 1, "heads": 2, "dropout": 0.0}
+    # one that sees both sides of a gap has more to find out
+    steps = 150 if recipe == "bert" else 60
+    result = go(a_run(tmp_path / "run", recipe, limits={"steps": steps}, evaluate={"every": 20}, model=small))
+    rows = list(read_rows(result.out / "metrics.jsonl"))
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses[-1] < 0.85 * losses[0]
+    # guessing among three classes or six tokens
+    assert result.scores["accuracy"] > 1.5 / (3 if recipe == "transformer-classifier" else 6)
+    model = mf.load(result.out)
+    assert model.spec.recipe == recipe
