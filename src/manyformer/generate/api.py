@@ -17,6 +17,7 @@ def generate(
     decoding: Decoding | None = None,
     on_piece: Callable[[Piece], None] | None = None,
     batch: int = 32,
+    begin: bool = False,
     max_new: int | None = None,
     temperature: float | None = None,
     top_k: int | None = None,
@@ -36,8 +37,9 @@ def generate(
     """Let a language model go on from `prompts`, or an encoder-decoder answer them, `batch` rows at a time.
 
     A prompt is a string (with a `tokenizer`; a model loaded from a run may carry one), a list of ids or a tensor; one
-    or a list of them. The flat words are those of `settings`; a `Decoding` says the same in objects. `on_piece` is
-    called with each `Piece` as it is written. An answer does not depend on the other rows. Raises ValueError.
+    or a list of them. `begin` says that strings are the beginning of a document. The flat words are those of
+    `settings`; a `Decoding` says the same in objects. `on_piece` is called with each `Piece` as it is written. An
+    answer does not depend on the other rows. Raises ValueError.
     """
     flat = settings(
         max_new=max_new,
@@ -58,7 +60,8 @@ def generate(
     )
     if decoding is not None and flat != settings():
         raise ValueError("give either decoding= or single settings, not both")
-    work = _work(model, prompts, flat if decoding is None else decoding, tokenizer, batch, live=on_piece is not None)
+    decoding, live = flat if decoding is None else decoding, on_piece is not None
+    work = _work(model, prompts, decoding, tokenizer, batch, begin=begin, live=live)
     for piece in work:
         if on_piece is not None:
             on_piece(piece)
@@ -66,14 +69,27 @@ def generate(
 
 
 def stream(
-    model: Model, prompts: Prompts, decoding: Decoding, *, tokenizer: Tokenizers | None = None, batch: int = 32
+    model: Model,
+    prompts: Prompts,
+    decoding: Decoding,
+    *,
+    tokenizer: Tokenizers | None = None,
+    batch: int = 32,
+    begin: bool = False,
 ) -> Iterator[Piece]:
     """The pieces of `generate` one by one, each as soon as it is written. Raises ValueError at once, as `generate`."""
-    return iter(_work(model, prompts, decoding, tokenizer, batch, live=True))
+    return iter(_work(model, prompts, decoding, tokenizer, batch, begin=begin, live=True))
 
 
 def _work(
-    model: Model, prompts: Prompts, decoding: Decoding, tokenizer: Tokenizers | None, batch: int, *, live: bool
+    model: Model,
+    prompts: Prompts,
+    decoding: Decoding,
+    tokenizer: Tokenizers | None,
+    batch: int,
+    *,
+    begin: bool,
+    live: bool,
 ) -> Work:
     if not hasattr(model, "start"):
         kind = type(model).__name__
@@ -81,6 +97,6 @@ def _work(
     if batch < 1:
         raise ValueError(f"batch must be 1 or more rows, got {batch}")
     words = sides(getattr(model, "tokenizer", None) if tokenizer is None else tokenizer)
-    rows = read_prompts(prompts, words.read, source=isinstance(model, Translates))
+    rows = read_prompts(prompts, words.read, source=isinstance(model, Translates), begin=begin)
     check_tokens(rows, model.vocab)
     return Work(Plan(model, rows, limits(model, rows, decoding), decoding, words.write, live), batch)

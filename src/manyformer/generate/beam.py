@@ -62,7 +62,7 @@ class BeamSearch:
     def advance(self) -> list[Piece]:
         """One more token for every sequence that grows; nothing is certain before the end."""
         at, length = self.at, self.at - self.begin + 1
-        logits = self._first() if length == 1 else self.job.feed(self.tokens[:, :at])
+        logits = self._first() if length == 1 else self.job.feed(self.tokens, at)
         candidates = self._candidates(logits, self.tokens[:, :at])
         ends = torch.isin(candidates.token, self.ends) | (length >= self.limits)[:, None]
         self._finish(candidates, ends, length)
@@ -82,7 +82,7 @@ class BeamSearch:
             score, tokens, length = (part.tolist() for part in self.found[prompt])
             if not score[0] > NEVER:
                 raise ValueError(
-                    f"there is nothing to choose from for prompt {prompt}: the model's logits are not finite, "
+                    f"there is nothing to choose from for prompt {prompt}: the logits are not finite, "
                     "or every token is forbidden"
                 )
             kept = [n for n in range(self.beam.best) if score[n] > NEVER]
@@ -98,7 +98,7 @@ class BeamSearch:
 
     def _first(self) -> Float[Tensor, "r v"]:
         """Read the prompts, each once, and only then make room for its whole beam."""
-        logits = self.job.feed(self.job.tokens)
+        logits = self.job.feed(self.job.tokens, self.begin)
         self.shape = [shaping.ready(logits.shape[-1], logits.device) for shaping in self.job.shape]
         rows = self.rows.repeat_interleave(self.beam.width)
         self.job.feed.take(rows)

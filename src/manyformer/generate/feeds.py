@@ -12,10 +12,13 @@ from manyformer.generate.protocol import Continues, Translates
 
 
 class Feed(ABC):
-    """Gives logits for what comes after `tokens`, -1 being padding on the left; tokens only ever grow to the right."""
+    """Gives logits for what comes after the first `end` columns of `tokens`, -1 being padding on the left.
+
+    From call to call the columns only become more; the first call reads the prompt.
+    """
 
     @abstractmethod
-    def __call__(self, tokens: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]: ...
+    def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]: ...
 
     @abstractmethod
     def take(self, rows: Int[Tensor, " n"]) -> None:
@@ -39,12 +42,13 @@ class CachedText(Feed):
         self.model, self.seen = model, 0
         self.state = model.start(batch, capacity=capacity)
 
-    def __call__(self, tokens: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
+    def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
+        new = tokens[:, self.seen : end]
         if self.seen:
-            out = self.model(tokens[:, self.seen :], None, self.state)
+            out = self.model(new, None, self.state)
         else:
-            out = self.model(tokens.clamp(min=0), _segments(tokens), self.state)
-        self.seen, self.state = tokens.shape[1], out.state
+            out = self.model(new.clamp(min=0), _segments(new), self.state)
+        self.seen, self.state = end, out.state
         return out.logits[:, -1]
 
     def take(self, rows: Int[Tensor, " n"]) -> None:
@@ -62,9 +66,9 @@ class WholeText(Feed):
     def __init__(self, model: Continues) -> None:
         self.model = model
 
-    def __call__(self, tokens: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
+    def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
         # once the longest prompts have gone, the first columns are padding in all rows and only make them longer
-        tokens = tokens[:, int((tokens >= 0).any(0).byte().argmax()) :]
+        tokens = tokens[:, int((tokens >= 0).any(0).byte().argmax()) : end]
         return self.model(tokens.clamp(min=0), _segments(tokens)).logits[:, -1]
 
     def take(self, rows: Int[Tensor, " n"]) -> None:
@@ -80,9 +84,9 @@ class CachedPair(Feed):
         self.memory = model.encode(source.clamp(min=0), _segments(source))
         self.state = model.start(source.shape[0], capacity=capacity)
 
-    def __call__(self, tokens: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
-        out = self.model.decode(tokens[:, self.seen :], self.memory, state=self.state)
-        self.seen, self.state = tokens.shape[1], out.state
+    def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
+        out = self.model.decode(tokens[:, self.seen : end], self.memory, state=self.state)
+        self.seen, self.state = end, out.state
         return out.logits[:, -1]
 
     def take(self, rows: Int[Tensor, " n"]) -> None:
@@ -104,8 +108,8 @@ class WholePair(Feed):
     def __init__(self, model: Translates, source: Int[Tensor, "b s"]) -> None:
         self.model, self.source = model, source
 
-    def __call__(self, tokens: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
-        return self.model(self.source.clamp(min=0), tokens, _segments(self.source)).logits[:, -1]
+    def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
+        return self.model(self.source.clamp(min=0), tokens[:, :end], _segments(self.source)).logits[:, -1]
 
     def take(self, rows: Int[Tensor, " n"]) -> None:
         self.source = self.source.index_select(0, rows)

@@ -32,22 +32,25 @@ def specials(model: Model, words: Words | None, decoding: Decoding) -> Specials:
     """From the tokenizer where there is one; an encoder-decoder without one has this library's usual numbers."""
     usual = Specials(None, (), ())
     if words is not None:
-        usual = Specials(words.bos, (words.eos,), (words.pad, words.bos))
+        # a model may have more outputs than there are words, to be of a rounder size
+        usual = Specials(words.bos, (words.eos,), (words.pad, words.bos, *range(words.vocab, model.vocab)))
     elif isinstance(model, Translates):
         usual = Specials(BOS, (EOS,), (PAD, BOS))
     ends = usual.ends if decoding.stop_ids is None else decoding.stop_ids
     return Specials(usual.begin, ends, usual.ban if decoding.ban is None else decoding.ban)
 
 
-def read_prompts(prompts: Prompts, words: Words | None, *, source: bool) -> list[list[int]]:
-    """One list of ids a prompt; a string goes through the tokenizer, and a `source` gets the end token.
+def read_prompts(prompts: Prompts, words: Words | None, *, source: bool, begin: bool = False) -> list[list[int]]:
+    """One list of ids a prompt; a string goes through the tokenizer, a `source` gets the end token after it.
+
+    `begin` puts the start token before a string, which an empty one gets in any case.
 
     Raises ValueError for a string without a tokenizer, an empty prompt, and what is no prompt at all.
     """
     several: Sequence[object] | Tensor = [prompts] if _is_one(prompts) else prompts
     if len(several) == 0:
         raise ValueError("there is no prompt: give at least one")
-    rows = [_read(number, prompt, words, source=source) for number, prompt in enumerate(several)]
+    rows = [_read(number, prompt, words, source=source, begin=begin) for number, prompt in enumerate(several)]
     for number, row in enumerate(rows):
         if not row:
             raise ValueError(f"prompt {number} is empty: it must have at least one token")
@@ -60,15 +63,14 @@ def _is_one(prompts: Prompts) -> bool:
     return isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(token, int) for token in prompts))
 
 
-def _read(number: int, prompt: object, words: Words | None, *, source: bool) -> list[int]:
+def _read(number: int, prompt: object, words: Words | None, *, source: bool, begin: bool) -> list[int]:
     if isinstance(prompt, str):
         if words is None:
             raise ValueError(f"prompt {number} is a string, which needs a tokenizer: give tokenizer=, or token ids")
         ids = list(words.encode(prompt))
         if source:
             return [*ids, words.eos]
-        # before the first word of a text stands what training put there
-        return ids or [words.bos]
+        return ids if ids and not begin else [words.bos, *ids]
     if isinstance(prompt, Tensor) and prompt.ndim == 1 and not prompt.is_floating_point():
         return [int(token) for token in prompt.tolist()]
     if isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):

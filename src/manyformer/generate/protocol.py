@@ -61,9 +61,18 @@ class Translates(Protocol):
 Model = Continues | Translates
 
 
-class Words(Protocol):
-    """A tokenizer: text to tokens and back, and the numbers of its special tokens."""
+class Letters(Protocol):
+    """Text from tokens that arrive one by one; a letter whose bytes are not all there yet waits."""
 
+    def push(self, token: int) -> str: ...
+    def finish(self) -> str: ...
+
+
+class Words(Protocol):
+    """A tokenizer: text to tokens and back, how many tokens there are, and the numbers of the special ones."""
+
+    @property
+    def vocab(self) -> int: ...
     @property
     def pad(self) -> int: ...
     @property
@@ -71,7 +80,8 @@ class Words(Protocol):
     @property
     def eos(self) -> int: ...
     def encode(self, text: str) -> list[int]: ...
-    def decode(self, ids: list[int]) -> str: ...
+    def decode(self, tokens: list[int]) -> str: ...
+    def stream(self) -> Letters: ...
 
 
 def device_of(model: Model) -> torch.device:

@@ -88,10 +88,12 @@ class Sampling:
         self.live = list(self.lines)
         self.tokens = job.tokens.new_zeros(len(self.lines), self.begin + room)
         self.tokens[:, : self.begin] = job.tokens.repeat_interleave(self.copies, 0)
-        self.sure = torch.zeros(len(self.lines), room, device=device)
+        # chosen but not yet read back: the tokens, and the numbers that tell whether there was a choice
+        self.unread: list[tuple[Tensor, Tensor]] = []
         self.shape: list[Shape] = []
         self.at = self.read = self.begin
         self.glance = 1 if device.type == "cpu" or reading.live or reading.stops else GLANCE
+        self.nearest = min(job.limits)
         self.due = self._next_look()
         self.new_tokens = self.kept = 0
 
@@ -103,13 +105,14 @@ class Sampling:
     def advance(self) -> list[Piece]:
         """One more token for every row that has not ended."""
         at = self.at
-        logits = self._first() if at == self.begin else self.job.feed(self.tokens[:, :at])
+        logits = self._first() if at == self.begin else self.job.feed(self.tokens, at)
         if self.shape:
             history = self.tokens[:, :at]
             for shape in self.shape:
                 logits = shape(logits, history)
-        step = at - self.begin
-        self.tokens[:, at], self.sure[:, step] = self.chooser(logits, step)
+        chosen = self.chooser(logits, at - self.begin)
+        self.tokens[:, at] = chosen[0]
+        self.unread.append(chosen)
         self.at = at + 1
         return self._look() if self.at >= self.due else []
 
@@ -120,7 +123,7 @@ class Sampling:
 
     def _first(self) -> Float[Tensor, "r v"]:
         """Read the prompts, each once however many answers it gets."""
-        logits = self.job.feed(self.job.tokens)
+        logits = self.job.feed(self.job.tokens, self.begin)
         self.shape = [shaping.ready(logits.shape[-1], logits.device) for shaping in self.job.shape]
         if self.copies > 1:
             rows = torch.arange(logits.shape[0], device=logits.device).repeat_interleave(self.copies)
@@ -131,18 +134,20 @@ class Sampling:
 
     def _look(self) -> list[Piece]:
         """Read back what was chosen since the last time."""
-        begin, self.read = self.read, self.at
-        tokens = self.tokens[:, begin : self.at].tolist()
-        sure = self.sure[:, begin - self.begin : self.at - self.begin].tolist()
+        tokens, sure = zip(*self.unread)
+        # one step is read as it is: stacking would cost more than all the rest of this function
+        steps = [tokens[0].tolist()] if len(tokens) == 1 else torch.stack(tokens).tolist()
+        certain = [sure[0].tolist()] if len(sure) == 1 else torch.stack(sure).tolist()
+        self.unread, self.read = [], self.at
         pieces: list[Piece] = []
-        for line, new, certain in zip(self.live, tokens, sure):
-            for token, number in zip(new, certain):
+        for new, numbers in zip(steps, certain):
+            for line, token, number in zip(self.live, new, numbers):
+                if line.finish:
+                    continue
                 if not math.isfinite(number):
                     raise ValueError(self._no_choice(line))
                 self.new_tokens += 1
                 pieces.append(line.add(token, self.ends))
-                if line.finish:
-                    break
         growing = [number for number, line in enumerate(self.live) if not line.finish]
         # a row at its limit may be at the model's too: it must not be fed again
         full = any(line.finish == "limit" for line in self.live)
@@ -153,20 +158,18 @@ class Sampling:
 
     def _next_look(self) -> int:
         """The column before which tokens must be read back: no row may grow beyond its limit unseen."""
-        nearest = min((line.limit for line in self.live), default=0)
-        return min(self.read + self.glance, self.begin + nearest)
+        return min(self.read + self.glance, self.begin + self.nearest)
 
     def _keep(self, growing: list[int]) -> None:
         self.kept = max(self.kept, self.job.feed.kept)
         self.live = [self.live[number] for number in growing]
         if growing:
+            self.nearest = min(line.limit for line in self.live)
             rows = torch.tensor(growing, device=self.tokens.device)
             self.job.feed.take(rows)
             self.chooser.take(rows)
-            self.tokens, self.sure = self.tokens.index_select(0, rows), self.sure.index_select(0, rows)
+            self.tokens = self.tokens.index_select(0, rows)
 
     def _no_choice(self, line: Line) -> str:
-        at = f"token {len(line.tokens)} of the answer to prompt {line.row}"
-        return (
-            f"there is nothing to choose from at {at}: the model's logits are not finite, or every token is forbidden"
-        )
+        where = f"prompt {line.row} after {len(line.tokens)} new tokens"
+        return f"there is nothing to choose from for {where}: the logits are not finite, or every token is forbidden"

@@ -1,11 +1,8 @@
-"""From tokens to text while they arrive: letters that span tokens, and stop strings that span tokens."""
+"""From tokens to text while they arrive, and stop strings that span tokens."""
 
 from typing import final
 
 from manyformer.generate.protocol import Words
-
-UNFINISHED = "\ufffd"
-"""What a decoder writes for the first bytes of a letter whose last bytes have not come yet."""
 
 
 @final
@@ -13,30 +10,16 @@ class Typewriter:
     """Writes the text of one row; `stopped` says that one of the strings `stops` has come, where the text ends."""
 
     def __init__(self, words: Words, stops: tuple[str, ...]) -> None:
-        self.words, self.stops = words, stops
+        self.letters, self.stops = words.stream(), stops
         self.text, self.shown, self.stopped = "", 0, False
-        self.tokens: list[int] = []
-        # decoding goes on from `start`; what lies before `done` is in the text already
-        self.start = self.done = 0
 
     def add(self, token: int) -> str:
         """The text that has become certain with one more token."""
-        self.tokens.append(token)
-        return self._show(self._fresh(partial=False))
+        return self._show(self.letters.push(token))
 
     def close(self) -> str:
         """The text that was held back, now that no token follows."""
-        new = self._fresh(partial=True)
-        return self._show(new) + self._reveal(len(self.text))
-
-    def _fresh(self, *, partial: bool) -> str:
-        """The text of the tokens since the last time; nothing yet where a letter is unfinished."""
-        before = self.words.decode(self.tokens[self.start : self.done])
-        after = self.words.decode(self.tokens[self.start :])
-        if len(after) <= len(before) or (after.endswith(UNFINISHED) and not partial):
-            return ""
-        self.start, self.done = self.done, len(self.tokens)
-        return after[len(before) :]
+        return self._show(self.letters.finish()) + self._reveal(len(self.text))
 
     def _show(self, new: str) -> str:
         if self.stopped:

@@ -1,0 +1,84 @@
+"""Flat words become objects, and contradictions become sentences."""
+
+from typing import Any
+
+import pytest
+
+from manyformer.generate import (
+    GNMT,
+    Beam,
+    BeyondSource,
+    Decoding,
+    Greedy,
+    MinP,
+    NoRepeat,
+    RepetitionPenalty,
+    Sample,
+    Temperature,
+    TopK,
+    TopP,
+    settings,
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "decoding"),
+    [
+        ({}, Decoding()),
+        ({"temperature": 0}, Decoding(pick=Greedy())),
+        ({"temperature": 0, "seed": 3}, Decoding(pick=Greedy())),
+        ({"temperature": 1}, Decoding(pick=Sample())),
+        ({"seed": 3}, Decoding(pick=Sample(3))),
+        ({"samples": 2}, Decoding(pick=Sample(copies=2))),
+        ({"temperature": 0.5, "top_p": 1}, Decoding(pick=Sample(), shape=(Temperature(0.5),))),
+        (
+            {"temperature": 2, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 1},
+            Decoding(pick=Sample(1), shape=(Temperature(2), TopK(3), TopP(0.5), MinP(0.1))),
+        ),
+        (
+            {"repetition_penalty": 1.2, "no_repeat_ngram": 3},
+            Decoding(shape=(RepetitionPenalty(1.2), NoRepeat(3))),
+        ),
+        ({"beam": 5}, Decoding(pick=Beam(5, GNMT(0.6)))),
+        ({"beam": 5, "alpha": 0, "best": 2}, Decoding(pick=Beam(5, GNMT(0), 2))),
+        ({"beam": 2, "no_repeat_ngram": 2}, Decoding(pick=Beam(2), shape=(NoRepeat(2),))),
+        (
+            {"stop": "\n", "stop_ids": (2,), "max_new": 7, "use_cache": False},
+            Decoding(stop=("\n",), stop_ids=(2,), max_new=7, use_cache=False),
+        ),
+    ],
+)
+def test_words_make_objects(words: dict[str, Any], decoding: Decoding) -> None:
+    assert settings(**words) == decoding
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"temperature": 0, "top_k": 3}, "temperature 0 always takes the likeliest token: leave out top_k"),
+        ({"temperature": 0, "seed": 1, "samples": 2}, "temperature 0"),
+        ({"temperature": -1}, "temperature must be a number above 0, got -1; for the most likely token, 0"),
+        ({"beam": 3, "temperature": 0.5}, "beam search does not sample: leave out temperature"),
+        ({"beam": 3, "seed": 1}, "beam search does not sample: leave out seed"),
+        ({"beam": 3, "samples": 2}, "beam search does not sample: leave out samples"),
+        ({"alpha": 0.5}, "alpha is for beam search: give beam as well"),
+        ({"best": 2}, "best is for beam search"),
+        ({"max_new": 0}, "max_new must be 1 or more tokens, got 0"),
+        ({"samples": 0}, "samples must be 1 or more, got 0"),
+        ({"seed": -1}, "seed must be from 0 to"),
+        ({"stop": ""}, "a stop string must not be empty"),
+        ({"stop": ("a", "")}, "a stop string must not be empty"),
+    ],
+)
+def test_contradictions_are_told(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        settings(**words)
+
+
+def test_an_object_without_effect_is_refused() -> None:
+    with pytest.raises(ValueError, match="greedy decoding takes the likeliest tokens, so TopP would change nothing"):
+        Decoding(shape=(TopP(0.5),))
+    with pytest.raises(ValueError, match="beam search takes the likeliest tokens, so Temperature"):
+        Decoding(pick=Beam(), shape=(NoRepeat(2), Temperature(0.5)))
+    with pytest.raises(ValueError, match="extra must be 0 or more"):
+        BeyondSource(-1)
