@@ -7,7 +7,7 @@ from typing import final
 import numpy as np
 
 from manyformer.batches import Batch
-from manyformer.data.plan import Epoch, Plan, generator
+from manyformer.data.plan import FIXED, Epoch, Plan, generator
 from manyformer.data.ragged import Whole
 
 
@@ -39,10 +39,10 @@ class Buckets(Plan):
         bounds, mixed = self._cut(mixed)
         return BucketEpoch(self._examples, mixed, bounds, random.permutation(len(bounds) - 1))
 
-    def in_order(self) -> "BucketEpoch":
-        """The epoch of held-out data: from the shortest to the longest."""
+    def fixed(self) -> "BucketEpoch":
+        """The epoch of held-out data, always the same: mixed, so that its first batches are like all of them."""
         bounds, numbers = self._cut(self._kept)
-        return BucketEpoch(self._examples, numbers, bounds, np.arange(len(bounds) - 1))
+        return BucketEpoch(self._examples, numbers, bounds, generator(FIXED).permutation(len(bounds) - 1))
 
     def _cut(self, numbers: Whole) -> tuple[Whole, Whole]:
         # A stable sort: equal lengths keep the order that the shuffle gave them.

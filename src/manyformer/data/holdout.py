@@ -8,12 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from manyformer.data.plan import FIXED, generator
 from manyformer.data.sources import Part, Source
 
 # With fewer documents a whole one is too coarse a share.
 FEW = 10
-# The order in which documents are held out is the same for every seed, so that runs can be compared.
-_SEED = 20170612
 
 
 class Piece(NamedTuple):
@@ -58,7 +57,8 @@ class Holdout:
 
     def _choose(self) -> NDArray[np.int8]:
         chosen = np.zeros(len(self._lengths), np.int8)
-        order = np.random.default_rng(_SEED).permutation(len(self._lengths))
+        # The same documents for every seed, so that runs can be compared.
+        order = generator(FIXED).permutation(len(self._lengths))
         total = int(self._lengths.sum())
         for number, share in enumerate(self._shares.values(), start=1):
             free = order[chosen[order] == 0]

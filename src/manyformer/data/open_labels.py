@@ -42,7 +42,7 @@ def open_labels(data: LabelsData, *, batch_tokens: int, cache: Path, seed: int, 
     texts = {name: Labelled(ready.shards[f"{name}.text"], ready.shards[f"{name}.label"]) for name in splits.names}
     _refuse_little(texts["train"], batch_tokens)
     plans = {name: Buckets(one, np.arange(len(one.lengths)), batch_tokens) for name, one in texts.items()}
-    held = {name: Held(plan.in_order(), None) for name, plan in plans.items()}
+    held = {name: Held(plan.fixed(), None) for name, plan in plans.items()}
     longest = max(int(one.lengths.max()) for one in texts.values())
     return Data(
         task="classification",

@@ -124,7 +124,7 @@ def _refuse_little(lengths: Whole, batch_tokens: int, longest: int) -> None:
 def _held(pairs: Pairs, ready: Prepared, name: str, batch_tokens: int) -> Held:
     facts = ready.shards[f"{name}.target"].facts
     units = Units(facts.tokens - facts.documents, facts.characters, facts.bytes)
-    return Held(Buckets(pairs, np.arange(len(pairs.lengths)), batch_tokens).in_order(), units)
+    return Held(Buckets(pairs, np.arange(len(pairs.lengths)), batch_tokens).fixed(), units)
 
 
 def _spans(pairs: dict[str, Pairs], kept: Whole, cache: Path) -> Iterator[Span]:

@@ -46,7 +46,7 @@ def open_text(data: TextData, task: str, *, batch_tokens: int, cache: Path, seed
     _refuse_little(ready.shards, batch_tokens, data.length)
     plans = {name: _plan(shard, data, task, ready, batch_tokens) for name, shard in ready.shards.items()}
     units = {name: None if task == "masked" else _units(shard) for name, shard in ready.shards.items()}
-    held = {name: Held(plan.in_order(), units[name]) for name, plan in plans.items() if name != "train"}
+    held = {name: Held(plan.fixed(), units[name]) for name, plan in plans.items() if name != "train"}
     return Data(
         task=task,
         tokenizers=ready.tokenizers,

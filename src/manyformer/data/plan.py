@@ -8,6 +8,9 @@ import numpy as np
 
 from manyformer.batches import IGNORE, Batch, LabelBatch
 
+# The seed of whatever must be mixed but the same in every run.
+FIXED = 20170612
+
 
 class Epoch(ABC):
     """The batches of one pass over the data, made one at a time, each at any time."""

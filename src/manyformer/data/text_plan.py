@@ -3,12 +3,11 @@
 from abc import ABC, abstractmethod
 from typing import final
 
-import numpy as np
 import torch
 
 from manyformer.batches import MaskedBatch, TextBatch
 from manyformer.data.masking import mask_tokens
-from manyformer.data.plan import Epoch, Plan, generator
+from manyformer.data.plan import FIXED, Epoch, Plan, generator
 from manyformer.data.ragged import Whole
 from manyformer.data.rows import Arrangement, Layout, Rows
 
@@ -67,10 +66,11 @@ class TextPlan(Plan):
         order = random.permutation(arrangement.count)
         return TextEpoch(arrangement, order, self._rows, self._finish, (seed, number))
 
-    def in_order(self) -> "TextEpoch":
-        """The epoch of held-out text; its masks are the same for every seed."""
+    def fixed(self) -> "TextEpoch":
+        """The epoch of held-out text, always the same: mixed, so that its first batches are like all of them."""
         arrangement = self._layout.arrange(None)
-        return TextEpoch(arrangement, np.arange(arrangement.count), self._rows, self._finish, ())
+        order = generator(FIXED).permutation(arrangement.count)
+        return TextEpoch(arrangement, order, self._rows, self._finish, (FIXED,))
 
 
 class TextEpoch(Epoch):
