@@ -14,6 +14,7 @@ from manyformer.config.scalars import show
 from manyformer.errors import nearest
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+_BOUNDS = ((Gt, "gt", ">"), (Ge, "ge", ">="), (Lt, "lt", "<"), (Le, "le", "<="))
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
@@ -83,11 +84,10 @@ def type_text(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
 def _range(metadata: tuple[Any, ...]) -> str:
     words = []
     for item in metadata:
-        for kind, word in ((Gt, ">"), (Ge, ">="), (Lt, "<"), (Le, "<=")):
-            if isinstance(item, kind):
-                words.append(f"{word} {next(iter(vars(item).values()))}")
-        words += [_range(tuple(item.metadata)).strip()] if hasattr(item, "metadata") else []
-    return " " + " and ".join(filter(None, words)) if any(words) else ""
+        # pydantic keeps the bounds of a Field in one piece there and in another here
+        for bound in getattr(item, "metadata", [item]):
+            words += [f"{sign} {getattr(bound, name)}" for kind, name, sign in _BOUNDS if isinstance(bound, kind)]
+    return f" {' and '.join(words)}" if words else ""
 
 
 def _union(annotation: Any) -> tuple[Any, ...]:

@@ -59,8 +59,11 @@ def load_run(
     base = stack([usual, below])
     top, misplaced = place_overrides(given, base, signature)
     merged = stack([base, top])
-    run, wrong = validate(merged, signature)
-    mistakes += misplaced + wrong + _unfit(merged, recipe, signature, task)
+    run, wrong = validate(merged, signature, {mistake.path for mistake in found.mistakes} - {""})
+    unfit = _unfit(merged, recipe, signature, task)
+    if any(mistake.path == "data.kind" for mistake in unfit):
+        wrong = [mistake for mistake in wrong if not mistake.path.startswith("data.")]  # of data that is not wanted
+    mistakes += misplaced + wrong + unfit
     if any(mistake.path == "extends" for mistake in mistakes):
         mistakes = [mistake for mistake in mistakes if not mistake.what.startswith("is missing")]  # it may be there
     if mistakes or run is None:
@@ -98,20 +101,28 @@ def _open(target: str | Path, signature_of: Callable[[str], inspect.Signature], 
     name, path, shipped = str(target), Path(target), shipped_runs()
     if path.is_dir() and (path / RUN_FILE).is_file():
         path = path / RUN_FILE
-    if path.is_file():
-        return _Target(path.stem, *_chain(path))
-    if name in shipped:
+    is_yaml = path.suffix in (".yaml", ".yml")
+    if name in shipped and not (is_yaml and path.is_file()):
         return _Target(shipped[name].stem, *_chain(shipped[name]))
-    if path.suffix in (".yaml", ".yml"):
+    unknown = _complaint(name, signature_of)
+    # A file that happens to be called bert is not in the way of the recipe; ./bert means the file.
+    if path.is_file() and (is_yaml or unknown or path.name != name):
+        return _Target(path.stem, *_chain(path))
+    if is_yaml:
         there = [str(other) for other in path.parent.glob(f"*{path.suffix}")]
         raise UserErrors([f"{name}: there is no such run file" + _did(nearest(name, there))])
+    if unknown:
+        near = _did(nearest(name, [*shipped, *recipes]))
+        raise UserErrors([f"there is no run file, shipped run or recipe '{name}'{near}" if near else unknown])
+    return _Target(name, [Layer({"recipe": name})], [])
+
+
+def _complaint(name: str, signature_of: Callable[[str], inspect.Signature]) -> str:
     try:
         signature_of(name)
     except ValueError as error:
-        near = _did(nearest(name, [*shipped, *recipes]))
-        what = f"there is no run file, shipped run or recipe '{name}'{near}" if near else str(error)
-        raise UserErrors([what]) from error
-    return _Target(name, [Layer({"recipe": name})], [])
+        return str(error)
+    return ""
 
 
 def _did(ending: str) -> str:

@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from manyformer.config.run import TAGS, Run
@@ -18,6 +18,9 @@ def _members(annotation: Any) -> tuple[type[Section], ...]:
 SECTIONS: dict[str, tuple[type[Section], ...]] = {
     name: members for name, field in Run.model_fields.items() if (members := _members(field.annotation))
 }
+
+# How alike two names must be for one to be suggested for the other.
+_NEAR = 0.65
 
 # What other programs call our settings.
 SYNONYMS = {
@@ -115,25 +118,28 @@ def suggest(wrong: str, known: Sequence[str]) -> str:
 
 
 def _near(wrong: str, known: Sequence[str]) -> list[str]:
-    last, section = leaf(wrong), wrong.rpartition(".")[0]
-    synonym = SYNONYMS.get(last)
+    synonym = SYNONYMS.get(leaf(wrong))
     if synonym in known or synonym in SECTIONS:
         return [str(synonym)]
-    same = [name for name in known if leaf(name) == last]
+    same = [name for name in known if leaf(name) == leaf(wrong) or wrong.startswith(f"{name}.")]
     if same:
         return same
-    siblings = [leaf(name) for name in known if name.rpartition(".")[0] == section]
-    prefix = f"{section}." if section else ""
-    found = [prefix + name for name in _close(last, siblings)]
-    if not section:
-        found += _close(wrong, [*SECTIONS, "model"])
-    elif "." in wrong:
-        found += _close(wrong, known, cutoff=0.75)
-    elsewhere = {leaf(name): name for name in reversed(known)}
-    found += [elsewhere[name] for name in _close(last, elsewhere)]
-    found += [SYNONYMS[name] for name in _close(last, SYNONYMS, cutoff=0.8) if SYNONYMS[name] in known]
-    return list(dict.fromkeys(found))
+    scores = {name: _likeness(wrong, name) for name in dict.fromkeys([*known, *SECTIONS, "model"])}
+    scores |= {name: _alike(leaf(wrong), word) for word, name in SYNONYMS.items() if _alike(leaf(wrong), word) > 0.8}
+    best = max(scores.values(), default=0.0)
+    near = [name for name in scores if scores[name] >= max(_NEAR, best - 0.05) and (name in known or "." not in name)]
+    return sorted(near, key=lambda name: -scores[name])
 
 
-def _close(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> list[str]:
-    return difflib.get_close_matches(word, list(known), n=3, cutoff=cutoff)
+def _likeness(wrong: str, name: str) -> float:
+    """How near a name is by its last part, which counts less in another section unless that is misspelt too."""
+    last, word = leaf(wrong), leaf(name)
+    alike = _alike(last, word)
+    if len(last) > 3 and last in word:
+        alike = max(alike, _NEAR + 0.1)  # decay, of weight_decay
+    section, home = wrong.rpartition(".")[0], name.rpartition(".")[0]
+    return alike if section == home else max(alike - 0.1, min(alike, _alike(section, home)))
+
+
+def _alike(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from manyformer.config.names import SECTIONS, known_settings, leaf, suggest
@@ -23,7 +24,8 @@ class Override(NamedTuple):
 def parse_overrides(given: Sequence[str] | Mapping[str, Any]) -> tuple[list[Override], list[Mistake]]:
     """The settings in the words of a command line (or in a mapping, from Python), and what cannot be read of them."""
     if isinstance(given, Mapping):
-        return [_override(key, value, show(value)) for key, value in given.items()], []
+        plain = {key: str(value) if isinstance(value, PurePath) else value for key, value in given.items()}
+        return [_override(key, value, show(value)) for key, value in plain.items()], []
     found: list[Override] = []
     mistakes: list[Mistake] = []
     words = list(given)

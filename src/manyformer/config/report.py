@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
@@ -31,16 +32,19 @@ _BOUNDS = {
 _NOT_A_MAPPING = ("model_type", "model_attributes_type", "dict_type")
 
 
-def validate(layer: Layer, signature: inspect.Signature | None) -> tuple[Run | None, list[Mistake]]:
+def validate(
+    layer: Layer, signature: inspect.Signature | None, told: Iterable[str] = ()
+) -> tuple[Run | None, list[Mistake]]:
     """The run, or None and every mistake in it.
 
     pydantic compares settings with one another only once each is right by itself, so what is wrong is reported, taken
-    out and validated again; a conflict with a setting that was taken out says nothing and stays unsaid.
+    out and validated again; a conflict with a setting that was taken out says nothing and stays unsaid. So does what
+    is wrong with the paths in `told`, of which people were told before.
     """
     data = {name: dict(part) if isinstance(part, dict) else part for name, part in layer.data.items()}
     known = known_settings(data, signature)
     mistakes = _check_model(data, layer, signature, known)
-    gone: set[str] = set()
+    gone = set(told)
     while True:
         before = set(gone)
         try:
@@ -87,7 +91,7 @@ def _tags(section: str) -> list[str]:
 
 def _moot(details: ErrorDetails, path: Path, gone: set[str]) -> bool:
     if details["type"] != "conflict":
-        return False
+        return _dotted(path[:2]) in gone or str(path[0]) in gone
     involved = [_dotted(path), *details["ctx"]["involves"]]
     return any(
         name == lost or name.startswith(f"{lost}.") or lost.startswith(f"{name}.") for name in involved for lost in gone

@@ -167,7 +167,9 @@ class Composer:
         return items
 
     def _spot(self, event: yaml.Event) -> Spot:
-        return Spot(self.file, event.start_mark.line + 1, event.start_mark.column + 1)
+        mark = event.start_mark
+        assert mark is not None, "events that are parsed from text know their place"
+        return Spot(self.file, mark.line + 1, mark.column + 1)
 
     def _mistake(self, event: yaml.Event, path: Path, what: str) -> None:
         self.mistakes.append(Mistake(self._spot(event), _dotted(path), what))

@@ -1,0 +1,54 @@
+"""Small stand-ins for recipes: only signatures and tasks, as the configuration sees them."""
+
+import inspect
+from pathlib import Path
+from typing import Any, Literal
+
+from manyformer.config import Run, load_run
+from manyformer.errors import UserError, UserErrors, nearest
+
+
+def _lm(
+    vocab: int = 256,
+    dim: int = 64,
+    depth: int = 2,
+    heads: int = 4,
+    hidden: int | None = None,
+    dropout: float = 0.0,
+    tied: bool = True,
+    norm: Literal["pre", "post", "sandwich"] = "pre",
+    widths: tuple[int, ...] = (1, 2),
+    longest: int = 1024,
+) -> None: ...
+
+
+def _fourier(vocab: int = 256, width: int = 64) -> None: ...
+
+
+FUNCTIONS = {"lm": _lm, "seq2seq": _lm, "bert": _lm, "classifier": _lm, "fourier": _fourier}
+TASKS = {
+    "lm": "language-model",
+    "seq2seq": "translation",
+    "bert": "masked",
+    "classifier": "classification",
+    "fourier": "language-model",
+}
+
+
+def signature_of(name: str) -> inspect.Signature:
+    if name not in FUNCTIONS:
+        raise UserError(f"there is no recipe '{name}'; {nearest(name, FUNCTIONS)}")
+    return inspect.signature(FUNCTIONS[name])
+
+
+def load(target: str | Path, *overrides: str) -> Run:
+    return load_run(target, overrides, signature_of=signature_of, task_of=TASKS.__getitem__, recipes=FUNCTIONS)
+
+
+def refused(target: str | Path, *overrides: str) -> list[str]:
+    """The lines with which a run is refused."""
+    try:
+        run: Any = load(target, *overrides)
+    except UserErrors as error:
+        return error.lines
+    raise AssertionError(f"accepted: {run!r}")

@@ -1,0 +1,140 @@
+"""The command line: three spellings, dashes, YAML values, bare model keywords."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_in_recipes import load, refused, signature_of
+
+from manyformer.config import load_run
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["optim.weight_decay=0.5"],
+        ["--optim.weight_decay", "0.5"],
+        ["--optim.weight_decay=0.5"],
+        ["--optim.weight-decay", "5e-1"],
+        ["optim.weight-decay=.5"],
+        ["optim={weight_decay: 0.5}"],
+        ["optim.weight_decay=0.1", "optim.weight_decay=0.5"],
+    ],
+)
+def test_all_spellings_mean_the_same(words: list[str]) -> None:
+    assert load("lm", *words) == load("lm", "optim.weight_decay=0.5")
+    assert load("lm", *words).optim.weight_decay == 0.5
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("-", "-"),
+        ("a: b", "a: b"),
+        ("*.txt", "*.txt"),
+        ("hf:name", "hf:name"),
+        ("[a, b]", ("a", "b")),
+        ("'3'", "3"),
+        ('"x"', "x"),
+        ("@x", "@x"),
+        ("dir=3/x", "dir=3/x"),
+        ("# x", "# x"),
+    ],
+)
+def test_values_are_yaml_and_other_words_are_themselves(word: str, value: Any) -> None:
+    assert load("lm", f"data.path={word}").data.path == value
+    assert load("lm", "--data.path", word).data.path == value
+
+
+def test_bare_model_keywords() -> None:
+    run = load("lm", "depth=7", "--dropout", "0", "--norm=post", "hidden=null", "widths=[3]", "dim=1e2")
+    assert run.model == {"depth": 7, "dropout": 0.0, "norm": "post", "hidden": None, "widths": [3], "dim": 100}
+    assert isinstance(run.model["dropout"], float)
+
+
+def test_a_bare_keyword_that_could_mean_two_settings() -> None:
+    assert refused("lm", "vocab=300") == ["--vocab 300: could mean model.vocab or data.vocab; write one of them"]
+    assert refused("seq2seq", "longest=30") == [
+        "--longest 30: could mean model.longest or data.longest; write one of them"
+    ]
+    # Rows of running text have a length, so here only the model has a longest.
+    assert load("lm", "longest=30").model == {"longest": 30}
+    # And the width of noam's formula is a setting only where noam is chosen.
+    assert load("fourier", "width=30").model == {"width": 30}
+    assert refused("fourier", "width=30", "schedule={name: noam, width: 3}") == [
+        "--width 30: could mean model.width or schedule.width; write one of them"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["lr=1e-4"], "--lr 1e-4: no such setting; did you mean optim.lr?"),
+        (["steps=10"], "--steps 10: no such setting; did you mean schedule.steps or limits.steps?"),
+        (["--d-model", "8"], "--d-model 8: no such setting; did you mean model.dim?"),
+        (["detph=8"], "--detph 8: no such setting; did you mean model.depth?"),
+        (["modle.depth=8"], "--modle.depth 8: no such setting; did you mean model.depth?"),
+        (["model.d-pth=8"], "--model.d-pth 8: no such setting; did you mean model.depth?"),
+        (["seed.x=8"], "--seed.x 8: no such setting; did you mean seed?"),
+        (["model.depth.x=8"], "--model.depth.x 8: no such setting; did you mean model.depth?"),
+        (["optim.betas=3"], "--optim.betas 3: must be two numbers from 0 up to 1, such as [0.9, 0.98], got 3"),
+        (["depth=x"], "--depth x: model.depth: must be a whole number, got 'x'"),
+        (["optim={lr: x}"], "--optim '{lr: x}': optim.lr: must be a number, got 'x'"),
+        (["data=[1"], "--data [1: this list is not closed with ]"),
+        (["optim=adam"], "--optim adam: must be a mapping of settings, got 'adam'; did you mean optim.name?"),
+        (["depth"], "depth: is no setting; write key=value or --key value"),
+        (["--remat"], "--remat: needs a value, as in `--remat true`"),
+        (["--remat", "--seed", "1"], "--remat: needs a value, as in `--remat true`"),
+        (["=3"], "=3: is no setting; write key=value or --key value"),
+        (["out="], ""),
+        (["recipe=brt"], "--recipe brt: there is no recipe 'brt'; did you mean bert?"),
+        (["data.path="], "--data.path '': must be a path or a list of paths, got null"),
+        (["extends=x"], "--extends x: no such setting"),
+    ],
+)
+def test_a_wrong_word_gets_the_nearest_right_one(words: list[str], line: str) -> None:
+    if not line:
+        assert load("lm", *words).out == "runs/lm"
+        return
+    found = refused("lm", *words)
+    assert len(found) == 1
+    assert found[0].startswith(line)
+
+
+def test_negative_values_are_no_options() -> None:
+    assert refused("lm", "--seed", "-1") == ["--seed -1: must be at least 0, got -1"]
+
+
+def test_only_the_chosen_member_is_suggested() -> None:
+    assert refused("lm", "optim.name=adam", "optim.weight_deca=1")[0].startswith(
+        "--optim.weight_deca 1: no such setting; known in optim: betas, clip, eps, lr, name"
+    )
+    assert refused("lm", "optim.weight_deca=1") == [
+        "--optim.weight_deca 1: no such setting; did you mean optim.weight_decay?"
+    ]
+
+
+def test_choosing_another_member_keeps_what_the_command_line_says_of_it() -> None:
+    Path("base.yaml").write_text("recipe: lm\noptim: {name: adamw, lr: 0.5, weight_decay: 0.2}\n")
+    run = load("base.yaml", "optim.eps=0.25", "optim.name=adam")
+    assert (run.optim.name, run.optim.lr, run.optim.eps) == ("adam", 1e-3, 0.25)
+
+
+def test_another_recipe_keeps_the_model_keywords_it_knows() -> None:
+    Path("base.yaml").write_text("recipe: lm\nmodel: {depth: 3}\n")
+    assert load("base.yaml", "recipe=bert").model == {"depth": 3}
+    assert refused("base.yaml", "recipe=fourier") == [
+        "base.yaml:2:9: model.depth: no such setting; known in model: vocab, width"
+    ]
+
+
+def test_overrides_from_python_are_a_mapping() -> None:
+    given = {"depth": 3, "optim.lr": 0.5, "track": ["tensorboard"], "data.path": Path("x") / "y"}
+    run = load_run("lm", given, signature_of=signature_of)
+    assert run.data.path == "x/y"
+    assert (run.model, run.optim.lr, run.track) == ({"depth": 3}, 0.5, ("tensorboard",))
