@@ -1,0 +1,119 @@
+"""Rules that matter, as tests: who may import whom, what is shared, what is public, what stays cheap."""
+
+import ast
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import manyformer as mf
+from manyformer.core import Context
+
+ROOT = Path(mf.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+LEVELS = [
+    {"errors", "batches", "core"},
+    {"masks", "position"},
+    {"ops"},
+    {"kernels", "sources"},
+    {"attention", "feedforward", "mixers", "depth"},
+    {"models"},
+    {"recipes"},
+    {"config"},
+    {"data"},
+    {"face", "summary", "interop"},
+    {"generate", "scores", "evaluate", "view"},
+    {"train", "check", "bench"},
+    {"cli"},
+    {"__main__"},
+]
+"""Arrows point down only: a part imports from lower levels and from its own folder. The package itself is lazy."""
+
+ONLY = {"config": {"errors"}, "data": {"batches", "config", "errors"}, "core": set(), "errors": set()}
+"""Parts that must not know all that lies below them: a run's record and its data stand beside the models."""
+
+HEAVY = {"transformers", "datasets", "matplotlib", "tensorboard", "sacrebleu", "babel", "huggingface_hub"}
+
+PUBLIC = {"build", "check", "explain", "generate", "load", "recipes", "train"}
+
+
+def part_of(file: Path) -> str:
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Full names of the modules that are imported anywhere in `tree`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def at_import_time(tree: ast.Module) -> Iterator[str]:
+    """Imports that run when the module is imported: all but those in functions and under TYPE_CHECKING."""
+    todo: list[ast.stmt] = list(tree.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from imported(ast.Module([node], []))
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            todo += node.orelse
+        elif not isinstance(node, ast.FunctionDef):
+            todo += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_arrows_point_down(file: Path) -> None:
+    level = {part: number for number, parts in enumerate(LEVELS) for part in parts}
+    here = part_of(file)
+    if here == "__init__":
+        return
+    assert here in level, f"{here} has no place in the house yet: give it a level"
+    for name in imported(ast.parse(file.read_text())):
+        words = name.split(".")
+        if words[0] != "manyformer" or words[1] in (here, "__version__"):
+            continue
+        assert level[words[1]] < level[here], f"{here} must not import {name}"
+        assert words[1] in ONLY.get(here, set(level)), f"{here} must not know of {name}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_heavy_packages_wait_until_they_are_needed(file: Path) -> None:
+    tree = ast.parse(file.read_text())
+    loaded = {name.split(".")[0] for name in at_import_time(tree)}
+    assert not loaded & HEAVY
+    assert "__future__" not in loaded, "shape annotations must be real, not strings"
+
+
+@pytest.mark.parametrize("names", ["", ".errors", ".config", ".cli"])
+def test_help_and_mistakes_do_not_wait_for_torch(names: str) -> None:
+    code = f"import sys, manyformer{names}; sys.exit(int('torch' in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_nothing_is_added_to_what_a_call_shares() -> None:
+    assert [field.name for field in dataclasses.fields(Context)] == ["place", "memory", "watch"]
+    assert Context.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+def test_public_names() -> None:
+    assert set(mf.__all__) == PUBLIC | {"__version__"}
+    for name in PUBLIC:
+        assert callable(getattr(mf, name)), name
+        assert getattr(mf, name).__doc__, name
+    with pytest.raises(AttributeError, match="module 'manyformer' has no attribute 'biuld'"):
+        mf.biuld  # noqa: B018
+
+
+def test_a_verb_is_not_hidden_by_the_folder_of_its_name() -> None:
+    code = (
+        "import manyformer.check, manyformer.train, manyformer as mf; assert callable(mf.check) and callable(mf.train)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

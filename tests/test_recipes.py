@@ -1,0 +1,131 @@
+"""Recipes: their cards are complete, their specs make them again, and wrong keywords get a sentence."""
+
+import inspect
+import json
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import torch
+
+import manyformer as mf
+from manyformer.errors import UserError
+from manyformer.models import Classifier, EncoderDecoder, LanguageModel, MaskedLM
+from manyformer.recipes import RECIPES, Card, transformer_lm
+
+KINDS = {
+    "language-model": LanguageModel,
+    "translation": EncoderDecoder,
+    "masked": MaskedLM,
+    "classification": Classifier,
+}
+FACTS: dict[str, Any] = {"title": "A", "paper": "B", "new": "C", "task": "masked", "cost": "O(1)"}
+
+
+def test_the_first_recipes_are_there() -> None:
+    names = {"transformer", "transformer-lm", "bert", "transformer-classifier", "compose"}
+    assert names <= set(mf.recipes())
+    assert list(mf.recipes()) == sorted(RECIPES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_cards_are_complete(name: str) -> None:
+    card = mf.recipes()[name].card
+    assert card.name == name
+    for text in (card.title, card.paper, card.new, card.cost):
+        assert text.strip() == text != ""
+    for promise in ("causal", "streams", "cross", "padding"):
+        assert getattr(card, promise) or card.because[promise]
+    assert set(card.because) <= {"causal", "streams", "cross", "padding"}
+    assert not [reason for promise, reason in card.because.items() if getattr(card, promise)]
+
+
+def test_a_card_must_give_its_reasons() -> None:
+    promises: dict[str, Any] = {"causal": True, "streams": False, "cross": True, "padding": True}
+    with pytest.raises(ValueError, match="the card of x must say why it does not promise 'streams'"):
+        Card(name="x", **promises, **FACTS)
+    Card(name="x", **promises, **FACTS, because={"streams": "it cannot"})
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_signatures_are_command_lines(name: str) -> None:
+    """Every keyword has a default and a type that a flag can have, and common ones have one spelling."""
+    signature = mf.recipes()[name].signature
+    for word, parameter in signature.parameters.items():
+        assert parameter.default is not inspect.Parameter.empty, word
+        assert parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD, word
+        plain = {int, float, str, bool, type(None)}
+        kinds = set(get_args(parameter.annotation)) or {parameter.annotation}
+        assert get_origin(parameter.annotation) is Literal or kinds <= plain, word
+    assert {"vocab", "dim", "depth"} <= set(signature.parameters)
+    assert not {"n_heads", "num_heads", "d_model", "n_layers", "layers", "vocab_size"} & set(signature.parameters)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_spec_makes_the_model_again(name: str) -> None:
+    recipe = mf.recipes()[name]
+    with torch.device("meta"):
+        model = mf.build(name)
+        assert isinstance(model, KINDS[recipe.card.task])
+        assert model.spec.recipe == name
+        assert set(model.spec.keywords) == set(recipe.signature.parameters)
+        spec = json.loads(json.dumps(model.spec._asdict()))
+        again = mf.build(spec["recipe"], **spec["keywords"])
+    assert again.spec == model.spec
+    assert {n: p.shape for n, p in again.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
+
+
+def test_a_recipe_is_a_function() -> None:
+    model = transformer_lm(29, dim=16, depth=1, heads=2)
+    assert model.spec.recipe == "transformer-lm"
+    assert model.spec.keywords["vocab"] == 29
+    assert model.spec.keywords["norm"] == "pre"
+    assert "GPT-2" in str(transformer_lm.__doc__)
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords", "message"),
+    [
+        ("transfromer", {}, r"there is no recipe 'transfromer'; did you mean transformer"),
+        ("xyzzy", {}, r"there is no recipe 'xyzzy'; known: .*bert.*transformer"),
+        ("transformer-lm", {"deph": 3}, r"transformer-lm has no keyword 'deph'; did you mean depth\?"),
+        ("transformer-lm", {"norm": "mid"}, r"norm \('mid'\) must be one of post, pre, sandwich"),
+        ("compose", {"position": "rotory"}, r"position \('rotory'\) must be one of sinusoid"),
+        ("transformer-lm", {"dim": 0}, r"dim \(0\) must be at least 1"),
+        ("transformer-lm", {"depth": -1}, r"depth \(-1\) must be at least 1"),
+        ("transformer-lm", {"dropout": 1.0}, r"dropout \(1.0\) must be at least 0 and below 1"),
+        ("transformer-lm", {"dropout": float("nan")}, r"dropout \(nan\) must be at least 0 and below 1"),
+        ("transformer-lm", {"dim": 30, "heads": 4}, r"dim \(30\) must be a multiple of heads \(4\)"),
+        ("compose", {"heads": 4, "kv_heads": 3}, r"heads \(4\) must be a multiple of kv_heads \(3\)"),
+        ("transformer", {"dim": 9, "heads": 3}, r"dim \(9\) must be even"),
+    ],
+)
+def test_mistakes_get_a_sentence(name: str, keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        mf.build(name, **keywords)
+
+
+def test_unknown_names_are_for_the_user_to_mend() -> None:
+    with pytest.raises(UserError):
+        mf.build("transfromer")
+
+
+CHOICES = {
+    word: get_args(parameter.annotation)
+    for word, parameter in RECIPES["compose"].signature.parameters.items()
+    if get_origin(parameter.annotation) is Literal
+}
+
+
+@pytest.mark.parametrize(("word", "value"), [(word, value) for word, values in CHOICES.items() for value in values])
+def test_compose_takes_every_part_it_names(word: str, value: str) -> None:
+    small = {"vocab": 11, "dim": 16, "depth": 1, "heads": 2}
+    model: Any = mf.build("compose", **small, **{word: value})
+    tokens = torch.randint(0, 11, (2, 5))
+    logits = model(tokens).logits
+    assert logits.shape == (2, 5, 11)
+    default: Any = mf.build("compose", **small)
+    changed = value != RECIPES["compose"].signature.parameters[word].default
+    same = {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in default.named_parameters()}
+    if same:
+        default.load_state_dict(model.state_dict())
+        assert torch.equal(default(tokens).logits, logits) != changed
