@@ -10,7 +10,10 @@ import torch
 
 CHECKED = [
     f"manyformer.{part}"
-    for part in ("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward", "models")
+    for part in (
+        *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward", "models"),
+        *("generate.beam", "generate.feeds", "generate.sampling"),
+    )
 ]
 """Packages whose shape annotations are checked at every call while the tests run."""
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from manyformer.core import Memory, State
 
 
+@runtime_checkable
 class Predicted(Protocol):
     """What a model returns: `logits` (b, l, v), and the state to go on from."""
 
@@ -19,6 +20,7 @@ class Predicted(Protocol):
     def state(self) -> Any: ...
 
 
+@runtime_checkable
 class Decodes(Protocol):
     """What both kinds of models share."""
 
@@ -29,6 +31,7 @@ class Decodes(Protocol):
     def start(self, batch: int, *, capacity: int | None = None) -> State: ...
 
 
+@runtime_checkable
 class Continues(Decodes, Protocol):
     """A language model: it goes on from a prompt."""
 
@@ -61,6 +64,7 @@ class Translates(Protocol):
 Model = Continues | Translates
 
 
+@runtime_checkable
 class Letters(Protocol):
     """Text from tokens that arrive one by one; a letter whose bytes are not all there yet waits."""
 
@@ -68,6 +72,7 @@ class Letters(Protocol):
     def finish(self) -> str: ...
 
 
+@runtime_checkable
 class Words(Protocol):
     """A tokenizer: text to tokens and back, how many tokens there are, and the numbers of the special ones."""
 
