@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from manyformer.check import check
     from manyformer.face import build, explain, load, recipes
+    from manyformer.generate import generate
     from manyformer.train import train
 
 __version__ = "0.1.0"
@@ -21,12 +22,13 @@ _HOMES = {
     "build": "manyformer.face",
     "check": "manyformer.check",
     "explain": "manyformer.face",
+    "generate": "manyformer.generate",
     "load": "manyformer.face",
     "recipes": "manyformer.face",
     "train": "manyformer.train",
 }
 
-__all__ = ["__version__", "build", "check", "explain", "load", "recipes", "train"]
+__all__ = ["__version__", "build", "check", "explain", "generate", "load", "recipes", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -22,7 +22,7 @@ from manyformer.generate.picking import (
 )
 from manyformer.generate.result import Generated, Hypothesis, Piece, Stats
 from manyformer.generate.shaping import Ban, MinP, NoRepeat, RepetitionPenalty, Shaping, Temperature, TopK, TopP
-from manyformer.generate.translate import Translator, translate
+from manyformer.generate.translator import Translator, translate
 
 __all__ = [
     "GNMT",

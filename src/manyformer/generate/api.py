@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from manyformer.errors import UserError
 from manyformer.generate.decoding import Decoding, settings
 from manyformer.generate.plan import Plan, Tokenizers, Work, sides
 from manyformer.generate.prompts import Prompts, check_tokens, limits, read_prompts
@@ -39,7 +40,7 @@ def generate(
     A prompt is a string (with a `tokenizer`; a model loaded from a run may carry one), a list of ids or a tensor; one
     or a list of them. `begin` says that strings are the beginning of a document. The flat words are those of
     `settings`; a `Decoding` says the same in objects. `on_piece` is called with each `Piece` as it is written. An
-    answer does not depend on the other rows. Raises ValueError.
+    answer does not depend on the other rows. Raises UserError.
     """
     flat = settings(
         max_new=max_new,
@@ -59,7 +60,7 @@ def generate(
         use_cache=use_cache,
     )
     if decoding is not None and flat != settings():
-        raise ValueError("give either decoding= or single settings, not both")
+        raise UserError("give either decoding= or single settings, not both")
     decoding, live = flat if decoding is None else decoding, on_piece is not None
     work = _work(model, prompts, decoding, tokenizer, batch, begin=begin, live=live)
     for piece in work:
@@ -77,7 +78,7 @@ def stream(
     batch: int = 32,
     begin: bool = False,
 ) -> Iterator[Piece]:
-    """The pieces of `generate` one by one, each as soon as it is written. Raises ValueError at once, as `generate`."""
+    """The pieces of `generate` one by one, each as soon as it is written. Raises UserError at once, as `generate`."""
     return iter(_work(model, prompts, decoding, tokenizer, batch, begin=begin, live=True))
 
 
@@ -93,9 +94,9 @@ def _work(
 ) -> Work:
     if not hasattr(model, "start"):
         kind = type(model).__name__
-        raise ValueError(f"a {kind} does not write: generate needs a language model or an encoder-decoder")
+        raise UserError(f"a {kind} does not write: generate needs a language model or an encoder-decoder")
     if batch < 1:
-        raise ValueError(f"batch must be 1 or more rows, got {batch}")
+        raise UserError(f"batch must be 1 or more rows, got {batch}")
     words = sides(getattr(model, "tokenizer", None) if tokenizer is None else tokenizer)
     rows = read_prompts(prompts, words.read, source=isinstance(model, Translates), begin=begin)
     check_tokens(rows, model.vocab)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from manyformer.errors import UserError
 from manyformer.generate.picking import Beam
 from manyformer.generate.protocol import Words
 from manyformer.generate.result import Hypothesis, Piece
@@ -81,7 +82,7 @@ class BeamSearch:
         for prompt in range(len(self.found)):
             score, tokens, length = (part.tolist() for part in self.found[prompt])
             if not score[0] > NEVER:
-                raise ValueError(
+                raise UserError(
                     f"there is nothing to choose from for prompt {prompt}: the logits are not finite, "
                     "or every token is forbidden"
                 )

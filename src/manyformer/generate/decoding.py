@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import final
 
+from manyformer.errors import UserError
 from manyformer.generate.picking import GNMT, Beam, Greedy, Pick, Sample
 from manyformer.generate.shaping import MinP, NoRepeat, RepetitionPenalty, Shaping, Temperature, TopK, TopP
 
@@ -16,7 +17,7 @@ class BeyondSource:
 
     def __post_init__(self) -> None:
         if self.extra < 0:
-            raise ValueError(f"extra must be 0 or more tokens beyond the source, got {self.extra}")
+            raise UserError(f"extra must be 0 or more tokens beyond the source, got {self.extra}")
 
 
 @final
@@ -27,7 +28,7 @@ class Decoding:
     `max_new` None allows 256 tokens after a prompt, or as many as the source has and 50 more in a translation, and
     never more than the model has room for. `stop` holds strings, which need a tokenizer; `stop_ids` None means the
     tokenizer's end token (2 for an encoder-decoder without a tokenizer), `ban` None its padding and beginning.
-    `use_cache` None uses the model's state where the model promises that it changes nothing. Raises ValueError.
+    `use_cache` None uses the model's state where the model promises that it changes nothing. Raises UserError.
     """
 
     pick: Pick = field(default_factory=Greedy)
@@ -40,15 +41,15 @@ class Decoding:
 
     def __post_init__(self) -> None:
         if isinstance(self.max_new, int) and self.max_new < 1:
-            raise ValueError(f"max_new must be 1 or more tokens, got {self.max_new}")
+            raise UserError(f"max_new must be 1 or more tokens, got {self.max_new}")
         if "" in self.stop:
-            raise ValueError("a stop string must not be empty: it would stop before the first letter")
+            raise UserError("a stop string must not be empty: it would stop before the first letter")
         if isinstance(self.pick, Beam) and self.stop:
-            raise ValueError("beam search cannot end at stop strings: use stop_ids, or sample")
+            raise UserError("beam search cannot end at stop strings: use stop_ids, or sample")
         useless = [type(s).__name__ for s in self.shape if s.sampling]
         if useless and not isinstance(self.pick, Sample):
             what = "beam search" if isinstance(self.pick, Beam) else "greedy decoding"
-            raise ValueError(f"{what} takes the likeliest tokens, so {useless[0]} would change nothing: leave it out")
+            raise UserError(f"{what} takes the likeliest tokens, so {useless[0]} would change nothing: leave it out")
 
 
 def settings(
@@ -73,14 +74,14 @@ def settings(
 
     Any of temperature, top_k, top_p, min_p, seed and samples asks for sampling; temperature 0 and nothing at all mean
     the likeliest token; `beam` asks for beam search with Vaswani's length penalty `alpha` (0.6) and the `best` answers.
-    Raises ValueError for a value out of range and for words that contradict each other.
+    Raises UserError for a value out of range and for words that contradict each other.
     """
     sampling = {"temperature": temperature or None, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     asked = [name for name, value in sampling.items() if value is not None] + (["samples"] if samples != 1 else [])
     pick = _search(beam, alpha, best, asked)
     if pick is None:
         if temperature == 0 and asked not in ([], ["seed"]):
-            raise ValueError(
+            raise UserError(
                 f"temperature 0 always takes the likeliest token: leave out {asked[0]} or raise temperature"
             )
         pick = Sample(seed, samples) if asked and temperature != 0 else Greedy()
@@ -107,8 +108,8 @@ def _search(beam: int | None, alpha: float | None, best: int, asked: list[str]) 
     """The beam search that was asked for, if any; `asked` names what was asked of sampling."""
     if beam is None:
         if alpha is not None or best != 1:
-            raise ValueError(f"{'best' if alpha is None else 'alpha'} is for beam search: give beam as well")
+            raise UserError(f"{'best' if alpha is None else 'alpha'} is for beam search: give beam as well")
         return None
     if asked:
-        raise ValueError(f"beam search does not sample: leave out {asked[0]}, or leave out beam")
+        raise UserError(f"beam search does not sample: leave out {asked[0]}, or leave out beam")
     return Beam(beam, GNMT() if alpha is None else GNMT(alpha), best)

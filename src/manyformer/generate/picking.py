@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from manyformer.errors import UserError
+
 LARGEST = 1 - 2.0**-24
 """A random number times a sum must stay below the sum in spite of rounding."""
 
@@ -53,7 +55,7 @@ class Average(LengthPenalty):
 
 def _check_alpha(alpha: float) -> None:
     if not 0 <= alpha < float("inf"):
-        raise ValueError(f"the length penalty's alpha must be 0 (no penalty) or more, got {alpha}")
+        raise UserError(f"the length penalty's alpha must be 0 (no penalty) or more, got {alpha}")
 
 
 class Ending(ABC):
@@ -174,9 +176,9 @@ class Sample(StepPick):
 
     def __post_init__(self) -> None:
         if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must be from 0 to 2**63 - 1, got {self.seed}")
+            raise UserError(f"seed must be from 0 to 2**63 - 1, got {self.seed}")
         if self.copies < 1:
-            raise ValueError(f"samples must be 1 or more, got {self.copies}")
+            raise UserError(f"samples must be 1 or more, got {self.copies}")
 
     def seeds(self, prompts: int) -> list[int]:
         if self.seed is not None:
@@ -204,9 +206,9 @@ class Beam:
 
     def __post_init__(self) -> None:
         if self.width < 1:
-            raise ValueError(f"beam must be 1 or wider, got {self.width}")
+            raise UserError(f"beam must be 1 or wider, got {self.width}")
         if not 1 <= self.best <= self.width:
-            raise ValueError(f"best must be from 1 to the beam's width {self.width}, got {self.best}")
+            raise UserError(f"best must be from 1 to the beam's width {self.width}, got {self.best}")
 
 
 Pick = StepPick | Beam

@@ -7,6 +7,7 @@ from typing import NamedTuple, final
 
 import torch
 
+from manyformer.errors import UserError
 from manyformer.generate.beam import BeamSearch
 from manyformer.generate.decoding import Decoding
 from manyformer.generate.feeds import CachedPair, CachedText, Feed, WholePair, WholeText
@@ -44,7 +45,7 @@ class Caching(NamedTuple):
 def caching(model: Model, *, wanted: bool | None) -> Caching:
     """A model that does not promise that going on from its state changes nothing is used without it.
 
-    Raises ValueError where a cache is demanded all the same.
+    Raises UserError where a cache is demanded all the same.
     """
     spec = getattr(model, "spec", None)
     card = RECIPES[spec.recipe].card if spec is not None and spec.recipe in RECIPES else None
@@ -54,7 +55,7 @@ def caching(model: Model, *, wanted: bool | None) -> Caching:
         return Caching(used=True, told="with cache")
     why = card.because["streams"]
     if wanted:
-        raise ValueError(f"{card.name} cannot use a cache ({why}): leave use_cache out or make it False")
+        raise UserError(f"{card.name} cannot use a cache ({why}): leave use_cache out or make it False")
     return Caching(used=False, told=f"without cache ({why})")
 
 
@@ -95,9 +96,9 @@ class Work:
         self.cache = caching(plan.model, wanted=plan.decoding.use_cache)
         self.marks = specials(plan.model, plan.words, plan.decoding)
         if plan.decoding.stop and plan.words is None:
-            raise ValueError("stop strings need a tokenizer: give tokenizer=, or stop_ids")
+            raise UserError("stop strings need a tokenizer: give tokenizer=, or stop_ids")
         if plan.live and isinstance(plan.decoding.pick, Beam):
-            raise ValueError("beam search knows its answer only at the end, so there is nothing to stream")
+            raise UserError("beam search knows its answer only at the end, so there is nothing to stream")
         self.answers: list[tuple[Hypothesis, ...]] = []
         self.seeds: list[int] = []
         self.seconds, self.new_tokens, self.kept = 0.0, 0, 0

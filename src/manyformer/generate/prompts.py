@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from manyformer.errors import UserError
 from manyformer.generate.decoding import BeyondSource, Decoding
 from manyformer.generate.protocol import Model, Translates, Words
 
@@ -45,15 +46,15 @@ def read_prompts(prompts: Prompts, words: Words | None, *, source: bool, begin: 
 
     `begin` puts the start token before a string, which an empty one gets in any case.
 
-    Raises ValueError for a string without a tokenizer, an empty prompt, and what is no prompt at all.
+    Raises UserError for a string without a tokenizer, an empty prompt, and what is no prompt at all.
     """
     several: Sequence[object] | Tensor = [prompts] if _is_one(prompts) else prompts
     if len(several) == 0:
-        raise ValueError("there is no prompt: give at least one")
+        raise UserError("there is no prompt: give at least one")
     rows = [_read(number, prompt, words, source=source, begin=begin) for number, prompt in enumerate(several)]
     for number, row in enumerate(rows):
         if not row:
-            raise ValueError(f"prompt {number} is empty: it must have at least one token")
+            raise UserError(f"prompt {number} is empty: it must have at least one token")
     return rows
 
 
@@ -66,7 +67,7 @@ def _is_one(prompts: Prompts) -> bool:
 def _read(number: int, prompt: object, words: Words | None, *, source: bool, begin: bool) -> list[int]:
     if isinstance(prompt, str):
         if words is None:
-            raise ValueError(f"prompt {number} is a string, which needs a tokenizer: give tokenizer=, or token ids")
+            raise UserError(f"prompt {number} is a string, which needs a tokenizer: give tokenizer=, or token ids")
         ids = list(words.encode(prompt))
         if source:
             return [*ids, words.eos]
@@ -76,22 +77,22 @@ def _read(number: int, prompt: object, words: Words | None, *, source: bool, beg
     if isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
         return list(prompt)
     what = f"a tensor of shape {tuple(prompt.shape)}" if isinstance(prompt, Tensor) else f"a {type(prompt).__name__}"
-    raise ValueError(f"prompt {number} is {what}: give a string, a list of token ids or a tensor of one row of them")
+    raise UserError(f"prompt {number} is {what}: give a string, a list of token ids or a tensor of one row of them")
 
 
 def check_tokens(rows: list[list[int]], vocab: int) -> None:
-    """Raise ValueError where a token is not one of the model's."""
+    """Raise UserError where a token is not one of the model's."""
     for number, row in enumerate(rows):
         if wrong := [token for token in row if not 0 <= token < vocab]:
-            raise ValueError(f"prompt {number} has token {wrong[0]}, but the model's tokens are 0 to {vocab - 1}")
+            raise UserError(f"prompt {number} has token {wrong[0]}, but the model's tokens are 0 to {vocab - 1}")
 
 
 def limits(model: Model, rows: list[list[int]], decoding: Decoding) -> list[int]:
-    """How many new tokens each row may get, the end token included. Raises ValueError where there is no room."""
+    """How many new tokens each row may get, the end token included. Raises UserError where there is no room."""
     if isinstance(model, Translates):
         return [_target_limit(number, len(row), model.longest, decoding) for number, row in enumerate(rows)]
     if isinstance(decoding.max_new, BeyondSource):
-        raise ValueError("a limit that depends on the source is for translation: give max_new as a number")
+        raise UserError("a limit that depends on the source is for translation: give max_new as a number")
     return [_text_limit(number, len(row), model.longest, decoding.max_new) for number, row in enumerate(rows)]
 
 
@@ -100,11 +101,11 @@ def _text_limit(number: int, length: int, longest: int | None, wanted: int | Non
         return USUAL if wanted is None else wanted
     room = longest - length
     if room < 1:
-        raise ValueError(
+        raise UserError(
             f"prompt {number} has {length} tokens, and the model allows {longest} in all: shorten it to {longest - 1}"
         )
     if wanted is not None and wanted > room:
-        raise ValueError(
+        raise UserError(
             f"prompt {number} has {length} tokens and max_new is {wanted}, but the model allows {longest} in all: "
             f"ask for at most {room}"
         )
@@ -113,12 +114,12 @@ def _text_limit(number: int, length: int, longest: int | None, wanted: int | Non
 
 def _target_limit(number: int, length: int, longest: int | None, decoding: Decoding) -> int:
     if longest is not None and length > longest:
-        raise ValueError(f"source {number} has {length} tokens, but the model allows at most {longest}")
+        raise UserError(f"source {number} has {length} tokens, but the model allows at most {longest}")
     wanted = BeyondSource() if decoding.max_new is None else decoding.max_new
     if isinstance(wanted, BeyondSource):
         return min(length + wanted.extra, length + wanted.extra if longest is None else longest)
     if longest is not None and wanted > longest:
-        raise ValueError(f"max_new is {wanted}, but the model writes at most {longest} tokens")
+        raise UserError(f"max_new is {wanted}, but the model writes at most {longest} tokens")
     return wanted
 
 

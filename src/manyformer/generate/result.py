@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from manyformer.errors import UserError
+
 Finish = Literal["end", "stop", "limit"]
 """Why a row ended: an end token, a stop string, or the limit on new tokens."""
 
@@ -76,9 +78,9 @@ class Generated:
 
     @property
     def texts(self) -> list[str]:
-        """The first answer to each prompt as text. Raises ValueError where there was no tokenizer."""
+        """The first answer to each prompt as text. Raises UserError where there was no tokenizer."""
         if any(answers[0].text is None for answers in self.rows):
-            raise ValueError("there is no text without a tokenizer: give tokenizer=, or read .tokens")
+            raise UserError("there is no text without a tokenizer: give tokenizer=, or read .tokens")
         return [answers[0].text or "" for answers in self.rows]
 
     @property

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyformer.errors import UserError
 from manyformer.generate.feeds import Feed
 from manyformer.generate.picking import StepPick
 from manyformer.generate.protocol import Words
@@ -145,7 +146,7 @@ class Sampling:
                 if line.finish:
                     continue
                 if not math.isfinite(number):
-                    raise ValueError(self._no_choice(line))
+                    raise UserError(self._no_choice(line))
                 self.new_tokens += 1
                 pieces.append(line.add(token, self.ends))
         growing = [number for number, line in enumerate(self.live) if not line.finish]

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyformer.errors import UserError
+
 Shape = Callable[[Tensor, Tensor], Tensor]
 """From logits (r, v) and the tokens so far (r, t), -1 where a row has none yet, to new logits (r, v)."""
 
@@ -39,7 +41,7 @@ class Temperature(Shaping):
 
     def __post_init__(self) -> None:
         if not 0 < self.value < float("inf"):
-            raise ValueError(f"temperature must be a number above 0, got {self.value}; for the most likely token, 0")
+            raise UserError(f"temperature must be a number above 0, got {self.value}; for the most likely token, 0")
 
     def __call__(self, logits: Float[Tensor, "r v"], history: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
         return logits / self.value
@@ -55,7 +57,7 @@ class TopK(Shaping):
 
     def __post_init__(self) -> None:
         if self.k < 1:
-            raise ValueError(f"top_k must be 1 or more, got {self.k}")
+            raise UserError(f"top_k must be 1 or more, got {self.k}")
 
     def __call__(self, logits: Float[Tensor, "r v"], history: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
         least = logits.topk(min(self.k, logits.shape[-1])).values[:, -1:]
@@ -72,7 +74,7 @@ class TopP(Shaping):
 
     def __post_init__(self) -> None:
         if not 0 < self.p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, got {self.p}")
+            raise UserError(f"top_p must be above 0 and at most 1, got {self.p}")
 
     def __call__(self, logits: Float[Tensor, "r v"], history: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
         ordered, index = logits.sort(descending=True)
@@ -92,7 +94,7 @@ class MinP(Shaping):
 
     def __post_init__(self) -> None:
         if not 0 < self.p <= 1:
-            raise ValueError(f"min_p must be above 0 and at most 1, got {self.p}")
+            raise UserError(f"min_p must be above 0 and at most 1, got {self.p}")
 
     def __call__(self, logits: Float[Tensor, "r v"], history: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
         share = logits.softmax(-1)
@@ -111,7 +113,7 @@ class RepetitionPenalty(Shaping):
 
     def __post_init__(self) -> None:
         if not 0 < self.penalty < float("inf"):
-            raise ValueError(f"repetition_penalty must be above 0 (1 changes nothing), got {self.penalty}")
+            raise UserError(f"repetition_penalty must be above 0 (1 changes nothing), got {self.penalty}")
 
     def __call__(self, logits: Float[Tensor, "r v"], history: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
         changed = torch.where(logits < 0, logits * self.penalty, logits / self.penalty)
@@ -127,7 +129,7 @@ class NoRepeat(Shaping):
 
     def __post_init__(self) -> None:
         if self.n < 1:
-            raise ValueError(f"no_repeat_ngram must be 1 or more, got {self.n}")
+            raise UserError(f"no_repeat_ngram must be 1 or more, got {self.n}")
 
     def __call__(self, logits: Float[Tensor, "r v"], history: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
         length = history.shape[1]
@@ -148,7 +150,7 @@ class Ban(Shaping):
 
     def ready(self, vocab: int, device: torch.device) -> Shape:
         if wrong := [token for token in self.ids if not 0 <= token < vocab]:
-            raise ValueError(f"cannot ban token {wrong[0]}: the model's tokens are 0 to {vocab - 1}")
+            raise UserError(f"cannot ban token {wrong[0]}: the model's tokens are 0 to {vocab - 1}")
         banned = torch.zeros(vocab)
         banned[list(self.ids)] = NEVER
         banned = banned.to(device)

@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Literal
 
+from manyformer.errors import UserError
 from manyformer.scores.record import Score, check_pairs
 
 Average = Literal["macro", "micro"]
 
 
 def accuracy(found: Sequence[Hashable], wanted: Sequence[Hashable]) -> Score:
-    """How many of 100 are right. Raises ValueError for unequal lengths and for nothing at all."""
+    """How many of 100 are right. Raises UserError for unequal lengths and for nothing at all."""
     check_pairs(found, wanted, "predictions")
     right = sum(a == b for a, b in zip(found, wanted))
     return Score("accuracy", 100 * right / len(found), f"items:{len(found)}")
@@ -27,14 +28,14 @@ def f1(
 
     "macro" is the mean over classes, 0 for one that was neither found nor right; "micro" counts decisions over all
     classes, which is the accuracy unless `classes` leaves some out (as the "other" of a tagger). `classes` are those
-    that occur unless given. Raises ValueError for unequal lengths and for nothing at all.
+    that occur unless given. Raises UserError for unequal lengths and for nothing at all.
     """
     check_pairs(found, wanted, "predictions")
     if average not in ("macro", "micro"):
-        raise ValueError(f"average must be 'macro' or 'micro', got '{average}'")
+        raise UserError(f"average must be 'macro' or 'micro', got '{average}'")
     names = sorted({*found, *wanted}, key=str) if classes is None else list(classes)
     if not names:
-        raise ValueError("there are no classes to score")
+        raise UserError("there are no classes to score")
     right = Counter(a for a, b in zip(found, wanted) if a == b)
     said, true = Counter(found), Counter(wanted)
     parts = {str(name): _f1(right[name], said[name], true[name]) for name in names}

@@ -2,6 +2,7 @@
 
 import math
 
+from manyformer.errors import UserError
 from manyformer.scores.record import Score
 
 
@@ -27,11 +28,11 @@ def bits_per_byte(nats: float, size: int) -> Score:
 def token_accuracy(correct: int, count: int) -> Score:
     """How many of 100 tokens were the likeliest, given the true ones before them."""
     if not 0 <= correct <= count:
-        raise ValueError(f"correct must be from 0 to the {count} tokens, got {correct}")
+        raise UserError(f"correct must be from 0 to the {count} tokens, got {correct}")
     return Score("token accuracy", 100 * _mean(correct, count, "token"), f"per:token|tokens:{count}")
 
 
 def _mean(total: float, count: int, what: str) -> float:
     if count < 1:
-        raise ValueError(f"there is no {what} to score: the count is {count}")
+        raise UserError(f"there is no {what} to score: the count is {count}")
     return total / count

@@ -3,6 +3,8 @@
 from collections.abc import Sized
 from dataclasses import dataclass, field
 
+from manyformer.errors import UserError
+
 
 @dataclass(frozen=True)
 class Score:
@@ -22,8 +24,8 @@ class Score:
 
 
 def check_pairs(found: Sized, wanted: Sized, what: str) -> None:
-    """Raise ValueError where there is nothing to score, or not one of each."""
+    """Raise UserError where there is nothing to score, or not one of each."""
     if len(found) != len(wanted):
-        raise ValueError(f"{len(found)} {what} cannot be scored against {len(wanted)} references: give one for each")
+        raise UserError(f"{len(found)} {what} cannot be scored against {len(wanted)} references: give one for each")
     if not len(found):
-        raise ValueError(f"there are no {what} to score")
+        raise UserError(f"there are no {what} to score")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from manyformer.errors import UserError
 from manyformer.scores.record import Score, check_pairs
 
 if TYPE_CHECKING:
@@ -18,12 +19,12 @@ def bleu(
     """BLEU of a corpus (Papineni et al. 2002; Post 2018), 0 to 100.
 
     `tokenize` is sacrebleu's: "13a" unless given, "none" for text that is tokenised already, "char", "intl", "zh", ...
-    Raises ValueError for unequal lengths, for nothing at all and for an unknown tokenizer.
+    Raises UserError for unequal lengths, for nothing at all and for an unknown tokenizer.
     """
     from sacrebleu.metrics.bleu import BLEU
 
     if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
-        raise ValueError(f"tokenize must be one of {', '.join(sorted(BLEU.TOKENIZERS))}, got '{tokenize}'")
+        raise UserError(f"tokenize must be one of {', '.join(sorted(BLEU.TOKENIZERS))}, got '{tokenize}'")
     # force only silences the warning about text that looks tokenised
     metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
     return _score("BLEU", metric, texts, references)
@@ -34,7 +35,7 @@ def chrf(texts: Sequence[str], references: References, *, word_order: int = 0) -
     from sacrebleu.metrics.chrf import CHRF
 
     if word_order < 0:
-        raise ValueError(f"word_order must be 0 (chrF), 2 (chrF++) or another length of n-grams, got {word_order}")
+        raise UserError(f"word_order must be 0 (chrF), 2 (chrF++) or another length of n-grams, got {word_order}")
     return _score("chrF" + "+" * word_order, CHRF(word_order=word_order), texts, references)
 
 

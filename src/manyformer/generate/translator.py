@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import final
 
+from manyformer.errors import UserError
 from manyformer.generate.decoding import Decoding
 from manyformer.generate.picking import Beam
 from manyformer.generate.plan import Plan, Tokenizers, Work, sides
@@ -32,7 +33,7 @@ class Translator:
         window: int = WINDOW,
     ) -> None:
         if tokens < 1 or window < 1:
-            raise ValueError(f"tokens and window must be 1 or more, got {tokens} and {window}")
+            raise UserError(f"tokens and window must be 1 or more, got {tokens} and {window}")
         self.model, self.sides = model, sides(tokenizer)
         self.decoding = Decoding(pick=Beam()) if decoding is None else decoding
         self.tokens, self.window = tokens, window
@@ -42,7 +43,7 @@ class Translator:
     def __call__(self, sentences: Iterable[str]) -> Iterator[tuple[Hypothesis, ...]]:
         """The answers to each sentence, in order; a blank line is answered with nothing.
 
-        Raises ValueError with the number of the line, from 1, that is longer than the model allows.
+        Raises UserError with the number of the line, from 1, that is longer than the model allows.
         """
         rest = iter(sentences)
         while chunk := list(islice(rest, self.window)):
@@ -65,7 +66,7 @@ class Translator:
         for number, row in rows.items():
             if longest is not None and len(row) > longest:
                 line = self.lines + number + 1
-                raise ValueError(f"line {line} has {len(row)} tokens, but the model allows at most {longest}")
+                raise UserError(f"line {line} has {len(row)} tokens, but the model allows at most {longest}")
         check_tokens(list(rows.values()), self.model.vocab)
 
     def _batches(self, rows: dict[int, list[int]]) -> Iterator[dict[int, list[int]]]:
