@@ -26,8 +26,9 @@ LEVELS = [
     {"config"},
     {"data"},
     {"face", "summary", "interop"},
-    {"generate", "scores", "evaluate", "view"},
+    {"generate", "scores", "view"},
     {"train", "check", "bench"},
+    {"evaluate"},
     {"cli"},
     {"__main__"},
 ]
