@@ -57,6 +57,10 @@ class Engine:
         assert isinstance(score, Score)
         return score
 
+    def finite(self) -> bool:
+        """Whether all weights are numbers; a gradient that was none shows here where no clipping looks at it."""
+        return all(bool(weight.isfinite().all()) for weight in self.weights)
+
     def write(self, folder: Path) -> None:
         """Weights and optimiser into a new folder."""
         write_parts(self.model, folder)

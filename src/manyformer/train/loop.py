@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 
@@ -130,7 +130,11 @@ class Loop:
     def _check(self, step: int, loss: float, norm: float) -> None:
         if math.isfinite(loss) and math.isfinite(norm):
             return
-        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {norm}"
+        self._diverged(
+            f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {norm}", step
+        )
+
+    def _diverged(self, what: str, step: int) -> NoReturn:
         steps = self.parts.store.steps()
         last = (
             f"the last good checkpoint is {self.parts.store.path(steps[-1])}" if steps else "no checkpoint was written"
@@ -210,6 +214,8 @@ class Loop:
         if standing.step in parts.store.steps():
             return
         self._tick()
+        if not parts.engine.finite():
+            self._diverged("the weights are not finite", standing.step)
         state = {
             "step": standing.step,
             "standing": standing.as_json(),

@@ -1,0 +1,61 @@
+"""Carrying out tiny runs, as a whole or stopped on the way."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fakes import opener
+
+from manyformer.config import Run
+from manyformer.train.events import Event, Note, Progress
+from manyformer.train.folder import locked
+from manyformer.train.session import Opener, Session, TrainResult
+from manyformer.train.signals import Interrupted, Wish
+
+
+class Heard(list[Event]):
+    """All events, and what to do on some."""
+
+    def __init__(self, on_step: Callable[[int], None] = lambda step: None) -> None:
+        super().__init__()
+        self.on_step = on_step
+
+    def __call__(self, event: Event) -> None:
+        self.append(event)
+        if isinstance(event, Progress):
+            self.on_step(event.step)
+
+    @property
+    def notes(self) -> str:
+        return "\n".join(event.text for event in self if isinstance(event, Note))
+
+
+def go(run: Run, heard: Heard | None = None, *, wish: Wish | None = None, opened: Opener = opener) -> TrainResult:
+    """The run to its end, or as far as it gets."""
+    assert run.out is not None
+    out = Path(run.out)
+    wish = Wish() if wish is None else wish
+    with locked(out):
+        return Session(run, out, Heard() if heard is None else heard, wish, opened).train()
+
+
+def stopped(run: Run, step: int) -> str:
+    """The run until somebody asks to stop after `step`; what is said then."""
+    wish = Wish()
+
+    def ask(now: int) -> None:
+        if now == step:
+            wish.name = "SIGINT"
+
+    try:
+        go(run, Heard(ask), wish=wish)
+    except Interrupted as stop:
+        return str(stop)
+    raise AssertionError("the run was not stopped")
+
+
+def learned(out: Path) -> list[dict[str, Any]]:
+    """The rows of the metrics, without what depends on the clock."""
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "tokens_per_second")} for row in rows]

@@ -1,0 +1,279 @@
+"""Checkpoints are whole or not there: damage is found by name, a full disk harms nothing, the right ones are kept."""
+
+import errno
+import json
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fakes import FakeFeed, FakeSource, a_run
+from runs import Heard, go, learned, stopped
+from safetensors.torch import load_file
+
+import manyformer as mf
+from manyformer.batches import Batch, TextBatch
+from manyformer.config import Run
+from manyformer.errors import UserError
+from manyformer.train import checkpoints, evaluation
+from manyformer.train.checkpoints import Store
+from manyformer.train.disk import DiskFull, damage
+from manyformer.train.events import Event, Saved
+from manyformer.train.final import average
+from manyformer.train.loop import Diverged
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
+    ("model.safetensors", cut, "bytes instead of"),
+    ("model.safetensors", flip, "not as it was written"),
+    ("optimiser.safetensors", Path.unlink, "is missing"),
+    ("state.json", flip, "not as it was written"),
+    ("manifest.json", Path.unlink, "is missing"),
+    ("manifest.json", cut, "not the list of files"),
+]
+
+
+@pytest.mark.parametrize(("name", "harm", "said"), DAMAGES)
+def test_damage_is_told_by_name_and_passed_over(
+    name: str, harm: Callable[[Path], None], said: str, tmp_path: Path
+) -> None:
+    whole, run = a_run(tmp_path / "whole"), a_run(tmp_path / "run")
+    go(whole)
+    stopped(run, 9)
+    store = Store(tmp_path / "run/checkpoints")
+    assert store.steps() == [4, 8, 9]
+    harm(store.path(9) / name)
+    heard = Heard()
+    go(run, heard)
+    assert f"{store.path(9)} is damaged: {name}" in heard.notes
+    assert said in heard.notes
+    assert "Going on from step 8" in heard.notes
+    assert learned(tmp_path / "run") == learned(tmp_path / "whole")
+    assert not list(store.folder.glob("damaged-*"))
+
+
+def test_nothing_whole_is_left(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    stopped(run, 5)
+    for folder in (tmp_path / "run/checkpoints").iterdir():
+        (folder / "state.json").unlink()
+    with pytest.raises(UserError, match=r"step-00000005 is damaged: state.json is missing;.*start over"):
+        go(run)
+
+
+def test_drafts_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    stopped(run, 5)
+    folder = tmp_path / "run/checkpoints"
+    shutil.copytree(folder / "step-00000005", folder / ".step-00000006.part")
+    go(run)
+    assert not list(folder.glob(".*"))
+
+
+def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", limits={"steps": 20}, evaluate={"every": 3}, save={"every": 4, "last": 2, "best": 2})
+    scores = iter([5.0, 1.0, 2.0, 4.0, 4.0, 4.0, 3.0])
+    seen: dict[int, set[int]] = {}
+    store = Store(tmp_path / "run/checkpoints")
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Saved):
+            seen[event.step] = set(store.steps())
+
+    heard = Heard()
+    heard.append = watch  # type: ignore[method-assign,assignment]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "scores", lambda *sums: {"loss": next(scores), "accuracy": 0.0})
+        result = go(run, heard)
+    # evaluated at 3, 6, 9, ..., 18 and 20; the best are 6 and 9, the last regular ones 16 and 20
+    assert store.steps() == [6, 9, 16, 20]
+    assert result.chosen == "those of step 6, the best"
+    best = load_file(tmp_path / "run/checkpoints/step-00000006/model.safetensors")
+    final = load_file(tmp_path / "run/model/model.safetensors")
+    assert all(torch.equal(best[name], final[name]) for name in best)
+
+
+@contextmanager
+def small_files_only(size: int) -> Iterator[None]:
+    """The system itself refuses to write longer files."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    whole, run = a_run(tmp_path / "whole"), a_run(tmp_path / "run")
+    go(whole)
+    stopped(run, 5)
+    with small_files_only(3000), pytest.raises(DiskFull) as full:
+        go(run)
+    assert "the checkpoint of step 8" in str(full.value)
+    assert "\n" not in str(full.value)
+    store = Store(tmp_path / "run/checkpoints")
+    assert store.steps() == [4, 5]
+    assert damage(store.path(5)) is None
+    assert not list(store.folder.glob(".*"))
+    go(run)
+    assert learned(tmp_path / "run") == learned(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("place", ["write_json", "seal"])
+def test_no_space_left_on_device(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = a_run(tmp_path / "run")
+    stopped(run, 5)
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, place, refuse)
+    with pytest.raises(DiskFull, match=r"^the disk is full: the checkpoint of step 8 "):
+        go(run)
+    assert Store(tmp_path / "run/checkpoints").steps() == [4, 5]
+
+
+def test_a_loss_that_is_no_number_stops(tmp_path: Path) -> None:
+    source = FakeSource("language-model")
+    run = a_run(tmp_path / "run")
+
+    def spoil(weights: dict[str, Any]) -> None:
+        weights["embed.token.weight"].data.fill_(float("nan"))
+
+    with pytest.raises(Diverged, match=r"the loss is nan at step 7; the last good checkpoint is .*step-00000004"):
+        _with_poison(run, source, spoil)
+    _is_finite(tmp_path / "run")
+
+
+def test_a_gradient_that_is_not_finite_stops(tmp_path: Path) -> None:
+    source = FakeSource("language-model")
+    run = a_run(tmp_path / "run", save={"every": 1})
+
+    def spoil(weights: dict[str, Any]) -> None:
+        weights["body.0.ff.inner.up.weight"].register_hook(lambda gradient: gradient * float("inf"))
+
+    with pytest.raises(
+        Diverged, match=r"the norm of the gradient is (nan|inf) at step 7; the last good .*step-00000006"
+    ):
+        _with_poison(run, source, spoil)
+    _is_finite(tmp_path / "run")
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
+    source = FakeSource("language-model")
+    run = a_run(tmp_path / "run", optim={"lr": 1e-2, "clip": None}, save={"every": 1})
+
+    def spoil(weights: dict[str, Any]) -> None:
+        weights["body.0.ff.inner.up.weight"].register_hook(lambda gradient: gradient * float("inf"))
+
+    with pytest.raises(Diverged, match=r"the weights are not finite at step 7; the last good .*step-00000006"):
+        _with_poison(run, source, spoil)
+    _is_finite(tmp_path / "run")
+
+
+def _with_poison(run: Run, source: FakeSource, spoil: Callable[[dict[str, Any]], None]) -> None:
+    from manyformer.train import session
+
+    made = session.build_model
+
+    class Feed(FakeFeed):
+        fetched = 0
+
+        def __next__(self) -> Batch:
+            Feed.fetched += 1
+            if Feed.fetched == 7:
+                spoil(weights)
+            return super().__next__()
+
+    weights: dict[str, Any] = {}
+
+    def build(*given: Any) -> Any:
+        model = made(*given)
+        weights.update(model.named_parameters())
+        return model
+
+    source.train = Feed("language-model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "build_model", build)
+        go(run, opened=lambda *_: source)
+
+
+def _is_finite(out: Path) -> None:
+    store = Store(out / "checkpoints")
+    assert store.steps()
+    for step in store.steps():
+        for file in ("model", "optimiser"):
+            tensors = load_file(store.path(step) / f"{file}.safetensors")
+            assert all(value.isfinite().all() for value in tensors.values())
+
+
+def test_a_checkpoint_is_a_model(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    stopped(run, 5)
+    model = mf.load(tmp_path / "run/checkpoints/step-00000005")
+    tokens = torch.full((1, 3), 5)
+    assert model(tokens).logits.shape == (1, 3, 11)
+
+
+def test_no_pickle(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    stopped(run, 5)
+    for file in (tmp_path / "run/checkpoints").rglob("*.*"):
+        if file.suffix == ".json":
+            json.loads(file.read_text())
+        elif file.is_file():
+            load_file(file)
+
+
+def test_average(tmp_path: Path) -> None:
+    a, b = (mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=1, longest=8) for _ in range(2))
+    for name, model in (("a", a), ("b", b)):
+        model.save(tmp_path / name)
+    (tmp_path / "mean").mkdir()
+    average([tmp_path / "a", tmp_path / "b", tmp_path / "b"], tmp_path / "mean")
+    mean = mf.load(tmp_path / "mean")
+    assert mean.embed.token.weight is mean.head.weight
+    for one, two, three in zip(a.parameters(), b.parameters(), mean.parameters(), strict=True):
+        torch.testing.assert_close(three, (one + 2 * two) / 3)
+    average([tmp_path / "a"] * 4, tmp_path / "mean")
+    same = mf.load(tmp_path / "mean")
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), same.parameters(), strict=True))
+
+
+def test_the_average_is_the_model_only_where_it_is_better(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"save": {"every": 4, "last": 3, "average": 3}, "schedule": {"name": "constant"}}
+    good = go(a_run(tmp_path / "good", **settings, optim={"lr": 0.05}, limits={"steps": 60}, evaluate={"every": 20}))
+    bad = go(a_run(tmp_path / "bad", **settings, optim={"lr": 0.003}, limits={"steps": 12}))
+    # far from a minimum the mean lags behind; jumping about around one it lies in the middle
+    assert "is not better" in bad.chosen
+    assert good.chosen.startswith("the average of the last 3 checkpoints, better than")
+    best = load_file(tmp_path / "bad/checkpoints/step-00000012/model.safetensors")
+    final = load_file(tmp_path / "bad/model/model.safetensors")
+    assert all(torch.equal(best[name], final[name]) for name in best)
+
+
+def test_batches_without_targets_are_harmless() -> None:
+    batch = TextBatch(torch.full((1, 2), 5), torch.full((1, 2), -100))
+    from manyformer.config import AdamW
+    from manyformer.train.engine import Engine
+    from manyformer.train.objective import Objective
+
+    model = mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=1, longest=8)
+    objective = Objective(model, smoothing=0.0, autocast=None)
+    stepped = Engine(objective, objective, AdamW(lr=0.1)).step([batch], 0.1)
+    assert stepped.figures.isfinite().all()

@@ -1,0 +1,159 @@
+"""An interruption changes nothing: every number of the metrics and every bit of the weights is as without it."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import FakeFeed, FakeHeld, FakeSource, a_run, opener
+from runs import Heard, go, learned, stopped
+
+from manyformer.batches import Batch
+from manyformer.config import Run
+from manyformer.errors import UserError
+from manyformer.train.signals import Interrupted, Wish
+
+SETTINGS: dict[str, Any] = {
+    "limits": {"steps": 11},
+    "evaluate": {"every": 3},
+    "save": {"every": 4, "last": 2, "average": 2},
+    "batch": {"accumulate": 2},
+    "log": {"every": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    go(a_run(out, **SETTINGS))
+    return out
+
+
+def same(out: Path, whole: Path) -> None:
+    assert learned(out) == learned(whole)
+    assert (out / "metrics.csv").read_text().count("\n") == (whole / "metrics.csv").read_text().count("\n")
+    assert (out / "model/model.safetensors").read_bytes() == (whole / "model/model.safetensors").read_bytes()
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == sorted(
+        p.name for p in (whole / "checkpoints").iterdir()
+    )
+
+
+@pytest.mark.parametrize("step", [2, 4, 6, 7, 9, 10])
+def test_stopped_between_steps(step: int, tmp_path: Path, whole: Path) -> None:
+    run = a_run(tmp_path / "run", **SETTINGS)
+    said = stopped_at(run, step)
+    assert said == f"stopped at step {step}, saved. The same command continues."
+    go(run)
+    same(tmp_path / "run", whole)
+
+
+def stopped_at(run: Run, step: int) -> str:
+    """Asked to stop while the batches of that step are fetched."""
+    wish, source = Wish(), FakeSource("language-model")
+
+    class Asking(FakeFeed):
+        fetched = 0
+
+        def __next__(self) -> Batch:
+            self.fetched += 1
+            if self.fetched == 2 * step:
+                wish.name = "SIGTERM"
+            return super().__next__()
+
+    source.train = Asking("language-model")
+    with pytest.raises(Interrupted) as stop:
+        go(run, wish=wish, opened=lambda *_: source)
+    return str(stop.value)
+
+
+def test_stopped_again_and_again(tmp_path: Path, whole: Path) -> None:
+    run = a_run(tmp_path / "run", **SETTINGS)
+    for step in (2, 4, 6, 8, 10):
+        stopped(run, step)
+    go(run)
+    same(tmp_path / "run", whole)
+
+
+def test_stopped_while_evaluating(tmp_path: Path, whole: Path) -> None:
+    run, wish = a_run(tmp_path / "run", **SETTINGS), Wish()
+
+    class Asking(FakeHeld):
+        passes = 0
+
+        def __iter__(self) -> Iterator[Batch]:
+            Asking.passes += 1
+            for number, batch in enumerate(super().__iter__()):
+                if Asking.passes == 2 and number == 0:
+                    wish.name = "SIGINT"
+                yield batch
+
+    source = FakeSource("language-model")
+    source.valid = Asking("language-model")
+    with pytest.raises(Interrupted, match="stopped at step 6"):
+        go(run, wish=wish, opened=lambda *_: source)
+    go(run)
+    same(tmp_path / "run", whole)
+
+
+def test_killed_after_rows_were_written(tmp_path: Path, whole: Path) -> None:
+    run = a_run(tmp_path / "run", **SETTINGS)
+    stopped(run, 8)
+    # as if killed at step 8, before the checkpoint: rows of steps that will be made again, the last one cut
+    shutil.rmtree(tmp_path / "run/checkpoints/step-00000008")
+    with (tmp_path / "run/metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "lo')
+    go(run)
+    same(tmp_path / "run", whole)
+
+
+def test_a_finished_run_is_finished(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", **SETTINGS)
+    first = go(run)
+    before = learned(tmp_path / "run")
+    weights = (tmp_path / "run/model/model.safetensors").read_bytes()
+    assert go(run) == first
+    assert learned(tmp_path / "run") == before
+    assert (tmp_path / "run/model/model.safetensors").read_bytes() == weights
+
+
+def test_changed_settings_are_listed_and_refused(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", **SETTINGS)
+    stopped(run, 4)
+    other = a_run(tmp_path / "run", **SETTINGS, seed=7, loss={"smoothing": 0.1})
+    with pytest.raises(UserError) as refused:
+        go(other)
+    assert "seed: 0, now 7" in str(refused.value)
+    assert "loss.smoothing: 0.0, now 0.1" in str(refused.value)
+    go(run)
+
+
+def test_settings_may_change_before_the_first_checkpoint(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", **SETTINGS)
+
+    def fail(step: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        go(run, Heard(fail))
+    go(a_run(tmp_path / "run", **SETTINGS, seed=7))
+
+
+def test_a_longer_run_goes_on(tmp_path: Path) -> None:
+    constant = {**SETTINGS, "schedule": {"name": "constant", "warmup": 2}, "save": {"every": 4}}
+    go(a_run(tmp_path / "short", **constant))
+    go(a_run(tmp_path / "short", **{**constant, "limits": {"steps": 16}}))
+    go(a_run(tmp_path / "long", **{**constant, "limits": {"steps": 16}}))
+    losses = [
+        [(row["step"], row["loss"]) for row in learned(tmp_path / name) if "loss" in row] for name in ("short", "long")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_resumed_says_so(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", **SETTINGS)
+    stopped(run, 6)
+    heard = Heard()
+    go(run, heard, opened=opener)
+    assert "going on from step 6" in heard.notes
