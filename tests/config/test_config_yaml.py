@@ -232,7 +232,7 @@ def test_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("recipe: lm\nseed: 6\nout: elsewhere\n", "runs/x/run.yaml")
     assert list(shipped_runs()) == ["lm/stdlib"]
     assert about_run(shipped_runs()["lm/stdlib"]) == "Bytes of the standard library."
-    assert (load("lm/stdlib").seed, load("lm/stdlib").out) == (5, "runs/stdlib")
+    assert (load("lm/stdlib").seed, load("lm/stdlib").out) == (5, "runs/lm-stdlib")
     assert (load("mine.yaml").seed, load("mine.yaml").out) == (5, "runs/mine")
     assert (load("runs/x").seed, load("runs/x").out) == (6, "elsewhere")
     assert (load("lm").seed, load("lm").out) == (0, "runs/lm")

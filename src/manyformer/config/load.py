@@ -103,7 +103,8 @@ def _open(target: str | Path, signature_of: Callable[[str], inspect.Signature], 
         path = path / RUN_FILE
     is_yaml = path.suffix in (".yaml", ".yml")
     if name in shipped and not (is_yaml and path.is_file()):
-        return _Target(shipped[name].stem, *_chain(shipped[name]))
+        # with its folder, because the stems of lm/stdlib and masked/stdlib are the same
+        return _Target(name.replace("/", "-"), *_chain(shipped[name]))
     unknown = _complaint(name, signature_of)
     # A file that happens to be called bert is not in the way of the recipe; ./bert means the file.
     if path.is_file() and (is_yaml or unknown or path.name != name):
