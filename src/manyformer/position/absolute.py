@@ -53,13 +53,13 @@ class Sinusoid(Position):
 class Learned(Position):
     """A learned vector for each of `longest` positions (Gehring et al. 2017, section 3.1)."""
 
-    def __init__(self, dim: int, longest: int) -> None:
+    def __init__(self, dim: int, longest: int, *, std: float = 0.02) -> None:
         super().__init__()
         if longest < 1:
             raise ValueError(f"Learned: longest ({longest}) must be at least 1 position")
         self.longest = longest
         self.weight = nn.Parameter(torch.empty(longest, dim))
-        nn.init.normal_(self.weight, std=0.02)
+        nn.init.normal_(self.weight, std=std)
 
     def embed(self, x: Float[Tensor, "b l d"], place: Place) -> Float[Tensor, "b l d"]:
         if isinstance(place.layout, Plain):

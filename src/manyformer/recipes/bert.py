@@ -11,7 +11,7 @@ from manyformer.kernels import Softmax
 from manyformer.models import Embedding, Head, MaskedLM
 from manyformer.position import Learned
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import shrink_outputs, stack
+from manyformer.recipes.stacks import shrink_outputs, small_std, stack
 
 
 @recipe(
@@ -48,8 +48,10 @@ def bert(
             "ff": FeedForward(dim, hidden, activation=nn.GELU()),
         }
 
-    embed = Embedding(vocab, dim, position=Learned(dim, longest), std=0.02, norm=layer_norm(), dropout=dropout)
+    std = small_std(dim)
+    position = Learned(dim, longest, std=std)
+    embed = Embedding(vocab, dim, position=position, std=std, norm=layer_norm(), dropout=dropout)
     body = stack(depth, layer, order="post", norm=layer_norm, dropout=dropout)
-    shrink_outputs(body, depth)
+    shrink_outputs(body, depth, std=std)
     transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), layer_norm())
     return MaskedLM(embed, body, Head(dim, vocab, tied=embed.token, transform=transform, bias=True))

@@ -12,7 +12,7 @@ from manyformer.masks import Causal
 from manyformer.models import Embedding, Head, LanguageModel
 from manyformer.position import Learned
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, shrink_outputs, stack
+from manyformer.recipes.stacks import NormOrder, shrink_outputs, small_std, stack
 
 
 @recipe(
@@ -46,7 +46,8 @@ def transformer_lm(
             "ff": FeedForward(dim, hidden, activation=nn.GELU(approximate="tanh")),
         }
 
-    embed = Embedding(vocab, dim, position=Learned(dim, longest), std=0.02, dropout=dropout)
+    std = small_std(dim)
+    embed = Embedding(vocab, dim, position=Learned(dim, longest, std=std), std=std, dropout=dropout)
     body = stack(depth, layer, order=norm, norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    shrink_outputs(body, depth)
+    shrink_outputs(body, depth, std=std)
     return LanguageModel(embed, body, Head(dim, vocab, tied=embed.token))
