@@ -26,9 +26,10 @@ LEVELS = [
     {"config"},
     {"data"},
     {"face", "summary", "interop"},
-    {"generate", "scores", "view"},
-    {"train", "check", "bench"},
-    {"evaluate"},
+    {"generate", "scores"},
+    {"train", "check"},
+    {"evaluate", "view"},
+    {"bench"},
     {"cli"},
     {"__main__"},
 ]
