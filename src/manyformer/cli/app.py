@@ -25,7 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
     epilog="""[bold]Begin here[/bold]
 manyformer train lm/stdlib                 train a language model on Python's own library
-manyformer generate runs/lm/stdlib "def "  let it write
+manyformer generate runs/lm-stdlib "def "  let it write
 manyformer list                            all recipes; show NAME explains one
 manyformer COMMAND --help                  settings with defaults, and examples""",
 )

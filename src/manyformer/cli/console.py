@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 UNCUT = 10_000
@@ -86,3 +87,15 @@ def size(bytes_: float) -> str:
         if abs(bytes_) >= 1 << power:
             return f"{bytes_ / (1 << power):.3g} {unit}"
     return f"{bytes_:.0f} B"
+
+
+@contextmanager
+def watching(text: str) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what goes on while the block runs, where a person watches; its text can be changed."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text) as status:
+        yield status.update

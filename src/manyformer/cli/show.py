@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "manyformer show transformer",
         "manyformer show transformer-lm dim=256 depth=4 --length 4096",
-        "manyformer show runs/lm/stdlib",
+        "manyformer show runs/lm-stdlib",
     ),
     context_settings={"ignore_unknown_options": True},
 )

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 from manyformer.errors import UserError, UserErrors, nearest
 
 if TYPE_CHECKING:
+    from manyformer.generate import Decoding, Translator
+    from manyformer.models import Model
     from manyformer.recipes import Recipe
 
 
@@ -61,3 +63,27 @@ def read_keywords(recipe: "Recipe", words: list[str]) -> dict[str, Any]:
     if mistakes:
         raise UserErrors(map(str, mistakes))
     return keywords
+
+
+def writer(name: str) -> "Model":
+    """The model in the folder `name`, which writes text. Raises UserError for one that does not or has no tokenizer."""
+    from manyformer.face import load
+    from manyformer.models import EncoderDecoder, LanguageModel
+
+    model = load(model_folder(name))
+    if not isinstance(model, LanguageModel | EncoderDecoder):
+        raise UserError(f"the model in {name} ({model.spec.recipe}) does not write; `manyformer evaluate` scores it")
+    if model.tokenizer is None:
+        raise UserError(f"the model in {name} was saved without a tokenizer, so it cannot read or write text")
+    return model
+
+
+def translator(name: str, decoding: "Decoding") -> "Translator":
+    """The encoder-decoder in the folder `name`, ready to translate. Raises UserError for any other model."""
+    from manyformer.generate import Translator
+    from manyformer.models import EncoderDecoder
+
+    model = writer(name)
+    if not isinstance(model, EncoderDecoder):
+        raise UserError(f"the model in {name} goes on with a text; `manyformer generate` lets it write")
+    return Translator(model, tokenizer=model.tokenizer, decoding=decoding)

@@ -1,0 +1,100 @@
+"""The end of a training run: a sample of what the model can do now, the curves, and what to do next."""
+
+from itertools import islice
+from typing import TextIO
+
+from manyformer.config import Run
+from manyformer.data import Data, open_data
+from manyformer.generate import settings, stream, translate
+from manyformer.models import EncoderDecoder, LanguageModel
+from manyformer.recipes import get
+from manyformer.train import Event, Finished, TrainResult
+from manyformer.train.reporter import reporter
+
+SAMPLE = 160
+"""Tokens of the sample of a language model."""
+
+TEMPERATURE = 0.7
+
+LEAD = 40
+"""Characters of held-out text from which the sample goes on."""
+
+SHOWN = 3
+"""Translations that are shown."""
+
+
+class Ending:
+    """Listens to a run and keeps back the commands that go on from it, to be the last lines."""
+
+    def __init__(self, out: TextIO, *, quiet: bool) -> None:
+        self.out, self.quiet = out, quiet
+        self.next: tuple[str, ...] = ()
+        self.tell = reporter(out)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Finished):
+            self.next = event.next
+            event = event._replace(next=())
+        if not self.quiet or isinstance(event, Finished):
+            self.tell(event)
+
+    def show(self, run: Run, result: TrainResult) -> None:
+        """Print a sample, draw the curves, and say what to do next."""
+        if not self.quiet:
+            self._sample(run, result)
+        self._curves(result)
+        for number, line in enumerate(self.next if not self.quiet else ()):
+            self._say(f"{'' if number else 'next':<8} {line}")
+
+    def _sample(self, run: Run, result: TrainResult) -> None:
+        model = result.load()
+        if isinstance(model, LanguageModel):
+            self._write(model, _lead(run, result), run.seed)
+        elif isinstance(model, EncoderDecoder):
+            self._translate(model, _data(run, result))
+
+    def _write(self, model: LanguageModel, lead: str, seed: int) -> None:
+        room = SAMPLE if model.longest is None else min(SAMPLE, model.longest - len(model.tokenizer.encode(lead)))
+        if room < 1:
+            return
+        self._say(f"sample   at temperature {TEMPERATURE}, after {lead!r}:")
+        self._say("")
+        decoding = settings(temperature=TEMPERATURE, max_new=room, seed=seed)
+        print(lead, end="", file=self.out, flush=True)
+        for piece in stream(model, lead, decoding):
+            print(piece.text, end="", file=self.out, flush=True)
+        self._say("\n")
+
+    def _translate(self, model: EncoderDecoder, data: Data) -> None:
+        examples = list(islice(data.examples("valid"), SHOWN))
+        texts = translate(model, [one.source for one in examples], tokenizer=model.tokenizer)
+        for example, text in zip(examples, texts):
+            self._say(f"sample   {example.source}")
+            self._say(f"      →  {text}")
+            self._say(f"   ref.  {example.target}")
+
+    def _curves(self, result: TrainResult) -> None:
+        from manyformer.view import plot_runs
+
+        picture = result.out / "curves.png"
+        plot_runs([result.out], picture)
+        if not self.quiet:
+            self._say(f"curves   {picture}")
+
+    def _say(self, text: str) -> None:
+        print(text, file=self.out, flush=True)
+
+
+def _data(run: Run, result: TrainResult) -> Data:
+    task = get(run.recipe).card.task
+    return open_data(run.data, task, batch_tokens=run.batch.tokens, cache=result.out / "data", seed=run.seed)
+
+
+def _lead(run: Run, result: TrainResult) -> str:
+    """What a sample begins with: a function of Python's library, or the first words of the validation text."""
+    if getattr(run.data, "path", None) == "stdlib":
+        return "def "
+    data = _data(run, result)
+    row = next(iter(data.valid))[0][0].tolist()
+    text = data.source.decode(row)[:LEAD]
+    return text.rpartition(" ")[0] or text

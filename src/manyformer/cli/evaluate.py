@@ -1,0 +1,70 @@
+"""`manyformer evaluate`: how good is a trained model?"""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from manyformer.cli.app import JUDGE, app, examples
+
+if TYPE_CHECKING:
+    from manyformer.evaluate import Evaluation
+
+
+@app.command(
+    "evaluate",
+    rich_help_panel=JUDGE,
+    epilog=examples(
+        "manyformer evaluate runs/lm-stdlib",
+        "manyformer evaluate runs/lm-stdlib --data other.txt",
+        "manyformer evaluate runs/translate-multi30k --data test.en --data test.de --beam 8 --tokenize none --json",
+    ),
+)
+def evaluate(
+    run: Annotated[str, typer.Argument(help="The folder of a run.")],
+    *,
+    split: Annotated[
+        str | None, typer.Option(help="test or valid of the run's own data; test where there is one unless given.")
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Score this file instead; for parallel files give the option twice, source first."),
+    ] = None,
+    beam: Annotated[int, typer.Option(min=1, help="Translations: width of the beam.")] = 4,
+    alpha: Annotated[float, typer.Option(help="Translations: length penalty of the beam.")] = 0.6,
+    tokenize: Annotated[
+        str | None, typer.Option(help="BLEU: sacrebleu's tokenizer, 13a unless given; none for text that is tokenized.")
+    ] = None,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="BLEU: compare without upper case.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
+) -> None:
+    """Score a trained model on held-out data, with the scores that fit its task.
+
+    Language models: perplexity, bits per character and byte. Translations: BLEU, chrF and TER with sacrebleu's
+    signatures, exact matches. Classifiers: accuracy and F1. Each score says how it was computed.
+    """
+    from manyformer.cli.console import watching
+    from manyformer.cli.targets import model_folder
+    from manyformer.evaluate import Settings
+    from manyformer.evaluate import evaluate as score
+
+    model_folder(run)
+    paths = None if not data else data[0] if len(data) == 1 else data
+    chosen = Settings(beam=beam, alpha=alpha, tokenize=tokenize, lowercase=lowercase)
+    with watching(f"scoring {run}") as status:
+        found = score(
+            run, split=split, data=paths, settings=chosen, each=lambda share: status(f"scoring {run}: {share:.0%}")
+        )
+    _print(run, found, as_json=as_json)
+
+
+def _print(run: str, found: "Evaluation", *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from manyformer.cli.console import say, say_json, say_table
+
+    if as_json:
+        say_json({"run": run, **asdict(found)})
+        return
+    say(f"{run} on {found.material}: {found.how}")
+    rows = [(score.name, f"{score.value:.{score.digits}f}", score.signature) for score in found.scores]
+    say_table(("score", "value", "how"), rows, right=(1,))

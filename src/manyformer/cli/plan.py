@@ -1,0 +1,41 @@
+"""What a run would do, for `--dry-run`: the model that it makes."""
+
+from typing import Any
+
+from manyformer.cli.console import count, say
+from manyformer.config import Run
+from manyformer.recipes import get
+from manyformer.summary import cost, count_parameters, parts, sketch
+
+SPECIALS = 5
+"""Ids that every vocabulary has besides its own: padding, beginning, end, unknown, mask."""
+
+
+def print_summary(run: Run) -> None:
+    """The model as comments, so that what `--dry-run` prints is a run file still."""
+    recipe = get(run.recipe)
+    decided, why = _decided(run)
+    model = sketch(run.recipe, {**run.model, **decided})
+    say()
+    say(f"# {recipe.card.title}: {count_parameters(model):,} parameters ({why})")
+    for part in parts(model):
+        if part.level < 2 and part.parameters:
+            times = f" x {part.times}" if part.times > 1 else ""
+            say(f"#   {'  ' * part.level}{part.name}{times} {part.kind}: {part.parameters:,}")
+    length = run.data.length if run.data.kind == "text" else run.data.longest
+    step = 3 * cost(model, length).flops * run.batch.tokens * run.batch.accumulate / length
+    say(f"# a step: {run.batch.tokens * run.batch.accumulate:,} tokens, about {count(step)}FLOP")
+    say("# nothing was trained; without --dry-run it is")
+
+
+def _decided(run: Run) -> tuple[dict[str, Any], str]:
+    """The keywords that the data will decide, as far as that is known without reading it."""
+    decided: dict[str, Any] = {}
+    keywords = get(run.recipe).signature.parameters
+    if "longest" in keywords and "longest" not in run.model:
+        decided["longest"] = run.data.length if run.data.kind == "text" else run.data.longest
+    if run.data.tokenizer == "byte":
+        return {**decided, "vocab": 256 + SPECIALS}, "bytes"
+    if run.data.tokenizer == "bpe" and run.data.vocab is not None:
+        return {**decided, "vocab": run.data.vocab}, f"vocabulary {run.data.vocab}, or less where the text is short"
+    return decided, f"with the recipe's vocabulary {keywords['vocab'].default}; the data decides"

@@ -1,0 +1,98 @@
+"""`manyformer translate`: lines in, translations out."""
+
+import json
+import sys
+from itertools import tee
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from manyformer.cli.app import USE, app, examples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from manyformer.generate import Hypothesis, Translator
+
+
+@app.command(
+    "translate",
+    rich_help_panel=USE,
+    epilog=examples(
+        'manyformer translate runs/translate-normalization "3 March 1998"',
+        "manyformer translate runs/translate-multi30k --input test.en > test.out",
+        "cat test.en | manyformer translate runs/translate-multi30k --beam 8 --n-best 3",
+    ),
+)
+def translate(
+    run: Annotated[str, typer.Argument(help="The folder of a run or a saved model.")],
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            help="What to translate; '-' or a pipe reads lines from standard input, a terminal asks for them."
+        ),
+    ] = None,
+    *,
+    file: Annotated[str | None, typer.Option("--input", "-i", help="Translate each line of this file.")] = None,
+    beam: Annotated[int, typer.Option(min=1, help="Width of the beam; 1 takes the likeliest token each time.")] = 4,
+    alpha: Annotated[float, typer.Option(help="Length penalty (Wu et al. 2016): larger for longer answers.")] = 0.6,
+    n_best: Annotated[
+        int, typer.Option(min=1, help="The best N of the beam, each after its line's number and score.")
+    ] = 1,
+    max_new: Annotated[
+        int | None, typer.Option(min=1, help="At most this many tokens; source + 50 unless given.")
+    ] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Say how fast it was, on stderr.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Translate a text, a file or standard input with a trained encoder-decoder, one line at a time, in order.
+
+    An empty line stays empty.
+    """
+    from manyformer.cli.console import note
+    from manyformer.cli.prompts import asked_lines, read_lines
+    from manyformer.cli.targets import translator
+    from manyformer.errors import UserError
+    from manyformer.generate import settings
+
+    if text is not None and file is not None:
+        raise UserError("give either a text or --input, not both")
+    decoding = settings(beam=beam, alpha=alpha, best=n_best, max_new=max_new)
+    translating = translator(run, decoding)
+    show = _Shower(n_best, as_json=as_json)
+    if file is None and text is None and sys.stdin.isatty():
+        note("one line at a time; Ctrl-D ends")
+        for line in asked_lines("> "):
+            show(line, next(translating([line])))
+    else:
+        name = "-" if file is None else file
+        sources = read_lines(name) if text in (None, "-") else [str(text)]
+        for line, answers in _paired(translating, sources):
+            show(line, answers)
+    if stats:
+        note(str(translating.stats))
+
+
+def _paired(translating: "Translator", sources: "Iterable[str]") -> "Iterator[tuple[str, tuple[Hypothesis, ...]]]":
+    """Each line with its answers; lines are read ahead only as far as the translator needs."""
+    lines, again = tee(sources)
+    return zip(lines, translating(again))
+
+
+class _Shower:
+    """Prints answers line by line."""
+
+    def __init__(self, n_best: int, *, as_json: bool) -> None:
+        self.n_best, self.as_json, self.number = n_best, as_json, 0
+
+    def __call__(self, source: str, answers: "tuple[Hypothesis, ...]") -> None:
+        self.number += 1
+        if self.as_json:
+            found = [{"text": answer.text, "score": answer.score, "finish": answer.finish} for answer in answers]
+            print(json.dumps({"source": source, "answers": found}, ensure_ascii=False), flush=True)
+        elif self.n_best == 1:
+            print(answers[0].text, flush=True)
+        else:
+            for answer in answers:
+                score = "" if answer.score is None else f"{answer.score:.4f}"
+                print(f"{self.number}\t{score}\t{answer.text}", flush=True)

@@ -1,0 +1,162 @@
+"""For each task, the scores that fit it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from manyformer.config import LabelsData, Run
+from manyformer.core import PADDING
+from manyformer.data import Tokenizers
+from manyformer.errors import UserError
+from manyformer.evaluate.held import Material
+from manyformer.generate import Translator, settings
+from manyformer.models import Classifier, EncoderDecoder, Model
+from manyformer.scores import (
+    Score,
+    accuracy,
+    bits_per_byte,
+    bits_per_character,
+    bleu,
+    chrf,
+    exact,
+    f1,
+    perplexity,
+    ter,
+    token_accuracy,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How translations are searched for and compared; `tokenize` and `lowercase` are sacrebleu's."""
+
+    beam: int = 4
+    alpha: float = 0.6
+    tokenize: str | None = None
+    lowercase: bool = False
+
+
+class Ask(NamedTuple):
+    """All that a task needs to be scored."""
+
+    model: Model
+    tokenizers: Tokenizers
+    run: Run
+    material: Material
+    settings: Settings
+    each: Callable[[float], None]
+
+
+class Sums(NamedTuple):
+    """Over all targets: nats, their number, and how many were likeliest."""
+
+    nats: float
+    targets: int
+    correct: int
+
+
+Answer = tuple[list[Score], str]
+
+
+def text(ask: Ask) -> Answer:
+    """Perplexity, bits per character and byte, token accuracy; every token is predicted once."""
+    sums, held = _likelihood(ask, upto=1.0), ask.material.held
+    assert held is not None
+    assert held.units is not None
+    found = [
+        perplexity(sums.nats, sums.targets),
+        bits_per_character(sums.nats, held.units.characters),
+        bits_per_byte(sums.nats, held.units.bytes),
+        token_accuracy(sums.correct, sums.targets),
+    ]
+    return found, f"{sums.targets:,} tokens in rows of {_length(ask.run)}"
+
+
+def masked(ask: Ask) -> Answer:
+    """Perplexity and accuracy of the hidden tokens."""
+    sums = _likelihood(ask, upto=1.0)
+    return [perplexity(sums.nats, sums.targets), token_accuracy(sums.correct, sums.targets)], (
+        f"{sums.targets:,} hidden tokens, the same in every evaluation"
+    )
+
+
+def pairs(ask: Ask) -> Answer:
+    """BLEU, chrF, TER and exact matches of translations by beam search; perplexity and accuracy of the references."""
+    assert isinstance(ask.model, EncoderDecoder)
+    sums, wanted = _likelihood(ask, upto=0.1), [example.target for example in ask.material.examples]
+    chosen = ask.settings
+    decoding = settings(beam=chosen.beam, alpha=chosen.alpha)
+    translate = Translator(ask.model, tokenizer=(ask.tokenizers.source, ask.tokenizers.target), decoding=decoding)
+    texts = []
+    for answers in translate(example.source for example in ask.material.examples):
+        texts.append(answers[0].text or "")
+        ask.each(0.1 + 0.9 * len(texts) / len(wanted))
+    found = [
+        bleu(texts, wanted, tokenize=chosen.tokenize, lowercase=chosen.lowercase),
+        chrf(texts, wanted),
+        ter(texts, wanted),
+        exact(texts, wanted),
+        perplexity(sums.nats, sums.targets),
+        token_accuracy(sums.correct, sums.targets),
+    ]
+    return found, f"{len(texts):,} translations, beam {chosen.beam}, length penalty {chosen.alpha:g}"
+
+
+def labels(ask: Ask) -> Answer:
+    """Accuracy and F1 over classes."""
+    assert isinstance(ask.model, Classifier)
+    examples, names = ask.material.examples, ask.tokenizers.labels
+    if names is None:
+        raise UserError("the model was saved without the names of its labels (labels.json), so answers cannot be told")
+    order = sorted(range(len(examples)), key=lambda number: len(examples[number].source))
+    found = [""] * len(examples)
+    for first in range(0, len(order), ROWS):
+        numbers = order[first : first + ROWS]
+        classes = ask.model(*_rows(ask, [examples[number].source for number in numbers])).logits.argmax(-1)
+        for number, chosen in zip(numbers, classes.tolist()):
+            found[number] = names[chosen]
+        ask.each((first + len(numbers)) / len(order))
+    wanted = [example.target for example in examples]
+    return [accuracy(found, wanted), f1(found, wanted), f1(found, wanted, average="micro")], f"{len(examples):,} texts"
+
+
+ROWS = 64
+"""Texts that are labelled together."""
+
+TASKS: dict[str, Callable[[Ask], Answer]] = {
+    "language-model": text,
+    "masked": masked,
+    "translation": pairs,
+    "classification": labels,
+}
+
+
+def _likelihood(ask: Ask, *, upto: float) -> Sums:
+    assert ask.material.held is not None
+    sums, device = Sums(0.0, 0, 0), ask.model.device
+    for number, batch in enumerate(ask.material.held, 1):
+        there = type(batch)(*(None if tensor is None else tensor.to(device) for tensor in batch))  # type: ignore[arg-type]
+        scored = ask.model.score(there)
+        sums = Sums(
+            sums.nats + float(scored.nll), sums.targets + int(scored.targets), sums.correct + int(scored.correct)
+        )
+        ask.each(upto * number / len(ask.material.held))
+    return sums
+
+
+def _length(run: Run) -> int:
+    return run.data.length if run.data.kind == "text" else run.data.longest
+
+
+def _rows(ask: Ask, texts: list[str]) -> tuple[Tensor, Tensor]:
+    """Texts as the classifier saw them in training, padded at the right."""
+    assert isinstance(ask.run.data, LabelsData)
+    words, longest = ask.tokenizers.source, ask.run.data.longest
+    rows = [[words.bos, *words.encode(one)[: longest - 2], words.eos] for one in texts]
+    width = max(map(len, rows))
+    tokens = torch.tensor([row + [words.pad] * (width - len(row)) for row in rows], device=ask.model.device)
+    segments = torch.tensor([[0] * len(row) + [PADDING] * (width - len(row)) for row in rows], device=ask.model.device)
+    return tokens, segments

@@ -1,0 +1,70 @@
+"""`evaluate`: from a run's folder to the scores that fit its task."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from manyformer.config import RUN_FILE
+from manyformer.data import load_tokenizers
+from manyformer.errors import UserError
+from manyformer.evaluate import tasks
+from manyformer.evaluate.held import file_of, split_of
+from manyformer.evaluate.tasks import Ask, Settings
+from manyformer.face import load
+from manyformer.recipes import get
+from manyformer.scores import Score
+from manyformer.train.build import choose_device
+from manyformer.train.folder import as_run
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of a model on `material` (a split or a file), and in words how they were obtained."""
+
+    task: str
+    material: str
+    scores: tuple[Score, ...]
+    how: str
+
+    def __getitem__(self, name: str) -> Score:
+        """The score of that name. Raises KeyError where the task has no such score."""
+        for score in self.scores:
+            if score.name == name:
+                return score
+        raise KeyError(name)
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    split: str | None = None,
+    data: str | Sequence[str] | None = None,
+    settings: Settings | None = None,
+    device: str = "auto",
+    each: Callable[[float], None] = lambda share: None,
+) -> Evaluation:
+    """Score the final model of the run in the folder `run`.
+
+    `split` is "test" or "valid", by default test where the run has one; `data` is any file in the form that the run
+    learned from, or two parallel files. `each` is told how much is done, 0 to 1. Raises UserError.
+    """
+    folder = Path(run)
+    if split is not None and data is not None:
+        raise UserError("give either a split or data to score, not both")
+    if not (folder / RUN_FILE).is_file():
+        raise UserError(f"{run} is no run's folder: {RUN_FILE} is missing, which says how to read data")
+    model = load(folder).to(choose_device(device))
+    record = as_run(folder)
+    task = get(record.recipe).card.task
+    tokenizers = load_tokenizers(folder / "model")
+    with tempfile.TemporaryDirectory(prefix="manyformer-") as room, torch.inference_mode():
+        if data is None:
+            material = split_of(record, task, folder, split)
+        else:
+            material = file_of(record, task, tokenizers, data, Path(room))
+        ask = Ask(model, tokenizers, record, material, Settings() if settings is None else settings, each)
+        scores, how = tasks.TASKS[task](ask)
+    return Evaluation(task, material.name, tuple(scores), how)
