@@ -24,7 +24,8 @@ def recipes() -> dict[str, Recipe]:
 def load(path: str | Path) -> Model:
     """The model saved in the folder `path`, or the final model of the run in it, ready for use (in evaluation mode).
 
-    Raises UserError where the folder holds no model, is damaged or incomplete. No pickle is ever read.
+    It carries the tokenizer that it was trained with, where one was saved. Raises UserError where the folder holds no
+    model, is damaged or incomplete. No pickle is ever read.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -34,6 +35,12 @@ def load(path: str | Path) -> Model:
     recipe, keywords = read_config(folder)
     model = build(recipe, **keywords)
     read_weights(model, folder)
+    if any(folder.glob("tokenizer*.json")):
+        # not above: a model that is only built needs no readers of data
+        from manyformer.data.saved import load_tokenizers
+
+        both = load_tokenizers(folder)
+        model.tokenizer = both.source if both.source is both.target else (both.source, both.target)
     return model.eval()
 
 

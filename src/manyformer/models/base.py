@@ -30,7 +30,7 @@ class Loss(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Without smoothing: the negative log-likelihood in nats of all targets, their number, and how many were likeliest."""
+    """Without smoothing: the negative log-likelihood of all targets in nats, their number, how many were likeliest."""
 
     nll: Tensor
     targets: Tensor
@@ -50,6 +50,8 @@ class Model(nn.Module, ABC):
     spec: Spec
     longest: int | None = None
     """The longest sequence that the model allows; None where any length will do."""
+    tokenizer: Any = None
+    """What reads and writes text for it, or the source's and the target's; None for a model that was not trained here."""
 
     @abstractmethod
     def loss(self, batch: Batch, *, smoothing: float = 0.0) -> Loss:
