@@ -36,7 +36,7 @@ def load_run(
     task_of: Callable[[str], str] | None = None,
     recipes: Iterable[str] = (),
 ) -> Run:
-    """The run that a target and overrides describe, its `out` filled in.
+    """The run that a target and overrides describe, `out` filled in.
 
     `target` is the path of a YAML run file, a run's folder, the name of a shipped run, or a recipe's name. Overrides
     are `key=value`, `--key value` or `--key=value`; a bare model keyword such as `depth=4` means `model.depth` unless
@@ -48,13 +48,11 @@ def load_run(
     mistakes = found.mistakes + mistakes
     below = stack(found.layers)
     recipe, spot = _recipe(below, given)
-    signature, task = None, None
-    if isinstance(recipe, str) and recipe:
-        try:
-            signature = signature_of(recipe)
-            task = task_of(recipe) if task_of else None
-        except ValueError as error:
-            mistakes.append(Mistake(spot, "recipe", str(error)))
+    signature, task, unknown = None, None, _complaint(recipe, signature_of) if recipe else ""
+    if unknown:
+        mistakes.append(Mistake(spot, "recipe", unknown))
+    elif isinstance(recipe, str) and recipe:
+        signature, task = signature_of(recipe), task_of(recipe) if task_of else None
     usual = Layer({"data": {"kind": KINDS[task]}} if task in KINDS else {})
     base = stack([usual, below])
     top, misplaced = place_overrides(given, base, signature)
@@ -118,7 +116,10 @@ def _open(target: str | Path, signature_of: Callable[[str], inspect.Signature], 
     return _Target(name, [Layer({"recipe": name})], [])
 
 
-def _complaint(name: str, signature_of: Callable[[str], inspect.Signature]) -> str:
+def _complaint(name: object, signature_of: Callable[[str], inspect.Signature]) -> str:
+    """What is wrong with a recipe's name; nothing where it is no name at all, which validation tells."""
+    if not isinstance(name, str):
+        return ""
     try:
         signature_of(name)
     except ValueError as error:
