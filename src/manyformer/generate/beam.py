@@ -46,6 +46,8 @@ class BeamSearch:
         device, room = job.tokens.device, max(job.limits)
         self.ends = torch.tensor(job.ends, device=device, dtype=torch.long)
         self.limits = torch.tensor(job.limits, device=device)
+        # by length, from 0, once and for all: nothing need be moved to a device at each step
+        self.penalties = beam.penalty(torch.arange(room + 1.0)).to(device)
         self.rows = torch.arange(prompts, device=device)
         self.tokens = job.tokens.new_zeros(prompts * beam.width, self.begin + room)
         self.tokens[:, : self.begin] = job.tokens.repeat_interleave(beam.width, 0)
@@ -122,8 +124,7 @@ class BeamSearch:
         new = ends[:, :width] & self.open[:, None]
         if not new.any():
             return
-        penalty = self.beam.penalty(torch.tensor(float(length)))
-        score = candidates.score[:, :width].masked_fill(~new, NEVER) / penalty.to(candidates.score.device)
+        score = candidates.score[:, :width].masked_fill(~new, NEVER) / self.penalties[length]
         parent = candidates.parent[:, :width] + self._offsets()
         tokens = self.tokens[parent, self.begin :]
         tokens[:, :, length - 1] = candidates.token[:, :width]
@@ -133,8 +134,7 @@ class BeamSearch:
         self.finished = Finished(score, tokens.take_along_dim(order[..., None], 1), lengths.gather(1, order))
 
     def _improvable(self, length: int) -> Bool[Tensor, " b"]:
-        now = self.beam.penalty(torch.tensor(float(length))).to(self.alive.device)
-        last = self.beam.penalty(self.limits.float())
+        now, last = self.penalties[length], self.penalties[self.limits]
         return self.beam.until.open(self.alive[:, 0], self.finished.score, self.beam.best, now, last)
 
     def _offsets(self) -> Int[Tensor, "b 1"]:
