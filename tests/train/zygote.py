@@ -1,0 +1,174 @@
+"""Real processes that train and are killed: `python zygote.py FOLDER SCENARIO:NUMBER ...` prints what happened as JSON.
+
+A process that has imported everything forks for each life of a run, so that a hundred kills cost no hundred imports.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import manyformer as mf
+from manyformer.config import Run
+from manyformer.errors import UserError
+from manyformer.train import Event, Interrupted, Progress, silent
+
+# Forking is safe only while there is one thread.
+torch.set_num_threads(1)
+
+
+def a_run(folder: Path, name: str, steps: int = 30) -> Run:
+    """Real text, dropout, evaluations and checkpoints that do not fall together."""
+    text = folder / "text.txt"
+    if not text.exists():
+        words = random.Random(0).choices(["to", "be", "or", "not", "that", "is", "the", "question"], k=3000)
+        text.write_text(" ".join(words))
+    return Run.model_validate(
+        {
+            "recipe": "transformer-lm",
+            "model": {"dim": 16, "depth": 2, "heads": 2, "dropout": 0.2},
+            "data": {"kind": "text", "path": str(text), "tokenizer": "char", "length": 16},
+            "batch": {"tokens": 128, "accumulate": 2},
+            "limits": {"steps": steps},
+            "evaluate": {"every": 7, "batches": 2},
+            "save": {"every": 3, "last": 2, "average": 2},
+            "log": {"every": 2},
+            "out": str(folder / name),
+        }
+    )
+
+
+def begin(run: Run, *, listen: Callable[[Event], None] = silent, fresh: bool = False) -> int:
+    """Train in a new process; its exit code is 0, 130 when interrupted, 2 for a mistake told in a sentence."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        mf.train(run, on_event=listen, fresh=fresh)
+        code = 0
+    except Interrupted as stop:
+        (Path(str(run.out)) / "said.txt").write_text(str(stop))
+        code = 130
+    except UserError as error:
+        print(error, file=sys.stderr, flush=True)
+        code = 2
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def end(child: int) -> int:
+    """The exit code of a process, negative for the signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def outcome(run: Run) -> dict[str, Any]:
+    """Everything that must not depend on interruptions."""
+    out = Path(str(run.out))
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "rows": [{k: v for k, v in row.items() if k not in ("seconds", "tokens_per_second")} for row in rows],
+        "weights": (out / "model/model.safetensors").read_bytes().hex(),
+        "checkpoints": sorted(path.name for path in (out / "checkpoints").iterdir()),
+    }
+
+
+def kills(folder: Path, number: int) -> dict[str, Any]:
+    """Runs that are killed at random moments and begun again until they end, `number` kills in all."""
+    reference = a_run(folder, "reference")
+    assert end(begin(reference)) == 0
+    began = time.monotonic()
+    assert end(begin(a_run(folder, "again"))) == 0
+    lasts = time.monotonic() - began
+    wanted, chance = outcome(reference), random.Random(number)
+    done, runs, same = 0, 0, 0
+    while done < number:
+        run = a_run(folder, f"run-{runs}")
+        while True:
+            child = begin(run)
+            time.sleep(chance.uniform(0, lasts / 2) if done < number else 0)
+            if done < number:
+                os.kill(child, signal.SIGKILL)
+            code = end(child)
+            assert code in (0, -signal.SIGKILL), code
+            if code == 0:
+                break
+            done += 1
+        runs += 1
+        same += outcome(run) == wanted
+    return {"kills": done, "runs": runs, "same": same, "seconds": lasts}
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.005)
+
+
+def pausing(folder: Path, seconds: float) -> tuple[Path, Callable[[Event], None]]:
+    """A listener that waits after step 6, and the file that appears when it does."""
+    reached = folder / "reached"
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Progress) and event.step == 6:
+            reached.touch()
+            time.sleep(seconds)
+
+    return reached, listen
+
+
+def interrupts(folder: Path, number: int) -> dict[str, Any]:
+    """A polite stop by signal `number` at step 6, and the way on; meanwhile another process wants the folder."""
+    reference, run = a_run(folder, "reference", 12), a_run(folder, "run", 12)
+    assert end(begin(reference)) == 0
+    reached, listen = pausing(folder, 0.3)
+    first = begin(run, listen=listen)
+    wait_for(reached)
+    busy = [end(begin(run)), end(begin(run, fresh=True))]
+    os.kill(first, number)
+    stopped = end(first)
+    said = (folder / "run/said.txt").read_text()
+    (folder / "run/said.txt").unlink()
+    resumed = end(begin(run))
+    same = [outcome(run) == outcome(reference)]
+    fresh = end(begin(run, fresh=True))
+    same.append(outcome(run) == outcome(reference))
+    aside = sorted(path.name for path in folder.glob("run.*"))
+    codes = {"busy": busy, "stopped": stopped, "resumed": resumed, "fresh": fresh}
+    return {"said": said, "same": same, "aside": aside, **codes}
+
+
+def impatient(folder: Path, number: int) -> dict[str, Any]:
+    """Ctrl-C twice."""
+    reached, listen = pausing(folder, 30)
+    child = begin(a_run(folder, "run"), listen=listen)
+    wait_for(reached)
+    began = time.monotonic()
+    for _ in range(2):
+        os.kill(child, signal.SIGINT)
+        time.sleep(0.2)
+    return {"code": end(child), "seconds": time.monotonic() - began}
+
+
+def main(folder: Path, scenarios: list[str]) -> None:
+    """Each scenario is NAME:NUMBER and gets a folder of its own."""
+    found = {}
+    for scenario in scenarios:
+        name, _, number = scenario.partition(":")
+        own = folder / scenario.replace(":", "-")
+        own.mkdir()
+        found[scenario] = {"kills": kills, "interrupts": interrupts, "impatient": impatient}[name](own, int(number))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
