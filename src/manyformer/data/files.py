@@ -98,7 +98,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 def chunks(path: Path, size: int = CHUNK) -> Iterator[str]:
     """The text in parts of about `size` bytes, line ends as they are, a byte order mark left out."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    done = 0
+    done, fresh = 0, True
     with opened(path) as file:
         while True:
             part = file.read(size)
@@ -112,9 +112,9 @@ def chunks(path: Path, size: int = CHUNK) -> Iterator[str]:
                     f"{path}: not UTF-8 at byte {where} (0x{byte:02x}); convert it, for instance "
                     f"`iconv -f latin1 -t utf-8 {path.name}`"
                 ) from None
-            if not done:
-                text = text.removeprefix("\ufeff")
             done += len(part)
+            if text and fresh:
+                text, fresh = text.removeprefix("\ufeff"), False
             if text:
                 yield text
             if not part:

@@ -14,6 +14,7 @@ from manyformer.data.normalization.writing import (
     amount,
     locale_of,
     scale,
+    spell,
     write_compact,
     write_date,
     write_money,
@@ -40,6 +41,10 @@ class Atlas:
         self._months: dict[str, set[int | None]] = {}
         for text, month in _dates():
             self._months.setdefault(_around(text), set()).add(month if _around(text).count("#") == 2 else None)
+        # Numbers of one word or two, the only ones that languages can share ("tres" is 3 in Spanish, 60 in Danish).
+        self._words: dict[str, set[str]] = {}
+        for language, number in product(LANGUAGES, [*range(130), *range(200, 1000, 100), 1000, 10_000, 10**6]):
+            self._words.setdefault(spell(number, language).casefold(), set()).add(str(number))
         patterns = {locale_of(language).datetime_skeletons["yMd"].pattern for language in LANGUAGES}
         self._orders = [_order(pattern) for pattern in sorted(patterns)]
 
@@ -50,7 +55,7 @@ class Atlas:
 
     def readings(self, text: str) -> set[str]:
         """What a text may mean under every convention; empty where none finds more than one answer to weigh."""
-        found = {f"{value:f}" for value in numbers(text)}
+        found = {f"{value:f}" for value in numbers(text)} | self._words.get(text.casefold(), set())
         if clock := _CLOCK.fullmatch(text):
             found |= _instant(datetime.time, *map(int, clock.groups()))
         for order in self._orders:

@@ -110,7 +110,8 @@ def compact(language: str, random: np.random.Generator) -> Written | None:
 def spelled(language: str, random: np.random.Generator) -> Written:
     """A whole number in words."""
     value = int(10 ** random.uniform(0, 7)) - 1
-    return Written(spell(value, language), str(value))
+    source = spell(value, language)
+    return Written(source, str(value), source, str(value))
 
 
 # How often each kind is drawn.

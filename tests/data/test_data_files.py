@@ -1,0 +1,171 @@
+"""Reading files: plain and gzipped, in parts, strict UTF-8, and one sentence for each way in which they are bad."""
+
+import gzip
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from manyformer.data import files
+from manyformer.data.records import parallel, rows
+from manyformer.data.sources import text_sources
+from manyformer.errors import UserError
+
+
+def written(folder: Path, name: str, content: str | bytes) -> Path:
+    raw = content.encode() if isinstance(content, str) else content
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    return path
+
+
+def documents(path: str, cache: Path, column: str | None = None) -> list[str]:
+    found: list[str] = []
+    for source in text_sources(path, column, cache):
+        for part in source.parts():
+            if part.begins:
+                found.append("")
+            found[-1] += part.text
+    return found
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.integers(1, 7))
+@example("\ufefftext", 1)
+@settings(max_examples=150, deadline=None)
+def test_parts_of_any_size_give_the_whole_text(tmp_path_factory: pytest.TempPathFactory, text: str, size: int) -> None:
+    path = written(tmp_path_factory.mktemp("text"), "a.txt", text)
+    assert "".join(files.chunks(path, size)) == text.removeprefix("\ufeff")
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"))))
+@settings(max_examples=100, deadline=None)
+def test_lines_end_at_newlines_alone(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+    path = written(tmp_path_factory.mktemp("lines"), "a.txt.gz", "x\r\n" + "".join(text + "\n" for text in texts))
+    assert [line.text for line in files.lines(path)] == ["x", *texts]
+    assert [line.number for line in files.lines(path)] == list(range(1, len(texts) + 2))
+
+
+def test_a_long_document_comes_in_parts_cut_at_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files.chunks, "__defaults__", (50,))
+    text = "".join(f"line number {number}\n" for number in range(40))
+    path = written(tmp_path, "long.txt", text)
+    (source,) = text_sources(str(path), None, tmp_path)
+    parts = list(source.parts())
+    assert len(parts) > 5
+    assert "".join(part.text for part in parts) == text
+    assert all(part.text.endswith("\n") for part in parts)
+    assert [part.begins for part in parts] == [True] + [False] * (len(parts) - 1)
+    assert [part.ends for part in parts] == [False] * (len(parts) - 1) + [True]
+
+
+def test_a_folder_gives_its_text_files_in_order(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    for name in ("b.txt", "a.md", "sub/c.py.gz", "sub/a.txt", "picture.png", ".hidden.txt", "__pycache__/d.py"):
+        written(folder, name, f"text of {name}")
+    written(folder, "empty.txt", "")
+    written(folder, "records.jsonl", '{"text": "one"}\n\n{"text": "two"}\n')
+    assert documents(str(folder), tmp_path) == [
+        "text of a.md", "text of b.txt", "one", "two", "text of sub/a.txt", "text of sub/c.py.gz"
+    ]  # fmt: skip
+
+
+def test_standard_input_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("größe\n".encode())))
+    assert documents("-", tmp_path) == ["größe\n"]
+    assert documents("-", tmp_path) == ["größe\n"]
+
+
+def test_jsonl_with_columns_inside(tmp_path: Path) -> None:
+    lines = '{"translation": {"en": "a\\tb", "de": "c"}, "id": 7}\n{"translation": {"en": "d", "de": "e"}, "id": 8}\n'
+    path = written(tmp_path, "pairs.jsonl.gz", lines)
+    found = [row.cells for row in rows(path, ["translation.en", "translation.de", "id"])]
+    assert found == [("a\tb", "c", "7"), ("d", "e", "8")]
+
+
+def test_tsv_by_number_and_by_name(tmp_path: Path) -> None:
+    path = written(tmp_path, "data.tsv", 'text\tlabel\nhello "there\tgood\nbye\tbad\n')
+    assert [row.cells for row in rows(path, ["label", "text"])] == [("good", 'hello "there'), ("bad", "bye")]
+    assert next(row.cells for row in rows(path, [0, 1])) == ("text", "label")
+    assert [row.where for row in rows(path, ["text"])] == [f"{path}:2", f"{path}:3"]
+
+
+def test_parallel_files(tmp_path: Path) -> None:
+    one, two = written(tmp_path, "a.en", "a\nb \u2028 c\n"), written(tmp_path, "a.de.gz", "x\ny")
+    assert [row.cells for row in parallel(one, two)] == [("a", "x"), ("b \u2028 c", "y")]
+
+
+def test_wrong_encodings_name_the_byte(tmp_path: Path) -> None:
+    raw = "größe ".encode() * 1000
+    for name in ("a.txt", "a.txt.gz"):
+        path = written(tmp_path, name, raw + b"caf\xe9 \n")
+        with pytest.raises(UserError, match=rf"{name}: not UTF-8 at byte {len(raw) + 3} \(0xe9\)"):
+            list(files.chunks(path, 1001))
+    with pytest.raises(UserError, match=r"cut\.txt: not UTF-8 at byte 1 \(0xc3\)"):
+        list(files.chunks(written(tmp_path, "cut.txt", b"a\xc3")))
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "line", "short"), [("a\nb\nc\n", "x\n", 2, "two"), ("a\n", "x\ny\nz\n", 2, "one")]
+)
+def test_unequal_parallel_files_name_the_line(tmp_path: Path, one: str, two: str, line: int, short: str) -> None:
+    paths = written(tmp_path, "one.txt", one), written(tmp_path, "two.txt", two)
+    sentence = (
+        rf"one\.txt has {one.count(chr(10))} lines and .*two\.txt has {two.count(chr(10))}: line {line} .* in .*{short}"
+    )
+    with pytest.raises(UserError, match=sentence):
+        list(parallel(*paths))
+
+
+def test_bad_files_get_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, "train.txt", "text")
+    with pytest.raises(UserError, match=r"trian\.txt: there is no such file; did you mean .*train\.txt\?"):
+        text_sources(str(tmp_path / "trian.txt"), None, tmp_path)
+    with pytest.raises(UserError, match=r"there is no such file \(nor a folder .*nowhere\)"):
+        text_sources(str(tmp_path / "nowhere" / "a.txt"), None, tmp_path)
+    for name in ("empty.txt", "empty.txt.gz", "empty.jsonl"):
+        with pytest.raises(UserError, match=rf"{name}: this file is empty"):
+            text_sources(str(written(tmp_path, name, "")), None, tmp_path)
+    written(tmp_path, "pictures/a.png", "x")
+    with pytest.raises(UserError, match=r"pictures: this folder holds no text files \(looked for \.txt"):
+        text_sources(str(tmp_path / "pictures"), None, tmp_path)
+    written(tmp_path, "blank/a.txt", "")
+    with pytest.raises(UserError, match="blank: all files in this folder are empty"):
+        text_sources(str(tmp_path / "blank"), None, tmp_path)
+    with pytest.raises(UserError, match="this is a folder, and a file is needed"):
+        list(files.lines(tmp_path / "blank"))
+    damaged = written(tmp_path, "damaged.txt.gz", "text " * 1000)
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"damaged\.txt\.gz: this gzip file is damaged or not whole"):
+        list(files.chunks(damaged))
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError, match="nothing is piped in"):
+        text_sources("-", None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "sentence"),
+    [
+        ("a.tsv", "a\tb\nc\n", [0, 1], r"a\.tsv:2: column 1 \(counted from 0\) is missing; this line has 1 column,"),
+        ("b.tsv", "text\tlabel\n", ["lable"], r"b\.tsv:1: the first line has no column 'lable'; did you mean label\?"),
+        (
+            "a.jsonl",
+            '{"text": "a"}\n{"txt": "b"}\n',
+            ["text"],
+            r"a\.jsonl:2: column 'text' is missing; did you mean txt\?",
+        ),
+        ("b.jsonl", '{"text": "a"}\n{"text":\n', ["text"], r"b\.jsonl:2: not a JSON object on a line of its own"),
+        ("c.jsonl", '["a"]\n', ["text"], r"c\.jsonl:1: a JSON object such as"),
+        ("d.jsonl", '{"text": null}\n', ["text"], r"d\.jsonl:1: column 'text' must be text, and this is null"),
+        ("e.jsonl", '{"text": "\\ud800"}\n', ["text"], r"e\.jsonl:1: column 'text' holds half a character"),
+    ],
+)
+def test_bad_rows_name_the_line(
+    tmp_path: Path, name: str, content: str, columns: list[int | str], sentence: str
+) -> None:
+    path = written(tmp_path, name, content)
+    with pytest.raises(UserError, match=sentence):
+        list(rows(path, columns))

@@ -1,0 +1,230 @@
+"""Opening data: what is held out, what is counted, what is kept for the next time, and what is refused."""
+
+import gzip
+import json
+import os
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from manyformer.batches import IGNORE
+from manyformer.config import DataConfig, LabelsData, PairsData, TextData
+from manyformer.data import Data, load_tokenizers, open_data, open_text
+from manyformer.data.holdout import Holdout
+from manyformer.data.sources import Part
+from manyformer.errors import UserError
+
+TASKS = {"text": "language-model", "pairs": "translation", "labels": "classification"}
+
+
+def opened(config: DataConfig, cache: Path, *, batch_tokens: int = 64, **more: Any) -> Data:
+    return open_data(config, TASKS[config.kind], batch_tokens=batch_tokens, cache=cache, seed=0, **more)
+
+
+def document(number: int) -> str:
+    return f"Document {number}: " + "größe und 日本 " * (number % 7 + 1) + "\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "corpus"
+    place.mkdir()
+    for number in range(40):
+        (place / f"{number:02}.txt").write_text(document(number))
+    return place
+
+
+def shard_text(cache: Path, name: str, data: Data) -> list[str]:
+    tokens, offsets = np.memmap(cache / f"{name}.tokens", "<u2"), np.memmap(cache / f"{name}.offsets", "<i8")
+    return [data.target.decode(tokens[a:b].tolist()) for a, b in pairwise(offsets)]
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe"])
+@pytest.mark.parametrize("packing", ["stream", "documents"])
+def test_units_are_exact(tokenizer: Any, packing: Any, folder: Path, tmp_path: Path) -> None:
+    vocab = 300 if tokenizer == "bpe" else None
+    config = TextData(path=str(folder), valid=0.3, length=16, tokenizer=tokenizer, vocab=vocab, packing=packing)
+    data = opened(config, tmp_path / "run")
+    assert data.valid.units is not None
+    assert sum(int((batch.targets != IGNORE).sum()) for batch in data.valid) == data.valid.units.targets
+    texts = {name: shard_text(tmp_path / "run", name, data) for name in ("train", "valid")}
+    whole = [document(number) for number in range(40) if document(number) in texts["valid"]]
+    assert sorted(texts["train"] + texts["valid"]) == sorted(map(document, range(40)))
+    assert data.valid.units.characters == sum(map(len, whole))
+    assert data.valid.units.bytes == sum(len(text.encode()) for text in whole)
+    share = data.valid.units.characters / sum(len(document(number)) for number in range(40))
+    assert 0.3 <= share < 0.6
+
+
+@pytest.mark.parametrize("lengths", [[1000], [10, 900, 90], [0, 7]])
+def test_of_few_documents_the_ends_are_held_out(lengths: list[int]) -> None:
+    holdout = Holdout(np.array(lengths), {"valid": 0.1, "test": 0.2})
+    texts = ["".join(random.Random(n).choices("abc", k=n)) for n in lengths]
+    parts = []
+    for text in texts:
+        pieces = [text[at : at + 33] for at in range(0, len(text), 33)] or [""]
+        parts += [Part(piece, n == 0, n == len(pieces) - 1) for n, piece in enumerate(pieces)]
+    found: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
+    for split, part in holdout.divide(parts):
+        assert not part.ends
+        if part.begins:
+            found[split].append("")
+        found[split][-1] += part.text
+    for number, text in enumerate(text for text in texts if text):
+        a = int((1 - 0.1 - 0.2) * len(text))
+        wanted = [text[:a], text[a : a + int(0.1 * len(text))], text[a + int(0.1 * len(text)) :]]
+        stretches = [split[number] for split in found.values() if len(split) > number]
+        assert stretches == [stretch for stretch in wanted if stretch]
+
+
+def test_documents_are_held_out_whole_and_by_share() -> None:
+    lengths = np.random.default_rng(0).integers(1, 100, 2000)
+    holdout = Holdout(lengths, {"valid": 0.05, "test": 0.1})
+    kinds = [piece.split for piece in holdout.divide(Part("x" * n, True, True) for n in lengths)]
+    shares = {name: lengths[np.array(kinds) == name].sum() / lengths.sum() for name in ("valid", "test")}
+    assert shares == {"valid": pytest.approx(0.05, abs=0.002), "test": pytest.approx(0.1, abs=0.002)}
+
+
+def test_what_was_prepared_is_used_again_and_only_while_it_fits(folder: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    config = TextData(path=str(folder), length=16, valid=0.2)
+    first = opened(config, tmp_path / "run", say=said.append)
+    opened(config.model_copy(update={"length": 8, "packing": "stream"}), tmp_path / "run", say=said.append)
+    assert len(said) == 1
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert len(manifest["sources"]) == 40
+    assert manifest["splits"]["train"]["sha256"] != manifest["splits"]["valid"]["sha256"]
+    # A damaged or changed file, or other settings: made again, not trusted.
+    tokens = tmp_path / "run" / "train.tokens"
+    tokens.write_bytes(tokens.read_bytes()[:-2])
+    again = opened(config, tmp_path / "run", say=said.append)
+    assert len(said) == 2
+    assert (next(again.train).tokens == next(first.train).tokens).all()
+    (folder / "00.txt").write_text("something new")
+    opened(config, tmp_path / "run", say=said.append)
+    opened(config.model_copy(update={"tokenizer": "char"}), tmp_path / "run", say=said.append)
+    assert len(said) == 4
+    # Nothing half-written stays behind.
+    assert not [name for name in os.listdir(tmp_path / "run") if name.endswith(".part")]
+
+
+def test_preparing_streams(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = opened(TextData(path=str(folder), length=16, valid=0.2), tmp_path / "one")
+    monkeypatch.setattr(open_text, "_BLOCK", 50)
+    parts = opened(TextData(path=str(folder), length=16, valid=0.2), tmp_path / "two")
+    assert (next(whole.train).tokens == next(parts.train).tokens).all()
+    shard = np.memmap(tmp_path / "two" / "train.tokens", dtype="<u2")
+    assert len(shard) == json.loads((tmp_path / "two" / "manifest.json").read_text())["splits"]["train"]["tokens"]
+
+
+def test_no_source_is_in_two_splits(tmp_path: Path) -> None:
+    pick = random.Random(0)
+    # Few sources, each many times, in different capitals and with different targets.
+    rows = [f"{pick.choice(['Source', 'source'])} {pick.randrange(60)}\ttarget {n}\n" for n in range(600)]
+    (tmp_path / "pairs.tsv").write_text("".join(rows))
+    data = opened(PairsData(path=str(tmp_path / "pairs.tsv"), tokenizer="char", valid=0.2), tmp_path / "run")
+    held = [one.source.casefold() for one in data.examples("valid")]
+    train = set()
+    while data.train.epoch == 0:
+        train |= {data.source.decode(row.tolist()).casefold() for row in next(data.train).source}
+    assert held
+    assert not train & set(held)
+    assert train | set(held) == {row.split("\t")[0].casefold() for row in rows}
+
+
+def test_separate_vocabularies_and_what_a_run_keeps(tmp_path: Path) -> None:
+    for side, word in (("en", "dog"), ("de", "Hündin")):
+        (tmp_path / f"train.{side}.gz").write_bytes(gzip.compress("".join(f"{word} {n}\n" for n in range(99)).encode()))
+    paths = (str(tmp_path / "train.en.gz"), str(tmp_path / "train.de.gz"))
+    data = opened(PairsData(path=paths, valid=paths, shared=False, tokenizer="char"), tmp_path / "run")
+    assert data.needs == {"vocab": 5 + len({*"Hündin 0123456789"}), "source_vocab": 5 + len({*"dog 0123456789"})}
+    data.save(tmp_path / "model")
+    kept = load_tokenizers(tmp_path / "model")
+    assert kept.source.encode("dog 7") == data.source.encode("dog 7")
+    assert kept.target.encode("Hündin 7") == data.target.encode("Hündin 7")
+    assert [one.source for one in data.examples("valid")] == [f"dog {n}" for n in range(99)]
+
+
+def test_labels_are_numbered_and_long_texts_cut(tmp_path: Path) -> None:
+    lines = ["text\tlabel\n"] + [f"{'word ' * (n % 30)}{n}\tclass {n % 4}\n" for n in range(200)]
+    (tmp_path / "labels.tsv").write_text("".join(lines))
+    config = LabelsData(path=str(tmp_path / "labels.tsv"), text="text", label="label", tokenizer="byte", longest=50)
+    data = opened(config, tmp_path / "run", batch_tokens=500)
+    assert data.needs == {"vocab": 261, "classes": 4}
+    assert data.labels == ("class 0", "class 1", "class 2", "class 3")
+    assert any("texts cut at 50 tokens" in line for line in data.describe())
+    for batch in data.valid:
+        for row, label in zip(batch.tokens.tolist(), batch.labels.tolist(), strict=True):
+            ids = [token for token in row if token]
+            assert (ids[0], ids[-1]) == (1, 2)
+            assert len(ids) <= 50
+            text = data.source.decode(ids)
+            if len(ids) < 50:
+                assert int(text.split()[-1]) % 4 == label
+
+
+def refused(config: DataConfig, cache: Path, sentence: str, **more: Any) -> None:
+    with pytest.raises(UserError, match=sentence) as caught:
+        opened(config, cache, **more)
+    assert "\n" not in str(caught.value)
+
+
+def test_text_that_will_not_do(folder: Path, tmp_path: Path) -> None:
+    config, cache = TextData(path=str(folder), length=16, valid=0.2), tmp_path / "run"
+    refused(config, cache, r"training text has [\d,]+ tokens, fewer than one batch of 1,000,000", batch_tokens=10**6)
+    refused(config, cache, r"batch\.tokens is 8, less than one row of 16", batch_tokens=8)
+    refused(config, cache, r"a row \(data\.length\) has 16 tokens, but the model allows 12; set data", model_longest=12)
+    opened(config, cache, model_longest=16)
+    refused(config.model_copy(update={"valid": str(tmp_path / "no.txt")}), cache, r"no\.txt: there is no such file")
+    (tmp_path / "tiny.txt").write_text("abc")
+    refused(config.model_copy(update={"path": str(tmp_path / "tiny.txt")}), cache, "fewer than one batch of 64")
+    (tmp_path / "blank.jsonl").write_text('{"text": "x"}\n{"text": ""}\n')
+    assert len(list(open_text.text_sources(str(tmp_path / "blank.jsonl"), None, cache)[0].parts())) == 1
+    with pytest.raises(
+        UserError, match=r"data\.kind is text, but a recipe for translation learns from pairs; set data\.kind"
+    ):
+        open_data(config, "translation", batch_tokens=64, cache=cache, seed=0)
+
+
+def test_pairs_that_will_not_do(tmp_path: Path) -> None:
+    path, cache = tmp_path / "pairs.tsv", tmp_path / "run"
+    path.write_text("".join(f"source {n}\ttarget {n}\n" for n in range(100)) + f"{'x' * 150}\tlong\n\tno source\n")
+    (tmp_path / "held.tsv").write_text("a\tb\nc\t" + "d" * 70 + "\n")
+    config = PairsData(path=str(path), valid=str(tmp_path / "held.tsv"), tokenizer="byte")
+    data = opened(config, cache)
+    assert "100 pairs (1 longer than 128 tokens left out)" in data.describe()[2]
+    refused(config, cache, "the 100 training pairs have .* fewer than one batch of 9,000", batch_tokens=9000)
+    refused(config, cache, "longest training pair has 10 tokens on a side, more than a batch of 9", batch_tokens=9)
+    refused(config.model_copy(update={"longest": 3}), cache, r"no training pair is as short as data\.longest allows")
+    held = (
+        r"the longest valid pair \(.*held\.tsv:2\) has 71 tokens, but the model allows 40; no held-out pair is left out"
+    )
+    refused(config, cache, held, model_longest=40)
+    refused(config, cache, "the longest training pair has 10 tokens, but the model allows 9", model_longest=9)
+    path.write_text("")
+    refused(config, cache, r"pairs\.tsv: there is nothing in it \(data\.path\)")
+    path.write_text("a\tb\n")
+    refused(
+        config.model_copy(update={"valid": 0.001}), cache, r"too little to hold out 0\.001 of it; give data\.valid=FILE"
+    )
+    refused(config.model_copy(update={"path": str(tmp_path)}), cache, "this is a folder; give a TSV or JSONL file")
+    assert not [name for name in os.listdir(cache) if name.endswith(".part")]
+
+
+def test_labels_that_will_not_do(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("".join(f"text {n}\t{'good' if n % 2 else 'bad'}\n" for n in range(50)))
+    (tmp_path / "b.tsv").write_text("text\tgoof\n")
+    (tmp_path / "one.tsv").write_text("text 1\tgood\ntext 2\tgood\n")
+    path, cache = str(tmp_path / "a.tsv"), tmp_path / "run"
+    config = LabelsData(path=path, valid=str(tmp_path / "b.tsv"), tokenizer="byte")
+    refused(config, cache, r"b\.tsv:1: the label 'goof' does not occur in the training data; did you mean good\?")
+    fine = config.model_copy(update={"valid": path})
+    refused(fine, cache, "the longest text has 9 tokens, but the model allows 6", model_longest=6)
+    refused(fine, cache, "the 50 training texts have 440 tokens, fewer than one batch of 1,000", batch_tokens=1000)
+    refused(fine, cache, "the longest text has 9 tokens, more than a batch of 8", batch_tokens=8)
+    single = config.model_copy(update={"path": str(tmp_path / "one.tsv"), "valid": str(tmp_path / "one.tsv")})
+    refused(single, cache, "all training texts have the label 'good'; a classifier needs at least two labels")

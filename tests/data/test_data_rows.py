@@ -1,0 +1,169 @@
+"""Text in rows: no target lost or doubled in an epoch, segments that match documents, masks as they should be."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyformer.batches import IGNORE
+from manyformer.data.masking import mask_tokens
+from manyformer.data.packing import best_fit
+from manyformer.data.plan import generator
+from manyformer.data.rows import Arrangement, Documents, Layout, Rows, Windows
+from manyformer.data.shards import Facts, Shard
+from manyformer.data.text_plan import NextToken, TextPlan
+
+BOS, EOS = 1, 2
+DOCUMENTS = st.lists(st.integers(0, 30), min_size=1, max_size=12)
+
+
+def shard_of(sizes: list[int]) -> Shard:
+    """Documents with these numbers of tokens between BOS and EOS; every ordinary token occurs once."""
+    after = itertools.count(5)
+    tokens = [[BOS, *itertools.islice(after, size), EOS] for size in sizes]
+    flat = np.array([token for document in tokens for token in document], dtype=np.uint16)
+    offsets = np.cumsum([0, *map(len, tokens)])
+    return Shard(flat, offsets, Facts(len(flat), len(sizes), 0, 0, "uint16", ""))
+
+
+def documents(shard: Shard) -> list[list[int]]:
+    return [shard.tokens[a:b].tolist() for a, b in itertools.pairwise(shard.offsets)]
+
+
+def everything(arrangement: Arrangement) -> Rows:
+    return arrangement.rows(np.arange(arrangement.count))
+
+
+def pairs_of(rows: Rows) -> Counter[tuple[int, int]]:
+    scored = rows.targets != IGNORE
+    return Counter(zip(rows.tokens[scored].tolist(), rows.targets[scored].tolist(), strict=True))
+
+
+@given(DOCUMENTS, st.integers(1, 40), st.integers(0, 5))
+@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize("shape", [Windows, Documents])
+def test_every_target_once_an_epoch(
+    tmp_path_factory: pytest.TempPathFactory,
+    shape: type[Windows] | type[Documents],
+    sizes: list[int],
+    length: int,
+    seed: int,
+) -> None:
+    shard = shard_of(sizes)
+    # What follows what inside each document: that is what a language model has to learn, no less and no more.
+    wanted = Counter(pair for tokens in documents(shard) for pair in itertools.pairwise(tokens))
+    layout: Layout = shape(shard, length, shifted=True)
+    for random in (None, generator(seed, 0), generator(seed, 1)):
+        rows = everything(layout.arrange(random))
+        assert pairs_of(rows) == wanted
+        assert rows.tokens.shape[1] == length or len(rows.tokens) == 1
+
+
+@given(DOCUMENTS, st.integers(1, 40))
+@settings(max_examples=100, deadline=None)
+@pytest.mark.parametrize("shape", [Windows, Documents])
+def test_without_a_shift_every_token_once(
+    shape: type[Windows] | type[Documents], sizes: list[int], length: int
+) -> None:
+    shard = shard_of(sizes)
+    layout: Layout = shape(shard, length, shifted=False)
+    for random in (None, generator(0, 0)):
+        rows = everything(layout.arrange(random))
+        assert Counter(rows.tokens[rows.own].tolist()) == Counter(shard.tokens.tolist())
+
+
+@given(DOCUMENTS, st.integers(2, 40))
+@settings(max_examples=100, deadline=None)
+def test_a_segment_is_a_stretch_of_one_document(sizes: list[int], length: int) -> None:
+    shard = shard_of(sizes)
+    rows = everything(Documents(shard, length, shifted=True))
+    whole = [" ".join(map(str, tokens)) + " " for tokens in documents(shard)]
+    segments = np.zeros_like(rows.tokens) if rows.segments is None else rows.segments
+    for tokens, targets, row in zip(rows.tokens, rows.targets, segments):
+        used = row[row >= 0]
+        # Numbered from 0 without gaps, one after the other, padding at the end alone.
+        assert used.tolist() == sorted(used.tolist())
+        assert set(used.tolist()) == set(range(int(used.max()) + 1))
+        assert (row[len(used) :] == -1).all()
+        assert (tokens[len(used) :] == 0).all()
+        assert (targets[len(used) :] == IGNORE).all()
+        for number in set(used.tolist()):
+            inside = row == number
+            stretch = [*tokens[inside].tolist(), int(targets[inside][-1])]
+            assert any(" ".join(map(str, stretch)) + " " in text for text in whole)
+
+
+@given(st.lists(st.integers(1, 50), max_size=300))
+@settings(max_examples=100, deadline=None)
+def test_best_fit_never_overfills_and_wastes_little(sizes: list[int]) -> None:
+    rows = best_fit(np.array(sizes, dtype=np.int64), 50)
+    filled = np.bincount(rows, weights=sizes) if sizes else np.zeros(0)
+    assert (filled <= 50).all()
+    assert (filled > 0).all()
+    # No two rows could be one.
+    assert sum(room <= 25 for room in filled) <= 1
+
+
+def test_windows_begin_elsewhere_in_every_epoch() -> None:
+    plan = TextPlan(Windows(shard_of([500]), 10, shifted=True), 4, NextToken(), "x")
+    for number in range(3):
+        epoch = plan.epoch(0, number)
+        batches = [epoch.batch(i) for i in range(len(epoch))]
+        assert all(batch.segments is None for batch in batches)
+        assert [tuple(batch.tokens.shape) for batch in batches[:-1]] == [(4, 10)] * (len(batches) - 1)
+    assert len({tuple(plan.epoch(0, n).batch(0).tokens.flatten().tolist()) for n in range(3)}) == 3
+    assert not (plan.epoch(0, 0).batch(0).tokens == plan.epoch(1, 0).batch(0).tokens).all()
+
+
+def test_full_rows_of_one_document_need_no_segments() -> None:
+    rows = everything(Documents(shard_of([39]), 10, shifted=True))
+    assert rows.segments is None
+    assert rows.tokens.shape == (4, 10)
+
+
+def masked_rows(count: int, length: int) -> Rows:
+    tokens = np.random.default_rng(0).integers(5, 1000, (count, length))
+    tokens[:, 0], tokens[:, -1] = BOS, EOS
+    return Rows(tokens, tokens, None, np.ones_like(tokens, dtype=bool))
+
+
+def test_masks_are_fifteen_percent_and_eighty_ten_ten() -> None:
+    rows = masked_rows(800, 128)
+    tokens, targets = mask_tokens(rows, 0.15, 1000, generator(0))
+    chosen = targets != IGNORE
+    assert (targets[chosen] == rows.tokens[chosen]).all()
+    assert (tokens[~chosen] == rows.tokens[~chosen]).all()
+    assert not chosen[:, 0].any()
+    assert not chosen[:, -1].any()
+    # Standard errors are 0.0011 of the share and 0.003 of the parts.
+    assert chosen[:, 1:-1].mean() == pytest.approx(0.15, abs=0.006)
+    became_mask, stayed = tokens[chosen] == 4, tokens[chosen] == rows.tokens[chosen]
+    assert became_mask.mean() == pytest.approx(0.8, abs=0.015)
+    assert stayed.mean() == pytest.approx(0.1, abs=0.015)
+    other = tokens[chosen][~became_mask & ~stayed]
+    assert len(other) / chosen.sum() == pytest.approx(0.1, abs=0.015)
+    assert other.min() >= 5
+    assert other.max() < 1000
+    assert len(set(other.tolist())) > 500
+
+
+def test_every_row_has_something_to_fill_in() -> None:
+    rows = masked_rows(500, 4)
+    tokens, targets = mask_tokens(rows, 0.15, 1000, generator(1))
+    chosen = targets != IGNORE
+    assert chosen.any(1).all()
+    assert (tokens[chosen] == 4).mean() == pytest.approx(0.8, abs=0.06)
+    # A row of special tokens alone has nothing.
+    empty = Rows(np.array([[BOS, EOS, 0]]), np.zeros((1, 3), np.int64), None, np.ones((1, 3), bool))
+    assert (mask_tokens(empty, 0.15, 1000, generator(1))[1] == IGNORE).all()
+
+
+def test_masks_depend_on_their_seeds_alone() -> None:
+    rows = masked_rows(20, 50)
+    one, again, other = (mask_tokens(rows, 0.15, 1000, generator(*seeds)) for seeds in ((1, 2), (1, 2), (1, 3)))
+    assert (one[0] == again[0]).all()
+    assert (one[1] == again[1]).all()
+    assert (one[1] != other[1]).any()
