@@ -76,7 +76,13 @@ def test_a_folder_gives_its_text_files_in_order(tmp_path: Path) -> None:
 def test_standard_input_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("größe\n".encode())))
     assert documents("-", tmp_path) == ["größe\n"]
+    # Read to its end, it gives nothing more: the copy serves. So it does where the same is piped in again.
     assert documents("-", tmp_path) == ["größe\n"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("größe\n".encode())))
+    assert documents("-", tmp_path) == ["größe\n"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"other\n")))
+    with pytest.raises(UserError, match="what is piped in differs from what this run began with"):
+        documents("-", tmp_path)
 
 
 def test_jsonl_with_columns_inside(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ def test_labelled_texts_and_the_names_of_labels(reviews: str, tmp_path: Path) ->
 
 
 def test_running_text(reviews: str, tmp_path: Path) -> None:
-    config = TextData(path=reviews, length=64, valid=0.2)
+    # Such a folder is known without the prefix too.
+    config = TextData(path=reviews.removeprefix("hf:"), length=64, valid=0.2)
     data = open_data(config, "language-model", batch_tokens=256, cache=tmp_path / "run", seed=0)
     assert "40 documents" in data.describe()[0]
     text = data.target.decode(next(data.train).tokens[0].tolist())

@@ -2,6 +2,7 @@
 
 import codecs
 import difflib
+import filecmp
 import gzip
 import os
 import sys
@@ -62,16 +63,26 @@ def folder_files(folder: Path) -> list[Path]:
 
 
 def keep_stdin(copy: Path) -> Path:
-    """Standard input, copied to a file since it can be read only once; a copy already there is used again."""
-    if copy.exists():
-        return copy
-    if sys.stdin is None or sys.stdin.isatty():
-        raise UserError(
-            "data.path is - (standard input), but nothing is piped in; use for instance `cat FILE | manyformer ...`"
-        )
-    with writing(copy) as file:
-        while part := sys.stdin.buffer.read(CHUNK):
+    """Standard input, copied to a file since it can be read only once; an earlier copy serves where nothing comes.
+
+    Raises UserError where nothing comes and no copy is there, and where the copy is of something else.
+    """
+    silent = sys.stdin is None or sys.stdin.isatty()
+    fresh = copy.with_name(f"{copy.name}.{os.getpid()}.new")
+    with writing(fresh) as file:
+        while not silent and (part := sys.stdin.buffer.read(CHUNK)):
             file.write(part)
+    try:
+        if fresh.stat().st_size and copy.exists() and not filecmp.cmp(fresh, copy, shallow=False):
+            raise UserError(f"what is piped in differs from what this run began with (kept in {copy}); start a new run")
+        if not fresh.stat().st_size and not copy.exists():
+            raise UserError(
+                "- means standard input, but nothing is piped in; use for instance `cat FILE | manyformer ...`"
+            )
+        if not copy.exists():
+            fresh.replace(copy)
+    finally:
+        fresh.unlink(missing_ok=True)
     return copy
 
 

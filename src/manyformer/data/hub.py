@@ -11,8 +11,8 @@ PREFIX = "hf:"
 
 
 def is_hub(path: str) -> bool:
-    """Whether the path names a Hugging Face data set."""
-    return path.startswith(PREFIX)
+    """Whether the path names a Hugging Face data set: by `hf:`, or as a folder that `save_to_disk` wrote."""
+    return path.startswith(PREFIX) or _saved_to_disk(Path(path))
 
 
 class HubSet:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from platform import python_version
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,7 +165,7 @@ def _units(shard: Shard) -> Units:
 
 def _lines(data: TextData, ready: Prepared) -> list[str]:
     places: Sequence[str] = [data.path] if isinstance(data.path, str) else data.path
-    names = {"stdlib": "the source text of this Python's standard library", "-": "standard input"}
+    names = {"stdlib": f"the source text of Python {python_version()}'s standard library", "-": "standard input"}
     documents, vocab = ready.counts["documents"], ready.tokenizers.target.vocab
     where = ", ".join(names.get(place, place) for place in places)
     lines = [
