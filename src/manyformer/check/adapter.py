@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyformer.check.subject import Inputs, Result, Subject
+from manyformer.check.trial import Untestable
 from manyformer.core import PADDING, State, tree_map
 from manyformer.errors import UserError
 
@@ -43,7 +44,7 @@ class Adapter:
     longest: int | None = None
     multiple: int = 1
     device: str | torch.device = "cpu"
-    name: str = "module"
+    name: str | None = None
 
 
 @final
@@ -55,7 +56,8 @@ class Foreign(Subject):
             raise UserError(f"vocab ({adapter.vocab}) must be at least 2 tokens, or none could be changed")
         self.adapter = adapter
         given = adapter.logits if isinstance(adapter.logits, nn.Module) else None
-        self.name, self.module = adapter.name, adapter.module or given
+        self.module = adapter.module or given
+        self.name = adapter.name or ("module" if self.module is None else type(self.module).__name__)
         self.longest, self.multiple, self.chunked = adapter.longest, adapter.multiple, adapter.chunked
         self.ids = torch.arange(adapter.vocab, device=adapter.device)
         absent = {
@@ -92,7 +94,18 @@ class Foreign(Subject):
         rows = torch.tensor(index, device=self.ids.device)
         if self.adapter.reorder is not None:
             return Held(self.adapter.reorder(state.value, rows))
+        if opaque := find_opaque(state.value):
+            raise Untestable(f"the state holds a {opaque}, whose rows only the adapter's `reorder` could choose")
         return Held(tree_map(lambda t: t.index_select(0, rows), state.value))
+
+
+def find_opaque(state: State) -> str | None:
+    """The type of the first leaf that `tree_map` would pass over although it may hold tensors."""
+    if isinstance(state, tuple | list):
+        return next((found for part in state if (found := find_opaque(part))), None)
+    if isinstance(state, dict):
+        return find_opaque(list(state.values()))
+    return None if state is None or isinstance(state, Tensor | int | float | str) else type(state).__name__
 
 
 UNKNOWN = {

@@ -1,4 +1,4 @@
-"""What a contract is, and the list of all of them in the order in which they are reported."""
+"""What a contract is."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,16 +24,12 @@ class Contract:
     usual: bool = True
 
 
-CONTRACTS: dict[str, Contract] = {}
-
-
 def contract(
     name: str, promise: str, *, needs: tuple[str, ...] = (), exact: bool = False, usual: bool = True
-) -> Callable[[Callable[[Trial], Finding]], Callable[[Trial], Finding]]:
-    """Enter a function into the list of contracts."""
+) -> Callable[[Callable[[Trial], Finding]], Contract]:
+    """Make a function a contract; `promises.CONTRACTS` lists them all."""
 
-    def enter(run: Callable[[Trial], Finding]) -> Callable[[Trial], Finding]:
-        CONTRACTS[name] = Contract(name, promise, run, needs, exact, usual)
-        return run
+    def make(run: Callable[[Trial], Finding]) -> Contract:
+        return Contract(name, promise, run, needs, exact, usual)
 
-    return enter
+    return make

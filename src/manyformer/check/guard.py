@@ -3,32 +3,67 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+TABLES = ("_parameters", "_buffers", "_modules")
 
 
 @contextmanager
 def untouched(module: nn.Module | None) -> Iterator[None]:
     """Evaluation mode inside; afterwards modes, gradients and all random generators are as they were."""
     numbers, others = np.random.get_state(), random.getstate()
-    modes = [] if module is None else [(part, part.training) for part in module.modules()]
     grads = [] if module is None else [(weight, weight.grad) for weight in module.parameters()]
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), unchanged(module):
         try:
             for weight, _ in grads:
                 weight.grad = None
-            for part, _ in modes:
-                part.training = False
+            if module is not None:
+                module.eval()
             yield
         finally:
-            for part, training in modes:
-                part.training = training
             for weight, grad in grads:
                 weight.grad = grad
             np.random.set_state(numbers)
             random.setstate(others)
+
+
+@contextmanager
+def unchanged(module: nn.Module | None) -> Iterator[None]:
+    """Afterwards every attribute of every part is the same object as before.
+
+    Released models do change themselves when called: BigBird replaces its attention for good once it meets a short row.
+    """
+    kept: list[tuple[nn.Module, dict[str, Any]]] = []
+    for part in () if module is None else list(module.modules()):
+        kept.append((part, {name: _hold(name, value) for name, value in vars(part).items()}))
+    try:
+        yield
+    finally:
+        for part, attributes in kept:
+            vars(part).clear()
+            vars(part).update(attributes)
+
+
+def _hold(name: str, value: Any) -> Any:
+    """The value itself, or a copy of the table that lists parts."""
+    return value.copy() if name in TABLES else value
+
+
+@contextmanager
+def training(module: nn.Module) -> Iterator[None]:
+    """Training mode inside; afterwards evaluation mode, no gradients, and all values as they were."""
+    values = {name: value.clone() for name, value in module.state_dict().items()}
+    module.train()
+    try:
+        yield
+    finally:
+        module.eval()
+        module.load_state_dict(values)
+        module.zero_grad(set_to_none=True)
 
 
 @contextmanager
@@ -55,14 +90,3 @@ def working_dtype(module: nn.Module | None, *, exact: bool) -> torch.dtype | Non
     if module is not None and any(t.is_floating_point() and t.element_size() < 4 for t in module.parameters()):
         return torch.float32
     return None
-
-
-@contextmanager
-def training(module: nn.Module) -> Iterator[None]:
-    """Training mode inside, evaluation mode and no gradients after."""
-    module.train()
-    try:
-        yield
-    finally:
-        module.eval()
-        module.zero_grad(set_to_none=True)

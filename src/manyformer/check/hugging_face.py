@@ -1,7 +1,9 @@
 """Hugging Face models as subjects, known by what they can do; transformers itself is never imported here."""
 
 import inspect
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Self, final
 
 import torch
@@ -39,6 +41,8 @@ class HuggingFace(Subject):
         self.lacks = {name: why for name, why in REFUSED.items() if name != "cross" or not self.sourced}
         if "past_key_values" not in self.takes:
             self.lacks["streams"] = "its forward takes no past_key_values"
+        # their encoders number positions by column
+        self.source_sides = ("right",)
         if self.sourced:
             # their decoders number positions by column and take no other numbers
             why = "their decoders are padded on the right only"
@@ -92,6 +96,9 @@ class HuggingFace(Subject):
             return tree_map(lambda t: t.index_select(0, rows), state)
         return tree_map(lambda t: t.index_select(0, rows), state)
 
+    def session(self) -> AbstractContextManager[None]:
+        return quiet()
+
     def save_to(self, folder: str) -> None:
         assert self.module is not None
         self.module.save_pretrained(folder)  # type: ignore[operator]
@@ -112,6 +119,25 @@ REFUSED = {
     "loss": "their loss shifts labels by itself",
     "spec": "no recipe made it",
 }
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings and progress bars of theirs inside, where their library is loaded at all."""
+    library: Any = sys.modules.get("transformers")
+    if library is None:
+        yield
+        return
+    logging = library.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _plain_tokens(config: Any) -> Tensor:

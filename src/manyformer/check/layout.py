@@ -1,16 +1,14 @@
 """Documents of different lengths as rows of one batch: padded, or packed several to a row."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from manyformer.check.subject import Inputs, Result
+from manyformer.check.subject import Inputs, Result, Side
 from manyformer.check.trial import Trial
 from manyformer.core import PADDING
-
-Side = Literal["left", "right"]
 
 
 class Spot(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Self, final
 
 import torch
 
-from manyformer.check.contract import CONTRACTS
+from manyformer.check.promises import CONTRACTS
 from manyformer.check.subject import Inputs, Result, Subject
 from manyformer.core import State
 from manyformer.errors import UserError

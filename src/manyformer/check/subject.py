@@ -3,7 +3,8 @@
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Self
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import State, tree_map
+
+Side = Literal["left", "right"]
 
 
 class Inputs(NamedTuple):
@@ -60,6 +63,7 @@ class Subject(ABC):
     tokenwise: bool = True
     exact: bool = False
     chunked: bool = True
+    source_sides: tuple[Side, ...] = ("left", "right")
 
     def __call__(self, inputs: Inputs, state: State = None) -> Result:
         """One forward, with the same random numbers each time: only what the contract changes may change."""
@@ -77,6 +81,10 @@ class Subject(ABC):
     def reorder(self, state: State, index: Sequence[int]) -> State:
         """The state of the chosen rows."""
         return tree_map(lambda t: t.index_select(0, torch.tensor(index, device=t.device)), state)
+
+    def session(self) -> AbstractContextManager[None]:
+        """What surrounds a whole check."""
+        return nullcontext()
 
     def copy_from(self, folder: str) -> Self:
         """A fresh subject read from what `save_to` wrote."""

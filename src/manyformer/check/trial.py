@@ -1,16 +1,20 @@
 """What every contract is given: the model, the inputs to draw, and how near is near enough."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, final
+from typing import Literal, NamedTuple, TypeVar, final
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from manyformer.check.guard import training
 from manyformer.check.subject import Inputs, Subject
 
 Backend = Literal["aot_eager", "inductor"]
+
+T = TypeVar("T")
 
 
 class Finding(NamedTuple):
@@ -82,26 +86,60 @@ class Trial:
         ]
 
 
+def gradients_of(trial: Trial, loss: Callable[[], Tensor]) -> dict[str, Tensor | None]:
+    """The gradient of each parameter that asks for one, by name.
+
+    They are accumulated, not asked for one by one: what differentiates itself, such as a reversible stack, knows no
+    other way.
+    """
+    module = trial.subject.module
+    assert module is not None
+    weights = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+
+    def backward() -> dict[str, Tensor | None]:
+        try:
+            loss().backward()  # type: ignore[no-untyped-call]
+            return {name: weight.grad for name, weight in weights.items()}
+        finally:
+            module.zero_grad(set_to_none=True)
+
+    return differentiate(trial, backward)
+
+
+def differentiate(trial: Trial, run: Callable[[], T]) -> T:
+    """`run` with gradients; in training mode where evaluation mode has no backward pass, as some released models."""
+    module = trial.subject.module
+    with torch.enable_grad():
+        try:
+            return run()
+        except Exception:
+            if module is None:
+                raise
+            with training(module):
+                return run()
+
+
 class Worst:
-    """The largest difference of several comparisons, relative to the size of what is right, and where it was."""
+    """Comparisons, each relative to the size of what is right: where they first fail, and how far apart they get."""
 
     def __init__(self) -> None:
-        self.measured, self.where = 0.0, ""
+        self.found: list[tuple[float, str]] = []
 
     def add(self, got: Tensor, want: Tensor, where: str) -> None:
         """Compare. A shape that differs is a mistake and raises ValueError."""
         if got.shape != want.shape:
             raise ValueError(f"{where}: the shape is {tuple(got.shape)}, {tuple(want.shape)} was expected")
-        if not want.numel():
-            return
-        got, want = got.detach().double(), want.detach().double()
-        measured = float((got - want).abs().max() / want.abs().max().clamp(min=1.0))
-        # a NaN must win over every number, and stay
-        if self.measured == self.measured and not measured <= self.measured:
-            self.measured, self.where = measured, where
+        if want.numel():
+            got, want = got.detach().double(), want.detach().double()
+            self.found.append((float((got - want).abs().max() / want.abs().max().clamp(min=1e-12)), where))
 
     def finding(self, good: str, tolerance: float) -> Finding:
-        """`good` is the sentence where all agree; otherwise it names the worst place."""
-        if self.measured <= tolerance:
-            return kept(good, self.measured, tolerance)
-        return broken(f"{self.where}: {self.measured:.1e} apart", self.measured, tolerance)
+        """`good` is the sentence where all agree; otherwise it names the first place that does not."""
+        # a NaN is worse than any number
+        worst = max((apart for apart, _ in self.found), key=lambda apart: (math.isnan(apart), apart), default=0.0)
+        # not "above the tolerance", which no NaN is
+        bad = [(apart, where) for apart, where in self.found if not apart <= tolerance]
+        if not bad:
+            return kept(good, worst, tolerance)
+        first, where = bad[0]
+        return broken(f"{where}: {first:.1e} apart, one of {len(bad)} in {len(self.found)}", worst, tolerance)

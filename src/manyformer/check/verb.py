@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from manyformer.check import promises as promises
 from manyformer.check.adapter import Adapter, Foreign
-from manyformer.check.contract import CONTRACTS, Contract
-from manyformer.check.guard import in_dtype, untouched, working_dtype
+from manyformer.check.contract import Contract
+from manyformer.check.guard import in_dtype, unchanged, untouched, working_dtype
 from manyformer.check.hugging_face import HuggingFace, is_hugging_face
 from manyformer.check.own import own
+from manyformer.check.promises import CONTRACTS
 from manyformer.check.report import Report, Row
 from manyformer.check.small import build_small
 from manyformer.check.subject import Subject, seed_everything
@@ -59,7 +59,7 @@ def check(
         raise UserError(f"length ({length}) must be {allowed} tokens")
     steps, reach = _lengths(subject, length)
     rows: list[Row] = []
-    with untouched(subject.module), torch.no_grad():
+    with untouched(subject.module), subject.session(), torch.no_grad():
         subject.seed = seed
         for contract in CONTRACTS.values():
             if contract.name in chosen:
@@ -128,7 +128,7 @@ def _run(contract: Contract, subject: Subject, length: int, reach: int, seed: in
     trial = Trial(subject, generator, length, reach, EXACT if exact else SINGLE, compiler)
     seed_everything(seed)
     try:
-        with in_dtype(subject.module, working_dtype(subject.module, exact=exact)):
+        with unchanged(subject.module), in_dtype(subject.module, working_dtype(subject.module, exact=exact)):
             good, sentence, measured, tolerance = contract.run(trial)
     except Untestable as error:
         return Row(contract.name, "not run", f"not run: {error}")

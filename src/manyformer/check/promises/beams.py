@@ -1,7 +1,7 @@
 """Beam search: the rows of a state are permuted, repeated and dropped."""
 
+from manyformer.check.chunks import in_chunks
 from manyformer.check.contract import contract
-from manyformer.check.promises.streaming import in_chunks
 from manyformer.check.trial import Finding, Trial, Worst
 
 ORDER = (2, 0, 0, 1, 2)

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from manyformer.check.contract import contract
-from manyformer.check.trial import Finding, Trial, Untestable, broken, kept
+from manyformer.check.subject import Inputs
+from manyformer.check.trial import Finding, Trial, Untestable, broken, differentiate, kept
 
 CUTS = 16
 
@@ -43,14 +45,7 @@ def causal_gradient(trial: Trial) -> Finding:
     inputs = trial.draw(1, trial.reach)
     leak, effect, at, guilty = 0.0, 0.0, 0, 0
     for cut in borders(trial, trial.reach)[::-2]:
-        with torch.enable_grad(), embedded(inputs.tokens) as leaves:
-            logits = trial.subject(inputs).logits[0, cut - 1]
-            if not leaves:
-                raise Untestable("no nn.Embedding looks up the tokens, so there is no vector to take a gradient of")
-            weight = torch.randn(logits.shape, generator=trial.generator).to(logits)
-            grads = torch.autograd.grad((logits * weight).sum(), leaves, allow_unused=True)
-        seen = sum(torch.zeros(trial.reach) if grad is None else grad[0].abs().amax(-1).cpu() for grad in grads)
-        assert isinstance(seen, Tensor)
+        seen = differentiate(trial, lambda output=cut - 1: influence(trial, inputs, output))  # type: ignore[misc]
         effect = max(effect, float(seen[:cut].max()))
         if worse(float(seen[cut:].max()), leak):
             leak, at, guilty = float(seen[cut:].max()), cut - 1, cut + int(seen[cut:].argmax())
@@ -59,6 +54,18 @@ def causal_gradient(trial: Trial) -> Finding:
     if not effect:
         return broken("no output has a gradient from any token, so nothing is shown", 0.0, 0.0)
     return kept(f"gradients reach only the past and the present, at {trial.reach} tokens", leak, 0.0)
+
+
+def influence(trial: Trial, inputs: Inputs, output: int) -> Float[Tensor, " l"]:
+    """How strongly each token's vector moves a random function of one output: the largest gradient."""
+    with embedded(inputs.tokens) as leaves:
+        logits = trial.subject(inputs).logits[0, output]
+    if not leaves:
+        raise Untestable("no nn.Embedding looks up the tokens, so there is no vector to take a gradient of")
+    weight = torch.randn(logits.shape, generator=trial.generator).to(logits)
+    grads = torch.autograd.grad((logits * weight).sum(), leaves, allow_unused=True)
+    found = [grad[0].abs().amax(-1) for grad in grads if grad is not None]
+    return torch.stack(found).amax(0).cpu() if found else torch.zeros(inputs.tokens.shape[1])
 
 
 def worse(new: float, old: float) -> bool:
@@ -89,7 +96,8 @@ def embedded(tokens: Tensor) -> Iterator[list[Tensor]]:
         if not isinstance(looked_up, Tensor) or not torch.equal(looked_up, tokens):
             return None
         leaves.append(output.detach().requires_grad_())
-        return leaves[-1]
+        # a copy, because some models add positions in place, which a leaf forbids
+        return leaves[-1].clone()
 
     # torch's own annotation leaves out that a hook may replace the output
     handle = register_module_forward_hook(hook)  # type: ignore[arg-type]

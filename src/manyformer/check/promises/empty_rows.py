@@ -4,7 +4,7 @@ import torch
 
 from manyformer.check.contract import contract
 from manyformer.check.subject import Inputs
-from manyformer.check.trial import Finding, Trial, broken, kept
+from manyformer.check.trial import Finding, Trial, broken, gradients_of, kept
 from manyformer.core import PADDING
 
 
@@ -26,17 +26,14 @@ def empty_rows(trial: Trial) -> Finding:
 
 def _harm(trial: Trial, inputs: Inputs) -> str | None:
     """What is not finite, if anything."""
-    module = trial.subject.module
-    with torch.enable_grad():
-        logits = trial.subject(inputs).logits
-        if not torch.isfinite(logits).all():
-            rows = (~torch.isfinite(logits)).flatten(1).any(1).nonzero().flatten().tolist()
-            return f"logits of rows {rows} are not finite; row 0 is empty, row 1 begins with padding"
-        if module is None or not logits.requires_grad:
-            return None
-        weights = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-        grads = torch.autograd.grad(logits.float().square().sum(), list(weights.values()), allow_unused=True)
-    for name, grad in zip(weights, grads):
+    logits = trial.subject(inputs).logits
+    if not torch.isfinite(logits).all():
+        rows = (~torch.isfinite(logits)).flatten(1).any(1).nonzero().flatten().tolist()
+        return f"logits of rows {rows} are not finite; row 0 is empty, row 1 begins with padding"
+    if trial.subject.module is None:
+        return None
+    grads = gradients_of(trial, lambda: trial.subject(inputs).logits.float().square().sum())
+    for name, grad in grads.items():
         if grad is not None and not torch.isfinite(grad).all():
             return f"the gradient of {name} is not finite"
     return None

@@ -1,9 +1,10 @@
 """Every parameter takes part."""
 
 import torch
+from torch import Tensor
 
 from manyformer.check.contract import contract
-from manyformer.check.trial import Finding, Trial, Untestable, broken, kept
+from manyformer.check.trial import Finding, Trial, Untestable, broken, gradients_of, kept
 
 SHOWN = 4
 
@@ -11,16 +12,16 @@ SHOWN = 4
 @contract("gradients", "every parameter gets a gradient", needs=("module",))
 def gradients(trial: Trial) -> Finding:
     """A random function of the logits, and the auxiliary losses; a parameter without a gradient is never trained."""
-    module = trial.subject.module
-    assert module is not None
-    weights = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-    if not weights:
-        raise Untestable("no parameter asks for a gradient")
-    with torch.enable_grad():
-        result = trial.subject(trial.draw(4, trial.length))
+    inputs = trial.draw(4, trial.length)
+
+    def loss() -> Tensor:
+        result = trial.subject(inputs)
         weight = torch.randn(result.logits.shape, generator=trial.generator).to(result.logits)
-        loss = (result.logits * weight).sum() + result.loss
-        grads = dict(zip(weights, torch.autograd.grad(loss, list(weights.values()), allow_unused=True)))
+        return (result.logits * weight).sum() + result.loss
+
+    grads = gradients_of(trial, loss)
+    if not grads:
+        raise Untestable("no parameter asks for a gradient")
     dead = [name for name, grad in grads.items() if grad is None or not grad.any()]
     sick = [name for name, grad in grads.items() if grad is not None and not torch.isfinite(grad).all()]
     if sick:

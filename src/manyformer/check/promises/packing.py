@@ -1,8 +1,8 @@
 """Documents packed into one row do not see each other."""
 
+from manyformer.check.chunks import in_chunks
 from manyformer.check.contract import contract
 from manyformer.check.layout import Item, Spot, pack
-from manyformer.check.promises.streaming import in_chunks
 from manyformer.check.subject import Inputs
 from manyformer.check.trial import Finding, Trial, Worst
 

@@ -2,10 +2,10 @@
 
 import torch
 
+from manyformer.check.chunks import in_chunks
 from manyformer.check.contract import contract
-from manyformer.check.layout import Side, pad, pad_tokens
-from manyformer.check.promises.streaming import in_chunks
-from manyformer.check.subject import Inputs
+from manyformer.check.layout import pad, pad_tokens
+from manyformer.check.subject import Inputs, Side
 from manyformer.check.trial import Finding, Trial, Worst
 from manyformer.core import PADDING
 
@@ -46,14 +46,16 @@ def source_padding(trial: Trial) -> Finding:
     worst = Worst()
     documents = [trial.draw(1, trial.length, source=length) for length in lengths(trial)]
     target = torch.cat([document.tokens for document in documents])
-    for side in ("left", "right"):
+    for side in trial.subject.source_sides:
         sources = [document.source for document in documents if document.source is not None]
         source, segments, _ = pad_tokens(trial, sources, side)
         together = trial.subject(Inputs(target, None, source, segments)).logits
         for number, document in enumerate(documents):
             where = f"row {number}, source padded on the {side}"
             worst.add(together[number], trial.subject(document).logits[0], where)
-    return worst.finding("sources padded on either side give what each gives alone", trial.tolerance)
+    return worst.finding(
+        f"sources padded on the {' and '.join(trial.subject.source_sides)} give what each gives alone", trial.tolerance
+    )
 
 
 @contract("padding-state", "a state that has seen padding goes on as without", needs=("streams", "padding"), exact=True)

@@ -1,7 +1,8 @@
-"""The same input gives the same output: without that, no comparison means anything."""
+"""The same input gives the same output: without that, no comparison means anything; and calls leave no trace."""
 
 import torch
 
+from manyformer.check.chunks import in_chunks
 from manyformer.check.contract import contract
 from manyformer.check.trial import Finding, Trial, broken, kept
 
@@ -18,3 +19,19 @@ def repeatable(trial: Trial) -> Finding:
     if apart:
         return broken("not deterministic: the same call twice, equally seeded, differs", apart, 0.0)
     return kept("the same call twice gives the same bits", 0.0, 0.0)
+
+
+@contract("traceless", "calls leave no trace in the model")
+def traceless(trial: Trial) -> Finding:
+    """A long row, a short one and, where there is a state, a few steps; then the long one must give the same bits."""
+    inputs = trial.draw(1, trial.reach)
+    first = trial.subject(inputs).logits
+    short = trial.draw(1, trial.fit(trial.reach // 8))
+    trial.subject(short)
+    if not {"streams", "tokenwise"} & trial.subject.lacks.keys():
+        in_chunks(trial, short, [short.tokens.shape[1] - 1, 1])
+    apart = float((trial.subject(inputs).logits - first).abs().max())
+    if apart:
+        told = f"a call with {short.tokens.shape[1]} tokens changes what {trial.reach} tokens give"
+        return broken(told, apart, 0.0)
+    return kept("short calls and steps between leave a long call as it was", 0.0, 0.0)

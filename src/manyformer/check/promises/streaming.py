@@ -1,37 +1,12 @@
 """Going on from a state gives what one pass over everything gives."""
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor
 
+from manyformer.check.chunks import chunkings, in_chunks, tell
 from manyformer.check.contract import contract
-from manyformer.check.subject import Inputs
 from manyformer.check.trial import Finding, Trial, Worst
-from manyformer.core import State
 
 NEEDS = ("streams", "tokenwise")
-
-
-def in_chunks(
-    trial: Trial, inputs: Inputs, sizes: Sequence[int], *, capacity: int | None = None
-) -> tuple[Tensor, State]:
-    """The logits of all tokens, taken in chunks of these sizes, and the state at the end."""
-    state, begin, parts = trial.subject.start(inputs, capacity=capacity), 0, []
-    for size in sizes:
-        result = trial.subject(inputs.columns(begin, begin + size), state)
-        state, begin = result.state, begin + size
-        parts.append(result.logits)
-    return torch.cat(parts, dim=1), state
-
-
-def chunkings(trial: Trial, length: int) -> list[list[int]]:
-    """Ways to cut a row: threes; one, three, the rest; all but one; halves. Else a prompt and single tokens."""
-    half = length // 2
-    if not trial.subject.chunked:
-        return [[half] + [1] * (length - half), [length - 1, 1]]
-    threes = [3] * (length // 3) + ([length % 3] if length % 3 else [])
-    return [threes, [1, 3, length - 4], [length - 1, 1], [half, length - half]]
 
 
 @contract("cached", "token by token from a state == one pass", needs=NEEDS, exact=True)
@@ -52,8 +27,8 @@ def prefill(trial: Trial) -> Finding:
     full = trial.subject(inputs).logits
     ways = chunkings(trial, trial.length)
     for sizes in ways:
-        worst.add(in_chunks(trial, inputs, sizes)[0], full, f"in chunks of {_tell(sizes)}")
-    return worst.finding(f"{'; '.join(map(_tell, ways))} tokens at a time give what one pass gives", trial.tolerance)
+        worst.add(in_chunks(trial, inputs, sizes)[0], full, f"in chunks of {tell(sizes)}")
+    return worst.finding(f"{'; '.join(map(tell, ways))} tokens at a time give what one pass gives", trial.tolerance)
 
 
 @contract("preallocated", "a state with reserved room == one pass", needs=(*NEEDS, "capacity"), exact=True)
@@ -79,7 +54,3 @@ def rewind(trial: Trial) -> Finding:
         got = trial.subject(inputs.columns(half, trial.length), state).logits
         worst.add(got, trial.subject(inputs).logits[:, half:], f"the {where} future of a kept state")
     return worst.finding("two futures from one kept state, each as in one pass", trial.tolerance)
-
-
-def _tell(sizes: Sequence[int]) -> str:
-    return "+".join(map(str, sizes)) if len(sizes) <= 4 else f"{sizes[0]}+{sizes[1]}+..."
