@@ -12,9 +12,9 @@ from manyformer.generate.protocol import Continues, Translates
 
 
 class Feed(ABC):
-    """Gives logits for what comes after the first `end` columns of `tokens`, -1 being padding on the left.
+    """Gives logits, in single precision, for what comes after the first `end` columns of `tokens`.
 
-    From call to call the columns only become more; the first call reads the prompt.
+    -1 is padding on the left. From call to call the columns only become more; the first call reads the prompt.
     """
 
     @abstractmethod
@@ -49,7 +49,7 @@ class CachedText(Feed):
         else:
             out = self.model(new.clamp(min=0), _segments(new), self.state)
         self.seen, self.state = end, out.state
-        return out.logits[:, -1]
+        return out.logits[:, -1].float()
 
     def take(self, rows: Int[Tensor, " n"]) -> None:
         self.state = _rows_of(self.state, rows)
@@ -69,7 +69,7 @@ class WholeText(Feed):
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
         # once the longest prompts have gone, the first columns are padding in all rows and only make them longer
         tokens = tokens[:, int((tokens >= 0).any(0).byte().argmax()) : end]
-        return self.model(tokens.clamp(min=0), _segments(tokens)).logits[:, -1]
+        return self.model(tokens.clamp(min=0), _segments(tokens)).logits[:, -1].float()
 
     def take(self, rows: Int[Tensor, " n"]) -> None:
         return
@@ -87,7 +87,7 @@ class CachedPair(Feed):
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
         out = self.model.decode(tokens[:, self.seen : end], self.memory, state=self.state)
         self.seen, self.state = end, out.state
-        return out.logits[:, -1]
+        return out.logits[:, -1].float()
 
     def take(self, rows: Int[Tensor, " n"]) -> None:
         self.memory = _rows_of(self.memory, rows)
@@ -109,7 +109,7 @@ class WholePair(Feed):
         self.model, self.source = model, source
 
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
-        return self.model(self.source.clamp(min=0), tokens[:, :end], _segments(self.source)).logits[:, -1]
+        return self.model(self.source.clamp(min=0), tokens[:, :end], _segments(self.source)).logits[:, -1].float()
 
     def take(self, rows: Int[Tensor, " n"]) -> None:
         self.source = self.source.index_select(0, rows)
