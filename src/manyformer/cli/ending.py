@@ -1,5 +1,6 @@
 """The end of a training run: a sample of what the model can do now, the curves, and what to do next."""
 
+import re
 from itertools import islice
 from typing import TextIO
 
@@ -9,7 +10,7 @@ from manyformer.generate import settings, stream, translate
 from manyformer.models import EncoderDecoder, LanguageModel
 from manyformer.recipes import get
 from manyformer.train import Event, Finished, TrainResult
-from manyformer.train.reporter import reporter
+from manyformer.train.reporter import Live, reporter
 
 SAMPLE = 160
 """Tokens of the sample of a language model."""
@@ -37,6 +38,11 @@ class Ending:
             event = event._replace(next=())
         if not self.quiet or isinstance(event, Finished):
             self.tell(event)
+
+    def close(self) -> None:
+        """Give the terminal back: what is said next stands below the bar."""
+        if isinstance(self.tell, Live):
+            self.tell.close()
 
     def show(self, run: Run, result: TrainResult) -> None:
         """Print a sample, draw the curves, and say what to do next."""
@@ -91,10 +97,11 @@ def _data(run: Run, result: TrainResult) -> Data:
 
 
 def _lead(run: Run, result: TrainResult) -> str:
-    """What a sample begins with: a function of Python's library, or the first words of the validation text."""
+    """What a sample begins with: a function of Python's library, or the first whole words of the validation text."""
     if getattr(run.data, "path", None) == "stdlib":
         return "def "
     data = _data(run, result)
     row = next(iter(data.valid))[0][0].tolist()
     text = data.source.decode(row)[:LEAD]
-    return text.rpartition(" ")[0] or text
+    words = re.sub(r"^\S*\s+|\s+\S*$", "", text)
+    return words or text

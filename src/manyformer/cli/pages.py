@@ -21,8 +21,10 @@ def print_page(recipe: Recipe, model: Model, cost: Cost) -> None:
     heading("Promises, tested by `manyformer check`")
     say_table(("promise", "", "meaning or reason why not"), _promises(card))
     heading("Keywords")
-    rows = [(k.name, k.type, _shown(k.default), _shown(model.spec.keywords[k.name])) for k in keywords(recipe)]
-    say_table(("keyword", "type", "default", "here"), rows)
+    rows = [
+        (k.name, k.type, _shown(k.default), _shown(model.spec.keywords[k.name]), k.meaning) for k in keywords(recipe)
+    ]
+    say_table(("keyword", "type", "default", "here", ""), rows)
     heading(f"Structure and parameters: {count_parameters(model):,} in all")
     say_table(
         ("module", "kind", "parameters", "share", ""), _modules(parts(model), count_parameters(model)), right=(2, 3)

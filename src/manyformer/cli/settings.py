@@ -14,6 +14,7 @@ from manyformer.cli.console import heading, say
 from manyformer.config import Run, Setting, describe_settings
 from manyformer.errors import UserErrors
 from manyformer.recipes import get
+from manyformer.recipes.card import GLOSSARY
 
 T = TypeVar("T")
 
@@ -62,14 +63,12 @@ def print_settings(target: str, run: Run) -> None:
     say(f"Usage: manyformer train {target} [KEY=VALUE]... [--dry-run] [--print-config] [--fresh] [--quiet] [--json]")
     say()
     say(f"{recipe.card.name}: {recipe.card.title}. {recipe.card.new}")
-    rows = describe_settings(run, recipe.signature)
-    heading(f"Keywords of {run.recipe}, here with this run's values; `manyformer show {run.recipe}` explains it")
-    decided = {"vocab": "decided by the data", "classes": "decided by the data", "source_vocab": "decided by the data"}
+    rows = describe_settings(run, recipe.signature, GLOSSARY)
+    heading(f"Keywords of {run.recipe}, with this run's values")
     for row in rows:
         if row.key.startswith("model."):
-            name = row.key.removeprefix("model.")
-            _print_setting(row._replace(key=name, doc=row.doc or decided.get(name, "")))
-    heading("Settings of the run, here with this run's values")
+            _print_setting(row._replace(key=row.key.removeprefix("model.")))
+    heading("Settings of the run, with its values")
     for row in rows:
         if not row.key.startswith("model."):
             _print_setting(row)

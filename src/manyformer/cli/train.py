@@ -92,6 +92,8 @@ def _print_plan(run: "Run", *, summary: bool) -> None:
 
 
 def _train(run: "Run", *, fresh: bool, quiet: bool, as_json: bool) -> None:
+    from contextlib import closing
+
     from manyformer.cli.console import note, say_error
     from manyformer.cli.ending import Ending
     from manyformer.train import Interrupted, train
@@ -99,14 +101,15 @@ def _train(run: "Run", *, fresh: bool, quiet: bool, as_json: bool) -> None:
     out = sys.stderr if as_json else sys.stdout
     ending = Ending(out, quiet=quiet)
     try:
-        result = train(run, fresh=fresh, on_event=ending)
+        with closing(ending):
+            result = train(run, fresh=fresh, on_event=ending)
     except Interrupted as stop:
         say_error(str(stop), mark="")
         raise typer.Exit(STOPPED) from None
     try:
         ending.show(run, result)
     except KeyboardInterrupt:
-        note("stopped; the model is trained and saved")
+        note("\nstopped; the model is trained and saved")
         raise typer.Exit(STOPPED) from None
     if as_json:
         _print_result(result)

@@ -12,21 +12,24 @@ class Writing:
     def __init__(self, model: Any, decoding: Decoding, out: TextIO, *, as_json: bool) -> None:
         self.model, self.decoding, self.out, self.as_json = model, decoding, out, as_json
         self.stats: Stats | None = None
+        self.echo = ""
 
     def write(self, prompts: list[str]) -> None:
         """All answers to all prompts; a single answer appears while it is written."""
         single = len(prompts) == 1 and getattr(self.decoding.pick, "copies", 1) == 1
         if single and not self.as_json and not isinstance(self.decoding.pick, Beam):
-            self._say(prompts[0])
+            # with the first piece, so that a prompt that is refused is not echoed
+            self.echo = prompts[0]
             answer = generate(self.model, prompts, decoding=self.decoding, on_piece=self._piece)
-            self._say("\n")
+            self._say(f"{self.echo}\n")
         else:
             answer = generate(self.model, prompts, decoding=self.decoding)
             self._whole(prompts, answer)
         self.stats = answer.stats
 
     def _piece(self, piece: Piece) -> None:
-        self._say(piece.text)
+        echo, self.echo = self.echo, ""
+        self._say(echo + piece.text)
 
     def _say(self, text: str) -> None:
         self.out.write(text)

@@ -13,6 +13,20 @@ PROMISES = {
     "padding": "padding and packing leave results unchanged",
 }
 
+GLOSSARY = {
+    "vocab": "number of token ids; the data decides it in a run",
+    "classes": "number of labels; the data decides it in a run",
+    "dim": "width of the residual stream",
+    "depth": "number of layers (on either side of an encoder-decoder)",
+    "heads": "attention heads; they share the width",
+    "kv_heads": "heads of keys and values, shared by groups of query heads; null means as many as heads",
+    "hidden": "width inside the feed-forward layers; null means the usual multiple of dim",
+    "longest": "longest sequence that learned positions allow; a run takes it from the data unless given",
+    "dropout": "share of values dropped while training",
+    "norm": "where norms stand: after each sum, before each branch, or around it",
+}
+"""What the keywords mean that recipes have in common: each has one spelling and one meaning everywhere."""
+
 
 def promises(card: Card) -> list[str]:
     """The names of the promises that the card makes."""
@@ -26,17 +40,18 @@ def year(card: Card) -> int | None:
 
 
 class Keyword(NamedTuple):
-    """One keyword of a recipe: its type in words, and its default."""
+    """One keyword of a recipe: its type in words, its default, and what it means where that is common knowledge."""
 
     name: str
     type: str
     default: Any
+    meaning: str
 
 
 def keywords(recipe: Recipe) -> list[Keyword]:
     """The keywords of a recipe, in the order of its signature."""
     return [
-        Keyword(parameter.name, in_words(parameter.annotation), parameter.default)
+        Keyword(parameter.name, in_words(parameter.annotation), parameter.default, GLOSSARY.get(parameter.name, ""))
         for parameter in recipe.signature.parameters.values()
     ]
 
