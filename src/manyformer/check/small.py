@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from manyformer.models import Model
 from manyformer.recipes import build, get
 
@@ -19,8 +21,19 @@ SMALL: dict[str, Any] = {
 """The common keywords; what only one recipe has, its card gives in `small`."""
 
 
-def build_small(name: str, keywords: Mapping[str, Any]) -> Model:
-    """The recipe `name` with small sizes, its card's own small ones, and `keywords` on top. Raises UserError."""
+SHAKE = 0.1
+
+
+def build_small(name: str, keywords: Mapping[str, Any], seed: int) -> Model:
+    """The recipe `name` with small sizes, its card's own small ones, and `keywords` on top. Raises UserError.
+
+    All parameters are moved away from where they start: zero biases, unit gains and closed gates would hide mistakes.
+    """
     recipe = get(name)
     sizes = {keyword: value for keyword, value in SMALL.items() if keyword in recipe.signature.parameters}
-    return build(name, **(sizes | recipe.card.small | dict(keywords)))
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        model = build(name, **(sizes | recipe.card.small | dict(keywords)))
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=SHAKE)
+    return model

@@ -46,13 +46,13 @@ def check(
 ) -> Report:
     """Hold a model to its promises: causality, streaming, padding, packing, gradients, precision, saving and more.
 
-    `model` is a recipe's name (built small, with `keywords` on top), a run's or a saved model's folder, a model, a
-    Hugging Face model, or an `Adapter` around any module. `length` is that of all sequences; unless given, 48 tokens
-    where many steps are taken and up to 512 where the future might leak. `only` and `skip` name contracts; "compile"
-    takes seconds, and "learns" runs only when named. `each` is told every row at once. The model is left as it was.
-    Raises UserError for what cannot be checked.
+    `model` is a recipe's name (built small and shaken, with `keywords` on top), a run's or a saved model's folder, a
+    model, a Hugging Face model, or an `Adapter` around any module. `length` is that of all sequences; unless given, 48
+    tokens where many steps are taken and up to 512 where the future might leak. `only` and `skip` name contracts;
+    "compile" takes seconds, and "learns" runs only when named. `each` is told every row as it is found. The model is
+    left as it was. Raises UserError for what cannot be checked.
     """
-    subject = find_subject(model, keywords or {})
+    subject = find_subject(model, keywords or {}, seed)
     chosen = _chosen(only, skip)
     if length is not None and not 2 <= length <= (subject.longest or length):
         allowed = "at least 2" if subject.longest is None else f"from 2 to {subject.longest}"
@@ -71,10 +71,10 @@ def check(
     return Report(subject.name, tuple(rows), reach, seed)
 
 
-def find_subject(model: nn.Module | Adapter | str | Path, keywords: Mapping[str, Any]) -> Subject:
+def find_subject(model: nn.Module | Adapter | str | Path, keywords: Mapping[str, Any], seed: int = 0) -> Subject:
     """The subject for whatever `check` takes. Raises UserError with what would be right."""
     if isinstance(model, str) and model in RECIPES:
-        return own(build_small(model, keywords))
+        return own(build_small(model, keywords, seed))
     if keywords:
         raise UserError(f"keywords ({', '.join(keywords)}) are for a recipe's name; this model is built already")
     if isinstance(model, Adapter):

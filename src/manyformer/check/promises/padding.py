@@ -1,5 +1,7 @@
 """Padding changes nothing: on either side, in the source, and when a state has seen it."""
 
+import itertools
+
 import torch
 
 from manyformer.check.chunks import in_chunks
@@ -66,9 +68,10 @@ def padding_state(trial: Trial) -> Finding:
     prompts = [document.columns(0, document.tokens.shape[1] - more) for document in documents]
     rest = torch.cat([document.tokens[:, -more:] for document in documents])
     sides: tuple[Side, ...] = ("left",) if "ragged" in trial.subject.lacks else ("left", "right")
-    for side in sides:
+    for side, room in itertools.product(sides, (None,) if "capacity" in trial.subject.lacks else (None, more)):
         inputs, _ = pad(trial, prompts, side)
-        _, state = in_chunks(trial, inputs, [inputs.tokens.shape[1]])
+        width = inputs.tokens.shape[1]
+        _, state = in_chunks(trial, inputs, [width], capacity=None if room is None else width + room)
         following = inputs._replace(tokens=rest, segments=None)
         for column in range(more):
             result = trial.subject(following.columns(column, column + 1), state)
