@@ -1,0 +1,36 @@
+"""`manyformer plot`: the curves of runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from manyformer.cli.app import JUDGE, app, examples
+
+
+@app.command(
+    "plot",
+    rich_help_panel=JUDGE,
+    epilog=examples(
+        "manyformer plot runs/lm-stdlib",
+        "manyformer plot runs/narrow runs/wide --out widths.svg",
+    ),
+)
+def plot(
+    runs: Annotated[list[str], typer.Argument(help="Folders of runs; several are drawn into one picture.")],
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The picture (.png, .svg or .pdf): RUN/curves.png, or curves.png here for several runs."),
+    ] = None,
+) -> None:
+    """Draw loss, validation score, learning rate and gradient norm over the steps of one or several runs.
+
+    Works while a run is going on, too.
+    """
+    from manyformer.cli.console import say
+    from manyformer.view import plot_runs
+
+    picture = out or (Path(runs[0]) / "curves.png" if len(runs) == 1 else Path("curves.png"))
+    plot_runs(runs, picture)
+    say(str(picture))
