@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from manyformer.core import State, tree_map
+from manyformer.flops import count_flops
 from manyformer.models import EncoderDecoder, LanguageModel, Model
 from manyformer.recipes import build
 
@@ -116,13 +116,13 @@ def cost(model: Model, length: int) -> Cost:
     """
     model.check_length(length)
     tokens = torch.zeros(1, length, dtype=torch.long, device=model.device)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        _pass(model, tokens)
+    with torch.no_grad():
+        flops = count_flops(lambda: _pass(model, tokens))
     half = max(1, length // 2)
     if not isinstance(model, LanguageModel | EncoderDecoder) or half == length:
-        return Cost(length, counter.get_total_flops(), None, None)
+        return Cost(length, flops, None, None)
     early, late = (_state_bytes(model, tokens, upto) for upto in (half, length))
-    return Cost(length, counter.get_total_flops(), late, (late - early) / (length - half))
+    return Cost(length, flops, late, (late - early) / (length - half))
 
 
 def _pass(model: Model, tokens: Tensor) -> None:

@@ -16,7 +16,6 @@ from manyformer.evaluate.tasks import Ask, Settings
 from manyformer.face import load
 from manyformer.recipes import get
 from manyformer.scores import Score
-from manyformer.train.build import choose_device
 from manyformer.train.folder import as_run
 
 
@@ -43,20 +42,21 @@ def evaluate(
     split: str | None = None,
     data: str | Sequence[str] | None = None,
     settings: Settings | None = None,
-    device: str = "auto",
+    device: str | None = None,
     each: Callable[[float], None] = lambda share: None,
 ) -> Evaluation:
     """Score the final model of the run in the folder `run`.
 
     `split` is "test" or "valid", by default test where the run has one; `data` is any file in the form that the run
-    learned from, or two parallel files. `each` is told how much is done, 0 to 1. Raises UserError.
+    learned from, or two parallel files. `device` None takes a GPU where there is one. `each` is told how much is done,
+    0 to 1. Raises UserError.
     """
     folder = Path(run)
     if split is not None and data is not None:
         raise UserError("give either a split or data to score, not both")
     if not (folder / RUN_FILE).is_file():
         raise UserError(f"{run} is no run's folder: {RUN_FILE} is missing, which says how to read data")
-    model = load(folder).to(choose_device(device))
+    model = load(folder).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     record = as_run(folder)
     task = get(record.recipe).card.task
     tokenizers = load_tokenizers(folder / "model")
