@@ -16,7 +16,7 @@ ROOT = Path(mf.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
-    {"errors", "batches", "core"},
+    {"errors", "batches", "core", "flops"},
     {"masks", "position"},
     {"ops"},
     {"kernels", "sources"},

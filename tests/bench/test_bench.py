@@ -1,0 +1,207 @@
+"""The benchmark as a whole: what it measures, what it concludes, what it says where it cannot measure."""
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from manyformer.bench import Candidate, Cell, Machine, Report, bench
+from manyformer.bench.work import NEW, Bench, Setting
+from manyformer.errors import UserError
+
+SMALL = {"vocab": 29, "dim": 16, "depth": 1, "heads": 2}
+MACHINE = Machine("cpu", 1, "2.13", "float32", 1, 3, 0.0)
+
+
+def synthetic(times: dict[str, list[float]], lengths: list[int], spread: float = 0.0) -> Report:
+    """A report as if these times had been measured; the first candidate is the reference."""
+    against = next(iter(times))
+    cells = []
+    for label, seconds in times.items():
+        for length, time, base in zip(lengths, seconds, times[against]):
+            if math.isnan(time):
+                cells.append(Cell(label, "step", length, why="too slow"))
+                continue
+            ratio = time / base
+            cells.append(
+                Cell(label, "step", length, time, time, time, ratio, ratio * (1 - spread), ratio * (1 + spread), 10**6)
+            )
+    return Report(tuple(Candidate(name, name) for name in times), against, MACHINE, tuple(cells))
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    swiglu = Candidate("gated", "compose", {"feedforward": "swiglu"})
+    return bench(["compose", swiglu, "bert", "transformer"], [8, 16], keywords=SMALL, rounds=2, device="cpu")
+
+
+def test_everything_is_measured(report: Report) -> None:
+    labels = ["transformer-lm", "compose", "gated", "bert", "transformer"]
+    assert report.labels == labels
+    assert report.whats == ["forward", "step", "decode"]
+    assert report.lengths == [8, 16]
+    assert len(report.cells) == 5 * 3 * 2
+    for cell in report.cells:
+        if (cell.label, cell.what) == ("bert", "decode"):
+            assert cell.seconds is cell.ratio is cell.memory is cell.flops is None
+            assert cell.why == "a later token changes all earlier outputs, so nothing can be kept"
+            continue
+        assert cell.seconds is not None
+        assert cell.low is not None
+        assert cell.high is not None
+        assert 0 < cell.low <= cell.seconds <= cell.high < 5
+        assert cell.ratio is not None
+        assert cell.flops is not None
+        assert cell.flops > 0
+        if cell.label == "transformer-lm":
+            assert cell.ratio == cell.ratio_low == cell.ratio_high == 1
+
+
+def test_operations_and_states_are_those_of_the_recipes(report: Report) -> None:
+    """Forward at length n and one token after n, by hand; the step is three times the linear part, plus attention."""
+    for length in (8, 16):
+        linear, head, pair = 2 * 12 * 16 * 16, 2 * 16 * 29, 2 * 2 * 16
+        forward = length * (linear + head) + pair * length * length
+        assert report.cell("transformer-lm", "forward", length).flops == forward
+        step = 3 * length * (linear + head) + pair * length * length * 7 // 2
+        assert report.cell("transformer-lm", "step", length).flops == step
+        # the tokens of a decoding job see length + 1, ..., length + NEW keys
+        keys = length + (NEW + 1) / 2
+        assert report.cell("transformer-lm", "decode", length).flops == int(linear + head + pair * keys)
+        # keys and values in float32, a position and a segment for each token, a position and a segment for the row
+        assert report.cell("transformer-lm", "decode", length).memory == length * (2 * 16 * 4 + 2 * 8) + 2 * 8
+
+
+def test_words_for_people(report: Report) -> None:
+    text = "\n".join(report.lines())
+    assert text.startswith("cpu, 1 thread, float32, torch ")
+    for title in ("forward pass, ms", "training step, ms", "decoding, ms per token", "operations: forward pass, train"):
+        assert title in text
+    assert "not counted: softmax" in text
+    assert "note: bert (decode): a later token changes all earlier outputs" in text
+    assert "growth over the longer half: transformer-lm n^" in text
+    assert "faster than transformer-lm from length: compose" in text
+
+
+def test_files_hold_everything(report: Report, tmp_path: Path) -> None:
+    for name in ("a.json", "deep/a.csv", "a.png"):
+        report.save(tmp_path / name)
+    read = json.loads((tmp_path / "a.json").read_text())
+    assert [Cell(**cell) for cell in read["cells"]] == list(report.cells)
+    assert read["candidates"][2] == {"label": "gated", "recipe": "compose", "keywords": {"feedforward": "swiglu"}}
+    assert read["machine"]["threads"] == 1
+    assert set(read["summary"]["gated"]["step"]) == {"growth", "faster_from"}
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "deep" / "a.csv").read_text())))
+    assert [(row["label"], row["what"], int(row["length"])) for row in rows] == [
+        (cell.label, cell.what, cell.length) for cell in report.cells
+    ]
+    assert float(rows[0]["seconds"]) == report.cells[0].seconds
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match=r"must end in \.csv, \.json or one of \.png, \.svg, \.pdf"):
+        report.save(tmp_path / "a.txt")
+
+
+def test_growth_is_the_exponent_of_the_longer_half() -> None:
+    lengths = [2**n for n in range(6, 12)]
+    # an overhead hides the law at small lengths
+    report = synthetic({"square": [max(1.0, (n / 256) ** 2) for n in lengths], "flat": [3.0] * 6}, lengths)
+    assert report.growth("square", "step") == pytest.approx(2)
+    assert report.growth("flat", "step") == pytest.approx(0)
+    assert synthetic({"one": [1.0]}, [64]).growth("one", "step") is None
+
+
+@pytest.mark.parametrize(
+    ("times", "spread", "expected"),
+    [
+        ([2.0, 0.9, 0.8, 0.5], 0.0, 128),
+        ([0.5, 2.0, 0.9, 0.8], 0.0, 256),
+        ([0.9, 0.9, 0.9, 0.9], 0.0, 64),
+        ([2.0, 2.0, 2.0, 1.0], 0.0, None),
+        ([0.5, 0.5, 0.5, 1.5], 0.0, None),
+        ([2.0, 0.98, 0.98, 0.5], 0.05, 512),
+        ([2.0, 0.5, 0.5, math.nan], 0.0, 128),
+    ],
+)
+def test_crossover_holds_from_there_on_and_not_by_chance(
+    times: list[float], spread: float, expected: int | None
+) -> None:
+    report = synthetic({"softmax": [1.0] * 4, "other": times}, [64, 128, 256, 512], spread)
+    assert report.crossover("other", "step") == expected
+
+
+def test_a_step_changes_the_model_and_decoding_begins_anew_each_time() -> None:
+    setting = Setting(torch.device("cpu"), 2, 16, "auto", 0, SMALL)
+    for recipe in ("transformer-lm", "transformer"):
+        one: Any = Bench(Candidate("x", recipe), setting)
+        before = [value.clone() for value in one.model.parameters()]
+        one.job("step", 16)()
+        changed = [not torch.equal(a, b) for a, b in zip(before, one.model.parameters())]
+        assert all(changed)
+        assert all(value.grad is None for value in one.model.parameters())
+        chosen: list[torch.Tensor] = []
+        real = one._next
+        one._next = lambda *call, real=real, chosen=chosen: (out := real(*call), chosen.append(out[0]))[0]
+        job = one.job("decode", 16)
+        chosen.clear()
+        job()
+        job()
+        assert len(chosen) == 2 * NEW
+        assert torch.equal(torch.cat(chosen[:NEW]), torch.cat(chosen[NEW:]))
+
+
+def test_candidates_are_built_alike() -> None:
+    setting = Setting(torch.device("cpu"), 1, 40, "auto", 0, {"dim": 16, "heads": 2, "classes": 7})
+    one = Bench(Candidate("x", "transformer-lm", {"depth": 3}), setting).model.spec.keywords
+    assert (one["vocab"], one["dim"], one["depth"], one["heads"]) == (256, 16, 3, 2)
+    assert one["longest"] == 40 + NEW
+    assert Bench(Candidate("y", "transformer-classifier"), setting).model.spec.keywords["classes"] == 7
+
+
+def test_a_slow_candidate_is_spared_greater_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    report = bench(
+        ["compose"], [8, 16], what=["forward"], keywords=SMALL, rounds=1, patience=0.0, device="cpu", each=heard.append
+    )
+    assert heard == ["forward, length 8", "forward, length 16"]
+    assert all(cell.seconds is None for cell in report.cells)
+    reasons = {cell.why for cell in report.cells}
+    assert reasons == {"too slow from length 8 on: one run takes 0 s, the patience is 0 s"}
+    assert "–" in "\n".join(report.lines())
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")])
+def test_no_memory_is_a_result(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Bench.job
+
+    def job(self: Bench, what: Any, length: int) -> Any:
+        if self.card.name == "compose" and length == 16:
+            raise error
+        return real(self, what, length)
+
+    monkeypatch.setattr(Bench, "job", job)
+    report = bench(["compose"], [8, 16, 24], what=["forward"], keywords=SMALL, rounds=1, device="cpu")
+    assert report.cell("compose", "forward", 8).seconds is not None
+    assert {report.cell("compose", "forward", n).why for n in (16, 24)} == {"out of memory at length 16"}
+    assert report.cell("transformer-lm", "forward", 24).seconds is not None
+
+
+@pytest.mark.parametrize(
+    ("recipes", "words", "message"),
+    [
+        ([], {}, "nothing to measure: give at least one recipe"),
+        (["bert", "bert"], {}, "'bert' is there twice"),
+        (["brt"], {}, r"there is no recipe 'brt'; did you mean bert\?"),
+        (["bert"], {"lengths": []}, "lengths must be 1 or more tokens"),
+        (["bert"], {"lengths": [0]}, "lengths must be 1 or more tokens"),
+        (["bert"], {"rounds": 0}, "rounds must be at least 1, got 0"),
+        (["bert"], {"what": ["forwards"]}, r"what \('forwards'\) must be among forward, step, decode"),
+    ],
+)
+def test_mistakes_get_a_sentence(recipes: Any, words: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        bench(recipes, **({"lengths": [8], "device": "cpu", "keywords": SMALL} | words))

@@ -1,0 +1,117 @@
+"""Clocks, memory and operation counts, against what is known beforehand."""
+
+import itertools
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import manyformer as mf
+from manyformer.batches import TextBatch
+from manyformer.bench import clock, crowd, extra_memory, middle, once, paired, take_turns
+from manyformer.bench.clock import restless
+from manyformer.bench.memory import PROCESS
+from manyformer.flops import count_flops
+
+CPU = torch.device("cpu")
+MEGABYTE = 1_000_000
+
+
+def test_jobs_take_turns_and_none_is_always_first() -> None:
+    order: list[str] = []
+    jobs = {name: (lambda name=name: order.append(name)) for name in "abc"}
+    times = take_turns(jobs, 4, CPU, about=dict.fromkeys("abc", 1.0))
+    assert "".join(order) == "abc" + "bca" + "cab" + "abc"
+    assert {name: len(seconds) for name, seconds in times.items()} == {"a": 4, "b": 4, "c": 4}
+
+
+def test_short_jobs_are_repeated_and_the_time_divided() -> None:
+    calls = itertools.count()
+
+    def job() -> None:
+        next(calls)
+        time.sleep(0.002)
+
+    (seconds,) = take_turns({"nap": job}, 1, CPU)["nap"]
+    # once to find out how long it takes, then until it lasts long enough to be timed
+    assert next(calls) >= 1 + clock.SHORTEST / 0.01
+    assert 0.002 <= seconds < 0.02
+
+
+def test_times_are_those_of_the_wall() -> None:
+    assert 0.03 <= once(lambda: time.sleep(0.03), CPU) < 0.3
+
+
+def test_a_disturbed_round_does_not_move_a_paired_ratio() -> None:
+    reference = [1.0, 1.1, 0.9, 10.0, 1.0]
+    assert paired([2 * seconds for seconds in reference], reference) == (2.0, 2.0, 2.0)
+    assert paired([2.0, 2.2, 1.8, 2.0, 2.0], reference).median == 2.0
+
+
+def test_the_middle_of_numbers() -> None:
+    assert middle([3.0]) == (3.0, 3.0, 3.0)
+    assert middle([4.0, 1.0, 3.0, 2.0, 5.0]) == (3.0, 2.0, 4.0)
+
+
+@pytest.mark.parametrize(("times", "verdict"), [([1.0, 1.01, 0.99, 1.02, 5.0], False), ([1.0, 1.5, 0.7, 2.0], True)])
+def test_one_disturbance_is_no_unrest(times: list[float], verdict: bool) -> None:
+    assert restless(times) is verdict
+
+
+@pytest.mark.parametrize(("load", "warned"), [(0.1, False), (1.7, True)])
+def test_a_busy_machine_is_told(load: float, warned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 9.0, 9.0))
+    warning = crowd()
+    assert (warning is not None) is warned
+    assert warning is None or "busy before the measurement (load 1.7" in warning
+
+
+@pytest.mark.skipif(not (PROCESS / "clear_refs").exists(), reason="the peak of memory is kept by Linux only")
+@pytest.mark.parametrize("size", [10, 60])
+def test_extra_memory_is_the_peak_beyond_what_was_there(size: int) -> None:
+    kept = torch.ones(40 * MEGABYTE // 4)
+
+    def job() -> None:
+        first = torch.ones(size * MEGABYTE // 8)
+        assert (first + kept[0]).numel() == first.numel()
+
+    job()
+    for _ in range(2):
+        found = extra_memory(job, CPU)
+        assert found is not None
+        assert abs(found - size * MEGABYTE) < 2 * MEGABYTE
+
+
+def test_where_nobody_keeps_the_peak_nothing_is_claimed(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyformer.bench.memory.PROCESS", tmp_path / "nothing")
+    assert extra_memory(lambda: pytest.fail("it must not run in vain"), CPU) is None
+    assert extra_memory(lambda: None, torch.device("meta")) is None
+
+
+@pytest.mark.parametrize("vocab", [256, 8192])
+def test_operations_are_counted_as_by_hand(vocab: int) -> None:
+    """Both operators that torch's own counter passes over are in it: attention on a CPU, and the chunked loss."""
+    dim, depth, heads, length, batch = 64, 2, 4, 128, 2
+    model = mf.build("transformer-lm", vocab=vocab, dim=dim, depth=depth, heads=heads, longest=length)
+    tokens = torch.randint(0, vocab, (batch, length))
+    products = 2 * batch * length * (depth * (4 * dim * dim + 2 * 4 * dim * dim) + dim * vocab)
+    pairs = 2 * depth * batch * length * length * dim
+    assert count_flops(lambda: model(tokens)) == products + 2 * pairs
+    # each product costs twice itself on the way back; attention forms its scores once more
+    expected = 3 * products + 7 * pairs
+    assert count_flops(lambda: model.loss(TextBatch(tokens, tokens)).total.backward()) == expected
+
+
+def test_the_chunked_loss_is_known_from_its_first_use_on() -> None:
+    """Its operator is registered when torch first needs it; a count before that must not miss it."""
+    code = (
+        "import torch\nfrom manyformer.flops import count_flops\nfrom manyformer.models import Head\n"
+        "head, x = Head(16, 8192), torch.randn(8, 16, requires_grad=True)\n"
+        "job = lambda: head.loss(x, torch.zeros(8, dtype=torch.long), smoothing=0.0)\n"
+        "assert count_flops(job) == 3 * 2 * 8 * 16 * 8192"
+    )
+    import subprocess
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
