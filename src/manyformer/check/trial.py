@@ -79,9 +79,10 @@ class Trial:
         return Inputs(self.tokens(rows, length), None, self.tokens(rows, source or length * 2 // 3 + 1))
 
     def documents(self, lengths: Sequence[int]) -> list[Inputs]:
-        """One row for each length, with sources of other lengths."""
+        """One row for each length, with sources of other lengths, none longer than the longest row."""
+        most = max(lengths)
         return [
-            self.draw(1, self.fit(length), source=1 + (5 * number + length) % self.length)
+            self.draw(1, self.fit(length), source=1 + (5 * number + length) % most)
             for number, length in enumerate(lengths)
         ]
 

@@ -29,6 +29,9 @@ LENGTH = 48
 REACH = 512
 """How long they are where the future might leak: patterns and chunks show only beyond their size."""
 
+LEAST = 12
+"""Below that, documents packed in a row would have no tokens."""
+
 EXACT, SINGLE = 1e-9, 1e-4
 """How far apart equal results may be, relative to the logits, in float64 and in float32."""
 
@@ -54,9 +57,6 @@ def check(
     """
     subject = find_subject(model, keywords or {}, seed)
     chosen = _chosen(only, skip)
-    if length is not None and not 2 <= length <= (subject.longest or length):
-        allowed = "at least 2" if subject.longest is None else f"from 2 to {subject.longest}"
-        raise UserError(f"length ({length}) must be {allowed} tokens")
     steps, reach = _lengths(subject, length)
     rows: list[Row] = []
     with untouched(subject.module), subject.session(), torch.no_grad():
@@ -102,7 +102,12 @@ def _chosen(only: Collection[str] | None, skip: Collection[str]) -> set[str]:
 
 
 def _lengths(subject: Subject, length: int | None) -> tuple[int, int]:
-    """How long sequences are in contracts of many steps and in those of few calls."""
+    """How long sequences are in contracts of many steps and in those of few calls. Raises UserError."""
+    if subject.longest is not None and subject.longest < LEAST:
+        raise UserError(f"{subject.name} allows at most {subject.longest} tokens, too few to check: {LEAST} are needed")
+    if length is not None and not LEAST <= length <= (subject.longest or length):
+        allowed = f"at least {LEAST}" if subject.longest is None else f"from {LEAST} to {subject.longest}"
+        raise UserError(f"length ({length}) must be {allowed} tokens")
     most = subject.longest or REACH
     steps, reach = (min(LENGTH, most), min(REACH, most)) if length is None else (length, length)
     multiple = subject.multiple

@@ -11,8 +11,8 @@ ROWS = ((Item(0), Item(1), Item(2)), (Item(3, 2), Item(4), Item(5, 1)))
 
 def _packed(trial: Trial) -> tuple[list[Inputs], Inputs, list[Spot]]:
     """Six documents in two rows, one of a single token, with padding before, between and after."""
-    third = max(trial.length // 3, 1)
-    lengths = [third, 1, third + 2, 2, third + 1, max(third - 2, 1)]
+    third = trial.length // 3
+    lengths = [third, 1, third + 2, 2, third + 1, third - 2]
     documents = trial.documents(lengths)
     return documents, *pack(trial, documents, ROWS)
 

@@ -15,7 +15,7 @@ from manyformer.core import PADDING
 def lengths(trial: Trial) -> list[int]:
     """Four documents, one of them a single token."""
     whole = trial.length
-    return [whole, max(whole // 2 - 1, 1), 1, max(whole - 1, 1)]
+    return [whole, whole // 2 - 1, 1, whole - 1]
 
 
 def _padded(trial: Trial, side: Side) -> Finding:
@@ -64,7 +64,7 @@ def source_padding(trial: Trial) -> Finding:
 def padding_state(trial: Trial) -> Finding:
     """A padded prompt, then tokens for every row; on the left as generation does it, and on the right."""
     worst, more = Worst(), 4
-    documents = trial.documents([max(length - more, 1) + more for length in lengths(trial)])
+    documents = trial.documents([max(length, more + 1) for length in lengths(trial)])
     prompts = [document.columns(0, document.tokens.shape[1] - more) for document in documents]
     rest = torch.cat([document.tokens[:, -more:] for document in documents])
     sides: tuple[Side, ...] = ("left",) if "ragged" in trial.subject.lacks else ("left", "right")
@@ -87,7 +87,7 @@ def padding_state(trial: Trial) -> Finding:
 def padding_ragged(trial: Trial) -> Finding:
     """Every token of a row comes at a random step, padding at all others, in chunks of 1 to 5 columns."""
     worst, rows = Worst(), 3
-    count = max(trial.length // 2, 1)
+    count = trial.length // 2
     documents = trial.draw(rows, count)
     width = trial.length
     tokens, segments = trial.tokens(rows, width), torch.full((rows, width), PADDING, device=documents.tokens.device)

@@ -26,7 +26,7 @@ def traceless(trial: Trial) -> Finding:
     """A long row, a short one and, where there is a state, a few steps; then the long one must give the same bits."""
     inputs = trial.draw(1, trial.reach)
     first = trial.subject(inputs).logits
-    short = trial.draw(1, trial.fit(trial.reach // 8))
+    short = trial.draw(1, trial.fit(max(trial.reach // 8, 4)))
     trial.subject(short)
     if not {"streams", "tokenwise"} & trial.subject.lacks.keys():
         in_chunks(trial, short, [short.tokens.shape[1] - 1, 1])

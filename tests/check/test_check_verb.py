@@ -1,0 +1,246 @@
+"""`check` takes names, folders, models and adapters, says what is wrong with anything else, and leaves no trace."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import mutants
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import manyformer as mf
+from manyformer.check import CONTRACTS, Adapter, Row
+from manyformer.check.promises.causality import borders
+from manyformer.check.small import SMALL
+from manyformer.errors import UserError
+from manyformer.recipes import RECIPES, recipe
+
+VOCAB = 31
+
+
+class Recurrent(nn.Module):
+    """A foreign model: a GRU, which streams by nature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = (
+            nn.Embedding(VOCAB, 12),
+            nn.GRU(12, 12, batch_first=True),
+            nn.Linear(12, VOCAB),
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.step(tokens, None)[0]
+
+    def step(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        before = None if state is None else state.transpose(0, 1).contiguous()
+        y, after = self.body(self.embed(tokens), before)
+        return self.head(y), after.transpose(0, 1)
+
+
+class Bag(nn.Module):
+    """A foreign encoder: each token and the mean of all real ones of its document."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, 12), nn.Linear(12, VOCAB)
+
+    def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        x = self.embed(tokens)
+        segments = torch.zeros_like(tokens) if segments is None else segments
+        same = ((segments[:, :, None] == segments[:, None]) & (segments[:, None] >= 0)).to(x.dtype)
+        return self.head(x + same @ x / same.sum(-1, keepdim=True).clamp(min=1))
+
+
+def verdicts(report: Any) -> dict[str, str]:
+    return {row.contract: row.verdict for row in report.rows}
+
+
+def test_three_lines_are_enough_for_a_foreign_module() -> None:
+    net = Recurrent()
+    report = mf.check(Adapter(logits=lambda tokens: net(tokens), vocab=VOCAB), skip=["compile"])
+    assert report.ok, report.table()
+    found = verdicts(report)
+    assert {name for name, verdict in found.items() if verdict == "passed"} == {
+        "repeatable",
+        "traceless",
+        "causal",
+        "causal-gradient",
+        "batch",
+    }
+    assert report["cached"].sentence == "not promised: the adapter has no `step`"
+    assert report["gradients"].sentence == "not promised: the adapter has no `module`"
+
+
+def test_what_else_an_adapter_gives_is_checked_too() -> None:
+    net = Recurrent()
+    report = mf.check(Adapter(logits=net, vocab=VOCAB, step=net.step), skip=["compile"])
+    assert report.ok, report.table()
+    found = verdicts(report)
+    for name in ("cached", "prefill", "beams", "gradients", "float64", "bfloat16"):
+        assert found[name] == "passed", report[name]
+    assert report.subject == "Recurrent"
+
+
+def test_an_adapter_that_starts_from_nothing_is_told_from_one_that_forgets() -> None:
+    net = Recurrent()
+    adapter = Adapter(logits=net, vocab=VOCAB, step=lambda tokens, state: net.step(tokens, None))
+    assert {row.contract for row in mf.check(adapter, skip=["compile"]).failed} == {"cached", "prefill", "beams"}
+
+
+def test_an_encoder_is_held_to_padding_and_packing_but_not_to_causality() -> None:
+    net = Bag()
+    adapter = Adapter(
+        logits=net,
+        vocab=VOCAB,
+        causal=False,
+        padding=lambda tokens, real: net(tokens, real.long() - 1),
+        packing=net,
+    )
+    report = mf.check(adapter, skip=["compile"])
+    assert report.ok, report.table()
+    found = verdicts(report)
+    assert found["causal"] == found["cached"] == "not promised"
+    assert found["padding-left"] == found["padding-right"] == found["packing"] == found["empty-rows"] == "passed"
+
+
+def test_lengths_are_multiples_of_what_an_adapter_asks_for() -> None:
+    seen: list[int] = []
+    net = Bag()
+
+    def logits(tokens: Tensor) -> Tensor:
+        seen.append(tokens.shape[1])
+        return net(tokens)
+
+    adapter = Adapter(logits=logits, vocab=VOCAB, causal=False, multiple=10, longest=64)
+    mf.check(adapter, skip=["compile"])
+    assert set(seen) == {10, 50, 60}
+
+
+def test_wrong_adapters_get_a_sentence() -> None:
+    with pytest.raises(UserError, match="vocab \\(1\\) must be at least 2"):
+        mf.check(Adapter(logits=lambda tokens: tokens, vocab=1))
+    report = mf.check(Adapter(logits=lambda tokens: tokens, vocab=VOCAB), only=["repeatable"])
+    assert "must give logits (2, 48, 31) for tokens (2, 48), it gave (2, 48)" in report["repeatable"].sentence
+
+
+def test_an_error_of_the_model_is_a_failure_with_its_words() -> None:
+    def broken(tokens: Tensor) -> Tensor:
+        raise RuntimeError("no such   kernel")
+
+    report = mf.check(Adapter(logits=broken, vocab=VOCAB), only=["batch"])
+    assert not report.ok
+    assert report["batch"].sentence == "raised RuntimeError: no such kernel"
+
+
+def test_names_keywords_and_folders(tmp_path: Path) -> None:
+    some = ["repeatable", "saving", "spec"]
+    report = mf.check("transformer-lm", only=some, keywords={"norm": "post"})
+    assert report.ok
+    assert report.subject == "transformer-lm"
+    model = mutants.language_model()
+    model.save(tmp_path / "run" / "model")
+    assert mf.check(tmp_path / "run", only=some).ok
+    assert mf.check(str(tmp_path / "run" / "model"), only=some).subject.endswith("model")
+    assert mf.check(model, only=some).ok
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"model": "transformer-ml"}, "neither a recipe nor a folder with a model; did you mean transformer-lm"),
+        ({"model": nn.Linear(2, 2)}, r"mf.check\(Adapter\(logits="),
+        ({"model": "bert", "only": ["casual"]}, "no contract 'casual'; did you mean causal"),
+        ({"model": "bert", "skip": ["compiled"]}, "did you mean compile"),
+        ({"model": "bert", "length": 11}, r"length \(11\) must be from 12 to 128 tokens"),
+        ({"model": "bert", "length": 129}, r"length \(129\) must be from 12 to 128 tokens"),
+        ({"model": "compose", "length": 1}, "must be at least 12 tokens"),
+        ({"model": "bert", "keywords": {"longest": 8}}, "allows at most 8 tokens, too few to check"),
+        ({"model": "bert", "keywords": {"depht": 8}}, "did you mean depth"),
+        ({"model": mutants.language_model(), "keywords": {"depth": 1}}, "this model is built already"),
+    ],
+)
+def test_wrong_questions_get_a_sentence(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        mf.check(**arguments)
+
+
+def test_rows_arrive_one_by_one_in_the_order_of_the_report() -> None:
+    heard: list[Row] = []
+    report = mf.check("transformer-classifier", skip=["compile"], each=heard.append)
+    assert tuple(heard) == report.rows
+    assert [row.contract for row in heard] == [name for name in CONTRACTS if name not in {"compile", "learns"}]
+
+
+def test_the_same_seed_gives_the_same_report_and_another_does_not() -> None:
+    kinds = ["float64", "bfloat16", "padding-left"]
+    first, again, other = (mf.check("compose", seed=seed, only=kinds) for seed in (1, 1, 2))
+    assert first == again
+    assert first.rows != other.rows
+
+
+def test_a_check_leaves_the_model_and_the_process_as_they_were() -> None:
+    model = mutants.language_model(mutants.Shift())
+    model.train()
+    model.body.eval()
+    weight = model.embed.token.weight
+    weight.grad = torch.full_like(weight, 3.0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    drawn = torch.rand(3), np.random.rand(3), random.random()
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    mf.check(model, skip=["compile"])
+    assert torch.equal(torch.rand(3), drawn[0])
+    assert (np.random.rand(3) == drawn[1]).all()
+    assert random.random() == drawn[2]
+    assert model.training
+    assert not model.body.training
+    assert torch.equal(weight.grad, torch.full_like(weight, 3.0))
+    assert all(other.grad is None for other in model.parameters() if other is not weight)
+    after = model.state_dict()
+    assert all(torch.equal(value, after[name]) and value.dtype == after[name].dtype for name, value in before.items())
+
+
+def test_a_card_excuses_by_promise_or_by_contract_and_by_nothing_else() -> None:
+    facts: dict[str, Any] = {"paper": "none", "new": "none", "task": "language-model", "cost": "O(1)"}
+
+    def enter(**because: str) -> None:
+        @recipe("Excused", causal=True, streams=True, because={"cross": "one sequence", **because}, **facts)
+        def excused() -> Any:
+            return mutants.language_model()
+
+    try:
+        enter(rewind="its memory is written in place")
+        report = mf.check("excused", only=["rewind", "cached"])
+        assert report["rewind"] == Row("rewind", "not promised", "not promised: its memory is written in place")
+        assert report["cached"].verdict == "passed"
+        enter(rewnid="a slip")
+        with pytest.raises(UserError, match="excuses itself from 'rewnid'"):
+            mf.check("excused")
+    finally:
+        del RECIPES["excused"]
+
+
+def test_small_models_are_shaken_in_every_parameter() -> None:
+    from manyformer.check.small import build_small
+
+    torch.manual_seed(0)
+    model = build_small("bert", {}, 0)
+    assert model.spec.keywords.items() >= (SMALL | {"vocab": 29}).items() - {("classes", 3)}
+    for name, weight in model.named_parameters():
+        assert weight.unique().numel() > 1, f"{name} is still constant"
+
+
+@pytest.mark.parametrize("length", [12, 48, 100, 128, 512])
+def test_cuts_are_at_both_ends_and_around_powers_of_two(length: int) -> None:
+    class Fake:
+        generator = torch.Generator().manual_seed(0)
+
+    cuts = borders(Fake(), length)  # type: ignore[arg-type]
+    assert cuts[0] == 1
+    assert cuts[-1] == length - 1
+    assert cuts == sorted(set(cuts))
+    around = {power + by for power in (2**n for n in range(2, 10)) for by in (-1, 0, 1)}
+    assert len(around & set(cuts)) >= min(6, len(cuts) - 2)
