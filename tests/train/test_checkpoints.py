@@ -17,14 +17,16 @@ from safetensors.torch import load_file
 
 import manyformer as mf
 from manyformer.batches import Batch, TextBatch
-from manyformer.config import Run
+from manyformer.config import AdamW, Run
 from manyformer.errors import UserError
-from manyformer.train import checkpoints, evaluation
+from manyformer.train import checkpoints, evaluation, saving
 from manyformer.train.checkpoints import Store
 from manyformer.train.disk import DiskFull, damage
+from manyformer.train.engine import Engine
 from manyformer.train.events import Event, Saved
-from manyformer.train.final import average
 from manyformer.train.loop import Diverged
+from manyformer.train.objective import Objective
+from manyformer.train.sharing import Alone
 
 
 def cut(file: Path) -> None:
@@ -142,7 +144,7 @@ def test_no_space_left_on_device(place: str, tmp_path: Path, monkeypatch: pytest
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, place, refuse)
+    monkeypatch.setattr(saving if place == "write_json" else checkpoints, place, refuse)
     with pytest.raises(DiskFull, match=r"^the disk is full: the checkpoint of step 8 "):
         go(run)
     assert Store(tmp_path / "run/checkpoints").steps() == [4, 5]
@@ -241,18 +243,16 @@ def test_no_pickle(tmp_path: Path) -> None:
 
 
 def test_average(tmp_path: Path) -> None:
-    a, b = (mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=1, longest=8) for _ in range(2))
+    a, b, c = (mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=1, longest=8) for _ in range(3))
     for name, model in (("a", a), ("b", b)):
         model.save(tmp_path / name)
-    (tmp_path / "mean").mkdir()
-    average([tmp_path / "a", tmp_path / "b", tmp_path / "b"], tmp_path / "mean")
-    mean = mf.load(tmp_path / "mean")
-    assert mean.embed.token.weight is mean.head.weight
-    for one, two, three in zip(a.parameters(), b.parameters(), mean.parameters(), strict=True):
+    engine = Engine(Objective(c, smoothing=0.0, autocast=None), AdamW(lr=0.1), Alone())
+    engine.average([tmp_path / "a", tmp_path / "b", tmp_path / "b"])
+    assert c.embed.token.weight is c.head.weight
+    for one, two, three in zip(a.parameters(), b.parameters(), c.parameters(), strict=True):
         torch.testing.assert_close(three, (one + 2 * two) / 3)
-    average([tmp_path / "a"] * 4, tmp_path / "mean")
-    same = mf.load(tmp_path / "mean")
-    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), same.parameters(), strict=True))
+    engine.average([tmp_path / "a"] * 4)
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), c.parameters(), strict=True))
 
 
 def test_the_average_is_the_model_only_where_it_is_better(tmp_path: Path) -> None:
@@ -269,11 +269,7 @@ def test_the_average_is_the_model_only_where_it_is_better(tmp_path: Path) -> Non
 
 def test_batches_without_targets_are_harmless() -> None:
     batch = TextBatch(torch.full((1, 2), 5), torch.full((1, 2), -100))
-    from manyformer.config import AdamW
-    from manyformer.train.engine import Engine
-    from manyformer.train.objective import Objective
-
     model = mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=1, longest=8)
-    objective = Objective(model, smoothing=0.0, autocast=None)
-    stepped = Engine(objective, objective, AdamW(lr=0.1)).step([batch], 0.1)
-    assert stepped.figures.isfinite().all()
+    engine = Engine(Objective(model, smoothing=0.0, autocast=None), AdamW(lr=0.1), Alone())
+    assert engine.step([batch], 0.1).figures.isfinite().all()
+    assert engine.finite()

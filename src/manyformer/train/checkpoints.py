@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from manyformer.errors import UserError
-from manyformer.train.disk import damage, remove_drafts, room_for, seal, sync_folder, write_json
+from manyformer.train.disk import damage, remove_drafts, room_for, seal, sync_folder
+from manyformer.train.world import ALONE, World
 
 STATE = "state.json"
 _PREFIX = "step-"
@@ -27,8 +28,8 @@ class Checkpoint(NamedTuple):
 class Store:
     """The folder of a run's checkpoints."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, world: World = ALONE) -> None:
+        self.folder, self.world = folder, world
 
     def path(self, step: int) -> Path:
         return self.folder / f"{_PREFIX}{step:08d}"
@@ -44,19 +45,24 @@ class Store:
     def writing(self, step: int) -> Iterator[Path]:
         """A new folder that becomes the checkpoint of `step` when the block ends well, and vanishes when it does not.
 
-        There must be none of that step: replacing a folder cannot be done in one stroke. Raises DiskFull where there is
-        no room; earlier checkpoints stay as they are.
+        All processes come through it together. There must be none of that step: replacing a folder cannot be done in
+        one stroke. Raises DiskFull where there is no room; earlier checkpoints stay as they are.
         """
         final = self.path(step)
         draft = self.folder / f".{final.name}.part"
         with room_for(f"the checkpoint of step {step} in {self.folder}"):
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(parents=True)
             try:
-                yield draft
-                seal(draft)
-                os.rename(draft, final)
-                sync_folder(self.folder)
+                with self.world.agreed():
+                    if self.world.first:
+                        shutil.rmtree(draft, ignore_errors=True)
+                        draft.mkdir(parents=True)
+                with self.world.agreed():
+                    yield draft
+                with self.world.agreed():
+                    if self.world.first:
+                        seal(draft)
+                        os.rename(draft, final)
+                        sync_folder(self.folder)
             except BaseException:
                 shutil.rmtree(draft, ignore_errors=True)
                 raise
@@ -66,6 +72,14 @@ class Store:
 
         Raises UserError where there are checkpoints and all of them are damaged.
         """
+        step = -1
+        with self.world.agreed():
+            if self.world.first:
+                step = self._newest(tell)
+        step = int(self.world.of_first(step))
+        return None if step < 0 else read(self.path(step))
+
+    def _newest(self, tell: Callable[[str], None]) -> int:
         if self.folder.is_dir():
             remove_drafts(self.folder)
         steps = self.steps()
@@ -77,11 +91,11 @@ class Store:
                 if faults:
                     self._set_aside(newer=step)
                     tell(f"{'; '.join(faults)}. Going on from step {step}, the newest whole checkpoint")
-                return read(folder)
+                return step
             faults.append(f"the checkpoint {folder} is damaged: {fault}")
         if steps:
             raise UserError(f"{'; '.join(faults)}. No whole one is left: start over with fresh=true")
-        return None
+        return -1
 
     def _set_aside(self, *, newer: int) -> None:
         """Rename damaged checkpoints, so that their steps are free; the next `keep` removes them."""
@@ -93,6 +107,11 @@ class Store:
 
     def keep(self, wanted: set[int]) -> None:
         """Remove the checkpoints of all other steps, and damaged ones."""
+        with self.world.agreed():
+            if self.world.first:
+                self._keep(wanted)
+
+    def _keep(self, wanted: set[int]) -> None:
         for aside in self.folder.glob(f"{_DAMAGED}*"):
             shutil.rmtree(aside, ignore_errors=True)
         for step in self.steps():
@@ -107,8 +126,3 @@ def read(folder: Path) -> Checkpoint:
     """The checkpoint in a folder that has been found whole."""
     state = json.loads((folder / STATE).read_text(encoding="utf-8"))
     return Checkpoint(int(state["step"]), folder, state)
-
-
-def write_state(folder: Path, state: dict[str, Any]) -> None:
-    """The part of a checkpoint that is not tensors; `state` holds `step`."""
-    write_json(folder / STATE, state)

@@ -1,86 +1,102 @@
-"""Model and optimiser as one thing that steps, is written and is read; on one process."""
+"""Model and optimiser as one thing that steps, scores, is written and is read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from manyformer.batches import Batch
 from manyformer.config import OptimConfig
 from manyformer.models import Loss, Model, Score
-from manyformer.models.files import read_weights, write_parts
 from manyformer.train.objective import Objective, targets_in, to_device
-from manyformer.train.optimisers import make_optimiser, named_state, restore_state, set_rate
-
-OPTIMISER = "optimiser.safetensors"
+from manyformer.train.optimisers import make_optimiser, set_rate
+from manyformer.train.sharing import Sharing
 
 
 class Stepped(NamedTuple):
-    """What a step gave, still on the device: mean loss and auxiliary loss, norm of the gradient; and its targets."""
+    """What a step gave: mean loss, mean auxiliary loss and norm of the gradient, still on the device; its targets.
+
+    The figures are our part of what the sum over all processes gives.
+    """
 
     figures: Tensor
     targets: int
 
 
 class Engine:
-    """Trains `objective.model`; `call` is the objective as it is called, compiled where that was asked for."""
+    """Trains the model of an objective, alone or together with other processes."""
 
-    def __init__(self, objective: Objective, call: Callable[[Batch], Loss | Score], optim: OptimConfig) -> None:
-        self.objective, self.call, self.clip = objective, call, optim.clip
+    def __init__(self, objective: Objective, optim: OptimConfig, sharing: Sharing) -> None:
+        self.sharing, self.world, self.clip = sharing, sharing.world, optim.clip
         self.model: Model = objective.model
         self.device = self.model.device
+        self._call = sharing.prepare(objective)
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimiser = make_optimiser(self.model, optim)
 
     def step(self, batches: Sequence[Batch], rate: float) -> Stepped:
-        """One step on the sum of these batches, normalised by all of their targets."""
-        self.objective.train()
-        targets = self._count(batches)
+        """One step on the sum of these batches and those of the other processes, normalised by all of their targets."""
+        self._call.train()
+        targets = int(self.world.sums([sum(targets_in(batch) for batch in batches)])[0])
         figures = torch.zeros(3, device=self.device)
         for number, batch in enumerate(batches):
-            figures[:2] += self._backward(batch, targets, len(batches), last=number == len(batches) - 1)
+            last = number == len(batches) - 1
+            with self.sharing.one_pass(self._call, last=last):
+                figures[:2] += self._backward(batch, max(1, targets), len(batches) * self.world.size)
         if self.clip is not None:
-            figures[2] = nn.utils.clip_grad_norm_(self.weights, self.clip)
+            norm = nn.utils.clip_grad_norm_(self.weights, self.clip)
+            figures[2] = self.sharing.norm(norm) / self.world.size
         set_rate(self.optimiser, rate)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         return Stepped(figures, targets)
 
     def score(self, batch: Batch) -> Score:
-        """The score of a batch, without dropout."""
-        self.objective.eval()
+        """The score of our part of a batch, without dropout."""
+        self._call.eval()
         with torch.no_grad():
-            score = self.call(to_device(batch, self.device))
+            score = self._call(to_device(batch, self.device))
+        self.sharing.after_scoring(self._call)
         assert isinstance(score, Score)
         return score
 
     def finite(self) -> bool:
         """Whether all weights are numbers; a gradient that was none shows here where no clipping looks at it."""
-        return all(bool(weight.isfinite().all()) for weight in self.weights)
+        ours = (weight.to_local() if hasattr(weight, "to_local") else weight for weight in self.weights)
+        return not self.world.any(not all(bool(weight.isfinite().all()) for weight in ours))
 
     def write(self, folder: Path) -> None:
         """Weights and optimiser into a new folder."""
-        write_parts(self.model, folder)
-        save_file(named_state(self.model, self.optimiser), folder / OPTIMISER)
+        self.sharing.write(self.model, self.optimiser, folder)
 
     def read(self, folder: Path) -> None:
         """Weights and optimiser as they were written."""
-        self.read_weights(folder)
-        restore_state(self.model, self.optimiser, load_file(folder / OPTIMISER))
+        self.sharing.read(self.model, self.optimiser, folder)
 
     def read_weights(self, folder: Path) -> None:
         """The weights of a checkpoint alone."""
-        read_weights(self.model, folder)
+        self.sharing.read_weights(self.model, folder)
 
-    def _count(self, batches: Sequence[Batch]) -> int:
-        return max(1, sum(targets_in(batch) for batch in batches))
+    def average(self, folders: Sequence[Path]) -> None:
+        """Let every weight be its mean over these checkpoints, summed in float32 (Vaswani et al. 2017, section 6.1).
 
-    def _backward(self, batch: Batch, targets: int, parts: int, *, last: bool) -> Tensor:
-        loss = self.call(to_device(batch, self.device))
+        A tied weight counts once; buffers are those of the last checkpoint.
+        """
+        weights = [weight.detach() for weight in self.model.parameters()]
+        sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
+        for folder in folders:
+            self.read_weights(folder)
+            for total, weight in zip(sums, weights, strict=True):
+                total += weight
+        for total, weight in zip(sums, weights, strict=True):
+            weight.copy_(total / len(folders))
+
+    def _backward(self, batch: Batch, targets: int, parts: int) -> Tensor:
+        loss = self._call(to_device(batch, self.device))
         assert isinstance(loss, Loss)
         mean, extra = loss.total.float() / targets, torch.as_tensor(loss.extra, device=self.device) / parts
-        (mean + extra).backward()  # type: ignore[no-untyped-call]
+        # the gradient is averaged over the processes, and each has divided by the targets of all
+        ((mean + extra) * self.world.size).backward()  # type: ignore[no-untyped-call]
         return torch.stack([mean.detach(), extra.detach().float()])

@@ -8,6 +8,7 @@ from manyformer.batches import Batch
 from manyformer.config import Evaluate
 from manyformer.models import Score
 from manyformer.train.source import Held
+from manyformer.train.world import World
 
 
 def nobody() -> bool:
@@ -18,14 +19,15 @@ def nobody() -> bool:
 class Judge:
     """Scores the model on validation data: loss in nats per target, accuracy, perplexity, bits per byte of text."""
 
-    def __init__(self, score: Callable[[Batch], Score], batches: Held, config: Evaluate) -> None:
-        self._score, self._batches, self._config = score, batches, config
+    def __init__(self, score: Callable[[Batch], Score], batches: Held, config: Evaluate, world: World) -> None:
+        self._score, self._config, self._world = score, config, world
+        self._batches = batches if world.size == 1 else batches.shard(world.rank, world.size)
         units = batches.units
         self._bytes_per_target = None if units is None else units.bytes / units.targets
 
     def __call__(self, stop: Callable[[], bool] = nobody) -> dict[str, float] | None:
         """The scores of the model as it is now; None where `stop` asked to end before all was scored."""
-        nats, targets, correct = 0.0, 0, 0
+        nats, targets, correct = 0.0, 0.0, 0.0
         for batch in itertools.islice(self._batches, self._config.batches):
             if stop():
                 return None
@@ -33,6 +35,7 @@ class Judge:
             nats += float(scored.nll)
             targets += int(scored.targets)
             correct += int(scored.correct)
+        nats, targets, correct = self._world.sums([nats, targets, correct])
         return scores(nats, targets, correct, self._bytes_per_target)
 
     @property
@@ -45,7 +48,7 @@ class Judge:
         return scored["loss"] if self._config.metric == "loss" else -scored["accuracy"]
 
 
-def scores(nats: float, targets: int, correct: int, bytes_per_target: float | None) -> dict[str, float]:
+def scores(nats: float, targets: float, correct: float, bytes_per_target: float | None) -> dict[str, float]:
     """The scores from their sums."""
     loss = nats / max(1, targets)
     found = {

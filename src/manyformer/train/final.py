@@ -6,15 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from safetensors.torch import load_file, save_file
-
 from manyformer.models import Model
 from manyformer.models.files import replace_folder, write_parts
 from manyformer.train.engine import Engine
 from manyformer.train.evaluation import Judge
-
-WEIGHTS = "model.safetensors"
 
 
 class Choice(NamedTuple):
@@ -22,26 +17,6 @@ class Choice(NamedTuple):
 
     what: str
     scores: dict[str, float]
-
-
-def average(folders: Sequence[Path], into: Path) -> None:
-    """The mean of the weights in these folders, tensor by tensor, in float32 (Vaswani et al. 2017, section 6.1).
-
-    A tied weight is stored once and so counted once; tensors that are not floats are taken from the last folder.
-    """
-    # the files are mapped, not read: one tensor of each is in memory at a time
-    files = [load_file(folder / WEIGHTS) for folder in folders]
-    mean = {}
-    for name, last in files[-1].items():
-        if not last.is_floating_point():
-            mean[name] = last
-            continue
-        total = torch.zeros_like(last, dtype=torch.float32)
-        for file in files:
-            total += file[name]
-        mean[name] = (total / len(files)).to(last.dtype)
-    save_file(mean, into / WEIGHTS)
-    shutil.copyfile(folders[-1] / "config.json", into / "config.json")
 
 
 def choose(
@@ -61,9 +36,7 @@ def choose(
         engine.read_weights(best[0])
     if len(averaged) < 2:
         return single
-    with tempfile.TemporaryDirectory(prefix=".average-", suffix=".part", dir=averaged[-1].parent) as room:
-        average(averaged, Path(room))
-        engine.read_weights(Path(room))
+    engine.average(averaged)
     scores = judge()
     assert scores is not None
     what = f"the average of the last {len(averaged)} checkpoints"

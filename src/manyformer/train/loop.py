@@ -1,5 +1,6 @@
 """The training loop: steps, metrics, evaluations and checkpoints, in an order that an interruption cannot change."""
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -9,12 +10,12 @@ import torch
 
 from manyformer.config import Run
 from manyformer.errors import UserError
-from manyformer.train.checkpoints import Checkpoint, Store, write_state
+from manyformer.train.checkpoints import Checkpoint
 from manyformer.train.engine import Engine
 from manyformer.train.evaluation import Judge
 from manyformer.train.events import Listener, Progress, Saved, Validated
 from manyformer.train.metrics import Row
-from manyformer.train.rng import generators, restore_generators
+from manyformer.train.saving import Saver
 from manyformer.train.schedules import Rate
 from manyformer.train.signals import Interrupted, Wish
 from manyformer.train.source import Feed
@@ -41,7 +42,7 @@ class Parts(NamedTuple):
     feed: Feed
     judge: Judge
     rate: Rate
-    store: Store
+    saver: Saver
     sinks: Sequence[Sink]
     tell: Listener
     wish: Wish
@@ -58,14 +59,11 @@ class Loop:
         self._begun = self._glimpsed = self._mark = time.perf_counter()
         self._behind = 0.0
         self._loss = self._norm = math.nan
+        self._world = parts.engine.world
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on exactly where this checkpoint was written."""
-        state = checkpoint.state
-        self.parts.engine.read(checkpoint.folder)
-        self.parts.feed.load_state_dict(state["data"])
-        self.standing = Standing.from_json(state["standing"])
-        restore_generators(state["generators"])
+        self.standing = self.parts.saver.read(checkpoint)
 
     def go(self) -> str:
         """Train until a limit is reached, and say which. Raises Interrupted, Diverged or DiskFull."""
@@ -80,7 +78,7 @@ class Loop:
             if why is not None:
                 return why
             self._advance()
-            if self.parts.wish:
+            if not self._pending and self._world.any(self.parts.wish):
                 self._interrupt()
 
     def _every(self, steps: int | None) -> bool:
@@ -90,6 +88,8 @@ class Loop:
         """Seconds since the last tick, added to those of the run."""
         now = time.perf_counter()
         passed, self._mark = now - self._mark, now
+        # one clock for all processes: they must agree on when to end
+        passed = self._world.of_first(passed)
         self.standing.seconds += passed
         return passed
 
@@ -114,7 +114,9 @@ class Loop:
     def _settle(self) -> None:
         """Wait for the steps that are under way, check them, and add them to the window."""
         window, pending = self.standing.window, self._pending
-        rows = torch.stack([figures for figures, _ in pending]).tolist()
+        ours: list[list[float]] = torch.stack([figures for figures, _ in pending]).tolist()
+        sums = self._world.sums(list(itertools.chain.from_iterable(ours)))
+        rows = list(zip(*[iter(sums)] * 3, strict=True))
         self._pending = []
         first = self.standing.step - len(rows) + 1
         for number, ((loss, extra, norm), (_, targets)) in enumerate(zip(rows, pending, strict=True)):
@@ -135,10 +137,9 @@ class Loop:
         )
 
     def _diverged(self, what: str, step: int) -> NoReturn:
-        steps = self.parts.store.steps()
-        last = (
-            f"the last good checkpoint is {self.parts.store.path(steps[-1])}" if steps else "no checkpoint was written"
-        )
+        store = self.parts.saver.store
+        steps = store.steps()
+        last = f"the last good checkpoint is {store.path(steps[-1])}" if steps else "no checkpoint was written"
         help = "try a lower learning rate, a longer warm-up or optim.clip"
         raise Diverged(f"{what} at step {step}; {last}; {help}")
 
@@ -185,7 +186,7 @@ class Loop:
         if not due or standing.evaluated == standing.step:
             return
         begun = time.perf_counter()
-        found = parts.judge(lambda: bool(parts.wish))
+        found = parts.judge(lambda: self._world.any(parts.wish))
         self._tick()
         if found is None:
             self._interrupt()
@@ -195,7 +196,7 @@ class Loop:
         parts.tell(Validated(standing.step, found, best, time.perf_counter() - begun))
 
     def _save(self, *, due: bool) -> None:
-        step, store = self.standing.step, self.parts.store
+        step, store = self.standing.step, self.parts.saver.store
         ranked = {entry.step for entry in self.standing.ranking[: self.run.save.best]}
         if step == 0 or not (due or step in ranked):
             return
@@ -206,26 +207,16 @@ class Loop:
         """The steps of the checkpoints that are due by the run alone, not by an interruption or a good score."""
         step, every = self.standing.step, self.run.save.every
         over = ended(self.run, self.standing) is not None
-        return [one for one in self.parts.store.steps() if one % every == 0 or (over and one == step)]
+        return [one for one in self.parts.saver.store.steps() if one % every == 0 or (over and one == step)]
 
     def checkpoint(self) -> None:
         """Write the checkpoint of this step, unless it is there."""
         standing, parts = self.standing, self.parts
-        if standing.step in parts.store.steps():
-            return
         self._tick()
         if not parts.engine.finite():
             self._diverged("the weights are not finite", standing.step)
-        state = {
-            "step": standing.step,
-            "standing": standing.as_json(),
-            "data": parts.feed.state_dict(),
-            "generators": generators(),
-        }
-        with parts.store.writing(standing.step) as folder:
-            parts.engine.write(folder)
-            write_state(folder, state)
-        parts.tell(Saved(standing.step, parts.store.path(standing.step)))
+        if parts.saver.write(standing):
+            parts.tell(Saved(standing.step, parts.saver.store.path(standing.step)))
 
     def _interrupt(self) -> None:
         """Save and say how to go on."""

@@ -10,7 +10,7 @@ import torch
 from manyformer.config import Run
 from manyformer.models import Model
 from manyformer.recipes import get
-from manyformer.train.build import build_model, choose_device, make_objective
+from manyformer.train.build import build_model, choose_device, choose_sharing, make_objective
 from manyformer.train.card import model_card
 from manyformer.train.checkpoints import Checkpoint, Store
 from manyformer.train.disk import replace_text, room_for
@@ -22,9 +22,11 @@ from manyformer.train.folder import RESULT_FILE, claim, write_environment
 from manyformer.train.loop import Loop, Parts, Sink
 from manyformer.train.metrics import Metrics, TensorBoard
 from manyformer.train.rng import seed_everything
+from manyformer.train.saving import Saver
 from manyformer.train.schedules import schedule
 from manyformer.train.signals import Wish
 from manyformer.train.source import Source
+from manyformer.train.world import ALONE, World
 
 Opener = Callable[[Run, Path, Callable[[str], None]], Source]
 """Opens the data of a run; what it makes of it goes into the run's folder, what takes long is told."""
@@ -50,20 +52,29 @@ class TrainResult:
 class Session:
     """Opens what a run needs and carries it out."""
 
-    def __init__(self, run: Run, out: Path, tell: Listener, wish: Wish, open_data: Opener) -> None:
-        self.run, self.out, self.tell = run, out, tell
+    def __init__(
+        self, run: Run, out: Path, tell: Listener, wish: Wish, open_data: Opener, world: World = ALONE
+    ) -> None:
+        self.run, self.out, self.tell, self.world = run, out, tell, world
         self.card = get(run.recipe).card
-        self.store = Store(out / "checkpoints")
+        device = choose_device(run.device, world)
+        sharing = choose_sharing(run.strategy, world)
+        self.store = Store(out / "checkpoints", world)
         checkpoint = self.store.newest(lambda text: tell(Note(text)))
-        claim(out, run, begun=checkpoint is not None)
-        device = choose_device(run.device)
-        write_environment(out, device)
-        self.data = open_data(run, out, lambda text: tell(Note(text)))
+        with world.agreed():
+            if world.first:
+                claim(out, run, begun=checkpoint is not None)
+                write_environment(out, device)
+        with world.first_goes_ahead():
+            self.data = open_data(run, out, lambda text: tell(Note(text)))
         seed_everything(run.seed)
         self.model = build_model(run, self.data)
-        objective = make_objective(run, self.model, device)
-        self.engine = Engine(objective, objective, run.optim)
-        self.judge = Judge(self.engine.score, self.data.valid, run.evaluate)
+        self.weights = sum(weight.numel() for weight in self.model.parameters())
+        self.engine = Engine(make_objective(run, self.model, device), run.optim, sharing)
+        if world.rank:
+            # equal weights, but dropout of one's own
+            seed_everything(run.seed + 7919 * world.rank)
+        self.judge = Judge(self.engine.score, self.data.valid, run.evaluate, world)
         self.loop = self._loop(checkpoint, wish)
         self._introduce(device)
         if checkpoint is not None:
@@ -75,38 +86,47 @@ class Session:
         why = self.loop.go()
         choice = self._choose()
         step = self.loop.standing.step
-        with room_for(f"the final model in {self.out}"):
-            save_model(self.model, self.out / "model", extras=lambda folder: self._dress(folder, choice))
-            result = TrainResult(self.out, step, why, choice.what, choice.scores)
-            replace_text(self.out / RESULT_FILE, json.dumps({**asdict(result), "out": str(self.out)}, indent=2) + "\n")
+        result = TrainResult(self.out, step, why, choice.what, choice.scores)
+        whole = self.engine.sharing.whole(self.model)
+        with self.world.agreed(), room_for(f"the final model in {self.out}"):
+            if self.world.first:
+                save_model(whole, self.out / "model", extras=lambda folder: self._dress(folder, choice))
+                found = {**asdict(result), "out": str(self.out)}
+                replace_text(self.out / RESULT_FILE, json.dumps(found, indent=2) + "\n")
         self.tell(Finished(step, why, choice.what, choice.scores, self.out, self._next()))
         return result
 
     def _loop(self, checkpoint: Checkpoint | None, wish: Wish) -> Loop:
-        run = self.run
-        rows = 0 if checkpoint is None else int(checkpoint.state["standing"]["rows"])
-        sinks: list[Sink] = [Metrics(self.out, rows=rows)]
-        if "tensorboard" in run.track:
-            sinks.append(TensorBoard(self.out, last=0 if checkpoint is None else checkpoint.step))
+        run, feed, world = self.run, self.data.train, self.world
+        if world.size > 1:
+            feed = feed.shard(world.rank, world.size)
         parts = Parts(
             engine=self.engine,
-            feed=self.data.train,
+            feed=feed,
             judge=self.judge,
             rate=schedule(run, width=self.model.spec.keywords.get("dim")),
-            store=self.store,
-            sinks=sinks,
+            saver=Saver(self.store, self.engine, feed),
+            sinks=self._sinks(checkpoint) if world.first else (),
             tell=self.tell,
             wish=wish,
         )
         return Loop(run, parts)
 
+    def _sinks(self, checkpoint: Checkpoint | None) -> list[Sink]:
+        rows = 0 if checkpoint is None else int(checkpoint.state["standing"]["rows"])
+        sinks: list[Sink] = [Metrics(self.out, rows=rows)]
+        if "tensorboard" in self.run.track:
+            sinks.append(TensorBoard(self.out, last=0 if checkpoint is None else checkpoint.step))
+        return sinks
+
     def _introduce(self, device: torch.device) -> None:
-        weights = sum(weight.numel() for weight in self.model.parameters())
         threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+        size, strategy = self.world.size, self.run.strategy
+        together = f", {size} processes ({strategy})" if size > 1 else ""
         lines = (
             *(("data", line) for line in self.data.describe()),
-            ("model", f"{self.model.spec.recipe}, {weights:,} parameters"),
-            ("device", f"{device}{threads}, seed {self.run.seed}"),
+            ("model", f"{self.model.spec.recipe}, {self.weights:,} parameters"),
+            ("device", f"{device}{threads}{together}, seed {self.run.seed}"),
             ("run", str(self.out)),
         )
         self.tell(Started(lines, self.out))

@@ -24,15 +24,15 @@ class Wish:
 
 
 @contextmanager
-def listening() -> Iterator[Wish]:
-    """While the block runs the first Ctrl-C or SIGTERM becomes a wish; a second Ctrl-C stops at once.
+def listening(*, patient: bool = False) -> Iterator[Wish]:
+    """While the block runs the first Ctrl-C or SIGTERM becomes a wish; a second Ctrl-C stops at once unless `patient`.
 
     Outside the main thread, where Python allows no handlers, nobody can ask.
     """
     wish = Wish()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if wish and number == signal.SIGINT:
+        if wish and number == signal.SIGINT and not patient:
             raise KeyboardInterrupt
         wish.name = signal.Signals(number).name
 

@@ -1,17 +1,20 @@
 """`manyformer.train`: a run from its name or record to its final model."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from manyformer.config import Run
 from manyformer.recipes import get
-from manyformer.train.events import Listener, Note, several
+from manyformer.train.build import choose_device
+from manyformer.train.events import Listener, Note, several, silent
 from manyformer.train.folder import as_run, locked, refuse_foreign, set_aside
 from manyformer.train.reporter import LogFile, reporter
 from manyformer.train.session import Session, TrainResult
 from manyformer.train.signals import listening
 from manyformer.train.source import Source
+from manyformer.train.world import ALONE, World, from_environment, joined
 
 
 def train(
@@ -29,14 +32,29 @@ def train(
     something can be mended, `Interrupted` after Ctrl-C.
     """
     record = as_run(run, overrides)
-    assert record.out is not None
-    out = Path(record.out)
     tell = reporter() if on_event is None else on_event
-    refuse_foreign(out)
-    if fresh and (aside := set_aside(out)):
-        tell(Note(f"the earlier run is now in {aside}"))
-    with locked(out), listening() as wish:
-        return Session(record, out, several(tell, LogFile(out / "log.txt")), wish, open_source).train()
+    world = from_environment()
+    if world is None and record.devices > 1:
+        from manyformer.train.launch import launch
+
+        return launch(record, fresh=fresh, tell=tell)
+    return take_part(record, ALONE if world is None else world, fresh=fresh, tell=tell)
+
+
+def take_part(run: Run, world: World, *, fresh: bool, tell: Listener) -> TrainResult:
+    """One process's part in a run; only the first process of several is heard."""
+    assert run.out is not None
+    out = Path(run.out)
+    device = choose_device(run.device, world)
+    with joined(world, device), listening(patient=world.size > 1) as wish, ExitStack() as held:
+        with world.agreed():
+            if world.first:
+                refuse_foreign(out)
+                if fresh and (aside := set_aside(out)):
+                    tell(Note(f"the earlier run is now in {aside}"))
+                held.enter_context(locked(out))
+                tell = several(tell, LogFile(out / "log.txt"))
+        return Session(run, out, tell if world.first else silent, wish, open_source, world).train()
 
 
 def open_source(run: Run, out: Path, say: Callable[[str], None]) -> Source:

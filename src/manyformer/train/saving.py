@@ -1,0 +1,45 @@
+"""From a run in memory to a checkpoint, and back, exactly."""
+
+import json
+from typing import NamedTuple
+
+from manyformer.train.checkpoints import Checkpoint, Store
+from manyformer.train.disk import write_json
+from manyformer.train.engine import Engine
+from manyformer.train.rng import generators, restore_generators, seed_everything
+from manyformer.train.source import Feed
+from manyformer.train.standing import Standing
+
+
+class Saver(NamedTuple):
+    """All that a checkpoint keeps besides the standing, and where it goes."""
+
+    store: Store
+    engine: Engine
+    feed: Feed
+
+    def write(self, standing: Standing) -> bool:
+        """Write the checkpoint of this step unless it is there; whether it was written."""
+        if standing.step in self.store.steps():
+            return False
+        state = {"step": standing.step, "standing": standing.as_json(), "data": self.feed.state_dict()}
+        world = self.engine.world
+        with self.store.writing(standing.step) as folder:
+            self.engine.write(folder)
+            write_json(folder / f"generators-{world.rank}.json", generators())
+            if world.first:
+                write_json(folder / "state.json", state)
+        return True
+
+    def read(self, checkpoint: Checkpoint) -> Standing:
+        """Put everything back as it was when this checkpoint was written, on however many processes."""
+        self.engine.read(checkpoint.folder)
+        self.feed.load_state_dict(checkpoint.state["data"])
+        world = self.engine.world
+        ours = checkpoint.folder / f"generators-{world.rank}.json"
+        if ours.exists():
+            restore_generators(json.loads(ours.read_text(encoding="utf-8")))
+        else:
+            # there were fewer processes then: numbers that no other process and no other step has drawn
+            seed_everything(hash((checkpoint.step, world.rank)) % 2**32)
+        return Standing.from_json(checkpoint.state["standing"])

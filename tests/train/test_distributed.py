@@ -1,0 +1,124 @@
+"""Two real processes learn what one learns; what two have saved one goes on with, and the other way round."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import manyformer as mf
+from manyformer.config import Run
+from manyformer.errors import UserError
+from manyformer.train import Event, Finished, Interrupted, Progress, Started, TrainResult, silent
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("to be or not to be that is the question whether tis nobler in the mind " * 100)
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    """What one process learns without interruption."""
+    return mf.train(a_run(text, tmp_path_factory.mktemp("alone") / "run"), on_event=silent)
+
+
+def a_run(text: Path, out: Path, **given: Any) -> Run:
+    """Without dropout, which differs between processes; rows of a batch do not divide evenly."""
+    usual = {
+        "recipe": "transformer-lm",
+        "model": {"dim": 18, "depth": 2, "heads": 2},
+        "data": {"kind": "text", "path": str(text), "tokenizer": "char", "length": 16},
+        "batch": {"tokens": 112, "accumulate": 2},
+        "limits": {"steps": 12},
+        "evaluate": {"every": 5},
+        "save": {"every": 4},
+        "log": {"every": 1},
+        "device": "cpu",
+        "out": str(out),
+    }
+    return Run.model_validate(usual | given)
+
+
+def same(out: Path, alone: TrainResult) -> None:
+    """The same numbers within what the order of sums changes."""
+    rows, wanted = (
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (out, alone.out)
+    )
+    assert [row["step"] for row in rows] == [row["step"] for row in wanted]
+    for name in ("loss", "valid_loss", "gradient_norm", "learning_rate", "tokens", "valid_accuracy"):
+        expected = [row[name] for row in wanted if name in row]
+        assert [row[name] for row in rows if name in row] == pytest.approx(expected, rel=1e-4)
+
+
+def asking(step: int, heard: list[Event]) -> Callable[[Event], None]:
+    """A listener that presses Ctrl-C after a step."""
+
+    def listen(event: Event) -> None:
+        heard.append(event)
+        if isinstance(event, Progress) and event.step == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return listen
+
+
+def test_one_then_two_with_shares_then_one(text: Path, alone: TrainResult, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    heard: list[Event] = []
+    with pytest.raises(Interrupted):
+        mf.train(a_run(text, out), on_event=asking(3, []))
+    with pytest.raises(Interrupted, match=r"stopped at step \d+, saved. The same command continues."):
+        mf.train(a_run(text, out, devices=2, strategy="fsdp", save={"every": 1}), on_event=asking(6, heard))
+    assert isinstance(heard[0], Started)
+    assert "2 processes (fsdp)" in dict(heard[0].lines)["device"]
+    last = sorted((out / "checkpoints").iterdir())[-1]
+    assert len(list(last.glob("shard-*.safetensors"))) == 2
+    assert not list(last.glob("*.metadata"))
+    result = mf.train(a_run(text, out), on_event=silent)
+    same(out, alone)
+    assert result.load().spec == alone.load().spec
+
+
+def test_two_with_copies_go_on_from_one_to_the_end(text: Path, alone: TrainResult, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    heard: list[Event] = []
+    with pytest.raises(Interrupted):
+        mf.train(a_run(text, out), on_event=asking(6, []))
+    result = mf.train(a_run(text, out, devices=2), on_event=heard.append)
+    same(out, alone)
+    assert isinstance(heard[-1], Finished)
+    assert result.scores == pytest.approx(alone.scores, rel=1e-4)
+    assert not list(out.rglob("*.part"))
+
+
+def test_two_with_shares_to_the_end(text: Path, alone: TrainResult, tmp_path: Path) -> None:
+    save = {"every": 4, "last": 2, "average": 2}
+    result = mf.train(a_run(text, tmp_path / "run", devices=2, strategy="fsdp", save=save), on_event=silent)
+    same(tmp_path / "run", alone)
+    assert result.scores == pytest.approx(alone.scores, rel=0.05)
+    assert sum(weight.numel() for weight in result.load().parameters()) > 1000
+
+
+def test_a_mistake_is_told_once_and_in_a_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=r"nowhere\.txt"):
+        mf.train(a_run(tmp_path / "nowhere.txt", tmp_path / "run", devices=2), on_event=silent)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_several_processes_need_a_strategy(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from manyformer.train.build import choose_sharing
+    from manyformer.train.world import World
+
+    with pytest.raises(UserError, match="2 processes were started, but strategy is none"):
+        choose_sharing("none", World(0, 2))
