@@ -34,7 +34,9 @@ class HuggingFace(Subject):
     def __init__(self, module: nn.Module) -> None:
         config: Any = module.config
         self.module, self.name = module, type(module).__name__
-        self.takes = frozenset(inspect.signature(module.forward).parameters)
+        # wrappers around a model take anything and pass it on; what arrives is told by the class below
+        forwards = [vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind)]
+        self.takes = frozenset(name for forward in forwards for name in inspect.signature(forward).parameters)
         self.sourced = bool(getattr(config, "is_encoder_decoder", False))
         self.longest = getattr(config, "max_position_embeddings", None)
         self.ids = _plain_tokens(config).to(next(module.parameters()).device)

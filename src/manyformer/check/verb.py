@@ -32,7 +32,7 @@ REACH = 512
 LEAST = 12
 """Below that, documents packed in a row would have no tokens."""
 
-EXACT, SINGLE = 1e-9, 1e-4
+EXACT, SINGLE = 1e-9, 2e-5
 """How far apart equal results may be, relative to the logits, in float64 and in float32."""
 
 
