@@ -255,16 +255,25 @@ def test_average(tmp_path: Path) -> None:
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), c.parameters(), strict=True))
 
 
-def test_the_average_is_the_model_only_where_it_is_better(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"save": {"every": 4, "last": 3, "average": 3}, "schedule": {"name": "constant"}}
-    good = go(a_run(tmp_path / "good", **settings, optim={"lr": 0.05}, limits={"steps": 60}, evaluate={"every": 20}))
-    bad = go(a_run(tmp_path / "bad", **settings, optim={"lr": 0.003}, limits={"steps": 12}))
-    # far from a minimum the mean lags behind; jumping about around one it lies in the middle
-    assert "is not better" in bad.chosen
-    assert good.chosen.startswith("the average of the last 3 checkpoints, better than")
-    best = load_file(tmp_path / "bad/checkpoints/step-00000012/model.safetensors")
-    final = load_file(tmp_path / "bad/model/model.safetensors")
-    assert all(torch.equal(best[name], final[name]) for name in best)
+@pytest.mark.parametrize("of_average", [0.5, 1.5])
+def test_the_average_is_the_model_only_where_it_is_better(
+    of_average: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # at steps 4, 8, 12, and the average of all three
+    scores = iter([2.0, 1.0, 3.0, of_average])
+    monkeypatch.setattr(evaluation, "scores", lambda *sums: {"loss": next(scores), "accuracy": 0.0})
+    result = go(a_run(tmp_path / "run", save={"every": 4, "last": 3, "average": 3}))
+    kept = [load_file(Store(tmp_path / "run/checkpoints").path(step) / "model.safetensors") for step in (4, 8, 12)]
+    final = load_file(tmp_path / "run/model/model.safetensors")
+    if of_average < 1.0:
+        assert result.chosen == "the average of the last 3 checkpoints, better than those of step 8, the best"
+        for name, value in final.items():
+            torch.testing.assert_close(value, sum(one[name] for one in kept) / 3)
+    else:
+        said = "those of step 8, the best; the average of the last 3 checkpoints is not better (loss 1.5000)"
+        assert result.chosen == said
+        assert all(torch.equal(value, kept[1][name]) for name, value in final.items())
+    assert result.scores["loss"] == min(of_average, 1.0)
 
 
 def test_batches_without_targets_are_harmless() -> None:

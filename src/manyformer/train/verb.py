@@ -10,7 +10,7 @@ from manyformer.recipes import get
 from manyformer.train.build import choose_device
 from manyformer.train.events import Listener, Note, several, silent
 from manyformer.train.folder import as_run, locked, refuse_foreign, set_aside
-from manyformer.train.reporter import LogFile, reporter
+from manyformer.train.reporter import Live, LogFile, reporter
 from manyformer.train.session import Session, TrainResult
 from manyformer.train.signals import listening
 from manyformer.train.source import Source
@@ -33,12 +33,16 @@ def train(
     """
     record = as_run(run, overrides)
     tell = reporter() if on_event is None else on_event
-    world = from_environment()
-    if world is None and record.devices > 1:
-        from manyformer.train.launch import launch
+    try:
+        world = from_environment()
+        if world is None and record.devices > 1:
+            from manyformer.train.launch import launch
 
-        return launch(record, fresh=fresh, tell=tell)
-    return take_part(record, ALONE if world is None else world, fresh=fresh, tell=tell)
+            return launch(record, fresh=fresh, tell=tell)
+        return take_part(record, ALONE if world is None else world, fresh=fresh, tell=tell)
+    finally:
+        if on_event is None and isinstance(tell, Live):
+            tell.close()
 
 
 def take_part(run: Run, world: World, *, fresh: bool, tell: Listener) -> TrainResult:

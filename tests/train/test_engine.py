@@ -1,0 +1,171 @@
+"""One step: what is summed, normalised, clipped and made twice; and what the loop costs besides."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fakes import TASKS, FakeFeed, a_run, make
+from torch import nn
+
+import manyformer as mf
+from manyformer.batches import IGNORE, TextBatch
+from manyformer.config import Adam, AdamW
+from manyformer.models import Model
+from manyformer.train.engine import Engine, Stepped
+from manyformer.train.events import silent
+from manyformer.train.loop import Loop, Parts
+from manyformer.train.objective import Objective
+from manyformer.train.remat import numbered_layers, remat
+from manyformer.train.sharing import Alone
+from manyformer.train.signals import Wish
+
+SMALL: dict[str, Any] = {"vocab": 11, "dim": 16, "depth": 2, "heads": 2}
+
+
+def small(recipe: str = "transformer-lm", **given: Any) -> Model:
+    torch.manual_seed(3)
+    return mf.build(recipe, **SMALL, **given)
+
+
+def engine(model: Model, *, smoothing: float = 0.0, clip: float | None = None) -> Engine:
+    return Engine(Objective(model, smoothing=smoothing, autocast=None), Adam(lr=1.0, clip=clip), Alone())
+
+
+def gradients(model: nn.Module) -> Iterator[torch.Tensor]:
+    for weight in model.parameters():
+        assert weight.grad is not None
+        yield weight.grad
+
+
+def test_accumulation_is_one_large_batch() -> None:
+    """Micro-batches with different numbers of targets weigh by their targets, not alike."""
+    whole = make("language-model", 1, rows=6)
+    assert isinstance(whole, TextBatch)
+    whole.targets[0, 2:] = IGNORE
+    whole.targets[4] = IGNORE
+    parts = [TextBatch(whole.tokens[i : i + 2], whole.targets[i : i + 2]) for i in (0, 2, 4)]
+    one, three = small(), small()
+    first = engine(one, clip=0.5).step([whole], 0.01)
+    second = engine(three, clip=0.5).step(parts, 0.01)
+    assert first.targets == second.targets == int((whole.targets != IGNORE).sum())
+    torch.testing.assert_close(first.figures, second.figures)
+    for a, b in zip(one.parameters(), three.parameters(), strict=True):
+        # Adam's first step is the rate times the sign: tiny gradients may round to either side
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_the_figures_are_the_mean_loss_and_the_norm() -> None:
+    model = small()
+    batch = make("language-model", 1)
+    assert isinstance(batch, TextBatch)
+    logits = model(batch.tokens).logits
+    mean = nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
+    norm = torch.stack([g.norm() for g in torch.autograd.grad(mean, list(model.parameters()))]).norm()
+    figures = engine(model, clip=1e9).step([batch], 0.0).figures
+    torch.testing.assert_close(figures, torch.stack([mean.detach(), torch.zeros(()), norm]))
+
+
+@pytest.mark.parametrize("clip", [0.01, 1e9])
+def test_clipping(clip: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small()
+    made = engine(model, clip=clip)
+    monkeypatch.setattr(made.optimiser, "zero_grad", lambda **_: None)
+    norm = made.step([make("language-model", 1)], 0.0).figures[2]
+    after = torch.stack([gradient.norm() for gradient in gradients(model)]).norm()
+    torch.testing.assert_close(after, norm.clamp(max=clip), rtol=1e-3, atol=0)
+
+
+def test_smoothing_is_for_training_alone() -> None:
+    plain, smooth = engine(small()), engine(small(), smoothing=0.3)
+    batch = make("language-model", 1)
+    assert float(plain.score(batch).nll) == float(smooth.score(batch).nll)
+    assert float(plain.step([batch], 0.0).figures[0]) != float(smooth.step([batch], 0.0).figures[0])
+
+
+@pytest.mark.parametrize("recipe", TASKS)
+def test_remat_changes_no_gradient(recipe: str) -> None:
+    """Dropout included: the second computation draws the numbers of the first."""
+    extra = {"classes": 3} if recipe == "transformer-classifier" else {}
+    kept, made_again = small(recipe, dropout=0.3, **extra), small(recipe, dropout=0.3, **extra)
+    names = list(made_again.state_dict())
+    remat(made_again)
+    assert list(made_again.state_dict()) == names
+    calls = []
+    for layer in numbered_layers(made_again):
+        layer.register_forward_hook(lambda *_: calls.append(1))
+        for part in layer.children():
+            part.register_forward_hook(lambda *_: calls.append(2))
+    batch = make(TASKS[recipe], 1)
+    for model in (kept, made_again):
+        torch.manual_seed(5)
+        model.loss(batch).total.backward()
+    for a, b in zip(gradients(kept), gradients(made_again), strict=True):
+        assert torch.equal(a, b)
+    layers = 4 if recipe == "transformer" else 2
+    assert calls.count(1) == layers
+    # the second computation stops as soon as it has all that the gradient asks for
+    assert calls.count(2) > sum(len(list(layer.children())) for layer in numbered_layers(kept))
+
+
+def test_remat_leaves_streaming_alone() -> None:
+    model = small().eval()
+    tokens = torch.randint(5, 11, (1, 6))
+    wanted = model(tokens).logits
+    remat(model)
+    torch.testing.assert_close(model(tokens, state=model.start(1)).logits, wanted)
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_weights_and_loss_in_float32() -> None:
+    model = small()
+    kinds = []
+    up = next(m for n, m in model.named_modules() if n.endswith("ff.inner.up"))
+    up.register_forward_hook(lambda module, given, out: kinds.append(out.dtype))
+    made = Engine(Objective(model, smoothing=0.0, autocast=torch.bfloat16), AdamW(lr=0.1), Alone())
+    figures = made.step([make("language-model", 1)], 0.01).figures
+    assert torch.bfloat16 in kinds
+    assert figures.dtype == torch.float32
+    assert all(weight.dtype == torch.float32 for weight in model.parameters())
+    plain = engine(small()).step([make("language-model", 1)], 0.01).figures
+    assert float(figures[0]) == pytest.approx(float(plain[0]), rel=0.02)
+
+
+@pytest.mark.slow
+def test_compiled_equals_eager() -> None:
+    eager, compiled = small(), small()
+    objective = Objective(compiled, smoothing=0.1, autocast=None)
+    objective.compile()
+    made = Engine(objective, Adam(lr=1.0), Alone())
+    plain = engine(eager, smoothing=0.1)
+    for seed, length in ((1, 8), (2, 8), (3, 6)):
+        batch = make("language-model", seed, length=length)
+        torch.testing.assert_close(made.step([batch], 0.01).figures, plain.step([batch], 0.01).figures)
+        assert float(made.score(batch).nll) == pytest.approx(float(plain.score(batch).nll), rel=1e-4)
+    assert list(compiled.state_dict()) == list(eager.state_dict())
+
+
+def test_the_loop_costs_nearly_nothing(tmp_path: Path) -> None:
+    """Everything besides data, forward, backward and optimiser; a small model's step takes 50 ms and more."""
+
+    class Idle:
+        device = torch.device("cpu")
+        world = Alone.world
+        clip = 1.0
+
+        def step(self, batches: object, rate: float) -> Stepped:
+            return Stepped(torch.ones(3), 100)
+
+    run = a_run(tmp_path, limits={"steps": 10**6}, evaluate={"every": None}, save={"every": 10**6}, log={"every": 10})
+    parts: Any = Parts(Idle(), FakeFeed("language-model"), None, lambda *_: 0.1, None, (), silent, Wish())  # type: ignore[arg-type]
+    loop = Loop(run, parts)
+    loop._advance()
+    fetch = time.thread_time()
+    for _ in range(300):
+        next(parts.feed)
+    began = time.thread_time()
+    for _ in range(300):
+        loop._advance()
+    spent = time.thread_time() - began - (began - fetch)
+    assert spent / 300 < 0.001

@@ -1,0 +1,150 @@
+"""What people see: a bar on a terminal, plain lines elsewhere, and the files of a run."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from fakes import a_run
+from runs import Heard, go, stopped
+
+import manyformer as mf
+from manyformer.config import differences
+from manyformer.errors import UserError
+from manyformer.train.events import Event, Finished, Note, Progress, Saved, Started, Validated
+from manyformer.train.folder import as_run, refuse_foreign
+from manyformer.train.reporter import Lines, Live, LogFile, duration, reporter
+from manyformer.train.wire import decode, encode
+
+OUT = Path("runs/x")
+EVENTS: list[Event] = [
+    Started((("data", "a rule"), ("model", "transformer-lm, 12 parameters")), OUT),
+    Progress(10, 100, 2.34567, 0.00123, 1234.5, 0.1, 65.0, logged=True),
+    Progress(11, 100, 2.3, 0.00123, 1234.5, 0.11, 65.0, logged=False),
+    Validated(20, {"loss": 1.5, "accuracy": 0.25}, best=True, seconds=0.5),
+    Saved(20, OUT / "checkpoints/step-00000020"),
+    Note("a [bold] sentence"),
+    Finished(100, "limits.steps 100 reached", "those of the last step, 100", {"loss": 1.5}, OUT, ("one", "two")),
+]
+PLAIN = """\
+data     a rule
+model    transformer-lm, 12 parameters
+step     10/100  loss 2.3457  lr 0.00123  1234 tokens/s  left 1:05
+valid    step 20  loss 1.5000 nats  accuracy 0.2500 (best)
+note     a [bold] sentence
+done     step 100: limits.steps 100 reached
+model    those of the last step, 100  loss 1.5000 nats  → runs/x/model
+next     one
+         two
+"""
+
+
+def test_plain_lines(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    tell = reporter(stream)
+    assert isinstance(tell, Lines)
+    log = LogFile(tmp_path / "log.txt")
+    for event in EVENTS:
+        tell(event)
+        log(event)
+    assert stream.getvalue() == (tmp_path / "log.txt").read_text() == PLAIN
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    tell = reporter(stream)
+    assert isinstance(tell, Live)
+    for event in EVENTS:
+        tell(event)
+    text = stream.getvalue()
+    for line in PLAIN.splitlines():
+        if not line.startswith("step"):
+            assert line in text
+    # the last state of the bar, and no line of its own for each step
+    assert "11/100  loss 2.3000" in text
+    tell.close()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00"), (65, "1:05"), (3601, "1:00:01"), (float("nan"), "?"), (float("inf"), "?")]
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_events_travel_between_processes(event: Event) -> None:
+    assert decode(encode(event)) == event
+
+
+def test_mistakes_travel_between_processes() -> None:
+    from manyformer.train import DiskFull
+
+    for error in (UserError("a"), DiskFull("the disk is full")):
+        back = decode(encode(error))
+        assert type(back) is type(error)
+        assert str(back) == str(error)
+
+
+def test_the_folder_of_a_run(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", track=["tensorboard"])
+    heard = Heard()
+    go(run, heard)
+    out = tmp_path / "run"
+    assert not differences(as_run(out / "run.yaml"), run)
+    assert yaml.safe_load((out / "run.yaml").read_text())["optim"]["weight_decay"] == 0.1
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    with (out / "metrics.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [{k: v for k, v in row.items() if v} for row in table] == [
+        {k: str(v) for k, v in row.items()} for row in rows
+    ]
+    assert [row["step"] for row in rows if "valid_loss" in row] == [4, 8, 12]
+    assert json.loads((out / "env.json").read_text())["device"] == "cpu"
+    assert list((out / "tensorboard").iterdir())
+    card = (out / "model/README.md").read_text()
+    for part in ("a rule, made up", "parameters", "| loss |", "seed 0"):
+        assert part in card
+    assert mf.load(out).tokenizer is not None
+    started, finished = heard[0], heard[-1]
+    assert isinstance(started, Started)
+    assert isinstance(finished, Finished)
+    assert [subject for subject, _ in started.lines] == ["data", "model", "device", "run"]
+    assert [line.split()[1] for line in finished.next] == ["generate", "evaluate", "plot"]
+    result = json.loads((out / "result.json").read_text())
+    assert result["scores"] == finished.scores
+
+
+def test_tensorboard_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UserError, match=r'pip install "manyformer\[track\]"'):
+        go(a_run(tmp_path / "run", track=["tensorboard"]))
+
+
+def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UserError, match=r"holds thesis\.tex but no run\.yaml"):
+        refuse_foreign(tmp_path)
+    refuse_foreign(tmp_path / "new")
+
+
+def test_metrics_without_a_last_line_end(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    stopped(run, 5)
+    with (tmp_path / "run/metrics.jsonl").open("rb+") as file:
+        file.truncate(file.seek(0, 2) - 1)
+    go(run)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)
+
+
+def test_overrides_belong_to_names(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="overrides go with"):
+        mf.train(a_run(tmp_path), ["depth=3"])
+    with pytest.raises(UserError, match="transformer-lm"):
+        mf.train("transformer-ml", [f"out={tmp_path}"])
