@@ -5,8 +5,8 @@ from typing import Any, get_args
 import typer
 
 from manyformer.bench import WHATS, Candidate, Precision
-from manyformer.cli.settings import with_options
 from manyformer.cli.targets import read_keywords
+from manyformer.cli.words import with_options
 from manyformer.config.overrides import parse_overrides
 from manyformer.errors import UserError, UserErrors, nearest
 from manyformer.recipes import get
@@ -23,13 +23,17 @@ def read_candidates(context: typer.Context, words: list[str]) -> tuple[list[Cand
         follows = bool(rest) and rest[-1].startswith("--") and "=" not in rest[-1]
         head = word.partition("=")[0]
         (rest if word.startswith("--") or follows or ("=" in word and ":" not in head) else names).append(word)
-    found, mistakes = with_options(context, rest, lambda: parse_overrides(rest))
-    if mistakes:
-        raise UserErrors(map(str, mistakes))
+    keywords = with_options(context, rest, lambda: _shared(rest))
     candidates = [_candidate(name) for name in names]
-    keywords = {override.key.removeprefix("model."): override.value for override in found}
     _refuse_unknown(context, rest, keywords, candidates)
     return candidates, keywords
+
+
+def _shared(words: list[str]) -> dict[str, Any]:
+    found, mistakes = parse_overrides(words)
+    if mistakes:
+        raise UserErrors(map(str, mistakes))
+    return {override.key.removeprefix("model."): override.value for override in found}
 
 
 def _candidate(word: str) -> Candidate:

@@ -38,8 +38,8 @@ def check(
     Ends with exit code 1 if a promise is broken. What a recipe does not promise is listed with the reason.
     """
     from manyformer.cli.console import say, watching
-    from manyformer.cli.settings import with_options
     from manyformer.cli.targets import is_folder, read_keywords
+    from manyformer.cli.words import with_options
     from manyformer.recipes import get
 
     words = keywords or []

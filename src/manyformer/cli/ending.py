@@ -5,10 +5,11 @@ from itertools import islice
 from typing import TextIO
 
 from manyformer.config import Run
-from manyformer.data import Data, open_data
+from manyformer.data import Example
+from manyformer.data.opened import read_examples
+from manyformer.data.prepared import kept
 from manyformer.generate import settings, stream, translate
 from manyformer.models import EncoderDecoder, LanguageModel
-from manyformer.recipes import get
 from manyformer.train import Event, Finished, TrainResult
 from manyformer.train.reporter import Live, reporter
 
@@ -57,7 +58,7 @@ class Ending:
         if isinstance(model, LanguageModel):
             self._write(model, _lead(run, result), run.seed)
         elif isinstance(model, EncoderDecoder):
-            self._translate(model, _data(run, result))
+            self._translate(model, list(islice(read_examples(result.out / "data", "valid"), SHOWN)))
 
     def _write(self, model: LanguageModel, lead: str, seed: int) -> None:
         room = SAMPLE if model.longest is None else min(SAMPLE, model.longest - len(model.tokenizer.encode(lead)))
@@ -71,8 +72,7 @@ class Ending:
             print(piece.text, end="", file=self.out, flush=True)
         self._say("\n")
 
-    def _translate(self, model: EncoderDecoder, data: Data) -> None:
-        examples = list(islice(data.examples("valid"), SHOWN))
+    def _translate(self, model: EncoderDecoder, examples: list[Example]) -> None:
         texts = translate(model, [one.source for one in examples], tokenizer=model.tokenizer)
         for example, text in zip(examples, texts):
             self._say(f"sample   {example.source}")
@@ -91,17 +91,12 @@ class Ending:
         print(text, file=self.out, flush=True)
 
 
-def _data(run: Run, result: TrainResult) -> Data:
-    task = get(run.recipe).card.task
-    return open_data(run.data, task, batch_tokens=run.batch.tokens, cache=result.out / "data", seed=run.seed)
-
-
 def _lead(run: Run, result: TrainResult) -> str:
     """What a sample begins with: a function of Python's library, or the first whole words of the validation text."""
     if getattr(run.data, "path", None) == "stdlib":
         return "def "
-    data = _data(run, result)
-    row = next(iter(data.valid))[0][0].tolist()
-    text = data.source.decode(row)[:LEAD]
+    ready = kept(result.out / "data")
+    assert ready is not None
+    text = ready.tokenizers.source.decode(ready.shards["valid"].tokens[:LEAD])[:LEAD]
     words = re.sub(r"^\S*\s+|\s+\S*$", "", text)
     return words or text

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     context_settings={"ignore_unknown_options": True},
 )
 def show(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="A recipe, or the folder of a run or a saved model.")],
     keywords: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keywords of the recipe, such as depth=4.")
@@ -40,9 +41,11 @@ def show(
     from manyformer.cli.console import say_json
     from manyformer.cli.pages import print_page
     from manyformer.cli.targets import model_of
+    from manyformer.cli.words import with_options
     from manyformer.summary import sketch
 
-    recipe, given = model_of(name, keywords or [])
+    words = keywords or []
+    recipe, given = with_options(context, words, lambda: model_of(name, words))
     model = sketch(recipe.card.name, given)
     if as_json:
         say_json(_record(recipe, model, _cost(model, length)))

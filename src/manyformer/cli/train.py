@@ -56,7 +56,7 @@ def train(
     Ctrl-C saves first. Everything is kept in the run's folder (runs/NAME unless out=FOLDER is given): the merged run
     file, metrics, checkpoints, curves and the final model.
     """
-    from manyformer.cli.settings import print_settings, split_words, with_options
+    from manyformer.cli.words import split_words, with_options
 
     target, overrides = split_words(words or [])
     if wants_help and target is None:
@@ -64,6 +64,8 @@ def train(
         return
     run = with_options(context, overrides, lambda: _read(target, overrides))
     if wants_help:
+        from manyformer.cli.settings import print_settings
+
         print_settings(str(target), run)
     elif print_config or dry_run:
         _print_plan(run, summary=dry_run)

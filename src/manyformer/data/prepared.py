@@ -43,8 +43,18 @@ def prepared(cache: Path, asked: dict[str, Any], make: Callable[[], Made]) -> Pr
         found = make()
         found.tokenizers.save(cache)
         _write(cache, key, asked, found)
-    shards = {name: open_shard(cache, name, facts) for name, facts in found.facts.items()}
-    return Prepared(found.tokenizers, shards, found.counts)
+    return _open(cache, found)
+
+
+def kept(cache: Path) -> Prepared | None:
+    """What was made in the cache, wherever its sources are now; None where it is missing or damaged."""
+    found = _read(cache, None)
+    return None if found is None else _open(cache, found)
+
+
+def _open(cache: Path, made: Made) -> Prepared:
+    shards = {name: open_shard(cache, name, facts) for name, facts in made.facts.items()}
+    return Prepared(made.tokenizers, shards, made.counts)
 
 
 def _write(cache: Path, key: str, asked: dict[str, Any], made: Made) -> None:
@@ -62,11 +72,11 @@ def _write(cache: Path, key: str, asked: dict[str, Any], made: Made) -> None:
     write_text(cache / _NAME, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
-def _read(cache: Path, key: str) -> Made | None:
+def _read(cache: Path, key: str | None) -> Made | None:
     # Whatever is missing or damaged here can be made again, so nothing is worth an error.
     try:
         content = json.loads((cache / _NAME).read_text(encoding="utf-8"))
-        if content["key"] != key:
+        if key not in (None, content["key"]):
             return None
         tokenizers = load_tokenizers(cache)
         sides = {"source": tokenizers.source.fingerprint, "target": tokenizers.target.fingerprint}

@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.config import LabelsData, PairsData, Run, TextData
-from manyformer.data import Example, Held, Tokenizers, Units, open_data
+from manyformer.data import Example, Held, Tokenizer, Tokenizers, Units, open_data
 from manyformer.data.buckets import Buckets
 from manyformer.data.examples import Pairs
+from manyformer.data.opened import read_examples
+from manyformer.data.prepared import kept
 from manyformer.data.records import Row
 from manyformer.data.rows import Documents, Windows
 from manyformer.data.shards import Shard, open_shard, writing_shards
@@ -31,15 +33,30 @@ class Material(NamedTuple):
 
 
 def split_of(run: Run, task: str, folder: Path, split: str | None) -> Material:
-    """A split of the run's own data: the one asked for, else test where there is one, else valid."""
-    data = open_data(run.data, task, batch_tokens=run.batch.tokens, cache=folder / "data", seed=run.seed)
+    """A split that the run held out: the one asked for, else test where there is one, else valid.
+
+    It comes from what training kept in the run's folder; only where that is gone the data is read again.
+    """
     if split not in (None, "valid", "test"):
         raise UserError(f"there is no split '{split}' to score; {nearest(str(split), ('valid', 'test'))}")
-    if split == "test" and data.test is None:
+    cache = folder / "data"
+    if kept(cache) is None:
+        open_data(run.data, task, batch_tokens=run.batch.tokens, cache=cache, seed=run.seed)
+    ready = kept(cache)
+    assert ready is not None
+    there = {name.partition(".")[0] for name in ready.shards}
+    if split == "test" and "test" not in there:
         raise UserError(f"the run in {folder} has no test data (data.test); score the split valid, or another file")
-    name = split or ("valid" if data.test is None else "test")
-    held = data.valid if data.test is None or name == "valid" else data.test
-    return Material(name, held, () if isinstance(run.data, TextData) else tuple(data.examples(name)))
+    name = split or ("test" if "test" in there else "valid")
+    examples = () if isinstance(run.data, TextData) else tuple(read_examples(cache, name))
+    match run.data:
+        case TextData():
+            return Material(name, _text(run, run.data, task, ready.tokenizers, ready.shards[name]))
+        case PairsData():
+            held = _pairs(run, ready.shards[f"{name}.source"], ready.shards[f"{name}.target"])
+            return Material(name, held, examples)
+        case LabelsData():
+            return Material(name, None, examples)
 
 
 def file_of(run: Run, task: str, tokenizers: Tokenizers, path: Path_, room: Path) -> Material:
@@ -47,16 +64,42 @@ def file_of(run: Run, task: str, tokenizers: Tokenizers, path: Path_, room: Path
     name = path if isinstance(path, str) else " and ".join(path)
     match run.data:
         case TextData():
-            return Material(name, _text(run, run.data, task, tokenizers, path, room))
+            shard = _text_shard(run.data, tokenizers.source, path, room)
+            return Material(name, _text(run, run.data, task, tokenizers, shard))
         case PairsData():
-            return Material(name, *_pairs(run, run.data, tokenizers, path, room))
+            columns = run.data.source, run.data.target
+            examples = _examples(table(path, columns, ("source", "target"), room).rows(), path)
+            read, write = tokenizers.source, tokenizers.target
+            sources = [np.append(read.encode_array(one.source), read.eos) for one in examples]
+            targets = [np.concatenate([[write.bos], write.encode_array(one.target), [write.eos]]) for one in examples]
+            source = _shard(room, "source", sources, [one.source for one in examples], read.vocab)
+            target = _shard(room, "target", targets, [one.target for one in examples], write.vocab)
+            return Material(name, _pairs(run, source, target), examples)
         case LabelsData():
             rows = table(path, (run.data.text, run.data.label), ("text", "label"), room).rows()
             return Material(name, None, _examples(rows, path))
 
 
-def _text(run: Run, data: TextData, task: str, tokenizers: Tokenizers, path: Path_, room: Path) -> Held:
-    words = tokenizers.source
+def _text(run: Run, data: TextData, task: str, tokenizers: Tokenizers, shard: Shard) -> Held:
+    masked = task == "masked"
+    layout = (Windows if data.packing == "stream" else Documents)(shard, data.length, shifted=not masked)
+    finish = Masked(data.masking, tokenizers.source.vocab) if masked else NextToken()
+    plan = TextPlan(layout, max(1, run.batch.tokens // data.length), finish, shard.facts.sha256)
+    return Held(plan.fixed(), _units(shard))
+
+
+def _pairs(run: Run, source: Shard, target: Shard) -> Held:
+    pairs = Pairs(source, target)
+    plan = Buckets(pairs, np.arange(len(pairs.lengths)), run.batch.tokens)
+    return Held(plan.fixed(), _units(target))
+
+
+def _units(shard: Shard) -> Units:
+    """Every token but the one that begins a document is a target."""
+    return Units(shard.facts.tokens - shard.facts.documents, shard.facts.characters, shard.facts.bytes)
+
+
+def _text_shard(data: TextData, words: Tokenizer, path: Path_, room: Path) -> Shard:
     with writing_shards(room, ["text"], words.vocab) as writers:
         for part in (part for source in text_sources(path, data.column, room) for part in source.parts()):
             bos, eos = [words.bos] * part.begins, [words.eos] * part.ends
@@ -65,25 +108,7 @@ def _text(run: Run, data: TextData, task: str, tokenizers: Tokenizers, path: Pat
     facts = writers.facts["text"]
     if not facts.characters:
         raise UserError(f"{path}: there is no text in it")
-    shard, masked = open_shard(room, "text", facts), task == "masked"
-    layout = (Windows if data.packing == "stream" else Documents)(shard, data.length, shifted=not masked)
-    finish = Masked(data.masking, words.vocab) if masked else NextToken()
-    plan = TextPlan(layout, max(1, run.batch.tokens // data.length), finish, facts.sha256)
-    return Held(plan.fixed(), Units(facts.tokens - facts.documents, facts.characters, facts.bytes))
-
-
-def _pairs(
-    run: Run, data: PairsData, tokenizers: Tokenizers, path: Path_, room: Path
-) -> tuple[Held, tuple[Example, ...]]:
-    examples = _examples(table(path, (data.source, data.target), ("source", "target"), room).rows(), path)
-    read, write = tokenizers.source, tokenizers.target
-    sources = [np.append(read.encode_array(one.source), read.eos) for one in examples]
-    targets = [np.concatenate([[write.bos], write.encode_array(one.target), [write.eos]]) for one in examples]
-    target = _shard(room, "target", targets, [one.target for one in examples], write.vocab)
-    pairs = Pairs(_shard(room, "source", sources, [one.source for one in examples], read.vocab), target)
-    plan = Buckets(pairs, np.arange(len(examples)), run.batch.tokens)
-    facts = target.facts
-    return Held(plan.fixed(), Units(facts.tokens - facts.documents, facts.characters, facts.bytes)), examples
+    return open_shard(room, "text", facts)
 
 
 def _shard(room: Path, name: str, rows: Sequence[NDArray[np.int32]], texts: Sequence[str], vocab: int) -> Shard:

@@ -1,0 +1,160 @@
+"""list, show, check, doctor, runs: what there is and what it is like."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from commands import Cli
+from torch import nn
+
+import manyformer as mf
+from manyformer.config import shipped_runs
+from manyformer.summary import cost, count_parameters, parts, sketch
+
+
+def test_list_shows_every_recipe(cli: Cli) -> None:
+    out = cli("list").out
+    for name, recipe in mf.recipes().items():
+        assert any(line.startswith(f"{name} ") and recipe.card.cost in line for line in out.splitlines())
+
+
+def test_list_can_be_narrowed(cli: Cli) -> None:
+    def names(*words: str) -> list[str]:
+        return [record["name"] for record in json.loads(cli("list", *words, "--json").out)]
+
+    assert names("--task", "masked") == ["bert"]
+    assert names("*-lm") == ["transformer-lm"]
+    assert names("classif") == ["transformer-classifier"]
+    assert set(names()) == set(mf.recipes())
+
+
+@pytest.mark.parametrize("name", sorted(mf.recipes()))
+def test_show_tells_all_of_a_recipe(cli: Cli, name: str) -> None:
+    card = mf.recipes()[name].card
+    out = cli("show", name).out
+    for what in (card.title, card.paper, card.new, card.cost, *card.because.values()):
+        assert what in out
+    record = json.loads(cli("show", name, "dim=32", "heads=2", "vocab=90", "--json").out)
+    assert record["parameters"] == sum(p.numel() for p in mf.build(name, dim=32, heads=2, vocab=90).parameters())
+    assert sum(part["parameters"] for part in record["modules"] if part["level"] == 0) == record["parameters"]
+
+
+def test_the_paper_s_base_model_is_as_large_as_told(cli: Cli) -> None:
+    assert json.loads(cli("show", "transformer", "--json").out)["parameters"] == 63_082_496
+    record = json.loads(cli("show", "transformer", "depth=1", "--dim", "64", "--json").out)
+    assert {word["name"]: word["value"] for word in record["keywords"]}["dim"] == 64
+
+
+def test_show_reads_a_trained_run(cli: Cli, text_run: Path) -> None:
+    ended = cli("show", str(text_run), "--json")
+    assert json.loads(ended.out)["parameters"] == count_parameters(mf.load(text_run))
+
+
+def test_equal_layers_are_told_once_and_shared_weights_counted_once() -> None:
+    shared = nn.Linear(3, 3)
+    model = nn.ModuleDict({"a": shared, "b": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "c": shared})
+    found = parts(model)
+    assert [(p.name, p.times, p.parameters) for p in found] == [
+        ("a", 1, 12),
+        ("b", 1, 12),
+        ("0..1", 2, 12),
+        ("c", 1, 0),
+    ]
+    assert found[-1].note == "the same as a"
+
+
+def test_cost_is_what_can_be_counted_by_hand() -> None:
+    dim, length, vocab, depth = 32, 64, 11, 2
+    model = sketch("transformer-lm", {"vocab": vocab, "dim": dim, "depth": depth, "heads": 2, "longest": length})
+    found = cost(model, length)
+    projections = 2 * length * depth * 12 * dim * dim
+    attention = depth * 2 * 2 * length * length * dim
+    assert found.flops == projections + attention + 2 * length * dim * vocab
+    assert found.bytes_per_token is not None
+    # keys and values in float32, and where each token is: two int64 a layer
+    assert found.bytes_per_token == depth * (2 * dim * 4 + 16)
+
+
+def test_a_sketch_costs_what_the_model_does() -> None:
+    keywords = {"vocab": 50, "dim": 32, "depth": 2, "heads": 2}
+    for name in mf.recipes():
+        assert cost(sketch(name, keywords), 16) == cost(mf.build(name, **keywords), 16)
+
+
+def test_cost_refuses_a_length_that_the_model_does_not_allow(cli: Cli) -> None:
+    ended = cli("show", "bert", "--length", "513")
+    assert ended.code == 2
+    assert "longest=512" in ended.err
+
+
+def test_check_is_a_table_and_json(cli: Cli) -> None:
+    words = ("check", "transformer-lm", "depth=1", "--only", "causal,saving", "--length", "16")
+    ended = cli(*words)
+    assert ended.code == 0
+    assert "2 passed" in ended.out
+    record = json.loads(cli(*words, "--json").out)
+    assert record["ok"]
+    assert [row["contract"] for row in record["rows"]] == ["causal", "saving"]
+
+
+def test_a_broken_promise_is_exit_code_1(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = nn.functional.scaled_dot_product_attention
+
+    def leaking(*args: torch.Tensor, is_causal: bool = False, **settings: object) -> torch.Tensor:
+        return forward(*args)
+
+    monkeypatch.setattr("manyformer.ops.softmax.F.scaled_dot_product_attention", leaking)
+    ended = cli("check", "transformer-lm", "--only", "causal", "--length", "16")
+    assert ended.code == 1
+    assert "failed" in ended.out
+
+
+def test_the_doctor_finds_what_is_there(cli: Cli) -> None:
+    ended = cli("doctor", "--json")
+    assert ended.code == 0, ended
+    found = {finding["what"]: finding for finding in json.loads(ended.out)}
+    assert torch.__version__ in found["torch"]["found"]
+    assert found["SDPA"]["state"] == found["FlexAttention"]["state"] == "ok"
+
+
+def test_the_doctor_gives_the_pip_line_of_an_extra(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    ended = cli("doctor")
+    assert "pip install 'manyformer[hf]'" in ended.out
+    assert ended.code == 0
+
+
+def test_a_broken_machine_is_exit_code_1(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.__version__", "1.0.0")
+    ended = cli("doctor")
+    assert ended.code == 1
+    assert "2.13 is needed" in ended.out
+
+
+def test_runs_are_listed_shown_and_copied(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    records = json.loads(cli("runs", "list", "--json").out)
+    assert [record["name"] for record in records] == list(shipped_runs())
+    assert all(record["about"] and record["recipe"] in mf.recipes() for record in records)
+    assert all(record["name"] in cli("runs").out for record in records)
+    shown = cli("runs", "show", "lm/stdlib").out
+    assert shown.startswith("# ")
+    assert cli("runs", "copy", "lm/stdlib").code == 0
+    assert (tmp_path / "stdlib.yaml").read_text() == shown
+    again = cli("runs", "copy", "lm/stdlib")
+    assert again.code == 2
+    assert "--force" in again.err
+    assert cli("runs", "copy", "lm/stdlib", "--force").code == 0
+    assert cli("runs", "copy", "lm/stdlib", "mine.txt").code == 2
+    dry = yaml.safe_load(cli("train", "stdlib.yaml", "--print-config").out)
+    assert dry["out"] == "runs/stdlib"
+
+
+@pytest.mark.parametrize("name", shipped_runs())
+def test_every_shipped_run_is_valid_and_makes_a_model(cli: Cli, name: str) -> None:
+    ended = cli("train", name, "--dry-run")
+    assert ended.code == 0, ended.err
+    assert yaml.safe_load(ended.out)["out"] == f"runs/{name.replace('/', '-')}"
+    assert "parameters" in ended.out

@@ -1,0 +1,139 @@
+"""train: what it shows before, during and after; and plot."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from commands import TEXT, TINY, Cli, lines
+
+import manyformer as mf
+from manyformer.cli.words import split_words
+
+PNG = b"\x89PNG\r\n\x1a\n"
+WORDS = ("train", "transformer-lm", "data.path=text.txt", "data.tokenizer=char", "data.length=64", *TINY)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with a text in it, where the test stands."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_name_is_told_from_settings_wherever_it_stands(here: Path) -> None:
+    assert split_words(["lm/stdlib", "depth=4"]) == ("lm/stdlib", ["depth=4"])
+    assert split_words(["--model.depth", "4", "lm/stdlib", "--lr=1"]) == ("lm/stdlib", ["--model.depth", "4", "--lr=1"])
+    assert split_words(["a=b"]) == (None, ["a=b"])
+    assert split_words(["a", "b"]) == ("a", ["b"])
+    (here / "a=b").write_text("recipe: bert")
+    assert split_words(["a=b"]) == ("a=b", [])
+
+
+def test_training_ends_in_a_sample_a_picture_and_what_to_do_next(cli: Cli, here: Path) -> None:
+    ended = cli(*WORDS)
+    assert ended.code == 0, ended.err
+    out = lines(ended.out)
+    assert [line.split()[0] for line in out[:3]] == ["note", "data", "data"]
+    assert any(line.startswith("step     30/30") for line in out)
+    assert any(line.startswith("sample   at temperature") for line in out)
+    assert out[-3].startswith("next     manyformer generate runs/transformer-lm")
+    assert out[-1].split() == ["manyformer", "plot", "runs/transformer-lm"]
+    assert (here / "runs/transformer-lm/curves.png").read_bytes().startswith(PNG)
+    assert mf.load(here / "runs/transformer-lm").tokenizer.encode("cat")
+    # the same command again finds the run done, and changed settings are refused by name
+    assert cli(*WORDS).code == 0
+    changed = cli(*WORDS, "optim.lr=0.5")
+    assert changed.code == 2
+    assert "optim.lr" in changed.err
+    assert "--fresh" in changed.err or "fresh" in changed.err
+    assert cli(*WORDS, "optim.lr=0.005", "--fresh", "--quiet").code == 0
+
+
+def test_json_goes_to_stdout_alone(cli: Cli, here: Path) -> None:
+    ended = cli(*WORDS, "--json")
+    record = json.loads(ended.out)
+    assert record["step"] == 30
+    assert record["out"] == "runs/transformer-lm"
+    assert record["scores"]["loss"] > 0
+    assert "step     30/30" in ended.err
+
+
+def test_quiet_shows_the_end_alone(cli: Cli, here: Path) -> None:
+    out = lines(cli(*WORDS, "--quiet").out)
+    assert [line.split()[0] for line in out] == ["done", "model"]
+
+
+def test_a_dry_run_trains_nothing_and_is_a_run_file(cli: Cli, here: Path) -> None:
+    ended = cli(*WORDS, "--dry-run", "seed=7")
+    assert ended.code == 0, ended.err
+    assert not (here / "runs").exists()
+    (here / "again.yaml").write_text(ended.out)
+    again = cli("train", "again.yaml", "--print-config")
+    assert yaml.safe_load(again.out) == yaml.safe_load(ended.out)
+    assert yaml.safe_load(again.out)["seed"] == 7
+    assert "parameters" not in again.out
+
+
+def test_help_of_a_run_has_its_keywords_and_values(cli: Cli, here: Path) -> None:
+    ended = cli("train", "lm/stdlib", "--help", "optim.lr=0.125")
+    assert ended.code == 0
+    assert not (here / "runs").exists()
+    for name in mf.recipes()["transformer-lm"].signature.parameters:
+        assert any(line.startswith(f"  {name}=") for line in ended.out.splitlines())
+    assert "  optim.lr=0.125 " in ended.out
+    assert "  data.tokenizer=bpe " in ended.out
+    assert "attention heads" in ended.out
+    assert "  classes=" in cli("train", "transformer-classifier", "data.path=x.tsv", "-h").out
+
+
+def test_an_empty_file_and_a_missing_one_are_told(cli: Cli, here: Path) -> None:
+    (here / "empty.txt").write_text("")
+    for name in ("empty.txt", "missing.txt"):
+        ended = cli("train", "transformer-lm", f"data.path={name}")
+        assert ended.code == 2
+        assert name in ended.err
+        assert len(ended.err.splitlines()) == 1
+
+
+def test_plot_draws_one_run_or_several(cli: Cli, here: Path, text_run: Path) -> None:
+    assert cli("plot", str(text_run), "--out", "one.png").out == "one.png\n"
+    assert (here / "one.png").read_bytes().startswith(PNG)
+    assert cli("plot", str(text_run), str(text_run)).code == 0
+    assert (here / "curves.png").read_bytes().startswith(PNG)
+    assert cli("plot", str(text_run), "--out", "one.txt").code == 2
+
+
+def test_on_a_terminal_there_is_a_bar(here: Path) -> None:
+    """A real terminal: the bar is drawn, and nothing of it is left over when the end is told."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "manyformer", *WORDS],
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "120"},
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:
+            break
+        if not piece:
+            break
+        seen += piece
+    os.close(ours)
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(60) == 0
+    text = seen.decode()
+    assert "━" in text
+    assert "\x1b[" in text
+    assert text.rstrip().endswith("manyformer plot runs/transformer-lm")

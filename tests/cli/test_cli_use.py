@@ -1,0 +1,254 @@
+"""generate, translate, evaluate, bench: using and judging what was trained."""
+
+import io
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from commands import Cli
+
+import manyformer as mf
+from manyformer.evaluate import Settings, evaluate
+from manyformer.scores import bleu
+
+
+class Piped:
+    """Standard input that comes from a pipe."""
+
+    def __init__(self, data: bytes) -> None:
+        self.buffer = io.BytesIO(data)
+
+    def isatty(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    return lambda data: monkeypatch.setattr(sys, "stdin", Piped(data))
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody pipes anything in unless a test does."""
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+
+
+def test_generate_writes_what_the_library_does(cli: Cli, text_run: Path) -> None:
+    model = mf.load(text_run)
+    told = cli("generate", str(text_run), "the cat", "--greedy", "--max-new", "12")
+    assert told.code == 0, told.err
+    assert told.out == "the cat" + mf.generate(model, "the cat", max_new=12).text + "\n"
+    drawn = cli(
+        "generate", str(text_run), "the", "--seed", "3", "--max-new", "9", "--top-k", "5", "--temperature", "1.2"
+    )
+    assert drawn.out == "the" + mf.generate(model, "the", max_new=9, seed=3, top_k=5, temperature=1.2).text + "\n"
+    again = cli(
+        "generate", str(text_run), "the", "--seed", "3", "--length", "9", "--top-k", "5", "--temperature", "1.2"
+    )
+    assert again.out == drawn.out
+
+
+def test_generate_is_the_same_without_its_cache(cli: Cli, text_run: Path) -> None:
+    words = ("generate", str(text_run), "the cat", "--greedy", "--max-new", "12", "--stats")
+    told, bare = cli(*words), cli(*words, "--no-cache")
+    assert told.out == bare.out
+    assert "12 tokens" in told.err
+    assert "without cache" in bare.err
+
+
+def test_generate_reads_a_pipe(cli: Cli, text_run: Path, pipe: Callable[[bytes], None]) -> None:
+    words = ("--greedy", "--max-new", "5")
+    wanted = cli("generate", str(text_run), "the cat", *words).out
+    for given in ((), ("-",)):
+        pipe(b"the cat\n")
+        assert cli("generate", str(text_run), *given, *words).out == wanted
+    pipe(b"the cat\nthe dog\n\n")
+    records = [
+        json.loads(line) for line in cli("generate", str(text_run), "--lines", "--json", *words).out.splitlines()
+    ]
+    assert [record["prompt"] for record in records] == ["the cat", "the dog"]
+    assert records[0]["prompt"] + records[0]["text"] + "\n" == wanted
+    pipe(b"\xff\xfe")
+    ended = cli("generate", str(text_run))
+    assert ended.code == 2
+    assert "byte 0" in ended.err
+
+
+def test_generate_several_texts(cli: Cli, text_run: Path) -> None:
+    out = cli("generate", str(text_run), "the", "--n", "2", "--seed", "5", "--max-new", "4").out
+    assert out.count("--- text") == 2
+    assert "seed 5" in out
+    assert "seed 6" in out
+    beams = cli(
+        "generate", str(text_run), "the", "--beam", "3", "--n", "2", "--max-new", "4", "--json"
+    ).out.splitlines()
+    scores = [json.loads(line)["score"] for line in beams]
+    assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--greedy", "--top-k", "3"), "--top-k chooses among several"),
+        (("--beam", "2", "--top-p", "0.5"), "--top-p chooses among several"),
+        (("--top-p", "7"), "7"),
+        (("--max-new", "1000"), "the model allows 64"),
+        (("--temperature", "-1"), "temperature"),
+    ],
+)
+def test_generate_refuses_what_makes_no_sense(cli: Cli, text_run: Path, words: tuple[str, ...], said: str) -> None:
+    ended = cli("generate", str(text_run), "the", *words)
+    assert ended.code == 2
+    assert said in ended.err
+    assert ended.out == ""
+
+
+def test_models_are_used_for_what_they_can_do(cli: Cli, text_run: Path, pairs_run: Path, labels_run: Path) -> None:
+    assert "`manyformer generate`" in cli("translate", str(text_run), "x").err
+    assert "does not write" in cli("generate", str(labels_run), "x").err
+    assert cli("generate", str(pairs_run), "red tan", "--greedy").code == 0
+
+
+def test_translate_a_text_a_file_and_a_pipe(
+    cli: Cli, pairs_run: Path, tmp_path: Path, pipe: Callable[[bytes], None]
+) -> None:
+    model = mf.load(pairs_run)
+    texts = ["red tan sun", "", "box"]
+    wanted = [answers.text for answers in _translated(model, texts)]
+    assert cli("translate", str(pairs_run), texts[0]).out == f"{wanted[0]}\n"
+    file = tmp_path / "in.txt"
+    file.write_text("\n".join(texts) + "\n")
+    assert cli("translate", str(pairs_run), "--input", str(file)).out.splitlines() == wanted
+    pipe(file.read_bytes())
+    assert cli("translate", str(pairs_run)).out.splitlines() == wanted
+    ended = cli("translate", str(pairs_run), "box", "--n-best", "2", "--stats")
+    assert [line.split("\t")[0] for line in ended.out.splitlines()] == ["1", "1"]
+    assert "tokens/s" in ended.err
+    record = json.loads(cli("translate", str(pairs_run), "box", "--json").out)
+    assert record["answers"][0]["text"] == wanted[2]
+    assert cli("translate", str(pairs_run), "box", "--input", str(file)).code == 2
+    assert "no-file" in cli("translate", str(pairs_run), "--input", "no-file").err
+
+
+def _translated(model: object, texts: list[str]) -> list[object]:
+    from manyformer.generate import Translator, settings
+
+    decoding = settings(beam=4, alpha=0.6)
+    return [answers[0] for answers in Translator(model, tokenizer=model.tokenizer, decoding=decoding)(texts)]
+
+
+def test_translate_asks_a_person(cli: Cli, pairs_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = iter(["box"])
+
+    def asked(mark: str) -> str:
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", asked)
+    ended = cli("translate", str(pairs_run))
+    assert ended.code == 0
+    assert len(ended.out.splitlines()) == 1
+
+
+def test_text_is_scored_as_by_hand(cli: Cli, text_run: Path, tmp_path: Path) -> None:
+    """One short document in one row: the loss of the model itself says what the scores must be."""
+    text = "the dog sat by the tree"
+    (tmp_path / "other.txt").write_text(text)
+    record = json.loads(cli("evaluate", str(text_run), "--data", str(tmp_path / "other.txt"), "--json").out)
+    model = mf.load(text_run)
+    words = model.tokenizer
+    ids = torch.tensor([[words.bos, *words.encode(text), words.eos]])
+    logits = model(ids[:, :-1]).logits.detach().log_softmax(-1)
+    nats = -float(logits.gather(2, ids[:, 1:, None]).sum())
+    found = {score["name"]: score["value"] for score in record["scores"]}
+    count = ids.shape[1] - 1
+    assert found["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-4)
+    assert found["bits per character"] == pytest.approx(nats / math.log(2) / len(text), rel=1e-4)
+    right = float((logits.argmax(-1) == ids[:, 1:]).float().mean())
+    assert found["token accuracy"] == pytest.approx(100 * right, abs=1e-3)
+
+
+def test_the_validation_score_is_that_of_training(cli: Cli, text_run: Path) -> None:
+    record = json.loads(cli("evaluate", str(text_run), "--split", "valid", "--json").out)
+    told = json.loads((text_run / "result.json").read_text())["scores"]
+    found = {score["name"]: score["value"] for score in record["scores"]}
+    assert found["perplexity"] == pytest.approx(told["perplexity"], rel=1e-4)
+    assert found["bits per byte"] == pytest.approx(told["bits_per_byte"], rel=1e-4)
+
+
+def test_translations_are_scored_against_their_references(cli: Cli, pairs_run: Path, tmp_path: Path) -> None:
+    rows = [("red tan sun", "nus nat der"), ("box cup fig", "gif puc xob")]
+    (tmp_path / "a.txt").write_text("".join(f"{x}\n" for x, _ in rows))
+    (tmp_path / "b.txt").write_text("".join(f"{y}\n" for _, y in rows))
+    words = ("--data", str(tmp_path / "a.txt"), "--data", str(tmp_path / "b.txt"), "--tokenize", "char")
+    ended = cli("evaluate", str(pairs_run), *words)
+    assert ended.code == 0, ended.err
+    texts = [answer.text for answer in _translated(mf.load(pairs_run), [x for x, _ in rows])]
+    wanted = bleu(texts, [y for _, y in rows], tokenize="char")
+    assert f"{wanted.value:.2f}" in ended.out
+    assert wanted.signature in ended.out
+    assert "beam 4, length penalty 0.6" in ended.out
+    found = evaluate(pairs_run, split="valid", settings=Settings(beam=1))
+    assert {score.name for score in found.scores} >= {"BLEU", "chrF", "TER", "exact", "perplexity"}
+    assert "beam 1" in found.how
+
+
+def test_labels_are_scored_and_unknown_ones_count_as_missed(cli: Cli, labels_run: Path, tmp_path: Path) -> None:
+    model = mf.load(labels_run)
+    texts = ["red tan sun", "box", "oak oak oak"]
+    names = json.loads((labels_run / "model" / "labels.json").read_text())
+    found = []
+    for text in texts:
+        ids = torch.tensor([[1, *model.tokenizer.encode(text), 2]])
+        found.append(names[int(model(ids).logits.argmax())])
+    (tmp_path / "x.tsv").write_text("".join(f"{x}\t{y}\n" for x, y in zip(texts, [found[0], "never seen", found[2]])))
+    record = json.loads(cli("evaluate", str(labels_run), "--data", str(tmp_path / "x.tsv"), "--json").out)
+    scores = {score["name"]: score["value"] for score in record["scores"]}
+    assert scores["accuracy"] == pytest.approx(200 / 3)
+
+
+def test_evaluate_says_what_is_missing(cli: Cli, text_run: Path, tmp_path: Path) -> None:
+    assert "no test data" in cli("evaluate", str(text_run), "--split", "test").err
+    assert "either a split or data" in cli("evaluate", str(text_run), "--split", "valid", "--data", "x").err
+    mf.load(text_run).save(tmp_path / "bare")
+    assert "run.yaml is missing" in cli("evaluate", str(tmp_path / "bare")).err
+    assert "without a tokenizer" in cli("generate", str(tmp_path / "bare"), "x").err
+    (tmp_path / "bare" / "model.safetensors").write_bytes(b"damaged")
+    assert "is damaged" in cli("generate", str(tmp_path / "bare"), "x").err
+
+
+def test_bench_is_tables_files_and_json(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("bench", "compose:norm=post", "dim=16", "--depth", "1", "heads=2", "--lengths", "8:16", "--rounds", "1")
+    ended = cli(*words, "--what", "forward")
+    assert ended.code == 0, ended.err
+    assert "growth over the longer half" in ended.out
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "bench.csv").read_text().count("\n") == 5
+    record = json.loads(cli(*words, "--what", "forward", "--json", "--against", "none").out)
+    assert [cell["length"] for cell in record["cells"]] == [8, 16]
+    assert record["candidates"] == [{"label": "compose:norm=post", "recipe": "compose", "keywords": {"norm": "post"}}]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("compse",), "did you mean compose?"),
+        (("compose", "--lengths", "9:3"), "is empty"),
+        (("compose", "--lengths", "many"), "neither a number nor a range"),
+        (("compose", "--what", "fwd"), "did you mean forward?"),
+        (("compose", "dimm=3"), "did you mean dim?"),
+        (("compose", "--lengts", "8"), "(or the option --lengths?)"),
+        (("compose:norm=psot",), "did you mean pre"),
+    ],
+)
+def test_bench_refuses_with_the_nearest_right_word(cli: Cli, words: tuple[str, ...], said: str) -> None:
+    ended = cli("bench", *words)
+    assert ended.code == 2
+    assert said in ended.err or "did you mean post?" in ended.err
