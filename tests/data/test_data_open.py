@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,9 @@ def folder(tmp_path: Path) -> Path:
 
 def shard_text(cache: Path, name: str, data: Data) -> list[str]:
     tokens, offsets = np.memmap(cache / f"{name}.tokens", "<u2"), np.memmap(cache / f"{name}.offsets", "<i8")
-    return [data.target.decode(tokens[a:b].tolist()) for a, b in pairwise(offsets)]
+    documents = [tokens[a:b].tolist() for a, b in pairwise(offsets)]
+    assert all((ids[0], ids[-1]) == (1, 2) and min(ids[1:-1]) >= 5 for ids in documents)
+    return [data.target.decode(ids) for ids in documents]
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe"])
@@ -119,6 +122,23 @@ def test_preparing_streams(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert (next(whole.train).tokens == next(parts.train).tokens).all()
     shard = np.memmap(tmp_path / "two" / "train.tokens", dtype="<u2")
     assert len(shard) == json.loads((tmp_path / "two" / "manifest.json").read_text())["splits"]["train"]["tokens"]
+
+
+@pytest.mark.parametrize("lines", [True, False])
+def test_files_larger_than_memory(lines: bool, tmp_path: Path) -> None:
+    """Preparing and using a file takes a small and constant part of its size."""
+    text = ("0123456789abcde" + "\n" * lines) * 2**16
+    with (tmp_path / "large.txt").open("w") as file:
+        file.writelines(text for _ in range(48))
+    config = TextData(path=str(tmp_path / "large.txt"), length=256, valid=0.01, packing="stream")
+    tracemalloc.start()
+    data = opened(config, tmp_path / "run", batch_tokens=8192)
+    next(data.train)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert data.valid.units is not None
+    assert data.valid.units.characters == pytest.approx(0.01 * 48 * len(text), abs=1)
+    assert peak < 48 * len(text) / 2
 
 
 def test_no_source_is_in_two_splits(tmp_path: Path) -> None:

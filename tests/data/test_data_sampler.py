@@ -80,6 +80,9 @@ def test_resuming_anywhere_gives_the_same_batches(what: str, tmp_path: Path) -> 
         again = opened(what, tmp_path).train
         again.load_state_dict(json.loads(states[place]))
         assert all(same(next(again), batch) for batch in batches[place : place + 5])
+    # Going back from where it stands works as well as from the beginning.
+    sampler.load_state_dict(json.loads(states[1]))
+    assert same(next(sampler), batches[1])
 
 
 @pytest.mark.parametrize("what", KINDS)
@@ -104,6 +107,21 @@ def test_ranks_together_see_what_one_sees(what: str, world: int, tmp_path: Path)
 def scored(batch: Batch) -> int:
     targets = batch.labels if isinstance(batch, LabelBatch) else batch.targets
     return int((targets != IGNORE).sum())
+
+
+def test_other_tokens_are_masked_in_every_epoch(tmp_path: Path) -> None:
+    sampler = opened("masked", tmp_path).train
+    chosen: list[set[int]] = [set(), set()]
+    for epoch in (0, 1):
+        while sampler.epoch == epoch:
+            batch = next(sampler)
+            full = torch.where(batch.targets == IGNORE, batch.tokens, batch.targets)
+            for tokens, targets in zip(full, batch.targets):
+                row = hash(tuple(tokens.tolist()))
+                chosen[epoch] |= {hash((row, int(place))) for place in (targets != IGNORE).nonzero()}
+    both = len(chosen[0] & chosen[1])
+    # By chance 15 of 100 are chosen again.
+    assert 0 < both < 0.4 * len(chosen[0])
 
 
 def test_a_rank_without_rows_gets_one_that_counts_nothing(tmp_path: Path) -> None:

@@ -126,7 +126,8 @@ def _blocks(pieces: Iterable[Piece], size: Callable[[Piece], int]) -> Iterator[l
 def _add(shards: dict[str, ShardWriter], block: list[Piece], tokenizer: Tokenizer) -> None:
     for (name, part), ids in zip(block, tokenizer.encode_many([piece.part.text for piece in block]), strict=True):
         bos, eos = [tokenizer.bos] * part.begins, [tokenizer.eos] * part.ends
-        shards[name].add(np.concatenate([bos, ids, eos]), begins=part.begins, text=part.text)
+        whole = np.concatenate([np.array(bos, np.int32), ids, np.array(eos, np.int32)])
+        shards[name].add(whole, begins=part.begins, text=part.text)
 
 
 def _hashes(surveys: Iterable[Survey]) -> dict[str, str]:
