@@ -160,6 +160,7 @@ def test_names_keywords_and_folders(tmp_path: Path) -> None:
         ({"model": "bert", "keywords": {"longest": 8}}, "allows at most 8 tokens, too few to check"),
         ({"model": "bert", "keywords": {"depht": 8}}, "did you mean depth"),
         ({"model": mutants.language_model(), "keywords": {"depth": 1}}, "this model is built already"),
+        ({"model": mutants.language_model(), "device": "cpu"}, "this model is where it is"),
     ],
 )
 def test_wrong_questions_get_a_sentence(arguments: dict[str, Any], told: str) -> None:

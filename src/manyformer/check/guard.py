@@ -17,7 +17,8 @@ def untouched(module: nn.Module | None) -> Iterator[None]:
     """Evaluation mode inside; afterwards modes, gradients and all random generators are as they were."""
     numbers, others = np.random.get_state(), random.getstate()
     grads = [] if module is None else [(weight, weight.grad) for weight in module.parameters()]
-    with torch.random.fork_rng(), unchanged(module):
+    devices = {weight.device for weight, _ in grads if weight.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(devices)), unchanged(module):
         try:
             for weight, _ in grads:
                 weight.grad = None

@@ -33,12 +33,13 @@ def own(model: Model, *, name: str | None = None) -> Subject:
 class Own(Subject):
     """What our models have in common: their card says what they promise."""
 
-    exact = True
     silent: Mapping[str, str] = {}
     """What a kind of model cannot promise, whatever its card says."""
 
     def __init__(self, model: Model, embed: Embedding, name: str | None) -> None:
         self.module = model
+        # Apple's devices know no float64
+        self.exact = model.device.type != "mps"
         spec: Spec | None = getattr(model, "spec", None)
         card = RECIPES[spec.recipe].card if spec is not None and spec.recipe in RECIPES else None
         self.name = name or (type(model).__name__ if spec is None else spec.recipe)

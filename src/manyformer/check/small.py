@@ -31,7 +31,7 @@ def build_small(name: str, keywords: Mapping[str, Any], seed: int) -> Model:
     """
     recipe = get(name)
     sizes = {keyword: value for keyword, value in SMALL.items() if keyword in recipe.signature.parameters}
-    with torch.random.fork_rng(), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = build(name, **(sizes | recipe.card.small | dict(keywords)))
         for weight in model.parameters():

@@ -45,6 +45,7 @@ def check(
     skip: Collection[str] = (),
     compiler: Backend = "aot_eager",
     keywords: Mapping[str, Any] | None = None,
+    device: str | torch.device | None = None,
     each: Callable[[Row], None] | None = None,
 ) -> Report:
     """Hold a model to its promises: causality, streaming, padding, packing, gradients, precision, saving and more.
@@ -52,10 +53,10 @@ def check(
     `model` is a recipe's name (built small and shaken, with `keywords` on top), a run's or a saved model's folder, a
     model, a Hugging Face model, or an `Adapter` around any module. `length` is that of all sequences; unless given, 48
     tokens where many steps are taken and up to 512 where the future might leak. `only` and `skip` name contracts;
-    "compile" takes seconds, and "learns" runs only when named. `each` is told every row as it is found. The model is
-    left as it was. Raises UserError for what cannot be checked.
+    "compile" takes seconds, and "learns" runs only when named. `device` is for a name or a folder. `each` is told every
+    row as it is found. The model is left as it was. Raises UserError for what cannot be checked.
     """
-    subject = find_subject(model, keywords or {}, seed)
+    subject = find_subject(model, keywords or {}, seed, device)
     chosen = _chosen(only, skip)
     steps, reach = _lengths(subject, length)
     rows: list[Row] = []
@@ -71,18 +72,25 @@ def check(
     return Report(subject.name, tuple(rows), reach, seed)
 
 
-def find_subject(model: nn.Module | Adapter | str | Path, keywords: Mapping[str, Any], seed: int = 0) -> Subject:
+def find_subject(
+    model: nn.Module | Adapter | str | Path,
+    keywords: Mapping[str, Any],
+    seed: int = 0,
+    device: str | torch.device | None = None,
+) -> Subject:
     """The subject for whatever `check` takes. Raises UserError with what would be right."""
     if isinstance(model, str) and model in RECIPES:
-        return own(build_small(model, keywords, seed))
+        return own(build_small(model, keywords, seed).to(device))
     if keywords:
         raise UserError(f"keywords ({', '.join(keywords)}) are for a recipe's name; this model is built already")
-    if isinstance(model, Adapter):
-        return Foreign(model)
     if isinstance(model, str | Path):
         if not Path(model).is_dir():
             raise UserError(f"'{model}' is neither a recipe nor a folder with a model; {nearest(str(model), RECIPES)}")
-        return own(load(model), name=str(model))
+        return own(load(model).to(device), name=str(model))
+    if device is not None:
+        raise UserError(f"device ({device}) is for a name or a folder; this model is where it is")
+    if isinstance(model, Adapter):
+        return Foreign(model)
     if isinstance(model, Model):
         return own(model)
     if is_hugging_face(model):
