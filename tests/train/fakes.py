@@ -47,6 +47,9 @@ class FakeHeld:
     def __init__(self, task: str, rank: int = 0, world: int = 1) -> None:
         self.task, self.rank, self.world = task, rank, world
 
+    def __len__(self) -> int:
+        return 2
+
     def __iter__(self) -> Iterator[Batch]:
         for seed in range(2):
             yield part(make(self.task, 1000 + seed), self.rank, self.world)

@@ -128,6 +128,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
         go(run)
     assert "the checkpoint of step 8" in str(full.value)
     assert "\n" not in str(full.value)
+    assert "step-00000005 is whole. Free some space: the same command continues." in str(full.value)
     store = Store(tmp_path / "run/checkpoints")
     assert store.steps() == [4, 5]
     assert damage(store.path(5)) is None

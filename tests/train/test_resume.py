@@ -12,6 +12,7 @@ from runs import Heard, go, learned, stopped
 from manyformer.batches import Batch
 from manyformer.config import Run
 from manyformer.errors import UserError
+from manyformer.train.events import Finished
 from manyformer.train.signals import Interrupted, Wish
 
 SETTINGS: dict[str, Any] = {
@@ -113,7 +114,14 @@ def test_a_finished_run_is_finished(tmp_path: Path) -> None:
     first = go(run)
     before = learned(tmp_path / "run")
     weights = (tmp_path / "run/model/model.safetensors").read_bytes()
-    assert go(run) == first
+    heard = Heard()
+    assert go(run, heard) == first
+    assert "finished before" in heard.notes
+    assert isinstance(heard[-1], Finished)
+    # another way to choose the final weights is worth another look
+    again = go(run.model_copy(update={"save": run.save.model_copy(update={"average": 0})}))
+    assert "average" not in again.chosen
+    go(run)
     assert learned(tmp_path / "run") == before
     assert (tmp_path / "run/model/model.safetensors").read_bytes() == weights
 
@@ -143,12 +151,21 @@ def test_settings_may_change_before_the_first_checkpoint(tmp_path: Path) -> None
 def test_a_longer_run_goes_on(tmp_path: Path) -> None:
     constant = {**SETTINGS, "schedule": {"name": "constant", "warmup": 2}, "save": {"every": 4}}
     go(a_run(tmp_path / "short", **constant))
-    go(a_run(tmp_path / "short", **{**constant, "limits": {"steps": 16}}))
+    heard = Heard()
+    go(a_run(tmp_path / "short", **{**constant, "limits": {"steps": 16}}), heard)
+    assert "limits have changed" not in heard.notes
     go(a_run(tmp_path / "long", **{**constant, "limits": {"steps": 16}}))
     losses = [
         [(row["step"], row["loss"]) for row in learned(tmp_path / name) if "loss" in row] for name in ("short", "long")
     ]
     assert losses[0] == losses[1]
+
+
+def test_a_cosine_that_gets_another_end_says_so(tmp_path: Path) -> None:
+    stopped(a_run(tmp_path / "run", **SETTINGS), 4)
+    heard = Heard()
+    go(a_run(tmp_path / "run", **{**SETTINGS, "limits": {"steps": 16}}), heard)
+    assert "the limits have changed" in heard.notes
 
 
 def test_resumed_says_so(tmp_path: Path) -> None:

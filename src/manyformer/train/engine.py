@@ -96,7 +96,12 @@ class Engine:
     def _backward(self, batch: Batch, targets: int, parts: int) -> Tensor:
         loss = self._call(to_device(batch, self.device))
         assert isinstance(loss, Loss)
-        mean, extra = loss.total.float() / targets, torch.as_tensor(loss.extra, device=self.device) / parts
+        mean = whole = loss.total.float() / targets
+        extra = torch.zeros_like(mean)
+        # a number has no gradient, and bringing it to a GPU would wait for that
+        if isinstance(loss.extra, Tensor):
+            extra = loss.extra.float() / parts
+            whole = mean + extra
         # the gradient is averaged over the processes, and each has divided by the targets of all
-        ((mean + extra) * self.world.size).backward()  # type: ignore[no-untyped-call]
-        return torch.stack([mean.detach(), extra.detach().float()])
+        (whole * self.world.size).backward()  # type: ignore[no-untyped-call]
+        return torch.stack([mean.detach(), extra.detach()])

@@ -1,8 +1,7 @@
 """Scores of the validation data while training."""
 
-import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from manyformer.batches import Batch
 from manyformer.config import Evaluate
@@ -28,7 +27,7 @@ class Judge:
     def __call__(self, stop: Callable[[], bool] = nobody) -> dict[str, float] | None:
         """The scores of the model as it is now; None where `stop` asked to end before all was scored."""
         nats, targets, correct = 0.0, 0.0, 0.0
-        for batch in itertools.islice(self._batches, self._config.batches):
+        for batch in self._chosen():
             if stop():
                 return None
             scored = self._score(batch)
@@ -37,6 +36,13 @@ class Judge:
             correct += int(scored.correct)
         nats, targets, correct = self._world.sums([nats, targets, correct])
         return scores(nats, targets, correct, self._bytes_per_target)
+
+    def _chosen(self) -> Iterator[Batch]:
+        """As many batches as are asked for, evenly over all: held-out sequences come in order of their length."""
+        there = len(self._batches)
+        wanted = min(there, self._config.batches or there)
+        chosen = {number * there // wanted for number in range(wanted)}
+        return (batch for number, batch in enumerate(self._batches) if number in chosen)
 
     @property
     def metric(self) -> str:

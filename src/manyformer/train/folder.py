@@ -5,14 +5,14 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from manyformer.config import RUN_FILE, Run, differences, dump_run, load_run
+from manyformer.config import RUN_FILE, Cosine, Run, differences, dump_run, load_run
 from manyformer.errors import UserError, UserErrors
 from manyformer.recipes import RECIPES, get
 from manyformer.train.disk import remove_drafts, replace_text, room_for
@@ -80,12 +80,18 @@ def as_run(target: Run | str | Path, overrides: Sequence[str] | Mapping[str, Any
     )
 
 
-def claim(folder: Path, run: Run, *, begun: bool) -> None:
+def claim(folder: Path, run: Run, *, begun: bool, tell: Callable[[str], None]) -> None:
     """Write the merged run file. Raises UserErrors where the folder has `begun` training with other settings."""
     file = folder / RUN_FILE
-    if begun and file.exists() and (changed := differences(as_run(file), run)):
-        first = f"{folder} has begun with other settings; put them back, choose another `out`, or start over with fresh"
-        raise UserErrors([first, *changed])
+    if begun and file.exists():
+        before = as_run(file)
+        if changed := differences(before, run):
+            first = (
+                f"{folder} has begun with other settings; put them back, choose another out, or start over with fresh"
+            )
+            raise UserErrors([first, *changed])
+        if before.limits != run.limits and isinstance(run.schedule, Cosine) and run.schedule.steps is None:
+            tell("the limits have changed, so the learning rate falls to another end from here on")
     with room_for(f"the run file {file}"):
         replace_text(file, dump_run(run))
 

@@ -13,7 +13,7 @@ from manyformer.recipes import get
 from manyformer.train.build import build_model, choose_device, choose_sharing, make_objective
 from manyformer.train.card import model_card
 from manyformer.train.checkpoints import Checkpoint, Store
-from manyformer.train.disk import replace_text, room_for
+from manyformer.train.disk import DiskFull, replace_text, room_for
 from manyformer.train.engine import Engine
 from manyformer.train.evaluation import Judge
 from manyformer.train.events import Finished, Listener, Note, Started
@@ -26,6 +26,7 @@ from manyformer.train.saving import Saver
 from manyformer.train.schedules import schedule
 from manyformer.train.signals import Wish
 from manyformer.train.source import Source
+from manyformer.train.standing import ended
 from manyformer.train.world import ALONE, World
 
 Opener = Callable[[Run, Path, Callable[[str], None]], Source]
@@ -63,7 +64,7 @@ class Session:
         checkpoint = self.store.newest(lambda text: tell(Note(text)))
         with world.agreed():
             if world.first:
-                claim(out, run, begun=checkpoint is not None)
+                claim(out, run, begun=checkpoint is not None, tell=lambda text: tell(Note(text)))
                 write_environment(out, device)
         with world.first_goes_ahead():
             self.data = open_data(run, out, lambda text: tell(Note(text)))
@@ -83,7 +84,9 @@ class Session:
 
     def train(self) -> TrainResult:
         """Train to the end, choose the weights and save the model."""
-        why = self.loop.go()
+        if (before := self._finished()) is not None:
+            return before
+        why = self._go()
         choice = self._choose()
         step = self.loop.standing.step
         result = TrainResult(self.out, step, why, choice.what, choice.scores)
@@ -91,10 +94,32 @@ class Session:
         with self.world.agreed(), room_for(f"the final model in {self.out}"):
             if self.world.first:
                 save_model(whole, self.out / "model", extras=lambda folder: self._dress(folder, choice))
-                found = {**asdict(result), "out": str(self.out)}
+                found = {**asdict(result), "out": str(self.out), "save": self.run.save.model_dump()}
                 replace_text(self.out / RESULT_FILE, json.dumps(found, indent=2) + "\n")
-        self.tell(Finished(step, why, choice.what, choice.scores, self.out, self._next()))
+        return self._ended(result)
+
+    def _ended(self, result: TrainResult) -> TrainResult:
+        self.tell(Finished(result.step, result.why, result.chosen, result.scores, self.out, self._next()))
         return result
+
+    def _finished(self) -> TrainResult | None:
+        """What this run gave when it was finished earlier, where nothing is left to do."""
+        file, standing = self.out / RESULT_FILE, self.loop.standing
+        if not file.exists() or ended(self.run, standing) is None or not (self.out / "model").is_dir():
+            return None
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if found["step"] != standing.step or found.pop("save") != self.run.save.model_dump():
+            return None
+        self.tell(Note("this run was finished before; its model is as it was"))
+        return self._ended(TrainResult(**{**found, "out": self.out}))
+
+    def _go(self) -> str:
+        try:
+            return self.loop.go()
+        except DiskFull as error:
+            steps = self.store.steps()
+            kept = f"; {self.store.path(steps[-1])} is whole" if steps else ""
+            raise DiskFull(f"{error}{kept}. Free some space: the same command continues.") from error
 
     def _loop(self, checkpoint: Checkpoint | None, wish: Wish) -> Loop:
         run, feed, world = self.run, self.data.train, self.world

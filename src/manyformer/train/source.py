@@ -1,6 +1,6 @@
 """What training asks of data; `manyformer.data.open_data` gives it, and so may anybody else."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -28,8 +28,9 @@ class Held(Protocol):
 
     @property
     def units(self) -> Units | None: ...
+    def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Batch]: ...
-    def shard(self, rank: int, world: int) -> Iterable[Batch]: ...
+    def shard(self, rank: int, world: int) -> Self: ...
 
 
 class Feed(Protocol):

@@ -5,6 +5,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from manyformer.config import Run
 from manyformer.recipes import get
 from manyformer.train.build import choose_device
@@ -50,6 +52,8 @@ def take_part(run: Run, world: World, *, fresh: bool, tell: Listener) -> TrainRe
     assert run.out is not None
     out = Path(run.out)
     device = choose_device(run.device, world)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     with joined(world, device), listening(patient=world.size > 1) as wish, ExitStack() as held:
         with world.agreed():
             if world.first:
