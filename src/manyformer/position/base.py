@@ -1,7 +1,6 @@
 """The five places where a position can enter, all of them identities until a part overrides them."""
 
-from functools import cache
-from typing import final
+from typing import ClassVar, final
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ class Position(nn.Module):
     honour them. `key` is applied once, before a key is cached.
     """
 
+    _touched: ClassVar[frozenset[str]] = frozenset()
     longest: int | None = None
     """The number of positions there are; None where any position will do."""
 
@@ -51,12 +51,11 @@ class Position(nn.Module):
 
     def touches(self) -> frozenset[str]:
         """The seams that this part overrides."""
-        return _touched(type(self))
+        return self._touched
 
-
-@cache
-def _touched(kind: type[Position]) -> frozenset[str]:
-    return frozenset(seam for seam in SEAMS if getattr(kind, seam) is not getattr(Position, seam))
+    def __init_subclass__(cls) -> None:
+        # once for each class: kernels ask at every call
+        cls._touched = frozenset(seam for seam in SEAMS if getattr(cls, seam) is not getattr(Position, seam))
 
 
 @final
