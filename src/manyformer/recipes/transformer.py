@@ -28,6 +28,7 @@ from manyformer.sources import Encoded
 )
 def transformer(
     vocab: int = 37000,
+    source_vocab: int | None = None,
     dim: int = 512,
     depth: int = 6,
     heads: int = 8,
@@ -37,7 +38,8 @@ def transformer(
 ) -> EncoderDecoder:
     """Base of table 3 by default; `depth` layers on either side, one matrix for both embeddings and the output.
 
-    `hidden` is 4 dim unless given. Sections 3.1 to 3.5 and 5.4; the published model is post-norm, `norm="pre"` trains
+    A `source_vocab` gives the source an embedding of its own, for languages that share no vocabulary. `hidden` is
+    4 dim unless given. Sections 3.1 to 3.5 and 5.4; the published model is post-norm, `norm="pre"` trains
     more easily at larger depth.
     """
     layer_norm = partial(nn.LayerNorm, dim)
@@ -52,7 +54,11 @@ def transformer(
             "ff": FeedForward(dim, hidden),
         }
 
-    embed = Embedding(vocab, dim, position=Sinusoid(dim), scale=dim**0.5, dropout=dropout)
+    def embedding(size: int) -> Embedding:
+        return Embedding(size, dim, position=Sinusoid(dim), scale=dim**0.5, dropout=dropout)
+
+    embed = embedding(vocab)
+    embed_source = embed if source_vocab is None else embedding(source_vocab)
     encoder = stack(depth, encoder_layer, order=norm, norm=layer_norm, dropout=dropout)
     decoder = stack(depth, decoder_layer, order=norm, norm=layer_norm, dropout=dropout)
-    return EncoderDecoder(embed, encoder, embed, decoder, Head(dim, vocab, tied=embed.token))
+    return EncoderDecoder(embed_source, encoder, embed, decoder, Head(dim, vocab, tied=embed.token))
