@@ -11,13 +11,13 @@ from fakes import TASKS, FakeFeed, a_run, make
 from torch import nn
 
 import manyformer as mf
-from manyformer.batches import IGNORE, TextBatch
+from manyformer.batches import IGNORE, LabelBatch, MaskedBatch, PairBatch, TextBatch
 from manyformer.config import Adam, AdamW
 from manyformer.models import Model
 from manyformer.train.engine import Engine, Stepped
 from manyformer.train.events import silent
 from manyformer.train.loop import Loop, Parts
-from manyformer.train.objective import Objective
+from manyformer.train.objective import Objective, targets_in, tokens_in
 from manyformer.train.remat import numbered_layers, remat
 from manyformer.train.sharing import Alone
 from manyformer.train.signals import Wish
@@ -155,7 +155,7 @@ def test_the_loop_costs_nearly_nothing(tmp_path: Path) -> None:
         clip = 1.0
 
         def step(self, batches: object, rate: float) -> Stepped:
-            return Stepped(torch.ones(3), 100)
+            return Stepped(torch.ones(3), 100, 100)
 
     run = a_run(tmp_path, limits={"steps": 10**6}, evaluate={"every": None}, save={"every": 10**6}, log={"every": 10})
     parts: Any = Parts(Idle(), FakeFeed("language-model"), None, lambda *_: 0.1, None, (), silent, Wish())  # type: ignore[arg-type]
@@ -169,3 +169,14 @@ def test_the_loop_costs_nearly_nothing(tmp_path: Path) -> None:
         loop._advance()
     spent = time.thread_time() - began - (began - fetch)
     assert spent / 300 < 0.001
+
+
+def test_what_counts_as_a_token() -> None:
+    tokens = torch.full((2, 3), 5)
+    targets = torch.tensor([[5, IGNORE, IGNORE], [5, 5, IGNORE]])
+    segments = torch.tensor([[0, 0, -1], [0, 0, 0]])
+    assert tokens_in(TextBatch(tokens, targets, segments)) == 3
+    assert tokens_in(PairBatch(tokens, tokens, targets)) == 3
+    assert tokens_in(MaskedBatch(tokens, targets, segments)) == 5
+    assert tokens_in(LabelBatch(tokens, torch.tensor([1, IGNORE]))) == 6
+    assert targets_in(LabelBatch(tokens, torch.tensor([1, IGNORE]))) == 1

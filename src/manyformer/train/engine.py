@@ -10,19 +10,20 @@ from torch import Tensor, nn
 from manyformer.batches import Batch
 from manyformer.config import OptimConfig
 from manyformer.models import Loss, Model, Score
-from manyformer.train.objective import Objective, targets_in, to_device
+from manyformer.train.objective import Objective, targets_in, to_device, tokens_in
 from manyformer.train.optimisers import make_optimiser, set_rate
 from manyformer.train.sharing import Sharing
 
 
 class Stepped(NamedTuple):
-    """What a step gave: mean loss, mean auxiliary loss and norm of the gradient, still on the device; its targets.
+    """What a step gave: mean loss, mean auxiliary loss and norm of the gradient, still on the device; and its size.
 
-    The figures are our part of what the sum over all processes gives.
+    The figures are our part of what the sum over all processes gives; the counts are those of all.
     """
 
     figures: Tensor
     targets: int
+    tokens: int
 
 
 class Engine:
@@ -39,7 +40,8 @@ class Engine:
     def step(self, batches: Sequence[Batch], rate: float) -> Stepped:
         """One step on the sum of these batches and those of the other processes, normalised by all of their targets."""
         self._call.train()
-        targets = int(self.world.sums([sum(targets_in(batch) for batch in batches)])[0])
+        ours = [sum(map(targets_in, batches)), sum(map(tokens_in, batches))]
+        targets, tokens = map(int, self.world.sums(ours))
         figures = torch.zeros(3, device=self.device)
         for number, batch in enumerate(batches):
             last = number == len(batches) - 1
@@ -51,7 +53,7 @@ class Engine:
         set_rate(self.optimiser, rate)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        return Stepped(figures, targets)
+        return Stepped(figures, targets, tokens)
 
     def score(self, batch: Batch) -> Score:
         """The score of our part of a batch, without dropout."""

@@ -13,7 +13,7 @@ class Started(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """After a step: `loss` and `rate` of it, target tokens per second, the share of the run done, seconds left.
+    """After a step: its loss and learning rate, tokens learned from per second, share of the run done, seconds left.
 
     `logged` where the step is one of those that go into the metrics; the others come a few times a second at most.
     """

@@ -11,7 +11,7 @@ import torch
 from manyformer.config import Run
 from manyformer.errors import UserError
 from manyformer.train.checkpoints import Checkpoint
-from manyformer.train.engine import Engine
+from manyformer.train.engine import Engine, Stepped
 from manyformer.train.evaluation import Judge
 from manyformer.train.events import Listener, Progress, Saved, Validated
 from manyformer.train.metrics import Row
@@ -55,7 +55,7 @@ class Loop:
         self.run, self.parts, self.standing = run, parts, Standing()
         # waiting for the device at every step costs nothing on a CPU and much elsewhere
         self._patience = 1 if parts.engine.device.type == "cpu" else run.log.every
-        self._pending: list[tuple[torch.Tensor, int]] = []
+        self._pending: list[Stepped] = []
         self._begun = self._glimpsed = self._mark = time.perf_counter()
         self._behind = 0.0
         self._loss = self._norm = math.nan
@@ -101,7 +101,7 @@ class Loop:
         stepped = self.parts.engine.step(batches, self._rate)
         self._pending.append(stepped)
         standing.step += 1
-        standing.tokens += stepped.targets
+        standing.tokens += stepped.tokens
         standing.epochs = feed.epoch + feed.batch / feed.batches
         if len(self._pending) >= self._patience or self._duty():
             self._settle()
@@ -114,16 +114,17 @@ class Loop:
     def _settle(self) -> None:
         """Wait for the steps that are under way, check them, and add them to the window."""
         window, pending = self.standing.window, self._pending
-        ours: list[list[float]] = torch.stack([figures for figures, _ in pending]).tolist()
+        ours: list[list[float]] = torch.stack([step.figures for step in pending]).tolist()
         sums = self._world.sums(list(itertools.chain.from_iterable(ours)))
         rows = list(zip(*[iter(sums)] * 3, strict=True))
         self._pending = []
         first = self.standing.step - len(rows) + 1
-        for number, ((loss, extra, norm), (_, targets)) in enumerate(zip(rows, pending, strict=True)):
+        for number, ((loss, extra, norm), (_, targets, tokens)) in enumerate(zip(rows, pending, strict=True)):
             self._check(first + number, loss + extra, norm)
             window.nats += loss * targets
             window.extra += extra
             window.targets += targets
+            window.tokens += tokens
             window.steps += 1
             self._loss, self._norm = loss, norm
         window.seconds += self._tick()
@@ -150,7 +151,7 @@ class Loop:
             return
         self._glimpsed = now
         standing = self.standing
-        speed = window.targets / max(window.seconds, 1e-9)
+        speed = window.tokens / max(window.seconds, 1e-9)
         done = share(self.run, standing)
         left = (now - self._begun) * (1 - done) / (done - self._behind) if done > self._behind else math.nan
         loss = window.nats / window.targets if logged else self._loss

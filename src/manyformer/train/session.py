@@ -145,7 +145,8 @@ class Session:
         return sinks
 
     def _introduce(self, device: torch.device) -> None:
-        threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+        number = torch.get_num_threads()
+        threads = f", {number} thread{'s' * (number > 1)}" if device.type == "cpu" else ""
         size, strategy = self.world.size, self.run.strategy
         together = f", {size} processes ({strategy})" if size > 1 else ""
         lines = (
@@ -180,8 +181,9 @@ class Session:
 
     def _next(self) -> tuple[str, ...]:
         """Commands that go on from here."""
+        start = "def " if getattr(self.run.data, "path", None) == "stdlib" else "The "
         use = {
-            "language-model": (f'manyformer generate {self.out} "Once upon"',),
+            "language-model": (f'manyformer generate {self.out} "{start}"',),
             "translation": (f'manyformer translate {self.out} "TEXT"',),
         }
         return (*use.get(self.card.task, ()), f"manyformer evaluate {self.out}", f"manyformer plot {self.out}")

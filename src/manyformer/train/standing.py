@@ -13,6 +13,7 @@ class Window:
     nats: float = 0.0
     extra: float = 0.0
     targets: int = 0
+    tokens: int = 0
     steps: int = 0
     seconds: float = 0.0
 

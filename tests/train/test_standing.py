@@ -1,0 +1,93 @@
+"""When a run ends, how far it is, and which evaluations were the best."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import a_run
+from runs import go, learned
+
+from manyformer.train.evaluation import scores
+from manyformer.train.standing import Ranked, Standing, Window, ended, share
+
+
+@pytest.mark.parametrize(
+    ("limits", "done", "why"),
+    [
+        ({"steps": 10}, 0.5, None),
+        ({"steps": 5}, 1.0, "limits.steps 5 reached"),
+        ({"epochs": 0.5}, 0.8, None),
+        ({"epochs": 0.4}, 1.0, "limits.epochs 0.4 reached"),
+        ({"tokens": 1000, "steps": 100}, 0.3, None),
+        ({"tokens": 300, "steps": 100}, 1.0, "limits.tokens 300 reached"),
+        ({"minutes": 4}, 0.5, None),
+        ({"minutes": 2, "epochs": 9}, 1.0, "limits.minutes 2 reached"),
+    ],
+)
+def test_limits(limits: dict[str, Any], done: float, why: str | None, tmp_path: Path) -> None:
+    run = a_run(tmp_path, limits=limits)
+    standing = Standing(step=5, tokens=300, epochs=0.4, seconds=120.0)
+    assert share(run, standing) == pytest.approx(done)
+    assert ended(run, standing) == why
+
+
+def test_patience_counts_from_the_best(tmp_path: Path) -> None:
+    run = a_run(tmp_path, evaluate={"every": 1, "patience": 2})
+    standing = Standing()
+    told = []
+    for step, loss in enumerate([3.0, 2.0, 2.5, 1.9, 2.0, 1.9], start=1):
+        standing.step = step
+        assert ended(run, standing) is None
+        told.append(standing.rank({"loss": loss}, loss, keep=2))
+    assert told == [True, True, False, True, False, False]
+    assert "2 evaluations in a row" in str(ended(run, standing))
+    # the earlier of equals comes first
+    assert [entry.step for entry in standing.ranking] == [4, 6]
+
+
+def test_a_standing_survives_json() -> None:
+    ranking = [Ranked(0.1, 3, {"loss": 0.1})]
+    standing = Standing(7, 11, 0.1 + 0.2, 1.5, ranking=ranking, window=Window(nats=0.1, targets=3))
+    assert Standing.from_json(json.loads(json.dumps(standing.as_json()))) == standing
+
+
+def test_scores() -> None:
+    found = scores(10.0, 5, 2, 4.0)
+    assert found["loss"] == 2.0
+    assert found["accuracy"] == 0.4
+    assert found["perplexity"] == pytest.approx(7.389, abs=1e-3)
+    assert found["bits_per_byte"] == pytest.approx(2 / 0.6931472 / 4)
+    assert "bits_per_byte" not in scores(10.0, 5, 2, None)
+    assert scores(1e6, 1, 0, None)["perplexity"] == float("inf")
+
+
+def test_early_stopping(tmp_path: Path) -> None:
+    """A learning rate that ruins the model: the run ends early and the best weights are kept."""
+    evaluate = {"every": 2, "patience": 3}
+    result = go(
+        a_run(
+            tmp_path / "run", limits={"steps": 400}, evaluate=evaluate, optim={"lr": 3.0, "name": "adam", "clip": 1.0}
+        )
+    )
+    assert result.step < 400
+    assert result.why.startswith("3 evaluations in a row without a better one")
+    valid = [row["valid_loss"] for row in learned(result.out) if "valid_loss" in row]
+    assert result.scores["loss"] == min(valid)
+
+
+def test_epochs_and_evaluation_at_the_end_alone(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", limits={"epochs": 1.6}, evaluate={"every": None}, save={"every": 100, "best": 0})
+    result = go(run)
+    # five batches an epoch
+    assert result.step == 8
+    assert [row["step"] for row in learned(result.out) if "valid_loss" in row] == [8]
+    assert [path.name for path in (result.out / "checkpoints").iterdir()] == ["step-00000008"]
+    assert result.chosen == "those of the last step, 8"
+
+
+def test_minutes(tmp_path: Path) -> None:
+    result = go(a_run(tmp_path / "run", limits={"minutes": 0.01}, log={"every": 1}))
+    rates = [row["learning_rate"] for row in learned(result.out) if "loss" in row]
+    assert result.why == "limits.minutes 0.01 reached"
+    assert rates[-1] < max(rates)
