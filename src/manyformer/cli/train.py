@@ -1,5 +1,6 @@
 """`manyformer train`: from a run file, a shipped run or a recipe's name to a trained model."""
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,8 +99,12 @@ def _train(run: "Run", *, fresh: bool, quiet: bool, as_json: bool) -> None:
 
     from manyformer.cli.console import note, say_error
     from manyformer.cli.ending import Ending
-    from manyformer.train import Interrupted, train
+    from manyformer.train import Interrupted, silent, train
 
+    if os.environ.get("RANK", "0") != "0":
+        # torchrun has started us beside a first process, which speaks for all
+        train(run, fresh=fresh, on_event=silent)
+        return
     out = sys.stderr if as_json else sys.stdout
     ending = Ending(out, quiet=quiet)
     try:
