@@ -33,6 +33,7 @@ class Sink(Protocol):
     """Where rows of metrics go."""
 
     def add(self, row: Row) -> None: ...
+    def close(self) -> None: ...
 
 
 class Parts(NamedTuple):
@@ -154,7 +155,7 @@ class Loop:
         speed = window.tokens / max(window.seconds, 1e-9)
         done = share(self.run, standing)
         left = (now - self._begun) * (1 - done) / (done - self._behind) if done > self._behind else math.nan
-        loss = window.nats / window.targets if logged else self._loss
+        loss = window.loss if logged else self._loss
         self.parts.tell(
             Progress(standing.step, self.run.limits.steps, loss, self._rate, speed, done, left, logged=logged)
         )
@@ -165,7 +166,7 @@ class Loop:
     def _training_row(self, window: Window, speed: float) -> Row:
         row: Row = {
             "epoch": round(self.standing.epochs, 6),
-            "loss": window.nats / window.targets,
+            "loss": window.loss,
             "learning_rate": self._rate,
             "tokens_per_second": round(speed, 1),
         }
@@ -191,7 +192,6 @@ class Loop:
         self._tick()
         if found is None:
             self._interrupt()
-        assert found is not None
         best = standing.rank(found, parts.judge.badness(found), keep=self.run.save.best)
         self._row({f"valid_{name}": value for name, value in found.items()})
         parts.tell(Validated(standing.step, found, best, time.perf_counter() - begun))
@@ -219,7 +219,7 @@ class Loop:
         if parts.saver.write(standing):
             parts.tell(Saved(standing.step, parts.saver.store.path(standing.step)))
 
-    def _interrupt(self) -> None:
+    def _interrupt(self) -> NoReturn:
         """Save and say how to go on."""
         if self._pending:
             self._settle()

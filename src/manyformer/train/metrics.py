@@ -48,6 +48,9 @@ class Metrics:
             with self._csv.open("a", encoding="utf-8", newline="") as file:
                 file.write(_line(clean))
 
+    def close(self) -> None:
+        """Nothing is left to do: every row is written when it comes."""
+
 
 def read_rows(path: Path) -> Iterator[Row]:
     """The rows of a metrics.jsonl as far as they are whole: a kill may have cut the last one."""
@@ -95,6 +98,8 @@ class TensorBoard:
             if name != "step" and isinstance(value, int | float):
                 group = "valid" if name.startswith("valid_") else "train"
                 self._writer.add_scalar(f"{group}/{name.removeprefix('valid_')}", value, row["step"])
+        # a kill must not take what people have seen go by
+        self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -115,7 +116,10 @@ class Session:
 
     def _go(self) -> str:
         try:
-            return self.loop.go()
+            with ExitStack() as sinks:
+                for sink in self.loop.parts.sinks:
+                    sinks.callback(sink.close)
+                return self.loop.go()
         except DiskFull as error:
             steps = self.store.steps()
             kept = f"; {self.store.path(steps[-1])} is whole" if steps else ""

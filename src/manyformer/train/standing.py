@@ -17,6 +17,11 @@ class Window:
     steps: int = 0
     seconds: float = 0.0
 
+    @property
+    def loss(self) -> float:
+        """The mean over all targets; 0 where there was none."""
+        return self.nats / max(1, self.targets)
+
 
 class Ranked(NamedTuple):
     """A checkpoint by its validation; a smaller `badness` is better."""
