@@ -152,6 +152,11 @@ def test_runs_are_listed_shown_and_copied(cli: Cli, tmp_path: Path, monkeypatch:
     assert dry["out"] == "runs/stdlib"
 
 
+def test_the_schema_knows_every_section(cli: Cli) -> None:
+    schema = json.loads(cli("runs", "schema").out)
+    assert {"recipe", "model", "data", "optim", "extends"} <= set(schema["properties"])
+
+
 @pytest.mark.parametrize("name", shipped_runs())
 def test_every_shipped_run_is_valid_and_makes_a_model(cli: Cli, name: str) -> None:
     ended = cli("train", name, "--dry-run")

@@ -27,7 +27,7 @@ def test_generated_pages_are_up_to_date(name: str) -> None:
 @pytest.mark.parametrize("file", TEXTS, ids=lambda file: file.name)
 def test_commands_and_links_in_texts_exist(file: Path) -> None:
     text = file.read_text()
-    for name in re.findall(r"(?m)(?:^|[`/ ])manyformer ([a-z]+)\b", text):
+    for name in re.findall(r"(?m)(?:^|`|/bin/)manyformer ([a-z]+)\b", text):
         assert name in COMMANDS, f"{file.name} speaks of `manyformer {name}`"
     for name in re.findall(r"manyformer (?:train|runs copy|runs show) ([a-z]+/[a-z0-9]+)", text):
         assert name in shipped_runs(), f"{file.name} speaks of the run {name}"

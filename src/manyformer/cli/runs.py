@@ -74,6 +74,15 @@ def copy_run(
     say(f"wrote {target}; train it with `manyformer train {target}`")
 
 
+@runs.command("schema", epilog=examples("manyformer runs schema > run.schema.json"))
+def run_schema() -> None:
+    """Print the JSON Schema of run files, with which editors complete and check them."""
+    from manyformer.cli.console import say_json
+    from manyformer.config import json_schema
+
+    say_json(json_schema())
+
+
 def _path(name: str) -> Path:
     from manyformer.config import shipped_runs
     from manyformer.errors import UserError, nearest

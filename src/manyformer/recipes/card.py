@@ -15,6 +15,7 @@ PROMISES = {
 
 GLOSSARY = {
     "vocab": "number of token ids; the data decides it in a run",
+    "source_vocab": "number of the source's token ids where it has its own; null means one vocabulary for both sides",
     "classes": "number of labels; the data decides it in a run",
     "dim": "width of the residual stream",
     "depth": "number of layers (on either side of an encoder-decoder)",
