@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.core import PADDING, State, tree_map
+from manyformer.generate.bound import bind
 from manyformer.generate.protocol import Continues, Translates
 
 
@@ -39,17 +40,18 @@ class CachedText(Feed):
     """A language model that goes on from its state; `capacity` reserves room for that many tokens."""
 
     def __init__(self, model: Continues, batch: int, capacity: int | None) -> None:
-        self.model, self.seen = model, 0
+        self.model, self.next, self.seen = model, bind(model), 0
         self.state = model.start(batch, capacity=capacity)
 
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
         new = tokens[:, self.seen : end]
         if self.seen:
-            out = self.model(new, None, self.state)
+            logits, self.state = self.next(new, self.state, None)
         else:
             out = self.model(new.clamp(min=0), _segments(new), self.state)
-        self.seen, self.state = end, out.state
-        return out.logits[:, -1].float()
+            logits, self.state = out.logits, out.state
+        self.seen = end
+        return logits[:, -1].float()
 
     def take(self, rows: Int[Tensor, " n"]) -> None:
         self.state = _rows_of(self.state, rows)
@@ -80,14 +82,14 @@ class CachedPair(Feed):
     """An encoder-decoder whose source is encoded once and whose decoder goes on from its state."""
 
     def __init__(self, model: Translates, source: Int[Tensor, "b s"], capacity: int | None) -> None:
-        self.model, self.seen = model, 0
+        self.next, self.seen = bind(model), 0
         self.memory = model.encode(source.clamp(min=0), _segments(source))
         self.state = model.start(source.shape[0], capacity=capacity)
 
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
-        out = self.model.decode(tokens[:, self.seen : end], self.memory, state=self.state)
-        self.seen, self.state = end, out.state
-        return out.logits[:, -1].float()
+        logits, self.state = self.next(tokens[:, self.seen : end], self.state, self.memory)
+        self.seen = end
+        return logits[:, -1].float()
 
     def take(self, rows: Int[Tensor, " n"]) -> None:
         self.memory = _rows_of(self.memory, rows)

@@ -1,0 +1,212 @@
+"""The next token of every row, with all that can be looked up beforehand looked up.
+
+For one token Python takes as long to reach the weights of a small model (attributes, hooks, records) as the processor
+takes to use them. `bind` walks through a model once and returns nested functions that hold the weights and call torch.
+They compute what the model itself computes for one token, bit by bit; what they do not know they call as it is.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyformer.attention import Attention, AttentionState
+from manyformer.core import Chain, Context, Layer, Memory, Plain, Pointwise, Residual, State
+from manyformer.feedforward import FeedForward, GatedFeedForward
+from manyformer.generate.protocol import Continues, Translates
+from manyformer.kernels import Softmax
+from manyformer.masks import Causal, Everything
+from manyformer.models import Embedding, EncoderDecoder, Head, LanguageModel
+from manyformer.models.language_model import Stream
+from manyformer.models.places import locate
+from manyformer.sources import Own
+from manyformer.sources.own import Cache
+
+Next = Callable[[Tensor, State, Memory | None], tuple[Tensor, State]]
+"""From tokens (r, 1), a state and, for a decoder, the encoded source to logits (r, 1, v) and the next state."""
+
+Step = Callable[[Tensor, Context, State], tuple[Tensor, State]]
+"""A layer for evaluation: the stream and the state after it, without auxiliary losses."""
+
+Map = Callable[[Tensor], Tensor]
+
+
+def bind(model: Continues | Translates) -> Next:
+    """`model` for one token more, as it is now: bind again after its weights have changed."""
+    # no protocol, but one of our own classes, which are final: what they compute is known
+    own: object = model
+    if isinstance(own, LanguageModel) and _still(own):
+        return _following(own.embed, own.body, own.head)
+    if isinstance(own, EncoderDecoder) and _still(own):
+        return _following(own.embed_target, own.decoder, own.head)
+
+    def general(tokens: Tensor, state: State, memory: Memory | None) -> tuple[Tensor, State]:
+        if isinstance(model, Translates):
+            assert memory is not None
+            out = model.decode(tokens, memory, None, state)
+        else:
+            out = model(tokens, None, state)
+        return out.logits, out.state
+
+    return general
+
+
+def _following(embed: Embedding, body: Layer, head: Head) -> Next:
+    layers, words = _layer(body), _head(head)
+
+    def following(tokens: Tensor, state: Stream, memory: Memory | None) -> tuple[Tensor, State]:
+        place, tail = locate(tokens, None, state.tail)
+        assert tail is not None
+        x, after = layers(embed(tokens, place), Context(place, memory), state.body)
+        return words(x), Stream(after, tail)
+
+    return following
+
+
+def _layer(layer: Layer) -> Step:
+    bound = None if _watched(layer) else KNOWN.get(type(layer))
+    return _unknown(layer) if bound is None else bound(layer)
+
+
+def _unknown(layer: Layer) -> Step:
+    def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
+        y, after, _ = layer(x, ctx, state)
+        return y, after
+
+    return step
+
+
+def _chain(chain: Chain) -> Step:
+    steps = [_layer(layer) for layer in chain.children()]  # type: ignore[arg-type]
+
+    def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
+        after = []
+        for inner, before in zip(steps, state):
+            x, kept = inner(x, ctx, before)
+            after.append(kept)
+        return x, after
+
+    return step
+
+
+def _residual(residual: Residual) -> Step:
+    inner = _layer(residual.inner)
+    before, within, after = (_map(part) for part in (residual.before, residual.within, residual.after))
+    join = residual.join
+
+    def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
+        branch, state = inner(x if before is None else before(x), ctx, state)
+        branch = branch if within is None else within(branch)
+        y = x + branch if join is None else join(x, branch)
+        return y if after is None else after(y), state
+
+    return step
+
+
+def _pointwise(pointwise: Pointwise) -> Step:
+    inner = _sure(pointwise.inner)
+    return lambda x, ctx, state: (inner(x), state)
+
+
+def _feedforward(layer: FeedForward) -> Step:
+    up, activation, down = _sure(layer.up), _sure(layer.activation), _sure(layer.down)
+    return lambda x, ctx, state: (down(activation(up(x))), state)
+
+
+def _gated(layer: GatedFeedForward) -> Step:
+    gate, up, activation, down = _sure(layer.gate), _sure(layer.up), _sure(layer.activation), _sure(layer.down)
+    return lambda x, ctx, state: (down(activation(gate(x)) * up(x)), state)
+
+
+def _attention(layer: Attention) -> Step:
+    """Softmax over a preallocated cache of one plain document, all of which the newest token sees."""
+    general = _unknown(layer)
+    kernel, heads, (groups, key, value) = layer.kernel, layer.heads, layer.shape
+    if not _sees_all(layer) or _watched(layer.source) or _watched(kernel):
+        return general
+    assert isinstance(kernel, Softmax)
+    to_q, to_kv, out = _sure(layer.to_q), _sure(layer.to_kv), _sure(layer.out)
+    scale = 1 / math.sqrt(key) if kernel.scale is None else kernel.scale
+
+    def step(x: Tensor, ctx: Context, state: AttentionState) -> tuple[Tensor, State]:
+        cache: Cache = state.source
+        begin, layout, rows = cache.length, ctx.place.layout, x.shape[0]
+        expected = cache.plain and isinstance(layout, Plain) and layout.start == begin
+        if not expected or x.shape[1] != 1 or cache.room is None or begin >= cache.room:
+            return general(x, ctx, state)
+        q = to_q(x).view(rows, heads, 1, key)
+        kv = to_kv(x)
+        # with one token a row, heads in front of the sequence are only another view
+        cache.k.narrow(2, begin, 1).copy_(kv.narrow(-1, 0, groups * key).view(rows, groups, 1, key))
+        cache.v.narrow(2, begin, 1).copy_(kv.narrow(-1, groups * key, groups * value).view(rows, groups, 1, value))
+        k, v = cache.k.narrow(2, 0, begin + 1), cache.v.narrow(2, 0, begin + 1)
+        y = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=heads != groups)
+        after = Cache(cache.k, cache.v, cache.pos, cache.seg, begin + 1, cache.room)
+        return out(y.reshape(rows, 1, heads * value)), AttentionState(after, state.kernel)
+
+    return step
+
+
+def _sees_all(layer: Attention) -> bool:
+    """Whether a new token at the end of a document attends to all of it by content alone."""
+    kernel = layer.kernel
+    return (
+        type(layer.source) is Own
+        and type(kernel) is Softmax
+        and kernel.path in ("auto", "sdpa")
+        and kernel.mask in (Causal(), Everything())
+        and layer.position.touches() <= {"embed"}
+    )
+
+
+def _head(head: Head) -> Map:
+    if head.transform is not None or _watched(head):
+        return head
+    weight, bias = head.weight, head.bias
+    return lambda x: F.linear(x, weight, bias)
+
+
+def _map(module: nn.Module | None) -> Map | None:
+    return None if module is None else _sure(module)
+
+
+def _sure(module: nn.Module) -> Map:
+    """The function of a module that is exactly what its type says; else the module itself."""
+    if _watched(module):
+        return module
+    # a subclass may compute something else
+    if type(module) is nn.Linear:
+        assert isinstance(module, nn.Linear)
+        weight, bias = module.weight, module.bias
+        return lambda x: F.linear(x, weight, bias)
+    if type(module) is nn.LayerNorm:
+        assert isinstance(module, nn.LayerNorm)
+        shape, scale, shift, eps = module.normalized_shape, module.weight, module.bias, module.eps
+        return lambda x: torch.layer_norm(x, shape, scale, shift, eps)
+    if type(module) is nn.GELU:
+        assert isinstance(module, nn.GELU)
+        form = module.approximate
+        return lambda x: F.gelu(x, approximate=form)
+    return module
+
+
+def _still(model: nn.Module) -> bool:
+    return not model.training and not _watched(model)
+
+
+def _watched(module: nn.Module) -> bool:
+    """Whether somebody has hooked into the module, so that it must be called as a module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+KNOWN: dict[type[Layer], Callable[[Any], Step]] = {
+    Chain: _chain,
+    Residual: _residual,
+    Pointwise: _pointwise,
+    FeedForward: _feedforward,
+    GatedFeedForward: _gated,
+    Attention: _attention,
+}

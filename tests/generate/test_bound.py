@@ -1,0 +1,187 @@
+"""One token at a time by bound functions: the same numbers as the model's own, whatever the model is made of."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import manyformer as mf
+from manyformer.core import PADDING, Out, tree_map
+from manyformer.generate import bound
+from manyformer.generate.bound import bind
+
+SMALL = {"vocab": 29, "dim": 16, "depth": 2, "heads": 4}
+MODELS: list[tuple[str, dict[str, Any]]] = [
+    ("transformer-lm", {}),
+    ("transformer-lm", {"norm": "post"}),
+    ("transformer-lm", {"norm": "sandwich"}),
+    ("transformer-lm", {"dropout": 0.3}),
+    ("compose", {"kv_heads": 2, "feedforward": "swiglu", "norm_kind": "rms"}),
+    ("compose", {"position": "none", "feedforward": "relu"}),
+    ("compose", {"position": "learned", "feedforward": "geglu"}),
+]
+
+
+def built(name: str, words: dict[str, Any]) -> Any:
+    model: Any = mf.build(name, **SMALL, **words)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(torch.randn_like(value), alpha=0.2)
+    return model.eval()
+
+
+def both(model: Any, start: Any, tokens: Tensor, memory: Any = None) -> tuple[Tensor, Tensor]:
+    """Logits of all tokens, one after the other: bound, and by the model itself. States are compared on the way."""
+    following, mine, own = bind(model), start(), start()
+    found, expected = [], []
+    for token in tokens.split(1, dim=1):
+        logits, mine = following(token, mine, memory)
+        out = model(token, state=own) if memory is None else model.decode(token, memory, state=own)
+        own = out.state
+        found.append(logits)
+        expected.append(out.logits)
+        assert same(mine, own)
+    return torch.cat(found, 1), torch.cat(expected, 1)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two states are equal, tensors, numbers and structure."""
+    seen: list[list[Tensor]] = [[], []]
+    shapes = [
+        tree_map(lambda t, kept=kept: kept.append(t) or torch.zeros(0), s) for kept, s in zip(seen, (left, right))
+    ]
+    return str(shapes[0]) == str(shapes[1]) and all(map(torch.equal, *seen))
+
+
+@pytest.mark.parametrize("capacity", [12, None])
+@pytest.mark.parametrize(("name", "words"), MODELS, ids=[f"{n} {w}" for n, w in MODELS])
+def test_bit_by_bit(name: str, words: dict[str, Any], capacity: int | None) -> None:
+    model, prompt = built(name, words), torch.randint(0, 29, (3, 5))
+    with torch.inference_mode():
+
+        def start() -> Any:
+            return model(prompt, state=model.start(3, capacity=capacity)).state
+
+        found, expected = both(model, start, torch.randint(0, 29, (3, 7)))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_after_padding(side: str) -> None:
+    """Rows of different lengths need masks: the layers themselves see to it."""
+    model, prompt = built("transformer-lm", {}), torch.randint(0, 29, (2, 5))
+    segments = torch.tensor([[0] * 5, [0] * 3 + [PADDING] * 2])
+    segments = segments.flip(1) if side == "left" else segments
+    with torch.inference_mode():
+        found, expected = both(
+            model, lambda: model(prompt, segments, model.start(2, capacity=9)).state, torch.randint(0, 29, (2, 4))
+        )
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_a_decoder_with_its_source(norm: str) -> None:
+    model = built("transformer", {"norm": norm})
+    source = torch.randint(0, 29, (2, 6))
+    for segments in (None, torch.tensor([[0] * 6, [0] * 4 + [PADDING] * 2])):
+        with torch.inference_mode():
+            memory = model.encode(source, segments)
+            found, expected = both(model, lambda: model.start(2, capacity=8), torch.randint(0, 29, (2, 8)), memory)
+        assert torch.equal(found, expected)
+
+
+def test_rows_can_be_exchanged_on_the_way() -> None:
+    model, tokens = built("transformer-lm", {}), torch.randint(0, 29, (3, 6))
+    order = torch.tensor([2, 0, 2])
+    with torch.inference_mode():
+        following, state = bind(model), model.start(3, capacity=6)
+        for token in tokens[:, :4].split(1, dim=1):
+            _, state = following(token, state, None)
+        state = tree_map(lambda t: t.index_select(0, order), state)
+        mixed = torch.cat([tokens[order, :4], tokens[:, 4:]], dim=1)
+        logits = [following(token, state, None) for token in tokens[:, 4:5].split(1, dim=1)]
+        torch.testing.assert_close(logits[0][0], model(mixed[:, :5]).logits[:, -1:], atol=1e-5, rtol=0)
+
+
+def test_a_full_cache_still_says_so() -> None:
+    model = built("transformer-lm", {})
+    with torch.inference_mode():
+        state = model(torch.zeros(1, 4, dtype=torch.long), state=model.start(1, capacity=4)).state
+        with pytest.raises(ValueError, match="room for capacity=4 tokens, 5 are needed"):
+            bind(model)(torch.zeros(1, 1, dtype=torch.long), state, None)
+
+
+def modules_called(model: Any, kind: type[nn.Module]) -> int:
+    """How many modules of a type are still called as modules for one token."""
+    calls: list[Any] = []
+    real = kind.__call__
+    with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
+        state = model(torch.zeros(1, 3, dtype=torch.long), state=model.start(1, capacity=9)).state
+        following = bind(model)
+        patch.setattr(kind, "__call__", lambda self, *a, **k: (calls.append(self), real(self, *a, **k))[1])
+        following(torch.zeros(1, 1, dtype=torch.long), state, None)
+    return len(calls)
+
+
+def test_nothing_is_called_that_need_not_be() -> None:
+    model = built("transformer-lm", {})
+    assert modules_called(model, nn.Linear) == modules_called(model, nn.LayerNorm) == 0
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_what_has_been_changed_is_called_as_it_is() -> None:
+    """Hooks, subclasses and layers that nobody has heard of take part."""
+    tokens, token = torch.randint(0, 29, (1, 3)), torch.randint(0, 29, (1, 1))
+    plain, changed = built("transformer-lm", {}), built("transformer-lm", {})
+    changed.load_state_dict(plain.state_dict())
+    ff = changed.body.get_submodule("0").ff.inner
+    double = Doubled(ff.up.in_features, ff.up.out_features).eval()
+    double.load_state_dict(ff.up.state_dict())
+    ff.up = double
+    layer = changed.body.get_submodule("1")
+    seen: list[Any] = []
+    layer.attention.inner.to_q.register_forward_hook(lambda *call: seen.append(call))
+    layer.register_forward_hook(lambda module, _, out: Out(out.y + 1, out.state, out.loss))
+    with torch.inference_mode():
+        state = changed(tokens, state=changed.start(1, capacity=4)).state
+        seen.clear()
+        logits, _ = bind(changed)(token, state, None)
+        assert len(seen) == 1
+        torch.testing.assert_close(logits, changed(torch.cat([tokens, token], 1)).logits[:, -1:], atol=1e-5, rtol=0)
+        assert (logits - plain(torch.cat([tokens, token], 1)).logits[:, -1:]).abs().max() > 0.1
+
+
+def test_other_peoples_models_are_called_as_they_are() -> None:
+    class Echo:
+        vocab, longest = 5, None
+
+        def start(self, batch: int, *, capacity: int | None = None) -> Any:
+            return 0
+
+        def __call__(self, tokens: Tensor, segments: Any = None, state: Any = None) -> Any:
+            from manyformer.models import ModelOut
+
+            return ModelOut(torch.nn.functional.one_hot(tokens, 5).float(), state + 1)
+
+    logits, state = bind(Echo())(torch.tensor([[3]]), 4, None)  # type: ignore[arg-type]
+    assert logits.argmax() == 3
+    assert state == 5
+
+
+def test_training_models_keep_their_dropout() -> None:
+    model = built("transformer-lm", {"dropout": 0.5}).train()
+    with torch.inference_mode():
+        following, token = bind(model), torch.ones(1, 1, dtype=torch.long)
+        first, second = (following(token, model.start(1, capacity=2), None)[0] for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_all_that_is_known_is_a_layer() -> None:
+    from manyformer.core import Layer
+
+    assert all(issubclass(kind, Layer) for kind in bound.KNOWN)
