@@ -1,8 +1,6 @@
-"""What all tests share: one thread, a fixed seed, shapes checked at run time, and where real data is found."""
+"""What all tests share: one thread, a fixed seed, and shapes checked at run time."""
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -35,13 +33,3 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
-
-
-def shared_data(*parts: str) -> Path:
-    """A file or folder of the real data, or skip: found through MANYFORMER_DATA or beside the checkout."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    root = Path(os.environ.get("MANYFORMER_DATA", beside))
-    path = root.joinpath(*parts)
-    if not path.exists():
-        pytest.skip(f"real data is not at hand: {path} is missing (set MANYFORMER_DATA to the folder that has it)")
-    return path

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from conftest import shared_data
 from manyformer.config import LabelsData, PairsData, TextData
 from manyformer.data import open_data
 from manyformer.data.files import lines
+from real_data import shared_data
 
 
 def test_tinyshakespeare_is_divided_as_everywhere(tmp_path: Path) -> None:
