@@ -154,7 +154,8 @@ class Add(Join):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "b l d"], branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
-        return x + self.dropout(branch)
+        dropped: Tensor = self.dropout(branch)
+        return x + dropped
 
 
 @final

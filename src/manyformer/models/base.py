@@ -51,7 +51,7 @@ class Model(nn.Module, ABC):
     longest: int | None = None
     """The longest sequence that the model allows; None where any length will do."""
     tokenizer: Any = None
-    """What reads and writes text for it, or the source's and the target's; None for a model that was not trained here."""
+    """What reads and writes text for it, or the source's and the target's; None where none was saved with it."""
 
     @abstractmethod
     def loss(self, batch: Batch, *, smoothing: float = 0.0) -> Loss:

@@ -1,5 +1,6 @@
 """Stacks that several recipes share: how norms stand around branches, and layers repeated."""
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -41,7 +42,7 @@ def small_std(dim: int) -> float:
 
     GPT-2 and BERT have 0.02 at that width. Kept at 0.02 in narrow models, it leaves them untrained for longer.
     """
-    return (2 / (5 * dim)) ** 0.5
+    return math.sqrt(2 / (5 * dim))
 
 
 def shrink_outputs(body: nn.Module, depth: int, *, std: float) -> None:

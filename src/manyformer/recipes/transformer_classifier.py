@@ -16,7 +16,7 @@ from manyformer.recipes.stacks import NormOrder, stack
 
 @recipe(
     "Transformer classifier",
-    paper="Vaswani et al. 2017, arXiv:1706.03762 (the encoder); mean pooling: Reimers and Gurevych 2019, arXiv:1908.10084",
+    paper="Vaswani et al. 2017, arXiv:1706.03762 (encoder); Reimers and Gurevych 2019, arXiv:1908.10084 (mean pooling)",
     new="The encoder's mean over tokens is a vector for the whole text.",
     task="classification",
     cost="O(l^2 d + l d^2) per layer",
