@@ -127,6 +127,13 @@ def test_rows_that_see_nothing_are_zero_with_finite_gradients(path: Any, dtype: 
         assert all(gradient.isfinite().all() for gradient in gradients)
 
 
+def test_rows_of_nothing_but_padding_have_gradients() -> None:
+    place = place_of([[PADDING] * 3] * 2)
+    for mask in (Causal(), Everything()):
+        _, *gradients = run(Softmax(mask), inputs(place, HEADS), torch.ones((), dtype=torch.float64), place, place)
+        assert all(gradient.isfinite().all() for gradient in gradients)
+
+
 def test_padding_between_documents_is_zero_on_their_path() -> None:
     place = place_of(LAYOUTS["gaps"])
     y = Softmax(Causal(), path="documents")(*inputs(place, HEADS), place, place, NoPosition()).y

@@ -155,6 +155,9 @@ class Softmax(Kernel):
     def _documents(self, q: Tensor, at: Place, of: Place) -> Choice | None:
         if not isinstance(at.layout, Packed) or at.layout is not of.layout or not (self._all or self._causal):
             return None
+        # rows of nothing but padding: no document whose gradient could be asked for
+        if not at.layout.documents:
+            return None
         why = f"{len(at.layout.documents)} documents in {q.shape[0]} packed rows, one call each"
         return Choice("documents", why, causal=self._causal)
 
