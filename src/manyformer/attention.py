@@ -84,8 +84,8 @@ class Attention(Layer):
 
     def _project(self, x: Float[Tensor, "b s d"], place: Place) -> tuple[Tensor, Tensor]:
         heads, key, value = self.shape
-        kv = self.to_kv(x)
-        k, v = kv.narrow(-1, 0, heads * key), kv.narrow(-1, heads * key, heads * value)
+        # one split, not two slices: its gradient is a single concatenation
+        k, v = self.to_kv(x).split([heads * key, heads * value], dim=-1)
         return self.position.key(split_heads(k, heads), place), split_heads(v, heads)
 
 

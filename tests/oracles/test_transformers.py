@@ -45,9 +45,8 @@ def gpt2_pair() -> tuple[Any, Any]:
         pad_token_id=0,
     )
     theirs = shaken(GPT2LMHeadModel(config))
-    ours = mf.build(
-        "transformer-lm", vocab=VOCAB, dim=DIM, depth=DEPTH, heads=HEADS, hidden=HIDDEN, longest=LONGEST
-    ).eval()
+    sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "hidden": HIDDEN, "longest": LONGEST}
+    ours = mf.build("transformer-lm", **sizes, gelu="tanh").eval()
     ours.load_state_dict(gpt2(weights_of(theirs)))
     return ours, theirs
 
