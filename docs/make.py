@@ -33,7 +33,11 @@ def recipes_page() -> str:
 
 
 def _about(card: Card) -> list[str]:
-    lines = [f"**{card.title}.** {card.new}", "", f"Paper: {card.paper}. Cost: {card.cost}."]
+    lines = [
+        f"**{card.title}.** {card.new}",
+        "",
+        f"Paper: {card.paper}. Cost: {card.cost}. Runs on: {', '.join(card.backends)}.",
+    ]
     lines += ["", *(f"- not {name}: {reason}" for name, reason in card.because.items() if name in PROMISES)]
     return lines
 

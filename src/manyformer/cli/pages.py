@@ -15,7 +15,8 @@ def print_page(recipe: Recipe, model: Model, cost: Cost) -> None:
     card = recipe.card
     say(f"{card.name}: {card.title}")
     say()
-    say_table(("", ""), [("what is new", card.new), ("paper", card.paper), ("task", card.task), ("cost", card.cost)])
+    facts = {"what is new": card.new, "paper": card.paper, "task": card.task, "cost": card.cost}
+    say_table(("", ""), list({**facts, "runs on": ", ".join(card.backends)}.items()))
     say()
     say(inspect.getdoc(recipe.build) or "")
     heading("Promises, tested by `manyformer check`")

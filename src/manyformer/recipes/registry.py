@@ -72,6 +72,7 @@ def recipe(
     cross: bool = False,
     padding: bool = True,
     cost: str,
+    backends: tuple[str, ...] = ("cpu", "cuda"),
     because: dict[str, str] | None = None,
     small: dict[str, Any] | None = None,
 ) -> Callable[[Callable[P, M]], Callable[P, M]]:
@@ -90,6 +91,7 @@ def recipe(
             cross=cross,
             padding=padding,
             cost=cost,
+            backends=backends,
             because=because or {},
             small=small or {},
         )
