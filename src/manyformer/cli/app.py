@@ -78,7 +78,8 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except KeyboardInterrupt:
-        say_error("stopped")
+        # on a line of its own: text may have been under way
+        say_error("stopped", mark="\n")
         return STOPPED
     except Exception as error:
         if debug:
