@@ -208,7 +208,8 @@ def test_what_looks_at_no_other_token_does_not_learn() -> None:
     ],
 )
 def test_a_spec_that_does_not_make_the_model_again_is_found(keywords: dict[str, Any], told: str) -> None:
-    defaults = {"hidden": None, "dropout": 0.0, "norm": "pre"}
+    parameters = mf.recipes()["transformer-lm"].signature.parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
     sound: Model = language_model()
     assert check_one(sound, "spec").verdict == "passed"
     row = check_one(named(sound, "transformer-lm", **(defaults | keywords)), "spec")
