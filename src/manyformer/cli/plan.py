@@ -11,6 +11,10 @@ SPECIALS = 5
 """Ids that every vocabulary has besides its own: padding, beginning, end, unknown, mask."""
 
 
+LETTERS = 256
+"""Stands for the vocabulary of a character model, whose size nobody knows before the data is read."""
+
+
 def print_summary(run: Run) -> None:
     """The model as comments, so that what `--dry-run` prints is a run file still."""
     recipe = get(run.recipe)
@@ -31,11 +35,10 @@ def print_summary(run: Run) -> None:
 def _decided(run: Run) -> tuple[dict[str, Any], str]:
     """The keywords that the data will decide, as far as that is known without reading it."""
     decided: dict[str, Any] = {}
-    keywords = get(run.recipe).signature.parameters
-    if "longest" in keywords and "longest" not in run.model:
+    if "longest" in get(run.recipe).signature.parameters and "longest" not in run.model:
         decided["longest"] = run.data.length if run.data.kind == "text" else run.data.longest
     if run.data.tokenizer == "byte":
         return {**decided, "vocab": 256 + SPECIALS}, "bytes"
     if run.data.tokenizer == "bpe" and run.data.vocab is not None:
         return {**decided, "vocab": run.data.vocab}, f"vocabulary {run.data.vocab}, or less where the text is short"
-    return decided, f"with the recipe's vocabulary {keywords['vocab'].default}; the data decides"
+    return {**decided, "vocab": LETTERS}, f"as if there were {LETTERS} different characters; the data decides"

@@ -22,6 +22,7 @@ GLOSSARY = {
     "heads": "attention heads; they share the width",
     "kv_heads": "heads of keys and values, shared by groups of query heads; null means as many as heads",
     "hidden": "width inside the feed-forward layers; null means the usual multiple of dim",
+    "gelu": "the activation exactly, or by its tanh approximation, which published weights may have been trained with",
     "longest": "longest sequence that learned positions allow; a run takes it from the data unless given",
     "dropout": "share of values dropped while training",
     "norm": "where norms stand: after each sum, before each branch, or around it",
