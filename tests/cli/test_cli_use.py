@@ -98,6 +98,7 @@ def test_generate_several_texts(cli: Cli, text_run: Path) -> None:
         (("--top-p", "7"), "7"),
         (("--max-new", "1000"), "the model allows 64"),
         (("--temperature", "-1"), "temperature"),
+        (("--device", "tpu"), "--device tpu is not to be had here; known: cpu"),
     ],
 )
 def test_generate_refuses_what_makes_no_sense(cli: Cli, text_run: Path, words: tuple[str, ...], said: str) -> None:

@@ -65,6 +65,7 @@ def bench(
     from manyformer.bench import bench as measure
     from manyformer.cli.benching import named, read_candidates, read_lengths
     from manyformer.cli.console import say, watching
+    from manyformer.cli.targets import place
 
     if threads is not None:
         import torch
@@ -81,7 +82,7 @@ def bench(
             batch=batch,
             rounds=rounds,
             patience=patience,
-            device=device,
+            device=place(device),
             precision=named(precision, "precision")[0],
             each=lambda text: status(f"measuring: {text}"),
         )

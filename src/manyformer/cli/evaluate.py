@@ -35,6 +35,7 @@ def evaluate(
         str | None, typer.Option(help="BLEU: sacrebleu's tokenizer, 13a unless given; none for text that is tokenized.")
     ] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="BLEU: compare without upper case.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
 ) -> None:
     """Score a trained model on held-out data, with the scores that fit its task.
@@ -43,7 +44,7 @@ def evaluate(
     signatures, exact matches. Classifiers: accuracy and F1. Each score says how it was computed.
     """
     from manyformer.cli.console import watching
-    from manyformer.cli.targets import model_folder
+    from manyformer.cli.targets import model_folder, place
     from manyformer.evaluate import Settings
     from manyformer.evaluate import evaluate as score
 
@@ -52,7 +53,12 @@ def evaluate(
     chosen = Settings(beam=beam, alpha=alpha, tokenize=tokenize, lowercase=lowercase)
     with watching(f"scoring {run}") as status:
         found = score(
-            run, split=split, data=paths, settings=chosen, each=lambda share: status(f"scoring {run}: {share:.0%}")
+            run,
+            split=split,
+            data=paths,
+            settings=chosen,
+            device=place(device),
+            each=lambda share: status(f"scoring {run}: {share:.0%}"),
         )
     _print(run, found, as_json=as_json)
 

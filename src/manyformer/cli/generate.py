@@ -61,6 +61,7 @@ def generate(
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Compute everything anew for each token, to compare: slower, same text.")
     ] = False,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Say how fast it was and what the cache took, on stderr.")
     ] = False,
@@ -92,7 +93,7 @@ def generate(
         stop=tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in stop or ()),
         use_cache=False if no_cache else None,
     )
-    model = writer(run)
+    model = writer(run, device)
     prompts = read_prompts(prompt, lines=lines)
     writing = Writing(model, decoding, sys.stdout, as_json=as_json)
     writing.write(prompts)

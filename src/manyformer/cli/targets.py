@@ -65,7 +65,19 @@ def read_keywords(recipe: "Recipe", words: list[str]) -> dict[str, Any]:
     return keywords
 
 
-def writer(name: str) -> "Model":
+def place(device: str | None) -> str:
+    """The device that is meant: a GPU where there is one, unless told otherwise. Raises UserError for a missing one."""
+    import torch
+
+    there = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    if device is None:
+        return there[-1]
+    if device.partition(":")[0] not in there:
+        raise UserError(f"--device {device} is not to be had here; known: {', '.join(there)}")
+    return device
+
+
+def writer(name: str, device: str | None = None) -> "Model":
     """The model in the folder `name`, which writes text. Raises UserError for one that does not or has no tokenizer."""
     from manyformer.face import load
     from manyformer.models import EncoderDecoder, LanguageModel
@@ -75,15 +87,15 @@ def writer(name: str) -> "Model":
         raise UserError(f"the model in {name} ({model.spec.recipe}) does not write; `manyformer evaluate` scores it")
     if model.tokenizer is None:
         raise UserError(f"the model in {name} was saved without a tokenizer, so it cannot read or write text")
-    return model
+    return model.to(place(device))
 
 
-def translator(name: str, decoding: "Decoding") -> "Translator":
+def translator(name: str, decoding: "Decoding", device: str | None = None) -> "Translator":
     """The encoder-decoder in the folder `name`, ready to translate. Raises UserError for any other model."""
     from manyformer.generate import Translator
     from manyformer.models import EncoderDecoder
 
-    model = writer(name)
+    model = writer(name, device)
     if not isinstance(model, EncoderDecoder):
         raise UserError(f"the model in {name} goes on with a text; `manyformer generate` lets it write")
     return Translator(model, tokenizer=model.tokenizer, decoding=decoding)

@@ -42,6 +42,7 @@ def translate(
     max_new: Annotated[
         int | None, typer.Option(min=1, help="At most this many tokens; source + 50 unless given.")
     ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Say how fast it was, on stderr.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
@@ -58,7 +59,7 @@ def translate(
     if text is not None and file is not None:
         raise UserError("give either a text or --input, not both")
     decoding = settings(beam=beam, alpha=alpha, best=n_best, max_new=max_new)
-    translating = translator(run, decoding)
+    translating = translator(run, decoding, device)
     show = _Shower(n_best, as_json=as_json)
     if file is None and text is None and sys.stdin.isatty():
         note("one line at a time; Ctrl-D ends")
