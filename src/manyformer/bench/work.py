@@ -9,6 +9,7 @@ from torch import Tensor
 from manyformer.batches import Batch, LabelBatch, MaskedBatch, PairBatch, TextBatch
 from manyformer.bench.clock import Job
 from manyformer.core import State, tree_map
+from manyformer.generate.bound import bind
 from manyformer.models import Classifier, EncoderDecoder, LanguageModel, MaskedLM
 from manyformer.recipes import build, get
 
@@ -111,16 +112,24 @@ class Bench:
         return step
 
     def _decoding(self, length: int) -> Job:
-        """`NEW` times one token, each the likeliest after the last, from the same state on every run."""
-        self.model.eval()
+        """`NEW` times one token, each the likeliest after the last, from the same state on every run.
+
+        As in `generate`, what can be looked up is looked up beforehand.
+        """
+        model = self.model.eval()
+        assert isinstance(model, LanguageModel | EncoderDecoder)
         with torch.inference_mode(), self._casting():
             first, start, memory = self._after(length, capacity=length + NEW)
+            following = bind(model)
 
-        def decode() -> None:
-            token, state = first, start
+        def decode() -> Tensor:
+            token, state, written = first, start, []
             with torch.inference_mode(), self._casting():
                 for _ in range(NEW):
-                    token, state = self._next(token, state, memory)
+                    logits, state = following(token, state, memory)
+                    token = logits.argmax(-1)
+                    written.append(token)
+            return torch.cat(written, dim=1)
 
         return decode
 
@@ -128,15 +137,13 @@ class Bench:
         """The likeliest token after `length` random ones, the state there, and the encoded source if there is one."""
         model, tokens = self.model, self._tokens(length)
         assert isinstance(model, LanguageModel | EncoderDecoder)
-        memory = model.encode(self._tokens(length)) if isinstance(model, EncoderDecoder) else None
-        return *self._next(tokens, model.start(tokens.shape[0], capacity=capacity), memory), memory
-
-    def _next(self, tokens: Tensor, state: State, memory: Any) -> tuple[Tensor, State]:
-        if isinstance(self.model, EncoderDecoder):
-            out = self.model.decode(tokens, memory, state=state)
+        start, memory = model.start(tokens.shape[0], capacity=capacity), None
+        if isinstance(model, EncoderDecoder):
+            memory = model.encode(self._tokens(length))
+            out = model.decode(tokens, memory, state=start)
         else:
-            out = self.model(tokens, state=state)
-        return out.logits[:, -1:].argmax(-1), out.state
+            out = model(tokens, state=start)
+        return out.logits[:, -1:].argmax(-1), out.state, memory
 
     def _batch(self, length: int) -> Batch:
         tokens = self._tokens(length)
