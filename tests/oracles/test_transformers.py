@@ -4,107 +4,19 @@ from typing import Any
 
 import pytest
 import torch
-from mapping import bert, gpt2, gradients_of, marian, weights_of
+from mapping import bert, gpt2, gradients_of, marian
+from pairs import END, LONGEST, VOCAB, bert_pair, gpt2_pair, marian_pair
 from torch import Tensor, nn
 
-import manyformer as mf
 from manyformer.batches import IGNORE, MaskedBatch, PairBatch, TextBatch
 from manyformer.core import PADDING
 from manyformer.generate import Average, Beam, Decoding, Hypothesis, Likely, generate
-from manyformer.position import Sinusoid
 
 pytestmark = pytest.mark.oracle
 
-VOCAB, DIM, DEPTH, HEADS, HIDDEN, LONGEST = 53, 32, 3, 4, 80, 48
-START, END = 1, 2
-
-
-def shaken(module: nn.Module) -> Any:
-    """Every parameter away from where it starts, so that no bias is zero and no norm the identity."""
-    with torch.no_grad():
-        for value in module.parameters():
-            if value.requires_grad:
-                value.add_(torch.randn_like(value), alpha=0.2)
-    return module.eval()
-
-
-@pytest.fixture(scope="module")
-def gpt2_pair() -> tuple[Any, Any]:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(1)
-    config = GPT2Config(
-        vocab_size=VOCAB,
-        n_embd=DIM,
-        n_layer=DEPTH,
-        n_head=HEADS,
-        n_inner=HIDDEN,
-        n_positions=LONGEST,
-        bos_token_id=START,
-        eos_token_id=END,
-        pad_token_id=0,
-    )
-    theirs = shaken(GPT2LMHeadModel(config))
-    sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "hidden": HIDDEN, "longest": LONGEST}
-    ours = mf.build("transformer-lm", **sizes, gelu="tanh").eval()
-    ours.load_state_dict(gpt2(weights_of(theirs)))
-    return ours, theirs
-
-
-@pytest.fixture(scope="module")
-def bert_pair() -> tuple[Any, Any]:
-    from transformers import BertConfig, BertForMaskedLM
-
-    torch.manual_seed(2)
-    config = BertConfig(
-        vocab_size=VOCAB,
-        hidden_size=DIM,
-        num_hidden_layers=DEPTH,
-        num_attention_heads=HEADS,
-        intermediate_size=HIDDEN,
-        max_position_embeddings=LONGEST,
-        attn_implementation="eager",
-    )
-    theirs = shaken(BertForMaskedLM(config))
-    ours = mf.build("bert", vocab=VOCAB, dim=DIM, depth=DEPTH, heads=HEADS, hidden=HIDDEN, longest=LONGEST).eval()
-    weights = weights_of(theirs)
-    # the sentence type of all tokens is one more vector at every position
-    weights["bert.embeddings.position_embeddings.weight"] += theirs.bert.embeddings.token_type_embeddings.weight[0]
-    ours.load_state_dict(bert(weights))
-    with torch.no_grad():
-        theirs.bert.embeddings.position_embeddings.weight.copy_(ours.embed.position.weight)
-        theirs.bert.embeddings.token_type_embeddings.weight.zero_()
-    return ours, theirs
-
-
-@pytest.fixture(scope="module")
-def marian_pair() -> tuple[Any, Any]:
-    from transformers import MarianConfig, MarianMTModel
-
-    torch.manual_seed(3)
-    config = MarianConfig(
-        vocab_size=VOCAB,
-        d_model=DIM,
-        encoder_layers=DEPTH,
-        decoder_layers=DEPTH,
-        encoder_attention_heads=HEADS,
-        decoder_attention_heads=HEADS,
-        encoder_ffn_dim=HIDDEN,
-        decoder_ffn_dim=HIDDEN,
-        max_position_embeddings=LONGEST,
-        activation_function="relu",
-        scale_embedding=True,
-        dropout=0.0,
-        pad_token_id=0,
-        eos_token_id=END,
-        forced_eos_token_id=None,
-        decoder_start_token_id=START,
-    )
-    theirs = shaken(MarianMTModel(config))
-    ours = mf.build("transformer", vocab=VOCAB, dim=DIM, depth=DEPTH, heads=HEADS, hidden=HIDDEN).eval()
-    ours.embed_source.position = ours.embed_target.position = Sinusoid(DIM, layout="halves")
-    ours.load_state_dict(marian(weights_of(theirs)))
-    return ours, theirs
+pairs_of_gpt2 = pytest.fixture(scope="module", name="gpt2_models")(gpt2_pair)
+pairs_of_bert = pytest.fixture(scope="module", name="bert_models")(bert_pair)
+pairs_of_marian = pytest.fixture(scope="module", name="marian_models")(marian_pair)
 
 
 def words(*shape: int) -> Tensor:
@@ -141,16 +53,16 @@ def assert_same_gradients(ours: nn.Module, mapped: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 17, LONGEST])
-def test_gpt2_logits(gpt2_pair: tuple[Any, Any], length: int) -> None:
-    ours, theirs = gpt2_pair
+def test_gpt2_logits(gpt2_models: tuple[Any, Any], length: int) -> None:
+    ours, theirs = gpt2_models
     tokens = words(3, length)
     with torch.no_grad():
         assert_near(ours(tokens).logits, theirs(tokens).logits)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_gpt2_padding(gpt2_pair: tuple[Any, Any], side: str) -> None:
-    ours, theirs = gpt2_pair
+def test_gpt2_padding(gpt2_models: tuple[Any, Any], side: str) -> None:
+    ours, theirs = gpt2_models
     segments = padded([11, 4, 7], side)
     tokens, mask = words(3, 11), attention_of(segments)
     position = (mask.cumsum(1) - 1).clamp(min=0)
@@ -160,8 +72,8 @@ def test_gpt2_padding(gpt2_pair: tuple[Any, Any], side: str) -> None:
 
 
 @pytest.mark.parametrize("capacity", [None, LONGEST])
-def test_gpt2_cache(gpt2_pair: tuple[Any, Any], capacity: int | None) -> None:
-    ours, theirs = gpt2_pair
+def test_gpt2_cache(gpt2_models: tuple[Any, Any], capacity: int | None) -> None:
+    ours, theirs = gpt2_models
     tokens = words(2, 15)
     state, past = ours.start(2, capacity=capacity), None
     with torch.no_grad():
@@ -172,8 +84,8 @@ def test_gpt2_cache(gpt2_pair: tuple[Any, Any], capacity: int | None) -> None:
             assert_near(mine.logits, yours.logits)
 
 
-def test_gpt2_gradients(gpt2_pair: tuple[Any, Any]) -> None:
-    ours, theirs = gpt2_pair
+def test_gpt2_gradients(gpt2_models: tuple[Any, Any]) -> None:
+    ours, theirs = gpt2_models
     tokens = words(3, 12)
     targets = torch.where(torch.rand(3, 12) < 0.3, IGNORE, words(3, 12))
     ours.zero_grad()
@@ -187,8 +99,8 @@ def test_gpt2_gradients(gpt2_pair: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[9, 9, 9], [12, 3, 8]])
-def test_bert_logits(bert_pair: tuple[Any, Any], lengths: list[int]) -> None:
-    ours, theirs = bert_pair
+def test_bert_logits(bert_models: tuple[Any, Any], lengths: list[int]) -> None:
+    ours, theirs = bert_models
     segments = padded(lengths, "right")
     tokens, mask = words(3, max(lengths)), attention_of(segments)
     with torch.no_grad():
@@ -196,8 +108,8 @@ def test_bert_logits(bert_pair: tuple[Any, Any], lengths: list[int]) -> None:
         assert_near(ours(tokens, segments).logits[mask.bool()], expected[mask.bool()])
 
 
-def test_bert_gradients(bert_pair: tuple[Any, Any]) -> None:
-    ours, theirs = bert_pair
+def test_bert_gradients(bert_models: tuple[Any, Any]) -> None:
+    ours, theirs = bert_models
     segments = padded([12, 5, 9], "right")
     tokens, mask = words(3, 12), attention_of(segments)
     targets = torch.where((torch.rand(3, 12) < 0.5) & mask.bool(), words(3, 12), IGNORE)
@@ -210,8 +122,8 @@ def test_bert_gradients(bert_pair: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[9, 9, 9], [13, 2, 8]])
-def test_marian_logits(marian_pair: tuple[Any, Any], lengths: list[int]) -> None:
-    ours, theirs = marian_pair
+def test_marian_logits(marian_models: tuple[Any, Any], lengths: list[int]) -> None:
+    ours, theirs = marian_models
     segments = padded(lengths, "right")
     source, target = words(3, max(lengths)), words(3, 7)
     with torch.no_grad():
@@ -220,8 +132,8 @@ def test_marian_logits(marian_pair: tuple[Any, Any], lengths: list[int]) -> None
 
 
 @pytest.mark.parametrize("capacity", [None, 12])
-def test_marian_cache(marian_pair: tuple[Any, Any], capacity: int | None) -> None:
-    ours, theirs = marian_pair
+def test_marian_cache(marian_models: tuple[Any, Any], capacity: int | None) -> None:
+    ours, theirs = marian_models
     segments = padded([10, 4], "right")
     source, target = words(2, 10), words(2, 12)
     with torch.no_grad():
@@ -234,8 +146,8 @@ def test_marian_cache(marian_pair: tuple[Any, Any], capacity: int | None) -> Non
     assert_near(torch.cat(logits, dim=1), expected)
 
 
-def test_marian_gradients(marian_pair: tuple[Any, Any]) -> None:
-    ours, theirs = marian_pair
+def test_marian_gradients(marian_models: tuple[Any, Any]) -> None:
+    ours, theirs = marian_models
     segments = padded([10, 4, 6], "right")
     source, target = words(3, 10), words(3, 8)
     targets = torch.where(padded([8, 5, 6], "right") == PADDING, IGNORE, words(3, 8))
@@ -266,8 +178,8 @@ def assert_same_beams(answers: tuple[tuple[Hypothesis, ...], ...], sequences: Te
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-def test_gpt2_beam_search(gpt2_pair: tuple[Any, Any], alpha: float) -> None:
-    ours, theirs = gpt2_pair
+def test_gpt2_beam_search(gpt2_models: tuple[Any, Any], alpha: float) -> None:
+    ours, theirs = gpt2_models
     prompts = [words(n).tolist() for n in (5, 2, 8, 8, 1)]
     answers = generate(ours, prompts, decoding=beamed(4, 3, alpha, 12)).rows
     segments = padded([len(p) for p in prompts], "left")
@@ -290,8 +202,8 @@ def test_gpt2_beam_search(gpt2_pair: tuple[Any, Any], alpha: float) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_marian_beam_search(marian_pair: tuple[Any, Any], alpha: float) -> None:
-    ours, theirs = marian_pair
+def test_marian_beam_search(marian_models: tuple[Any, Any], alpha: float) -> None:
+    ours, theirs = marian_models
     sources = [words(n).tolist() for n in (6, 3, 9, 9)]
     decoding = beamed(4, 4, alpha, 10)
     segments = padded([len(s) for s in sources], "right")
