@@ -147,8 +147,8 @@ class Softmax(Kernel):
                 return PAST
             if self._causal and ahead == 0:
                 return ALIGNED
-        aligned = isinstance(at.layout, Packed) and at.layout.right_padded and at.layout == of.layout
-        if aligned and self._causal:
+        # the documents are gone through last, and only where a causal mask makes the answer matter
+        if self._causal and isinstance(at.layout, Packed) and at.layout == of.layout and at.layout.right_padded:
             return RIGHT_PADDED
         return Choice("sdpa", f"the mask {self.mask!r} written out for these places", dense=True)
 

@@ -6,7 +6,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import Batch, PairBatch
-from manyformer.core import Context, Layer, Memory, Packed, Watch, ignore
+from manyformer.core import Context, Layer, Memory, Out, Packed, Watch, ignore
 from manyformer.models.base import Loss, Model, ModelOut, Score
 from manyformer.models.embedding import Embedding
 from manyformer.models.head import Head
@@ -65,7 +65,7 @@ class EncoderDecoder(Model):
     ) -> ModelOut:
         """Logits for the target given an encoded source; with a state, `target` is what comes next."""
         hidden = self._decode(target, memory, target_segments, state, watch)
-        return ModelOut(self.head(hidden.logits), hidden.state, hidden.loss)
+        return ModelOut(self.head(hidden.y), hidden.state, hidden.loss)
 
     def start(self, batch: int, *, capacity: int | None = None) -> Stream:
         """The decoder's state before any token."""
@@ -75,21 +75,21 @@ class EncoderDecoder(Model):
     def loss(self, batch: Batch, *, smoothing: float = 0.0) -> Loss:
         assert isinstance(batch, PairBatch)
         hidden = self._both(batch)
-        return self.head.loss(hidden.logits, batch.targets, smoothing=smoothing)._replace(extra=hidden.loss)
+        return self.head.loss(hidden.y, batch.targets, smoothing=smoothing)._replace(extra=hidden.loss)
 
     def score(self, batch: Batch) -> Score:
         assert isinstance(batch, PairBatch)
-        return self.head.score(self._both(batch).logits, batch.targets)
+        return self.head.score(self._both(batch).y, batch.targets)
 
-    def _both(self, batch: PairBatch) -> ModelOut:
+    def _both(self, batch: PairBatch) -> Out:
         memory = self.encode(batch.source, batch.source_segments)
         return self._decode(batch.target, memory, batch.target_segments, None, ignore)
 
     def _decode(
         self, target: Tensor, memory: Memory, segments: Tensor | None, state: Stream | None, watch: Watch
-    ) -> ModelOut:
+    ) -> Out:
         self.check_length(target.shape[1])
         place, tail = locate(target, segments, None if state is None else state.tail)
         ctx = Context(place, memory, watch)
         y, body, loss = self.decoder(self.embed_target(target, place), ctx, state and state.body)
-        return ModelOut(y, None if tail is None else Stream(body, tail), loss)
+        return Out(y, None if tail is None else Stream(body, tail), loss)
