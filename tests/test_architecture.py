@@ -16,7 +16,7 @@ ROOT = Path(mf.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
-    {"errors", "batches", "core", "flops"},
+    {"errors", "batches", "core", "flops", "trees"},
     {"masks", "position"},
     {"ops"},
     {"kernels", "sources"},
@@ -35,7 +35,7 @@ LEVELS = [
 ]
 """Arrows point down only: a part imports from lower levels and from its own folder. The package itself is lazy."""
 
-ONLY = {"config": {"errors"}, "data": {"batches", "config", "errors"}, "core": set(), "errors": set()}
+ONLY = {"config": {"errors"}, "data": {"batches", "config", "errors", "trees"}, "core": set(), "errors": set()}
 """Parts that must not know all that lies below them: a run's record and its data stand beside the models."""
 
 HEAVY = {"transformers", "datasets", "matplotlib", "tensorboard", "sacrebleu", "babel", "huggingface_hub"}

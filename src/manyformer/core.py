@@ -47,17 +47,31 @@ class Packed(NamedTuple):
         return len(set(rows)) == len(rows) and all(begin == 0 for _, begin, _ in self.documents)
 
 
+class Tree(NamedTuple):
+    """Where tokens hang in the dependency trees of their documents; -1 in all three for a token in no tree.
+
+    `depth` counts the edges to the root, `first` numbers the nodes of a document's tree in preorder, and `last` is the
+    highest number in the subtree of the token's node: token i hangs on j, or on what hangs on j, or is of the same
+    node, where first_j <= first_i <= last_j. `manyformer.trees.walk` makes the three from heads.
+    """
+
+    depth: Int[Tensor, "b l"]
+    first: Int[Tensor, "b l"]
+    last: Int[Tensor, "b l"]
+
+
 class Place(NamedTuple):
     """Where tokens are; it travels with them through caches, memories and gathers.
 
     `pos` is the position within the token's document, `seg` the document within the row (`PADDING` for padding);
     a token sees only its own segment. `layout` is what is known of both without looking at the tensors, which lets a
-    kernel pick its fastest exact path; None promises nothing.
+    kernel pick its fastest exact path; None promises nothing. `tree` is there where the model was told of trees.
     """
 
     pos: Int[Tensor, "b l"]
     seg: Int[Tensor, "b l"]
     layout: Plain | Packed | None = None
+    tree: Tree | None = None
 
 
 class Out(NamedTuple):
