@@ -44,4 +44,16 @@ class LabelBatch(NamedTuple):
     segments: Int64[Tensor, "b l"] | None = None
 
 
-Batch = TextBatch | PairBatch | MaskedBatch | LabelBatch
+class TagBatch(NamedTuple):
+    """A tagger's rows: the class of each word at its first token, IGNORE elsewhere.
+
+    `trees` are depth, preorder number and last preorder number below each token (`manyformer.trees`), -1 in no tree.
+    """
+
+    tokens: Int64[Tensor, "b l"]
+    targets: Int64[Tensor, "b l"]
+    segments: Int64[Tensor, "b l"] | None = None
+    trees: Int64[Tensor, "b l 3"] | None = None
+
+
+Batch = TextBatch | PairBatch | MaskedBatch | LabelBatch | TagBatch

@@ -3,14 +3,17 @@
 from manyformer.models.base import Loss, Model, ModelOut, Score, Spec
 from manyformer.models.classifier import Classifier
 from manyformer.models.embedding import Embedding
+from manyformer.models.encoder import Encoder
 from manyformer.models.head import Head
 from manyformer.models.language_model import LanguageModel
 from manyformer.models.masked_lm import MaskedLM
 from manyformer.models.seq2seq import EncoderDecoder
+from manyformer.models.tagger import Tagger
 
 __all__ = [
     "Classifier",
     "Embedding",
+    "Encoder",
     "EncoderDecoder",
     "Head",
     "LanguageModel",
@@ -20,4 +23,5 @@ __all__ = [
     "ModelOut",
     "Score",
     "Spec",
+    "Tagger",
 ]

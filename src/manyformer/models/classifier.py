@@ -6,21 +6,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.batches import Batch, LabelBatch
-from manyformer.core import PADDING, Context, Layer, Out, Place, Watch, ignore
-from manyformer.models.base import Loss, Model, ModelOut, Score
-from manyformer.models.embedding import Embedding
-from manyformer.models.head import Head
-from manyformer.models.places import locate
+from manyformer.core import PADDING, Out, Place, Watch, ignore
+from manyformer.models.base import Loss, ModelOut, Score
+from manyformer.models.encoder import Encoder
 
 
 @final
-class Classifier(Model):
+class Classifier(Encoder):
     """One label a row, from the mean over its tokens, padding left out; logits are (b, classes)."""
-
-    def __init__(self, embed: Embedding, body: Layer, head: Head) -> None:
-        super().__init__()
-        self.embed, self.body, self.head = embed, body, head
-        self.longest = embed.position.longest
 
     def forward(
         self, tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None = None, *, watch: Watch = ignore
@@ -38,9 +31,8 @@ class Classifier(Model):
         return self.head.score(self._pooled(batch.tokens, batch.segments, ignore).y, batch.labels)
 
     def _pooled(self, tokens: Tensor, segments: Tensor | None, watch: Watch) -> Out:
-        self.check_length(tokens.shape[1])
-        place, _ = locate(tokens, segments, None)
-        hidden = self.body(self.embed(tokens, place), Context(place, watch=watch))
+        place = self._place(tokens, segments)
+        hidden = self._hidden(tokens, place, watch)
         return Out(mean_over_tokens(hidden.y, place), None, hidden.loss)
 
 

@@ -1,0 +1,43 @@
+"""What models have in common that read one sequence as a whole: embed, one layer, head."""
+
+from jaxtyping import Int
+from torch import Tensor
+
+from manyformer.batches import IGNORE
+from manyformer.core import Context, Layer, Out, Place, Tree, Watch, ignore
+from manyformer.models.base import Model
+from manyformer.models.embedding import Embedding
+from manyformer.models.head import Head
+from manyformer.models.places import locate
+
+
+class Encoder(Model):
+    """An embedding, a layer that sees both sides of every token, and a head; what the head is asked differs."""
+
+    def __init__(self, embed: Embedding, body: Layer, head: Head) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = embed, body, head
+        self.longest = embed.position.longest
+
+    def _place(
+        self, tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None, trees: Int[Tensor, "b l 3"] | None = None
+    ) -> Place:
+        """Where the tokens are. Raises ValueError where they are too many, or where shapes disagree."""
+        self.check_length(tokens.shape[1])
+        place, _ = locate(tokens, segments, None)
+        if trees is None:
+            return place
+        if trees.shape != (*tokens.shape, 3):
+            raise ValueError(f"trees {tuple(trees.shape)} must have three numbers for each of {tuple(tokens.shape)}")
+        return place._replace(tree=Tree(*trees.unbind(-1)))
+
+    def _hidden(self, tokens: Int[Tensor, "b l"], place: Place, watch: Watch) -> Out:
+        return self.body(self.embed(tokens, place), Context(place, watch=watch))
+
+    def _wanted(
+        self, tokens: Int[Tensor, "b l"], targets: Int[Tensor, "b l"], place: Place
+    ) -> tuple[Out, Int[Tensor, " n"]]:
+        """The hidden states of the tokens that have a target, and their targets: no others are worth a projection."""
+        hidden = self._hidden(tokens, place, ignore)
+        wanted = targets != IGNORE
+        return hidden._replace(y=hidden.y[wanted]), targets[wanted]
