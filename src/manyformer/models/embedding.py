@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import Place
+from manyformer.dropout import Dropout
 from manyformer.position import NoPosition, Position
 
 
@@ -31,7 +32,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.position = NoPosition() if position is None else position
         self.scale, self.norm = scale, norm
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.token = nn.Embedding(vocab, dim)
         nn.init.normal_(self.token.weight, std=1 / math.sqrt(dim) if std is None else std)
 
@@ -41,4 +42,5 @@ class Embedding(nn.Module):
             x = x * self.scale
         x = self.position.embed(x, place)
         x = x if self.norm is None else self.norm(x)
-        return self.dropout(x) if self.dropout.p else x
+        dropped: Tensor = self.dropout(x)
+        return dropped

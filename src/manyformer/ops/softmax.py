@@ -6,6 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.core import Packed, Place
+from manyformer.dropout import drop
 from manyformer.position import Position
 
 
@@ -29,7 +30,7 @@ def naive(
     seen = mask.any(-1, keepdim=True)
     wide = torch.promote_types(logits.dtype, torch.float32)
     weights = logits.masked_fill(~seen, 0.0).softmax(-1, dtype=wide).masked_fill(~mask, 0.0).to(q.dtype)
-    kept = F.dropout(weights, dropout)
+    kept = drop(weights, dropout)
     return position.value(kept @ v, kept, at, of), weights
 
 
