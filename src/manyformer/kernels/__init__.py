@@ -1,6 +1,7 @@
 """How queries, keys and values become outputs."""
 
 from manyformer.kernels.base import Kernel
+from manyformer.kernels.dynamic_rotary import DynamicRotary
 from manyformer.kernels.softmax import Softmax
 
-__all__ = ["Kernel", "Softmax"]
+__all__ = ["DynamicRotary", "Kernel", "Softmax"]

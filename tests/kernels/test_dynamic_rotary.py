@@ -1,0 +1,97 @@
+"""Dynamic NTK scaling: every query by its own length, so that cached keys are never turned for another one."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyformer.attention import Attention
+from manyformer.core import Context, Place
+from manyformer.kernels import DynamicRotary, Softmax
+from manyformer.masks import Causal
+from manyformer.models.places import fresh, locate
+from manyformer.position import NTK, DynamicNTK, Rotary
+
+ORIGINAL = 8
+
+
+def attention(pairs: Any = "interleaved", rotated: int = 8, **options: Any) -> Attention:
+    kernel = DynamicRotary(Softmax(Causal()), 8, DynamicNTK(4.0, ORIGINAL), pairs=pairs, rotated=rotated)
+    return Attention(16, 2, kernel, **options).double()
+
+
+def context(length: int, segments: Tensor | None = None, rows: int = 2) -> Context:
+    return Context(locate(torch.zeros(rows, length, dtype=torch.long), segments, None)[0])
+
+
+@pytest.mark.parametrize(("pairs", "rotated"), [("interleaved", 8), ("halves", 8), ("interleaved", 4), ("halves", 4)])
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_each_query_is_that_of_static_scaling_at_its_length(pairs: Any, rotated: int, kv_heads: int) -> None:
+    """The definition: the last of n tokens sees what it would if the whole model were scaled for n tokens."""
+    layer = attention(pairs, rotated, kv_heads=kv_heads)
+    x = torch.randn(2, 21, 16, dtype=torch.float64)
+    found = layer(x, context(21)).y
+    for last in (1, 7, 8, 9, 13, 21):
+        factor = max(1.0, 4.0 * last / ORIGINAL - 3.0)
+        position = Rotary(8, rotated=rotated, pairs=pairs, scaling=NTK(factor))
+        static = Attention(16, 2, Softmax(Causal()), kv_heads=kv_heads, position=position).double()
+        static.load_state_dict(layer.state_dict())
+        torch.testing.assert_close(found[:, last - 1], static(x[:, :last], context(last)).y[:, -1], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 37, [5, 1, 1, 20, 10], [30, 1, 6]])
+def test_step_by_step_is_as_in_one_pass(sizes: list[int]) -> None:
+    layer = attention()
+    x = torch.randn(2, 37, 16, dtype=torch.float64)
+    state = layer.start(2, device=x.device, dtype=x.dtype)
+    outs = []
+    tail = fresh(2, x.device)
+    for part in x.split(sizes, dim=1):
+        place, tail = locate(torch.zeros(part.shape[:2], dtype=torch.long), None, tail)
+        y, state, _ = layer(part, Context(place), state)
+        outs.append(y)
+    torch.testing.assert_close(torch.cat(outs, 1), layer(x, context(37)).y, atol=1e-12, rtol=0)
+
+
+def test_padding_and_other_rows_change_nothing() -> None:
+    layer = attention()
+    x = torch.randn(1, 19, 16, dtype=torch.float64)
+    alone = layer(x, context(19, rows=1)).y
+    wide = torch.randn(2, 30, 16, dtype=torch.float64)
+    wide[0, 11:] = x[0]
+    segments = torch.zeros(2, 30, dtype=torch.long)
+    segments[0, :11] = -1
+    torch.testing.assert_close(layer(wide, context(30, segments)).y[:1, 11:], alone, atol=1e-12, rtol=0)
+
+
+def test_gradients_are_those_of_differences() -> None:
+    layer = attention()
+    x = torch.randn(1, 11, 16, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: layer(x, context(11, rows=1)).y[:, 6:], x)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"DynamicRotary never forms .*query.*, which Rotary needs"):
+        attention(position=Rotary(8))
+    with pytest.raises(ValueError, match="must be even"):
+        DynamicRotary(Softmax(), 7, DynamicNTK(4.0, 8))
+
+    class Folding(Softmax.__bases__[0]):  # type: ignore[misc, name-defined]
+        folds = True
+
+        def forward(self, *inputs: Any) -> Any: ...
+        def explain(self, *inputs: Any) -> str:
+            return ""
+
+    with pytest.raises(ValueError, match="but Folding does not keep them"):
+        DynamicRotary(Folding(), 8, DynamicNTK(4.0, 8))
+
+
+def test_it_says_what_it_costs() -> None:
+    kernel = attention().kernel
+    q = k = v = torch.zeros(2, 2, 20, 8)
+    place: Place = context(20).place
+    assert kernel.explain(q, k, v, place, place, Attention(16, 2, Softmax()).position).endswith(
+        "the keys are turned for each of 12 queries beyond 8"
+    )
