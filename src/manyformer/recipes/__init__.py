@@ -3,6 +3,7 @@
 from manyformer.recipes.bert import bert
 from manyformer.recipes.compose import compose
 from manyformer.recipes.registry import RECIPES, Card, Recipe, build, get, recipe
+from manyformer.recipes.roformer import roformer
 from manyformer.recipes.transformer import transformer
 from manyformer.recipes.transformer_classifier import transformer_classifier
 from manyformer.recipes.transformer_lm import transformer_lm
@@ -16,6 +17,7 @@ __all__ = [
     "compose",
     "get",
     "recipe",
+    "roformer",
     "transformer",
     "transformer_classifier",
     "transformer_lm",

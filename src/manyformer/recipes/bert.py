@@ -1,5 +1,6 @@
 """BERT: an encoder that learns by filling in masked tokens."""
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import nn
@@ -9,7 +10,7 @@ from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import Softmax
 from manyformer.models import Embedding, Head, MaskedLM
-from manyformer.position import Learned
+from manyformer.position import Learned, Position
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import shrink_outputs, small_std, stack
 
@@ -40,17 +41,32 @@ def bert(
     Section 3 and appendix A.2. Left out are the next-sentence task and its sentence types, which Liu et al. (2019,
     arXiv:1907.11692) found to help nothing, and dropout of attention weights.
     """
+    position = Learned(dim, longest, std=small_std(dim))
+    return masked_encoder(vocab, dim, depth, heads, hidden, dropout, embedded=position)
+
+
+def masked_encoder(
+    vocab: int,
+    dim: int,
+    depth: int,
+    heads: int,
+    hidden: int | None,
+    dropout: float,
+    *,
+    embedded: Position | None = None,
+    attended: Callable[[], Position | None] = lambda: None,
+) -> MaskedLM:
+    """BERT with a position at its embedding, or one made by `attended` inside the attention of each layer."""
     layer_norm = partial(nn.LayerNorm, dim, eps=1e-12)
 
     def layer() -> dict[str, Layer]:
         return {
-            "attention": Attention(dim, heads, Softmax()),
+            "attention": Attention(dim, heads, Softmax(), position=attended()),
             "ff": FeedForward(dim, hidden, activation=nn.GELU()),
         }
 
     std = small_std(dim)
-    position = Learned(dim, longest, std=std)
-    embed = Embedding(vocab, dim, position=position, std=std, norm=layer_norm(), dropout=dropout)
+    embed = Embedding(vocab, dim, position=embedded, std=std, norm=layer_norm(), dropout=dropout)
     body = stack(depth, layer, order="post", norm=layer_norm, dropout=dropout)
     shrink_outputs(body, depth, std=std)
     transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), layer_norm())

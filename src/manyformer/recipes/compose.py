@@ -2,24 +2,48 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import nn
 
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import FeedForward, GatedFeedForward
-from manyformer.kernels import Kernel, Softmax
+from manyformer.kernels import DynamicRotary, Kernel, Softmax
 from manyformer.masks import Causal
 from manyformer.models import Embedding, Head, LanguageModel
-from manyformer.position import Learned, NoPosition, Position, Sinusoid
+from manyformer.position import NTK, DynamicNTK, Learned, Linear, NoPosition, Position, Rotary, Sinusoid, YaRN
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
 
-PositionName = Literal["sinusoid", "learned", "none"]
+PositionName = Literal["sinusoid", "learned", "none", "rope", "rope-linear", "rope-ntk", "rope-dynamic", "rope-yarn"]
 KernelName = Literal["softmax"]
 FeedForwardName = Literal["relu", "gelu", "swiglu", "geglu"]
 NormName = Literal["layer", "rms"]
+
+
+class Sizes(NamedTuple):
+    """What positions may be built from; `width` is that of a head."""
+
+    dim: int
+    width: int
+    heads: int
+    longest: int
+    stretch: float
+
+
+POSITIONS: dict[PositionName, Callable[[Sizes], Callable[[], Position]]] = {
+    "sinusoid": lambda sizes: lambda: Sinusoid(sizes.dim),
+    "learned": lambda sizes: lambda: Learned(sizes.dim, sizes.longest),
+    "none": lambda sizes: NoPosition,
+    "rope": lambda sizes: _shared(Rotary(sizes.width)),
+    "rope-linear": lambda sizes: _shared(Rotary(sizes.width, scaling=Linear(sizes.stretch))),
+    "rope-ntk": lambda sizes: _shared(Rotary(sizes.width, scaling=NTK(sizes.stretch))),
+    "rope-yarn": lambda sizes: _shared(Rotary(sizes.width, scaling=YaRN(sizes.stretch, sizes.longest))),
+    # what its angles are depends on the query, so the kernel turns the keys
+    "rope-dynamic": lambda sizes: NoPosition,
+}
+"""From sizes to what makes the position of the embedding, or of one layer's attention after the other."""
 
 KERNELS: dict[KernelName, Callable[[], Kernel]] = {"softmax": lambda: Softmax(Causal())}
 
@@ -57,20 +81,33 @@ def compose(
     norm: NormOrder = "pre",
     norm_kind: NormName = "layer",
     dropout: float = 0.0,
+    stretch: float = 4.0,
 ) -> LanguageModel:
-    """A causal language model; `longest` is what learned positions need, the others take any length."""
-    positions: dict[PositionName, Callable[[], Position]] = {
-        "sinusoid": lambda: Sinusoid(dim),
-        "learned": lambda: Learned(dim, longest),
-        "none": NoPosition,
-    }
+    """A causal language model; `longest` is what learned positions need, the others take any length.
+
+    "rope" is rotary (RoFormer's causal form); its scalings reach `stretch` times `longest`, the length trained for.
+    """
+    sizes = Sizes(dim, dim // heads, heads, longest, stretch)
+    make = POSITIONS[position](sizes)
+    embedded = make()
+    inside = bool(embedded.touches() - {"embed"})
+
+    def attend() -> Kernel:
+        found = KERNELS[kernel]()
+        dynamic = position == "rope-dynamic"
+        return DynamicRotary(found, sizes.width, DynamicNTK(stretch, longest)) if dynamic else found
 
     def layer() -> dict[str, Layer]:
         return {
-            "attention": Attention(dim, heads, KERNELS[kernel](), kv_heads=kv_heads),
+            "attention": Attention(dim, heads, attend(), kv_heads=kv_heads, position=make() if inside else None),
             "ff": FEEDFORWARDS[feedforward](dim, hidden),
         }
 
-    embed = Embedding(vocab, dim, position=positions[position](), scale=dim**0.5, dropout=dropout)
+    embed = Embedding(vocab, dim, position=None if inside else embedded, scale=dim**0.5, dropout=dropout)
     body = stack(depth, layer, order=norm, norm=partial(NORMS[norm_kind], dim), dropout=dropout)
     return LanguageModel(embed, body, Head(dim, vocab, tied=embed.token))
+
+
+def _shared(position: Position) -> Callable[[], Position]:
+    """One part without weights for all layers, so that they share its tables."""
+    return lambda: position
