@@ -20,6 +20,9 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("compose", {"kv_heads": 2, "feedforward": "swiglu", "norm_kind": "rms"}),
     ("compose", {"position": "none", "feedforward": "relu"}),
     ("compose", {"position": "learned", "feedforward": "geglu"}),
+    ("compose", {"position": "rope", "kv_heads": 2}),
+    ("compose", {"position": "rope-yarn", "longest": 4}),
+    ("compose", {"position": "rope-dynamic", "longest": 8}),
 ]
 
 
@@ -124,8 +127,9 @@ def modules_called(model: Any, kind: type[nn.Module]) -> int:
     return len(calls)
 
 
-def test_nothing_is_called_that_need_not_be() -> None:
-    model = built("transformer-lm", {})
+@pytest.mark.parametrize(("name", "words"), [("transformer-lm", {}), ("compose", {"position": "rope"})])
+def test_nothing_is_called_that_need_not_be(name: str, words: dict[str, Any]) -> None:
+    model = built(name, words)
     assert modules_called(model, nn.Linear) == modules_called(model, nn.LayerNorm) == 0
 
 

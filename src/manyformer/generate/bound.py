@@ -122,7 +122,10 @@ def _gated(layer: GatedFeedForward) -> Step:
 
 
 def _attention(layer: Attention) -> Step:
-    """Softmax over a preallocated cache of one plain document, all of which the newest token sees."""
+    """Softmax over a preallocated cache of one plain document, all of which the newest token sees.
+
+    A position may act on the query and on the key before it is cached (rotary ones do), but not on scores or values.
+    """
     general = _unknown(layer)
     kernel, heads, (groups, key, value) = layer.kernel, layer.heads, layer.shape
     if not _sees_all(layer) or _watched(layer.source) or _watched(kernel):
@@ -130,6 +133,7 @@ def _attention(layer: Attention) -> Step:
     assert isinstance(kernel, Softmax)
     to_q, to_kv, out = _sure(layer.to_q), _sure(layer.to_kv), _sure(layer.out)
     scale = 1 / math.sqrt(key) if kernel.scale is None else kernel.scale
+    turned = layer.position if layer.position.touches() - {"embed"} else None
 
     def step(x: Tensor, ctx: Context, state: AttentionState) -> tuple[Tensor, State]:
         cache: Cache = state.source
@@ -140,7 +144,10 @@ def _attention(layer: Attention) -> Step:
         q = to_q(x).view(rows, heads, 1, key)
         kv = to_kv(x)
         # with one token a row, heads in front of the sequence are only another view
-        cache.k.narrow(2, begin, 1).copy_(kv.narrow(-1, 0, groups * key).view(rows, groups, 1, key))
+        fresh = kv.narrow(-1, 0, groups * key).view(rows, groups, 1, key)
+        if turned is not None:
+            q, fresh = turned.query(q, ctx.place), turned.key(fresh, ctx.place)
+        cache.k.narrow(2, begin, 1).copy_(fresh)
         cache.v.narrow(2, begin, 1).copy_(kv.narrow(-1, groups * key, groups * value).view(rows, groups, 1, value))
         k, v = cache.k.narrow(2, 0, begin + 1), cache.v.narrow(2, 0, begin + 1)
         y = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=heads != groups)
@@ -151,14 +158,14 @@ def _attention(layer: Attention) -> Step:
 
 
 def _sees_all(layer: Attention) -> bool:
-    """Whether a new token at the end of a document attends to all of it by content alone."""
+    """Whether a new token at the end of a document attends to all of it, by nothing but queries and keys."""
     kernel = layer.kernel
     return (
         type(layer.source) is Own
         and type(kernel) is Softmax
         and kernel.path in ("auto", "sdpa")
         and kernel.mask in (Causal(), Everything())
-        and layer.position.touches() <= {"embed"}
+        and layer.position.touches() <= {"embed", "query", "key"}
     )
 
 

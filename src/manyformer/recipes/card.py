@@ -25,6 +25,7 @@ GLOSSARY = {
     "gelu": "the activation exactly, or by its tanh approximation, which published weights may have been trained with",
     "longest": "longest sequence that learned positions allow; a run takes it from the data unless given",
     "dropout": "share of values dropped while training",
+    "stretch": "how many times longer than `longest` the scaled rotary positions reach; others have no use for it",
     "norm": "where norms stand: after each sum, before each branch, or around it",
 }
 """What the keywords mean that recipes have in common: each has one spelling and one meaning everywhere."""
