@@ -10,9 +10,11 @@ from manyformer.summary import cost, count_parameters, parts, sketch
 SPECIALS = 5
 """Ids that every vocabulary has besides its own: padding, beginning, end, unknown, mask."""
 
-
 LETTERS = 256
 """Stands for the vocabulary of a character model, whose size nobody knows before the data is read."""
+
+WORDS = 10_000
+"""The same for a model of words."""
 
 
 def print_summary(run: Run) -> None:
@@ -39,6 +41,8 @@ def _decided(run: Run) -> tuple[dict[str, Any], str]:
         decided["longest"] = run.data.length if run.data.kind == "text" else run.data.longest
     if run.data.tokenizer == "byte":
         return {**decided, "vocab": 256 + SPECIALS}, "bytes"
-    if run.data.tokenizer == "bpe" and run.data.vocab is not None:
+    if run.data.vocab is not None:
         return {**decided, "vocab": run.data.vocab}, f"vocabulary {run.data.vocab}, or less where the text is short"
+    if run.data.tokenizer == "word":
+        return {**decided, "vocab": WORDS}, f"as if there were {WORDS:,} different words; the data decides"
     return {**decided, "vocab": LETTERS}, f"as if there were {LETTERS} different characters; the data decides"

@@ -1,7 +1,7 @@
 """A training run as one validated record, and the YAML and command-line layer that fills it. Never imports torch."""
 
 from manyformer.config.compare import FREE_ON_RESUME, differences, dump_run
-from manyformer.config.data import DataConfig, LabelsData, PairsData, TextData, TokenizerKind
+from manyformer.config.data import DataConfig, LabelsData, PairsData, TextData, TokenizerKind, TreesData
 from manyformer.config.describe import Setting, describe_settings, json_schema
 from manyformer.config.load import KINDS, RUN_FILE, load_run
 from manyformer.config.run import Run
@@ -46,6 +46,7 @@ __all__ = [
     "Setting",
     "TextData",
     "TokenizerKind",
+    "TreesData",
     "about_run",
     "describe_settings",
     "differences",

@@ -1,4 +1,4 @@
-"""What a run learns from: running text, pairs of texts, or labelled texts, told apart by `kind`."""
+"""What a run learns from: running text, pairs of texts, labelled texts, or trees, told apart by `kind`."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,6 +7,7 @@ from pydantic import Field
 from manyformer.config.section import Conflict, PathText, Positive, Section, one_of_forms
 
 TokenizerKind = Literal["char", "byte", "bpe"]
+WordTokenizerKind = Literal["word", "char", "byte", "bpe"]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Paths = Annotated[
     PathText | Annotated[tuple[PathText, ...], Field(min_length=1)], one_of_forms("a path or a list of paths")
@@ -32,7 +33,7 @@ class _Tokenized(Section):
 
     kind: str
     path: Paths | PairPaths
-    tokenizer: TokenizerKind = "bpe"
+    tokenizer: WordTokenizerKind = "bpe"
     """What a token is: one character, one byte, or a byte pair of a vocabulary trained on the training data."""
     vocab: Positive | None = None
     """Size of a bpe vocabulary (char and byte have their own, so it stays null there)."""
@@ -50,7 +51,7 @@ class _Tokenized(Section):
         return given
 
     def conflicts(self) -> list[Conflict]:
-        if self.tokenizer == "bpe" or self.vocab is None:
+        if self.tokenizer in ("bpe", "word") or self.vocab is None:
             return []
         what = f"is the size of a bpe vocabulary, and a {self.tokenizer} tokenizer has its own; leave it out or null"
         return [Conflict(("vocab",), what, ("data.tokenizer",))]
@@ -92,6 +93,8 @@ class PairsData(_Tokenized):
     path: PairPaths = "normalization"
     """`normalization` (generated dates and numbers in words, to ISO form), a TSV or JSONL file, a list of two parallel
     files, or `hf:NAME` (a Hugging Face data set). Each also gzipped."""
+    tokenizer: TokenizerKind = "bpe"
+    """What a token is: one character, one byte, or a byte pair of a vocabulary trained on the training data."""
     valid: PairSplit = 0.05
     """Validation data: the fraction of the pairs held out, or a path as above."""
     test: PairPaths | None = None
@@ -113,6 +116,8 @@ class LabelsData(_Tokenized):
     """Texts with a label each."""
     path: Paths
     """A TSV or JSONL file, or `hf:NAME` (a Hugging Face data set). Each also gzipped."""
+    tokenizer: TokenizerKind = "bpe"
+    """What a token is: one character, one byte, or a byte pair of a vocabulary trained on the training data."""
     text: Column | None = None
     """The column of the text; null means the first column of a TSV and `text` in JSONL and Hugging Face data."""
     label: Column | None = None
@@ -125,6 +130,29 @@ class LabelsData(_Tokenized):
     """Tokens in a text: a longer one is cut at its end, and counted."""
 
 
-DataConfig = TextData | PairsData | LabelsData
+class TreesData(_Tokenized):
+    """Sentences with a dependency tree each and a label for every word, for taggers."""
 
-__all__ = ["DataConfig", "LabelsData", "PairsData", "TextData", "TokenizerKind"]
+    kind: Literal["trees"] = "trees"
+    """Sentences with trees."""
+    path: Paths
+    """A CoNLL-U file, `-` (standard input), or a list of these. Each also gzipped."""
+    tokenizer: WordTokenizerKind = "word"
+    """What a token is: a whole word, or one of its characters, bytes or byte pairs, all of which have its place in the
+    tree; the first one has its label."""
+    vocab: Positive | None = None
+    """Size of a vocabulary of words or byte pairs; null for words means all that occur twice or more."""
+    label: Literal["relation", "deprel", "upos", "xpos"] = "relation"
+    """What is to be told of every word: its relation to its head without subtypes or with them (deprel), or its part of
+    speech, universal or of the language (xpos)."""
+    valid: Split = 0.1
+    """Validation data: the fraction of the sentences held out, or a path."""
+    test: Paths | None = None
+    """Test data, scored by `manyformer evaluate` alone: a path."""
+    longest: Positive = 128
+    """Tokens in a sentence: longer ones are left out of training, and counted."""
+
+
+DataConfig = TextData | PairsData | LabelsData | TreesData
+
+__all__ = ["DataConfig", "LabelsData", "PairsData", "TextData", "TokenizerKind", "TreesData"]

@@ -19,7 +19,13 @@ RUN_FILE = "run.yaml"
 """The name under which a run's folder keeps its merged run file."""
 
 # The kind of data that each task of a recipe learns from.
-KINDS = {"language-model": "text", "masked": "text", "translation": "pairs", "classification": "labels"}
+KINDS = {
+    "language-model": "text",
+    "masked": "text",
+    "translation": "pairs",
+    "classification": "labels",
+    "tagging": "trees",
+}
 
 
 class _Target(NamedTuple):

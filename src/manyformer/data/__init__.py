@@ -1,4 +1,4 @@
-"""Data: text, pairs and labelled texts from files, folders, data sets or the default corpora, to batches of tokens."""
+"""Data: text, pairs, labelled texts and trees from files, data sets or the default corpora, to batches of tokens."""
 
 from manyformer.data.opened import Data, Example
 from manyformer.data.opening import open_data

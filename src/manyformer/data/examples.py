@@ -1,4 +1,4 @@
-"""Pairs and labelled texts, from shards to padded batches."""
+"""Pairs, labelled texts and sentences with trees, from shards to padded batches."""
 
 from typing import final
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyformer.batches import IGNORE, LabelBatch, PairBatch
+from manyformer.batches import IGNORE, LabelBatch, PairBatch, TagBatch
 from manyformer.data.buckets import Sequences
 from manyformer.data.ragged import Whole, padded
 from manyformer.data.shards import Shard
@@ -45,6 +45,27 @@ class Labelled(Sequences):
     def make(self, numbers: Whole) -> LabelBatch:
         tokens, segments = _side(self._texts, numbers, pad=Tokenizer.pad)
         return LabelBatch(tokens, torch.from_numpy(self._labels[numbers]), segments)
+
+
+@final
+class Tagged(Sequences):
+    """Sentences as BOS + x + EOS, the class of each word at its first token, and three numbers a token in its tree.
+
+    In their shards classes and tree numbers are one higher, so that 0 stands for none.
+    """
+
+    def __init__(self, tokens: Shard, classes: Shard, trees: Shard) -> None:
+        assert 3 * tokens.facts.tokens == 3 * classes.facts.tokens == trees.facts.tokens
+        self._tokens, self._classes, self._trees = tokens, classes, trees
+        self.lengths = self.ties = tokens.lengths
+        self.fingerprint = "-".join(shard.facts.sha256[:12] for shard in (tokens, classes, trees))
+
+    def make(self, numbers: Whole) -> TagBatch:
+        tokens, segments = _side(self._tokens, numbers, pad=Tokenizer.pad)
+        classes, _ = _side(self._classes, numbers, pad=0)
+        trees, _ = _side(self._trees, numbers, pad=0)
+        targets = torch.where(classes == 0, IGNORE, classes - 1)
+        return TagBatch(tokens, targets, segments, trees.view(*tokens.shape, 3) - 1)
 
 
 def _side(shard: Shard, numbers: Whole, *, pad: int, first: int = 0, last: int = 0) -> tuple[Tensor, Tensor | None]:

@@ -3,18 +3,20 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from manyformer.config import DataConfig, LabelsData, PairsData, TextData
+from manyformer.config import DataConfig, LabelsData, PairsData, TextData, TreesData
 from manyformer.data.open_labels import open_labels
 from manyformer.data.open_pairs import open_pairs
 from manyformer.data.open_text import open_text
+from manyformer.data.open_trees import open_trees
 from manyformer.data.opened import Data
 from manyformer.errors import UserError
 
-_KINDS: dict[str, type[TextData] | type[PairsData] | type[LabelsData]] = {
+_KINDS: dict[str, type[TextData] | type[PairsData] | type[LabelsData] | type[TreesData]] = {
     "language-model": TextData,
     "masked": TextData,
     "translation": PairsData,
     "classification": LabelsData,
+    "tagging": TreesData,
 }
 
 
@@ -32,7 +34,7 @@ def open_data(
     model_longest: int | None = None,
     say: Callable[[str], None] = _silent,
 ) -> Data:
-    """The data of a run for a `task` ("language-model", "masked", "translation", "classification").
+    """The data of a run for a `task` ("language-model", "masked", "translation", "classification", "tagging").
 
     `batch_tokens` is the most padded tokens of a batch; `cache` the folder for what is prepared once; `say` is told of
     steps that take long. Raises UserError, one sentence, for whatever is wrong with the data.
@@ -55,3 +57,5 @@ def _opened(data: DataConfig, task: str, batch_tokens: int, cache: Path, seed: i
             return open_pairs(data, batch_tokens=batch_tokens, cache=cache, seed=seed, say=say)
         case LabelsData():
             return open_labels(data, batch_tokens=batch_tokens, cache=cache, seed=seed, say=say)
+        case TreesData():
+            return open_trees(data, batch_tokens=batch_tokens, cache=cache, seed=seed, say=say)

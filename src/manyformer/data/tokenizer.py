@@ -120,7 +120,7 @@ class Tokenizer(ABC):
 
     @staticmethod
     def train(kind: str, texts: Iterable[str], size: int | None = None) -> "Tokenizer":
-        """A tokenizer of this kind ("char", "byte", "bpe") for these texts; `size` is the vocabulary of a bpe one."""
+        """A tokenizer of this kind ("char", "byte", "bpe", "word") for these texts; `size` is that of a vocabulary."""
         return _kind(kind).learn(texts, size)
 
     @classmethod
@@ -133,8 +133,9 @@ def _kind(name: str) -> type[Tokenizer]:
     # Imported here: both modules need the class above.
     from manyformer.data.bpe import Bpe
     from manyformer.data.characters import Bytes, Characters
+    from manyformer.data.words import Words
 
-    kinds: dict[str, type[Tokenizer]] = {kind.kind: kind for kind in (Characters, Bytes, Bpe)}
+    kinds: dict[str, type[Tokenizer]] = {kind.kind: kind for kind in (Characters, Bytes, Bpe, Words)}
     if name not in kinds:
         raise UserError(f"there is no tokenizer {name!r}; {nearest(str(name), kinds)}")
     return kinds[name]

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.config import LabelsData, PairsData, Run, TextData
+from manyformer.config import LabelsData, PairsData, Run, TextData, TreesData
 from manyformer.data import Example, Held, Tokenizer, Tokenizers, Units, open_data
 from manyformer.data.buckets import Buckets
-from manyformer.data.examples import Pairs
+from manyformer.data.examples import Pairs, Tagged
+from manyformer.data.open_trees import MOST_WORDS, SIDES, add_sentences, tagged_of
 from manyformer.data.opened import read_examples
 from manyformer.data.prepared import kept
 from manyformer.data.records import Row
@@ -19,6 +20,7 @@ from manyformer.data.shards import Shard, open_shard, writing_shards
 from manyformer.data.sources import text_sources
 from manyformer.data.tables import table
 from manyformer.data.text_plan import Masked, NextToken, TextPlan
+from manyformer.data.treebank import treebank
 from manyformer.errors import UserError, nearest
 
 Path_ = str | Sequence[str]
@@ -48,7 +50,7 @@ def split_of(run: Run, task: str, folder: Path, split: str | None) -> Material:
     if split == "test" and "test" not in there:
         raise UserError(f"the run in {folder} has no test data (data.test); score the split valid, or another file")
     name = split or ("test" if "test" in there else "valid")
-    examples = () if isinstance(run.data, TextData) else tuple(read_examples(cache, name))
+    examples = () if isinstance(run.data, TextData | TreesData) else tuple(read_examples(cache, name))
     match run.data:
         case TextData():
             return Material(name, _text(run, run.data, task, ready.tokenizers, ready.shards[name]))
@@ -57,10 +59,12 @@ def split_of(run: Run, task: str, folder: Path, split: str | None) -> Material:
             return Material(name, held, examples)
         case LabelsData():
             return Material(name, None, examples)
+        case TreesData():
+            return Material(name, _trees(run, tagged_of(ready.shards, f"{name}.")))
 
 
 def file_of(run: Run, task: str, tokenizers: Tokenizers, path: Path_, room: Path) -> Material:
-    """Text, pairs or labelled texts from elsewhere; `room` is a folder for shards. Raises UserError for bad data."""
+    """Data of the run's kind from elsewhere; `room` is a folder for shards. Raises UserError for bad data."""
     name = path if isinstance(path, str) else " and ".join(path)
     match run.data:
         case TextData():
@@ -78,6 +82,8 @@ def file_of(run: Run, task: str, tokenizers: Tokenizers, path: Path_, room: Path
         case LabelsData():
             rows = table(path, (run.data.text, run.data.label), ("text", "label"), room).rows()
             return Material(name, None, _examples(rows, path))
+        case TreesData():
+            return Material(name, _trees(run, _tagged(run.data, tokenizers, path, room)))
 
 
 def _text(run: Run, data: TextData, task: str, tokenizers: Tokenizers, shard: Shard) -> Held:
@@ -92,6 +98,22 @@ def _pairs(run: Run, source: Shard, target: Shard) -> Held:
     pairs = Pairs(source, target)
     plan = Buckets(pairs, np.arange(len(pairs.lengths)), run.batch.tokens)
     return Held(plan.fixed(), _units(target))
+
+
+def _trees(run: Run, tagged: Tagged) -> Held:
+    return Held(Buckets(tagged, np.arange(len(tagged.lengths)), run.batch.tokens).fixed(), None)
+
+
+def _tagged(data: TreesData, tokenizers: Tokenizers, path: Path_, room: Path) -> Tagged:
+    """The sentences of a treebank, with its labels numbered as in training."""
+    assert tokenizers.labels is not None
+    each = [path] if isinstance(path, str) else path
+    rows = [row for one in each for row in treebank(one, data.label, room).rows()]
+    if not rows:
+        raise UserError(f"{path}: there is nothing in it")
+    with writing_shards(room, SIDES, max(tokenizers.source.vocab, MOST_WORDS)) as writers:
+        add_sentences(writers, "", rows, tokenizers)
+    return tagged_of({side: open_shard(room, side, facts) for side, facts in writers.facts.items()}, "")
 
 
 def _units(shard: Shard) -> Units:

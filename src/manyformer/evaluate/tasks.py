@@ -7,13 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from manyformer.batches import IGNORE, Batch, TagBatch
 from manyformer.config import LabelsData, Run
 from manyformer.core import PADDING
 from manyformer.data import Tokenizers
 from manyformer.errors import UserError
 from manyformer.evaluate.held import Material
 from manyformer.generate import Translator, settings
-from manyformer.models import Classifier, EncoderDecoder, Model
+from manyformer.models import Classifier, EncoderDecoder, Model, Tagger
 from manyformer.scores import (
     Score,
     accuracy,
@@ -108,9 +109,7 @@ def pairs(ask: Ask) -> Answer:
 def labels(ask: Ask) -> Answer:
     """Accuracy and F1 over classes."""
     assert isinstance(ask.model, Classifier)
-    examples, names = ask.material.examples, ask.tokenizers.labels
-    if names is None:
-        raise UserError("the model was saved without the names of its labels (labels.json), so answers cannot be told")
+    examples, names = ask.material.examples, _names(ask)
     order = sorted(range(len(examples)), key=lambda number: len(examples[number].source))
     found = [""] * len(examples)
     for first in range(0, len(order), ROWS):
@@ -123,6 +122,22 @@ def labels(ask: Ask) -> Answer:
     return [accuracy(found, wanted), f1(found, wanted), f1(found, wanted, average="micro")], f"{len(examples):,} texts"
 
 
+def tags(ask: Ask) -> Answer:
+    """Accuracy and F1 over the labels of words."""
+    assert isinstance(ask.model, Tagger)
+    assert ask.material.held is not None
+    names, found, wanted = _names(ask), list[str](), list[str]()
+    for number, batch in enumerate(ask.material.held, 1):
+        there = _there(batch, ask.model.device)
+        assert isinstance(there, TagBatch)
+        logits = ask.model(there.tokens, there.segments, there.trees).logits
+        at = there.targets != IGNORE
+        found += [names[chosen] for chosen in logits[at].argmax(-1).tolist()]
+        wanted += [names[right] for right in there.targets[at].tolist()]
+        ask.each(number / len(ask.material.held))
+    return [accuracy(found, wanted), f1(found, wanted)], f"{len(found):,} words, each told the tree of its sentence"
+
+
 ROWS = 64
 """Texts that are labelled together."""
 
@@ -131,6 +146,7 @@ TASKS: dict[str, Callable[[Ask], Answer]] = {
     "masked": masked,
     "translation": pairs,
     "classification": labels,
+    "tagging": tags,
 }
 
 
@@ -138,13 +154,22 @@ def _likelihood(ask: Ask, *, upto: float) -> Sums:
     assert ask.material.held is not None
     sums, device = Sums(0.0, 0, 0), ask.model.device
     for number, batch in enumerate(ask.material.held, 1):
-        there = type(batch)(*(None if tensor is None else tensor.to(device) for tensor in batch))  # type: ignore[arg-type]
-        scored = ask.model.score(there)
+        scored = ask.model.score(_there(batch, device))
         sums = Sums(
             sums.nats + float(scored.nll), sums.targets + int(scored.targets), sums.correct + int(scored.correct)
         )
         ask.each(upto * number / len(ask.material.held))
     return sums
+
+
+def _there(batch: Batch, device: torch.device) -> Batch:
+    return type(batch)(*(None if tensor is None else tensor.to(device) for tensor in batch))  # type: ignore[arg-type]
+
+
+def _names(ask: Ask) -> tuple[str, ...]:
+    if ask.tokenizers.labels is None:
+        raise UserError("the model was saved without the names of its labels (labels.json), so answers cannot be told")
+    return ask.tokenizers.labels
 
 
 def _length(run: Run) -> int:

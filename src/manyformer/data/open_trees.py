@@ -1,0 +1,162 @@
+"""Opening treebanks: read, divided, tokenized into shards once, then batches of sentences of similar length."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from manyformer.config import TreesData
+from manyformer.data.buckets import Buckets
+from manyformer.data.examples import Tagged
+from manyformer.data.opened import Data, Span
+from manyformer.data.plan import Held
+from manyformer.data.prepared import Made, Prepared, prepared
+from manyformer.data.ragged import Whole
+from manyformer.data.records import Row
+from manyformer.data.sampler import Sampler
+from manyformer.data.saved import Tokenizers
+from manyformer.data.shards import Shard, Writers, writing_shards
+from manyformer.data.splits import Record, Splits
+from manyformer.data.tables import Table
+from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.treebank import Sentence, treebank
+from manyformer.errors import UserError, nearest
+from manyformer.trees import OUTSIDE, walk
+
+Say = Callable[[str], None]
+SIDES = ("tokens", "classes", "trees")
+"""The shards of each split."""
+MOST_WORDS = 1 << 16
+"""More words, and so more numbers in a tree, than any sentence has."""
+# Sentences handled together.
+_BLOCK = 2000
+
+
+def open_trees(data: TreesData, *, batch_tokens: int, cache: Path, seed: int, say: Say) -> Data:
+    """Sentences with trees for a tagger; `batch_tokens` bounds the padded tokens of a batch."""
+    splits = _splits(data, cache)
+    asked: dict[str, Any] = {"kind": "trees", "tokenizer": data.tokenizer, "vocab": data.vocab, "label": data.label}
+    asked |= {"shares": splits.shares, "stamps": splits.stamps(), "library": tokenizers.__version__}
+    ready = prepared(cache, asked, lambda: _make(data, splits, cache, say))
+    tagged = {name: tagged_of(ready.shards, f"{name}.") for name in splits.names}
+    kept = np.flatnonzero(tagged["train"].lengths <= data.longest)
+    _refuse_little(tagged["train"].lengths[kept], batch_tokens, data.longest)
+    every = {name: Buckets(one, np.arange(len(one.lengths)), batch_tokens) for name, one in tagged.items()}
+    held = {name: Held(plan.fixed(), None) for name, plan in every.items() if name != "train"}
+    return Data(
+        task="tagging",
+        tokenizers=ready.tokenizers,
+        train=Sampler(Buckets(tagged["train"], kept, batch_tokens), seed),
+        valid=held["valid"],
+        test=held.get("test"),
+        lines=tuple(_lines(data, splits, ready, len(tagged["train"].lengths) - len(kept))),
+        spans=tuple(_spans(tagged, kept)),
+        cache=cache,
+    )
+
+
+def tagged_of(shards: dict[str, Shard], prefix: str) -> Tagged:
+    """The sentences of a split from its shards."""
+    tokens, classes, trees = (shards[f"{prefix}{side}"] for side in SIDES)
+    return Tagged(tokens, classes, trees)
+
+
+def add_sentences(writers: Writers, prefix: str, rows: Sequence[Row], made: Tokenizers) -> None:
+    """Sentences into the shards of a split. Raises UserError for a label that `made` does not know."""
+    assert made.labels is not None
+    numbers = {label: number for number, label in enumerate(made.labels, 1)}
+    sentences = [Sentence.of(row) for row in rows]
+    pieces = iter(made.source.encode_many(list(chain.from_iterable(one.words for one in sentences))))
+    for row, sentence in zip(rows, sentences, strict=True):
+        if unknown := next((label for label in sentence.labels if label not in numbers), None):
+            raise UserError(f"{row.where}: the label {unknown!r} is not known; {nearest(unknown, numbers)}")
+        ids = [next(pieces) for _ in sentence.words]
+        classes = [numbers[label] for label in sentence.labels]
+        for side, column in zip(SIDES, _columns(ids, classes, sentence.heads, made.source), strict=True):
+            writers.shards[f"{prefix}{side}"].add(column, begins=True)
+
+
+def _columns(ids: list[Any], classes: list[int], heads: list[int], words: Tokenizer) -> tuple[Any, Any, Any]:
+    """Tokens, classes and tree numbers of a sentence; a word has its class at its first token, its tree at all."""
+    counts = np.array([len(one) for one in ids])
+    begins = np.cumsum(counts) - counts + 1
+    tokens = np.concatenate([[words.bos], *ids, [words.eos]])
+    spread = np.zeros(len(tokens), dtype=np.int64)
+    # a word of no tokens (there are tokenizers that drop characters) has nothing to stand at
+    spread[begins[counts > 0]] = np.array(classes)[counts > 0]
+    nodes = np.full((len(tokens), 3), OUTSIDE, dtype=np.int64)
+    nodes[1:-1] = np.repeat(walk(heads), counts, axis=0)
+    return tokens, spread, (nodes + 1).ravel()
+
+
+def _splits(data: TreesData, cache: Path) -> Splits:
+    def read(paths: str | Sequence[str]) -> list[Table]:
+        each = [paths] if isinstance(paths, str) else paths
+        return [treebank(path, data.label, cache) for path in each]
+
+    tables = {"train": read(data.path)}
+    shares = {}
+    if isinstance(data.valid, float):
+        shares["valid"] = data.valid
+    else:
+        tables["valid"] = read(data.valid)
+    if data.test is not None:
+        tables["test"] = read(data.test)
+    return Splits(tables, shares)
+
+
+def _make(data: TreesData, splits: Splits, cache: Path, say: Say) -> Made:
+    say(f"preparing trees: {splits.tables['train'][0].name} ({data.tokenizer} tokens)")
+    words = chain.from_iterable(Sentence.of(row).words for row in splits.training())
+    tokenizer = Tokenizer.train(data.tokenizer, words, data.vocab)
+    # held-out sentences may have labels that no training sentence has: they count, as answers that nobody learns
+    labels = {label for _, row in splits.rows() for label in Sentence.of(row).labels}
+    if len(labels) < 2:
+        raise UserError(f"all words have the {data.label} {min(labels)!r}; a tagger needs at least two labels")
+    made = Tokenizers(tokenizer, tokenizer, tuple(sorted(labels)))
+    shards = [f"{name}.{side}" for name in splits.names for side in SIDES]
+    with ExitStack() as stack:
+        writers = stack.enter_context(writing_shards(cache, shards, max(tokenizer.vocab, MOST_WORDS)))
+        record = Record(splits, cache, stack)
+        for name, rows in record.blocks(_BLOCK):
+            add_sentences(writers, f"{name}.", rows, made)
+        hashes = record.hashes()
+    return Made(made, writers.facts, hashes, {"sentences": record.counts})
+
+
+def _refuse_little(lengths: Whole, batch_tokens: int, longest: int) -> None:
+    if not len(lengths):
+        raise UserError(f"no training sentence is as short as data.longest allows ({longest} tokens); set it higher")
+    if int(lengths.max()) > batch_tokens:
+        raise UserError(
+            f"the longest training sentence has {int(lengths.max())} tokens, more than a batch of {batch_tokens} "
+            "(batch.tokens); set batch.tokens higher or data.longest lower"
+        )
+    if int(lengths.sum()) < batch_tokens:
+        raise UserError(
+            f"the {len(lengths):,} training sentences have {int(lengths.sum()):,} tokens, fewer than one batch of "
+            f"{batch_tokens:,} (batch.tokens); give more sentences or set batch.tokens lower"
+        )
+
+
+def _spans(tagged: dict[str, Tagged], kept: Whole) -> Iterator[Span]:
+    longest = int(tagged["train"].lengths[kept].max())
+    yield Span(longest, "the longest training sentence", "leave such ones out with data.longest, or build a longer one")
+    for name, one in tagged.items():
+        if name != "train":
+            mend = "no held-out sentence is left out: build a longer model"
+            yield Span(int(one.lengths.max()), f"the longest {name} sentence", mend)
+
+
+def _lines(data: TreesData, splits: Splits, ready: Prepared, left_out: int) -> Iterator[str]:
+    labels = ready.tokenizers.labels
+    assert labels is not None
+    yield f"trees: {', '.join(one.name for one in splits.tables['train'])}; {len(labels):,} labels ({data.label})"
+    yield f"tokens: {data.tokenizer}, vocabulary {ready.tokenizers.target.vocab:,}"
+    yield "; ".join(f"{name}: {count:,} sentences" for name, count in ready.counts["sentences"].items())
+    if left_out:
+        yield f"{left_out:,} training sentences longer than {data.longest} tokens left out"
