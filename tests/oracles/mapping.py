@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from manyformer.position import convert_pairs
+
 Tensors = Mapping[str, Tensor]
 
 
@@ -65,6 +67,39 @@ def bert(theirs: Tensors) -> dict[str, Tensor]:
         "cls.predictions.transform.LayerNorm": "head.transform.2",
     }
     return ours | _renamed(theirs, names)
+
+
+def roformer(theirs: Tensors) -> dict[str, Tensor]:
+    """`transformers.RoFormerForMaskedLM` as `roformer`: a BERT without positions at the embedding."""
+    as_bert = {name.replace("roformer.", "bert.", 1): value for name, value in theirs.items()}
+    as_bert["bert.embeddings.position_embeddings.weight"] = torch.empty(0)
+    ours = bert(as_bert)
+    del ours["embed.position.weight"]
+    return ours
+
+
+def llama(theirs: Tensors, *, dim: int, heads: int, kv_heads: int) -> dict[str, Tensor]:
+    """`transformers.LlamaForCausalLM` with tied words as `compose`, whose words are scaled by sqrt(dim) coming in.
+
+    Its pairs are halves and ours neighbours; its projections have no bias.
+    """
+    token = theirs["model.embed_tokens.weight"] / dim**0.5
+    ours = {"embed.token.weight": token, "head.weight": token, "body.norm.inner.weight": theirs["model.norm.weight"]}
+    for i in _numbers(theirs, "model.layers."):
+        old, new = f"model.layers.{i}", f"body.{i}"
+        attention = {kind: theirs[f"{old}.self_attn.{kind}_proj.weight"] for kind in "qkvo"}
+        k = convert_pairs(attention["k"], kv_heads, to="interleaved")
+        ours[f"{new}.attention.inner.to_q.weight"] = convert_pairs(attention["q"], heads, to="interleaved")
+        ours[f"{new}.attention.inner.to_kv.weight"] = torch.cat([k, attention["v"]])
+        ours[f"{new}.attention.inner.out.weight"] = attention["o"]
+        for name in ("to_q", "to_kv", "out"):
+            weight = ours[f"{new}.attention.inner.{name}.weight"]
+            ours[f"{new}.attention.inner.{name}.bias"] = weight.new_zeros(weight.shape[0])
+        for name in ("gate", "up", "down"):
+            ours[f"{new}.ff.inner.{name}.weight"] = theirs[f"{old}.mlp.{name}_proj.weight"]
+        ours[f"{new}.attention.before.weight"] = theirs[f"{old}.input_layernorm.weight"]
+        ours[f"{new}.ff.before.weight"] = theirs[f"{old}.post_attention_layernorm.weight"]
+    return ours
 
 
 def marian(theirs: Tensors) -> dict[str, Tensor]:

@@ -1,0 +1,166 @@
+"""Rotary positions of `transformers`: GPT-J, RoFormer, Llama, their scalings, and two whole models with our weights."""
+
+from typing import Any
+
+import pytest
+import torch
+from mapping import llama, roformer, weights_of
+from pairs import DEPTH, DIM, HEADS, HIDDEN, VOCAB, shaken
+from torch import Tensor
+
+import manyformer as mf
+from manyformer.core import PADDING, Place, Plain
+from manyformer.position import NTK, DynamicNTK, Linear, Rotary, YaRN
+from manyformer.position.scaling import Scaling
+
+pytestmark = pytest.mark.oracle
+
+WIDTH, LENGTH = 16, 40
+
+
+def place_of(length: int) -> Place:
+    pos = torch.arange(length)[None]
+    return Place(pos, torch.zeros_like(pos), Plain())
+
+
+@pytest.fixture
+def queries() -> Tensor:
+    return torch.randn(2, 3, LENGTH, WIDTH)
+
+
+@pytest.mark.parametrize("rotated", [WIDTH, 8])
+def test_gptj(queries: Tensor, rotated: int) -> None:
+    from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb, create_sinusoidal_positions
+
+    sin, cos = create_sinusoidal_positions(LENGTH, rotated).chunk(2, dim=-1)
+    # their heads stand behind the sequence
+    x = queries.transpose(1, 2)
+    turned = apply_rotary_pos_emb(x[..., :rotated], sin[None], cos[None])
+    expected = torch.cat([turned, x[..., rotated:]], dim=-1).transpose(1, 2)
+    found = Rotary(WIDTH, rotated=rotated).query(queries, place_of(LENGTH))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_roformer_pairs(queries: Tensor) -> None:
+    from transformers.models.roformer.modeling_roformer import (
+        RoFormerSelfAttention,
+        RoFormerSinusoidalPositionalEmbedding,
+    )
+
+    table = RoFormerSinusoidalPositionalEmbedding(LENGTH, WIDTH)
+    table.weight = torch.nn.Parameter(table.create_weight(), requires_grad=False)
+    sines = table(torch.Size([2, LENGTH]))[None, None]
+    expected = RoFormerSelfAttention.apply_rotary_position_embeddings(sines, queries, queries)[0]
+    torch.testing.assert_close(Rotary(WIDTH).query(queries, place_of(LENGTH)), expected, atol=1e-5, rtol=0)
+
+
+ROPES: list[tuple[dict[str, Any], Scaling | None]] = [
+    ({"rope_type": "default"}, None),
+    ({"rope_type": "linear", "factor": 4.0}, Linear(4.0)),
+    ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}, YaRN(4.0, 24)),
+    ({"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048}, YaRN(16.0, 2048)),
+]
+
+
+def llama_config(rope: dict[str, Any]) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=DIM,
+        intermediate_size=HIDDEN,
+        num_hidden_layers=DEPTH,
+        num_attention_heads=HEADS,
+        num_key_value_heads=2,
+        max_position_embeddings=rope.get("original_max_position_embeddings", 24),
+        rope_parameters={"rope_theta": 10_000.0, **rope},
+        # ours is torch's: the smallest step of the type
+        rms_norm_eps=torch.finfo(torch.float32).eps,
+        tie_word_embeddings=True,
+    )
+
+
+@pytest.mark.parametrize(("rope", "scaling"), ROPES, ids=[str(rope) for rope, _ in ROPES])
+def test_llama_halves(rope: dict[str, Any], scaling: Scaling | None) -> None:
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    x, pos = torch.randn(2, HEADS, LENGTH, DIM // HEADS), torch.arange(LENGTH)[None]
+    cos, sin = LlamaRotaryEmbedding(llama_config(rope))(x, pos)
+    expected = apply_rotary_pos_emb(x, x, cos, sin)[0]
+    found = Rotary(DIM // HEADS, pairs="halves", scaling=scaling).query(x, place_of(LENGTH))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("length", [20, 24, 60, 500])
+@pytest.mark.parametrize("name", ["linear", "dynamic", "yarn"])
+def test_scaled_rates(name: str, length: int) -> None:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = llama_config({"rope_type": name, "factor": 4.0, "original_max_position_embeddings": 24})
+    theirs, gain = ROPE_INIT_FUNCTIONS[name](config, "cpu", seq_len=length)
+    width = DIM // HEADS
+    if name == "dynamic":
+        ours = DynamicNTK(4.0, 24).rates(width, 10_000.0, torch.tensor(length))
+        if length > 24:
+            torch.testing.assert_close(ours, NTK(4.0 * length / 24 - 3).rates(width, 10_000.0))
+    else:
+        scaling = Linear(4.0) if name == "linear" else YaRN(4.0, 24)
+        ours = scaling.rates(width, 10_000.0)
+        assert scaling.gain == pytest.approx(gain, abs=1e-12)
+    torch.testing.assert_close(ours, theirs.double(), atol=4e-8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [[9, 9, 9], [30, 3, 17]])
+def test_roformer_as_a_whole(lengths: list[int]) -> None:
+    from transformers import RoFormerConfig, RoFormerForMaskedLM
+
+    torch.manual_seed(4)
+    config = RoFormerConfig(
+        vocab_size=VOCAB,
+        hidden_size=DIM,
+        num_hidden_layers=DEPTH,
+        num_attention_heads=HEADS,
+        intermediate_size=HIDDEN,
+        max_position_embeddings=64,
+    )
+    theirs = shaken(RoFormerForMaskedLM(config))
+    with torch.no_grad():
+        # the sentence type of all tokens is part of every word
+        theirs.roformer.embeddings.token_type_embeddings.weight.zero_()
+    ours: Any = mf.build("roformer", vocab=VOCAB, dim=DIM, depth=DEPTH, heads=HEADS, hidden=HIDDEN).eval()
+    ours.load_state_dict(roformer(weights_of(theirs)))
+    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    tokens = torch.randint(3, VOCAB, real.shape)
+    with torch.no_grad():
+        expected = theirs(tokens, attention_mask=real.long()).logits
+        found = ours(tokens, torch.where(real, 0, PADDING)).logits
+    assert expected.std() > 0.3
+    torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("rope", "position"), [("default", "rope"), ("linear", "rope-linear"), ("yarn", "rope-yarn")])
+def test_llama_as_a_whole(rope: str, position: str) -> None:
+    """Their halves as our interleaved pairs, by reordering rows; beyond the original length, with a cache too."""
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(5)
+    config = llama_config({"rope_type": rope, "factor": 4.0, "original_max_position_embeddings": 24})
+    theirs = shaken(LlamaForCausalLM(config))
+    ours: Any = mf.build(
+        "compose",
+        **{"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "kv_heads": 2, "hidden": HIDDEN},
+        **{"feedforward": "swiglu", "norm_kind": "rms", "position": position, "longest": 24, "stretch": 4.0},
+    ).eval()
+    ours.load_state_dict(llama(weights_of(theirs), dim=DIM, heads=HEADS, kv_heads=2))
+    tokens = torch.randint(3, VOCAB, (2, 70))
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        # our words are scaled up where they come in, and tied to those that go out
+        found = ours(tokens).logits * DIM**0.5
+        assert expected.std() > 0.3
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        state, past = ours.start(2), None
+        for part in tokens.split([60, 1, 1, 8], dim=1):
+            mine, yours = ours(part, state=state), theirs(part, past_key_values=past, use_cache=True)
+            state, past = mine.state, yours.past_key_values
+            torch.testing.assert_close(mine.logits * DIM**0.5, yours.logits, atol=1e-5, rtol=1e-5)
