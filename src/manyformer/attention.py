@@ -54,10 +54,12 @@ class Attention(Layer):
             raise ValueError(f"{names}, which {type(self.position).__name__} needs")
         self.kernel, self.source = kernel, Own() if source is None else source
         self.heads = heads
-        self.shape = Shape(kv_heads, dim // heads if key is None else key, dim // heads if value is None else value)
-        self.to_q = nn.Linear(dim, heads * self.shape.key, bias=bias)
-        self.to_kv = nn.Linear(dim, kv_heads * (self.shape.key + self.shape.value), bias=bias)
-        self.out = nn.Linear(heads * self.shape.value, dim, bias=bias)
+        key, value = dim // heads if key is None else key, dim // heads if value is None else value
+        # what a kernel asks of the stream for each token is projected and kept with the values
+        self.shape = Shape(kv_heads, key, value + kernel.gates)
+        self.to_q = nn.Linear(dim, heads * key, bias=bias)
+        self.to_kv = nn.Linear(dim, kv_heads * (key + value + kernel.gates), bias=bias)
+        self.out = nn.Linear(heads * value, dim, bias=bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

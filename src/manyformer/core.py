@@ -205,6 +205,22 @@ class Residual(Layer):
         return Out(y if self.after is None else self.after(y), state, loss)
 
 
+class Renewing(ABC):
+    """A part that changes between training steps by itself, such as random features that are drawn anew."""
+
+    @abstractmethod
+    def renew(self, step: int) -> None:
+        """Called after training step number `step`, the first being 1: be what that many steps make of it."""
+
+
+def renew(model: nn.Module, step: int) -> None:
+    """Let every part of `model` that renews itself do so; `manyformer.train` calls it after every step."""
+    with torch.no_grad():
+        for part in model.modules():
+            if isinstance(part, Renewing):
+                part.renew(step)
+
+
 def tree_map(fn: Callable[[Tensor], Tensor], state: State) -> State:
     """`state` with `fn` applied to every tensor; all other leaves stay as they are."""
     if isinstance(state, Tensor):

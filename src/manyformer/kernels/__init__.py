@@ -2,6 +2,7 @@
 
 from manyformer.kernels.base import Kernel
 from manyformer.kernels.dynamic_rotary import DynamicRotary
+from manyformer.kernels.linear import Linear
 from manyformer.kernels.softmax import Softmax
 
-__all__ = ["DynamicRotary", "Kernel", "Softmax"]
+__all__ = ["DynamicRotary", "Kernel", "Linear", "Softmax"]

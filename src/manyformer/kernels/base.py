@@ -15,10 +15,12 @@ class Kernel(nn.Module, ABC):
 
     `honours` names the seams of a position that it can respect; a position that touches another one is refused where
     the two meet. `folds` says that it keeps a summary of old keys in its own state instead of the keys themselves.
+    `gates` numbers a token and key head are asked of the stream beside the values: their last channels.
     """
 
     honours: frozenset[str]
     folds: bool = False
+    gates: int = 0
 
     @abstractmethod
     def forward(

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyformer.core import Context, State
+from manyformer.core import Context, Place, State
 from manyformer.sources.base import Keys, Project, Shape, Source
 
 
@@ -21,8 +21,8 @@ class Projected(NamedTuple):
 class Encoded(Source):
     """The sequence in `ctx.memory`, usually an encoder's output (Vaswani et al. 2017, section 3.2.3).
 
-    With a state, its keys and values are projected in the first call and reused in every later one. Raises ValueError
-    where the call brings no memory.
+    With a state, its keys and values are projected in the first call and reused in every later one; a kernel that
+    folds them gets them once. Raises ValueError where the call brings no memory.
     """
 
     def start(
@@ -35,6 +35,11 @@ class Encoded(Source):
             raise ValueError("cross-attention needs a memory to attend to, but the call brings none")
         if state is None:
             return Keys(*project(ctx.memory.y, ctx.memory.place), ctx.memory.place)
+        place = ctx.memory.place
         if state.k is None:
-            state = Projected(*project(ctx.memory.y, ctx.memory.place))
-        return Keys(state.k, state.v, ctx.memory.place, state)
+            k, v = project(ctx.memory.y, place)
+            return Keys(k, v, place, Projected(k[:, :, :0].clone(), v[:, :, :0].clone()) if folds else Projected(k, v))
+        if folds:
+            # the kernel has them: each key is given once
+            place = Place(place.pos[:, :0], place.seg[:, :0])
+        return Keys(state.k, state.v, place, state)

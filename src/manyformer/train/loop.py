@@ -9,6 +9,7 @@ from typing import NamedTuple, NoReturn, Protocol
 import torch
 
 from manyformer.config import Run
+from manyformer.core import renew
 from manyformer.errors import UserError
 from manyformer.train.checkpoints import Checkpoint
 from manyformer.train.engine import Engine, Stepped
@@ -102,6 +103,7 @@ class Loop:
         stepped = self.parts.engine.step(batches, self._rate)
         self._pending.append(stepped)
         standing.step += 1
+        renew(self.parts.engine.model, standing.step)
         standing.tokens += stepped.tokens
         standing.epochs = feed.epoch + feed.batch / feed.batches
         if len(self._pending) >= self._patience or self._duty():

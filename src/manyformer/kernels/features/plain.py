@@ -1,0 +1,110 @@
+"""Feature maps without random numbers."""
+
+import math
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from manyformer.core import Place, Plain
+from manyformer.kernels.features.base import FeatureMap, Features
+
+
+@final
+class EluPlusOne(FeatureMap):
+    """elu(x) + 1 in every channel (Katharopoulos et al. 2020, section 3.2.1), without the scale 1 / sqrt(e)."""
+
+    def forward(self, x: Float[Tensor, "b h l e"], place: Place) -> Features:
+        return Features(_EluPlusOne.apply(x))  # type: ignore[no-untyped-call]
+
+
+@final
+class Cosine(FeatureMap):
+    """relu(x) cos(p) and relu(x) sin(p) with p = pi / 2 of position / `longest` (Qin et al. 2022, section 3.2).
+
+    The product falls with the distance as cos(p_i - p_j), which is never negative.
+    """
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        if longest < 1:
+            raise ValueError(f"Cosine: longest ({longest}) must be at least 1 position")
+        self.longest = longest
+
+    def forward(self, x: Float[Tensor, "b h l e"], place: Place) -> Features:
+        self._check(place)
+        angle = place.pos[:, None, :, None].to(x.dtype) * (math.pi / 2 / self.longest)
+        x = x.relu()
+        return Features(torch.cat([x * angle.cos(), x * angle.sin()], dim=-1))
+
+    def _check(self, place: Place) -> None:
+        if isinstance(place.layout, Plain):
+            last = place.layout.start + place.pos.shape[1] - 1
+        elif place.pos.device.type == "cpu" and place.pos.numel():
+            last = int(place.pos.max())
+        else:
+            return
+        if last >= self.longest:
+            raise ValueError(f"position {last} does not exist: Cosine was built for longest={self.longest}")
+
+    def extra_repr(self) -> str:
+        return f"longest={self.longest}"
+
+
+@final
+class Taylor(FeatureMap):
+    """1, x and all products of two of its channels: q.k / sqrt(e) becomes 1 + s + s^2 / 2, the beginning of exp(s).
+
+    Zhang et al. 2024 (arXiv:2402.04347), section 3.2. The sum is never below 1/2; there are 1 + e + e^2 features.
+    """
+
+    signed = True
+
+    def forward(self, x: Float[Tensor, "b h l e"], place: Place) -> Features:
+        x = x * x.shape[-1] ** -0.25
+        pairs = (x[..., :, None] * x[..., None, :]).flatten(-2) * math.sqrt(0.5)
+        return Features(torch.cat([torch.ones_like(x[..., :1]), x, pairs], dim=-1))
+
+
+@final
+class Deterministic(FeatureMap):
+    """Products of rectified channels `reach` places apart (Schlag et al. 2021, section 5.3: DPFP).
+
+    Of the 2 e channels relu(x), relu(-x) each is multiplied with the 1st to the `reach`th after it: sparse features,
+    so that more keys are orthogonal than there are channels.
+    """
+
+    def __init__(self, *, reach: int = 1) -> None:
+        super().__init__()
+        if reach < 1:
+            raise ValueError(f"Deterministic: reach ({reach}) must be at least 1")
+        self.reach = reach
+
+    def forward(self, x: Float[Tensor, "b h l e"], place: Place) -> Features:
+        both = torch.cat([x, -x], dim=-1).relu()
+        return Features(torch.cat([both * both.roll(step, -1) for step in range(1, self.reach + 1)], dim=-1))
+
+    def extra_repr(self) -> str:
+        return f"reach={self.reach}"
+
+
+class _EluPlusOne(torch.autograd.Function):
+    """Keeps its result alone, in which the heads stand before the tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        # a copy even of what is contiguous: it is written to
+        y = F.elu_(x.clone(memory_format=torch.contiguous_format)).add_(1.0)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, up: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        # the slope is exp(x) = y below 0, and 1 above, where y exceeds 1
+        down: Tensor = up * y.clamp(max=1.0)
+        return down

@@ -1,0 +1,100 @@
+"""Positive random features: FAVOR+ and its generalisation (Choromanski et al. 2021, Rethinking Attention)."""
+
+from typing import Any, Literal, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from manyformer.core import Place
+from manyformer.kernels.features.base import Features, RandomFeatures, independent, orthogonal
+
+Directions = Literal["orthogonal", "independent"]
+
+
+@final
+class Positive(RandomFeatures):
+    """exp(w.x - |x|^2 / 2) for random w and x / e^(1/4): an unbiased estimate of exp(q.k / sqrt(e)), section 2.3.
+
+    Every token's features are divided by the largest of them, which stands in `Features.log`; the published code
+    divides those of all keys by the largest over the whole row, so that later keys reach earlier outputs. `floor` is
+    added to every feature after that, as there (1e-6): no query then finds all keys vanished.
+    """
+
+    def __init__(
+        self,
+        key: int,
+        features: int,
+        *,
+        directions: Directions = "orthogonal",
+        redraw: int | None = None,
+        floor: float = 1e-6,
+    ) -> None:
+        self.directions, self.floor = directions, floor
+        super().__init__(key, features, heads=1, redraw=redraw)
+
+    def draw(self, count: int, key: int, generator: torch.Generator) -> Float[Tensor, "r e"]:
+        return _drawn(self.directions, count, key, generator)
+
+    def forward(self, x: Float[Tensor, "b h l e"], place: Place) -> Features:
+        matrix = self.matrix[0].to(x.dtype)
+        return Features(*_Positive.apply(x, matrix, self.floor))  # type: ignore[no-untyped-call]
+
+
+@final
+class Generalized(RandomFeatures):
+    """f(w.x) + floor for random w and x / e^(1/4), f being `activation` (section 2.2; ReLU and 1e-3 as in section 4).
+
+    With ReLU it is the arc-cosine kernel of first order (Cho and Saul 2009), with no softmax behind it.
+    """
+
+    def __init__(
+        self,
+        key: int,
+        features: int,
+        *,
+        activation: nn.Module | None = None,
+        directions: Directions = "orthogonal",
+        redraw: int | None = None,
+        floor: float = 1e-3,
+    ) -> None:
+        self.directions, self.floor = directions, floor
+        super().__init__(key, features, heads=1, redraw=redraw)
+        self.activation = nn.ReLU() if activation is None else activation
+
+    def draw(self, count: int, key: int, generator: torch.Generator) -> Float[Tensor, "r e"]:
+        return _drawn(self.directions, count, key, generator)
+
+    def forward(self, x: Float[Tensor, "b h l e"], place: Place) -> Features:
+        return Features(self.activation(self.project(x, x.shape[-1] ** -0.25)) + self.floor)
+
+
+def _drawn(directions: Directions, count: int, key: int, generator: torch.Generator) -> Float[Tensor, "r e"]:
+    return (orthogonal if directions == "orthogonal" else independent)(count, key, generator)
+
+
+class _Positive(torch.autograd.Function):
+    """Features over the largest of them, and its logarithm without that of their number; keeps inputs and features."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrix: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+        # heads before tokens in memory, so that all products are one
+        x = torch.mul(x, x.shape[-1] ** -0.25, out=torch.empty_like(x, memory_format=torch.contiguous_format))
+        y = x @ matrix.T
+        top, index = y.max(-1, keepdim=True)
+        y.sub_(top).exp_().add_(floor)
+        ctx.save_for_backward(x, matrix, y, index)
+        ctx.floor = floor
+        return y, top[..., 0] - x.square().sum(-1) / 2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *up: Tensor) -> tuple[Tensor, None, None]:
+        (x, matrix, y, index), (dy, dlog) = ctx.saved_tensors, up
+        dproducts = (y - ctx.floor).mul_(dy)
+        # what all features are divided by is one of them
+        dtop = dlog[..., None] - dproducts.sum(-1, keepdim=True)
+        dproducts.scatter_add_(-1, index, dtop)
+        dx = (dproducts @ matrix).addcmul_(x, dlog[..., None], value=-1)
+        return dx.mul_(x.shape[-1] ** -0.25), None, None
