@@ -68,12 +68,20 @@ class Place(NamedTuple):
     `pos` is the position within the token's document, `seg` the document within the row (`PADDING` for padding);
     a token sees only its own segment. `layout` is what is known of both without looking at the tensors, which lets a
     kernel pick its fastest exact path; None promises nothing. `tree` is there where the model was told of trees.
+    `role` is a number that masks may ask for, such as 1 for a global token; None means 0 for every token.
     """
 
     pos: Int[Tensor, "b l"]
     seg: Int[Tensor, "b l"]
     layout: Plain | Packed | None = None
     tree: Tree | None = None
+    role: Int[Tensor, "b l"] | None = None
+
+    def columns(self, begin: int, end: int) -> "Place":
+        """The places of the tokens from column `begin` to before column `end`."""
+        tree = None if self.tree is None else Tree(*(part[:, begin:end] for part in self.tree))
+        layout = Plain(self.layout.start + begin) if isinstance(self.layout, Plain) else None
+        return Place(self.pos[:, begin:end], self.seg[:, begin:end], layout, tree)
 
 
 class Out(NamedTuple):

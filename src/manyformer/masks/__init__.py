@@ -1,0 +1,62 @@
+"""Who may look at whom: frozen predicates on places, with an algebra `&`, `|`, `~`.
+
+A mask is a value: it prints as it reads, compares by content, and knows nothing of tensor shapes. It is asked with the
+places of queries and keys, which broadcast against each other, so one definition serves full sequences, caches,
+memories and gathers. Kernels always add the rule that a token sees its own segment only.
+"""
+
+from manyformer.masks.base import And, Everything, Mask, Not, Nothing, Or
+from manyformer.masks.blocks import Blocks, Local2D, Permuted
+from manyformer.masks.heads import Heads
+from manyformer.masks.local import Causal, Document, Stride, Window
+from manyformer.masks.patterns import (
+    Schedule,
+    around,
+    by_head,
+    fixed,
+    growing,
+    interleaved,
+    pieces,
+    prefix,
+    strided,
+    union,
+)
+from manyformer.masks.random import Listed, RandomBlocks
+from manyformer.masks.tokens import By, Columns, First, Global, Positions, Role, To, Tokens
+
+__all__ = [
+    "And",
+    "Blocks",
+    "By",
+    "Causal",
+    "Columns",
+    "Document",
+    "Everything",
+    "First",
+    "Global",
+    "Heads",
+    "Listed",
+    "Local2D",
+    "Mask",
+    "Not",
+    "Nothing",
+    "Or",
+    "Permuted",
+    "Positions",
+    "RandomBlocks",
+    "Role",
+    "Schedule",
+    "Stride",
+    "To",
+    "Tokens",
+    "Window",
+    "around",
+    "by_head",
+    "fixed",
+    "growing",
+    "interleaved",
+    "pieces",
+    "prefix",
+    "strided",
+    "union",
+]

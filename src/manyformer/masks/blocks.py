@@ -1,0 +1,147 @@
+"""Masks of whole blocks of positions: the own block, permuted blocks, blocks with what lies before them."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from manyformer.core import Place
+from manyformer.masks.base import Bounds, Mask, Span
+
+
+@final
+@dataclass(frozen=True)
+class Blocks(Mask):
+    """The own block of `size` positions, with `before` positions before it and `after` positions after it.
+
+    With `before` and the past only it is the local attention of Parmar et al. (2018, arXiv:1802.05751, section 3.3,
+    "1D local attention"); alone it is the block diagonal.
+    """
+
+    size: int
+    before: int = 0
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.before < 0 or self.after < 0:
+            raise ValueError(f"{self!r}: size must be at least 1, before and after at least 0")
+
+    def __call__(self, h: Tensor, q: Place, k: Place) -> Bool[Tensor, "..."]:
+        begin = q.pos // self.size * self.size
+        return (k.pos >= begin - self.before) & (k.pos < begin + self.size + self.after)
+
+    def bounds(self, q: Span, k: Span) -> Bounds:
+        low, high = (bound // self.size * self.size for bound in (q.first, q.last))
+        may = (k.last >= low - self.before) & (k.first < high + self.size + self.after)
+        return Bounds(may, (k.first >= high - self.before) & (k.last < low + self.size + self.after))
+
+    @property
+    def reach(self) -> int | None:
+        return self.before + self.size - 1
+
+    def __repr__(self) -> str:
+        more = f", before={self.before}" if self.before else ""
+        return f"Blocks({self.size}{more}{f', after={self.after}' if self.after else ''})"
+
+
+@final
+@dataclass(frozen=True, init=False)
+class Permuted(Mask):
+    """Block i of `size` positions sees block order[i] (Qiu et al. 2020, arXiv:1911.02972, section 3.1).
+
+    `Permuted(128, 1, 2, 0)` shifts three blocks by one. There are no blocks beyond those listed.
+    """
+
+    size: int
+    order: tuple[int, ...]
+
+    def __init__(self, size: int, *order: int) -> None:
+        if size < 1 or sorted(order) != list(range(len(order))) or not order:
+            raise ValueError(f"Permuted: {order} must name each of its blocks once, of size ({size}) at least 1")
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "order", order)
+
+    def __call__(self, h: Tensor, q: Place, k: Place) -> Bool[Tensor, "..."]:
+        row = q.pos // self.size
+        target = torch.tensor(self.order, device=q.pos.device)[row.clamp(max=len(self.order) - 1)]
+        return (k.pos // self.size == target) & (row < len(self.order))
+
+    def bounds(self, q: Span, k: Span) -> Bounds:
+        (low, high), (first, last) = ((span.first // self.size, span.last // self.size) for span in (q, k))
+        may, must = torch.zeros_like(low + first, dtype=torch.bool), torch.zeros_like(low + first, dtype=torch.bool)
+        for row, target in enumerate(self.order):
+            may = may | ((low <= row) & (row <= high) & (first <= target) & (target <= last))
+            must = must | ((low == row) & (high == row) & (first == target) & (last == target))
+        return Bounds(may, must)
+
+    def __repr__(self) -> str:
+        return f"Permuted({', '.join(map(str, (self.size, *self.order)))})"
+
+
+@final
+@dataclass(frozen=True)
+class Local2D(Mask):
+    """Two-dimensional local attention over an image that is generated block by block (Parmar et al. 2018, section 3.3).
+
+    Positions count pixels in raster order within a block of `rows` x `columns`, and blocks in raster order within an
+    image `width` pixels wide. A pixel sees its block up to itself, `above` rows above the block with `beside` columns
+    on either side, and `beside` columns to the left of the block, all of which were generated earlier.
+    """
+
+    width: int
+    rows: int
+    columns: int
+    above: int
+    beside: int
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.rows, self.columns) < 1 or min(self.above, self.beside) < 0:
+            raise ValueError(f"{self!r}: sizes must be at least 1, above and beside at least 0")
+        if self.width % self.columns:
+            raise ValueError(f"{self!r}: width ({self.width}) must be a multiple of columns ({self.columns})")
+
+    def __call__(self, h: Tensor, q: Place, k: Place) -> Bool[Tensor, "..."]:
+        row, column = self._pixel(k.pos)
+        top, left = self._corner(q.pos)
+        area = self.rows * self.columns
+        own = (q.pos // area == k.pos // area) & (k.pos <= q.pos)
+        near = (column >= left - self.beside) & (column < left + self.columns + self.beside)
+        over = near & (row >= top - self.above) & (row < top)
+        aside = (row >= top) & (row < top + self.rows) & (column >= left - self.beside) & (column < left)
+        return own | over | aside
+
+    def bounds(self, q: Span, k: Span) -> Bounds:
+        q_top, q_bottom, q_left, q_right = self._area(q)
+        k_top, k_bottom, k_left, k_right = self._area(k)
+        near = (k_right >= q_left - self.beside) & (k_left <= q_right + self.beside)
+        may = near & (k_bottom >= q_top - self.above) & (k_top <= q_bottom) & (k.first <= q.last)
+        return Bounds(may, torch.zeros_like(may))
+
+    @property
+    def causal(self) -> bool:
+        return True
+
+    @property
+    def reach(self) -> int | None:
+        # the last pixel of a block sees the first block in the rows above it, at most
+        strips = -(-self.above // self.rows) + 1
+        return strips * self.rows * self.width + self.rows * self.columns
+
+    def _corner(self, pos: Int[Tensor, "..."]) -> tuple[Tensor, Tensor]:
+        """The top row and the left column of the block of each pixel."""
+        block, across = pos // (self.rows * self.columns), self.width // self.columns
+        return block // across * self.rows, block % across * self.columns
+
+    def _pixel(self, pos: Int[Tensor, "..."]) -> tuple[Tensor, Tensor]:
+        """The row and column of each pixel."""
+        (top, left), inside = self._corner(pos), pos % (self.rows * self.columns)
+        return top + inside // self.columns, left + inside % self.columns
+
+    def _area(self, span: Span) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Bounds of rows and columns: of the whole width where the pixels lie in more than one strip of blocks."""
+        (top, left), (bottom, right) = self._corner(span.first), self._corner(span.last)
+        strip = top == bottom
+        last = torch.where(strip, right + self.columns - 1, self.width - 1)
+        return top, bottom + self.rows - 1, torch.where(strip, left, 0), last
