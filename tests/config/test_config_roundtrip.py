@@ -59,6 +59,9 @@ data = {
     "labels": with_tokens("labels", label=st.none() | st.integers(0, 9) | paths, longest=positive).flatmap(
         lambda given: paths.map(lambda path: {**given, "path": path})
     ),
+    "synthetic": tagged(
+        "kind", "synthetic", symbols=st.integers(4, 99), length=positive, context=share, valid=positive
+    ),
 }
 betas = st.tuples(share, share).map(list)
 adams = tagged("name", "adam", betas=betas, eps=rate, clip=st.none() | rate)
@@ -98,7 +101,7 @@ rest = some(
 def runs(draw: st.DrawFn) -> dict[str, Any]:
     recipe = draw(st.sampled_from(["lm", "seq2seq", "bert", "classifier"]))
     given = {"recipe": recipe, "model": draw(keywords), "out": draw(text), **draw(learning), **draw(rest)}
-    return {**given, "data": draw(data[KINDS[TASKS[recipe]]])}
+    return {**given, "data": draw(st.one_of([data[kind] for kind in KINDS[TASKS[recipe]]]))}
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))

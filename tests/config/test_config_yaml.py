@@ -99,7 +99,10 @@ def test_a_conflict_with_a_broken_setting_is_not_reported() -> None:
             "run.yaml:2:9: track: 'tensorbord' is not one of tensorboard; did you mean tensorboard?",
         ),
         ("compile: true", "run.yaml:2:1: compile: true is not one of auto, on, off"),
-        ("data: {kind: labels}", "run.yaml:2:8: data.kind: lm (language-model) learns from text, not from labels"),
+        (
+            "data: {kind: labels}",
+            "run.yaml:2:8: data.kind: lm (language-model) learns from text or synthetic, not from labels",
+        ),
         ("model: {hidden: big}", "run.yaml:2:9: model.hidden: must be a whole number or null, got 'big'"),
         ("model: {widths: [1, x]}", "run.yaml:2:9: model.widths: must be a list of a whole number, got [1, 'x']"),
         ("model: {tied: 1}", "run.yaml:2:9: model.tied: must be true or false, got 1"),

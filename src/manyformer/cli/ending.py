@@ -4,8 +4,8 @@ import re
 from itertools import islice
 from typing import TextIO
 
-from manyformer.config import Run
-from manyformer.data import Example
+from manyformer.config import Run, SyntheticData
+from manyformer.data import Example, open_data
 from manyformer.data.opened import read_examples
 from manyformer.data.prepared import kept
 from manyformer.generate import settings, stream, translate
@@ -95,6 +95,9 @@ def _lead(run: Run, result: TrainResult) -> str:
     """What a sample begins with: a function of Python's library, or the first whole words of the validation text."""
     if getattr(run.data, "path", None) == "stdlib":
         return "def "
+    if isinstance(run.data, SyntheticData):
+        made = open_data(run.data, "language-model", batch_tokens=run.batch.tokens, cache=result.out / "data", seed=0)
+        return made.source.decode(next(iter(made.valid))[0][0, : LEAD // 4])
     ready = kept(result.out / "data")
     assert ready is not None
     text = ready.tokenizers.source.decode(ready.shards["valid"].tokens[:LEAD])[:LEAD]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from manyformer.cli.console import count, say
-from manyformer.config import Run
+from manyformer.config import Run, SyntheticData, longest_row
 from manyformer.recipes import get
 from manyformer.summary import cost, count_parameters, parts, sketch
 
@@ -28,7 +28,7 @@ def print_summary(run: Run) -> None:
         if part.level < 2 and part.parameters:
             times = f" x {part.times}" if part.times > 1 else ""
             say(f"#   {'  ' * part.level}{part.name}{times} {part.kind}: {part.parameters:,}")
-    length = run.data.length if run.data.kind == "text" else run.data.longest
+    length = longest_row(run.data)
     step = 3 * cost(model, length).flops * run.batch.tokens * run.batch.accumulate / length
     say(f"# a step: {run.batch.tokens * run.batch.accumulate:,} tokens, about {count(step)}FLOP")
     say("# nothing was trained; without --dry-run it is")
@@ -38,7 +38,9 @@ def _decided(run: Run) -> tuple[dict[str, Any], str]:
     """The keywords that the data will decide, as far as that is known without reading it."""
     decided: dict[str, Any] = {}
     if "longest" in get(run.recipe).signature.parameters and "longest" not in run.model:
-        decided["longest"] = run.data.length if run.data.kind == "text" else run.data.longest
+        decided["longest"] = longest_row(run.data)
+    if isinstance(run.data, SyntheticData):
+        return {**decided, "vocab": run.data.symbols + SPECIALS}, f"{run.data.symbols} symbols"
     if run.data.tokenizer == "byte":
         return {**decided, "vocab": 256 + SPECIALS}, "bytes"
     if run.data.vocab is not None:

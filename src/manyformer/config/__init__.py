@@ -1,7 +1,16 @@
 """A training run as one validated record, and the YAML and command-line layer that fills it. Never imports torch."""
 
 from manyformer.config.compare import FREE_ON_RESUME, differences, dump_run
-from manyformer.config.data import DataConfig, LabelsData, PairsData, TextData, TokenizerKind, TreesData
+from manyformer.config.data import (
+    DataConfig,
+    LabelsData,
+    PairsData,
+    SyntheticData,
+    TextData,
+    TokenizerKind,
+    TreesData,
+    longest_row,
+)
 from manyformer.config.describe import Setting, describe_settings, json_schema
 from manyformer.config.load import KINDS, RUN_FILE, load_run
 from manyformer.config.run import Run
@@ -44,6 +53,7 @@ __all__ = [
     "Save",
     "ScheduleConfig",
     "Setting",
+    "SyntheticData",
     "TextData",
     "TokenizerKind",
     "TreesData",
@@ -53,5 +63,6 @@ __all__ = [
     "dump_run",
     "json_schema",
     "load_run",
+    "longest_row",
     "shipped_runs",
 ]

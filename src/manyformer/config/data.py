@@ -1,10 +1,10 @@
-"""What a run learns from: running text, pairs of texts, labelled texts, or trees, told apart by `kind`."""
+"""What a run learns from: text, pairs of texts, labelled texts, trees, or rules that make sequences; see `kind`."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from manyformer.config.section import Conflict, PathText, Positive, Section, one_of_forms
+from manyformer.config.section import Conflict, Count, PathText, Positive, Section, Share, one_of_forms
 
 TokenizerKind = Literal["char", "byte", "bpe"]
 WordTokenizerKind = Literal["word", "char", "byte", "bpe"]
@@ -153,6 +153,41 @@ class TreesData(_Tokenized):
     """Tokens in a sentence: longer ones are left out of training, and counted."""
 
 
-DataConfig = TextData | PairsData | LabelsData | TreesData
+class SyntheticData(Section):
+    """Sequences made by a rule, always new ones, for questions that need a task whose answer is known."""
 
-__all__ = ["DataConfig", "LabelsData", "PairsData", "TextData", "TokenizerKind", "TreesData"]
+    kind: Literal["synthetic"] = "synthetic"
+    """Sequences made by a rule."""
+    task: Literal["markov"] = "markov"
+    """The rule. `markov`: every two symbols have four successors of their own, with probabilities 0.7, 0.15, 0.1, 0.05;
+    who knows them pays 0.914 nats a symbol."""
+    symbols: Annotated[int, Field(ge=4)] = 12
+    """Symbols of the alphabet."""
+    length: Positive = 64
+    """Tokens in a row."""
+    context: Share = 0.0
+    """The share of a held-out row, from its beginning, that is read but not scored."""
+    valid: Positive = 65_536
+    """Tokens of validation data, and as many of test data: fewer but longer rows where `length` is greater."""
+    seed: Count = 0
+    """Decides the rule and the held-out rows; the seed of the run decides the rows that it learns from."""
+
+
+DataConfig = TextData | PairsData | LabelsData | TreesData | SyntheticData
+
+
+def longest_row(data: DataConfig) -> int:
+    """How many tokens a row has at most, by the settings alone."""
+    return data.length if isinstance(data, TextData | SyntheticData) else data.longest
+
+
+__all__ = [
+    "DataConfig",
+    "LabelsData",
+    "PairsData",
+    "SyntheticData",
+    "TextData",
+    "TokenizerKind",
+    "TreesData",
+    "longest_row",
+]

@@ -18,17 +18,19 @@ from manyformer.errors import UserError, UserErrors, nearest
 RUN_FILE = "run.yaml"
 """The name under which a run's folder keeps its merged run file."""
 
-# The kind of data that each task of a recipe learns from.
+# The kinds of data that each task of a recipe learns from, the usual one first.
 KINDS = {
-    "language-model": "text",
-    "masked": "text",
-    "translation": "pairs",
-    "classification": "labels",
-    "tagging": "trees",
+    "language-model": ("text", "synthetic"),
+    "masked": ("text",),
+    "translation": ("pairs",),
+    "classification": ("labels",),
+    "tagging": ("trees",),
 }
 
 
-class _Target(NamedTuple):
+class Target(NamedTuple):
+    """Layers of settings, the lowest first, under the name of the run that they describe; and what is wrong there."""
+
     name: str
     layers: list[Layer]
     mistakes: list[Mistake]
@@ -49,7 +51,17 @@ def load_run(
     another setting has that name too. `signature_of` gives a recipe's signature and `task_of` its task, both raising
     ValueError for an unknown name; `recipes` are the names to suggest. Raises UserErrors with every mistake found.
     """
-    found = _open(target, signature_of, recipes)
+    return merge_run(_open(target, signature_of, recipes), overrides, signature_of=signature_of, task_of=task_of)
+
+
+def merge_run(
+    found: Target,
+    overrides: Sequence[str] | Mapping[str, Any],
+    *,
+    signature_of: Callable[[str], inspect.Signature],
+    task_of: Callable[[str], str] | None = None,
+) -> Run:
+    """The run that layers of settings and overrides describe. Raises UserErrors with every mistake found."""
     given, mistakes = parse_overrides(overrides)
     mistakes = found.mistakes + mistakes
     below = stack(found.layers)
@@ -59,7 +71,7 @@ def load_run(
         mistakes.append(Mistake(spot, "recipe", unknown))
     elif isinstance(recipe, str) and recipe:
         signature, task = signature_of(recipe), task_of(recipe) if task_of else None
-    usual = Layer({"data": {"kind": KINDS[task]}} if task in KINDS else {})
+    usual = Layer({"data": {"kind": KINDS[task][0]}} if task in KINDS else {})
     base = stack([usual, below])
     top, misplaced = place_overrides(given, base, signature)
     merged = stack([base, top])
@@ -79,8 +91,8 @@ def _unfit(merged: Layer, recipe: Any, signature: inspect.Signature | None, task
     """What is wrong between the recipe and the rest of the run."""
     mistakes = []
     data = chosen("data", merged.data)
-    if task in KINDS and data is not None and tag_of(data, "kind") != KINDS[task]:
-        what = f"{recipe} ({task}) learns from {KINDS[task]}, not from {tag_of(data, 'kind')}"
+    if task in KINDS and data is not None and tag_of(data, "kind") not in KINDS[task]:
+        what = f"{recipe} ({task}) learns from {' or '.join(KINDS[task])}, not from {tag_of(data, 'kind')}"
         mistakes.append(Mistake(merged.spot(("data", "kind")), "data.kind", what))
     if chosen("schedule", merged.data) is Noam and signature and "dim" not in signature.parameters:
         schedule = merged.data["schedule"]
@@ -101,25 +113,25 @@ def _order(mistake: Mistake) -> tuple[bool, str, int, int]:
     return bool(mistake.spot.typed), mistake.spot.file, mistake.spot.line, mistake.spot.column
 
 
-def _open(target: str | Path, signature_of: Callable[[str], inspect.Signature], recipes: Iterable[str]) -> _Target:
+def _open(target: str | Path, signature_of: Callable[[str], inspect.Signature], recipes: Iterable[str]) -> Target:
     name, path, shipped = str(target), Path(target), shipped_runs()
     if path.is_dir() and (path / RUN_FILE).is_file():
         path = path / RUN_FILE
     is_yaml = path.suffix in (".yaml", ".yml")
     if name in shipped and not (is_yaml and path.is_file()):
         # with its folder, because the stems of lm/stdlib and masked/stdlib are the same
-        return _Target(name.replace("/", "-"), *_chain(shipped[name]))
+        return Target(name.replace("/", "-"), *chain(shipped[name]))
     unknown = _complaint(name, signature_of)
     # A file that happens to be called bert is not in the way of the recipe; ./bert means the file.
     if path.is_file() and (is_yaml or unknown or path.name != name):
-        return _Target(path.stem, *_chain(path))
+        return Target(path.stem, *chain(path))
     if is_yaml:
         there = [str(other) for other in path.parent.glob(f"*{path.suffix}")]
         raise UserErrors([f"{name}: there is no such run file" + _did(nearest(name, there))])
     if unknown:
         near = _did(nearest(name, [*shipped, *recipes]))
         raise UserErrors([f"there is no run file, shipped run or recipe '{name}'{near}" if near else unknown])
-    return _Target(name, [Layer({"recipe": name})], [])
+    return Target(name, [Layer({"recipe": name})], [])
 
 
 def _complaint(name: object, signature_of: Callable[[str], inspect.Signature]) -> str:
@@ -137,7 +149,7 @@ def _did(ending: str) -> str:
     return f"; {ending}" if ending.startswith("did") else ""
 
 
-def _chain(path: Path) -> tuple[list[Layer], list[Mistake]]:
+def chain(path: Path) -> tuple[list[Layer], list[Mistake]]:
     """The layers of a file and of all that it extends, the lowest first."""
     layers: list[Layer] = []
     mistakes: list[Mistake] = []
@@ -156,7 +168,7 @@ def _chain(path: Path) -> tuple[list[Layer], list[Mistake]]:
         if file.extends is None:
             break
         spot = file.layer.spot(("extends",))
-        base, what = _base(file.extends, following.parent)
+        base, what = base_file(file.extends, following.parent)
         if base is not None and base.resolve() in seen:
             base, what = None, f"{file.extends} extends this file in turn"
         if base is None:
@@ -165,7 +177,8 @@ def _chain(path: Path) -> tuple[list[Layer], list[Mistake]]:
     return layers, mistakes
 
 
-def _base(name: str, folder: Path) -> tuple[Path | None, str]:
+def base_file(name: str, folder: Path) -> tuple[Path | None, str]:
+    """The file that `extends: name` means beside a file in `folder`; else None, and what is wrong."""
     shipped = shipped_runs()
     if name and (folder / name).is_file():
         return folder / name, ""

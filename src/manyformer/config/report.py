@@ -118,10 +118,11 @@ def _mistake(details: ErrorDetails, path: Path, layer: Layer, known: list[str]) 
     if details["type"] == "missing" and len(path) > 1 and path[0] in TAGS:
         spot = layer.spots.get(path[:1]) or layer.spot((path[0], TAGS[str(path[0])][0]))
     shown = tuple(name for name in path if isinstance(name, str))
-    return Mistake(spot, _dotted(shown), _sentence(details, path, known))
+    return Mistake(spot, _dotted(shown), sentence(details, path, known))
 
 
-def _sentence(details: ErrorDetails, path: Path, known: list[str]) -> str:
+def sentence(details: ErrorDetails, path: Path, known: list[str]) -> str:
+    """What is wrong, as pydantic found it, for people; `known` are the settings there are."""
     kind, value, ctx = details["type"], details["input"], details.get("ctx", {})
     if kind == "extra_forbidden":
         return f"no such setting; {suggest(_dotted(path), known)}"

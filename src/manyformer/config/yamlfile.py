@@ -42,26 +42,42 @@ class RunFile(NamedTuple):
 
 def read_run_file(path: FilePath) -> RunFile:
     """The settings in a file. Raises UserError where it cannot be read at all."""
-    text = _text(path)
+    data, mistakes = read_mapping(path, "a run file names at least a recipe", "`recipe: transformer-lm`")
+    return as_run_file(data, mistakes)
+
+
+def read_mapping(path: FilePath, least: str, example: str) -> tuple[Layer, list[Mistake]]:
+    """The mapping in a YAML file, and what is wrong with it; `least` and `example` say what is missing in an empty one.
+
+    Raises UserError where it cannot be read at all.
+    """
     composer = Composer(str(path))
-    data = composer.compose(text)
+    data = composer.compose(_text(path))
     mistakes = composer.mistakes
     start = Spot(str(path), 1, 1)
     if data is None and not mistakes:
-        mistakes = [Mistake(start, "", "is empty; a run file names at least a recipe, as `recipe: transformer-lm`")]
+        mistakes = [Mistake(start, "", f"is empty; {least}, as {example}")]
     elif not isinstance(data, dict) and not mistakes:
-        what = f"must be a mapping of settings, such as `recipe: transformer-lm`, not {show(data)}"
+        what = f"must be a mapping of settings, such as {example}, not {show(data)}"
         mistakes = [Mistake(composer.spots.get((), start), "", what)]
-    data = data if isinstance(data, dict) else {}
     composer.spots[()] = start
-    layer = Layer({name: {} if part is None and name in _SECTIONS else part for name, part in data.items()})
-    layer.spots = composer.spots
+    return Layer(data if isinstance(data, dict) else {}, composer.spots), mistakes
+
+
+def as_run_file(layer: Layer, mistakes: list[Mistake]) -> RunFile:
+    """The settings of a run, and what they extend, out of a mapping."""
+    layer = Layer({name: _section(name, part) for name, part in layer.data.items()}, layer.spots)
     extends = layer.data.pop("extends", None)
     if extends is not None and not isinstance(extends, str):
         what = f"must be the name of a shipped run or a path, not {show(extends)}"
-        mistakes.append(Mistake(layer.spot(("extends",)), "extends", what))
+        mistakes = [*mistakes, Mistake(layer.spot(("extends",)), "extends", what)]
         extends = None
     return RunFile(layer, extends, mistakes)
+
+
+def _section(name: str, part: Any) -> Any:
+    """A section that is left empty is a section all the same."""
+    return {} if part is None and name in _SECTIONS else part
 
 
 def parse_value(text: str) -> Any:

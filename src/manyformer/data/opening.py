@@ -3,20 +3,21 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from manyformer.config import DataConfig, LabelsData, PairsData, TextData, TreesData
+from manyformer.config import DataConfig, LabelsData, PairsData, SyntheticData, TextData, TreesData
 from manyformer.data.open_labels import open_labels
 from manyformer.data.open_pairs import open_pairs
+from manyformer.data.open_synthetic import open_synthetic
 from manyformer.data.open_text import open_text
 from manyformer.data.open_trees import open_trees
 from manyformer.data.opened import Data
 from manyformer.errors import UserError
 
-_KINDS: dict[str, type[TextData] | type[PairsData] | type[LabelsData] | type[TreesData]] = {
-    "language-model": TextData,
-    "masked": TextData,
-    "translation": PairsData,
-    "classification": LabelsData,
-    "tagging": TreesData,
+_KINDS: dict[str, tuple[type[DataConfig], ...]] = {
+    "language-model": (TextData, SyntheticData),
+    "masked": (TextData,),
+    "translation": (PairsData,),
+    "classification": (LabelsData,),
+    "tagging": (TreesData,),
 }
 
 
@@ -41,7 +42,7 @@ def open_data(
     """
     wanted = _KINDS[task]
     if not isinstance(data, wanted):
-        kind = wanted.model_fields["kind"].default
+        kind = wanted[0].model_fields["kind"].default
         raise UserError(f"data.kind is {data.kind}, but a recipe for {task} learns from {kind}; set data.kind={kind}")
     cache.mkdir(parents=True, exist_ok=True)
     opened = _opened(data, task, batch_tokens, cache, seed, say)
@@ -57,5 +58,7 @@ def _opened(data: DataConfig, task: str, batch_tokens: int, cache: Path, seed: i
             return open_pairs(data, batch_tokens=batch_tokens, cache=cache, seed=seed, say=say)
         case LabelsData():
             return open_labels(data, batch_tokens=batch_tokens, cache=cache, seed=seed, say=say)
+        case SyntheticData():
+            return open_synthetic(data, batch_tokens=batch_tokens, cache=cache, seed=seed)
         case TreesData():
             return open_trees(data, batch_tokens=batch_tokens, cache=cache, seed=seed, say=say)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyformer.batches import IGNORE, Batch, TagBatch
-from manyformer.config import LabelsData, Run
+from manyformer.config import LabelsData, Run, longest_row
 from manyformer.core import PADDING
 from manyformer.data import Tokenizers
 from manyformer.errors import UserError
@@ -73,7 +73,7 @@ def text(ask: Ask) -> Answer:
         bits_per_byte(sums.nats, held.units.bytes),
         token_accuracy(sums.correct, sums.targets),
     ]
-    return found, f"{sums.targets:,} tokens in rows of {_length(ask.run)}"
+    return found, f"{sums.targets:,} tokens in rows of {longest_row(ask.run.data)}"
 
 
 def masked(ask: Ask) -> Answer:
@@ -170,10 +170,6 @@ def _names(ask: Ask) -> tuple[str, ...]:
     if ask.tokenizers.labels is None:
         raise UserError("the model was saved without the names of its labels (labels.json), so answers cannot be told")
     return ask.tokenizers.labels
-
-
-def _length(run: Run) -> int:
-    return run.data.length if run.data.kind == "text" else run.data.longest
 
 
 def _rows(ask: Ask, texts: list[str]) -> tuple[Tensor, Tensor]:

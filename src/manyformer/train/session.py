@@ -185,7 +185,7 @@ class Session:
 
     def _next(self) -> tuple[str, ...]:
         """Commands that go on from here."""
-        start = "def " if getattr(self.run.data, "path", None) == "stdlib" else "The "
+        start = {"stdlib": "def ", None: "ab"}.get(getattr(self.run.data, "path", None), "The ")
         use = {
             "language-model": (f'manyformer generate {self.out} "{start}"',),
             "translation": (f'manyformer translate {self.out} "TEXT"',),

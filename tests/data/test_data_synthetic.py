@@ -1,0 +1,107 @@
+"""Sequences made by a rule: as the rule says, the same from the same seeds, and new at every step."""
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from manyformer.batches import IGNORE
+from manyformer.config import SyntheticData
+from manyformer.data import Data, open_data
+from manyformer.data.rules import Markov
+from manyformer.errors import UserError
+
+
+def opened(tmp_path: Path, *, batch: int = 640, seed: int = 0, **settings: Any) -> Data:
+    data = SyntheticData(**{"length": 32, "valid": 4096, **settings})
+    return open_data(data, "language-model", batch_tokens=batch, cache=tmp_path, seed=seed)
+
+
+def test_every_two_symbols_have_four_successors_with_their_chances() -> None:
+    rule = Markov(SyntheticData(symbols=6, length=200))
+    made = rule.rows(np.random.default_rng(1), 2000)
+    assert made.symbols.shape == made.targets.shape == (2000, 200)
+    assert np.array_equal(made.symbols[:, 1:], made.targets[:, :-1])
+    seen: dict[tuple[int, int], Counter[int]] = {}
+    whole = np.concatenate([made.symbols, made.targets[:, -1:]], axis=1)
+    for a, b, c in zip(whole[:, :-2].ravel(), whole[:, 1:-1].ravel(), whole[:, 2:].ravel()):
+        seen.setdefault((int(a), int(b)), Counter())[int(c)] += 1
+    assert len(seen) == 36
+    for counts in seen.values():
+        shares = sorted((n / counts.total() for n in counts.values()), reverse=True)
+        if counts.total() > 2000:
+            assert shares == pytest.approx(Markov.CHANCES, abs=0.04)
+    assert rule.entropy == pytest.approx(-sum(p * math.log(p) for p in Markov.CHANCES))
+    assert rule.entropy == pytest.approx(0.914, abs=5e-4)
+
+
+def test_batches_are_of_the_model_s_kind(tmp_path: Path) -> None:
+    data = opened(tmp_path)
+    batch = next(data.train)
+    assert batch[0].shape == (20, 32)
+    assert data.needs == {"vocab": 12 + 5}
+    assert torch.equal(batch[0][:, 1:], batch[1][:, :-1])
+    assert int(batch[0].min()) >= 5
+    assert int(batch[0].max()) < 17
+    assert data.source.decode(batch[0][0]) == "".join(chr(ord("a") + int(t) - 5) for t in batch[0][0])
+    assert "0.914 nats a symbol at best" in data.describe()[0]
+
+
+def test_training_never_repeats_and_can_be_gone_on_with(tmp_path: Path) -> None:
+    one, other, third = opened(tmp_path), opened(tmp_path), opened(tmp_path, seed=1)
+    first, second = next(one.train), next(one.train)
+    assert not torch.equal(first[0], second[0])
+    assert torch.equal(next(other.train)[0], first[0])
+    assert not torch.equal(next(third.train)[0], first[0])
+    other.train.load_state_dict(one.train.state_dict())
+    assert torch.equal(next(other.train)[0], next(one.train)[0])
+    with pytest.raises(UserError, match="the data is not what this run was trained on"):
+        opened(tmp_path, symbols=13).train.load_state_dict(one.train.state_dict())
+
+
+def test_held_out_rows_are_the_same_for_every_run(tmp_path: Path) -> None:
+    one, other = opened(tmp_path), opened(tmp_path, seed=1)
+    for a, b in zip(one.valid, other.valid, strict=True):
+        assert torch.equal(a[0], b[0])
+    assert one.test is not None
+    assert not torch.equal(next(iter(one.valid))[0], next(iter(one.test))[0])
+    assert sum(batch[0].numel() for batch in one.valid) == pytest.approx(4096, rel=0.1)
+
+
+def test_longer_rows_are_fewer(tmp_path: Path) -> None:
+    long = opened(tmp_path, length=128)
+    assert sum(batch[0].numel() for batch in long.valid) == pytest.approx(4096, rel=0.1)
+    assert long.valid.units is not None
+    assert long.valid.units.targets == sum(int((batch[1] != IGNORE).sum()) for batch in long.valid)
+
+
+def test_the_context_of_held_out_rows_is_not_scored(tmp_path: Path) -> None:
+    data = opened(tmp_path, context=0.5)
+    for batch in data.valid:
+        assert bool((batch[1][:, :16] == IGNORE).all())
+        assert bool((batch[1][:, 16:] != IGNORE).all())
+    assert bool((next(data.train)[1] != IGNORE).all())
+
+
+def test_a_batch_holds_a_row_at_least(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"batch.tokens is 20, less than one row of 32"):
+        opened(tmp_path, batch=20)
+
+
+def test_one_command_trains_and_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from manyformer.evaluate import evaluate
+    from manyformer.train import silent, train
+
+    monkeypatch.chdir(tmp_path)
+    words = ["data.kind=synthetic", "dim=32", "depth=1", "heads=2", "limits.steps=3", "batch.tokens=512"]
+    result = train("transformer-lm", [*words, "data.valid=2048"], on_event=silent)
+    assert result.load().longest == 64
+    test, valid = evaluate(result.out), evaluate(result.out, split="valid")
+    assert test.material == "test"
+    assert valid["perplexity"].parts["nats"] == pytest.approx(result.scores["loss"], abs=1e-5)
+    with pytest.raises(UserError, match="learned from a rule, not from files"):
+        evaluate(result.out, data="x.txt")
