@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from manyformer.core import State, tree_map
 from manyformer.flops import count_flops
-from manyformer.models import EncoderDecoder, LanguageModel, Model
+from manyformer.models import EncoderDecoder, LanguageModel, Model, Tagger
 from manyformer.recipes import build
+from manyformer.trees import walk
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,9 @@ def cost(model: Model, length: int) -> Cost:
 def _pass(model: Model, tokens: Tensor) -> None:
     if isinstance(model, EncoderDecoder):
         model(tokens, tokens)
+    elif isinstance(model, Tagger):
+        # which tree it is makes no difference
+        model(tokens, None, torch.from_numpy(walk(range(tokens.shape[1])))[None].to(tokens.device))
     else:
         model(tokens)
 

@@ -43,6 +43,18 @@ def pairs(number: int) -> list[tuple[str, str]]:
     return found[:: max(1, len(found) // number)][:number]
 
 
+def sentences(number: int) -> str:
+    """Sentences of a subject, a verb and an object in CoNLL-U, numbered by name."""
+    nouns, verbs = ["cats", "dogs", "birds", "mice"], ["see", "hear", "like"]
+    found = []
+    for count in range(number):
+        subject, verb, thing = nouns[count % 4], verbs[count % 3], nouns[count // 12 % 4]
+        rows = [(subject, "NOUN", 2, "nsubj"), (verb, "VERB", 0, "root"), (thing, "NOUN", 2, "obj")]
+        words = [f"{n}\t{w}\t_\t{tag}\t_\t_\t{head}\t{rel}\t_\t_" for n, (w, tag, head, rel) in enumerate(rows, 1)]
+        found.append("\n".join([f"# sent_id = s{count}", *words]) + "\n")
+    return "\n".join(found)
+
+
 def lines(text: str) -> Sequence[str]:
     """The lines that say something."""
     return [line for line in text.splitlines() if line.strip()]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from commands import TEXT, TINY, Cli, Ended, pairs, train
+from commands import TEXT, TINY, Cli, Ended, pairs, sentences, train
 
 from manyformer.cli import run
 
@@ -43,3 +43,11 @@ def labels_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [(x, "early" if x < "n" else "late") for x, _ in pairs(300)]
     (folder / "labels.tsv").write_text("".join(f"{x}\t{y}\n" for x, y in rows))
     return train(folder, "transformer-classifier", "data.path=labels.tsv", "data.tokenizer=char", *TINY)
+
+
+@pytest.fixture(scope="session")
+def trees_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tagger, hardly trained."""
+    folder = tmp_path_factory.mktemp("trees")
+    (folder / "trees.conllu").write_text(sentences(60))
+    return train(folder, "structural", "data.path=trees.conllu", "data.valid=0.2", *TINY)

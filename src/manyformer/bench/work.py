@@ -6,12 +6,13 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from manyformer.batches import Batch, LabelBatch, MaskedBatch, PairBatch, TextBatch
+from manyformer.batches import Batch, LabelBatch, MaskedBatch, PairBatch, TagBatch, TextBatch
 from manyformer.bench.clock import Job
 from manyformer.core import State, tree_map
 from manyformer.generate.bound import bind
-from manyformer.models import Classifier, EncoderDecoder, LanguageModel, MaskedLM
+from manyformer.models import Classifier, EncoderDecoder, LanguageModel, MaskedLM, Tagger
 from manyformer.recipes import build, get
+from manyformer.trees import walk
 
 What = Literal["forward", "step", "decode"]
 WHATS: tuple[What, ...] = get_args(What)
@@ -159,6 +160,9 @@ class Bench:
             # an empty choice would leave nothing to learn from
             chosen[:, 0] = True
             return MaskedBatch(tokens, torch.where(chosen, tokens, -100))
+        if isinstance(self.model, Tagger):
+            trees = torch.from_numpy(walk(range(length))).to(tokens.device).expand(len(tokens), -1, -1)
+            return TagBatch(tokens, torch.zeros_like(tokens), None, trees)
         raise TypeError(f"no batches are known for {type(self.model).__name__}")
 
     def _tokens(self, length: int) -> Tensor:
@@ -178,5 +182,7 @@ class Bench:
         return "bfloat16" if self.setting.device.type == "cuda" else "float32"
 
 
-def _inputs(batch: Batch) -> tuple[Tensor, ...]:
+def _inputs(batch: Batch) -> tuple[Tensor | None, ...]:
+    if isinstance(batch, TagBatch):
+        return batch.tokens, None, batch.trees
     return (batch.source, batch.target) if isinstance(batch, PairBatch) else (batch.tokens,)

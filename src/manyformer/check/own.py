@@ -8,10 +8,11 @@ import torch
 
 from manyformer.check.promises import CONTRACTS
 from manyformer.check.subject import Inputs, Result, Subject
+from manyformer.check.trees import grow
 from manyformer.core import State
 from manyformer.errors import UserError
 from manyformer.face import load
-from manyformer.models import Classifier, Embedding, EncoderDecoder, LanguageModel, MaskedLM, Model, Spec
+from manyformer.models import Classifier, Embedding, EncoderDecoder, LanguageModel, MaskedLM, Model, Spec, Tagger
 from manyformer.recipes import RECIPES, Card
 
 PROMISES = ("causal", "streams", "cross", "padding")
@@ -27,6 +28,8 @@ def own(model: Model, *, name: str | None = None) -> Subject:
         return OwnEncoder(model, model.embed, name)
     if isinstance(model, Classifier):
         return OwnClassifier(model, model.embed, name)
+    if isinstance(model, Tagger):
+        return OwnTagger(model, model.embed, name)
     raise UserError(f"no contract knows what a {type(model).__name__} takes and gives: wrap it in an Adapter")
 
 
@@ -103,15 +106,32 @@ class OwnEncoderDecoder(Own):
         return memory, self.model.start(inputs.tokens.shape[0], capacity=capacity)
 
 
+BOTH_SIDES: Mapping[str, str] = {
+    "causal": "every token sees both sides",
+    "streams": "a later token changes all earlier outputs, so nothing can be kept",
+    "cross": "it reads one sequence only",
+}
+"""What a model cannot promise that reads a sequence as a whole."""
+
+
 @final
 class OwnEncoder(Own):
     """A masked language model."""
 
-    silent: Mapping[str, str] = {
-        "causal": "every token sees both sides",
-        "streams": "a later token changes all earlier outputs, so nothing can be kept",
-        "cross": "it reads one sequence only",
-    }
+    silent = BOTH_SIDES
+
+
+@final
+class OwnTagger(Own):
+    """A model that gives every word a label, told of trees that follow from the tokens."""
+
+    silent = BOTH_SIDES
+
+    def forward(self, inputs: Inputs, state: State = None) -> Result:
+        assert state is None
+        trees = grow(inputs.tokens, inputs.segments)
+        logits, _, loss = self.model(inputs.tokens, inputs.segments, trees)
+        return Result(logits, None, loss)
 
 
 @final

@@ -6,7 +6,20 @@ from manyformer.cli.app import main, run
 
 __all__ = ["main", "run"]
 
-COMMANDS = ("list", "show", "runs", "train", "generate", "translate", "evaluate", "check", "bench", "plot", "doctor")
+COMMANDS = (
+    "list",
+    "show",
+    "runs",
+    "train",
+    "generate",
+    "translate",
+    "tag",
+    "evaluate",
+    "check",
+    "bench",
+    "plot",
+    "doctor",
+)
 """The files of the commands, in the order in which `manyformer --help` lists them."""
 
 for _command in COMMANDS:

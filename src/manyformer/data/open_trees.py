@@ -19,11 +19,11 @@ from manyformer.data.ragged import Whole
 from manyformer.data.records import Row
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved import Tokenizers
-from manyformer.data.shards import Shard, Writers, writing_shards
+from manyformer.data.shards import Shard, Writers, open_shard, writing_shards
 from manyformer.data.splits import Record, Splits
 from manyformer.data.tables import Table
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.treebank import Sentence, treebank
+from manyformer.data.treebank import UNKNOWN, Sentence, treebank
 from manyformer.errors import UserError, nearest
 from manyformer.trees import OUTSIDE, walk
 
@@ -68,7 +68,8 @@ def tagged_of(shards: dict[str, Shard], prefix: str) -> Tagged:
 def add_sentences(writers: Writers, prefix: str, rows: Sequence[Row], made: Tokenizers) -> None:
     """Sentences into the shards of a split. Raises UserError for a label that `made` does not know."""
     assert made.labels is not None
-    numbers = {label: number for number, label in enumerate(made.labels, 1)}
+    # a word whose label nobody has asked for has a target as well: it shows where the word begins
+    numbers = {UNKNOWN: 1} | {label: number for number, label in enumerate(made.labels, 1)}
     sentences = [Sentence.of(row) for row in rows]
     pieces = iter(made.source.encode_many(list(chain.from_iterable(one.words for one in sentences))))
     for row, sentence in zip(rows, sentences, strict=True):
@@ -78,6 +79,13 @@ def add_sentences(writers: Writers, prefix: str, rows: Sequence[Row], made: Toke
         classes = [numbers[label] for label in sentence.labels]
         for side, column in zip(SIDES, _columns(ids, classes, sentence.heads, made.source), strict=True):
             writers.shards[f"{prefix}{side}"].add(column, begins=True)
+
+
+def tagged_rows(rows: Sequence[Row], tokenizers: Tokenizers, room: Path) -> Tagged:
+    """Sentences for a model that is there already, in their order; `room` is a folder for their shards."""
+    with writing_shards(room, SIDES, max(tokenizers.source.vocab, MOST_WORDS)) as writers:
+        add_sentences(writers, "", rows, tokenizers)
+    return tagged_of({side: open_shard(room, side, facts) for side, facts in writers.facts.items()}, "")
 
 
 def _columns(ids: list[Any], classes: list[int], heads: list[int], words: Tokenizer) -> tuple[Any, Any, Any]:

@@ -23,6 +23,10 @@ LABELS: dict[str, Callable[[Any], str | None]] = {
     "upos": lambda word: word["upos"],
     "xpos": lambda word: word["xpos"],
 }
+COLUMNS = {"relation": 7, "deprel": 7, "upos": 3, "xpos": 4}
+"""Where a label stands in a line, counted from 0."""
+UNKNOWN = "_"
+"""What stands for a label that is not given."""
 
 
 class Sentence(NamedTuple):
@@ -40,26 +44,41 @@ class Sentence(NamedTuple):
 
 
 class Treebank(Table):
-    """A CoNLL-U file (universaldependencies.org/format.html); multiword tokens and empty nodes are left out."""
+    """A CoNLL-U file (universaldependencies.org/format.html); multiword tokens and empty nodes are left out.
 
-    def __init__(self, path: Path, label: str) -> None:
+    `label` None leaves all labels UNKNOWN, whatever the file says.
+    """
+
+    def __init__(self, path: Path, label: str | None) -> None:
         self._path, self._label, self.name = path, label, str(path)
         _library()
 
     # the library takes its time, and even the largest treebanks are small enough to be kept
     @cached_property
     def _rows(self) -> list[Row]:
-        return [_row(block, self._path, self._label) for block in _blocks(self._path)]
+        return [_row(block, self._path, self._label) for block in self.blocks()]
+
+    def blocks(self) -> Iterator[list[Line]]:
+        """The lines of each sentence."""
+        block: list[Line] = []
+        for line in lines(self._path):
+            if line.text.strip():
+                block.append(line)
+            elif block:
+                yield block
+                block = []
+        if block:
+            yield block
 
     def rows(self) -> Iterator[Row]:
         return iter(self._rows)
 
     def stamp(self) -> list[str | int]:
-        return [*stamp_of(self._path), self._label, version("conllu")]
+        return [*stamp_of(self._path), self._label or "", version("conllu")]
 
 
-def treebank(path: str, label: str, cache: Path) -> Treebank:
-    """The treebank at `path`, with one kind of label (a key of `LABELS`)."""
+def treebank(path: str, label: str | None, cache: Path) -> Treebank:
+    """The treebank at `path`, with one kind of label (a key of `LABELS`) or none."""
     place = keep_stdin(cache / "stdin.txt") if path == STDIN else find(path)
     if place.is_dir():
         raise UserError(f"{place}: this is a folder; give a CoNLL-U file or a list of them")
@@ -74,19 +93,7 @@ def _library() -> Any:
     return conllu
 
 
-def _blocks(path: Path) -> Iterator[list[Line]]:
-    block: list[Line] = []
-    for line in lines(path):
-        if line.text.strip():
-            block.append(line)
-        elif block:
-            yield block
-            block = []
-    if block:
-        yield block
-
-
-def _row(block: list[Line], path: Path, label: str) -> Row:
+def _row(block: list[Line], path: Path, label: str | None) -> Row:
     tokens, name = _parsed(block, path)
     where = f"{path}:{block[0].number}" + (f" (sentence {name})" if name else "")
     text = [line for line in block if not line.text.startswith("#")]
@@ -94,15 +101,19 @@ def _row(block: list[Line], path: Path, label: str) -> Row:
     if not words:
         raise UserError(f"{where}: this sentence has no words")
     for number, (line, word) in enumerate(words, 1):
-        if wrong := _wrong(word, number, label):
+        if wrong := _wrong(line, word, number, label):
             raise UserError(f"{path}:{line.number}: {wrong}" + (f" (sentence {name})" if name else ""))
     heads = [word["head"] for _, word in words]
     try:
         walk(heads)
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
-    cells = ([word["form"] for _, word in words], [LABELS[label](word) for _, word in words], map(str, heads))
-    return Row(tuple(SEPARATOR.join(cell) for cell in cells), where)  # type: ignore[arg-type]
+    labels = [_label(word, label) for _, word in words]
+    return Row(tuple(map(SEPARATOR.join, ([word["form"] for _, word in words], labels, map(str, heads)))), where)
+
+
+def _label(word: Any, label: str | None) -> str:
+    return UNKNOWN if label is None else LABELS[label](word) or UNKNOWN
 
 
 def _parsed(block: list[Line], path: Path) -> tuple[list[Any], str]:
@@ -126,14 +137,14 @@ def _guilty(block: list[Line]) -> int:
     return block[0].number
 
 
-def _wrong(word: Any, number: int, label: str) -> str:
+def _wrong(line: Line, word: Any, number: int, label: str | None) -> str:
     """What is wrong with a word, in a sentence; empty where nothing is."""
-    if "deprel" not in word:
-        return f"this line has {len(word)} columns, and CoNLL-U has 10, separated by tabs"
+    if (columns := line.text.count(SEPARATOR) + 1) < len(_FIELDS):
+        return f"this line has {columns} columns separated by tabs, and CoNLL-U has 10"
     if word["id"] != number:
         return f"word {word['id']} stands where word {number} is due"
     if word["head"] is None:
         return f"word {number} has no head (column 7), and a tree is needed"
-    if LABELS[label](word) in (None, "", "_"):
+    if label is not None and _label(word, label) == UNKNOWN:
         return f"word {number} has no {label}"
     return ""

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.config import LabelsData, PairsData, Run, TextData, TreesData
+from manyformer.config import LabelsData, PairsData, Run, SyntheticData, TextData, TreesData
 from manyformer.data import Example, Held, Tokenizer, Tokenizers, Units, open_data
 from manyformer.data.buckets import Buckets
 from manyformer.data.examples import Pairs, Tagged
-from manyformer.data.open_trees import MOST_WORDS, SIDES, add_sentences, tagged_of
+from manyformer.data.open_trees import tagged_of, tagged_rows
 from manyformer.data.opened import read_examples
 from manyformer.data.prepared import kept
 from manyformer.data.records import Row
@@ -42,6 +42,9 @@ def split_of(run: Run, task: str, folder: Path, split: str | None) -> Material:
     if split not in (None, "valid", "test"):
         raise UserError(f"there is no split '{split}' to score; {nearest(str(split), ('valid', 'test'))}")
     cache = folder / "data"
+    if isinstance(run.data, SyntheticData):
+        made = open_data(run.data, task, batch_tokens=run.batch.tokens, cache=cache, seed=run.seed)
+        return Material(split or "test", made.valid if split == "valid" else made.test)
     if kept(cache) is None:
         open_data(run.data, task, batch_tokens=run.batch.tokens, cache=cache, seed=run.seed)
     ready = kept(cache)
@@ -82,6 +85,8 @@ def file_of(run: Run, task: str, tokenizers: Tokenizers, path: Path_, room: Path
         case LabelsData():
             rows = table(path, (run.data.text, run.data.label), ("text", "label"), room).rows()
             return Material(name, None, _examples(rows, path))
+        case SyntheticData():
+            raise UserError(f"{name}: this run learned from a rule, not from files; score its split valid or test")
         case TreesData():
             return Material(name, _trees(run, _tagged(run.data, tokenizers, path, room)))
 
@@ -106,14 +111,11 @@ def _trees(run: Run, tagged: Tagged) -> Held:
 
 def _tagged(data: TreesData, tokenizers: Tokenizers, path: Path_, room: Path) -> Tagged:
     """The sentences of a treebank, with its labels numbered as in training."""
-    assert tokenizers.labels is not None
     each = [path] if isinstance(path, str) else path
     rows = [row for one in each for row in treebank(one, data.label, room).rows()]
     if not rows:
         raise UserError(f"{path}: there is nothing in it")
-    with writing_shards(room, SIDES, max(tokenizers.source.vocab, MOST_WORDS)) as writers:
-        add_sentences(writers, "", rows, tokenizers)
-    return tagged_of({side: open_shard(room, side, facts) for side, facts in writers.facts.items()}, "")
+    return tagged_rows(rows, tokenizers, room)
 
 
 def _units(shard: Shard) -> Units:

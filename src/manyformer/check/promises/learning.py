@@ -5,13 +5,14 @@ import math
 import torch
 from torch import Tensor
 
-from manyformer.batches import IGNORE, Batch
+from manyformer.batches import IGNORE, Batch, TagBatch
 from manyformer.check.contract import contract
 from manyformer.check.promises.losses import as_batch
 from manyformer.check.subject import Inputs
 from manyformer.check.trial import Finding, Trial
-from manyformer.models import Classifier, EncoderDecoder, MaskedLM, Model
+from manyformer.models import Classifier, EncoderDecoder, MaskedLM, Model, Tagger
 from manyformer.recipes import build
+from manyformer.trees import walk
 
 SYMBOLS, PERIOD, ROWS, STEPS, RATE = 8, 4, 32, 200, 6e-3
 
@@ -21,7 +22,7 @@ BOUND = 0.75
 
 @contract("learns", "a toy task is learnt in seconds", needs=("loss", "spec"), usual=False)
 def learns(trial: Trial) -> Finding:
-    """Copying at a distance, reversing, filling in, or telling an order, by kind of model; 200 steps of Adam.
+    """Copying at a distance, reversing, filling in, telling an order or a neighbour, by kind of model; 200 steps.
 
     A fresh model is made for it, so that of a trained one only the sizes matter.
     """
@@ -61,6 +62,8 @@ def toy(trial: Trial, model: Model) -> Batch:
         return as_batch(model, Inputs(target, None, symbols), symbols.flip(1))
     if isinstance(model, Classifier):
         return _which_comes_first(trial, model)
+    if isinstance(model, Tagger):
+        return _whether_the_neighbour_is_large(trial)
     if isinstance(model, MaskedLM):
         hidden = torch.rand(rows.shape, generator=trial.generator) < 0.15
         hidden[:, 0] = True
@@ -80,10 +83,19 @@ def _which_comes_first(trial: Trial, model: Model) -> Batch:
     return as_batch(model, Inputs(tokens), (order[:, 0] < order[:, 1]).long())
 
 
+def _whether_the_neighbour_is_large(trial: Trial) -> Batch:
+    """Every token hangs on the one before and is to tell whether that is one of the upper half."""
+    tokens = _symbols(trial, ROWS, 2 * PERIOD)
+    targets = (tokens.roll(1, 1) >= 5 + SYMBOLS // 2).long()
+    targets[:, 0] = IGNORE
+    chain = torch.from_numpy(walk(range(tokens.shape[1]))).to(tokens.device)
+    return TagBatch(tokens, targets, None, chain.expand(ROWS, -1, -1))
+
+
 def _symbols(trial: Trial, rows: int, length: int) -> Tensor:
     drawn = torch.randint(5, 5 + SYMBOLS, (rows, length), generator=trial.generator)
     return drawn.to(trial.subject.ids.device)
 
 
 def _guess(model: Model) -> float:
-    return math.log(2 if isinstance(model, Classifier) else SYMBOLS)
+    return math.log(2 if isinstance(model, Classifier | Tagger) else SYMBOLS)

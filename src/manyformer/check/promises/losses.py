@@ -4,13 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyformer.batches import IGNORE, Batch, LabelBatch, MaskedBatch, PairBatch, TextBatch
+from manyformer.batches import IGNORE, Batch, LabelBatch, MaskedBatch, PairBatch, TagBatch, TextBatch
 from manyformer.check.contract import contract
 from manyformer.check.layout import pad
 from manyformer.check.promises.padding import lengths
 from manyformer.check.subject import Inputs
+from manyformer.check.trees import grow
 from manyformer.check.trial import Finding, Trial, Worst
-from manyformer.models import Classifier, EncoderDecoder, MaskedLM, Model
+from manyformer.models import Classifier, EncoderDecoder, MaskedLM, Model, Tagger
 
 
 def as_batch(model: Model, inputs: Inputs, targets: Tensor) -> Batch:
@@ -22,6 +23,8 @@ def as_batch(model: Model, inputs: Inputs, targets: Tensor) -> Batch:
         return LabelBatch(inputs.tokens, targets, inputs.segments)
     if isinstance(model, MaskedLM):
         return MaskedBatch(inputs.tokens, targets, inputs.segments)
+    if isinstance(model, Tagger):
+        return TagBatch(inputs.tokens, targets, inputs.segments, grow(inputs.tokens, inputs.segments))
     return TextBatch(inputs.tokens, targets, inputs.segments)
 
 

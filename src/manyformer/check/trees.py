@@ -1,0 +1,33 @@
+"""Trees for tokens that come without: they follow from the tokens, so that padding and packing move them along."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from manyformer.core import PADDING
+from manyformer.trees import OUTSIDE, ROOT, walk
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def grow(tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None) -> Int[Tensor, "b l 3"]:
+    """A tree for each document, as `walk` tells it; the first of several tokens is in none, as a start token is."""
+    found = torch.full((*tokens.shape, 3), OUTSIDE)
+    for row, numbers in enumerate(tokens.tolist()):
+        documents: dict[int, list[int]] = {}
+        for column in range(len(numbers)):
+            number = 0 if segments is None else int(segments[row, column])
+            documents.setdefault(number, []).append(column)
+        documents.pop(PADDING, None)
+        for columns in documents.values():
+            words = columns[1:] or columns
+            found[row, words] = torch.from_numpy(walk(_heads([numbers[column] for column in words])))
+    return found.to(tokens.device)
+
+
+def _heads(numbers: list[int]) -> list[int]:
+    """Each word hangs on one of those before it in an order of their own, chosen by its token."""
+    order = sorted(range(1, len(numbers) + 1), key=lambda word: (numbers[word - 1] * word % 7, word))
+    heads = [ROOT] * len(numbers)
+    for place, word in enumerate(order[1:], 1):
+        heads[word - 1] = order[max(0, place - 1 - numbers[word - 1] % 3)]
+    return heads

@@ -1,0 +1,33 @@
+"""`manyformer tag`: sentences with trees in, the same with labels out."""
+
+from typing import Annotated
+
+import typer
+
+from manyformer.cli.app import USE, app, examples
+
+
+@app.command(
+    "tag",
+    rich_help_panel=USE,
+    epilog=examples(
+        "manyformer tag runs/tag-relations parsed.conllu > labelled.conllu",
+        "cat parsed.conllu | manyformer tag runs/tag-relations -",
+    ),
+)
+def tag(
+    run: Annotated[str, typer.Argument(help="The folder of a run.")],
+    file: Annotated[str, typer.Argument(help="Sentences with their trees in CoNLL-U; '-' reads standard input.")],
+    *,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
+) -> None:
+    """Label the words of a CoNLL-U file with a trained tagger, and print the file with these labels in their column.
+
+    The trees (column 7) are read, the labels that may be there already are not.
+    """
+    from manyformer.cli.targets import model_folder, place
+    from manyformer.evaluate.tagging import tag as label
+
+    model_folder(run)
+    for sentence in label(run, file, device=place(device)):
+        print("\n".join(sentence.lines), end="\n\n")
