@@ -81,7 +81,8 @@ class Place(NamedTuple):
         """The places of the tokens from column `begin` to before column `end`."""
         tree = None if self.tree is None else Tree(*(part[:, begin:end] for part in self.tree))
         layout = Plain(self.layout.start + begin) if isinstance(self.layout, Plain) else None
-        return Place(self.pos[:, begin:end], self.seg[:, begin:end], layout, tree)
+        role = None if self.role is None else self.role[:, begin:end]
+        return Place(self.pos[:, begin:end], self.seg[:, begin:end], layout, tree, role)
 
 
 class Out(NamedTuple):
