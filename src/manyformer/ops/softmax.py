@@ -1,5 +1,8 @@
 """Softmax attention: the definition, torch's fused kernel, and one call per document."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
@@ -60,7 +63,18 @@ def per_document(
     scale: float,
     dropout: float = 0.0,
 ) -> Float[Tensor, "b h l f"]:
-    """One fused call for each document of packed rows; padding gives zeros.
+    """One fused call for each document of packed rows; padding gives zeros."""
+    return each_document(q, k, v, layout, partial(fused, mask=None, causal=causal, scale=scale, dropout=dropout))
+
+
+def each_document(
+    q: Float[Tensor, "b h l e"],
+    k: Float[Tensor, "b g l e"],
+    v: Float[Tensor, "b g l f"],
+    layout: Packed,
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Float[Tensor, "b h l f"]:
+    """`attend` for each document of packed rows by itself; padding gives zeros.
 
     All rows are laid end to end and cut into documents and gaps, because the gradient of one such cut is a single
     concatenation, where that of many slices would be as many tensors of full size.
@@ -70,16 +84,13 @@ def per_document(
     parts = [torch.split(x.transpose(1, 2).flatten(0, 1), sizes) for x in (q, k, v)]
     width = (q.shape[1], v.shape[-1])
     pieces = [
-        _one(a, b, c, causal=causal, scale=scale, dropout=dropout) if document else q.new_zeros(a.shape[0], *width)
+        # a single document is (l, h, e) here and (1, h, l, e) there
+        attend(*(x.transpose(0, 1)[None] for x in (a, b, c)))[0].transpose(0, 1)
+        if document
+        else q.new_zeros(a.shape[0], *width)
         for a, b, c, document in zip(*parts, real)
     ]
     return torch.cat(pieces).view(rows, length, *width).transpose(1, 2)
-
-
-def _one(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, dropout: float) -> Tensor:
-    """A single document, (l, h, e) in and out."""
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return fused(q, k, v, None, causal=causal, scale=scale, dropout=dropout)[0].transpose(0, 1)
 
 
 def _cuts(layout: Packed, rows: int, length: int) -> tuple[list[int], list[bool]]:

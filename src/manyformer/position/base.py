@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.core import Place
+from manyformer.position.distance import ByDistance
 
 SEAMS = ("embed", "query", "key", "score", "value")
 
@@ -44,6 +45,13 @@ class Position(nn.Module):
         self, y: Float[Tensor, "b h l f"], weights: Float[Tensor, "b h l s"], at: Place, of: Place
     ) -> Float[Tensor, "b h l f"]:
         return y
+
+    def by_distance(self, back: int, ahead: int) -> ByDistance | None:
+        """What `score` and `value` do, for keys up to `back` before and `ahead` after a query; None if it is more.
+
+        Kernels ask for it because it is cheaper; it must say exactly what the two seams do.
+        """
+        return None
 
     def penalty(self) -> Tensor | float:
         """What this position adds to the auxiliary loss."""

@@ -1,0 +1,101 @@
+"""Softmax attention with a bias that depends on the distance alone and needs no gradient.
+
+With the keys in reverse order, entry (i, j) of the bias is number i + j of one short vector, so that what torch's
+kernel takes for a matrix of biases is a view of that vector with both strides 1: nothing of quadratic size exists.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyformer.ops import flash
+
+BLOCK = 256
+"""Queries in a block. Larger blocks waste more on keys that lie ahead, smaller ones make torch's kernel slower."""
+
+NEGLIGIBLE = 50.0
+"""A weight that is e^-50 of another of its row changes no digit of a double."""
+
+
+class Span(NamedTuple):
+    """Query i is at the place of key `offset` + i, which every query sees; `causal` hides all keys after it."""
+
+    offset: int
+    causal: bool
+
+
+def attend(
+    q: Float[Tensor, "b h l e"],
+    k: Float[Tensor, "b h s e"],
+    v: Float[Tensor, "b h s f"],
+    bias: Float[Tensor, "h r"],
+    back: int,
+    span: Span,
+    *,
+    scale: float,
+) -> Float[Tensor, "b h l f"]:
+    """Softmax of scale q_i k_j + bias[back + j - i] over keys j, applied to v_j; the ends of `bias` go on for ever."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    sums = _sums(bias.to(wide), back, span, q.shape[2], k.shape[2])
+    sums = _without_the_negligible(sums, q, k, span, scale)
+    y: Tensor = _Toeplitz.apply(q, k, v, sums.contiguous(), span, scale)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Toeplitz(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sums: Tensor, span: Span, scale: float) -> Tensor:
+        k, v = k.flip(2), v.flip(2)
+        parts = [
+            flash.forward(q[:, :, rows], k[:, :, keys], v[:, :, keys], scale=scale, bias=bias)
+            for rows, keys, bias in _blocks(q, k, sums, span)
+        ]
+        y = torch.cat([y for y, _ in parts], dim=2)
+        ctx.save_for_backward(q, k, v, sums, y, torch.cat([lse for _, lse in parts], dim=2))
+        ctx.span, ctx.scale = span, scale
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, up: Tensor) -> Any:
+        q, k, v, sums, y, lse = ctx.saved_tensors
+        to_q, to_k, to_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for rows, keys, bias in _blocks(q, k, sums, ctx.span):
+            ups, qs, ys, lses = (x[:, :, rows] for x in (up, q, y, lse))
+            found = flash.backward(ups, qs, k[:, :, keys], v[:, :, keys], ys, lses, scale=ctx.scale, bias=bias)
+            to_q[:, :, rows] = found[0]
+            to_k[:, :, keys] += found[1]
+            to_v[:, :, keys] += found[2]
+        return to_q, to_k.flip(2), to_v.flip(2), None, None, None
+
+
+def _blocks(q: Tensor, k: Tensor, sums: Tensor, span: Span) -> Iterator[tuple[slice, slice, Tensor]]:
+    """For each block of queries: its rows, the keys it sees (in reverse order), and its view of the biases."""
+    length, keys = q.shape[2], k.shape[2]
+    for begin in range(0, length, BLOCK):
+        end = min(begin + BLOCK, length)
+        hidden = max(0, keys - end - span.offset) if span.causal else 0
+        shape = (1, sums.shape[0], end - begin, keys - hidden)
+        bias = sums.as_strided(shape, (0, sums.stride(0), 1, 1), sums.storage_offset() + begin + hidden)
+        yield slice(begin, end), slice(hidden, keys), bias
+
+
+def _sums(bias: Tensor, back: int, span: Span, length: int, keys: int) -> Float[Tensor, "h n"]:
+    """The bias by the sum of a query's number and a key's, keys counted from the end; -inf for hidden keys."""
+    ahead = keys - 1 - span.offset - torch.arange(length + keys - 1, device=bias.device)
+    sums = bias[:, (ahead + back).clamp(0, bias.shape[1] - 1)]
+    return sums.masked_fill(ahead > 0, -torch.inf) if span.causal else sums
+
+
+def _without_the_negligible(sums: Tensor, q: Tensor, k: Tensor, span: Span, scale: float) -> Float[Tensor, "h n"]:
+    """-inf where no scores could lift a weight above e^-50 of what the query's own place gets.
+
+    Such weights count for nothing, but in float32 many of them are numbers below 1e-38, with which a CPU calculates
+    many times more slowly: steep slopes would make a training step four times as long.
+    """
+    longest = [torch.linalg.vector_norm(x.detach(), dim=-1).amax((0, 2)).to(sums.dtype) for x in (q, k)]
+    apart = NEGLIGIBLE + 2 * abs(scale) * longest[0] * longest[1]
+    own = sums[:, k.shape[2] - 1 - span.offset, None]
+    return sums.masked_fill(sums < own - apart[:, None], -torch.inf)

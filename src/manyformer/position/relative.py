@@ -1,0 +1,70 @@
+"""Relative positions as vectors that are added to keys and values."""
+
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyformer.core import Place
+from manyformer.position.base import Position
+from manyformer.position.bias import Sides
+from manyformer.position.distance import ByDistance, distance
+
+
+@final
+class Shaw(Position):
+    """A vector for each distance, added to keys and another one to values (Shaw et al. 2018, arXiv:1803.02155).
+
+    Section 3.1: e_ij = q_i (k_j + keys[r]) / sqrt(e) and z_i = sum_j a_ij (v_j + values[r]), with r = j - i clipped to
+    `clip` on either side; section 3.3: no tensor with an entry for each pair and channel is ever made. Under a causal
+    mask, `sides="past"`, rows for keys ahead would never be used and are not there. `heads` gives each head tables of
+    its own, as in the paper's base models; otherwise heads share them. `value` is the width of values, `width` unless
+    given.
+    """
+
+    def __init__(
+        self, width: int, clip: int = 16, *, value: int | None = None, heads: int | None = None, sides: Sides = "both"
+    ) -> None:
+        super().__init__()
+        if clip < 1:
+            raise ValueError(f"Shaw: clip ({clip}) must be at least 1; beyond it all distances are alike")
+        rows = (clip if sides == "past" else 2 * clip) + 1
+        self.clip, self.sides = clip, sides
+        tables = () if heads is None else (heads,)
+        self.keys = nn.Parameter(torch.empty(*tables, rows, width))
+        self.values = nn.Parameter(torch.empty(*tables, rows, width if value is None else value))
+        for table in (self.keys, self.values):
+            for one in table.data.view(-1, *table.shape[-2:]):
+                nn.init.xavier_uniform_(one)
+
+    def row(self, ahead: Int[Tensor, "*p"]) -> Int[Tensor, "*p"]:
+        """The row of a key that is so far ahead of its query."""
+        return ahead.clamp(-self.clip, 0 if self.sides == "past" else self.clip) + self.clip
+
+    def score(
+        self,
+        logits: Float[Tensor, "b h l s"],
+        q: Float[Tensor, "b h l e"],
+        k: Float[Tensor, "b h s e"],
+        at: Place,
+        of: Place,
+    ) -> Float[Tensor, "b h l s"]:
+        each = q @ self.keys.mT * q.shape[-1] ** -0.5
+        return logits + each.gather(-1, self.row(distance(at, of))[:, None].expand(logits.shape))
+
+    def value(
+        self, y: Float[Tensor, "b h l f"], weights: Float[Tensor, "b h l s"], at: Place, of: Place
+    ) -> Float[Tensor, "b h l f"]:
+        rows = self.row(distance(at, of))[:, None].expand(weights.shape)
+        mass = weights.new_zeros(*weights.shape[:3], self.values.shape[-2]).scatter_add(-1, rows, weights)
+        return y + mass @ self.values
+
+    def by_distance(self, back: int, ahead: int) -> ByDistance:
+        back, ahead = min(back, self.clip), min(ahead, 0 if self.sides == "past" else self.clip)
+        rows = slice(self.clip - back, self.clip + ahead + 1)
+        keys, values = (table.view(-1, *table.shape[-2:])[:, rows] for table in (self.keys, self.values))
+        return ByDistance(back, ahead, keys=keys * keys.shape[-1] ** -0.5, values=values)
+
+    def extra_repr(self) -> str:
+        return f"clip={self.clip}, sides={self.sides}, tables for {'each head' if self.keys.ndim == 3 else 'all heads'}"
