@@ -1,0 +1,123 @@
+"""Which blocks of keys each block of queries can see, from the mask's own bounds and never from all pairs."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from manyformer.core import Place
+from manyformer.masks import Mask
+from manyformer.masks.base import Span, pick, role_of
+
+FAN = 8
+"""Blocks are looked at in groups of this many first, and those in groups, so that empty areas cost nothing."""
+
+
+class Order(NamedTuple):
+    """Tokens cut into blocks: `index` names the token in each place, `count` of them are real, the rest repeats."""
+
+    index: Int[Tensor, "n c"]
+    count: int
+    natural: bool
+
+    @property
+    def size(self) -> int:
+        """Tokens in a block."""
+        return self.index.shape[1]
+
+    @property
+    def tokens(self) -> Int[Tensor, " t"]:
+        """The real tokens in their order."""
+        return self.index.flatten()[: self.count]
+
+
+class Cover(NamedTuple):
+    """Pairs of blocks among which something may be visible, row by row; `full` where everything must be."""
+
+    rows: Int[Tensor, " p"]
+    columns: Int[Tensor, " p"]
+    full: Bool[Tensor, " p"]
+
+
+def arrange(place: Place, chosen: Bool[Tensor, " l"] | None, period: int | None, size: int) -> Order:
+    """The chosen tokens, or all, in blocks; sorted by document and by position modulo `period` where that is given."""
+    length = place.pos.shape[0]
+    tokens = torch.arange(length) if chosen is None else chosen.nonzero()[:, 0]
+    if period is not None:
+        tokens = tokens[place.pos[tokens].argsort(stable=True)]
+        tokens = tokens[(place.pos[tokens] % period).argsort(stable=True)]
+        tokens = tokens[place.seg[tokens].argsort(stable=True)]
+    count = len(tokens)
+    size = max(min(size, count), 1)
+    index = torch.cat([tokens, tokens[-1:].expand(-count % size)]).view(-1, size)
+    return Order(index, count, natural=period is None and count == length)
+
+
+def span_of(place: Place, index: Int[Tensor, "*n c"], periods: frozenset[int]) -> Span:
+    """What is known of each block."""
+    pos, seg, role = (field[index] for field in (place.pos, place.seg, role_of(place)))
+    rests = {period: _ends(pos % period) for period in periods}
+    return Span(*_ends(pos), _ends(seg), _ends(role), rests)
+
+
+def cover(mask: Mask, q: Span, k: Span) -> Cover:
+    """All pairs of blocks that `mask` does not rule out, found from coarse to fine; linear in what is found."""
+    levels = [(q, k)]
+    while max(len(q.first), len(k.first)) > FAN:
+        q, k = _coarser(q), _coarser(k)
+        levels.append((q, k))
+    rows, columns = (axis.flatten() for axis in torch.meshgrid(_count(q), _count(k), indexing="ij"))
+    for number, (q, k) in enumerate(reversed(levels)):
+        if number:
+            rows, columns = _children(rows, columns, len(q.first), len(k.first))
+        may = mask.bounds(q[rows], k[columns]).may
+        rows, columns = rows[may], columns[may]
+    order = (rows * len(k.first) + columns).argsort()
+    rows, columns = rows[order], columns[order]
+    return Cover(rows, columns, mask.bounds(q[rows], k[columns]).must)
+
+
+def seen_at_all(mask: Mask, at: Place, of: Place) -> tuple[Bool[Tensor, " l"], Bool[Tensor, " s"]]:
+    """Which queries may see some key, and which keys some query may see, each token judged by itself."""
+    periods = mask.periods
+    q, k = (span_of(place, torch.arange(place.pos.shape[0])[:, None], periods) for place in (at, of))
+    all_q, all_k = (span_of(place, torch.arange(place.pos.shape[0])[None], periods) for place in (at, of))
+    return mask.bounds(q, all_k).may, mask.bounds(all_q, k).may
+
+
+def visible(mask: Mask, at: Place, of: Place, q: Tensor, k: Tensor) -> Bool[Tensor, "n c s"]:
+    """The mask itself for some rows of blocks: queries (n, c) and keys (n, s), own segments only."""
+    head = torch.zeros((), dtype=torch.long)
+    at, of = pick(at, q[:, :, None]), pick(of, k[:, None, :])
+    return (mask(head, at, of) & (at.seg == of.seg)).expand(*q.shape, k.shape[1])
+
+
+def _ends(values: Int[Tensor, "*n c"]) -> tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]:
+    low, high = values.aminmax(dim=-1)
+    return low, high
+
+
+def _coarser(span: Span) -> Span:
+    """Groups of `FAN` blocks as one each."""
+
+    def group(bound: Tensor) -> Tensor:
+        return torch.cat([bound, bound[-1:].expand(-len(bound) % FAN)]).view(-1, FAN)
+
+    def ends(bounds: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return group(bounds[0]).amin(-1), group(bounds[1]).amax(-1)
+
+    rests = {period: ends(bounds) for period, bounds in span.rests.items()}
+    return Span(*ends((span.first, span.last)), ends(span.seg), ends(span.role), rests)
+
+
+def _children(rows: Tensor, columns: Tensor, most: int, widest: int) -> tuple[Tensor, Tensor]:
+    step = torch.arange(FAN)
+    row = (rows[:, None, None] * FAN + step[:, None]).expand(-1, FAN, FAN).flatten()
+    column = (columns[:, None, None] * FAN + step).expand(-1, FAN, FAN).flatten()
+    inside = (row < most) & (column < widest)
+    return row[inside], column[inside]
+
+
+def _count(span: Span) -> Int[Tensor, " n"]:
+    return torch.arange(len(span.first))

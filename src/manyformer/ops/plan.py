@@ -1,0 +1,247 @@
+"""From a mask and places to a list of attention calls: which tokens in which order, which blocks, which inner masks."""
+
+import itertools
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from manyformer.core import PADDING, Packed, Place, Plain
+from manyformer.masks import Document, Mask, Not
+from manyformer.masks.base import both, pick
+from manyformer.ops.cover import Cover, Order, arrange, cover, seen_at_all, span_of, visible
+
+# a pair of a query and a key in blocks of this size costs this much, against one in large blocks; measured
+RATES = {64: 1.5, 128: 1.3, 256: 1.0}
+CALL = 15_000
+"""One more call costs about as much as this many (head, query, key) triples, forward and backward."""
+MERGE = 12
+"""Merging one token's output of two parts costs about as much as this many pairs."""
+BLOCK = 128
+"""The block where searching for the best one would cost more than it gains."""
+AT_ONCE = 1 << 20
+"""Inner masks are written out for this many pairs at a time."""
+
+
+class Tiles(NamedTuple):
+    """Blocks of queries that see equally many blocks of keys.
+
+    `step` says how the first key block moves from row to row where rows are neighbours and so are the key blocks of a
+    row: then nothing has to be gathered. `inner` is the mask within the blocks where it is needed, of one row for
+    all where all are alike; `blind` are its queries that see none of the keys.
+    """
+
+    rows: Int[Tensor, " n"]
+    columns: Int[Tensor, "n m"]
+    step: int | None
+    inner: Bool[Tensor, "r c s"] | None
+    blind: Bool[Tensor, "r c"] | None
+
+
+class Part(NamedTuple):
+    """Some queries, some keys, and who sees whom among them; no pair is in two parts."""
+
+    mask: Mask
+    q: Order
+    k: Order
+    tiles: tuple[Tiles, ...]
+
+
+class Lane(NamedTuple):
+    """Heads that see the same."""
+
+    heads: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+
+class Plan(NamedTuple):
+    """The calls for each row of the batch, or for all rows alike; `cost` in (head, query, key) triples a row."""
+
+    rows: tuple[tuple[Lane, ...], ...]
+    cost: float
+
+    def describe(self) -> str:
+        """What is computed, in words."""
+        lane = self.rows[0][0] if self.rows and self.rows[0] else None
+        if lane is None:
+            return "nothing is visible"
+        parts = " + ".join(_words(part) for part in lane.parts)
+        more = len(self.rows[0]) - 1
+        return parts + (f", and {more} more kinds of heads" if more else "")
+
+
+@torch.compiler.disable
+def plan(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
+    """The calls for queries `at` and keys `of`, remembered for as long as these places can come again."""
+    if isinstance(at.layout, Plain) and isinstance(of.layout, Plain) and at.role is of.role is None:
+        return _plain(mask, heads, at.layout.start, of.layout.start, at.pos.shape[1], of.pos.shape[1])
+    if mask.causal and at.seg is of.seg and isinstance(at.layout, Packed) and at.layout.right_padded:
+        # no token sees padding on its right, so rows may as well be full
+        return _plain(mask, heads, 0, 0, at.pos.shape[1], at.pos.shape[1])
+    if at.seg is not of.seg or at.pos is not of.pos or at.role is not of.role:
+        return _by_row(mask, at, of, heads)
+    known = _REMEMBERED.setdefault(at.seg, {})
+    # the role belongs to the key because one set of segments may be asked about with several
+    name = (mask, heads, id(at.pos), id(at.role))
+    if name not in known:
+        known[name] = _by_row(mask, at, of, heads)
+    return known[name]
+
+
+_REMEMBERED: WeakIdKeyDictionary = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+
+
+@lru_cache(maxsize=64)
+def _plain(mask: Mask, heads: int, start: int, first: int, queries: int, keys: int) -> Plan:
+    at, of = (
+        Place(torch.arange(begin, begin + length), torch.zeros(length, dtype=torch.long))
+        for begin, length in ((start, queries), (first, keys))
+    )
+    lanes, cost = _lanes(mask, at, of, heads, tuple(RATES))
+    return Plan((lanes,), cost)
+
+
+def _by_row(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
+    at, of = (place._replace(pos=place.pos.cpu(), seg=place.seg.cpu()) for place in (at, of))
+    batch = max(at.pos.shape[0], of.pos.shape[0])
+    found = [
+        _lanes(mask, *(pick(place, row % place.pos.shape[0]) for place in (at, of)), heads, (BLOCK,))  # type: ignore[arg-type]
+        for row in range(batch)
+    ]
+    return Plan(tuple(lanes for lanes, _ in found), sum(cost for _, cost in found) / max(batch, 1))
+
+
+def _words(part: Part) -> str:
+    size = f"{part.q.size} x {part.k.size}"
+    if part.q.natural and part.k.natural:
+        return f"blocks of {size}"
+    every = part.q.count == part.q.index.numel() and part.k.count == part.k.index.numel()
+    return f"blocks of {size} among {'sorted' if every else 'chosen'} tokens"
+
+
+def _lanes(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...]) -> tuple[tuple[Lane, ...], float]:
+    kinds: dict[Mask, list[int]] = {}
+    for head in range(heads):
+        kinds.setdefault(mask.head(head), []).append(head)
+    lanes, total = [], 0.0
+    for kind, numbers in kinds.items():
+        sketches = _best(kind, at, of, len(numbers), sizes)
+        lanes.append(Lane(tuple(numbers), tuple(sketch.finish(at, of) for sketch in sketches)))
+        total += _cost(sketches, at)
+    return tuple(lanes), total
+
+
+class Sketch(NamedTuple):
+    """A part before its inner masks are written out, and what it would cost."""
+
+    mask: Mask
+    q: Order
+    k: Order
+    cover: Cover
+    cost: float
+
+    def finish(self, at: Place, of: Place) -> Part:
+        """The part with its calls."""
+        return Part(self.mask, self.q, self.k, tuple(_tiles(self, at, of)))
+
+
+def _best(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...]) -> list[Sketch]:
+    """The cheaper of one part for all, and of one part for each alternative, without what earlier ones show."""
+    whole = _sketch(mask, at, of, heads, sizes)
+    terms = mask.terms()
+    if len(terms) < 2:
+        return whole
+    parts: list[Sketch] = []
+    earlier: list[Mask] = []
+    for term in terms:
+        rest = term
+        for other in earlier:
+            rest = both(rest, Not(other))
+        parts += _sketch(rest, at, of, heads, sizes)
+        earlier.append(term)
+    return min(whole, parts, key=lambda sketches: _cost(sketches, at))
+
+
+def _cost(sketches: list[Sketch], at: Place) -> float:
+    merged = sum(sketch.q.count for sketch in sketches) - at.pos.shape[0]
+    return sum(sketch.cost for sketch in sketches) + MERGE * max(merged, 0)
+
+
+def _sketch(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...]) -> list[Sketch]:
+    """The cheapest order and size of blocks for one mask; none where it shows nothing at all."""
+    queries, keys = seen_at_all(mask, at, of)
+    queries, keys = queries & (at.seg != PADDING), keys & (of.seg != PADDING)
+    if not queries.any() or not keys.any():
+        return []
+    own = mask if len({*at.seg.unique().tolist(), *of.seg.unique().tolist()}) == 1 else both(mask, Document())
+    options = [
+        _cut(own, at, of, queries, keys, period, size, heads)
+        for period, size in itertools.product((None, *sorted(mask.periods)), sizes)
+    ]
+    best = min(options, key=lambda sketch: sketch.cost)
+    return [best] if len(best.cover.rows) else []
+
+
+def _cut(
+    mask: Mask, at: Place, of: Place, queries: Tensor, keys: Tensor, period: int | None, size: int, heads: int
+) -> Sketch:
+    q = arrange(at, None if queries.all() else queries, period, size)
+    k = arrange(of, None if keys.all() else keys, period, size)
+    found = cover(mask, span_of(at, q.index, mask.periods), span_of(of, k.index, mask.periods))
+    # the last block of keys is filled up with repetitions, which an inner mask must hide
+    if k.count % k.size:
+        found = found._replace(full=found.full & (found.columns != len(k.index) - 1))
+    calls = len({*_kinds(found, len(q.index)).tolist()})
+    area = len(found.rows) * q.size * k.size
+    return Sketch(mask, q, k, found, RATES[size] * area * heads + CALL * calls)
+
+
+def _kinds(found: Cover, rows: int) -> Int[Tensor, " n"]:
+    """A number for each row of blocks: those with the same can share a call."""
+    counts = torch.bincount(found.rows, minlength=rows)
+    partial = torch.bincount(found.rows[~found.full], minlength=rows) > 0
+    return 2 * counts + partial
+
+
+def _tiles(sketch: Sketch, at: Place, of: Place) -> Iterator[Tiles]:
+    kinds = _kinds(sketch.cover, len(sketch.q.index))
+    for kind in kinds.unique().tolist():
+        if kind < 2:
+            continue
+        rows = (kinds == kind).nonzero()[:, 0]
+        columns = sketch.cover.columns[torch.isin(sketch.cover.rows, rows)].view(len(rows), kind // 2)
+        inner = _inner(sketch, at, of, rows, columns) if kind % 2 else None
+        if inner is not None and not inner.any():
+            continue
+        blind = None if inner is None or inner.any(-1).all() else ~inner.any(-1)
+        yield Tiles(rows, columns, _step(rows, columns), inner, blind)
+
+
+def _step(rows: Tensor, columns: Tensor) -> int | None:
+    """By how many blocks the keys move from one row to the next, where rows and keys are contiguous."""
+    across = torch.arange(columns.shape[1])
+    if not ((rows - rows[0] == torch.arange(len(rows))).all() and (columns - columns[:, :1] == across).all()):
+        return None
+    for step in (1, 0):
+        if (columns[:, 0] - columns[0, 0] == step * (rows - rows[0])).all():
+            return step
+    return None
+
+
+def _inner(sketch: Sketch, at: Place, of: Place, rows: Tensor, columns: Tensor) -> Bool[Tensor, "r c s"]:
+    """The mask within the blocks; a single one where all rows have the same."""
+    q, k = sketch.q, sketch.k
+    real = (torch.arange(k.index.numel()) < k.count).view_as(k.index)
+    chunk = max(AT_ONCE // (q.size * columns.shape[1] * k.size), 1)
+    pieces: list[Tensor] = []
+    alike = True
+    for row, column in zip(rows.split(chunk), columns.split(chunk)):
+        seen = visible(sketch.mask, at, of, q.index[row], k.index[column].flatten(1))
+        seen = seen & real[column].flatten(1)[:, None, :]
+        alike = alike and bool((seen == (pieces[0][:1] if pieces else seen[:1])).all())
+        pieces.append(seen)
+    return pieces[0][:1].clone() if alike else torch.cat(pieces)
