@@ -1,0 +1,99 @@
+"""Positions in dependency trees (Wang et al. 2019, Self-Attention with Structural Position Representations)."""
+
+import math
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyformer.core import Place, Tree
+from manyformer.position.absolute import Sinusoid
+from manyformer.position.base import Position
+
+
+@final
+class Fused(Position):
+    """tanh(PE(position) U + PE(depth) V) added to the embeddings, both PE the sinusoids of the Transformer.
+
+    Wang et al. 2019, absolute structural positions. A token in no tree has the depth -1, which no word has.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.sinusoid = Sinusoid(dim)
+        self.sequential, self.structural = (nn.Linear(dim, dim, bias=False) for _ in range(2))
+
+    def embed(self, x: Float[Tensor, "b l d"], place: Place) -> Float[Tensor, "b l d"]:
+        nowhere = torch.zeros_like(x)
+        order = self.sinusoid.embed(nowhere, place)
+        depth = self.sinusoid.embed(nowhere, place._replace(pos=tree_of(place).depth, layout=None))
+        return x + torch.tanh(self.sequential(order) + self.structural(depth))
+
+
+@final
+class Structural(Position):
+    """A learned vector for each structural offset, added to keys and values as Shaw et al. (2018) do for distances.
+
+    Offsets are clipped to `clip` on either side; pairs with a token in no tree have a vector of their own. One table
+    for keys and one for values serve all heads; their `width` is that of a head.
+    """
+
+    def __init__(self, width: int, clip: int = 16) -> None:
+        super().__init__()
+        if clip < 1:
+            raise ValueError(f"Structural: clip ({clip}) must be at least 1 edge")
+        self.clip = clip
+        self.keys, self.values = (nn.Parameter(torch.empty(2 * clip + 2, width)) for _ in range(2))
+        for table in (self.keys, self.values):
+            nn.init.xavier_uniform_(table)
+
+    def score(
+        self,
+        logits: Float[Tensor, "b h l s"],
+        q: Float[Tensor, "b h l e"],
+        k: Float[Tensor, "b h s e"],
+        at: Place,
+        of: Place,
+    ) -> Float[Tensor, "b h l s"]:
+        rows = self._rows(at, of)[:, None].expand_as(logits)
+        return logits + (q @ self.keys.mT).gather(-1, rows) / math.sqrt(q.shape[-1])
+
+    def value(
+        self, y: Float[Tensor, "b h l f"], weights: Float[Tensor, "b h l s"], at: Place, of: Place
+    ) -> Float[Tensor, "b h l f"]:
+        rows = self._rows(at, of)[:, None].expand_as(weights)
+        mass = weights.new_zeros(*weights.shape[:3], len(self.values)).scatter_add(-1, rows, weights)
+        return y + mass @ self.values
+
+    def _rows(self, at: Place, of: Place) -> Int[Tensor, "b l s"]:
+        inside = (tree_of(at).depth >= 0)[:, :, None] & (tree_of(of).depth >= 0)[:, None, :]
+        near = offsets(at, of).clamp(-self.clip, self.clip) + self.clip
+        return torch.where(inside, near, 2 * self.clip + 1)
+
+
+def offsets(at: Place, of: Place) -> Int[Tensor, "b l s"]:
+    """How keys `of` lie to queries `at` in the tree; means nothing where either is in no tree.
+
+    The depth of the key less the depth of the query where one hangs on the other, however indirectly; else the sum of
+    both, positive where the key stands to the right of the query. So r(a, b) = -r(b, a), and in a chain, where each
+    word hangs on the one before, it is Shaw's distance, key less query. The paper writes it for a query on the right
+    of its key. By its definition a sum may equal a difference: at depth 1 a sibling is as far as a grandchild.
+    """
+    query, key = tree_of(at), tree_of(of)
+    above = _within(query.first[:, :, None], key.first[:, None, :], key.last[:, None, :])
+    below = _within(key.first[:, None, :], query.first[:, :, None], query.last[:, :, None])
+    upper, lower = query.depth[:, :, None], key.depth[:, None, :]
+    side = (of.pos[:, None, :] - at.pos[:, :, None]).sign()
+    return torch.where(above | below, lower - upper, side * (lower + upper))
+
+
+def tree_of(place: Place) -> Tree:
+    """The tree of a place. Raises ValueError where there is none."""
+    if place.tree is None:
+        raise ValueError("structural positions need the tree of every sentence: pass `trees` (see manyformer.trees)")
+    return place.tree
+
+
+def _within(number: Tensor, first: Tensor, last: Tensor) -> Tensor:
+    return (first <= number) & (number <= last)
