@@ -1,0 +1,191 @@
+"""Softmax attention whose scores or values a position changes: which form serves a call, and the call itself."""
+
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from manyformer.core import Packed, Place, Plain
+from manyformer.masks import Causal, Everything, Mask
+from manyformer.ops import clipped, flex, toeplitz
+from manyformer.ops.blocked import BLOCK, blocked
+from manyformer.ops.softmax import each_document
+from manyformer.ops.toeplitz import Span
+from manyformer.position import Position
+from manyformer.position.distance import ByDistance
+
+Form = Literal["bias", "clipped", "written out"]
+
+FEW_PAIRS = 128 * 128
+"""So few pairs of a query and a key are written out at once."""
+
+FEW_QUERIES = 16
+"""So few queries are, whatever the number of keys."""
+
+WIDEST = 1024
+"""A position that tells more distances apart is written out in blocks: a band of near keys would be most of them."""
+
+SHORT = 64
+"""Packed documents of fewer tokens on average are cheaper together under a mask than one by one."""
+
+
+class Call(NamedTuple):
+    """One call of the kernel, but for the queries, keys and values."""
+
+    mask: Mask
+    at: Place
+    of: Place
+    position: Position
+    scale: float
+    dropout: float
+
+
+class Plan(NamedTuple):
+    """A path, and why; for a blocked one its form, and how queries lie against keys: in all, or in each document."""
+
+    path: Literal["naive", "blocked", "flex"]
+    why: str
+    form: Form = "written out"
+    span: Span | None = None
+    documents: Packed | None = None
+
+
+def choose(call: Call, q: Tensor, k: Tensor, path: str) -> Plan:
+    """The cheapest plan that is exact, of those that `path` allows. Raises ValueError where it allows none."""
+    acts = f"{type(call.position).__name__} {_acts(call.position)}"
+    if path not in ("auto", "blocked", "flex"):
+        raise ValueError(f"Softmax: path '{path}' cannot serve this call: {acts}")
+    if path == "flex" or (path == "auto" and q.device.type == "cuda"):
+        if (span := _flexible(call, q, k)) is not None:
+            return Plan("flex", f"{acts}: one compiled kernel that looks its terms up by distance", span=span)
+        if path == "flex":
+            raise ValueError(
+                f"Softmax: path 'flex' needs a position that adds to scores by distance alone, no dropout of weights, "
+                f"and one plain document under the mask Causal() or Everything(); here {acts}"
+            )
+    found = _blocked(call, q, k, acts)
+    queries, pairs = q.shape[2], q.shape[2] * k.shape[2]
+    few = queries <= (BLOCK if found.span is None else FEW_QUERIES) or pairs <= FEW_PAIRS
+    if path == "auto" and few:
+        return Plan("naive", f"{acts}, and there are few")
+    return found
+
+
+def _blocked(call: Call, q: Tensor, k: Tensor, acts: str) -> Plan:
+    span, documents = _span(call, q.shape[2], k.shape[2])
+    found = call.position.by_distance(1, 1)
+    if span is None or found is None or call.dropout or not _narrow(call.position, found, span):
+        return Plan("blocked", f"{acts}: written out for {BLOCK} queries at a time")
+    name = type(call.position).__name__
+    each = "" if documents is None else f", each of {len(documents.documents)} documents by itself"
+    if _is_plain_bias(found):
+        how = f"a fused call for {toeplitz.BLOCK} queries at a time, its mask a view of one short vector"
+        return Plan("blocked", f"{name} adds a number for each distance: {how}{each}", "bias", span, documents)
+    how = "near keys written out, all others in fused calls"
+    return Plan("blocked", f"{name} takes keys beyond a distance for alike: {how}{each}", "clipped", span, documents)
+
+
+def run(plan: Plan, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Outputs (b, h, l, f) as planned."""
+    span = plan.span
+    if span is None:
+        return _written_out(call, q, k, v)
+    if plan.path == "flex":
+        found = _ask(call.position, span, q.shape[2], k.shape[2])
+        return flex.attend(q, k, v, _terms(found, q), found.back, found.ahead, span, scale=call.scale)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _by_distance(call, span, q, k, v)
+
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    return attend(q, k, v) if plan.documents is None else each_document(q, k, v, plan.documents, attend)
+
+
+def _written_out(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    at, of = call.at, call.of
+    keys = k.shape[2]
+    plain = isinstance(at.layout, Plain) and isinstance(of.layout, Plain)
+    ahead = at.layout.start - of.layout.start if plain else 0  # type: ignore[union-attr]
+
+    def seen(end: int) -> int:
+        return min(max(end + ahead, 1), keys) if plain and call.mask.causal else keys
+
+    def dense(here: Place, there: Place) -> Tensor:
+        return call.mask.dense(here, there, q.shape[1])
+
+    words = {"scale": call.scale, "dropout": call.dropout}
+    return blocked(q, k, v, dense, position=call.position, at=at, of=of, seen=seen, **words)
+
+
+def _by_distance(call: Call, span: Span, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    found = _ask(call.position, span, q.shape[2], k.shape[2])
+    if _is_plain_bias(found):
+        assert found.bias is not None
+        return toeplitz.attend(q, k, v, found.bias, found.back, span, scale=call.scale)
+    reach = clipped.Reach(found.back, found.ahead, span.offset, span.causal)
+    return clipped.attend(q, k, v, _terms(found, q), found.values, reach, scale=call.scale)
+
+
+def _ask(position: Position, span: Span, queries: int, keys: int) -> ByDistance:
+    """The position at all distances that this call can meet; at least one on either side."""
+    found = position.by_distance(
+        max(1, span.offset + queries - 1), 0 if span.causal else max(1, keys - 1 - span.offset)
+    )
+    assert found is not None
+    return found
+
+
+def _terms(found: ByDistance, q: Tensor) -> Tensor:
+    """What is added to scores, (b, h, l, r) or less where queries are alike."""
+    terms = q.new_zeros(1, 1, 1, found.back + found.ahead + 1)
+    if found.bias is not None:
+        terms = terms + found.bias[None, :, None]
+    if found.keys is not None:
+        terms = terms + q @ found.keys.mT
+    return terms
+
+
+def _is_plain_bias(found: ByDistance) -> bool:
+    return found.bias is not None and not found.bias.requires_grad and found.keys is None and found.values is None
+
+
+def _narrow(position: Position, found: ByDistance, span: Span) -> bool:
+    """Whether few distances are told apart, or a bias without gradient, for which their number does not matter."""
+    if not span.causal and found.ahead < 1:
+        return False
+    if _is_plain_bias(found):
+        return True
+    widest = position.by_distance(WIDEST, 0 if span.causal else WIDEST)
+    assert widest is not None
+    return widest.back < WIDEST and widest.ahead < WIDEST
+
+
+def _span(call: Call, queries: int, keys: int) -> tuple[Span | None, Packed | None]:
+    """How queries lie against keys, in the whole call or in each document, where a mask by distance alone serves."""
+    at, of = call.at.layout, call.of.layout
+    causal = call.mask == Causal()
+    if not causal and call.mask != Everything():
+        return None, None
+    if isinstance(at, Plain) and isinstance(of, Plain):
+        offset = at.start - of.start
+        return (Span(offset, causal), None) if 0 <= offset <= keys - queries else (None, None)
+    if not isinstance(at, Packed) or at != of or not at.documents:
+        return None, None
+    # padding on the right is seen by no real token of a causal row
+    if causal and at.right_padded:
+        return Span(0, causal), None
+    tokens = sum(end - begin for _, begin, end in at.documents)
+    return (Span(0, causal), at) if tokens >= SHORT * len(at.documents) else (None, None)
+
+
+def _flexible(call: Call, q: Tensor, k: Tensor) -> Span | None:
+    """How queries lie against keys where FlexAttention can serve: it never forms the weights that values need."""
+    span, documents = _span(call, q.shape[2], k.shape[2])
+    found = call.position.by_distance(1, 1)
+    if documents is not None or found is None or found.values is not None or call.dropout:
+        return None
+    return span
+
+
+def _acts(position: Position) -> str:
+    seams = sorted(position.touches() & {"score", "value"})
+    return f"acts on the {' and '.join(seams)} of each pair" if seams else "leaves scores alone"
