@@ -1,9 +1,11 @@
 """One file a paper, one function each; importing this package lists them all."""
 
+from manyformer.recipes.alibi import alibi
 from manyformer.recipes.bert import bert
 from manyformer.recipes.compose import compose
 from manyformer.recipes.registry import RECIPES, Card, Recipe, build, get, recipe
 from manyformer.recipes.roformer import roformer
+from manyformer.recipes.shaw import shaw
 from manyformer.recipes.transformer import transformer
 from manyformer.recipes.transformer_classifier import transformer_classifier
 from manyformer.recipes.transformer_lm import transformer_lm
@@ -12,12 +14,14 @@ __all__ = [
     "RECIPES",
     "Card",
     "Recipe",
+    "alibi",
     "bert",
     "build",
     "compose",
     "get",
     "recipe",
     "roformer",
+    "shaw",
     "transformer",
     "transformer_classifier",
     "transformer_lm",

@@ -24,6 +24,8 @@ GLOSSARY = {
     "hidden": "width inside the feed-forward layers; null means the usual multiple of dim",
     "gelu": "the activation exactly, or by its tanh approximation, which published weights may have been trained with",
     "longest": "longest sequence that learned positions allow; a run takes it from the data unless given",
+    "clip": "distances beyond this many tokens are alike",
+    "tables": "whether each head has relative positions of its own, or all heads of a layer the same",
     "dropout": "share of values dropped while training",
     "stretch": "how many times longer than `longest` the scaled rotary positions reach; others have no use for it",
     "norm": "where norms stand: after each sum, before each branch, or around it",

@@ -12,11 +12,36 @@ from manyformer.feedforward import FeedForward, GatedFeedForward
 from manyformer.kernels import DynamicRotary, Kernel, Softmax
 from manyformer.masks import Causal
 from manyformer.models import Embedding, Head, LanguageModel
-from manyformer.position import NTK, DynamicNTK, Learned, Linear, NoPosition, Position, Rotary, Sinusoid, YaRN
+from manyformer.position import (
+    NTK,
+    Alibi,
+    DynamicNTK,
+    Learned,
+    Linear,
+    NoPosition,
+    Position,
+    Rotary,
+    Shaw,
+    Sinusoid,
+    T5Buckets,
+    YaRN,
+)
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
 
-PositionName = Literal["sinusoid", "learned", "none", "rope", "rope-linear", "rope-ntk", "rope-dynamic", "rope-yarn"]
+PositionName = Literal[
+    "sinusoid",
+    "learned",
+    "none",
+    "rope",
+    "rope-linear",
+    "rope-ntk",
+    "rope-dynamic",
+    "rope-yarn",
+    "alibi",
+    "t5",
+    "shaw",
+]
 KernelName = Literal["softmax"]
 FeedForwardName = Literal["relu", "gelu", "swiglu", "geglu"]
 NormName = Literal["layer", "rms"]
@@ -40,6 +65,10 @@ POSITIONS: dict[PositionName, Callable[[Sizes], Callable[[], Position]]] = {
     "rope-linear": lambda sizes: _shared(Rotary(sizes.width, scaling=Linear(sizes.stretch))),
     "rope-ntk": lambda sizes: _shared(Rotary(sizes.width, scaling=NTK(sizes.stretch))),
     "rope-yarn": lambda sizes: _shared(Rotary(sizes.width, scaling=YaRN(sizes.stretch, sizes.longest))),
+    "alibi": lambda sizes: _shared(Alibi(sizes.heads)),
+    # the paper has one table for all layers
+    "t5": lambda sizes: _shared(T5Buckets(sizes.heads, sides="past")),
+    "shaw": lambda sizes: lambda: Shaw(sizes.width, sides="past"),
     # what its angles are depends on the query, so the kernel turns the keys
     "rope-dynamic": lambda sizes: NoPosition,
 }
@@ -109,5 +138,5 @@ def compose(
 
 
 def _shared(position: Position) -> Callable[[], Position]:
-    """One part without weights for all layers, so that they share its tables."""
+    """One part for all layers, so that they share its tables."""
     return lambda: position
