@@ -27,14 +27,18 @@ def naive(
 ) -> tuple[Float[Tensor, "b h l f"], Float[Tensor, "b h l s"]]:
     """Outputs and weights, written out as in the paper, with every seam of a position; softmax in float32 at least."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    logits = position.score(q @ k.mT * scale, q, k, at, of)
+    weights = weights_of(position.score(q @ k.mT * scale, q, k, at, of), mask).to(q.dtype)
+    kept = drop(weights, dropout)
+    return position.value(kept @ v, kept, at, of), weights
+
+
+def weights_of(logits: Float[Tensor, "#b #h l s"], mask: Bool[Tensor, "#b #h l s"]) -> Float[Tensor, "b h l s"]:
+    """The softmax over visible keys, in float32 at least; zeros in a row that has none."""
     logits = logits.masked_fill(~mask, -torch.inf)
     # a row without a visible key is all -inf: its softmax would be nan, its weights are defined as zero
     seen = mask.any(-1, keepdim=True)
     wide = torch.promote_types(logits.dtype, torch.float32)
-    weights = logits.masked_fill(~seen, 0.0).softmax(-1, dtype=wide).masked_fill(~mask, 0.0).to(q.dtype)
-    kept = drop(weights, dropout)
-    return position.value(kept @ v, kept, at, of), weights
+    return logits.masked_fill(~seen, 0.0).softmax(-1, dtype=wide).masked_fill(~mask, 0.0)
 
 
 def fused(
