@@ -127,5 +127,6 @@ def test_compose_takes_every_part_it_names(word: str, value: str) -> None:
     changed = value != RECIPES["compose"].signature.parameters[word].default
     same = {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in default.named_parameters()}
     if same:
-        default.load_state_dict(model.state_dict())
+        # random features have tensors besides parameters
+        default.load_state_dict(model.state_dict(), strict=False)
         assert torch.equal(default(tokens).logits, logits) != changed

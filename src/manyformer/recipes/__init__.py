@@ -3,7 +3,11 @@
 from manyformer.recipes.alibi import alibi
 from manyformer.recipes.bert import bert
 from manyformer.recipes.compose import compose
+from manyformer.recipes.linear_transformer import linear_transformer
+from manyformer.recipes.linformer import linformer
+from manyformer.recipes.performer import performer, performer_encoder
 from manyformer.recipes.registry import RECIPES, Card, Recipe, build, get, recipe
+from manyformer.recipes.rfa import rfa
 from manyformer.recipes.roformer import roformer
 from manyformer.recipes.shaw import shaw
 from manyformer.recipes.transformer import transformer
@@ -11,15 +15,20 @@ from manyformer.recipes.transformer_classifier import transformer_classifier
 from manyformer.recipes.transformer_lm import transformer_lm
 
 __all__ = [
-    "RECIPES",
     "Card",
+    "RECIPES",
     "Recipe",
     "alibi",
     "bert",
     "build",
     "compose",
     "get",
+    "linear_transformer",
+    "linformer",
+    "performer",
+    "performer_encoder",
     "recipe",
+    "rfa",
     "roformer",
     "shaw",
     "transformer",

@@ -10,6 +10,9 @@ from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import FeedForward, GatedFeedForward
 from manyformer.kernels import DynamicRotary, Kernel, Softmax
+from manyformer.kernels import Linear as LinearAttention
+from manyformer.kernels.features import Cosine, Deterministic, EluPlusOne, Fourier, Generalized, Positive, Taylor
+from manyformer.kernels.rules import Delta, Gated
 from manyformer.masks import Causal
 from manyformer.models import Embedding, Head, LanguageModel
 from manyformer.position import (
@@ -27,6 +30,7 @@ from manyformer.position import (
     YaRN,
 )
 from manyformer.recipes.registry import recipe
+from manyformer.recipes.rfa import FLOOR as RFA_FLOOR
 from manyformer.recipes.stacks import NormOrder, stack
 
 PositionName = Literal[
@@ -42,17 +46,18 @@ PositionName = Literal[
     "t5",
     "shaw",
 ]
-KernelName = Literal["softmax"]
+KernelName = Literal["softmax", "linear", "delta", "cosine", "taylor", "favor", "favor-relu", "rfa", "rfa-gate"]
 FeedForwardName = Literal["relu", "gelu", "swiglu", "geglu"]
 NormName = Literal["layer", "rms"]
 
 
 class Sizes(NamedTuple):
-    """What positions may be built from; `width` is that of a head."""
+    """What positions and kernels may be built from; `width` is that of a head."""
 
     dim: int
     width: int
     heads: int
+    kv_heads: int
     longest: int
     stretch: float
 
@@ -74,7 +79,22 @@ POSITIONS: dict[PositionName, Callable[[Sizes], Callable[[], Position]]] = {
 }
 """From sizes to what makes the position of the embedding, or of one layer's attention after the other."""
 
-KERNELS: dict[KernelName, Callable[[], Kernel]] = {"softmax": lambda: Softmax(Causal())}
+FEATURES = 4
+"""Random features for each channel of a head."""
+
+KERNELS: dict[KernelName, Callable[[Sizes], Kernel]] = {
+    "softmax": lambda sizes: Softmax(Causal()),
+    "linear": lambda sizes: LinearAttention(EluPlusOne(), Causal()),
+    "delta": lambda sizes: LinearAttention(Deterministic(), Causal(), rule=Delta()),
+    "cosine": lambda sizes: LinearAttention(Cosine(sizes.longest), Causal()),
+    "taylor": lambda sizes: LinearAttention(Taylor(), Causal()),
+    "favor": lambda sizes: LinearAttention(Positive(sizes.width, FEATURES * sizes.width, redraw=1000), Causal()),
+    "favor-relu": lambda sizes: LinearAttention(
+        Generalized(sizes.width, FEATURES * sizes.width, redraw=1000), Causal()
+    ),
+    "rfa": lambda sizes: LinearAttention(_fourier(sizes), Causal(), floor=RFA_FLOOR),
+    "rfa-gate": lambda sizes: LinearAttention(_fourier(sizes), Causal(), rule=Gated(), floor=RFA_FLOOR),
+}
 
 FEEDFORWARDS: dict[FeedForwardName, Callable[[int, int | None], Layer]] = {
     "relu": FeedForward,
@@ -112,17 +132,17 @@ def compose(
     dropout: float = 0.0,
     stretch: float = 4.0,
 ) -> LanguageModel:
-    """A causal language model; `longest` is what learned positions need, the others take any length.
+    """A causal language model; `longest` is what learned positions and "cosine" need, the others take any length.
 
     "rope" is rotary (RoFormer's causal form); its scalings reach `stretch` times `longest`, the length trained for.
     """
-    sizes = Sizes(dim, dim // heads, heads, longest, stretch)
+    sizes = Sizes(dim, dim // heads, heads, kv_heads or heads, longest, stretch)
     make = POSITIONS[position](sizes)
     embedded = make()
     inside = bool(embedded.touches() - {"embed"})
 
     def attend() -> Kernel:
-        found = KERNELS[kernel]()
+        found = KERNELS[kernel](sizes)
         dynamic = position == "rope-dynamic"
         return DynamicRotary(found, sizes.width, DynamicNTK(stretch, longest)) if dynamic else found
 
@@ -135,6 +155,10 @@ def compose(
     embed = Embedding(vocab, dim, position=None if inside else embedded, scale=dim**0.5, dropout=dropout)
     body = stack(depth, layer, order=norm, norm=partial(NORMS[norm_kind], dim), dropout=dropout)
     return LanguageModel(embed, body, Head(dim, vocab, tied=embed.token))
+
+
+def _fourier(sizes: Sizes) -> Fourier:
+    return Fourier(sizes.width, FEATURES * sizes.width, heads=sizes.kv_heads, redraw=1)
 
 
 def _shared(position: Position) -> Callable[[], Position]:

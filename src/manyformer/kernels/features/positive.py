@@ -80,7 +80,7 @@ class _Positive(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrix: Tensor, floor: float) -> tuple[Tensor, Tensor]:
         # heads before tokens in memory, so that all products are one
-        x = torch.mul(x, x.shape[-1] ** -0.25, out=torch.empty_like(x, memory_format=torch.contiguous_format))
+        x = x.clone(memory_format=torch.contiguous_format).mul_(x.shape[-1] ** -0.25)
         y = x @ matrix.T
         top, index = y.max(-1, keepdim=True)
         y.sub_(top).exp_().add_(floor)

@@ -1,0 +1,47 @@
+"""The linear Transformer: a language model whose attention is a recurrent network's memory."""
+
+from typing import Literal
+
+from manyformer.kernels import Linear
+from manyformer.kernels.features import Deterministic, EluPlusOne
+from manyformer.kernels.rules import Delta
+from manyformer.masks import Causal
+from manyformer.models import LanguageModel
+from manyformer.recipes.alike import language_model, sinusoids
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import NormOrder
+
+
+@recipe(
+    "Linear Transformer",
+    paper="Katharopoulos et al. 2020, Transformers are RNNs, arXiv:2006.16236; Schlag et al. 2021, arXiv:2102.11174",
+    new="With features for exp(q.k) keys are summed once: linear in training, and writing needs a memory of fixed size.",
+    task="language-model",
+    causal=True,
+    streams=True,
+    cost="O(l d^2) per layer; O(d^2) per written token, whatever came before",
+    because={"cross": "a language model reads one sequence only"},
+)
+def linear_transformer(
+    vocab: int = 256,
+    dim: int = 512,
+    depth: int = 8,
+    heads: int = 8,
+    hidden: int | None = None,
+    dropout: float = 0.0,
+    norm: NormOrder = "pre",
+    memory: Literal["sum", "delta"] = "sum",
+) -> LanguageModel:
+    """elu(x) + 1 as features; sinusoids, else as `transformer-lm`, where the paper's models are post-norm.
+
+    Section 3. `memory="delta"` is the fast-weight programmer of Schlag et al. (2021, section 4.2): a token corrects
+    what the memory says for its key, and features are DPFP, products of neighbouring channels.
+    """
+
+    def kernel() -> Linear:
+        if memory == "delta":
+            return Linear(Deterministic(), Causal(), rule=Delta())
+        return Linear(EluPlusOne(), Causal())
+
+    embed = sinusoids(vocab, dim, dropout=dropout)
+    return language_model(embed, depth, heads, hidden, kernel, dropout=dropout, norm=norm)

@@ -1,0 +1,68 @@
+"""Rows of documents and padding, in all the ways that they come, and what is compared on them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyformer.core import PADDING, Place
+from manyformer.models.places import Tail, fresh, locate
+
+LAYOUTS: dict[str, list[list[int]] | None] = {
+    "plain": None,
+    "right padding": [[0] * 23, [0] * 9 + [PADDING] * 14],
+    "left padding": [[0] * 23, [PADDING] * 14 + [0] * 9],
+    "packed": [[0] * 5 + [1] * 8 + [2] * 10, [PADDING] * 3 + [0] * 7 + [PADDING] * 2 + [1] * 6 + [2] * 5],
+    "single tokens": [[0, 1, 2, 3, 4] + [5] * 18, [7, PADDING, 8, PADDING, 9] + [3] * 17 + [0]],
+    "nothing but padding": [[PADDING] * 23, [4] * 23],
+}
+LENGTH, ROWS = 23, 2
+
+
+def segments_of(name: str) -> Tensor | None:
+    rows = LAYOUTS[name]
+    return None if rows is None else torch.tensor(rows)
+
+
+def place_of(name: str) -> Place:
+    return locate(torch.zeros(ROWS, LENGTH, dtype=torch.long), segments_of(name), None)[0]
+
+
+def real_of(name: str) -> Tensor:
+    segments = segments_of(name)
+    real = torch.ones(ROWS, LENGTH, dtype=torch.bool) if segments is None else segments != PADDING
+    return real[:, None, :, None]
+
+
+def in_steps(name: str, sizes: list[int]) -> list[tuple[slice, Place]]:
+    """Places of chunks of these sizes, as a stream of them has it."""
+    segments, found, begin = segments_of(name), [], 0
+    tail: Tail | None = fresh(ROWS, torch.device("cpu"))
+    for size in sizes:
+        part = slice(begin, begin + size)
+        tokens = torch.zeros(ROWS, size, dtype=torch.long)
+        place, tail = locate(tokens, None if segments is None else segments[:, part], tail)
+        found.append((part, place))
+        begin += size
+    assert begin == LENGTH
+    return found
+
+
+def tensors(heads: int, groups: int, key: int, value: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    """Queries, keys and values that take gradients."""
+    shapes = ((heads, key), (groups, key), (groups, value))
+    return tuple(torch.randn(ROWS, h, LENGTH, e, dtype=dtype, requires_grad=True) for h, e in shapes)
+
+
+def differentiated(y: Tensor, up: Tensor, inputs: Any) -> tuple[Tensor, ...]:
+    """y and the gradients of its product with `up`; both must be zero where nothing is asked."""
+    return y, *torch.autograd.grad((y * up).sum(), inputs)
+
+
+def apart(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> float:
+    """The largest difference relative to the size of what is right."""
+    worst = 0.0
+    for got, want in zip(left, right, strict=True):
+        assert got.isfinite().all()
+        worst = max(worst, float(((got - want).abs().max() / want.abs().max().clamp(min=1e-12)).detach()))
+    return worst

@@ -1,0 +1,357 @@
+"""Linear attention: pairs written out, chunks, single tokens and sums give the same, gradients too."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layouts import LAYOUTS, LENGTH, ROWS, apart, differentiated, in_steps, place_of, real_of, segments_of, tensors
+from torch import Tensor
+
+from manyformer.attention import Attention
+from manyformer.core import PADDING, Context, Memory, Place, Plain, tree_map
+from manyformer.kernels import Linear
+from manyformer.kernels.features import (
+    ArcCosine,
+    Cosine,
+    Deterministic,
+    EluPlusOne,
+    FeatureMap,
+    Fourier,
+    Generalized,
+    Positive,
+    Taylor,
+)
+from manyformer.kernels.rules import Delta, Gated, Rule, Sum
+from manyformer.masks import Causal, Everything
+from manyformer.ops import delta, linear
+from manyformer.position import NoPosition
+from manyformer.sources import Encoded
+
+HEADS, KEY, VALUE = 4, 6, 5
+NOWHERE = NoPosition()
+
+MAPS: dict[str, Any] = {
+    "elu + 1": lambda groups: EluPlusOne(),
+    "cosine": lambda groups: Cosine(64),
+    "Taylor": lambda groups: Taylor(),
+    "DPFP": lambda groups: Deterministic(reach=2),
+    "FAVOR+": lambda groups: Positive(KEY, 16),
+    "FAVOR+ ReLU": lambda groups: Generalized(KEY, 16),
+    "Fourier": lambda groups: Fourier(KEY, 64, heads=groups),
+    "arc-cosine": lambda groups: ArcCosine(KEY, 16, heads=groups),
+}
+
+
+def run(kernel: Linear, qkv: tuple[Tensor, ...], up: Tensor, place: Place, real: Tensor) -> tuple[Tensor, ...]:
+    y = kernel(*qkv, place, place, NOWHERE).y * real
+    return differentiated(y, up, [*qkv, *kernel.features.parameters()])
+
+
+RULES: dict[str, Rule] = {"sum": Sum(), "gated": Gated(), "delta": Delta()}
+# the delta rule divides features by their sum
+PAIRS = [(name, rule) for name in MAPS for rule in RULES if not (rule == "delta" and MAPS[name](1).signed)]
+
+
+@pytest.mark.parametrize(("features", "name"), PAIRS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_causal_form_is_the_definition(layout: str, features: str, name: str) -> None:
+    place, real, groups, rule = place_of(layout), real_of(layout), 2, RULES[name]
+    made: FeatureMap = MAPS[features](groups).double()
+    qkv = tensors(HEADS, groups, KEY, VALUE + rule.gates)
+    up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
+    found = {
+        path: run(Linear(made, Causal(), rule=rule, chunk=8, floor=1e-3, path=path), qkv, up, place, real)
+        for path in rule.forms
+    }
+    wanted = found.pop("quadratic" if "quadratic" in found else "recurrent")
+    assert found
+    for path, got in found.items():
+        assert apart(got, wanted) < 1e-10, path
+
+
+@pytest.mark.parametrize("sizes", [[1] * LENGTH, [5, 1, 9, 8], [LENGTH]], ids=["steps", "chunks", "whole"])
+@pytest.mark.parametrize("rule", [Sum(), Gated(), Delta()], ids=["sum", "gated", "delta"])
+@pytest.mark.parametrize("features", ["elu + 1", "cosine", "FAVOR+"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_stream_gives_what_one_pass_gives(layout: str, features: str, rule: Rule, sizes: list[int]) -> None:
+    """Documents begin and end anywhere between steps; what was before them is forgotten."""
+    kernel = Linear(MAPS[features](2).double(), Causal(), rule=rule, chunk=4)
+    q, k, v = (x.detach() for x in tensors(HEADS, 2, KEY, VALUE + rule.gates))
+    place, state, outputs = place_of(layout), kernel.start(ROWS, device=q.device, dtype=q.dtype), []
+    for part, at in in_steps(layout, sizes):
+        y, state, _ = kernel(q[:, :, part], k[:, :, part], v[:, :, part], at, at, NOWHERE, state)
+        outputs.append(y)
+    whole = kernel(q, k, v, place, place, NOWHERE).y
+    real = real_of(layout)
+    assert apart((torch.cat(outputs, 2) * real,), (whole * real,)) < 1e-10
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("features", MAPS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sums_over_whole_documents_are_the_definition(layout: str, features: str, groups: int) -> None:
+    place, real = place_of(layout), real_of(layout)
+    made = MAPS[features](groups).double()
+    qkv = tensors(HEADS, groups, KEY, VALUE)
+    up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
+    wanted, got = (run(Linear(made, floor=1e-3, path=p), qkv, up, place, real) for p in ("quadratic", "summed"))
+    assert apart(got, wanted) < 1e-10
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_definition_itself(layout: str, causal: bool) -> None:
+    """One query at a time, in words of the paper: section 3.2, equation 4 and, causal, 9."""
+    place, segments = place_of(layout), place_of(layout).seg
+    q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE))
+    y = Linear(EluPlusOne(), Causal() if causal else None, path="quadratic")(q, k, v, place, place, NOWHERE).y
+    phi = [torch.where(x > 0, x + 1, x.exp()) for x in (q, k)]
+    for b in range(ROWS):
+        for i in range(LENGTH):
+            if segments[b, i] == PADDING:
+                continue
+            seen = [j for j in range(LENGTH) if segments[b, j] == segments[b, i] and (j <= i or not causal)]
+            weights = torch.einsum("he,hje->hj", phi[0][b, :, i], phi[1][b][:, seen])
+            mean = torch.einsum("hj,hjf->hf", weights, v[b][:, seen]) / weights.sum(-1, keepdim=True)
+            torch.testing.assert_close(y[b, :, i], mean, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("features", ["elu + 1", "FAVOR+", "cosine"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_single_precision_and_less(features: str, dtype: torch.dtype) -> None:
+    """Sums are taken in float32 at least: what bfloat16 loses, it loses at the ends."""
+    place = place_of("packed")
+    qkv = [x.detach().to(dtype) for x in tensors(HEADS, 2, KEY, VALUE)]
+    kernel = Linear(MAPS[features](2), Causal(), chunk=8)
+    y = kernel(*qkv, place, place, NOWHERE).y
+    exact = kernel.double()(*(x.double() for x in qkv), place, place, NOWHERE).y
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.double(), exact, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=0)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_chunks_are_steps_whatever_there_is(data: st.DataObject) -> None:
+    """Lengths, chunks, decays, documents and memories in any combination; gradients of everything."""
+    length, chunk = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 9))
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(2, 3, *shape, dtype=torch.float64, requires_grad=True)
+
+    a, c, v = leaf(length, 4), leaf(length, 4), leaf(length, 5)
+    decay = (-leaf(length).detach().abs()).requires_grad_() if data.draw(st.booleans()) else None
+    memory = leaf(4, 5) if data.draw(st.booleans()) else None
+    steps = st.lists(st.lists(st.integers(0, 1), min_size=length, max_size=length), min_size=2, max_size=2)
+    run = torch.tensor(data.draw(steps)).cumsum(1) if data.draw(st.booleans()) else None
+    leaves = [x for x in (a, c, v, decay, memory) if x is not None]
+    up, last = torch.randn(2, 3, length, 5, dtype=torch.float64), torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    found = []
+    for summed in (linear.recurrent(a, c, v, decay, run, memory), linear.chunked(a, c, v, decay, run, memory, chunk=chunk)):
+        loss = (summed.y * up).sum() + (summed.memory * last).sum()
+        found.append((*summed, *torch.autograd.grad(loss, leaves)))
+    torch.testing.assert_close(found[1], found[0], atol=1e-10, rtol=1e-10)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_corrections_in_chunks_are_corrections_in_steps(data: st.DataObject) -> None:
+    length, chunk = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 9))
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.rand(2, 3, *shape, dtype=torch.float64).div(2).requires_grad_()
+
+    a, c, v, strength = leaf(length, 4), leaf(length, 4), leaf(length, 5), leaf(length)
+    memory = leaf(4, 5) if data.draw(st.booleans()) else None
+    run = torch.tensor(data.draw(st.lists(st.integers(0, 1), min_size=length, max_size=length))).cumsum(0)
+    number = run.expand(2, -1) if data.draw(st.booleans()) else None
+    leaves = [x for x in (a, c, v, strength, memory) if x is not None]
+    up = torch.randn(2, 3, length, 5, dtype=torch.float64)
+    found = []
+    for y, last in (
+        delta.recurrent(a, c, v, strength, number, memory),
+        delta.chunked(a, c, v, strength, number, memory, chunk=chunk),
+    ):
+        found.append((y, last, *torch.autograd.grad((y * up).sum() + last.sum(), leaves)))
+    torch.testing.assert_close(found[1], found[0], atol=1e-10, rtol=1e-10)
+
+
+def test_a_correction_replaces_what_was_said() -> None:
+    """With full strength and orthogonal keys, the memory says the last value of each key (Schlag et al., section 4.2)."""
+    keys = torch.eye(3, dtype=torch.float64)[[0, 1, 0, 2, 1]].expand(1, 1, -1, -1)
+    values = torch.randn(1, 1, 5, 2, dtype=torch.float64)
+    strength = torch.ones(1, 1, 5, dtype=torch.float64)
+    _, memory = delta.chunked(keys, keys, values, strength)
+    torch.testing.assert_close(memory[0, 0], values[0, 0, [2, 4, 3]])
+    # a sum would have added them
+    _, added = linear.chunked(keys, keys, values)
+    torch.testing.assert_close(added[0, 0, 0], values[0, 0, 0] + values[0, 0, 2])
+
+
+def test_a_constant_gate_is_a_moving_average() -> None:
+    """With one feature of 1 and a gate g, y_t is the mean of values weighted by g^(t - j)."""
+    gate = torch.tensor(0.3, dtype=torch.float64)
+    rule = Gated(start=float(torch.logit(gate)))
+    place = place_of("plain")
+    values = torch.randn(ROWS, 1, LENGTH, 3, dtype=torch.float64)
+    v = torch.cat([values, torch.zeros_like(values[..., :1])], -1)
+
+    class One(FeatureMap):
+        def forward(self, x: Tensor, place: Place) -> Any:
+            return EluPlusOne()(torch.zeros_like(x), place)
+
+    x = torch.randn(ROWS, 1, LENGTH, 1, dtype=torch.float64)
+    y = Linear(One(), Causal(), rule=rule, floor=1e-12)(x, x, v, place, place, NOWHERE).y
+    mean, weight = torch.zeros_like(values[:, :, 0]), 0.0
+    for t in range(LENGTH):
+        mean, weight = gate * mean + (1 - gate) * values[:, :, t], gate * weight + (1 - gate)
+        torch.testing.assert_close(y[:, :, t], mean / weight)
+
+
+def test_an_open_gate_writes_nothing_and_forgets_nothing() -> None:
+    kernel = Linear(EluPlusOne(), Causal(), rule=Gated(start=800.0))
+    q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE + 1))
+    place = place_of("plain")
+    state = kernel.start(ROWS, device=q.device, dtype=q.dtype)
+    state = Linear(EluPlusOne(), Causal(), rule=Gated(start=0.0))(q, k, v, place, place, NOWHERE, state).state
+    later = Place(place.pos + LENGTH, place.seg, Plain(LENGTH))
+    after = kernel(q, k, v, later, later, NOWHERE, state).state
+    torch.testing.assert_close(after.memory.matrix, state.memory.matrix)
+
+
+@pytest.mark.parametrize("features", ["elu + 1", "FAVOR+", "Fourier"])
+def test_no_bit_comes_from_the_future(features: str) -> None:
+    """Even a key of enormous size, which would set the scale of all others, moves nothing before it."""
+    kernel = Linear(MAPS[features](HEADS), Causal(), chunk=8)
+    place = place_of("plain")
+    q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE, torch.float32))
+    before = kernel(q, k, v, place, place, NOWHERE).y
+    for cut in (1, 7, 8, 9, 22):
+        changed = k.clone()
+        changed[:, :, cut:] *= 40.0
+        after = kernel(q, changed, v * torch.where(torch.arange(LENGTH) < cut, 1.0, -3.0)[:, None], place, place, NOWHERE).y
+        assert torch.equal(after[:, :, :cut], before[:, :, :cut])
+        assert not torch.equal(after[:, :, cut:], before[:, :, cut:])
+
+
+def test_keys_of_any_size_leave_finite_weights() -> None:
+    """Positive features of large keys underflow unless the largest sets the scale; here one of 60 is followed by small."""
+    kernel = Linear(Positive(KEY, 32), Causal(), chunk=4)
+    place = place_of("plain")
+    q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE, torch.float32))
+    for size in (1e-3, 1.0, 60.0):
+        y = kernel(q * size, k * size, torch.ones_like(v), place, place, NOWHERE).y
+        torch.testing.assert_close(y, torch.ones_like(y))
+
+
+@pytest.mark.parametrize("layout", ["plain", "packed"])
+def test_watched_weights_are_what_the_outputs_are_made_of(layout: str) -> None:
+    place, real = place_of(layout), real_of(layout)
+    q, k, v = (x.detach() for x in tensors(HEADS, 2, KEY, VALUE))
+    for mask in (Causal(), Everything()):
+        for made in (EluPlusOne(), Positive(KEY, 16)):
+            kernel = Linear(made.double(), mask)
+            seen: list[Tensor] = []
+            y = kernel(q, k, v, place, place, NOWHERE, None, lambda m, n, w, kept=seen: kept.append(w)).y  # type: ignore[misc]
+            torch.testing.assert_close((seen[0] * real).sum(-1, keepdim=True), real.double().expand(-1, HEADS, -1, -1))
+            torch.testing.assert_close((seen[0] @ v.repeat_interleave(2, 1)) * real, y * real)
+            torch.testing.assert_close(kernel(q, k, v, place, place, NOWHERE).y * real, y * real)
+
+
+@pytest.mark.parametrize("features", ["elu + 1", "FAVOR+"])
+@pytest.mark.parametrize("layout", ["plain", "packed"])
+def test_another_sequence_is_summed_once(layout: str, features: str) -> None:
+    """Cross-attention in steps: the first projects and sums the encoder's output, later ones only look."""
+    layer = Attention(12, 2, Linear(MAPS[features](2), None), kv_heads=1, key=KEY, source=Encoded()).double()
+    x, other = torch.randn(ROWS, LENGTH, 12, dtype=torch.float64), torch.randn(ROWS, 9, 12, dtype=torch.float64)
+    of = Place(torch.arange(9).expand(ROWS, -1), torch.zeros(ROWS, 9, dtype=torch.long), Plain())
+    if layout == "packed":
+        of = Place(of.pos, torch.tensor([[0] * 4 + [1] * 3 + [2] * 2, [PADDING, 2, 2, 2, 1, 0, 0, 0, 0]]))
+    memory = Memory(other, of)
+    whole = layer(x, Context(place_of(layout), memory)).y
+    state, outputs = layer.start(ROWS, device=x.device, dtype=x.dtype), []
+    for part, at in in_steps(layout, [1, 1, 4, 17]):
+        y, state, _ = layer(x[:, part], Context(at, memory), state)
+        outputs.append(y)
+        assert state.source.k.numel() == 0
+        state = tree_map(lambda t: t.index_select(0, torch.arange(ROWS)), state)
+    real = real_of(layout)[:, 0]
+    assert apart((torch.cat(outputs, 1) * real,), (whole * real,)) < 1e-10
+    pairs = Attention(12, 2, Linear(layer.kernel.features, None, path="quadratic"), kv_heads=1, key=KEY, source=Encoded())
+    pairs.double().load_state_dict(layer.state_dict())
+    assert apart((pairs(x, Context(place_of(layout), memory)).y * real,), (whole * real,)) < 1e-10
+
+
+def test_the_state_does_not_grow() -> None:
+    kernel = Linear(EluPlusOne(), Causal())
+    sizes = set()
+    state = kernel.start(ROWS, device=torch.device("cpu"), dtype=torch.float32)
+    for step in range(5):
+        at = Place(torch.full((ROWS, 1), step), torch.zeros(ROWS, 1, dtype=torch.long), Plain(step))
+        x = torch.randn(ROWS, HEADS, 1, KEY)
+        state = kernel(x, x, x, at, at, NOWHERE, state).state
+        sizes.add(str(tree_map(lambda t: torch.tensor(t.shape), state)))
+    assert len(sizes) == 1
+
+
+def test_it_says_how() -> None:
+    q = torch.zeros(1, 1, 3, 2)
+    place = Place(torch.arange(3)[None], torch.zeros(1, 3, dtype=torch.long), Plain())
+    arguments = (q, q, q, place, place, NOWHERE)
+    assert Linear(EluPlusOne(), Causal()).explain(*arguments) == "chunked: causal, 64 tokens at a time"
+    assert Linear(EluPlusOne()).explain(*arguments) == "summed: every key is visible, so all are summed once"
+    assert Linear(EluPlusOne(), Causal(), path="recurrent").explain(*arguments) == "recurrent: forced"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Linear(EluPlusOne(), ~Causal()), r"mask ~Causal\(\) must be Causal\(\) or None"),
+        (lambda: Linear(EluPlusOne(), rule=Gated()), r"Gated takes in one token after the other"),
+        (lambda: Linear(EluPlusOne(), Causal(), chunk=0), r"chunk \(0\) must be at least 1"),
+        (lambda: Linear(EluPlusOne(), path="chunked"), r"path 'chunked' must be auto or one of quadratic, summed"),
+        (lambda: Linear(EluPlusOne(), Causal(), rule=Delta(), path="quadratic"), r"one of chunked, recurrent here"),
+        (lambda: Linear(Taylor(), Causal(), rule=Delta()), r"Delta divides features by their sum, .* Taylor"),
+        (lambda: Cosine(0), r"longest \(0\) must be at least 1"),
+        (lambda: Positive(4, 0), r"features \(0\) must be at least 1"),
+        (lambda: Positive(4, 8, redraw=0), r"redraw \(0\) must be at least 1"),
+        (lambda: Fourier(4, 7, heads=1), r"features \(7\) must be even"),
+        (lambda: Deterministic(reach=0), r"reach \(0\) must be at least 1"),
+    ],
+)
+def test_mistakes_get_a_sentence(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_calls_that_cannot_be_get_a_sentence() -> None:
+    q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE))
+    place = place_of("plain")
+    with pytest.raises(ValueError, match="takes in one key with each token, not 5 with 23"):
+        Linear(EluPlusOne(), Causal())(q, k[:, :, :5], v[:, :, :5], place, place, NOWHERE)
+    with pytest.raises(ValueError, match="position 22 does not exist: Cosine was built for longest=22"):
+        Linear(Cosine(22), Causal())(q, k, v, place, place, NOWHERE)
+    with pytest.raises(ValueError, match="position 9 does not exist: Cosine was built for longest=9"):
+        packed = place_of("packed")
+        Linear(Cosine(9), Causal())(q, k, v, packed, packed, NOWHERE)
+    kernel = Linear(EluPlusOne(), Causal(), path="quadratic")
+    state = kernel(q, k, v, place, place, NOWHERE, kernel.start(ROWS, device=q.device, dtype=q.dtype)).state
+    later = Place(place.pos + LENGTH, place.seg, Plain(LENGTH))
+    with pytest.raises(ValueError, match="'quadratic' needs all keys, and a state keeps none"):
+        kernel(q, k, v, later, later, NOWHERE, state)
+
+
+def test_a_document_that_comes_back_is_a_new_one() -> None:
+    """As its positions are: in one pass and in a stream alike."""
+    segments = torch.tensor([[0, 0, 1, 1, 0, 0]])
+    from manyformer.models.places import locate
+
+    place = locate(segments, segments, None)[0]
+    q, k, v = (torch.randn(1, 2, 6, 3, dtype=torch.float64) for _ in range(3))
+    y = Linear(EluPlusOne(), Causal())(q, k, v, place, place, NOWHERE).y
+    alone = Place(torch.arange(2)[None], torch.zeros(1, 2, dtype=torch.long), Plain())
+    for begin in (0, 2, 4):
+        part = (slice(None), slice(None), slice(begin, begin + 2))
+        torch.testing.assert_close(y[part], Linear(EluPlusOne(), Causal())(q[part], k[part], v[part], alone, alone, NOWHERE).y)
+    assert segments_of("plain") is None
