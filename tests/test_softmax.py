@@ -90,7 +90,7 @@ def test_every_path_is_the_definition(layout: str, mask: Mask, groups: int) -> N
     dense = mask.dense(place, place, HEADS)
     y = by_hand(*qkv, dense, 1 / math.sqrt(KEY))
     expected = (y * real, *torch.autograd.grad((y * up).sum(), qkv))
-    paths: list[Any] = ["auto", "naive", "sdpa"]
+    paths: list[Any] = ["auto", "naive", "sdpa", "sparse", "blocked"]
     if mask in (Causal(), Everything()) and layout not in ("plain", "one token", "in pieces"):
         paths.append("documents")
     for path in paths:
@@ -109,12 +109,12 @@ def test_every_path_agrees_on_any_rows(data: st.DataObject) -> None:
     real = (place.seg != PADDING)[:, None, :, None]
     up = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * real
     wanted, *expected = run(Softmax(mask, path="naive"), qkv, up, place, place)
-    for path in ("auto", "sdpa"):
+    for path in ("auto", "sdpa", "sparse"):
         y, *gradients = run(Softmax(mask, path=path), qkv, up, place, place)  # type: ignore[arg-type]
         assert_equal((y * real, *gradients), (wanted, *expected))
 
 
-@pytest.mark.parametrize("path", ["auto", "naive", "sdpa"])
+@pytest.mark.parametrize("path", ["auto", "naive", "sdpa", "sparse", "blocked"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_that_see_nothing_are_zero_with_finite_gradients(path: Any, dtype: torch.dtype) -> None:
     place = place_of([[0, 0, 0, PADDING], [PADDING] * 4])
@@ -202,7 +202,7 @@ def test_it_says_which_way_it_goes_and_why() -> None:
     assert choice(Softmax(), padded) == "sdpa: the mask Everything() written out for these places"
     assert choice(Softmax(Causal(), path="naive"), plain) == "naive: forced"
     assert choice(Softmax(Causal(), path="documents"), padded) == "documents: forced"
-    assert choice(Softmax(), plain, position=Later()) == "naive: Later acts on the score of each pair"
+    assert choice(Softmax(), plain, position=Later()) == "naive: Later acts on the score of each pair, and there are few"
     packed = place_of([[n // 50 for n in range(200)]] * 2)
     assert choice(Softmax(Causal()), packed) == "documents: 8 documents in 2 packed rows, one call each"
     tiny = place_of([[0, 0, 1, 1]])
@@ -229,7 +229,7 @@ def test_a_forced_path_that_cannot_serve_is_refused() -> None:
         with pytest.raises(ValueError, match="path 'documents' needs packed self-attention"):
             kernel(*inputs(rows, HEADS), rows, rows, NoPosition())
     wrong: Any = "fused"
-    with pytest.raises(ValueError, match="path 'fused' does not exist; known: auto, naive, sdpa, documents"):
+    with pytest.raises(ValueError, match="path 'fused' does not exist; known: auto, naive, sdpa, documents, sparse"):
         Softmax(path=wrong)
 
 

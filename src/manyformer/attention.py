@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from manyformer.core import Context, Layer, Out, Place, State
 from manyformer.kernels import Kernel
+from manyformer.masks.lasting import forgets
 from manyformer.position import NoPosition, Position
-from manyformer.sources import Own, Source
+from manyformer.sources import Own, Recent, Source
 from manyformer.sources.base import Shape
 
 
@@ -25,7 +26,9 @@ class Attention(Layer):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2), the frame of every attention in the library.
 
     `kv_heads` below `heads` shares keys and values among groups of heads (Ainslie et al. 2023; 1 is Shazeer 2019);
-    `key` and `value` are the widths per head, dim / heads unless given. Keys and values are projected by one matrix.
+    `key` and `value` are the widths per head, dim / heads unless given, and `to` is that of the output, dim unless given.
+    Keys and values are projected by one matrix.
+    Without a `source` it attends to its own stream and remembers of it what the kernel's mask can still show.
     Raises ValueError where widths do not divide, or where the position needs a seam that the kernel never forms.
     """
 
@@ -38,6 +41,7 @@ class Attention(Layer):
         kv_heads: int | None = None,
         key: int | None = None,
         value: int | None = None,
+        to: int | None = None,
         position: Position | None = None,
         source: Source | None = None,
         bias: bool = True,
@@ -52,14 +56,14 @@ class Attention(Layer):
         if missing := self.position.touches() - {"embed"} - kernel.honours:
             names = f"{type(kernel).__name__} never forms {sorted(missing)}"
             raise ValueError(f"{names}, which {type(self.position).__name__} needs")
-        self.kernel, self.source = kernel, Own() if source is None else source
+        self.kernel, self.source = kernel, _own(kernel) if source is None else source
         self.heads = heads
         key, value = dim // heads if key is None else key, dim // heads if value is None else value
         # what a kernel asks of the stream for each token is projected and kept with the values
         self.shape = Shape(kv_heads, key, value + kernel.gates)
         self.to_q = nn.Linear(dim, heads * key, bias=bias)
         self.to_kv = nn.Linear(dim, kv_heads * (key + value + kernel.gates), bias=bias)
-        self.out = nn.Linear(heads * value, dim, bias=bias)
+        self.out = nn.Linear(heads * value, dim if to is None else to, bias=bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -89,6 +93,11 @@ class Attention(Layer):
         # one split, not two slices: its gradient is a single concatenation
         k, v = self.to_kv(x).split([heads * key, heads * value], dim=-1)
         return self.position.key(split_heads(k, heads), place), split_heads(v, heads)
+
+
+def _own(kernel: Kernel) -> Source:
+    sight = kernel.sight
+    return Own() if sight is None or kernel.folds or not forgets(sight) else Recent(sight)
 
 
 def split_heads(x: Float[Tensor, "b l he"], heads: int) -> Float[Tensor, "b h l e"]:

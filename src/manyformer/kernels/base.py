@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.core import Out, Place, State, Watch, ignore
+from manyformer.masks import Mask
 from manyformer.position import Position
 
 
@@ -21,6 +22,8 @@ class Kernel(nn.Module, ABC):
     honours: frozenset[str]
     folds: bool = False
     gates: int = 0
+    sight: Mask | None = None
+    """What queries may see, for kernels that keep to a mask: keys that no later query can see may be forgotten."""
 
     @abstractmethod
     def forward(

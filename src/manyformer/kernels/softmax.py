@@ -7,24 +7,34 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.core import Out, Packed, Place, Plain, State, Watch, ignore
+from manyformer.kernels import scored
 from manyformer.kernels.base import Kernel
+from manyformer.kernels.scored import Plan as Scored
 from manyformer.masks import Causal, Everything, Mask
+from manyformer.ops import flex_mask, sparse
 from manyformer.ops import softmax as ops
+from manyformer.ops.plan import Plan, plan
 from manyformer.position import Position
 
-Path = Literal["naive", "sdpa", "documents"]
+Path = Literal["naive", "sdpa", "documents", "sparse", "blocked", "flex"]
 
 PAIRS_PER_CALL = 20_000
 """Starting one more attention call on a CPU costs about as much as this many (head, query, key) pairs."""
 
 
+WORTH_A_PLAN = 1 << 17
+"""Fewer (query, key) pairs than this are never worth looking for those that a mask leaves out."""
+
+
 class Choice(NamedTuple):
-    """A path and the reason for it; `causal` and `dense` say how its mask reaches torch."""
+    """A path and the reason for it; `causal`, `dense` and `plan` say how its mask is respected."""
 
     path: Path
     why: str
     causal: bool = False
     dense: bool = False
+    plan: Plan | None = None
+    scored: Scored | None = None
 
 
 EVERY_KEY = Choice("sdpa", "every key is visible")
@@ -39,9 +49,11 @@ class Softmax(Kernel):
 
     The scale is 1 / sqrt(e) unless given. A token that may see no key gets zeros; what padding gets means nothing.
     `dropout` acts on the weights; it makes torch leave its fast CPU kernel, so it is 0 unless asked for. `path` forces
-    one way of computing: "naive" (any mask, any position, the definition), "sdpa" (torch's fused kernel) or "documents"
-    (packed rows on a CPU, one call each).
-    A forced path that cannot serve a call raises ValueError.
+    one way of computing: "naive" (any mask, any position, the definition), "sdpa" (torch's fused kernel), "documents"
+    (packed rows on a CPU, one call each), "sparse" (only the blocks that the mask shows, no dropout of weights),
+    "blocked" (any mask and position, a block of queries at a time, so that memory is linear in length) or "flex"
+    (masks, and positions that add to scores by distance, in one compiled kernel; chosen on CUDA alone, as it has no
+    gradient on a CPU). A forced path that cannot serve a call raises ValueError.
     """
 
     honours = frozenset({"query", "key", "score", "value"})
@@ -57,7 +69,7 @@ class Softmax(Kernel):
         super().__init__()
         if path != "auto" and path not in get_args(Path):
             raise ValueError(f"Softmax: path '{path}' does not exist; known: auto, {', '.join(get_args(Path))}")
-        self.mask = Everything() if mask is None else mask
+        self.mask = self.sight = Everything() if mask is None else mask
         self.dropout, self.scale, self.path = dropout, scale, path
         self._all, self._causal = self.mask == Everything(), self.mask == Causal()
 
@@ -73,7 +85,7 @@ class Softmax(Kernel):
         watch: Watch = ignore,
     ) -> Out:
         choice = self._choose(q, k, at, of, position, watch)
-        scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
+        scale = self._scale(q)
         dropout = self.dropout if self.training else 0.0
         if choice.path == "naive":
             mask = self.mask.dense(at, of, q.shape[1])
@@ -83,6 +95,12 @@ class Softmax(Kernel):
         if choice.path == "documents":
             assert isinstance(at.layout, Packed)
             return Out(ops.per_document(q, k, v, at.layout, causal=choice.causal, scale=scale, dropout=dropout), state)
+        if choice.scored is not None:
+            return Out(scored.run(choice.scored, self._call(q, at, of, position), q, k, v), state)
+        if choice.plan is not None:
+            return Out(sparse.attend(q, k, v, choice.plan, scale=scale), state)
+        if choice.path == "flex":
+            return Out(flex_mask.attend(q, k, v, self.mask, at, of, scale=scale), state)
         dense = self.mask.dense(at, of, q.shape[1]) if choice.dense else None
         return Out(ops.fused(q, k, v, dense, causal=choice.causal, scale=scale, dropout=dropout), state)
 
@@ -106,23 +124,37 @@ class Softmax(Kernel):
     def _choose(self, q: Tensor, k: Tensor, at: Place, of: Place, position: Position, watch: Watch) -> Choice:
         if self.path == "naive":
             return Choice("naive", "forced")
-        if (needs := self._needs_naive(position, watch)) is not None:
+        if watch is not ignore:
+            needs = "the weights are watched, and only the written-out form has them"
             if self.path != "auto":
                 raise ValueError(f"Softmax: path '{self.path}' cannot serve this call: {needs}")
             return Choice("naive", needs)
+        if self.path == "blocked" or position.touches() & {"score", "value"}:
+            found = scored.choose(self._call(q, at, of, position), q, k, self.path)
+            return Choice(found.path, found.why, scored=found if found.path != "naive" else None)
         if self.path == "documents":
             if (packed := self._documents(q, at, of)) is None:
                 raise ValueError(
                     "Softmax: path 'documents' needs packed self-attention with the mask Causal() or Everything()"
                 )
             return packed._replace(why="forced")
+        dropped = self.training and self.dropout > 0
+        if self.path in ("sparse", "flex"):
+            if dropped:
+                raise ValueError(f"Softmax: path '{self.path}' never forms the weights that dropout is to act on")
+            found = plan(self.mask, at, of, q.shape[1]) if self.path == "sparse" else None
+            return Choice(self.path, "forced", plan=found)
         fused = self._fused(k, at, of)
         if self.path == "auto" and fused.dense and q.device.type == "cpu":
             return self._cheaper(fused, q, k, at, of)
+        if self.path == "auto" and fused.dense and q.device.type == "cuda" and not dropped:
+            return Choice("flex", f"{self.mask!r} compiled, for the blocks that it shows")
         return fused
 
     def _cheaper(self, fused: Choice, q: Tensor, k: Tensor, at: Place, of: Place) -> Choice:
-        """One call for each document where that saves more pairs than starting the calls costs."""
+        """One call for each document, or only for visible blocks, where that saves more than starting calls costs."""
+        if not (self._all or self._causal):
+            return self._sparse(fused, q, k, at, of)
         packed = self._documents(q, at, of)
         if packed is None:
             return fused
@@ -130,12 +162,25 @@ class Softmax(Kernel):
         saved = q.shape[1] * (q.shape[0] * q.shape[2] * k.shape[2] - _pairs(at.layout))
         return packed if saved > PAIRS_PER_CALL * len(at.layout.documents) else fused
 
-    def _needs_naive(self, position: Position, watch: Watch) -> str | None:
-        if watch is not ignore:
-            return "the weights are watched, and only the written-out form has them"
-        if seams := position.touches() & {"score", "value"}:
-            return f"{type(position).__name__} acts on the {' and '.join(sorted(seams))} of each pair"
-        return None
+    def _sparse(self, fused: Choice, q: Tensor, k: Tensor, at: Place, of: Place) -> Choice:
+        """Only what the mask shows, where that is less work than all pairs."""
+        pairs = q.shape[2] * k.shape[2]
+        if pairs < WORTH_A_PLAN:
+            return fused
+        if self.training and self.dropout:
+            return fused._replace(why=f"{fused.why}, because dropout acts on the weights")
+        found = plan(self.mask, at, of, q.shape[1])
+        share = found.cost / (q.shape[1] * pairs)
+        if share >= 1:
+            return fused._replace(why=f"{fused.why}, which shows too much to leave blocks out")
+        why = f"{self.mask!r} for {share:.0%} of the cost of all pairs, in {found.describe()}"
+        return Choice("sparse", why, plan=found)
+
+    def _call(self, q: Tensor, at: Place, of: Place, position: Position) -> scored.Call:
+        return scored.Call(self.mask, at, of, position, self._scale(q), self.dropout if self.training else 0.0)
+
+    def _scale(self, q: Tensor) -> float:
+        return 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
 
     def _fused(self, k: Tensor, at: Place, of: Place) -> Choice:
         """How torch's kernel would be told of the mask: by nothing, by its causal flag, or written out."""

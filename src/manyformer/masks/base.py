@@ -2,47 +2,17 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from manyformer.core import PADDING, Place, tree_map
+from manyformer.masks.spans import Bounds, Span, nothing_known, pairs_of
 
 MOST_TERMS = 8
 """An expression is not multiplied out into more alternatives than this."""
-
-
-class Span(NamedTuple):
-    """What is known of a set of tokens: bounds of their positions, segments and roles, one set per entry.
-
-    `rests` holds bounds of the positions modulo some numbers, for sets that are not contiguous.
-    """
-
-    first: Int[Tensor, "*n"]
-    last: Int[Tensor, "*n"]
-    seg: tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]
-    role: tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]
-    rests: dict[int, tuple[Tensor, Tensor]]
-
-    def rest(self, period: int) -> tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]:
-        """Bounds of the positions modulo `period`."""
-        if period in self.rests:
-            return self.rests[period]
-        within = self.first // period == self.last // period
-        return torch.where(within, self.first % period, 0), torch.where(within, self.last % period, period - 1)
-
-    def __getitem__(self, index: Any) -> "Span":  # type: ignore[override]
-        """The sets of that index."""
-        return Span(*tree_map(lambda bound: bound[index], tuple(self)))
-
-
-class Bounds(NamedTuple):
-    """Of every pair of two sets of tokens: `may` some pair be visible, `must` all of them be."""
-
-    may: Bool[Tensor, "..."]
-    must: Bool[Tensor, "..."]
 
 
 class Mask(ABC):
@@ -269,17 +239,6 @@ def both(left: Mask, right: Mask) -> Mask:
     if Everything() in (left, right):
         return right if left == Everything() else left
     return And(left, right)
-
-
-def nothing_known(q: Span, k: Span) -> Bounds:
-    """The bounds that are always true."""
-    shape = pairs_of(q, k)
-    return Bounds(torch.ones(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool))
-
-
-def pairs_of(q: Span, k: Span) -> torch.Size:
-    """The shape of what is said about each pair of `q` and `k`."""
-    return torch.broadcast_shapes(q.first.shape, k.first.shape)
 
 
 def role_of(place: Place) -> Int[Tensor, "..."]:

@@ -8,7 +8,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from manyformer.core import Place
-from manyformer.masks.base import Bounds, Mask, Span
+from manyformer.masks.base import Mask
+from manyformer.masks.spans import Bounds, Span
 
 
 @final

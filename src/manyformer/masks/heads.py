@@ -9,7 +9,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from manyformer.core import Place
-from manyformer.masks.base import Bounds, Mask, Nothing, Span
+from manyformer.masks.base import Mask, Nothing
+from manyformer.masks.spans import Bounds, Span
 
 
 @final

@@ -10,7 +10,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from manyformer.core import Place
-from manyformer.masks.base import Bounds, Mask, Span, pairs_of
+from manyformer.masks.base import Mask
+from manyformer.masks.spans import Bounds, Span, pairs_of
 
 WIDE = 8
 """Bounds look into sets of at most this many blocks; of wider ones they know nothing."""
@@ -27,8 +28,8 @@ class Listed(Mask):
     rows: Rows
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"Listed: the size of a block ({self.size}) must be at least 1")
+        if self.size < 1 or not self.rows:
+            raise ValueError(f"Listed: the size of a block ({self.size}) must be at least 1, and a row be listed")
 
     def __call__(self, h: Tensor, q: Place, k: Place) -> Bool[Tensor, "..."]:
         return _seen(_table((self.rows,)).to(q.pos.device), torch.zeros_like(h), q.pos // self.size, k.pos // self.size)
@@ -116,6 +117,6 @@ def _draw(mask: RandomBlocks, head: int) -> Rows:
 @cache
 def _table(heads: tuple[Rows, ...]) -> Tensor:
     """The lists of all heads as one tensor (h, rows, most), filled up with -1."""
-    most = max((len(targets) for rows in heads for targets in rows), default=0)
-    filled = [[[*targets, *[-1] * (most - len(targets))] for targets in rows] or [[-1] * most] for rows in heads]
-    return torch.tensor(filled, dtype=torch.long).view(len(heads), -1, most)
+    most = max(1, *(len(targets) for rows in heads for targets in rows))
+    filled = [[[*targets, *[-1] * (most - len(targets))] for targets in rows] for rows in heads]
+    return torch.tensor(filled, dtype=torch.long)

@@ -9,7 +9,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from manyformer.core import Place
-from manyformer.masks.base import Bounds, Mask, Span, pairs_of, role_of
+from manyformer.masks.base import Mask, role_of
+from manyformer.masks.spans import Bounds, Span, pairs_of
 
 
 class Tokens(ABC):

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from manyformer.core import PADDING, Packed, Place, Plain
+from manyformer.core import PADDING, Packed, Place, Plain, tree_map
 from manyformer.masks import Document, Mask, Not
 from manyformer.masks.base import both, pick
 from manyformer.ops.cover import Cover, Order, arrange, cover, seen_at_all, span_of, visible
@@ -79,7 +79,8 @@ def plan(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
     """The calls for queries `at` and keys `of`, remembered for as long as these places can come again."""
     if isinstance(at.layout, Plain) and isinstance(of.layout, Plain) and at.role is of.role is None:
         return _plain(mask, heads, at.layout.start, of.layout.start, at.pos.shape[1], of.pos.shape[1])
-    if mask.causal and at.seg is of.seg and isinstance(at.layout, Packed) and at.layout.right_padded:
+    alone = at.role is None and at.seg is of.seg
+    if mask.causal and alone and isinstance(at.layout, Packed) and at.layout.right_padded:
         # no token sees padding on its right, so rows may as well be full
         return _plain(mask, heads, 0, 0, at.pos.shape[1], at.pos.shape[1])
     if at.seg is not of.seg or at.pos is not of.pos or at.role is not of.role:
@@ -106,7 +107,7 @@ def _plain(mask: Mask, heads: int, start: int, first: int, queries: int, keys: i
 
 
 def _by_row(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
-    at, of = (place._replace(pos=place.pos.cpu(), seg=place.seg.cpu()) for place in (at, of))
+    at, of = (tree_map(lambda field: field.cpu(), place) for place in (at, of))
     batch = max(at.pos.shape[0], of.pos.shape[0])
     found = [
         _lanes(mask, *(pick(place, row % place.pos.shape[0]) for place in (at, of)), heads, (BLOCK,))  # type: ignore[arg-type]
@@ -168,7 +169,7 @@ def _best(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...]) 
 
 def _cost(sketches: list[Sketch], at: Place) -> float:
     merged = sum(sketch.q.count for sketch in sketches) - at.pos.shape[0]
-    return sum(sketch.cost for sketch in sketches) + MERGE * max(merged, 0)
+    return sum((sketch.cost for sketch in sketches), 0.0) + MERGE * max(merged, 0)
 
 
 def _sketch(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...]) -> list[Sketch]:

@@ -57,13 +57,15 @@ class _Attend(torch.autograd.Function):
         grads = [torch.zeros_like(x) for x in (q, k, v)]
         for row, lane in _each(ctx.plan, q.shape[0]):
             mine = [_heads_of(x[row], lane, q.shape[1]) for x in (q, k, v, y, lse, up)]
-            found = [torch.zeros_like(x) for x in mine[:3]]
+            direct = [_all(lane, q.shape[1]) and grad.shape[1] == q.shape[1] for grad in grads]
+            found = [grad[row] if same else torch.zeros_like(x) for grad, x, same in zip(grads, mine, direct)]
             for part in lane.parts:
                 _backward(mine, found, part, ctx.scale)
-            for grad, new in zip(grads, found):
-                # heads that share keys and values add up their gradients
-                group = torch.tensor(lane.heads, device=grad.device) * grad.shape[1] // q.shape[1]
-                grad[row].index_add_(0, group, new)
+            for grad, new, same in zip(grads, found, direct):
+                if not same:
+                    # heads that share keys and values add up their gradients
+                    group = torch.tensor(lane.heads, device=grad.device) * grad.shape[1] // q.shape[1]
+                    grad[row].index_add_(0, group, new)
         return *grads, None, None
 
 
@@ -83,13 +85,14 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float) -> tuple
     lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
     for tiles in part.tiles:
         for piece in _pieces(tiles, q, part):
-            at, views = piece.rows, _views(piece, q, k, v)
+            views = _views(piece, q, k, v)
             some, sums = flash.forward(views.q, views.k, views.v, scale=scale, bias=views.bias)
             if piece.blind is not None:
                 # neither torch's number for such rows nor a nan of the written-out form
                 blind = piece.blind[:, None]
                 some, sums = some.masked_fill(blind[..., None], 0.0), sums.masked_fill(blind, -torch.inf)
-            y[:, at], lse[:, at] = some.transpose(0, 1), sums.transpose(0, 1)
+            _put(piece, some.transpose(0, 1), y)
+            _put(piece, sums.transpose(0, 1), lse)
     return tuple(x.flatten(1, 2)[:, : part.q.count] for x in (y, lse))  # type: ignore[return-value]
 
 
@@ -111,21 +114,23 @@ def _backward(mine: list[Tensor], found: list[Tensor], part: Part, scale: float)
     """Add the part's gradients to `found`, those of the queries, keys and values in `mine`."""
     q, y, lse, up = (_blocks(mine[number], part.q) for number in (0, 3, 4, 5))
     k, v = (_blocks(x, part.k) for x in mine[1:3])
-    to_q, to_k, to_v = (torch.zeros_like(x) for x in (q, k, v))
+    orders = (part.q, part.k, part.k)
+    whole = [order.natural and order.count == order.index.numel() for order in orders]
+    totals = [
+        total.unflatten(1, order.index.shape) if direct else torch.zeros_like(x)
+        for total, order, direct, x in zip(found, orders, whole, (q, k, v))
+    ]
     for tiles in part.tiles:
         for piece in _pieces(tiles, q, part):
             views = _views(piece, q, k, v)
-            results = (_rows(piece, x).transpose(0, 1) for x in (up, y, lse))
-            upward, outputs, sums = (x.contiguous() for x in results)
+            upward, outputs, sums = (_rows(piece, x).transpose(0, 1) for x in (up, y, lse))
             dq, dk, dv = flash.backward(upward, views.q, views.k, views.v, outputs, sums, scale=scale, bias=views.bias)
-            to_q[:, piece.rows] += dq.transpose(0, 1)
-            _scatter(piece, dk, to_k)
-            _scatter(piece, dv, to_v)
-    for total, order, new in zip(found, (part.q, part.k, part.k), (to_q, to_k, to_v)):
-        new = new.flatten(1, 2)[:, : order.count]
-        if order.natural:
-            total += new
-        else:
+            _add(piece, dq.transpose(0, 1), totals[0])
+            _scatter(piece, dk, totals[1])
+            _scatter(piece, dv, totals[2])
+    for total, order, direct, new in zip(found, orders, whole, totals):
+        if not direct:
+            new = new.flatten(1, 2)[:, : order.count]
             total.index_add_(1, order.tokens.to(new.device), new)
 
 
@@ -162,6 +167,20 @@ def _rows(tiles: Tiles, x: Float[Tensor, "h n c *e"]) -> Float[Tensor, "h r c *e
     if tiles.step is not None:
         return x.narrow(1, int(tiles.rows[0]), len(tiles.rows))
     return x.index_select(1, tiles.rows.to(x.device))
+
+
+def _put(tiles: Tiles, new: Float[Tensor, "h r c *e"], into: Float[Tensor, "h n c *e"]) -> None:
+    if tiles.step is not None:
+        _rows(tiles, into).copy_(new)
+    else:
+        into.index_copy_(1, tiles.rows.to(into.device), new)
+
+
+def _add(tiles: Tiles, new: Float[Tensor, "h r c *e"], into: Float[Tensor, "h n c *e"]) -> None:
+    if tiles.step is not None:
+        _rows(tiles, into).add_(new)
+    else:
+        into.index_add_(1, tiles.rows.to(into.device), new)
 
 
 def _keys(tiles: Tiles, x: Float[Tensor, "h n c e"]) -> Float[Tensor, "r h s e"]:

@@ -1,0 +1,34 @@
+"""Which keys a causal mask may show to queries yet to come: what a cache must keep, and what it may forget."""
+
+from functools import lru_cache
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from manyformer.masks.base import Mask
+from manyformer.masks.spans import Span
+
+FOREVER = 1 << 40
+LOOKED_AT = 1 << 16
+"""Whether a mask forgets anything is judged by this many positions."""
+
+
+def lasting(mask: Mask, pos: Int[Tensor, "*n"]) -> Bool[Tensor, "*n"]:
+    """Whether a key at each position may be seen by a query more than `mask.reach` positions after it.
+
+    All others are needed for no longer than that. The mask must have a reach, and tokens must have no roles.
+    """
+    assert mask.reach is not None
+    one = torch.zeros_like(pos)
+    queries = Span(pos + mask.reach + 1, torch.full_like(pos, FOREVER), (one, one), (one, one), {})
+    keys = Span(pos, pos, (one, one), (one, one), {})
+    return mask.bounds(queries, keys).may.expand(pos.shape)
+
+
+@lru_cache(maxsize=256)
+def forgets(mask: Mask) -> bool:
+    """Whether a cache for this mask can stay smaller than the sequence."""
+    if not mask.causal or mask.reach is None or mask.reach >= LOOKED_AT:
+        return False
+    return not bool(lasting(mask, torch.arange(LOOKED_AT)).all())

@@ -1,0 +1,136 @@
+"""Self-attention whose cache holds only what can still be seen."""
+
+from typing import NamedTuple, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyformer.core import PADDING, Context, Place, Plain, State
+from manyformer.masks import Mask
+from manyformer.masks.lasting import forgets, lasting
+from manyformer.sources.base import Keys, Project, Shape, Source
+from manyformer.sources.own import Own
+
+
+class Ring(NamedTuple):
+    """Keys, values and places: first the slots of a ring, by position modulo their number, then what is kept for good.
+
+    `length` counts the tokens so far while all rows are one plain document, else it is None. With `reserved` the slots
+    are written in place.
+    """
+
+    k: Float[Tensor, "b g n e"]
+    v: Float[Tensor, "b g n f"]
+    pos: Int[Tensor, "b n"]
+    seg: Int[Tensor, "b n"]
+    kept: int = 0
+    length: int | None = 0
+    reserved: bool = False
+
+
+@final
+class Recent(Source):
+    """The stream's own tokens as far as `mask` can still show them to a later token.
+
+    A window's cache is a ring of as many slots as the window reaches back; keys that are seen from everywhere, such as
+    global ones or the summaries of blocks, are kept beside it. With `capacity` slots are overwritten in place, so that
+    a state can be gone back to by one token only; without, every state stays as it was.
+    """
+
+    def __init__(self, mask: Mask) -> None:
+        super().__init__()
+        if not forgets(mask):
+            raise ValueError(f"Recent: {mask!r} may show all keys to later queries, there is nothing to forget")
+        assert mask.reach is not None
+        self.mask, self.slots, self.all = mask, mask.reach + 1, Own()
+
+    def start(
+        self, batch: int, shape: Shape, *, folds: bool, capacity: int | None, device: torch.device, dtype: torch.dtype
+    ) -> State:
+        if folds or (capacity is not None and capacity <= self.slots):
+            # a ring would never turn
+            return self.all.start(batch, shape, folds=folds, capacity=capacity, device=device, dtype=dtype)
+        k = torch.zeros(batch, shape.kv_heads, self.slots, shape.key, device=device, dtype=dtype)
+        v = torch.zeros(batch, shape.kv_heads, self.slots, shape.value, device=device, dtype=dtype)
+        pos = torch.zeros(batch, self.slots, dtype=torch.long, device=device)
+        return Ring(k, v, pos, torch.full_like(pos, PADDING), reserved=capacity is not None)
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: Project, state: State, *, folds: bool) -> Keys:
+        if not isinstance(state, Ring):
+            return self.all(x, ctx, project, state, folds=folds)  # type: ignore[no-any-return]
+        if ctx.place.role is not None or ctx.place.tree is not None:
+            raise ValueError("Recent: a ring keeps no roles and no trees of tokens; call without a state")
+        if state.reserved and torch.is_grad_enabled():
+            raise ValueError(
+                "a state with capacity is written in place: use it under torch.no_grad(), or start without"
+            )
+        k, v = project(x, ctx.place)
+        after = self._write(state, k, v, ctx.place)
+        if x.shape[1] == 1:
+            # what it overwrites is out of reach for this very token
+            return Keys(after.k, after.v, Place(after.pos, after.seg), after)
+        pos, seg = ctx.place.pos.expand(k.shape[0], -1), ctx.place.seg.expand(k.shape[0], -1)
+        place = Place(torch.cat([state.pos, pos], 1), torch.cat([state.seg, seg], 1))
+        return Keys(torch.cat([state.k, k], 2), torch.cat([state.v, v], 2), place, after)
+
+    def _write(self, ring: Ring, k: Tensor, v: Tensor, place: Place) -> Ring:
+        """The ring after these tokens; `ring` itself stays as it is wherever several tokens come at once."""
+        begin, count = ring.length, k.shape[2]
+        if begin is not None and isinstance(place.layout, Plain) and place.layout.start == begin:
+            new = torch.arange(begin, begin + count, device=k.device)
+            stays = lasting(self.mask, new)
+            near = ~stays & (new > begin + count - 1 - self.slots)
+            ring = self._overwrite(ring, k, v, place, near)._replace(length=begin + count)
+        else:
+            stays = lasting(self.mask, place.pos) & (place.seg != PADDING)
+            ring = self._scatter(ring, k, v, place, stays)._replace(length=None)
+            stays = stays.any(0)
+        return self._keep(ring, k, v, place, stays) if stays.any() else ring
+
+    def _overwrite(self, ring: Ring, k: Tensor, v: Tensor, place: Place, near: Tensor) -> Ring:
+        """Rows that agree: the same slots in all of them."""
+        if not near.any():
+            return ring
+        columns = near.nonzero()[:, 0]
+        slots = place.pos[0, columns] % self.slots
+        # several tokens at once may overwrite what the first of them still sees in an older state
+        fresh = not ring.reserved or k.shape[2] > 1
+        parts = [part.clone() if fresh else part for part in ring[:4]]
+        for part, new in zip(parts, (k, v)):
+            part.index_copy_(2, slots, new[:, :, columns])
+        for part, numbers in zip(parts[2:], (place.pos, place.seg)):
+            part.index_copy_(1, slots, numbers[:, columns].expand(len(part), -1))
+        return Ring(*parts, *ring[4:])
+
+    def _scatter(self, ring: Ring, k: Tensor, v: Tensor, place: Place, stays: Tensor) -> Ring:
+        """Rows that differ: each token into the slot of its position, if nothing later of its row belongs there."""
+        real = place.seg != PADDING
+        order = torch.arange(k.shape[2], device=k.device)
+        last = torch.where(real, order, 0).amax(1, keepdim=True)
+        same = real & (place.seg == place.seg.gather(1, last))
+        near = same & ~stays & (place.pos > place.pos.gather(1, last) - self.slots)
+        # what is not written goes into a column that is thrown away
+        slots = torch.where(near, place.pos % self.slots, ring.pos.shape[1]).expand(k.shape[0], -1)
+        wide = slots[:, None, :, None].expand_as
+        padded = [torch.cat([part, part[:, :, :1]], 2) for part in ring[:2]]
+        k, v = (part.scatter(2, wide(new), new)[:, :, :-1] for part, new in zip(padded, (k, v)))
+        pos, seg = (
+            torch.cat([part, part[:, :1]], 1).scatter(1, slots, new.expand_as(slots))[:, :-1]
+            for part, new in zip(ring[2:4], (place.pos, place.seg))
+        )
+        return Ring(k, v, pos, seg, *ring[4:])
+
+    def _keep(self, ring: Ring, k: Tensor, v: Tensor, place: Place, stays: Tensor) -> Ring:
+        """Put the columns in which any row has a token that stays behind all others."""
+        columns = stays.nonzero()[:, 0]
+        pos, seg = (part[:, columns].expand(k.shape[0], -1) for part in (place.pos, place.seg))
+        seg = torch.where(lasting(self.mask, pos), seg, PADDING)
+        return Ring(
+            torch.cat([ring.k, k[:, :, columns]], 2),
+            torch.cat([ring.v, v[:, :, columns]], 2),
+            torch.cat([ring.pos, pos], 1),
+            torch.cat([ring.seg, seg], 1),
+            ring.kept + len(columns),
+            *ring[5:],
+        )

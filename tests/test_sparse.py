@@ -1,0 +1,317 @@
+"""What a mask shows and nothing else: bounds are never wrong, every plan is dense attention, gradients too."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from manyformer import masks as m
+from manyformer.core import PADDING, Place
+from manyformer.flops import count_flops
+from manyformer.kernels import Softmax
+from manyformer.masks import And, Heads, Mask, Not, Or
+from manyformer.masks.base import pick
+from manyformer.ops import flash, flex_mask
+from manyformer.ops.cover import arrange, cover, span_of
+from manyformer.ops.plan import plan
+from manyformer.position import NoPosition
+from test_softmax import HEADS, inputs, place_of, run
+
+tokens = st.one_of(
+    st.builds(m.First, st.integers(0, 20)),
+    st.builds(m.Positions, st.integers(0, 40), st.integers(0, 40)),
+    st.builds(lambda p, b, n: m.Columns(p, b % p, min(b % p + n, p)), *[st.integers(1, 9)] * 3),
+    st.builds(m.Role, st.integers(0, 2)),
+)
+
+leaves: st.SearchStrategy[Mask] = st.one_of(
+    st.sampled_from([m.Everything(), m.Nothing(), m.Causal(), m.Document()]),
+    st.builds(m.Window, st.integers(1, 30), st.integers(0, 20), st.integers(1, 3)),
+    st.builds(m.Stride, st.integers(1, 9)),
+    st.builds(m.Blocks, st.integers(1, 20), st.integers(0, 9), st.integers(0, 9)),
+    st.builds(lambda order: m.Permuted(7, *order), st.permutations(range(4))),
+    st.builds(lambda w, r, a, b: m.Local2D(2 * w, r, w, a, b), *[st.integers(1, 4)] * 4),
+    st.builds(m.RandomBlocks, st.integers(1, 8), st.integers(0, 3), st.integers(1, 9), st.integers(0, 3)),
+    st.builds(m.RandomBlocks, st.just(5), st.just(2), st.just(8), past=st.just(True)),
+    st.builds(m.To, tokens),
+    st.builds(m.By, tokens),
+    st.builds(m.Global, tokens),
+)
+
+
+def _larger(masks: st.SearchStrategy[Mask]) -> st.SearchStrategy[Mask]:
+    return st.one_of(
+        st.builds(And, masks, masks),
+        st.builds(Or, masks, masks),
+        st.builds(Not, masks),
+        st.builds(lambda a, b: Heads({1: a}, rest=b), masks, masks),
+    )
+
+
+expressions = st.recursive(leaves, _larger, max_leaves=5)
+
+
+@st.composite
+def places(draw: st.DrawFn, most: int = 40) -> Place:
+    """Rows as they come: whole, padded, packed, with documents in pieces; with and without roles."""
+    length = draw(st.integers(1, most))
+    kind = draw(st.sampled_from(["plain", "right", "any"]))
+    if kind == "plain":
+        rows = [[0] * length] * 2
+    elif kind == "right":
+        ends = [draw(st.integers(0, length)) for _ in range(2)]
+        rows = [[0] * end + [PADDING] * (length - end) for end in ends]
+    else:
+        numbers = st.lists(st.integers(PADDING, 2), min_size=length, max_size=length)
+        rows = [sorted(draw(numbers)), draw(numbers)]
+    place = place_of(rows)
+    return place._replace(role=torch.randint(0, 3, place.pos.shape)) if draw(st.booleans()) else place
+
+
+@given(expressions, places(), places(), st.integers(1, 9), st.sampled_from([None, 2, 3]))
+@settings(max_examples=150, deadline=None)
+def test_bounds_are_never_wrong(mask: Mask, at: Place, of: Place, size: int, period: int | None) -> None:
+    """`may` of a pair of blocks is true where anything is visible, `must` only where everything is."""
+    mask = mask.head(1)
+    assert not mask.per_head
+    row, column = pick(at, 0), pick(of, 1 % of.pos.shape[0])
+    q, k = arrange(row, None, period, size), arrange(column, None, None, size)
+    spans = [span_of(place, order.index, mask.periods) for place, order in ((row, q), (column, k))]
+    dense = mask(torch.tensor(0), pick(row, (slice(None), None)), pick(column, (None, slice(None))))
+    dense = dense.expand(len(row.pos), len(column.pos))
+    blocks = dense[q.index][:, :, k.index].transpose(1, 2)
+    bounds = mask.bounds(*(spans[0][:, None], spans[1][None]))
+    assert (bounds.may | ~blocks.flatten(2).any(-1)).all()
+    assert (~bounds.must | blocks.flatten(2).all(-1)).all()
+    found = cover(mask, *spans)
+    pairs = set(zip(found.rows.tolist(), found.columns.tolist()))
+    assert pairs == {tuple(pair) for pair in bounds.may.expand(len(q.index), len(k.index)).nonzero().tolist()}
+
+
+@given(expressions, places())
+@settings(max_examples=120, deadline=None)
+def test_terms_and_heads_are_the_mask(mask: Mask, place: Place) -> None:
+    dense = mask.dense(place, place, HEADS).expand(-1, HEADS, -1, -1)
+    for head in range(HEADS):
+        one = mask.head(head)
+        assert (one.dense(place, place, 1)[:, 0] == dense[:, head]).all()
+        union = m.union([m.Nothing(), *one.terms()])
+        assert (union.dense(place, place, 1)[:, 0] == dense[:, head]).all()
+
+
+@given(expressions, places(), st.sampled_from([1, 2, 4]), st.integers(2, 16))
+@settings(max_examples=80, deadline=None)
+def test_any_expression_is_dense_attention(mask: Mask, place: Place, groups: int, size: int) -> None:
+    """Small blocks, so that rows of a few tokens have many of them."""
+    qkv = inputs(place, groups) if size % 2 else alike(place, groups)
+    real = (place.seg != PADDING)[:, None, :, None]
+    up = torch.randn(*qkv[0].shape[:3], qkv[2].shape[-1], dtype=torch.float64) * real
+    with pytest.MonkeyPatch.context() as patch:
+        small_blocks(patch, size)
+        found, *gradients = run(Softmax(mask, path="sparse"), qkv, up, place, place)
+    wanted, *expected = run(Softmax(mask, path="naive"), qkv, up, place, place)
+    assert_near((found * real, *gradients), (wanted * real, *expected), 1e-10)
+
+
+def small_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
+    from manyformer.ops import plan as plans
+
+    patch.setattr(plans, "RATES", {size: 1.0, 2 * size: 1.0})
+    patch.setattr(plans, "BLOCK", size)
+    patch.setattr(plans, "CALL", 0)
+    plans._plain.cache_clear()
+
+
+def alike(place: Place, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Values as wide as keys, which is what torch's kernel takes."""
+    q, k, _ = inputs(place, groups)
+    return q, k, torch.randn_like(k, requires_grad=True)
+
+
+def assert_near(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...], apart: float) -> None:
+    for a, b in zip(found, wanted, strict=True):
+        assert a.isfinite().all()
+        torch.testing.assert_close(a, b, atol=apart, rtol=apart)
+
+
+LONG = 397
+MANY = {
+    "window": m.Window(50),
+    "window in float heads": Heads({0: m.Window(33), 1: m.Window(9, dilation=4)}, rest=m.around(20)),
+    "strided": m.union(m.strided(20)),
+    "fixed": m.union(m.fixed(32, 4)),
+    "longformer": m.around(30) | m.Global(m.Positions(0, 77, 300)),
+    "roles": m.around(30) | m.Global(m.Role(1)),
+    "bigbird": m.Causal() & (m.Window(40) | m.To(m.First(16)) | m.RandomBlocks(16, 3, 25, past=True)),
+    "etc": m.pieces(m.First(12), l2l=m.around(25), g2g=m.Causal()),
+    "image": m.Local2D(20, 4, 5, 4, 5),
+    "blocks": Heads({0: m.Permuted(100, 1, 2, 3, 0)}, rest=m.Blocks(100)),
+    "almost all": ~m.Window(30),
+}
+ROWS = {
+    "plain": [[0] * LONG] * 2,
+    "right padding": [[0] * LONG, [0] * 200 + [PADDING] * (LONG - 200)],
+    "left padding": [[0] * LONG, [PADDING] * 150 + [0] * (LONG - 150)],
+    "packed": [[0] * 101 + [1] * (LONG - 101), [0] * 20 + [1] * 300 + [PADDING] * (LONG - 320)],
+}
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", MANY)
+def test_patterns_are_dense_attention(name: str, rows: str) -> None:
+    """At an odd length, in both precisions."""
+    mask, place = MANY[name], place_of(ROWS[rows])
+    if name == "roles":
+        place = place._replace(role=(torch.rand(place.pos.shape) < 0.02).long())
+    real = (place.seg != PADDING)[:, None, :, None]
+    wide = alike(place, 2)
+    for dtype, apart in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
+        qkv = tuple(x.detach().to(dtype).requires_grad_() for x in wide)
+        up = torch.randn(*qkv[0].shape[:3], qkv[2].shape[-1], dtype=dtype) * real
+        found, *gradients = run(Softmax(mask, path="sparse"), qkv, up, place, place)
+        wanted, *expected = run(Softmax(mask, path="naive"), qkv, up, place, place)
+        assert_near((found * real, *gradients), (wanted * real, *expected), apart)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_both_forms_of_a_part(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch's private operators, which want values as wide as keys, and without them."""
+    monkeypatch.setattr(flash, "FUSED", fused)
+    place = place_of(ROWS["packed"])
+    q, k, v = alike(place, 2)
+    real = (place.seg != PADDING)[:, None, :, None]
+    up = torch.randn_like(q) * real
+    for mask in (MANY["longformer"], MANY["strided"], m.Window(40) & ~m.Window(3)):
+        found, *gradients = run(Softmax(mask, path="sparse"), (q, k, v), up, place, place)
+        wanted, *expected = run(Softmax(mask, path="naive"), (q, k, v), up, place, place)
+        assert_near((found * real, *gradients), (wanted * real, *expected), 1e-10)
+
+
+def test_gradients_by_differences() -> None:
+    place = place_of([[0] * 9])
+    q, k, v = (torch.randn(1, 2, 9, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    kernel = Softmax(m.Window(4) | m.To(m.First(1)), path="sparse")
+    assert torch.autograd.gradcheck(lambda *qkv: kernel(*qkv, place, place, NoPosition()).y, (q, k, v))
+
+
+@pytest.mark.parametrize("name", ["window", "strided", "fixed", "bigbird", "image"])
+def test_nothing_leaks_from_the_future(name: str) -> None:
+    """Not even through what merging computes with: the numbers of the future may be anything finite."""
+    mask = m.Causal() & MANY[name]
+    place = place_of(ROWS["plain"])
+    q, k, v = (x.detach().float() for x in alike(place, 2))
+    kernel, cut = Softmax(mask, path="sparse"), 211
+    before = kernel(q, k, v, place, place, NoPosition()).y[:, :, :cut]
+    for x in (q, k, v):
+        x[:, :, cut:] = 50 * torch.randn_like(x[:, :, cut:])
+    assert (kernel(q, k, v, place, place, NoPosition()).y[:, :, :cut] == before).all()
+    k.requires_grad_()
+    (gradient,) = torch.autograd.grad(kernel(q, k, v, place, place, NoPosition()).y[:, :, :cut].sum(), k)
+    assert (gradient[:, :, cut:] == 0).all()
+
+
+@pytest.mark.parametrize("mask", [m.Window(100), m.union(m.strided(16)), MANY["bigbird"]], ids=repr)
+def test_late_queries_of_a_longer_cache(mask: Mask) -> None:
+    whole = place_of([[0] * 300] * 2)
+    q, k, v = alike(whole, 2)
+    wanted = Softmax(mask, path="naive")(q, k, v, whole, whole, NoPosition()).y[:, :, 180:]
+    late = whole.columns(180, 300)
+    found = Softmax(mask, path="sparse")(q[:, :, 180:], k, v, late, whole, NoPosition()).y
+    torch.testing.assert_close(found, wanted, atol=1e-10, rtol=0)
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, Tensor):
+                self.most = max(self.most, x.untyped_storage().nbytes() // x.element_size())
+        return out
+
+
+LINEAR = {
+    "window": m.Window(128),
+    "dilated": m.Window(64, dilation=4),
+    "longformer": m.around(64) | m.Global(m.First(8)),
+    "block diagonal": m.Blocks(128),
+    "bigbird": m.Causal() & (m.Window(128) | m.To(m.First(64)) | m.RandomBlocks(64, 2, 128, past=True)),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_work_and_memory_are_linear(name: str) -> None:
+    work, largest, lengths = [], [], (2048, 4096, 8192)
+    for length in lengths:
+        place = place_of([[0] * length])
+        q, k, v = (torch.zeros(1, 1, length, 8, requires_grad=True) for _ in range(3))
+        kernel = Softmax(LINEAR[name])
+        assert kernel.explain(q, k, v, place, place, NoPosition()).startswith("sparse: ")
+
+        def job() -> None:
+            kernel(q, k, v, place, place, NoPosition()).y.sum().backward()  # noqa: B023
+
+        work.append(count_flops(job))
+        with Largest() as seen:
+            job()
+        largest.append(seen.most)
+    slope = math.log(work[-1] / work[0]) / math.log(lengths[-1] / lengths[0])
+    assert 0.9 < slope <= 1.05
+    assert largest[-1] < lengths[-1] ** 2 / 20
+
+
+def test_places_are_planned_once() -> None:
+    place = place_of(ROWS["packed"])
+    mask = MANY["longformer"]
+    assert plan(mask, place, place, 2) is plan(mask, place, place, 2)
+    again = place_of(ROWS["plain"])
+    assert plan(mask, again, again, 2) is plan(mask, *[place_of(ROWS["plain"])] * 2, 2)
+    marked = place._replace(role=torch.ones_like(place.pos))
+    roles = m.around(9) | m.Global(m.Role())
+    assert plan(roles, marked, marked, 1) is not plan(roles, place, place, 1)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_it_says_what_it_leaves_out_and_refuses_dropout() -> None:
+    place, short = place_of([[0] * 1024]), place_of([[0] * 64])
+    kernel = Softmax(m.Window(128), dropout=0.1)
+    said = kernel.explain(*inputs(place, 2), place, place, NoPosition())
+    assert said == "sdpa: the mask Window(128) written out for these places, because dropout acts on the weights"
+    kernel.eval()
+    said = kernel.explain(*inputs(place, 2), place, place, NoPosition())
+    assert said.startswith("sparse: Window(128) for ")
+    assert "of the cost of all pairs, in blocks of " in said
+    assert kernel.explain(*inputs(short, 2), short, short, NoPosition()).startswith("sdpa: the mask Window(128)")
+    forced = Softmax(m.Window(128), dropout=0.1, path="sparse")
+    with pytest.raises(ValueError, match="never forms the weights that dropout is to act on"):
+        forced(*inputs(short, 2), short, short, NoPosition())
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("rows", ["plain", "packed"])
+@pytest.mark.parametrize("name", ["window", "longformer", "roles", "bigbird", "image"])
+def test_what_flex_attention_is_given(name: str, rows: str) -> None:
+    """Its eager form, which reads the blocks and the inner mask; the fused one needs CUDA."""
+    mask, place = MANY[name], place_of(ROWS[rows])
+    if name == "roles":
+        place = place._replace(role=(torch.rand(place.pos.shape) < 0.02).long())
+    q, k, v = (x.detach() for x in alike(place, 2))
+    real = (place.seg != PADDING)[:, None, :, None]
+    found = flex_mask.attend(q, k, v, mask, place, place, scale=0.4) * real
+    wanted = Softmax(mask, path="naive", scale=0.4)(q, k, v, place, place, NoPosition()).y * real
+    torch.testing.assert_close(found, wanted, atol=1e-10, rtol=0)
+    blocks = flex_mask.block_mask(mask, place, place, HEADS)
+    dense = mask.dense(place, place, HEADS).expand(2, HEADS, -1, -1)
+    cells = torch.nn.functional.pad(dense, [0, -LONG % 128] * 2).unflatten(3, (-1, 128)).unflatten(2, (-1, 128))
+    assert (blocks.to_dense().bool() | ~cells.any(5).any(3)).all()
+    assert flex_mask.block_mask(mask, place, place, HEADS) is blocks
