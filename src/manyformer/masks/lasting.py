@@ -31,4 +31,4 @@ def forgets(mask: Mask) -> bool:
     """Whether a cache for this mask can stay smaller than the sequence."""
     if not mask.causal or mask.reach is None or mask.reach >= LOOKED_AT:
         return False
-    return not bool(lasting(mask, torch.arange(LOOKED_AT)).all())
+    return not bool(lasting(mask, torch.arange(LOOKED_AT, device="cpu")).all())
