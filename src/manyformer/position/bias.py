@@ -1,7 +1,7 @@
 """Biases on scores by distance alone: fixed slopes, and a learned number for each range of distances."""
 
 import bisect
-from typing import Literal, final
+from typing import Literal, final, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -71,6 +71,7 @@ class T5Buckets(Position):
 
     def __init__(self, heads: int, *, buckets: int = 32, far: int = 128, sides: Sides = "both") -> None:
         super().__init__()
+        check_sides(sides)
         if buckets < 4 or buckets % 4:
             raise ValueError(f"T5Buckets: buckets ({buckets}) must be a multiple of 4")
         each = buckets if sides == "past" else buckets // 2
@@ -83,7 +84,7 @@ class T5Buckets(Position):
         edges = bucket_edges(each, far)
         self.register_buffer("edges", torch.tensor(edges), persistent=False)
         self.edges: Tensor
-        self.last = edges[-1]
+        self.last = self.horizon = edges[-1]
         self.weight = nn.Parameter(torch.randn(buckets, heads) * 0.02)
 
     def bucket(self, ahead: Int[Tensor, "*p"]) -> Int[Tensor, "*p"]:
@@ -111,6 +112,12 @@ class T5Buckets(Position):
     def extra_repr(self) -> str:
         buckets, heads = self.weight.shape
         return f"{heads} heads, {buckets} buckets, far={self.far}, sides={self.sides}"
+
+
+def check_sides(sides: str) -> None:
+    """Raise ValueError for a word that is none of `Sides`."""
+    if sides not in get_args(Sides):
+        raise ValueError(f"sides '{sides}' must be one of {', '.join(get_args(Sides))}")
 
 
 def bucket_edges(buckets: int, far: int) -> list[int]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyformer.core import Place
 from manyformer.position.base import Position
-from manyformer.position.bias import Sides
+from manyformer.position.bias import Sides, check_sides
 from manyformer.position.distance import ByDistance, distance
 
 
@@ -29,8 +29,10 @@ class Shaw(Position):
         super().__init__()
         if clip < 1:
             raise ValueError(f"Shaw: clip ({clip}) must be at least 1; beyond it all distances are alike")
+        check_sides(sides)
         rows = (clip if sides == "past" else 2 * clip) + 1
-        self.clip, self.sides = clip, sides
+        self.clip = self.horizon = clip
+        self.sides = sides
         tables = () if heads is None else (heads,)
         self.keys = nn.Parameter(torch.empty(*tables, rows, width))
         self.values = nn.Parameter(torch.empty(*tables, rows, width if value is None else value))
@@ -50,15 +52,12 @@ class Shaw(Position):
         at: Place,
         of: Place,
     ) -> Float[Tensor, "b h l s"]:
-        each = q @ self.keys.mT * q.shape[-1] ** -0.5
-        return logits + each.gather(-1, self.row(distance(at, of))[:, None].expand(logits.shape))
+        return logits + from_keys(q, self.keys, self.row(distance(at, of)))
 
     def value(
         self, y: Float[Tensor, "b h l f"], weights: Float[Tensor, "b h l s"], at: Place, of: Place
     ) -> Float[Tensor, "b h l f"]:
-        rows = self.row(distance(at, of))[:, None].expand(weights.shape)
-        mass = weights.new_zeros(*weights.shape[:3], self.values.shape[-2]).scatter_add(-1, rows, weights)
-        return y + mass @ self.values
+        return y + from_values(weights, self.values, self.row(distance(at, of)))
 
     def by_distance(self, back: int, ahead: int) -> ByDistance:
         back, ahead = min(back, self.clip), min(ahead, 0 if self.sides == "past" else self.clip)
@@ -68,3 +67,19 @@ class Shaw(Position):
 
     def extra_repr(self) -> str:
         return f"clip={self.clip}, sides={self.sides}, tables for {'each head' if self.keys.ndim == 3 else 'all heads'}"
+
+
+def from_keys(
+    q: Float[Tensor, "b h l e"], table: Float[Tensor, "*t r e"], rows: Int[Tensor, "#b l s"]
+) -> Float[Tensor, "b h l s"]:
+    """What vectors added to keys add to scores, q table[row] / sqrt(e), where `rows` names the row of each pair."""
+    each = q @ table.mT * q.shape[-1] ** -0.5
+    return each.gather(-1, rows[:, None].expand(*each.shape[:-1], -1))
+
+
+def from_values(
+    weights: Float[Tensor, "b h l s"], table: Float[Tensor, "*t r f"], rows: Int[Tensor, "#b l s"]
+) -> Float[Tensor, "b h l f"]:
+    """What vectors added to values add to outputs: each row of a table times the weights of the pairs that have it."""
+    mass = weights.new_zeros(*weights.shape[:-1], table.shape[-2])
+    return mass.scatter_add(-1, rows[:, None].expand(weights.shape), weights) @ table

@@ -1,4 +1,4 @@
-"""ALiBi: a language model that reads further than it was trained to, because distance costs and nothing else tells it."""
+"""ALiBi: a language model without positions, in which distance costs, so that it reads further than it was taught."""
 
 from functools import partial
 

@@ -1,0 +1,142 @@
+"""Biases and vectors by distance, against the formulas of their papers in plain loops, and against themselves."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyformer.core import PADDING, Place
+from manyformer.models.places import locate
+from manyformer.ops.softmax import naive
+from manyformer.position import Alibi, Position, Shaw, T5Buckets
+from manyformer.position.bias import bucket_edges
+
+
+def place_of(segments: list[list[int]]) -> Place:
+    numbers = torch.tensor(segments)
+    return locate(numbers.clamp(min=0), numbers, None)[0]
+
+
+def attend(qkv: tuple[Tensor, ...], position: Position, place: Place, causal: bool) -> Tensor:
+    mask = torch.ones(1, 1, *[place.pos.shape[1]] * 2, dtype=torch.bool)
+    q, k, v = qkv
+    scale = q.shape[-1] ** -0.5
+    mask = mask.tril() if causal else mask
+    return naive(q, k, v, mask, scale=scale, position=position, at=place, of=place)[0]
+
+
+def test_slopes_of_eight_and_of_twelve_heads() -> None:
+    eight = [2.0**-n for n in range(1, 9)]
+    assert Alibi(8).slopes.tolist() == eight
+    torch.testing.assert_close(Alibi(12).slopes, torch.tensor([*eight, *(2.0 ** -(n + 0.5) for n in range(4))]))
+
+
+def test_slopes_survive_a_change_of_type() -> None:
+    assert Alibi(12).bfloat16().slopes.equal(Alibi(12).slopes)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_alibi_is_the_formula(causal: bool) -> None:
+    place, heads, length, width = place_of([[0] * 9]), 2, 9, 4
+    q, k, v = (torch.randn(1, heads, length, width, dtype=torch.float64) for _ in range(3))
+    y = attend((q, k, v), Alibi(heads), place, causal)
+    for h in range(heads):
+        for i in range(length):
+            keys = range(i + 1) if causal else range(length)
+            slope = 2.0 ** (-4 * (h + 1))
+            scores = [float(q[0, h, i] @ k[0, h, j]) / math.sqrt(width) - slope * abs(i - j) for j in keys]
+            weights = torch.tensor(scores, dtype=torch.float64).softmax(0)
+            torch.testing.assert_close(y[0, h, i], weights @ v[0, h, : len(keys)], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("sides", ["past", "both"])
+@pytest.mark.parametrize("each_head", [True, False])
+def test_shaw_is_the_formula(sides: str, each_head: bool) -> None:
+    heads, length, width, clip = 2, 9, 4, 3
+    causal = sides == "past"
+    position = Shaw(width, clip, heads=heads if each_head else None, sides=sides).double()  # type: ignore[arg-type]
+    assert position.keys.shape[-2] == (clip + 1 if causal else 2 * clip + 1)
+    q, k, v = (torch.randn(1, heads, length, width, dtype=torch.float64) for _ in range(3))
+    y = attend((q, k, v), position, place_of([[0] * length]), causal)
+    for h in range(heads):
+        keys, values = (table[h] if each_head else table for table in (position.keys, position.values))
+        for i in range(length):
+            seen = range(i + 1) if causal else range(length)
+            rows = [max(-clip, min(clip, j - i)) + clip for j in seen]
+            scores = [q[0, h, i] @ (k[0, h, j] + keys[row]) / math.sqrt(width) for j, row in zip(seen, rows)]
+            weights = torch.stack(scores).softmax(0)
+            wanted = sum(w * (v[0, h, j] + values[row]) for w, j, row in zip(weights, seen, rows))
+            torch.testing.assert_close(y[0, h, i], wanted, atol=1e-12, rtol=0)
+
+
+def test_buckets_of_the_paper() -> None:
+    past = T5Buckets(1, sides="past").bucket(-torch.tensor([0, 1, 15, 16, 18, 19, 112, 113, 10_000]))
+    assert past.tolist() == [0, 1, 15, 16, 16, 17, 30, 31, 31]
+    both = T5Buckets(1).bucket(torch.tensor([0, -1, 1, -7, 7, -8, 8, -1000, 1000]))
+    assert both.tolist() == [0, 1, 17, 7, 23, 8, 24, 15, 31]
+    assert (T5Buckets(1, sides="past").bucket(torch.arange(1, 9)) == 0).all()
+
+
+def test_bucket_edges_are_the_logarithms_where_those_are_certain() -> None:
+    for buckets, far in ((32, 128), (16, 128), (8, 20), (64, 1000)):
+        exact = buckets // 2
+        edges = bucket_edges(buckets, far)
+        assert len(edges) == buckets - 1
+        for n in range(exact, 2 * far):
+            spot = math.log(n / exact) / math.log(far / exact) * (buckets - exact)
+            if abs(spot - round(spot)) > 1e-9:
+                assert sum(edge <= n for edge in edges) == min(exact + int(spot), buckets - 1)
+
+
+POSITIONS = {
+    "alibi": lambda: Alibi(3),
+    "t5": lambda: T5Buckets(3, buckets=8, far=9),
+    "t5 past": lambda: T5Buckets(3, buckets=8, far=9, sides="past"),
+    "shaw": lambda: Shaw(4, 3),
+    "shaw past": lambda: Shaw(4, 3, heads=3, sides="past"),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_what_it_says_by_distance_is_what_it_does(name: str) -> None:
+    position, length = POSITIONS[name](), 12
+    place = place_of([[0] * length])
+    found = position.by_distance(length - 1, length - 1)
+    assert found is not None
+    ahead = torch.arange(length) - torch.arange(length)[:, None]
+    rows = ahead.clamp(-found.back, found.ahead) + found.back
+    q, k = torch.randn(2, 1, 3, length, 4)
+    terms = torch.zeros(1, 3, length, length)
+    if found.bias is not None:
+        terms = terms + found.bias[None, :, rows]
+    if found.keys is not None:
+        terms = terms + torch.einsum("bhle,hlse->bhls", q, found.keys.expand(3, -1, -1)[:, rows])
+    torch.testing.assert_close(position.score(torch.zeros_like(terms), q, k, place, place), terms)
+    weights, y = torch.rand(1, 3, length, length), torch.zeros(1, 3, length, 4)
+    values = 0.0 if found.values is None else found.values.expand(3, -1, -1)[:, rows]
+    torch.testing.assert_close(position.value(y, weights, place, place), (weights[..., None] * values).sum(-2) + y)
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_padding_and_packing_change_no_distance(name: str) -> None:
+    position = POSITIONS[name]()
+    q, k = torch.randn(2, 1, 3, 8, 4)
+    alone, packed = place_of([[0] * 5]), place_of([[PADDING, 3, 3] + [4] * 5])
+    logits = torch.zeros(1, 3, 8, 8)
+    wanted = position.score(logits[..., 3:, 3:], q[:, :, 3:], k[:, :, 3:], alone, alone)
+    torch.testing.assert_close(position.score(logits, q, k, packed, packed)[..., 3:, 3:], wanted)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"heads \(0\) must be at least 1"):
+        Alibi(0)
+    with pytest.raises(ValueError, match=r"clip \(0\) must be at least 1"):
+        Shaw(4, 0)
+    with pytest.raises(ValueError, match=r"buckets \(6\) must be a multiple of 4"):
+        T5Buckets(2, buckets=6)
+    with pytest.raises(ValueError, match=r"far \(16\) must be above 16"):
+        T5Buckets(2, far=16, sides="past")
+    with pytest.raises(ValueError, match="sides 'left' must be one of past, both"):
+        Shaw(4, 2, sides="left")  # type: ignore[arg-type]

@@ -1,0 +1,207 @@
+"""Positions that act on scores and values: every path is the definition, gradients too, wherever tokens are."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from manyformer.core import PADDING, Place, Plain
+from manyformer.kernels import Softmax, scored
+from manyformer.masks import Causal, Everything, Heads, Mask
+from manyformer.models.places import locate
+from manyformer.ops import band, blocked, flash, toeplitz
+from manyformer.position import Alibi, Position, Shaw, T5Buckets
+
+HEADS, KEY, VALUE = 4, 6, 5
+
+
+class Bent(Position):
+    """A score that no table of distances gives, and a value besides, both with weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(2))
+
+    def score(self, logits: Tensor, q: Tensor, k: Tensor, at: Place, of: Place) -> Tensor:
+        far = (at.pos[:, None, :, None] - of.pos[:, None, None, :]).abs()
+        return logits * torch.sigmoid(self.weight[0] - far)
+
+    def value(self, y: Tensor, weights: Tensor, at: Place, of: Place) -> Tensor:
+        late = of.pos[:, None, :, None].to(weights.dtype)
+        return y + self.weight[1] * (weights @ late)
+
+
+POSITIONS: dict[str, Callable[[], Position]] = {
+    "alibi": lambda: Alibi(HEADS),
+    "t5": lambda: T5Buckets(HEADS, buckets=8, far=9),
+    "t5 past": lambda: T5Buckets(HEADS, buckets=8, far=9, sides="past"),
+    "shaw": lambda: Shaw(KEY, 3, value=VALUE),
+    "shaw past": lambda: Shaw(KEY, 3, value=VALUE, heads=HEADS, sides="past"),
+    "bent": Bent,
+}
+
+LAYOUTS = {
+    "plain": [[0] * 21] * 2,
+    "right padding": [[0] * 21, [0] * 13 + [PADDING] * 8],
+    "left padding": [[0] * 21, [PADDING] * 8 + [0] * 13],
+    "packed": [[0] * 9 + [1] * 12, [0] + [1] * 15 + [PADDING] * 5],
+    "in pieces": [[0, 0, 1, 1, 0, 1, 0] * 3, [0, 1, 0, PADDING, 0, 1, 2] * 3],
+}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small blocks, and nothing too small for them."""
+    for module, name, value in (
+        *((module, "BLOCK", size) for module, size in ((blocked, 7), (toeplitz, 8), (band, 4))),
+        *((scored, name, 0) for name in ("FEW_PAIRS", "FEW_QUERIES", "SHORT", "BLOCK")),
+    ):
+        monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture(params=["private operators", "public ones"])
+def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash, "FUSED", flash.FUSED and request.param == "private operators")
+
+
+def place_of(segments: list[list[int]]) -> Place:
+    numbers = torch.tensor(segments)
+    return locate(numbers.clamp(min=0), numbers, None)[0]
+
+
+def draw(at: Place, of: Place, groups: int = HEADS) -> tuple[Tensor, Tensor, Tensor]:
+    shapes = ((HEADS, at.pos.shape[1], KEY), (groups, of.pos.shape[1], KEY), (groups, of.pos.shape[1], VALUE))
+    return tuple(  # type: ignore[return-value]
+        torch.randn(at.pos.shape[0], *shape, dtype=torch.float64, requires_grad=True) for shape in shapes
+    )
+
+
+def run(kernel: Softmax, position: Position, qkv: tuple[Tensor, ...], up: Tensor, at: Place, of: Place) -> list[Tensor]:
+    """Outputs and the gradients of everything that has one."""
+    y = kernel(*qkv, at, of, position).y
+    found = torch.autograd.grad((y * up).sum(), [*qkv, *position.parameters()])
+    return [y * (up != 0), *found]
+
+
+def assert_paths_agree(mask: Mask, position: Position, at: Place, of: Place, groups: int, path: str = "blocked") -> str:
+    """The path's results are those of the definition; what path it was, and why."""
+    qkv = draw(at, of, groups)
+    up = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * (at.seg != PADDING)[:, None, :, None]
+    kernel = Softmax(mask, path=path)  # type: ignore[arg-type]
+    wanted = run(Softmax(mask, path="naive"), position, qkv, up, at, of)
+    torch.testing.assert_close(run(kernel, position, qkv, up, at, of), wanted, atol=1e-10, rtol=0)
+    return kernel.explain(*qkv, at, of, position)
+
+
+@pytest.mark.usefixtures("small", "operators")
+@pytest.mark.parametrize("mask", [Causal(), Everything(), Heads({1: Causal()}, rest=~Causal())], ids=repr)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", POSITIONS)
+def test_every_path_is_the_definition(name: str, layout: str, mask: Mask) -> None:
+    place = place_of(LAYOUTS[layout])
+    position = POSITIONS[name]().double()
+    for path, groups in (("blocked", 2), ("auto", HEADS)):
+        said = assert_paths_agree(mask, position, place, place, groups, path)
+        assert said.startswith("blocked: ")
+    cut = name == "bent" or isinstance(mask, Heads) or layout == "in pieces"
+    if not (mask == Everything() and "past" in name):
+        assert ("written out for" in said) == cut, said
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("past", "new"), [(5, 1), (5, 9), (0, 4), (30, 3)])
+@pytest.mark.parametrize("name", POSITIONS)
+def test_queries_at_the_end_of_a_cache(name: str, past: int, new: int) -> None:
+    of = locate(torch.zeros(2, past + new, dtype=torch.long), None, None)[0]
+    at = of.columns(past, past + new)
+    assert at.layout == Plain(past)
+    assert_paths_agree(Causal(), POSITIONS[name]().double(), at, of, 2)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", POSITIONS)
+def test_queries_of_another_sequence(name: str) -> None:
+    at, of = place_of([[0] * 11] * 2), place_of([[0] * 6] * 2)
+    for mask, (a, b) in itertools.product((Everything(), Causal()), ((at, of), (of, at))):
+        assert_paths_agree(mask, POSITIONS[name]().double(), a, b, HEADS)
+
+
+@pytest.mark.parametrize("name", sorted(POSITIONS.keys() - {"bent"}))
+def test_only_distances_count(name: str) -> None:
+    place = place_of(LAYOUTS["packed"])
+    later = place._replace(pos=place.pos + 1000, layout=None)
+    qkv, position = draw(place, place), POSITIONS[name]().double()
+    for path in ("naive", "blocked"):
+        kernel = Softmax(Causal(), path=path)  # type: ignore[arg-type]
+        ys = [kernel(*qkv, where, where, position).y for where in (place, later)]
+        torch.testing.assert_close(*ys, atol=1e-12, rtol=0)
+
+
+def test_it_says_which_way_it_goes_and_why() -> None:
+    place, short = place_of([[0] * 200]), place_of([[0] * 20])
+    packed = place_of([[0] * 90 + [1] * 110])
+
+    def say(position: Position, where: Place, **words: Any) -> str:
+        return Softmax(Causal(), **words).explain(*draw(where, where), where, where, position)
+
+    fused = "a fused call for 256 queries at a time, its mask a view of one short vector"
+    assert say(Alibi(HEADS), place) == f"blocked: Alibi adds a number for each distance: {fused}"
+    assert say(Alibi(HEADS), packed).endswith(f"{fused}, each of 2 documents by itself")
+    near = "near keys written out, all others in fused calls"
+    assert say(T5Buckets(HEADS), place) == f"blocked: T5Buckets takes keys beyond a distance for alike: {near}"
+    with torch.no_grad():
+        assert say(T5Buckets(HEADS), place) == f"blocked: T5Buckets adds a number for each distance: {fused}"
+    acts = "acts on the score and value of each pair"
+    assert say(Shaw(KEY, value=VALUE), short) == f"naive: Shaw {acts}, and there are few"
+    assert say(Bent(), place) == f"blocked: Bent {acts}: written out for 128 queries at a time"
+    assert say(Alibi(HEADS), place, dropout=0.1).endswith("written out for 128 queries at a time")
+    assert say(Alibi(HEADS), short, path="flex").startswith("flex: Alibi acts on the score of each pair: one compiled")
+    for position, words in ((Shaw(KEY, value=VALUE), {}), (Bent(), {}), (Alibi(HEADS), {"dropout": 0.5})):
+        with pytest.raises(ValueError, match="path 'flex' needs a position that adds to scores by distance alone"):
+            say(position, place, path="flex", **words)
+
+
+def test_dropout_acts_on_weights_and_keeps_the_mean() -> None:
+    place = place_of([[0] * 300])
+    q = torch.zeros(1, HEADS, 300, KEY)
+    v = torch.ones(1, HEADS, 300, VALUE)
+    kernel = Softmax(Everything(), dropout=0.5, path="blocked")
+    y = kernel(q, q, v, place, place, Alibi(HEADS)).y
+    assert y.std() > 0.05
+    assert abs(y.mean().item() - 1) < 0.05
+    # a dropped weight takes the value and the vector of its position alike: where these cancel, nothing is left
+    position = Shaw(KEY, value=VALUE)
+    torch.nn.init.constant_(position.values.data, -1.0)
+    assert kernel(q, q, v, place, place, position).y.abs().max() < 1e-5
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operator makes, by what it occupies, not by its view."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, Tensor):
+                self.size = max(self.size, leaf.untyped_storage().nbytes() // leaf.element_size())
+        return found
+
+
+@pytest.mark.parametrize("mask", [Causal(), Everything()], ids=repr)
+@pytest.mark.parametrize("name", ["alibi", "t5", "t5 past", "shaw", "shaw past", "bent"])
+def test_no_tensor_grows_with_the_square_of_the_length(name: str, mask: Mask) -> None:
+    sizes = []
+    for length in (512, 1024, 2048):
+        place = locate(torch.zeros(1, length, dtype=torch.long), None, None)[0]
+        qkv = tuple(torch.randn(1, HEADS, length, width, requires_grad=True) for width in (KEY, KEY, VALUE))
+        with Largest() as largest:
+            Softmax(mask)(*qkv, place, place, POSITIONS[name]()).y.sum().backward()
+        sizes.append(largest.size)
+    assert sizes[2] <= 2.1 * sizes[1] <= 4.5 * sizes[0]
+    assert sizes[2] < HEADS * 2048**2 / 4
