@@ -31,6 +31,7 @@ LEVELS = [
     {"train", "check"},
     {"evaluate", "view"},
     {"bench"},
+    {"compare"},
     {"cli"},
     {"__main__"},
 ]

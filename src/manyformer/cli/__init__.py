@@ -17,6 +17,7 @@ COMMANDS = (
     "evaluate",
     "check",
     "bench",
+    "compare",
     "plot",
     "doctor",
 )

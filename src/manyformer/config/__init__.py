@@ -14,7 +14,7 @@ from manyformer.config.data import (
 from manyformer.config.describe import Setting, describe_settings, json_schema
 from manyformer.config.load import KINDS, RUN_FILE, load_run
 from manyformer.config.run import Run
-from manyformer.config.shipped import about_run, shipped_runs
+from manyformer.config.shipped import about_run, shipped_comparisons, shipped_runs
 from manyformer.config.training import (
     Adam,
     AdamW,
@@ -64,5 +64,6 @@ __all__ = [
     "json_schema",
     "load_run",
     "longest_row",
+    "shipped_comparisons",
     "shipped_runs",
 ]

@@ -1,0 +1,93 @@
+"""Claims about a comparison, and whether they hold: `alibi@256 <= alibi@64 + 0.03`."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from manyformer.errors import UserError, nearest
+
+_CLAIM = re.compile(
+    r"(?P<left>.+?)\s*(?P<sign><=|>=|<|>)\s*(?P<right>.+?)(?:\s+(?P<how>[-+*])\s*(?P<number>[\d.eE-]+))?"
+)
+_HOLDS: dict[str, Callable[[float, float], bool]] = {
+    "<=": lambda a, b: a <= b,
+    ">=": lambda a, b: a >= b,
+    "<": lambda a, b: a < b,
+    ">": lambda a, b: a > b,
+}
+
+
+class Place(NamedTuple):
+    """A cell of the table: a case, and which value of the sweep."""
+
+    case: str
+    number: int
+
+
+class Claim(NamedTuple):
+    """The first score at one place against that at another, or against a number, with something added or multiplied."""
+
+    text: str
+    left: Place
+    sign: str
+    right: Place | float
+    how: str
+    number: float
+
+
+class Verdict(NamedTuple):
+    """What became of a claim; `holds` is None where a value is missing."""
+
+    text: str
+    holds: bool | None
+    found: str
+
+    @property
+    def words(self) -> str:
+        """One line for people."""
+        says = {True: "holds", False: "DOES NOT HOLD", None: "cannot be told"}[self.holds]
+        return f"{says}: {self.text} ({self.found})"
+
+
+def parse(text: str, cases: Sequence[str], values: Sequence[Any]) -> Claim:
+    """The claim that a line makes. Raises UserError with what would be right."""
+    found = _CLAIM.fullmatch(text.strip())
+    if found is None:
+        raise UserError(f"claims: '{text}' is none; write CASE@VALUE <= CASE@VALUE + 0.1, or a number at the right")
+    left = _place(found["left"], cases, values, text)
+    right = _number(found["right"])
+    number = _number(found["number"] or "0")
+    if number is None:
+        raise UserError(f"claims: '{text}': {found['number']} is no number")
+    there = _place(found["right"], cases, values, text) if right is None else right
+    return Claim(text.strip(), left, found["sign"], there, found["how"] or "+", number)
+
+
+def judge(claim: Claim, mean: Callable[[Place], float | None]) -> Verdict:
+    """Whether the claim holds of the means over seeds."""
+    left = mean(claim.left)
+    right = claim.right if isinstance(claim.right, float) else mean(claim.right)
+    if left is None or right is None:
+        return Verdict(claim.text, None, "a value is missing")
+    bound = right * claim.number if claim.how == "*" else right + (claim.number if claim.how == "+" else -claim.number)
+    return Verdict(claim.text, _HOLDS[claim.sign](left, bound), f"{left:.4g} against {bound:.4g}")
+
+
+def _place(word: str, cases: Sequence[str], values: Sequence[Any], text: str) -> Place:
+    case, at, value = word.strip().rpartition("@") if "@" in word else (word.strip(), "", "")
+    if case not in cases:
+        raise UserError(f"claims: '{text}': there is no case '{case}'; {nearest(case, cases)}")
+    known = [str(one) for one in values]
+    if bool(at) != (values[0] is not None):
+        example = f"{case}@{known[0]}" if not at else case
+        raise UserError(f"claims: '{text}': write {example}{'' if at else ', for one value of the sweep'}")
+    if at and value not in known:
+        raise UserError(f"claims: '{text}': the sweep has no value {value}; {nearest(value, known)}")
+    return Place(case, known.index(value) if at else 0)
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None

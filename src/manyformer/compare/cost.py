@@ -1,0 +1,50 @@
+"""What a training step of each case costs: time in turns, so that a busy machine disturbs all alike, and memory."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from manyformer.bench.clock import middle, take_turns
+from manyformer.bench.memory import extra_memory
+from manyformer.config import Run
+from manyformer.train.build import build_model, choose_device, make_objective
+from manyformer.train.engine import Engine
+from manyformer.train.sharing import Alone
+from manyformer.train.verb import open_source
+from manyformer.train.world import ALONE
+
+ROUNDS = 7
+
+
+class Step(NamedTuple):
+    """A training step: the median time in seconds, and the memory it needs for a while in bytes, where known."""
+
+    seconds: float
+    memory: int | None
+
+
+def steps(runs: Mapping[str, tuple[Run, Path]], rounds: int = ROUNDS) -> dict[str, Step]:
+    """Time a step of each run on a batch of its own data; the path is the run's folder."""
+    jobs = {name: _Job(run, folder) for name, (run, folder) in runs.items()}
+    device = choose_device(next(iter(runs.values()))[0].device, ALONE)
+    for job in jobs.values():
+        job()
+    memory = {name: extra_memory(job, device) for name, job in jobs.items()}
+    times = take_turns(jobs, rounds, device)
+    return {name: Step(middle(times[name]).median, memory[name]) for name in jobs}
+
+
+class _Job:
+    """One step at a learning rate of 0."""
+
+    def __init__(self, run: Run, folder: Path) -> None:
+        data = open_source(run, folder, lambda text: None)
+        torch.manual_seed(run.seed)
+        objective = make_objective(run, build_model(run, data), choose_device(run.device, ALONE))
+        self._engine = Engine(objective, run.optim, Alone())
+        self._batches = [next(data.train) for _ in range(run.batch.accumulate)]
+
+    def __call__(self) -> None:
+        self._engine.step(self._batches, 0.0)

@@ -1,0 +1,159 @@
+"""Carrying out a comparison: every case with every seed, each kept as soon as it is measured."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from manyformer.compare.progress import Meter
+from manyformer.compare.report import Measured
+from manyformer.compare.scoring import Scored, Scorer
+from manyformer.config import RUN_FILE, Run
+from manyformer.config.comparison import Case, Comparison
+from manyformer.errors import UserError
+from manyformer.summary import count_parameters
+from manyformer.train import Diverged, train
+from manyformer.train.disk import replace_text
+from manyformer.train.folder import as_run
+from manyformer.train.metrics import read_rows
+
+MEASURED = "measured.json"
+
+ELSEWHERE = {"out", "log", "save", "track", "device"}
+"""Sections of a run that change nothing that is measured."""
+
+
+class Runner:
+    """Trains and scores the cases below `folder`; what is there already is taken as it is."""
+
+    def __init__(self, comparison: Comparison, folder: Path, seeds: int) -> None:
+        self.comparison, self.folder, self.seeds = comparison, folder, seeds
+        self._folders = _folder_names([case.name for case in comparison.cases])
+
+    def go(self, meter: Meter) -> Iterator[Measured]:
+        """Everything, in the order of work: one seed of all cases after the other."""
+        cases = sorted(self.comparison.cases, key=lambda case: case.trained is not None)
+        for seed in range(self.seeds):
+            for case in cases:
+                yield self._measured(case, seed, meter)
+
+    def check(self) -> None:
+        """Raise UserError where a folder holds a training with other settings."""
+        for case in self.comparison.cases:
+            for seed in range(self.seeds):
+                run = self.run(case, seed)
+                assert run.out is not None
+                file = Path(run.out) / RUN_FILE
+                if case.trained is None and file.is_file() and _key(as_run(file)) != _key(run):
+                    raise UserError(
+                        f"{file.parent} was trained with other settings or another budget; choose another --out, or "
+                        "start over with --fresh"
+                    )
+
+    def missing(self) -> int:
+        """How many trainings are not measured yet."""
+        return sum(
+            self._kept(case, seed) is None
+            for case in self.comparison.cases
+            for seed in range(self.seeds)
+            if case.trained is None
+        )
+
+    def run(self, case: Case, seed: int) -> Run:
+        """The run of a case with a seed, in a folder of its own."""
+        out = self.folder / self._folders[case.name] / f"seed-{case.run.seed + seed}"
+        return case.run.model_copy(update={"seed": case.run.seed + seed, "out": str(out)})
+
+    def _measured(self, case: Case, seed: int, meter: Meter) -> Measured:
+        kept = self._kept(case, seed)
+        return self._measure(case, seed, meter) if kept is None else kept
+
+    def _measure(self, case: Case, seed: int, meter: Meter) -> Measured:
+        run, name = self.run(case, seed), f"{case.name}, seed {case.run.seed + seed}"
+        assert run.out is not None
+        trained = run if case.trained is None else self.run(self.comparison.case(case.trained), seed)
+        assert trained.out is not None
+        try:
+            if case.trained is None:
+                train(run, on_event=meter.listener(name))
+            scorer = Scorer(Path(trained.out), trained, self.comparison.file.score, self.comparison.file.split)
+            found = list(self._score(scorer, case, name, run.seed, meter))
+            parameters = count_parameters(scorer.model)
+        except Diverged as error:
+            # a result like others: nothing is learned this way
+            nothing = dict.fromkeys(self.comparison.file.score)
+            found, parameters = [Scored(nothing, f"seed {run.seed}: {error}")] * len(case.points), None
+        minutes, steps = _effort(Path(trained.out))
+        scores, why = tuple(one.scores for one in found), tuple(one.why for one in found)
+        own = minutes if case.trained is None else None
+        measured = Measured(case.name, run.seed, scores, why, own, steps, parameters)
+        self._keep(case, seed, measured)
+        if case.trained is None:
+            meter.ended(f"{name}: {self._in_words(measured)}")
+        return measured
+
+    def _score(self, scorer: Scorer, case: Case, name: str, seed: int, meter: Meter) -> Iterator[Scored]:
+        for value, point in zip(self.comparison.values, case.points, strict=True):
+            meter.glimpse(f"{name}: scoring" + ("" if value is None else f" at {value}"), 1.0)
+            yield scorer(None if point is None else point.model_copy(update={"seed": seed}))
+
+    def _in_words(self, measured: Measured) -> str:
+        first = self.comparison.file.score[0]
+        values = [scores[first] for scores in measured.scores]
+        return f"{first} {', '.join('none' if value is None else f'{value:.4g}' for value in values)}"
+
+    def _kept(self, case: Case, seed: int) -> Measured | None:
+        """What was measured before, where it was for exactly this."""
+        run = self.run(case, seed)
+        assert run.out is not None
+        try:
+            found = json.loads((Path(run.out) / MEASURED).read_text(encoding="utf-8"))
+            if found.pop("key") != self._question(case, seed):
+                return None
+            return Measured(**{**found, "scores": tuple(found["scores"]), "why": tuple(found["why"])})
+        except (OSError, ValueError, KeyError, TypeError):
+            # missing, half written or of another time: measured again, from the trained model where there is one
+            return None
+
+    def _keep(self, case: Case, seed: int, measured: Measured) -> None:
+        run = self.run(case, seed)
+        assert run.out is not None
+        Path(run.out).mkdir(parents=True, exist_ok=True)
+        content = {"key": self._question(case, seed), **asdict(measured)}
+        replace_text(Path(run.out) / MEASURED, json.dumps(content, indent=1) + "\n")
+
+    def _question(self, case: Case, seed: int) -> str:
+        """Equal where the same is asked: the run, what it is scored by and under which settings."""
+        trained = None if case.trained is None else _key(self.run(self.comparison.case(case.trained), seed))
+        points = [None if point is None else _key(point) for point in case.points]
+        file = self.comparison.file
+        return _hash([_key(self.run(case, seed)), trained, points, file.score, file.split])
+
+
+def _key(run: Run) -> str:
+    return _hash(run.model_dump(mode="json", exclude=ELSEWHERE))
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _effort(folder: Path) -> tuple[float | None, int]:
+    """Minutes and steps of a training, by its metrics."""
+    rows = list(read_rows(folder / "metrics.jsonl"))
+    return (rows[-1]["seconds"] / 60, rows[-1]["step"]) if rows else (None, 0)
+
+
+def _folder_names(cases: list[str]) -> dict[str, str]:
+    """A plain folder's name for each case, no two alike."""
+    names: dict[str, str] = {}
+    for case in cases:
+        plain = re.sub(r"[^a-z0-9]+", "-", case.lower()).strip("-") or "case"
+        number, name = 1, plain
+        while name in names.values():
+            number, name = number + 1, f"{plain}-{number + 1}"
+        names[case] = name
+    return names

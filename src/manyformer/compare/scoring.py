@@ -1,0 +1,148 @@
+"""Scoring a trained model once more, under other settings than it was trained with."""
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from manyformer.batches import Batch
+from manyformer.config import Evaluate, Run, SyntheticData, TextData, longest_row
+from manyformer.data import Data, load_tokenizers, open_data
+from manyformer.errors import UserError, nearest
+from manyformer.evaluate import Settings
+from manyformer.evaluate.held import split_of
+from manyformer.evaluate.tasks import TASKS, Ask
+from manyformer.face import load
+from manyformer.models import Model, Score
+from manyformer.models.files import read_weights
+from manyformer.recipes import build, get
+from manyformer.train.build import choose_autocast, choose_device
+from manyformer.train.evaluation import Judge
+from manyformer.train.objective import Objective, to_device
+from manyformer.train.world import ALONE
+
+
+class Kind(NamedTuple):
+    """How a score is told: its unit or nothing, whether less of it is better, and how many digits it deserves."""
+
+    unit: str = ""
+    less: bool = False
+    digits: int = 2
+
+
+LIKELIHOOD = {
+    "loss": Kind("nats", less=True, digits=3),
+    "accuracy": Kind("%"),
+    "perplexity": Kind(less=True),
+    "bits_per_byte": Kind(less=True, digits=3),
+}
+"""What the likelihood of the held-out data gives, for every task."""
+
+EVALUATED: dict[str, dict[str, Kind]] = {
+    "language-model": {"bits_per_character": Kind(less=True, digits=4)},
+    "translation": {"bleu": Kind(), "chrf": Kind(), "ter": Kind(less=True), "exact": Kind("%")},
+    "classification": {"macro_f1": Kind("%"), "micro_f1": Kind("%")},
+    "image-classification": {"macro_f1": Kind("%"), "micro_f1": Kind("%")},
+}
+"""What `manyformer evaluate` computes besides, by task."""
+
+
+def kind_of(score: str) -> Kind:
+    """How this score is told. Raises UserError for a score that nobody knows."""
+    known = LIKELIHOOD | {name: kind for kinds in EVALUATED.values() for name, kind in kinds.items()}
+    if score not in known:
+        raise UserError(f"there is no score '{score}'; {nearest(score, known)}")
+    return known[score]
+
+
+def check_score(score: str, run: Run) -> None:
+    """Raise UserError where a run of this task has no such score."""
+    task = get(run.recipe).card.task
+    known = LIKELIHOOD | EVALUATED.get(task, {})
+    kind_of(score)
+    if score not in known:
+        raise UserError(f"{run.recipe} ({task}) has no score '{score}'; it has {', '.join(known)}")
+
+
+class Scored(NamedTuple):
+    """The scores by name, None where the model cannot be scored so; `why` says why not."""
+
+    scores: dict[str, float | None]
+    why: str | None = None
+
+
+class Scorer:
+    """Scores the final model of the run in `folder` under the settings of other runs."""
+
+    def __init__(self, folder: Path, trained: Run, names: Sequence[str], split: str) -> None:
+        self.folder, self.trained, self.names, self.split = folder, trained, names, split
+        self.task = get(trained.recipe).card.task
+        self.device = choose_device(trained.device, ALONE)
+        self.model = load(folder)
+
+    def __call__(self, point: Run | None) -> Scored:
+        """The scores under the settings of `point`."""
+        nothing: dict[str, float | None] = dict.fromkeys(self.names)
+        if point is None:
+            return Scored(nothing, f"{self.trained.recipe} has no such keyword")
+        model = self._model(point).to(self.device)
+        length = longest_row(point.data)
+        if model.longest is not None and model.longest < length != longest_row(self.trained.data):
+            return Scored(nothing, f"it was built for {model.longest} positions, and there are {length}")
+        # a batch holds one row at least
+        point = point.model_copy(
+            update={"batch": point.batch.model_copy(update={"tokens": max(length, point.batch.tokens)})}
+        )
+        with torch.inference_mode():
+            return Scored(
+                {name: self._likelihood(model, point).get(name) for name in self.names} | self._rest(model, point)
+            )
+
+    def _model(self, point: Run) -> Model:
+        """The trained weights in a model of the point's keywords."""
+        keywords = self.model.spec.keywords
+        changed = {name: value for name, value in point.model.items() if keywords[name] != value}
+        if not changed:
+            return self.model
+        model = build(self.model.spec.recipe, **{**keywords, **changed})
+        read_weights(model, self.folder / "model")
+        return model.eval()
+
+    def _likelihood(self, model: Model, point: Run) -> dict[str, float]:
+        if not set(self.names) & set(LIKELIHOOD):
+            return {}
+        objective = Objective(model, smoothing=0.0, autocast=choose_autocast(point.precision, self.device)).eval()
+
+        def score(batch: Batch) -> Score:
+            found = objective(to_device(batch, self.device))
+            assert isinstance(found, Score)
+            return found
+
+        with ExitStack() as stack:
+            data = self._data(point, stack)
+            held = data.valid if self.split == "valid" else data.test
+            if held is None:
+                raise UserError(f"split is test, but {self.trained.recipe} learned from data without any (data.test)")
+            found = Judge(score, held, Evaluate(), ALONE)()
+        assert found is not None
+        return {**found, "accuracy": 100 * found["accuracy"]}
+
+    def _data(self, point: Run, stack: ExitStack) -> Data:
+        """The point's data; what training prepared is not written over."""
+        shared = point.data == self.trained.data or isinstance(point.data, TextData | SyntheticData)
+        room = self.folder / "data" if shared else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        return open_data(point.data, self.task, batch_tokens=point.batch.tokens, cache=room, seed=point.seed)
+
+    def _rest(self, model: Model, point: Run) -> dict[str, float | None]:
+        """The scores that are more than a likelihood."""
+        wanted = [name for name in self.names if name not in LIKELIHOOD]
+        if not wanted:
+            return {}
+        material = split_of(point, self.task, self.folder, self.split)
+        tokenizers = load_tokenizers(self.folder / "model")
+        found, _ = TASKS[self.task](Ask(model, tokenizers, point, material, Settings(), lambda share: None))
+        values = {score.name.lower().replace(" ", "_"): score.value for score in found}
+        return {name: values[name] for name in wanted}

@@ -1,0 +1,253 @@
+"""Comparisons carried out: trained, scored, told, kept through kills, and taken up again."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyformer.compare import Compared, Measured, compare
+from manyformer.compare.claims import judge, parse
+from manyformer.config import RUN_FILE
+from manyformer.errors import UserError
+
+FILE = """title: Positions
+seeds: 2
+score: [loss, accuracy]
+run:
+  recipe: compose
+  model: {dim: 16, depth: 1, heads: 2}
+  data: {kind: synthetic, length: 16, valid: 1024}
+  batch: {tokens: 256}
+  limits: {steps: 4}
+  optim: {lr: 0.01}
+  evaluate: {every: null}
+cases:
+  learned: {model: {position: learned}}
+  rope: {model: {position: rope}}
+  rope, YaRN: {trained: rope, model: {position: rope-yarn, stretch: 2.0}}
+sweep: {data.length: [16, 32]}
+claims: [rope@16 <= learned@16 + 9, rope@32 < 0, learned@32 <= 9]
+"""
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Compared, list[str]]:
+    """A comparison carried out once: its folder, what it gave and what it said."""
+    folder = tmp_path_factory.mktemp("compared")
+    (folder / "mine.yaml").write_text(FILE)
+    said: list[str] = []
+    return folder, compare(folder / "mine.yaml", out=folder / "out", tell=said.append), said
+
+
+def test_every_case_is_trained_with_every_seed(done: tuple[Path, Compared, list[str]]) -> None:
+    folder, found, said = done
+    runs = sorted(str(path.parent.relative_to(folder / "out")) for path in (folder / "out").rglob(RUN_FILE))
+    assert runs == ["learned/seed-0", "learned/seed-1", "rope/seed-0", "rope/seed-1"]
+    assert [(one.case, one.seed) for one in found.measured] == [
+        (case, seed) for case in ("learned", "rope", "rope, YaRN") for seed in (0, 1)
+    ]
+    assert len(said) == 4
+    assert said[0].startswith("learned, seed 0: loss ")
+    assert said[-1].endswith("4 of 4 trained")
+
+
+def test_what_cannot_be_scored_is_a_dash_with_its_reason(done: tuple[Path, Compared, list[str]]) -> None:
+    _, found, _ = done
+    assert found.values("learned", "loss", 1) == []
+    assert found.rows[0][2] == "–"
+    assert "learned at data.length 32: it was built for 16 positions, and there are 32" in found.notes
+    assert found.mean("rope", "loss", 1) is not None
+
+
+def test_scores_are_those_of_the_trained_model(done: tuple[Path, Compared, list[str]]) -> None:
+    folder, found, _ = done
+    result = json.loads((folder / "out/rope/seed-1/result.json").read_text())
+    assert found.of("rope")[1].scores[0]["loss"] == pytest.approx(result["scores"]["loss"], abs=1e-6)
+    assert found.of("rope")[1].scores[0]["accuracy"] == pytest.approx(100 * result["scores"]["accuracy"], abs=1e-6)
+    # other angles, same weights: near, and not the same
+    plain, scaled = (found.values(case, "loss") for case in ("rope", "rope, YaRN"))
+    assert all(a != b and abs(a - b) < 0.5 for a, b in zip(plain, scaled, strict=True))
+
+
+def test_the_table_has_mean_and_deviation(done: tuple[Path, Compared, list[str]]) -> None:
+    folder, found, _ = done
+    values = found.values("rope", "loss")
+    row = found.rows[1]
+    assert found.headers[:3] == ["case", "loss (nats) at 16", "loss (nats) at 32"]
+    assert row[1] == f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}"
+    assert int(row[5].replace(",", "")) > 1000
+    table = (folder / "out/table.md").read_text()
+    assert f"| rope | {row[1]} |" in table
+    assert "claim holds: rope@16 <= learned@16 + 9" in table
+    assert "claim DOES NOT HOLD: rope@32 < 0" in table
+    assert "claim cannot be told: learned@32 <= 9 (a value is missing)" in table
+
+
+def test_scripts_find_everything(done: tuple[Path, Compared, list[str]]) -> None:
+    folder, found, _ = done
+    record = json.loads((folder / "out/results.json").read_text())
+    assert record["values"] == [16, 32]
+    assert record["table"][1]["scores"][0]["mean"] == pytest.approx(found.mean("rope", "loss"))
+    assert [claim["holds"] for claim in record["claims"]] == [True, False, None]
+    lines = (folder / "out/table.csv").read_text().splitlines()
+    assert lines[0] == "case,seed,data.length,score,value"
+    assert len(lines) == 1 + 3 * 2 * 2 * 2
+    assert "learned,0,32,loss," in lines
+    assert (folder / "out/picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_done_is_not_done_again(
+    done: tuple[Path, Compared, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, found, _ = done
+    monkeypatch.setattr("manyformer.compare.runner.train", lambda *a, **k: pytest.fail("trained again"))
+    again = compare(folder / "mine.yaml", out=folder / "out")
+    assert again.measured == found.measured
+    fewer = compare(folder / "mine.yaml", out=folder / "out", seeds=1)
+    assert fewer.rows[1][1] == f"{found.values('rope', 'loss')[0]:.3f}"
+    monkeypatch.undo()
+    # other questions to the same models
+    (folder / "more.yaml").write_text(FILE.replace("[16, 32]", "[16, 32, 48]"))
+    more = compare(folder / "more.yaml", out=folder / "out")
+    assert more.values("rope", "loss", 1) == found.values("rope", "loss", 1)
+    assert len(more.values("rope", "loss", 2)) == 2
+
+
+def test_another_budget_is_another_comparison(done: tuple[Path, Compared, list[str]]) -> None:
+    folder, _, _ = done
+    with pytest.raises(UserError, match=r"learned/seed-0 was trained with other settings .* choose another --out"):
+        compare(folder / "mine.yaml", ["limits.steps=5"], out=folder / "out")
+
+
+def test_steps_are_timed_and_one_setting_needs_no_sweep(tmp_path: Path) -> None:
+    text = FILE.replace("sweep: {data.length: [16, 32]}", "cost: [step, memory]").replace("@16", "").split("claims")[0]
+    (tmp_path / "mine.yaml").write_text(text + "claims: [rope <= learned + 9]\n")
+    found = compare(tmp_path / "mine.yaml", out=tmp_path / "out", seeds=1)
+    assert found.headers == ["case", "loss (nats)", "accuracy (%)", "ms a step", "MB a step"]
+    assert float(found.rows[0][3]) > 0
+    assert found.rows[2][3] == "–"
+    assert found.verdicts[0].holds
+    assert (tmp_path / "out/picture.png").stat().st_size > 10_000
+    fresh = compare(tmp_path / "mine.yaml", out=tmp_path / "out", seeds=1, fresh=True)
+    assert (tmp_path / "out.old-1").is_dir()
+    assert fresh.mean("rope", "loss") == found.mean("rope", "loss")
+
+
+def test_a_training_that_diverges_is_a_dash(tmp_path: Path) -> None:
+    text = FILE.replace(
+        "rope: {model: {position: rope}}", "rope: {model: {position: rope}, optim: {lr: 1.0e+30, clip: null}}"
+    )
+    (tmp_path / "mine.yaml").write_text(text.split("  rope, YaRN")[0] + "sweep: {data.length: [16]}\n")
+    found = compare(tmp_path / "mine.yaml", out=tmp_path / "out", seeds=1)
+    assert found.mean("learned", "loss") is not None
+    assert found.rows[1][1] == "–"
+    assert any("rope at data.length 16: seed 0: " in note for note in found.notes)
+
+
+def killed_on_the_way(folder: Path, number: signal.Signals) -> int:
+    """Start the command, and end it by a signal once the second case is being trained; its exit code."""
+    command = [sys.executable, "-m", "manyformer", "compare", "mine.yaml", "limits.steps=400", "--seeds", "1"]
+    command += ["save.every=20", "--out", "out"]
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    checkpoints = folder / "out/rope/seed-0/checkpoints"
+    begun = time.monotonic()
+    while not (checkpoints.is_dir() and any(checkpoints.glob("step-*"))):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() - begun < 200
+        time.sleep(0.02)
+    os.kill(process.pid, number)
+    process.communicate(timeout=100)
+    return process.returncode
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_comparison_goes_on_where_it_was(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "mine.yaml").write_text(FILE)
+    code = killed_on_the_way(tmp_path, number)
+    assert code == (-9 if number == signal.SIGKILL else 130)
+    kept = (tmp_path / "out/learned/seed-0/measured.json").stat().st_mtime_ns
+    assert not (tmp_path / "out/rope/seed-0/measured.json").exists()
+    begun: list[int] = []
+
+    def hear(text: str) -> None:
+        if text.startswith("rope, seed 0: step "):
+            begun.append(int(text.split()[4].rstrip(",")))
+
+    found = compare(
+        tmp_path / "mine.yaml", ["limits.steps=400", "save.every=20"], seeds=1, out=tmp_path / "out", each=hear
+    )
+    assert begun[0] > 20, "it began from the beginning"
+    assert (tmp_path / "out/learned/seed-0/measured.json").stat().st_mtime_ns == kept
+    whole = compare(tmp_path / "mine.yaml", ["limits.steps=400", "save.every=20"], seeds=1, out=tmp_path / "whole")
+    assert [one.scores for one in whole.measured] == [one.scores for one in found.measured]
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("a@1 <= b@1", True),
+        ("a@1 >= b@1", False),
+        ("a + c@1 <= b@1 + 0.5", True),
+        ("b@1 < a@1 * 1.5", False),
+        ("b@1 <= a@1 * 2", True),
+        ("b@1 > a@1 + 0.99", True),
+        ("a@1 <= b@1 - 0.99", True),
+        ("b@2 < 3", None),
+    ],
+)
+def test_claims(text: str, holds: bool | None) -> None:
+    values = {("a", 0): 1.0, ("b", 0): 2.0, ("a + c", 0): 2.4}
+    verdict = judge(parse(text, ["a", "b", "a + c"], [1, 2]), lambda place: values.get((place.case, place.number)))
+    assert verdict.holds is holds
+
+
+def test_numbers_of_one_seed_have_no_deviation() -> None:
+    one = Measured("a", 0, ({"loss": 1.0},), (None,), 1.0, 3, 5)
+    found = Compared(None, 1, (one,))  # type: ignore[arg-type]
+    assert found.mean("a", "loss") == 1.0
+    assert found.deviation("a", "loss") is None
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from manyformer.cli import run
+
+    def call(*words: str) -> tuple[int, Any]:
+        capsys.readouterr()
+        code = run(["compare", *words])
+        return code, capsys.readouterr()
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(FILE)
+    assert "positions/extrapolation" in call()[1].out
+    assert {record["name"] for record in json.loads(call("--json")[1].out)} >= {"positions/extrapolation"}
+    code, said = call("mine.yaml", "--dry-run")
+    assert (code, said.err) == (0, "")
+    assert "4 trainings" in said.out
+    assert "weights of rope" in said.out
+    assert not (tmp_path / "comparisons").exists()
+    assert call("mine.yaml", "--show")[1].out == FILE
+    code, said = call("mine.yaml", "--seeds", "1", "limits.steps=2")
+    assert code == 0
+    assert "note: learned at data.length 32" in said.out
+    assert "wrote comparisons/mine/picture.png" in said.out
+    assert "2 of 2 trained" in said.err
+    code, said = call("mine.yaml", "--seeds", "1", "limits.steps=2", "--json")
+    assert json.loads(said.out)["seeds"] == 1
+    for words, message in (
+        (["mine.yml"], "there is no comparison and no file 'mine.yml'"),
+        (["mine.yaml", "--sedes", "3"], "(or the option --seeds?)"),
+        (["limits.steps=3"], "needs a name or a file"),
+        (["mine.yaml", "limits.steps=3"], "or start over with --fresh"),
+    ):
+        code, said = call(*words)
+        assert code == 2
+        assert message in said.err, said.err
+        assert all(line.startswith("error: ") for line in said.err.splitlines())
+    assert "sweep:" in call("--help")[1].out
