@@ -1,27 +1,100 @@
-"""Absolute positions against the formula of the paper, written with a plain loop."""
+"""Absolute positions against the formulas of the papers, written with plain loops, and against a released table."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from manyformer.position import Learned, Sinusoid
+from manyformer.core import PADDING, Context, Place, Plain
+from manyformer.models.places import locate
+from manyformer.position import (
+    XL,
+    GridConcat,
+    GridSum,
+    Learned,
+    LearnedSteps,
+    NoPosition,
+    Placed,
+    Sinusoid,
+    SinusoidSteps,
+    Timing,
+)
+from manyformer.position.absolute import Absolute
+
+LAYOUTS = ("interleaved", "halves", "timing")
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "halves"])
-def test_sinusoid_is_the_formula(layout):
-    dim, length = 10, 50
+def place_of(length: int, start: int = 0, *, plain: bool = True) -> Place:
+    pos = torch.arange(start, start + length)[None]
+    return Place(pos, torch.zeros_like(pos), Plain(start) if plain else None)
+
+
+def by_hand(length: int, dim: int, layout: str) -> Tensor:
     expected = torch.zeros(length, dim)
+    half = dim // 2
     for pos in range(length):
-        for i in range(dim // 2):
-            angle = pos / 10000 ** (2 * i / dim)
-            even, odd = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, dim // 2 + i)
-            expected[pos, even], expected[pos, odd] = math.sin(angle), math.cos(angle)
-    torch.testing.assert_close(Sinusoid(dim, layout=layout).table[:length], expected, atol=1e-6, rtol=0)
+        for i in range(half):
+            angle = pos / 10000 ** (i / max(half - 1, 1) if layout == "timing" else 2 * i / dim)
+            sine, cosine = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, half + i)
+            expected[pos, sine], expected[pos, cosine] = math.sin(angle), math.cos(angle)
+    return expected
+
+
+@pytest.mark.parametrize("dim", [2, 10])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sinusoid_is_the_formula(layout: Any, dim: int) -> None:
+    expected = by_hand(50, dim, layout)
+    sinusoid = Sinusoid(dim, layout=layout)
+    torch.testing.assert_close(sinusoid.table[:50], expected, atol=1e-6, rtol=0)
+    for plain in (True, False):
+        added = sinusoid.embed(torch.ones(2, 30, dim), place_of(30, 20, plain=plain))
+        torch.testing.assert_close(added - 1, expected[20:].expand(2, -1, -1), atol=1e-6, rtol=0)
+    # beyond the table that is kept
+    far = sinusoid.embed(torch.zeros(1, 3, dim), place_of(3, 600))
+    torch.testing.assert_close(far[0], by_hand(603, dim, layout)[600:], atol=1e-5, rtol=0)
+    assert not list(sinusoid.state_dict())
+
+
+def test_the_layouts_differ_as_they_should() -> None:
+    interleaved, halves, timing = (Sinusoid(64, layout=layout).table[:128] for layout in LAYOUTS)  # type: ignore[arg-type]
+    assert torch.equal(torch.cat([interleaved[:, ::2], interleaved[:, 1::2]], dim=1), halves)
+    assert (timing - halves).abs().max() > 1
+    # Tensor2Tensor's slowest wave is 10,000 positions to the radian exactly
+    torch.testing.assert_close(timing[:, 31], torch.sin(torch.arange(128) / 10000), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_products_know_the_distance_and_shifts_are_rotations(layout: Any) -> None:
+    table = Sinusoid(16, layout=layout).table.double()
+    products = table @ table.T
+    for shift in (0, 1, 7, 100):
+        torch.testing.assert_close(products[3, 3 + shift], products[200, 200 + shift], atol=1e-5, rtol=0)
+    assert products[5, 5] == pytest.approx(8, abs=1e-5)
+    # one linear map carries every position nine steps on
+    turn = torch.linalg.lstsq(table[:480:2], table[9:489:2]).solution
+    torch.testing.assert_close(table[1:480:2] @ turn, table[10:490:2], atol=1e-4, rtol=0)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("length", [128, 2048])
+def test_gpt_j_has_the_same_halves(length: int) -> None:
+    """Their angles are float32, so that one of 2047 radians is off by as much as its last bit, 1e-4."""
+    from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
+
+    ours = Sinusoid(64, layout="halves").rows(torch.arange(length))
+    torch.testing.assert_close(ours, create_sinusoidal_positions(length, 64), atol=length * 2**-24, rtol=0)
+
+
+def test_far_positions_do_not_collide_in_half_precision() -> None:
+    table = Sinusoid(64).to(torch.bfloat16)
+    near, far = (table.embed(torch.zeros(1, 1, 64), place_of(1, at, plain=False)) for at in (70_000, 70_001))
+    assert (near - far).abs().max() > 0.5
 
 
 @pytest.mark.parametrize("dim", [64, 63])
-def test_learned_positions_start_as_scaled_sinusoids(dim):
+def test_learned_positions_start_as_scaled_sinusoids(dim: int) -> None:
     table = Learned(dim, 40, std=0.05).weight.detach()
     assert table.shape == (40, dim)
     assert 0.045 < table.pow(2).mean().sqrt() < 0.055
@@ -29,3 +102,136 @@ def test_learned_positions_start_as_scaled_sinusoids(dim):
     assert near > 0.9 > far
     if dim == 64:
         torch.testing.assert_close(table / (0.05 * math.sqrt(2)), Sinusoid(dim).table[:40])
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_learned_position_that_does_not_exist_is_refused(plain: bool) -> None:
+    with pytest.raises(ValueError, match="position 5 does not exist: the model was built for longest=5"):
+        Learned(4, 5).embed(torch.zeros(1, 4, 4), place_of(4, 2, plain=plain))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_widths_that_cannot_be_filled_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Sinusoid: dim \(7\) must be even"):
+        Sinusoid(7)
+    with pytest.raises(ValueError, match=r"SinusoidSteps: dim \(7\) must be even"):
+        SinusoidSteps(7)
+    wrong: Any = "thirds"
+    with pytest.raises(ValueError, match=r"layout \('thirds'\) must be one of interleaved, halves, timing"):
+        Sinusoid(8, layout=wrong)
+    with pytest.raises(ValueError, match=r"Placed: XL acts on \['query', 'score'\] inside attention"):
+        Placed(XL(8, 2))
+
+
+PARTS: dict[str, Absolute] = {
+    "sinusoid": Sinusoid(8, layout="timing"),
+    "learned": Learned(8, 40, std=1.0),
+    "sum": GridSum((4, 5), [Learned(8, 4, std=1.0), Sinusoid(8)], before=1),
+    "concat": GridConcat((4, 5), [Sinusoid(2), Learned(6, 5, std=1.0)]),
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_left_padding_packing_and_pieces_change_nothing(kind: str) -> None:
+    part = PARTS[kind]
+    x = torch.randn(1, 9, 8)
+    whole = part.embed(x, place_of(9))
+    torch.testing.assert_close(part.embed(x, place_of(9, plain=False)), whole)
+    pieces = [part.embed(x[:, a:b], place_of(b - a, a)) for a, b in ((0, 1), (1, 6), (6, 9))]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
+    segments = torch.tensor([[PADDING] * 4 + [0] * 9, [0] * 3 + [1] * 9 + [PADDING]])
+    place, _ = locate(segments, segments, None)
+    rows = torch.zeros(2, 13, 8)
+    rows[0, 4:], rows[1, 3:12] = x[0], x[0]
+    found = part.embed(rows, place)
+    torch.testing.assert_close(found[0, 4:], whole[0])
+    torch.testing.assert_close(found[1, 3:12], whole[0])
+
+
+def test_padding_may_carry_any_position() -> None:
+    place = Place(torch.tensor([[999, 0, 1]]), torch.tensor([[PADDING, 0, 0]]))
+    assert Learned(4, 2).embed(torch.zeros(1, 3, 4), place).isfinite().all()
+
+
+def test_a_position_for_each_layer_is_added_where_it_stands() -> None:
+    x, tables = torch.randn(2, 6, 8), [Learned(8, 6, std=1.0) for _ in range(3)]
+    y = x
+    for table in tables:
+        y = Placed(table)(y, Context(place_of(6))).y
+    torch.testing.assert_close(y, x + sum(table.weight for table in tables))
+    out = Placed(NoPosition())(x, Context(place_of(6)), "kept")
+    assert torch.equal(out.y, x)
+    assert out.state == "kept"
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_a_grid_reads_row_after_row(before: int) -> None:
+    height, width = 3, 5
+    rows, columns = Learned(8, height, std=1.0), Learned(8, width, std=1.0)
+    grid = GridSum((height, width), [rows, columns], before=before)
+    assert grid.longest == before + 15
+    found = grid.embed(torch.zeros(1, grid.longest, 8), place_of(grid.longest))[0]
+    assert not found[:before].any()
+    for r in range(height):
+        for c in range(width):
+            cell = found[before + r * width + c]
+            torch.testing.assert_close(cell, rows.weight[r] + columns.weight[c])
+
+
+def test_a_grid_of_three_axes_one_after_the_other() -> None:
+    axes = [Sinusoid(4), Sinusoid(6, layout="halves"), Learned(2, 3, std=1.0)]
+    found = GridConcat((2, 2, 3), axes).rows(torch.arange(12))
+    for pos, (r, c, k) in enumerate((r, c, k) for r in range(2) for c in range(2) for k in range(3)):
+        torch.testing.assert_close(found[pos], torch.cat([axes[0].table[r], axes[1].table[c], axes[2].weight[k]]))  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_grids_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="position 20 does not exist: the model was built for 4 x 5 cells after 0"):
+        PARTS["concat"].embed(torch.zeros(1, 2, 8), place_of(2, 19))
+    with pytest.raises(ValueError, match="GridSum: 2 sizes need as many positions, not 1"):
+        GridSum((2, 2), [Sinusoid(4)])
+    with pytest.raises(ValueError, match="axis 1 has 3 steps, and its position has longest=2"):
+        GridSum((2, 3), [Sinusoid(4), Learned(4, 2)])
+    with pytest.raises(ValueError, match=r"GridSum: shape \(2, 0\) must have sizes of at least 1"):
+        GridSum((2, 0), [Sinusoid(4), Sinusoid(4)])
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_signal_of_the_universal_transformer(plain: bool) -> None:
+    """Section 2.1 of the paper: sines of the position and of the step, counted from 1, added up."""
+    dim, length, start = 12, 6, 3
+    timing = Timing(Sinusoid(dim), SinusoidSteps(dim))
+    x = torch.randn(2, length, dim)
+    for step in range(4):
+        expected = x.clone()
+        for i in range(length):
+            for k in range(dim // 2):
+                rate = 10000 ** (-2 * k / dim)
+                expected[:, i, 2 * k] += math.sin((start + i) * rate) + math.sin((step + 1) * rate)
+                expected[:, i, 2 * k + 1] += math.cos((start + i) * rate) + math.cos((step + 1) * rate)
+        found = timing(x, place_of(length, start, plain=plain), step)
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+def test_the_signal_of_tensor2tensor() -> None:
+    timing = Timing(Sinusoid(16, layout="timing"), LearnedSteps(16, 6))
+    x = torch.randn(1, 4, 16)
+    weight = timing.steps.weight
+    assert isinstance(weight, Tensor)
+    torch.testing.assert_close(timing(x, place_of(4), 5), x + by_hand(4, 16, "timing") + 4 * weight[5])
+    assert 0.8 < (4 * weight).std() < 1.2
+    with pytest.raises(ValueError, match="step 6 does not exist: the table was built for longest=6 steps"):
+        timing(x, place_of(4), 6)
+    zero_based = SinusoidSteps(16, layout="timing", first=0)
+    torch.testing.assert_close(zero_based(3), by_hand(4, 16, "timing")[3])
+
+
+def test_the_same_weights_at_every_step_tell_steps_apart() -> None:
+    timing = Timing(Learned(8, 5), SinusoidSteps(8))
+    x = torch.zeros(1, 5, 8)
+    first, second = (timing(x, place_of(5), step) for step in (0, 1))
+    gap = second - first
+    assert gap.abs().max() > 0.1
+    torch.testing.assert_close(gap, gap[:, :1].expand_as(gap))
+    assert timing.longest == 5

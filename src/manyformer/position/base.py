@@ -21,6 +21,8 @@ class Position(nn.Module):
     _touched: ClassVar[frozenset[str]] = frozenset()
     longest: int | None = None
     """The number of positions there are; None where any position will do."""
+    horizon: int | None = None
+    """The distance beyond which `by_distance` takes all keys for alike; None where it tells every distance apart."""
 
     def embed(self, x: Float[Tensor, "b l d"], place: Place) -> Float[Tensor, "b l d"]:
         return x

@@ -27,3 +27,22 @@ def distance(at: Place, of: Place) -> Int[Tensor, "#b l s"]:
     if isinstance(at.layout, Plain) and isinstance(of.layout, Plain):
         return of.pos[:1, None, :] - at.pos[:1, :, None]
     return of.pos[:, None, :] - at.pos[:, :, None]
+
+
+def along(each: Float[Tensor, "*b l n"], keys: int) -> Float[Tensor, "*b l s"]:
+    """Numbers by distance as numbers by key, where queries and keys each stand side by side: two views, no index.
+
+    The n = l + `keys` - 1 columns are the distances from that of the first key to the last query on, rising. Entry
+    (i, j) of the result is (i, l - 1 - i + j) of `each`: all distances are there, so nothing wraps round.
+    """
+    queries, columns = each.shape[-2:]
+    if queries == 1:
+        return each
+    # a row of the result begins one column earlier than the row above it
+    flat = each.flatten(-2)[..., queries - 1 : queries * columns - 1]
+    return flat.unflatten(-1, (queries, columns - 1))[..., :keys]
+
+
+def each_pair(row: Float[Tensor, "*b n"], queries: int) -> Float[Tensor, "*b l s"]:
+    """`along` for queries that all have the same numbers."""
+    return row.unfold(-1, row.shape[-1] - queries + 1, 1).flip(-2)

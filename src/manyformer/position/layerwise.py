@@ -1,0 +1,60 @@
+"""Positions that every layer learns for itself (Al-Rfou et al. 2019, arXiv:1808.04444)."""
+
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from manyformer.core import PADDING, Context, Layer, Out, Place, State
+from manyformer.position.absolute import Learned
+from manyformer.position.base import Position
+
+
+@final
+class Placed(Layer):
+    """A position added to the residual stream wherever this layer stands, not only to the embeddings.
+
+    Before each layer of a stack, with a `Learned` of its own, it is the positional embedding per layer of Al-Rfou et
+    al. 2019: attention and feed-forward both see it, and it stays on the stream.
+    """
+
+    def __init__(self, position: Position) -> None:
+        super().__init__()
+        if inside := position.touches() - {"embed"}:
+            raise ValueError(
+                f"Placed: {type(position).__name__} acts on {sorted(inside)} inside attention, not on a stream"
+            )
+        self.position = position
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
+        return Out(self.position.embed(x, ctx.place), state)
+
+
+@final
+class LearnedHeads(Position):
+    """A learned vector for each position added to queries, and another to keys: order without a trace in the stream.
+
+    The other thing that goes by the name of positions per layer: P W_q and P W_k for a table P that is added to what
+    attention reads queries and keys from, each product learnt as a whole. Values, feed-forward layers and memories of
+    hidden states never see it.
+    """
+
+    def __init__(self, heads: int, width: int, longest: int, *, kv_heads: int | None = None, std: float = 0.02) -> None:
+        super().__init__()
+        if longest < 1:
+            raise ValueError(f"LearnedHeads: longest ({longest}) must be at least 1 position")
+        self.longest = longest
+        self.queries = Learned(heads * width, longest, std=std)
+        self.keys = Learned((heads if kv_heads is None else kv_heads) * width, longest, std=std)
+
+    def query(self, q: Float[Tensor, "b h l e"], place: Place) -> Float[Tensor, "b h l e"]:
+        return _add(q, self.queries, place)
+
+    def key(self, k: Float[Tensor, "b g l e"], place: Place) -> Float[Tensor, "b g l e"]:
+        return _add(k, self.keys, place)
+
+
+def _add(x: Float[Tensor, "b h l e"], table: Learned, place: Place) -> Float[Tensor, "b h l e"]:
+    rows = table.rows(torch.where(place.seg == PADDING, 0, place.pos))
+    return x + rows.unflatten(-1, (x.shape[1], x.shape[3])).transpose(1, 2)

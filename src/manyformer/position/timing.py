@@ -1,0 +1,80 @@
+"""Where a token is, and how often it was worked on: signals for layers that run again and again."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyformer.core import Place
+from manyformer.position.absolute import Absolute
+from manyformer.position.waves import Layout, check_waves, waves
+
+
+class Steps(nn.Module, ABC):
+    """A vector for each step of a recurrent layer, the first being step 0."""
+
+    @abstractmethod
+    def forward(self, step: int) -> Float[Tensor, " d"]: ...
+
+
+@final
+class SinusoidSteps(Steps):
+    """The sinusoids of positions, of the step's number (Dehghani et al. 2019, section 2.1).
+
+    The paper counts steps from 1, Tensor2Tensor from 0: `first` is the number of step 0.
+    """
+
+    def __init__(self, dim: int, *, layout: Layout = "interleaved", first: int = 1) -> None:
+        super().__init__()
+        check_waves(dim, layout, "SinusoidSteps")
+        self.dim, self.first = dim, first
+        self.layout: Layout = layout
+        # says where the model is, and holds nothing
+        self.register_buffer("here", torch.zeros((), dtype=torch.long), persistent=False)
+        self.here: Tensor
+
+    def forward(self, step: int) -> Float[Tensor, " d"]:
+        return waves(self.here + (step + self.first), self.dim, self.layout)
+
+
+@final
+class LearnedSteps(Steps):
+    """A learned vector for each of `longest` steps, as Tensor2Tensor's Universal Transformer has it by default.
+
+    Kept with a deviation of 1/sqrt(dim) and multiplied by sqrt(dim), as there, so that it starts as N(0, 1). Raises
+    ValueError for a step beyond the table.
+    """
+
+    def __init__(self, dim: int, longest: int) -> None:
+        super().__init__()
+        if longest < 1:
+            raise ValueError(f"LearnedSteps: longest ({longest}) must be at least 1 step")
+        self.weight = nn.Parameter(torch.randn(longest, dim) / math.sqrt(dim))
+
+    def forward(self, step: int) -> Float[Tensor, " d"]:
+        if step >= len(self.weight):
+            raise ValueError(f"step {step} does not exist: the table was built for longest={len(self.weight)} steps")
+        return self.weight[step] * math.sqrt(self.weight.shape[1])
+
+
+@final
+class Timing(nn.Module):
+    """The two-dimensional signal of the Universal Transformer: a position's vector plus a step's, added at every step.
+
+    Dehghani et al. 2019, section 2.1: with `Sinusoid` and `SinusoidSteps` channel 2k of token i at step t gets
+    sin(i r_k) + sin(t r_k), and channel 2k + 1 the cosines; both are summed, not concatenated, and part of the
+    residual stream. Tensor2Tensor's own is `Timing(Sinusoid(dim, layout="timing"), LearnedSteps(dim, steps))`.
+    """
+
+    def __init__(self, position: Absolute, steps: Steps) -> None:
+        super().__init__()
+        self.position, self.steps = position, steps
+        self.longest = position.longest
+
+    def forward(self, x: Float[Tensor, "b l d"], place: Place, step: int) -> Float[Tensor, "b l d"]:
+        """The stream before step number `step`, the first being 0."""
+        step_row: Tensor = self.steps(step)
+        return self.position.embed(x, place) + step_row.to(x.dtype)

@@ -1,0 +1,130 @@
+"""Transformer-XL's relative positions: how far away a key is, by a projected sinusoid of the distance."""
+
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyformer.core import PADDING, Place, Plain
+from manyformer.position.base import Position
+from manyformer.position.distance import ByDistance, along, distance
+from manyformer.position.waves import check_waves, waves
+
+FARTHEST_KEPT = 1 << 13
+"""Sinusoids of larger distances are computed when they are needed."""
+
+
+@final
+class XLBiases(nn.Module):
+    """The vectors u and v for each head that stand for a query without content (Dai et al. 2019, section 3.3).
+
+    In the paper all layers share them: give the same object to each.
+    """
+
+    def __init__(self, heads: int, width: int) -> None:
+        super().__init__()
+        self.u, self.v = (nn.Parameter(torch.randn(heads, width) * 0.02) for _ in range(2))
+
+
+@final
+class XL(Position):
+    """Scores ((q_i + u) k_j + (q_i + v) W R_{i-j}) / sqrt(e), R the sinusoid (Dai et al. 2019, arXiv:1901.02860, 3.3).
+
+    Distances are those of places, also negative ones: any mask will do, any cache and any memory; there is no table to
+    shift. `dim` is the width of R, `width` that of a head, dim / heads unless given. `biases` are u and v, own ones
+    unless given. Distances beyond `clamp` count as it; the authors set it for evaluation only, so it may be assigned
+    later. `dropout` acts on R while training. As in the paper, scores must be scaled by 1 / sqrt(e), which is what
+    `Softmax` does unless told otherwise. The paper's projections have no biases: `Attention(bias=False)`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        width: int | None = None,
+        biases: XLBiases | None = None,
+        clamp: int | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_waves(dim, "halves", "XL")
+        if width is None and dim % heads:
+            raise ValueError(f"XL: dim ({dim}) must be a multiple of heads ({heads})")
+        width = dim // heads if width is None else width
+        if biases is not None and biases.u.shape != (heads, width):
+            raise ValueError(f"XL: biases of shape {tuple(biases.u.shape)} do not fit {heads} heads of width {width}")
+        self.dim, self.heads, self.clamp = dim, heads, clamp
+        self.biases = XLBiases(heads, width) if biases is None else biases
+        self.to_r = nn.Linear(dim, heads * width, bias=False)
+        self.dropout = nn.Dropout(dropout)
+        nn.init.normal_(self.to_r.weight, std=0.02)
+        # no buffer: converting the model to another type must not round the table
+        self._table: Tensor | None = None
+
+    def query(self, q: Float[Tensor, "b h l e"], place: Place) -> Float[Tensor, "b h l e"]:
+        # the kernel's own product then is the whole content term
+        return q + self.biases.u[:, None]
+
+    def score(
+        self,
+        logits: Float[Tensor, "b h l s"],
+        q: Float[Tensor, "b h l e"],
+        k: Float[Tensor, "b h s e"],
+        at: Place,
+        of: Place,
+    ) -> Float[Tensor, "b h l s"]:
+        ahead, back, front = _spread(at, of)
+        rows = self.rows(back, front)
+        each = (q + (self.biases.v - self.biases.u)[:, None]) @ rows.mT * q.shape[-1] ** -0.5
+        if ahead is None:
+            return logits + along(each, k.shape[2])
+        return logits + each.gather(-1, (ahead + back)[:, None].expand(logits.shape))
+
+    def by_distance(self, back: int, ahead: int) -> ByDistance:
+        rows = self.rows(back, ahead) * (self.to_r.out_features // self.heads) ** -0.5
+        bias = torch.einsum("he,hre->hr", self.biases.v - self.biases.u, rows)
+        return ByDistance(back, ahead, bias=bias, keys=rows)
+
+    def rows(self, back: int, ahead: int) -> Float[Tensor, "h r e"]:
+        """W R for keys from `back` before to `ahead` after their query, the farthest in the past first."""
+        fixed = self.dropout(self._fixed(back, ahead).to(self.to_r.weight.dtype))
+        return self.to_r(fixed).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+
+    def _fixed(self, back: int, ahead: int) -> Float[Tensor, "r d"]:
+        """R for these distances, from a table where one is worth keeping: sines take longer than what follows."""
+        device = self.to_r.weight.device
+        asked = torch.arange(-back, ahead + 1, device=device)
+        if self.clamp is not None:
+            asked = asked.clamp(-self.clamp, self.clamp)
+        far = max(abs(back), abs(ahead))
+        if far > FARTHEST_KEPT or torch.compiler.is_compiling():
+            return waves(-asked, self.dim, "halves")
+        if self._table is None or far > len(self._table) // 2 or self._table.device != device:
+            far = min(2 * far, FARTHEST_KEPT)
+            # outside inference mode, whose tensors could not be used in training later
+            with torch.inference_mode(mode=False):
+                self._table = waves(-torch.arange(-far, far + 1, device=device), self.dim, "halves")
+        middle = len(self._table) // 2
+        return self._table[asked + middle] if self.clamp else self._table[middle - back : middle + ahead + 1]
+
+    def extra_repr(self) -> str:
+        return f"{self.heads} heads" + (f", clamp={self.clamp}" if self.clamp is not None else "")
+
+
+def _spread(at: Place, of: Place) -> tuple[Int[Tensor, "b l s"] | None, int, int]:
+    """How far each key is ahead of each query, None where both stand side by side; and the farthest behind and ahead.
+
+    Pairs that never meet, of different documents or with padding, count as no distance.
+    """
+    if isinstance(at.layout, Plain) and isinstance(of.layout, Plain):
+        first = of.layout.start - at.layout.start
+        return None, at.pos.shape[1] - 1 - first, first + of.pos.shape[1] - 1
+    # a look at the numbers; a GPU is waited for
+    meet = (at.seg[:, :, None] == of.seg[:, None, :]) & (of.seg[:, None, :] != PADDING)
+    ahead = torch.where(meet, distance(at, of), 0)
+    if not ahead.numel():
+        return ahead, 0, 0
+    least, most = (int(edge) for edge in torch.aminmax(ahead))
+    return ahead, -least, most

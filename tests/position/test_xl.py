@@ -1,0 +1,219 @@
+"""Transformer-XL's relative positions against the formula pair by pair, and against XLNet's attention."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from manyformer.attention import Attention
+from manyformer.core import PADDING, Context, Place, Plain
+from manyformer.kernels import Softmax
+from manyformer.masks import Causal, Everything, Mask
+from manyformer.models.places import locate
+from manyformer.position import XL, XLBiases
+
+DIM, HEADS, WIDTH = 12, 3, 4
+
+
+def place_of(length: int, start: int = 0, *, plain: bool = True) -> Place:
+    pos = torch.arange(start, start + length)[None]
+    return Place(pos, torch.zeros_like(pos), Plain(start) if plain else None)
+
+
+def shaken(module: Any, size: float = 0.5) -> Any:
+    with torch.no_grad():
+        for value in module.parameters():
+            value.add_(torch.randn_like(value), alpha=size)
+    return module.double()
+
+
+def wave(far: int, dim: int) -> Tensor:
+    angles = [far / 10000 ** (2 * i / dim) for i in range(dim // 2)]
+    return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles]).double()
+
+
+def by_hand(xl: XL, q: Tensor, k: Tensor, at: Place, of: Place) -> Tensor:
+    """((q + u) k + (q + v) W R_{i-j}) / sqrt(e), one pair at a time."""
+    u, v = xl.biases.u, xl.biases.v
+    weight = xl.to_r.weight.unflatten(0, (HEADS, WIDTH))
+    rows = []
+    for b in range(q.shape[0]):
+        for h in range(HEADS):
+            for i in range(q.shape[2]):
+                for j in range(k.shape[2]):
+                    i_pos, j_pos = (int(p.pos[min(b, len(p.pos) - 1), n]) for p, n in ((at, i), (of, j)))
+                    content = (q[b, h, i] + u[h]) @ k[b, h, j]
+                    where = (q[b, h, i] + v[h]) @ (weight[h] @ wave(i_pos - j_pos, DIM))
+                    rows.append((content + where) / math.sqrt(WIDTH))
+    return torch.stack(rows).view(*q.shape[:3], k.shape[2])
+
+
+def scores(xl: XL, q: Tensor, k: Tensor, at: Place, of: Place) -> Tensor:
+    q = xl.query(q, at)
+    return xl.score(q @ k.mT / math.sqrt(WIDTH), q, xl.key(k, of), at, of)
+
+
+PLACES: dict[str, tuple[Place, Place]] = {
+    "from the first token on": (place_of(5), place_of(5)),
+    "after a memory": (place_of(3, 6), place_of(9)),
+    "after a memory, not known to be plain": (place_of(3, 6, plain=False), place_of(9)),
+    "before the keys": (place_of(2), place_of(3, 4)),
+    "anywhere": (
+        Place(torch.tensor([[7, 2], [0, 5]]), torch.zeros(2, 2).long()),
+        Place(torch.tensor([[1, 9, 4], [2, 0, 30]]), torch.zeros(2, 3).long()),
+    ),
+}
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_it_is_the_formula_with_gradients(where: str) -> None:
+    """Also for keys ahead of their query, where a shifted table would hold other rows' numbers."""
+    at, of = PLACES[where]
+    xl = shaken(XL(DIM, HEADS))
+    q = torch.randn(2, HEADS, at.pos.shape[1], WIDTH, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(2, HEADS, of.pos.shape[1], WIDTH, dtype=torch.float64, requires_grad=True)
+    expected, found = by_hand(xl, q, k, at, of), scores(xl, q, k, at, of)
+    # R is float32: the loop takes it in float64
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    up, leaves = torch.randn_like(expected), [q, k, *xl.parameters()]
+    pairs = zip(torch.autograd.grad(found, leaves, up), torch.autograd.grad(expected, leaves, up), strict=True)
+    for mine, theirs in pairs:
+        assert theirs.abs().max() > 0.1
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("clamp", [None, 3])
+def test_what_it_is_by_distance(clamp: int | None) -> None:
+    xl = shaken(XL(DIM, HEADS, clamp=clamp))
+    q, k = (torch.randn(1, HEADS, n, WIDTH, dtype=torch.float64) for n in (4, 9))
+    at, of = place_of(4, 3), place_of(9)
+    table = xl.by_distance(6, 5)
+    assert table.bias is not None
+    assert table.keys is not None
+    asked = xl.query(q, at)
+    each = table.bias[:, None] + asked @ table.keys.mT
+    ahead = of.pos[0][None, :] - at.pos[0][:, None]
+    got = asked @ k.mT / math.sqrt(WIDTH) + each.gather(-1, (ahead + 6).expand(1, HEADS, 4, 9))
+    torch.testing.assert_close(got, scores(xl, q, k, at, of), atol=1e-12, rtol=0)
+
+
+def test_distances_beyond_the_clamp_are_alike() -> None:
+    xl = shaken(XL(DIM, HEADS))
+    free, xl.clamp = xl.rows(6, 6), 4
+    held = xl.rows(6, 6)
+    torch.testing.assert_close(held[:, 2:11], free[:, 2:11])
+    torch.testing.assert_close(held[:, :2], free[:, 2:3].expand(-1, 2, -1))
+    torch.testing.assert_close(held[:, 11:], free[:, 10:11].expand(-1, 2, -1))
+
+
+def test_dropout_acts_on_the_table_while_training() -> None:
+    xl = shaken(XL(DIM, HEADS, dropout=0.5))
+    assert not torch.equal(xl.rows(4, 0), xl.rows(4, 0))
+    xl.eval()
+    assert torch.equal(xl.rows(4, 0), xl.rows(4, 0))
+
+
+def test_layers_share_the_biases_or_have_their_own() -> None:
+    shared = XLBiases(HEADS, WIDTH)
+    tied = nn.ModuleList(XL(DIM, HEADS, biases=shared) for _ in range(3))
+    untied = nn.ModuleList(XL(DIM, HEADS) for _ in range(3))
+    table = HEADS * WIDTH * DIM
+    assert sum(p.numel() for p in tied.parameters()) == 3 * table + 2 * DIM
+    assert sum(p.numel() for p in untied.parameters()) == 3 * (table + 2 * DIM)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_widths_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"XL: dim \(12\) must be a multiple of heads \(5\)"):
+        XL(12, 5)
+    with pytest.raises(ValueError, match=r"XL: dim \(15\) must be even"):
+        XL(15, 3)
+    with pytest.raises(ValueError, match=r"XL: biases of shape \(3, 4\) do not fit 2 heads of width 6"):
+        XL(12, 2, biases=XLBiases(3, 4))
+
+
+def attention(mask: Mask, path: Any = "auto") -> Attention:
+    return shaken(Attention(DIM, HEADS, Softmax(mask, path=path), position=XL(DIM, HEADS), bias=False), 0.3)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("memory", [0, 4])
+@pytest.mark.parametrize("kind", ["uni", "bi"])
+def test_xlnet_attends_alike(kind: str, memory: int) -> None:
+    """With a memory its queries are the last tokens, and they alone are asked for."""
+    from transformers import XLNetConfig, XLNetModel
+
+    length, batch = 6, 2
+    ours = attention(Causal() if kind == "uni" else Everything())
+    sizes = {"d_model": DIM, "n_head": HEADS, "d_inner": 8, "n_layer": 1, "vocab_size": 7}
+    model = XLNetModel(XLNetConfig(**sizes, attn_type=kind, dropout=0.0)).double()
+    theirs = shaken(model.layer[0].rel_attn)
+    ahead = memory_of(ours, theirs)
+    x = torch.randn(batch, memory + length, DIM, dtype=torch.float64)
+    table = model.relative_positional_encoding(length, memory + length, bsz=batch).double()
+    seen = torch.ones(length, memory + length).tril(memory if kind == "uni" else memory + length)
+    hidden = (1 - seen)[:, :, None, None].expand(-1, -1, batch, -1).double()
+    with torch.no_grad():
+        h = x[:, memory:].transpose(0, 1)
+        mems = x[:, :memory].transpose(0, 1) if memory else None
+        expected = theirs(h, None, hidden, None, table, None, mems=mems)[0].transpose(0, 1)
+        found = theirs.layer_norm(x[:, memory:] + ahead(x, memory))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert expected.std() > 0.3
+
+
+def memory_of(ours: Attention, theirs: Any) -> Callable[[Tensor, int], Tensor]:
+    """Our attention with XLNet's weights, for the tokens after a memory."""
+    xl = ours.position
+    assert isinstance(xl, XL)
+    with torch.no_grad():
+        ours.to_q.weight.copy_(theirs.q.flatten(1).T)
+        ours.to_kv.weight.copy_(torch.cat([theirs.k.flatten(1), theirs.v.flatten(1)], dim=1).T)
+        ours.out.weight.copy_(theirs.o.flatten(1))
+        xl.to_r.weight.copy_(theirs.r.flatten(1).T)
+        xl.biases.u.copy_(theirs.r_w_bias)
+        xl.biases.v.copy_(theirs.r_r_bias)
+    return lambda x, memory: ours(x, Context(place_of(x.shape[1]))).y[:, memory:]
+
+
+@pytest.mark.parametrize("mask", [Causal(), Everything()], ids=repr)
+def test_padding_packing_and_shifts_change_nothing(mask: Mask) -> None:
+    layer = attention(mask)
+    x = torch.randn(1, 7, DIM, dtype=torch.float64)
+    whole = layer(x, Context(place_of(7))).y[0]
+    shifted = layer(x, Context(place_of(7, 100_000))).y[0]
+    torch.testing.assert_close(shifted, whole, atol=1e-10, rtol=0)
+    segments = torch.tensor([[PADDING] * 4 + [0] * 7, [0] * 3 + [1] * 7 + [PADDING]])
+    place, _ = locate(segments, segments, None)
+    rows = torch.randn(2, 11, DIM, dtype=torch.float64)
+    rows[0, 4:], rows[1, 3:10] = x[0], x[0]
+    found = layer(rows, Context(place)).y
+    torch.testing.assert_close(found[0, 4:], whole, atol=1e-10, rtol=0)
+    torch.testing.assert_close(found[1, 3:10], whole, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 7, [3, 1, 3], [7]])
+@pytest.mark.parametrize("capacity", [None, 9])
+def test_cached_is_parallel(sizes: list[int], capacity: int | None) -> None:
+    layer, x = attention(Causal()), torch.randn(2, 7, DIM, dtype=torch.float64)
+    whole = layer(x, Context(place_of(7))).y
+    state = layer.start(2, capacity=capacity, device=x.device, dtype=x.dtype)
+    begin = 0
+    for size in sizes:
+        with torch.no_grad():
+            out = layer(x[:, begin : begin + size], Context(place_of(size, begin)), state)
+        torch.testing.assert_close(out.y, whole[:, begin : begin + size], atol=1e-10, rtol=0)
+        state, begin = out.state, begin + size
+
+
+def test_distances_in_unknown_places_never_cost_more_than_the_rows_need() -> None:
+    """Documents of a row lie at unlike positions; what cannot meet must not stretch the table."""
+    pos = torch.tensor([[1_000_000_000, 1_000_000_001, 0, 1]])
+    place = Place(pos, torch.tensor([[0, 0, 1, 1]]))
+    layer, x = attention(Causal()), torch.randn(1, 4, DIM, dtype=torch.float64)
+    y = layer(x, Context(place)).y
+    torch.testing.assert_close(y[:, 2:], layer(x[:, 2:], Context(place_of(2))).y, atol=1e-10, rtol=0)
+    torch.testing.assert_close(y[:, :2], layer(x[:, :2], Context(place_of(2))).y, atol=1e-10, rtol=0)
