@@ -158,6 +158,14 @@ class Chain(Layer):
             loss = loss + extra
         return Out(x, None if state is None else after, loss)
 
+    def each(self, x: Float[Tensor, "b l d"], ctx: Context) -> list[Out]:
+        """What comes out of each layer in turn, without a state: for losses in between."""
+        outs: list[Out] = []
+        for layer in self._layers():
+            outs.append(layer(x, ctx))
+            x = outs[-1].y
+        return outs
+
     def _layers(self) -> Iterable[Layer]:
         # `children()` looks for repetitions first, which takes longer than a small layer does for one token
         return self._modules.values()  # type: ignore[return-value]
@@ -228,6 +236,21 @@ def renew(model: nn.Module, step: int) -> None:
         for part in model.modules():
             if isinstance(part, Renewing):
                 part.renew(step)
+
+
+class Scheduled(ABC):
+    """A part that does something else as training goes on, such as a loss that ends halfway."""
+
+    @abstractmethod
+    def advance(self, share: float) -> None:
+        """Called before each training step with the share of the training that lies behind, from 0 to 1."""
+
+
+def advance(model: nn.Module, share: float) -> None:
+    """Tell every part of `model` that asks how far training has got; `manyformer.train` calls it before every step."""
+    for part in model.modules():
+        if isinstance(part, Scheduled):
+            part.advance(share)
 
 
 def tree_map(fn: Callable[[Tensor], Tensor], state: State) -> State:

@@ -15,6 +15,7 @@ from torch import nn
 import manyformer as mf
 from manyformer.batches import IGNORE, LabelBatch, MaskedBatch, PairBatch, TextBatch
 from manyformer.config import Adam, AdamW
+from manyformer.core import Scheduled
 from manyformer.models import Model
 from manyformer.train.engine import Engine, Stepped
 from manyformer.train.events import silent
@@ -90,7 +91,7 @@ def test_smoothing_is_for_training_alone() -> None:
 @pytest.mark.parametrize("recipe", TASKS)
 def test_remat_changes_no_gradient(recipe: str) -> None:
     """Dropout included: the second computation draws the numbers of the first."""
-    extra = {"classes": 3} if recipe == "transformer-classifier" else {}
+    extra = {"classes": 3} if TASKS[recipe] in ("classification", "tagging") else {}
     kept, made_again = small(recipe, dropout=0.3, **extra), small(recipe, dropout=0.3, **extra)
     names = list(made_again.state_dict())
     remat(made_again)
@@ -171,19 +172,43 @@ def test_compiled_equals_eager() -> None:
     assert done.stdout == "equal\n", done.stderr
 
 
+class Idle:
+    """An engine that does nothing."""
+
+    device = torch.device("cpu")
+    world = Alone.world
+    clip = 1.0
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def step(self, batches: object, rate: float) -> Stepped:
+        return Stepped(torch.ones(3), 100, 100)
+
+
+def test_the_loop_tells_parts_how_far_training_has_got(tmp_path: Path) -> None:
+    heard: list[float] = []
+
+    class Listening(nn.Module, Scheduled):
+        def advance(self, share: float) -> None:
+            heard.append(share)
+
+    run = a_run(tmp_path, limits={"steps": 4}, evaluate={"every": None}, save={"every": 10**6}, log={"every": 10})
+    engine: Any = Idle(nn.Sequential(nn.Linear(1, 1), Listening()))
+    rate: Any = lambda *_: 0.1  # noqa: E731
+    loop = Loop(run, Parts(engine, FakeFeed("language-model"), None, rate, None, (), silent, Wish()))  # type: ignore[arg-type]
+    # as after an interruption
+    loop.standing.step = 1
+    for _ in range(3):
+        loop._advance()
+    assert heard == [0.25, 0.5, 0.75]
+
+
 def test_the_loop_costs_nearly_nothing(tmp_path: Path) -> None:
     """Everything besides data, forward, backward and optimiser; a small model's step takes 50 ms and more."""
 
-    class Idle:
-        device = torch.device("cpu")
-        world = Alone.world
-        clip = 1.0
-
-        def step(self, batches: object, rate: float) -> Stepped:
-            return Stepped(torch.ones(3), 100, 100)
-
     run = a_run(tmp_path, limits={"steps": 10**6}, evaluate={"every": None}, save={"every": 10**6}, log={"every": 10})
-    parts: Any = Parts(Idle(), FakeFeed("language-model"), None, lambda *_: 0.1, None, (), silent, Wish())  # type: ignore[arg-type]
+    parts: Any = Parts(Idle(nn.Module()), FakeFeed("language-model"), None, lambda *_: 0.1, None, (), silent, Wish())  # type: ignore[arg-type]
     loop = Loop(run, parts)
     loop._advance()
     fetch = time.thread_time()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from manyformer.batches import IGNORE, Batch
 from manyformer.core import State
 from manyformer.models.files import write_model
+from manyformer.position import Position
 
 
 class ModelOut(NamedTuple):
@@ -83,6 +84,13 @@ class Model(nn.Module, ABC):
         if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
             return torch.get_autocast_dtype(kind)
         return next(self.parameters()).dtype
+
+
+def longest_in(*parts: nn.Module) -> int | None:
+    """How many positions there are for all of these parts: the fewest that any has; None where any number will do."""
+    owned = (getattr(module, "position", None) for part in parts for module in part.modules())
+    found: list[int] = [each.longest for each in owned if isinstance(each, Position) and each.longest is not None]
+    return min(found, default=None)
 
 
 def count_targets(targets: Int[Tensor, "..."]) -> Tensor:

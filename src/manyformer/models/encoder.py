@@ -5,7 +5,7 @@ from torch import Tensor
 
 from manyformer.batches import IGNORE
 from manyformer.core import Context, Layer, Out, Place, Tree, Watch, ignore
-from manyformer.models.base import Model
+from manyformer.models.base import Model, longest_in
 from manyformer.models.embedding import Embedding
 from manyformer.models.head import Head
 from manyformer.models.places import locate
@@ -17,7 +17,7 @@ class Encoder(Model):
     def __init__(self, embed: Embedding, body: Layer, head: Head) -> None:
         super().__init__()
         self.embed, self.body, self.head = embed, body, head
-        self.longest = embed.position.longest
+        self.longest = longest_in(embed, body)
 
     def _place(
         self, tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None, trees: Int[Tensor, "b l 3"] | None = None

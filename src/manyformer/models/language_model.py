@@ -6,8 +6,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import Batch, TextBatch
-from manyformer.core import Context, Layer, Out, State, Watch, ignore
-from manyformer.models.base import Loss, Model, ModelOut, Score
+from manyformer.core import Chain, Context, Layer, Out, State, Watch, ignore
+from manyformer.models.auxiliary import Auxiliary
+from manyformer.models.base import Loss, Model, ModelOut, Score, longest_in
 from manyformer.models.embedding import Embedding
 from manyformer.models.head import Head
 from manyformer.models.places import Tail, fresh, locate
@@ -26,12 +27,15 @@ class LanguageModel(Model):
 
     `segments` numbers the documents of packed rows, -1 is padding, None is one document a row. With a state from
     `start` or from an earlier call it goes on from there; `capacity` reserves room and is for `torch.no_grad()`.
+    `auxiliary` adds losses from between the layers of `body`, which then must be a `Chain`.
     """
 
-    def __init__(self, embed: Embedding, body: Layer, head: Head) -> None:
+    def __init__(self, embed: Embedding, body: Layer, head: Head, *, auxiliary: Auxiliary | None = None) -> None:
         super().__init__()
-        self.embed, self.body, self.head = embed, body, head
-        self.longest, self.vocab = embed.position.longest, head.weight.shape[0]
+        if auxiliary is not None and not isinstance(body, Chain):
+            raise ValueError(f"auxiliary losses need the layers of a Chain, and a {type(body).__name__} shows none")
+        self.embed, self.body, self.head, self.auxiliary = embed, body, head, auxiliary
+        self.longest, self.vocab = longest_in(embed, body), head.weight.shape[0]
 
     def forward(
         self,
@@ -51,12 +55,24 @@ class LanguageModel(Model):
 
     def loss(self, batch: Batch, *, smoothing: float = 0.0) -> Loss:
         assert isinstance(batch, TextBatch)
+        if self.auxiliary is not None:
+            return self._deep_loss(batch, self.auxiliary, smoothing)
         hidden, _, extra = self._hidden(batch.tokens, batch.segments, None, ignore)
         return self.head.loss(hidden, batch.targets, smoothing=smoothing)._replace(extra=extra)
 
     def score(self, batch: Batch) -> Score:
         assert isinstance(batch, TextBatch)
         return self.head.score(self._hidden(batch.tokens, batch.segments, None, ignore).y, batch.targets)
+
+    def _deep_loss(self, batch: TextBatch, auxiliary: Auxiliary, smoothing: float) -> Loss:
+        assert isinstance(self.body, Chain)
+        self.check_length(batch.tokens.shape[1])
+        place, _ = locate(batch.tokens, batch.segments, None)
+        outs = self.body.each(self.embed(batch.tokens, place), Context(place))
+        extra = auxiliary([out.y for out in outs], batch, smoothing=smoothing)
+        for out in outs:
+            extra = extra + out.loss
+        return self.head.loss(outs[-1].y, batch.targets, smoothing=smoothing)._replace(extra=extra)
 
     def _hidden(self, tokens: Tensor, segments: Tensor | None, state: Stream | None, watch: Watch) -> Out:
         place, tail = locate(tokens, segments, None if state is None else state.tail)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from manyformer.batches import Batch, PairBatch
 from manyformer.core import Context, Layer, Memory, Out, Packed, Watch, ignore
-from manyformer.models.base import Loss, Model, ModelOut, Score
+from manyformer.models.base import Loss, Model, ModelOut, Score, longest_in
 from manyformer.models.embedding import Embedding
 from manyformer.models.head import Head
 from manyformer.models.language_model import Stream
@@ -28,8 +28,8 @@ class EncoderDecoder(Model):
         super().__init__()
         self.embed_source, self.encoder = embed_source, encoder
         self.embed_target, self.decoder, self.head = embed_target, decoder, head
-        limits = [e.position.longest for e in (embed_source, embed_target) if e.position.longest is not None]
-        self.longest, self.vocab = min(limits, default=None), head.weight.shape[0]
+        self.longest = longest_in(embed_source, encoder, embed_target, decoder)
+        self.vocab = head.weight.shape[0]
 
     def forward(
         self,

@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn, Protocol
 import torch
 
 from manyformer.config import Run
-from manyformer.core import renew
+from manyformer.core import advance, renew
 from manyformer.errors import UserError
 from manyformer.train.checkpoints import Checkpoint
 from manyformer.train.engine import Engine, Stepped
@@ -99,7 +99,9 @@ class Loop:
         """One step, and a row of metrics where one is due."""
         standing, run, feed = self.standing, self.run, self.parts.feed
         batches = [next(feed) for _ in range(run.batch.accumulate)]
-        self._rate = self.parts.rate(standing.step + 1, share(run, standing))
+        behind = share(run, standing)
+        advance(self.parts.engine.model, behind)
+        self._rate = self.parts.rate(standing.step + 1, behind)
         stepped = self.parts.engine.step(batches, self._rate)
         self._pending.append(stepped)
         standing.step += 1

@@ -4,7 +4,10 @@ import torch
 from torch import Tensor
 
 from manyformer.check.contract import contract
+from manyformer.check.promises.losses import as_batch
+from manyformer.check.subject import Inputs
 from manyformer.check.trial import Finding, Trial, Untestable, broken, gradients_of, kept
+from manyformer.models import Model
 
 SHOWN = 4
 
@@ -17,7 +20,7 @@ def gradients(trial: Trial) -> Finding:
     def loss() -> Tensor:
         result = trial.subject(inputs)
         weight = torch.randn(result.logits.shape, generator=trial.generator).to(result.logits)
-        return (result.logits * weight).sum() + result.loss
+        return (result.logits * weight).sum() + result.loss + _extra(trial, inputs, result.logits)
 
     grads = gradients_of(trial, loss)
     if not grads:
@@ -29,6 +32,15 @@ def gradients(trial: Trial) -> Finding:
     if dead:
         return broken(f"no gradient reaches {_names(dead)}", float(len(dead)), 0.0)
     return kept(f"all {len(grads)} parameters get a gradient", 0.0, 0.0)
+
+
+def _extra(trial: Trial, inputs: Inputs, logits: Tensor) -> Tensor | float:
+    """The auxiliary losses of training: some parameters serve nothing else."""
+    model = trial.subject.module
+    if not isinstance(model, Model):
+        return 0.0
+    targets = torch.randint(logits.shape[-1], logits.shape[:-1], generator=trial.generator).to(logits.device)
+    return model.loss(as_batch(model, inputs, targets)).extra
 
 
 def _names(names: list[str]) -> str:

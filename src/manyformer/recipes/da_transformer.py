@@ -1,0 +1,51 @@
+"""The DA-Transformer: an encoder whose attention multiplies scores by a learned function of the distance."""
+
+from functools import partial
+
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.feedforward import FeedForward
+from manyformer.kernels import Softmax
+from manyformer.models import Classifier, Embedding, Head
+from manyformer.position import DistanceAware
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import NormOrder, stack
+
+
+@recipe(
+    "DA-Transformer",
+    paper="Wu et al. 2021, DA-Transformer: Distance-aware Transformer, arXiv:2010.06925",
+    new="Each head learns by how much real distances strengthen or weaken attention, instead of encoding positions.",
+    task="classification",
+    cost="O(l^2 d + l d^2) per layer",
+    because={
+        "causal": "a label may depend on the whole text",
+        "streams": "a later token changes all earlier outputs, so nothing can be kept",
+        "cross": "it reads one sequence only",
+        "learns": "its distances have no direction, so a text and its reverse are alike, and the toy asks for an order",
+    },
+)
+def da_transformer(
+    vocab: int = 8000,
+    classes: int = 2,
+    dim: int = 256,
+    depth: int = 4,
+    heads: int = 4,
+    hidden: int | None = None,
+    dropout: float = 0.1,
+    norm: NormOrder = "pre",
+) -> Classifier:
+    """An encoder whose only sign of places are distances inside attention; `hidden` is 4 dim unless given.
+
+    Section 3: a slope and a limit for each head. All else is as in `transformer-classifier`, for comparison with it.
+    """
+
+    def layer() -> dict[str, Layer]:
+        attention = Attention(dim, heads, Softmax(), position=DistanceAware(heads))
+        return {"attention": attention, "ff": FeedForward(dim, hidden)}
+
+    embed = Embedding(vocab, dim, scale=dim**0.5, dropout=dropout)
+    body = stack(depth, layer, order=norm, norm=partial(nn.LayerNorm, dim), dropout=dropout)
+    return Classifier(embed, body, Head(dim, classes, bias=True))

@@ -1,0 +1,62 @@
+"""The deep character language model: positions in every layer, and losses after every layer."""
+
+from functools import partial
+
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Chain, Layer, Pointwise
+from manyformer.feedforward import FeedForward
+from manyformer.kernels import Softmax
+from manyformer.masks import Causal
+from manyformer.models import Embedding, Head, LanguageModel
+from manyformer.models.auxiliary import DeepTargets
+from manyformer.position import Learned, Placed
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import NormOrder, branch, small_std
+
+
+@recipe(
+    "Deep character language model",
+    paper="Al-Rfou et al. 2019, Character-Level Language Modeling with Deeper Self-Attention, arXiv:1808.04444",
+    new="Auxiliary losses, which fade from below, train 64 layers; each layer learns positions of its own.",
+    task="language-model",
+    causal=True,
+    streams=True,
+    cost="O(l^2 d + l d^2) per layer",
+    because={"cross": "a language model reads one sequence only"},
+)
+def deep_char_lm(
+    vocab: int = 256,
+    dim: int = 512,
+    depth: int = 12,
+    heads: int = 2,
+    hidden: int | None = None,
+    longest: int = 512,
+    dropout: float = 0.1,
+    norm: NormOrder = "post",
+) -> LanguageModel:
+    """The smaller of the two published models by default; the larger has `depth=64`. `hidden` is 4 dim unless given.
+
+    Below the last layer each has classifiers for the next token and the one after it, which count until their time is
+    over and are not used to predict; the last layer keeps its own for the token after the next. The paper drops out
+    0.55, and inside attention and feed-forward layers, where we drop out what these give to the stream.
+    """
+    layer_norm, std = partial(nn.LayerNorm, dim), small_std(dim)
+
+    def layer(number: int) -> Chain:
+        parts: dict[str, Layer] = {
+            "attention": Attention(dim, heads, Softmax(Causal())),
+            "ff": FeedForward(dim, hidden),
+        }
+        branches = {name: branch(part, order=norm, norm=layer_norm, dropout=dropout) for name, part in parts.items()}
+        # the embedding has that of the first layer
+        positions = {"position": Placed(Learned(dim, longest, std=std))} if number else {}
+        return Chain(**positions, **branches)
+
+    layers: dict[str, Layer] = {str(number): layer(number) for number in range(depth)}
+    if norm != "post":
+        layers["norm"] = Pointwise(layer_norm())
+    embed = Embedding(vocab, dim, position=Learned(dim, longest, std=std), std=std, dropout=dropout)
+    targets = DeepTargets(dim, vocab, depth, norm=None if norm == "post" else layer_norm)
+    return LanguageModel(embed, Chain(**layers), Head(dim, vocab), auxiliary=targets)
