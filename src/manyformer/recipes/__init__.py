@@ -3,6 +3,8 @@
 from manyformer.recipes.alibi import alibi
 from manyformer.recipes.bert import bert
 from manyformer.recipes.compose import compose
+from manyformer.recipes.da_transformer import da_transformer
+from manyformer.recipes.deep_char_lm import deep_char_lm
 from manyformer.recipes.linear_transformer import linear_transformer
 from manyformer.recipes.linformer import linformer
 from manyformer.recipes.performer import performer, performer_encoder
@@ -22,6 +24,8 @@ __all__ = [
     "bert",
     "build",
     "compose",
+    "da_transformer",
+    "deep_char_lm",
     "get",
     "linear_transformer",
     "linformer",

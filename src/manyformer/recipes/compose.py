@@ -17,7 +17,9 @@ from manyformer.masks import Causal
 from manyformer.models import Embedding, Head, LanguageModel
 from manyformer.position import (
     NTK,
+    XL,
     Alibi,
+    DistanceAware,
     DynamicNTK,
     Learned,
     Linear,
@@ -27,6 +29,7 @@ from manyformer.position import (
     Shaw,
     Sinusoid,
     T5Buckets,
+    XLBiases,
     YaRN,
 )
 from manyformer.recipes.registry import recipe
@@ -42,6 +45,8 @@ PositionName = Literal[
     "rope-ntk",
     "rope-dynamic",
     "rope-yarn",
+    "xl",
+    "da",
     "alibi",
     "t5",
     "shaw",
@@ -70,6 +75,8 @@ POSITIONS: dict[PositionName, Callable[[Sizes], Callable[[], Position]]] = {
     "rope-linear": lambda sizes: _shared(Rotary(sizes.width, scaling=Linear(sizes.stretch))),
     "rope-ntk": lambda sizes: _shared(Rotary(sizes.width, scaling=NTK(sizes.stretch))),
     "rope-yarn": lambda sizes: _shared(Rotary(sizes.width, scaling=YaRN(sizes.stretch, sizes.longest))),
+    "xl": lambda sizes: _xl(sizes),
+    "da": lambda sizes: lambda: DistanceAware(sizes.heads),
     "alibi": lambda sizes: _shared(Alibi(sizes.heads)),
     # the paper has one table for all layers
     "t5": lambda sizes: _shared(T5Buckets(sizes.heads, sides="past")),
@@ -159,6 +166,12 @@ def compose(
 
 def _fourier(sizes: Sizes) -> Fourier:
     return Fourier(sizes.width, FEATURES * sizes.width, heads=sizes.kv_heads, redraw=1)
+
+
+def _xl(sizes: Sizes) -> Callable[[], Position]:
+    """Transformer-XL's positions, all layers with the same biases, as in the paper."""
+    biases = XLBiases(sizes.heads, sizes.width)
+    return lambda: XL(sizes.dim, sizes.heads, width=sizes.width, biases=biases)
 
 
 def _shared(position: Position) -> Callable[[], Position]:
