@@ -1,0 +1,24 @@
+"""Layers that mix tokens without queries, keys and values of the usual kind."""
+
+from manyformer.mixers.fourier import Fourier
+from manyformer.mixers.pairs import Pairs, Product, Shifts, Table
+from manyformer.mixers.scores import Dense, DotProduct, FactorizedDense, Fixed, Scores
+from manyformer.mixers.spatial_gate import SpatialGate
+from manyformer.mixers.synthesizer import Synthesizer
+from manyformer.mixers.token_mlp import TokenMLP
+
+__all__ = [
+    "Dense",
+    "DotProduct",
+    "FactorizedDense",
+    "Fixed",
+    "Fourier",
+    "Pairs",
+    "Product",
+    "Scores",
+    "Shifts",
+    "SpatialGate",
+    "Synthesizer",
+    "Table",
+    "TokenMLP",
+]

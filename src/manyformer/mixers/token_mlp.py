@@ -1,0 +1,40 @@
+"""A feed-forward layer along the length."""
+
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyformer.core import Context, Layer, Out, Plain, State
+
+
+@final
+class TokenMLP(Layer):
+    """Two projections along the length with an activation between, the same for all channels (Tolstikhin et al. 2021).
+
+    Section 2 of MLP-Mixer. Its weights belong to exactly `tokens` tokens. Raises ValueError for any other number, for
+    padding or packing, and for a state to go on from.
+    """
+
+    def __init__(self, tokens: int, hidden: int, *, activation: nn.Module | None = None) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.up, self.down = nn.Linear(tokens, hidden), nn.Linear(hidden, tokens)
+        self.activation = nn.GELU() if activation is None else activation
+        for layer in (self.up, self.down):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def start(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+        raise ValueError("TokenMLP cannot go on from a state: a later token changes all earlier outputs")
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
+        if not isinstance(ctx.place.layout, Plain):
+            raise ValueError("TokenMLP has a weight for each place in the row: it allows neither padding nor packing")
+        if x.shape[1] != self.tokens:
+            raise ValueError(f"TokenMLP mixes exactly {self.tokens} tokens, and there are {x.shape[1]}")
+        return Out(self.down(self.activation(self.up(x.transpose(1, 2)))).transpose(1, 2))
+
+    def extra_repr(self) -> str:
+        return f"{self.tokens} tokens"

@@ -1,0 +1,78 @@
+"""Numbers for pairs of positions: each way of asking gives what the table says."""
+
+import pytest
+import torch
+
+from manyformer.core import Place, Plain
+from manyformer.mixers import Pairs, Product, Shifts, Table
+
+LONGEST, HEADS = 9, 2
+
+
+def kinds() -> list[Pairs]:
+    return [
+        Table(LONGEST, heads=HEADS, std=1.0),
+        Product(LONGEST, 3, heads=HEADS, std=1.0),
+        Shifts(LONGEST, heads=HEADS, std=1.0),
+    ]
+
+
+def dense(pairs: Pairs) -> torch.Tensor:
+    """All numbers (h, l, s), by a loop."""
+    found = torch.empty(HEADS, LONGEST, LONGEST)
+    for i in range(LONGEST):
+        for j in range(LONGEST):
+            if isinstance(pairs, Table):
+                found[:, i, j] = pairs.weight[:, i, j]
+            elif isinstance(pairs, Product):
+                found[:, i, j] = (pairs.row[:, i] * pairs.column[:, j]).sum(-1)
+            else:
+                assert isinstance(pairs, Shifts)
+                found[:, i, j] = pairs.weight[:, i - j + LONGEST - 1]
+    return found.detach()
+
+
+def plain(start: int, length: int, rows: int = 3) -> Place:
+    pos = torch.arange(start, start + length).expand(rows, -1)
+    return Place(pos, torch.zeros_like(pos), Plain(start))
+
+
+def scattered(*rows: list[int]) -> Place:
+    pos = torch.tensor(rows)
+    return Place(pos, torch.zeros_like(pos))
+
+
+@pytest.mark.parametrize("kind", range(3))
+def test_slices_and_lookups_say_the_same(kind: int) -> None:
+    pairs = kinds()[kind]
+    want = dense(pairs)
+    torch.testing.assert_close(pairs(plain(2, 4), plain(0, 6))[0], want[:, 2:6, :6])
+    at, of = scattered([0, 3, 8], [1, 1, 5]), scattered([2, 0], [7, 8])
+    found = pairs(at, of)
+    assert found.shape == (2, HEADS, 3, 2)
+    for row in range(2):
+        torch.testing.assert_close(found[row], want[:, at.pos[row][:, None], of.pos[row]])
+    mixed = pairs(plain(4, 2, rows=2), of)
+    for row in range(2):
+        torch.testing.assert_close(mixed[row if len(mixed) > 1 else 0], want[:, 4:6][..., of.pos[row]])
+
+
+@pytest.mark.parametrize("kind", range(3))
+def test_positions_that_do_not_exist_are_refused(kind: int) -> None:
+    pairs = kinds()[kind]
+    message = "position 9 does not exist: the model was built for longest=9"
+    with pytest.raises(ValueError, match=message):
+        pairs(plain(0, 10), plain(0, 10))
+    with pytest.raises(ValueError, match=message):
+        pairs(plain(0, 2, rows=1), scattered([9]))
+
+
+def test_they_start_as_large_as_asked_for() -> None:
+    torch.manual_seed(0)
+    for make in (lambda: Table(200, std=0.1), lambda: Product(200, 8, std=0.1), lambda: Shifts(20000, std=0.1)):
+        pairs = make()
+        found = pairs.weight if isinstance(pairs, Shifts) else pairs(plain(0, 200), plain(0, 200))
+        assert float(found.detach().std()) == pytest.approx(0.1, rel=0.1)
+    assert not Table(4, std=1.0, trained=False).weight.requires_grad
+    with pytest.raises(ValueError, match=r"Table: longest \(0\) must be at least 1"):
+        Table(0, std=1.0)

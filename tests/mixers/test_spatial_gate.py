@@ -1,0 +1,117 @@
+"""gMLP's layer: written out in a loop, causal for certain, the same step by step, padded and packed."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from manyformer.attention import Attention
+from manyformer.core import PADDING, Context, Plain, tree_map
+from manyformer.kernels import Softmax
+from manyformer.masks import Causal, Everything, Mask
+from manyformer.mixers import Shifts, SpatialGate, Table
+from manyformer.models.places import fresh, locate
+
+DIM, HIDDEN, LONGEST = 6, 10, 14
+SEGMENTS = torch.tensor([[0] * 12, [3] * 4 + [5] * 8, [-1] * 3 + [1] * 6 + [-1] * 3, [-1] * 12])
+
+
+def shaken(mask: Mask, *, shifts: bool = False, attention: bool = False) -> SpatialGate:
+    torch.manual_seed(1)
+    weights = (Shifts if shifts else Table)(LONGEST, std=0.5)
+    tiny = Attention(DIM, 1, Softmax(mask), key=3, value=3, to=HIDDEN // 2) if attention else None
+    layer = SpatialGate(DIM, HIDDEN, weights, mask=mask, attention=tiny).double()
+    with torch.no_grad():
+        for value in layer.parameters():
+            value.add_(torch.randn_like(value), alpha=0.3)
+    return layer
+
+
+def written_out(layer: SpatialGate, x: Tensor, *, causal: bool) -> Tensor:
+    """One document (l, d), token by token."""
+    z1, z2 = F.gelu(x @ layer.up.weight.T + layer.up.bias).chunk(2, dim=-1)
+    z2 = F.layer_norm(z2, (HIDDEN // 2,), layer.norm.weight, layer.norm.bias)
+    table = layer.weights.weight[0]
+    rows = []
+    for i in range(len(x)):
+        gate = layer.bias[i].expand(HIDDEN // 2)
+        for j in range(i + 1 if causal else len(x)):
+            weight = table[i - j + LONGEST - 1] if table.ndim == 1 else table[i, j]
+            gate = gate + weight * z2[j]
+        rows.append(z1[i] * gate)
+    return torch.stack(rows) @ layer.down.weight.T + layer.down.bias
+
+
+@pytest.mark.parametrize("shifts", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_documents_are_those_of_the_paper(causal: bool, shifts: bool) -> None:
+    layer = shaken(Causal() if causal else Everything(), shifts=shifts)
+    x = torch.randn(*SEGMENTS.shape, DIM, dtype=torch.float64, requires_grad=True)
+    place, _ = locate(SEGMENTS, SEGMENTS, None)
+    leaves = [x, *layer.parameters()]
+    for given in (place, place._replace(layout=None)):
+        found = layer(x, Context(given)).y
+        total, want = torch.zeros(()).double(), torch.zeros(()).double()
+        for row in range(len(SEGMENTS)):
+            for number in sorted(set(SEGMENTS[row].tolist()) - {PADDING}):
+                columns = SEGMENTS[row] == number
+                alone = written_out(layer, x[row, columns], causal=causal)
+                torch.testing.assert_close(found[row, columns], alone, atol=1e-10, rtol=0)
+                up = torch.randn_like(alone)
+                total, want = total + (found[row, columns] * up).sum(), want + (alone * up).sum()
+        for mine, theirs in zip(torch.autograd.grad(total, leaves), torch.autograd.grad(want, leaves)):
+            torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("attention", [False, True])
+def test_it_begins_as_an_ordinary_feed_forward_layer(attention: bool) -> None:
+    layer = SpatialGate(DIM, HIDDEN, Table(LONGEST, std=1e-3 / LONGEST))
+    x = torch.randn(2, LONGEST, DIM)
+    place, _ = locate(torch.zeros(2, LONGEST, dtype=torch.long), None, None)
+    z1 = F.gelu(layer.up(x)).chunk(2, dim=-1)[0]
+    torch.testing.assert_close(layer(x, Context(place)).y, layer.down(z1), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("attention", [False, True])
+@pytest.mark.parametrize("capacity", [None, 12])
+@pytest.mark.parametrize("segments", [None, SEGMENTS[:3]])
+def test_step_by_step_is_all_at_once(segments: Tensor | None, capacity: int | None, attention: bool) -> None:
+    layer = shaken(Causal(), attention=attention)
+    x = torch.randn(3, 12, DIM, dtype=torch.float64)
+    tokens = torch.zeros(3, 12, dtype=torch.long)
+    with torch.no_grad():
+        whole = layer(x, Context(locate(tokens, segments, None)[0])).y
+        state, tail = layer.start(3, capacity=capacity, device=x.device, dtype=x.dtype), fresh(3, x.device)
+        begin, found = 0, []
+        for size in (3, 1, 1, 4, 1, 2):
+            part = slice(begin, begin + size)
+            place, tail = locate(tokens[:, part], None if segments is None else segments[:, part], tail)
+            out = layer(x[:, part], Context(place), state)
+            state = tree_map(lambda t: t.clone(), out.state)
+            found.append(out.y)
+            begin += size
+    real = torch.ones(3, 12, dtype=torch.bool) if segments is None else segments != PADDING
+    torch.testing.assert_close(torch.cat(found, dim=1)[real], whole[real], atol=1e-10, rtol=0)
+
+
+def test_the_future_has_no_weight() -> None:
+    layer = shaken(Causal(), attention=True)
+    x = torch.randn(1, 9, DIM, dtype=torch.float64, requires_grad=True)
+    place, _ = locate(torch.zeros(1, 9, dtype=torch.long), None, None)
+    for output in range(9):
+        y = layer(x, Context(place)).y[0, output].sum()
+        seen = torch.autograd.grad(y, x)[0][0].abs().sum(-1)
+        assert not seen[output + 1 :].any()
+        assert seen[: output + 1].all()
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"hidden \(9\) must be even"):
+        SpatialGate(DIM, 9, Table(LONGEST, std=0.1))
+    with pytest.raises(ValueError, match="its weights must have 1 head, not 2"):
+        SpatialGate(DIM, HIDDEN, Table(LONGEST, heads=2, std=0.1))
+    layer = SpatialGate(DIM, HIDDEN, Table(4, std=0.1))
+    place, _ = locate(torch.zeros(1, 5, dtype=torch.long), None, None)
+    assert isinstance(place.layout, Plain)
+    with pytest.raises(ValueError, match="position 4 does not exist: the model was built for longest=4"):
+        layer(torch.randn(1, 5, DIM), Context(place))

@@ -1,0 +1,161 @@
+"""Synthesizers: each kind of score written out, mixtures, attention as a special case, steps, padding, packing."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyformer.attention import Attention
+from manyformer.core import PADDING, Context, tree_map
+from manyformer.kernels import Softmax
+from manyformer.masks import Causal, Everything, Mask
+from manyformer.mixers import Dense, DotProduct, FactorizedDense, Fixed, Product, Scores, Synthesizer, Table
+from manyformer.models.places import fresh, locate
+
+DIM, HEADS, LONGEST, WIDTH = 8, 2, 13, 4
+SEGMENTS = torch.tensor([[0] * 11, [3] * 4 + [5] * 7, [-1] * 3 + [1] * 5 + [-1] * 3, [-1] * 11])
+
+KINDS: dict[str, Callable[[], list[Scores]]] = {
+    "random": lambda: [Fixed(Table(LONGEST, heads=HEADS, std=1.0))],
+    "factorized-random": lambda: [Fixed(Product(LONGEST, 3, heads=HEADS, std=1.0))],
+    "dense": lambda: [Dense(DIM, HEADS, LONGEST)],
+    "factorized-dense": lambda: [FactorizedDense(DIM, HEADS, LONGEST)],
+    "dot": lambda: [DotProduct(DIM, HEADS)],
+    "random+dense+dot": lambda: [*KINDS["random"](), *KINDS["dense"](), *KINDS["dot"]()],
+}
+
+
+def shaken(kind: str, mask: Mask) -> Synthesizer:
+    torch.manual_seed(2)
+    layer = Synthesizer(DIM, KINDS[kind](), mask=mask).double()
+    with torch.no_grad():
+        for value in layer.parameters():
+            value.add_(torch.randn_like(value), alpha=0.4)
+    return layer
+
+
+def score(part: Scores, head: int, x: Tensor, i: int, j: int) -> Tensor:
+    """The score of key j for query i, both in one document, by the formulas of the paper."""
+    mine = slice(head * WIDTH, (head + 1) * WIDTH)
+    if isinstance(part, Fixed):
+        pairs = part.pairs
+        if isinstance(pairs, Table):
+            return pairs.weight[head, i, j]
+        assert isinstance(pairs, Product)
+        return pairs.row[head, i] @ pairs.column[head, j]
+    if isinstance(part, DotProduct):
+        return part.to_q(x[i])[mine] @ part.to_k(x[j])[mine] / WIDTH**0.5
+    assert isinstance(part, Dense | FactorizedDense)
+    numbers = part.up(x[i])[mine].relu() @ part.weight[head] + part.bias[head, 0]
+    if isinstance(part, Dense):
+        return numbers[j]
+    a, b = numbers[: part.rest], numbers[part.rest :]
+    # a is repeated as a whole, each number of b by itself
+    return (a.repeat(part.quotient) * b.repeat_interleave(part.rest))[j]
+
+
+def written_out(layer: Synthesizer, x: Tensor, *, causal: bool) -> Tensor:
+    """One document (l, d), score by score."""
+    shares = [torch.ones(())] if layer.shares is None else list(layer.shares.exp() / layer.shares.exp().sum())
+    rows = []
+    for i in range(len(x)):
+        keys, heads = range(i + 1 if causal else len(x)), []
+        for head in range(HEADS):
+            scores = [sum(s * score(p, head, x, i, j) for s, p in zip(shares, layer.scores)) for j in keys]  # type: ignore[arg-type]
+            weights = torch.stack(scores).exp()  # type: ignore[arg-type]
+            values = layer.to_v(x[: len(keys)])[:, head * WIDTH : (head + 1) * WIDTH]
+            heads.append(weights / weights.sum() @ values)
+        rows.append(torch.cat(heads))
+    return layer.out(torch.stack(rows))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_documents_are_those_of_the_paper(kind: str, causal: bool) -> None:
+    layer = shaken(kind, Causal() if causal else Everything())
+    x = torch.randn(*SEGMENTS.shape, DIM, dtype=torch.float64, requires_grad=True)
+    place, _ = locate(SEGMENTS, SEGMENTS, None)
+    found = layer(x, Context(place)).y
+    leaves = [x, *layer.parameters()]
+    total, want = torch.zeros(()).double(), torch.zeros(()).double()
+    for row, number in ((0, 0), (1, 3), (1, 5), (2, 1)):
+        columns = SEGMENTS[row] == number
+        alone = written_out(layer, x[row, columns], causal=causal)
+        torch.testing.assert_close(found[row, columns], alone, atol=1e-10, rtol=0)
+        up = torch.randn_like(alone)
+        total, want = total + (found[row, columns] * up).sum(), want + (alone * up).sum()
+    for mine, theirs in zip(torch.autograd.grad(total, leaves), torch.autograd.grad(want, leaves)):
+        torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
+    # one plain document takes other ways, in which rows share their weights
+    plain, _ = locate(SEGMENTS, None, None)
+    torch.testing.assert_close(layer(x, Context(plain)).y[0], found[0], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("capacity", [None, 11])
+@pytest.mark.parametrize("segments", [None, SEGMENTS[:3]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_by_step_is_all_at_once(kind: str, segments: Tensor | None, capacity: int | None) -> None:
+    layer = shaken(kind, Causal())
+    x, tokens = torch.randn(3, 11, DIM, dtype=torch.float64), torch.zeros(3, 11, dtype=torch.long)
+    with torch.no_grad():
+        whole = layer(x, Context(locate(tokens, segments, None)[0])).y
+        state, tail = layer.start(3, capacity=capacity, device=x.device, dtype=x.dtype), fresh(3, x.device)
+        begin, found = 0, []
+        for size in (2, 1, 5, 1, 2):
+            part = slice(begin, begin + size)
+            place, tail = locate(tokens[:, part], None if segments is None else segments[:, part], tail)
+            out = layer(x[:, part], Context(place), state)
+            state = tree_map(lambda t: t.clone(), out.state)
+            found.append(out.y)
+            begin += size
+    real = torch.ones(3, 11, dtype=torch.bool) if segments is None else segments != PADDING
+    torch.testing.assert_close(torch.cat(found, dim=1)[real], whole[real], atol=1e-10, rtol=0)
+
+
+def test_products_of_queries_and_keys_alone_are_attention() -> None:
+    layer, attention = shaken("dot", Causal()), Attention(DIM, HEADS, Softmax(Causal())).double()
+    dot = layer.scores[0]
+    assert isinstance(dot, DotProduct)
+    for kind in ("weight", "bias"):
+        getattr(attention.to_q, kind).data.copy_(getattr(dot.to_q, kind))
+        keys, values = getattr(dot.to_k, kind), getattr(layer.to_v, kind)
+        getattr(attention.to_kv, kind).data.copy_(torch.cat([keys, values]))
+        getattr(attention.out, kind).data.copy_(getattr(layer.out, kind))
+    x = torch.randn(*SEGMENTS.shape, DIM, dtype=torch.float64)
+    ctx = Context(locate(SEGMENTS, SEGMENTS, None)[0])
+    real = SEGMENTS != PADDING
+    torch.testing.assert_close(layer(x, ctx).y[real], attention(x, ctx).y[real], atol=1e-10, rtol=0)
+
+
+def test_a_mixture_with_all_of_its_share_on_one_part_is_that_part() -> None:
+    mixed, alone = shaken("random+dense+dot", Everything()), shaken("dot", Everything())
+    assert mixed.shares is not None
+    mixed.shares.data = torch.tensor([-800.0, -800.0, 0.0]).double()
+    mixed.scores[2].load_state_dict(alone.scores[0].state_dict())
+    for name in ("to_v", "out"):
+        getattr(mixed, name).load_state_dict(getattr(alone, name).state_dict())
+    x, place = torch.randn(2, 7, DIM).double(), locate(torch.zeros(2, 7, dtype=torch.long), None, None)[0]
+    torch.testing.assert_close(mixed(x, Context(place)).y, alone(x, Context(place)).y, atol=1e-12, rtol=0)
+
+
+def test_weights_that_see_no_token_do_not_change_with_tokens() -> None:
+    seen: list[Tensor] = []
+    for kind, changes in (("random", False), ("dense", True)):
+        layer = shaken(kind, Causal())
+        place, _ = locate(torch.zeros(2, 6, dtype=torch.long), None, None)
+        seen.clear()
+        for _ in range(2):
+            layer(torch.randn(2, 6, DIM).double(), Context(place, watch=lambda module, name, value: seen.append(value)))
+        assert torch.equal(seen[0], seen[1]) != changes
+        torch.testing.assert_close(seen[0].sum(-1), torch.ones_like(seen[0][..., 0]))
+    assert not [p for p in Synthesizer(DIM, KINDS["random"]()).parameters() if p.shape[0] == 0]
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"all scores must have the same heads, and these have \[2, 1\]"):
+        Synthesizer(DIM, [DotProduct(DIM, 2), Fixed(Table(4, std=1.0))])
+    for kind in ("random", "dense", "factorized-dense"):
+        place, _ = locate(torch.zeros(1, LONGEST + 4, dtype=torch.long), None, None)
+        with pytest.raises(ValueError, match="does not exist: the model was built for longest=13"):
+            shaken(kind, Causal())(torch.randn(1, LONGEST + 4, DIM).double(), Context(place))
