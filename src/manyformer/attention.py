@@ -26,8 +26,8 @@ class Attention(Layer):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2), the frame of every attention in the library.
 
     `kv_heads` below `heads` shares keys and values among groups of heads (Ainslie et al. 2023; 1 is Shazeer 2019);
-    `key` and `value` are the widths per head, dim / heads unless given, and `to` is that of the output, dim unless given.
-    Keys and values are projected by one matrix.
+    `key` and `value` are the widths per head, dim / heads unless given, and `to` that of the output, else dim. Keys and
+    values are projected by one matrix.
     Without a `source` it attends to its own stream and remembers of it what the kernel's mask can still show.
     Raises ValueError where widths do not divide, or where the position needs a seam that the kernel never forms.
     """
