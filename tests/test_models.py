@@ -12,14 +12,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.batches import IGNORE, LabelBatch, MaskedBatch, PairBatch, TextBatch
+from manyformer.batches import IGNORE, LabelBatch, MaskedBatch, PairBatch, TagBatch, TextBatch
 from manyformer.core import PADDING
 from manyformer.errors import UserError
 from manyformer.models import Head
 from manyformer.models.head import LARGE
+from manyformer.trees import OUTSIDE, walk
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 2, "heads": 4}
-NAMES = ["transformer", "transformer-lm", "bert", "transformer-classifier", "compose"]
+NAMES = ["transformer", "transformer-lm", "bert", "transformer-classifier", "structural", "compose"]
 
 
 def batch_for(name: str) -> tuple[Any, tuple[Any, ...]]:
@@ -34,6 +35,10 @@ def batch_for(name: str) -> tuple[Any, tuple[Any, ...]]:
         return MaskedBatch(tokens, targets, segments), (tokens, segments)
     if name == "transformer-classifier":
         return LabelBatch(tokens, torch.tensor([0, 1, 1]), segments), (tokens, segments)
+    if name == "structural":
+        trees = torch.from_numpy(walk(range(length))).repeat(3, 1, 1)
+        trees[:, 0] = OUTSIDE
+        return TagBatch(tokens, targets, segments, trees), (tokens, segments, trees)
     return TextBatch(tokens, targets, segments), (tokens, segments)
 
 
@@ -127,6 +132,19 @@ def test_a_classifier_reads_all_tokens_but_padding() -> None:
         changed = tokens.clone()
         changed[0, position] = (changed[0, position] + 1) % 29
         assert (model(changed).logits - model(tokens).logits).abs().max() > 1e-5
+
+
+def test_a_tagger_is_told_of_trees_in_three_numbers_a_token(unchecked: None) -> None:
+    model = mf.build("structural", **SMALL).eval()
+    tokens = torch.randint(0, 29, (1, 4))
+    with pytest.raises(ValueError, match="structural positions need the tree of every sentence: pass `trees`"):
+        model(tokens)
+    with pytest.raises(ValueError, match=r"trees \(1, 4\) must have three numbers for each of \(1, 4\)"):
+        model(tokens, None, tokens)
+    one, other = (torch.from_numpy(walk(heads))[None] for heads in ([0, 1, 2, 3], [0, 1, 1, 1]))
+    assert (model(tokens, None, one).logits - model(tokens, None, other).logits).abs().max() > 1e-4
+    blind: Any = mf.build("structural", **SMALL, absolute="sequential", relative="sequential").eval()
+    assert torch.equal(blind(tokens, None, one).logits, blind(tokens).logits)
 
 
 def test_too_long_a_sequence_is_refused() -> None:

@@ -10,7 +10,7 @@ import torch
 import manyformer as mf
 from manyformer.check import CONTRACTS
 from manyformer.errors import UserError
-from manyformer.models import Classifier, EncoderDecoder, LanguageModel, MaskedLM
+from manyformer.models import Classifier, EncoderDecoder, LanguageModel, MaskedLM, Tagger
 from manyformer.recipes import RECIPES, Card, transformer_lm
 
 KINDS = {
@@ -18,6 +18,7 @@ KINDS = {
     "translation": EncoderDecoder,
     "masked": MaskedLM,
     "classification": Classifier,
+    "tagging": Tagger,
 }
 FACTS: dict[str, Any] = {"title": "A", "paper": "B", "new": "C", "task": "masked", "cost": "O(1)"}
 

@@ -49,5 +49,5 @@ def labels_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trees_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tagger, hardly trained."""
     folder = tmp_path_factory.mktemp("trees")
-    (folder / "trees.conllu").write_text(sentences(60))
+    (folder / "trees.conllu").write_text(sentences(200))
     return train(folder, "structural", "data.path=trees.conllu", "data.valid=0.2", *TINY)

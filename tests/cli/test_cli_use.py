@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import Cli
+from commands import Cli, sentences
 
 import manyformer as mf
 from manyformer.evaluate import Settings, evaluate
@@ -212,6 +212,48 @@ def test_labels_are_scored_and_unknown_ones_count_as_missed(cli: Cli, labels_run
     record = json.loads(cli("evaluate", str(labels_run), "--data", str(tmp_path / "x.tsv"), "--json").out)
     scores = {score["name"]: score["value"] for score in record["scores"]}
     assert scores["accuracy"] == pytest.approx(200 / 3)
+
+
+def test_words_are_labelled_and_scored_as_by_hand(
+    cli: Cli, trees_run: Path, tmp_path: Path, pipe: Callable[[bytes], None]
+) -> None:
+    text = sentences(7).replace("2\tsee\t_\tVERB", "2-3\tsee cats\t_\t_\t_\t_\t_\t_\t_\t_\n2\tsee\t_\tVERB")
+    (tmp_path / "new.conllu").write_text(text)
+    told = cli("tag", str(trees_run), str(tmp_path / "new.conllu"))
+    assert told.code == 0, told.err
+    given, got = ([line.split("\t") for line in one.rstrip("\n").split("\n")] for one in (text, told.out))
+    assert [row[:7] + row[8:] for row in got] == [row[:7] + row[8:] for row in given]
+    words = [(old[7], new[7]) for old, new in zip(given, got) if old[0].isdecimal()]
+    assert {new for _, new in words} <= {"nsubj", "obj", "root"}
+    # what stands in the column is not looked at, and need not even be there
+    pipe(text.replace("nsubj", "_").replace("obj", "x").encode())
+    assert cli("tag", str(trees_run), "-").out == told.out
+    right = 100 * sum(old == new for old, new in words) / len(words)
+    scored = json.loads(cli("evaluate", str(trees_run), "--data", str(tmp_path / "new.conllu"), "--json").out)
+    assert scored["task"] == "tagging"
+    assert scored["scores"][0]["value"] == pytest.approx(right)
+    assert "21 words, each told the tree of its sentence" in scored["how"]
+
+
+def test_tag_and_evaluate_say_what_is_wrong_with_trees(
+    cli: Cli, trees_run: Path, labels_run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "odd.conllu").write_text(sentences(2).replace("obj", "iobj"))
+    (tmp_path / "ring.conllu").write_text(sentences(1).replace("\t0\troot", "\t1\troot"))
+    for words, said in (
+        (
+            ("evaluate", str(trees_run), "--data", str(tmp_path / "odd.conllu")),
+            "label 'iobj' is not known; did you mean",
+        ),
+        (
+            ("tag", str(trees_run), str(tmp_path / "ring.conllu")),
+            "(sentence s0): the words 1, 2 hang on each other in a",
+        ),
+        (("tag", str(labels_run), str(tmp_path / "odd.conllu")), "labels no words"),
+    ):
+        ended = cli(*words)
+        assert ended.code == 2
+        assert said in ended.err
 
 
 def test_evaluate_says_what_is_missing(cli: Cli, text_run: Path, tmp_path: Path) -> None:

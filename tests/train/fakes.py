@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from manyformer.batches import IGNORE, Batch, LabelBatch, MaskedBatch, PairBatch, TextBatch
+from manyformer.batches import IGNORE, Batch, LabelBatch, MaskedBatch, PairBatch, TagBatch, TextBatch
 from manyformer.config import Run
 from manyformer.data.characters import Bytes
+from manyformer.trees import walk
 
 VOCAB = 11
 
@@ -34,6 +35,9 @@ def make(task: str, seed: int, rows: int = 4, length: int = 8) -> Batch:
         chosen = torch.rand(tokens.shape, generator=generator) < 0.3
         chosen[:, 0] = True
         return MaskedBatch(tokens.masked_fill(chosen, 4), tokens.masked_fill(~chosen, IGNORE))
+    if task == "tagging":
+        trees = torch.from_numpy(walk(range(length))).expand(rows, -1, -1)
+        return TagBatch(tokens, tokens % 3, None, trees)
     return LabelBatch(tokens, start[:, 0] % 3)
 
 
@@ -93,7 +97,7 @@ class FakeSource:
         self.train, self.valid = FakeFeed(task), FakeHeld(task)
         self.spans = [FakeSpan(8)]
         self.needs: dict[str, Any] = {"vocab": VOCAB}
-        if task == "classification":
+        if task in ("classification", "tagging"):
             self.needs["classes"] = 3
 
     def describe(self) -> list[str]:
@@ -111,6 +115,7 @@ TASKS = {
     "transformer": "translation",
     "bert": "masked",
     "transformer-classifier": "classification",
+    "structural": "tagging",
 }
 
 
@@ -136,6 +141,8 @@ def a_run(out: Path, recipe: str = "transformer-lm", **given: Any) -> Run:
         usual["data"] = {"kind": "pairs", "longest": 8}
     elif recipe == "transformer-classifier":
         usual["data"] = {"kind": "labels", "path": "made-up", "longest": 8}
+    elif recipe == "structural":
+        usual["data"] = {"kind": "trees", "path": "made-up", "longest": 8}
     else:
         usual["data"] = {"kind": "text", "length": 8}
     return Run.model_validate(usual | given)

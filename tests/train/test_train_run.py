@@ -30,6 +30,6 @@ def test_every_task_learns(recipe: str, tmp_path: Path) -> None:
     losses = [row["loss"] for row in rows if "loss" in row]
     assert losses[-1] < 0.85 * losses[0]
     # guessing among three classes or six tokens
-    assert result.scores["accuracy"] > 1.5 / (3 if recipe == "transformer-classifier" else 6)
+    assert result.scores["accuracy"] > 1.5 / (3 if TASKS[recipe] in ("classification", "tagging") else 6)
     model = mf.load(result.out)
     assert model.spec.recipe == recipe

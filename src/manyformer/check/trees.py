@@ -12,13 +12,10 @@ from manyformer.trees import OUTSIDE, ROOT, walk
 def grow(tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None) -> Int[Tensor, "b l 3"]:
     """A tree for each document, as `walk` tells it; the first of several tokens is in none, as a start token is."""
     found = torch.full((*tokens.shape, 3), OUTSIDE)
+    owners = (torch.zeros_like(tokens) if segments is None else segments).tolist()
     for row, numbers in enumerate(tokens.tolist()):
-        documents: dict[int, list[int]] = {}
-        for column in range(len(numbers)):
-            number = 0 if segments is None else int(segments[row, column])
-            documents.setdefault(number, []).append(column)
-        documents.pop(PADDING, None)
-        for columns in documents.values():
+        for document in set(owners[row]) - {PADDING}:
+            columns = [column for column, owner in enumerate(owners[row]) if owner == document]
             words = columns[1:] or columns
             found[row, words] = torch.from_numpy(walk(_heads([numbers[column] for column in words])))
     return found.to(tokens.device)

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 State = Literal["ok", "absent", "broken"]
 
-EXTRAS = {
-    "hf": ("transformers", "tokenizers and models of Hugging Face"),
-    "data": ("datasets", "Hugging Face data sets by name"),
-    "track": ("tensorboard", "TensorBoard logs"),
-}
-"""Extra: the module that shows whether it is there, and what it is for."""
+EXTRAS = (
+    ("hf", "transformers", "tokenizers and models of Hugging Face"),
+    ("data", "datasets", "Hugging Face data sets by name"),
+    ("data", "conllu", "treebanks in CoNLL-U"),
+    ("track", "tensorboard", "TensorBoard logs"),
+)
+"""An extra, a module that shows whether it is there, and what that is for."""
 
 
 class Finding(NamedTuple):
@@ -98,7 +99,7 @@ def _compare(what: str, answer: object, expected: "Tensor") -> Finding:
 
 
 def _extras() -> Iterator[Finding]:
-    for extra, (module, purpose) in EXTRAS.items():
+    for extra, module, purpose in EXTRAS:
         if importlib.util.find_spec(module) is None:
             yield Finding(f"extra {extra}", "absent", f"{purpose}: pip install 'manyformer[{extra}]'")
         else:

@@ -26,7 +26,7 @@ def tag(
     The trees (column 7) are read, the labels that may be there already are not.
     """
     from manyformer.cli.targets import model_folder, place
-    from manyformer.evaluate.tagging import tag as label
+    from manyformer.evaluate import tag as label
 
     model_folder(run)
     for sentence in label(run, file, device=place(device)):

@@ -1,7 +1,8 @@
-"""Scoring a trained model: `evaluate(run)` gives the scores that fit its task, each with how it was computed."""
+"""Scoring a trained model: `evaluate(run)` gives the scores that fit its task, `tag(run, file)` a tagger's answers."""
 
 from manyformer.evaluate.held import Material
+from manyformer.evaluate.tagging import Labelled, tag
 from manyformer.evaluate.tasks import Settings
 from manyformer.evaluate.verb import Evaluation, evaluate
 
-__all__ = ["Evaluation", "Material", "Settings", "evaluate"]
+__all__ = ["Evaluation", "Labelled", "Material", "Settings", "evaluate", "tag"]

@@ -1,6 +1,5 @@
 """Positions in dependency trees (Wang et al. 2019, Self-Attention with Structural Position Representations)."""
 
-import math
 from typing import final
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from manyformer.core import Place, Tree
 from manyformer.position.absolute import Sinusoid
 from manyformer.position.base import Position
+from manyformer.position.relative import from_keys, from_values
 
 
 @final
@@ -56,17 +56,15 @@ class Structural(Position):
         at: Place,
         of: Place,
     ) -> Float[Tensor, "b h l s"]:
-        rows = self._rows(at, of)[:, None].expand_as(logits)
-        return logits + (q @ self.keys.mT).gather(-1, rows) / math.sqrt(q.shape[-1])
+        return logits + from_keys(q, self.keys, self.row(at, of))
 
     def value(
         self, y: Float[Tensor, "b h l f"], weights: Float[Tensor, "b h l s"], at: Place, of: Place
     ) -> Float[Tensor, "b h l f"]:
-        rows = self._rows(at, of)[:, None].expand_as(weights)
-        mass = weights.new_zeros(*weights.shape[:3], len(self.values)).scatter_add(-1, rows, weights)
-        return y + mass @ self.values
+        return y + from_values(weights, self.values, self.row(at, of))
 
-    def _rows(self, at: Place, of: Place) -> Int[Tensor, "b l s"]:
+    def row(self, at: Place, of: Place) -> Int[Tensor, "b l s"]:
+        """The row of each pair in the two tables."""
         inside = (tree_of(at).depth >= 0)[:, :, None] & (tree_of(of).depth >= 0)[:, None, :]
         near = offsets(at, of).clamp(-self.clip, self.clip) + self.clip
         return torch.where(inside, near, 2 * self.clip + 1)

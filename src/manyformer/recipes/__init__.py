@@ -12,6 +12,7 @@ from manyformer.recipes.registry import RECIPES, Card, Recipe, build, get, recip
 from manyformer.recipes.rfa import rfa
 from manyformer.recipes.roformer import roformer
 from manyformer.recipes.shaw import shaw
+from manyformer.recipes.structural import structural
 from manyformer.recipes.transformer import transformer
 from manyformer.recipes.transformer_classifier import transformer_classifier
 from manyformer.recipes.transformer_lm import transformer_lm
@@ -35,6 +36,7 @@ __all__ = [
     "rfa",
     "roformer",
     "shaw",
+    "structural",
     "transformer",
     "transformer_classifier",
     "transformer_lm",

@@ -189,5 +189,6 @@ class Session:
         use = {
             "language-model": (f'manyformer generate {self.out} "{start}"',),
             "translation": (f'manyformer translate {self.out} "TEXT"',),
+            "tagging": (f"manyformer tag {self.out} FILE.conllu",),
         }
         return (*use.get(self.card.task, ()), f"manyformer evaluate {self.out}", f"manyformer plot {self.out}")

@@ -1,0 +1,206 @@
+"""Structural positions: offsets against networkx, chains against Shaw's distances, and a task that needs the tree."""
+
+from collections.abc import Sequence
+
+import networkx as nx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from manyformer.attention import Attention
+from manyformer.batches import IGNORE, TagBatch
+from manyformer.core import Context, Place, Plain, Tree
+from manyformer.kernels import Softmax
+from manyformer.models import Embedding, Head, Tagger
+from manyformer.position import Fused, Position, Shaw, Sinusoid, Structural, Together
+from manyformer.position.structural import offsets
+from manyformer.recipes.stacks import stack
+from manyformer.trees import OUTSIDE, ROOT, walk
+
+
+def place_of(heads: Sequence[int], *, outside: int = 0) -> Place:
+    """One sentence in a row, after so many tokens in no tree."""
+    numbers = torch.cat([torch.full((outside, 3), OUTSIDE), torch.from_numpy(walk(heads))])[None]
+    pos = torch.arange(numbers.shape[1])[None]
+    return Place(pos, torch.zeros_like(pos), Plain(), Tree(*numbers.unbind(-1)))
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[int]:
+    """Heads of a random tree, or of several, whose words stand in any order."""
+    order = draw(st.permutations(range(1, draw(st.integers(1, 9)) + 1)))
+    heads = [ROOT] * len(order)
+    for index, word in enumerate(order[1:], 1):
+        heads[word - 1] = draw(st.sampled_from([*order[:index], ROOT]))
+    return heads
+
+
+def by_the_paper(graph: nx.DiGraph, depth: dict[int, int], i: int, j: int) -> int:
+    """The relative structural position of word i to word j, as the paper has it, with f the sign of i - j."""
+    if i == j or i in nx.descendants(graph, j) or j in nx.descendants(graph, i):
+        return depth[i] - depth[j]
+    return (1 if i > j else -1) * (depth[i] + depth[j])
+
+
+@given(trees())
+@settings(max_examples=100, deadline=None)
+def test_offsets_are_the_papers(heads: list[int]) -> None:
+    graph = nx.DiGraph((head, word) for word, head in enumerate(heads, 1))
+    lengths = nx.single_source_shortest_path_length(graph, ROOT)
+    depth = {word: length - (heads.count(ROOT) == 1) for word, length in lengths.items()}
+    place = place_of(heads)
+    found = offsets(place, place)[0]
+    assert torch.equal(found, -found.T)
+    for query in range(1, len(heads) + 1):
+        for key in range(1, len(heads) + 1):
+            # as Shaw's distances they are those of the key as seen from the query
+            assert found[query - 1, key - 1] == by_the_paper(graph, depth, key, query)
+
+
+def test_a_sentence_by_hand() -> None:
+    # Bush(2) nominated(0) two(4) men(2) today(2)
+    place = place_of([2, 0, 4, 2, 2])
+    assert offsets(place, place)[0].tolist() == [
+        [0, -1, 3, 2, 2],
+        [1, 0, 2, 1, 1],
+        [-3, -2, 0, -1, 3],
+        [-2, -1, 1, 0, 2],
+        [-2, -1, -3, -2, 0],
+    ]
+
+
+def test_pieces_of_a_word_are_one_node() -> None:
+    numbers = torch.from_numpy(walk([2, 0, 2])).repeat_interleave(torch.tensor([1, 3, 2]), 0)[None]
+    place = Place(torch.arange(6)[None], torch.zeros(1, 6).long(), Plain(), Tree(*numbers.unbind(-1)))
+    words = offsets(place_of([2, 0, 2]), place_of([2, 0, 2]))[0]
+    word = torch.tensor([0, 1, 1, 1, 2, 2])
+    assert torch.equal(offsets(place, place)[0], words[word][:, word])
+
+
+def shaw_as_structural(shaw: Shaw) -> Structural:
+    """Structural tables with the rows of Shaw's."""
+    found = Structural(shaw.keys.shape[-1], shaw.clip)
+    with torch.no_grad():
+        found.keys[:-1], found.values[:-1] = shaw.keys, shaw.values
+    return found
+
+
+def attended(position: Position, x: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+    """What attention gives and the gradient of its input."""
+    torch.manual_seed(1)
+    layer = Attention(x.shape[-1], 2, Softmax(), position=position).double()
+    x = x.detach().requires_grad_()
+    y = layer(x, Context(place)).y
+    (grad,) = torch.autograd.grad(y.square().sum(), x)
+    return y, grad
+
+
+def test_in_a_chain_it_is_shaw() -> None:
+    x, place = torch.randn(1, 12, 16).double(), place_of(range(12))
+    shaw = Shaw(8, 4)
+    wanted = attended(shaw, x, place)
+    torch.testing.assert_close(attended(shaw_as_structural(shaw), x, place), wanted, atol=1e-10, rtol=0)
+
+
+def test_both_together_are_the_sum_of_their_tables() -> None:
+    """In a chain the two offsets agree, so that one table with the sums of their rows does the same."""
+    x, place = torch.randn(1, 12, 16).double(), place_of(range(12))
+    one, two = Shaw(8, 4), Shaw(8, 4)
+    summed = Shaw(8, 4)
+    with torch.no_grad():
+        summed.keys[:], summed.values[:] = one.keys + two.keys, one.values + two.values
+    found = attended(Together(one, shaw_as_structural(two)), x, place)
+    torch.testing.assert_close(found, attended(summed, x, place), atol=1e-6, rtol=0)
+
+
+def by_pairs(position: Structural, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
+    """Attention with a vector for each pair of words, written with loops."""
+    found, tree = torch.zeros_like(v), place.tree
+    assert tree is not None
+    for b, h, i in torch.cartesian_prod(*(torch.arange(size) for size in q.shape[:3])).tolist():
+        rows = []
+        for j in range(k.shape[2]):
+            near = int(offsets(place, place)[b, i, j].clamp(-position.clip, position.clip)) + position.clip
+            outside = min(tree.depth[b, i], tree.depth[b, j]) < 0
+            rows.append(2 * position.clip + 1 if outside else near)
+        scores = [q[b, h, i] @ (k[b, h, j] + position.keys[row]) / q.shape[-1] ** 0.5 for j, row in enumerate(rows)]
+        weights = torch.stack(scores).softmax(0)
+        found[b, h, i] = sum(weights[j] * (v[b, h, j] + position.values[row]) for j, row in enumerate(rows))
+    return found
+
+
+def test_it_adds_a_vector_for_each_pair_to_keys_and_values() -> None:
+    torch.manual_seed(3)
+    position = Structural(4, 2).double()
+    q, k, v = torch.randn(3, 1, 2, 9, 4).double().unbind()
+    place = place_of([2, 0, 4, 2, 2, 5, 6, 7], outside=1)
+    found = Softmax()(q, k, v, place, place, position).y
+    torch.testing.assert_close(found, by_pairs(position, q, k, v, place), atol=1e-10, rtol=0)
+
+
+def test_tokens_in_no_tree_have_a_row_of_their_own() -> None:
+    place = place_of([0, 1], outside=1)
+    found = Structural(4, 2).row(place, place)[0]
+    assert found.tolist() == [[5, 5, 5], [5, 2, 3], [5, 1, 2]]
+
+
+def test_fused_positions_are_the_formula() -> None:
+    place, fused = place_of([2, 0, 2], outside=1), Fused(8)
+    order, depth = (Sinusoid(8).table[: n + 1] for n in (3, 1))
+    nowhere = torch.stack([-depth[1, 0::2], depth[1, 1::2]], -1).flatten()
+    depths = torch.stack([nowhere, depth[1], depth[0], depth[1]])
+    wanted = torch.tanh(order @ fused.sequential.weight.T + depths @ fused.structural.weight.T)
+    torch.testing.assert_close(fused.embed(torch.ones(1, 4, 8), place)[0], 1 + wanted)
+
+
+def test_without_a_tree_there_are_no_structural_positions() -> None:
+    place = place_of([0, 1])._replace(tree=None)
+    for use in (lambda: Fused(4).embed(torch.zeros(1, 2, 4), place), lambda: offsets(place, place_of([0, 1]))):
+        with pytest.raises(ValueError, match="structural positions need the tree of every sentence: pass `trees`"):
+            use()
+    with pytest.raises(ValueError, match=r"Structural: clip \(0\) must be at least 1 edge"):
+        Structural(4, 0)
+
+
+def parents(generator: torch.Generator, rows: int, words: int, symbols: int) -> TagBatch:
+    """Random trees in random order of their words; the label of a word is the token of its parent."""
+    tokens = torch.randint(symbols, (rows, words), generator=generator)
+    trees, targets = torch.empty(rows, words, 3, dtype=torch.long), torch.full((rows, words), IGNORE)
+    for row in range(rows):
+        order = (torch.randperm(words, generator=generator) + 1).tolist()
+        heads = [ROOT] * words
+        for place, word in enumerate(order[1:], 1):
+            heads[word - 1] = order[int(torch.randint(place, (), generator=generator))]
+            targets[row, word - 1] = tokens[row, heads[word - 1] - 1]
+        trees[row] = torch.from_numpy(walk(heads))
+    return TagBatch(tokens, targets, None, trees)
+
+
+def accuracy_on_parents(position: Position, steps: int = 150) -> float:
+    """Accuracy of one layer of attention on trees it has not seen."""
+    torch.manual_seed(0)
+    generator, dim, symbols = torch.Generator().manual_seed(0), 64, 10
+    body = stack(
+        1, lambda: {"attention": Attention(dim, 4, Softmax(), position=position)}, order="pre",
+        norm=lambda: nn.LayerNorm(dim), dropout=0.0,
+    )  # fmt: skip
+    model = Tagger(Embedding(symbols, dim, scale=dim**0.5), body, Head(dim, symbols))
+    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = 5e-3 * min(1.0, (step + 1) / 20) * (1 - step / steps)
+        loss = model.loss(parents(generator, 32, 12, symbols))
+        optimiser.zero_grad()
+        (loss.total / loss.targets).backward()
+        optimiser.step()
+    with torch.no_grad():
+        score = model.score(parents(generator, 256, 12, symbols))
+    return float(score.correct / score.targets)
+
+
+def test_only_the_tree_tells_the_parent() -> None:
+    found = {name: accuracy_on_parents(position) for name, position in (("s", Structural(16)), ("q", Shaw(16)))}
+    assert found["s"] >= 0.95, found
+    assert found["q"] <= 0.4, found
