@@ -6,14 +6,14 @@ from torch import Tensor
 
 from manyformer.core import Packed, Place, Plain
 from manyformer.masks import Causal, Everything, Mask
-from manyformer.ops import clipped, flex, toeplitz
+from manyformer.ops import clipped, flex, shifted, toeplitz
 from manyformer.ops.blocked import BLOCK, blocked
 from manyformer.ops.softmax import each_document
 from manyformer.ops.toeplitz import Span
 from manyformer.position import Position
 from manyformer.position.distance import ByDistance
 
-Form = Literal["bias", "clipped", "written out"]
+Form = Literal["bias", "clipped", "shifted", "written out"]
 
 FEW_PAIRS = 128 * 128
 """So few pairs of a query and a key are written out at once."""
@@ -73,10 +73,15 @@ def choose(call: Call, q: Tensor, k: Tensor, path: str) -> Plan:
 def _blocked(call: Call, q: Tensor, k: Tensor, acts: str) -> Plan:
     span, documents = _span(call, q.shape[2], k.shape[2])
     found = call.position.by_distance(1, 1)
-    if span is None or found is None or call.dropout or not _narrow(call.position, found, span):
-        return Plan("blocked", f"{acts}: written out for {BLOCK} queries at a time")
     name = type(call.position).__name__
     each = "" if documents is None else f", each of {len(documents.documents)} documents by itself"
+    if span is None or found is None:
+        return Plan("blocked", f"{acts}: written out for {BLOCK} queries at a time")
+    if _is_shift(call.position, found):
+        how = f"written out for {shifted.BLOCK} queries at a time, what they get from distances a view"
+        return Plan("blocked", f"{name} has a vector for each distance: {how}{each}", "shifted", span, documents)
+    if call.dropout or not _narrow(call.position, found, span):
+        return Plan("blocked", f"{acts}: written out for {BLOCK} queries at a time")
     if _is_plain_bias(found):
         how = f"a fused call for {toeplitz.BLOCK} queries at a time, its mask a view of one short vector"
         return Plan("blocked", f"{name} adds a number for each distance: {how}{each}", "bias", span, documents)
@@ -94,6 +99,8 @@ def run(plan: Plan, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return flex.attend(q, k, v, _terms(found, q), found.back, found.ahead, span, scale=call.scale)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if plan.form == "shifted":
+            return _shifted(call, span, q, k, v)
         return _by_distance(call, span, q, k, v)
 
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
@@ -125,6 +132,17 @@ def _by_distance(call: Call, span: Span, q: Tensor, k: Tensor, v: Tensor) -> Ten
     return clipped.attend(q, k, v, _terms(found, q), found.values, reach, scale=call.scale)
 
 
+def _shifted(call: Call, span: Span, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    queries, keys = q.shape[2], k.shape[2]
+    # keys ahead are hidden in a causal call, but inside a block they are written out
+    ahead = shifted.BLOCK if span.causal else keys - 1 - span.offset
+    found = call.position.by_distance(span.offset + queries - 1, ahead)
+    assert found is not None
+    assert found.keys is not None
+    words = {"scale": call.scale, "dropout": call.dropout}
+    return shifted.attend(q, k, v, found.keys, found.bias, found.back, span, **words)
+
+
 def _ask(position: Position, span: Span, queries: int, keys: int) -> ByDistance:
     """The position at all distances that this call can meet; at least one on either side."""
     found = position.by_distance(
@@ -148,15 +166,17 @@ def _is_plain_bias(found: ByDistance) -> bool:
     return found.bias is not None and not found.bias.requires_grad and found.keys is None and found.values is None
 
 
+def _is_shift(position: Position, found: ByDistance) -> bool:
+    return position.horizon is None and found.keys is not None and found.values is None
+
+
 def _narrow(position: Position, found: ByDistance, span: Span) -> bool:
     """Whether few distances are told apart, or a bias without gradient, for which their number does not matter."""
     if not span.causal and found.ahead < 1:
         return False
     if _is_plain_bias(found):
         return True
-    widest = position.by_distance(WIDEST, 0 if span.causal else WIDEST)
-    assert widest is not None
-    return widest.back < WIDEST and widest.ahead < WIDEST
+    return position.horizon is not None and position.horizon < WIDEST
 
 
 def _span(call: Call, queries: int, keys: int) -> tuple[Span | None, Packed | None]:
@@ -182,6 +202,9 @@ def _flexible(call: Call, q: Tensor, k: Tensor) -> Span | None:
     span, documents = _span(call, q.shape[2], k.shape[2])
     found = call.position.by_distance(1, 1)
     if documents is not None or found is None or found.values is not None or call.dropout:
+        return None
+    # the terms of all distances for each query would be as many as the scores
+    if _is_shift(call.position, found):
         return None
     return span
 

@@ -1,0 +1,121 @@
+"""Scores with a vector for every distance: shifts are views, and blocks are the definition, gradients too."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyformer.core import PADDING, Place, Plain
+from manyformer.kernels import Softmax
+from manyformer.masks import Causal, Everything, Mask
+from manyformer.models.places import locate
+from manyformer.ops import shifted
+from manyformer.ops.toeplitz import Span
+from manyformer.position import XL, DistanceAware
+from manyformer.position.distance import along, each_pair
+
+HEADS, WIDTH, DIM = 2, 4, 8
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 5), (4, 1), (3, 7), (6, 6)])
+def test_a_shift_is_a_look_up_by_distance(queries: int, keys: int) -> None:
+    each = torch.randn(2, 3, queries, queries + keys - 1, requires_grad=True)
+    columns = torch.arange(keys)[None, :] - torch.arange(queries)[:, None] + queries - 1
+    expected = each.gather(-1, columns.expand(2, 3, -1, -1))
+    found = along(each, keys)
+    assert torch.equal(found, expected)
+    assert found.data_ptr() == each.data_ptr() + (queries - 1) * each.element_size()
+    up = torch.randn_like(expected)
+    assert torch.equal(*(torch.autograd.grad(y, each, up)[0] for y in (found, expected)))
+    alike = each_pair(each[0, 0, :1].expand(queries, -1)[0], queries)
+    assert torch.equal(alike, each[0, 0, 0][columns])
+
+
+def place_of(length: int, start: int) -> Place:
+    pos = torch.arange(start, start + length)[None]
+    return Place(pos, torch.zeros_like(pos), Plain(start))
+
+
+def made() -> XL:
+    xl = XL(DIM, HEADS).double()
+    with torch.no_grad():
+        for value in xl.parameters():
+            value.normal_(std=0.5)
+    return xl
+
+
+def blocks(xl: XL, q: Tensor, k: Tensor, v: Tensor, offset: int, mask: Mask) -> Tensor:
+    causal = mask == Causal()
+    found = xl.by_distance(offset + q.shape[2] - 1, shifted.BLOCK if causal else k.shape[2] - 1 - offset)
+    assert found.keys is not None
+    q = xl.query(q, place_of(q.shape[2], offset))
+    span = Span(offset, causal)
+    return shifted.attend(q, k, v, found.keys, found.bias, found.back, span, scale=WIDTH**-0.5)
+
+
+@pytest.mark.parametrize("mask", [Causal(), Everything()], ids=repr)
+@pytest.mark.parametrize(("queries", "offset", "later"), [(1, 0, 0), (5, 3, 0), (40, 0, 0), (23, 30, 2), (16, 16, 0)])
+def test_blocks_are_the_definition(
+    mask: Mask, queries: int, offset: int, later: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With blocks of 16, whole ones and rests; in float64 to 1e-10, gradients of everything included."""
+    monkeypatch.setattr(shifted, "BLOCK", 16)
+    xl, keys = made(), offset + queries + later
+    sizes = (queries, keys, keys)
+    q, k, v = (torch.randn(2, HEADS, n, WIDTH, dtype=torch.float64, requires_grad=True) for n in sizes)
+    at, of = place_of(queries, offset), place_of(keys, 0)
+    expected = Softmax(mask, path="naive")(xl.query(q, at), k, v, at, of, xl).y
+    found = blocks(xl, q, k, v, offset, mask)
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+    up, leaves = torch.randn_like(expected), [q, k, v, *xl.parameters()]
+    pairs = zip(torch.autograd.grad(found, leaves, up), torch.autograd.grad(expected, leaves, up), strict=True)
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
+    with torch.no_grad():
+        torch.testing.assert_close(blocks(xl, q, k, v, offset, mask), expected, atol=1e-10, rtol=0)
+
+
+def test_dropout_draws_the_same_weights_for_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doubling the values doubles the outputs with the same numbers drawn; the gradient tells which were."""
+    monkeypatch.setattr(shifted, "BLOCK", 4)
+    vectors, v = torch.zeros(1, 23, WIDTH), torch.randn(1, 1, 12, WIDTH, requires_grad=True)
+    still = torch.zeros(1, 1, 12, WIDTH)
+    y = shifted.attend(still, still, v, vectors, None, 11, Span(0, causal=False), scale=1.0, dropout=0.5)
+    torch.testing.assert_close((y.detach() * 1.0).sum(), (torch.autograd.grad(y.sum(), v)[0] * v).sum())
+
+
+def test_the_kernel_takes_it_for_positions_with_a_vector_for_each_distance() -> None:
+    xl, place = made(), place_of(150, 0)
+    q, k, v = (torch.randn(1, HEADS, 150, WIDTH, dtype=torch.float64) for _ in range(3))
+    kernel = Softmax(Causal())
+    assert kernel.explain(q, k, v, place, place, xl).startswith("blocked: XL has a vector for each distance")
+    expected = Softmax(Causal(), path="naive")(q, k, v, place, place, xl).y
+    torch.testing.assert_close(kernel(q, k, v, place, place, xl).y, expected, atol=1e-10, rtol=0)
+    late, seen = place_of(3, 147), q[:, :, 147:]
+    assert kernel.explain(seen, k, v, late, place, xl).startswith("naive")
+    torch.testing.assert_close(kernel(seen, k, v, late, place, xl).y, expected[:, :, 147:], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("mask", [Causal(), Everything()], ids=repr)
+def test_packed_documents_each_by_itself(mask: Mask) -> None:
+    segments = torch.tensor([[0] * 80 + [1] * 100, [PADDING] * 30 + [0] * 150])
+    place, _ = locate(segments.clamp(min=0), segments, None)
+    xl, real = made(), (segments != PADDING)[:, None, :, None]
+    q, k, v = (torch.randn(2, HEADS, 180, WIDTH, dtype=torch.float64) for _ in range(3))
+    kernel = Softmax(mask)
+    assert "each of 3 documents by itself" in kernel.explain(q, k, v, place, place, xl)
+    expected = Softmax(mask, path="naive")(q, k, v, place, place, xl).y
+    torch.testing.assert_close(kernel(q, k, v, place, place, xl).y * real, expected * real, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_distance_aware_blocks_are_the_definition(plain: bool) -> None:
+    part, place = DistanceAware(HEADS).double(), place_of(300, 0)
+    place = place if plain else place._replace(layout=None)
+    q, k, v = (torch.randn(1, HEADS, 300, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    leaves = [q, k, v, part.w, part.v]
+    up, found = torch.randn(1, HEADS, 300, WIDTH, dtype=torch.float64), []
+    for path in ("naive", "blocked"):
+        y = Softmax(Causal(), path=path)(q, k, v, place, place, part).y  # type: ignore[arg-type]
+        found.append([y, *torch.autograd.grad(y, leaves, up)])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
