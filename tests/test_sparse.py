@@ -245,13 +245,13 @@ LINEAR = {
     "dilated": m.Window(64, dilation=4),
     "longformer": m.around(64) | m.Global(m.First(8)),
     "block diagonal": m.Blocks(128),
-    "bigbird": m.Causal() & (m.Window(128) | m.To(m.First(64)) | m.RandomBlocks(64, 2, 128, past=True)),
+    "bigbird": m.Causal() & (m.Window(128) | m.To(m.First(64)) | m.RandomBlocks(64, 2, 256, past=True)),
 }
 
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_work_and_memory_are_linear(name: str) -> None:
-    work, largest, lengths = [], [], (2048, 4096, 8192)
+    work, largest, lengths = [], [], (2048, 16384)
     for length in lengths:
         place = place_of([[0] * length])
         q, k, v = (torch.zeros(1, 1, length, 8, requires_grad=True) for _ in range(3))
@@ -267,7 +267,7 @@ def test_work_and_memory_are_linear(name: str) -> None:
         largest.append(seen.most)
     slope = math.log(work[-1] / work[0]) / math.log(lengths[-1] / lengths[0])
     assert 0.9 < slope <= 1.05
-    assert largest[-1] < lengths[-1] ** 2 / 20
+    assert largest[-1] < lengths[-1] ** 2 / 50
 
 
 def test_places_are_planned_once() -> None:
@@ -297,6 +297,7 @@ def test_it_says_what_it_leaves_out_and_refuses_dropout() -> None:
         forced(*inputs(short, 2), short, short, NoPosition())
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("rows", ["plain", "packed"])
 @pytest.mark.parametrize("name", ["window", "longformer", "roles", "bigbird", "image"])

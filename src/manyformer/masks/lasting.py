@@ -31,4 +31,6 @@ def forgets(mask: Mask) -> bool:
     """Whether a cache for this mask can stay smaller than the sequence."""
     if not mask.causal or mask.reach is None or mask.reach >= LOOKED_AT:
         return False
-    return not bool(lasting(mask, torch.arange(LOOKED_AT, device="cpu")).all())
+    # also where tensors are made elsewhere by default, as when a model is built without weights
+    with torch.device("cpu"):
+        return not bool(lasting(mask, torch.arange(LOOKED_AT)).all())

@@ -1,12 +1,12 @@
 """Random blocks: the same for every batch, by their seed (Zaheer et al. 2020, arXiv:2007.14062, section 2)."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import final
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from manyformer.core import Place
@@ -26,23 +26,35 @@ class Listed(Mask):
 
     size: int
     rows: Rows
+    # one list of targets for each place in a row, so that no step looks at more than one number a pair
+    targets: Int[Tensor, "most n"] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.size < 1 or not self.rows:
             raise ValueError(f"Listed: the size of a block ({self.size}) must be at least 1, and a row be listed")
+        most = max(1, *(len(row) for row in self.rows))
+        # no block has the number -1
+        filled = [[*row, *[-1] * (most - len(row))] for row in self.rows]
+        object.__setattr__(self, "targets", torch.tensor(filled, device="cpu").T.contiguous())
 
     def __call__(self, h: Tensor, q: Place, k: Place) -> Bool[Tensor, "..."]:
-        return _seen(_table((self.rows,)).to(q.pos.device), torch.zeros_like(h), q.pos // self.size, k.pos // self.size)
+        row, column = q.pos // self.size, k.pos // self.size
+        there, found = row < len(self.rows), torch.zeros((), dtype=torch.bool, device=q.pos.device)
+        row = row.clamp(max=len(self.rows) - 1)
+        for targets in self.targets.to(q.pos.device).unbind(0):
+            found = found | (targets[row] == column)
+        return found & there
 
     def bounds(self, q: Span, k: Span) -> Bounds:
-        table = _table((self.rows,))[0]
         low, high, first, last = (bound // self.size for bound in (q.first, q.last, k.first, k.last))
         narrow = high - low < WIDE
         may, must = (~narrow).expand(pairs_of(q, k)), torch.zeros(pairs_of(q, k), dtype=torch.bool)
         for step in range(WIDE):
             row = low + step
-            for target in table[row.clamp(max=len(table) - 1)].unbind(-1):
-                hit = (row <= high) & (row < len(table)) & (first <= target) & (target <= last)
+            there = (row <= high) & (row < len(self.rows))
+            for targets in self.targets.unbind(0):
+                target = targets[row.clamp(max=len(self.rows) - 1)]
+                hit = there & (first <= target) & (target <= last)
                 may = may | hit
                 must = must | (hit & (low == high) & (first == last))
         return Bounds(may, must)
@@ -77,9 +89,10 @@ class RandomBlocks(Mask):
             raise ValueError(f"{self!r}: sizes must be at least 1, numbers of blocks at least 0")
 
     def __call__(self, h: Tensor, q: Place, k: Place) -> Bool[Tensor, "..."]:
-        heads = int(h.max()) + 1 if h.numel() else 1
-        table = _table(tuple(_draw(self, head) for head in range(heads))).to(q.pos.device)
-        return _seen(table, h, q.pos // self.size, k.pos // self.size)
+        found = torch.zeros((), dtype=torch.bool, device=q.pos.device)
+        for head in range(int(h.max()) + 1 if h.numel() else 1):
+            found = torch.where(h == head, self.head(head)(h, q, k), found)
+        return found
 
     @property
     def per_head(self) -> bool:
@@ -90,19 +103,11 @@ class RandomBlocks(Mask):
         return self.past
 
     def head(self, number: int) -> Mask:
-        return Listed(self.size, _draw(self, number))
-
-
-def _seen(table: Tensor, h: Tensor, row: Tensor, column: Tensor) -> Bool[Tensor, "..."]:
-    found = torch.zeros((), dtype=torch.bool, device=row.device)
-    targets = table[h, row.clamp(max=table.shape[1] - 1)]
-    for target in targets.unbind(-1):
-        found = found | (target == column)
-    return found & (row < table.shape[1])
+        return _listed(self, number)
 
 
 @cache
-def _draw(mask: RandomBlocks, head: int) -> Rows:
+def _listed(mask: RandomBlocks, head: int) -> Listed:
     """The random blocks of one head."""
     rows = []
     for row in range(mask.blocks):
@@ -111,12 +116,4 @@ def _draw(mask: RandomBlocks, head: int) -> Rows:
         end = row - mask.near if mask.past else mask.blocks - mask.tail
         allowed = [block for block in range(mask.lead, end) if abs(block - row) > mask.near]
         rows.append(tuple(sorted(generator.sample(allowed, min(mask.count, len(allowed))))))
-    return tuple(rows)
-
-
-@cache
-def _table(heads: tuple[Rows, ...]) -> Tensor:
-    """The lists of all heads as one tensor (h, rows, most), filled up with -1."""
-    most = max(1, *(len(targets) for rows in heads for targets in rows))
-    filled = [[[*targets, *[-1] * (most - len(targets))] for targets in rows] for rows in heads]
-    return torch.tensor(filled, dtype=torch.long)
+    return Listed(mask.size, tuple(rows))

@@ -1,7 +1,8 @@
 """Masks that choose tokens by themselves: some keys that all see, some queries that see all."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import final
 
 import torch
@@ -52,12 +53,21 @@ class Positions(Tokens):
     """The listed positions: `Positions(0, 7)`."""
 
     listed: tuple[int, ...]
+    runs: tuple[tuple[int, int], ...] = field(init=False, compare=False)
 
     def __init__(self, *listed: int) -> None:
-        object.__setattr__(self, "listed", tuple(sorted(set(listed))))
+        numbers = tuple(sorted(set(listed)))
+        object.__setattr__(self, "listed", numbers)
+        # neighbours lie equally far from their numbers in the list
+        groups = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+        runs = [[number for _, number in group] for _, group in groups]
+        object.__setattr__(self, "runs", tuple((run[0], run[-1]) for run in runs))
 
     def __call__(self, place: Place) -> Bool[Tensor, "..."]:
-        return torch.isin(place.pos, torch.tensor(self.listed, dtype=torch.long, device=place.pos.device))
+        found = torch.zeros((), dtype=torch.bool, device=place.pos.device)
+        for first, last in self.runs:
+            found = found | ((place.pos >= first) & (place.pos <= last))
+        return found
 
     def bounds(self, span: Span) -> Bounds:
         listed = torch.tensor(self.listed, dtype=torch.long)

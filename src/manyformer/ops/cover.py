@@ -8,7 +8,8 @@ from torch import Tensor
 
 from manyformer.core import Place
 from manyformer.masks import Mask
-from manyformer.masks.base import Span, pick, role_of
+from manyformer.masks.base import pick, role_of
+from manyformer.masks.spans import Span
 
 FAN = 8
 """Blocks are looked at in groups of this many first, and those in groups, so that empty areas cost nothing."""

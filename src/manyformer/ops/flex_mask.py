@@ -54,8 +54,9 @@ def block_mask(mask: Mask, at: Place, of: Place, heads: int) -> BlockMask:
     known = _REMEMBERED.setdefault(at.seg, {})
     name = (mask, heads, id(at.pos), id(at.role))
     if name not in known:
-        known[name] = _build(mask, at, of, heads)
-    return known[name]  # type: ignore[no-any-return]
+        # kept with them, so that nothing else can come to have their ids
+        known[name] = (_build(mask, at, of, heads), at.pos, at.role)
+    return known[name][0]  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=KINDS)
@@ -65,10 +66,11 @@ def _plain(mask: Mask, heads: int, start: int, first: int, queries: int, keys: i
     def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return kinds(h, Place(q + start, torch.zeros_like(q)), Place(k + first, torch.zeros_like(k)))
 
-    at, of = (
-        Place(torch.arange(begin, begin + length)[None], torch.zeros(1, length, dtype=torch.long))
-        for begin, length in ((start, queries), (first, keys))
-    )
+    with torch.device("cpu"):
+        at, of = (
+            Place(torch.arange(begin, begin + length)[None], torch.zeros(1, length, dtype=torch.long))
+            for begin, length in ((start, queries), (first, keys))
+        )
     return _from_blocks(mask, at, of, heads, visible, device)
 
 
@@ -97,7 +99,8 @@ def _from_blocks(
     counts = [-(-length // BLOCK) for length in lengths]
     alike = len({mask.head(head) for head in range(heads)}) == 1
     masks = [both(mask.head(head), Document()) for head in range(1 if alike else heads)]
-    pairs = [[_flags(one, pick(at, row), pick(of, row), counts) for one in masks] for row in range(at.pos.shape[0])]
+    with torch.device("cpu"):
+        pairs = [[_flags(one, pick(at, row), pick(of, row), counts) for one in masks] for row in range(len(at.pos))]
     some, full = (torch.stack([torch.stack([flags[kind] for flags in row]) for row in pairs]) for kind in (0, 1))
     listed = [list_of for flags in (some, full) for list_of in _listed(flags.to(device))]
     return BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=lengths)

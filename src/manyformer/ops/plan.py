@@ -77,6 +77,11 @@ class Plan(NamedTuple):
 @torch.compiler.disable
 def plan(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
     """The calls for queries `at` and keys `of`, remembered for as long as these places can come again."""
+    with torch.device("cpu"):
+        return _plan(mask, at, of, heads)
+
+
+def _plan(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
     if isinstance(at.layout, Plain) and isinstance(of.layout, Plain) and at.role is of.role is None:
         return _plain(mask, heads, at.layout.start, of.layout.start, at.pos.shape[1], of.pos.shape[1])
     alone = at.role is None and at.seg is of.seg
@@ -89,8 +94,9 @@ def plan(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
     # the role belongs to the key because one set of segments may be asked about with several
     name = (mask, heads, id(at.pos), id(at.role))
     if name not in known:
-        known[name] = _by_row(mask, at, of, heads)
-    return known[name]
+        # kept with them, so that nothing else can come to have their ids
+        known[name] = (_by_row(mask, at, of, heads), at.pos, at.role)
+    return known[name][0]  # type: ignore[no-any-return]
 
 
 _REMEMBERED: WeakIdKeyDictionary = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
