@@ -42,7 +42,7 @@ ONLY = {"config": {"errors"}, "data": {"batches", "config", "errors", "trees"}, 
 
 HEAVY = {"transformers", "datasets", "conllu", "matplotlib", "tensorboard", "sacrebleu", "babel", "huggingface_hub"}
 
-PUBLIC = {"build", "check", "explain", "generate", "load", "recipes", "train"}
+PUBLIC = {"build", "check", "draw", "explain", "generate", "load", "recipes", "train"}
 
 
 def part_of(file: Path) -> str:

@@ -1,7 +1,7 @@
 """The whole Transformer family in one library and command line.
 
 `import manyformer as mf`, then `mf.recipes()`, `mf.build(name, **keywords)`, `mf.load(path)`, `model.save(path)`,
-`mf.train(...)`, `mf.generate(model, prompts)`, `mf.check(model)`, `mf.explain(model, tokens)`. Importing the package
+`mf.train(...)`, `mf.generate(model, prompts)`, `mf.check(model)`, `mf.explain(model, tokens)`, `mf.draw(mask, length)`. Importing the package
 does not load torch; the first use of a name does.
 """
 
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from manyformer.face import build, explain, load, recipes
     from manyformer.generate import generate
     from manyformer.train import train
+    from manyformer.view import draw
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "build": "manyformer.face",
     "check": "manyformer.check",
+    "draw": "manyformer.view",
     "explain": "manyformer.face",
     "generate": "manyformer.generate",
     "load": "manyformer.face",
@@ -28,7 +30,7 @@ _HOMES = {
     "train": "manyformer.train",
 }
 
-__all__ = ["__version__", "build", "check", "explain", "generate", "load", "recipes", "train"]
+__all__ = ["__version__", "build", "check", "draw", "explain", "generate", "load", "recipes", "train"]
 
 
 def __getattr__(name: str) -> Any:

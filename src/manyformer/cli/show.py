@@ -1,5 +1,6 @@
 """`manyformer show NAME`: what a recipe is, what it consists of and what it costs."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from manyformer.recipes import Card, Recipe
     from manyformer.summary import Cost
 
+PATTERN = 64
+"""Tokens of a pattern unless another length is given: one for each character of a line."""
+
 
 @app.command(
     "show",
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
         "manyformer show transformer",
         "manyformer show transformer-lm dim=256 depth=4 --length 4096",
         "manyformer show runs/lm-stdlib",
+        "manyformer show longformer --pattern --length 1024 --out pattern.png",
     ),
     context_settings={"ignore_unknown_options": True},
 )
@@ -32,6 +37,8 @@ def show(
     length: Annotated[
         int | None, typer.Option(min=2, help="Tokens at which the cost is told; 512 unless given.")
     ] = None,
+    pattern: Annotated[bool, typer.Option("--pattern", help="Draw who may look at whom, instead.")] = False,
+    out: Annotated[Path | None, typer.Option(help="With --pattern: a picture as well, .png, .svg or .pdf.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Explain a recipe: what is new, the paper, promises and why not, keywords, modules with parameters, cost.
@@ -47,10 +54,30 @@ def show(
     words = keywords or []
     recipe, given = with_options(context, words, lambda: model_of(name, words))
     model = sketch(recipe.card.name, given)
-    if as_json:
+    if pattern:
+        _draw(model, length or PATTERN, out)
+    elif as_json:
         say_json(_record(recipe, model, _cost(model, length)))
     else:
         print_page(recipe, model, _cost(model, length))
+
+
+def _draw(model: "Model", length: int, out: Path | None) -> None:
+    from manyformer.cli.console import note, say
+    from manyformer.errors import UserError
+    from manyformer.view import draw, patterns
+
+    found = patterns(model)
+    if not found:
+        raise UserError("no part of this model keeps to a mask, so there is nothing to draw")
+    heads = model.spec.keywords.get("heads", 1)
+    for number, (mask, names) in enumerate(found.items()):
+        path = out if out is None or len(found) == 1 else out.with_stem(f"{out.stem}-{number + 1}")
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        say(f"{mask!r}\n{names[0]}{more}, {length} tokens, queries downwards, keys to the right")
+        say(draw(mask, length, heads=heads, path=path) + "\n")
+        if path is not None:
+            note(f"wrote {path}")
 
 
 def _cost(model: "Model", length: int | None) -> "Cost":

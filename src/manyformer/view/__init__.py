@@ -1,5 +1,6 @@
-"""Pictures: the curves of training runs, and the look that all drawings share."""
+"""Pictures: the curves of training runs, masks, and the look that all drawings share."""
 
 from manyformer.view.curves import plot_runs
+from manyformer.view.patterns import draw, patterns
 
-__all__ = ["plot_runs"]
+__all__ = ["draw", "patterns", "plot_runs"]
