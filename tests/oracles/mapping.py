@@ -174,3 +174,30 @@ def _straight(value: Tensor) -> Tensor:
 def _numbers(theirs: Tensors, prefix: str) -> Iterator[int]:
     """The layer numbers below `prefix`."""
     return iter(sorted({int(name.removeprefix(prefix).split(".")[0]) for name in theirs if name.startswith(prefix)}))
+
+
+def longformer(theirs: Tensors) -> dict[str, Tensor]:
+    """`transformers.LongformerForMaskedLM` as `longformer`: a BERT with more projections.
+
+    Its positions are counted from the padding's number on, and its one token type is folded into them.
+    """
+    transform = "cls.predictions.transform"
+    head = {"lm_head.dense": f"{transform}.dense", "lm_head.layer_norm": f"{transform}.LayerNorm"}
+    as_bert = {name.replace("longformer.", "bert.", 1): value for name, value in theirs.items()}
+    as_bert |= _renamed(theirs, head) | {"cls.predictions.bias": theirs["lm_head.bias"]}
+    ours = bert(as_bert)
+    positions = theirs["longformer.embeddings.position_embeddings.weight"][2:]
+    ours["embed.position.weight"] = positions + theirs["longformer.embeddings.token_type_embeddings.weight"][0]
+    for i in _numbers(theirs, "longformer.encoder.layer."):
+        old, new = f"longformer.encoder.layer.{i}.attention.self", f"body.{i}.attention.inner"
+        ours |= global_projections(theirs, f"{old}.", f"{new}.")
+    return ours
+
+
+def global_projections(theirs: Tensors, old: str, new: str) -> dict[str, Tensor]:
+    """The second set of projections of a Longformer layer."""
+    ours = {}
+    for kind in ("weight", "bias"):
+        q, k, v = (theirs[f"{old}{name}_global.{kind}"] for name in ("query", "key", "value"))
+        ours |= {f"{new}global_q.{kind}": q, f"{new}global_kv.{kind}": torch.cat([k, v])}
+    return ours

@@ -2,16 +2,20 @@
 
 from manyformer.recipes.alibi import alibi
 from manyformer.recipes.bert import bert
+from manyformer.recipes.bigbird import bigbird, bigbird_lm
+from manyformer.recipes.blockwise import blockwise
 from manyformer.recipes.compose import compose
 from manyformer.recipes.da_transformer import da_transformer
 from manyformer.recipes.deep_char_lm import deep_char_lm
 from manyformer.recipes.linear_transformer import linear_transformer
 from manyformer.recipes.linformer import linformer
+from manyformer.recipes.longformer import longformer, longformer_lm
 from manyformer.recipes.performer import performer, performer_encoder
 from manyformer.recipes.registry import RECIPES, Card, Recipe, build, get, recipe
 from manyformer.recipes.rfa import rfa
 from manyformer.recipes.roformer import roformer
 from manyformer.recipes.shaw import shaw
+from manyformer.recipes.sparse_transformer import sparse_transformer
 from manyformer.recipes.structural import structural
 from manyformer.recipes.transformer import transformer
 from manyformer.recipes.transformer_classifier import transformer_classifier
@@ -23,6 +27,9 @@ __all__ = [
     "Recipe",
     "alibi",
     "bert",
+    "bigbird",
+    "bigbird_lm",
+    "blockwise",
     "build",
     "compose",
     "da_transformer",
@@ -30,12 +37,15 @@ __all__ = [
     "get",
     "linear_transformer",
     "linformer",
+    "longformer",
+    "longformer_lm",
     "performer",
     "performer_encoder",
     "recipe",
     "rfa",
     "roformer",
     "shaw",
+    "sparse_transformer",
     "structural",
     "transformer",
     "transformer_classifier",

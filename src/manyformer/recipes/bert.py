@@ -55,13 +55,17 @@ def masked_encoder(
     *,
     embedded: Position | None = None,
     attended: Callable[[], Position | None] = lambda: None,
+    mixer: Callable[[], Layer] | None = None,
 ) -> MaskedLM:
-    """BERT with a position at its embedding, or one made by `attended` inside the attention of each layer."""
+    """BERT with a position at its embedding, or one made by `attended` inside the attention of each layer.
+
+    `mixer` makes another layer that takes the place of attention.
+    """
     layer_norm = partial(nn.LayerNorm, dim, eps=1e-12)
 
     def layer() -> dict[str, Layer]:
         return {
-            "attention": Attention(dim, heads, Softmax(), position=attended()),
+            "attention": Attention(dim, heads, Softmax(), position=attended()) if mixer is None else mixer(),
             "ff": FeedForward(dim, hidden, activation=nn.GELU()),
         }
 

@@ -13,7 +13,7 @@ from manyformer.kernels import DynamicRotary, Kernel, Softmax
 from manyformer.kernels import Linear as LinearAttention
 from manyformer.kernels.features import Cosine, Deterministic, EluPlusOne, Fourier, Generalized, Positive, Taylor
 from manyformer.kernels.rules import Delta, Gated
-from manyformer.masks import Causal
+from manyformer.masks import Causal, Window, fixed, strided, union
 from manyformer.models import Embedding, Head, LanguageModel
 from manyformer.position import (
     NTK,
@@ -32,6 +32,7 @@ from manyformer.position import (
     XLBiases,
     YaRN,
 )
+from manyformer.recipes.bigbird import past
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.rfa import FLOOR as RFA_FLOOR
 from manyformer.recipes.stacks import NormOrder, stack
@@ -51,7 +52,21 @@ PositionName = Literal[
     "t5",
     "shaw",
 ]
-KernelName = Literal["softmax", "linear", "delta", "cosine", "taylor", "favor", "favor-relu", "rfa", "rfa-gate"]
+KernelName = Literal[
+    "softmax",
+    "window",
+    "strided",
+    "fixed",
+    "random-blocks",
+    "linear",
+    "delta",
+    "cosine",
+    "taylor",
+    "favor",
+    "favor-relu",
+    "rfa",
+    "rfa-gate",
+]
 FeedForwardName = Literal["relu", "gelu", "swiglu", "geglu"]
 NormName = Literal["layer", "rms"]
 
@@ -89,8 +104,15 @@ POSITIONS: dict[PositionName, Callable[[Sizes], Callable[[], Position]]] = {
 FEATURES = 4
 """Random features for each channel of a head."""
 
+WINDOW = 128
+"""Positions in a window; blocks and strides of the other patterns are a quarter of it."""
+
 KERNELS: dict[KernelName, Callable[[Sizes], Kernel]] = {
     "softmax": lambda sizes: Softmax(Causal()),
+    "window": lambda sizes: Softmax(Window(WINDOW)),
+    "strided": lambda sizes: Softmax(union(strided(WINDOW // 4))),
+    "fixed": lambda sizes: Softmax(union(fixed(WINDOW // 4, WINDOW // 16))),
+    "random-blocks": lambda sizes: Softmax(past(WINDOW // 4, 2, -(-sizes.longest // (WINDOW // 4)), 0)),
     "linear": lambda sizes: LinearAttention(EluPlusOne(), Causal()),
     "delta": lambda sizes: LinearAttention(Deterministic(), Causal(), rule=Delta()),
     "cosine": lambda sizes: LinearAttention(Cosine(sizes.longest), Causal()),
