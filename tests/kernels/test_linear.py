@@ -148,7 +148,10 @@ def test_chunks_are_steps_whatever_there_is(data: st.DataObject) -> None:
     leaves = [x for x in (a, c, v, decay, memory) if x is not None]
     up, last = torch.randn(2, 3, length, 5, dtype=torch.float64), torch.randn(2, 3, 4, 5, dtype=torch.float64)
     found = []
-    for summed in (linear.recurrent(a, c, v, decay, run, memory), linear.chunked(a, c, v, decay, run, memory, chunk=chunk)):
+    for summed in (
+        linear.recurrent(a, c, v, decay, run, memory),
+        linear.chunked(a, c, v, decay, run, memory, chunk=chunk),
+    ):
         loss = (summed.y * up).sum() + (summed.memory * last).sum()
         found.append((*summed, *torch.autograd.grad(loss, leaves)))
     torch.testing.assert_close(found[1], found[0], atol=1e-10, rtol=1e-10)
@@ -178,7 +181,7 @@ def test_corrections_in_chunks_are_corrections_in_steps(data: st.DataObject) -> 
 
 
 def test_a_correction_replaces_what_was_said() -> None:
-    """With full strength and orthogonal keys, the memory says the last value of each key (Schlag et al., section 4.2)."""
+    """With full strength and orthogonal keys, the memory says the last value of each key (Schlag et al. 2021)."""
     keys = torch.eye(3, dtype=torch.float64)[[0, 1, 0, 2, 1]].expand(1, 1, -1, -1)
     values = torch.randn(1, 1, 5, 2, dtype=torch.float64)
     strength = torch.ones(1, 1, 5, dtype=torch.float64)
@@ -230,13 +233,15 @@ def test_no_bit_comes_from_the_future(features: str) -> None:
     for cut in (1, 7, 8, 9, 22):
         changed = k.clone()
         changed[:, :, cut:] *= 40.0
-        after = kernel(q, changed, v * torch.where(torch.arange(LENGTH) < cut, 1.0, -3.0)[:, None], place, place, NOWHERE).y
+        after = kernel(
+            q, changed, v * torch.where(torch.arange(LENGTH) < cut, 1.0, -3.0)[:, None], place, place, NOWHERE
+        ).y
         assert torch.equal(after[:, :, :cut], before[:, :, :cut])
         assert not torch.equal(after[:, :, cut:], before[:, :, cut:])
 
 
 def test_keys_of_any_size_leave_finite_weights() -> None:
-    """Positive features of large keys underflow unless the largest sets the scale; here one of 60 is followed by small."""
+    """Positive features of large keys underflow unless the largest of them sets the scale."""
     kernel = Linear(Positive(KEY, 32), Causal(), chunk=4)
     place = place_of("plain")
     q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE, torch.float32))
@@ -278,7 +283,9 @@ def test_another_sequence_is_summed_once(layout: str, features: str) -> None:
         state = tree_map(lambda t: t.index_select(0, torch.arange(ROWS)), state)
     real = real_of(layout)[:, 0]
     assert apart((torch.cat(outputs, 1) * real,), (whole * real,)) < 1e-10
-    pairs = Attention(12, 2, Linear(layer.kernel.features, None, path="quadratic"), kv_heads=1, key=KEY, source=Encoded())
+    pairs = Attention(
+        12, 2, Linear(layer.kernel.features, None, path="quadratic"), kv_heads=1, key=KEY, source=Encoded()
+    )
     pairs.double().load_state_dict(layer.state_dict())
     assert apart((pairs(x, Context(place_of(layout), memory)).y * real,), (whole * real,)) < 1e-10
 
@@ -332,8 +339,8 @@ def test_calls_that_cannot_be_get_a_sentence() -> None:
         Linear(EluPlusOne(), Causal())(q, k[:, :, :5], v[:, :, :5], place, place, NOWHERE)
     with pytest.raises(ValueError, match="position 22 does not exist: Cosine was built for longest=22"):
         Linear(Cosine(22), Causal())(q, k, v, place, place, NOWHERE)
+    packed = place_of("packed")
     with pytest.raises(ValueError, match="position 9 does not exist: Cosine was built for longest=9"):
-        packed = place_of("packed")
         Linear(Cosine(9), Causal())(q, k, v, packed, packed, NOWHERE)
     kernel = Linear(EluPlusOne(), Causal(), path="quadratic")
     state = kernel(q, k, v, place, place, NOWHERE, kernel.start(ROWS, device=q.device, dtype=q.dtype)).state
@@ -353,5 +360,7 @@ def test_a_document_that_comes_back_is_a_new_one() -> None:
     alone = Place(torch.arange(2)[None], torch.zeros(1, 2, dtype=torch.long), Plain())
     for begin in (0, 2, 4):
         part = (slice(None), slice(None), slice(begin, begin + 2))
-        torch.testing.assert_close(y[part], Linear(EluPlusOne(), Causal())(q[part], k[part], v[part], alone, alone, NOWHERE).y)
+        torch.testing.assert_close(
+            y[part], Linear(EluPlusOne(), Causal())(q[part], k[part], v[part], alone, alone, NOWHERE).y
+        )
     assert segments_of("plain") is None

@@ -113,7 +113,7 @@ def _stretches(
     """Tokens, and how many there are at each position, in stretches of a slot's width; the last is filled up."""
     width = _width(lengthwise)
     if count is None:
-        count = torch.ones(1, x.shape[2], dtype=torch.long, device=x.device)
+        count = torch.ones(1, x.shape[2], dtype=torch.long, device=x.device).expand(x.shape[0], -1)
     extra = -x.shape[2] % width
     x, count = F.pad(x, (0, 0, 0, extra)), F.pad(count, (0, extra))
     return x.reshape(*x.shape[:2], -1, width, x.shape[3]), count.reshape(count.shape[0], -1, width)

@@ -36,7 +36,12 @@ class Linformer(Kernel):
     honours: frozenset[str] = frozenset()
 
     def __init__(
-        self, keys: Lengthwise, values: Lengthwise | None = None, mask: Mask | None = None, *, scale: float | None = None
+        self,
+        keys: Lengthwise,
+        values: Lengthwise | None = None,
+        mask: Mask | None = None,
+        *,
+        scale: float | None = None,
     ) -> None:
         super().__init__()
         if mask is not None and mask != Everything():

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,19 +13,19 @@ from manyformer.ops.linear import over_weights
 
 
 class Summary(NamedTuple):
-    """For each document `number` that keys were given of: their sum, and the logarithm of its scale.
+    """For each document that keys were given of, its number, their sum, and the logarithm of the sum's scale.
 
-    All are None before the first key. The numbers are the same in every row; a row without such a document has zeros.
+    The numbers are the same in every row; a row without such a document has zeros. Before the first key there are none.
     """
 
-    number: Int[Tensor, "b n"] | None = None
+    numbers: tuple[int, ...] = ()
     matrix: Float[Tensor, "b n g r f"] | None = None
     level: Float[Tensor, "b n g"] | None = None
 
     @property
     def empty(self) -> bool:
         """Whether no key has been given."""
-        return self.number is None
+        return not self.numbers
 
 
 def summarise(
@@ -36,10 +36,10 @@ def summarise(
     before: Summary,
 ) -> Summary:
     """The sums after these keys too; each key is to be given once."""
-    if c.shape[2] == 0 and before.number is not None:
+    if c.shape[2] == 0:
         return before
-    known: list[int] = [] if before.number is None else before.number[0].tolist()
-    numbers = known + [number for number in _numbers(of) if number not in known]
+    known = before.numbers
+    numbers = (*known, *(number for number in _numbers(of) if number not in known))
     columns = F.pad(v, (0, 1), value=1.0)
     sums = []
     for place, document in enumerate(numbers):
@@ -52,24 +52,22 @@ def summarise(
         sums.append((matrix, level))
     if not sums:
         return before
-    number = torch.tensor(numbers, device=c.device).expand(c.shape[0], -1)
     levels = [level for _, level in sums if level is not None]
-    return Summary(number, torch.stack([matrix for matrix, _ in sums], 1), torch.stack(levels, 1) if levels else None)
+    return Summary(numbers, torch.stack([matrix for matrix, _ in sums], 1), torch.stack(levels, 1) if levels else None)
 
 
 def read(
     a: Float[Tensor, "b h l r"], at: Place, summary: Summary, values: int, floor: float
 ) -> Float[Tensor, "b h l f"]:
     """The `values` channels that queries get from the sum of their document; zeros where there is none."""
-    if summary.number is None or summary.matrix is None:
+    if summary.matrix is None:
         return a.new_zeros(*a.shape[:3], values)
-    numbers: list[int] = summary.number[0].tolist()
     # each head of keys as often as query heads share it
     matrix = summary.matrix.repeat_interleave(a.shape[1] // summary.matrix.shape[2], 2)
-    if isinstance(at.layout, Plain) and numbers == [0]:
+    if isinstance(at.layout, Plain) and summary.numbers == (0,):
         return over_weights(a @ matrix[:, 0], floor)
     y = a.new_zeros(*a.shape[:3], values + 1)
-    for place, number in enumerate(numbers):
+    for place, number in enumerate(summary.numbers):
         y = torch.where((at.seg == number)[:, None, :, None], a @ matrix[:, place], y)
     return over_weights(y, floor)
 

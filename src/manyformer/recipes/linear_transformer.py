@@ -15,7 +15,7 @@ from manyformer.recipes.stacks import NormOrder
 @recipe(
     "Linear Transformer",
     paper="Katharopoulos et al. 2020, Transformers are RNNs, arXiv:2006.16236; Schlag et al. 2021, arXiv:2102.11174",
-    new="With features for exp(q.k) keys are summed once: linear in training, and writing needs a memory of fixed size.",
+    new="With features for exp(q.k) keys are summed once: linear training, and writing with a memory of fixed size.",
     task="language-model",
     causal=True,
     streams=True,

@@ -13,7 +13,7 @@ from manyformer.recipes.stacks import NormOrder
 
 PAPER = "Choromanski et al. 2021, Rethinking Attention with Performers, arXiv:2009.14794"
 NEW = "Positive, orthogonal random features estimate softmax attention without bias, in linear time."
-SMALL = {"features": 16}
+SMALL = {"features": 32}
 
 Estimated = Literal["softmax", "relu"]
 

@@ -24,7 +24,7 @@ FLOOR = 1e-3
     streams=True,
     cost="O(l features d + l d^2) per layer; O(features d + d^2) per written token, whatever came before",
     because={"cross": "a language model reads one sequence only"},
-    small={"features": 32},
+    small={"features": 64},
 )
 def rfa(
     vocab: int = 256,

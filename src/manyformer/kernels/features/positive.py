@@ -1,5 +1,6 @@
 """Positive random features: FAVOR+ and its generalisation (Choromanski et al. 2021, Rethinking Attention)."""
 
+import math
 from typing import Any, Literal, final
 
 import torch
@@ -75,7 +76,7 @@ def _drawn(directions: Directions, count: int, key: int, generator: torch.Genera
 
 
 class _Positive(torch.autograd.Function):
-    """Features over the largest of them, and its logarithm without that of their number; keeps inputs and features."""
+    """Features over the largest of them, and the logarithm of their common scale; keeps inputs and features."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrix: Tensor, floor: float) -> tuple[Tensor, Tensor]:
@@ -86,7 +87,8 @@ class _Positive(torch.autograd.Function):
         y.sub_(top).exp_().add_(floor)
         ctx.save_for_backward(x, matrix, y, index)
         ctx.floor = floor
-        return y, top[..., 0] - x.square().sum(-1) / 2
+        # the estimate is the mean over directions
+        return y, top[..., 0] - x.square().sum(-1) / 2 - math.log(y.shape[-1]) / 2
 
     @staticmethod
     @once_differentiable

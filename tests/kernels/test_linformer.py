@@ -1,0 +1,160 @@
+"""Linformer: mixtures along the length by hand, documents in any rows, and what is refused."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from layouts import LAYOUTS, LENGTH, ROWS, apart, differentiated, place_of, real_of, tensors
+from torch import Tensor
+
+import manyformer as mf
+from manyformer.attention import Attention
+from manyformer.core import PADDING
+from manyformer.kernels import Linformer, Softmax
+from manyformer.kernels.lengthwise import Convolved, Lengthwise, Pooled, Projected
+from manyformer.masks import Causal
+from manyformer.position import NoPosition, Rotary
+
+HEADS, GROUPS, KEY, VALUE = 4, 2, 6, 5
+NOWHERE = NoPosition()
+
+MAKERS: dict[str, Any] = {
+    "learned": lambda width: Projected(40, 7),
+    "learned by head": lambda width: Projected(40, 7, heads=GROUPS),
+    "mean": lambda width: Pooled(40, 7),
+    "max": lambda width: Pooled(40, 7, by="max"),
+    "convolution": lambda width: Convolved(40, 7, key=width),
+    "convolution by head": lambda width: Convolved(40, 7, key=width, heads=GROUPS),
+}
+
+
+def shaken(module: Lengthwise) -> Any:
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.5)
+    return module.double()
+
+
+def mixed_by_hand(lengthwise: Lengthwise, x: Tensor, head: int) -> Tensor:
+    """One document (p, e), one slot after the other."""
+    if isinstance(lengthwise, Projected):
+        weight = lengthwise.weight[head % len(lengthwise.weight)]
+        return torch.stack([sum(weight[s, j] * x[j] for j in range(len(x))) for s in range(lengthwise.slots)])  # type: ignore[misc]
+    width = math.ceil(lengthwise.longest / lengthwise.slots)
+    slots = []
+    for begin in range(0, len(x), width):
+        part = x[begin : begin + width]
+        if isinstance(lengthwise, Pooled):
+            slots.append(part.mean(0) if lengthwise.by == "mean" else part.amax(0))
+        else:
+            assert isinstance(lengthwise, Convolved)
+            weight = lengthwise.weight[head % len(lengthwise.weight)]
+            slots.append((weight[: len(part)] * part).sum(0))
+    return torch.stack(slots)
+
+
+def by_hand(kernel: Linformer, q: Tensor, k: Tensor, v: Tensor, segments: Tensor) -> Tensor:
+    y = torch.zeros(*q.shape[:3], v.shape[-1], dtype=q.dtype)
+    for b in range(ROWS):
+        for number in segments[b].unique().tolist():
+            if number == PADDING:
+                continue
+            here = (segments[b] == number).nonzero()[:, 0]
+            for h in range(HEADS):
+                g = h // (HEADS // GROUPS)
+                keys, values = (mixed_by_hand(m, x[b, g, here], g) for m, x in ((kernel.keys, k), (kernel.values, v)))
+                y[b, h, here] = (q[b, h, here] @ keys.T / math.sqrt(KEY)).softmax(-1) @ values
+    return y
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_projection_is_what_it_is_by_hand(layout: str, name: str) -> None:
+    place, real = place_of(layout), real_of(layout)
+    kernel = Linformer(shaken(MAKERS[name](KEY)), shaken(MAKERS[name](VALUE)))
+    qkv = tensors(HEADS, GROUPS, KEY, VALUE)
+    up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
+    leaves = [*qkv, *kernel.parameters()]
+    got = differentiated(kernel(*qkv, place, place, NOWHERE).y * real, up, leaves)
+    assert apart(got, differentiated(by_hand(kernel, *qkv, place.seg), up, leaves)) < 1e-10
+    seen: list[Tensor] = []
+    watched = kernel(*qkv, place, place, NOWHERE, None, lambda m, n, w: seen.append(w)).y * real
+    assert apart((watched.detach(),), (got[0].detach(),)) < 1e-10
+    assert seen[0].shape[-1] >= 1
+
+
+def test_as_many_slots_as_tokens_are_full_attention() -> None:
+    place = place_of("plain")
+    qkv = tensors(HEADS, GROUPS, KEY, VALUE)
+    whole = Projected(LENGTH, LENGTH).double()
+    whole.weight.data.copy_(torch.eye(LENGTH))
+    full = Softmax()(*qkv, place, place, NOWHERE).y
+    assert apart((Linformer(whole)(*qkv, place, place, NOWHERE).y,), (full,)) < 1e-10
+    assert apart((Linformer(Pooled(LENGTH, LENGTH))(*qkv, place, place, NOWHERE).y,), (full,)) < 1e-10
+
+
+def test_random_projections_keep_products() -> None:
+    """Johnson and Lindenstrauss: the error of P E^T E V falls as 1 / sqrt(slots) for E of variance 1 / slots."""
+    weights, values = torch.randn(8, 256, dtype=torch.float64).softmax(-1), torch.randn(256, 8, dtype=torch.float64)
+    counts, errors = [16, 32, 64, 128, 256], []
+    for count in counts:
+        squares = []
+        for _ in range(30):
+            e = Projected(256, count).double()
+            e.weight.data.normal_(std=count**-0.5)
+            mixed = e(values[None, None]).x[0, 0]
+            wanted = weights @ values
+            squares.append(((weights @ e.weight[0].T @ mixed - wanted).norm() / wanted.norm()).square().item())
+        errors.append(0.5 * math.log(sum(squares) / len(squares)))
+    slope = (errors[-1] - errors[0]) / math.log(counts[-1] / counts[0])
+    assert -0.6 < slope < -0.4
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Linformer(Projected(8, 4), mask=Causal()),
+            r"mask Causal\(\): each of its slots mixes all tokens, later",
+        ),
+        (lambda: Linformer(Projected(8, 4), Projected(8, 3)), r"4 slots of keys need as many of values, not 3"),
+        (lambda: Projected(8, 0), r"slots \(0\) must be at least 1"),
+        (lambda: Pooled(8, 9), r"9 slots for at most 8 tokens are no reduction"),
+        (lambda: Attention(8, 2, Linformer(Projected(8, 4)), position=Rotary(4)), r"Linformer never forms"),
+        (lambda: mf.build("linformer", top_slots=3), r"one projection for all layers: they cannot have 128 to 3"),
+        (lambda: mf.build("linformer", projection="max", sharing="heads"), r"learns nothing that could be shared"),
+    ],
+)
+def test_mistakes_get_a_sentence(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("layout", ["plain", "packed"])
+def test_documents_that_are_too_long_get_a_sentence(layout: str) -> None:
+    place = place_of(layout)
+    with pytest.raises(ValueError, match="more than this Linformer allows: it was built for longest=9"):
+        Linformer(Projected(9, 4))(*tensors(HEADS, GROUPS, KEY, VALUE, torch.float32), place, place, NOWHERE)
+
+
+def test_who_shares() -> None:
+    def projections(**words: Any) -> list[Projected]:
+        model = mf.build("linformer", vocab=11, dim=8, depth=3, heads=2, longest=16, slots=6, **words)
+        return [m for m in model.modules() if isinstance(m, Projected)]
+
+    assert [(len(p.weight), p.slots) for p in projections()] == [(1, 6)]
+    assert [(len(p.weight), p.slots) for p in projections(sharing="keys-values", top_slots=2)] == [
+        (1, 6),
+        (1, 4),
+        (1, 2),
+    ]
+    assert [len(p.weight) for p in projections(sharing="heads")] == [1] * 6
+    assert [len(p.weight) for p in projections(sharing="none")] == [2] * 6
+
+
+def test_it_says_how() -> None:
+    place, qkv = place_of("plain"), tensors(HEADS, GROUPS, KEY, VALUE)
+    kernel = Linformer(Projected(40, 7))
+    assert kernel.explain(*qkv, place, place, NOWHERE) == "sdpa: 7 slots in place of 23 keys"
+    assert "watched" in kernel.explain(*qkv, place, place, NOWHERE, None, lambda m, n, w: None)
