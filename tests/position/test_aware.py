@@ -28,11 +28,15 @@ def place_of(length: int, start: int = 0, *, plain: bool = True) -> Place:
     return Place(pos, torch.zeros_like(pos), Plain(start) if plain else None)
 
 
+def double(numbers: Any) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
 def made(w: list[float], v: list[float]) -> DistanceAware:
     part = DistanceAware(len(w)).double()
     with torch.no_grad():
-        part.w.copy_(torch.tensor(w, dtype=torch.float64))
-        part.v.copy_(torch.tensor(v, dtype=torch.float64))
+        part.w.copy_(double(w))
+        part.v.copy_(double(v))
     return part
 
 
@@ -46,7 +50,7 @@ def test_the_factor_is_the_formula() -> None:
     expected = [
         [(1 + math.exp(b)) / (1 + math.exp(b - a * distance)) for distance in far] for a, b in zip(w, v, strict=True)
     ]
-    torch.testing.assert_close(of_each(made(w, v), far), torch.tensor(expected).double(), atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(of_each(made(w, v), far), double(expected), atol=1e-12, rtol=1e-12)
 
 
 def test_closed_forms_and_limits() -> None:
@@ -55,7 +59,7 @@ def test_closed_forms_and_limits() -> None:
     torch.testing.assert_close(table[:, 0], torch.ones(3).double())
     assert (table[0].diff() >= 0).all()
     assert (table[1].diff() <= 0).all()
-    torch.testing.assert_close(table[:, -1], torch.tensor([1 + math.e, 0.0, 1.0]).double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(table[:, -1], double([1 + math.e, 0.0, 1.0]), atol=1e-12, rtol=0)
     assert torch.equal(table[2], torch.ones(200).double())
     assert torch.equal(of_each(part, [-3]), of_each(part, [3]))
 
@@ -70,7 +74,7 @@ def test_nothing_overflows(v: float) -> None:
     assert part.w.grad.isfinite().all()
     # far above every distance the factor is the plain exponential exp(R), far below it is 1
     expected = [[1.0, math.exp(-2), math.exp(-200)], [1.0, math.exp(2), math.exp(200)]] if v > 0 else [[1.0] * 3] * 2
-    torch.testing.assert_close(table.detach(), torch.tensor(expected).double(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(table.detach(), double(expected), rtol=1e-6, atol=0)
 
 
 def test_heads_start_near_and_far() -> None:
@@ -110,9 +114,10 @@ def test_attention_is_the_definition_with_gradients(mask: Mask, plain: bool) -> 
 
 def test_queries_after_a_memory_and_before_all_keys() -> None:
     part, logits = made([-0.3, 0.2, 0.1], [0.4, -0.3, 1.0]), torch.randn(2, HEADS, 3, 5, dtype=torch.float64)
+    q, k = torch.zeros(2, HEADS, 3, 4), torch.zeros(2, HEADS, 5, 4)
     for queries, keys in ((7, 5), (0, 9)):
         plain, other = (
-            part.score(logits, logits, logits, place_of(3, queries, plain=p), place_of(5, keys)) for p in (True, False)
+            part.score(logits, q, k, place_of(3, queries, plain=p), place_of(5, keys)) for p in (True, False)
         )
         torch.testing.assert_close(plain, other, atol=1e-12, rtol=0)
 

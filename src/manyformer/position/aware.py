@@ -27,7 +27,7 @@ class DistanceAware(Position):
         super().__init__()
         if heads < 1:
             raise ValueError(f"DistanceAware: heads ({heads}) must be at least 1")
-        self.w = nn.Parameter(torch.tensor([-0.1, 0.1]).repeat(heads)[:heads])
+        self.w = nn.Parameter(torch.tensor([(-0.1, 0.1)[head % 2] for head in range(heads)]))
         self.v = nn.Parameter(torch.zeros(heads))
 
     def score(
