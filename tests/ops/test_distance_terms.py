@@ -104,7 +104,7 @@ def test_terms_that_are_alike_far_away(place: str, causal: bool, clip: int, kind
 
 @pytest.mark.parametrize("steep", [1.0, 30.0])
 def test_what_counts_for_nothing_is_left_out(steep: float) -> None:
-    """Weights below e^-50 of the own one: hidden from the kernel, and no digit changes; others are all there."""
+    """Weights far below the own one are hidden from the kernel, and no digit changes; others are all there."""
     qkv, ahead = draw("square"), distances("square")
     bias = steep * torch.arange(-18.0, 1.0, dtype=torch.float64).expand(HEADS, -1)
     span = Span(0, causal=True)

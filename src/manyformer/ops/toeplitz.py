@@ -16,8 +16,8 @@ from manyformer.ops import flash
 BLOCK = 256
 """Queries in a block. Larger blocks waste more on keys that lie ahead, smaller ones make torch's kernel slower."""
 
-NEGLIGIBLE = 50.0
-"""A weight that is e^-50 of another of its row changes no digit of a double."""
+NEGLIGIBLE = {torch.float32: 30.0, torch.float64: 50.0}
+"""A weight below e to minus this of another one of its row changes no digit, nor do a hundred thousand of them."""
 
 
 class Span(NamedTuple):
@@ -61,6 +61,7 @@ class _Toeplitz(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, up: Tensor) -> Any:
         q, k, v, sums, y, lse = ctx.saved_tensors
+        up, size = _normal(up)
         to_q, to_k, to_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for rows, keys, bias in _blocks(q, k, sums, ctx.span):
             ups, qs, ys, lses = (x[:, :, rows] for x in (up, q, y, lse))
@@ -68,7 +69,14 @@ class _Toeplitz(torch.autograd.Function):
             to_q[:, :, rows] = found[0]
             to_k[:, :, keys] += found[1]
             to_v[:, :, keys] += found[2]
-        return to_q, to_k.flip(2), to_v.flip(2), None, None, None
+        return to_q * size, to_k.flip(2) * size, to_v.flip(2) * size, None, None, None
+
+
+def _normal(up: Tensor) -> tuple[Tensor, Tensor]:
+    """`up` near the size of 1, and the power of two it was divided by: small weights times it stay above 1e-38."""
+    _, exponent = torch.frexp(up.abs().amax().float())
+    size = torch.exp2(exponent.to(up.dtype))
+    return up / size, size
 
 
 def _blocks(q: Tensor, k: Tensor, sums: Tensor, span: Span) -> Iterator[tuple[slice, slice, Tensor]]:
@@ -90,12 +98,12 @@ def _sums(bias: Tensor, back: int, span: Span, length: int, keys: int) -> Float[
 
 
 def _without_the_negligible(sums: Tensor, q: Tensor, k: Tensor, span: Span, scale: float) -> Float[Tensor, "h n"]:
-    """-inf where no scores could lift a weight above e^-50 of what the query's own place gets.
+    """-inf where no scores could lift a weight above the negligible share of what the query's own place gets.
 
     Such weights count for nothing, but in float32 many of them are numbers below 1e-38, with which a CPU calculates
-    many times more slowly: steep slopes would make a training step four times as long.
+    many times more slowly: steep slopes would make attention take four times as long.
     """
     longest = [torch.linalg.vector_norm(x.detach(), dim=-1).amax((0, 2)).to(sums.dtype) for x in (q, k)]
-    apart = NEGLIGIBLE + 2 * abs(scale) * longest[0] * longest[1]
+    apart = NEGLIGIBLE[sums.dtype] + 2 * abs(scale) * longest[0] * longest[1]
     own = sums[:, k.shape[2] - 1 - span.offset, None]
     return sums.masked_fill(sums < own - apart[:, None], -torch.inf)
