@@ -9,7 +9,7 @@ import torch
 CHECKED = [
     f"manyformer.{part}"
     for part in (
-        *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward", "models"),
+        *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward", "mixers", "models"),
         *("generate.beam", "generate.feeds", "generate.sampling"),
     )
 ]

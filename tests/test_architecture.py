@@ -21,7 +21,8 @@ LEVELS = [
     {"masks", "position"},
     {"ops"},
     {"kernels", "sources"},
-    {"attention", "feedforward", "mixers", "depth"},
+    {"attention", "feedforward"},
+    {"mixers", "depth"},
     {"models"},
     {"recipes"},
     {"config"},
@@ -40,7 +41,17 @@ LEVELS = [
 ONLY = {"config": {"errors"}, "data": {"batches", "config", "errors", "trees"}, "core": {"dropout"}, "errors": set()}
 """Parts that must not know all that lies below them: a run's record and its data stand beside the models."""
 
-HEAVY = {"transformers", "datasets", "conllu", "matplotlib", "tensorboard", "sacrebleu", "babel", "huggingface_hub"}
+HEAVY = {
+    "PIL",
+    "transformers",
+    "datasets",
+    "conllu",
+    "matplotlib",
+    "tensorboard",
+    "sacrebleu",
+    "babel",
+    "huggingface_hub",
+}
 
 PUBLIC = {"build", "check", "draw", "explain", "generate", "load", "recipes", "train"}
 

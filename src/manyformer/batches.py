@@ -1,8 +1,8 @@
-"""The records that data hands to training: tensors on the CPU, one row a sequence, int64 throughout."""
+"""The records that data hands to training: tensors on the CPU, one row a sequence, int64 but for images."""
 
 from typing import NamedTuple
 
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 # The target of a position that is not scored: torch's own convention for cross-entropy.
@@ -56,4 +56,11 @@ class TagBatch(NamedTuple):
     trees: Int64[Tensor, "b l 3"] | None = None
 
 
-Batch = TextBatch | PairBatch | MaskedBatch | LabelBatch | TagBatch
+class ImageBatch(NamedTuple):
+    """A classifier's images, the channels of a pixel last, and one class number for each."""
+
+    pixels: UInt8[Tensor, "b height width channels"]
+    labels: Int64[Tensor, " b"]
+
+
+Batch = TextBatch | PairBatch | MaskedBatch | LabelBatch | TagBatch | ImageBatch

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from manyformer.core import State, tree_map
 from manyformer.flops import count_flops
-from manyformer.models import EncoderDecoder, LanguageModel, Model, Tagger
+from manyformer.models import EncoderDecoder, ImageClassifier, LanguageModel, Model, Tagger
 from manyformer.recipes import build
 from manyformer.trees import walk
 
@@ -113,10 +113,14 @@ def _kind(module: nn.Module) -> str:
 def cost(model: Model, length: int) -> Cost:
     """What one forward pass over one sequence of `length` tokens costs; for a translation both sides are that long.
 
+    For a classifier of images it is one image, whatever the length.
     Raises ValueError where the model allows no such length. `model` may be a `sketch`.
     """
     model.check_length(length)
     tokens = torch.zeros(1, length, dtype=torch.long, device=model.device)
+    if isinstance(model, ImageClassifier):
+        assert model.longest is not None
+        length = model.longest
     with torch.no_grad():
         flops = count_flops(lambda: _pass(model, tokens))
     half = max(1, length // 2)
@@ -129,6 +133,8 @@ def cost(model: Model, length: int) -> Cost:
 def _pass(model: Model, tokens: Tensor) -> None:
     if isinstance(model, EncoderDecoder):
         model(tokens, tokens)
+    elif isinstance(model, ImageClassifier):
+        model(torch.zeros(1, *model.embed.shape, dtype=torch.uint8, device=tokens.device))
     elif isinstance(model, Tagger):
         # which tree it is makes no difference
         model(tokens, None, torch.from_numpy(walk(range(tokens.shape[1])))[None].to(tokens.device))

@@ -6,11 +6,11 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from manyformer.batches import Batch, LabelBatch, MaskedBatch, PairBatch, TagBatch, TextBatch
+from manyformer.batches import Batch, ImageBatch, LabelBatch, MaskedBatch, PairBatch, TagBatch, TextBatch
 from manyformer.bench.clock import Job
 from manyformer.core import State, tree_map
 from manyformer.generate.bound import bind
-from manyformer.models import Classifier, EncoderDecoder, LanguageModel, MaskedLM, Tagger
+from manyformer.models import Classifier, EncoderDecoder, ImageClassifier, LanguageModel, MaskedLM, Tagger
 from manyformer.recipes import build, get
 from manyformer.trees import walk
 
@@ -66,6 +66,8 @@ class Bench:
 
     def why_not(self, what: What) -> str | None:
         """Why this cannot be measured, if it cannot."""
+        if isinstance(self.model, ImageClassifier):
+            return "its images are all of one size: there is no length to vary"
         if what == "decode" and not self.card.streams:
             return self.card.because["streams"]
         return None
@@ -185,4 +187,6 @@ class Bench:
 def _inputs(batch: Batch) -> tuple[Tensor | None, ...]:
     if isinstance(batch, TagBatch):
         return batch.tokens, None, batch.trees
+    if isinstance(batch, ImageBatch):
+        return (batch.pixels,)
     return (batch.source, batch.target) if isinstance(batch, PairBatch) else (batch.tokens,)

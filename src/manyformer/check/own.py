@@ -7,12 +7,23 @@ from typing import Self, final
 import torch
 
 from manyformer.check.promises import CONTRACTS
+from manyformer.check.promises.losses import images_of
 from manyformer.check.subject import Inputs, Result, Subject
 from manyformer.check.trees import grow
 from manyformer.core import State
 from manyformer.errors import UserError
 from manyformer.face import load
-from manyformer.models import Classifier, Embedding, EncoderDecoder, LanguageModel, MaskedLM, Model, Spec, Tagger
+from manyformer.models import (
+    Classifier,
+    Embedding,
+    EncoderDecoder,
+    ImageClassifier,
+    LanguageModel,
+    MaskedLM,
+    Model,
+    Spec,
+    Tagger,
+)
 from manyformer.recipes import RECIPES, Card
 
 PROMISES = ("causal", "streams", "cross", "padding")
@@ -21,16 +32,22 @@ PROMISES = ("causal", "streams", "cross", "padding")
 def own(model: Model, *, name: str | None = None) -> Subject:
     """The subject for one of our models. Raises UserError for a kind of model that no contract knows."""
     if isinstance(model, LanguageModel):
-        return OwnLanguageModel(model, model.embed, name)
+        return OwnLanguageModel(model, _words(model.embed), name)
     if isinstance(model, EncoderDecoder):
-        return OwnEncoderDecoder(model, model.embed_target, name)
+        return OwnEncoderDecoder(model, _words(model.embed_target), name)
     if isinstance(model, MaskedLM):
-        return OwnEncoder(model, model.embed, name)
+        return OwnEncoder(model, _words(model.embed), name)
     if isinstance(model, Classifier):
-        return OwnClassifier(model, model.embed, name)
+        return OwnClassifier(model, _words(model.embed), name)
     if isinstance(model, Tagger):
-        return OwnTagger(model, model.embed, name)
+        return OwnTagger(model, _words(model.embed), name)
+    if isinstance(model, ImageClassifier):
+        return OwnImageClassifier(model, BRIGHTNESS, name)
     raise UserError(f"no contract knows what a {type(model).__name__} takes and gives: wrap it in an Adapter")
+
+
+def _words(embed: Embedding) -> int:
+    return embed.token.num_embeddings
 
 
 class Own(Subject):
@@ -39,7 +56,7 @@ class Own(Subject):
     silent: Mapping[str, str] = {}
     """What a kind of model cannot promise, whatever its card says."""
 
-    def __init__(self, model: Model, embed: Embedding, name: str | None) -> None:
+    def __init__(self, model: Model, ids: int, name: str | None) -> None:
         self.module = model
         # Apple's devices know no float64
         self.exact = model.device.type != "mps"
@@ -48,7 +65,7 @@ class Own(Subject):
         self.name = name or (type(model).__name__ if spec is None else spec.recipe)
         self.longest = model.longest
         self.lacks = {**self.silent, **_denied(card)}
-        self.ids = torch.arange(embed.token.num_embeddings, device=model.device)
+        self.ids = torch.arange(ids, device=model.device)
 
     @property
     def model(self) -> Model:
@@ -146,6 +163,36 @@ class OwnClassifier(Own):
         "packing": "a row has one label, so it holds one document",
         "tokenwise": "a row has one label, tokens have none",
     }
+
+
+BRIGHTNESS = 256
+"""A token of an image is the brightness of one channel of one pixel."""
+
+
+@final
+class OwnImageClassifier(Own):
+    """A model that gives an image one label: its tokens are the values of its pixels, always as many."""
+
+    tokenwise = False
+    silent: Mapping[str, str] = {
+        "causal": "a label may depend on the whole image",
+        "streams": "an image is there as a whole",
+        "cross": "it reads one image only",
+        "padding": "all images are of one size, so that there is none",
+        "packing": "an image is not part of a row",
+        "tokenwise": "an image has one label, its patches have none",
+    }
+
+    def __init__(self, model: Model, ids: int, name: str | None) -> None:
+        super().__init__(model, ids, name)
+        assert model.longest is not None
+        self.multiple = model.longest
+
+    def forward(self, inputs: Inputs, state: State = None) -> Result:
+        assert state is None
+        assert isinstance(self.model, ImageClassifier)
+        logits, _, loss = self.model(images_of(self.model, inputs.tokens))
+        return Result(logits, None, loss)
 
 
 def _denied(card: Card | None) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Learned numbers for pairs of positions, whatever the tokens there are."""
 
 from abc import ABC, abstractmethod
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from jaxtyping import Float, Int
@@ -23,6 +23,10 @@ class Pairs(nn.Module, ABC):
     @abstractmethod
     def forward(self, at: Place, of: Place) -> Float[Tensor, "#b h l s"]:
         """For queries `at` and keys `of`. Raises ValueError for a position that does not exist, where that is free."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, at: Place, of: Place) -> Tensor: ...
 
     def extra_repr(self) -> str:
         return f"{self.longest} positions, heads={self.heads}"

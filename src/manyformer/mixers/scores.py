@@ -93,7 +93,7 @@ class FactorizedDense(Scores):
         self, x: Float[Tensor, "b l d"], k: Float[Tensor, "b h s e"], at: Place, of: Place
     ) -> Float[Tensor, "b h l s"]:
         both = split_heads(self.up(x).relu(), self.heads) @ self.weight + self.bias
-        a, b = both.split([self.rest, self.quotient], dim=-1)
+        a, b = torch.split(both, [self.rest, self.quotient], dim=-1)
         scores = (b[..., :, None] * a[..., None, :]).flatten(-2)
         seen = positions(of, self.longest)
         return scores[..., seen] if isinstance(seen, slice) else at_keys(scores, of)

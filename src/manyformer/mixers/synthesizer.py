@@ -58,11 +58,11 @@ class Synthesizer(Layer):
         return repr(self.mask)
 
     def _scores(self, x: Tensor, k: Tensor, at: Place, of: Place) -> Float[Tensor, "#b h l s"]:
-        parts = zip(self.scores, k.split(self.widths, dim=-1))
-        found = [part(x, kept, at, of) for part, kept in parts]
+        parts = zip(self.scores, torch.split(k, self.widths, dim=-1))
+        found: list[Tensor] = [part(x, kept, at, of) for part, kept in parts]
         if self.shares is None:
             return found[0]
-        mixed = [share * one for share, one in zip(self.shares.softmax(0), found)]
+        mixed: list[Tensor] = [share * one for share, one in zip(self.shares.softmax(0), found)]
         return sum(mixed[1:], mixed[0])
 
     def _project(self, x: Float[Tensor, "b s d"], place: Place) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,10 @@ from manyformer.models.classifier import Classifier
 from manyformer.models.embedding import Embedding
 from manyformer.models.encoder import Encoder
 from manyformer.models.head import Head
+from manyformer.models.image_classifier import ImageClassifier
 from manyformer.models.language_model import LanguageModel
 from manyformer.models.masked_lm import MaskedLM
+from manyformer.models.patches import Patches
 from manyformer.models.seq2seq import EncoderDecoder
 from manyformer.models.tagger import Tagger
 
@@ -16,11 +18,13 @@ __all__ = [
     "Encoder",
     "EncoderDecoder",
     "Head",
+    "ImageClassifier",
     "LanguageModel",
     "Loss",
     "MaskedLM",
     "Model",
     "ModelOut",
+    "Patches",
     "Score",
     "Spec",
     "Tagger",

@@ -9,7 +9,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 from manyformer.errors import UserError, nearest
 from manyformer.models import Model, Spec
 
-Task = Literal["language-model", "translation", "masked", "classification", "tagging"]
+Task = Literal["language-model", "translation", "masked", "classification", "tagging", "image-classification"]
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=Model)

@@ -5,12 +5,12 @@ import math
 import torch
 from torch import Tensor
 
-from manyformer.batches import IGNORE, Batch, TagBatch
+from manyformer.batches import IGNORE, Batch, ImageBatch, TagBatch
 from manyformer.check.contract import contract
 from manyformer.check.promises.losses import as_batch
 from manyformer.check.subject import Inputs
 from manyformer.check.trial import Finding, Trial
-from manyformer.models import Classifier, EncoderDecoder, MaskedLM, Model, Tagger
+from manyformer.models import Classifier, EncoderDecoder, ImageClassifier, MaskedLM, Model, Tagger
 from manyformer.recipes import build
 from manyformer.trees import walk
 
@@ -62,6 +62,8 @@ def toy(trial: Trial, model: Model) -> Batch:
         return as_batch(model, Inputs(target, None, symbols), symbols.flip(1))
     if isinstance(model, Classifier):
         return _which_comes_first(trial, model)
+    if isinstance(model, ImageClassifier):
+        return _whether_alike(trial, model)
     if isinstance(model, Tagger):
         return _whether_the_neighbour_is_large(trial)
     if isinstance(model, MaskedLM):
@@ -92,10 +94,24 @@ def _whether_the_neighbour_is_large(trial: Trial) -> Batch:
     return TagBatch(tokens, targets, None, chain.expand(ROWS, -1, -1))
 
 
+def _whether_alike(trial: Trial, model: ImageClassifier) -> Batch:
+    """A dark and a bright patch somewhere in a grey image; the label says which comes first."""
+    height, width, channels = model.embed.shape
+    side = model.embed.patch
+    patches = (height // side) * (width // side)
+    order = torch.rand(ROWS, patches, generator=trial.generator).argsort(dim=1)[:, :2]
+    grid = torch.full((ROWS, patches), 128, dtype=torch.uint8)
+    grid.scatter_(1, order[:, :1], 0).scatter_(1, order[:, 1:], 255)
+    rows = grid.view(ROWS, height // side, width // side, 1)
+    images = rows.repeat_interleave(side, 1).repeat_interleave(side, 2).expand(-1, -1, -1, channels)
+    device = trial.subject.ids.device
+    return ImageBatch(images.contiguous().to(device), (order[:, 0] < order[:, 1]).long().to(device))
+
+
 def _symbols(trial: Trial, rows: int, length: int) -> Tensor:
     drawn = torch.randint(5, 5 + SYMBOLS, (rows, length), generator=trial.generator)
     return drawn.to(trial.subject.ids.device)
 
 
 def _guess(model: Model) -> float:
-    return math.log(2 if isinstance(model, Classifier | Tagger) else SYMBOLS)
+    return math.log(2 if isinstance(model, Classifier | Tagger | ImageClassifier) else SYMBOLS)

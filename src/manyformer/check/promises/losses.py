@@ -2,16 +2,17 @@
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from manyformer.batches import IGNORE, Batch, LabelBatch, MaskedBatch, PairBatch, TagBatch, TextBatch
+from manyformer.batches import IGNORE, Batch, ImageBatch, LabelBatch, MaskedBatch, PairBatch, TagBatch, TextBatch
 from manyformer.check.contract import contract
 from manyformer.check.layout import pad
 from manyformer.check.promises.padding import lengths
 from manyformer.check.subject import Inputs
 from manyformer.check.trees import grow
 from manyformer.check.trial import Finding, Trial, Worst
-from manyformer.models import Classifier, EncoderDecoder, MaskedLM, Model, Tagger
+from manyformer.models import Classifier, EncoderDecoder, ImageClassifier, MaskedLM, Model, Tagger
 
 
 def as_batch(model: Model, inputs: Inputs, targets: Tensor) -> Batch:
@@ -21,11 +22,18 @@ def as_batch(model: Model, inputs: Inputs, targets: Tensor) -> Batch:
         return PairBatch(inputs.source, inputs.tokens, targets, inputs.source_segments, inputs.segments)
     if isinstance(model, Classifier):
         return LabelBatch(inputs.tokens, targets, inputs.segments)
+    if isinstance(model, ImageClassifier):
+        return ImageBatch(images_of(model, inputs.tokens), targets)
     if isinstance(model, MaskedLM):
         return MaskedBatch(inputs.tokens, targets, inputs.segments)
     if isinstance(model, Tagger):
         return TagBatch(inputs.tokens, targets, inputs.segments, grow(inputs.tokens, inputs.segments))
     return TextBatch(inputs.tokens, targets, inputs.segments)
+
+
+def images_of(model: ImageClassifier, tokens: Int[Tensor, "b l"]) -> UInt8[Tensor, "b height width channels"]:
+    """Images whose values are these tokens, row by row."""
+    return tokens.view(-1, *model.embed.shape).to(torch.uint8)
 
 
 @contract("loss", "training loss and score == cross entropy of the logits", needs=("loss",))
