@@ -59,6 +59,15 @@ data = {
     "labels": with_tokens("labels", label=st.none() | st.integers(0, 9) | paths, longest=positive).flatmap(
         lambda given: paths.map(lambda path: {**given, "path": path})
     ),
+    "images": tagged(
+        "kind",
+        "images",
+        valid=fraction | paths,
+        test=st.none() | paths,
+        size=st.none() | positive,
+        channels=st.sampled_from([None, 1, 3]),
+        levels=st.integers(2, 256),
+    ).flatmap(lambda given: paths.map(lambda path: {**given, "path": path})),
     "synthetic": tagged(
         "kind", "synthetic", symbols=st.integers(4, 99), length=positive, context=share, valid=positive
     ),

@@ -101,7 +101,7 @@ def test_a_conflict_with_a_broken_setting_is_not_reported() -> None:
         ("compile: true", "run.yaml:2:1: compile: true is not one of auto, on, off"),
         (
             "data: {kind: labels}",
-            "run.yaml:2:8: data.kind: lm (language-model) learns from text or synthetic, not from labels",
+            "run.yaml:2:8: data.kind: lm (language-model) learns from text or synthetic or images, not from labels",
         ),
         ("model: {hidden: big}", "run.yaml:2:9: model.hidden: must be a whole number or null, got 'big'"),
         ("model: {widths: [1, x]}", "run.yaml:2:9: model.widths: must be a list of a whole number, got [1, 'x']"),

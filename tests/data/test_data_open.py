@@ -40,7 +40,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def shard_text(cache: Path, name: str, data: Data) -> list[str]:
-    tokens, offsets = np.memmap(cache / f"{name}.tokens", "<u2"), np.memmap(cache / f"{name}.offsets", "<i8")
+    # a small vocabulary takes a byte a token
+    size = "u1" if data.target.vocab <= 256 else "<u2"
+    tokens, offsets = np.memmap(cache / f"{name}.tokens", size), np.memmap(cache / f"{name}.offsets", "<i8")
     documents = [tokens[a:b].tolist() for a, b in pairwise(offsets)]
     assert all((ids[0], ids[-1]) == (1, 2) and min(ids[1:-1]) >= 5 for ids in documents)
     return [data.target.decode(ids) for ids in documents]

@@ -97,6 +97,7 @@ class FakeSource:
         self.train, self.valid = FakeFeed(task), FakeHeld(task)
         self.spans = [FakeSpan(8)]
         self.needs: dict[str, Any] = {"vocab": VOCAB}
+        self.offers: dict[str, int] = {}
         if task in ("classification", "tagging"):
             self.needs["classes"] = 3
 
@@ -112,6 +113,7 @@ class FakeSource:
 
 TASKS = {
     "transformer-lm": "language-model",
+    "performer": "language-model",
     "transformer": "translation",
     "bert": "masked",
     "transformer-classifier": "classification",

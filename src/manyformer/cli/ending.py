@@ -4,7 +4,7 @@ import re
 from itertools import islice
 from typing import TextIO
 
-from manyformer.config import Run, SyntheticData
+from manyformer.config import ImagesData, Run, SyntheticData
 from manyformer.data import Example, open_data
 from manyformer.data.opened import read_examples
 from manyformer.data.prepared import kept
@@ -55,7 +55,8 @@ class Ending:
 
     def _sample(self, run: Run, result: TrainResult) -> None:
         model = result.load()
-        if isinstance(model, LanguageModel):
+        # levels of brightness are nothing to read
+        if isinstance(model, LanguageModel) and not isinstance(run.data, ImagesData):
             self._write(model, _lead(run, result), run.seed)
         elif isinstance(model, EncoderDecoder):
             self._translate(model, list(islice(read_examples(result.out / "data", "valid"), SHOWN)))

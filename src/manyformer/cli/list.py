@@ -24,7 +24,9 @@ def list_recipes(
     *,
     task: Annotated[
         str | None,
-        typer.Option(help="Only this task: language-model, translation, masked, classification or tagging."),
+        typer.Option(
+            help="Only this task: language-model, translation, masked, classification, tagging or image-classification."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print whole cards as JSON.")] = False,
 ) -> None:

@@ -1,9 +1,10 @@
 """What a run would do, for `--dry-run`: the model that it makes."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from manyformer.cli.console import count, say
-from manyformer.config import Run, SyntheticData, longest_row
+from manyformer.config import ImagesData, Run, SyntheticData, longest_row
 from manyformer.recipes import get
 from manyformer.summary import cost, count_parameters, parts, sketch
 
@@ -15,6 +16,12 @@ LETTERS = 256
 
 WORDS = 10_000
 """The same for a model of words."""
+
+SIDE = 28
+"""Height and width of images that are not read yet: those of MNIST."""
+
+CLASSES = 10
+"""The number of their labels."""
 
 
 def print_summary(run: Run) -> None:
@@ -28,15 +35,32 @@ def print_summary(run: Run) -> None:
         if part.level < 2 and part.parameters:
             times = f" x {part.times}" if part.times > 1 else ""
             say(f"#   {'  ' * part.level}{part.name}{times} {part.kind}: {part.parameters:,}")
-    length = longest_row(run.data)
+    length = _values(run.data) if isinstance(run.data, ImagesData) else longest_row(run.data)
     step = 3 * cost(model, length).flops * run.batch.tokens * run.batch.accumulate / length
     say(f"# a step: {run.batch.tokens * run.batch.accumulate:,} tokens, about {count(step)}FLOP")
     say("# nothing was trained; without --dry-run it is")
 
 
+def _values(data: ImagesData) -> int:
+    """Numbers in an image."""
+    size = data.size or SIDE
+    return size * size * (data.channels or 1)
+
+
+def _images(data: ImagesData, known: Iterable[str]) -> tuple[dict[str, Any], str]:
+    """The same for images, whose size and labels are in their files."""
+    size = data.size or SIDE
+    decided = {"height": size, "width": size, "channels": data.channels or 1, "vocab": data.levels + SPECIALS}
+    decided |= {"classes": CLASSES, "longest": _values(data)}
+    told = f"as if for images of {size} x {size} with {decided['channels']} channels and {CLASSES} labels"
+    return {name: value for name, value in decided.items() if name in known}, f"{told}; the data decides"
+
+
 def _decided(run: Run) -> tuple[dict[str, Any], str]:
     """The keywords that the data will decide, as far as that is known without reading it."""
     decided: dict[str, Any] = {}
+    if isinstance(run.data, ImagesData):
+        return _images(run.data, get(run.recipe).signature.parameters)
     if "longest" in get(run.recipe).signature.parameters and "longest" not in run.model:
         decided["longest"] = longest_row(run.data)
     if isinstance(run.data, SyntheticData):

@@ -3,6 +3,7 @@
 from manyformer.config.compare import FREE_ON_RESUME, differences, dump_run
 from manyformer.config.data import (
     DataConfig,
+    ImagesData,
     LabelsData,
     PairsData,
     SyntheticData,
@@ -42,6 +43,7 @@ __all__ = [
     "Cosine",
     "DataConfig",
     "Evaluate",
+    "ImagesData",
     "LabelsData",
     "Limits",
     "Log",

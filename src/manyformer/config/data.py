@@ -1,4 +1,4 @@
-"""What a run learns from: text, pairs of texts, labelled texts, trees, or rules that make sequences; see `kind`."""
+"""What a run learns from: text, pairs of texts, labelled texts, trees, images, or rules that make sequences."""
 
 from typing import Annotated, Any, Literal
 
@@ -173,16 +173,40 @@ class SyntheticData(Section):
     """Decides the rule and the held-out rows; the seed of the run decides the rows that it learns from."""
 
 
-DataConfig = TextData | PairsData | LabelsData | TreesData | SyntheticData
+class ImagesData(Section):
+    """Images, for classifiers of images, or as sequences of levels of brightness for language models."""
+
+    kind: Literal["images"] = "images"
+    """Images."""
+    path: Paths
+    """A NumPy archive (.npz) with arrays such as train_x and train_y, an IDX file of images as MNIST has them (also
+    gzipped; labels are found beside it), a folder of IDX files, a folder of image files whose folders are their labels,
+    or a list of these."""
+    valid: Split = 0.1
+    """Validation data: the fraction of the images held out, or a path."""
+    test: Paths | None = None
+    """Test data, scored by `manyformer evaluate` alone: a path; null means the test images that `path` comes with."""
+    size: Positive | None = None
+    """Height and width that all images are scaled to; null leaves them as they are."""
+    channels: Literal[1, 3] | None = None
+    """1 makes all images grey, 3 gives all three colours; null leaves them as they are."""
+    levels: Annotated[int, Field(ge=2, le=256)] = 256
+    """Levels of brightness that are told apart; for language models, the tokens."""
+
+
+DataConfig = TextData | PairsData | LabelsData | TreesData | ImagesData | SyntheticData
 
 
 def longest_row(data: DataConfig) -> int:
-    """How many tokens a row has at most, by the settings alone."""
+    """How many tokens a row has at most, by the settings alone; 1 for images, whose size the files tell."""
+    if isinstance(data, ImagesData):
+        return 1
     return data.length if isinstance(data, TextData | SyntheticData) else data.longest
 
 
 __all__ = [
     "DataConfig",
+    "ImagesData",
     "LabelsData",
     "PairsData",
     "SyntheticData",

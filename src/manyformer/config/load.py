@@ -20,11 +20,12 @@ RUN_FILE = "run.yaml"
 
 # The kinds of data that each task of a recipe learns from, the usual one first.
 KINDS = {
-    "language-model": ("text", "synthetic"),
+    "language-model": ("text", "synthetic", "images"),
     "masked": ("text",),
     "translation": ("pairs",),
     "classification": ("labels",),
     "tagging": ("trees",),
+    "image-classification": ("images",),
 }
 
 

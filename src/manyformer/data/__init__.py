@@ -1,4 +1,4 @@
-"""Data: text, pairs, labelled texts and trees from files, data sets or the default corpora, to batches of tokens."""
+"""Data: text, pairs, labelled texts, trees and images from files, data sets or the default corpora, to batches."""
 
 from manyformer.data.opened import Data, Example
 from manyformer.data.opening import open_data

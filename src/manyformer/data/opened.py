@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
+from manyformer.data.levels import Levels
 from manyformer.data.plan import Held
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved import Tokenizers
@@ -65,13 +66,18 @@ class Data:
 
     @property
     def needs(self) -> dict[str, Any]:
-        """The model keywords that the data determines."""
-        found: dict[str, Any] = {"vocab": self.vocab}
+        """The model keywords that the data determines, all of which the model must have."""
+        found: dict[str, Any] = {} if self.task == "image-classification" else {"vocab": self.vocab}
         if self.source is not self.target:
             found["source_vocab"] = self.source.vocab
-        if self.labels is not None:
+        if self.labels is not None and self.task != "language-model":
             found["classes"] = len(self.labels)
         return found
+
+    @property
+    def offers(self) -> dict[str, int]:
+        """Model keywords that the data determines where a model has them: the size of images."""
+        return self.source.shape._asdict() if isinstance(self.source, Levels) else {}
 
     def describe(self) -> list[str]:
         """For people: what it is, how much of it, and where it is from."""

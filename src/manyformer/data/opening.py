@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from manyformer.config import DataConfig, LabelsData, PairsData, SyntheticData, TextData, TreesData
+from manyformer.config import DataConfig, ImagesData, LabelsData, PairsData, SyntheticData, TextData, TreesData
+from manyformer.data.open_images import open_images
 from manyformer.data.open_labels import open_labels
 from manyformer.data.open_pairs import open_pairs
 from manyformer.data.open_synthetic import open_synthetic
@@ -13,11 +14,12 @@ from manyformer.data.opened import Data
 from manyformer.errors import UserError
 
 _KINDS: dict[str, tuple[type[DataConfig], ...]] = {
-    "language-model": (TextData, SyntheticData),
+    "language-model": (TextData, SyntheticData, ImagesData),
     "masked": (TextData,),
     "translation": (PairsData,),
     "classification": (LabelsData,),
     "tagging": (TreesData,),
+    "image-classification": (ImagesData,),
 }
 
 
@@ -35,7 +37,7 @@ def open_data(
     model_longest: int | None = None,
     say: Callable[[str], None] = _silent,
 ) -> Data:
-    """The data of a run for a `task` ("language-model", "masked", "translation", "classification", "tagging").
+    """The data of a run for a `task`, such as "language-model" or "image-classification" (a card's `task`).
 
     `batch_tokens` is the most padded tokens of a batch; `cache` the folder for what is prepared once; `say` is told of
     steps that take long. Raises UserError, one sentence, for whatever is wrong with the data.
@@ -62,3 +64,5 @@ def _opened(data: DataConfig, task: str, batch_tokens: int, cache: Path, seed: i
             return open_synthetic(data, batch_tokens=batch_tokens, cache=cache, seed=seed)
         case TreesData():
             return open_trees(data, batch_tokens=batch_tokens, cache=cache, seed=seed, say=say)
+        case ImagesData():
+            return open_images(data, task, batch_tokens=batch_tokens, cache=cache, seed=seed, say=say)

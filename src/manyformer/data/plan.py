@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manyformer.batches import IGNORE, Batch, LabelBatch
+from manyformer.batches import IGNORE, Batch, ImageBatch, LabelBatch
 
 # The seed of whatever must be mixed but the same in every run.
 FIXED = 20170612
@@ -49,7 +49,7 @@ def shared(batch: Batch, share: Share) -> Batch:
         rows = (None if t is None else t[share.rank :: share.world].contiguous() for t in batch)
         return type(batch)(*rows)  # type: ignore[arg-type]
     first = type(batch)(*(None if t is None else t[:1].clone() for t in batch))  # type: ignore[arg-type]
-    (first.labels if isinstance(first, LabelBatch) else first.targets).fill_(IGNORE)
+    (first.labels if isinstance(first, LabelBatch | ImageBatch) else first.targets).fill_(IGNORE)
     return first
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from manyformer.batches import IGNORE
 from manyformer.data.packing import Packed, pack
 from manyformer.data.ragged import Whole, gather, within
-from manyformer.data.shards import Shard
+from manyformer.data.shards import Shard, Tokens
 from manyformer.data.tokenizer import Tokenizer
 
 
@@ -65,7 +65,7 @@ class Windows(Layout):
 class WindowRows(Arrangement):
     """Windows over `targets` targets, the first of which follows the token at `begin`."""
 
-    def __init__(self, tokens: NDArray[np.uint16] | NDArray[np.uint32], begin: int, targets: int, length: int) -> None:
+    def __init__(self, tokens: Tokens, begin: int, targets: int, length: int) -> None:
         self._tokens, self._begin, self._targets = tokens, begin, targets
         self.length = min(length, targets)
         self.count = -(-targets // self.length)

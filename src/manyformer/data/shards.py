@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from manyformer.data.atomic import writing
 from manyformer.data.tokenizer import Ids
 
-Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+Tokens = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
 
 
 class Facts(NamedTuple):
@@ -44,7 +44,7 @@ class ShardWriter:
 
     def __init__(self, tokens: BinaryIO, offsets: BinaryIO, vocab: int) -> None:
         self._tokens, self._offsets = tokens, offsets
-        self.dtype = np.dtype("<u2" if vocab <= 1 << 16 else "<u4")
+        self.dtype = np.dtype("u1" if vocab <= 1 << 8 else "<u2" if vocab <= 1 << 16 else "<u4")
         self._hash = hashlib.sha256()
         self._count = self._documents = self._characters = self._bytes = 0
 

@@ -110,5 +110,10 @@ def table(path: str | Sequence[str], columns: Sequence[Column | None], names: Se
 
 def luck(text: str) -> float:
     """A number in [0, 1) that depends on the text alone, capitals set aside: equal texts share their lot."""
-    digest = hashlib.blake2b(text.casefold().encode(), digest_size=8).digest()
+    return chance(text.casefold().encode())
+
+
+def chance(content: bytes) -> float:
+    """A number in [0, 1) that depends on these bytes alone."""
+    digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

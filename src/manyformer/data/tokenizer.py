@@ -130,12 +130,13 @@ class Tokenizer(ABC):
 
 
 def _kind(name: str) -> type[Tokenizer]:
-    # Imported here: both modules need the class above.
+    # Imported here: these modules need the class above.
     from manyformer.data.bpe import Bpe
     from manyformer.data.characters import Bytes, Characters
+    from manyformer.data.levels import Levels
     from manyformer.data.words import Words
 
-    kinds: dict[str, type[Tokenizer]] = {kind.kind: kind for kind in (Characters, Bytes, Bpe, Words)}
+    kinds: dict[str, type[Tokenizer]] = {kind.kind: kind for kind in (Characters, Bytes, Bpe, Words, Levels)}
     if name not in kinds:
         raise UserError(f"there is no tokenizer {name!r}; {nearest(str(name), kinds)}")
     return kinds[name]

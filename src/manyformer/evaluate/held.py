@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.config import LabelsData, PairsData, Run, SyntheticData, TextData, TreesData
+from manyformer.config import ImagesData, LabelsData, PairsData, Run, SyntheticData, TextData, TreesData
 from manyformer.data import Example, Held, Tokenizer, Tokenizers, Units, open_data
 from manyformer.data.buckets import Buckets
 from manyformer.data.examples import Pairs, Tagged
+from manyformer.data.open_images import examples_of, held_out, other_images
 from manyformer.data.open_trees import tagged_of, tagged_rows
 from manyformer.data.opened import read_examples
 from manyformer.data.prepared import kept
@@ -53,7 +54,7 @@ def split_of(run: Run, task: str, folder: Path, split: str | None) -> Material:
     if split == "test" and "test" not in there:
         raise UserError(f"the run in {folder} has no test data (data.test); score the split valid, or another file")
     name = split or ("test" if "test" in there else "valid")
-    examples = () if isinstance(run.data, TextData | TreesData) else tuple(read_examples(cache, name))
+    examples = () if isinstance(run.data, TextData | TreesData | ImagesData) else tuple(read_examples(cache, name))
     match run.data:
         case TextData():
             return Material(name, _text(run, run.data, task, ready.tokenizers, ready.shards[name]))
@@ -64,6 +65,8 @@ def split_of(run: Run, task: str, folder: Path, split: str | None) -> Material:
             return Material(name, None, examples)
         case TreesData():
             return Material(name, _trees(run, tagged_of(ready.shards, f"{name}.")))
+        case ImagesData():
+            return Material(name, held_out(examples_of(ready, f"{name}.", task), task, run.batch.tokens))
 
 
 def file_of(run: Run, task: str, tokenizers: Tokenizers, path: Path_, room: Path) -> Material:
@@ -89,6 +92,9 @@ def file_of(run: Run, task: str, tokenizers: Tokenizers, path: Path_, room: Path
             raise UserError(f"{name}: this run learned from a rule, not from files; score its split valid or test")
         case TreesData():
             return Material(name, _trees(run, _tagged(run.data, tokenizers, path, room)))
+        case ImagesData():
+            others = other_images(run.data, tokenizers, path, room, task)
+            return Material(name, held_out(others, task, run.batch.tokens))
 
 
 def _text(run: Run, data: TextData, task: str, tokenizers: Tokenizers, shard: Shard) -> Held:

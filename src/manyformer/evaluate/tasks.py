@@ -7,19 +7,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from manyformer.batches import IGNORE, Batch, TagBatch
-from manyformer.config import LabelsData, Run, longest_row
+from manyformer.batches import IGNORE, Batch, ImageBatch, TagBatch
+from manyformer.config import ImagesData, LabelsData, Run, longest_row
 from manyformer.core import PADDING
 from manyformer.data import Tokenizers
 from manyformer.errors import UserError
 from manyformer.evaluate.held import Material
 from manyformer.generate import Translator, settings
-from manyformer.models import Classifier, EncoderDecoder, Model, Tagger
+from manyformer.models import Classifier, EncoderDecoder, ImageClassifier, Model, Tagger
 from manyformer.scores import (
     Score,
     accuracy,
     bits_per_byte,
     bits_per_character,
+    bits_per_dimension,
     bleu,
     chrf,
     exact,
@@ -63,8 +64,11 @@ Answer = tuple[list[Score], str]
 
 
 def text(ask: Ask) -> Answer:
-    """Perplexity, bits per character and byte, token accuracy; every token is predicted once."""
+    """Perplexity, bits per character and byte (of images: per dimension), token accuracy; each token predicted once."""
     sums, held = _likelihood(ask, upto=1.0), ask.material.held
+    if isinstance(ask.run.data, ImagesData):
+        most = [perplexity(sums.nats, sums.targets), token_accuracy(sums.correct, sums.targets)]
+        return [bits_per_dimension(sums.nats, sums.targets), *most], f"{sums.targets:,} values of images"
     assert held is not None
     assert held.units is not None
     found = [
@@ -138,6 +142,20 @@ def tags(ask: Ask) -> Answer:
     return [accuracy(found, wanted), f1(found, wanted)], f"{len(found):,} words, each told the tree of its sentence"
 
 
+def images(ask: Ask) -> Answer:
+    """Accuracy and F1 over the labels of images."""
+    assert isinstance(ask.model, ImageClassifier)
+    assert ask.material.held is not None
+    names, found, wanted = _names(ask), list[str](), list[str]()
+    for number, batch in enumerate(ask.material.held, 1):
+        there = _there(batch, ask.model.device)
+        assert isinstance(there, ImageBatch)
+        found += [names[chosen] for chosen in ask.model(there.pixels).logits.argmax(-1).tolist()]
+        wanted += [names[right] for right in there.labels.tolist()]
+        ask.each(number / len(ask.material.held))
+    return [accuracy(found, wanted), f1(found, wanted), f1(found, wanted, average="micro")], f"{len(found):,} images"
+
+
 ROWS = 64
 """Texts that are labelled together."""
 
@@ -147,6 +165,7 @@ TASKS: dict[str, Callable[[Ask], Answer]] = {
     "translation": pairs,
     "classification": labels,
     "tagging": tags,
+    "image-classification": images,
 }
 
 

@@ -1,7 +1,13 @@
 """Scores as small records: `.value`, `.signature` (how exactly it was computed), and a line for people by `str`."""
 
 from manyformer.scores.classes import accuracy, f1
-from manyformer.scores.likelihood import bits_per_byte, bits_per_character, perplexity, token_accuracy
+from manyformer.scores.likelihood import (
+    bits_per_byte,
+    bits_per_character,
+    bits_per_dimension,
+    perplexity,
+    token_accuracy,
+)
 from manyformer.scores.record import Score
 from manyformer.scores.texts import bleu, chrf, exact, ter
 
@@ -10,6 +16,7 @@ __all__ = [
     "accuracy",
     "bits_per_byte",
     "bits_per_character",
+    "bits_per_dimension",
     "bleu",
     "chrf",
     "exact",

@@ -25,6 +25,11 @@ def bits_per_byte(nats: float, size: int) -> Score:
     return Score("bits per byte", _mean(nats, size, "byte") / math.log(2), f"per:byte|bytes:{size}", 4)
 
 
+def bits_per_dimension(nats: float, values: int) -> Score:
+    """Bits that images cost, over their values: pixels times channels."""
+    return Score("bits per dimension", _mean(nats, values, "value") / math.log(2), f"per:value|values:{values}", 4)
+
+
 def token_accuracy(correct: int, count: int) -> Score:
     """How many of 100 tokens were the likeliest, given the true ones before them."""
     if not 0 <= correct <= count:

@@ -22,7 +22,8 @@ def build_model(run: Run, data: Source) -> Model:
 
     Raises UserError where the run decides one of those itself, and where the data is longer than the model allows.
     """
-    known, needs = get(run.recipe).signature.parameters, data.needs
+    known = get(run.recipe).signature.parameters
+    needs = data.needs | {name: value for name, value in data.offers.items() if name in known}
     for name, value in needs.items():
         if name not in known:
             raise UserError(

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from manyformer.batches import IGNORE, Batch, LabelBatch, PairBatch, TextBatch
+from manyformer.batches import IGNORE, Batch, ImageBatch, LabelBatch, PairBatch, TextBatch
 from manyformer.core import PADDING
 from manyformer.models import Loss, Model, Score
 
@@ -34,7 +34,7 @@ class Objective(nn.Module):
 
 def targets_in(batch: Batch) -> int:
     """How many targets of a batch count; known before the forward pass, so that a step is normalised by all of them."""
-    wanted = batch.labels if isinstance(batch, LabelBatch) else batch.targets
+    wanted = batch.labels if isinstance(batch, LabelBatch | ImageBatch) else batch.targets
     return int((wanted != IGNORE).sum())
 
 
@@ -42,6 +42,8 @@ def tokens_in(batch: Batch) -> int:
     """How many tokens are learned from: the targets, or all that is read where only some tokens have a target."""
     if isinstance(batch, TextBatch | PairBatch):
         return targets_in(batch)
+    if isinstance(batch, ImageBatch):
+        return batch.pixels.numel()
     return batch.tokens.numel() if batch.segments is None else int((batch.segments != PADDING).sum())
 
 

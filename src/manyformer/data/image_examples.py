@@ -1,0 +1,57 @@
+"""Images, from shards to batches: as they are with a label each, or as sequences of levels."""
+
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from manyformer.batches import ImageBatch, TextBatch
+from manyformer.data.buckets import Sequences
+from manyformer.data.levels import FIRST, Levels
+from manyformer.data.ragged import Whole
+from manyformer.data.shards import Shard
+
+
+class _Images(Sequences):
+    """Images of one shape: all of the same length, which is the number of their values."""
+
+    def __init__(self, images: Shard, levels: Levels) -> None:
+        values = levels.shape.values
+        assert images.facts.tokens == images.facts.documents * values
+        self._values = np.reshape(images.tokens, (-1, values))
+        self._levels = levels
+        self.lengths = np.full(images.facts.documents, values)
+        self.ties = np.zeros_like(self.lengths)
+
+    def _chosen(self, numbers: Whole) -> NDArray[np.uint8]:
+        return np.asarray(self._values[numbers])
+
+
+@final
+class LabelledImages(_Images):
+    """Images in brightness from 0 to 255, whatever the levels they were reduced to, with the number of their class."""
+
+    def __init__(self, images: Shard, labels: Shard, levels: Levels) -> None:
+        super().__init__(images, levels)
+        assert images.facts.documents == labels.facts.tokens
+        self._labels = np.asarray(labels.tokens, dtype=np.int64)
+        self.fingerprint = f"{images.facts.sha256[:12]}-{labels.facts.sha256[:12]}"
+
+    def make(self, numbers: Whole) -> ImageBatch:
+        pixels = self._levels.brightness(self._chosen(numbers)).reshape(len(numbers), *self._levels.shape)
+        return ImageBatch(torch.from_numpy(pixels), torch.from_numpy(self._labels[numbers]))
+
+
+@final
+class PixelRows(_Images):
+    """Images as BOS + x without its last value, and x as targets, so that every value is predicted once."""
+
+    def __init__(self, images: Shard, levels: Levels) -> None:
+        super().__init__(images, levels)
+        self.fingerprint = f"{images.facts.sha256[:12]}-rows"
+
+    def make(self, numbers: Whole) -> TextBatch:
+        targets = torch.from_numpy(self._chosen(numbers).astype(np.int64) + FIRST)
+        begin = torch.full_like(targets[:, :1], self._levels.bos)
+        return TextBatch(torch.cat([begin, targets[:, :-1]], dim=1), targets)

@@ -1,0 +1,88 @@
+"""Images as tokens: one for each level of brightness."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyformer.data.tokenizer import SPECIALS, Ids, Tokenizer
+from manyformer.errors import UserError
+
+FIRST = len(SPECIALS)
+"""The token of level 0."""
+
+
+class Shape(NamedTuple):
+    """How large images are; `channels` is 1 for grey ones, 3 for colours."""
+
+    height: int
+    width: int
+    channels: int
+
+    @property
+    def values(self) -> int:
+        """Numbers in an image."""
+        return self.height * self.width * self.channels
+
+    def __str__(self) -> str:
+        colours = "grey" if self.channels == 1 else f"{self.channels} channels"
+        return f"{self.height} x {self.width}, {colours}"
+
+
+@final
+class Levels(Tokenizer):
+    """One token a level of brightness; an image is its values row by row, the channels of a pixel together.
+
+    As a text, levels are numbers with spaces between them. It knows the shape of the images that it is for.
+    """
+
+    kind = "levels"
+
+    def __init__(self, levels: int, shape: Shape) -> None:
+        self.levels, self.shape = levels, shape
+
+    @property
+    def vocab(self) -> int:
+        return FIRST + self.levels
+
+    def encode_array(self, text: str) -> Ids:
+        try:
+            found = np.array([int(word) for word in text.split()], dtype=np.int32)
+        except ValueError:
+            raise UserError(
+                f"an image is written as levels from 0 to {self.levels - 1}, not as {text[:40]!r}"
+            ) from None
+        if found.size and (found.min() < 0 or found.max() >= self.levels):
+            raise UserError(f"levels go from 0 to {self.levels - 1}, and {text[:40]!r} has others")
+        return found + np.int32(FIRST)
+
+    def piece(self, token: int) -> bytes:
+        return b"%d " % (token - FIRST)
+
+    def content(self) -> dict[str, Any]:
+        return {"levels": self.levels, **self.shape._asdict()}
+
+    @classmethod
+    def restore(cls, content: dict[str, Any]) -> "Levels":
+        return cls(content["levels"], Shape(content["height"], content["width"], content["channels"]))
+
+    @classmethod
+    def learn(cls, texts: Iterable[str], size: int | None) -> "Levels":
+        raise UserError("levels are those of images (data.kind=images); texts have other tokens: char, byte or bpe")
+
+    def quantise(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Brightness from 0 to 255 as levels."""
+        return (pixels.astype(np.uint16) * self.levels // 256).astype(np.uint8)
+
+    def brightness(self, levels: NDArray[Any]) -> NDArray[np.uint8]:
+        """Levels as brightness from 0 to 255, the highest being 255."""
+        table = (np.arange(self.levels) * 255 // (self.levels - 1)).astype(np.uint8)
+        return np.take(table, levels)
+
+    def image(self, tokens: Iterable[int]) -> NDArray[np.uint8]:
+        """The image (h, w, c) of these tokens, in brightness; special ones and what is missing are 0."""
+        values = np.zeros(self.shape.values, dtype=np.int64)
+        given = np.fromiter((int(token) for token in tokens), dtype=np.int64)[: self.shape.values]
+        values[: len(given)] = np.clip(given - FIRST, 0, self.levels - 1)
+        return self.brightness(values).reshape(self.shape)

@@ -1,0 +1,334 @@
+"""Images: what batches hold of each kind of file, how they are divided, what is refused in which words, real MNIST."""
+
+import gzip
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from manyformer.batches import ImageBatch, TextBatch
+from manyformer.config import ImagesData
+from manyformer.data import Data, load_tokenizers, open_data
+from manyformer.data.levels import Levels, Shape
+from manyformer.errors import UserError
+from real_data import shared_data
+
+Images = NDArray[np.uint8]
+
+
+def drawn(count: int, *shape: int, seed: int = 0) -> Images:
+    return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+def labels_of(count: int) -> NDArray[np.int64]:
+    return np.arange(count) % 3 * 5
+
+
+def opened(path: Path, folder: Path, *, task: str = "image-classification", batch: int = 60, **more: Any) -> Data:
+    data = ImagesData(**{"path": str(path), **more})
+    return open_data(data, task, batch_tokens=batch, cache=folder / "cache", seed=0)
+
+
+def all_of(batches: Any) -> tuple[Images, list[int]]:
+    """The images and labels of batches, in their order."""
+    found = list(batches)
+    assert all(isinstance(batch, ImageBatch) for batch in found)
+    return torch.cat([one.pixels for one in found]).numpy(), [n for one in found for n in one.labels.tolist()]
+
+
+def epoch_of(data: Data) -> list[Any]:
+    return [next(data.train) for _ in range(data.train.batches)]
+
+
+def write_idx(path: Path, array: NDArray[Any]) -> None:
+    head = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    content = head + array.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def assert_same_images(found: tuple[Images, list[int]], images: Images, labels: list[int]) -> None:
+    """The same images with the same labels, in whatever order."""
+    mine = sorted((image.tobytes(), label) for image, label in zip(*found, strict=True))
+    assert mine == sorted((image.tobytes(), label) for image, label in zip(images, labels, strict=True))
+
+
+@pytest.mark.parametrize("names", [("x", "y"), ("train_x", "train_y"), ("x_train", "y_train"), ("images", "labels")])
+def test_archives(names: tuple[str, str], tmp_path: Path) -> None:
+    images, labels = drawn(30, 4, 5), labels_of(30)
+    np.savez(tmp_path / "a.npz", **{names[0]: images, names[1]: labels})
+    data = opened(tmp_path / "a.npz", tmp_path, valid=0.2)
+    assert data.labels == ("0", "5", "10")
+    assert data.needs == {"classes": 3}
+    assert data.offers == {"height": 4, "width": 5, "channels": 1}
+    train, valid = all_of(epoch_of(data)), all_of(data.valid)
+    together = np.concatenate([train[0], valid[0]]), train[1] + valid[1]
+    assert_same_images(together, images[..., None], (labels // 5).tolist())
+    assert 1 <= len(valid[1]) <= 15
+    assert data.test is None
+    assert data.spans[0].length == 20
+    batch = next(data.train)
+    assert batch[0].dtype == torch.uint8
+    assert batch[0].shape == (3, 4, 5, 1)
+
+
+@pytest.mark.parametrize("end", ["", ".gz"])
+def test_idx_files_and_their_folder(end: str, tmp_path: Path) -> None:
+    images, others = drawn(24, 3, 4), drawn(6, 3, 4, seed=1)
+    for name, array in (("train", images), ("t10k", others)):
+        write_idx(tmp_path / f"{name}-images-idx3-ubyte{end}", array)
+        write_idx(tmp_path / f"{name}-labels-idx1-ubyte{end}", labels_of(len(array)) // 5)
+    data = opened(tmp_path, tmp_path, batch=36, valid=0.3)
+    assert data.test is not None
+    assert_same_images(all_of(data.test), others[..., None], (labels_of(6) // 5).tolist())
+    file = tmp_path / f"train-images-idx3-ubyte{end}"
+    alone = opened(file, tmp_path / "alone", batch=36, valid=str(tmp_path / f"t10k-images-idx3-ubyte{end}"))
+    assert alone.test is None
+    assert_same_images(all_of(alone.valid), others[..., None], (labels_of(6) // 5).tolist())
+    assert sum(len(batch.labels) for batch in epoch_of(alone)) == 24
+
+
+@pytest.mark.parametrize("parts", [[""], ["train", "test"], ["training", "val", "testing"]])
+def test_folders(parts: list[str], tmp_path: Path) -> None:
+    root = tmp_path / "pictures"
+    images = {part: drawn(12, 5, 4, 3, seed=number) for number, part in enumerate(parts)}
+    for part, array in images.items():
+        for number, image in enumerate(array):
+            folder = root / part / ("dog" if number % 2 else "cat")
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(folder / f"{number}.png")
+    (root / "notes.txt").write_text("not an image")
+    data = opened(root, tmp_path, valid=str(root) if "val" in parts else 0.3)
+    assert data.labels == ("cat", "dog")
+    assert data.offers == {"height": 5, "width": 4, "channels": 3}
+    labels = [number % 2 for number in range(12)]
+    train = all_of(epoch_of(data))
+    if "val" in parts:
+        assert_same_images(train, images["training"], labels)
+        assert_same_images(all_of(data.valid), images["val"], labels)
+    assert (data.test is None) == (parts == [""])
+    if data.test is not None:
+        assert_same_images(all_of(data.test), images[parts[-1]], labels)
+
+
+def test_modes_of_image_files(tmp_path: Path) -> None:
+    """Grey stays grey, palettes and transparency become colours, one bit becomes black and white, 16 bits become 8."""
+    grey = drawn(1, 4, 4)[0]
+    files = {
+        "grey": (Image.fromarray(grey), grey[..., None]),
+        "bits": (Image.fromarray(grey > 127), np.where(grey > 127, 255, 0)[..., None]),
+        "deep": (Image.fromarray(grey.astype(np.uint16) * 257), grey[..., None]),
+        "clear": (Image.fromarray(np.dstack([grey] * 4)), np.dstack([grey] * 3)),
+        "palette": (Image.fromarray(np.dstack([grey // 64 * 64] * 3)).convert("P"), None),
+    }
+    from manyformer.data.albums import album
+
+    for name, (image, want) in files.items():
+        (tmp_path / name).mkdir()
+        image.save(tmp_path / name / "one.png")
+        (picture,) = album(str(tmp_path / name)).pictures("")
+        assert picture.label is None
+        if want is None:
+            assert picture.pixels.shape == (4, 4, 3)
+        else:
+            assert np.array_equal(picture.pixels, want), name
+
+
+def test_sequences_of_levels(tmp_path: Path) -> None:
+    images = drawn(20, 3, 2, 3)
+    np.savez(tmp_path / "a.npz", x=images)
+    data = opened(tmp_path / "a.npz", tmp_path, task="language-model", batch=72, valid=0.2)
+    assert data.needs == {"vocab": 256 + 5}
+    assert data.labels is None
+    batch = next(data.train)
+    assert isinstance(batch, TextBatch)
+    assert batch.tokens.shape == (4, 18)
+    assert (batch.tokens[:, 0] == 1).all()
+    assert torch.equal(batch.tokens[:, 1:], batch.targets[:, :-1])
+    rows = {image.tobytes() for image in images}
+    levels = load_tokenizers(tmp_path / "cache").source
+    assert isinstance(levels, Levels)
+    for row in batch.targets:
+        # row by row, the channels of a pixel together
+        assert levels.image(row).tobytes() in rows
+    assert data.valid.units is not None
+    assert data.valid.units.targets == data.valid.units.bytes == 18 * sum(len(one.tokens) for one in data.valid)
+
+
+def test_fewer_levels(tmp_path: Path) -> None:
+    images = np.array([0, 63, 64, 127, 128, 191, 192, 255], np.uint8).reshape(1, 2, 4).repeat(12, 0)
+    images = np.concatenate([images, 255 - images])
+    np.savez(tmp_path / "a.npz", x=images, y=np.arange(24) % 2)
+    settings: dict[str, Any] = {"levels": 4, "batch": 16, "valid": str(tmp_path / "a.npz")}
+    data = opened(tmp_path / "a.npz", tmp_path, task="language-model", **settings)
+    first = data.source.encode("0 0 1 1 2 2 3 3")
+    assert data.needs == {"vocab": 4 + 5}
+    assert next(iter(data.valid)).targets[0].tolist() in (first, first[::-1])  # type: ignore[union-attr]
+    same = opened(tmp_path / "a.npz", tmp_path, **settings)
+    assert set(next(same.train)[0].unique().tolist()) == {0, 85, 170, 255}
+
+
+def test_the_tokenizer() -> None:
+    levels = Levels(16, Shape(1, 2, 3))
+    assert levels.decode([1, 5, 20, 0]) == "0 15 "
+    assert levels.encode("0 15") == [5, 20]
+    assert Levels.restore(levels.content()).content() == levels.content()
+    assert levels.image([5 + 15, 5, 1, 5 + 8]).tolist() == [[[255, 0, 0], [136, 0, 0]]]
+    for text, message in (("0 16", "levels go from 0 to 15"), ("dark", "levels from 0 to 15, not as 'dark'")):
+        with pytest.raises(UserError, match=message):
+            levels.encode(text)
+    assert levels.quantise(np.arange(256, dtype=np.uint8)).tolist() == [n // 16 for n in range(256)]
+
+
+def test_images_are_scaled_and_made_grey(tmp_path: Path) -> None:
+    images = drawn(12, 4, 6, 3)
+    np.savez(tmp_path / "a.npz", x=images, y=labels_of(12))
+    data = opened(tmp_path / "a.npz", tmp_path, batch=24, size=2, valid=str(tmp_path / "a.npz"))
+    assert data.offers == {"height": 2, "width": 2, "channels": 3}
+    # the mean of the pixels that fall together
+    want = images.reshape(12, 2, 2, 2, 3, 3).mean((2, 4))
+    found = {tuple(np.round(image).ravel().astype(int).tolist()) for image in want}
+    for image in all_of(data.valid)[0]:
+        assert min(np.abs(image.ravel().astype(int) - np.array(one)).max() for one in found) <= 1
+    grey = opened(tmp_path / "a.npz", tmp_path, batch=24, channels=1, valid=0.5)
+    assert grey.offers["channels"] == 1
+
+
+def test_equal_images_share_their_lot(tmp_path: Path) -> None:
+    images = drawn(40, 3, 3).repeat(5, 0)
+    np.savez(tmp_path / "a.npz", x=images, y=labels_of(200))
+    data = opened(tmp_path / "a.npz", tmp_path, batch=27, valid=0.25)
+    train, valid = ({image.tobytes() for image in all_of(part)[0]} for part in (epoch_of(data), data.valid))
+    assert not train & valid
+    assert 4 <= len(valid) <= 18
+
+
+def test_what_is_prepared_is_kept_until_something_changes(tmp_path: Path) -> None:
+    def said(**more: Any) -> list[str]:
+        lines: list[str] = []
+        config = ImagesData(path=str(tmp_path / "a.npz"), valid=0.3, **more)
+        open_data(config, "image-classification", batch_tokens=36, cache=tmp_path / "c", seed=0, say=lines.append)
+        return lines
+
+    np.savez(tmp_path / "a.npz", x=drawn(30, 3, 3), y=labels_of(30))
+    assert said() == [f"preparing images: {tmp_path / 'a.npz'}"]
+    assert said() == []
+    assert said(levels=8)
+    np.savez(tmp_path / "a.npz", x=drawn(33, 3, 3), y=labels_of(33))
+    assert said(levels=8)
+
+
+def test_training_goes_on_where_it_was(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=drawn(30, 3, 3), y=labels_of(30))
+    one, other = (opened(tmp_path / "a.npz", tmp_path, batch=27, valid=0.3) for _ in range(2))
+    for _ in range(2):
+        next(one.train)
+    other.train.load_state_dict(one.train.state_dict())
+    assert torch.equal(next(one.train)[0], next(other.train)[0])
+    # two processes see together what one sees alone
+    halves = [one.train.shard(rank, 2) for rank in range(2)]
+    whole, parts = next(one.train), [next(half) for half in halves]
+    assert sorted(whole[1].tolist()) == sorted(label for part in parts for label in part[1].tolist())
+
+
+@pytest.mark.parametrize(
+    ("arrays", "given", "message"),
+    [
+        ({"z": drawn(9, 3, 3)}, {}, r"a\.npz: there are no images in it; it holds z, and x or train_x is needed"),
+        ({"x": drawn(9, 3, 3)}, {}, "these images have no labels, which a classifier needs"),
+        (
+            {"x": drawn(9, 3, 3), "y": labels_of(8)},
+            {},
+            r"9 images need as many labels in one row, and these are \(8,\)",
+        ),
+        (
+            {"x": drawn(9, 3, 3) / 255, "y": labels_of(9)},
+            {},
+            "must be whole numbers from 0 to 255 .*, and this is float64",
+        ),
+        ({"x": drawn(9, 3, 3, 2), "y": labels_of(9)}, {}, r"height x width x 3, and this is \(3, 3, 2\)"),
+        ({"x": drawn(9, 9), "y": labels_of(9)}, {}, r"images are an array of 3 or 4 axes, and this one is \(9, 9\)"),
+        ({"x": drawn(9, 3, 3), "y": np.zeros(9)}, {}, "all training images have the label '0.0'"),
+        ({"x": drawn(9, 3, 3), "y": labels_of(9)}, {"batch": 8}, r"batch\.tokens is 8, less than the 9 values of one"),
+        (
+            {"x": drawn(9, 3, 3), "y": labels_of(9)},
+            {"batch": 900},
+            r"images have \d+ values, fewer than one batch of 900",
+        ),
+        ({"test_x": drawn(9, 3, 3)}, {}, "there are no train images in it, only images for test"),
+        ({"x": drawn(9, 3, 3), "y": labels_of(9)}, {"valid": 1e-9}, "too few images to hold out 1e-09 of them"),
+    ],
+)
+def test_mistakes_in_archives(arrays: Any, given: Any, message: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(UserError, match=message):
+        opened(tmp_path / "a.npz", tmp_path, **{"batch": 27, "valid": 0.5, **given})
+
+
+def test_mistakes_in_files(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 broken")
+    (tmp_path / "a-idx3-ubyte").write_bytes(b"\x00\x00\x0d\x03")
+    (tmp_path / "b-idx3-ubyte").write_bytes(struct.pack(">BBBB3I", 0, 0, 8, 3, 2, 3, 3) + b"123")
+    (tmp_path / "c.txt").write_text("no images")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken" / "cat").mkdir(parents=True)
+    (tmp_path / "broken" / "cat" / "a.png").write_bytes(b"nothing")
+    (tmp_path / "broken" / "dog").mkdir()
+    (tmp_path / "broken" / "dog" / "b.png").write_bytes(b"nothing")
+    for name, message in (
+        ("a.npz", "this is not a whole NumPy archive"),
+        ("a-idx3-ubyte", "not an IDX file of bytes; it begins with 00 00 0d 03, and 00 00 08 is due"),
+        ("b-idx3-ubyte", "this file is not whole: it promises 2 x 3 x 3 bytes and holds 3"),
+        ("c.txt", r"images come as a NumPy archive \(\.npz\), an IDX file"),
+        ("empty", "this folder holds no images"),
+        ("broken", r"a\.png: Pillow cannot read this image"),
+        ("b.npz", r"there is no such file; did you mean .*a\.npz"),
+    ):
+        with pytest.raises(UserError, match=message):
+            opened(tmp_path / name, tmp_path)
+
+
+def test_images_of_other_sizes_are_told_by_name(tmp_path: Path) -> None:
+    root = tmp_path / "pictures"
+    for label, shape in (("cat", (4, 4)), ("dog", (4, 5))):
+        (root / label).mkdir(parents=True)
+        for number in range(6):
+            Image.fromarray(drawn(1, *shape, seed=number)[0]).save(root / label / f"{number}.png")
+    with pytest.raises(UserError, match=r"dog/0\.png: this image is 4 x 5, grey, but .*cat/0\.png is 4 x 4, grey; set"):
+        opened(root, tmp_path)
+    assert opened(root, tmp_path, batch=16, size=4, valid=0.5).offers == {"height": 4, "width": 4, "channels": 1}
+
+
+def test_a_label_that_no_training_image_has(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", train_x=drawn(9, 3, 3), train_y=labels_of(9), test_x=drawn(1, 3, 3), test_y=[7])
+    with pytest.raises(UserError, match="image 0 of test: the label '7' does not occur in the training data"):
+        opened(tmp_path / "a.npz", tmp_path, batch=18)
+
+
+def test_pillow_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(tmp_path / "a.npz", x=drawn(9, 3, 3), y=labels_of(9))
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    assert opened(tmp_path / "a.npz", tmp_path, batch=18, valid=0.5).labels
+    with pytest.raises(UserError, match=r"scaling images needs Pillow: pip install 'manyformer\[data\]'"):
+        opened(tmp_path / "a.npz", tmp_path, batch=18, size=2)
+
+
+def test_real_digits(tmp_path: Path) -> None:
+    path = shared_data("mnist", "mnist.npz")
+    data = opened(path, tmp_path, batch=128 * 784)
+    assert data.labels == tuple("0123456789")
+    assert data.offers == {"height": 28, "width": 28, "channels": 1}
+    assert data.test is not None
+    images, labels = all_of(data.test)
+    assert len(labels) == 10_000
+    assert float(images.mean()) / 255 == pytest.approx(0.1325, abs=1e-4)
+    assert 5_400 < sum(len(batch.labels) for batch in data.valid) < 6_600
+    # what one histogram of the test images costs, as BASELINES.txt of the data says
+    share = np.bincount(images.ravel(), minlength=256) / images.size
+    train = np.load(path)["train_x"]
+    model = np.bincount(train.ravel(), minlength=256) / train.size
+    assert float(-(share[share > 0] * np.log2(model[share > 0])).sum()) == pytest.approx(1.9673, abs=2e-3)
