@@ -10,7 +10,7 @@ import torch
 import manyformer as mf
 from manyformer.check import CONTRACTS
 from manyformer.errors import UserError
-from manyformer.models import Classifier, EncoderDecoder, LanguageModel, MaskedLM, Tagger
+from manyformer.models import Classifier, EncoderDecoder, ImageClassifier, LanguageModel, MaskedLM, Tagger
 from manyformer.recipes import RECIPES, Card, transformer_lm
 
 KINDS = {
@@ -19,6 +19,7 @@ KINDS = {
     "masked": MaskedLM,
     "classification": Classifier,
     "tagging": Tagger,
+    "image-classification": ImageClassifier,
 }
 FACTS: dict[str, Any] = {"title": "A", "paper": "B", "new": "C", "task": "masked", "cost": "O(1)"}
 
@@ -58,7 +59,9 @@ def test_signatures_are_command_lines(name: str) -> None:
         plain = {int, float, str, bool, type(None)}
         kinds = set(get_args(parameter.annotation)) or {parameter.annotation}
         assert get_origin(parameter.annotation) is Literal or kinds <= plain, word
-    assert {"vocab", "dim", "depth"} <= set(signature.parameters)
+    images = {"classes", "height", "width", "channels", "patch"}
+    needed = images if mf.recipes()[name].card.task == "image-classification" else {"vocab"}
+    assert needed | {"dim", "depth"} <= set(signature.parameters)
     assert not {"n_heads", "num_heads", "d_model", "n_layers", "layers", "vocab_size"} & set(signature.parameters)
 
 

@@ -24,8 +24,9 @@ def test_list_can_be_narrowed(cli: Cli) -> None:
     def names(*words: str) -> list[str]:
         return [record["name"] for record in json.loads(cli("list", *words, "--json").out)]
 
-    assert names("--task", "masked") == ["bert"]
-    assert names("*-lm") == ["transformer-lm"]
+    masked = [name for name, recipe in mf.recipes().items() if recipe.card.task == "masked"]
+    assert "bert" in names("--task", "masked") == masked
+    assert "transformer-lm" in names("*-lm") == [name for name in mf.recipes() if name.endswith("-lm")]
     assert names("classif") == ["transformer-classifier"]
     assert set(names()) == set(mf.recipes())
 
@@ -36,8 +37,10 @@ def test_show_tells_all_of_a_recipe(cli: Cli, name: str) -> None:
     out = cli("show", name).out
     for what in (card.title, card.paper, card.new, card.cost, *card.because.values()):
         assert what in out
-    record = json.loads(cli("show", name, "dim=32", "heads=2", "vocab=90", "--json").out)
-    assert record["parameters"] == sum(p.numel() for p in mf.build(name, dim=32, heads=2, vocab=90).parameters())
+    given = {"dim": 32, "heads": 2, "vocab": 90}
+    words = {word: value for word, value in given.items() if word in mf.recipes()[name].signature.parameters}
+    record = json.loads(cli("show", name, *(f"{word}={value}" for word, value in words.items()), "--json").out)
+    assert record["parameters"] == sum(p.numel() for p in mf.build(name, **words).parameters())
     assert sum(part["parameters"] for part in record["modules"] if part["level"] == 0) == record["parameters"]
 
 

@@ -5,11 +5,15 @@ from manyformer.recipes.bert import bert
 from manyformer.recipes.bigbird import bigbird, bigbird_lm
 from manyformer.recipes.blockwise import blockwise
 from manyformer.recipes.compose import compose
+from manyformer.recipes.compose_images import compose_images
 from manyformer.recipes.da_transformer import da_transformer
 from manyformer.recipes.deep_char_lm import deep_char_lm
+from manyformer.recipes.fnet import fnet
+from manyformer.recipes.gmlp import gmlp, gmlp_encoder
 from manyformer.recipes.linear_transformer import linear_transformer
 from manyformer.recipes.linformer import linformer
 from manyformer.recipes.longformer import longformer, longformer_lm
+from manyformer.recipes.mlp_mixer import mlp_mixer
 from manyformer.recipes.performer import performer, performer_encoder
 from manyformer.recipes.registry import RECIPES, Card, Recipe, build, get, recipe
 from manyformer.recipes.rfa import rfa
@@ -17,13 +21,15 @@ from manyformer.recipes.roformer import roformer
 from manyformer.recipes.shaw import shaw
 from manyformer.recipes.sparse_transformer import sparse_transformer
 from manyformer.recipes.structural import structural
+from manyformer.recipes.synthesizer import synthesizer
 from manyformer.recipes.transformer import transformer
 from manyformer.recipes.transformer_classifier import transformer_classifier
 from manyformer.recipes.transformer_lm import transformer_lm
+from manyformer.recipes.vit import vit
 
 __all__ = [
-    "Card",
     "RECIPES",
+    "Card",
     "Recipe",
     "alibi",
     "bert",
@@ -32,13 +38,18 @@ __all__ = [
     "blockwise",
     "build",
     "compose",
+    "compose_images",
     "da_transformer",
     "deep_char_lm",
+    "fnet",
     "get",
+    "gmlp",
+    "gmlp_encoder",
     "linear_transformer",
     "linformer",
     "longformer",
     "longformer_lm",
+    "mlp_mixer",
     "performer",
     "performer_encoder",
     "recipe",
@@ -47,7 +58,9 @@ __all__ = [
     "shaw",
     "sparse_transformer",
     "structural",
+    "synthesizer",
     "transformer",
     "transformer_classifier",
     "transformer_lm",
+    "vit",
 ]

@@ -1,0 +1,54 @@
+"""MLP-Mixer: feed-forward layers over patches and over channels in turn, nothing else."""
+
+from functools import partial
+
+from torch import nn
+
+from manyformer.core import Layer
+from manyformer.feedforward import FeedForward
+from manyformer.mixers import TokenMLP
+from manyformer.models import ImageClassifier
+from manyformer.models.patches import Patches, count_patches
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import stack
+from manyformer.recipes.vit import NO_TEXT, SMALL_IMAGES, zero_head
+
+
+@recipe(
+    "MLP-Mixer",
+    paper="Tolstikhin et al. 2021, MLP-Mixer: An all-MLP Architecture for Vision, arXiv:2105.01601",
+    new="The same feed-forward layer along the patches of every channel takes the place of attention.",
+    task="image-classification",
+    padding=False,
+    cost="O(l mixing d + l d^2) per layer, for l = height width / patch^2 patches",
+    because=NO_TEXT,
+    small={**SMALL_IMAGES, "mixing": 10},
+)
+def mlp_mixer(
+    classes: int = 1000,
+    height: int = 224,
+    width: int = 224,
+    channels: int = 3,
+    patch: int = 16,
+    dim: int = 768,
+    depth: int = 12,
+    mixing: int | None = None,
+    hidden: int | None = None,
+    dropout: float = 0.0,
+) -> ImageClassifier:
+    """Mixer-B/16 by default: pre-norm, GELU, no positions, the mean over patches, a head that starts at 0; section 2.
+
+    `mixing` is the width of the layer along the patches, dim / 2 unless given; its weights are for exactly as many
+    patches as the images have.
+    """
+    shape = (height, width, channels)
+    patches = count_patches(shape, patch)
+
+    def layer() -> dict[str, Layer]:
+        tokens = TokenMLP(patches, max(1, dim // 2) if mixing is None else mixing)
+        return {"mixer": tokens, "ff": FeedForward(dim, hidden, activation=nn.GELU())}
+
+    norm = partial(nn.LayerNorm, dim, eps=1e-6)
+    body = stack(depth, layer, order="pre", norm=norm, dropout=dropout)
+    embed = Patches(shape, patch, dim, dropout=dropout)
+    return ImageClassifier(embed, body, zero_head(dim, classes), pool="mean")

@@ -1,0 +1,98 @@
+"""The Vision Transformer: an encoder that reads an image as a sequence of patches."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Chain, Layer
+from manyformer.feedforward import FeedForward
+from manyformer.kernels import Softmax
+from manyformer.models import Head, ImageClassifier
+from manyformer.models.image_classifier import Pool
+from manyformer.models.patches import Patches, count_patches
+from manyformer.position import GridConcat, Learned, NoPosition, Position
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import shrink_outputs, small_std, stack
+
+Places = Literal["learned", "axes", "none"]
+
+NO_TEXT = {
+    "causal": "every patch sees all others",
+    "streams": "an image is there as a whole",
+    "cross": "it reads one image only",
+    "padding": "all images are of one size, so that there is none",
+}
+"""Why a classifier of images promises nothing of what sequences are about."""
+
+SMALL_IMAGES = {"height": 8, "width": 12, "channels": 2, "patch": 4}
+
+
+@recipe(
+    "Vision Transformer",
+    paper="Dosovitskiy et al. 2021, An Image is Worth 16x16 Words, arXiv:2010.11929",
+    new="An image is a sequence of patches, which an ordinary encoder can read.",
+    task="image-classification",
+    padding=False,
+    cost="O(l^2 d + l d^2) per layer, for l = height width / patch^2 patches",
+    because=NO_TEXT,
+    small=SMALL_IMAGES,
+)
+def vit(
+    classes: int = 1000,
+    height: int = 224,
+    width: int = 224,
+    channels: int = 3,
+    patch: int = 16,
+    dim: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    hidden: int | None = None,
+    positions: Places = "learned",
+    pool: Pool = "first",
+    dropout: float = 0.1,
+) -> ImageClassifier:
+    """ViT-B/16 by default: pre-norm, GELU, a class token, learned positions in one dimension; section 3.1.
+
+    `positions="axes"` are two halves, one for the row and one for the column (appendix D.4). `pool="mean"` averages
+    all patches and has no class token. The head is one projection that starts at 0, as the paper's for fine-tuning.
+    Attention weights have no dropout; positions start as sinusoids.
+    """
+    shape = (height, width, channels)
+    leading = 1 if pool == "first" else 0
+    position = patch_positions(positions, shape, patch, dim, leading)
+    embed = Patches(shape, patch, dim, position=position, leading=leading, dropout=dropout)
+
+    def layer() -> dict[str, Layer]:
+        return {"attention": Attention(dim, heads, Softmax()), "ff": FeedForward(dim, hidden, activation=nn.GELU())}
+
+    body = image_body(dim, depth, layer, dropout)
+    return ImageClassifier(embed, body, zero_head(dim, classes), pool=pool)
+
+
+def patch_positions(kind: Places, shape: tuple[int, int, int], patch: int, dim: int, leading: int) -> Position:
+    """Positions of patches after `leading` other tokens."""
+    if kind == "none":
+        return NoPosition()
+    if kind == "learned":
+        return Learned(dim, leading + count_patches(shape, patch))
+    if dim % 2:
+        raise ValueError(f"dim ({dim}) must be even for positions='axes': one half is for the row, one for the column")
+    axes = [Learned(dim // 2, size // patch) for size in shape[:2]]
+    return GridConcat([size // patch for size in shape[:2]], axes, before=leading)
+
+
+def image_body(dim: int, depth: int, layer: Callable[[], dict[str, Layer]], dropout: float) -> Chain:
+    """A pre-norm stack with the published models' epsilon."""
+    body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim, eps=1e-6), dropout=dropout)
+    shrink_outputs(body, depth, std=small_std(dim))
+    return body
+
+
+def zero_head(dim: int, classes: int) -> Head:
+    """A projection for which all classes are equal at first."""
+    head = Head(dim, classes, bias=True)
+    nn.init.zeros_(head.weight)
+    return head
