@@ -52,7 +52,8 @@ def _images(data: ImagesData, known: Iterable[str]) -> tuple[dict[str, Any], str
     size = data.size or SIDE
     decided = {"height": size, "width": size, "channels": data.channels or 1, "vocab": data.levels + SPECIALS}
     decided |= {"classes": CLASSES, "longest": _values(data)}
-    told = f"as if for images of {size} x {size} with {decided['channels']} channels and {CLASSES} labels"
+    colours = "grey" if decided["channels"] == 1 else "coloured"
+    told = f"as if for {colours} images of {size} x {size} with {CLASSES} labels"
     return {name: value for name, value in decided.items() if name in known}, f"{told}; the data decides"
 
 
