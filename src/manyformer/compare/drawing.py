@@ -58,15 +58,16 @@ def _name_ends(axis: "Axes", ends: list[tuple[float, float, str, str]]) -> None:
     """Each case's name beside the end of its line, names apart from each other where lines end together."""
     low, high = axis.get_ylim()
     gap = NEAR * (high - low)
-    free = -math.inf
+    # the highest name so far, where lines end at the same place
+    last: dict[float, float] = {}
     for x, y, name, tint in sorted(ends, key=lambda end: end[1]):
-        free = max(y, free + gap)
+        last[x] = max(y, last.get(x, -math.inf) + gap)
         # the offset in points keeps the name off the mark whatever the scale
         axis.annotate(
-            name, (x, free), xytext=(7, 0), textcoords="offset points", color=tint, va="center", fontsize="small"
+            name, (x, last[x]), xytext=(7, 0), textcoords="offset points", color=tint, va="center", fontsize="small"
         )
-    if free > high:
-        axis.set_ylim(low, free + gap)
+    if max(last.values(), default=high) > high:
+        axis.set_ylim(low, max(last.values()) + gap)
 
 
 def _side_by_side(axis: "Axes", compared: Compared, score: str) -> None:
