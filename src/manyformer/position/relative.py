@@ -73,7 +73,7 @@ def from_keys(
     q: Float[Tensor, "b h l e"], table: Float[Tensor, "*t r e"], rows: Int[Tensor, "#b l s"]
 ) -> Float[Tensor, "b h l s"]:
     """What vectors added to keys add to scores, q table[row] / sqrt(e), where `rows` names the row of each pair."""
-    each = q @ table.mT * q.shape[-1] ** -0.5
+    each: Tensor = q @ table.mT * q.shape[-1] ** -0.5
     return each.gather(-1, rows[:, None].expand(*each.shape[:-1], -1))
 
 
