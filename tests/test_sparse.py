@@ -81,16 +81,16 @@ def test_bounds_are_never_wrong(mask: Mask, at: Place, of: Place, size: int, per
     assert not mask.per_head
     row, column = pick(at, 0), pick(of, 1 % of.pos.shape[0])
     q, k = arrange(row, None, period, size), arrange(column, None, None, size)
-    spans = [span_of(place, order.index, mask.periods) for place, order in ((row, q), (column, k))]
+    spans = [span_of(place, order.blocks, mask.periods) for place, order in ((row, q), (column, k))]
     dense = mask(torch.tensor(0), pick(row, (slice(None), None)), pick(column, (None, slice(None))))
     dense = dense.expand(len(row.pos), len(column.pos))
-    blocks = dense[q.index][:, :, k.index].transpose(1, 2)
-    bounds = mask.bounds(*(spans[0][:, None], spans[1][None]))
+    blocks = dense[q.blocks][:, :, k.blocks].transpose(1, 2)
+    bounds = mask.bounds(spans[0].at((slice(None), None)), spans[1].at(None))
     assert (bounds.may | ~blocks.flatten(2).any(-1)).all()
     assert (~bounds.must | blocks.flatten(2).all(-1)).all()
     found = cover(mask, *spans)
     pairs = set(zip(found.rows.tolist(), found.columns.tolist()))
-    assert pairs == {tuple(pair) for pair in bounds.may.expand(len(q.index), len(k.index)).nonzero().tolist()}
+    assert pairs == {tuple(pair) for pair in bounds.may.expand(len(q.blocks), len(k.blocks)).nonzero().tolist()}
 
 
 @given(expressions, places())

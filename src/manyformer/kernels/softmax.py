@@ -142,8 +142,8 @@ class Softmax(Kernel):
         if self.path in ("sparse", "flex"):
             if dropped:
                 raise ValueError(f"Softmax: path '{self.path}' never forms the weights that dropout is to act on")
-            found = plan(self.mask, at, of, q.shape[1]) if self.path == "sparse" else None
-            return Choice(self.path, "forced", plan=found)
+            blocks = plan(self.mask, at, of, q.shape[1]) if self.path == "sparse" else None
+            return Choice(self.path, "forced", plan=blocks)
         fused = self._fused(k, at, of)
         if self.path == "auto" and fused.dense and q.device.type == "cpu":
             return self._cheaper(fused, q, k, at, of)
@@ -169,7 +169,7 @@ class Softmax(Kernel):
             return fused
         if self.training and self.dropout:
             return fused._replace(why=f"{fused.why}, because dropout acts on the weights")
-        found = plan(self.mask, at, of, q.shape[1])
+        found: Plan = plan(self.mask, at, of, q.shape[1])
         share = found.cost / (q.shape[1] * pairs)
         if share >= 1:
             return fused._replace(why=f"{fused.why}, which shows too much to leave blocks out")

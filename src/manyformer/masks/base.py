@@ -79,7 +79,7 @@ class Everything(Mask):
         return torch.ones((), dtype=torch.bool, device=q.pos.device)
 
     def bounds(self, q: Span, k: Span) -> Bounds:
-        always = torch.ones(pairs_of(q, k), dtype=torch.bool)
+        always = torch.ones(pairs_of(q, k), dtype=torch.bool, device=q.first.device)
         return Bounds(always, always)
 
     @property
@@ -96,7 +96,7 @@ class Nothing(Mask):
         return torch.zeros((), dtype=torch.bool, device=q.pos.device)
 
     def bounds(self, q: Span, k: Span) -> Bounds:
-        never = torch.zeros(pairs_of(q, k), dtype=torch.bool)
+        never = torch.zeros(pairs_of(q, k), dtype=torch.bool, device=q.first.device)
         return Bounds(never, never)
 
     @property

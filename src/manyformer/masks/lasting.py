@@ -13,6 +13,8 @@ FOREVER = 1 << 40
 LOOKED_AT = 1 << 16
 """Whether a mask forgets anything is judged by this many positions."""
 
+STRETCH = 1024
+
 
 def lasting(mask: Mask, pos: Int[Tensor, "*n"]) -> Bool[Tensor, "*n"]:
     """Whether a key at each position may be seen by a query more than `mask.reach` positions after it.
@@ -34,3 +36,14 @@ def forgets(mask: Mask) -> bool:
     # also where tensors are made elsewhere by default, as when a model is built without weights
     with torch.device("cpu"):
         return not bool(lasting(mask, torch.arange(LOOKED_AT)).all())
+
+
+def lasts(mask: Mask, position: int) -> bool:
+    """The same as `lasting` for one position; looked up, because a writer of tokens asks it of every one."""
+    return _stretch(mask, position // STRETCH)[position % STRETCH]
+
+
+@lru_cache(maxsize=256)
+def _stretch(mask: Mask, number: int) -> list[bool]:
+    with torch.device("cpu"):
+        return lasting(mask, torch.arange(number * STRETCH, (number + 1) * STRETCH)).tolist()

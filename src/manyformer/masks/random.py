@@ -48,11 +48,12 @@ class Listed(Mask):
     def bounds(self, q: Span, k: Span) -> Bounds:
         low, high, first, last = (bound // self.size for bound in (q.first, q.last, k.first, k.last))
         narrow = high - low < WIDE
-        may, must = (~narrow).expand(pairs_of(q, k)), torch.zeros(pairs_of(q, k), dtype=torch.bool)
+        may = (~narrow).expand(pairs_of(q, k))
+        must = torch.zeros_like(may)
         for step in range(WIDE):
             row = low + step
             there = (row <= high) & (row < len(self.rows))
-            for targets in self.targets.unbind(0):
+            for targets in self.targets.to(low.device).unbind(0):
                 target = targets[row.clamp(max=len(self.rows) - 1)]
                 hit = there & (first <= target) & (target <= last)
                 may = may | hit

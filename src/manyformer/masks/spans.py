@@ -28,7 +28,7 @@ class Span(NamedTuple):
         within = self.first // period == self.last // period
         return torch.where(within, self.first % period, 0), torch.where(within, self.last % period, period - 1)
 
-    def __getitem__(self, index: Any) -> "Span":  # type: ignore[override]
+    def at(self, index: Any) -> "Span":
         """The sets of that index."""
         return Span(*tree_map(lambda bound: bound[index], tuple(self)))
 
@@ -42,10 +42,11 @@ class Bounds(NamedTuple):
 
 def nothing_known(q: Span, k: Span) -> Bounds:
     """The bounds that are always true."""
-    shape = pairs_of(q, k)
-    return Bounds(torch.ones(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool))
+    never = torch.zeros(pairs_of(q, k), dtype=torch.bool, device=q.first.device)
+    return Bounds(~never, never)
 
 
 def pairs_of(q: Span, k: Span) -> torch.Size:
     """The shape of what is said about each pair of `q` and `k`."""
-    return torch.broadcast_shapes(q.first.shape, k.first.shape)
+    shape: torch.Size = torch.broadcast_shapes(q.first.shape, k.first.shape)  # type: ignore[no-untyped-call]
+    return shape

@@ -70,7 +70,7 @@ class Positions(Tokens):
         return found
 
     def bounds(self, span: Span) -> Bounds:
-        listed = torch.tensor(self.listed, dtype=torch.long)
+        listed = torch.tensor(self.listed, dtype=torch.long, device=span.first.device)
         inside = torch.searchsorted(listed, span.last, right=True) - torch.searchsorted(listed, span.first)
         return Bounds(inside > 0, inside == span.last - span.first + 1)
 

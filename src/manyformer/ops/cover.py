@@ -16,21 +16,21 @@ FAN = 8
 
 
 class Order(NamedTuple):
-    """Tokens cut into blocks: `index` names the token in each place, `count` of them are real, the rest repeats."""
+    """Tokens cut into blocks: `blocks` names the token in each place, the first `real` of them, then repetitions."""
 
-    index: Int[Tensor, "n c"]
-    count: int
+    blocks: Int[Tensor, "n c"]
+    real: int
     natural: bool
 
     @property
     def size(self) -> int:
         """Tokens in a block."""
-        return self.index.shape[1]
+        return self.blocks.shape[1]
 
     @property
     def tokens(self) -> Int[Tensor, " t"]:
         """The real tokens in their order."""
-        return self.index.flatten()[: self.count]
+        return self.blocks.flatten()[: self.real]
 
 
 class Cover(NamedTuple):
@@ -72,11 +72,11 @@ def cover(mask: Mask, q: Span, k: Span) -> Cover:
     for number, (q, k) in enumerate(reversed(levels)):
         if number:
             rows, columns = _children(rows, columns, len(q.first), len(k.first))
-        may = mask.bounds(q[rows], k[columns]).may
+        may = mask.bounds(q.at(rows), k.at(columns)).may
         rows, columns = rows[may], columns[may]
     order = (rows * len(k.first) + columns).argsort()
     rows, columns = rows[order], columns[order]
-    return Cover(rows, columns, mask.bounds(q[rows], k[columns]).must)
+    return Cover(rows, columns, mask.bounds(q.at(rows), k.at(columns)).must)
 
 
 def seen_at_all(mask: Mask, at: Place, of: Place) -> tuple[Bool[Tensor, " l"], Bool[Tensor, " s"]]:

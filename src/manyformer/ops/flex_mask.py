@@ -6,6 +6,7 @@ a CPU there is no gradient; there its eager form serves to test what it is given
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,7 +24,7 @@ BLOCK = 128
 KINDS = 64
 """So many masks may be compiled in one process; torch's own limit of 8 is met by a model with growing windows."""
 
-_REMEMBERED: WeakIdKeyDictionary = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+_REMEMBERED: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def attend(
@@ -38,8 +39,8 @@ def attend(
 ) -> Float[Tensor, "b h l f"]:
     """Softmax attention under `mask`, own segments only; a query that sees no key gets zeros."""
     blocks = block_mask(mask, at, of, q.shape[1])
-    run = compiled() if q.device.type == "cuda" else flex_attention
-    with torch._dynamo.config.patch(recompile_limit=KINDS):  # type: ignore[no-untyped-call]
+    run: Any = compiled() if q.device.type == "cuda" else flex_attention
+    with torch._dynamo.config.patch(recompile_limit=KINDS):
         y: Tensor = run(q, k, v, block_mask=blocks, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return y
 
@@ -51,7 +52,7 @@ def block_mask(mask: Mask, at: Place, of: Place, heads: int) -> BlockMask:
         return _plain(mask, heads, at.layout.start, of.layout.start, *lengths, at.pos.device)
     if at.seg is not of.seg:
         return _build(mask, at, of, heads)
-    known = _REMEMBERED.setdefault(at.seg, {})
+    known = _REMEMBERED.setdefault(at.seg, {})  # type: ignore[no-untyped-call]
     name = (mask, heads, id(at.pos), id(at.role))
     if name not in known:
         # kept with them, so that nothing else can come to have their ids
@@ -102,17 +103,19 @@ def _from_blocks(
     with torch.device("cpu"):
         pairs = [[_flags(one, pick(at, row), pick(of, row), counts) for one in masks] for row in range(len(at.pos))]
     some, full = (torch.stack([torch.stack([flags[kind] for flags in row]) for row in pairs]) for kind in (0, 1))
-    listed = [list_of for flags in (some, full) for list_of in _listed(flags.to(device))]
-    return BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=lengths)
+    (counts_some, some), (counts_full, full) = (_listed(flags.to(device)) for flags in (some, full))
+    return BlockMask.from_kv_blocks(
+        counts_some, some, counts_full, full, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=lengths
+    )
 
 
 def _flags(mask: Mask, at: Place, of: Place, counts: list[int]) -> tuple[Tensor, Tensor]:
     """Which pairs of blocks are partly, and which wholly visible."""
     orders = [arrange(place, None, None, BLOCK) for place in (at, of)]
-    found = cover(mask, *(span_of(place, order.index, mask.periods) for place, order in zip((at, of), orders)))
+    found = cover(mask, *(span_of(place, order.blocks, mask.periods) for place, order in zip((at, of), orders)))
     # padding and what fills up the last block are for the inner mask to hide
     ragged = (found.columns + 1) * BLOCK > of.pos.shape[0]
-    whole = found.full & ~ragged & (of.seg[orders[1].index] != PADDING).all(-1)[found.columns]
+    whole = found.full & ~ragged & (of.seg[orders[1].blocks] != PADDING).all(-1)[found.columns]
     some, full = (torch.zeros(*counts, dtype=torch.bool) for _ in range(2))
     some[found.rows, found.columns], full[found.rows, found.columns] = ~whole, whole
     return some, full

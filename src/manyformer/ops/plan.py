@@ -74,7 +74,7 @@ class Plan(NamedTuple):
         return parts + (f", and {more} more kinds of heads" if more else "")
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def plan(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
     """The calls for queries `at` and keys `of`, remembered for as long as these places can come again."""
     with torch.device("cpu"):
@@ -90,7 +90,7 @@ def _plan(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
         return _plain(mask, heads, 0, 0, at.pos.shape[1], at.pos.shape[1])
     if at.seg is not of.seg or at.pos is not of.pos or at.role is not of.role:
         return _by_row(mask, at, of, heads)
-    known = _REMEMBERED.setdefault(at.seg, {})
+    known = _REMEMBERED.setdefault(at.seg, {})  # type: ignore[no-untyped-call]
     # the role belongs to the key because one set of segments may be asked about with several
     name = (mask, heads, id(at.pos), id(at.role))
     if name not in known:
@@ -99,7 +99,7 @@ def _plan(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
     return known[name][0]  # type: ignore[no-any-return]
 
 
-_REMEMBERED: WeakIdKeyDictionary = WeakIdKeyDictionary()  # type: ignore[no-untyped-call]
+_REMEMBERED: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @lru_cache(maxsize=64)
@@ -115,10 +115,10 @@ def _plain(mask: Mask, heads: int, start: int, first: int, queries: int, keys: i
 def _by_row(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
     at, of = (tree_map(lambda field: field.cpu(), place) for place in (at, of))
     batch = max(at.pos.shape[0], of.pos.shape[0])
-    found = [
-        _lanes(mask, *(pick(place, row % place.pos.shape[0]) for place in (at, of)), heads, (BLOCK,))  # type: ignore[arg-type]
-        for row in range(batch)
-    ]
+    found = []
+    for row in range(batch):
+        one, other = (pick(place, row % place.pos.shape[0]) for place in (at, of))
+        found.append(_lanes(mask, one, other, heads, (BLOCK,)))
     return Plan(tuple(lanes for lanes, _ in found), sum(cost for _, cost in found) / max(batch, 1))
 
 
@@ -126,7 +126,7 @@ def _words(part: Part) -> str:
     size = f"{part.q.size} x {part.k.size}"
     if part.q.natural and part.k.natural:
         return f"blocks of {size}"
-    every = part.q.count == part.q.index.numel() and part.k.count == part.k.index.numel()
+    every = part.q.real == part.q.blocks.numel() and part.k.real == part.k.blocks.numel()
     return f"blocks of {size} among {'sorted' if every else 'chosen'} tokens"
 
 
@@ -174,7 +174,7 @@ def _best(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...]) 
 
 
 def _cost(sketches: list[Sketch], at: Place) -> float:
-    merged = sum(sketch.q.count for sketch in sketches) - at.pos.shape[0]
+    merged = sum(sketch.q.real for sketch in sketches) - at.pos.shape[0]
     return sum((sketch.cost for sketch in sketches), 0.0) + MERGE * max(merged, 0)
 
 
@@ -184,7 +184,8 @@ def _sketch(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...]
     queries, keys = queries & (at.seg != PADDING), keys & (of.seg != PADDING)
     if not queries.any() or not keys.any():
         return []
-    own = mask if len({*at.seg.unique().tolist(), *of.seg.unique().tolist()}) == 1 else both(mask, Document())
+    alike = bool((at.seg == at.seg[0]).all() and (of.seg == at.seg[0]).all())
+    own = mask if alike else both(mask, Document())
     options = [
         _cut(own, at, of, queries, keys, period, size, heads)
         for period, size in itertools.product((None, *sorted(mask.periods)), sizes)
@@ -198,11 +199,11 @@ def _cut(
 ) -> Sketch:
     q = arrange(at, None if queries.all() else queries, period, size)
     k = arrange(of, None if keys.all() else keys, period, size)
-    found = cover(mask, span_of(at, q.index, mask.periods), span_of(of, k.index, mask.periods))
+    found = cover(mask, span_of(at, q.blocks, mask.periods), span_of(of, k.blocks, mask.periods))
     # the last block of keys is filled up with repetitions, which an inner mask must hide
-    if k.count % k.size:
-        found = found._replace(full=found.full & (found.columns != len(k.index) - 1))
-    calls = len({*_kinds(found, len(q.index)).tolist()})
+    if k.real % k.size:
+        found = found._replace(full=found.full & (found.columns != len(k.blocks) - 1))
+    calls = len({*_kinds(found, len(q.blocks)).tolist()})
     area = len(found.rows) * q.size * k.size
     return Sketch(mask, q, k, found, RATES[size] * area * heads + CALL * calls)
 
@@ -215,8 +216,8 @@ def _kinds(found: Cover, rows: int) -> Int[Tensor, " n"]:
 
 
 def _tiles(sketch: Sketch, at: Place, of: Place) -> Iterator[Tiles]:
-    kinds = _kinds(sketch.cover, len(sketch.q.index))
-    for kind in kinds.unique().tolist():
+    kinds = _kinds(sketch.cover, len(sketch.q.blocks))
+    for kind in sorted(set(kinds.tolist())):
         if kind < 2:
             continue
         rows = (kinds == kind).nonzero()[:, 0]
@@ -242,12 +243,12 @@ def _step(rows: Tensor, columns: Tensor) -> int | None:
 def _inner(sketch: Sketch, at: Place, of: Place, rows: Tensor, columns: Tensor) -> Bool[Tensor, "r c s"]:
     """The mask within the blocks; a single one where all rows have the same."""
     q, k = sketch.q, sketch.k
-    real = (torch.arange(k.index.numel()) < k.count).view_as(k.index)
+    real = (torch.arange(k.blocks.numel()) < k.real).view_as(k.blocks)
     chunk = max(AT_ONCE // (q.size * columns.shape[1] * k.size), 1)
     pieces: list[Tensor] = []
     alike = True
-    for row, column in zip(rows.split(chunk), columns.split(chunk)):
-        seen = visible(sketch.mask, at, of, q.index[row], k.index[column].flatten(1))
+    for row, column in zip(torch.split(rows, chunk), torch.split(columns, chunk)):
+        seen = visible(sketch.mask, at, of, q.blocks[row], k.blocks[column].flatten(1))
         seen = seen & real[column].flatten(1)[:, None, :]
         alike = alike and bool((seen == (pieces[0][:1] if pieces else seen[:1])).all())
         pieces.append(seen)

@@ -21,7 +21,7 @@ GATHERED = 1 << 21
 """Numbers of keys that one call may gather: enough to be fast, few enough to stay in the allocator's reach."""
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def attend(
     q: Float[Tensor, "b h l e"], k: Float[Tensor, "b g s e"], v: Float[Tensor, "b g s f"], plan: Plan, *, scale: float
 ) -> Float[Tensor, "b h l f"]:
@@ -41,7 +41,7 @@ class _Attend(torch.autograd.Function):
             mine = [_heads_of(x[row], lane, heads) for x in (q, k, v)]
             inside = [x[row] if _all(lane, heads) else x[row, list(lane.heads)] for x in (y, lse)]
             for number, part in enumerate(lane.parts):
-                _merge(inside, part, *_forward(*mine, part, scale), first=number == 0)
+                _merge(inside, part, *_forward(mine, part, scale), first=number == 0)
             if not _all(lane, heads):
                 y[row, list(lane.heads)], lse[row, list(lane.heads)] = inside
         ctx.save_for_backward(q, k, v, y, lse)
@@ -78,9 +78,9 @@ class Views(NamedTuple):
     bias: Tensor | None
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float) -> tuple[Tensor, Tensor]:
+def _forward(mine: list[Tensor], part: Part, scale: float) -> tuple[Tensor, Tensor]:
     """Outputs and log-sum-exps of the part's queries, in its order."""
-    q, k, v = _blocks(q, part.q), _blocks(k, part.k), _blocks(v, part.k)
+    q, k, v = (_blocks(x, order) for x, order in zip(mine, (part.q, part.k, part.k)))
     y = q.new_zeros(*q.shape[:3], v.shape[-1])
     lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
     for tiles in part.tiles:
@@ -93,7 +93,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float) -> tuple
                 some, sums = some.masked_fill(blind[..., None], 0.0), sums.masked_fill(blind, -torch.inf)
             _put(piece, some.transpose(0, 1), y)
             _put(piece, sums.transpose(0, 1), lse)
-    return tuple(x.flatten(1, 2)[:, : part.q.count] for x in (y, lse))  # type: ignore[return-value]
+    return tuple(x.flatten(1, 2)[:, : part.q.real] for x in (y, lse))  # type: ignore[return-value]
 
 
 def _merge(into: list[Tensor], part: Part, y: Tensor, lse: Tensor, *, first: bool) -> None:
@@ -115,9 +115,9 @@ def _backward(mine: list[Tensor], found: list[Tensor], part: Part, scale: float)
     q, y, lse, up = (_blocks(mine[number], part.q) for number in (0, 3, 4, 5))
     k, v = (_blocks(x, part.k) for x in mine[1:3])
     orders = (part.q, part.k, part.k)
-    whole = [order.natural and order.count == order.index.numel() for order in orders]
+    whole = [order.natural and order.real == order.blocks.numel() for order in orders]
     totals = [
-        total.unflatten(1, order.index.shape) if direct else torch.zeros_like(x)
+        _cut(total, order) if direct else torch.zeros_like(x)
         for total, order, direct, x in zip(found, orders, whole, (q, k, v))
     ]
     for tiles in part.tiles:
@@ -130,7 +130,7 @@ def _backward(mine: list[Tensor], found: list[Tensor], part: Part, scale: float)
             _scatter(piece, dv, totals[2])
     for total, order, direct, new in zip(found, orders, whole, totals):
         if not direct:
-            new = new.flatten(1, 2)[:, : order.count]
+            new = new.flatten(1, 2)[:, : order.real]
             total.index_add_(1, order.tokens.to(new.device), new)
 
 
@@ -138,10 +138,15 @@ def _blocks(x: Float[Tensor, "h l *e"], order: Order) -> Float[Tensor, "h n c *e
     """The tokens in that order, in blocks; what fills up the last block is zero."""
     if not order.natural:
         x = x.index_select(1, order.tokens.to(x.device))
-    missing = order.index.numel() - order.count
+    missing = order.blocks.numel() - order.real
     if missing:
         x = F.pad(x, [0, 0] * (x.ndim - 2) + [0, missing])
-    return x.unflatten(1, order.index.shape)
+    return _cut(x, order)
+
+
+def _cut(x: Float[Tensor, "h l *e"], order: Order) -> Float[Tensor, "h n c *e"]:
+    """The blocks as a view."""
+    return x.view(x.shape[0], *order.blocks.shape, *x.shape[2:])
 
 
 def _pieces(tiles: Tiles, q: Tensor, part: Part) -> Iterator[Tiles]:
@@ -198,7 +203,7 @@ def _keys(tiles: Tiles, x: Float[Tensor, "h n c e"]) -> Float[Tensor, "r h s e"]
 def _scatter(tiles: Tiles, new: Float[Tensor, "r h s e"], into: Float[Tensor, "h n c e"]) -> None:
     """Add the gradients of what each row saw to the blocks that it came from."""
     rows, most = tiles.columns.shape
-    parts = new.transpose(0, 1).unflatten(2, (most, -1))
+    parts = new.transpose(0, 1).view(new.shape[1], rows, most, -1, new.shape[-1])
     begin = int(tiles.columns[0, 0])
     if tiles.step == 0:
         into.narrow(1, begin, most).add_(parts.sum(1))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyformer.core import PADDING, Context, Place, Plain, State
 from manyformer.masks import Mask
-from manyformer.masks.lasting import forgets, lasting
+from manyformer.masks.lasting import forgets, lasting, lasts
 from manyformer.sources.base import Keys, Project, Shape, Source
 from manyformer.sources.own import Own
 
@@ -24,7 +24,6 @@ class Ring(NamedTuple):
     v: Float[Tensor, "b g n f"]
     pos: Int[Tensor, "b n"]
     seg: Int[Tensor, "b n"]
-    kept: int = 0
     length: int | None = 0
     reserved: bool = False
 
@@ -78,6 +77,8 @@ class Recent(Source):
         """The ring after these tokens; `ring` itself stays as it is wherever several tokens come at once."""
         begin, count = ring.length, k.shape[2]
         if begin is not None and isinstance(place.layout, Plain) and place.layout.start == begin:
+            if count == 1 and not lasts(self.mask, begin):
+                return self._next(ring, k, v, place, begin % self.slots)._replace(length=begin + 1)
             new = torch.arange(begin, begin + count, device=k.device)
             stays = lasting(self.mask, new)
             near = ~stays & (new > begin + count - 1 - self.slots)
@@ -87,6 +88,16 @@ class Recent(Source):
             ring = self._scatter(ring, k, v, place, stays)._replace(length=None)
             stays = stays.any(0)
         return self._keep(ring, k, v, place, stays) if stays.any() else ring
+
+    def _next(self, ring: Ring, k: Tensor, v: Tensor, place: Place, slot: int) -> Ring:
+        """One token of rows that agree: what writing a text does most of the time."""
+        old = (ring.k, ring.v, ring.pos, ring.seg)
+        new_k, new_v, pos, seg = old if ring.reserved else (part.clone() for part in old)
+        for part, new in ((new_k, k), (new_v, v)):
+            part.narrow(2, slot, 1).copy_(new)
+        for part, new in ((pos, place.pos), (seg, place.seg)):
+            part.narrow(1, slot, 1).copy_(new)
+        return ring._replace(k=new_k, v=new_v, pos=pos, seg=seg)
 
     def _overwrite(self, ring: Ring, k: Tensor, v: Tensor, place: Place, near: Tensor) -> Ring:
         """Rows that agree: the same slots in all of them."""
@@ -101,7 +112,8 @@ class Recent(Source):
             part.index_copy_(2, slots, new[:, :, columns])
         for part, numbers in zip(parts[2:], (place.pos, place.seg)):
             part.index_copy_(1, slots, numbers[:, columns].expand(len(part), -1))
-        return Ring(*parts, *ring[4:])
+        k, v, pos, seg = parts
+        return ring._replace(k=k, v=v, pos=pos, seg=seg)
 
     def _scatter(self, ring: Ring, k: Tensor, v: Tensor, place: Place, stays: Tensor) -> Ring:
         """Rows that differ: each token into the slot of its position, if nothing later of its row belongs there."""
@@ -119,18 +131,16 @@ class Recent(Source):
             torch.cat([part, part[:, :1]], 1).scatter(1, slots, new.expand_as(slots))[:, :-1]
             for part, new in zip(ring[2:4], (place.pos, place.seg))
         )
-        return Ring(k, v, pos, seg, *ring[4:])
+        return ring._replace(k=k, v=v, pos=pos, seg=seg)
 
     def _keep(self, ring: Ring, k: Tensor, v: Tensor, place: Place, stays: Tensor) -> Ring:
         """Put the columns in which any row has a token that stays behind all others."""
         columns = stays.nonzero()[:, 0]
         pos, seg = (part[:, columns].expand(k.shape[0], -1) for part in (place.pos, place.seg))
         seg = torch.where(lasting(self.mask, pos), seg, PADDING)
-        return Ring(
-            torch.cat([ring.k, k[:, :, columns]], 2),
-            torch.cat([ring.v, v[:, :, columns]], 2),
-            torch.cat([ring.pos, pos], 1),
-            torch.cat([ring.seg, seg], 1),
-            ring.kept + len(columns),
-            *ring[5:],
+        return ring._replace(
+            k=torch.cat([ring.k, k[:, :, columns]], 2),
+            v=torch.cat([ring.v, v[:, :, columns]], 2),
+            pos=torch.cat([ring.pos, pos], 1),
+            seg=torch.cat([ring.seg, seg], 1),
         )

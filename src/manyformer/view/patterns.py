@@ -73,14 +73,14 @@ def _shares(mask: Mask, length: int) -> Float[Tensor, "c c"]:
     pos = torch.arange(length)
     keys = Place(pos[None], torch.zeros_like(pos)[None])
     strips = []
-    for rows in pos.split(size):
+    for rows in torch.split(pos, size):
         queries = Place(rows[None], torch.zeros_like(rows)[None])
         strips.append(_columns(mask.dense(queries, keys, 1)[0, 0], size))
     return torch.stack(strips)
 
 
 def _columns(seen: Bool[Tensor, "r l"], size: int) -> Float[Tensor, " c"]:
-    return torch.stack([part.float().mean() for part in seen.split(size, dim=1)])
+    return torch.stack([part.float().mean() for part in torch.split(seen, size, dim=1)])
 
 
 def _text(view: View, *, several: bool) -> Iterator[str]:
