@@ -1,6 +1,5 @@
 """A comparison as a picture: scores against the setting that was swept, or side by side."""
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,19 +54,28 @@ def _against(axis: "Axes", compared: Compared, score: str) -> None:
 
 
 def _name_ends(axis: "Axes", ends: list[tuple[float, float, str, str]]) -> None:
-    """Each case's name beside the end of its line, names apart from each other where lines end together."""
+    """Each case's name beside the end of its line, names apart from each other where lines end at the same place."""
     low, high = axis.get_ylim()
     gap = NEAR * (high - low)
-    # the highest name so far, where lines end at the same place
-    last: dict[float, float] = {}
-    for x, y, name, tint in sorted(ends, key=lambda end: end[1]):
-        last[x] = max(y, last.get(x, -math.inf) + gap)
-        # the offset in points keeps the name off the mark whatever the scale
-        axis.annotate(
-            name, (x, last[x]), xytext=(7, 0), textcoords="offset points", color=tint, va="center", fontsize="small"
-        )
-    if max(last.values(), default=high) > high:
-        axis.set_ylim(low, max(last.values()) + gap)
+    for place in {x for x, _, _, _ in ends}:
+        here = sorted((end for end in ends if end[0] == place), key=lambda end: end[1])
+        heights = _apart([y for _, y, _, _ in here], gap)
+        for (x, _, name, tint), height in zip(here, heights):
+            # the offset in points keeps the name off the mark whatever the scale
+            axis.annotate(
+                name, (x, height), xytext=(7, 0), textcoords="offset points", color=tint, va="center", fontsize="small"
+            )
+        low, high = min(low, heights[0] - gap), max(high, heights[-1] + gap)
+    axis.set_ylim(low, high)
+
+
+def _apart(heights: list[float], gap: float) -> list[float]:
+    """Rising numbers moved as little as it takes for a gap between any two: the mean of moving up and moving down."""
+    up, down = list(heights), list(heights)
+    for i in range(1, len(heights)):
+        up[i] = max(up[i], up[i - 1] + gap)
+        down[-i - 1] = min(down[-i - 1], down[-i] - gap)
+    return [(a + b) / 2 for a, b in zip(up, down)]
 
 
 def _side_by_side(axis: "Axes", compared: Compared, score: str) -> None:
