@@ -42,7 +42,8 @@ class Table(Pairs):
 
     def forward(self, at: Place, of: Place) -> Float[Tensor, "#b h l s"]:
         if isinstance(at.layout, Plain) and isinstance(of.layout, Plain):
-            return self.weight[None, :, positions(at, self.longest), positions(of, self.longest)]
+            # a copy, as torch's counter of operations fails where a module returns a view of a parameter
+            return self.weight[None, :, positions(at, self.longest), positions(of, self.longest)].clone()
         check_positions(self.longest, at, of)
         return self.weight[:, at.pos[:, :, None], of.pos[:, None]].transpose(0, 1)
 

@@ -27,6 +27,9 @@ NO_TEXT = {
 }
 """Why a classifier of images promises nothing of what sequences are about."""
 
+START = 0.5**0.5
+"""The deviation of positions at the start: that of sines and cosines."""
+
 SMALL_IMAGES = {"height": 8, "width": 12, "channels": 2, "patch": 4}
 
 
@@ -58,7 +61,8 @@ def vit(
 
     `positions="axes"` are two halves, one for the row and one for the column (appendix D.4). `pool="mean"` averages
     all patches and has no class token. The head is one projection that starts at 0, as the paper's for fine-tuning.
-    Attention weights have no dropout; positions start as sinusoids.
+    Attention weights have no dropout. Positions start as sinusoids of full size, the paper's as small random numbers:
+    patches that are alike, as on a plain background, are told apart from the first step.
     """
     shape = (height, width, channels)
     leading = 1 if pool == "first" else 0
@@ -77,10 +81,10 @@ def patch_positions(kind: Places, shape: tuple[int, int, int], patch: int, dim: 
     if kind == "none":
         return NoPosition()
     if kind == "learned":
-        return Learned(dim, leading + count_patches(shape, patch))
+        return Learned(dim, leading + count_patches(shape, patch), std=START)
     if dim % 2:
         raise ValueError(f"dim ({dim}) must be even for positions='axes': one half is for the row, one for the column")
-    axes = [Learned(dim // 2, size // patch) for size in shape[:2]]
+    axes = [Learned(dim // 2, size // patch, std=START) for size in shape[:2]]
     return GridConcat([size // patch for size in shape[:2]], axes, before=leading)
 
 
