@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 COUNTED = (
     "matrix products, convolutions and attention, a multiply-add as two, causal attention in full; not counted: "
-    "softmax, norms, activations, gathers, sorting, the optimiser"
+    "softmax, norms, activations, gathers, sorting, Fourier transforms, the optimiser"
 )
 """What the number means, in words for people."""
 
