@@ -104,9 +104,25 @@ def test_distances_beyond_the_clamp_are_alike() -> None:
     xl = shaken(XL(DIM, HEADS))
     free, xl.clamp = xl.rows(6, 6), 4
     held = xl.rows(6, 6)
+    xl.clamp = 0
+    assert torch.equal(xl.rows(2, 2), free[:, 6:7].expand(-1, 5, -1))
     torch.testing.assert_close(held[:, 2:11], free[:, 2:11])
     torch.testing.assert_close(held[:, :2], free[:, 2:3].expand(-1, 2, -1))
     torch.testing.assert_close(held[:, 11:], free[:, 10:11].expand(-1, 2, -1))
+
+
+def test_the_table_that_is_kept_grows_to_both_sides_and_further_ones_are_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    xl = XL(DIM, HEADS)
+    monkeypatch.setattr("manyformer.position.xl.FARTHEST_KEPT", 40)
+    for back, ahead in ((0, 0), (3, -1), (-2, 9), (20, 30), (50, 0), (5, 5)):
+        with torch.inference_mode(mode=back == 3):
+            found = xl.rows(back, ahead)
+        expected = torch.stack([wave(far, DIM) for far in range(back, -ahead - 1, -1)]).float() @ xl.to_r.weight.T
+        torch.testing.assert_close(found.transpose(0, 1).flatten(1), expected, atol=1e-6, rtol=0)
+    xl.rows(2, 2).sum().backward()
+    assert not [name for name in xl.state_dict() if "table" in name]
 
 
 def test_dropout_acts_on_the_table_while_training() -> None:

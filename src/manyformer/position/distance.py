@@ -40,7 +40,7 @@ def along(each: Float[Tensor, "*b l n"], keys: int) -> Float[Tensor, "*b l s"]:
         return each
     # a row of the result begins one column earlier than the row above it
     flat = each.flatten(-2)[..., queries - 1 : queries * columns - 1]
-    return flat.unflatten(-1, (queries, columns - 1))[..., :keys]
+    return flat.view(*flat.shape[:-1], queries, columns - 1)[..., :keys]
 
 
 def each_pair(row: Float[Tensor, "*b n"], queries: int) -> Float[Tensor, "*b l s"]:

@@ -29,7 +29,8 @@ class Grid(Absolute):
             if axis.longest is not None and axis.longest < size:
                 raise ValueError(f"axis {number} has {size} steps, and its position has longest={axis.longest}")
         self.shape, self.before = tuple(shape), before
-        self.longest = before + math.prod(shape)
+        self.cells = before + math.prod(shape)
+        self.longest = self.cells
         self.axes = nn.ModuleList(axes)
 
     def coordinates(self, pos: Int[Tensor, "*p"]) -> list[Int[Tensor, "*p"]]:
@@ -42,7 +43,7 @@ class Grid(Absolute):
         return found[::-1]
 
     def rows(self, pos: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
-        if pos.device.type == "cpu" and pos.numel() and (last := int(pos.max())) >= self.longest:
+        if pos.device.type == "cpu" and pos.numel() and (last := int(pos.max())) >= self.cells:
             held = f"{' x '.join(map(str, self.shape))} cells after {self.before} tokens"
             raise ValueError(f"position {last} does not exist: the model was built for {held}")
         parts = [axis.rows(where) for axis, where in zip(self._axes(), self.coordinates(pos))]

@@ -57,4 +57,4 @@ class LearnedHeads(Position):
 
 def _add(x: Float[Tensor, "b h l e"], table: Learned, place: Place) -> Float[Tensor, "b h l e"]:
     rows = table.rows(torch.where(place.seg == PADDING, 0, place.pos))
-    return x + rows.unflatten(-1, (x.shape[1], x.shape[3])).transpose(1, 2)
+    return x + rows.view(*rows.shape[:2], x.shape[1], x.shape[3]).transpose(1, 2)

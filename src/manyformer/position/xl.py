@@ -77,7 +77,7 @@ class XL(Position):
     ) -> Float[Tensor, "b h l s"]:
         ahead, back, front = _spread(at, of)
         rows = self.rows(back, front)
-        each = (q + (self.biases.v - self.biases.u)[:, None]) @ rows.mT * q.shape[-1] ** -0.5
+        each: Tensor = (q + (self.biases.v - self.biases.u)[:, None]) @ rows.mT * q.shape[-1] ** -0.5
         if ahead is None:
             return logits + along(each, k.shape[2])
         return logits + each.gather(-1, (ahead + back)[:, None].expand(logits.shape))
@@ -89,8 +89,8 @@ class XL(Position):
 
     def rows(self, back: int, ahead: int) -> Float[Tensor, "h r e"]:
         """W R for keys from `back` before to `ahead` after their query, the farthest in the past first."""
-        fixed = self.dropout(self._fixed(back, ahead).to(self.to_r.weight.dtype))
-        return self.to_r(fixed).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+        rows: Tensor = self.to_r(self.dropout(self._fixed(back, ahead).to(self.to_r.weight.dtype)))
+        return rows.view(len(rows), self.heads, -1).transpose(0, 1)
 
     def _fixed(self, back: int, ahead: int) -> Float[Tensor, "r d"]:
         """R for these distances, from a table where one is worth keeping: sines take longer than what follows."""
@@ -107,7 +107,9 @@ class XL(Position):
             with torch.inference_mode(mode=False):
                 self._table = waves(-torch.arange(-far, far + 1, device=device), self.dim, "halves")
         middle = len(self._table) // 2
-        return self._table[asked + middle] if self.clamp else self._table[middle - back : middle + ahead + 1]
+        if self.clamp is not None:
+            return self._table[asked + middle]
+        return self._table[middle - back : middle + ahead + 1]
 
     def extra_repr(self) -> str:
         return f"{self.heads} heads" + (f", clamp={self.clamp}" if self.clamp is not None else "")
