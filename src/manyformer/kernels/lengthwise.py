@@ -60,7 +60,7 @@ class Projected(Lengthwise):
             return Slots(weight @ x)
         # channels of all heads side by side are one product
         mixed = weight[0] @ x.transpose(1, 2).flatten(2)
-        return Slots(mixed.unflatten(2, (x.shape[1], -1)).transpose(1, 2))
+        return Slots(mixed.reshape(*mixed.shape[:2], x.shape[1], -1).transpose(1, 2))
 
 
 @final

@@ -94,15 +94,15 @@ class Linformer(Kernel):
             return _Seen(self.keys(k).x, self.values(v).x, None)
         grid = _grid(of)
         self._check(grid.columns)
-        keys, values = self.keys(grid.lay(k), grid.count), self.values(grid.lay(v), grid.count)
-        mixed = (x.x.unflatten(0, (k.shape[0], -1)).transpose(1, 2).flatten(2, 3) for x in (keys, values))
+        keys, values = self.keys(grid.lay(k), grid.present), self.values(grid.lay(v), grid.present)
+        k, v = (_in_rows(x.x, k.shape[0]) for x in (keys, values))
         if len(grid.number) == 1 and keys.filled is None:
-            return _Seen(*mixed, None)
+            return _Seen(k, v, None)
         # a slot belongs to its document
         mask = at.seg[:, :, None] == grid.number.repeat_interleave(keys.x.shape[2])
         if keys.filled is not None:
             mask = mask & keys.filled.reshape(k.shape[0], 1, -1)
-        return _Seen(*mixed, mask[:, None])
+        return _Seen(k, v, mask[:, None])
 
     def _check(self, length: int) -> None:
         longest = min(self.keys.longest, self.values.longest)
@@ -110,25 +110,31 @@ class Linformer(Kernel):
             raise ValueError(f"{length} tokens are more than this Linformer allows: it was built for longest={longest}")
 
 
-class _Grid(NamedTuple):
-    """A line for each document of each row, its tokens at their positions; `index` is where each token goes.
+def _in_rows(x: Float[Tensor, "bn g k e"], rows: int) -> Float[Tensor, "b g nk e"]:
+    """The slots of all documents of a row, one after the other."""
+    return x.reshape(rows, -1, *x.shape[1:]).transpose(1, 2).flatten(2, 3)
 
-    `number` are the documents' numbers, the same in every row.
+
+class _Grid(NamedTuple):
+    """A line for each document of each row, its tokens at their positions.
+
+    `place` is where each token goes, `present` how many have come to each place; `number` are the documents' numbers,
+    the same in every row.
     """
 
-    index: Int[Tensor, " bs"]
+    place: Int[Tensor, " bs"]
     number: Int[Tensor, " n"]
-    count: Int[Tensor, "bn p"]
+    present: Int[Tensor, "bn p"]
 
     @property
     def columns(self) -> int:
-        return self.count.shape[1]
+        return self.present.shape[1]
 
     def lay(self, x: Float[Tensor, "b g s e"]) -> Float[Tensor, "bn g p e"]:
         """Tokens on the grid; where there is none there are zeros."""
         flat = x.transpose(1, 2).reshape(-1, x.shape[1] * x.shape[3])
-        laid = flat.new_zeros(self.count.numel() + 1, flat.shape[1]).index_add(0, self.index, flat)
-        return laid[:-1].view(*self.count.shape, x.shape[1], x.shape[3]).transpose(1, 2)
+        laid = flat.new_zeros(self.present.numel() + 1, flat.shape[1]).index_add(0, self.place, flat)
+        return laid[:-1].view(*self.present.shape, x.shape[1], x.shape[3]).transpose(1, 2)
 
 
 def _grid(of: Place) -> _Grid:
@@ -141,6 +147,6 @@ def _grid(of: Place) -> _Grid:
     line = row * len(number) + torch.searchsorted(number, of.seg.contiguous())
     lines = of.seg.shape[0] * len(number)
     # padding goes to one more place, which is cut off
-    index = torch.where(real, line * columns + of.pos, lines * columns).flatten()
-    count = torch.bincount(index, minlength=lines * columns + 1)[:-1].view(lines, columns)
-    return _Grid(index, number, count)
+    place = torch.where(real, line * columns + of.pos, lines * columns).flatten()
+    present = torch.bincount(place, minlength=lines * columns + 1)[:-1].view(lines, columns)
+    return _Grid(place, number, present)
