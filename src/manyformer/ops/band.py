@@ -67,7 +67,8 @@ def outer_transposed(
 
 def blocks_of(x: Float[Tensor, "b h l e"], band: Band) -> Float[Tensor, "b h n c e"]:
     """Queries in blocks, the last one filled up with zeros."""
-    return F.pad(x, (0, 0, 0, band.blocks * BLOCK - band.queries)).unflatten(2, (band.blocks, BLOCK))
+    padded = F.pad(x, (0, 0, 0, band.blocks * BLOCK - band.queries))
+    return padded.view(*x.shape[:2], band.blocks, BLOCK, x.shape[-1])
 
 
 def windows_of(y: Float[Tensor, "b h s f"], band: Band) -> Float[Tensor, "b h n window f"]:

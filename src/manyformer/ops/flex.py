@@ -27,7 +27,7 @@ def attend(
     scale: float,
 ) -> Float[Tensor, "b h l f"]:
     """Softmax of scale q_i k_j + terms[i, r_ij] over keys j; row 0 of the terms is for keys `back` or more before."""
-    run = compiled() if q.device.type == "cuda" else flex_attention
+    run: Any = compiled() if q.device.type == "cuda" else flex_attention
     mask = _causal(q.shape[2], k.shape[2], span.offset, q.device) if span.causal else None
     modify = score_mod(terms.expand(-1, q.shape[1], -1, -1), back, ahead, span.offset)
     y: Tensor = run(q, k, v, score_mod=modify, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
