@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from manyformer.batches import IGNORE, Batch
 from manyformer.core import State
+from manyformer.kernels.features.base import FeatureMap
 from manyformer.models.files import write_model
 from manyformer.position import Position
 
@@ -88,8 +89,8 @@ class Model(nn.Module, ABC):
 
 def longest_in(*parts: nn.Module) -> int | None:
     """How many positions there are for all of these parts: the fewest that any has; None where any number will do."""
-    owned = (getattr(module, "position", None) for part in parts for module in part.modules())
-    found: list[int] = [each.longest for each in owned if isinstance(each, Position) and each.longest is not None]
+    limits = (module for part in parts for module in part.modules() if isinstance(module, Position | FeatureMap))
+    found = [each.longest for each in limits if each.longest is not None]
     return min(found, default=None)
 
 

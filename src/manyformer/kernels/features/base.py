@@ -28,6 +28,8 @@ class FeatureMap(nn.Module, ABC):
     """
 
     signed: bool = False
+    longest: int | None = None
+    """The number of positions there are; None where any will do."""
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "b h l e"], place: Place) -> Features: ...

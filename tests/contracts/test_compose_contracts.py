@@ -1,0 +1,49 @@
+"""Every position with every kernel that `compose` knows: it keeps every promise, or it is refused in a sentence."""
+
+from typing import Any, get_args
+
+import pytest
+
+import manyformer as mf
+from manyformer.recipes.compose import KernelName, PositionName
+
+APART = {"compile", "learns", "saving", "spec", "bfloat16", "float16"}
+"""What has its own file, or cannot depend on the pair."""
+
+ADDED = {"sinusoid", "learned", "none"}
+TURNED = {"rope", "rope-linear", "rope-ntk", "rope-yarn"}
+PAIRWISE = {"xl", "da", "alibi", "t5", "shaw"}
+SOFTMAX = {"softmax", "window", "strided", "fixed", "random-blocks"}
+
+POSITIONS, KERNELS = get_args(PositionName), get_args(KernelName)
+
+
+def allowed(position: str, kernel: str) -> bool:
+    """What the mechanisms allow: without pairs there is no score, and a summary keeps no keys that could turn again."""
+    return position in ADDED | TURNED or kernel in SOFTMAX
+
+
+PAIRS = [(position, kernel) for position in POSITIONS for kernel in KERNELS if allowed(position, kernel)]
+REFUSED = [(position, kernel) for position in POSITIONS for kernel in KERNELS if not allowed(position, kernel)]
+
+
+def each(pair: tuple[str, str]) -> Any:
+    """Positions with the plain softmax and kernels with rotary positions every time, all other pairs when asked for."""
+    usual = pair[1] == "softmax" or pair[0] == "rope"
+    return pytest.param(*pair, marks=() if usual else pytest.mark.slow)
+
+
+def test_every_name_is_sorted() -> None:
+    assert set(POSITIONS) == ADDED | TURNED | PAIRWISE | {"rope-dynamic"}
+
+
+@pytest.mark.parametrize(("position", "kernel"), REFUSED)
+def test_a_pair_that_cannot_be_is_refused(position: str, kernel: str) -> None:
+    with pytest.raises(ValueError, match=r"never forms|does not keep"):
+        mf.build("compose", vocab=11, dim=16, depth=1, heads=2, position=position, kernel=kernel)
+
+
+@pytest.mark.parametrize(("position", "kernel"), [each(pair) for pair in PAIRS])
+def test_a_pair_keeps_every_promise(position: str, kernel: str) -> None:
+    report = mf.check("compose", keywords={"position": position, "kernel": kernel}, skip=APART)
+    assert not [row.sentence for row in report.rows if row.verdict == "failed"]
