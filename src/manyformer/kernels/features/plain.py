@@ -28,6 +28,8 @@ class Cosine(FeatureMap):
     The product falls with the distance as cos(p_i - p_j), which is never negative.
     """
 
+    longest: int
+
     def __init__(self, longest: int) -> None:
         super().__init__()
         if longest < 1:
