@@ -202,7 +202,8 @@ def test_it_says_which_way_it_goes_and_why() -> None:
     assert choice(Softmax(), padded) == "sdpa: the mask Everything() written out for these places"
     assert choice(Softmax(Causal(), path="naive"), plain) == "naive: forced"
     assert choice(Softmax(Causal(), path="documents"), padded) == "documents: forced"
-    assert choice(Softmax(), plain, position=Later()) == "naive: Later acts on the score of each pair, and there are few"
+    few = "naive: Later acts on the score of each pair, and there are few"
+    assert choice(Softmax(), plain, position=Later()) == few
     packed = place_of([[n // 50 for n in range(200)]] * 2)
     assert choice(Softmax(Causal()), packed) == "documents: 8 documents in 2 packed rows, one call each"
     tiny = place_of([[0, 0, 1, 1]])

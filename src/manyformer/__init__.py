@@ -1,8 +1,8 @@
 """The whole Transformer family in one library and command line.
 
 `import manyformer as mf`, then `mf.recipes()`, `mf.build(name, **keywords)`, `mf.load(path)`, `model.save(path)`,
-`mf.train(...)`, `mf.generate(model, prompts)`, `mf.check(model)`, `mf.explain(model, tokens)`, `mf.draw(mask, length)`. Importing the package
-does not load torch; the first use of a name does.
+`mf.train(...)`, `mf.generate(model, prompts)`, `mf.check(model)`, `mf.explain(model, tokens)`, `mf.draw(mask, length)`.
+Importing the package does not load torch; the first use of a name does.
 """
 
 import importlib
