@@ -66,8 +66,12 @@ class Mask(ABC):
     def dense(self, at: Place, of: Place, heads: int) -> Bool[Tensor, "b h l s"]:
         """The mask written out for queries `at` and keys `of`, own segments only; h is 1 where heads agree."""
         q, k = spread(at, query=True), spread(of, query=False)
-        number = torch.arange(heads if self.per_head else 1, device=at.pos.device)[:, None, None]
-        return self(number, q, k) & (q.seg == k.seg) & (k.seg != PADDING)
+        # head by head, so that no mask need look at which heads are asked for
+        kinds = [self.head(number) for number in range(heads)] if self.per_head else [self]
+        numbers = torch.arange(len(kinds), device=at.pos.device)
+        shape = torch.broadcast_shapes(q.pos.shape, k.pos.shape)  # type: ignore[no-untyped-call]
+        seen = torch.cat([kind(number, q, k).expand(shape) for kind, number in zip(kinds, numbers)], dim=1)
+        return seen & (q.seg == k.seg) & (k.seg != PADDING)
 
 
 @final

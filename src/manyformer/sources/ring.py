@@ -79,10 +79,11 @@ class Recent(Source):
         if begin is not None and isinstance(place.layout, Plain) and place.layout.start == begin:
             if count == 1 and not lasts(self.mask, begin):
                 return self._next(ring, k, v, place, begin % self.slots)._replace(length=begin + 1)
-            new = torch.arange(begin, begin + count, device=k.device)
+            # known without a look at the device, which may hold no numbers at all
+            new = torch.arange(begin, begin + count, device="cpu")
             stays = lasting(self.mask, new)
             near = ~stays & (new > begin + count - 1 - self.slots)
-            ring = self._overwrite(ring, k, v, place, near)._replace(length=begin + count)
+            ring = self._overwrite(ring, k, v, place, near, begin)._replace(length=begin + count)
         else:
             stays = lasting(self.mask, place.pos) & (place.seg != PADDING)
             ring = self._scatter(ring, k, v, place, stays)._replace(length=None)
@@ -99,12 +100,12 @@ class Recent(Source):
             part.narrow(1, slot, 1).copy_(new)
         return ring._replace(k=new_k, v=new_v, pos=pos, seg=seg)
 
-    def _overwrite(self, ring: Ring, k: Tensor, v: Tensor, place: Place, near: Tensor) -> Ring:
+    def _overwrite(self, ring: Ring, k: Tensor, v: Tensor, place: Place, near: Tensor, begin: int) -> Ring:
         """Rows that agree: the same slots in all of them."""
         if not near.any():
             return ring
-        columns = near.nonzero()[:, 0]
-        slots = place.pos[0, columns] % self.slots
+        columns = near.nonzero()[:, 0].to(k.device)
+        slots = (columns + begin) % self.slots
         # several tokens at once may overwrite what the first of them still sees in an older state
         fresh = not ring.reserved or k.shape[2] > 1
         parts = [part.clone() if fresh else part for part in ring[:4]]
@@ -135,7 +136,7 @@ class Recent(Source):
 
     def _keep(self, ring: Ring, k: Tensor, v: Tensor, place: Place, stays: Tensor) -> Ring:
         """Put the columns in which any row has a token that stays behind all others."""
-        columns = stays.nonzero()[:, 0]
+        columns = stays.nonzero()[:, 0].to(k.device)
         pos, seg = (part[:, columns].expand(k.shape[0], -1) for part in (place.pos, place.seg))
         seg = torch.where(lasting(self.mask, pos), seg, PADDING)
         return ring._replace(
