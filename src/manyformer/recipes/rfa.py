@@ -11,8 +11,12 @@ from manyformer.recipes.alike import language_model, sinusoids
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 
-FLOOR = 1e-3
-"""Sums of weights nearer to 0 count as this much, in every form alike; the published code has three different rules."""
+FLOOR = 0.1
+"""Sums of weights nearer to 0 count as this much, in every form alike; the published code has three different rules.
+
+With 0.001 a few tokens whose sums happen to vanish make all of the gradient: a toy task that is at 1.50 nats after 200
+steps was at 1.74.
+"""
 
 
 @recipe(
