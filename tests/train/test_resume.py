@@ -77,6 +77,21 @@ def test_stopped_again_and_again(tmp_path: Path, whole: Path) -> None:
     same(tmp_path / "run", whole)
 
 
+def test_features_that_are_drawn_anew_are_drawn_alike(tmp_path: Path) -> None:
+    words = {"dim": 16, "depth": 1, "heads": 2, "features": 6, "redraw": 3}
+    settings = SETTINGS | {"model": words, "limits": {"steps": 8}, "save": {"every": 4}}
+    go(a_run(tmp_path / "whole", "performer", **settings))
+    run = a_run(tmp_path / "run", "performer", **settings)
+    for step in (2, 6):
+        stopped(run, step)
+    go(run)
+    same(tmp_path / "run", tmp_path / "whole")
+    go(a_run(tmp_path / "never", "performer", **settings | {"model": words | {"redraw": None}}))
+    never, drawn = (learned(tmp_path / name) for name in ("never", "whole"))
+    assert never[0] == drawn[0]
+    assert never[-1] != drawn[-1]
+
+
 def test_stopped_while_evaluating(tmp_path: Path, whole: Path) -> None:
     run, wish = a_run(tmp_path / "run", **SETTINGS), Wish()
 
