@@ -38,7 +38,7 @@ def _about(card: Card) -> list[str]:
         "",
         f"Paper: {card.paper}. Cost: {card.cost}. Runs on: {', '.join(card.backends)}.",
     ]
-    lines += ["", *(f"- not {name}: {reason}" for name, reason in card.because.items() if name in PROMISES)]
+    lines += ["", *(f"- not {name}: {reason}" for name, reason in card.because.items())]
     return lines
 
 

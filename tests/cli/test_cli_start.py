@@ -38,8 +38,8 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 def test_verbs_stay_verbs_when_their_folders_are_imported() -> None:
     code = "import manyformer as mf; import manyformer.recipes, manyformer.generate, manyformer.train; "
-    ended = python(code + "print(sorted(mf.recipes())[0], mf.generate.__name__, mf.train.__name__, mf.recipes() != {})")
-    assert ended.stdout == "bert generate train True\n"
+    ended = python(code + "print('bert' in mf.recipes(), mf.generate.__name__, mf.train.__name__, mf.recipes() != {})")
+    assert ended.stdout == "True generate train True\n"
 
 
 def test_alone_it_shows_its_commands(cli: Cli) -> None:

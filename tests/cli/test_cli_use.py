@@ -282,7 +282,7 @@ def test_bench_is_tables_files_and_json(cli: Cli, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("compse",), "did you mean compose?"),
+        (("compse",), "did you mean compose or compose-images?"),
         (("compose", "--lengths", "9:3"), "is empty"),
         (("compose", "--lengths", "many"), "neither a number nor a range"),
         (("compose", "--what", "fwd"), "did you mean forward?"),

@@ -28,8 +28,8 @@ REFUSED = [(position, kernel) for position in POSITIONS for kernel in KERNELS if
 
 
 def each(pair: tuple[str, str]) -> Any:
-    """Positions with the plain softmax and kernels with rotary positions every time, all other pairs when asked for."""
-    usual = pair[1] == "softmax" or pair[0] == "rope"
+    """Positions with the plain softmax and some kernels with rotary ones every time, all others when asked for."""
+    usual = pair[1] == "softmax" or (pair[0] == "rope" and pair[1] in ("window", "linear", "cosine"))
     return pytest.param(*pair, marks=() if usual else pytest.mark.slow)
 
 

@@ -5,8 +5,13 @@ import pytest
 import manyformer as mf
 from manyformer.recipes import RECIPES
 
+QUICK = {"transformer", "transformer-lm", "bert", "gmlp", "longformer-lm", "roformer", "vit"}
+"""Compiled every time; the others, whose graphs take up to half a minute, when slow tests are asked for."""
 
-@pytest.mark.parametrize("recipe", sorted(RECIPES))
+
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(RECIPES)]
+)
 def test_compiled_is_eager(recipe: str, unchecked: None) -> None:
     shallow = {"depth": 1} if "depth" in RECIPES[recipe].signature.parameters else {}
     row = mf.check(recipe, only=["compile"], keywords=shallow)["compile"]

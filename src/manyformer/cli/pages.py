@@ -38,6 +38,8 @@ def _promises(card: Card) -> Iterable[tuple[str, str, str]]:
     for name, meaning in PROMISES.items():
         held = getattr(card, name)
         yield name, "yes" if held else "no", meaning if held else card.because[name]
+    for contract in sorted(card.because.keys() - PROMISES.keys()):
+        yield contract, "no", card.because[contract]
 
 
 def _modules(rows: list[Part], total: int) -> Iterable[tuple[str, str, str, str, str]]:

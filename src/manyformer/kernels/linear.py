@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyformer.core import PADDING, Out, Packed, Place, Plain, State, Watch, ignore, tree_map
 from manyformer.kernels import summary
-from manyformer.kernels.base import Kernel
+from manyformer.kernels.base import Kernel, full_precision
 from manyformer.kernels.features import FeatureMap, Features
 from manyformer.kernels.rules import Delta, Form, Memory, Rule, Sum, Tokens
 from manyformer.kernels.summary import Summary
@@ -105,8 +105,7 @@ class Linear(Kernel):
     ) -> Out:
         way, wide = self._choose(q, k, state, watch).way, torch.promote_types(v.dtype, torch.float32)
         attend = self._streamed if self._causal else self._summed
-        # sums of many terms in half precision lose the later ones
-        with torch.autocast(q.device.type, enabled=False):
+        with full_precision(q.device):
             a, keys = self.features(q.to(wide), at).y, self.features(k.to(wide), of)
             y, after, weights = attend(a, keys, v.to(wide), at, of, state, way)
         if weights is not None:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.core import Out, Place, State, Watch, ignore
-from manyformer.kernels.base import Kernel
+from manyformer.kernels.base import Kernel, full_precision
 from manyformer.kernels.scores import Gaussian, Product, Score
 from manyformer.kernels.weights import Exponential, Weights
 from manyformer.masks import Everything, Mask
@@ -42,7 +42,7 @@ class Pairs(Kernel):
     ) -> Out:
         wide = torch.promote_types(q.dtype, torch.float32)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-        with torch.autocast(q.device.type, enabled=False):
+        with full_precision(q.device):
             scores = position.score(self.score(q.to(wide), k.to(wide)), q, k, at, of)
             weights = self.weights(scores, self.mask.dense(at, of, q.shape[1])).to(v.dtype)
         watch(self, "weights", weights)
