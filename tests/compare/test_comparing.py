@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from manyformer.compare import Compared, Measured, compare
 from manyformer.compare.claims import judge, parse
@@ -155,7 +156,9 @@ def killed_on_the_way(folder: Path, number: signal.Signals) -> int:
     """Start the command, and end it by a signal once the second case is being trained; its exit code."""
     command = [sys.executable, "-m", "manyformer", "compare", "mine.yaml", "limits.steps=400", "--seeds", "1"]
     command += ["save.every=20", "--out", "out"]
-    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    # as many threads as in this process: sums in another order differ in their last digits
+    alike = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=alike)
     checkpoints = folder / "out/rope/seed-0/checkpoints"
     begun = time.monotonic()
     while not (checkpoints.is_dir() and any(checkpoints.glob("step-*"))):
