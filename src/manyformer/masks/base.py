@@ -115,13 +115,30 @@ class Nothing(Mask):
         return ()
 
 
-@final
 @dataclass(frozen=True)
-class And(Mask):
-    """What both masks allow."""
+class Joined(Mask):
+    """Two masks, and what holds of them however they are joined."""
 
     left: Mask
     right: Mask
+
+    @property
+    def per_head(self) -> bool:
+        return self.left.per_head or self.right.per_head
+
+    @property
+    def reach(self) -> int | None:
+        return _farther(self.left, self.right)
+
+    @property
+    def periods(self) -> frozenset[int]:
+        return self.left.periods | self.right.periods
+
+
+@final
+@dataclass(frozen=True)
+class And(Joined):
+    """What both masks allow."""
 
     def __call__(self, h: Tensor, q: Place, k: Place) -> Bool[Tensor, "..."]:
         return self.left(h, q, k) & self.right(h, q, k)
@@ -131,20 +148,8 @@ class And(Mask):
         return Bounds(left.may & right.may, left.must & right.must)
 
     @property
-    def per_head(self) -> bool:
-        return self.left.per_head or self.right.per_head
-
-    @property
     def causal(self) -> bool:
         return self.left.causal or self.right.causal
-
-    @property
-    def reach(self) -> int | None:
-        return _farther(self.left, self.right)
-
-    @property
-    def periods(self) -> frozenset[int]:
-        return self.left.periods | self.right.periods
 
     def head(self, number: int) -> Mask:
         return both(self.left.head(number), self.right.head(number))
@@ -161,11 +166,8 @@ class And(Mask):
 
 @final
 @dataclass(frozen=True)
-class Or(Mask):
+class Or(Joined):
     """What either mask allows."""
-
-    left: Mask
-    right: Mask
 
     def __call__(self, h: Tensor, q: Place, k: Place) -> Bool[Tensor, "..."]:
         return self.left(h, q, k) | self.right(h, q, k)
@@ -175,20 +177,8 @@ class Or(Mask):
         return Bounds(left.may | right.may, left.must | right.must)
 
     @property
-    def per_head(self) -> bool:
-        return self.left.per_head or self.right.per_head
-
-    @property
     def causal(self) -> bool:
         return self.left.causal and self.right.causal
-
-    @property
-    def reach(self) -> int | None:
-        return _farther(self.left, self.right)
-
-    @property
-    def periods(self) -> frozenset[int]:
-        return self.left.periods | self.right.periods
 
     def head(self, number: int) -> Mask:
         left, right = self.left.head(number), self.right.head(number)
