@@ -1,6 +1,6 @@
 """Opening labelled texts: read, divided, tokenized into shards once, then batches of texts of similar length."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from manyformer.data.records import Row
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved import Tokenizers
 from manyformer.data.shards import Writers, writing_shards
-from manyformer.data.splits import Record, Splits
+from manyformer.data.splits import Paths, Record, Splits
 from manyformer.data.tables import Table, table
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError, nearest
@@ -57,19 +57,11 @@ def open_labels(data: LabelsData, *, batch_tokens: int, cache: Path, seed: int, 
 
 
 def _splits(data: LabelsData, cache: Path) -> Splits:
-    def read(paths: str | Sequence[str]) -> list[Table]:
+    def read(paths: Paths) -> list[Table]:
         each = [paths] if isinstance(paths, str) else paths
         return [table(path, (data.text, data.label), ("text", "label"), cache) for path in each]
 
-    tables = {"train": read(data.path)}
-    shares = {}
-    if isinstance(data.valid, float):
-        shares["valid"] = data.valid
-    else:
-        tables["valid"] = read(data.valid)
-    if data.test is not None:
-        tables["test"] = read(data.test)
-    return Splits(tables, shares)
+    return Splits.read(read, data.path, data.valid, data.test)
 
 
 def _make(data: LabelsData, splits: Splits, cache: Path, say: Say) -> Made:

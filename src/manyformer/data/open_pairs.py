@@ -56,17 +56,10 @@ def open_pairs(data: PairsData, *, batch_tokens: int, cache: Path, seed: int, sa
 
 def _splits(data: PairsData, cache: Path) -> Splits:
     columns, usual = (data.source, data.target), ("source", "target")
-    tables = {"train": [table(data.path, columns, usual, cache)]}
-    shares = {}
-    if isinstance(data.valid, float):
-        shares["valid"] = data.valid
-    else:
-        tables["valid"] = [table(data.valid, columns, usual, cache)]
-    if data.test is not None:
-        tables["test"] = [table(data.test, columns, usual, cache)]
-    elif data.path == NORMALIZATION:
-        shares["test"] = min(_TEST_SHARE, (1 - sum(shares.values())) / 2)
-    return Splits(tables, shares)
+    splits = Splits.read(lambda path: [table(path, columns, usual, cache)], data.path, data.valid, data.test)
+    if data.test is None and data.path == NORMALIZATION:
+        splits.shares["test"] = min(_TEST_SHARE, (1 - sum(splits.shares.values())) / 2)
+    return splits
 
 
 def _make(data: PairsData, splits: Splits, cache: Path, say: Say) -> Made:

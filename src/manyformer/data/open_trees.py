@@ -20,7 +20,7 @@ from manyformer.data.records import Row
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved import Tokenizers
 from manyformer.data.shards import Shard, Writers, open_shard, writing_shards
-from manyformer.data.splits import Record, Splits
+from manyformer.data.splits import Paths, Record, Splits
 from manyformer.data.tables import Table
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.treebank import UNKNOWN, Sentence, treebank
@@ -102,19 +102,11 @@ def _columns(ids: list[Any], classes: list[int], heads: list[int], words: Tokeni
 
 
 def _splits(data: TreesData, cache: Path) -> Splits:
-    def read(paths: str | Sequence[str]) -> list[Table]:
+    def read(paths: Paths) -> list[Table]:
         each = [paths] if isinstance(paths, str) else paths
         return [treebank(path, data.label, cache) for path in each]
 
-    tables = {"train": read(data.path)}
-    shares = {}
-    if isinstance(data.valid, float):
-        shares["valid"] = data.valid
-    else:
-        tables["valid"] = read(data.valid)
-    if data.test is not None:
-        tables["test"] = read(data.test)
-    return Splits(tables, shares)
+    return Splits.read(read, data.path, data.valid, data.test)
 
 
 def _make(data: TreesData, splits: Splits, cache: Path, say: Say) -> Made:

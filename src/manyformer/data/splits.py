@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -12,12 +12,29 @@ from manyformer.data.records import Row
 from manyformer.data.tables import Table, luck
 from manyformer.errors import UserError
 
+Paths = str | Sequence[str]
+
 
 class Splits(NamedTuple):
     """The tables of each split; without any for a split, `shares` of the training rows are held out for it."""
 
     tables: dict[str, list[Table]]
     shares: dict[str, float]
+
+    @classmethod
+    def read(
+        cls, read: Callable[[Paths], list[Table]], path: Paths, valid: Paths | float, test: Paths | None
+    ) -> "Splits":
+        """A table for each path, and a share of the training rows where `valid` is one."""
+        tables = {"train": read(path)}
+        shares: dict[str, float] = {}
+        if isinstance(valid, float):
+            shares["valid"] = valid
+        else:
+            tables["valid"] = read(valid)
+        if test is not None:
+            tables["test"] = read(test)
+        return cls(tables, shares)
 
     @property
     def names(self) -> list[str]:
