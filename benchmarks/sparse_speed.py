@@ -23,14 +23,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import manyformer as mf
 from manyformer import core
 from manyformer import masks as m
 from manyformer.attention import Attention
 from manyformer.batches import IGNORE, MaskedBatch, TextBatch
-from manyformer.bench import crowd, extra_memory, paired, take_turns
+from manyformer.bench import Largest, crowd, extra_memory, paired, take_turns
 from manyformer.feedforward import FeedForward
 from manyformer.flops import count_flops
 from manyformer.kernels import Softmax
@@ -136,7 +135,7 @@ def slopes() -> Iterator[dict[str, Any]]:
             work.append(count_flops(job))
             with Largest() as seen:
                 job()
-            largest.append(seen.most)
+            largest.append(seen.elements)
             clock.append(min(_seconds(job) for _ in range(5)))
         span = math.log(SLOPE_LENGTHS[-1] / SLOPE_LENGTHS[0])
         flops, seconds = (math.log(values[-1] / values[0]) / span for values in (work, clock))
@@ -169,21 +168,6 @@ def decoding() -> Iterator[dict[str, Any]]:
                 "tokens_per_second": speed,
                 "state": _bytes(state),
             }
-
-
-class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operation makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.most = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for x in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(x, Tensor):
-                self.most = max(self.most, x.untyped_storage().nbytes() // x.element_size())
-        return out
 
 
 def language_model(mask: Mask, length: int) -> LanguageModel:

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from manyformer.bench import Largest
 from manyformer.core import PADDING, Place, Plain
 from manyformer.kernels import Softmax, scored
 from manyformer.masks import Causal, Everything, Heads, Mask
@@ -180,19 +179,6 @@ def test_dropout_acts_on_weights_and_keeps_the_mean() -> None:
     assert kernel(q, q, v, place, place, position).y.abs().max() < 1e-5
 
 
-class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operator makes, by what it occupies, not by its view."""
-
-    size = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(found):
-            if isinstance(leaf, Tensor):
-                self.size = max(self.size, leaf.untyped_storage().nbytes() // leaf.element_size())
-        return found
-
-
 @pytest.mark.parametrize("mask", [Causal(), Everything()], ids=repr)
 @pytest.mark.parametrize("name", ["alibi", "t5", "t5 past", "shaw", "shaw past", "bent"])
 def test_no_tensor_grows_with_the_square_of_the_length(name: str, mask: Mask) -> None:
@@ -202,6 +188,6 @@ def test_no_tensor_grows_with_the_square_of_the_length(name: str, mask: Mask) ->
         qkv = tuple(torch.randn(1, HEADS, length, width, requires_grad=True) for width in (KEY, KEY, VALUE))
         with Largest() as largest:
             Softmax(mask)(*qkv, place, place, POSITIONS[name]()).y.sum().backward()
-        sizes.append(largest.size)
+        sizes.append(largest.elements)
     assert sizes[2] <= 2.1 * sizes[1] <= 4.5 * sizes[0]
     assert sizes[2] < HEADS * 2048**2 / 4

@@ -1,16 +1,15 @@
 """What a mask shows and nothing else: bounds are never wrong, every plan is dense attention, gradients too."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyformer import masks as m
+from manyformer.bench import Largest
 from manyformer.core import PADDING, Place
 from manyformer.flops import count_flops
 from manyformer.kernels import Softmax
@@ -225,21 +224,6 @@ def test_late_queries_of_a_longer_cache(mask: Mask) -> None:
     torch.testing.assert_close(found, wanted, atol=1e-10, rtol=0)
 
 
-class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operation makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.most = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for x in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(x, Tensor):
-                self.most = max(self.most, x.untyped_storage().nbytes() // x.element_size())
-        return out
-
-
 LINEAR = {
     "window": m.Window(128),
     "dilated": m.Window(64, dilation=4),
@@ -264,7 +248,7 @@ def test_work_and_memory_are_linear(name: str) -> None:
         work.append(count_flops(job))
         with Largest() as seen:
             job()
-        largest.append(seen.most)
+        largest.append(seen.elements)
     slope = math.log(work[-1] / work[0]) / math.log(lengths[-1] / lengths[0])
     assert 0.9 < slope <= 1.05
     assert largest[-1] < lengths[-1] ** 2 / 50

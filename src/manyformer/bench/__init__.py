@@ -1,10 +1,12 @@
 """Benchmarks: what recipes cost in time and memory against length, measured side by side.
 
 `bench(["compose", ...], lengths)` returns a `Report` with tables (`lines`), `to_json`, `to_csv` and `save`. The parts
-below it serve anybody who compares jobs on a machine that is not quiet: `take_turns`, `paired`, `extra_memory`.
+below it serve anybody who compares jobs on a machine that is not quiet: `take_turns`, `paired`, `extra_memory`,
+`Largest`.
 """
 
 from manyformer.bench.clock import Middle, crowd, middle, once, paired, take_turns
+from manyformer.bench.largest import Largest
 from manyformer.bench.memory import extra_memory
 from manyformer.bench.report import Cell, Machine, Report
 from manyformer.bench.verb import LENGTHS, REFERENCE, bench
@@ -19,6 +21,7 @@ __all__ = [
     "WHATS",
     "Candidate",
     "Cell",
+    "Largest",
     "Machine",
     "Middle",
     "Precision",
