@@ -8,41 +8,27 @@ Width 256, 4 heads, 4 layers. Every round runs each candidate once; what counts 
 within a round. Growth is the slope of logarithms from 1,024 tokens to 16,384.
 """
 
-import argparse
-import json
-import math
-import os
 import statistics
-
-# Before torch is loaded: see dense_speed.py.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import frame
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from steps import language_step
+from torch import nn
 
 import manyformer as mf
-from manyformer.batches import MaskedBatch, TextBatch
-from manyformer.bench import crowd, extra_memory, paired, take_turns
-from manyformer.flops import count_flops
+from manyformer.bench import paired
 from manyformer.generate.bound import bind
 from manyformer.generate.feeds import size_of
-from manyformer.models import MaskedLM, Model
 
 SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
 FEATURES, SLOTS, BLIND = 256, 256, 64
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 OURS = ("linear-transformer", "performer", "rfa", "linformer")
-FLOPS_GOAL, TIME_GOAL, MEMORY_GOAL = 1.02, 1.2, 1.1
+GROWTH_GOALS = {"operations": 1.02, "seconds": 1.2, "memory": 1.1}
 EARLY, LATE, STEADY_GOAL = 100, 8000, 1.10
-CPU = torch.device("cpu")
-
-Step = Callable[[], object]
 
 
 class Contest(NamedTuple):
@@ -52,29 +38,6 @@ class Contest(NamedTuple):
     length: int
     makers: dict[str, Callable[[int], nn.Module]]
     goals: dict[str, float]
-
-
-def main() -> None:
-    """Measure, print a table, write JSON."""
-    words = _arguments()
-    torch.set_num_threads(words.threads)
-    torch.manual_seed(0)
-    if warning := crowd():
-        print(f"warning: {warning}")
-    parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-        "step": lambda: training(words.rounds),
-        "growth": lambda: growth(words.rounds),
-        "decode": decoding,
-    }
-    rows = []
-    for name, part in parts.items():
-        if words.only in (None, name):
-            for row in part():
-                rows.append(row)
-                print(line(row), flush=True)
-    found = {"threads": words.threads, "rounds": words.rounds, "torch": torch.__version__, "warning": warning}
-    Path(words.out).write_text(json.dumps(found | {"rows": rows}, indent=2) + "\n", encoding="utf-8")
-    print(f"wrote {words.out}")
 
 
 def contests() -> list[Contest]:
@@ -111,63 +74,26 @@ def contests() -> list[Contest]:
     ]
 
 
-def training(rounds: int) -> Iterator[dict[str, Any]]:
+def training(rounds: int) -> Iterator[frame.Row]:
     """Time and extra memory of a training step of one row."""
     for contest in contests():
         tokens = torch.randint(0, SIZE["vocab"], (1, contest.length))
-        models = {name: make(contest.length) for name, make in contest.makers.items()}
-        steps = {name: step_of(model, tokens) for name, model in models.items()}
-        for step in steps.values():
-            step()
-        memory = {name: extra_memory(step, CPU) for name, step in steps.items()}
-        times = take_turns(steps, rounds, CPU)
-        for name in models:
-            yield {
-                "what": f"{contest.what}, {contest.length} tokens",
-                "candidate": name,
-                "seconds": statistics.median(times[name]),
-                "ratio": paired(times["ours"], times[name])._asdict(),
-                "goal": contest.goals.get(name),
-                "memory": memory[name],
-            }
+        steps = {name: language_step(make(contest.length), tokens) for name, make in contest.makers.items()}
+        yield from frame.contest(f"{contest.what}, {contest.length} tokens", steps, rounds, contest.goals)
 
 
-def growth(rounds: int) -> Iterator[dict[str, Any]]:
-    """How operations, time and memory of a training step grow with the length: slopes of their logarithms."""
+def growth(rounds: int) -> Iterator[frame.Row]:
+    """How operations, time and memory of a training step grow with the length."""
     for recipe in OURS:
         more = {"features": FEATURES} if recipe == "performer" else {}
         if recipe == "linformer":
             more = {"slots": SLOTS, "sharing": "layers", "dropout": 0.0}
-        jobs = {}
-        for length in LENGTHS:
-            model = ours(recipe, **more)(length)
-            jobs[str(length)] = step_of(model, torch.randint(0, SIZE["vocab"], (1, length)))
-        flops = [count_flops(job) for job in jobs.values()]
-        memory = [extra_memory(job, CPU) or math.nan for job in jobs.values()]
-        times = take_turns(jobs, max(3, rounds // 3), CPU)
-        seconds = [statistics.median(times[name]) for name in jobs]
-        for what, values, goal in (
-            ("operations", flops, FLOPS_GOAL),
-            ("seconds", seconds, TIME_GOAL),
-            ("memory", memory, MEMORY_GOAL),
-        ):
-            yield {
-                "what": f"growth from {LENGTHS[0]} to {LENGTHS[-1]} tokens",
-                "candidate": f"{recipe}, {what}",
-                "values": dict(zip(LENGTHS, values)),
-                "slope": slope(values),
-                "goal": goal,
-            }
+        tokens = {length: torch.randint(0, SIZE["vocab"], (1, length)) for length in LENGTHS}
+        jobs = {length: language_step(ours(recipe, **more)(length), row) for length, row in tokens.items()}
+        yield from frame.growth(recipe, jobs, max(3, rounds // 3), GROWTH_GOALS)
 
 
-def slope(values: list[float]) -> float:
-    """Of the straight line nearest to the points (log length, log value)."""
-    x, y = ([math.log(v) for v in part] for part in (LENGTHS, values))
-    mean = [statistics.fmean(part) for part in (x, y)]
-    return sum((a - mean[0]) * (b - mean[1]) for a, b in zip(x, y)) / sum((a - mean[0]) ** 2 for a in x)
-
-
-def decoding() -> Iterator[dict[str, Any]]:
+def decoding(_: int) -> Iterator[frame.Row]:
     """Time of a token at two positions, in turns, and the size of the state."""
     for recipe in ("linear-transformer", "performer", "rfa"):
         model: Any = ours(recipe)(LATE).eval()
@@ -194,23 +120,6 @@ def decoding() -> Iterator[dict[str, Any]]:
             "goal": STEADY_GOAL,
             "memory": sizes[1],
         }
-
-
-def line(row: dict[str, Any]) -> str:
-    """One row for people, and whether its goal is reached."""
-    start = f"{row['what']:<46}{row['candidate']:<32}"
-    if "slope" in row:
-        verdict = "reached" if row["slope"] <= row["goal"] else "MISSED"
-        return f"{start}slope {row['slope']:.3f}, goal <= {row['goal']}: {verdict}"
-    told = f"{start}{1e3 * row['seconds']:9.2f} ms"
-    if row["memory"] is not None:
-        told += f"{row['memory'] / 1e6:9.1f} MB"
-    if row["goal"] is not None:
-        ratio = row["ratio"]
-        verdict = "reached" if ratio["median"] <= row["goal"] else "MISSED"
-        told += f"   ratio {ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
-        told += f", goal <= {row['goal']}: {verdict}"
-    return told
 
 
 def ours(recipe: str, **words: Any) -> Callable[[int], nn.Module]:
@@ -272,35 +181,6 @@ def linformer(length: int) -> nn.Module:
     )
 
 
-def step_of(model: nn.Module, tokens: Tensor) -> Step:
-    """One training step: loss of every token, gradients, fused AdamW. Same work for everybody."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    targets = tokens.roll(-1, 1)
-    model.train()
-
-    def loss() -> Tensor:
-        if isinstance(model, Model):
-            batch = MaskedBatch(tokens, targets, None) if isinstance(model, MaskedLM) else TextBatch(tokens, targets)
-            found = model.loss(batch)
-            return found.total / found.targets
-        return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-
-    def step() -> None:
-        loss().backward()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-
-    return step
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch [2]")
-    parser.add_argument("--rounds", type=int, default=9, help="how often everything is timed [9]")
-    parser.add_argument("--only", choices=("step", "growth", "decode"), help="one part of the measurement")
-    parser.add_argument("--out", default="linear_speed.json", help="where the numbers go [linear_speed.json]")
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    parts = {"step": training, "growth": growth, "decode": decoding}
+    frame.run(__doc__, parts, rounds=9, out="linear_speed.json")

@@ -1,4 +1,4 @@
-"""Released models of the same size as ours, and one training step of any of them.
+"""Released models of the same size as ours, and how each of them writes.
 
 They come with `pip install "manyformer[hf,peers]"`; nothing in the library itself imports them.
 """
@@ -7,11 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.batches import TextBatch
 
 
 class Size(NamedTuple):
@@ -46,6 +44,8 @@ def gpt2(size: Size) -> nn.Module:
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
+        # training has no use for a cache
+        use_cache=False,
     )
     return GPT2LMHeadModel(config)
 
@@ -61,28 +61,6 @@ def x_transformers(size: Size) -> nn.Module:
 
 
 MODELS: dict[str, Callable[[Size], nn.Module]] = {"ours": ours, "x-transformers": x_transformers, "GPT-2": gpt2}
-
-
-def step_of(name: str, model: nn.Module, tokens: Tensor) -> Callable[[], None]:
-    """One training step on `tokens`: loss, gradients, fused AdamW. Same work for everybody."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    targets = tokens.roll(-1, 1)
-    model.train()
-
-    def loss() -> Tensor:
-        if name == "ours":
-            found = model.loss(TextBatch(tokens, targets))  # type: ignore[operator]
-            return found.total / found.targets
-        # without a cache, which training has no use for
-        logits = model(tokens, use_cache=False).logits if name == "GPT-2" else model(tokens)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    def step() -> None:
-        loss().backward()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-
-    return step
 
 
 def writer_of(name: str, model: nn.Module, prompt: Tensor, new: int) -> Callable[[], Tensor]:

@@ -6,47 +6,42 @@
 Every round runs each candidate once; what counts is the median over rounds of the ratio within a round.
 """
 
-import argparse
-import json
-import math
-import os
-import statistics
 import time
-
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import frame
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from steps import language_step, masked_step
+from torch import nn
 
 import manyformer as mf
-from manyformer import core
 from manyformer import masks as m
 from manyformer.attention import Attention
-from manyformer.batches import IGNORE, MaskedBatch, TextBatch
-from manyformer.bench import Largest, crowd, extra_memory, paired, take_turns
+from manyformer.batches import IGNORE
+from manyformer.bench import Largest
 from manyformer.feedforward import FeedForward
-from manyformer.flops import count_flops
+from manyformer.generate.feeds import size_of
 from manyformer.kernels import Softmax
 from manyformer.masks import Mask
-from manyformer.models import Embedding, Head, LanguageModel, Model
+from manyformer.models import Embedding, Head, LanguageModel
 from manyformer.models.places import locate
 from manyformer.position import Learned, NoPosition
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.stacks import small_std, stack
 
 DIM, DEPTH, HEADS, VOCAB, WINDOW = 256, 4, 4, 256, 256
-CPU = torch.device("cpu")
 
-WINDOW_GOALS = {"local-attention": {2048: 0.45, 8192: 0.30}, "dense": {2048: 1.0, 4096: 1.0, 8192: 1.0}}
-MEMORY_GOAL = 0.40
+WINDOW_GOALS = {
+    2048: {"local-attention": 0.45, "dense": 1.0},
+    4096: {"dense": 1.0},
+    8192: {"local-attention": 0.30, "dense": 1.0},
+}
+MEMORY_GOALS = {"local-attention": 0.40}
 ENCODER_GOALS = {"Longformer": 0.4, "BigBird": 0.5}
-FLOP_SLOPE, CLOCK_SLOPE = 1.05, 1.25
+SLOPE_GOALS = {"operations": 1.05, "seconds": 1.25}
+LARGEST_GOAL = 1.05
 SLOPE_LENGTHS = (2048, 4096, 8192, 16384)
 DECODED, STRETCH = 4096, 512
 
@@ -65,93 +60,54 @@ LINEAR: dict[str, Mask] = {
 }
 
 
-def main() -> None:
-    """Measure, print, write JSON."""
-    words = _arguments()
-    torch.set_num_threads(words.threads)
-    torch.manual_seed(0)
-    if warning := crowd():
-        print(f"warning: {warning}")
-    jobs: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-        "window": partial(windows, words.rounds),
-        "encoders": partial(encoders, words.rounds),
-        "slopes": slopes,
-        "decode": decoding,
-    }
-    rows = [row for name, job in jobs.items() if words.only in (None, name) for row in shown(job())]
-    found = {"threads": words.threads, "rounds": words.rounds, "torch": torch.__version__, "warning": warning}
-    Path(words.out).write_text(json.dumps({**found, "rows": rows}, indent=2) + "\n", encoding="utf-8")
-    print(f"wrote {words.out}")
-
-
-def windows(rounds: int) -> Iterator[dict[str, Any]]:
+def windows(rounds: int) -> Iterator[frame.Row]:
     """A causal language model with window 256 against `local-attention` and our own dense one."""
-    for length in (2048, 4096, 8192):
+    for length, goals in WINDOW_GOALS.items():
         models = {"ours": language_model(m.Window(WINDOW), length), "dense": language_model(m.Causal(), length)}
         models["local-attention"] = local_transformer(length)
         tokens = torch.randint(0, VOCAB, (1, length))
-        steps = {name: step_of(model, tokens) for name, model in models.items()}
-        yield from compared(f"causal window {WINDOW}, {length} tokens", steps, rounds, WINDOW_GOALS, length)
+        steps = {name: language_step(model, tokens) for name, model in models.items()}
+        yield from frame.contest(f"causal window {WINDOW}, {length} tokens", steps, rounds, goals, MEMORY_GOALS)
 
 
-def encoders(rounds: int) -> Iterator[dict[str, Any]]:
+def encoders(rounds: int) -> Iterator[frame.Row]:
     """Encoders with global tokens and with random blocks against those of `transformers`."""
     for length in (2048, 8192):
         tokens = torch.randint(3, VOCAB, (1, length))
         targets = torch.where(torch.rand(1, length) < 0.15, tokens, IGNORE)
+        first = torch.zeros_like(tokens)
+        first[:, 0] = 1
         sizes: dict[str, Any] = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "longest": length}
         ours = mf.build("longformer", **sizes, window=WINDOW, globals=1, dropout=0.0)
-        pairs = {"Longformer": (ours, longformer(length)), "BigBird": (bigbird(length), their_bigbird(length))}
-        for name, (mine, theirs) in pairs.items():
-            steps = {"ours": masked_step(mine, tokens, targets), name: masked_step(theirs, tokens, targets)}
-            goals = {name: {length: ENCODER_GOALS[name]}}
-            yield from compared(f"{name}, {length} tokens", steps, rounds, goals, length)
+        theirs = masked_step(longformer(length), tokens, targets, global_attention_mask=first)
+        pairs = {"Longformer": (masked_step(ours, tokens, targets), theirs)}
+        blocks = masked_step(bigbird(length), tokens, targets)
+        pairs["BigBird"] = (blocks, masked_step(their_bigbird(length), tokens, targets))
+        for name, (mine, other) in pairs.items():
+            steps = {"ours": mine, name: other}
+            yield from frame.contest(f"{name}, {length} tokens", steps, rounds, ENCODER_GOALS)
 
 
-def compared(
-    what: str, steps: dict[str, Callable[[], None]], rounds: int, goals: dict[str, dict[int, float]], length: int
-) -> Iterator[dict[str, Any]]:
-    """One row for each candidate."""
-    for step in steps.values():
-        step()
-    memory = {name: extra_memory(step, CPU) for name, step in steps.items()}
-    times = take_turns(steps, rounds, CPU)
-    for name in steps:
-        row = {"what": what, "candidate": name, "seconds": statistics.median(times[name]), "memory": memory[name]}
-        if name != "ours":
-            goal = goals.get(name, {}).get(length)
-            row |= {"ratio": paired(times["ours"], times[name])._asdict(), "goal": goal}
-            if memory["ours"] and memory[name]:
-                row["memory_ratio"] = memory["ours"] / memory[name]
-        yield row
-
-
-def slopes() -> Iterator[dict[str, Any]]:
+def slopes(rounds: int) -> Iterator[frame.Row]:
     """How work, time and the largest tensor grow with length, attention alone, forward and backward."""
     for name, mask in LINEAR.items():
-        work, clock, largest = [], [], []
-        for length in SLOPE_LENGTHS:
-            job = attention_job(mask, length)
-            work.append(count_flops(job))
+        jobs = {length: attention_job(mask, length) for length in SLOPE_LENGTHS}
+        yield from frame.growth(name, jobs, rounds, SLOPE_GOALS)
+        largest: list[float] = []
+        for job in jobs.values():
             with Largest() as seen:
                 job()
             largest.append(seen.elements)
-            clock.append(min(_seconds(job) for _ in range(5)))
-        span = math.log(SLOPE_LENGTHS[-1] / SLOPE_LENGTHS[0])
-        flops, seconds = (math.log(values[-1] / values[0]) / span for values in (work, clock))
         yield {
-            "what": "growth from 2k to 16k tokens",
+            "what": "largest tensor, the slope of its size",
             "candidate": name,
-            "flop_slope": flops,
-            "clock_slope": seconds,
-            "seconds": clock,
-            "largest": largest,
-            "squares": largest[-1] / SLOPE_LENGTHS[-1] ** 2,
-            "good": flops <= FLOP_SLOPE and seconds <= CLOCK_SLOPE,
+            "values": dict(zip(SLOPE_LENGTHS, largest)),
+            "slope": frame.slope(list(SLOPE_LENGTHS), largest),
+            "goal": LARGEST_GOAL,
         }
 
 
-def decoding() -> Iterator[dict[str, Any]]:
+def decoding(_: int) -> Iterator[frame.Row]:
     """Writing 4,096 tokens with a window of 256: the time and the state of each stretch."""
     model = language_model(m.Window(WINDOW), DECODED).eval()
     with torch.inference_mode():
@@ -166,7 +122,7 @@ def decoding() -> Iterator[dict[str, Any]]:
                 "what": f"decoding with window {WINDOW}",
                 "candidate": f"tokens {begin} to {begin + STRETCH}",
                 "tokens_per_second": speed,
-                "state": _bytes(state),
+                "memory": size_of(state),
             }
 
 
@@ -252,48 +208,6 @@ def _theirs() -> dict[str, Any]:
     }
 
 
-def step_of(model: nn.Module, tokens: Tensor) -> Callable[[], None]:
-    """A training step of a language model with fused AdamW."""
-    targets = tokens.roll(-1, 1)
-
-    def loss() -> Tensor:
-        if isinstance(model, LanguageModel):
-            found = model.loss(TextBatch(tokens, targets))
-            return found.total / found.targets
-        return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-
-    return _step(model, loss)
-
-
-def masked_step(model: nn.Module, tokens: Tensor, targets: Tensor) -> Callable[[], None]:
-    """A training step of an encoder with fused AdamW; the first token is global where there is a choice."""
-    words: dict[str, Any] = {}
-    if type(model).__name__.startswith("Longformer"):
-        first = torch.zeros_like(tokens)
-        first[:, 0] = 1
-        words["global_attention_mask"] = first
-
-    def loss() -> Tensor:
-        if isinstance(model, Model):
-            found = model.loss(MaskedBatch(tokens, targets))
-            return found.total / found.targets
-        return model(tokens, labels=targets, **words).loss  # type: ignore[no-any-return]
-
-    return _step(model, loss)
-
-
-def _step(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    model.train()
-
-    def step() -> None:
-        loss().backward()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-
-    return step
-
-
 def attention_job(mask: Mask, length: int) -> Callable[[], None]:
     """Attention alone, forward and backward."""
     kernel = Softmax(mask)
@@ -307,60 +221,6 @@ def attention_job(mask: Mask, length: int) -> Callable[[], None]:
     return job
 
 
-def shown(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows, printed as they come."""
-    what = None
-    for row in rows:
-        if row["what"] != what:
-            what = row["what"]
-            print(f"\n{what}")
-        print("  " + _line(row), flush=True)
-        yield row
-
-
-def _line(row: dict[str, Any]) -> str:
-    line = f"{row['candidate']:<22}"
-    if "flop_slope" in row:
-        line += f"FLOPs ^{row['flop_slope']:.2f}, time ^{row['clock_slope']:.2f}, largest {row['squares']:.4f} L^2"
-        return f"{line}: {'reached' if row['good'] else 'MISSED'}"
-    if "tokens_per_second" in row:
-        return line + f"{row['tokens_per_second']:8.1f} tokens/s, state {row['state'] / 1e6:.2f} MB"
-    line += f"{1e3 * row['seconds']:8.1f} ms"
-    line += f"{row['memory'] / 1e6:8.0f} MB" if row["memory"] else ""
-    if row.get("goal") is not None:
-        verdict = "reached" if row["ratio"]["median"] <= row["goal"] else "MISSED"
-        line += f"   ours/theirs {row['ratio']['median']:.2f}, goal <= {row['goal']}: {verdict}"
-    if row["candidate"] == "local-attention" and "memory_ratio" in row:
-        verdict = "reached" if row["memory_ratio"] <= MEMORY_GOAL else "MISSED"
-        line += f"; memory {row['memory_ratio']:.2f}, goal <= {MEMORY_GOAL}: {verdict}"
-    return line
-
-
-def _seconds(job: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    job()
-    return time.perf_counter() - started
-
-
-def _bytes(state: Any) -> int:
-    sizes: list[int] = []
-
-    def measure(x: Tensor) -> Tensor:
-        sizes.append(x.numel() * x.element_size())
-        return x
-
-    core.tree_map(measure, state)
-    return sum(sizes)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch [2]")
-    parser.add_argument("--rounds", type=int, default=7, help="how often everything is timed [7]")
-    parser.add_argument("--only", choices=("window", "encoders", "slopes", "decode"), help="one part")
-    parser.add_argument("--out", default="sparse_speed.json", help="where the numbers go [sparse_speed.json]")
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    parts = {"window": windows, "encoders": encoders, "slopes": slopes, "decode": decoding}
+    frame.run(__doc__, parts, rounds=7, out="sparse_speed.json")

@@ -1,0 +1,55 @@
+"""One training step of any model: loss, gradients, fused AdamW. Same work for everybody."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from frame import Step
+from torch import Tensor, nn
+
+from manyformer.batches import MaskedBatch, TextBatch
+from manyformer.models import MaskedLM, Model
+
+
+def language_step(model: nn.Module, tokens: Tensor) -> Step:
+    """Every token is to be told from what a model makes of the one before it, or, masked, of all."""
+    targets = tokens.roll(-1, 1)
+
+    def loss() -> Tensor:
+        if isinstance(model, Model):
+            batch = MaskedBatch(tokens, targets, None) if isinstance(model, MaskedLM) else TextBatch(tokens, targets)
+            return _mean(model, batch)
+        found = model(tokens)
+        return F.cross_entropy(getattr(found, "logits", found).flatten(0, 1), targets.flatten())
+
+    return train(model, loss)
+
+
+def masked_step(model: nn.Module, tokens: Tensor, targets: Tensor, **words: Any) -> Step:
+    """Chosen tokens are to be told; `words` are for a model of `transformers`."""
+
+    def loss() -> Tensor:
+        if isinstance(model, Model):
+            return _mean(model, MaskedBatch(tokens, targets))
+        return model(tokens, labels=targets, **words).loss  # type: ignore[no-any-return]
+
+    return train(model, loss)
+
+
+def train(model: nn.Module, loss: Callable[[], Tensor]) -> Step:
+    """A step that makes this loss smaller."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    model.train()
+
+    def step() -> None:
+        loss().backward()
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _mean(model: Model, batch: Any) -> Tensor:
+    found = model.loss(batch)
+    return found.total / found.targets
