@@ -41,21 +41,36 @@ def attend(
     wide = torch.promote_types(q.dtype, torch.float32)
     sums = _sums(bias.to(wide), back, span, q.shape[2], k.shape[2])
     sums = _without_the_negligible(sums, q, k, span, scale)
-    y: Tensor = _Toeplitz.apply(q, k, v, sums.contiguous(), span, scale)  # type: ignore[no-untyped-call]
+    teams = _teams(sums, -(-torch.get_num_threads() // q.shape[0]))
+    y: Tensor = _Toeplitz.apply(q, k, v, sums.contiguous(), teams, scale)  # type: ignore[no-untyped-call]
     return y
+
+
+class Team(NamedTuple):
+    """Neighbouring heads in one call, and the first and the last sum at which one of them has a bias above -inf."""
+
+    heads: slice
+    first: int
+    last: int
+
+
+class Block(NamedTuple):
+    """Some heads and queries, the keys (in reverse order) that they see, and their view of the biases."""
+
+    rows: tuple[slice, slice, slice]
+    seen: tuple[slice, slice, slice]
+    bias: Float[Tensor, "1 h l s"]
 
 
 class _Toeplitz(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sums: Tensor, span: Span, scale: float) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sums: Tensor, teams: list[Team], scale: float) -> Tensor:
         k, v = k.flip(2), v.flip(2)
-        parts = [
-            flash.forward(q[:, :, rows], k[:, :, keys], v[:, :, keys], scale=scale, bias=bias)
-            for rows, keys, bias in _blocks(q, k, sums, span)
-        ]
-        y = torch.cat([y for y, _ in parts], dim=2)
-        ctx.save_for_backward(q, k, v, sums, y, torch.cat([lse for _, lse in parts], dim=2))
-        ctx.span, ctx.scale = span, scale
+        y, lse = q.new_empty(*q.shape[:3], v.shape[3]), sums.new_empty(q.shape[:3])
+        for rows, seen, bias in _blocks(q, k, sums, teams):
+            y[rows], lse[rows] = flash.forward(q[rows], k[seen], v[seen], scale=scale, bias=bias)
+        ctx.save_for_backward(q, k, v, sums, y, lse)
+        ctx.teams, ctx.scale = teams, scale
         return y
 
     @staticmethod
@@ -63,12 +78,12 @@ class _Toeplitz(torch.autograd.Function):
         q, k, v, sums, y, lse = ctx.saved_tensors
         up, size = _normal(up)
         to_q, to_k, to_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for rows, keys, bias in _blocks(q, k, sums, ctx.span):
-            ups, qs, ys, lses = (x[:, :, rows] for x in (up, q, y, lse))
-            found = flash.backward(ups, qs, k[:, :, keys], v[:, :, keys], ys, lses, scale=ctx.scale, bias=bias)
-            to_q[:, :, rows] = found[0]
-            to_k[:, :, keys] += found[1]
-            to_v[:, :, keys] += found[2]
+        for rows, seen, bias in _blocks(q, k, sums, ctx.teams):
+            ups, qs, ys, lses = (x[rows] for x in (up, q, y, lse))
+            found = flash.backward(ups, qs, k[seen], v[seen], ys, lses, scale=ctx.scale, bias=bias)
+            to_q[rows] = found[0]
+            to_k[seen] += found[1]
+            to_v[seen] += found[2]
         return to_q * size, to_k.flip(2) * size, to_v.flip(2) * size, None, None, None
 
 
@@ -79,15 +94,27 @@ def _normal(up: Tensor) -> tuple[Tensor, Tensor]:
     return up / size, size
 
 
-def _blocks(q: Tensor, k: Tensor, sums: Tensor, span: Span) -> Iterator[tuple[slice, slice, Tensor]]:
-    """For each block of queries: its rows, the keys it sees (in reverse order), and its view of the biases."""
+def _teams(sums: Float[Tensor, "h n"], size: int) -> list[Team]:
+    """All heads, `size` of them in a team: that many keep all threads at work, fewer see no more than they need."""
+    seen = sums > -torch.inf
+    first = seen.byte().argmax(1).tolist()
+    last = (seen.shape[1] - 1 - seen.flip(1).byte().argmax(1)).tolist()
+    parts = [slice(begin, min(begin + size, len(first))) for begin in range(0, len(first), size)]
+    return [Team(part, min(first[part]), max(last[part])) for part in parts]
+
+
+def _blocks(q: Tensor, k: Tensor, sums: Tensor, teams: list[Team]) -> Iterator[Block]:
+    """Every query of every head, once."""
     length, keys = q.shape[2], k.shape[2]
-    for begin in range(0, length, BLOCK):
-        end = min(begin + BLOCK, length)
-        hidden = max(0, keys - end - span.offset) if span.causal else 0
-        shape = (1, sums.shape[0], end - begin, keys - hidden)
-        bias = sums.as_strided(shape, (0, sums.stride(0), 1, 1), sums.storage_offset() + begin + hidden)
-        yield slice(begin, end), slice(hidden, keys), bias
+    each = slice(None)
+    for heads, first, last in teams:
+        for begin in range(0, length, BLOCK):
+            end = min(begin + BLOCK, length)
+            low, high = max(0, first - end + 1), min(keys, last - begin + 1)
+            of_heads = sums[heads]
+            shape = (1, of_heads.shape[0], end - begin, high - low)
+            bias = of_heads.as_strided(shape, (0, sums.stride(0), 1, 1), of_heads.storage_offset() + begin + low)
+            yield Block((each, heads, slice(begin, end)), (each, heads, slice(low, high)), bias)
 
 
 def _sums(bias: Tensor, back: int, span: Span, length: int, keys: int) -> Float[Tensor, "h n"]:
