@@ -17,7 +17,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
     {"errors", "dropout"},
-    {"batches", "core", "flops", "trees"},
+    {"batches", "core", "flops", "replay", "trees"},
     {"masks", "position"},
     {"ops"},
     {"kernels", "sources"},

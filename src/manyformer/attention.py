@@ -10,8 +10,8 @@ from manyformer.core import Context, Layer, Out, Place, State
 from manyformer.kernels import Kernel
 from manyformer.masks.lasting import forgets
 from manyformer.position import NoPosition, Position
-from manyformer.sources import Own, Recent, Source
-from manyformer.sources.base import Shape
+from manyformer.sources import Encoded, Own, Recent, Source
+from manyformer.sources.base import Project, Shape
 
 
 class AttentionState(NamedTuple):
@@ -27,9 +27,10 @@ class Attention(Layer):
 
     `kv_heads` below `heads` shares keys and values among groups of heads (Ainslie et al. 2023; 1 is Shazeer 2019);
     `key` and `value` are the widths per head, dim / heads unless given, and `to` that of the output, else dim. Keys and
-    values are projected by one matrix.
-    Without a `source` it attends to its own stream and remembers of it what the kernel's mask can still show.
-    Raises ValueError where widths do not divide, or where the position needs a seam that the kernel never forms.
+    values are projected by one matrix, or values alone where the kernel takes queries for keys.
+    Without a `source` it attends to its own stream and remembers of it what the kernel's mask can still show. Where the
+    kernel `shares`, the queries are the keys of the same tokens. Raises ValueError where widths do not divide, or where
+    the position needs a seam that the kernel never forms.
     """
 
     def __init__(
@@ -56,22 +57,33 @@ class Attention(Layer):
         if missing := self.position.touches() - {"embed"} - kernel.honours:
             names = f"{type(kernel).__name__} never forms {sorted(missing)}"
             raise ValueError(f"{names}, which {type(self.position).__name__} needs")
+        if kernel.shares and (source is not None or kv_heads != heads):
+            raise ValueError(
+                f"{type(kernel).__name__} takes keys as queries: it is for the own stream, with as many key heads "
+                f"({kv_heads}) as heads ({heads})"
+            )
+        if kernel.tied and (kv_heads != heads or isinstance(source, Encoded)):
+            what = f"kv_heads must be {heads}" if kv_heads != heads else "cross-attention needs Softmax() instead"
+            raise ValueError(f"the queries of {type(kernel).__name__} are its keys: {what}")
         self.kernel, self.source = kernel, _own(kernel) if source is None else source
         self.heads = heads
         key, value = dim // heads if key is None else key, dim // heads if value is None else value
         # what a kernel asks of the stream for each token is projected and kept with the values
         self.shape = Shape(kv_heads, key, value + kernel.gates)
-        self.to_q = nn.Linear(dim, heads * key, bias=bias)
-        self.to_kv = nn.Linear(dim, kv_heads * (key + value + kernel.gates), bias=bias)
+        self.to_q = None if kernel.shares else nn.Linear(dim, heads * key, bias=bias)
+        self._kept = 0 if kernel.tied else kv_heads * key
+        self.to_kv = nn.Linear(dim, self._kept + kv_heads * self.shape.value, bias=bias)
         self.out = nn.Linear(heads * value, dim if to is None else to, bias=bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot's uniform initialisation of each of the four projections by itself."""
+        """Glorot's uniform initialisation of each of the projections by itself."""
         split = self.shape.kv_heads * self.shape.key
-        for weight in (self.to_q.weight, self.to_kv.weight[:split], self.to_kv.weight[split:], self.out.weight):
+        queries = [] if self.to_q is None else [self.to_q]
+        weights = [layer.weight for layer in queries]
+        for weight in (*weights, self.to_kv.weight[:split], self.to_kv.weight[split:], self.out.weight):
             nn.init.xavier_uniform_(weight.data)
-        for layer in (self.to_q, self.to_kv, self.out):
+        for layer in (*queries, self.to_kv, self.out):
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
@@ -82,16 +94,25 @@ class Attention(Layer):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
         kept, folded = (None, None) if state is None else state
-        q = self.position.query(split_heads(self.to_q(x), self.heads), ctx.place)
-        k, v, place, kept, loss = self.source(x, ctx, self._project, kept, folds=self.kernel.folds)
+        q, project = self._queries(x, ctx.place)
+        k, v, place, kept, loss = self.source(x, ctx, project, kept, folds=self.kernel.folds)
         y, folded, extra = self.kernel(q, k, v, ctx.place, place, self.position, folded, ctx.watch)
         y = self.out(y.transpose(1, 2).flatten(2))
         return Out(y, None if state is None else AttentionState(kept, folded), loss + extra + self.position.penalty())
 
+    def _queries(self, x: Float[Tensor, "b l d"], place: Place) -> tuple[Float[Tensor, "b h l e"], Project]:
+        """Queries, and what projects keys and values."""
+        if self.to_q is not None:
+            return self.position.query(split_heads(self.to_q(x), self.heads), place), self._project
+        keys = self._project(x, place)
+        return keys[0], lambda *_: keys
+
     def _project(self, x: Float[Tensor, "b s d"], place: Place) -> tuple[Tensor, Tensor]:
-        heads, key, value = self.shape
+        heads, _, value = self.shape
         # one split, not two slices: its gradient is a single concatenation
-        k, v = self.to_kv(x).split([heads * key, heads * value], dim=-1)
+        k, v = self.to_kv(x).split([self._kept, heads * value], dim=-1)
+        if self.kernel.tied:
+            k = self.to_q(x)
         return self.position.key(split_heads(k, heads), place), split_heads(v, heads)
 
 
