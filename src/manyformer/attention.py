@@ -10,7 +10,7 @@ from manyformer.core import Context, Layer, Out, Place, State
 from manyformer.kernels import Kernel
 from manyformer.masks.lasting import forgets
 from manyformer.position import NoPosition, Position
-from manyformer.sources import Encoded, Own, Recent, Source
+from manyformer.sources import Own, Recent, Source
 from manyformer.sources.base import Project, Shape
 
 
@@ -27,7 +27,7 @@ class Attention(Layer):
 
     `kv_heads` below `heads` shares keys and values among groups of heads (Ainslie et al. 2023; 1 is Shazeer 2019);
     `key` and `value` are the widths per head, dim / heads unless given, and `to` that of the output, else dim. Keys and
-    values are projected by one matrix, or values alone where the kernel takes queries for keys.
+    values are projected by one matrix.
     Without a `source` it attends to its own stream and remembers of it what the kernel's mask can still show. Where the
     kernel `shares`, the queries are the keys of the same tokens. Raises ValueError where widths do not divide, or where
     the position needs a seam that the kernel never forms.
@@ -62,17 +62,13 @@ class Attention(Layer):
                 f"{type(kernel).__name__} takes keys as queries: it is for the own stream, with as many key heads "
                 f"({kv_heads}) as heads ({heads})"
             )
-        if kernel.tied and (kv_heads != heads or isinstance(source, Encoded)):
-            what = f"kv_heads must be {heads}" if kv_heads != heads else "cross-attention needs Softmax() instead"
-            raise ValueError(f"the queries of {type(kernel).__name__} are its keys: {what}")
         self.kernel, self.source = kernel, _own(kernel) if source is None else source
         self.heads = heads
         key, value = dim // heads if key is None else key, dim // heads if value is None else value
         # what a kernel asks of the stream for each token is projected and kept with the values
         self.shape = Shape(kv_heads, key, value + kernel.gates)
         self.to_q = None if kernel.shares else nn.Linear(dim, heads * key, bias=bias)
-        self._kept = 0 if kernel.tied else kv_heads * key
-        self.to_kv = nn.Linear(dim, self._kept + kv_heads * self.shape.value, bias=bias)
+        self.to_kv = nn.Linear(dim, kv_heads * (key + value + kernel.gates), bias=bias)
         self.out = nn.Linear(heads * value, dim if to is None else to, bias=bias)
         self.reset_parameters()
 
@@ -108,11 +104,9 @@ class Attention(Layer):
         return keys[0], lambda *_: keys
 
     def _project(self, x: Float[Tensor, "b s d"], place: Place) -> tuple[Tensor, Tensor]:
-        heads, _, value = self.shape
+        heads, key, value = self.shape
         # one split, not two slices: its gradient is a single concatenation
-        k, v = self.to_kv(x).split([self._kept, heads * value], dim=-1)
-        if self.kernel.tied:
-            k = self.to_q(x)
+        k, v = self.to_kv(x).split([heads * key, heads * value], dim=-1)
         return self.position.key(split_heads(k, heads), place), split_heads(v, heads)
 
 

@@ -24,7 +24,6 @@ class Kernel(nn.Module, ABC):
     honours: frozenset[str]
     folds: bool = False
     gates: int = 0
-    tied: bool = False
     shares: bool = False
     sight: Mask | None = None
     """What queries may see, for kernels that keep to a mask: keys that no later query can see may be forgotten."""
