@@ -15,7 +15,6 @@ from manyformer.errors import UserError
 from manyformer.face import load
 from manyformer.models import (
     Classifier,
-    Embedding,
     EncoderDecoder,
     ImageClassifier,
     LanguageModel,
@@ -32,22 +31,18 @@ PROMISES = ("causal", "streams", "cross", "padding")
 def own(model: Model, *, name: str | None = None) -> Subject:
     """The subject for one of our models. Raises UserError for a kind of model that no contract knows."""
     if isinstance(model, LanguageModel):
-        return OwnLanguageModel(model, _words(model.embed), name)
+        return OwnLanguageModel(model, model.embed.vocab, name)
     if isinstance(model, EncoderDecoder):
-        return OwnEncoderDecoder(model, _words(model.embed_target), name)
+        return OwnEncoderDecoder(model, model.embed_target.vocab, name)
     if isinstance(model, MaskedLM):
-        return OwnEncoder(model, _words(model.embed), name)
+        return OwnEncoder(model, model.embed.vocab, name)
     if isinstance(model, Classifier):
-        return OwnClassifier(model, _words(model.embed), name)
+        return OwnClassifier(model, model.embed.vocab, name)
     if isinstance(model, Tagger):
-        return OwnTagger(model, _words(model.embed), name)
+        return OwnTagger(model, model.embed.vocab, name)
     if isinstance(model, ImageClassifier):
         return OwnImageClassifier(model, BRIGHTNESS, name)
     raise UserError(f"no contract knows what a {type(model).__name__} takes and gives: wrap it in an Adapter")
-
-
-def _words(embed: Embedding) -> int:
-    return embed.token.num_embeddings
 
 
 class Own(Subject):

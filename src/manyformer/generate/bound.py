@@ -19,7 +19,7 @@ from manyformer.feedforward import FeedForward, GatedFeedForward
 from manyformer.generate.protocol import Continues, Translates
 from manyformer.kernels import Softmax
 from manyformer.masks import Causal, Everything
-from manyformer.models import Embedding, EncoderDecoder, Head, LanguageModel
+from manyformer.models import Embedding, EncoderDecoder, Head, LanguageModel, Output
 from manyformer.models.language_model import Stream
 from manyformer.models.places import locate
 from manyformer.sources import Own
@@ -54,7 +54,7 @@ def bind(model: Continues | Translates) -> Next:
     return general
 
 
-def _following(embed: Embedding, body: Layer, head: Head) -> Next:
+def _following(embed: Embedding, body: Layer, head: Output) -> Next:
     layers, words = _layer(body), _head(head)
 
     def following(tokens: Tensor, state: Stream, memory: Memory | None) -> tuple[Tensor, State]:
@@ -131,6 +131,7 @@ def _attention(layer: Attention) -> Step:
     if not _sees_all(layer) or _watched(layer.source) or _watched(kernel):
         return general
     assert isinstance(kernel, Softmax)
+    assert layer.to_q is not None
     to_q, to_kv, out = _sure(layer.to_q), _sure(layer.to_kv), _sure(layer.out)
     scale = 1 / math.sqrt(key) if kernel.scale is None else kernel.scale
     turned = layer.position if layer.position.touches() - {"embed"} else None
@@ -169,8 +170,8 @@ def _sees_all(layer: Attention) -> bool:
     )
 
 
-def _head(head: Head) -> Map:
-    if head.transform is not None or _watched(head):
+def _head(head: Output) -> Map:
+    if not isinstance(head, Head) or head.transform is not None or _watched(head):
         return head
     weight, bias = head.weight, head.bias
     return lambda x: F.linear(x, weight, bias)

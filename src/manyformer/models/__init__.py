@@ -7,7 +7,9 @@ from manyformer.models.encoder import Encoder
 from manyformer.models.head import Head
 from manyformer.models.image_classifier import ImageClassifier
 from manyformer.models.language_model import LanguageModel
+from manyformer.models.logistic import LogisticMixture
 from manyformer.models.masked_lm import MaskedLM
+from manyformer.models.output import Output
 from manyformer.models.patches import Patches
 from manyformer.models.seq2seq import EncoderDecoder
 from manyformer.models.tagger import Tagger
@@ -20,10 +22,12 @@ __all__ = [
     "Head",
     "ImageClassifier",
     "LanguageModel",
+    "LogisticMixture",
     "Loss",
     "MaskedLM",
     "Model",
     "ModelOut",
+    "Output",
     "Patches",
     "Score",
     "Spec",

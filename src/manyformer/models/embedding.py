@@ -16,6 +16,8 @@ class Embedding(nn.Module):
     """Token vectors, scaled, with positions, a norm where asked for, and dropout (Vaswani et al. 2017, section 3.4).
 
     With `scale` sqrt(dim) and vectors drawn from N(0, 1/dim), as in the paper, token and position are of equal size.
+    With several `tables` tokens take them in turn, the token at position 1 the first: where an image's channels follow
+    one another after a start token, each channel has a table of its own (Parmar et al. 2018, section 3.1).
     """
 
     def __init__(
@@ -24,6 +26,7 @@ class Embedding(nn.Module):
         dim: int,
         *,
         position: Position | None = None,
+        tables: int = 1,
         scale: float = 1.0,
         std: float | None = None,
         norm: nn.Module | None = None,
@@ -31,12 +34,14 @@ class Embedding(nn.Module):
     ) -> None:
         super().__init__()
         self.position = NoPosition() if position is None else position
-        self.scale, self.norm = scale, norm
+        self.vocab, self.tables, self.scale, self.norm = vocab, tables, scale, norm
         self.dropout = Dropout(dropout)
-        self.token = nn.Embedding(vocab, dim)
+        self.token = nn.Embedding(tables * vocab, dim)
         nn.init.normal_(self.token.weight, std=1 / math.sqrt(dim) if std is None else std)
 
     def forward(self, tokens: Int[Tensor, "b l"], place: Place) -> Float[Tensor, "b l d"]:
+        if self.tables > 1:
+            tokens = tokens + (place.pos - 1) % self.tables * self.vocab
         x = self.token(tokens)
         if self.scale != 1.0:
             x = x * self.scale

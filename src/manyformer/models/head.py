@@ -1,6 +1,5 @@
 """From the residual stream to classes: logits, and the loss without ever holding them all."""
 
-from collections.abc import Iterator
 from typing import final
 
 import torch
@@ -9,7 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE
-from manyformer.models.base import Loss, Score, count_targets
+from manyformer.models.base import Loss, count_targets
+from manyformer.models.output import Output
 
 LARGE = 8192
 """From this many classes on the loss is taken in chunks of tokens: less memory and, on a CPU, less time."""
@@ -18,7 +18,7 @@ CHUNK = 512
 
 
 @final
-class Head(nn.Module):
+class Head(Output):
     """A projection to `classes` logits, after an optional `transform`; with `tied` it uses that embedding's matrix.
 
     Tying follows Press and Wolf (2017). The loss equals `torch.nn.functional.cross_entropy` of the logits.
@@ -34,7 +34,7 @@ class Head(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        self.transform = transform
+        self.transform, self.classes = transform, classes
         self.weight = nn.Parameter(torch.empty(classes, dim)) if tied is None else tied.weight
         self.bias = nn.Parameter(torch.zeros(classes)) if bias else None
         if tied is None:
@@ -44,7 +44,6 @@ class Head(nn.Module):
         return F.linear(x if self.transform is None else self.transform(x), self.weight, self.bias)
 
     def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, smoothing: float) -> Loss:
-        """The summed cross entropy of all targets but the ignored ones."""
         x = x if self.transform is None else self.transform(x)
         x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
         count = count_targets(targets)
@@ -69,18 +68,3 @@ class Head(nn.Module):
         x, targets = x[counted], targets[counted]
         lead = (x * (F.embedding(targets, self.weight) - self.weight.mean(0))).sum()
         return lead if self.bias is None else lead + (self.bias[targets] - self.bias.mean()).sum()
-
-    def score(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"]) -> Score:
-        """Negative log-likelihood and accuracy, a chunk of tokens at a time."""
-        x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
-        nll = torch.zeros((), dtype=torch.float64, device="cpu")
-        correct = torch.zeros((), dtype=torch.long, device=x.device)
-        for part, wanted in _chunks(x, targets):
-            logits = self(part).float()
-            nll = nll + F.cross_entropy(logits, wanted, ignore_index=IGNORE, reduction="sum").double().cpu()
-            correct = correct + (logits.argmax(-1) == wanted).sum()
-        return Score(nll, count_targets(targets), correct)
-
-
-def _chunks(x: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    yield from zip(torch.split(x, 8 * CHUNK), torch.split(targets, 8 * CHUNK))

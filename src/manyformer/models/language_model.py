@@ -10,7 +10,7 @@ from manyformer.core import Chain, Context, Layer, Out, State, Watch, ignore
 from manyformer.models.auxiliary import Auxiliary
 from manyformer.models.base import Loss, Model, ModelOut, Score, longest_in
 from manyformer.models.embedding import Embedding
-from manyformer.models.head import Head
+from manyformer.models.output import Output
 from manyformer.models.places import Tail, fresh, locate
 
 
@@ -30,12 +30,12 @@ class LanguageModel(Model):
     `auxiliary` adds losses from between the layers of `body`, which then must be a `Chain`.
     """
 
-    def __init__(self, embed: Embedding, body: Layer, head: Head, *, auxiliary: Auxiliary | None = None) -> None:
+    def __init__(self, embed: Embedding, body: Layer, head: Output, *, auxiliary: Auxiliary | None = None) -> None:
         super().__init__()
         if auxiliary is not None and not isinstance(body, Chain):
             raise ValueError(f"auxiliary losses need the layers of a Chain, and a {type(body).__name__} shows none")
         self.embed, self.body, self.head, self.auxiliary = embed, body, head, auxiliary
-        self.longest, self.vocab = longest_in(embed, body), head.weight.shape[0]
+        self.longest, self.vocab = longest_in(embed, body), head.classes
 
     def forward(
         self,
