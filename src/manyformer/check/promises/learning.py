@@ -16,30 +16,34 @@ from manyformer.trees import walk
 
 SYMBOLS, PERIOD, ROWS, STEPS, RATE = 8, 4, 32, 200, 6e-3
 
+SMOOTH = 10
+"""Losses are told as means of so many steps."""
+
 BOUND = 0.75
 """The loss must fall below this share of what guessing costs, which only a look at other places can bring about."""
 
 
 @contract("learns", "a toy task is learnt in seconds", needs=("loss", "spec"), usual=False)
 def learns(trial: Trial) -> Finding:
-    """Copying at a distance, reversing, filling in, telling an order or a neighbour, by kind of model; 200 steps.
+    """Copying at a distance, reversing, filling in, telling an order or a neighbour, by kind of model; 200 steps at most.
 
-    A fresh model is made for it, so that of a trained one only the sizes matter.
+    A fresh model is made for it, so that of a trained one only the sizes matter. It ends as soon as enough is learnt.
     """
     given = trial.subject.module
     assert isinstance(given, Model)
     model = build(given.spec.recipe, **given.spec.keywords).to(given.device)
     with torch.enable_grad():
-        first, last = _train(trial, model)
-    told = f"{STEPS} steps bring the loss from {first:.2f} to {last:.2f} nats, guessing costs {_guess(model):.2f}"
+        losses = _train(trial, model, enough=BOUND * _guess(model))
+    first, last = _mean(losses[:SMOOTH]), _mean(losses[-SMOOTH:])
+    told = f"{len(losses)} steps bring the loss from {first:.2f} to {last:.2f} nats, guessing costs {_guess(model):.2f}"
     measured = last / _guess(model)
     return Finding(measured <= BOUND, told, measured, BOUND)
 
 
-def _train(trial: Trial, model: Model) -> tuple[float, float]:
-    """The mean loss of the first and of the last ten steps, in nats per target."""
+def _train(trial: Trial, model: Model, *, enough: float) -> list[float]:
+    """The losses of all steps, in nats per target, until the mean of the last few is `enough`."""
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE, betas=(0.9, 0.98))
-    losses = []
+    losses: list[float] = []
     for step in range(STEPS):
         loss = model.loss(toy(trial, model))
         optimizer.zero_grad()
@@ -49,7 +53,13 @@ def _train(trial: Trial, model: Model) -> tuple[float, float]:
             group["lr"] = RATE * min(1.0, (step + 1) / 20) * min(1.0, 2 * (1 - step / STEPS))
         optimizer.step()
         losses.append(float(loss.total.detach() / loss.targets))
-    return sum(losses[:10]) / 10, sum(losses[-10:]) / 10
+        if step >= SMOOTH and _mean(losses[-SMOOTH:]) <= enough:
+            break
+    return losses
+
+
+def _mean(losses: list[float]) -> float:
+    return sum(losses) / len(losses)
 
 
 def toy(trial: Trial, model: Model) -> Batch:
