@@ -154,8 +154,8 @@ def test_a_training_that_diverges_is_a_dash(tmp_path: Path) -> None:
 
 def killed_on_the_way(folder: Path, number: signal.Signals) -> int:
     """Start the command, and end it by a signal once the second case is being trained; its exit code."""
-    command = [sys.executable, "-m", "manyformer", "compare", "mine.yaml", "limits.steps=400", "--seeds", "1"]
-    command += ["save.every=20", "--out", "out"]
+    command = [sys.executable, "-m", "manyformer", "compare", "mine.yaml", "limits.steps=120", "--seeds", "1"]
+    command += ["save.every=10", "--out", "out"]
     # as many threads as in this process: sums in another order differ in their last digits
     alike = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=alike)
@@ -184,11 +184,11 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path: Path, number: signal
             begun.append(int(text.split()[4].rstrip(",")))
 
     found = compare(
-        tmp_path / "mine.yaml", ["limits.steps=400", "save.every=20"], seeds=1, out=tmp_path / "out", each=hear
+        tmp_path / "mine.yaml", ["limits.steps=120", "save.every=10"], seeds=1, out=tmp_path / "out", each=hear
     )
-    assert begun[0] > 20, "it began from the beginning"
+    assert begun[0] > 10, "it began from the beginning"
     assert (tmp_path / "out/learned/seed-0/measured.json").stat().st_mtime_ns == kept
-    whole = compare(tmp_path / "mine.yaml", ["limits.steps=400", "save.every=20"], seeds=1, out=tmp_path / "whole")
+    whole = compare(tmp_path / "mine.yaml", ["limits.steps=120", "save.every=10"], seeds=1, out=tmp_path / "whole")
     assert [one.scores for one in whole.measured] == [one.scores for one in found.measured]
 
 

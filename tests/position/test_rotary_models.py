@@ -7,13 +7,18 @@ import manyformer as mf
 from manyformer.position import Rotary
 
 NAMES = ("rope", "rope-linear", "rope-ntk", "rope-dynamic", "rope-yarn")
+SCALED = ("rope-dynamic", "rope-yarn")
+"""Those whose tables depend on the length in the least simple ways are tried every time."""
+
 CONTRACTS = {
     *("causal", "cached", "prefill", "preallocated", "rewind", "beams", "padding-left", "padding-state"),
     *("packing", "packing-state", "gradients", "float64", "bfloat16", "saving"),
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SCALED else pytest.mark.slow) for name in NAMES]
+)
 def test_promises(name: str) -> None:
     report = mf.check("compose", keywords={"position": name, "longest": 16, "depth": 1}, only=CONTRACTS, length=40)
     assert not [row.sentence for row in report.rows if row.verdict != "passed"]
