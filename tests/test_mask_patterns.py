@@ -89,6 +89,8 @@ def test_image_blocks(above: int, beside: int) -> None:
     reach = (torch.arange(width * height)[:, None] - torch.arange(width * height))[found].max()
     assert mask.reach is not None
     assert reach <= mask.reach
+    # no slot of a cache too many where blocks divide what is seen around them
+    assert (reach == mask.reach) == (above % rows == beside % columns == 0)
 
 
 @pytest.mark.parametrize("past", [True, False])

@@ -159,6 +159,30 @@ def test_sequences_of_levels(tmp_path: Path) -> None:
     assert data.valid.units.targets == data.valid.units.bytes == 18 * sum(len(one.tokens) for one in data.valid)
 
 
+def test_sequences_in_blocks(tmp_path: Path) -> None:
+    images = drawn(20, 4, 6, 3)
+    np.savez(tmp_path / "a.npz", x=images, y=labels_of(20))
+    data = opened(tmp_path / "a.npz", tmp_path, task="language-model", batch=144, valid=0.2, block=(2, 3))
+    assert data.offers == {"height": 4, "width": 6, "channels": 3, "rows": 2, "columns": 3}
+    assert data.describe()[1] == "values: 4 x 6, 3 channels, 256 levels, in blocks of 2 x 3"
+    levels = load_tokenizers(tmp_path / "cache").source
+    assert isinstance(levels, Levels)
+    rows = {image.tobytes(): image for image in images}
+    for row in next(data.train).targets:
+        image = rows[levels.image(row).tobytes()]
+        # the first block, the one on its right, then those below
+        assert row.tolist()[:36] == [5 + n for left in (0, 3) for n in image[:2, left : left + 3].ravel().tolist()]
+        assert row.tolist()[36:54] == [5 + n for n in image[2:, :3].ravel().tolist()]
+        assert levels.tokens(image) == row.tolist()
+    plain = opened(tmp_path / "a.npz", tmp_path / "plain", task="language-model", batch=144, valid=0.2)
+    assert (plain.offers["rows"], plain.offers["columns"]) == (1, 6)
+    assert plain.train.state_dict() != data.train.state_dict()
+    with pytest.raises(UserError, match="an image of 4 x 6 cannot be cut into blocks of 3 x 3"):
+        opened(tmp_path / "a.npz", tmp_path, task="language-model", batch=144, block=(3, 3))
+    with pytest.raises(UserError, match=r"data\.block is the order in which a language model reads images"):
+        opened(tmp_path / "a.npz", tmp_path, batch=144, block=(2, 3))
+
+
 def test_fewer_levels(tmp_path: Path) -> None:
     images = np.array([0, 63, 64, 127, 128, 191, 192, 255], np.uint8).reshape(1, 2, 4).repeat(12, 0)
     images = np.concatenate([images, 255 - images])
@@ -177,6 +201,8 @@ def test_the_tokenizer() -> None:
     assert levels.decode([1, 5, 20, 0]) == "0 15 "
     assert levels.encode("0 15") == [5, 20]
     assert Levels.restore(levels.content()).content() == levels.content()
+    # as it was saved before there were blocks
+    assert Levels.restore({"levels": 16, "height": 1, "width": 2, "channels": 3}).content() == levels.content()
     assert levels.image([5 + 15, 5, 1, 5 + 8]).tolist() == [[[255, 0, 0], [136, 0, 0]]]
     for text, message in (("0 16", "levels go from 0 to 15"), ("dark", "levels from 0 to 15, not as 'dark'")):
         with pytest.raises(UserError, match=message):

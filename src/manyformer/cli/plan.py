@@ -51,7 +51,8 @@ def _images(data: ImagesData, known: Iterable[str]) -> tuple[dict[str, Any], str
     """The same for images, whose size and labels are in their files."""
     size = data.size or SIDE
     decided = {"height": size, "width": size, "channels": data.channels or 1, "vocab": data.levels + SPECIALS}
-    decided |= {"classes": CLASSES, "longest": _values(data)}
+    rows, columns = data.block or (1, size)
+    decided |= {"classes": CLASSES, "longest": _values(data), "rows": rows, "columns": columns}
     colours = "grey" if decided["channels"] == 1 else "coloured"
     told = f"as if for {colours} images of {size} x {size} with {CLASSES} labels"
     return {name: value for name, value in decided.items() if name in known}, f"{told}; the data decides"

@@ -23,6 +23,7 @@ PairSplit = Annotated[
     Fraction | PathText | tuple[PathText, PathText],
     one_of_forms("a fraction between 0 and 1, one path, or a list of two: the source and the target file"),
 ]
+Block = Annotated[tuple[Positive, Positive], one_of_forms("a list of two: the rows and the columns of a block")]
 Column = Annotated[
     Annotated[int, Field(ge=0)] | PathText, one_of_forms("a column's name, or its number counted from 0")
 ]
@@ -192,6 +193,9 @@ class ImagesData(Section):
     """1 makes all images grey, 3 gives all three colours; null leaves them as they are."""
     levels: Annotated[int, Field(ge=2, le=256)] = 256
     """Levels of brightness that are told apart; for language models, the tokens."""
+    block: Block | None = None
+    """For language models, rows and columns of the blocks that images are read in: one block after the other, row by
+    row within each; null reads the whole image row by row."""
 
 
 DataConfig = TextData | PairsData | LabelsData | TreesData | ImagesData | SyntheticData

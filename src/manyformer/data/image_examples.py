@@ -45,13 +45,16 @@ class LabelledImages(_Images):
 
 @final
 class PixelRows(_Images):
-    """Images as BOS + x without its last value, and x as targets, so that every value is predicted once."""
+    """Images as BOS + x without its last value, and x as targets, so that every value is predicted once.
+
+    The values x stand in the order that the levels are written in; in their shard they stand row by row.
+    """
 
     def __init__(self, images: Shard, levels: Levels) -> None:
         super().__init__(images, levels)
-        self.fingerprint = f"{images.facts.sha256[:12]}-rows"
+        self.fingerprint = f"{images.facts.sha256[:12]}-rows-{levels.block[0]}x{levels.block[1]}"
 
     def make(self, numbers: Whole) -> TextBatch:
-        targets = torch.from_numpy(self._chosen(numbers).astype(np.int64) + FIRST)
+        targets = torch.from_numpy(self._chosen(numbers)[:, self._levels.order].astype(np.int64) + FIRST)
         begin = torch.full_like(targets[:, :1], self._levels.bos)
         return TextBatch(torch.cat([begin, targets[:, :-1]], dim=1), targets)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from manyformer.data.tokenizer import SPECIALS, Ids, Tokenizer
 from manyformer.errors import UserError
+from manyformer.tiles import order_of
 
 FIRST = len(SPECIALS)
 """The token of level 0."""
@@ -32,15 +33,20 @@ class Shape(NamedTuple):
 
 @final
 class Levels(Tokenizer):
-    """One token a level of brightness; an image is its values row by row, the channels of a pixel together.
+    """One token a level of brightness; an image is its values in their order, the channels of a pixel together.
 
-    As a text, levels are numbers with spaces between them. It knows the shape of the images that it is for.
+    The order is row by row, or `block` by block of (rows, columns) and row by row within each. As a text, levels are
+    numbers with spaces between them. It knows the shape of the images that it is for. Raises UserError where blocks do
+    not divide them.
     """
 
     kind = "levels"
 
-    def __init__(self, levels: int, shape: Shape) -> None:
+    def __init__(self, levels: int, shape: Shape, block: tuple[int, int] | None = None) -> None:
         self.levels, self.shape = levels, shape
+        # one row at a time is a block, too
+        self.block = (1, shape.width) if block is None else block
+        self.order = order_of(shape, self.block)
 
     @property
     def vocab(self) -> int:
@@ -61,11 +67,12 @@ class Levels(Tokenizer):
         return b"%d " % (token - FIRST)
 
     def content(self) -> dict[str, Any]:
-        return {"levels": self.levels, **self.shape._asdict()}
+        return {"levels": self.levels, **self.shape._asdict(), "block": list(self.block)}
 
     @classmethod
     def restore(cls, content: dict[str, Any]) -> "Levels":
-        return cls(content["levels"], Shape(content["height"], content["width"], content["channels"]))
+        rows, columns = content.get("block", (1, content["width"]))
+        return cls(content["levels"], Shape(content["height"], content["width"], content["channels"]), (rows, columns))
 
     @classmethod
     def learn(cls, texts: Iterable[str], size: int | None) -> "Levels":
@@ -84,5 +91,10 @@ class Levels(Tokenizer):
         """The image (h, w, c) of these tokens, in brightness; special ones and what is missing are 0."""
         values = np.zeros(self.shape.values, dtype=np.int64)
         given = np.fromiter((int(token) for token in tokens), dtype=np.int64)[: self.shape.values]
-        values[: len(given)] = np.clip(given - FIRST, 0, self.levels - 1)
+        values[self.order[: len(given)]] = np.clip(given - FIRST, 0, self.levels - 1)
         return self.brightness(values).reshape(self.shape)
+
+    def tokens(self, image: NDArray[np.uint8]) -> list[int]:
+        """The tokens of an image (h, w, c) in brightness, those that begin and end it not among them."""
+        found: list[int] = (self.quantise(image).ravel()[self.order].astype(np.int64) + FIRST).tolist()
+        return found

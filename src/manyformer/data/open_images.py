@@ -62,9 +62,11 @@ def open_images(data: ImagesData, task: str, *, batch_tokens: int, cache: Path, 
 
     `batch_tokens` bounds the values (pixels times channels) of a batch.
     """
+    if data.block is not None and task == "image-classification":
+        raise UserError("data.block is the order in which a language model reads images; a classifier has none")
     collection = _collection(data)
     asked: dict[str, Any] = {"kind": "images", "size": data.size, "channels": data.channels, "levels": data.levels}
-    asked |= {"shares": collection.shares, "stamps": _stamps(collection)}
+    asked |= {"block": data.block, "shares": collection.shares, "stamps": _stamps(collection)}
     if data.size is not None or data.channels is not None:
         asked["library"] = pillow().__version__
     ready = prepared(cache, asked, lambda: _make(data, collection, cache, say))
@@ -155,7 +157,7 @@ def _make(data: ImagesData, collection: Collection, cache: Path, say: Say) -> Ma
         for name, picture in collection.pictures():
             fitted = fit.apply(picture)
             if first is None or levels is None:
-                first, levels = fitted, Levels(data.levels, Shape(*fitted.pixels.shape))
+                first, levels = fitted, Levels(data.levels, Shape(*fitted.pixels.shape), data.block)
             refuse_other_shape(fitted, first)
             _add(writers, f"{name}.", fitted, levels, classes)
             counts[name] += 1
@@ -220,5 +222,7 @@ def _lines(collection: Collection, ready: Prepared) -> Iterator[str]:
     levels, labels = _levels(ready.tokenizers), ready.tokenizers.labels
     told = "no labels" if labels is None else f"{len(labels):,} labels"
     yield f"images: {', '.join(each.name for each, _ in collection.albums['train'])}; {told}"
-    yield f"values: {levels.shape}, {levels.levels} levels"
+    rows, columns = levels.block
+    order = "row by row" if (rows, columns) == (1, levels.shape.width) else f"in blocks of {rows} x {columns}"
+    yield f"values: {levels.shape}, {levels.levels} levels, {order}"
     yield "; ".join(f"{name}: {count:,} images" for name, count in ready.counts["images"].items())

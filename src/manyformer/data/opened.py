@@ -76,8 +76,12 @@ class Data:
 
     @property
     def offers(self) -> dict[str, int]:
-        """Model keywords that the data determines where a model has them: the size of images."""
-        return self.source.shape._asdict() if isinstance(self.source, Levels) else {}
+        """Model keywords that the data determines where a model has them: the size of images, the blocks of them."""
+        if not isinstance(self.source, Levels):
+            return {}
+        rows, columns = self.source.block
+        blocks = {"rows": rows, "columns": columns} if self.task == "language-model" else {}
+        return self.source.shape._asdict() | blocks
 
     def describe(self) -> list[str]:
         """For people: what it is, how much of it, and where it is from."""

@@ -7,6 +7,7 @@ logits (`TopP(0.9)`, ...) and limits make a `Decoding`; everything needs only `m
 
 from manyformer.generate.api import generate, stream
 from manyformer.generate.decoding import BeyondSource, Decoding, settings
+from manyformer.generate.painting import Painting, complete, paint
 from manyformer.generate.picking import (
     GNMT,
     Average,
@@ -40,6 +41,7 @@ __all__ = [
     "Likely",
     "MinP",
     "NoRepeat",
+    "Painting",
     "Pick",
     "Piece",
     "Proved",
@@ -51,7 +53,9 @@ __all__ = [
     "TopK",
     "TopP",
     "Translator",
+    "complete",
     "generate",
+    "paint",
     "settings",
     "stream",
     "translate",

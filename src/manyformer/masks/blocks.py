@@ -126,9 +126,10 @@ class Local2D(Mask):
 
     @property
     def reach(self) -> int | None:
-        # the last pixel of a block sees the first block in the rows above it, at most
-        strips = -(-self.above // self.rows) + 1
-        return strips * self.rows * self.width + self.rows * self.columns
+        # from the last pixel of a block to the first one of the outermost block that it sees: above and to the left
+        across, strips, left = self.width // self.columns, -(-self.above // self.rows), -(-self.beside // self.columns)
+        back = strips * across + min(left, across - 1)
+        return (back + 1) * self.rows * self.columns - 1
 
     def _corner(self, pos: Int[Tensor, "..."]) -> tuple[Tensor, Tensor]:
         """The top row and the left column of the block of each pixel."""

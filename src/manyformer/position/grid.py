@@ -16,10 +16,18 @@ class Grid(Absolute):
     """A position for each axis of an array of this `shape`: (height, width), (height, width, channels), and so on.
 
     Position `before` is the first cell: tokens before the array (a start token, a class token) get nothing added. The
-    vectors of the axes are put together by a subclass.
+    vectors of the axes are put together by a subclass. Where the array is not read in its own order, `order` says which
+    cell each position is.
     """
 
-    def __init__(self, shape: Sequence[int], axes: Sequence[Absolute], *, before: int = 0) -> None:
+    def __init__(
+        self,
+        shape: Sequence[int],
+        axes: Sequence[Absolute],
+        *,
+        before: int = 0,
+        order: Int[Tensor, " cells"] | None = None,
+    ) -> None:
         super().__init__()
         if not shape or min(shape) < 1:
             raise ValueError(f"{type(self).__name__}: shape {tuple(shape)} must have sizes of at least 1")
@@ -31,11 +39,17 @@ class Grid(Absolute):
         self.shape, self.before = tuple(shape), before
         self.cells = before + math.prod(shape)
         self.longest = self.cells
+        if order is not None and sorted(order.tolist()) != list(range(math.prod(shape))):
+            raise ValueError(f"{type(self).__name__}: order must name each of the {math.prod(shape)} cells once")
+        self.register_buffer("order", order, persistent=False)
+        self.order: Tensor | None
         self.axes = nn.ModuleList(axes)
 
     def coordinates(self, pos: Int[Tensor, "*p"]) -> list[Int[Tensor, "*p"]]:
         """Where each position lies along each axis; tokens before the array are taken for its first cell."""
         rest = (pos - self.before).clamp(min=0)
+        if self.order is not None:
+            rest = self.order[rest]
         found: list[Tensor] = []
         for size in reversed(self.shape):
             found.append(rest % size)

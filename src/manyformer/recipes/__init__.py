@@ -10,6 +10,7 @@ from manyformer.recipes.da_transformer import da_transformer
 from manyformer.recipes.deep_char_lm import deep_char_lm
 from manyformer.recipes.fnet import fnet
 from manyformer.recipes.gmlp import gmlp, gmlp_encoder
+from manyformer.recipes.image_transformer import image_transformer, image_transformer_2d
 from manyformer.recipes.linear_transformer import linear_transformer
 from manyformer.recipes.linformer import linformer
 from manyformer.recipes.longformer import longformer, longformer_lm
@@ -45,6 +46,8 @@ __all__ = [
     "get",
     "gmlp",
     "gmlp_encoder",
+    "image_transformer",
+    "image_transformer_2d",
     "linear_transformer",
     "linformer",
     "longformer",

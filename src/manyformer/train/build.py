@@ -16,6 +16,10 @@ from manyformer.train.world import World
 
 _MENDS = {"source_vocab": "; set data.shared=true for one vocabulary on both sides"}
 
+_BLOCK = "give the blocks of images as data.block=[ROWS, COLUMNS] instead"
+_INSTEAD = {"rows": _BLOCK, "columns": _BLOCK}
+"""What to do about a keyword that only the data may decide, where leaving it out is not all."""
+
 
 def build_model(run: Run, data: Source) -> Model:
     """The run's model with freshly drawn weights; the data decides some of its keywords.
@@ -30,7 +34,8 @@ def build_model(run: Run, data: Source) -> Model:
                 f"{run.recipe} has no keyword {name}, which this data needs ({value:,}){_MENDS.get(name, '')}"
             )
         if name in run.model and run.model[name] != value:
-            raise UserError(f"model.{name} is {run.model[name]}, but the data makes it {value:,}; leave it out")
+            mend = _INSTEAD.get(name, "leave it out")
+            raise UserError(f"model.{name} is {run.model[name]}, but the data makes it {value:,}; {mend}")
     keywords: dict[str, Any] = {**run.model, **needs}
     if "longest" in known and keywords.get("longest") is None:
         keywords["longest"] = max(span.length for span in data.spans)

@@ -186,8 +186,9 @@ class Session:
     def _next(self) -> tuple[str, ...]:
         """Commands that go on from here."""
         start = {"stdlib": "def ", None: "ab"}.get(getattr(self.run.data, "path", None), "The ")
+        written = f'manyformer generate {self.out} "{start}"'
         use = {
-            "language-model": (f'manyformer generate {self.out} "{start}"',),
+            "language-model": (f"manyformer paint {self.out}" if self.run.data.kind == "images" else written,),
             "translation": (f'manyformer translate {self.out} "TEXT"',),
             "tagging": (f"manyformer tag {self.out} FILE.conllu",),
         }

@@ -15,6 +15,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 STYLES = ("-", "--", ":", "-.")
 FORMATS = (".png", ".svg", ".pdf")
 
+DPI = 150
+
 PANEL = (5.2, 3.4)
 """The size of one panel in inches."""
 
@@ -54,7 +56,7 @@ def write_picture(figure: "Figure", path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}-{os.getpid()}{path.suffix}")
     try:
-        figure.savefig(draft, dpi=150)
+        figure.savefig(draft, dpi=DPI)
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)

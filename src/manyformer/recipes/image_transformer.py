@@ -1,0 +1,132 @@
+"""The Image Transformer: images are written value by value, and each value sees a neighbourhood of pixels."""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.errors import UserError
+from manyformer.feedforward import FeedForward
+from manyformer.kernels import Softmax
+from manyformer.masks import Blocks, Causal, Local2D
+from manyformer.models import Embedding, Head, LanguageModel, LogisticMixture, Output
+from manyformer.position import GridConcat, Sinusoid
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import NormOrder, stack
+from manyformer.tiles import order_of
+
+PAPER = "Parmar et al. 2018, Image Transformer, arXiv:1802.05751"
+
+SPECIALS = 5
+"""The first tokens of every vocabulary are special; those from here on are levels of brightness."""
+
+Shape = tuple[int, int, int]
+
+
+@recipe(
+    "Image Transformer",
+    paper=PAPER,
+    new="An image is written value by value; each sees its block of the sequence and what stands right before it.",
+    task="language-model",
+    causal=True,
+    streams=True,
+    cost="O(l (block + before) d + l d^2) per layer, for l = height width channels",
+    because={"cross": "it writes images from nothing, and reads no other sequence"},
+    small={"height": 8, "width": 8, "channels": 2, "block": 4, "before": 5},
+)
+def image_transformer(
+    vocab: int = 261,
+    height: int = 32,
+    width: int = 32,
+    channels: int = 3,
+    dim: int = 512,
+    depth: int = 12,
+    heads: int = 4,
+    hidden: int | None = None,
+    block: int = 256,
+    before: int | None = 256,
+    mixtures: int | None = None,
+    dropout: float = 0.1,
+    norm: NormOrder = "post",
+) -> LanguageModel:
+    """Local attention in one dimension: the own block up to the own value, and `before` values before the block.
+
+    Sections 3 to 3.3; defaults are the best model for CIFAR-10 as released, `hidden` being 4 dim unless given. Values
+    come row by row, the channels of a pixel together, after a start token. They are one of 256 classes, or with
+    `mixtures` cut from as many logistic distributions, in which neighbouring levels are alike (section 3, "discretized
+    mixture of logistics"); those have a position a value here, the paper's a position a pixel.
+    """
+    mask = Causal() & Blocks(block, before=before or 0)
+
+    def layer() -> dict[str, Layer]:
+        return {"attention": Attention(dim, heads, Softmax(mask)), "ff": FeedForward(dim, hidden)}
+
+    embed = _embedding(vocab, dim, (height, width, channels), (1, width), dropout)
+    body = stack(depth, layer, order=norm, norm=partial(nn.LayerNorm, dim), dropout=dropout)
+    return LanguageModel(embed, body, _output(vocab, dim, mixtures))
+
+
+@recipe(
+    "Image Transformer in two dimensions",
+    paper=PAPER,
+    new="An image is written block by block; each value sees its block, and pixels around it above and on the left.",
+    task="language-model",
+    causal=True,
+    streams=True,
+    cost="O(l (rows + above) (columns + 2 beside) d + l d^2) per layer, for l = height width channels",
+    because={"cross": "it writes images from nothing, and reads no other sequence"},
+    small={"height": 8, "width": 8, "channels": 2, "rows": 2, "columns": 4, "above": 3, "beside": 2},
+)
+def image_transformer_2d(
+    vocab: int = 261,
+    height: int = 32,
+    width: int = 32,
+    channels: int = 3,
+    dim: int = 512,
+    depth: int = 12,
+    heads: int = 4,
+    hidden: int | None = None,
+    rows: int = 8,
+    columns: int = 16,
+    above: int | None = 8,
+    beside: int | None = 16,
+    mixtures: int | None = None,
+    dropout: float = 0.1,
+    norm: NormOrder = "post",
+) -> LanguageModel:
+    """Local attention in two dimensions: the own block up to the own value, and pixels around the block.
+
+    Section 3.3. These are `above` rows over it with `beside` columns on either side, and `beside` columns on its left,
+    all of them written earlier, because blocks are written row by row and so are the pixels within each: the data must
+    come in that order (`data.block`), and in a run it decides `rows` and `columns`. Everything else is as in
+    `image-transformer`. A value enters at the place of the next one in this order, the last of a block thus at the
+    first place of the next block; the released code leaves it out there. Blocks must divide the image.
+    """
+    # first, because it refuses blocks that do not divide the image
+    embed = _embedding(vocab, dim, (height, width, channels), (rows, columns), dropout)
+    mask = Local2D(width * channels, rows, columns * channels, above or 0, (beside or 0) * channels)
+
+    def layer() -> dict[str, Layer]:
+        return {"attention": Attention(dim, heads, Softmax(mask)), "ff": FeedForward(dim, hidden)}
+
+    body = stack(depth, layer, order=norm, norm=partial(nn.LayerNorm, dim), dropout=dropout)
+    return LanguageModel(embed, body, _output(vocab, dim, mixtures))
+
+
+def _embedding(vocab: int, dim: int, shape: Shape, block: tuple[int, int], dropout: float) -> Embedding:
+    """Values, a table for each channel, and where the value is that each of them is to predict (section 3.1).
+
+    Half of the width tells the row of that value, half its column and channel.
+    """
+    height, width, channels = shape
+    if dim % 4:
+        raise UserError(f"dim ({dim}) must be a multiple of 4: half of it is sines and cosines of the row")
+    axes = [Sinusoid(dim // 2), Sinusoid(dim // 2)]
+    places = GridConcat((height, width * channels), axes, order=torch.from_numpy(order_of(shape, block)))
+    return Embedding(vocab, dim, position=places, tables=channels, scale=dim**0.5, dropout=dropout)
+
+
+def _output(vocab: int, dim: int, mixtures: int | None) -> Output:
+    return Head(dim, vocab) if mixtures is None else LogisticMixture(dim, vocab, mixtures, first=SPECIALS)

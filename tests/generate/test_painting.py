@@ -1,0 +1,131 @@
+"""Images from a model: every value is drawn given those before it, and what was given stays as it was."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import manyformer as mf
+from manyformer.cli import run
+from manyformer.data.levels import Levels, Shape
+from manyformer.errors import UserError
+from manyformer.generate import complete, paint
+from manyformer.generate.painting import half
+from manyformer.tiles import order_of
+
+BLOCKS = {"1d": None, "2d": (2, 3)}
+
+
+def painter(kind: str, **keywords: Any) -> Any:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab": 21, "dim": 16, "depth": 2, "heads": 2, "height": 4, "width": 6, "channels": 1}
+    near: dict[str, Any] = {"block": 6, "before": 6} if kind == "1d" else {"rows": 2, "columns": 3, "above": 2}
+    model = mf.build("image-transformer" + ("-2d" if kind == "2d" else ""), **sizes, **near, **keywords)
+    model.tokenizer = Levels(16, Shape(4, 6, 1), BLOCKS[kind])
+    return model
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("mixtures", [None, 2])
+def test_cold_images_are_the_likeliest_values_in_turn(kind: str, mixtures: int | None) -> None:
+    """With a cache that forgets, value by value, as in one pass over the finished image."""
+    model = painter(kind, mixtures=mixtures)
+    found = paint(model, 2, temperature=1e-4, seed=0)
+    assert found.images.shape == (2, 4, 6, 1)
+    assert found.stats.new_tokens == 48
+    tokens = torch.tensor([[1, *model.tokenizer.tokens(image)] for image in found.images])
+    with torch.no_grad():
+        logits = model.eval()(tokens[:, :-1]).logits
+    assert torch.equal(5 + logits[..., 5:].argmax(-1), tokens[:, 1:])
+
+
+def test_seeds() -> None:
+    model, shares = painter("1d"), list[float]()
+    images = paint(model, 4, seed=7, each=shares.append).images
+    assert np.array_equal(paint(model, 2, seed=9).images, images[2:])
+    assert (images[0] != images[1]).any()
+    assert shares[-1] == 1
+    assert shares == sorted(shares)
+    assert (paint(model, 1).images != paint(model, 1).images).any()
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_what_is_given_stays(kind: str) -> None:
+    model = painter(kind)
+    # sixteen levels in brightness
+    given = (17 * np.random.default_rng(0).integers(0, 16, (3, 4, 6, 1))).astype(np.uint8)
+    found = complete(model, given, tries=2, seed=1)
+    assert found.images.shape == (6, 4, 6, 1)
+    assert np.array_equal(found.images[:, :2], given[:, :2].repeat(2, 0))
+    assert (found.images[0, 2:] != found.images[1, 2:]).any()
+    # the same seeds for every image: it depends on nothing else
+    alone = complete(model, given[1:2], rows=2, tries=2, seed=1)
+    assert np.array_equal(alone.images, found.images[2:4])
+
+
+def test_halves() -> None:
+    def levels(height: int, *block: int) -> Levels:
+        return Levels(4, Shape(height, 6, 1), block or None)  # type: ignore[arg-type]
+
+    assert [half(levels(7)), half(levels(8, 2, 3)), half(levels(6, 2, 3)), half(levels(4, 4, 6))] == [3, 4, 2, 2]
+    with pytest.raises(UserError, match="this model writes blocks 4 rows high, so that no half comes first"):
+        half(levels(4, 4, 3))
+
+
+def test_mistakes() -> None:
+    model = painter("2d")
+    images = np.zeros((1, 4, 6, 1), np.uint8)
+    for rows in (0, 1, 3, 4):
+        with pytest.raises(UserError, match=rf"rows \({rows}\) must be whole rows of blocks, and fewer than the 4"):
+            complete(model, images, rows=rows)
+    with pytest.raises(UserError, match=r"images \(1, 6, 4, 1\) must be \(n, 4, 6, 1\)"):
+        complete(model, images.swapaxes(1, 2))
+    with pytest.raises(UserError, match="ask for at least one"):
+        paint(model, 0)
+    model.tokenizer = None
+    with pytest.raises(UserError, match="this model writes no images"):
+        paint(model, 1)
+
+
+def test_one_command_paints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """From images through training and bits per dimension to two pictures."""
+    from PIL import Image
+
+    from manyformer.evaluate import evaluate, held_images
+
+    monkeypatch.chdir(tmp_path)
+    images = np.random.default_rng(0).integers(0, 256, (60, 4, 6), dtype=np.uint8)
+    np.savez("a.npz", train_x=images[:50], test_x=images[50:])
+    words = ["data.kind=images", "data.path=a.npz", "data.block=[2, 3]", "data.levels=4", "above=2", "mixtures=2"]
+    sizes = ["dim=16", "depth=1", "heads=2", "limits.steps=3", "batch.tokens=96", "out=runs/a"]
+    assert run(["train", "image-transformer-2d", *words, *sizes]) == 0
+    assert "manyformer paint runs/a" in capsys.readouterr().out
+    assert mf.load("runs/a").spec.keywords["rows"] == 2
+    assert evaluate("runs/a")["bits per dimension"].signature == "per:value|values:240"
+    held = {image.tobytes() for image in np.uint8(85) * (images[50:] // 64)}
+    assert all(image.tobytes() in held for image in held_images("runs/a", 5))
+    capsys.readouterr()
+    assert run(["paint", "runs/a", "--samples", "5", "--complete", "3", "--tries", "2", "--seed", "1"]) == 0
+    said = capsys.readouterr().out.split()
+    assert said == ["runs/a/samples.png", "runs/a/completed.png"]
+    zoom, across = 14, 6 * 14 + 6
+    for name, columns, rows, head in ((said[0], 3, 2, 0), (said[1], 4, 3, 30)):
+        sheet = Image.open(name).convert("RGB")
+        assert sheet.size == (columns * across + 6, rows * (4 * zoom + 6) + 6 + head)
+    assert run(["paint", "runs/a", "--complete", "2", "--samples", "0", "--data", "a.npz", "--out", "there"]) == 0
+    assert [file.name for file in Path("there").iterdir()] == ["completed.png"]
+    assert run(["paint", "runs/a", "--complete", "0", "--samples", "0"]) == 2
+    assert "there is nothing to paint" in capsys.readouterr().err
+
+
+def test_the_order_is_asked_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from manyformer.train import silent, train
+
+    monkeypatch.chdir(tmp_path)
+    np.savez("a.npz", x=np.random.default_rng(0).integers(0, 256, (60, 4, 6), dtype=np.uint8))
+    words = ["data.kind=images", "data.path=a.npz", "rows=2", "dim=16", "heads=2", "limits.steps=1"]
+    with pytest.raises(UserError, match=r"model\.rows is 2, but the data makes it 1; give the blocks of images as"):
+        train("image-transformer-2d", [*words, "batch.tokens=96"], on_event=silent)
+    assert order_of((4, 6, 1), (1, 6)).tolist() == list(range(24))
