@@ -1,0 +1,151 @@
+"""Attention among neighbouring chunks equals a dense softmax over the pairs that meet, found by counting one by one."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyformer.ops import draws, gathered, lsh
+from manyformer.ops.chunks import Chunks, Unit, arrange, sizes
+from manyformer.ops.gathered import Sight
+
+LENGTH, CHUNK, WIDTH, ROUNDS = 37, 4, 6, 3
+SEG = torch.tensor([[0] * 37, [-1] * 5 + [3] * 32, [0] * 14 + [7] * 20 + [-1] * 3, [-1] * 37])
+
+
+def positions() -> Tensor:
+    pos = torch.arange(LENGTH).repeat(4, 1)
+    pos[1], pos[2, 14:] = pos[1] - 5, pos[2, 14:] - 14
+    return pos
+
+
+def met(bucket: Tensor, unit: Unit, before: int, after: int, causal: bool) -> Tensor:
+    """Who sees whom, by going through every pair."""
+    pos, found = positions(), torch.zeros(4, LENGTH, LENGTH, dtype=torch.bool)
+    for rank_of, row in product(bucket, range(4)):
+        count: dict[tuple[int, ...], int] = {}
+        chunk = {}
+        for t in sorted(range(LENGTH), key=lambda t: (int(SEG[row, t]), int(rank_of[row, t]), t)):
+            key = (int(SEG[row, t]), int(rank_of[row, t])) if unit == "bucket" else (int(SEG[row, t]),)
+            count[key] = count.get(key, 0) + 1
+            chunk[t] = (count[key] - 1) // CHUNK
+        for i, j in product(range(LENGTH), repeat=2):
+            same = SEG[row, i] == SEG[row, j] != -1 and rank_of[row, i] == rank_of[row, j]
+            allowed = pos[row, j] < pos[row, i] if causal else i != j
+            found[row, i, j] |= same and allowed and -after <= chunk[i] - chunk[j] <= before
+    own = torch.eye(LENGTH, dtype=torch.bool) & (SEG >= 0)[:, None]
+    return found | (own & ~found.any(-1, keepdim=True))
+
+
+def drawn(dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
+    torch.manual_seed(0)
+    q, v = torch.randn(4, LENGTH, WIDTH, dtype=dtype), torch.randn(4, LENGTH, WIDTH, dtype=dtype)
+    k = torch.nn.functional.normalize(q, dim=-1)
+    return [x.requires_grad_() for x in (q.detach(), k, v)], torch.randint(5, (ROUNDS, 4, LENGTH))
+
+
+@pytest.mark.parametrize(
+    ("unit", "before", "after", "dtype"),
+    [
+        ("bucket", 1, 0, torch.float64),
+        ("bucket", 2, 0, torch.float32),
+        ("document", 1, 0, torch.float64),
+        ("document", 1, 1, torch.float64),
+        ("document", 0, 0, torch.float64),
+    ],
+)
+def test_the_same_as_a_dense_softmax(unit: Unit, before: int, after: int, dtype: torch.dtype) -> None:
+    inputs, bucket = drawn(dtype)
+    mask = met(bucket, unit, before, after, not after)
+    scores = (inputs[0] @ inputs[1].mT * 0.7).masked_fill(~mask, -torch.inf)
+    real = SEG >= 0
+    want = (scores.masked_fill(~real[..., None], 0.0).softmax(-1) @ inputs[2])[real]
+    ways = tuple(arrange(one, SEG, CHUNK, unit=unit, reach=before + after) for one in bucket)
+    sight = Sight(ways, before, after, positions().flatten(), not after)
+    got = gathered.attend(*(x.flatten(0, 1) for x in inputs), sight, scale=0.7).view(4, LENGTH, -1)
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
+    assert (got[real] - want).abs().max() < tolerance
+    up = torch.randn_like(want)
+    for one, other in zip(torch.autograd.grad(got[real], inputs, up), torch.autograd.grad(want, inputs, up)):
+        assert (one - other).abs().max() < 10 * tolerance
+
+
+def test_in_pieces_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, bucket = drawn(torch.float64)
+    ways = tuple(arrange(one, SEG, CHUNK, unit="bucket", reach=1) for one in bucket)
+    sight = Sight(ways, 1, 0, positions().flatten(), True)
+    flat = [x.flatten(0, 1) for x in inputs]
+    found = []
+    for pairs in (1 << 18, 100):
+        monkeypatch.setitem(gathered.PAIRS, "cpu", pairs)
+        y = gathered.attend(*flat, sight, scale=1.0)
+        found.append([y, *torch.autograd.grad(y.square().sum(), inputs)])
+    for one, other in zip(*found):
+        assert torch.equal(one, other) or (one - other).abs().max() < 1e-13
+
+
+def test_chunks_begin_with_their_unit() -> None:
+    torch.manual_seed(1)
+    bucket = torch.randint(3, (4, LENGTH))
+    for unit in ("document", "bucket"):
+        found: Chunks = arrange(bucket, SEG, CHUNK, unit=unit, reach=1)  # type: ignore[arg-type]
+        inside = found.tokens[found.tokens >= 0]
+        assert inside.sort().values.tolist() == (SEG.flatten() >= 0).nonzero()[:, 0].tolist()
+        assert torch.equal(found.tokens.flatten()[found.slot[inside]], inside)
+        assert bool((found.slot[SEG.flatten() < 0] == found.tokens.numel()).all())
+        for chunk in found.tokens:
+            tokens = chunk[chunk >= 0]
+            units = {(int(SEG.flatten()[t]), int(bucket.flatten()[t])) for t in tokens}
+            assert len({one[0] for one in units} if unit == "document" else units) == 1
+            assert len({int(t) // LENGTH for t in tokens}) == 1
+            # full but for the last one of the unit
+            assert bool((chunk[: len(tokens)] >= 0).all())
+
+
+def test_nothing_but_padding() -> None:
+    seg = torch.full((2, 5), -1)
+    way = arrange(torch.zeros_like(seg), seg, 2, unit="document", reach=1)
+    assert way.tokens.shape == (0, 2)
+    x = torch.randn(10, 3, requires_grad=True)
+    y = gathered.attend(x, x, x, Sight((way,), 1, 0, torch.arange(10), True), scale=1.0)
+    assert bool(torch.isfinite(torch.autograd.grad(y.sum(), x)[0]).all())
+
+
+def test_sizes_of_documents() -> None:
+    assert sizes(torch.tensor([[4, 4, -1, 2, 2, 2], [0, 0, 0, 0, 0, 4]])).tolist() == [
+        [2, 2, 1, 3, 3, 3],
+        [5, 5, 5, 5, 5, 1],
+    ]
+
+
+def test_draws_are_normal_and_their_own() -> None:
+    one, other = (draws.normal(torch.tensor(seed), 4, 25_000) for seed in (3, 4))
+    for x in (one, other):
+        assert x.mean().abs() < 0.01
+        assert (x.std() - 1).abs() < 0.01
+        assert (x.pow(4).mean() - 3).abs() < 0.1
+    assert (one * other).mean().abs() < 0.01
+    assert (one[:, 1:] * one[:, :-1]).mean().abs() < 0.01
+    assert torch.equal(draws.normal(torch.tensor(3), 2, 25_000), one[:2])
+
+
+def test_buckets_are_nearest_directions() -> None:
+    turns = lsh.rotations(torch.tensor(0), 2, 3, 5, (4, 6))
+    x = torch.randn(2, 3, 7, 5)
+    found = lsh.buckets(x, turns)
+    assert found is not None
+    for r, b, h, t in product(range(2), range(2), range(3), range(7)):
+        parts = []
+        for matrix in turns:
+            near = x[b, h, t] @ matrix[r, h]
+            parts.append(int(torch.cat([near, -near]).argmax()))
+        assert int(found[r, b, h, t]) == parts[0] + 4 * parts[1]
+    assert lsh.buckets(x, ()) is None
+
+
+def test_large_numbers_of_buckets_are_products() -> None:
+    assert [lsh.factors(n) for n in (1, 2, 128, 256, 512)] == [(), (2,), (128,), (16, 16), (16, 32)]
+    for wrong, told in ((0, "1 or even"), (7, "1 or even"), (134, "product of two even")):
+        with pytest.raises(ValueError, match=told):
+            lsh.factors(wrong)
