@@ -12,6 +12,7 @@ from manyformer.kernels.base import Kernel
 from manyformer.kernels.lengthwise import Lengthwise
 from manyformer.masks import Everything, Mask
 from manyformer.ops import softmax as ops
+from manyformer.ops.grid import Grid, grid
 from manyformer.position import NoPosition, Position
 
 
@@ -92,14 +93,14 @@ class Linformer(Kernel):
         if isinstance(of.layout, Plain):
             self._check(k.shape[2])
             return _Seen(self.keys(k).x, self.values(v).x, None)
-        grid = _grid(of)
-        self._check(grid.columns)
-        keys, values = self.keys(grid.lay(k), grid.present), self.values(grid.lay(v), grid.present)
+        laid, number = _by_number(of)
+        self._check(laid.present.shape[1])
+        keys, values = self.keys(laid.lay(k), laid.present), self.values(laid.lay(v), laid.present)
         k, v = (_in_rows(x.x, k.shape[0]) for x in (keys, values))
-        if len(grid.number) == 1 and keys.filled is None:
+        if len(number) == 1 and keys.filled is None:
             return _Seen(k, v, None)
         # a slot belongs to its document
-        mask = at.seg[:, :, None] == grid.number.repeat_interleave(keys.x.shape[2])
+        mask = at.seg[:, :, None] == number.repeat_interleave(keys.x.shape[2])
         if keys.filled is not None:
             mask = mask & keys.filled.reshape(k.shape[0], 1, -1)
         return _Seen(k, v, mask[:, None])
@@ -115,38 +116,12 @@ def _in_rows(x: Float[Tensor, "bn g k e"], rows: int) -> Float[Tensor, "b g nk e
     return x.reshape(rows, -1, *x.shape[1:]).transpose(1, 2).flatten(2, 3)
 
 
-class _Grid(NamedTuple):
-    """A line for each document of each row, its tokens at their positions.
-
-    `place` is where each token goes, `present` how many have come to each place; `number` are the documents' numbers,
-    the same in every row.
-    """
-
-    place: Int[Tensor, " bs"]
-    number: Int[Tensor, " n"]
-    present: Int[Tensor, "bn p"]
-
-    @property
-    def columns(self) -> int:
-        return self.present.shape[1]
-
-    def lay(self, x: Float[Tensor, "b g s e"]) -> Float[Tensor, "bn g p e"]:
-        """Tokens on the grid; where there is none there are zeros."""
-        flat = x.transpose(1, 2).reshape(-1, x.shape[1] * x.shape[3])
-        laid = flat.new_zeros(self.present.numel() + 1, flat.shape[1]).index_add(0, self.place, flat)
-        return laid[:-1].view(*self.present.shape, x.shape[1], x.shape[3]).transpose(1, 2)
-
-
-def _grid(of: Place) -> _Grid:
+def _by_number(of: Place) -> tuple[Grid, Int[Tensor, " n"]]:
+    """A line for each number of a document in each row, and those numbers, the same in every row."""
     real = of.seg != PADDING
     number = torch.unique(of.seg[real])
     # rows of nothing but padding: one document that has no tokens
     number = number if number.numel() else number.new_zeros(1)
-    columns = int(torch.where(real, of.pos, 0).max()) + 1
     row = torch.arange(of.seg.shape[0], device=of.seg.device)[:, None]
     line = row * len(number) + torch.searchsorted(number, of.seg.contiguous())
-    lines = of.seg.shape[0] * len(number)
-    # padding goes to one more place, which is cut off
-    place = torch.where(real, line * columns + of.pos, lines * columns).flatten()
-    present = torch.bincount(place, minlength=lines * columns + 1)[:-1].view(lines, columns)
-    return _Grid(place, number, present)
+    return grid(line, of.pos, real, of.seg.shape[0] * len(number)), number

@@ -1,0 +1,229 @@
+"""Routing: attention among the keys of a cluster, found by online k-means (Roy et al. 2021, arXiv:2003.05997)."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyformer.core import PADDING, Out, Place, Plain, State, Watch, ignore
+from manyformer.kernels.base import Kernel, full_precision
+from manyformer.kernels.centroids import Centroids
+from manyformer.ops import gathered, groups
+from manyformer.ops import softmax as ops
+from manyformer.ops.chunks import arrange
+from manyformer.ops.grid import by_run
+from manyformer.position import NoPosition, Position
+from manyformer.replay import once
+
+
+class Routed(NamedTuple):
+    """A number for the cluster and the document of each token so far, and how many members it had before."""
+
+    group: Int[Tensor, "b h s"] | None = None
+    rank: Int[Tensor, "b h s"] | None = None
+
+
+class Keys(NamedTuple):
+    """What is attended to: keys, values, their places and their likeness to all centroids."""
+
+    k: Float[Tensor, "b h s e"]
+    v: Float[Tensor, "b h s f"]
+    of: Place
+    near: Float[Tensor, "b h l k"]
+
+
+class Found(NamedTuple):
+    """Outputs for the tokens of this call, the next state, and weights where they were asked for."""
+
+    y: Float[Tensor, "b h l f"]
+    state: Routed | None = None
+    weights: Float[Tensor, "b h l s"] | None = None
+
+
+class Membership(ABC):
+    """Who is in which cluster, and whom its members see."""
+
+    streams: bool
+    """Whether later tokens leave all that was as it was."""
+
+    @abstractmethod
+    def attend(self, keys: Keys, state: Routed | None, *, scale: float, weighed: bool) -> Found:
+        """Outputs for the last tokens, whose likeness is known; `weighed` asks for the weights."""
+
+    @abstractmethod
+    def told(self, tokens: int, state: Routed | None, *, weighed: bool) -> str:
+        """One sentence about the way that it is computed."""
+
+
+@final
+@dataclass(frozen=True)
+class Balanced(Membership):
+    """Each centroid takes the `size` tokens of a document that are nearest to it, as published (algorithm 1).
+
+    Without a `size` they are a document's length over the number of clusters, rounded up. A token may be in several
+    clusters, whose outputs are averaged, or in none, where it gets zeros. A later token may drive an earlier one out of
+    a cluster: this is not causal, although nobody attends to later tokens.
+    """
+
+    size: int | None = None
+    streams = False
+
+    def __post_init__(self) -> None:
+        if self.size is not None and self.size < 1:
+            raise ValueError(f"{self!r}: a cluster must take at least 1 token")
+
+    def attend(self, keys: Keys, state: Routed | None, *, scale: float, weighed: bool) -> Found:
+        k, v, of, near = keys
+        if isinstance(of.layout, Plain):
+            chosen = self._choose(near)
+            if not weighed:
+                return Found(groups.balanced(k, v, chosen, scale=scale))
+            y, weights = groups.balanced_naive(k, v, chosen, scale=scale)
+            return Found(y, weights=weights)
+        lines = by_run(of)
+        there = lines.present > 0
+        chosen = self._choose(lines.lay(near).masked_fill(~there[:, None, :, None], -torch.inf), there.sum(-1))
+        return Found(lines.collect(groups.balanced(lines.lay(k), lines.lay(v), chosen, scale=scale), k.shape[2]))
+
+    def told(self, tokens: int, state: Routed | None, *, weighed: bool) -> str:
+        whose = "its share of each document" if self.size is None else f"{self.size} tokens of each document"
+        return f"balanced: every cluster takes {whose}"
+
+    def _choose(
+        self, near: Float[Tensor, "b h s k"], lengths: Int[Tensor, " b"] | None = None
+    ) -> Int[Tensor, "b h k w"]:
+        """The members of each cluster, of documents of these lengths or all of the same."""
+        length, clusters = near.shape[2:]
+        if self.size is not None:
+            return once(lambda: groups.members(near.detach(), min(self.size, length)))
+        share = None if lengths is None else -(-lengths // clusters)
+        return once(lambda: groups.members(near.detach(), -(-length // clusters), share))
+
+
+@final
+@dataclass(frozen=True)
+class Nearest(Membership):
+    """Each token is in the cluster of its nearest centroid alone, and sees earlier members of that.
+
+    Clusters are cut into chunks of `size` members in the order of tokens; a token sees those before it in its chunk and
+    in the one before. All of this is a matter of the past. The published balance is given up for it: a cluster may have
+    any number of members, and the time still grows with the length alone.
+    """
+
+    size: int
+    streams = True
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"{self!r}: a chunk must have at least 1 token")
+
+    def attend(self, keys: Keys, state: Routed | None, *, scale: float, weighed: bool) -> Found:
+        k, v, of, near = keys
+        count, clusters = near.shape[2:]
+        q, here = k[:, :, k.shape[2] - count :], of.seg[:, k.shape[2] - count :].expand(len(k), -1)[:, None]
+        label = once(lambda: near.detach().argmax(-1))
+        group = torch.where(here == PADDING, PADDING, here * clusters + label)
+        if not weighed and (state is None or state.group is None):
+            y, rank = self._chunked(k, v, of, label, scale)
+            return Found(y, None if state is None else Routed(group, rank))
+        if state is not None and state.group is not None:
+            group = torch.cat([state.group, group], dim=-1)
+        rank = groups.ranks(group, count)
+        if state is not None and state.rank is not None:
+            rank = torch.cat([state.rank, rank], dim=-1)
+        after, seen = None if state is None else Routed(group, rank), groups.seen(group, rank, self.size, count)
+        if not weighed:
+            return Found(ops.fused(q, k, v, seen, causal=False, scale=scale), after)
+        y, weights = ops.naive(q, k, v, seen, scale=scale, position=NoPosition(), at=of, of=of)
+        return Found(y, after, weights)
+
+    def told(self, tokens: int, state: Routed | None, *, weighed: bool) -> str:
+        if weighed or (state is not None and state.group is not None):
+            return "dense: the clusters of old and new tokens are compared pair by pair"
+        return f"chunked: sorted by cluster, {self.size} tokens with as many before them"
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _chunked(
+        self, k: Tensor, v: Tensor, of: Place, label: Int[Tensor, "b h l"], scale: float
+    ) -> tuple[Float[Tensor, "b h l f"], Int[Tensor, "b h l"]]:
+        """Outputs, and how many members the cluster of each token had before it."""
+        batch, heads, length = label.shape
+        seg, pos = (x[:, None].expand(label.shape) for x in (of.seg, of.pos.int()))
+        way = arrange(label.flatten(0, 1), seg.flatten(0, 1), self.size, unit="bucket", reach=1)
+        sight = gathered.Sight((way,), 1, 0, pos.flatten(), causal=True)
+        keys, values = (x.reshape(-1, x.shape[-1]) for x in (k, v))
+        y = gathered.attend(keys, keys, values, sight, scale=scale)
+        return y.view(batch, heads, length, -1), way.rank.view(label.shape)
+
+
+@final
+class Routing(Kernel):
+    """Softmax attention among the tokens of a cluster, keys being queries as well (Roy et al. 2021, section 4).
+
+    Keys are shifted and scaled to mean 0 and variance 1 over their channels, so that likeness is an angle; scores are
+    `scale` times their product, 1 / sqrt(e) unless given, where the released code has 1. A token's own key counts only
+    where it sees no other: its product with itself, the largest there can be, would hide all others. The commitment to
+    centroids is a loss.
+    """
+
+    honours: frozenset[str] = frozenset()
+    shares = True
+
+    def __init__(self, centroids: Centroids, membership: Membership, *, scale: float | None = None) -> None:
+        super().__init__()
+        self.centroids, self.membership, self.scale = centroids, membership, scale
+
+    def start(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
+        if not self.membership.streams:
+            raise ValueError(
+                f"{self.membership!r}: a later token changes who is in a cluster, so nothing can be kept; "
+                "Nearest(size) can go on from a state"
+            )
+        return Routed()
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h l e"],
+        k: Float[Tensor, "b g s e"],
+        v: Float[Tensor, "b g s f"],
+        at: Place,
+        of: Place,
+        position: Position,
+        state: State = None,
+        watch: Watch = ignore,
+    ) -> Out:
+        wide = torch.promote_types(v.dtype, torch.float32)
+        scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
+        real = None if isinstance(at.layout, Plain) else (at.seg != PADDING).expand(len(q), -1)
+        with full_precision(q.device):
+            keys = F.layer_norm(k.to(wide), k.shape[-1:])
+            new = keys[:, :, k.shape[2] - q.shape[2] :]
+            near = self.centroids(new / math.sqrt(q.shape[-1]), real)
+            found = self.membership.attend(
+                Keys(keys, v.to(wide), of, near), state, scale=scale, weighed=watch is not ignore
+            )
+        if found.weights is not None:
+            watch(self, "weights", found.weights)
+        watch(self, "near", near)
+        return Out(found.y.to(v.dtype), found.state, self.centroids.loss(near, real))
+
+    def explain(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        at: Place,
+        of: Place,
+        position: Position,
+        state: State = None,
+        watch: Watch = ignore,
+    ) -> str:
+        return self.membership.told(q.shape[2], state, weighed=watch is not ignore)
+
+    def extra_repr(self) -> str:
+        return f"{self.membership!r}, scale={self.scale}"

@@ -1,0 +1,91 @@
+"""Attention within groups of tokens that belong together, such as the clusters that keys fall into.
+
+Queries are the keys of the same tokens. A token's own key, which is the most like its query, counts only where it sees
+no other.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from manyformer.ops import softmax as ops
+
+
+def ranks(group: Int[Tensor, "b h s"], last: int) -> Int[Tensor, "b h l"]:
+    """How many earlier tokens there are of the group of each of the `last` ones."""
+    column = torch.arange(group.shape[-1], device=group.device)
+    queries = column[group.shape[-1] - last :, None]
+    return ((group[..., group.shape[-1] - last :, None] == group[..., None, :]) & (column < queries)).sum(-1)
+
+
+def seen(group: Int[Tensor, "b h s"], rank: Int[Tensor, "b h s"], size: int, last: int) -> Bool[Tensor, "b h l s"]:
+    """Which keys the `last` tokens see, each group being cut into chunks of `size`.
+
+    A token sees those before it in its chunk and in the one before that, its own where there are none.
+    """
+    begin = group.shape[-1] - last
+    mine, chunk = group[..., begin:, None], rank // size
+    back = chunk[..., begin:, None] - chunk[..., None, :]
+    earlier = (mine == group[..., None, :]) & (rank[..., None, :] < rank[..., begin:, None]) & (back <= 1)
+    own = torch.eye(group.shape[-1], dtype=torch.bool, device=group.device)[begin:]
+    return earlier | (own & ~earlier.any(-1, keepdim=True))
+
+
+def balanced(
+    k: Float[Tensor, "b h s e"], v: Float[Tensor, "b h s f"], members: Int[Tensor, "b h k w"], *, scale: float
+) -> Float[Tensor, "b h s f"]:
+    """Attention of each group's members to those before them, averaged over the groups that a token is in.
+
+    Each list of tokens is in order; the number `s` stands for no token and comes last. Who is in no group gets zeros.
+    """
+    groups, size = members.shape[2:]
+    length = k.shape[2]
+    # one more token, whose place nobody asks for
+    index = members.flatten(2)
+    keys, values = (_pick(F.pad(x, (0, 0, 0, 1)), index) for x in (k, v))
+    keys, values = (x.unflatten(2, (groups, size)).flatten(1, 2) for x in (keys, values))
+    y = values[:, :, :1]
+    if size > 1:
+        # queries from the second on and keys from the first on: causal attention that leaves out the own key
+        others = ops.fused(keys[:, :, 1:], keys[:, :, :-1], values[:, :, :-1], None, causal=True, scale=scale)
+        y = torch.cat([y, others], dim=2)
+    y = y.reshape(*index.shape, v.shape[-1])
+    total = y.new_zeros(*k.shape[:2], length + 1, v.shape[-1])
+    total = total.scatter_add(2, index[..., None].expand_as(y), y)[:, :, :length]
+    count = index.new_zeros(*index.shape[:2], length + 1).scatter_add(2, index, torch.ones_like(index))
+    return total / count[:, :, :length, None].clamp(min=1)
+
+
+def balanced_naive(
+    k: Float[Tensor, "b h s e"], v: Float[Tensor, "b h s f"], members: Int[Tensor, "b h k w"], *, scale: float
+) -> tuple[Float[Tensor, "b h s f"], Float[Tensor, "b h s s"]]:
+    """The definition, as weights of all pairs: the mean over groups of a softmax in each."""
+    column = torch.arange(k.shape[2], device=k.device)
+    inside = (members[..., None] == column).any(3)
+    earlier = inside[..., :, None] & inside[..., None, :] & (column < column[:, None])
+    own = inside[..., None] & (column == column[:, None]) & ~earlier.any(-1, keepdim=True)
+    scores = (k @ k.mT * scale)[:, :, None].expand(own.shape)
+    each = ops.weights_of(scores, earlier | own).sum(2)
+    weights = (each / inside.sum(2)[..., None].clamp(min=1)).to(v.dtype)
+    return weights @ v, weights
+
+
+def members(
+    likeness: Float[Tensor, "b h s k"], size: int, share: Int[Tensor, " b"] | None = None
+) -> Int[Tensor, "b h k w"]:
+    """The `size` tokens most like each of k things, in order; only the best `share` of them in each row.
+
+    A token whose likeness is -inf is none. The number `s` stands for no token.
+    """
+    length = likeness.shape[2]
+    found = likeness.transpose(2, 3).topk(min(size, length), dim=-1)
+    index = found.indices.masked_fill(found.values == -torch.inf, length)
+    if share is not None:
+        late = torch.arange(index.shape[-1], device=index.device) >= share[:, None, None, None]
+        index = index.masked_fill(late, length)
+    return index.sort(dim=-1).values
+
+
+def _pick(x: Float[Tensor, "b h s e"], index: Int[Tensor, "b h n"]) -> Float[Tensor, "b h n e"]:
+    return x.gather(2, index[..., None].expand(*index.shape, x.shape[-1]))

@@ -1,0 +1,151 @@
+"""Sorting of blocks by a matrix, and attention to blocks that were sorted (Tay et al. 2020, Sparse Sinkhorn Attention)."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from manyformer.ops import merged
+from manyformer.ops.merged import Part
+
+HIDDEN = -1e30
+"""Instead of -inf, which less -inf is no number."""
+
+LEAST = 1e-9
+"""A slot with less of a key than this has none."""
+
+
+def balance(
+    logits: Float[Tensor, "*b n n"], *, steps: int, causal: bool, valid: Bool[Tensor, "*#b n n"] | None = None
+) -> Float[Tensor, "*b n n"]:
+    """A matrix whose rows sum to 1, and with many steps its columns too: exp(logits), scaled by turns (section 3.1).
+
+    What is not `valid` is 0, and so is a row with nothing valid. `causal`: no row takes of itself or of a later one,
+    and a column is scaled, for each row, by its sum down to that row, so that later rows change nothing (section 3.3).
+    Balanced in full, each row would then take all of the one before it: 1 over what it takes of others grows by 2 with
+    every step, where there are two. Without any steps the rows alone are scaled, as in a softmax.
+    """
+    if causal:
+        earlier = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril(-1)
+        valid = earlier if valid is None else valid & earlier
+
+    def hidden(x: Tensor) -> Tensor:
+        return x if valid is None else x.masked_fill(~valid, HIDDEN)
+
+    x = hidden(logits)
+    x = hidden(x - x.logsumexp(-1, keepdim=True))
+    for _ in range(steps):
+        x = hidden(x - (x.logcumsumexp(-2) if causal else x.logsumexp(-2, keepdim=True)))
+        x = hidden(x - x.logsumexp(-1, keepdim=True))
+    return x.exp()
+
+
+def gumbel(x: Tensor) -> Tensor:
+    """Noise whose addition to logits draws from their softmax (Gumbel 1954)."""
+    return -torch.empty_like(x).exponential_().log()
+
+
+def attend(
+    q: Float[Tensor, "n h m c e"],
+    k: Float[Tensor, "n h b c e"],
+    v: Float[Tensor, "n h b c f"],
+    sort: Float[Tensor, "n h m b"],
+    *,
+    causal: bool,
+    scale: float,
+    present: Bool[Tensor, "n b c"] | None = None,
+) -> Float[Tensor, "n h m c f"]:
+    """Each block of queries, which are those of the last blocks, sees its own block and what `sort` puts beside it.
+
+    Keys and values of absent tokens are zeros. Where a slot is filled in part only, because an absent token was sorted
+    there, it is a key of the rest that counts in part.
+    """
+    blocks = q.shape[2]
+    own = _flat(k[:, :, -blocks:]), _flat(v[:, :, -blocks:])
+    if causal:
+        # the first block of all has none before it
+        blind = torch.arange(blocks, device=q.device) == blocks - k.shape[2]
+        sorted_k, sorted_v = (_flat(mixed(sort, x)) for x in (k, v))
+        blind = blind.repeat(len(q))[:, None, None]
+        parts = [Part(*own, causal=True), Part(sorted_k, sorted_v, blind=blind)]
+    elif present is None:
+        parts = [Part(*own), Part(*(_flat(mixed(sort, x)) for x in (k, v)))]
+    else:
+        sorted_k, sorted_v, bias = partial(sort, k, v, present)
+        # a block without any token must see something, whatever it is
+        seen = present | ~present.any(-1, keepdim=True)
+        hidden = torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, -torch.inf)
+        shown = _flat(bias[:, :, :, None])
+        parts = [
+            Part(*own, bias=hidden.flatten(0, 1)[:, None, None]),
+            Part(_flat(sorted_k), _flat(sorted_v), bias=shown, blind=(shown == -torch.inf).all(-1)),
+        ]
+    y = merged.attend(_flat(q), parts, scale=scale)
+    return y.unflatten(0, (len(q), blocks)).transpose(1, 2)
+
+
+def naive(
+    q: Float[Tensor, "n h m c e"],
+    k: Float[Tensor, "n h b c e"],
+    v: Float[Tensor, "n h b c f"],
+    sort: Float[Tensor, "n h m b"],
+    *,
+    causal: bool,
+    scale: float,
+) -> Float[Tensor, "n h m c f"]:
+    """The definition without absent tokens: a softmax over what stands beside each block and what is in it."""
+    size, ahead = q.shape[3], k.shape[2] - q.shape[2]
+    ys = []
+    for block in range(q.shape[2]):
+        beside = [torch.einsum("nhb,nhbce->nhce", sort[:, :, block], x) for x in (k, v)]
+        keys, values = (torch.cat([x, own[:, :, ahead + block]], 2) for x, own in zip(beside, (k, v)))
+        scores = q[:, :, block] @ keys.mT * scale
+        if causal:
+            visible = torch.ones(size, 2 * size, dtype=torch.bool, device=q.device).tril(size)
+            visible[:, :size] = ahead + block > 0
+            scores = scores.masked_fill(~visible, -torch.inf)
+        ys.append(scores.softmax(-1) @ values)
+    return torch.stack(ys, dim=2)
+
+
+def attend_cut(
+    q: Float[Tensor, "n h m c e"],
+    k: Float[Tensor, "n h b c e"],
+    v: Float[Tensor, "n h b c f"],
+    sort: Float[Tensor, "n h s b"],
+    *,
+    scale: float,
+    present: Bool[Tensor, "n b c"] | None = None,
+) -> Float[Tensor, "n h m c f"]:
+    """SortCut: all queries see the first blocks of the sorted sequence and nothing else (section 3.4)."""
+    bias = None
+    if present is None:
+        keys, values = (mixed(sort, x).flatten(2, 3) for x in (k, v))
+    else:
+        keys, values, bias = (x.flatten(2, 3) for x in partial(sort, k, v, present))
+        # a line without any token must see something, whatever it is
+        bias = bias.masked_fill((bias == -torch.inf).all(-1, keepdim=True), 0.0)[:, :, None]
+    y = merged.attend(q.flatten(2, 3), [Part(keys, values, bias)], scale=scale)
+    return y.unflatten(2, q.shape[2:4])
+
+
+def mixed(sort: Float[Tensor, "n h m b"], x: Float[Tensor, "n h b c e"]) -> Float[Tensor, "n h m c e"]:
+    """For each slot the sum of the blocks, weighted."""
+    return (sort.to(x.dtype) @ x.flatten(3)).unflatten(-1, x.shape[3:])
+
+
+def partial(
+    sort: Float[Tensor, "n h m b"],
+    k: Float[Tensor, "n h b c e"],
+    v: Float[Tensor, "n h b c f"],
+    present: Bool[Tensor, "n b c"],
+) -> tuple[Float[Tensor, "n h m c e"], Float[Tensor, "n h m c f"], Float[Tensor, "n h m c"]]:
+    """Keys and values of slots that may be filled in part, and the logarithm of that part, which takes no gradient."""
+    share = sort.to(k.dtype) @ present[:, None].to(k.dtype)
+    filled = share[..., None].clamp(min=LEAST)
+    bias = share.detach().clamp(max=1.0)
+    return mixed(sort, k) / filled, mixed(sort, v) / filled, bias.log().masked_fill(bias < LEAST, -torch.inf)
+
+
+def _flat(x: Float[Tensor, "n h m *c"]) -> Float[Tensor, "nm h *c"]:
+    """Each block as a row of its own."""
+    return x.transpose(1, 2).flatten(0, 1)
