@@ -29,7 +29,8 @@ class Attention(Layer):
     `key` and `value` are the widths per head, dim / heads unless given, and `to` that of the output, else dim. Keys and
     values are projected by one matrix.
     Without a `source` it attends to its own stream and remembers of it what the kernel's mask can still show. Where the
-    kernel `shares`, the queries are the keys of the same tokens. Raises ValueError where widths do not divide, or where
+    kernel `shares`, the queries are the keys of the same tokens. `before` is a norm of all that is projected, also of
+    what a source remembers, for branches whose memory is of the bare stream. Raises ValueError where widths do not divide, or where
     the position needs a seam that the kernel never forms.
     """
 
@@ -45,6 +46,7 @@ class Attention(Layer):
         to: int | None = None,
         position: Position | None = None,
         source: Source | None = None,
+        before: nn.Module | None = None,
         bias: bool = True,
     ) -> None:
         super().__init__()
@@ -63,7 +65,7 @@ class Attention(Layer):
                 f"({kv_heads}) as heads ({heads})"
             )
         self.kernel, self.source = kernel, _own(kernel) if source is None else source
-        self.heads = heads
+        self.heads, self.before = heads, before
         key, value = dim // heads if key is None else key, dim // heads if value is None else value
         # what a kernel asks of the stream for each token is projected and kept with the values
         self.shape = Shape(kv_heads, key, value + kernel.gates)
@@ -99,14 +101,15 @@ class Attention(Layer):
     def _queries(self, x: Float[Tensor, "b l d"], place: Place) -> tuple[Float[Tensor, "b h l e"], Project]:
         """Queries, and what projects keys and values."""
         if self.to_q is not None:
-            return self.position.query(split_heads(self.to_q(x), self.heads), place), self._project
+            normed = x if self.before is None else self.before(x)
+            return self.position.query(split_heads(self.to_q(normed), self.heads), place), self._project
         keys = self._project(x, place)
         return keys[0], lambda *_: keys
 
     def _project(self, x: Float[Tensor, "b s d"], place: Place) -> tuple[Tensor, Tensor]:
         heads, key, value = self.shape
         # one split, not two slices: its gradient is a single concatenation
-        k, v = self.to_kv(x).split([heads * key, heads * value], dim=-1)
+        k, v = self.to_kv(x if self.before is None else self.before(x)).split([heads * key, heads * value], dim=-1)
         return self.position.key(split_heads(k, heads), place), split_heads(v, heads)
 
 

@@ -37,6 +37,16 @@ class Plain(NamedTuple):
     start: int = 0
 
 
+class Lined(NamedTuple):
+    """Tokens of one document stand side by side in their row: their positions differ as their columns do.
+
+    `start` is the number of the first column, counted from the beginning of the stream. Rows may be at different
+    positions, and may hold several documents, one after the other.
+    """
+
+    start: int
+
+
 class Packed(NamedTuple):
     """Where the documents of each row lie: (row, first column, column after the last); all else is padding."""
 
@@ -73,14 +83,15 @@ class Place(NamedTuple):
 
     pos: Int[Tensor, "b l"]
     seg: Int[Tensor, "b l"]
-    layout: Plain | Packed | None = None
+    layout: Plain | Lined | Packed | None = None
     tree: Tree | None = None
     role: Int[Tensor, "b l"] | None = None
 
     def columns(self, begin: int, end: int) -> "Place":
         """The places of the tokens from column `begin` to before column `end`."""
         tree = None if self.tree is None else Tree(*(part[:, begin:end] for part in self.tree))
-        layout = Plain(self.layout.start + begin) if isinstance(self.layout, Plain) else None
+        known = self.layout
+        layout = type(known)(known.start + begin) if isinstance(known, Plain | Lined) else None
         role = None if self.role is None else self.role[:, begin:end]
         return Place(self.pos[:, begin:end], self.seg[:, begin:end], layout, tree, role)
 
@@ -236,6 +247,10 @@ def renew(model: nn.Module, step: int) -> None:
         for part in model.modules():
             if isinstance(part, Renewing):
                 part.renew(step)
+
+
+class Carried(ABC):
+    """A part with a memory: its state is carried from batch to batch of a training whose rows go on."""
 
 
 class Scheduled(ABC):

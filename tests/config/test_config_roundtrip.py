@@ -43,7 +43,7 @@ data = {
         "text",
         path=paths | st.lists(paths, min_size=1),
         length=positive,
-        packing=st.sampled_from(["documents", "stream"]),
+        packing=st.sampled_from(["documents", "stream", "lanes"]),
         valid=fraction | paths,
         test=st.none() | paths,
         column=st.none() | paths,

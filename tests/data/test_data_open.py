@@ -49,7 +49,7 @@ def shard_text(cache: Path, name: str, data: Data) -> list[str]:
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe"])
-@pytest.mark.parametrize("packing", ["stream", "documents"])
+@pytest.mark.parametrize("packing", ["stream", "documents", "lanes"])
 def test_units_are_exact(tokenizer: Any, packing: Any, folder: Path, tmp_path: Path) -> None:
     vocab = 300 if tokenizer == "bpe" else None
     config = TextData(path=str(folder), valid=0.3, length=16, tokenizer=tokenizer, vocab=vocab, packing=packing)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.core import PADDING, Place, Plain
+from manyformer.core import PADDING, Lined, Place, Plain
 from manyformer.kernels import Softmax
 from manyformer.masks import Causal, Everything, Mask
 from manyformer.models.places import locate
@@ -49,7 +49,7 @@ def blocks(xl: XL, q: Tensor, k: Tensor, v: Tensor, offset: int, mask: Mask) -> 
     assert found.keys is not None
     q = xl.query(q, place_of(q.shape[2], offset))
     span = Span(offset, causal)
-    return shifted.attend(q, k, v, found.keys, found.bias, found.back, span, scale=WIDTH**-0.5)
+    return shifted.attend(q, k, v, found.keys, found.turn, found.back, span, scale=WIDTH**-0.5)
 
 
 @pytest.mark.parametrize("mask", [Causal(), Everything()], ids=repr)
@@ -57,8 +57,9 @@ def blocks(xl: XL, q: Tensor, k: Tensor, v: Tensor, offset: int, mask: Mask) -> 
 def test_blocks_are_the_definition(
     mask: Mask, queries: int, offset: int, later: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With blocks of 16, whole ones and rests; in float64 to 1e-10, gradients of everything included."""
+    """With blocks of 16, whole ones and rests, of one row at a time; gradients of everything included."""
     monkeypatch.setattr(shifted, "BLOCK", 16)
+    monkeypatch.setattr(shifted, "CACHED", 16 * (offset + queries + later))
     xl, keys = made(), offset + queries + later
     sizes = (queries, keys, keys)
     q, k, v = (torch.randn(2, HEADS, n, WIDTH, dtype=torch.float64, requires_grad=True) for n in sizes)
@@ -72,6 +73,26 @@ def test_blocks_are_the_definition(
         torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
     with torch.no_grad():
         torch.testing.assert_close(blocks(xl, q, k, v, offset, mask), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 1e-9])
+@pytest.mark.parametrize(("kind", "apart"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_rows_of_several_documents_that_stand_side_by_side(kind: torch.dtype, apart: float, dropout: float) -> None:
+    """After a memory, in rows that are at different positions; both forms, with gradients."""
+    segments = torch.tensor([[0] * 30 + [1] * 70, [2] * 100, [PADDING] * 10 + [3] * 45 + [4] * 45])
+    place, _ = locate(segments, segments, None)
+    of, at = place._replace(layout=Lined(7)), place.columns(60, 100)._replace(layout=Lined(67))
+    q, k, v = (torch.randn(3, HEADS, n, WIDTH, dtype=kind, requires_grad=True) for n in (40, 100, 100))
+    xl, found = made().to(kind), []
+    leaves = [q, k, v, *xl.parameters()]
+    up = torch.randn_like(q)
+    for path in ("naive", "auto"):
+        kernel = Softmax(Causal(), path=path, dropout=dropout)  # type: ignore[arg-type]
+        y = kernel(xl.query(q, at), k, v, at, of, xl).y
+        found.append([y, *torch.autograd.grad(y, leaves, up)])
+    assert "rows whose tokens stand side by side" in kernel.explain(q, k, v, at, of, xl)
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=apart, rtol=apart)
 
 
 def test_dropout_draws_the_same_weights_for_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

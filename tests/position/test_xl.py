@@ -91,10 +91,10 @@ def test_what_it_is_by_distance(clamp: int | None) -> None:
     q, k = (torch.randn(1, HEADS, n, WIDTH, dtype=torch.float64) for n in (4, 9))
     at, of = place_of(4, 3), place_of(9)
     table = xl.by_distance(6, 5)
-    assert table.bias is not None
+    assert table.turn is not None
     assert table.keys is not None
     asked = xl.query(q, at)
-    each = table.bias[:, None] + asked @ table.keys.mT
+    each = (asked + table.turn[:, None]) @ table.keys.mT
     ahead = of.pos[0][None, :] - at.pos[0][:, None]
     got = asked @ k.mT / math.sqrt(WIDTH) + each.gather(-1, (ahead + 6).expand(1, HEADS, 4, 9))
     torch.testing.assert_close(got, scores(xl, q, k, at, of), atol=1e-12, rtol=0)

@@ -47,6 +47,7 @@ class FakeSpan(NamedTuple):
 
 class FakeHeld:
     units = FakeUnits()
+    goes_on = False
 
     def __init__(self, task: str, rank: int = 0, world: int = 1) -> None:
         self.task, self.rank, self.world = task, rank, world
@@ -70,6 +71,7 @@ class FakeFeed:
     """Five batches an epoch."""
 
     batches = 5
+    goes_on = False
 
     def __init__(self, task: str, rank: int = 0, world: int = 1) -> None:
         self.task, self.rank, self.world = task, rank, world

@@ -40,7 +40,7 @@ def go(run: Run, heard: Heard | None = None, *, wish: Wish | None = None, opened
         return Session(run, out, Heard() if heard is None else heard, wish, opened).train()
 
 
-def stopped(run: Run, step: int) -> str:
+def stopped(run: Run, step: int, *, opened: Opener = opener) -> str:
     """The run until somebody asks to stop after `step`; what is said then."""
     wish = Wish()
 
@@ -49,7 +49,7 @@ def stopped(run: Run, step: int) -> str:
             wish.name = "SIGINT"
 
     try:
-        go(run, Heard(ask), wish=wish)
+        go(run, Heard(ask), wish=wish, opened=opened)
     except Interrupted as stop:
         return str(stop)
     raise AssertionError("the run was not stopped")

@@ -43,7 +43,7 @@ class _Job:
         data = open_source(run, folder, lambda text: None)
         torch.manual_seed(run.seed)
         objective = make_objective(run, build_model(run, data), choose_device(run.device, ALONE))
-        self._engine = Engine(objective, run.optim, Alone())
+        self._engine = Engine(objective, run.optim, Alone(), goes_on=data.train.goes_on)
         self._batches = [next(data.train) for _ in range(run.batch.accumulate)]
 
     def __call__(self) -> None:

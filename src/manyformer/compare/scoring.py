@@ -1,7 +1,7 @@
 """Scoring a trained model once more, under other settings than it was trained with."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from manyformer.evaluate.held import split_of
 from manyformer.evaluate.tasks import TASKS, Ask
 from manyformer.face import load
 from manyformer.models import Model, Score
+from manyformer.models.carrying import Carrying
 from manyformer.models.files import read_weights
 from manyformer.recipes import build, get
 from manyformer.train.build import choose_autocast, choose_device
@@ -116,17 +117,23 @@ class Scorer:
             return {}
         objective = Objective(model, smoothing=0.0, autocast=choose_autocast(point.precision, self.device)).eval()
 
-        def score(batch: Batch) -> Score:
-            found = objective(to_device(batch, self.device))
-            assert isinstance(found, Score)
-            return found
+        def scorer(*, goes_on: bool) -> Callable[[Batch], Score]:
+            memory = Carrying(model, goes_on=goes_on)
+
+            def score(batch: Batch) -> Score:
+                found = objective(to_device(batch, self.device), memory.before(batch))
+                assert isinstance(found, Score)
+                memory.after(found)
+                return found
+
+            return score
 
         with ExitStack() as stack:
             data = self._data(point, stack)
             held = data.valid if self.split == "valid" else data.test
             if held is None:
                 raise UserError(f"split is test, but {self.trained.recipe} learned from data without any (data.test)")
-            found = Judge(score, held, Evaluate(), ALONE)()
+            found = Judge(scorer, held, Evaluate(), ALONE)()
         assert found is not None
         return {**found, "accuracy": 100 * found["accuracy"]}
 

@@ -70,8 +70,9 @@ class TextData(_Tokenized):
     """What a token is: one character, one byte, or a byte pair of a vocabulary trained on the training data."""
     length: Positive = 256
     """Tokens in a row."""
-    packing: Literal["documents", "stream"] = "documents"
-    """`documents`: several documents share a row and cannot see each other; `stream`: all end to end, cut in rows."""
+    packing: Literal["documents", "stream", "lanes"] = "documents"
+    """`documents`: several documents share a row and cannot see each other; `stream`: all end to end, cut in rows;
+    `lanes`: each row of a batch goes on where it ended in the batch before, for models with a memory."""
     valid: Split = 0.05
     """Validation data: the fraction of the documents held out, or a path."""
     test: Paths | None = None
@@ -159,15 +160,20 @@ class SyntheticData(Section):
 
     kind: Literal["synthetic"] = "synthetic"
     """Sequences made by a rule."""
-    task: Literal["markov"] = "markov"
+    task: Literal["markov", "periodic", "marked"] = "markov"
     """The rule. `markov`: every two symbols have four successors of their own, with probabilities 0.7, 0.15, 0.1, 0.05;
-    who knows them pays 0.914 nats a symbol."""
+    who knows them pays 0.914 nats a symbol. `periodic`: `period` random symbols again and again. `marked`: random
+    symbols, one of the first eight of which is marked and asked for in the last eight places."""
     symbols: Annotated[int, Field(ge=4)] = 12
     """Symbols of the alphabet."""
     length: Positive = 64
     """Tokens in a row."""
+    parts: Positive = 1
+    """Rows that a sequence is cut into: each row of a batch goes on in the next batch until its sequence ends."""
+    period: Positive = 24
+    """Symbols until a `periodic` sequence comes again."""
     context: Share = 0.0
-    """The share of a held-out row, from its beginning, that is read but not scored."""
+    """The share of a held-out sequence, from its beginning, that is read but not scored."""
     valid: Positive = 65_536
     """Tokens of validation data, and as many of test data: fewer but longer rows where `length` is greater."""
     seed: Count = 0

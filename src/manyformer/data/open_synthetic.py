@@ -23,40 +23,50 @@ BATCHES = 1000
 
 
 class Shape(NamedTuple):
-    """Which rows are made: so many batches of so many rows, of which the last `scored` targets count."""
+    """Which rows are made: so many batches of so many rows.
+
+    Sequences are cut into `parts` rows, which follow each other in as many batches; of each sequence the last `scored`
+    targets count.
+    """
 
     batches: int
     rows: int
     scored: int
+    parts: int = 1
 
 
 @final
 class RuleEpoch(Epoch):
-    """Batches that follow from `seeds` and their number."""
+    """Batches that follow from `seeds` and their number; `first` is the number of the first sequence of a row."""
 
-    def __init__(self, rule: Rule, shape: Shape, seeds: tuple[int, ...]) -> None:
-        self._rule, self._shape, self._seeds = rule, shape, seeds
+    def __init__(self, rule: Rule, shape: Shape, seeds: tuple[int, ...], first: int = 0) -> None:
+        self._rule, self._shape, self._seeds, self._first = rule, shape, seeds, first
+        self.goes_on = shape.parts > 1
 
     def __len__(self) -> int:
         return self._shape.batches
 
     def batch(self, number: int) -> TextBatch:
-        made = self._rule.rows(generator(*self._seeds, number), self._shape.rows)
+        sequence, part = divmod(number, self._shape.parts)
+        made = self._rule.rows(generator(*self._seeds, sequence), self._shape.rows)
         targets = np.where(made.targets < 0, IGNORE, made.targets + len(SPECIALS))
         targets[:, : self._rule.length - self._shape.scored] = IGNORE
-        return TextBatch(torch.from_numpy(made.symbols + len(SPECIALS)), torch.from_numpy(targets))
+        length = self._rule.length // self._shape.parts
+        columns = slice(part * length, (part + 1) * length)
+        symbols, wanted = (torch.from_numpy(x[:, columns].copy()) for x in (made.symbols + len(SPECIALS), targets))
+        return TextBatch(symbols, wanted, torch.full_like(symbols, self._first + sequence) if self.goes_on else None)
 
 
 @final
 class RulePlan(Plan):
     """Epochs of new rows for ever."""
 
-    def __init__(self, rule: Rule, rows: int, fingerprint: str) -> None:
-        self._rule, self._shape = rule, Shape(BATCHES, rows, rule.length)
+    def __init__(self, rule: Rule, rows: int, parts: int, fingerprint: str) -> None:
+        self._rule, self._shape = rule, Shape(max(1, BATCHES // parts) * parts, rows, rule.length, parts)
         self.fingerprint = f"{fingerprint}-{rows}"
 
     def epoch(self, seed: int, number: int) -> RuleEpoch:
-        return RuleEpoch(self._rule, self._shape, (seed, number))
+        return RuleEpoch(self._rule, self._shape, (seed, number), number * BATCHES)
 
 
 def open_synthetic(data: SyntheticData, *, batch_tokens: int, cache: Path, seed: int) -> Data:
@@ -74,7 +84,7 @@ def open_synthetic(data: SyntheticData, *, batch_tokens: int, cache: Path, seed:
     return Data(
         task="language-model",
         tokenizers=Tokenizers(tokenizer, tokenizer),
-        train=Sampler(RulePlan(rule, rows, made), seed),
+        train=Sampler(RulePlan(rule, rows, data.parts, made), seed),
         valid=held["valid"],
         test=held["test"],
         lines=tuple(_lines(data, rule)),
@@ -85,8 +95,9 @@ def open_synthetic(data: SyntheticData, *, batch_tokens: int, cache: Path, seed:
 
 def _held(rule: Rule, data: SyntheticData, rows: int, number: int) -> Held:
     """The same rows for every run; `number` tells validation from test data."""
-    batches = max(1, round(data.valid / (rows * data.length)))
-    shape = Shape(batches, rows, data.length - int(data.context * data.length))
+    sequences = max(1, round(data.valid / (rows * rule.length)))
+    shape = Shape(sequences * data.parts, rows, rule.length - int(data.context * rule.length), data.parts)
+    batches = shape.batches
     epoch = RuleEpoch(rule, shape, (FIXED, data.seed, number))
     targets = sum(int((epoch.batch(one).targets != IGNORE).sum()) for one in range(batches))
     # a symbol is a letter: as many characters and bytes as targets
@@ -94,8 +105,9 @@ def _held(rule: Rule, data: SyntheticData, rows: int, number: int) -> Held:
 
 
 def _lines(data: SyntheticData, rule: Rule) -> list[str]:
-    scored = f", the last {data.length - int(data.context * data.length)} scored" if data.context else ""
+    scored = f", the last {rule.length - int(data.context * rule.length)} scored" if data.context else ""
+    parts = f", {data.parts} to a sequence" if data.parts > 1 else ""
     return [
         f"synthetic: {rule.describe()}",
-        f"rows of {data.length} tokens, always new; held out: {amount(data.valid, 'tokens')}{scored}",
+        f"rows of {data.length} tokens{parts}, always new; held out: {amount(data.valid, 'tokens')}{scored}",
     ]

@@ -14,6 +14,7 @@ from manyformer.data.holdout import Holdout, Piece, Survey, survey
 from manyformer.data.opened import Data, Span, amount
 from manyformer.data.plan import Held, Units
 from manyformer.data.prepared import Made, Prepared, prepared
+from manyformer.data.lanes import Lanes
 from manyformer.data.rows import Documents, Layout, Windows
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved import Tokenizers
@@ -136,11 +137,18 @@ def _hashes(surveys: Iterable[Survey]) -> dict[str, str]:
 
 def _plan(shard: Shard, data: TextData, task: str, ready: Prepared, batch_tokens: int) -> TextPlan:
     masked = task == "masked"
-    shape: type[Windows] | type[Documents] = Windows if data.packing == "stream" else Documents
-    layout: Layout = shape(shard, data.length, shifted=not masked)
     finish: Finish = Masked(data.masking, ready.tokenizers.target.vocab) if masked else NextToken()
     rows = max(1, batch_tokens // data.length)
+    layout = layout_of(data, shard, rows, shifted=not masked)
     return TextPlan(layout, rows, finish, f"{shard.facts.sha256[:16]}-{data.packing}-{data.length}")
+
+
+def layout_of(data: TextData, shard: Shard, rows: int, *, shifted: bool) -> Layout:
+    """How `shard` is put into batches of `rows` rows."""
+    if data.packing == "lanes":
+        return Lanes(shard, data.length, rows, shifted=shifted)
+    shape: type[Windows] | type[Documents] = Windows if data.packing == "stream" else Documents
+    return shape(shard, data.length, shifted=shifted)
 
 
 def _refuse_little(shards: dict[str, Shard], batch_tokens: int, length: int) -> None:
@@ -175,6 +183,10 @@ def _lines(data: TextData, ready: Prepared) -> list[str]:
     for name, shard in ready.shards.items():
         facts: Any = shard.facts
         lines.append(f"{name}: {amount(facts.tokens, 'tokens')}, {amount(facts.characters, 'characters')}")
-    rows = {"documents": "packed documents that cannot see each other", "stream": "documents end to end"}
+    rows = {
+        "documents": "packed documents that cannot see each other",
+        "stream": "documents end to end",
+        "lanes": "each going on where it ended in the batch before",
+    }
     lines.append(f"rows of {data.length} tokens: {rows[data.packing]}")
     return lines

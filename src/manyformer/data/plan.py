@@ -13,7 +13,13 @@ FIXED = 20170612
 
 
 class Epoch(ABC):
-    """The batches of one pass over the data, made one at a time, each at any time."""
+    """The batches of one pass over the data, made one at a time, each at any time.
+
+    `goes_on` says that row r of each batch goes on with row r of the batch before it, also from epoch to epoch: the
+    numbers of documents only rise.
+    """
+
+    goes_on: bool = False
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -68,7 +74,7 @@ class Held:
     """
 
     def __init__(self, epoch: Epoch, units: Units | None, share: Share | None = None) -> None:
-        self._epoch, self.units = epoch, units
+        self._epoch, self.units, self.goes_on = epoch, units, epoch.goes_on
         self._share = share or Share()
 
     def __len__(self) -> int:

@@ -26,9 +26,13 @@ class Rows(NamedTuple):
 
 
 class Arrangement(ABC):
-    """All rows of an epoch, numbered; together they hold every target exactly once."""
+    """All rows of an epoch, numbered; together they hold every target exactly once.
+
+    `goes_on` says that they are to be taken in order, so many at a time that each goes on with the one above it.
+    """
 
     count: int
+    goes_on: bool = False
 
     @abstractmethod
     def rows(self, numbers: Whole) -> Rows:
@@ -39,8 +43,8 @@ class Layout(ABC):
     """A way to put text into rows."""
 
     @abstractmethod
-    def arrange(self, random: np.random.Generator | None) -> Arrangement:
-        """The rows of one epoch; `random` None for the fixed order of held-out text."""
+    def arrange(self, random: np.random.Generator | None, epoch: int = 0) -> Arrangement:
+        """The rows of epoch number `epoch`; `random` None for the fixed order of held-out text."""
 
 
 class Windows(Layout):
@@ -54,7 +58,7 @@ class Windows(Layout):
         self._tokens, self._shifted = shard.tokens, shifted
         self.length = length
 
-    def arrange(self, random: np.random.Generator | None) -> "WindowRows":
+    def arrange(self, random: np.random.Generator | None, epoch: int = 0) -> "WindowRows":
         count = len(self._tokens)
         if random is not None:
             return WindowRows(self._tokens, int(random.integers(count)), count, self.length)
@@ -93,7 +97,7 @@ class Documents(Layout, Arrangement):
         self._packed: Packed = pack(np.asarray(shard.offsets), length, spare=int(shifted))
         self.count = len(self._packed.first) - 1
 
-    def arrange(self, random: np.random.Generator | None) -> "Documents":
+    def arrange(self, random: np.random.Generator | None, epoch: int = 0) -> "Documents":
         return self
 
     def rows(self, numbers: Whole) -> Rows:

@@ -11,6 +11,7 @@ import numpy as np
 from manyformer.config import SyntheticData
 from manyformer.data.plan import generator
 from manyformer.data.ragged import Whole
+from manyformer.errors import UserError
 
 # Told apart from the seeds of rows.
 _RULE = 1_009
@@ -27,7 +28,7 @@ class Rule(ABC):
     """Makes rows; everything that is random in them comes from the generator it is given."""
 
     def __init__(self, data: SyntheticData) -> None:
-        self.length, self.symbols = data.length, data.symbols
+        self.length, self.symbols = data.length * data.parts, data.symbols
 
     @abstractmethod
     def rows(self, random: np.random.Generator, count: int) -> Made:
@@ -74,4 +75,50 @@ class Markov(Rule):
         return f"a Markov chain of order 2 over {self.symbols} symbols; {self.entropy:.3f} nats a symbol at best"
 
 
-RULES: dict[str, type[Rule]] = {"markov": Markov}
+@final
+class Periodic(Rule):
+    """`period` random symbols, again and again: each symbol is the one so many places back, which must be in sight."""
+
+    def __init__(self, data: SyntheticData) -> None:
+        super().__init__(data)
+        self._period = data.period
+
+    def rows(self, random: np.random.Generator, count: int) -> Made:
+        cycle = random.integers(self.symbols, size=(count, self._period))
+        whole = cycle[:, np.arange(self.length + 1) % self._period]
+        return Made(whole[:, :-1].copy(), whole[:, 1:].copy())
+
+    def describe(self) -> str:
+        return f"{self._period} random ones of {self.symbols} symbols again and again; what comes again can be known"
+
+
+@final
+class Marked(Rule):
+    """One of the first `REGION` symbols is marked, and asked for in the last `REGION` places of the sequence.
+
+    Half of the symbols are values, as many are the same ones marked, and the last one asks.
+    """
+
+    REGION = 8
+
+    def __init__(self, data: SyntheticData) -> None:
+        super().__init__(data)
+        self._values = (data.symbols - 1) // 2
+        if self.length <= 2 * self.REGION:
+            raise UserError(f"sequences of {self.length} tokens are too short to ask later: set data.length higher")
+
+    def rows(self, random: np.random.Generator, count: int) -> Made:
+        symbols = random.integers(self._values, size=(count, self.length))
+        rows, place = np.arange(count), random.integers(self.REGION, size=count)
+        wanted = symbols[rows, place]
+        symbols[rows, place] += self._values
+        symbols[:, -self.REGION :] = 2 * self._values
+        targets = np.full_like(symbols, -1)
+        targets[:, -self.REGION :] = wanted[:, None]
+        return Made(symbols, targets)
+
+    def describe(self) -> str:
+        return f"one of {self._values} values marked at the beginning and asked for {self.length} places later"
+
+
+RULES: dict[str, type[Rule]] = {"markov": Markov, "periodic": Periodic, "marked": Marked}

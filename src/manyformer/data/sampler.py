@@ -23,6 +23,11 @@ class Sampler(Iterator[Batch]):
         """How many batches the present epoch has."""
         return len(self._current())
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether row r of each batch goes on with row r of the batch before it."""
+        return self._current().goes_on
+
     def __next__(self) -> Batch:
         now = self._current()
         batch = shared(now.batch(self.batch), self._share)

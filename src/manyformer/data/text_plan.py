@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import final
 
+import numpy as np
 import torch
 
 from manyformer.batches import MaskedBatch, TextBatch
@@ -62,15 +63,19 @@ class TextPlan(Plan):
 
     def epoch(self, seed: int, number: int) -> "TextEpoch":
         random = generator(seed, number)
-        arrangement = self._layout.arrange(random)
-        order = random.permutation(arrangement.count)
+        arrangement = self._layout.arrange(random, number)
+        order = _order(arrangement, random)
         return TextEpoch(arrangement, order, self._rows, self._finish, (seed, number))
 
     def fixed(self) -> "TextEpoch":
         """The epoch of held-out text, always the same: mixed, so that its first batches are like all of them."""
         arrangement = self._layout.arrange(None)
-        order = generator(FIXED).permutation(arrangement.count)
+        order = _order(arrangement, generator(FIXED))
         return TextEpoch(arrangement, order, self._rows, self._finish, (FIXED,))
+
+
+def _order(arrangement: Arrangement, random: np.random.Generator) -> Whole:
+    return np.arange(arrangement.count) if arrangement.goes_on else random.permutation(arrangement.count)
 
 
 class TextEpoch(Epoch):
@@ -80,6 +85,7 @@ class TextEpoch(Epoch):
         self, arrangement: Arrangement, order: Whole, rows: int, finish: Finish, seeds: tuple[int, ...]
     ) -> None:
         self._arrangement, self._order, self._rows, self._finish = arrangement, order, rows, finish
+        self.goes_on = arrangement.goes_on
         self._seeds = seeds
 
     def __len__(self) -> int:

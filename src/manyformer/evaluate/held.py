@@ -16,7 +16,7 @@ from manyformer.data.open_trees import tagged_of, tagged_rows
 from manyformer.data.opened import read_examples
 from manyformer.data.prepared import kept
 from manyformer.data.records import Row
-from manyformer.data.rows import Documents, Windows
+from manyformer.data.open_text import layout_of
 from manyformer.data.shards import Shard, open_shard, writing_shards
 from manyformer.data.sources import text_sources
 from manyformer.data.tables import table
@@ -99,9 +99,10 @@ def file_of(run: Run, task: str, tokenizers: Tokenizers, path: Path_, room: Path
 
 def _text(run: Run, data: TextData, task: str, tokenizers: Tokenizers, shard: Shard) -> Held:
     masked = task == "masked"
-    layout = (Windows if data.packing == "stream" else Documents)(shard, data.length, shifted=not masked)
+    rows = max(1, run.batch.tokens // data.length)
+    layout = layout_of(data, shard, rows, shifted=not masked)
     finish = Masked(data.masking, tokenizers.source.vocab) if masked else NextToken()
-    plan = TextPlan(layout, max(1, run.batch.tokens // data.length), finish, shard.facts.sha256)
+    plan = TextPlan(layout, rows, finish, shard.facts.sha256)
     return Held(plan.fixed(), _units(shard))
 
 

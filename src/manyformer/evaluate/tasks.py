@@ -15,6 +15,7 @@ from manyformer.errors import UserError
 from manyformer.evaluate.held import Material
 from manyformer.generate import Translator, settings
 from manyformer.models import Classifier, EncoderDecoder, ImageClassifier, Model, Tagger
+from manyformer.models.carrying import Carrying
 from manyformer.scores import (
     Score,
     accuracy,
@@ -172,8 +173,12 @@ TASKS: dict[str, Callable[[Ask], Answer]] = {
 def _likelihood(ask: Ask, *, upto: float) -> Sums:
     assert ask.material.held is not None
     sums, device = Sums(0.0, 0, 0), ask.model.device
+    memory = Carrying(ask.model, goes_on=ask.material.held.goes_on)
     for number, batch in enumerate(ask.material.held, 1):
-        scored = ask.model.score(_there(batch, device))
+        state = memory.before(batch)
+        words = {} if state is None else {"state": state}
+        scored = ask.model.score(_there(batch, device), **words)
+        memory.after(scored)
         sums = Sums(
             sums.nats + float(scored.nll), sums.targets + int(scored.targets), sums.correct + int(scored.correct)
         )

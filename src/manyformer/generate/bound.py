@@ -163,6 +163,7 @@ def _sees_all(layer: Attention) -> bool:
     kernel = layer.kernel
     return (
         type(layer.source) is Own
+        and layer.before is None
         and type(kernel) is Softmax
         and kernel.path in ("auto", "sdpa")
         and kernel.mask in (Causal(), Everything())

@@ -4,10 +4,11 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from manyformer.core import Packed, Place, Plain
+from manyformer.core import Lined, Packed, Place, Plain
 from manyformer.masks import Causal, Everything, Mask
 from manyformer.ops import clipped, flex, shifted, toeplitz
 from manyformer.ops.blocked import BLOCK, blocked
+from manyformer.ops.shifted import Numbers
 from manyformer.ops.softmax import each_document
 from manyformer.ops.toeplitz import Span
 from manyformer.position import Position
@@ -40,13 +41,17 @@ class Call(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A path, and why; for a blocked one its form, and how queries lie against keys: in all, or in each document."""
+    """A path, and why; for a blocked one its form, and how queries lie against keys: in all, or in each document.
+
+    `numbers` tell the documents apart where a row may hold several and they are taken together.
+    """
 
     path: Literal["naive", "blocked", "flex"]
     why: str
     form: Form = "written out"
     span: Span | None = None
     documents: Packed | None = None
+    numbers: Numbers | None = None
 
 
 def choose(call: Call, q: Tensor, k: Tensor, path: str) -> Plan:
@@ -64,7 +69,9 @@ def choose(call: Call, q: Tensor, k: Tensor, path: str) -> Plan:
             )
     found = _blocked(call, q, k, acts)
     queries, pairs = q.shape[2], q.shape[2] * k.shape[2]
-    few = queries <= (BLOCK if found.span is None else FEW_QUERIES) or pairs <= FEW_PAIRS
+    # with its gradient written out, a block takes fewer operations than the definition however few its pairs
+    least = 0 if found.form == "shifted" and q.device.type == "cpu" else FEW_PAIRS
+    few = queries <= (BLOCK if found.span is None else FEW_QUERIES) or pairs <= least
     if path == "auto" and few:
         return Plan("naive", f"{acts}, and there are few")
     return found
@@ -75,6 +82,10 @@ def _blocked(call: Call, q: Tensor, k: Tensor, acts: str) -> Plan:
     found = call.position.by_distance(1, 1)
     name = type(call.position).__name__
     each = "" if documents is None else f", each of {len(documents.documents)} documents by itself"
+    if span is None and found is not None and _is_shift(call.position, found) and (span := _lined(call)) is not None:
+        how = f"written out for {shifted.BLOCK} queries at a time, what they get from distances a view"
+        why = f"{name} has a vector for each distance: {how}, in rows whose tokens stand side by side"
+        return Plan("blocked", why, "shifted", span, numbers=_numbers(call))
     if span is None or found is None:
         return Plan("blocked", f"{acts}: written out for {BLOCK} queries at a time")
     if _is_shift(call.position, found):
@@ -100,7 +111,7 @@ def run(plan: Plan, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if plan.form == "shifted":
-            return _shifted(call, span, q, k, v)
+            return _shifted(call, span, plan.numbers, q, k, v)
         return _by_distance(call, span, q, k, v)
 
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
@@ -132,15 +143,16 @@ def _by_distance(call: Call, span: Span, q: Tensor, k: Tensor, v: Tensor) -> Ten
     return clipped.attend(q, k, v, _terms(found, q), found.values, reach, scale=call.scale)
 
 
-def _shifted(call: Call, span: Span, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _shifted(call: Call, span: Span, numbers: Numbers | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     queries, keys = q.shape[2], k.shape[2]
     # keys ahead are hidden in a causal call, but inside a block they are written out
     ahead = shifted.BLOCK if span.causal else keys - 1 - span.offset
     found = call.position.by_distance(span.offset + queries - 1, ahead)
     assert found is not None
     assert found.keys is not None
+    vectors = found.keys.expand(q.shape[1], -1, -1)
     words = {"scale": call.scale, "dropout": call.dropout}
-    return shifted.attend(q, k, v, found.keys, found.bias, found.back, span, **words)
+    return shifted.attend(q, k, v, vectors, found.turn, found.back, span, numbers=numbers, **words)
 
 
 def _ask(position: Position, span: Span, queries: int, keys: int) -> ByDistance:
@@ -167,7 +179,7 @@ def _is_plain_bias(found: ByDistance) -> bool:
 
 
 def _is_shift(position: Position, found: ByDistance) -> bool:
-    return position.horizon is None and found.keys is not None and found.values is None
+    return position.horizon is None and found.keys is not None and found.bias is None and found.values is None
 
 
 def _narrow(position: Position, found: ByDistance, span: Span) -> bool:
@@ -195,6 +207,24 @@ def _span(call: Call, queries: int, keys: int) -> tuple[Span | None, Packed | No
         return Span(0, causal), None
     tokens = sum(end - begin for _, begin, end in at.documents)
     return (Span(0, causal), at) if tokens >= SHORT * len(at.documents) else (None, None)
+
+
+def _lined(call: Call) -> Span | None:
+    """How queries lie against keys in rows that may differ, but whose tokens all stand side by side."""
+    at, of, causal = call.at.layout, call.of.layout, call.mask == Causal()
+    if not isinstance(at, Plain | Lined) or not isinstance(of, Plain | Lined):
+        return None
+    if not causal and call.mask != Everything():
+        return None
+    offset = at.start - of.start
+    return Span(offset, causal) if 0 <= offset <= call.of.seg.shape[1] - call.at.seg.shape[1] else None
+
+
+def _numbers(call: Call) -> Numbers | None:
+    """The numbers of the documents, where reading them does not tell that each row has a single one."""
+    at, of = call.at.seg, call.of.seg
+    alone = of.device.type == "cpu" and bool((of == of[:, :1]).all()) and bool((at == of[:, :1]).all())
+    return None if alone else Numbers(at, of)
 
 
 def _flexible(call: Call, q: Tensor, k: Tensor) -> Span | None:

@@ -24,19 +24,27 @@ class ModelOut(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """The loss of one batch: the sum over targets in nats, the number of targets, and auxiliary losses per batch."""
+    """The loss of one batch: the sum over targets in nats, the number of targets, and auxiliary losses per batch.
+
+    `state` is what the model remembers of it, where it was given a state to go on from.
+    """
 
     total: Tensor
     targets: Tensor
     extra: Tensor | float = 0.0
+    state: State = None
 
 
 class Score(NamedTuple):
-    """Without smoothing: the negative log-likelihood of all targets in nats, their number, how many were likeliest."""
+    """Without smoothing: the negative log-likelihood of all targets in nats, their number, how many were likeliest.
+
+    `state` is what the model remembers of the batch, where it was given a state to go on from.
+    """
 
     nll: Tensor
     targets: Tensor
     correct: Tensor
+    state: State = None
 
 
 class Spec(NamedTuple):

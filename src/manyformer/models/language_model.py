@@ -53,16 +53,21 @@ class LanguageModel(Model):
         body = self.body.start(batch, capacity=capacity, device=self.device, dtype=self.state_dtype)
         return Stream(body, fresh(batch, self.device))
 
-    def loss(self, batch: Batch, *, smoothing: float = 0.0) -> Loss:
+    def loss(self, batch: Batch, *, smoothing: float = 0.0, state: Stream | None = None) -> Loss:
+        """The training loss; with a state, of rows that go on from it."""
         assert isinstance(batch, TextBatch)
         if self.auxiliary is not None:
+            if state is not None:
+                raise ValueError("losses between layers are for training without a state")
             return self._deep_loss(batch, self.auxiliary, smoothing)
-        hidden, _, extra = self._hidden(batch.tokens, batch.segments, None, ignore)
-        return self.head.loss(hidden, batch.targets, smoothing=smoothing)._replace(extra=extra)
+        hidden, state, extra = self._hidden(batch.tokens, batch.segments, state, ignore)
+        return self.head.loss(hidden, batch.targets, smoothing=smoothing)._replace(extra=extra, state=state)
 
-    def score(self, batch: Batch) -> Score:
+    def score(self, batch: Batch, *, state: Stream | None = None) -> Score:
+        """The plain negative log-likelihood and accuracy; with a state, of rows that go on from it."""
         assert isinstance(batch, TextBatch)
-        return self.head.score(self._hidden(batch.tokens, batch.segments, None, ignore).y, batch.targets)
+        hidden, state, _ = self._hidden(batch.tokens, batch.segments, state, ignore)
+        return self.head.score(hidden, batch.targets)._replace(state=state)
 
     def _deep_loss(self, batch: TextBatch, auxiliary: Auxiliary, smoothing: float) -> Loss:
         assert isinstance(self.body, Chain)

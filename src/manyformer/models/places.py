@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.core import PADDING, Packed, Place, Plain
+from manyformer.core import PADDING, Lined, Packed, Place, Plain
 
 FRESH = -2
 """The segment number of a row that has seen no token yet."""
@@ -18,11 +18,14 @@ class Tail(NamedTuple):
     """Where each row stands: the last real token's position and segment, or `plain` = tokens so far where rows agree.
 
     As long as all rows are one document without padding, `plain` is a number and the tensors are not looked at.
+    `columns` counts all columns so far, and `lined` says that no row has padding between tokens of one document.
     """
 
     pos: Int[Tensor, " b"]
     seg: Int[Tensor, " b"]
     plain: int | None = 0
+    columns: int = 0
+    lined: bool = True
 
 
 def fresh(batch: int, device: torch.device) -> Tail:
@@ -46,12 +49,20 @@ def locate(
     if plain is not None and (segments is None or isinstance(layout, Plain)):
         pos = torch.arange(plain, plain + length, device=tokens.device).expand(batch, -1)
         seg = torch.zeros((), dtype=torch.long, device=tokens.device).expand(batch, length)
-        return Place(pos, seg, Plain(plain)), None if tail is None else tail._replace(plain=plain + length)
+        after = plain + length
+        return Place(pos, seg, Plain(plain)), None if tail is None else tail._replace(plain=after, columns=after)
     before = _explicit(fresh(batch, tokens.device) if tail is None else tail)
     if segments is None:
         segments = torch.where(before.seg == FRESH, 0, before.seg)[:, None].expand(batch, length)
+        lined = before.lined
+    else:
+        lined = _lined(segments, before)
     pos, after = _continue(segments, before)
-    return Place(pos, segments, layout), None if tail is None else after
+    if tail is None:
+        return Place(pos, segments, layout), None
+    if layout is None and lined:
+        return Place(pos, segments, Lined(before.columns)), after._replace(lined=True)
+    return Place(pos, segments, layout), after._replace(lined=lined)
 
 
 def _explicit(tail: Tail) -> Tail:
@@ -60,7 +71,7 @@ def _explicit(tail: Tail) -> Tail:
         return tail
     if tail.plain == 0:
         return fresh(tail.pos.shape[0], tail.pos.device)._replace(plain=None)
-    return Tail(torch.full_like(tail.pos, tail.plain - 1), torch.zeros_like(tail.seg), None)
+    return Tail(torch.full_like(tail.pos, tail.plain - 1), torch.zeros_like(tail.seg), None, tail.plain)
 
 
 def _continue(seg: Int[Tensor, "b l"], before: Tail) -> tuple[Int[Tensor, "b l"], Tail]:
@@ -78,7 +89,21 @@ def _continue(seg: Int[Tensor, "b l"], before: Tail) -> tuple[Int[Tensor, "b l"]
     after_pos = torch.where(final < 0, before.pos[:, None], pos.gather(1, final.clamp(min=0)))
     after_seg = torch.where(final < 0, before.seg[:, None], seg.gather(1, final.clamp(min=0)))
     # a padding token before the first real one has no position; 0 keeps tables from being asked for -1
-    return pos.clamp(min=0), Tail(after_pos[:, 0], after_seg[:, 0], None)
+    return pos.clamp(min=0), Tail(after_pos[:, 0], after_seg[:, 0], None, before.columns + seg.shape[1])
+
+
+def _lined(segments: Int[Tensor, "b l"], before: Tail) -> bool:
+    """Whether documents stand in rising order without padding after them, where reading their numbers is free.
+
+    No document is then in several pieces, and none goes on after padding: padding has the lowest number.
+    """
+    if segments.device.type != "cpu" or not segments.numel():
+        return False
+    numbers, last = segments.numpy(), before.seg.numpy()
+    if (numbers[:, 1:] < numbers[:, :-1]).any() or (numbers[:, 0] < last).any():
+        return False
+    # padding may have parted old documents, but not these
+    return before.lined or bool((numbers[:, 0] > last).all())
 
 
 def _layout(segments: Int[Tensor, "b l"]) -> Packed | Plain | None:

@@ -11,8 +11,8 @@ from manyformer.core import Place, Plain
 class ByDistance(NamedTuple):
     """What a position does as a function of the distance r = j - i of key j from query i, negative in the past.
 
-    It adds bias[r] + q keys[r] to a score, nothing of it scaled any more, and values[r] to what a key gives. Row 0 is
-    r = -back and the last row r = ahead; they also stand for all that is farther.
+    It adds bias[r] + (q + turn) keys[r] to a score, nothing of it scaled any more, and values[r] to what a key gives.
+    Row 0 is r = -back and the last row r = ahead; they also stand for all that is farther.
     """
 
     back: int
@@ -20,6 +20,7 @@ class ByDistance(NamedTuple):
     bias: Float[Tensor, "#h r"] | None = None
     keys: Float[Tensor, "#h r e"] | None = None
     values: Float[Tensor, "#h r f"] | None = None
+    turn: Float[Tensor, "h e"] | None = None
 
 
 def distance(at: Place, of: Place) -> Int[Tensor, "#b l s"]:

@@ -6,13 +6,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import PADDING, Place, Plain
+from manyformer.core import PADDING, Lined, Place, Plain
 from manyformer.position.base import Position
 from manyformer.position.distance import ByDistance, along, distance
 from manyformer.position.waves import check_waves, waves
 
 FARTHEST_KEPT = 1 << 13
 """Sinusoids of larger distances are computed when they are needed."""
+
+
+ROOM = 256
+"""So many more distances are projected than are asked for, where the next tokens will ask for them."""
 
 
 @final
@@ -62,6 +66,7 @@ class XL(Position):
         nn.init.normal_(self.to_r.weight, std=0.02)
         # no buffer: converting the model to another type must not round the table
         self._table: Tensor | None = None
+        self._kept: tuple[tuple[object, ...], int, int, Tensor] | None = None
 
     def query(self, q: Float[Tensor, "b h l e"], place: Place) -> Float[Tensor, "b h l e"]:
         # the kernel's own product then is the whole content term
@@ -84,11 +89,25 @@ class XL(Position):
 
     def by_distance(self, back: int, ahead: int) -> ByDistance:
         rows = self.rows(back, ahead) * (self.to_r.out_features // self.heads) ** -0.5
-        bias = torch.einsum("he,hre->hr", self.biases.v - self.biases.u, rows)
-        return ByDistance(back, ahead, bias=bias, keys=rows)
+        return ByDistance(back, ahead, keys=rows, turn=self.biases.v - self.biases.u)
 
     def rows(self, back: int, ahead: int) -> Float[Tensor, "h r e"]:
         """W R for keys from `back` before to `ahead` after their query, the farthest in the past first."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or (self.training and self.dropout.p):
+            return self._rows(back, ahead)
+        # for one token more, projecting all distances would take longer than all else
+        weight, kind = self.to_r.weight, self.to_r.weight.device.type
+        half = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        same = (weight.data_ptr(), weight._version, weight.dtype, weight.device, half, self.clamp)
+        if self._kept is None or self._kept[0] != same or back > self._kept[1] or ahead > self._kept[2]:
+            far = max(back, 0) + ROOM, max(ahead, 0)
+            # outside inference mode: see `_fixed`
+            with torch.inference_mode(mode=False), torch.no_grad():
+                self._kept = same, *far, self._rows(*far)
+        begin = self._kept[1] - back
+        return self._kept[3][:, begin : begin + back + ahead + 1]
+
+    def _rows(self, back: int, ahead: int) -> Float[Tensor, "h r e"]:
         rows: Tensor = self.to_r(self.dropout(self._fixed(back, ahead).to(self.to_r.weight.dtype)))
         return rows.view(len(rows), self.heads, -1).transpose(0, 1)
 
@@ -111,6 +130,11 @@ class XL(Position):
             return self._table[asked + middle]
         return self._table[middle - back : middle + ahead + 1]
 
+    def train(self, mode: bool = True) -> "XL":
+        # weights that come and go, as those in shards do, may change without a trace
+        self._kept = None
+        return super().train(mode)
+
     def extra_repr(self) -> str:
         return f"{self.heads} heads" + (f", clamp={self.clamp}" if self.clamp is not None else "")
 
@@ -120,7 +144,7 @@ def _spread(at: Place, of: Place) -> tuple[Int[Tensor, "b l s"] | None, int, int
 
     Pairs that never meet, of different documents or with padding, count as no distance.
     """
-    if isinstance(at.layout, Plain) and isinstance(of.layout, Plain):
+    if isinstance(at.layout, Plain | Lined) and isinstance(of.layout, Plain | Lined):
         first = of.layout.start - at.layout.start
         return None, at.pos.shape[1] - 1 - first, first + of.pos.shape[1] - 1
     # a look at the numbers; a GPU is waited for

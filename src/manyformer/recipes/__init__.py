@@ -6,6 +6,7 @@ from manyformer.recipes.bigbird import bigbird, bigbird_lm
 from manyformer.recipes.blockwise import blockwise
 from manyformer.recipes.compose import compose
 from manyformer.recipes.compose_images import compose_images
+from manyformer.recipes.compressive_transformer import compressive_transformer
 from manyformer.recipes.da_transformer import da_transformer
 from manyformer.recipes.deep_char_lm import deep_char_lm
 from manyformer.recipes.fnet import fnet
@@ -26,6 +27,7 @@ from manyformer.recipes.synthesizer import synthesizer
 from manyformer.recipes.transformer import transformer
 from manyformer.recipes.transformer_classifier import transformer_classifier
 from manyformer.recipes.transformer_lm import transformer_lm
+from manyformer.recipes.transformer_xl import transformer_xl
 from manyformer.recipes.vit import vit
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "build",
     "compose",
     "compose_images",
+    "compressive_transformer",
     "da_transformer",
     "deep_char_lm",
     "fnet",
@@ -65,5 +68,6 @@ __all__ = [
     "transformer",
     "transformer_classifier",
     "transformer_lm",
+    "transformer_xl",
     "vit",
 ]

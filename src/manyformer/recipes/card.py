@@ -65,6 +65,14 @@ GLOSSARY = {
     "mixer": "what mixes patches: some attention, or a layer without",
     "dropout": "share of values dropped while training",
     "stretch": "how many times longer than `longest` the scaled rotary positions reach; others have no use for it",
+    "remembered": "tokens before its own that a layer remembers in training and evaluation; null means none",
+    "view": "whether later tokens of a segment see more, or all see as many as are remembered",
+    "clamp": "distances beyond this many tokens count as it; null means none do",
+    "biases": "whether all layers have the same vectors in place of a query without content, or each its own",
+    "compressed": "slots that a layer keeps for what has left its memory",
+    "rate": "tokens that become one slot",
+    "compression": "how tokens become slots",
+    "teacher": "what a compression learns from; null means attention reconstruction, where there is anything to learn",
     "norm": "where norms stand: after each sum, before each branch, or around it",
 }
 """What the keywords mean that recipes have in common: each has one spelling and one meaning everywhere."""

@@ -1,8 +1,10 @@
 """Which tokens become keys and values."""
 
 from manyformer.sources.base import Keys, Project, Source
+from manyformer.sources.after import After
 from manyformer.sources.encoder import Encoded
 from manyformer.sources.own import Own
+from manyformer.sources.remembered import Remembered
 from manyformer.sources.ring import Recent
 
-__all__ = ["Encoded", "Keys", "Own", "Project", "Recent", "Source"]
+__all__ = ["After", "Encoded", "Keys", "Own", "Project", "Recent", "Remembered", "Source"]

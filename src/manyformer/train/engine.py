@@ -1,6 +1,6 @@
 """Model and optimiser as one thing that steps, scores, is written and is read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from manyformer.batches import Batch
 from manyformer.config import OptimConfig
 from manyformer.models import Loss, Model, Score
+from manyformer.models.carrying import Carrying
 from manyformer.train.objective import Objective, targets_in, to_device, tokens_in
 from manyformer.train.optimisers import make_optimiser, set_rate
 from manyformer.train.sharing import Sharing
@@ -27,15 +28,21 @@ class Stepped(NamedTuple):
 
 
 class Engine:
-    """Trains the model of an objective, alone or together with other processes."""
+    """Trains the model of an objective, alone or together with other processes.
 
-    def __init__(self, objective: Objective, optim: OptimConfig, sharing: Sharing) -> None:
+    `goes_on` says that rows go on from batch to batch: a model with a memory then remembers the batches before.
+    """
+
+    def __init__(
+        self, objective: Objective, optim: OptimConfig, sharing: Sharing, *, goes_on: bool = False
+    ) -> None:
         self.sharing, self.world, self.clip = sharing, sharing.world, optim.clip
         self.model: Model = objective.model
         self.device = self.model.device
         self._call = sharing.prepare(objective)
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimiser = make_optimiser(self.model, optim)
+        self.memory = Carrying(self.model, goes_on=goes_on)
 
     def step(self, batches: Sequence[Batch], rate: float) -> Stepped:
         """One step on the sum of these batches and those of the other processes, normalised by all of their targets."""
@@ -55,13 +62,19 @@ class Engine:
         self.optimiser.zero_grad(set_to_none=True)
         return Stepped(figures, targets, tokens)
 
-    def score(self, batch: Batch) -> Score:
-        """The score of our part of a batch, without dropout."""
-        self._call.eval()
-        with torch.no_grad():
-            score = self._call(to_device(batch, self.device))
-        self.sharing.after_scoring(self._call)
-        assert isinstance(score, Score)
+    def scorer(self, *, goes_on: bool) -> Callable[[Batch], Score]:
+        """What scores our parts of the batches of one pass, in their order, without dropout."""
+        memory = Carrying(self.model, goes_on=goes_on)
+
+        def score(batch: Batch) -> Score:
+            self._call.eval()
+            with torch.no_grad():
+                found = self._call(to_device(batch, self.device), memory.before(batch))
+            self.sharing.after_scoring(self._call)
+            assert isinstance(found, Score)
+            memory.after(found)
+            return found
+
         return score
 
     def finite(self) -> bool:
@@ -96,8 +109,9 @@ class Engine:
             weight.copy_(total / len(folders))
 
     def _backward(self, batch: Batch, targets: int, parts: int) -> Tensor:
-        loss = self._call(to_device(batch, self.device))
+        loss = self._call(to_device(batch, self.device), self.memory.before(batch))
         assert isinstance(loss, Loss)
+        self.memory.after(loss)
         mean = whole = loss.total.float() / targets
         extra = torch.zeros_like(mean)
         # a number has no gradient, and bringing it to a GPU would wait for that

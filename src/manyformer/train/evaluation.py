@@ -1,7 +1,9 @@
 """Scores of the validation data while training."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from manyformer.batches import Batch
 from manyformer.config import Evaluate
@@ -15,11 +17,17 @@ def nobody() -> bool:
     return False
 
 
+class Scorer(Protocol):
+    """Begins a pass over batches, and gives what scores them in their order."""
+
+    def __call__(self, *, goes_on: bool) -> Callable[[Batch], Score]: ...
+
+
 class Judge:
     """Scores the model on validation data: loss in nats per target, accuracy, perplexity, bits per byte of text."""
 
-    def __init__(self, score: Callable[[Batch], Score], batches: Held, config: Evaluate, world: World) -> None:
-        self._score, self._config, self._world = score, config, world
+    def __init__(self, scorer: Scorer, batches: Held, config: Evaluate, world: World) -> None:
+        self._scorer, self._config, self._world = scorer, config, world
         self._batches = batches if world.size == 1 else batches.shard(world.rank, world.size)
         units = batches.units
         self._bytes_per_target = None if units is None else units.bytes / units.targets
@@ -27,10 +35,11 @@ class Judge:
     def __call__(self, stop: Callable[[], bool] = nobody) -> dict[str, float] | None:
         """The scores of the model as it is now; None where `stop` asked to end before all was scored."""
         nats, targets, correct = 0.0, 0.0, 0.0
+        score = self._scorer(goes_on=self._batches.goes_on)
         for batch in self._chosen():
             if stop():
                 return None
-            scored = self._score(batch)
+            scored = score(batch)
             nats += float(scored.nll)
             targets += int(scored.targets)
             correct += int(scored.correct)
@@ -38,9 +47,14 @@ class Judge:
         return scores(nats, targets, correct, self._bytes_per_target)
 
     def _chosen(self) -> Iterator[Batch]:
-        """As many batches as are asked for, evenly over all: held-out sequences come in order of their length."""
+        """As many batches as are asked for, evenly over all: held-out sequences come in order of their length.
+
+        Those whose rows go on from each other are taken from the first one on.
+        """
         there = len(self._batches)
         wanted = min(there, self._config.batches or there)
+        if self._batches.goes_on:
+            return itertools.islice(self._batches, wanted)
         chosen = {number * there // wanted for number in range(wanted)}
         return (batch for number, batch in enumerate(self._batches) if number in chosen)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE, Batch, ImageBatch, LabelBatch, PairBatch, TextBatch
-from manyformer.core import PADDING
+from manyformer.core import PADDING, State
 from manyformer.models import Loss, Model, Score
 
 
@@ -20,11 +20,13 @@ class Objective(nn.Module):
         super().__init__()
         self.model, self.smoothing, self.autocast = model, smoothing, autocast
 
-    def forward(self, batch: Batch) -> Loss | Score:
+    def forward(self, batch: Batch, state: State = None) -> Loss | Score:
+        """With a state, of rows that go on from it, which only a language model has."""
+        words = {} if state is None else {"state": state}
         with self._precision():
             if self.training:
-                return self.model.loss(batch, smoothing=self.smoothing)
-            return self.model.score(batch)
+                return self.model.loss(batch, smoothing=self.smoothing, **words)
+            return self.model.score(batch, **words)
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.autocast is None:

@@ -1,11 +1,13 @@
 """From a run in memory to a checkpoint, and back, exactly."""
 
 import json
+from collections.abc import Callable
 from typing import NamedTuple
 
 from manyformer.train.checkpoints import Checkpoint, Store
 from manyformer.train.disk import write_json
 from manyformer.train.engine import Engine
+from manyformer.train.remembering import read_memory, write_memory
 from manyformer.train.rng import generators, restore_generators, seed_everything
 from manyformer.train.source import Feed
 from manyformer.train.standing import Standing
@@ -17,6 +19,7 @@ class Saver(NamedTuple):
     store: Store
     engine: Engine
     feed: Feed
+    tell: Callable[[str], None]
 
     def write(self, standing: Standing) -> bool:
         """Write the checkpoint of this step unless it is there; whether it was written."""
@@ -27,6 +30,7 @@ class Saver(NamedTuple):
         with self.store.writing(standing.step) as folder:
             self.engine.write(folder)
             write_json(folder / f"generators-{world.rank}.json", generators())
+            write_memory(self.engine.memory, folder, world)
             if world.first:
                 write_json(folder / "state.json", state)
         return True
@@ -36,6 +40,8 @@ class Saver(NamedTuple):
         self.engine.read(checkpoint.folder)
         self.feed.load_state_dict(checkpoint.state["data"])
         world = self.engine.world
+        if not read_memory(self.engine.memory, checkpoint.folder, world):
+            self.tell("the memory of earlier batches begins empty: the checkpoint has none for this number of processes")
         ours = checkpoint.folder / f"generators-{world.rank}.json"
         if ours.exists():
             restore_generators(json.loads(ours.read_text(encoding="utf-8")))

@@ -10,6 +10,7 @@ import torch
 
 from manyformer.config import Run
 from manyformer.models import Model
+from manyformer.models.carrying import has_memory
 from manyformer.recipes import get
 from manyformer.train.build import build_model, choose_device, choose_sharing, make_objective
 from manyformer.train.card import model_card
@@ -72,11 +73,12 @@ class Session:
         seed_everything(run.seed)
         self.model = build_model(run, self.data)
         self.weights = sum(weight.numel() for weight in self.model.parameters())
-        self.engine = Engine(make_objective(run, self.model, device), run.optim, sharing)
+        goes_on = self.data.train.goes_on
+        self.engine = Engine(make_objective(run, self.model, device), run.optim, sharing, goes_on=goes_on)
         if world.rank:
             # equal weights, but dropout of one's own
             seed_everything(run.seed + 7919 * world.rank)
-        self.judge = Judge(self.engine.score, self.data.valid, run.evaluate, world)
+        self.judge = Judge(self.engine.scorer, self.data.valid, run.evaluate, world)
         self.loop = self._loop(checkpoint, wish)
         self._introduce(device)
         if checkpoint is not None:
@@ -134,7 +136,7 @@ class Session:
             feed=feed,
             judge=self.judge,
             rate=schedule(run, width=self.model.spec.keywords.get("dim")),
-            saver=Saver(self.store, self.engine, feed),
+            saver=Saver(self.store, self.engine, feed, lambda text: self.tell(Note(text))),
             sinks=self._sinks(checkpoint) if world.first else (),
             tell=self.tell,
             wish=wish,
@@ -156,10 +158,19 @@ class Session:
         lines = (
             *(("data", line) for line in self.data.describe()),
             ("model", f"{self.model.spec.recipe}, {self.weights:,} parameters"),
+            *self._remembers(),
             ("device", f"{device}{threads}{together}, seed {self.run.seed}"),
             ("run", str(self.out)),
         )
         self.tell(Started(lines, self.out))
+
+    def _remembers(self) -> list[tuple[str, str]]:
+        """What becomes of a model's memory, where it has one."""
+        if not has_memory(self.model):
+            return []
+        if self.engine.memory.on:
+            return [("memory", "goes on from batch to batch")]
+        return [("memory", "always empty in training: rows of this data do not go on (data.packing=lanes does that)")]
 
     def _choose(self) -> Choice:
         standing, save = self.loop.standing, self.run.save

@@ -24,21 +24,28 @@ class Span(Protocol):
 
 
 class Held(Protocol):
-    """Validation data: the same batches at every pass."""
+    """Validation data: the same batches at every pass; `goes_on` where row r of each goes on with that before."""
 
     @property
     def units(self) -> Units | None: ...
+    @property
+    def goes_on(self) -> bool: ...
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Batch]: ...
     def shard(self, rank: int, world: int) -> Self: ...
 
 
 class Feed(Protocol):
-    """Training batches for ever, and a position in them: `epoch` finished ones, `batch` of `batches` of the present."""
+    """Training batches for ever, and a position in them: `epoch` finished ones, `batch` of `batches` of the present.
+
+    `goes_on` says that row r of each batch goes on with row r of the batch before it.
+    """
 
     epoch: int
     batch: int
 
+    @property
+    def goes_on(self) -> bool: ...
     @property
     def batches(self) -> int: ...
     def __next__(self) -> Batch: ...

@@ -1,0 +1,118 @@
+"""Transformer-XL: segments that remember those before them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, NamedTuple
+
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Add, Chain, Layer, Pointwise, Residual
+from manyformer.errors import UserError
+from manyformer.feedforward import FeedForward
+from manyformer.kernels import Kernel, Softmax
+from manyformer.masks import Causal, Window
+from manyformer.models import Embedding, Head, LanguageModel
+from manyformer.position import XL, XLBiases
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import NormOrder, branch, small_std
+from manyformer.sources import Remembered, Source
+
+Biases = Literal["shared", "own"]
+
+
+@recipe(
+    "Transformer-XL",
+    paper="Dai et al. 2019, Transformer-XL: Attentive Language Models beyond a Fixed-Length Context, arXiv:1901.02860",
+    new="Every layer also attends to what it was given in the segment before; distances, not positions, tell where.",
+    task="language-model",
+    causal=True,
+    streams=True,
+    cost="O(l (l + m) d + l d^2) per layer, m tokens remembered",
+    because={"cross": "a language model reads one sequence only"},
+    # streaming is one pass as long as the memory holds everything
+    small={"remembered": 512},
+)
+def transformer_xl(
+    vocab: int = 256,
+    dim: int = 512,
+    depth: int = 12,
+    heads: int = 8,
+    hidden: int | None = None,
+    remembered: int | None = 512,
+    view: Literal["growing", "equal"] = "growing",
+    clamp: int | None = None,
+    biases: Biases = "shared",
+    dropout: float = 0.1,
+    norm: NormOrder = "post",
+) -> LanguageModel:
+    """The 12-layer model for enwik8 by default; `hidden` is 4 dim unless given. Data in lanes makes use of the memory.
+
+    Memory and segment may be of other lengths in evaluation than in training: `remembered`, `view` and `clamp` (for
+    much longer memories, 820 in the paper's code) change no weight. With `view="equal"` the loss does not depend on how
+    a text is cut. We drop out what branches give to the stream, embeddings and the sinusoids of distances; the code
+    also inside the feed-forward layers and before the output. Matrices start as N(0, 0.4 / dim) where it has 0.02.
+    With other norms than the paper's, the memory is of the bare stream, normed again when it is used.
+    """
+    if view == "equal" and remembered is None:
+        raise UserError("view 'equal' is of as many tokens as are remembered; set remembered, or view to growing")
+    def attention(parts: Parts) -> Layer:
+        seen = Causal() if view == "growing" or remembered is None else Window(remembered)
+        return parts.attention(Softmax(seen), None if remembered is None else Remembered(remembered, dim))
+
+    return xl_model(vocab, dim, depth, heads, hidden, attention, clamp, biases, dropout, norm)
+
+
+class Parts(NamedTuple):
+    """What the attention of one layer is made of."""
+
+    dim: int
+    heads: int
+    position: XL
+    before: nn.Module | None
+
+    def attention(self, kernel: Kernel, source: Source | None) -> Attention:
+        """Attention without biases, at these positions."""
+        _, heads, position, before = self
+        return Attention(self.dim, heads, kernel, position=position, source=source, before=before, bias=False)
+
+
+def xl_model(
+    vocab: int,
+    dim: int,
+    depth: int,
+    heads: int,
+    hidden: int | None,
+    attention: Callable[[Parts], Layer],
+    clamp: int | None,
+    biases: Biases,
+    dropout: float,
+    norm: NormOrder,
+) -> LanguageModel:
+    """A language model with Transformer-XL's positions, and in each layer what `attention` makes.
+
+    Under other norms than post-norm the attention norms what goes into it by itself, so that what it remembers is the
+    bare stream.
+    """
+    if dim % heads:
+        raise UserError(f"dim ({dim}) must be a multiple of heads ({heads})")
+    shared = XLBiases(heads, dim // heads) if biases == "shared" else None
+    layer_norm, std = partial(nn.LayerNorm, dim), small_std(dim)
+
+    def layer() -> Chain:
+        position = XL(dim, heads, biases=shared, clamp=clamp, dropout=dropout)
+        made = attention(Parts(dim, heads, position, None if norm == "post" else layer_norm()))
+        join = Add(dropout=dropout) if dropout else None
+        after, within = (layer_norm() if norm == order else None for order in ("post", "sandwich"))
+        ff = branch(FeedForward(dim, hidden), order=norm, norm=layer_norm, dropout=dropout)
+        return Chain(attention=Residual(made, within=within, after=after, join=join), ff=ff)
+
+    layers: dict[str, Layer] = {str(number): layer() for number in range(depth)}
+    if norm != "post":
+        layers["norm"] = Pointwise(layer_norm())
+    body = Chain(**layers)
+    for module in body.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=std)
+    embed = Embedding(vocab, dim, scale=dim**0.5, std=std, dropout=dropout)
+    return LanguageModel(embed, body, Head(dim, vocab, tied=embed.token))

@@ -1,0 +1,103 @@
+"""Lanes: rows that go on from batch to batch, every target once, documents numbered in rising order."""
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_data_rows import documents, pairs_of, shard_of
+
+from manyformer.batches import IGNORE
+from manyformer.config import SyntheticData, TextData
+from manyformer.data import open_data
+from manyformer.data.lanes import Lanes
+from manyformer.data.plan import generator
+from manyformer.data.rows import Rows
+from manyformer.data.text_plan import NextToken, TextPlan
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 12), st.integers(1, 5), st.integers(0, 5))
+@settings(max_examples=80, deadline=None)
+def test_every_target_once_and_rows_go_on(sizes: list[int], length: int, rows: int, seed: int) -> None:
+    shard = shard_of(sizes)
+    wanted = Counter(pair for tokens in documents(shard) for pair in itertools.pairwise(tokens))
+    for epoch, random in enumerate((None, generator(seed, 0), generator(seed, 1))):
+        arrangement = Lanes(shard, length, rows, shifted=True).arrange(random, epoch)
+        found = arrangement.rows(np.arange(arrangement.count))
+        assert pairs_of(found) == wanted
+        assert arrangement.count % rows == 0
+        assert found.segments is not None
+        for lane in range(rows):
+            mine = Rows(*(part[lane::rows].ravel() for part in found))  # type: ignore[union-attr]
+            real = mine.own
+            assert not (np.diff(real.astype(int)) > 0).any(), "padding stands at the end of a lane alone"
+            assert mine.segments is not None
+            numbers = mine.segments[real]
+            assert (np.diff(numbers) >= 0).all()
+            assert (mine.segments[~real] == -1).all()
+            assert (mine.targets[~real] == IGNORE).all()
+            # a target is the next token of the lane
+            tokens, targets = mine.tokens[real], mine.targets[real]
+            known = targets[:-1] != IGNORE
+            assert (targets[:-1][known] == tokens[1:][known]).all()
+            # a document begins where the number changes
+            assert ((np.diff(numbers) > 0) <= (tokens[1:] == 1)).all()
+
+
+def test_numbers_rise_through_all_epochs_and_positions_are_kept(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("In the beginning was the word. " * 40)
+    config: Any = TextData(path=str(file), length=16, packing="lanes", valid=0.2)
+    data, again = (open_data(config, "language-model", batch_tokens=64, cache=tmp_path / "c", seed=0) for _ in "12")
+    assert data.train.goes_on
+    assert data.valid.goes_on
+    last = torch.full((4,), -1)
+    for _ in range(3 * data.train.batches):
+        batch = next(data.train)
+        assert batch.segments is not None
+        real = batch.segments.amax(1)
+        assert ((batch.segments[:, 0] >= last) | (real < 0)).all()
+        last = torch.maximum(last, real)
+    again.train.load_state_dict(data.train.state_dict())
+    for one, other in zip(next(data.train), next(again.train), strict=True):
+        assert torch.equal(one, other)
+    assert "each going on where it ended in the batch before" in data.describe()[-1]
+
+
+def test_ranks_have_lanes_of_their_own() -> None:
+    shard = shard_of([50, 60])
+    whole = TextPlan(Lanes(shard, 4, 4, shifted=True), 4, NextToken(), "x").epoch(0, 0)
+    assert whole.goes_on
+    assert all(len(whole.batch(number).tokens) == 4 for number in range(len(whole)))
+
+
+@pytest.mark.parametrize("task", ["periodic", "marked"])
+def test_a_rule_s_sequences_in_parts(task: str, tmp_path: Path) -> None:
+    words: dict[str, Any] = {"task": task, "symbols": 17, "length": 8, "valid": 640, "period": 5}
+    parts, whole = (SyntheticData(**words, parts=4), SyntheticData(**{**words, "length": 32}))
+    cut, one = (
+        open_data(data, "language-model", batch_tokens=3 * data.length, cache=tmp_path, seed=0)
+        for data in (parts, whole)
+    )
+    pieces, expected = [next(cut.train) for _ in range(8)], [next(one.train) for _ in range(2)]
+    for number in range(2):
+        mine = pieces[4 * number : 4 * number + 4]
+        assert torch.equal(torch.cat([piece.tokens for piece in mine], 1), expected[number].tokens)
+        assert torch.equal(torch.cat([piece.targets for piece in mine], 1), expected[number].targets)
+        assert all((piece.segments == number).all() for piece in mine)
+    assert cut.train.goes_on
+    assert not one.train.goes_on
+    assert len(cut.valid) % 4 == 0
+    if task == "periodic":
+        assert torch.equal(expected[0].tokens[:, 5:], expected[0].tokens[:, :-5])
+    else:
+        tokens, targets = expected[0].tokens - 5, expected[0].targets - 5
+        marked = (tokens >= 8) & (tokens < 16)
+        assert marked[:, :8].sum(1).tolist() == [1, 1, 1]
+        assert (targets[:, -8:] == (tokens[marked] - 8)[:, None]).all()
+        assert (expected[0].targets[:, :-8] == IGNORE).all()

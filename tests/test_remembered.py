@@ -1,0 +1,207 @@
+"""Segment recurrence: with everything remembered it is one pass, rows reset by document, and the past gets no gradient."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import manyformer as mf
+from manyformer.attention import Attention
+from manyformer.core import PADDING, Context, Lined, Place, Plain, State, tree_map
+from manyformer.errors import UserError
+from manyformer.kernels import Softmax
+from manyformer.masks import Causal
+from manyformer.models import LanguageModel
+from manyformer.models.places import fresh, locate
+from manyformer.position import XL
+from manyformer.sources import Remembered
+from manyformer.sources.remembered import Inputs, Lately, Room
+
+VOCAB, SMALL = 13, {"vocab": 13, "dim": 8, "depth": 2, "heads": 2, "hidden": 12, "dropout": 0.0}
+
+
+def made(**words: Any) -> LanguageModel:
+    torch.manual_seed(3)
+    model = mf.build("transformer-xl", **{**SMALL, **words}).double()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.3)
+    assert isinstance(model, LanguageModel)
+    return model
+
+
+def read(
+    model: LanguageModel, tokens: Tensor, sizes: list[int], segments: Tensor | None = None, capacity: int | None = None
+) -> tuple[Tensor, State]:
+    state, parts, begin = model.start(len(tokens), capacity=capacity), [], 0
+    for size in sizes:
+        columns = slice(begin, begin + size)
+        logits, state, _ = model(tokens[:, columns], None if segments is None else segments[:, columns], state)
+        parts.append(logits)
+        begin += size
+    return torch.cat(parts, 1), state
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("sizes", [[8, 8, 8], [1] * 24, [5, 18, 1]])
+def test_a_memory_of_everything_is_one_pass(sizes: list[int], training: bool, norm: str) -> None:
+    model, tokens = made(remembered=24, norm=norm).train(training), torch.randint(0, VOCAB, (2, 24))
+    found, _ = read(model, tokens, sizes)
+    torch.testing.assert_close(found, model(tokens).logits, atol=1e-10, rtol=0)
+
+
+DOCUMENTS = torch.tensor(
+    [[0] * 9 + [1] * 11 + [2] * 4, [3] * 24, [PADDING] * 5 + [4] * 6 + [7] * 13, [0] * 12 + [PADDING] * 4 + [9] * 8]
+)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("capacity", [None, 24])
+def test_rows_reset_where_their_documents_end(training: bool, capacity: int | None) -> None:
+    """Each document as if it were alone, whatever was in its row before it, with padding on either side."""
+    model, tokens = made(remembered=24).train(training), torch.randint(0, VOCAB, (4, 24))
+    with torch.set_grad_enabled(capacity is None):
+        found, _ = read(model, tokens, [7, 7, 1, 9], DOCUMENTS, None if training else capacity)
+        for row, number in ((0, 0), (0, 1), (0, 2), (1, 3), (2, 4), (2, 7), (3, 0), (3, 9)):
+            at = DOCUMENTS[row] == number
+            alone = model(tokens[row][at][None]).logits[0]
+            torch.testing.assert_close(found[row, at], alone, atol=1e-10, rtol=0)
+
+
+def test_padding_in_between_takes_no_room_in_the_memory() -> None:
+    model, tokens = made(remembered=6).eval(), torch.randint(0, VOCAB, (1, 12))
+    holes = torch.zeros(1, 12, dtype=torch.long)
+    holes[0, [3, 4, 9]] = PADDING
+    for capacity in (None, 12):
+        with torch.no_grad():
+            found, _ = read(model, tokens, [1] * 12, holes, capacity)
+            expected, _ = read(model, tokens[holes != PADDING][None], [1] * 9, None, capacity)
+        torch.testing.assert_close(found[holes != PADDING], expected[0], atol=1e-10, rtol=0)
+
+
+def test_the_gradient_ends_with_the_segment() -> None:
+    """Inside the segment it is that of one pass in which the past is given; the past itself gets none."""
+    layer = Attention(8, 2, Softmax(Causal()), position=XL(8, 2), source=Remembered(9, 8), bias=False).double()
+    x = torch.randn(2, 9, 8, dtype=torch.float64, requires_grad=True)
+    state, outs = layer.start(2, device=x.device, dtype=x.dtype), []
+    for begin in (0, 4):
+        end = 4 if begin == 0 else 9
+        pos = torch.arange(begin, end).expand(2, -1)
+        out = layer(x[:, begin:end], Context(Place(pos, torch.zeros_like(pos), Plain(begin))), state)
+        state = out.state
+        outs.append(out.y)
+    up = torch.randn_like(outs[1])
+    found = torch.autograd.grad(outs[1], [x, *layer.parameters()], up)
+    given = torch.cat([x[:, :4].detach(), x[:, 4:]], 1)
+    pos = torch.arange(9).expand(2, -1)
+    whole = layer(given, Context(Place(pos, torch.zeros_like(pos), Plain()))).y[:, 4:]
+    expected = torch.autograd.grad(whole, [x, *layer.parameters()], up)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
+    assert not found[0][:, :4].any()
+
+
+def test_the_state_holds_what_the_layer_was_given_last() -> None:
+    model, tokens = made(remembered=5), torch.randint(0, VOCAB, (2, 12))
+    _, state = read(model.train(), tokens, [6, 6])
+    kept = state.body[0][0].source
+    assert isinstance(kept, Inputs)
+    x = model.embed(tokens, locate(tokens, None, None)[0])
+    torch.testing.assert_close(kept.x, x[:, -5:])
+    assert not kept.x.requires_grad
+    assert kept.pos.tolist() == [[7, 8, 9, 10, 11]] * 2
+    _, state = read(model.eval(), tokens, [6, 6])
+    assert isinstance(state.body[0][0].source, Lately)
+    assert state.body[0][0].source.k.shape == (2, 2, 5, 4)
+
+
+@pytest.mark.parametrize("capacity", [None, 30])
+def test_with_an_equal_view_it_does_not_matter_how_a_text_is_cut(capacity: int | None) -> None:
+    """Every token sees as many as are remembered, itself among them: also far beyond the memory."""
+    model, tokens = made(remembered=6, view="equal").eval(), torch.randint(0, VOCAB, (2, 30))
+    with torch.no_grad():
+        whole = model(tokens).logits
+        for sizes in ([1] * 30, [10, 10, 10], [4, 25, 1]):
+            found, state = read(model, tokens, sizes, None, capacity)
+            torch.testing.assert_close(found, whole, atol=1e-10, rtol=0)
+            if capacity is not None:
+                assert isinstance(state.body[0][0].source, Room)
+                # a step writes in place; nothing is moved but once for a whole memory
+                assert state.body[0][0].source.k.shape[2] <= 31
+
+
+def test_other_lengths_than_those_of_training() -> None:
+    """The weights fit any memory and segment; a growing view sees all of its segment and the memory before it."""
+    model, longer = made(remembered=4), made(remembered=10, clamp=8)
+    longer.load_state_dict(model.state_dict())
+    tokens = torch.randint(0, VOCAB, (1, 9))
+    _, state = read(longer.eval(), tokens, [3, 3])
+    assert state.body[1][0].source.k.shape[2] == 6
+    torch.testing.assert_close(read(longer, tokens, [9])[0][:, :8], model.eval()(tokens).logits[:, :8])
+
+
+def test_states_are_chosen_copied_and_moved_like_any_other() -> None:
+    model, tokens = made(remembered=7).eval(), torch.randint(0, VOCAB, (3, 14))
+    segments = torch.tensor([[0] * 14, [1] * 5 + [2] * 9, [3] * 14])
+    with torch.no_grad():
+        _, state = read(model, tokens, [5, 5], segments)
+        expected = model(tokens[:, 10:], segments[:, 10:], state).logits
+        order = torch.tensor([2, 0, 0])
+        chosen = tree_map(lambda t: t.index_select(0, order), state)
+        found = model(tokens[order, 10:], segments[order, 10:], chosen).logits
+        torch.testing.assert_close(found, expected[order], atol=1e-12, rtol=0)
+        again = pickle.loads(pickle.dumps(tree_map(lambda t: t.to("cpu", copy=True), state)))
+        assert torch.equal(model(tokens[:, 10:], segments[:, 10:], again).logits, expected)
+        reset = segments[:, 10:] + torch.tensor([[9], [0], [0]])
+        others = model(tokens[:, 10:], reset, state).logits
+    torch.testing.assert_close(others[1:], expected[1:], atol=1e-12, rtol=0)
+    torch.testing.assert_close(others[0], model(tokens[:1, 10:]).logits[0], atol=1e-10, rtol=0)
+
+
+def test_a_reserved_state_is_for_writing() -> None:
+    model, tokens = made(remembered=4).eval(), torch.randint(0, VOCAB, (1, 5))
+    with pytest.raises(ValueError, match="written in place"):
+        model(tokens, None, model.start(1, capacity=8))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(UserError, match="view 'equal'"):
+        mf.build("transformer-xl", **SMALL, remembered=None, view="equal")
+    with pytest.raises(UserError, match=r"dim \(8\) must be a multiple of heads \(3\)"):
+        mf.build("transformer-xl", **{**SMALL, "heads": 3})
+    with pytest.raises(ValueError, match=r"Remembered: size \(0\)"):
+        Remembered(0, 8)
+
+
+def test_layers_share_the_biases_or_have_their_own() -> None:
+    shared, own = (sum(p.numel() for p in made(biases=kind).parameters()) for kind in ("shared", "own"))
+    assert own - shared == 2 * 8
+
+
+def test_where_tokens_stand_side_by_side_is_known() -> None:
+    tail, layouts = fresh(2, torch.device("cpu")), []
+    steps = ([[0, 0, 1], [3, 3, 3]], [[1, 1, 1], [3, 4, 4]], [[1, PADDING, 1], [4, 4, 4]], [[1, 2, 2], [4, 4, 5]])
+    for numbers in (*steps, [[5, 5, 5], [6, 6, 6]], [[5, 5, 5], [6, 7, 7]]):
+        segments = torch.tensor(numbers)
+        place, tail = locate(segments, segments, tail)
+        assert tail is not None
+        layouts.append(place.layout)
+    assert layouts[1:] == [Lined(3), None, None, Lined(12), Lined(15)]
+    copied = copy.copy(place).columns(1, 3)
+    assert copied.layout == Lined(16)
+
+
+def test_kept_rows_of_distances_follow_the_weights() -> None:
+    """Projected once for many steps; anew after any change of the weights."""
+    xl = XL(8, 2).eval()
+    with torch.no_grad():
+        first = xl.rows(5, 0)
+        assert xl.rows(4, 0).data_ptr() == first[:, 1:].data_ptr()
+        xl.to_r.weight.mul_(2)
+        torch.testing.assert_close(xl.rows(5, 0), 2 * first)
+    assert xl.rows(5, 0).requires_grad

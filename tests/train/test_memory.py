@@ -1,0 +1,125 @@
+"""A model's memory in training: carried from batch to batch, kept in checkpoints, begun anew for validation."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fakes import a_run
+from runs import Heard, go, learned, stopped
+from safetensors import safe_open
+
+import manyformer as mf
+from manyformer.batches import TextBatch
+from manyformer.config import AdamW, Evaluate, Run
+from manyformer.models import LanguageModel
+from manyformer.models.carrying import Carrying, has_memory
+from manyformer.train.engine import Engine
+from manyformer.train.evaluation import Judge
+from manyformer.train.events import Started
+from manyformer.train.objective import Objective
+from manyformer.train.sharing import Alone
+from manyformer.train.verb import open_source
+from manyformer.train.world import ALONE
+
+WORDS: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "remembered": 12, "dropout": 0.1}
+
+
+def a_lane_run(tmp_path: Path, name: str, recipe: str = "transformer-xl", **given: Any) -> Run:
+    text = tmp_path / "text.txt"
+    text.write_text("It was the best of times, it was the worst of times. " * 30)
+    data = {"kind": "text", "path": str(text), "length": 8, "packing": "lanes", "valid": 0.2}
+    settings = {"model": WORDS, "data": data, "batch": {"tokens": 32, "accumulate": 2}, "limits": {"steps": 7}}
+    return a_run(tmp_path / name, recipe, **{**settings, "evaluate": {"every": 2}, "save": {"every": 3}, **given})
+
+
+@pytest.mark.parametrize("recipe", ["transformer-xl", "compressive-transformer"])
+def test_a_killed_run_goes_on_with_its_memory(recipe: str, tmp_path: Path) -> None:
+    more = {"compressed": 6, "rate": 2, "teacher": "through-time"} if recipe != "transformer-xl" else {}
+    given: dict[str, Any] = {"recipe": recipe, "model": WORDS | more}
+    heard = Heard()
+    go(a_lane_run(tmp_path, "whole", **given), heard, opened=open_source)
+    run = a_lane_run(tmp_path, "run", **given)
+    for step in (2, 5):
+        stopped(run, step, opened=open_source)
+    go(run, opened=open_source)
+    assert learned(tmp_path / "run") == learned(tmp_path / "whole")
+    weights = [(tmp_path / name / "model/model.safetensors").read_bytes() for name in ("run", "whole")]
+    assert weights[0] == weights[1]
+    (started,) = (event for event in heard if isinstance(event, Started))
+    assert ("memory", "goes on from batch to batch") in started.lines
+    kept = sorted((tmp_path / "run/checkpoints").glob("*/memory-0-of-1.safetensors"))
+    assert kept
+    with safe_open(kept[-1], "pt") as opened:
+        assert opened.metadata()["rows"] == "4"
+
+
+def test_without_rows_that_go_on_the_memory_stays_empty_and_this_is_told(tmp_path: Path) -> None:
+    run = a_lane_run(tmp_path, "run", limits={"steps": 1}, evaluate={"every": None})
+    stream = run.model_copy(update={"data": run.data.model_copy(update={"packing": "stream"})})
+    heard = Heard()
+    go(stream, heard, opened=open_source)
+    (started,) = (event for event in heard if isinstance(event, Started))
+    (told,) = (text for name, text in started.lines if name == "memory")
+    assert "data.packing=lanes" in told
+    assert not list((tmp_path / "run/checkpoints").glob("*/memory*"))
+
+
+def batches(count: int, length: int = 6, rows: int = 3) -> list[TextBatch]:
+    tokens = torch.randint(0, 11, (rows, count * length + 1))
+    return [
+        TextBatch(tokens[:, n * length : (n + 1) * length], tokens[:, n * length + 1 : (n + 1) * length + 1])
+        for n in range(count)
+    ]
+
+
+def tiny(**words: Any) -> LanguageModel:
+    model = mf.build("transformer-xl", **{**WORDS, "vocab": 11, "dropout": 0.0, "remembered": 50, **words})
+    assert isinstance(model, LanguageModel)
+    return model
+
+
+def test_steps_learn_from_what_was_read_before() -> None:
+    model, read = tiny(), batches(3)
+    engine = Engine(Objective(model, smoothing=0.0, autocast=None), AdamW(lr=1e-3), Alone(), goes_on=True)
+    for batch in read:
+        stepped = engine.step([batch], 0.0)
+    whole = TextBatch(*(torch.cat([batch[n] for batch in read], 1) for n in (0, 1)))  # type: ignore[arg-type]
+    logits = model(whole.tokens).logits[:, 12:]
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), whole.targets[:, 12:].flatten())
+    torch.testing.assert_close(stepped.figures[0], expected.detach())
+    engine.step([batches(1, rows=2)[0]], 0.0)
+    assert engine.memory.rows == 2
+
+
+class Held(list[TextBatch]):
+    units = None
+    goes_on = True
+
+    def shard(self, rank: int, world: int) -> "Held":
+        return self
+
+
+def test_every_validation_begins_with_an_empty_memory_and_leaves_that_of_training_alone() -> None:
+    model, read = tiny(), Held(batches(4))
+    engine = Engine(Objective(model, smoothing=0.0, autocast=None), AdamW(lr=1e-3), Alone(), goes_on=True)
+    engine.step([read[0]], 0.0)
+    before = engine.memory.state
+    judge = Judge(engine.scorer, read, Evaluate(), ALONE)
+    first, second = judge(), judge()
+    assert first == second
+    assert engine.memory.state is before
+    whole = TextBatch(*(torch.cat([batch[n] for batch in read], 1) for n in (0, 1)))  # type: ignore[arg-type]
+    assert first is not None
+    assert first["loss"] == pytest.approx(float(model.eval().score(whole).nll) / whole.targets.numel(), abs=1e-5)
+    part = Judge(engine.scorer, read, Evaluate(batches=2), ALONE)()
+    half = TextBatch(whole.tokens[:, :12], whole.targets[:, :12])
+    assert part is not None
+    assert part["loss"] == pytest.approx(float(model.score(half).nll) / half.targets.numel(), abs=1e-5)
+
+
+def test_only_models_with_a_memory_carry_one() -> None:
+    assert has_memory(tiny())
+    assert not has_memory(tiny(remembered=None))
+    assert not has_memory(mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=2))
+    assert Carrying(tiny(), goes_on=False).before(batches(1)[0]) is None
