@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyformer.core import PADDING, Place, Plain
 from manyformer.position.base import Position
-from manyformer.position.waves import Layout, check_waves, waves
+from manyformer.position.waves import BASE, Layout, check_waves, waves
 
 
 class Absolute(Position, ABC):
@@ -32,27 +32,29 @@ class Sinusoid(Absolute):
     """Fixed sines and cosines of geometric wavelengths (Vaswani et al. 2017, section 3.5), for any position.
 
     Channel 2i is sin(pos / 10000^(2i/dim)) and channel 2i+1 its cosine, as in the paper; with `layout="halves"` all
-    sines come first, as in Marian; "timing" is Tensor2Tensor's signal, with other frequencies. Angles are taken in
-    float64 and the table is kept in float32, so that positions do not collide in half precision.
+    sines come first, as in Marian; "timing" is Tensor2Tensor's signal, with other frequencies. A `base` below
+    10000 spares waves that are much longer than the sequence. Angles are taken in float64 and the table is kept in
+    float32, so that positions do not collide in half precision.
     """
 
-    def __init__(self, dim: int, *, layout: Layout = "interleaved") -> None:
+    def __init__(self, dim: int, *, layout: Layout = "interleaved", base: float = BASE) -> None:
         super().__init__()
-        check_waves(dim, layout, "Sinusoid")
-        self.dim = dim
+        check_waves(dim, layout, "Sinusoid", base=base)
+        self.dim, self.base = dim, base
         self.layout: Layout = layout
-        self.register_buffer("table", waves(torch.arange(512), dim, layout), persistent=False)
+        self.register_buffer("table", waves(torch.arange(512), dim, layout, base=base), persistent=False)
         self.table: Tensor
 
     def rows(self, pos: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
         # a position that no table row holds yet is computed, so no look at the largest one is needed
-        return waves(pos, self.dim, self.layout)
+        return waves(pos, self.dim, self.layout, base=self.base)
 
     def embed(self, x: Float[Tensor, "b l d"], place: Place) -> Float[Tensor, "b l d"]:
         if isinstance(place.layout, Plain):
             first, last = place.layout.start, place.layout.start + x.shape[1]
             if last > self.table.shape[0]:
-                self.table = waves(torch.arange(2 * last, device=self.table.device), self.dim, self.layout)
+                pos = torch.arange(2 * last, device=self.table.device)
+                self.table = waves(pos, self.dim, self.layout, base=self.base)
             return x + self.table[first:last].to(x.dtype)
         return x + self.rows(place.pos).to(x.dtype)
 

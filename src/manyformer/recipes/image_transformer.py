@@ -1,9 +1,11 @@
 """The Image Transformer: images are written value by value, and each value sees a neighbourhood of pixels."""
 
+import math
 from functools import partial
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from manyformer.attention import Attention
 from manyformer.core import Layer
@@ -118,14 +120,29 @@ def image_transformer_2d(
 def _embedding(vocab: int, dim: int, shape: Shape, block: tuple[int, int], dropout: float) -> Embedding:
     """Values, a table for each channel, and where the value is that each of them is to predict (section 3.1).
 
-    Half of the width tells the row of that value, half its column and channel.
+    Half of the width tells the row of that value, half its column and channel, in sines and cosines whose waves are at
+    most about twice as long as the image; most of the paper's, of up to 60,000 pixels, would be the same everywhere.
     """
     height, width, channels = shape
     if dim % 4:
         raise UserError(f"dim ({dim}) must be a multiple of 4: half of it is sines and cosines of the row")
-    axes = [Sinusoid(dim // 2), Sinusoid(dim // 2)]
-    places = GridConcat((height, width * channels), axes, order=torch.from_numpy(order_of(shape, block)))
-    return Embedding(vocab, dim, position=places, tables=channels, scale=dim**0.5, dropout=dropout)
+    sides = (height, width * channels)
+    axes = [Sinusoid(dim // 2, base=max(side / math.pi, 2.0)) for side in sides]
+    places = GridConcat(sides, axes, order=torch.from_numpy(order_of(shape, block)))
+    embed = Embedding(vocab, dim, position=places, tables=channels, scale=dim**0.5, dropout=dropout)
+    if vocab > SPECIALS:
+        embed.token.weight.data.view(channels, vocab, dim)[:, SPECIALS:] = _alike(vocab - SPECIALS, dim)
+    return embed
+
+
+def _alike(levels: int, dim: int) -> Float[Tensor, "levels d"]:
+    """Vectors of norm 1 for levels, of which neighbours are alike: half a wave over all levels, up to sixteen.
+
+    The paper's start at random, so that each of 256 shades must be learned by itself.
+    """
+    waves = math.pi / levels * torch.logspace(0, 5, dim // 2, base=2)
+    angle = torch.arange(levels)[:, None] * waves
+    return torch.cat([angle.sin(), angle.cos()], dim=1) * math.sqrt(2 / dim)
 
 
 def _output(vocab: int, dim: int, mixtures: int | None) -> Output:
