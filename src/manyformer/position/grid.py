@@ -26,7 +26,7 @@ class Grid(Absolute):
         axes: Sequence[Absolute],
         *,
         before: int = 0,
-        order: Int[Tensor, " cells"] | None = None,
+        order: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         if not shape or min(shape) < 1:
@@ -39,9 +39,9 @@ class Grid(Absolute):
         self.shape, self.before = tuple(shape), before
         self.cells = before + math.prod(shape)
         self.longest = self.cells
-        if order is not None and sorted(order.tolist()) != list(range(math.prod(shape))):
+        if order is not None and sorted(order) != list(range(math.prod(shape))):
             raise ValueError(f"{type(self).__name__}: order must name each of the {math.prod(shape)} cells once")
-        self.register_buffer("order", order, persistent=False)
+        self.register_buffer("order", None if order is None else torch.tensor(order), persistent=False)
         self.order: Tensor | None
         self.axes = nn.ModuleList(axes)
 

@@ -12,7 +12,7 @@ Layout = Literal["interleaved", "halves", "timing"]
 
 
 BASE = 10_000.0
-"""The longest wave of the paper has about this many radians."""
+"""The longest wave is 2 pi times as long, about."""
 
 
 def waves(

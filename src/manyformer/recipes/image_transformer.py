@@ -128,7 +128,7 @@ def _embedding(vocab: int, dim: int, shape: Shape, block: tuple[int, int], dropo
         raise UserError(f"dim ({dim}) must be a multiple of 4: half of it is sines and cosines of the row")
     sides = (height, width * channels)
     axes = [Sinusoid(dim // 2, base=max(side / math.pi, 2.0)) for side in sides]
-    places = GridConcat(sides, axes, order=torch.from_numpy(order_of(shape, block)))
+    places = GridConcat(sides, axes, order=order_of(shape, block).tolist())
     embed = Embedding(vocab, dim, position=places, tables=channels, scale=dim**0.5, dropout=dropout)
     if vocab > SPECIALS:
         embed.token.weight.data.view(channels, vocab, dim)[:, SPECIALS:] = _alike(vocab - SPECIALS, dim)
