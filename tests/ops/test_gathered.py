@@ -1,5 +1,6 @@
 """Attention among neighbouring chunks equals a dense softmax over the pairs that meet, found by counting one by one."""
 
+from collections import Counter
 from itertools import product
 
 import pytest
@@ -21,19 +22,19 @@ def positions() -> Tensor:
 
 
 def met(bucket: Tensor, unit: Unit, before: int, after: int, causal: bool) -> Tensor:
-    """Who sees whom, by going through every pair."""
+    """Who sees whom, by counting tokens one by one."""
     pos, found = positions(), torch.zeros(4, LENGTH, LENGTH, dtype=torch.bool)
-    for rank_of, row in product(bucket, range(4)):
-        count: dict[tuple[int, ...], int] = {}
-        chunk = {}
-        for t in sorted(range(LENGTH), key=lambda t: (int(SEG[row, t]), int(rank_of[row, t]), t)):
-            key = (int(SEG[row, t]), int(rank_of[row, t])) if unit == "bucket" else (int(SEG[row, t]),)
-            count[key] = count.get(key, 0) + 1
-            chunk[t] = (count[key] - 1) // CHUNK
-        for i, j in product(range(LENGTH), repeat=2):
-            same = SEG[row, i] == SEG[row, j] != -1 and rank_of[row, i] == rank_of[row, j]
-            allowed = pos[row, j] < pos[row, i] if causal else i != j
-            found[row, i, j] |= same and allowed and -after <= chunk[i] - chunk[j] <= before
+    for one, row in product(bucket, range(4)):
+        count: Counter[tuple[int, ...]] = Counter()
+        chunk = torch.zeros(LENGTH, dtype=torch.long)
+        for t in sorted(range(LENGTH), key=lambda t: (int(SEG[row, t]), int(one[row, t]), t)):
+            key = (int(SEG[row, t]), int(one[row, t])) if unit == "bucket" else (int(SEG[row, t]),)
+            chunk[t] = count[key] // CHUNK
+            count[key] += 1
+        apart = chunk[:, None] - chunk
+        same = (SEG[row, :, None] == SEG[row]) & (one[row, :, None] == one[row])
+        allowed = pos[row, :, None] > pos[row] if causal else ~torch.eye(LENGTH, dtype=torch.bool)
+        found[row] |= same & allowed & (apart <= before) & (apart >= -after) & (SEG[row] >= 0)
     own = torch.eye(LENGTH, dtype=torch.bool) & (SEG >= 0)[:, None]
     return found | (own & ~found.any(-1, keepdim=True))
 
@@ -62,7 +63,7 @@ def test_the_same_as_a_dense_softmax(unit: Unit, before: int, after: int, dtype:
     real = SEG >= 0
     want = (scores.masked_fill(~real[..., None], 0.0).softmax(-1) @ inputs[2])[real]
     ways = tuple(arrange(one, SEG, CHUNK, unit=unit, reach=before + after) for one in bucket)
-    sight = Sight(ways, before, after, positions().flatten(), not after)
+    sight = Sight(ways, before, after, causal=not after)
     got = gathered.attend(*(x.flatten(0, 1) for x in inputs), sight, scale=0.7).view(4, LENGTH, -1)
     tolerance = 1e-10 if dtype == torch.float64 else 1e-5
     assert (got[real] - want).abs().max() < tolerance
@@ -74,7 +75,7 @@ def test_the_same_as_a_dense_softmax(unit: Unit, before: int, after: int, dtype:
 def test_in_pieces_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, bucket = drawn(torch.float64)
     ways = tuple(arrange(one, SEG, CHUNK, unit="bucket", reach=1) for one in bucket)
-    sight = Sight(ways, 1, 0, positions().flatten(), True)
+    sight = Sight(ways, 1, 0, causal=True)
     flat = [x.flatten(0, 1) for x in inputs]
     found = []
     for pairs in (1 << 18, 100):
@@ -108,7 +109,7 @@ def test_nothing_but_padding() -> None:
     way = arrange(torch.zeros_like(seg), seg, 2, unit="document", reach=1)
     assert way.tokens.shape == (0, 2)
     x = torch.randn(10, 3, requires_grad=True)
-    y = gathered.attend(x, x, x, Sight((way,), 1, 0, torch.arange(10), True), scale=1.0)
+    y = gathered.attend(x, x, x, Sight((way,), 1, 0, causal=True), scale=1.0)
     assert bool(torch.isfinite(torch.autograd.grad(y.sum(), x)[0]).all())
 
 

@@ -21,20 +21,19 @@ ROOM = 1 << 24
 class Chunks(NamedTuple):
     """Tokens in chunks, -1 where a chunk is not full; the slot of each token; and what is known of each token.
 
-    `mark` numbers the chunks so that those of other buckets are far away: a token sees another one of its bucket if
-    their marks differ by no more chunks than it looks back or ahead. `rank` counts the earlier tokens of the unit.
-    Padding lies in no chunk; its slot is one after the last.
+    `bucket` numbers the buckets of all documents. `mark` numbers the chunks so that those of other buckets are far
+    away: a token sees another one of its bucket if their marks differ by no more chunks than it looks back or ahead.
+    `rank` counts the earlier tokens of the unit. Padding lies in no chunk; its slot is one after the last.
     """
 
     tokens: Int[Tensor, "c m"]
     slot: Int[Tensor, " n"]
+    bucket: Int[Tensor, " n"]
     mark: Int[Tensor, " n"]
     rank: Int[Tensor, " n"]
 
 
-def arrange(
-    bucket: Int[Tensor, "n l"], seg: Int[Tensor, "n l"], size: int, *, unit: Unit, reach: int
-) -> Chunks:
+def arrange(bucket: Int[Tensor, "n l"], seg: Int[Tensor, "n l"], size: int, *, unit: Unit, reach: int) -> Chunks:
     """Sort each row by document and bucket, keeping the order of tokens, and cut every unit into chunks of `size`.
 
     `reach` is how many chunks a token looks back and ahead together.
@@ -53,11 +52,13 @@ def arrange(
     chunk = starts.flatten().cumsum(0) - 1
     count = int(chunk[-1]) + 1 if len(chunk) else 0
     slot = torch.where(real.flatten(), chunk * size + rank.flatten() % size, count * size)
-    mark = chunk + (reach + 1) * turns.flatten().cumsum(0)
+    number = turns.flatten().cumsum(0)
+    mark = chunk + (reach + 1) * number
     token = (order + torch.arange(len(order), device=order.device)[:, None] * length).flatten()
     tokens = torch.full((count * size + 1,), -1, device=token.device).scatter_(0, slot, token)[:-1]
-    slot, mark, rank = (torch.empty_like(token).scatter_(0, token, x) for x in (slot, mark, rank.flatten()))
-    return Chunks(tokens.view(count, size), slot, mark.int(), rank)
+    known = (slot, number, mark, rank.flatten())
+    slot, number, mark, rank = (torch.empty_like(token).scatter_(0, token, x) for x in known)
+    return Chunks(tokens.view(count, size), slot, number.int(), mark.int(), rank)
 
 
 def sizes(seg: Int[Tensor, "n l"]) -> Int[Tensor, "n l"]:

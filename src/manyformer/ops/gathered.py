@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from manyformer.ops import flash
@@ -27,15 +27,15 @@ EMPTY, IDLE = -(1 << 30), -(1 << 29)
 
 
 class Sight(NamedTuple):
-    """Ways of cutting tokens into chunks, how many chunks one looks back and ahead, and positions in documents.
+    """Ways of cutting tokens into chunks, and how many chunks one looks back and ahead.
 
-    A token sees those that stand before it if it is `causal`, else all others; itself only where it sees nothing else.
+    A token sees those of its bucket that stand before it if it is `causal`, else all others; itself only where it sees
+    nothing else.
     """
 
     ways: tuple[Chunks, ...]
     before: int
     after: int
-    position: Int[Tensor, " n"]
     causal: bool
 
 
@@ -129,12 +129,12 @@ def _backward(saved: tuple[Tensor, ...], grads: list[Tensor], sight: Sight, numb
         grad += total.index_select(0, slot)
 
 
-def _cut(x: Float[Tensor, "n *e"], way: Chunks) -> Float[Tensor, "c m *e"]:
+def _cut(x: Shaped[Tensor, "n *e"], way: Chunks) -> Shaped[Tensor, "c m *e"]:
     """The tokens in their slots; what an empty one holds means nothing."""
     return x.index_select(0, way.tokens.flatten().clamp(min=0)).view(*way.tokens.shape, *x.shape[1:])
 
 
-def _framed(x: Tensor, sight: Sight, fill: float = 0.0) -> Tensor:
+def _framed(x: Tensor, sight: Sight, fill: int = 0) -> Tensor:
     """With empty chunks before the first one and after the last."""
     return F.pad(x, [0, 0] * (x.ndim - 1) + [sight.before, sight.after], value=fill)
 
@@ -150,25 +150,41 @@ def _pieces(sight: Sight, number: int) -> Iterator[tuple[slice, Bool[Tensor, "p 
     """Some chunks at a time, and which of their pairs meet in this way for the first time."""
     way = sight.ways[number]
     count, size = way.tokens.shape
-    empty = way.tokens < 0
-
-    def both(of: Tensor) -> tuple[Tensor, Tensor]:
-        cut = _cut(of, way)
-        framed = _framed(cut.masked_fill(empty, EMPTY), sight, EMPTY)
-        return cut.masked_fill(empty, IDLE)[:, :, None], _windows(framed, sight)[:, None]
-
-    marks = [both(other.mark) for other in sight.ways[: number + 1]]
-    positions = both(sight.position)
-    wide = size * size * (sight.before + 1 + sight.after)
-    step = max(PAIRS.get(way.tokens.device.type, MANY) // wide, 1)
+    here, there = _both(way.bucket, sight, way)
+    there, order = _windows(there, sight), _order(sight, size, way.tokens.device)
+    earlier = [_both(other.mark, sight, way) for other in sight.ways[:number]]
+    step = max(PAIRS.get(way.tokens.device.type, MANY) // order.numel(), 1)
     for begin in range(0, count, step):
         some = slice(begin, min(begin + step, count))
-        here, there = (x[some] for x in positions)
-        seen = here > there if sight.causal else here != there
-        for back, (one, other) in enumerate(reversed(marks)):
-            met = together(one[some], other[some], sight.before, sight.after)
-            seen &= ~met if back else met
+        seen = (here[some, :, None] == there[some, None]) & order
+        if earlier:
+            _forget(seen, begin, earlier, sight)
         yield some, seen
+
+
+def _both(x: Int[Tensor, " n"], sight: Sight, way: Chunks) -> tuple[Int[Tensor, "c m"], Int[Tensor, "k m"]]:
+    """What is known of each token in the slots, and in the framed ones, where nobody finds an empty slot."""
+    cut, empty = _cut(x, way), way.tokens < 0
+    return cut.masked_fill(empty, IDLE), _framed(cut.masked_fill(empty, EMPTY), sight, EMPTY)
+
+
+def _order(sight: Sight, size: int, device: torch.device) -> Bool[Tensor, "m s"]:
+    """Which of the slots that a chunk looks at may be seen: tokens of one bucket lie in the order of the document."""
+    own = torch.arange(size, device=device)[:, None] + sight.before * size
+    other = torch.arange((sight.before + 1 + sight.after) * size, device=device)
+    return other < own if sight.causal else other != own
+
+
+def _forget(seen: Bool[Tensor, "p m s"], begin: int, earlier: list[tuple[Tensor, Tensor]], sight: Sight) -> None:
+    """Take out the pairs that met in one of the earlier ways; few are seen at all, so these are looked up."""
+    _, size, wide = seen.shape
+    index = seen.flatten().nonzero()[:, 0]
+    query = index // wide
+    mine, other = query + begin * size, (query // size + begin) * size + index % wide
+    met = torch.zeros_like(index, dtype=torch.bool)
+    for here, there in earlier:
+        met |= together(here.flatten()[mine], there.flatten()[other], sight.before, sight.after)
+    seen.view(-1)[index[met]] = False
 
 
 def _bias(seen: Bool[Tensor, "p m s"], q: Tensor) -> Float[Tensor, "p 1 m s"]:
