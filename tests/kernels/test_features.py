@@ -169,15 +169,32 @@ def test_closed_forms() -> None:
     assert Deterministic(reach=2)(x[None, None, None], place(1)).y[0, 0, 0].tolist() == [0] * 6 + [2, 0, 3, 0, 6, 0]
 
 
-@pytest.mark.parametrize("make", [lambda: Positive(3, 5, floor=0.1), lambda: Fourier(3, 8, heads=2), EluPlusOne])
+@pytest.mark.parametrize("make", [lambda: Positive(3, 5, floor=0.0), lambda: Fourier(3, 8, heads=2), EluPlusOne])
 def test_gradients_written_by_hand_are_those_of_finite_differences(make: Any) -> None:
     features = make().double()
     x = torch.randn(1, 2, 4, 3, dtype=torch.float64, requires_grad=True)
 
-    def both(x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part for part in features(x, place(4)) if part is not None)
+    def whole(x: Tensor) -> Tensor:
+        y, log = features(x, place(4))
+        # what the two parts share is a constant to gradients, and cancels in the product
+        return y if log is None else y * log.exp()[..., None]
 
-    assert torch.autograd.gradcheck(both, (x,))
+    assert torch.autograd.gradcheck(whole, (x,))
+
+
+def test_a_floor_is_a_constant_to_gradients() -> None:
+    """Relative to the largest feature: exp(w.x - c) + floor with the largest c taken as a number."""
+    features = Positive(3, 5, floor=0.1).double()
+    x = torch.randn(1, 2, 4, 3, dtype=torch.float64, requires_grad=True)
+    y, log = features(x, place(4))
+    assert log is not None
+    scaled = x * 3**-0.25
+    products = scaled @ features.matrix[0].T
+    top = products.detach().amax(-1, keepdim=True)
+    wanted = (products - top).exp() + 0.1, (top - scaled.square().sum(-1, keepdim=True) / 2)[..., 0] - math.log(5) / 2
+    up = torch.randn_like(y), torch.randn_like(log)
+    torch.testing.assert_close((y, log), wanted)
+    torch.testing.assert_close(*(torch.autograd.grad(pair, x, up)[0] for pair in ((y, log), wanted)))
 
 
 class TestRedrawing:

@@ -62,7 +62,7 @@ def recurrent(
             memory = memory.where(same[:, None, None, None], 0.0)
         if decay is not None:
             memory = memory * decay[:, :, i, None, None].exp()
-        memory = memory + c[:, :, i, :, None] * v[:, :, i, None, :]
+        memory = torch.addcmul(memory, c[:, :, i, :, None], v[:, :, i, None, :])
         outputs.append((a[:, :, i, None, :] @ memory)[:, :, 0])
     return Summed(torch.stack(outputs, dim=2), memory)
 
@@ -79,7 +79,7 @@ def chunked(
 ) -> Summed:
     """Chunks of tokens in parallel: pairs within a chunk, and a memory of all that lies before it.
 
-    Gradients are written by hand: they keep the inputs alone and make pairs and memories again.
+    Gradients are written by hand: they keep the inputs, the pairs and the memories, each about as large as an input.
     """
     length = a.shape[2]
     chunk = min(chunk, length)
@@ -144,20 +144,19 @@ class _Flow(NamedTuple):
 def _flow(decay: Tensor | None, run: Tensor | None, chunk: int, like: Tensor) -> _Flow:
     if decay is None and run is None:
         return _Flow(None, None, None, None)
-    past = torch.ones(chunk, chunk, dtype=torch.bool, device=like.device).tril()
     parts: list[Tensor] = []
     if decay is not None:
         total = decay.reshape(*decay.shape[:-1], -1, chunk).cumsum(-1)
-        apart = (total[..., :, None] - total[..., None, :]).masked_fill(~past, -torch.inf)
+        # where nothing is seen the exponent may be large, and on a CPU exp(-inf) takes twenty times as long as exp(0)
+        inside = (total[..., :, None] - total[..., None, :]).clamp_(max=0.0).exp_().tril_()
         last = total[..., -1:]
-        parts = [apart.exp(), total.exp()[..., None], (last - total).exp()[..., None], last.exp()[..., None]]
+        parts = [inside, total.exp()[..., None], (last - total).exp()[..., None], last.exp()[..., None]]
     if run is not None:
         run = run.reshape(run.shape[0], 1, -1, chunk)
         # the memory at the beginning of a chunk is that of the last run before it
         before = torch.nn.functional.pad(run[:, :, :-1, -1:], (0, 0, 1, 0))
         last = run[..., -1:]
-        inside = (run[..., :, None] == run[..., None, :]) & past
-        same = [inside, (run == before)[..., None], (run == last)[..., None], (last == before)[..., None]]
+        same = [(run[..., :, None] == run[..., None, :]).tril(), (run == before)[..., None], (run == last)[..., None], (last == before)[..., None]]
         parts = [p * s for p, s in zip(parts, same)] if parts else [s.to(like.dtype) for s in same]
     return _Flow(*parts)
 
@@ -171,26 +170,27 @@ class _Chunked(torch.autograd.Function):
         flow = _flow(decay, run, chunk, a)
         A, C, V = (x.unflatten(2, (-1, chunk)) for x in (a, c, v))
         memories, last = _memories(C, V, flow, memory)
-        y = _product(_pairs(A, C, flow), V, _through(A @ memories, flow.enter)).flatten(2, 3)
+        pairs = _pairs(A, C, flow)
+        y = _product(pairs, V, _through(A @ memories, flow.enter)).flatten(2, 3)
         ctx.set_materialize_grads(False)
         # what a gradient of the decay needs; most decays are given, not learned
-        ctx.save_for_backward(a, c, v, decay, run, memory, *((y, last) if ctx.needs_input_grad[3] else (None, None)))
+        ends = (y, last) if ctx.needs_input_grad[3] else (None, None)
+        ctx.save_for_backward(a, c, v, decay, run, pairs, memories, *ends)
         ctx.chunk = chunk
         return y, last
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *up: Any) -> tuple[Tensor | None, ...]:
-        a, c, v, decay, run, memory, y, last = ctx.saved_tensors
+        a, c, v, decay, run, pairs, memories, y, last = ctx.saved_tensors
         dy, dlast = up
         dy = torch.zeros_like(v) if dy is None else dy
-        dlast = torch.zeros_like(memory) if dlast is None else dlast
+        dlast = torch.zeros_like(memories[:, :, 0]) if dlast is None else dlast
         flow = _flow(decay, run, ctx.chunk, a)
         A, C, V, dY = (x.unflatten(2, (-1, ctx.chunk)) for x in (a, c, v, dy))
-        memories, _ = _memories(C, V, flow, memory)
         entered = _through(dY, flow.enter)
         later, dmemory = _gradients_of_memories(A.mT @ entered, flow, dlast)
-        pairs, dpairs = _pairs(A, C, flow), _pairs(dY, V, flow)
+        dpairs = _pairs(dY, V, flow)
         da = _product(dpairs, C, entered @ memories.mT).flatten(2, 3)
         dc = _product(dpairs.mT, A, _through(V, flow.leave) @ later.mT).flatten(2, 3)
         dv = _product(pairs.mT, dY, _through(C @ later, flow.leave)).flatten(2, 3)
@@ -221,7 +221,7 @@ def _memories(c: Tensor, v: Tensor, flow: _Flow, memory: Tensor) -> tuple[Tensor
     # one chunk after the other: on a CPU half the time of torch's cumsum, which also knows no decay
     for number in range(sums.shape[2]):
         here = sums[:, :, number]
-        after = here + (memory if flow.keep is None else memory * flow.keep[:, :, number])
+        after = _faded(here, memory, flow, number)
         here.copy_(memory)
         memory = after
     return sums, memory
@@ -231,10 +231,15 @@ def _gradients_of_memories(sums: Tensor, flow: _Flow, last: Tensor) -> tuple[Ten
     """From those of reading in each chunk: the gradient of the memory after each chunk, and of the first memory."""
     for number in reversed(range(sums.shape[2])):
         here = sums[:, :, number]
-        before = here + (last if flow.keep is None else last * flow.keep[:, :, number])
+        before = _faded(here, last, flow, number)
         here.copy_(last)
         last = before
     return sums, last
+
+
+def _faded(here: Tensor, other: Tensor, flow: _Flow, number: int) -> Tensor:
+    """here + other, as much of it as gets through chunk `number`."""
+    return here + other if flow.keep is None else torch.addcmul(here, other, flow.keep[:, :, number])
 
 
 def _gradient_of_decay(y: Tensor, dy: Tensor, v: Tensor, dv: Tensor, last: Tensor, dlast: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ class Positive(RandomFeatures):
 
     Every token's features are divided by the largest of them, which stands in `Features.log`; the published code
     divides those of all keys by the largest over the whole row, so that later keys reach earlier outputs. `floor` is
-    added to every feature after that, as there (1e-6): no query then finds all keys vanished.
+    added to every feature after that, as there (1e-6): no query then finds all keys vanished. Gradients take the
+    largest as given, as there: without a floor it cancels.
     """
 
     def __init__(
@@ -83,9 +84,9 @@ class _Positive(torch.autograd.Function):
         # heads before tokens in memory, so that all products are one
         x = x.clone(memory_format=torch.contiguous_format).mul_(x.shape[-1] ** -0.25)
         y = x @ matrix.T
-        top, index = y.max(-1, keepdim=True)
+        top = y.amax(-1, keepdim=True)
         y.sub_(top).exp_().add_(floor)
-        ctx.save_for_backward(x, matrix, y, index)
+        ctx.save_for_backward(x, matrix, y)
         ctx.floor = floor
         # the estimate is the mean over directions
         return y, top[..., 0] - x.square().sum(-1) / 2 - math.log(y.shape[-1]) / 2
@@ -93,10 +94,6 @@ class _Positive(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *up: Tensor) -> tuple[Tensor, None, None]:
-        (x, matrix, y, index), (dy, dlog) = ctx.saved_tensors, up
-        dproducts = (y - ctx.floor).mul_(dy)
-        # what all features are divided by is one of them
-        dtop = dlog[..., None] - dproducts.sum(-1, keepdim=True)
-        dproducts.scatter_add_(-1, index, dtop)
-        dx = (dproducts @ matrix).addcmul_(x, dlog[..., None], value=-1)
+        (x, matrix, y), (dy, dlog) = ctx.saved_tensors, up
+        dx = ((y - ctx.floor).mul_(dy) @ matrix).addcmul_(x, dlog[..., None], value=-1)
         return dx.mul_(x.shape[-1] ** -0.25), None, None
