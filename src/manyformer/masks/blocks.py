@@ -118,6 +118,8 @@ class Local2D(Mask):
         k_top, k_bottom, k_left, k_right = self._area(k)
         near = (k_right >= q_left - self.beside) & (k_left <= q_right + self.beside)
         may = near & (k_bottom >= q_top - self.above) & (k_top <= q_bottom) & (k.first <= q.last)
+        # queries of several strips are not known by their columns
+        may = may & (q.first - k.last <= self.reach)
         return Bounds(may, torch.zeros_like(may))
 
     @property
@@ -125,7 +127,7 @@ class Local2D(Mask):
         return True
 
     @property
-    def reach(self) -> int | None:
+    def reach(self) -> int:
         # from the last pixel of a block to the first one of the outermost block that it sees: above and to the left
         across, strips, left = self.width // self.columns, -(-self.above // self.rows), -(-self.beside // self.columns)
         back = strips * across + min(left, across - 1)

@@ -17,8 +17,10 @@ def log_levels(
 ) -> Float[Tensor, "*b k levels"]:
     """The log-probability of every level under each distribution."""
     edges = (torch.arange(levels - 1, device=mean.device, dtype=mean.dtype) + 0.5) * step(levels) - 1
-    below = F.logsigmoid((edges - mean[..., None]) * torch.exp(-log_scale)[..., None])
-    above = F.logsigmoid((mean[..., None] - edges) * torch.exp(-log_scale)[..., None])
+    at = (edges - mean[..., None]) * torch.exp(-log_scale)[..., None]
+    below = F.logsigmoid(at)
+    # log s(-a) = log s(a) - a: what is lost where a is far below 0 is little beside what `below` is there
+    above = below - at
     # both ends are open
     inner = _width(log_scale, levels)[..., None].expand(*log_scale.shape, levels - 2)
     return F.pad(below, (0, 1)) + F.pad(above, (1, 0)) + F.pad(inner, (1, 1))
