@@ -27,9 +27,10 @@ tokens = st.one_of(
     st.builds(lambda p, b, n: m.Columns(p, b % p, min(b % p + n, p)), *[st.integers(1, 9)] * 3),
     st.builds(m.Role, st.integers(0, 2)),
 )
+tokens = st.one_of(tokens, st.builds(lambda a, b: a | b, tokens, tokens))
 
 leaves: st.SearchStrategy[Mask] = st.one_of(
-    st.sampled_from([m.Everything(), m.Nothing(), m.Causal(), m.Document()]),
+    st.sampled_from([m.Everything(), m.Nothing(), m.Causal(), m.Document(), m.Part()]),
     st.builds(m.Window, st.integers(1, 30), st.integers(0, 20), st.integers(1, 3)),
     st.builds(m.Stride, st.integers(1, 9)),
     st.builds(m.Blocks, st.integers(1, 20), st.integers(0, 9), st.integers(0, 9)),
@@ -55,9 +56,13 @@ def _larger(masks: st.SearchStrategy[Mask]) -> st.SearchStrategy[Mask]:
 expressions = st.recursive(leaves, _larger, max_leaves=5)
 
 
+APART = ((torch.float32, 1e-5), (torch.float64, 1e-10))
+"""How near sparse attention must be to dense attention, by type."""
+
+
 @st.composite
 def places(draw: st.DrawFn, most: int = 40) -> Place:
-    """Rows as they come: whole, padded, packed, with documents in pieces; with and without roles."""
+    """Rows as they come: whole, padded, packed, with documents in pieces; with and without roles and parts."""
     length = draw(st.integers(1, most))
     kind = draw(st.sampled_from(["plain", "right", "any"]))
     if kind == "plain":
@@ -69,7 +74,9 @@ def places(draw: st.DrawFn, most: int = 40) -> Place:
         numbers = st.lists(st.integers(PADDING, 2), min_size=length, max_size=length)
         rows = [sorted(draw(numbers)), draw(numbers)]
     place = place_of(rows)
-    return place._replace(role=torch.randint(0, 3, place.pos.shape)) if draw(st.booleans()) else place
+    if draw(st.booleans()):
+        place = place._replace(role=torch.randint(0, 3, place.pos.shape))
+    return place._replace(part=place.pos // 5 - draw(st.integers(0, 1))) if draw(st.booleans()) else place
 
 
 @given(expressions, places(), places(), st.integers(1, 9), st.sampled_from([None, 2, 3]))
@@ -103,18 +110,21 @@ def test_terms_and_heads_are_the_mask(mask: Mask, place: Place) -> None:
         assert (union.dense(place, place, 1)[:, 0] == dense[:, head]).all()
 
 
-@given(expressions, places(), st.sampled_from([1, 2, 4]), st.integers(2, 16))
+@given(expressions, places(), st.sampled_from([1, 2, 4]), st.integers(2, 16), st.sampled_from(APART))
 @settings(max_examples=80, deadline=None)
-def test_any_expression_is_dense_attention(mask: Mask, place: Place, groups: int, size: int) -> None:
-    """Small blocks, so that rows of a few tokens have many of them."""
+def test_any_expression_is_dense_attention(
+    mask: Mask, place: Place, groups: int, size: int, apart: tuple[torch.dtype, float]
+) -> None:
+    """Outputs and gradients, heads alike or not; small blocks, so that rows of a few tokens have many of them."""
     qkv = inputs(place, groups) if size % 2 else alike(place, groups)
+    qkv = tuple(x.detach().to(apart[0]).requires_grad_() for x in qkv)  # type: ignore[assignment]
     real = (place.seg != PADDING)[:, None, :, None]
-    up = torch.randn(*qkv[0].shape[:3], qkv[2].shape[-1], dtype=torch.float64) * real
+    up = torch.randn(*qkv[0].shape[:3], qkv[2].shape[-1], dtype=apart[0]) * real
     with pytest.MonkeyPatch.context() as patch:
         small_blocks(patch, size)
         found, *gradients = run(Softmax(mask, path="sparse"), qkv, up, place, place)
     wanted, *expected = run(Softmax(mask, path="naive"), qkv, up, place, place)
-    assert_near((found * real, *gradients), (wanted * real, *expected), 1e-10)
+    assert_near((found * real, *gradients), (wanted * real, *expected), apart[1])
 
 
 def small_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
@@ -123,7 +133,7 @@ def small_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
     patch.setattr(plans, "RATES", {size: 1.0, 2 * size: 1.0})
     patch.setattr(plans, "BLOCK", size)
     patch.setattr(plans, "CALL", 0)
-    plans._plain.cache_clear()
+    plans._spelled.cache_clear()
 
 
 def alike(place: Place, groups: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -169,7 +179,7 @@ def test_patterns_are_dense_attention(name: str, rows: str) -> None:
         place = place._replace(role=(torch.rand(place.pos.shape) < 0.02).long())
     real = (place.seg != PADDING)[:, None, :, None]
     wide = alike(place, 2)
-    for dtype, apart in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
+    for dtype, apart in APART:
         qkv = tuple(x.detach().to(dtype).requires_grad_() for x in wide)
         up = torch.randn(*qkv[0].shape[:3], qkv[2].shape[-1], dtype=dtype) * real
         found, *gradients = run(Softmax(mask, path="sparse"), qkv, up, place, place)

@@ -59,6 +59,25 @@ class Packed(NamedTuple):
         return len(set(rows)) == len(rows) and all(begin == 0 for _, begin, _ in self.documents)
 
 
+class Fronted(NamedTuple):
+    """The first `front` columns are summaries, which stand before a text, or padding; `behind` tells of the text.
+
+    Where that is `Plain()` there is no padding and summary i is at position i, of part i where parts are of `stretch`
+    tokens each, of none where that is None.
+    """
+
+    front: int
+    behind: Plain | None = None
+    stretch: int | None = None
+
+
+GLOBAL = 1
+"""The role of a token that sees all and is seen by all, where masks let it."""
+
+SUMMARY = -1
+"""The role of a token that belongs to no text but stands before one; nobody gives it to tokens of a text."""
+
+
 class Tree(NamedTuple):
     """Where tokens hang in the dependency trees of their documents; -1 in all three for a token in no tree.
 
@@ -78,22 +97,24 @@ class Place(NamedTuple):
     `pos` is the position within the token's document, `seg` the document within the row (`PADDING` for padding);
     a token sees only its own segment. `layout` is what is known of both without looking at the tensors, which lets a
     kernel pick its fastest exact path; None promises nothing. `tree` is there where the model was told of trees.
-    `role` is a number that masks may ask for, such as 1 for a global token; None means 0 for every token.
+    `role` is a number that masks may ask for, such as `GLOBAL`; None means 0 for every token. `part` is the number of
+    the stretch of its document, such as a sentence, that a token belongs to, -1 or None for none.
     """
 
     pos: Int[Tensor, "b l"]
     seg: Int[Tensor, "b l"]
-    layout: Plain | Lined | Packed | None = None
+    layout: Plain | Lined | Packed | Fronted | None = None
     tree: Tree | None = None
     role: Int[Tensor, "b l"] | None = None
+    part: Int[Tensor, "b l"] | None = None
 
     def columns(self, begin: int, end: int) -> "Place":
         """The places of the tokens from column `begin` to before column `end`."""
         tree = None if self.tree is None else Tree(*(part[:, begin:end] for part in self.tree))
         known = self.layout
         layout = type(known)(known.start + begin) if isinstance(known, Plain | Lined) else None
-        role = None if self.role is None else self.role[:, begin:end]
-        return Place(self.pos[:, begin:end], self.seg[:, begin:end], layout, tree, role)
+        role, part = (None if field is None else field[:, begin:end] for field in (self.role, self.part))
+        return Place(self.pos[:, begin:end], self.seg[:, begin:end], layout, tree, role, part)
 
 
 class Out(NamedTuple):

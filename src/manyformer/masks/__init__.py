@@ -6,9 +6,9 @@ memories and gathers. Kernels always add the rule that a token sees its own segm
 """
 
 from manyformer.masks.base import And, Everything, Mask, Not, Nothing, Or
-from manyformer.masks.blocks import Blocks, Local2D, Permuted
+from manyformer.masks.blocks import Above2D, Blocks, Local2D, Permuted
 from manyformer.masks.heads import Heads
-from manyformer.masks.local import Causal, Document, Stride, Window
+from manyformer.masks.local import Causal, Document, Part, Stride, Window
 from manyformer.masks.patterns import (
     Schedule,
     around,
@@ -22,15 +22,17 @@ from manyformer.masks.patterns import (
     union,
 )
 from manyformer.masks.random import Listed, RandomBlocks
-from manyformer.masks.tokens import By, Columns, First, Global, Positions, Role, To, Tokens
+from manyformer.masks.tokens import By, Columns, Either, First, Global, Positions, Role, To, Tokens
 
 __all__ = [
+    "Above2D",
     "And",
     "Blocks",
     "By",
     "Causal",
     "Columns",
     "Document",
+    "Either",
     "Everything",
     "First",
     "Global",
@@ -41,6 +43,7 @@ __all__ = [
     "Not",
     "Nothing",
     "Or",
+    "Part",
     "Permuted",
     "Positions",
     "RandomBlocks",

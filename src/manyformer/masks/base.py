@@ -1,7 +1,8 @@
 """What a mask is: a predicate on places with an algebra, exact for pairs and conservative for whole blocks."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, final
 
 import torch
@@ -238,6 +239,22 @@ def both(left: Mask, right: Mask) -> Mask:
 def role_of(place: Place) -> Int[Tensor, "..."]:
     """The roles of tokens, 0 where nobody gave any."""
     return torch.zeros_like(place.pos) if place.role is None else place.role
+
+
+def part_of(place: Place) -> Int[Tensor, "..."]:
+    """The parts that tokens belong to, none where nobody gave any."""
+    return torch.full_like(place.pos, -1) if place.part is None else place.part
+
+
+def mentions(expression: Any, test: Callable[[Any], bool]) -> bool:
+    """Whether the test holds of a mask, of a choice of tokens, or of any part of one."""
+    if test(expression):
+        return True
+    if isinstance(expression, tuple):
+        return any(mentions(part, test) for part in expression)
+    if not is_dataclass(expression):
+        return False
+    return any(mentions(getattr(expression, field.name), test) for field in fields(expression))
 
 
 def pick(place: Place, index: Any) -> Place:

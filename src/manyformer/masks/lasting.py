@@ -19,12 +19,12 @@ STRETCH = 1024
 def lasting(mask: Mask, pos: Int[Tensor, "*n"]) -> Bool[Tensor, "*n"]:
     """Whether a key at each position may be seen by a query more than `mask.reach` positions after it.
 
-    All others are needed for no longer than that. The mask must have a reach, and tokens must have no roles.
+    All others are needed for no longer than that. The mask must have a reach, tokens must have no roles and no parts.
     """
     assert mask.reach is not None
     one = torch.zeros_like(pos)
-    queries = Span(pos + mask.reach + 1, torch.full_like(pos, FOREVER), (one, one), (one, one), {})
-    keys = Span(pos, pos, (one, one), (one, one), {})
+    queries = Span(pos + mask.reach + 1, torch.full_like(pos, FOREVER), (one, one), (one, one), (one, one), {})
+    keys = Span(pos, pos, (one, one), (one, one), (one, one), {})
     return mask.bounds(queries, keys).may.expand(pos.shape)
 
 

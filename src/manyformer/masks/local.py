@@ -7,7 +7,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from manyformer.core import Place
-from manyformer.masks.base import Mask
+from manyformer.masks.base import Mask, part_of
 from manyformer.masks.spans import Bounds, Span
 
 
@@ -42,6 +42,25 @@ class Document(Mask):
     def bounds(self, q: Span, k: Span) -> Bounds:
         may = (q.seg[0] <= k.seg[1]) & (k.seg[0] <= q.seg[1])
         return Bounds(may, may & (q.seg[0] == q.seg[1]) & (k.seg[0] == k.seg[1]))
+
+    @property
+    def reach(self) -> int | None:
+        return 0
+
+
+@final
+@dataclass(frozen=True)
+class Part(Mask):
+    """The own part of the own document, such as a sentence; a token of no part sees none (Ainslie et al. 2020)."""
+
+    def __call__(self, h: Tensor, q: Place, k: Place) -> Bool[Tensor, "..."]:
+        mine, other = part_of(q), part_of(k)
+        return (mine == other) & (mine >= 0)
+
+    def bounds(self, q: Span, k: Span) -> Bounds:
+        (low, high), (first, last) = q.part, k.part
+        may = (low <= last) & (first <= high) & (high >= 0) & (last >= 0)
+        return Bounds(may, (low == high) & (first == last) & (low == first) & (low >= 0))
 
     @property
     def reach(self) -> int | None:

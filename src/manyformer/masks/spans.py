@@ -10,7 +10,7 @@ from manyformer.core import tree_map
 
 
 class Span(NamedTuple):
-    """What is known of a set of tokens: bounds of their positions, segments and roles, one set per entry.
+    """What is known of a set of tokens: bounds of their positions, segments, roles and parts, one set per entry.
 
     `rests` holds bounds of the positions modulo some numbers, for sets that are not contiguous.
     """
@@ -19,6 +19,7 @@ class Span(NamedTuple):
     last: Int[Tensor, "*n"]
     seg: tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]
     role: tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]
+    part: tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]
     rests: dict[int, tuple[Tensor, Tensor]]
 
     def rest(self, period: int) -> tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]:

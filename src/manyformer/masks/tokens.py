@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from manyformer.core import Place
+from manyformer.core import GLOBAL, Place
 from manyformer.masks.base import Mask, role_of
 from manyformer.masks.spans import Bounds, Span, pairs_of
 
@@ -24,6 +24,9 @@ class Tokens(ABC):
     @abstractmethod
     def bounds(self, span: Span) -> Bounds:
         """Whether some, and whether all of a set of tokens may or must be of them."""
+
+    def __or__(self, other: "Tokens") -> "Tokens":
+        return Either(self, other)
 
 
 @final
@@ -105,7 +108,7 @@ class Columns(Tokens):
 class Role(Tokens):
     """The tokens whose role in their `Place` is `number`; tokens without roles have role 0."""
 
-    number: int = 1
+    number: int = GLOBAL
 
     def __call__(self, place: Place) -> Bool[Tensor, "..."]:
         return role_of(place) == self.number
@@ -116,6 +119,25 @@ class Role(Tokens):
 
     def __repr__(self) -> str:
         return f"Role({self.number})"
+
+
+@final
+@dataclass(frozen=True)
+class Either(Tokens):
+    """The tokens of both: `First(1) | Role(1)`."""
+
+    left: Tokens
+    right: Tokens
+
+    def __call__(self, place: Place) -> Bool[Tensor, "..."]:
+        return self.left(place) | self.right(place)
+
+    def bounds(self, span: Span) -> Bounds:
+        left, right = self.left.bounds(span), self.right.bounds(span)
+        return Bounds(left.may | right.may, left.must | right.must)
+
+    def __repr__(self) -> str:
+        return f"{self.left!r} | {self.right!r}"
 
 
 @final

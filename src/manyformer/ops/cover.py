@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyformer.core import Place
 from manyformer.masks import Mask
-from manyformer.masks.base import pick, role_of
+from manyformer.masks.base import part_of, pick, role_of
 from manyformer.masks.spans import Span
 
 FAN = 8
@@ -57,9 +57,9 @@ def arrange(place: Place, chosen: Bool[Tensor, " l"] | None, period: int | None,
 
 def span_of(place: Place, index: Int[Tensor, "*n c"], periods: frozenset[int]) -> Span:
     """What is known of each block."""
-    pos, seg, role = (field[index] for field in (place.pos, place.seg, role_of(place)))
+    pos, seg, role, part = (field[index] for field in (place.pos, place.seg, role_of(place), part_of(place)))
     rests = {period: _ends(pos % period) for period in periods}
-    return Span(*_ends(pos), _ends(seg), _ends(role), rests)
+    return Span(*_ends(pos), _ends(seg), _ends(role), _ends(part), rests)
 
 
 def cover(mask: Mask, q: Span, k: Span) -> Cover:
@@ -109,7 +109,7 @@ def _coarser(span: Span) -> Span:
         return group(bounds[0]).amin(-1), group(bounds[1]).amax(-1)
 
     rests = {period: ends(bounds) for period, bounds in span.rests.items()}
-    return Span(*ends((span.first, span.last)), ends(span.seg), ends(span.role), rests)
+    return Span(*ends((span.first, span.last)), ends(span.seg), ends(span.role), ends(span.part), rests)
 
 
 def _children(rows: Tensor, columns: Tensor, most: int, widest: int) -> tuple[Tensor, Tensor]:

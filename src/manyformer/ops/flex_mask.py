@@ -19,6 +19,7 @@ from manyformer.masks import Document, Heads, Mask
 from manyformer.masks.base import both, pick
 from manyformer.ops.cover import arrange, cover, span_of
 from manyformer.ops.flex import compiled
+from manyformer.ops.spelled import marked
 
 BLOCK = 128
 KINDS = 64
@@ -47,16 +48,16 @@ def attend(
 
 def block_mask(mask: Mask, at: Place, of: Place, heads: int) -> BlockMask:
     """The blocks of 128 x 128 that may be visible, and those that are as a whole; remembered like plans."""
-    if isinstance(at.layout, Plain) and isinstance(of.layout, Plain) and at.role is of.role is None:
+    if isinstance(at.layout, Plain) and isinstance(of.layout, Plain) and not marked(at, of):
         lengths = (at.pos.shape[1], of.pos.shape[1])
         return _plain(mask, heads, at.layout.start, of.layout.start, *lengths, at.pos.device)
     if at.seg is not of.seg:
         return _build(mask, at, of, heads)
     known = _REMEMBERED.setdefault(at.seg, {})  # type: ignore[no-untyped-call]
-    name = (mask, heads, id(at.pos), id(at.role))
+    name = (mask, heads, id(at.pos), id(at.role), id(at.part))
     if name not in known:
         # kept with them, so that nothing else can come to have their ids
-        known[name] = (_build(mask, at, of, heads), at.pos, at.role)
+        known[name] = (_build(mask, at, of, heads), at.pos, at.role, at.part)
     return known[name][0]  # type: ignore[no-any-return]
 
 

@@ -10,10 +10,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from manyformer.core import PADDING, Packed, Place, Plain, tree_map
+from manyformer.core import PADDING, Fronted, Packed, Place, Plain, tree_map
 from manyformer.masks import Document, Mask, Not
 from manyformer.masks.base import both, pick
 from manyformer.ops.cover import Cover, Order, arrange, cover, seen_at_all, span_of, visible
+from manyformer.ops.spelled import marked, spell, spelled
 
 # a pair of a query and a key in blocks of this size costs this much, against one in large blocks; measured
 RATES = {64: 1.5, 128: 1.3, 256: 1.0}
@@ -82,20 +83,20 @@ def plan(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
 
 
 def _plan(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
-    if isinstance(at.layout, Plain) and isinstance(of.layout, Plain) and at.role is of.role is None:
-        return _plain(mask, heads, at.layout.start, of.layout.start, at.pos.shape[1], of.pos.shape[1])
-    alone = at.role is None and at.seg is of.seg
+    if spelled(at) and spelled(of):
+        return _spelled(mask, heads, at.layout, of.layout, at.pos.shape[1], of.pos.shape[1])
+    alone = at.seg is of.seg and not marked(at)
     if mask.causal and alone and isinstance(at.layout, Packed) and at.layout.right_padded:
         # no token sees padding on its right, so rows may as well be full
-        return _plain(mask, heads, 0, 0, at.pos.shape[1], at.pos.shape[1])
-    if at.seg is not of.seg or at.pos is not of.pos or at.role is not of.role:
+        return _spelled(mask, heads, Plain(), Plain(), at.pos.shape[1], at.pos.shape[1])
+    if any(one is not other for one, other in zip(at, of)):
         return _by_row(mask, at, of, heads)
     known = _REMEMBERED.setdefault(at.seg, {})  # type: ignore[no-untyped-call]
-    # the role belongs to the key because one set of segments may be asked about with several
-    name = (mask, heads, id(at.pos), id(at.role))
+    # role and part belong to the key because one set of segments may be asked about with several
+    name = (mask, heads, id(at.pos), id(at.role), id(at.part))
     if name not in known:
         # kept with them, so that nothing else can come to have their ids
-        known[name] = (_by_row(mask, at, of, heads), at.pos, at.role)
+        known[name] = (_by_row(mask, at, of, heads), at.pos, at.role, at.part)
     return known[name][0]  # type: ignore[no-any-return]
 
 
@@ -103,11 +104,8 @@ _REMEMBERED: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @lru_cache(maxsize=64)
-def _plain(mask: Mask, heads: int, start: int, first: int, queries: int, keys: int) -> Plan:
-    at, of = (
-        Place(torch.arange(begin, begin + length), torch.zeros(length, dtype=torch.long))
-        for begin, length in ((start, queries), (first, keys))
-    )
+def _spelled(mask: Mask, heads: int, mine: Plain | Fronted, other: Plain | Fronted, queries: int, keys: int) -> Plan:
+    at, of = (pick(spell(layout, length), 0) for layout, length in ((mine, queries), (other, keys)))
     lanes, cost = _lanes(mask, at, of, heads, tuple(RATES))
     return Plan((lanes,), cost)
 

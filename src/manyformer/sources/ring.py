@@ -58,8 +58,8 @@ class Recent(Source):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: Project, state: State, *, folds: bool) -> Keys:
         if not isinstance(state, Ring):
             return self.all(x, ctx, project, state, folds=folds)  # type: ignore[no-any-return]
-        if ctx.place.role is not None or ctx.place.tree is not None:
-            raise ValueError("Recent: a ring keeps no roles and no trees of tokens; call without a state")
+        if any(field is not None for field in (ctx.place.role, ctx.place.part, ctx.place.tree)):
+            raise ValueError("Recent: a ring keeps no roles, parts or trees of tokens; call without a state")
         if state.reserved and torch.is_grad_enabled():
             raise ValueError(
                 "a state with capacity is written in place: use it under torch.no_grad(), or start without"
