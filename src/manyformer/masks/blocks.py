@@ -1,6 +1,6 @@
 """Masks of whole blocks of positions: the own block, permuted blocks, blocks with what lies before them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -8,7 +8,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from manyformer.core import Place
-from manyformer.masks.base import Mask
+from manyformer.masks.base import Mask, both
+from manyformer.masks.local import Causal
 from manyformer.masks.spans import Bounds, Span
 
 
@@ -104,8 +105,8 @@ class Local2D(Mask):
             raise ValueError(f"{self!r}: width ({self.width}) must be a multiple of columns ({self.columns})")
 
     def __call__(self, h: Tensor, q: Place, k: Place) -> Bool[Tensor, "..."]:
-        row, column = self._pixel(k.pos)
-        top, left = self._corner(q.pos)
+        row, column = self.pixel(k.pos)
+        top, left = self.corner(q.pos)
         area = self.rows * self.columns
         own = (q.pos // area == k.pos // area) & (k.pos <= q.pos)
         near = (column >= left - self.beside) & (column < left + self.columns + self.beside)
@@ -114,8 +115,8 @@ class Local2D(Mask):
         return own | over | aside
 
     def bounds(self, q: Span, k: Span) -> Bounds:
-        q_top, q_bottom, q_left, q_right = self._area(q)
-        k_top, k_bottom, k_left, k_right = self._area(k)
+        q_top, q_bottom, q_left, q_right = self.area(q)
+        k_top, k_bottom, k_left, k_right = self.area(k)
         near = (k_right >= q_left - self.beside) & (k_left <= q_right + self.beside)
         may = near & (k_bottom >= q_top - self.above) & (k_top <= q_bottom) & (k.first <= q.last)
         # queries of several strips are not known by their columns
@@ -126,6 +127,12 @@ class Local2D(Mask):
     def causal(self) -> bool:
         return True
 
+    def terms(self) -> tuple[Mask, ...]:
+        # few rows of a block are seen from below: by themselves they lie close together
+        own = both(Causal(), Blocks(self.rows * self.columns))
+        aside = (replace(self, above=0),) if self.beside else ()
+        return (own, *aside, Above2D(self)) if self.above else (own, *aside)
+
     @property
     def reach(self) -> int:
         # from the last pixel of a block to the first one of the outermost block that it sees: above and to the left
@@ -133,19 +140,54 @@ class Local2D(Mask):
         back = strips * across + min(left, across - 1)
         return (back + 1) * self.rows * self.columns - 1
 
-    def _corner(self, pos: Int[Tensor, "..."]) -> tuple[Tensor, Tensor]:
+    def corner(self, pos: Int[Tensor, "..."]) -> tuple[Tensor, Tensor]:
         """The top row and the left column of the block of each pixel."""
         block, across = pos // (self.rows * self.columns), self.width // self.columns
         return block // across * self.rows, block % across * self.columns
 
-    def _pixel(self, pos: Int[Tensor, "..."]) -> tuple[Tensor, Tensor]:
+    def pixel(self, pos: Int[Tensor, "..."]) -> tuple[Tensor, Tensor]:
         """The row and column of each pixel."""
-        (top, left), inside = self._corner(pos), pos % (self.rows * self.columns)
+        (top, left), inside = self.corner(pos), pos % (self.rows * self.columns)
         return top + inside // self.columns, left + inside % self.columns
 
-    def _area(self, span: Span) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def area(self, span: Span) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Bounds of rows and columns: of the whole width where the pixels lie in more than one strip of blocks."""
-        (top, left), (bottom, right) = self._corner(span.first), self._corner(span.last)
+        (top, left), (bottom, right) = self.corner(span.first), self.corner(span.last)
         strip = top == bottom
         last = torch.where(strip, right + self.columns - 1, self.width - 1)
         return top, bottom + self.rows - 1, torch.where(strip, left, 0), last
+
+
+@final
+@dataclass(frozen=True)
+class Above2D(Mask):
+    """Of two-dimensional local attention, what a pixel sees above the blocks beside its own."""
+
+    image: Local2D
+
+    def __call__(self, h: Tensor, q: Place, k: Place) -> Bool[Tensor, "..."]:
+        image = self.image
+        row, column = image.pixel(k.pos)
+        top, left = image.corner(q.pos)
+        near = (column >= left - image.beside) & (column < left + image.columns + image.beside)
+        return near & (row >= top - image.above) & (row < top)
+
+    def bounds(self, q: Span, k: Span) -> Bounds:
+        image = self.image
+        q_top, q_bottom, q_left, q_right = image.area(q)
+        k_top, k_bottom, k_left, k_right = image.area(k)
+        near = (k_right >= q_left - image.beside) & (k_left <= q_right + image.beside)
+        above = (k_bottom >= q_top - image.above) & (k_top <= q_bottom - image.rows)
+        # of every block only the lowest rows are seen
+        size = image.rows * image.columns
+        lowest = torch.where(k.first // size == k.last // size, k.last % size // image.columns, image.rows - 1)
+        may = near & above & (lowest >= image.rows - image.above)
+        return Bounds(may, torch.zeros_like(may))
+
+    @property
+    def causal(self) -> bool:
+        return True
+
+    @property
+    def reach(self) -> int | None:
+        return self.image.reach
