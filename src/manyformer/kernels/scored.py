@@ -5,16 +5,19 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from manyformer.core import Lined, Packed, Place, Plain
-from manyformer.masks import Causal, Everything, Mask
-from manyformer.ops import clipped, flex, shifted, toeplitz
+from manyformer.masks import Causal, Everything, Mask, union
+from manyformer.ops import clipped, flex, shifted, tiled, toeplitz
 from manyformer.ops.blocked import BLOCK, blocked
+from manyformer.ops.plan import Plan as Blocks
+from manyformer.ops.plan import plan
 from manyformer.ops.shifted import Numbers
 from manyformer.ops.softmax import each_document
+from manyformer.ops.spelled import told
 from manyformer.ops.toeplitz import Span
 from manyformer.position import Position
 from manyformer.position.distance import ByDistance
 
-Form = Literal["bias", "clipped", "shifted", "written out"]
+Form = Literal["bias", "clipped", "shifted", "tiled", "written out"]
 
 FEW_PAIRS = 128 * 128
 """So few pairs of a query and a key are written out at once."""
@@ -43,7 +46,8 @@ class Call(NamedTuple):
 class Plan(NamedTuple):
     """A path, and why; for a blocked one its form, and how queries lie against keys: in all, or in each document.
 
-    `numbers` tell the documents apart where a row may hold several and they are taken together.
+    `numbers` tell the documents apart where a row may hold several and they are taken together; `blocks` are what the
+    mask shows.
     """
 
     path: Literal["naive", "blocked", "flex"]
@@ -52,6 +56,7 @@ class Plan(NamedTuple):
     span: Span | None = None
     documents: Packed | None = None
     numbers: Numbers | None = None
+    blocks: Blocks | None = None
 
 
 def choose(call: Call, q: Tensor, k: Tensor, path: str) -> Plan:
@@ -87,7 +92,7 @@ def _blocked(call: Call, q: Tensor, k: Tensor, acts: str) -> Plan:
         why = f"{name} has a vector for each distance: {how}, in rows whose tokens stand side by side"
         return Plan("blocked", why, "shifted", span, numbers=_numbers(call))
     if span is None or found is None:
-        return Plan("blocked", f"{acts}: written out for {BLOCK} queries at a time")
+        return _by_pairs(call, q, k, acts)
     if _is_shift(call.position, found):
         how = f"written out for {shifted.BLOCK} queries at a time, what they get from distances a view"
         return Plan("blocked", f"{name} has a vector for each distance: {how}{each}", "shifted", span, documents)
@@ -100,9 +105,29 @@ def _blocked(call: Call, q: Tensor, k: Tensor, acts: str) -> Plan:
     return Plan("blocked", f"{name} takes keys beyond a distance for alike: {how}{each}", "clipped", span, documents)
 
 
+def _by_pairs(call: Call, q: Tensor, k: Tensor, acts: str) -> Plan:
+    """Written out for all keys, or only where the mask shows something, if that is less work."""
+    heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
+    many = queries > BLOCK and queries * keys > FEW_PAIRS
+    if many and call.mask not in (Causal(), Everything()) and told(call.at, call.of):
+        # positions are asked about all heads at once
+        seen = union(list(dict.fromkeys(call.mask.head(head) for head in range(heads))))
+        found = plan(seen, call.at, call.of, heads)
+        share = found.cost / (heads * queries * keys)
+        if share < 1:
+            why = f"{acts}: written out for {share:.0%} of the cost of all pairs, in {found.describe()}"
+            return Plan("blocked", why, "tiled", blocks=found)
+    return Plan("blocked", f"{acts}: written out for {BLOCK} queries at a time")
+
+
 def run(plan: Plan, call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Outputs (b, h, l, f) as planned."""
     span = plan.span
+    if plan.blocks is not None:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        mask = call.mask if call.mask.per_head else None
+        seams = tiled.Seams(call.position, call.at, call.of, mask, call.scale, call.dropout)
+        return tiled.attend(q, k, v, plan.blocks, seams)
     if span is None:
         return _written_out(call, q, k, v)
     if plan.path == "flex":

@@ -1,0 +1,128 @@
+"""Any position over what a mask shows: as written out in full, gradients too, in pieces that are linear in length."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyformer import masks as m
+from manyformer.bench import Largest
+from manyformer.core import GLOBAL, PADDING, SUMMARY, Place
+from manyformer.flops import count_flops
+from manyformer.kernels import Softmax
+from manyformer.masks import Mask
+from manyformer.ops import plan as plans
+from manyformer.ops import tiled
+from manyformer.position import XL, Alibi, DistanceAware, Labels, Position, Shaw
+from test_softmax import HEADS, KEY, VALUE, place_of
+
+LENGTH = 143
+MASKS: dict[str, Mask] = {
+    "window": m.Window(20),
+    "both sides": m.around(12) | m.Global(m.First(2) | m.Role(GLOBAL)),
+    "per head": m.Heads({1: m.Window(9, dilation=3), 2: m.Nothing()}, rest=m.around(7)),
+    "random": m.Blocks(8) | m.RandomBlocks(8, 2, 18, seed=3),
+    "pieces": m.pieces(m.Role(SUMMARY), l2l=m.around(9), g2l=m.Part()),
+}
+ROWS = {
+    "plain": [[0] * LENGTH] * 2,
+    "packed": [[0] * 40 + [1] * (LENGTH - 40), [PADDING] * 9 + [0] * 100 + [2] * (LENGTH - 109)],
+}
+POSITIONS: dict[str, Callable[[], Position]] = {
+    "labels": lambda: Labels(KEY, HEADS, 4),
+    "distances on values": lambda: Shaw(KEY, 5, value=VALUE, heads=HEADS),
+    "slopes": lambda: Alibi(HEADS),
+    "weights": lambda: DistanceAware(HEADS),
+    "sinusoids": lambda: XL(8, HEADS, width=KEY),
+}
+
+
+def inputs(place: Place, groups: int = HEADS) -> list[Tensor]:
+    shapes = ((HEADS, KEY), (groups, KEY), (groups, VALUE))
+    rows, length = place.pos.shape
+    return [torch.randn(rows, heads, length, width, dtype=torch.float64, requires_grad=True) for heads, width in shapes]
+
+
+def marked(place: Place) -> Place:
+    """With a few summaries and global tokens, and parts of seven."""
+    role = torch.zeros_like(place.pos)
+    role[:, ::31], role[:, 5::50] = SUMMARY, GLOBAL
+    return place._replace(role=role, part=place.pos // 7)
+
+
+def both(
+    mask: Mask, place: Place, position: Position, groups: int = HEADS
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Outputs and gradients of inputs and of the position, in blocks and written out."""
+    qkv = inputs(place, groups)
+    wanted = [*qkv, *position.parameters()]
+    up = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * (place.seg != PADDING)[:, None, :, None]
+    found = []
+    for path in ("blocked", "naive"):
+        y = Softmax(mask, path=path)(*qkv, place, place, position).y * (up != 0)  # type: ignore[arg-type]
+        found.append((y, *torch.autograd.grad((y * up).sum(), wanted)))
+    return found[0], found[1]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "RATES", {8: 1.0, 16: 1.0})
+    monkeypatch.setattr(plans, "BLOCK", 16)
+    monkeypatch.setattr(plans, "CALL", 0)
+    # several pieces of each kind
+    monkeypatch.setattr(tiled, "AT_ONCE", 1 << 13)
+    plans._spelled.cache_clear()
+
+
+@pytest.mark.usefixtures("small_blocks", "unchecked")
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(
+    ("name", "position"),
+    [*((name, "labels") for name in MASKS), *(("both sides", name) for name in POSITIONS if name != "labels")],
+)
+def test_it_is_the_definition(name: str, position: str, rows: str) -> None:
+    place = place_of(ROWS[rows])
+    place = place if name in ("window", "random") else marked(place)
+    made = POSITIONS[position]().double()
+    mask = MASKS[name]
+    qkv = inputs(place)
+    assert "written out for" in Softmax(mask, path="blocked").explain(*qkv, place, place, made)
+    assert "of the cost of all pairs" in Softmax(mask, path="blocked").explain(*qkv, place, place, made)
+    found, wanted = both(mask, place, made, 2)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.usefixtures("small_blocks", "unchecked")
+def test_dropout_keeps_the_mean_and_is_the_same_again() -> None:
+    """The second forward pass, for the gradient, drops what the first one did."""
+    place = place_of([[0] * LENGTH])
+    q, k, v = (x[:1].detach() for x in inputs(place))
+    v = torch.ones_like(v)
+    kernel = Softmax(m.Window(30), dropout=0.4, path="blocked").train()
+    weight = torch.ones_like(v).requires_grad_()
+    y = kernel(q, k, v * weight, place, place, Alibi(HEADS)).y
+    assert 0.9 < y.mean() < 1.1
+    assert y.std() > 0.05
+    (gradient,) = torch.autograd.grad(y.sum(), weight)
+    torch.testing.assert_close(gradient.sum(), y.sum())
+
+
+def test_work_and_memory_are_linear() -> None:
+    work, largest, lengths = [], [], (1024, 4096)
+    for length in lengths:
+        place = place_of([[0] * length])
+        q, k, v = (torch.zeros(1, 1, length, 8, requires_grad=True) for _ in range(3))
+        kernel, position = Softmax(m.around(64)), Labels(8, 1, 4)
+
+        def job() -> None:
+            kernel(q, k, v, place, place, position).y.sum().backward()  # noqa: B023
+
+        work.append(count_flops(job))
+        with Largest() as seen:
+            job()
+        largest.append(seen.elements)
+    assert math.log(work[1] / work[0]) / math.log(4) <= 1.05
+    assert largest[1] < lengths[1] ** 2 / 4
