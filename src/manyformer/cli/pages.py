@@ -55,7 +55,7 @@ def _costs(model: Model, cost: Cost) -> Iterable[tuple[str, str, str]]:
     yield (
         "forward pass",
         f"{count(cost.flops)}FLOP",
-        f"one sequence of {cost.length} tokens{both}; masked pairs are counted",
+        f"one sequence of {cost.length} tokens{both}; masked pairs are counted where they are computed",
     )
     yield "training step", f"{count(3 * cost.flops)}FLOP", "three times the forward pass"
     yield "weights", size(4 * count_parameters(model)), "float32"

@@ -14,6 +14,7 @@ from manyformer.masks import Causal, Everything, Mask
 from manyformer.ops import flex_mask, sparse
 from manyformer.ops import softmax as ops
 from manyformer.ops.plan import Plan, plan
+from manyformer.ops.spelled import told
 from manyformer.position import Position
 
 Path = Literal["naive", "sdpa", "documents", "sparse", "blocked", "flex"]
@@ -145,7 +146,8 @@ class Softmax(Kernel):
             blocks = plan(self.mask, at, of, q.shape[1]) if self.path == "sparse" else None
             return Choice(self.path, "forced", plan=blocks)
         fused = self._fused(k, at, of)
-        if self.path == "auto" and fused.dense and q.device.type == "cpu":
+        # what is computed without numbers tells the costs of a CPU
+        if self.path == "auto" and fused.dense and q.device.type in ("cpu", "meta"):
             return self._cheaper(fused, q, k, at, of)
         if self.path == "auto" and fused.dense and q.device.type == "cuda" and not dropped:
             return Choice("flex", f"{self.mask!r} compiled, for the blocks that it shows")
@@ -165,7 +167,7 @@ class Softmax(Kernel):
     def _sparse(self, fused: Choice, q: Tensor, k: Tensor, at: Place, of: Place) -> Choice:
         """Only what the mask shows, where that is less work than all pairs."""
         pairs = q.shape[2] * k.shape[2]
-        if pairs < WORTH_A_PLAN:
+        if pairs < WORTH_A_PLAN or not told(at, of):
             return fused
         if self.training and self.dropout:
             return fused._replace(why=f"{fused.why}, because dropout acts on the weights")

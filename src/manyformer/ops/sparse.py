@@ -89,7 +89,7 @@ def _forward(mine: list[Tensor], part: Part, scale: float) -> tuple[Tensor, Tens
             some, sums = flash.forward(views.q, views.k, views.v, scale=scale, bias=views.bias)
             if piece.blind is not None:
                 # neither torch's number for such rows nor a nan of the written-out form
-                blind = piece.blind[:, None]
+                blind = piece.blind[:, None].to(q.device)
                 some, sums = some.masked_fill(blind[..., None], 0.0), sums.masked_fill(blind, -torch.inf)
             _put(piece, some.transpose(0, 1), y)
             _put(piece, sums.transpose(0, 1), lse)
