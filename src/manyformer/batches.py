@@ -29,11 +29,17 @@ class PairBatch(NamedTuple):
 
 
 class MaskedBatch(NamedTuple):
-    """A masked language model's rows: `tokens` corrupted, `targets` the original where it was chosen, else IGNORE."""
+    """A masked language model's rows: `tokens` corrupted, `targets` the original where it was chosen, else IGNORE.
+
+    `roles` are 1 for global tokens, 0 for others; `parts` number the stretches, such as sentences, of each document
+    from 0, -1 for none. Models may have no use for them.
+    """
 
     tokens: Int64[Tensor, "b l"]
     targets: Int64[Tensor, "b l"]
     segments: Int64[Tensor, "b l"] | None = None
+    roles: Int64[Tensor, "b l"] | None = None
+    parts: Int64[Tensor, "b l"] | None = None
 
 
 class LabelBatch(NamedTuple):

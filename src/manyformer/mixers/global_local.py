@@ -1,5 +1,6 @@
 """Attention with projections of its own for the few tokens that see everything."""
 
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -7,10 +8,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.attention import split_heads
-from manyformer.core import Context, Layer, Out, State
+from manyformer.core import SUMMARY, Context, Fronted, Layer, Out, State
 from manyformer.kernels import Softmax
-from manyformer.masks import By, Mask, Not, To, Tokens
-from manyformer.position import NoPosition
+from manyformer.masks import By, Everything, Mask, Not, Role, To, Tokens
+from manyformer.masks.base import both
+from manyformer.position import NoPosition, Position
 
 
 @final
@@ -57,3 +59,52 @@ class GlobalLocal(Layer):
             keys, values = split_heads(k, self.heads), split_heads(v, self.heads)
             y = y + kernel(q, keys, values, ctx.place, ctx.place, NoPosition(), None, ctx.watch).y
         return Out(self.out(y.transpose(1, 2).flatten(2)), state)
+
+
+@final
+class Side(nn.Module):
+    """What summaries, or the tokens of a text, are projected by: queries, and keys and values of either for them."""
+
+    def __init__(self, dim: int, mask: Mask, position: Position) -> None:
+        super().__init__()
+        self.q, self.out = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.summaries, self.text = nn.Linear(dim, 2 * dim), nn.Linear(dim, 2 * dim)
+        self.kernel, self.position = Softmax(mask), position
+        for layer in (self.q, self.out, self.summaries, self.text):
+            nn.init.zeros_(layer.bias)
+            for weight in torch.split(layer.weight.data, dim):
+                nn.init.xavier_uniform_(weight)
+
+
+@final
+class FourPieces(Layer):
+    """ETC's attention without shared projections (Ainslie et al. 2020, arXiv:2004.08483, section 2.2).
+
+    Summaries see each other and the text as `g2l` says, tokens of the text see the summaries and each other as `l2l`
+    says. Each of the four pieces has keys and values of its own, each side queries, outputs and positions; a query's
+    two pieces share one softmax. The stream must come from `Summarised`.
+    """
+
+    def __init__(self, dim: int, heads: int, *, g2l: Mask, l2l: Mask, position: Callable[[], Position]) -> None:
+        super().__init__()
+        if dim % heads:
+            raise ValueError(f"dim ({dim}) must be a multiple of heads ({heads})")
+        self.heads = heads
+        by, to = By(Role(SUMMARY)), To(Role(SUMMARY))
+        self.summaries = Side(dim, by if g2l == Everything() else both(by, to | g2l), position())
+        self.text = Side(dim, both(both(l2l, Not(to)) | to, Not(by)), position())
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
+        place = ctx.place
+        if not isinstance(place.layout, Fronted):
+            raise ValueError("FourPieces needs summaries before the text: put it into Summarised")
+        parts, sides = x.tensor_split([place.layout.front], 1), (self.summaries, self.text)
+        q = torch.cat([side.q(part) for side, part in zip(sides, parts)], 1)
+        y = torch.zeros((), dtype=x.dtype, device=x.device)
+        for side in sides:
+            # queries of the other side get zeros
+            k, v = torch.cat([side.summaries(parts[0]), side.text(parts[1])], 1).chunk(2, dim=-1)
+            seen = (split_heads(one, self.heads) for one in (q, k, v))
+            y = y + side.kernel(*seen, place, place, side.position, None, ctx.watch).y
+        outs = y.transpose(1, 2).flatten(2).tensor_split([place.layout.front], 1)
+        return Out(torch.cat([side.out(one) for side, one in zip(sides, outs)], 1), state)

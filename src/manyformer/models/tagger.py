@@ -27,7 +27,7 @@ class Tagger(Encoder):
         *,
         watch: Watch = ignore,
     ) -> ModelOut:
-        hidden = self._hidden(tokens, self._place(tokens, segments, trees), watch)
+        hidden = self._hidden(tokens, self._place(tokens, segments, trees=trees), watch)
         return ModelOut(self.head(hidden.y), None, hidden.loss)
 
     def loss(self, batch: Batch, *, smoothing: float = 0.0) -> Loss:
@@ -40,4 +40,4 @@ class Tagger(Encoder):
 
     def _read(self, batch: Batch) -> tuple[Out, Tensor]:
         assert isinstance(batch, TagBatch)
-        return self._wanted(batch.tokens, batch.targets, self._place(batch.tokens, batch.segments, batch.trees))
+        return self._wanted(batch.tokens, batch.targets, self._place(batch.tokens, batch.segments, trees=batch.trees))

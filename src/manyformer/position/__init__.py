@@ -6,6 +6,7 @@ from manyformer.position.base import NoPosition, Position
 from manyformer.position.bias import Alibi, T5Buckets
 from manyformer.position.distance import ByDistance
 from manyformer.position.grid import GridConcat, GridSum
+from manyformer.position.labels import Labels
 from manyformer.position.layerwise import LearnedHeads, Placed
 from manyformer.position.relative import Shaw
 from manyformer.position.rotary import Rotary, convert_pairs
@@ -26,6 +27,7 @@ __all__ = [
     "Fused",
     "GridConcat",
     "GridSum",
+    "Labels",
     "Learned",
     "LearnedHeads",
     "LearnedSteps",

@@ -2,13 +2,14 @@
 
 from manyformer.recipes.alibi import alibi
 from manyformer.recipes.bert import bert
-from manyformer.recipes.bigbird import bigbird, bigbird_lm
+from manyformer.recipes.bigbird import bigbird, bigbird_etc, bigbird_lm, bigbird_seq2seq
 from manyformer.recipes.blockwise import blockwise
 from manyformer.recipes.compose import compose
 from manyformer.recipes.compose_images import compose_images
 from manyformer.recipes.compressive_transformer import compressive_transformer
 from manyformer.recipes.da_transformer import da_transformer
 from manyformer.recipes.deep_char_lm import deep_char_lm
+from manyformer.recipes.etc import etc
 from manyformer.recipes.fnet import fnet
 from manyformer.recipes.gmlp import gmlp, gmlp_encoder
 from manyformer.recipes.image_transformer import image_transformer, image_transformer_2d
@@ -37,7 +38,9 @@ __all__ = [
     "alibi",
     "bert",
     "bigbird",
+    "bigbird_etc",
     "bigbird_lm",
+    "bigbird_seq2seq",
     "blockwise",
     "build",
     "compose",
@@ -45,6 +48,7 @@ __all__ = [
     "compressive_transformer",
     "da_transformer",
     "deep_char_lm",
+    "etc",
     "fnet",
     "get",
     "gmlp",

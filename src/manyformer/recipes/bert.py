@@ -9,7 +9,9 @@ from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import Softmax
+from manyformer.mixers.summaries import Summaries, Summarised
 from manyformer.models import Embedding, Head, MaskedLM
+from manyformer.models.contrast import Contrast
 from manyformer.position import Learned, Position
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import shrink_outputs, small_std, stack
@@ -56,10 +58,12 @@ def masked_encoder(
     embedded: Position | None = None,
     attended: Callable[[], Position | None] = lambda: None,
     mixer: Callable[[], Layer] | None = None,
+    summaries: Summaries | None = None,
+    contrast: Contrast | None = None,
 ) -> MaskedLM:
     """BERT with a position at its embedding, or one made by `attended` inside the attention of each layer.
 
-    `mixer` makes another layer that takes the place of attention.
+    `mixer` makes another layer that takes the place of attention. `summaries` stand before each text inside all layers.
     """
     layer_norm = partial(nn.LayerNorm, dim, eps=1e-12)
 
@@ -71,7 +75,10 @@ def masked_encoder(
 
     std = small_std(dim)
     embed = Embedding(vocab, dim, position=embedded, std=std, norm=layer_norm(), dropout=dropout)
-    body = stack(depth, layer, order="post", norm=layer_norm, dropout=dropout)
+    body: Layer = stack(depth, layer, order="post", norm=layer_norm, dropout=dropout)
     shrink_outputs(body, depth, std=std)
+    if summaries is not None:
+        body = Summarised(body, dim, summaries)
     transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), layer_norm())
-    return MaskedLM(embed, body, Head(dim, vocab, tied=embed.token, transform=transform, bias=True))
+    head = Head(dim, vocab, tied=embed.token, transform=transform, bias=True)
+    return MaskedLM(embed, body, head, contrast=contrast)

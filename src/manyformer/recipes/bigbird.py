@@ -5,16 +5,18 @@ from functools import partial
 from torch import nn
 
 from manyformer.attention import Attention
-from manyformer.core import Layer
+from manyformer.core import SUMMARY, Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import Softmax
-from manyformer.masks import Blocks, Causal, First, Global, Mask, RandomBlocks, To
-from manyformer.models import Embedding, Head, LanguageModel, MaskedLM
-from manyformer.position import Learned
+from manyformer.masks import Blocks, Causal, First, Global, Mask, RandomBlocks, Role, To, pieces
+from manyformer.mixers.summaries import Leading
+from manyformer.models import Embedding, EncoderDecoder, Head, LanguageModel, MaskedLM
+from manyformer.position import Labels, Learned
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import shrink_outputs, small_std, stack
+from manyformer.recipes.stacks import NormOrder, shrink_outputs, small_std, stack
+from manyformer.recipes.transformer import encoder_decoder
 
 PAPER = "Zaheer et al. 2020, Big Bird: Transformers for Longer Sequences, arXiv:2007.14062"
 
@@ -48,6 +50,7 @@ def bigbird(
     Sections 2 and 3, internal global tokens (ITC). The paper's last block is global, too; here it is not, because where
     a text ends must not change what is computed at its beginning. Random blocks are drawn once by seed, never twice
     the same and never one that is seen anyway, for texts of `longest` tokens: in shorter ones some lie beyond the end.
+    A call may name more global tokens by their roles.
     """
     masks = iter(both_sides(block, random or 0, _blocks(longest, block), layer) for layer in range(depth))
     position = Learned(dim, longest, std=small_std(dim))
@@ -56,6 +59,97 @@ def bigbird(
         return Attention(dim, heads, Softmax(next(masks)))
 
     return masked_encoder(vocab, dim, depth, heads, hidden, dropout, embedded=position, mixer=mixer)
+
+
+@recipe(
+    "BigBird with external tokens",
+    paper=PAPER,
+    new="Global tokens of their own before the text, and labels for how tokens are related.",
+    task="masked",
+    cost="O(l (b + g) d + (l + g) d^2) per layer, b keys in a handful of blocks",
+    because={
+        "causal": "every token sees both sides: that is the point",
+        "streams": "a later token changes all earlier outputs, so nothing can be kept",
+        "cross": "it reads one sequence only",
+    },
+    small={"block": 4, "random": 1, "longest": 128, "summaries": 3, "clip": 3},
+)
+def bigbird_etc(
+    vocab: int = 50358,
+    dim: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    hidden: int | None = None,
+    longest: int = 4116,
+    block: int = 84,
+    random: int | None = None,
+    summaries: int = 256,
+    clip: int = 12,
+    dropout: float = 0.1,
+) -> MaskedLM:
+    """BigBird's second form (ETC): `summaries` global tokens before the text, three blocks around each, and labels.
+
+    Section 2 and appendix E, whose base model has no random blocks. Each global token has a vector of its own; what
+    goes into them is up to the task there. Positions are labels alone, so that texts may be longer than `longest`,
+    beyond which there are no random blocks.
+    """
+    blocks, labels = _blocks(longest, block), partial(Labels, dim // heads, heads, clip, across=1)
+
+    def mask(layer: int) -> Mask:
+        near = Blocks(block, before=block, after=block) | Global(Role())
+        return near | RandomBlocks(block, random, blocks, seed=layer) if random else near
+
+    masks = iter(pieces(Role(SUMMARY), l2l=mask(layer)) for layer in range(depth))
+    return masked_encoder(
+        vocab,
+        dim,
+        depth,
+        heads,
+        hidden,
+        dropout,
+        mixer=lambda: Attention(dim, heads, Softmax(next(masks)), position=labels()),
+        summaries=Leading(summaries),
+    )
+
+
+@recipe(
+    "BigBird encoder-decoder",
+    paper=PAPER,
+    new="A long source read at a linear price, a short target written with full attention.",
+    task="translation",
+    causal=True,
+    streams=True,
+    cross=True,
+    cost="O(s b d + t^2 d + s t d + (s + t) d^2) per layer for s source and t target tokens, b keys in a few blocks",
+    small={"block": 4, "random": 1, "longest": 128},
+)
+def bigbird_seq2seq(
+    vocab: int = 96103,
+    source_vocab: int | None = None,
+    dim: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    hidden: int | None = None,
+    longest: int = 4096,
+    block: int = 64,
+    random: int | None = 3,
+    dropout: float = 0.1,
+    norm: NormOrder = "post",
+) -> EncoderDecoder:
+    """`transformer` with learned positions whose encoder is that of `bigbird`, section 4.1 and appendix E.5."""
+    masks = iter(both_sides(block, random or 0, _blocks(longest, block), layer) for layer in range(depth))
+    return encoder_decoder(
+        vocab,
+        source_vocab,
+        dim,
+        depth,
+        heads,
+        hidden,
+        dropout,
+        norm,
+        position=lambda: Learned(dim, longest, std=1.0),
+        reader=lambda: Attention(dim, heads, Softmax(next(masks))),
+    )
 
 
 @recipe(
@@ -102,7 +196,7 @@ def bigbird_lm(
 
 def both_sides(block: int, random: int, blocks: int, seed: int) -> Mask:
     """The blocks around, the first one in both directions, and random ones."""
-    near = Blocks(block, before=block, after=block) | Global(First(block))
+    near = Blocks(block, before=block, after=block) | Global(First(block) | Role())
     return near | RandomBlocks(block, random, blocks, seed=seed, lead=1) if random else near
 
 

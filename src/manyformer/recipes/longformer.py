@@ -9,7 +9,7 @@ from manyformer.core import Chain, Layer, Pointwise
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import Softmax
-from manyformer.masks import First, Heads, Mask, Window, around, growing
+from manyformer.masks import First, Heads, Mask, Role, Window, around, growing
 from manyformer.mixers.global_local import GlobalLocal
 from manyformer.models import Embedding, Head, LanguageModel, MaskedLM
 from manyformer.position import Learned, Rotary
@@ -41,14 +41,16 @@ def longformer(
     hidden: int | None = None,
     longest: int = 4096,
     window: int = 256,
-    globals: int = 1,
+    globals: int | None = 1,
     dropout: float = 0.1,
 ) -> MaskedLM:
     """An encoder like `bert` whose tokens see `window` positions on either side; the first `globals` are global.
 
-    Sections 3.1 and 5; the paper's "window size 512" is 256 on either side. Which tokens are global is up to the task
-    there; here it is the first ones of a document, as for classification. Weights are not copied from RoBERTa.
+    Sections 3.1 and 5; the paper's "window size 512" is 256 on either side. Which tokens are global is up to the task:
+    for classification the first one; a call may name others by their roles, such as those of a question. Weights are
+    not copied from RoBERTa.
     """
+    tokens = Role() if globals is None else First(globals) | Role()
     model = masked_encoder(
         vocab,
         dim,
@@ -57,7 +59,7 @@ def longformer(
         hidden,
         dropout,
         embedded=Learned(dim, longest, std=small_std(dim)),
-        mixer=lambda: GlobalLocal(dim, heads, around(window), First(globals)),
+        mixer=lambda: GlobalLocal(dim, heads, around(window), tokens),
     )
     for module in model.modules():
         if isinstance(module, GlobalLocal):

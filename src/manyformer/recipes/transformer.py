@@ -1,5 +1,6 @@
 """The encoder-decoder Transformer."""
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import nn
@@ -10,7 +11,7 @@ from manyformer.feedforward import FeedForward
 from manyformer.kernels import Softmax
 from manyformer.masks import Causal
 from manyformer.models import Embedding, EncoderDecoder, Head
-from manyformer.position import Sinusoid
+from manyformer.position import Position, Sinusoid
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
 from manyformer.sources import Encoded
@@ -42,10 +43,29 @@ def transformer(
     4 dim unless given. Sections 3.1 to 3.5 and 5.4; the published model is post-norm, `norm="pre"` trains
     more easily at larger depth.
     """
+    position = partial(Sinusoid, dim)
+    return encoder_decoder(vocab, source_vocab, dim, depth, heads, hidden, dropout, norm, position=position)
+
+
+def encoder_decoder(
+    vocab: int,
+    source_vocab: int | None,
+    dim: int,
+    depth: int,
+    heads: int,
+    hidden: int | None,
+    dropout: float,
+    norm: NormOrder,
+    *,
+    position: Callable[[], Position],
+    reader: Callable[[], Layer] | None = None,
+) -> EncoderDecoder:
+    """The Transformer with positions made by `position`; `reader` makes another layer for the encoder's attention."""
     layer_norm = partial(nn.LayerNorm, dim)
 
     def encoder_layer() -> dict[str, Layer]:
-        return {"attention": Attention(dim, heads, Softmax()), "ff": FeedForward(dim, hidden)}
+        attention = Attention(dim, heads, Softmax()) if reader is None else reader()
+        return {"attention": attention, "ff": FeedForward(dim, hidden)}
 
     def decoder_layer() -> dict[str, Layer]:
         return {
@@ -55,7 +75,7 @@ def transformer(
         }
 
     def embedding(size: int) -> Embedding:
-        return Embedding(size, dim, position=Sinusoid(dim), scale=dim**0.5, dropout=dropout)
+        return Embedding(size, dim, position=position(), scale=dim**0.5, dropout=dropout)
 
     embed = embedding(vocab)
     embed_source = embed if source_vocab is None else embedding(source_vocab)
