@@ -23,6 +23,8 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("compose", {"position": "rope", "kv_heads": 2}),
     ("compose", {"position": "rope-yarn", "longest": 4}),
     ("compose", {"position": "rope-dynamic", "longest": 8}),
+    ("longformer-lm", {"window": 3, "top": 5, "dilated": 1}),
+    ("sparse-transformer", {"pattern": "fixed", "stride": 4, "summary": 1, "longest": 16}),
 ]
 
 

@@ -14,16 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyformer.attention import Attention, AttentionState
-from manyformer.core import Chain, Context, Layer, Memory, Plain, Pointwise, Residual, State
+from manyformer.core import Chain, Context, Layer, Memory, Place, Plain, Pointwise, Residual, State
 from manyformer.feedforward import FeedForward, GatedFeedForward
 from manyformer.generate.protocol import Continues, Translates
+from manyformer.generate.seen import Seen
 from manyformer.kernels import Softmax
 from manyformer.masks import Causal, Everything
+from manyformer.masks.lasting import lasts
 from manyformer.models import Embedding, EncoderDecoder, Head, LanguageModel, Output
 from manyformer.models.language_model import Stream
 from manyformer.models.places import locate
-from manyformer.sources import Own
+from manyformer.sources import Own, Recent
 from manyformer.sources.own import Cache
+from manyformer.sources.ring import Ring
 
 Next = Callable[[Tensor, State, Memory | None], tuple[Tensor, State]]
 """From tokens (r, 1), a state and, for a decoder, the encoded source to logits (r, 1, v) and the next state."""
@@ -122,51 +125,98 @@ def _gated(layer: GatedFeedForward) -> Step:
 
 
 def _attention(layer: Attention) -> Step:
-    """Softmax over a preallocated cache of one plain document, all of which the newest token sees.
+    """Softmax over preallocated keys: a cache of one plain document, all of which is seen, or a ring.
 
-    A position may act on the query and on the key before it is cached (rotary ones do), but not on scores or values.
+    A position may act on the query and on the key before it is kept (rotary ones do), but not on scores or values.
     """
     general = _unknown(layer)
-    kernel, heads, (groups, key, value) = layer.kernel, layer.heads, layer.shape
-    if not _sees_all(layer) or _watched(layer.source) or _watched(kernel):
+    if not _simple(layer) or _watched(layer.source) or _watched(layer.kernel):
         return general
+    kernel, source = layer.kernel, layer.source
     assert isinstance(kernel, Softmax)
-    assert layer.to_q is not None
-    to_q, to_kv, out = _sure(layer.to_q), _sure(layer.to_kv), _sure(layer.out)
-    scale = 1 / math.sqrt(key) if kernel.scale is None else kernel.scale
-    turned = layer.position if layer.position.touches() - {"embed"} else None
+    if type(source) is Own and kernel.mask in (Causal(), Everything()):
+        return _over_cache(layer, kernel, general)
+    return _over_ring(layer, kernel, source, general) if isinstance(source, Recent) else general
+
+
+def _over_cache(layer: Attention, kernel: Softmax, general: Step) -> Step:
+    fresh, attend = _fresh(layer), _attend(layer, kernel)
 
     def step(x: Tensor, ctx: Context, state: AttentionState) -> tuple[Tensor, State]:
         cache: Cache = state.source
-        begin, layout, rows = cache.length, ctx.place.layout, x.shape[0]
+        begin, layout = cache.length, ctx.place.layout
         expected = cache.plain and isinstance(layout, Plain) and layout.start == begin
         if not expected or x.shape[1] != 1 or cache.room is None or begin >= cache.room:
             return general(x, ctx, state)
-        q = to_q(x).view(rows, heads, 1, key)
-        kv = to_kv(x)
-        # with one token a row, heads in front of the sequence are only another view
-        fresh = kv.narrow(-1, 0, groups * key).view(rows, groups, 1, key)
-        if turned is not None:
-            q, fresh = turned.query(q, ctx.place), turned.key(fresh, ctx.place)
-        cache.k.narrow(2, begin, 1).copy_(fresh)
-        cache.v.narrow(2, begin, 1).copy_(kv.narrow(-1, groups * key, groups * value).view(rows, groups, 1, value))
-        k, v = cache.k.narrow(2, 0, begin + 1), cache.v.narrow(2, 0, begin + 1)
-        y = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=heads != groups)
+        q = fresh(x, ctx.place, cache.k, cache.v, begin)
+        y = attend(q, cache.k.narrow(2, 0, begin + 1), cache.v.narrow(2, 0, begin + 1), None)
         after = Cache(cache.k, cache.v, cache.pos, cache.seg, begin + 1, cache.room)
-        return out(y.reshape(rows, 1, heads * value)), AttentionState(after, state.kernel)
+        return y, AttentionState(after, state.kernel)
 
     return step
 
 
-def _sees_all(layer: Attention) -> bool:
-    """Whether a new token at the end of a document attends to all of it, by nothing but queries and keys."""
+def _over_ring(layer: Attention, kernel: Softmax, source: Recent, general: Step) -> Step:
+    fresh, attend, seen = _fresh(layer), _attend(layer, kernel), Seen(kernel.mask, layer.heads, source.slots)
+    mask, slots = source.mask, source.slots
+
+    def step(x: Tensor, ctx: Context, state: AttentionState) -> tuple[Tensor, State]:
+        ring, place = state.source, ctx.place
+        begin = ring.length if isinstance(ring, Ring) and ring.reserved else None
+        expected = isinstance(place.layout, Plain) and place.layout.start == begin
+        if begin is None or not expected or x.shape[1] != 1 or lasts(mask, begin):
+            return general(x, ctx, state)
+        slot = begin % slots
+        q = fresh(x, place, ring.k, ring.v, slot)
+        ring.pos.narrow(1, slot, 1).copy_(place.pos)
+        ring.seg.narrow(1, slot, 1).copy_(place.seg)
+        y = attend(q, ring.k, ring.v, seen(ring, begin))
+        return y, AttentionState(ring._replace(length=begin + 1), state.kernel)
+
+    return step
+
+
+def _fresh(layer: Attention) -> Callable[[Tensor, Place, Tensor, Tensor, int], Tensor]:
+    """Project one token a row, write its key and value into a column, and return its query."""
+    assert layer.to_q is not None
+    heads, (groups, key, value) = layer.heads, layer.shape
+    to_q, to_kv = _sure(layer.to_q), _sure(layer.to_kv)
+    turned = layer.position if layer.position.touches() - {"embed"} else None
+
+    def write(x: Tensor, place: Place, k: Tensor, v: Tensor, column: int) -> Tensor:
+        rows = x.shape[0]
+        q, kv = to_q(x).view(rows, heads, 1, key), to_kv(x)
+        # with one token a row, heads in front of the sequence are only another view
+        fresh = kv.narrow(-1, 0, groups * key).view(rows, groups, 1, key)
+        if turned is not None:
+            q, fresh = turned.query(q, place), turned.key(fresh, place)
+        k.narrow(2, column, 1).copy_(fresh)
+        v.narrow(2, column, 1).copy_(kv.narrow(-1, groups * key, groups * value).view(rows, groups, 1, value))
+        return q
+
+    return write
+
+
+def _attend(layer: Attention, kernel: Softmax) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
+    """Attention of one query a row and head, and the output projection."""
+    heads, (groups, key, value), out = layer.heads, layer.shape, _sure(layer.out)
+    scale = 1 / math.sqrt(key) if kernel.scale is None else kernel.scale
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=heads != groups)
+        return out(y.reshape(q.shape[0], 1, heads * value))
+
+    return attend
+
+
+def _simple(layer: Attention) -> bool:
+    """Whether a new token attends by nothing but queries, keys and a mask."""
     kernel = layer.kernel
     return (
-        type(layer.source) is Own
-        and layer.before is None
+        layer.before is None
+        and layer.to_q is not None
         and type(kernel) is Softmax
         and kernel.path in ("auto", "sdpa")
-        and kernel.mask in (Causal(), Everything())
         and layer.position.touches() <= {"embed", "query", "key"}
     )
 
