@@ -229,7 +229,7 @@ def damage(folder: Path, how: str) -> None:
         ("weights gone", r"holds no weights: model\.safetensors is missing"),
         ("config gone", r"holds no model: config\.json is missing"),
         ("config cut", r"config\.json is damaged: it is not the description of a model"),
-        ("tensor gone", r"model\.safetensors is incomplete: body\.1\.ff\.inner\.up\.weight is missing"),
+        ("tensor gone", r"does not fit its config\.json: body\.1\.ff\.inner\.up\.weight is missing"),
         ("tensor too many", r"does not fit its config\.json: it holds body\.9\.bias, which the model has not"),
         ("other size", r"does not fit its config\.json: \S+ has the shape \([\d, ]+\), the model \([\d, ]+\)"),
         ("other recipe", r"no recipe 'transformer-ln'; did you mean transformer-lm"),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from manyformer.models.base import Model
 
 FORMAT = 1
+WEIGHTS = "model.safetensors"
 
 
 def write_model(model: "Model", path: Path) -> None:
@@ -37,7 +38,7 @@ def write_parts(model: "Model", folder: Path) -> None:
     """Write the two files of a model into an existing folder and force them to the disk."""
     config = {"format": FORMAT, "recipe": model.spec.recipe, "keywords": model.spec.keywords}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_model(model, str(folder / "model.safetensors"))
+    save_model(model, str(folder / WEIGHTS))
     for file in folder.iterdir():
         with open(file, "rb") as handle:
             os.fsync(handle.fileno())
@@ -69,24 +70,33 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
 
 def read_weights(model: "Model", path: Path) -> None:
     """Fill `model` from the folder `path`. Raises UserError where the file is damaged or does not fit."""
-    file = path / "model.safetensors"
+    fill(model, read_tensors(path), f"{path / WEIGHTS} does not fit its config.json")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The weights in the folder `path` by name. Raises UserError where there are none, or where the file is damaged."""
+    file = path / WEIGHTS
     try:
-        tensors = load_file(str(file))
+        return load_file(str(file))
     except FileNotFoundError as error:
         raise UserError(f"{path} holds no weights: {file.name} is missing") from error
     except SafetensorError as error:
         raise UserError(f"{file} is damaged: {error}") from error
+
+
+def fill(model: "Model", tensors: dict[str, Tensor], complaint: str) -> None:
+    """Give `model` these weights. Raises UserError, which begins with `complaint`, where they are not its own."""
     wanted = dict(model.named_parameters(remove_duplicate=False)) | dict(_saved_buffers(model))
     if unknown := sorted(set(tensors) - set(wanted)):
-        raise UserError(f"{file} does not fit its config.json: it holds {unknown[0]}, which the model has not")
+        raise UserError(f"{complaint}: it holds {unknown[0]}, which the model has not")
     for name, value in tensors.items():
         if wanted[name].shape != value.shape:
             shapes = f"{tuple(value.shape)}, the model {tuple(wanted[name].shape)}"
-            raise UserError(f"{file} does not fit its config.json: {name} has the shape {shapes}")
+            raise UserError(f"{complaint}: {name} has the shape {shapes}")
     # a tied weight is stored once, under one of its names
     filled = {id(wanted[name]) for name in tensors}
     if missing := [name for name, tensor in wanted.items() if id(tensor) not in filled]:
-        raise UserError(f"{file} is incomplete: {missing[0]} is missing")
+        raise UserError(f"{complaint}: {missing[0]} is missing")
     with torch.no_grad():
         for name, value in tensors.items():
             wanted[name].copy_(value)

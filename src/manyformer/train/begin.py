@@ -1,0 +1,48 @@
+"""Weights of an earlier run as the beginning of another, such as the next stage of a training with longer windows."""
+
+import tempfile
+from pathlib import Path
+
+from torch import Tensor
+
+from manyformer.errors import UserError
+from manyformer.models import Model
+from manyformer.models.files import fill, read_tensors
+from manyformer.position import Learned
+from manyformer.train.source import Source
+
+
+def begin_with(model: Model, path: str, data: Source) -> None:
+    """Fill `model` with the weights of a saved model, or of the final model of a run, for the same tokenizer.
+
+    What is no weight may differ: windows, dropout, the data. A table of positions may have grown; it then begins with
+    the old one, and repeats it as often as it takes (Beltagy et al. 2020, section 5). Raises UserError for whatever
+    does not fit.
+    """
+    folder = Path(path)
+    folder = folder / "model" if (folder / "model").is_dir() else folder
+    _same_tokenizers(folder, data)
+    tensors = read_tensors(folder)
+    for name, part in model.named_modules():
+        table = f"{name}.weight"
+        if isinstance(part, Learned) and table in tensors:
+            tensors[table] = _repeated(tensors[table], part.weight.shape[0])
+    fill(model, tensors, f"start: {folder}")
+
+
+def _repeated(table: Tensor, rows: int) -> Tensor:
+    if rows <= table.shape[0]:
+        return table
+    return table.repeat(-(-rows // table.shape[0]), 1)[:rows]
+
+
+def _same_tokenizers(folder: Path, data: Source) -> None:
+    with tempfile.TemporaryDirectory() as drafts:
+        data.save(Path(drafts))
+        for mine in sorted(Path(drafts).glob("tokenizer*.json")):
+            other = folder / mine.name
+            if not other.is_file() or other.read_bytes() != mine.read_bytes():
+                raise UserError(
+                    f"start: {folder} was trained with another tokenizer, so its weights mean other tokens; train it "
+                    f"and this run on the same data with the same data.tokenizer"
+                )
