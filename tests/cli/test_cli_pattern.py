@@ -7,7 +7,7 @@ from commands import Cli
 
 def test_a_pattern_is_drawn(cli: Cli, tmp_path: Path) -> None:
     out = cli("show", "longformer", "window=1", "globals=1", "depth=2", "--pattern", "--length", "6").out
-    assert "Window(2, ahead=1) | To(First(1))" in out
+    assert "Window(2, ahead=1) | To(First(1) | Role(1))" in out
     assert "body.0.attention.inner.local and 1 more, 6 tokens" in out
     assert "··███·" not in out.splitlines()
     assert "█·███·" in out.splitlines()
@@ -15,6 +15,12 @@ def test_a_pattern_is_drawn(cli: Cli, tmp_path: Path) -> None:
     ended = cli("show", "bigbird-lm", "depth=1", "--pattern", "--out", str(picture))
     assert "█" in ended.out
     assert picture.stat().st_size > 1000
+
+
+def test_summaries_stand_before_the_text(cli: Cli) -> None:
+    out = cli("show", "etc", "window=1", "part=2", "depth=1", "--pattern", "--length", "4").out
+    assert "the first 2 summaries, 6 tokens, queries downwards" in out
+    assert out.splitlines()[-7:-1] == ["██████", "██████", "████··", "█████·", "██·███", "██··██"]
 
 
 def test_a_causal_mask_is_a_triangle(cli: Cli) -> None:

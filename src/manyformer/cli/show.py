@@ -8,6 +8,7 @@ import typer
 from manyformer.cli.app import FIND, app, examples
 
 if TYPE_CHECKING:
+    from manyformer.core import Fronted
     from manyformer.models import Model
     from manyformer.recipes import Card, Recipe
     from manyformer.summary import Cost
@@ -71,13 +72,26 @@ def _draw(model: "Model", length: int, out: Path | None) -> None:
     if not found:
         raise UserError("no part of this model keeps to a mask, so there is nothing to draw")
     heads = model.spec.keywords.get("heads", 1)
+    layout, told = _summaries(model, length)
+    length += 0 if layout is None else layout.front
     for number, (mask, names) in enumerate(found.items()):
         path = out if out is None or len(found) == 1 else out.with_stem(f"{out.stem}-{number + 1}")
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        say(f"{mask!r}\n{names[0]}{more}, {length} tokens, queries downwards, keys to the right")
-        say(draw(mask, length, heads=heads, path=path) + "\n")
+        say(f"{mask!r}\n{names[0]}{more}, {told}{length} tokens, queries downwards, keys to the right")
+        say(draw(mask, length, heads=heads, path=path, layout=layout) + "\n")
         if path is not None:
             note(f"wrote {path}")
+
+
+def _summaries(model: "Model", length: int) -> "tuple[Fronted | None, str]":
+    """What stands before a text of this length, where anything does."""
+    from manyformer.mixers.summaries import Summarised
+
+    body = getattr(model, "body", None)
+    if not isinstance(body, Summarised):
+        return None, ""
+    layout = body.kinds.layout(length)
+    return layout, f"the first {layout.front} summaries, "
 
 
 def _cost(model: "Model", length: int | None) -> "Cost":

@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from manyformer.core import Place
+from manyformer.core import Fronted, Plain
 from manyformer.errors import UserError
 from manyformer.kernels import Kernel
 from manyformer.masks import Mask
+from manyformer.ops.spelled import spell
 from manyformer.view.drawing import check_picture, write_picture
 
 CELLS = 64
@@ -34,17 +35,20 @@ class View(NamedTuple):
     cells: Float[Tensor, "c c"]
 
 
-def draw(mask: Mask, length: int, *, heads: int = 1, path: str | Path | None = None) -> str:
+def draw(
+    mask: Mask, length: int, *, heads: int = 1, path: str | Path | None = None, layout: Plain | Fronted | None = None
+) -> str:
     """`mask` for `length` tokens as text, queries from top to bottom and keys from left to right.
 
-    With `path` it is drawn there, too: PNG, SVG or PDF. Heads that differ are shown beside each other. Raises
-    UserError for a length beyond 8192 and for other formats.
+    They are one document, unless `layout` says that summaries come first. With `path` it is drawn there, too: PNG, SVG
+    or PDF. Heads that differ are shown beside each other. Raises UserError for a length beyond 8192 and for other
+    formats.
     """
     if not 1 <= length <= LONGEST:
         raise UserError(f"length ({length}) must be between 1 and {LONGEST}: every pair is looked at")
     if path is not None:
         check_picture(Path(path))
-    views = list(_views(mask, length, heads))
+    views = list(_views(mask, length, heads, layout or Plain()))
     if path is not None:
         _paint(mask, length, views, Path(path))
     return "\n\n".join("\n".join(_text(view, several=len(views) > 1)) for view in views)
@@ -59,22 +63,20 @@ def patterns(model: nn.Module) -> dict[Mask, list[str]]:
     return found
 
 
-def _views(mask: Mask, length: int, heads: int) -> Iterator[View]:
+def _views(mask: Mask, length: int, heads: int, layout: Plain | Fronted) -> Iterator[View]:
     kinds: dict[Mask, list[int]] = {}
     for head in range(heads):
         kinds.setdefault(mask.head(head), []).append(head)
     for kind, numbers in list(kinds.items())[:PICTURES]:
-        yield View(tuple(numbers), _shares(kind, length))
+        yield View(tuple(numbers), _shares(kind, length, layout))
 
 
-def _shares(mask: Mask, length: int) -> Float[Tensor, "c c"]:
+def _shares(mask: Mask, length: int, layout: Plain | Fronted) -> Float[Tensor, "c c"]:
     """How much of each cell is visible, a strip of queries at a time."""
-    size = -(-length // CELLS)
-    pos = torch.arange(length)
-    keys = Place(pos[None], torch.zeros_like(pos)[None])
+    size, keys = -(-length // CELLS), spell(layout, length)
     strips = []
-    for rows in torch.split(pos, size):
-        queries = Place(rows[None], torch.zeros_like(rows)[None])
+    for begin in range(0, length, size):
+        queries = keys.columns(begin, min(begin + size, length))
         strips.append(_columns(mask.dense(queries, keys, 1)[0, 0], size))
     return torch.stack(strips)
 
