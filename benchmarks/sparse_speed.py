@@ -22,6 +22,7 @@ from manyformer.attention import Attention
 from manyformer.batches import IGNORE
 from manyformer.bench import Largest
 from manyformer.feedforward import FeedForward
+from manyformer.generate.bound import bind
 from manyformer.generate.feeds import size_of
 from manyformer.kernels import Softmax
 from manyformer.masks import Mask
@@ -43,20 +44,32 @@ ENCODER_GOALS = {"Longformer": 0.4, "BigBird": 0.5}
 SLOPE_GOALS = {"operations": 1.05, "seconds": 1.25}
 LARGEST_GOAL = 1.05
 SLOPE_LENGTHS = (2048, 4096, 8192, 16384)
-DECODED, STRETCH = 4096, 512
+DECODED, STRETCH, FLAT = 4096, 512, 0.05
 
 BLOCK, RANDOM = 64, 3
-LINEAR: dict[str, Mask] = {
-    "window": m.Window(WINDOW),
-    "dilated window": m.Window(WINDOW // 4, dilation=4),
-    "two sides and global": m.around(128) | m.Global(m.First(16)),
-    "block diagonal": m.Blocks(256),
-    "local blocks": m.Causal() & m.Blocks(128, before=128),
+LINEAR: dict[str, Callable[[int], Mask]] = {
+    "window": lambda _: m.Window(WINDOW),
+    "dilated window": lambda _: m.Window(WINDOW // 4, dilation=4),
+    "asymmetric window": lambda _: m.Window(200, ahead=56),
+    "two sides and global": lambda _: m.around(128) | m.Global(m.First(16)),
+    "four pieces": lambda _: m.pieces(m.First(64), l2l=m.around(84)),
+    "first tokens and window": lambda _: m.Causal() & (m.Window(WINDOW) | m.To(m.First(4))),
+    "block diagonal": lambda _: m.Blocks(256),
+    "local blocks": lambda _: m.Causal() & m.Blocks(128, before=128),
     # rows above the first blocks do not exist: with many of them, pairs at 2k tokens would not yet be linear in length
-    "image": m.Local2D(64, 8, 16, 2, 16),
-    "causal random blocks": m.Causal()
-    & (m.Window(3 * BLOCK) | m.To(m.First(BLOCK)) | m.RandomBlocks(BLOCK, RANDOM, 256, past=True)),
-    "dilated heads": m.Heads({0: m.Window(WINDOW, dilation=2)}, rest=m.Window(WINDOW)),
+    "image": lambda _: m.Local2D(64, 8, 16, 2, 16),
+    # random blocks that are seen anyway would be more at the beginning
+    "causal random blocks": lambda _: (
+        m.Causal()
+        & (m.Window(3 * BLOCK) | m.To(m.First(BLOCK)) | m.RandomBlocks(BLOCK, RANDOM, 256, near=3, lead=1, past=True))
+    ),
+    # drawn for texts of this length: of a longer list, short texts would have less
+    "random blocks": lambda length: (
+        m.Blocks(BLOCK, before=BLOCK, after=BLOCK)
+        | m.Global(m.First(BLOCK))
+        | m.RandomBlocks(BLOCK, RANDOM, length // BLOCK, lead=1)
+    ),
+    "dilated heads": lambda _: m.Heads({0: m.Window(WINDOW, dilation=2)}, rest=m.Window(WINDOW)),
 }
 
 
@@ -91,7 +104,7 @@ def encoders(rounds: int) -> Iterator[frame.Row]:
 def slopes(rounds: int) -> Iterator[frame.Row]:
     """How work, time and the largest tensor grow with length, attention alone, forward and backward."""
     for name, mask in LINEAR.items():
-        jobs = {length: attention_job(mask, length) for length in SLOPE_LENGTHS}
+        jobs = {length: attention_job(mask(length), length) for length in SLOPE_LENGTHS}
         yield from frame.growth(name, jobs, rounds, SLOPE_GOALS)
         largest: list[float] = []
         for job in jobs.values():
@@ -108,22 +121,28 @@ def slopes(rounds: int) -> Iterator[frame.Row]:
 
 
 def decoding(_: int) -> Iterator[frame.Row]:
-    """Writing 4,096 tokens with a window of 256: the time and the state of each stretch."""
+    """Writing 4,096 tokens with a window of 256, as generation does it: the time and the state of each stretch."""
     model = language_model(m.Window(WINDOW), DECODED).eval()
+    ends, seconds, sizes = [], [], []
     with torch.inference_mode():
-        state, token = model.start(1, capacity=DECODED), torch.zeros(1, 1, dtype=torch.long)
+        following, state, token = bind(model), model.start(1, capacity=DECODED), torch.zeros(1, 1, dtype=torch.long)
         for begin in range(0, DECODED, STRETCH):
             started = time.perf_counter()
             for _ in range(STRETCH):
-                out = model(token, None, state)
-                token, state = out.logits.argmax(-1), out.state
-            speed = STRETCH / (time.perf_counter() - started)
+                logits, state = following(token, state, None)
+                token = logits.argmax(-1)
+            ends.append(begin + STRETCH)
+            seconds.append(time.perf_counter() - started)
+            sizes.append(size_of(state))
             yield {
                 "what": f"decoding with window {WINDOW}",
                 "candidate": f"tokens {begin} to {begin + STRETCH}",
-                "tokens_per_second": speed,
-                "memory": size_of(state),
+                "tokens_per_second": STRETCH / seconds[-1],
+                "memory": sizes[-1],
             }
+    for what, found, goal in (("seconds", seconds, FLAT), ("memory", sizes, 0.001)):
+        slope = frame.slope(ends, found)
+        yield {"what": "growth with what is written", "candidate": what, "slope": slope, "goal": goal}
 
 
 def language_model(mask: Mask, length: int) -> LanguageModel:
