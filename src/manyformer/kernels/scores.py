@@ -55,14 +55,18 @@ class Bilinear(Score):
 
 @final
 class Additive(Score):
-    """v^T tanh(W q + U k) (Bahdanau et al. 2015, appendix A.1.2): forms a vector of `hidden` channels for each pair."""
+    """v^T tanh(W q + U k) (Bahdanau et al. 2015, appendix A.1.2): forms a vector of `hidden` channels for each pair.
 
-    def __init__(self, key: int, hidden: int) -> None:
+    Keys are as wide as queries, or `of` channels.
+    """
+
+    def __init__(self, query: int, hidden: int, *, of: int | None = None) -> None:
         super().__init__()
-        self.query, self.key = nn.Linear(key, hidden, bias=False), nn.Linear(key, hidden, bias=False)
+        self.query = nn.Linear(query, hidden, bias=False)
+        self.key = nn.Linear(query if of is None else of, hidden, bias=False)
         self.energy = nn.Linear(hidden, 1, bias=False)
 
-    def forward(self, q: Float[Tensor, "*b l e"], k: Float[Tensor, "*b s e"]) -> Float[Tensor, "*b l s"]:
+    def forward(self, q: Float[Tensor, "*b l e"], k: Float[Tensor, "*b s f"]) -> Float[Tensor, "*b l s"]:
         pairs = self.query(q)[..., :, None, :] + self.key(k)[..., None, :, :]
         found: Tensor = self.energy(pairs.tanh())[..., 0]
         return found

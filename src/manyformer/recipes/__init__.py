@@ -1,9 +1,11 @@
 """One file a paper, one function each; importing this package lists them all."""
 
 from manyformer.recipes.alibi import alibi
+from manyformer.recipes.bahdanau import bahdanau
 from manyformer.recipes.bert import bert
 from manyformer.recipes.bigbird import bigbird, bigbird_etc, bigbird_lm, bigbird_seq2seq
 from manyformer.recipes.blockwise import blockwise
+from manyformer.recipes.collaborative import collaborative, collaborative_encoder
 from manyformer.recipes.compose import compose
 from manyformer.recipes.compose_images import compose_images
 from manyformer.recipes.compressive_transformer import compressive_transformer
@@ -18,10 +20,13 @@ from manyformer.recipes.linformer import linformer
 from manyformer.recipes.longformer import longformer, longformer_lm
 from manyformer.recipes.mlp_mixer import mlp_mixer
 from manyformer.recipes.performer import performer, performer_encoder
+from manyformer.recipes.reformer import reformer, reformer_encoder, reformer_strict
 from manyformer.recipes.registry import RECIPES, Card, Recipe, build, get, recipe
 from manyformer.recipes.rfa import rfa
 from manyformer.recipes.roformer import roformer
+from manyformer.recipes.routing_transformer import routing_transformer, routing_transformer_strict
 from manyformer.recipes.shaw import shaw
+from manyformer.recipes.sinkhorn_transformer import sinkhorn_encoder, sinkhorn_transformer
 from manyformer.recipes.sparse_transformer import sparse_transformer
 from manyformer.recipes.structural import structural
 from manyformer.recipes.synthesizer import synthesizer
@@ -36,6 +41,7 @@ __all__ = [
     "Card",
     "Recipe",
     "alibi",
+    "bahdanau",
     "bert",
     "bigbird",
     "bigbird_etc",
@@ -43,6 +49,8 @@ __all__ = [
     "bigbird_seq2seq",
     "blockwise",
     "build",
+    "collaborative",
+    "collaborative_encoder",
     "compose",
     "compose_images",
     "compressive_transformer",
@@ -63,9 +71,16 @@ __all__ = [
     "performer",
     "performer_encoder",
     "recipe",
+    "reformer",
+    "reformer_encoder",
+    "reformer_strict",
     "rfa",
     "roformer",
+    "routing_transformer",
+    "routing_transformer_strict",
     "shaw",
+    "sinkhorn_encoder",
+    "sinkhorn_transformer",
     "sparse_transformer",
     "structural",
     "synthesizer",

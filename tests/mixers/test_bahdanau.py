@@ -1,0 +1,193 @@
+"""RNNsearch by hand: one pair at a time, one word at a time, with torch's own units where these can be the same.
+
+`torch.nn.GRU` resets after the product and calls 1 - z what the paper calls z. With the signs of z turned, and with a
+diagonal matrix, whose product commutes with the reset, it is the paper's unit.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import manyformer as mf
+from manyformer.core import PADDING, Context, Packed, Place, Plain
+from manyformer.flops import count_flops
+from manyformer.kernels.weights import Exponential
+from manyformer.mixers import AttendingGRU, BidirectionalGRU
+from manyformer.mixers.recurrent import Unit, mirrored
+from manyformer.models.places import locate
+
+DIM, WORDS, ALIGN, MAXOUT, VOCAB = 5, 4, 6, 3, 11
+SOURCES, TARGETS = (4, 1, 6), (3, 5, 2)
+
+Step = Callable[[Unit, Tensor, Tensor | None, Tensor], Tensor]
+"""From a unit, what a token is, what is added to what it says, and a state, to the next state; one row."""
+
+
+def built() -> Any:
+    torch.manual_seed(1)
+    model = mf.build("bahdanau", vocab=VOCAB, dim=DIM, words=WORDS, align=ALIGN, maxout=MAXOUT)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.4)
+    return model.double()
+
+
+def written_out(unit: Unit, x: Tensor, more: Tensor | None, state: Tensor) -> Tensor:
+    """Appendix A.1.1, equation by equation."""
+    said = unit.into.weight @ x + unit.into.bias + (0 if more is None else more)
+    update, reset = ((said[i * DIM : (i + 1) * DIM] + unit.gates.weight[i * DIM : (i + 1) * DIM] @ state).sigmoid()
+                     for i in (0, 1))  # fmt: skip
+    candidate = (said[2 * DIM :] + unit.candidate.weight @ (reset * state)).tanh()
+    return (1 - update) * state + update * candidate
+
+
+def weights_for_torch(unit: Unit) -> dict[str, Tensor]:
+    """A unit's weights as those of `torch.nn.GRUCell`: reset, update turned round, candidate."""
+
+    def turned(weight: Tensor) -> Tensor:
+        update, reset, *rest = weight.split(DIM)
+        return torch.cat([reset, -update, *rest])
+
+    state = turned(torch.cat([unit.gates.weight, unit.candidate.weight]))
+    zeros = torch.zeros_like(unit.into.bias)
+    return {"weight_ih": turned(unit.into.weight), "weight_hh": state, "bias_ih": turned(unit.into.bias)} | {
+        "bias_hh": zeros
+    }
+
+
+def by_torch(unit: Unit, x: Tensor, more: Tensor | None, state: Tensor) -> Tensor:
+    """`torch.nn.GRUCell`, where what is looked at is added to what the token says by way of the bias."""
+    weights = weights_for_torch(unit)
+    if more is not None:
+        update, reset, candidate = more.split(DIM)
+        weights["bias_ih"] = weights["bias_ih"] + torch.cat([reset, -update, candidate])
+    new: Tensor = functional_call(nn.GRUCell(WORDS, DIM).double(), weights, (x[None], state[None]))  # type: ignore[no-untyped-call]
+    return new[0]
+
+
+def logits_by_hand(model: Any, source: Tensor, target: Tensor, step: Step) -> Tensor:
+    """Sections 3.1, 3.2 and A.2 for one pair."""
+    encoder, decoder, head = model.encoder, model.decoder, model.head
+    words, past = model.embed_source.token.weight[source], torch.zeros(2, DIM, dtype=torch.float64)
+    ahead, back = [past[0]], [past[1]]
+    for x in words:
+        ahead.append(step(encoder.ahead, x, None, ahead[-1]))
+    for x in words.flip(0):
+        back.append(step(encoder.back, x, None, back[-1]))
+    annotations = [torch.cat(pair) for pair in zip(ahead[1:], back[:0:-1])]
+    state = (decoder.first.weight @ annotations[0][DIM:] + decoder.first.bias).tanh()
+    logits = []
+    for token in target:
+        x = model.embed_target.token.weight[token]
+        scores = [decoder.score.energy.weight[0] @ (decoder.score.query.weight @ state + decoder.score.key.weight @ h
+                  ).tanh() for h in annotations]  # fmt: skip
+        weights = torch.stack(scores).softmax(0)
+        context = sum(weight * h for weight, h in zip(weights, annotations))
+        both = decoder.readout.weight @ torch.cat([state, x, context]) + decoder.readout.bias
+        paired = torch.maximum(both[:MAXOUT], both[MAXOUT:])
+        logits.append(head.weight @ paired + head.bias)
+        state = step(decoder.unit, x, decoder.context.weight @ context, state)
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize("unit", ["written out", "torch"])
+def test_a_padded_batch_is_every_pair_by_hand(unit: str) -> None:
+    model, step = built(), by_torch if unit == "torch" else written_out
+    squares = [part.candidate.weight for part in (model.encoder.ahead, model.encoder.back, model.decoder.unit)]
+    if unit == "torch":
+        for square in squares:
+            square.data.mul_(torch.eye(DIM))
+    (source, source_segments), (target, segments) = padded(SOURCES), padded(TARGETS)
+    ups = [torch.randn(length, VOCAB, dtype=torch.float64) for length in TARGETS]
+    logits = model(source, target, source_segments, segments).logits
+    found = sum((up * logits[row, : len(up)]).sum() for row, up in enumerate(ups))
+    hand = [logits_by_hand(model, source[row, :s], target[row, :t], step) for row, (s, t) in
+            enumerate(zip(SOURCES, TARGETS))]  # fmt: skip
+    for row, one in enumerate(hand):
+        torch.testing.assert_close(logits[row, : len(one)], one, atol=1e-10, rtol=1e-10)
+    expected = sum((up * one).sum() for up, one in zip(ups, hand))
+    assert isinstance(found, Tensor)
+    assert isinstance(expected, Tensor)
+    names, weights = zip(*model.named_parameters())
+    for name, weight, got, want in zip(
+        names, weights, torch.autograd.grad(found, weights), torch.autograd.grad(expected, weights)
+    ):
+        if unit == "torch" and any(weight is square for square in squares):
+            got, want = got.diagonal(), want.diagonal()
+        torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def padded(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(VOCAB, (len(lengths), max(lengths)))
+    return tokens, torch.where(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None], 0, PADDING)
+
+
+def test_the_encoder_is_torch_s_own_where_resets_commute() -> None:
+    layer = BidirectionalGRU(WORDS, DIM).double()
+    for unit in (layer.ahead, layer.back):
+        unit.candidate.weight.data.mul_(torch.eye(DIM))
+    theirs = nn.GRU(WORDS, DIM, bidirectional=True, batch_first=True).double()
+    for unit, suffix in ((layer.ahead, "l0"), (layer.back, "l0_reverse")):
+        for name, weight in weights_for_torch(unit).items():
+            getattr(theirs, f"{name}_{suffix}").data.copy_(weight)
+    tokens, segments = padded((7, 3, 5))
+    place, _ = locate(tokens, segments, None)
+    x = torch.randn(3, 7, WORDS, dtype=torch.float64)
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([7, 3, 5]), batch_first=True, enforce_sorted=False)
+    wanted, _ = nn.utils.rnn.pad_packed_sequence(theirs(packed)[0], batch_first=True)
+    got = layer(x, Context(place)).y * (segments != PADDING)[..., None]
+    torch.testing.assert_close(got, wanted, atol=1e-10, rtol=1e-10)
+
+
+def test_a_document_is_mirrored_where_it_stands() -> None:
+    segments = torch.tensor([[-1, 4, 4, 4, 7, -1, 7, 9], [0, 0, -1, -1, 2, 2, 2, 2], [-1, -1, -1, -1, -1, -1, -1, -1]])
+    place, _ = locate(torch.zeros_like(segments), segments, None)
+    wanted = [[0, 3, 2, 1, 6, 5, 4, 7], [1, 0, 2, 3, 7, 6, 5, 4], list(range(8))]
+    assert mirrored(place).tolist() == wanted
+    whole = Place(torch.arange(4)[None], torch.zeros(1, 4, dtype=torch.long), Plain())
+    assert mirrored(whole).tolist() == mirrored(whole._replace(layout=Packed(((0, 0, 4),)))).tolist() == [[3, 2, 1, 0]]
+
+
+def test_the_alignment_is_the_additive_kernel_s() -> None:
+    model = built()
+    (source, source_segments), (target, segments) = padded(SOURCES), padded(TARGETS)
+    memory, watched = model.encode(source, source_segments), []
+    model.decode(target, memory, segments, watch=lambda module, name, value: watched.append((module, name, value)))
+    [(module, name, weights)] = watched
+    assert isinstance(module, AttendingGRU)
+    assert (name, weights.shape) == ("weights", (3, 1, 5, 6))
+    state = module.first(memory.y[:, :1, DIM:]).tanh()
+    seen = (source_segments != PADDING)[:, None]
+    torch.testing.assert_close(weights[:, 0, :1], Exponential()(module.score(state, memory.y), seen))
+
+
+def test_what_does_not_need_the_state_is_projected_once() -> None:
+    """Keys, and what values say to the gates, cost as much for 40 words as for 1."""
+    model = mf.build("bahdanau", vocab=7, dim=32, words=16, align=24, maxout=8)
+    source = torch.zeros(2, 12, dtype=torch.long)
+    memory = model.encode(source)  # type: ignore[operator]
+
+    def cost(length: int) -> int:
+        target = torch.zeros(2, length, dtype=torch.long)
+        return count_flops(lambda: model.decode(target, memory))  # type: ignore[operator]
+
+    token = (cost(40) - cost(1)) / 39
+    once = cost(1) - token
+    # the energies are a product with a vector, which torch does not count
+    step = 32 * (64 + 32) + 32 * 24 + 12 * 96
+    rest = 16 * 96 + 12 * 64 + (32 + 16 + 64) * 16 + 8 * 7
+    assert token == 2 * 2 * (step + rest)
+    assert once == 2 * 2 * (12 * 64 * (24 + 96) + 32 * 32)
+
+
+def test_a_decoder_needs_a_source() -> None:
+    layer = AttendingGRU(4, 4, 8, align=4, out=4, dropout=0.0)
+    place = Place(torch.arange(2)[None], torch.zeros(1, 2, dtype=torch.long), Plain())
+    with pytest.raises(ValueError, match="needs a memory"):
+        layer(torch.zeros(1, 2, 4), Context(place))
+    with pytest.raises(ValueError, match="cannot go on from a state"):
+        BidirectionalGRU(4, 4)(torch.zeros(1, 2, 4), Context(place), ())
