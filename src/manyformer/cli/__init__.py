@@ -18,6 +18,7 @@ COMMANDS = (
     "attention",
     "evaluate",
     "check",
+    "collaborate",
     "bench",
     "compare",
     "plot",

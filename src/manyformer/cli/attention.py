@@ -1,0 +1,86 @@
+"""`manyformer attention`: what a trained model looks at."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manyformer.cli.app import USE, app, examples
+
+if TYPE_CHECKING:
+    from manyformer.models import Model
+    from manyformer.view.attention import Map
+
+
+@app.command(
+    "attention",
+    rich_help_panel=USE,
+    epilog=examples(
+        'manyformer attention runs/translate-multi30k "two men are sitting on a bench ." --out look.png',
+        'manyformer attention runs/one "a dog runs ." --beside runs/two --answer "ein hund rennt ." --out both.png',
+        'manyformer attention runs/lm-stdlib "def add(a, b):" --layer 1 --heads --out heads.svg',
+    ),
+)
+def attention(
+    run: Annotated[str, typer.Argument(help="The folder of a run or a saved model.")],
+    text: Annotated[str, typer.Argument(help="What it reads.")],
+    *,
+    answer: Annotated[
+        str | None, typer.Option(help="What an encoder-decoder writes; its own translation unless given.")
+    ] = None,
+    beside: Annotated[
+        list[str] | None, typer.Option(help="One more run, drawn beside; may be given several times.")
+    ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(help="Parts whose name contains this, such as encoder; those over the source unless given."),
+    ] = None,
+    layer: Annotated[
+        int | None, typer.Option(min=1, help="Which of these parts, from 1 on; the last unless given.")
+    ] = None,
+    heads: Annotated[bool, typer.Option("--heads", help="Draw each head by itself, not their mean.")] = False,
+    out: Annotated[Path | None, typer.Option(help="A picture as well, .png, .svg or .pdf.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the weights of every part as JSON.")] = False,
+) -> None:
+    """Show which tokens a model looks at: attention weights of a layer, or the alignment of a recurrent decoder.
+
+    For a translation model a row is a word that is written, a column one of the source; else both are the text. Each
+    line ends in the token that gets the most of the look. With --beside, several models read the same text.
+    """
+    from manyformer.cli.console import note, say, say_json
+    from manyformer.view.attention import choose, describe, draw_maps, maps
+
+    found = {name: maps(_model(name, device), text, answer) for name in (run, *(beside or []))}
+    if as_json:
+        say_json({name: [_record(one) for one in several] for name, several in found.items()})
+        return
+    chosen = {name: choose(several, part=part, layer=layer) for name, several in found.items()}
+    for name, one in chosen.items():
+        mean = f", mean of {len(one.weights)} heads" if len(one.weights) > 1 else ""
+        say(f"{name}: {one.part}{mean}")
+        say(describe(one) + "\n")
+    if out is not None:
+        draw_maps(_titled(chosen), out, apart=heads)
+        note(f"wrote {out}")
+
+
+def _model(name: str, device: str | None) -> "Model":
+    from manyformer.cli.targets import model_folder, place
+    from manyformer.face import load
+
+    return load(model_folder(name)).to(place(device))
+
+
+def _titled(chosen: "dict[str, Map]") -> "dict[str, Map]":
+    """The maps under the ends of their folders' names, as far as these differ."""
+    words = {name: Path(name).resolve().parts for name in chosen}
+    for length in range(1, 1 + max(map(len, words.values()))):
+        short = ["/".join(parts[-length:]) for parts in words.values()]
+        if len(set(short)) == len(short):
+            return dict(zip(short, chosen.values()))
+    return chosen
+
+
+def _record(one: "Map") -> dict[str, Any]:
+    return {"part": one.part, "rows": one.rows, "columns": one.columns, "weights": one.weights.tolist()}

@@ -1,0 +1,25 @@
+"""attention: what a model looks at, as text, as JSON and as a picture."""
+
+import json
+from pathlib import Path
+
+from commands import Cli, lines
+
+
+def test_a_translation_is_told_with_what_it_looked_at(cli: Cli, pairs_run: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "look.png"
+    told = cli("attention", str(pairs_run), "red tan", "--answer", "nat", "--out", str(picture))
+    assert told.code == 0, told.err
+    first, *rows = lines(told.out)
+    assert first == f"{pairs_run}: decoder.0.cross, mean of 2 heads"
+    assert [row.split()[0] for row in rows] == ["n", "a", "t", "<eos>"]
+    assert picture.stat().st_size > 1000
+    found = json.loads(cli("attention", str(pairs_run), "red", "--json").out)[str(pairs_run)]
+    assert {one["part"] for one in found} == {"encoder.0.attention", "decoder.0.attention", "decoder.0.cross"}
+
+
+def test_mistakes_are_told(cli: Cli, text_run: Path, trees_run: Path) -> None:
+    assert cli("attention", str(text_run), "the cat").code == 0
+    assert "only an encoder-decoder writes" in cli("attention", str(text_run), "the", "--answer", "cat").err
+    assert "there is no part 'cross'" in cli("attention", str(text_run), "the", "--part", "cross").err
+    assert "a Tagger reads something else" in cli("attention", str(trees_run), "cats").err

@@ -1,0 +1,107 @@
+"""What models look at: the weights that are told are those that they use, and each finds its tokens."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import manyformer as mf
+from manyformer.data import Tokenizer
+from manyformer.errors import UserError
+from manyformer.view.attention import Map, choose, describe, draw_maps, maps
+
+TEXT = "abcdabcdefgh abc"
+SMALL: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2}
+PAIR = {"transformer": SMALL, "bahdanau": {"dim": 8, "words": 6, "align": 5, "maxout": 4}}
+OVER_SOURCE = {"transformer": ["decoder.0.cross", "decoder.1.cross"], "bahdanau": ["decoder"]}
+
+
+def built(name: str, **keywords: Any) -> Any:
+    words = Tokenizer.train("char", [TEXT])
+    model = mf.build(name, vocab=words.vocab, **keywords)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.3)
+    model.tokenizer = words
+    return model
+
+
+@pytest.mark.parametrize("answer", ["ab", "abcd", None], ids=["shorter", "as long", "its own"])
+@pytest.mark.parametrize("name", PAIR)
+def test_an_encoder_decoder_looks_at_its_source(name: str, answer: str | None) -> None:
+    model = built(name, **PAIR[name])
+    found = maps(model, "abcd", answer)
+    crossing = [one for one in found if one.crossing]
+    assert [one.part for one in crossing] == OVER_SOURCE[name]
+    for one in crossing:
+        assert one.columns == ("a", "b", "c", "d", "<eos>")
+        assert one.rows[-1] == "<eos>"
+        assert answer is None or one.rows[:-1] == tuple(answer)
+        torch.testing.assert_close(one.weights.sum(-1), torch.ones(one.weights.shape[:2]))
+    own = [one.part for one in found if not one.crossing]
+    parts = ["encoder.0.attention", "encoder.1.attention", "decoder.0.attention", "decoder.1.attention"]
+    assert own == (parts if name == "transformer" else [])
+
+
+def test_the_alignment_is_what_the_decoder_takes_its_context_from() -> None:
+    model = built("bahdanau", **PAIR["bahdanau"])
+    [one] = maps(model, "abcd", "abcd")
+    words, decoder = model.tokenizer, model.decoder
+    source, target = torch.tensor([[*words.encode("abcd"), 2]]), torch.tensor([[1, *words.encode("abcd")]])
+    memory, state = model.encode(source), model.start(1)
+    for i in range(target.shape[1]):
+        energies = decoder.score(state.body.hidden[:, None] if i else first(model, memory), memory.y)
+        torch.testing.assert_close(one.weights[0, i], energies.softmax(-1)[0, 0])
+        state = model.decode(target[:, i : i + 1], memory, state=state).state
+
+
+def first(model: Any, memory: Any) -> torch.Tensor:
+    """The state before any token: what the backward unit left at the first word."""
+    hidden: torch.Tensor = model.decoder.first(memory.y[:, :1, 8:]).tanh()
+    return hidden
+
+
+@pytest.mark.parametrize("name", ["transformer-lm", "bert", "transformer-classifier"])
+def test_a_text_looks_at_itself(name: str) -> None:
+    given = {"classes": 2} if name == "transformer-classifier" else {}
+    found = maps(built(name, **SMALL, **given), "abc")
+    assert [one.part for one in found] == ["body.0.attention", "body.1.attention"]
+    assert (
+        found[0].rows == found[0].columns == ("<bos>", "a", "b", "c", "<eos>")[: 4 if name == "transformer-lm" else 5]
+    )
+    if name == "transformer-lm":
+        assert not found[0].weights.triu(1).any()
+
+
+def test_a_part_is_chosen_by_name_and_number() -> None:
+    found = maps(built("transformer", **SMALL), "abcd", "ab")
+    assert choose(found).part == choose(found, layer=9).part == "decoder.1.cross"
+    assert choose(found, layer=1).part == "decoder.0.cross"
+    assert choose(found, part="encoder", layer=1).part == "encoder.0.attention"
+    with pytest.raises(UserError, match="no part 'encodr'; known: decoder.0.attention, "):
+        choose(found, part="encodr")
+
+
+def test_the_text_form_names_what_is_looked_at_most() -> None:
+    weights = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.1, 0.9]]])
+    told = describe(Map("x", ("ja", "nein"), ("yes", "no"), weights, crossing=True))
+    assert told.splitlines() == ["  ja ▒▒ yes 50%", "nein ░▓ no 70%"]
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    one = choose(maps(built("transformer", **SMALL), "abcd", "ab"))
+    draw_maps({"one": one, "two": one}, tmp_path / "both.png")
+    draw_maps({"one": one}, tmp_path / "heads.svg", apart=True)
+    assert all((tmp_path / name).stat().st_size > 1000 for name in ("both.png", "heads.svg"))
+
+
+def test_what_cannot_be_drawn_is_said() -> None:
+    with pytest.raises(UserError, match="only an encoder-decoder writes an answer"):
+        maps(built("transformer-lm", **SMALL), "abc", "abc")
+    with pytest.raises(UserError, match="no part of fnet has weights"):
+        maps(built("fnet", dim=16, depth=1, longest=32), "abc")
+    silent = built("transformer-lm", **SMALL)
+    silent.tokenizer = None
+    with pytest.raises(UserError, match="without a tokenizer"):
+        maps(silent, "abc")
