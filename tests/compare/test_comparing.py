@@ -212,7 +212,7 @@ def test_claims(text: str, holds: bool | None) -> None:
 
 
 def test_numbers_of_one_seed_have_no_deviation() -> None:
-    one = Measured("a", 0, ({"loss": 1.0},), (None,), 1.0, 3, 5)
+    one = Measured("a", 0, ({"loss": 1.0},), (None,), 1.0, 3, 48, 5)
     found = Compared(None, 1, (one,))  # type: ignore[arg-type]
     assert found.mean("a", "loss") == 1.0
     assert found.deviation("a", "loss") is None

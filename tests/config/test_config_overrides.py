@@ -126,11 +126,20 @@ def test_choosing_another_member_keeps_what_the_command_line_says_of_it() -> Non
 
 
 def test_another_recipe_keeps_the_model_keywords_it_knows() -> None:
-    Path("base.yaml").write_text("recipe: lm\nmodel: {depth: 3}\n")
-    assert load("base.yaml", "recipe=bert").model == {"depth": 3}
-    assert refused("base.yaml", "recipe=fourier") == [
-        "base.yaml:2:9: model.depth: no such setting; known in model: vocab, width"
-    ]
+    Path("base.yaml").write_text("recipe: lm\nmodel: {depth: 3, vocab: 9}\n")
+    assert load("base.yaml", "recipe=bert").model == {"depth": 3, "vocab": 9}
+    assert load("base.yaml", "recipe=fourier", "width=8").model == {"vocab": 9, "width": 8}
+    Path("other.yaml").write_text("extends: base.yaml\nrecipe: fourier\nmodel: {width: 8}\n")
+    assert load("other.yaml").model == {"vocab": 9, "width": 8}
+
+
+def test_a_model_keyword_that_no_recipe_of_the_run_has_is_refused() -> None:
+    Path("base.yaml").write_text("recipe: lm\nmodel: {dpeth: 3}\n")
+    unknown = "base.yaml:2:9: model.dpeth: no such setting; known in model: vocab, width"
+    assert refused("base.yaml", "recipe=fourier") == [unknown]
+    Path("base.yaml").write_text("recipe: fourier\nmodel: {depth: 3}\n")
+    assert refused("base.yaml") == ["base.yaml:2:9: model.depth: no such setting; known in model: vocab, width"]
+    assert refused("lm", "recipe=fourier", "depth=3")[0].startswith("--depth 3: ")
 
 
 def test_overrides_from_python_are_a_mapping() -> None:

@@ -29,6 +29,7 @@ class Measured:
     why: tuple[str | None, ...]
     minutes: float | None
     steps: int
+    tokens: int
     parameters: int | None
 
 
@@ -170,6 +171,8 @@ class Compared:
         if cost == "minutes":
             minutes = [one.minutes for one in of if one.minutes is not None]
             return f"{statistics.fmean(minutes):.1f}" if minutes else NOTHING
+        if cost == "tokens":
+            return f"{statistics.fmean(one.tokens for one in of) / 1e6:.2f}" if of else NOTHING
         if step is None:
             return NOTHING
         if cost == "step":
@@ -204,6 +207,7 @@ class Compared:
 COSTS = {
     "parameters": "parameters",
     "minutes": "minutes of training",
+    "tokens": "M tokens learned from",
     "step": "ms a step",
     "memory": "MB a step",
 }

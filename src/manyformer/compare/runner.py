@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from manyformer.compare.progress import Meter
 from manyformer.compare.report import Measured
@@ -86,10 +86,10 @@ class Runner:
             # a result like others: nothing is learned this way
             nothing = dict.fromkeys(self.comparison.file.score)
             found, parameters = [Scored(nothing, f"seed {run.seed}: {error}")] * len(case.points), None
-        minutes, steps = _effort(Path(trained.out))
+        effort = _effort(Path(trained.out))
         scores, why = tuple(one.scores for one in found), tuple(one.why for one in found)
-        own = minutes if case.trained is None else None
-        measured = Measured(case.name, run.seed, scores, why, own, steps, parameters)
+        effort = effort if case.trained is None else effort._replace(minutes=None)
+        measured = Measured(case.name, run.seed, scores, why, *effort, parameters)
         self._keep(case, seed, measured)
         if case.trained is None:
             meter.ended(f"{name}: {self._in_words(measured)}")
@@ -141,10 +141,18 @@ def _hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _effort(folder: Path) -> tuple[float | None, int]:
-    """Minutes and steps of a training, by its metrics."""
+class _Effort(NamedTuple):
+    """What went into a training."""
+
+    minutes: float | None
+    steps: int
+    tokens: int
+
+
+def _effort(folder: Path) -> _Effort:
+    """What went into a training, by its metrics."""
     rows = list(read_rows(folder / "metrics.jsonl"))
-    return (rows[-1]["seconds"] / 60, rows[-1]["step"]) if rows else (None, 0)
+    return _Effort(rows[-1]["seconds"] / 60, rows[-1]["step"], rows[-1]["tokens"]) if rows else _Effort(None, 0, 0)
 
 
 def _folder_names(cases: list[str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, JsonValue, ValidationError
 
-from manyformer.config.load import Target, base_file, chain, merge_run
+from manyformer.config.load import Target, base_file, chain, leave_out, merge_run
 from manyformer.config.report import sentence
 from manyformer.config.run import Run
 from manyformer.config.scalars import show
@@ -20,7 +20,7 @@ from manyformer.config.tree import Path as Spots
 from manyformer.config.yamlfile import as_run_file, read_mapping
 from manyformer.errors import UserError, UserErrors, nearest
 
-Cost = Literal["parameters", "minutes", "step", "memory"]
+Cost = Literal["parameters", "minutes", "tokens", "step", "memory"]
 
 SWEPT_DATA = ("length", "longest", "packing", "masking", "context")
 """The settings of data that only arrange it: under others a trained model would be scored on something else."""
@@ -48,7 +48,8 @@ class ComparisonFile(Section):
     sweep: Annotated[dict[str, list[JsonValue]], Field(max_length=1)] = Field(default_factory=dict)
     """One setting of the run and several values: the trained models are scored again under each of them."""
     cost: Annotated[tuple[Cost, ...], BeforeValidator(_listed)] = ("parameters", "minutes")
-    """What else the table tells: parameters, minutes (of training), step (its time, in turns), memory (of a step)."""
+    """What else the table tells: parameters, minutes (of training), tokens (learned from), step (its time, in turns),
+    memory (of a step)."""
     claims: Annotated[tuple[PathText, ...], BeforeValidator(_listed)] = ()
     """What should come out, such as `alibi@256 <= alibi@64 + 0.03`; the report says what does."""
 
@@ -175,7 +176,7 @@ class _Reader:
         except ValueError:
             # told where the run is put together
             known = None
-        kept = [layer if known is None else _only(layer, known) for layer in self._under]
+        kept = [leave_out(layer, _unknown(layer, known)) for layer in self._under]
         self._taken |= {keyword for layer in kept for keyword in layer.data.get("model") or {}}
         return kept
 
@@ -217,12 +218,10 @@ class _Reader:
             )
 
 
-def _only(layer: Layer, known: Container[str]) -> Layer:
-    """The layer with those keywords of the model that are known."""
-    if not isinstance(layer.data.get("model"), dict):
-        return layer
-    model = {name: value for name, value in layer.data["model"].items() if name in known}
-    return Layer({**layer.data, "model": model}, layer.spots)
+def _unknown(layer: Layer, known: Container[str] | None) -> list[str]:
+    """The keywords of the layer's model that a recipe has not, where its keywords are known."""
+    model = layer.data.get("model")
+    return [] if known is None or not isinstance(model, dict) else [name for name in model if name not in known]
 
 
 def find_comparison(target: str | Path) -> tuple[str, Path]:

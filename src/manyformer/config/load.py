@@ -1,7 +1,7 @@
 """From a run file, a shipped run or a recipe's name, and overrides, to a validated run."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +49,8 @@ def load_run(
 
     `target` is the path of a YAML run file, a run's folder, the name of a shipped run, or a recipe's name. Overrides
     are `key=value`, `--key value` or `--key=value`; a bare model keyword such as `depth=4` means `model.depth` unless
-    another setting has that name too. `signature_of` gives a recipe's signature and `task_of` its task, both raising
+    another setting has that name too. Where a file's recipe is exchanged for another one, those keywords of the file
+    stay that the other one has as well. `signature_of` gives a recipe's signature and `task_of` its task, both raising
     ValueError for an unknown name; `recipes` are the names to suggest. Raises UserErrors with every mistake found.
     """
     return merge_run(_open(target, signature_of, recipes), overrides, signature_of=signature_of, task_of=task_of)
@@ -65,8 +66,8 @@ def merge_run(
     """The run that layers of settings and overrides describe. Raises UserErrors with every mistake found."""
     given, mistakes = parse_overrides(overrides)
     mistakes = found.mistakes + mistakes
-    below = stack(found.layers)
-    recipe, spot = _recipe(below, given)
+    recipe, spot = _recipe(stack(found.layers), given)
+    below = stack(_exchanged(found.layers, recipe, signature_of))
     signature, task, unknown = None, None, _complaint(recipe, signature_of) if recipe else ""
     if unknown:
         mistakes.append(Mistake(spot, "recipe", unknown))
@@ -108,6 +109,28 @@ def _recipe(below: Layer, given: list[Override]) -> tuple[Any, Spot]:
         if override.key == "recipe":
             return override.value, override.spot
     return below.data.get("recipe"), below.spot(("recipe",))
+
+
+def _exchanged(layers: list[Layer], recipe: Any, signature_of: Callable[[str], inspect.Signature]) -> list[Layer]:
+    """The layers for this recipe: without keywords that only the recipe has that they were written for."""
+    found, own = [], None
+    for layer in layers:
+        own = layer.data.get("recipe", own)
+        known = [set() if _complaint(name, signature_of) else _keywords(name, signature_of) for name in (own, recipe)]
+        found.append(leave_out(layer, known[0] - known[1] if known[1] else ()))
+    return found
+
+
+def _keywords(recipe: Any, signature_of: Callable[[str], inspect.Signature]) -> set[str]:
+    return set(signature_of(recipe).parameters) if isinstance(recipe, str) else set()
+
+
+def leave_out(layer: Layer, keywords: Container[str]) -> Layer:
+    """The layer without these keywords of the model."""
+    if not isinstance(layer.data.get("model"), dict):
+        return layer
+    model = {name: value for name, value in layer.data["model"].items() if name not in keywords}
+    return Layer({**layer.data, "model": model}, layer.spots)
 
 
 def _order(mistake: Mistake) -> tuple[bool, str, int, int]:
