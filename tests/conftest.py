@@ -10,6 +10,7 @@ CHECKED = [
     f"manyformer.{part}"
     for part in (
         *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward", "mixers", "models"),
+        "depth",
         *("generate.beam", "generate.feeds", "generate.sampling"),
     )
 ]

@@ -2,8 +2,10 @@
 
 from typing import final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from manyformer.core import Context, Layer, Out, State
 
@@ -48,6 +50,43 @@ class GatedFeedForward(Layer):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
         return Out(self.down(self.activation(self.gate(x)) * self.up(x)), state)
+
+
+@final
+class Chunked(Layer):
+    """A layer that treats each token by itself, given `size` tokens at a time (Kitaev et al. 2020, section 3).
+
+    What is wide inside exists for so many tokens only; for the gradient it is computed again. Raises ValueError for a
+    layer that lets tokens meet.
+    """
+
+    def __init__(self, inner: Layer, size: int) -> None:
+        super().__init__()
+        if not isinstance(inner, FeedForward | GatedFeedForward):
+            raise ValueError(f"Chunked: the tokens of a {type(inner).__name__} may meet, so it needs all of them")
+        if size < 1:
+            raise ValueError(f"Chunked: size ({size}) must be at least 1 token")
+        self.inner, self.size = inner, size
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
+        if x.shape[1] <= self.size:
+            return self.inner(x, ctx, state)
+
+        def part(tokens: Tensor) -> Tensor:
+            return self.inner(tokens, ctx).y
+
+        parts = x.split(self.size, dim=1)
+        if torch.is_grad_enabled():
+            return Out(torch.cat([checkpoint(part, tokens, use_reentrant=False) for tokens in parts], 1), state)
+        return Out(torch.cat([part(tokens) for tokens in parts], 1), state)
+
+    def extra_repr(self) -> str:
+        return f"{self.size} tokens at a time"
+
+
+def in_pieces(layer: Layer, size: int | None) -> Layer:
+    """The layer, `size` tokens at a time; None means all at once."""
+    return layer if size is None else Chunked(layer, size)
 
 
 def _glorot(*layers: nn.Linear) -> None:

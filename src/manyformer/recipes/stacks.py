@@ -7,8 +7,10 @@ from typing import Literal
 from torch import nn
 
 from manyformer.core import Add, Chain, Layer, Pointwise, Residual
+from manyformer.depth import Reversible
 
 NormOrder = Literal["post", "pre", "sandwich"]
+Streams = Literal["plain", "reversible"]
 Norm = Callable[[], nn.Module]
 
 
@@ -24,17 +26,29 @@ def branch(inner: Layer, *, order: NormOrder, norm: Norm, dropout: float = 0.0) 
     raise ValueError(f"norm ('{order}') must be post, pre or sandwich")
 
 
-def stack(depth: int, layer: Callable[[], dict[str, Layer]], *, order: NormOrder, norm: Norm, dropout: float) -> Chain:
-    """`depth` layers, each a chain of branches; all orders but post-norm end in one more norm, as their papers say."""
-    layers: dict[str, Layer] = {
+def stack(
+    depth: int,
+    layer: Callable[[], dict[str, Layer]],
+    *,
+    order: NormOrder,
+    norm: Norm,
+    dropout: float,
+    streams: Streams = "plain",
+) -> Chain:
+    """`depth` layers, each a chain of branches; all orders but post-norm end in one more norm, as their papers say.
+
+    With "reversible" streams, branches add in turn to two of them, and keep no activations (see `Reversible`).
+    """
+    layers: dict[str, Chain] = {
         str(number): Chain(
             **{name: branch(part, order=order, norm=norm, dropout=dropout) for name, part in layer().items()}
         )
         for number in range(depth)
     }
+    body: dict[str, Layer] = {"layers": Reversible(**layers)} if streams == "reversible" else {**layers}
     if order != "post":
-        layers["norm"] = Pointwise(norm())
-    return Chain(**layers)
+        body["norm"] = Pointwise(norm())
+    return Chain(**body)
 
 
 def small_std(dim: int) -> float:

@@ -1,5 +1,6 @@
 """The decoder-only Transformer language model."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -7,13 +8,13 @@ from torch import nn
 
 from manyformer.attention import Attention
 from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
+from manyformer.feedforward import FeedForward, in_pieces
 from manyformer.kernels import Softmax
 from manyformer.masks import Causal
 from manyformer.models import Embedding, Head, LanguageModel
 from manyformer.position import Learned
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, shrink_outputs, small_std, stack
+from manyformer.recipes.stacks import NormOrder, Streams, shrink_outputs, small_std, stack
 
 
 @recipe(
@@ -36,21 +37,41 @@ def transformer_lm(
     dropout: float = 0.0,
     norm: NormOrder = "pre",
     gelu: Literal["exact", "tanh"] = "exact",
+    residual: Streams = "plain",
+    ff_chunk: int | None = None,
 ) -> LanguageModel:
     """Pre-norm, GELU, learned positions, tied output, as in GPT-2; `hidden` is 4 dim unless given.
 
     Attention weights have no dropout, unlike GPT-2's: on a CPU it costs six times the attention itself. GPT-2 takes
-    `gelu="tanh"`, an approximation to within 5e-4 that on a CPU costs three times the exact function.
+    `gelu="tanh"`, an approximation to within 5e-4 that on a CPU costs three times the exact function. Reversible layers
+    and feed-forwards in pieces (Kitaev et al. 2020, section 3) save memory.
     """
+
+    form = "none" if gelu == "exact" else "tanh"
 
     def layer() -> dict[str, Layer]:
         return {
             "attention": Attention(dim, heads, Softmax(Causal())),
-            "ff": FeedForward(dim, hidden, activation=nn.GELU("none" if gelu == "exact" else "tanh")),
+            "ff": in_pieces(FeedForward(dim, hidden, activation=nn.GELU(form)), ff_chunk),
         }
 
+    return gpt(vocab, dim, depth, longest, layer, dropout=dropout, norm=norm, streams=residual)
+
+
+def gpt(
+    vocab: int,
+    dim: int,
+    depth: int,
+    longest: int,
+    layer: Callable[[], dict[str, Layer]],
+    *,
+    dropout: float,
+    norm: NormOrder,
+    streams: Streams = "plain",
+) -> LanguageModel:
+    """GPT-2 with the branches that `layer` makes for each layer."""
     std = small_std(dim)
     embed = Embedding(vocab, dim, position=Learned(dim, longest, std=std), std=std, dropout=dropout)
-    body = stack(depth, layer, order=norm, norm=partial(nn.LayerNorm, dim), dropout=dropout)
+    body = stack(depth, layer, order=norm, norm=partial(nn.LayerNorm, dim), dropout=dropout, streams=streams)
     shrink_outputs(body, depth, std=std)
     return LanguageModel(embed, body, Head(dim, vocab, tied=embed.token))

@@ -8,11 +8,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from manyformer.core import Context, Layer, Out, State
+from manyformer.depth import Reversible
+from manyformer.errors import UserError
 
 
 def numbered_layers(model: nn.Module) -> Iterator[Layer]:
-    """The layers of the model's stacks: those whose name is a number."""
+    """The layers of the model's stacks: those whose name is a number. Raises UserError for a reversible stack."""
     for name, module in model.named_modules():
+        if isinstance(module, Reversible):
+            raise UserError(
+                "remat and fsdp go by layers that are called one by one, and a reversible stack computes its own "
+                "again as a whole; it keeps no activations anyway: leave them out, or build it with residual=plain"
+            )
         if isinstance(module, Layer) and name.rpartition(".")[2].isdigit():
             yield module
 

@@ -1,0 +1,180 @@
+"""Reversible stacks give the gradients of ordinary ones, with dropout and discrete choices, and keep nothing."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import manyformer as mf
+from manyformer.batches import TextBatch
+from manyformer.core import Add, Chain, Context, Layer, Out, Place, Plain, Residual, State
+from manyformer.depth import Reversible
+from manyformer.errors import UserError
+from manyformer.feedforward import Chunked, FeedForward
+from manyformer.replay import once, recorded, replayed
+from manyformer.train.remat import remat
+
+
+def watch(module: nn.Module, name: str, value: Tensor) -> None:
+    """Somebody watches, so that activations are kept as usual."""
+
+
+def context(length: int, **more: Any) -> Context:
+    pos = torch.arange(length)[None]
+    return Context(Place(pos, torch.zeros_like(pos), Plain()), **more)
+
+
+class Rounded(Layer):
+    """A layer with a choice that the last bits decide, and with a loss."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.way, self.made = nn.Linear(dim, dim, bias=False), 0
+
+    def forward(self, x: Tensor, ctx: Context, state: State = None) -> Out:
+        def choose() -> Tensor:
+            self.made += 1
+            return (x.detach() * 1e6).round() % 2
+
+        y = self.way(x)
+        return Out(y * once(choose), state, y.square().mean())
+
+
+def stack(dim: int, depth: int, dropout: float) -> Reversible:
+    def layer() -> Chain:
+        parts = {"mix": Rounded(dim), "ff": FeedForward(dim, 2 * dim)}
+        return Chain(
+            **{
+                name: Residual(part, before=nn.LayerNorm(dim), join=Add(dropout=dropout))
+                for name, part in parts.items()
+            }
+        )
+
+    return Reversible(**{str(number): layer() for number in range(depth)})
+
+
+def gradients(body: Reversible, x: Tensor, ctx: Context) -> list[Tensor]:
+    torch.manual_seed(5)
+    out = body(x, ctx)
+    loss = out.y.pow(3).sum() + 3 * out.loss + torch.rand(())
+    return [out.y, torch.as_tensor(out.loss), *torch.autograd.grad(loss, [x, *body.parameters()])]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-6)])
+def test_gradients_are_the_ordinary_ones(dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(0)
+    body = stack(8, 6, 0.2).to(dtype).train()
+    x = torch.randn(2, 5, 8, dtype=dtype, requires_grad=True)
+    for got, want in zip(gradients(body, x, context(5)), gradients(body, x, context(5, watch=watch)), strict=True):
+        assert (got - want).abs().max() <= tolerance * want.abs().max()
+    # each choice was made once for either, and never again for a gradient
+    assert all(part.made == 2 for part in body.modules() if isinstance(part, Rounded))
+
+
+def test_random_numbers_go_on_as_if_nothing_was_computed_twice() -> None:
+    body = stack(4, 2, 0.5).train()
+    x = torch.randn(1, 3, 4, requires_grad=True)
+    found = []
+    for ctx in (context(3), context(3, watch=watch)):
+        gradients(body, x, ctx)
+        found.append(torch.rand(4))
+    assert torch.equal(*found)
+
+
+def test_weights_that_are_frozen_and_inputs_that_need_nothing() -> None:
+    body = stack(4, 2, 0.0)
+    weights = list(body.parameters())
+    weights[0].requires_grad_(requires_grad=False)
+    body(torch.randn(1, 3, 4), context(3)).y.sum().backward()
+    assert weights[0].grad is None
+    assert all(weight.grad is not None for weight in weights[1:-1])
+
+
+def kept(residual: str, depth: int) -> int:
+    """Numbers that autograd keeps between forward and backward."""
+    model = mf.build("compose", vocab=11, dim=16, depth=depth, heads=2, residual=residual)
+    weights = {weight.data_ptr() for weight in model.parameters()}
+    count = 0
+
+    def pack(x: Tensor) -> Tensor:
+        nonlocal count
+        count += 0 if x.data_ptr() in weights else x.numel()
+        return x
+
+    tokens = torch.randint(11, (2, 64))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        model.loss(TextBatch(tokens, tokens))
+    return count
+
+
+def test_what_is_kept_does_not_grow_with_depth() -> None:
+    assert kept("reversible", 8) == kept("reversible", 2)
+    assert kept("plain", 8) > 3 * kept("plain", 2)
+
+
+@pytest.mark.parametrize("words", [{}, {"kernel": "linear"}, {"kernel": "lsh", "position": "rope"}, {"position": "t5"}])
+def test_any_parts_may_be_reversible(words: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = mf.build(
+        "compose", vocab=11, dim=16, depth=3, heads=2, residual="reversible", ff_chunk=5, dropout=0.1, **words
+    ).double()
+    tokens = torch.randint(11, (2, 13))
+    found = []
+    for watched in (False, True):
+        torch.manual_seed(1)
+        logits = model(tokens, **({"watch": watch} if watched else {})).logits
+        found.append(torch.autograd.grad(logits.pow(2).sum(), list(model.parameters())))
+    for got, want in zip(*found):
+        assert (got - want).abs().max() <= 1e-9 * (1 + want.abs().max())
+
+
+def test_a_source_gets_its_gradient() -> None:
+    """Cross-attention in a branch: what it attends to is an input, too."""
+    from manyformer.attention import Attention
+    from manyformer.core import Memory
+    from manyformer.kernels import Softmax
+    from manyformer.sources import Encoded
+
+    torch.manual_seed(0)
+    layers = {"cross": Attention(8, 2, Softmax(), source=Encoded()), "ff": FeedForward(8)}
+    body = Reversible(**{"0": Chain(**{name: Residual(part) for name, part in layers.items()})}).double()
+    source, x = (torch.randn(1, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    found = []
+    for more in ({}, {"watch": watch}):
+        ctx = context(4, memory=Memory(source, context(4).place), **more)
+        found.append(torch.autograd.grad(body(x, ctx).y.pow(2).sum(), [source, x, *body.parameters()]))
+    for got, want in zip(*found):
+        assert (got - want).abs().max() < 1e-12
+
+
+def test_what_cannot_be_taken_back_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"norm='pre'\) or around it"):
+        mf.build("compose", vocab=11, dim=16, depth=1, heads=2, residual="reversible", norm="post")
+    with pytest.raises(UserError, match="keeps no activations anyway"):
+        remat(mf.build("compose", vocab=11, dim=16, depth=1, heads=2, residual="reversible"))
+
+
+def test_choices_are_made_once() -> None:
+    made = iter(range(10))
+    assert once(lambda: next(made)) == 0
+    tape: list[Any] = []
+    with recorded(tape):
+        first = [once(lambda: next(made)) for _ in range(2)]
+    with replayed(tape):
+        assert [once(lambda: next(made)) for _ in range(2)] == first == [1, 2]
+    assert once(lambda: next(made)) == 3
+
+
+def test_a_feed_forward_in_pieces() -> None:
+    torch.manual_seed(0)
+    whole = FeedForward(6).double()
+    x = torch.randn(2, 11, 6, dtype=torch.float64, requires_grad=True)
+    found = []
+    for layer in (whole, Chunked(whole, 4)):
+        y = layer(x, context(11)).y
+        found.append([y, *torch.autograd.grad(y.pow(2).sum(), [x, *whole.parameters()])])
+    for got, want in zip(*found):
+        assert (got - want).abs().max() < 1e-12
+    with pytest.raises(ValueError, match="may meet"):
+        Chunked(Rounded(4), 2)
