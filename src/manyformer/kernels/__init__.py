@@ -4,7 +4,11 @@ from manyformer.kernels.base import Kernel
 from manyformer.kernels.dynamic_rotary import DynamicRotary
 from manyformer.kernels.linear import Linear
 from manyformer.kernels.linformer import Linformer
+from manyformer.kernels.lsh import LSH
 from manyformer.kernels.pairs import Pairs
+from manyformer.kernels.routing import Routing
+from manyformer.kernels.sinkhorn import Sinkhorn
 from manyformer.kernels.softmax import Softmax
+from manyformer.kernels.together import Together
 
-__all__ = ["DynamicRotary", "Kernel", "Linear", "Linformer", "Pairs", "Softmax"]
+__all__ = ["LSH", "DynamicRotary", "Kernel", "Linear", "Linformer", "Pairs", "Routing", "Sinkhorn", "Softmax", "Together"]

@@ -8,8 +8,8 @@ from torch import nn
 
 from manyformer.attention import Attention
 from manyformer.core import Layer
-from manyformer.feedforward import FeedForward, GatedFeedForward
-from manyformer.kernels import DynamicRotary, Kernel, Softmax
+from manyformer.feedforward import FeedForward, GatedFeedForward, in_pieces
+from manyformer.kernels import LSH, DynamicRotary, Kernel, Softmax
 from manyformer.kernels import Linear as LinearAttention
 from manyformer.kernels.features import Cosine, Deterministic, EluPlusOne, Fourier, Generalized, Positive, Taylor
 from manyformer.kernels.rules import Delta, Gated
@@ -35,7 +35,7 @@ from manyformer.position import (
 from manyformer.recipes.bigbird import past
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.rfa import FLOOR as RFA_FLOOR
-from manyformer.recipes.stacks import NormOrder, stack
+from manyformer.recipes.stacks import NormOrder, Streams, stack
 
 PositionName = Literal[
     "sinusoid",
@@ -66,6 +66,7 @@ KernelName = Literal[
     "favor-relu",
     "rfa",
     "rfa-gate",
+    "lsh",
 ]
 FeedForwardName = Literal["relu", "gelu", "swiglu", "geglu"]
 NormName = Literal["layer", "rms"]
@@ -107,6 +108,9 @@ FEATURES = 4
 WINDOW = 128
 """Positions in a window; blocks and strides of the other patterns are a quarter of it."""
 
+BUCKETS = 16
+"""Buckets that each round of hashing has."""
+
 KERNELS: dict[KernelName, Callable[[Sizes], Kernel]] = {
     "softmax": lambda sizes: Softmax(Causal()),
     "window": lambda sizes: Softmax(Window(WINDOW)),
@@ -123,6 +127,7 @@ KERNELS: dict[KernelName, Callable[[Sizes], Kernel]] = {
     ),
     "rfa": lambda sizes: LinearAttention(_fourier(sizes), Causal(), floor=RFA_FLOOR),
     "rfa-gate": lambda sizes: LinearAttention(_fourier(sizes), Causal(), rule=Gated(), floor=RFA_FLOOR),
+    "lsh": lambda sizes: LSH(buckets=BUCKETS, chunk=WINDOW // 4, rounds=4),
 }
 
 FEEDFORWARDS: dict[FeedForwardName, Callable[[int, int | None], Layer]] = {
@@ -160,6 +165,8 @@ def compose(
     norm_kind: NormName = "layer",
     dropout: float = 0.0,
     stretch: float = 4.0,
+    residual: Streams = "plain",
+    ff_chunk: int | None = None,
 ) -> LanguageModel:
     """A causal language model; `longest` is what learned positions and "cosine" need, the others take any length.
 
@@ -178,11 +185,12 @@ def compose(
     def layer() -> dict[str, Layer]:
         return {
             "attention": Attention(dim, heads, attend(), kv_heads=kv_heads, position=make() if inside else None),
-            "ff": FEEDFORWARDS[feedforward](dim, hidden),
+            "ff": in_pieces(FEEDFORWARDS[feedforward](dim, hidden), ff_chunk),
         }
 
     embed = Embedding(vocab, dim, position=None if inside else embedded, scale=dim**0.5, dropout=dropout)
-    body = stack(depth, layer, order=norm, norm=partial(NORMS[norm_kind], dim), dropout=dropout)
+    kind = partial(NORMS[norm_kind], dim)
+    body = stack(depth, layer, order=norm, norm=kind, dropout=dropout, streams=residual)
     return LanguageModel(embed, body, Head(dim, vocab, tied=embed.token))
 
 

@@ -1,0 +1,239 @@
+"""Attention among tokens whose vectors point in similar directions, found by hashing instead of by comparing all."""
+
+from typing import Literal, NamedTuple, final, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from manyformer.core import PADDING, Out, Place, Renewing, State, Watch, ignore
+from manyformer.kernels.base import Kernel, full_precision
+from manyformer.ops import chunks, draws, gathered, lsh
+from manyformer.ops import softmax as ops
+from manyformer.ops.chunks import Chunks, Unit
+from manyformer.ops.gathered import Sight
+from manyformer.position import Position
+from manyformer.replay import once
+
+Form = Literal["strict", "published"]
+Way = Literal["naive", "sorted", "remembered"]
+
+EPSILON = 1e-6
+
+WIDE = 1 << 32
+"""A mark is the bucket times this many and the number of the chunk in it."""
+
+
+class Seen(NamedTuple):
+    """The bucket and the chunk in it of each token so far, in each round, as one number; None before any token."""
+
+    mark: Int[Tensor, "b h r s"] | None = None
+
+
+class Choice(NamedTuple):
+    """A way of computing and the reason for it."""
+
+    way: Way
+    why: str
+
+
+@final
+class LSH(Kernel, Renewing):
+    """Locality-sensitive hashing attention (Kitaev et al. 2020, section 2) of a stream to itself.
+
+    Queries are the keys of their tokens; keys have length 1 and there is no further scale. In each of `rounds` rounds
+    random rotations put every token into one of `buckets`, tokens are sorted by bucket and position and cut into
+    chunks of `chunk`, and a token attends to those of its own bucket in its own chunk, `before` chunks back and
+    `after` ahead. It attends to itself only where it sees nothing else. A pair that meets in several rounds counts
+    once. With `after` a token also sees what stands later in its document.
+
+    The form "published" sorts whole documents: borders of chunks, and so outputs, depend on later tokens. One of at
+    most `chunk` tokens is attended to in full. In the form "strict" each bucket begins a chunk of its own, so that
+    what a token sees depends on the past alone, and writing goes on from a state.
+
+    Rotations follow from the buffers `seed` and `number`: with `redraw` they are drawn anew after so many training
+    steps. `rounds` is no weight and may be set at any time; the first rounds stay the same. `path` forces a way:
+    "naive" (all pairs written out, which a watcher of weights also gets) or "sorted". Raises ValueError for what it
+    cannot do.
+    """
+
+    honours = frozenset({"query", "key"})
+    shares = True
+
+    def __init__(
+        self,
+        *,
+        buckets: int,
+        chunk: int,
+        rounds: int,
+        before: int = 1,
+        after: int = 0,
+        form: Form = "strict",
+        redraw: int | None = 1,
+        path: Literal["auto", "naive", "sorted"] = "auto",
+    ) -> None:
+        super().__init__()
+        for name, value in (("chunk", chunk), ("rounds", rounds), ("redraw", redraw)):
+            if value is not None and value < 1:
+                raise ValueError(f"LSH: {name} ({value}) must be at least 1")
+        if min(before, after) < 0:
+            raise ValueError(f"LSH: before ({before}) and after ({after}) must be at least 0 chunks")
+        if form not in get_args(Form):
+            raise ValueError(f"LSH: form '{form}' must be one of {', '.join(get_args(Form))}")
+        if form == "strict" and after:
+            raise ValueError(f"LSH: after ({after}) must be 0 in the form 'strict', which sees nothing later")
+        self.factors, self.buckets = lsh.factors(buckets), buckets
+        self.chunk, self.rounds, self.before, self.after = chunk, rounds, before, after
+        self.form, self.redraw, self.path = form, redraw, path
+        seed = torch.empty((), dtype=torch.long, device="cpu").random_(2**40)
+        self.register_buffer("seed", seed.to(torch.empty(0).device))
+        self.register_buffer("number", torch.zeros((), dtype=torch.long))
+
+    seed: Tensor
+    number: Tensor
+
+    def renew(self, step: int) -> None:
+        if self.redraw is not None:
+            self.number.fill_(step // self.redraw)
+
+    def start(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
+        return Seen()
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h l e"],
+        k: Float[Tensor, "b h s e"],
+        v: Float[Tensor, "b h s f"],
+        at: Place,
+        of: Place,
+        position: Position,
+        state: State = None,
+        watch: Watch = ignore,
+    ) -> Out:
+        way = self._choose(q, k, state, watch).way
+        with full_precision(q.device):
+            keys = unit(k).to(v.dtype)
+        return self._attend(q.to(v.dtype), keys, v, at, of, position, state, watch, way)
+
+    def explain(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        at: Place,
+        of: Place,
+        position: Position,
+        state: State = None,
+        watch: Watch = ignore,
+    ) -> str:
+        choice = self._choose(q, k, state, watch)
+        return f"{choice.way}: {choice.why}"
+
+    def extra_repr(self) -> str:
+        sizes = f"{self.rounds} rounds, {self.buckets} buckets, chunks of {self.chunk}"
+        return f"{sizes}, before={self.before}, after={self.after}, {self.form}, redraw={self.redraw}"
+
+    def _choose(self, q: Tensor, k: Tensor, state: State, watch: Watch) -> Choice:
+        if state is not None and self.form != "strict":
+            raise ValueError(
+                f"LSH: the form '{self.form}' cannot go on from a state, because later tokens move the borders of "
+                "its chunks: form='strict' can"
+            )
+        if state is not None and state.mark is not None:
+            return Choice("remembered", "the buckets of earlier tokens are known")
+        if q.shape[2] != k.shape[2]:
+            raise ValueError(f"LSH takes queries for keys: {q.shape[2]} and {k.shape[2]} cannot be those of one stream")
+        if self.path != "auto":
+            return Choice(self.path, "forced")
+        if watch is not ignore:
+            return Choice("naive", "the weights are watched, and only the written-out form has them")
+        return Choice("sorted", f"{self.rounds} rounds of {self.buckets} buckets in chunks of {self.chunk}")
+
+    # sorting and cutting follow the numbers in the tensors, which no graph can
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        at: Place,
+        of: Place,
+        position: Position,
+        state: Seen | None,
+        watch: Watch,
+        way: Way,
+    ) -> Out:
+        bucket = once(lambda: self._hash(q))
+        if self.form == "published":
+            bucket = bucket.masked_fill((chunks.sizes(of.seg) <= self.chunk)[:, None], 0)
+        if way == "remembered":
+            assert state is not None
+            known = _next(state, bucket, at, of, self.chunk)
+            mask = self._seen(known[..., -q.shape[2] :], known, at, of)
+            return Out(ops.naive(q, k, v, mask, scale=1.0, position=position, at=at, of=of)[0], Seen(known))
+        ways = tuple(self._cut(of, one) for one in bucket)
+        kept = None if state is None else Seen(_marks(bucket, ways, self.chunk))
+        if way == "sorted":
+            return Out(self._gathered(q, k, v, ways), kept)
+        mark = torch.stack([part.mark.view(q.shape[:3]) for part in ways], 2)
+        y, weights = ops.naive(q, k, v, self._seen(mark, mark, at, of), scale=1.0, position=position, at=at, of=of)
+        watch(self, "weights", weights)
+        return Out(y, kept)
+
+    @torch.no_grad()
+    def _hash(self, q: Float[Tensor, "b h l e"]) -> Int[Tensor, "r b h l"]:
+        """The buckets of all tokens in all rounds."""
+        with full_precision(q.device):
+            wide = q.to(torch.promote_types(q.dtype, torch.float32))
+            seed = self.seed + draws.mixed(self.number)
+            found = lsh.buckets(wide, lsh.rotations(seed, self.rounds, q.shape[1], q.shape[3], self.factors))
+        # few numbers to keep for the second time
+        return q.new_zeros(self.rounds, *q.shape[:3], dtype=torch.int32) if found is None else found.int()
+
+    def _cut(self, of: Place, bucket: Int[Tensor, "b h l"]) -> Chunks:
+        """The chunks of one round, all heads of all rows one after the other."""
+        seg, mine = of.seg[:, None].expand(bucket.shape).flatten(0, 1), bucket.flatten(0, 1)
+        unit: Unit = "bucket" if self.form == "strict" else "document"
+        return chunks.arrange(mine, seg, self.chunk, unit=unit, reach=self.before + self.after)
+
+    def _gathered(self, q: Tensor, k: Tensor, v: Tensor, ways: tuple[Chunks, ...]) -> Tensor:
+        sight = Sight(ways, self.before, self.after, causal=not self.after)
+        y = gathered.attend(*(x.flatten(0, 2) for x in (q, k, v)), sight, scale=1.0)
+        return y.view(*q.shape[:3], -1)
+
+    def _seen(
+        self, mark: Int[Tensor, "b h r l"], other: Int[Tensor, "b h r s"], at: Place, of: Place
+    ) -> Bool[Tensor, "b h l s"]:
+        """Which keys each query attends to: those that it meets in any round, or itself alone."""
+        here, there = at.pos[:, None, :, None], of.pos[:, None, None]
+        same = (at.seg[:, None, :, None] == of.seg[:, None, None]) & (of.seg != PADDING)[:, None, None]
+        allowed = same & (here != there if self.after else here > there)
+        met = torch.zeros_like(allowed)
+        for number in range(mark.shape[2]):
+            marks = mark[:, :, number, :, None], other[:, :, number, None]
+            met = met | chunks.together(*marks, self.before, self.after)
+        met = met & allowed
+        return met | (same & (here == there) & ~met.any(-1, keepdim=True))
+
+
+def unit(k: Float[Tensor, "b h s e"]) -> Float[Tensor, "b h s e"]:
+    """Keys of length 1, in float32 at least; the small number is that of the released code."""
+    wide = k.to(torch.promote_types(k.dtype, torch.float32))
+    return wide * (wide.square().sum(-1, keepdim=True) + EPSILON * k.shape[-1]).rsqrt()
+
+
+def _marks(bucket: Int[Tensor, "r b h l"], ways: tuple[Chunks, ...], size: int) -> Int[Tensor, "b h r l"]:
+    """What is kept of tokens whose chunks begin with their bucket."""
+    rank = torch.stack([way.rank.view(bucket.shape[1:]) for way in ways])
+    return (bucket.long() * WIDE + rank // size).movedim(0, 2)
+
+
+def _next(before: Seen, bucket: Int[Tensor, "r b h l"], at: Place, of: Place, size: int) -> Int[Tensor, "b h r s"]:
+    """What is known after some more tokens: each comes after the earlier ones of its bucket in its document."""
+    assert before.mark is not None
+    fresh = bucket.long().movedim(0, 2)
+    every = torch.cat([before.mark // WIDE, fresh], -1)
+    column = torch.arange(every.shape[-1], device=every.device)
+    earlier = (at.seg[:, :, None] == of.seg[:, None]) & (column < column[-fresh.shape[-1] :, None])
+    rank = ((fresh[..., None] == every[..., None, :]) & earlier[:, None, None]).sum(-1)
+    return torch.cat([before.mark, fresh * WIDE + rank // size], -1)

@@ -1,0 +1,155 @@
+"""Hashing attention: its limits, its dial, and what it refuses; chunks themselves are tested beside their operators."""
+
+from typing import Any
+
+import pytest
+import torch
+from layouts import LAYOUTS, apart, differentiated, in_steps, place_of, real_of, tensors
+from torch import Tensor
+
+from manyformer.attention import Attention
+from manyformer.core import Out, Place, renew
+from manyformer.kernels import LSH
+from manyformer.kernels.lsh import Form, unit
+from manyformer.ops import softmax as ops
+from manyformer.position import NoPosition
+from manyformer.sources import Encoded
+
+FORMS: dict[str, dict[str, Any]] = {
+    "strict": {"form": "strict"},
+    "published": {"form": "published"},
+    "both sides": {"form": "published", "after": 1},
+}
+
+
+def run(kernel: LSH, q: Tensor, v: Tensor, place: Place, state: Any = None, **more: Any) -> Out:
+    return kernel(q, q, v, place, place, NoPosition(), state, **more)
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    q, _, v = tensors(2, 2, 6, 6)
+    return q, v
+
+
+def full(q: Tensor, v: Tensor, place: Place, *, both: bool) -> Tensor:
+    """Every token to all others that it may see, to itself where there are none."""
+    here, there = place.pos[:, None, :, None], place.pos[:, None, None]
+    same = (place.seg[:, None, :, None] == place.seg[:, None, None]) & (place.seg >= 0)[:, None, None]
+    mask = same & (here != there if both else here > there)
+    mask = mask | (same & (here == there) & ~mask.any(-1, keepdim=True))
+    y, _ = ops.naive(q, unit(q), v, mask, scale=1.0, position=NoPosition(), at=place, of=place)
+    return y
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("form", FORMS)
+def test_sorted_is_written_out(form: str, layout: str) -> None:
+    (q, v), place, up = inputs(), place_of(layout), torch.randn(2, 2, 23, 6).double() * real_of(layout)
+    words: dict[str, Any] = {"buckets": 4, "chunk": 3, "rounds": 3, **FORMS[form]}
+    kernels = [LSH(**words, path=path) for path in ("sorted", "naive")]
+    kernels[1].load_state_dict(kernels[0].state_dict())
+    found = [differentiated(run(kernel, q, v, place).y, up, (q, v)) for kernel in kernels]
+    real = real_of(layout)
+    assert apart((found[0][0] * real, *found[0][1:]), (found[1][0] * real, *found[1][1:])) < 1e-10
+
+
+@pytest.mark.parametrize("layout", ["plain", "left padding", "packed"])
+@pytest.mark.parametrize("form", FORMS)
+def test_one_bucket_and_one_chunk_are_full_attention(form: str, layout: str) -> None:
+    (q, v), place, real = inputs(), place_of(layout), real_of(layout)
+    want = full(q, v, place, both="after" in FORMS[form]) * real
+    assert apart((run(LSH(buckets=1, chunk=12, rounds=2, **FORMS[form]), q, v, place).y * real,), (want,)) < 1e-12
+    if form != "strict":
+        # the published form does not hash what fits into a chunk
+        kernel = LSH(buckets=8, chunk=23, rounds=1, **FORMS[form])
+        assert apart((run(kernel, q, v, place).y * real,), (want,)) < 1e-12
+
+
+def test_enough_rounds_are_full_attention() -> None:
+    (q, v), place = inputs(), place_of("plain")
+    kernel = LSH(buckets=2, chunk=12, rounds=1)
+    want, errors = full(q, v, place, both=False), []
+    for rounds in (1, 2, 4, 8, 64):
+        kernel.rounds = rounds
+        errors.append(float((run(kernel, q, v, place).y - want).detach().abs().mean()))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 0.1
+    assert errors[-1] < errors[0] / 100
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_steps_are_one_pass(layout: str) -> None:
+    (q, v), place = inputs(), place_of(layout)
+    kernel = LSH(buckets=4, chunk=2, rounds=2)
+    want, real = run(kernel, q, v, place).y, real_of(layout)
+    for sizes in ([1] * 23, [9, 1, 1, 12]):
+        state, parts = kernel.start(2, device=q.device, dtype=q.dtype), []
+        for part, here in in_steps(layout, sizes):
+            so_far = place.columns(0, part.stop)
+            end = slice(0, part.stop)
+            y, state, _ = kernel(q[:, :, part], q[:, :, end], v[:, :, end], here, so_far, NoPosition(), state)
+            parts.append(y)
+        assert apart((torch.cat(parts, 2) * real,), (want * real,)) < 1e-12
+
+
+def test_rotations_follow_from_the_seed_and_the_step() -> None:
+    (q, v), place = inputs(), place_of("plain")
+
+    def made(**words: Any) -> LSH:
+        torch.manual_seed(7)
+        return LSH(buckets=8, chunk=4, rounds=2, **words)
+
+    one, other = made(), made()
+    assert torch.equal(one._hash(q), other._hash(q))
+    assert torch.equal(run(one, q, v, place).y, run(other, q, v, place).y)
+    before = one._hash(q)
+    renew(one, 3)
+    assert not torch.equal(one._hash(q), before)
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(one._hash(q), other._hash(q))
+    # more rounds begin with the same ones, and are no part of what is saved
+    other.rounds = 5
+    assert torch.equal(other._hash(q)[:2], one._hash(q))
+    assert one.state_dict().keys() == {"seed", "number"}
+    seldom, never = made(redraw=2), made(redraw=None)
+    for kernel in (seldom, never):
+        renew(kernel, 1)
+        assert torch.equal(kernel._hash(q), before)
+    renew(seldom, 2)
+    assert not torch.equal(seldom._hash(q), before)
+
+
+def test_weights_can_be_watched() -> None:
+    (q, v), place, seen = inputs(), place_of("packed"), []
+    kernel = LSH(buckets=4, chunk=3, rounds=2)
+    y = run(kernel, q, v, place, watch=lambda module, name, value: seen.append(value)).y
+    assert apart((y,), (seen[0] @ v,)) < 1e-12
+    assert "2 rounds of 4 buckets" in kernel.explain(q, q, v, place, place, NoPosition())
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"buckets": 5}, r"buckets \(5\) must be 1 or even"),
+        ({"chunk": 0}, r"chunk \(0\) must be at least 1"),
+        ({"rounds": 0}, r"rounds \(0\) must be at least 1"),
+        ({"after": 1}, r"after \(1\) must be 0 in the form 'strict'"),
+        ({"before": -1}, r"before \(-1\)"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        LSH(**{"buckets": 4, "chunk": 4, "rounds": 1, **words})
+
+
+def test_other_streams_are_refused() -> None:
+    kernel = LSH(buckets=4, chunk=4, rounds=1)
+    with pytest.raises(ValueError, match="own stream"):
+        Attention(8, 2, kernel, source=Encoded())
+    with pytest.raises(ValueError, match="own stream"):
+        Attention(8, 2, kernel, kv_heads=1)
+    published: Form = "published"
+    (q, v), place = inputs(), place_of("plain")
+    other = LSH(buckets=4, chunk=4, rounds=1, form=published)
+    with pytest.raises(ValueError, match="cannot go on from a state"):
+        run(other, q, v, place, other.start(2, device=q.device, dtype=q.dtype))
