@@ -245,3 +245,13 @@ def test_cuts_are_at_both_ends_and_around_powers_of_two(length: int) -> None:
     assert cuts == sorted(set(cuts))
     around = {power + by for power in (2**n for n in range(2, 10)) for by in (-1, 0, 1)}
     assert len(around & set(cuts)) >= min(6, len(cuts) - 2)
+
+
+def test_a_leak_that_is_no_secret_is_measured() -> None:
+    """A language model that says it is not causal is still told by how much."""
+    row = mf.check("reformer", only=["causal", "causal-gradient", "cached"], length=48)["causal"]
+    assert row.verdict == "not promised"
+    assert "move the borders of chunks" in row.sentence
+    assert "; measured: the future leaks: tokens from" in row.sentence
+    assert row.measured is not None
+    assert row.measured > 1e-4

@@ -87,6 +87,7 @@ class OwnLanguageModel(Own):
     """A decoder-only model."""
 
     silent: Mapping[str, str] = {"cross": "a language model reads one sequence only"}
+    told = frozenset({"causal", "causal-gradient"})
 
     def forward(self, inputs: Inputs, state: State = None) -> Result:
         return Result(*self.model(inputs.tokens, inputs.segments, state))

@@ -49,12 +49,14 @@ class Subject(ABC):
 
     `lacks` says what it does not promise, and why, by the name of a contract or of what contracts need; nothing in it
     is ever reported as passed. `ids` are the tokens that may be drawn. `exact` allows the whole model to be converted
-    to float64, so that a mistake cannot hide behind rounding.
+    to float64, so that a mistake cannot hide behind rounding. `told` are contracts that are measured even where they
+    are not promised, because the number says how far the model is from keeping them.
     """
 
     name: str
     ids: Int[Tensor, " n"]
     lacks: Mapping[str, str]
+    told: frozenset[str] = frozenset()
     module: nn.Module | None = None
     longest: int | None = None
     multiple: int = 1
