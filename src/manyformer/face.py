@@ -1,5 +1,6 @@
 """The verbs of the Python interface that concern models themselves."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,20 @@ def recipes() -> dict[str, Recipe]:
     return dict(sorted(RECIPES.items()))
 
 
-def load(path: str | Path) -> Model:
+def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None) -> Model:
     """The model saved in the folder `path`, or the final model of the run in it, ready for use (in evaluation mode).
 
-    It carries the tokenizer that it was trained with, where one was saved. Raises UserError where the folder holds no
-    model, is damaged or incomplete. No pickle is ever read.
+    It carries the tokenizer that it was trained with, where one was saved. `keywords` of its recipe may be changed
+    where weights stay as they are: `load("runs/copy", keywords={"rounds": 8})`. Raises UserError where the folder holds
+    no model, is damaged or incomplete. No pickle is ever read.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; a saved model is a folder with config.json and model.safetensors")
     if not (folder / "config.json").is_file() and (folder / "model" / "config.json").is_file():
         folder = folder / "model"
-    recipe, keywords = read_config(folder)
-    model = build(recipe, **keywords)
+    recipe, saved = read_config(folder)
+    model = build(recipe, **{**saved, **(keywords or {})})
     read_weights(model, folder)
     if any(folder.glob("tokenizer*.json")):
         # not above: a model that is only built needs no readers of data

@@ -16,11 +16,16 @@ if TYPE_CHECKING:
     epilog=examples(
         "manyformer evaluate runs/lm-stdlib",
         "manyformer evaluate runs/lm-stdlib --data other.txt",
+        "manyformer evaluate runs/reformer rounds=8",
         "manyformer evaluate runs/translate-multi30k --data test.en --data test.de --beam 8 --tokenize none --json",
     ),
 )
 def evaluate(
     run: Annotated[str, typer.Argument(help="The folder of a run.")],
+    keywords: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Keywords that change no weights, such as rounds=8."),
+    ] = None,
     *,
     split: Annotated[
         str | None, typer.Option(help="test or valid of the run's own data; test where there is one unless given.")
@@ -44,11 +49,11 @@ def evaluate(
     signatures, exact matches. Classifiers: accuracy and F1. Each score says how it was computed.
     """
     from manyformer.cli.console import watching
-    from manyformer.cli.targets import model_folder, place
+    from manyformer.cli.targets import changed_keywords, place
     from manyformer.evaluate import Settings
     from manyformer.evaluate import evaluate as score
 
-    model_folder(run)
+    changed = changed_keywords(run, keywords or [])
     paths = None if not data else data[0] if len(data) == 1 else data
     chosen = Settings(beam=beam, alpha=alpha, tokenize=tokenize, lowercase=lowercase)
     with watching(f"scoring {run}") as status:
@@ -57,6 +62,7 @@ def evaluate(
             split=split,
             data=paths,
             settings=chosen,
+            keywords=changed,
             device=place(device),
             each=lambda share: status(f"scoring {run}: {share:.0%}"),
         )

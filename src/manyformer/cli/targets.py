@@ -28,6 +28,15 @@ def model_of(name: str, words: list[str]) -> "tuple[Recipe, dict[str, Any]]":
     return recipe, {**keywords, **read_keywords(recipe, words)}
 
 
+def changed_keywords(name: str, words: list[str]) -> "dict[str, Any]":
+    """What `words` (KEY=VALUE) change of the model in the folder `name`."""
+    from manyformer.models.files import read_config
+    from manyformer.recipes import get
+
+    recipe, _ = read_config(model_folder(name))
+    return read_keywords(get(recipe), words)
+
+
 def model_folder(name: str) -> Path:
     """The folder of the model that `name` holds, directly or as a run. Raises UserError with what there is instead."""
     folder = Path(name)

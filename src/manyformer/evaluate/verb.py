@@ -1,9 +1,10 @@
 """`evaluate`: from a run's folder to the scores that fit its task."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,21 +43,22 @@ def evaluate(
     split: str | None = None,
     data: str | Sequence[str] | None = None,
     settings: Settings | None = None,
+    keywords: Mapping[str, Any] | None = None,
     device: str | None = None,
     each: Callable[[float], None] = lambda share: None,
 ) -> Evaluation:
     """Score the final model of the run in the folder `run`.
 
     `split` is "test" or "valid", by default test where the run has one; `data` is any file in the form that the run
-    learned from, or two parallel files. `device` None takes a GPU where there is one. `each` is told how much is done,
-    0 to 1. Raises UserError.
+    learned from, or two parallel files. `keywords` change what is no weight, as for `load`. `device` None takes a GPU
+    where there is one. `each` is told how much is done, 0 to 1. Raises UserError.
     """
     folder = Path(run)
     if split is not None and data is not None:
         raise UserError("give either a split or data to score, not both")
     if not (folder / RUN_FILE).is_file():
         raise UserError(f"{run} is no run's folder: {RUN_FILE} is missing, which says how to read data")
-    model = load(folder).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model = load(folder, keywords=keywords).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     record = as_run(folder)
     task = get(record.recipe).card.task
     tokenizers = load_tokenizers(folder / "model")
