@@ -105,3 +105,18 @@ def test_one_command_trains_and_scores(tmp_path: Path, monkeypatch: pytest.Monke
     assert valid["perplexity"].parts["nats"] == pytest.approx(result.scores["loss"], abs=1e-5)
     with pytest.raises(UserError, match="learned from a rule, not from files"):
         evaluate(result.out, data="x.txt")
+
+
+def test_a_word_comes_twice_and_is_scored_once(tmp_path: Path) -> None:
+    data = opened(tmp_path, task="duplicate", symbols=9, length=16)
+    batch = next(data.train)
+    first, second = batch[0][:, :8], batch[0][:, 8:]
+    assert torch.equal(first, second)
+    assert bool((first[:, 0] == 5).all())
+    assert set(first[:, 1:].unique().tolist()) == set(range(6, 14))
+    assert bool((batch[1][:, :8] == IGNORE).all())
+    assert torch.equal(batch[1][:, 8:15], second[:, 1:])
+    assert bool((batch[1][:, 15] == IGNORE).all())
+    assert "a word of 7 out of 8 symbols, twice" in data.describe()[0]
+    with pytest.raises(ValueError, match="must be even"):
+        SyntheticData(task="duplicate", length=15)

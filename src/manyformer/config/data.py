@@ -160,10 +160,11 @@ class SyntheticData(Section):
 
     kind: Literal["synthetic"] = "synthetic"
     """Sequences made by a rule."""
-    task: Literal["markov", "periodic", "marked"] = "markov"
+    task: Literal["markov", "periodic", "marked", "duplicate"] = "markov"
     """The rule. `markov`: every two symbols have four successors of their own, with probabilities 0.7, 0.15, 0.1, 0.05;
     who knows them pays 0.914 nats a symbol. `periodic`: `period` random symbols again and again. `marked`: random
-    symbols, one of the first eight of which is marked and asked for in the last eight places."""
+    symbols, one of the first eight of which is marked and asked for in the last eight places. `duplicate`: a mark and a
+    random word, both twice; the second word is scored, and follows from the first."""
     symbols: Annotated[int, Field(ge=4)] = 12
     """Symbols of the alphabet."""
     length: Positive = 64
@@ -178,6 +179,11 @@ class SyntheticData(Section):
     """Tokens of validation data, and as many of test data: fewer but longer rows where `length` is greater."""
     seed: Count = 0
     """Decides the rule and the held-out rows; the seed of the run decides the rows that it learns from."""
+
+    def conflicts(self) -> list[Conflict]:
+        if self.task != "duplicate" or (self.length % 2 == 0 and self.length >= 4):
+            return []
+        return [Conflict(("length",), "must be even, and at least 4, for rows of two equal halves", ("data.task",))]
 
 
 class ImagesData(Section):

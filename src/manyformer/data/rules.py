@@ -121,4 +121,25 @@ class Marked(Rule):
         return f"one of {self._values} values marked at the beginning and asked for {self.length} places later"
 
 
-RULES: dict[str, type[Rule]] = {"markov": Markov, "periodic": Periodic, "marked": Marked}
+@final
+class Duplicate(Rule):
+    """A mark and a random word, both twice: 0w0w (Kitaev et al. 2020, section 4, "duplication task").
+
+    Good for attention that must find one token among many, half a row away: each symbol of the second word follows
+    from the first. Nothing else is scored. Symbol 0 is the mark.
+    """
+
+    def rows(self, random: np.random.Generator, count: int) -> Made:
+        half = self.length // 2
+        word = random.integers(1, self.symbols, size=(count, half))
+        word[:, 0] = 0
+        whole = np.concatenate([word, word], axis=1)
+        targets = np.full_like(whole, -1)
+        targets[:, half:-1] = word[:, 1:]
+        return Made(whole, targets)
+
+    def describe(self) -> str:
+        return f"a word of {self.length // 2 - 1} out of {self.symbols - 1} symbols, twice: the second time it is known"
+
+
+RULES: dict[str, type[Rule]] = {"markov": Markov, "periodic": Periodic, "marked": Marked, "duplicate": Duplicate}
