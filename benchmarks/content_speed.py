@@ -1,0 +1,175 @@
+"""Attention that finds its keys against released packages: training steps, growth with length, memory with depth.
+
+    python benchmarks/content_speed.py                     # everything, about 25 minutes on two quiet cores
+    python benchmarks/content_speed.py --only step --rounds 3
+    python benchmarks/content_speed.py --only growth       # no other package is needed
+
+Width 256, 4 heads, 4 layers. Every round runs each candidate once; what counts is the median over rounds of the ratio
+within a round. Growth is the slope of logarithms from 2,048 tokens to 16,384.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import frame
+import torch
+from steps import language_step
+from torch import nn
+
+import manyformer as mf
+from manyformer.batches import TextBatch
+
+SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
+BUCKETS, CHUNK = 32, 64
+LENGTHS = (2048, 4096, 8192, 16384)
+GROWTH_GOALS = {"operations": 1.25, "seconds": 1.4}
+SHALLOW, DEEP, DEPTH_GOAL = 4, 16, 1.3
+
+Make = Callable[[int], nn.Module]
+"""From the longest row to a model."""
+
+
+class Contest(NamedTuple):
+    """Candidates for one length, and by how much the first may be slower than which other."""
+
+    what: str
+    length: int
+    makers: dict[str, Make]
+    goals: dict[str, float]
+
+
+def ours(recipe: str, **words: Any) -> Make:
+    """A recipe of ours, long enough."""
+
+    def make(length: int) -> nn.Module:
+        known = mf.recipes()[recipe].signature.parameters
+        return mf.build(recipe, **{**SIZE, **words, **({"longest": length} if "longest" in known else {})})
+
+    return make
+
+
+def reformer(recipe: str, rounds: int, **words: Any) -> Make:
+    """One of our Reformers, with buckets and chunks as in the contests."""
+    return ours(recipe, buckets=BUCKETS, chunk=CHUNK, rounds=rounds, **words)
+
+
+def reformer_pytorch(length: int) -> nn.Module:
+    """`reformer_pytorch.ReformerLM`, causal: four rounds, chunks of 64, and so as many buckets as ours has."""
+    from reformer_pytorch import ReformerLM
+
+    return ReformerLM(
+        num_tokens=SIZE["vocab"],
+        dim=SIZE["dim"],
+        depth=SIZE["depth"],
+        heads=SIZE["heads"],
+        max_seq_len=length,
+        bucket_size=CHUNK,
+        n_hashes=4,
+        causal=True,
+        axial_position_emb=False,
+        ff_chunks=1,
+    )
+
+
+def hugging_face(length: int) -> nn.Module:
+    """`transformers.ReformerModelWithLMHead`: local and hashing layers in turn, two rounds."""
+    from transformers import ReformerConfig, ReformerModelWithLMHead
+
+    config = ReformerConfig(
+        vocab_size=SIZE["vocab"],
+        hidden_size=SIZE["dim"],
+        attention_head_size=SIZE["dim"] // SIZE["heads"],
+        num_attention_heads=SIZE["heads"],
+        attn_layers=["local", "lsh"] * (SIZE["depth"] // 2),
+        feed_forward_size=4 * SIZE["dim"],
+        num_hashes=2,
+        num_buckets=BUCKETS,
+        lsh_attn_chunk_length=CHUNK,
+        local_attn_chunk_length=CHUNK,
+        is_decoder=True,
+        axial_pos_embds=False,
+        max_position_embeddings=length,
+        hidden_dropout_prob=0.0,
+        lsh_attention_probs_dropout_prob=0.0,
+        local_attention_probs_dropout_prob=0.0,
+        use_cache=False,
+    )
+    return ReformerModelWithLMHead(config)
+
+
+CONTESTS = [
+    Contest(
+        "Reformer, 4 rounds",
+        2048,
+        {
+            "ours": reformer("reformer", 4),
+            "reformer-pytorch": reformer_pytorch,
+            "ours, strict": reformer("reformer-strict", 4),
+            "our dense": ours("transformer-lm"),
+        },
+        {"reformer-pytorch": 0.5},
+    ),
+    Contest(
+        "Reformer, local and hashing layers, 2 rounds",
+        2048,
+        {"ours": reformer("reformer", 2, every=2), "transformers": hugging_face},
+        {"transformers": 0.8},
+    ),
+]
+
+GROWING: dict[str, Make] = {
+    "reformer, 4 rounds": reformer("reformer", 4),
+    "reformer-strict, 4 rounds": reformer("reformer-strict", 4),
+}
+
+REVERSIBLE = ("reformer", "reformer-strict")
+
+
+def step(rounds: int) -> Iterator[frame.Row]:
+    """Time and extra memory of a training step of one row."""
+    for contest in CONTESTS:
+        tokens = torch.randint(0, SIZE["vocab"], (1, contest.length))
+        steps = {name: language_step(make(contest.length), tokens) for name, make in contest.makers.items()}
+        yield from frame.contest(f"{contest.what}, {contest.length} tokens", steps, rounds, contest.goals)
+
+
+def growth(rounds: int) -> Iterator[frame.Row]:
+    """How operations and time of a training step grow with the length."""
+    for name, make in GROWING.items():
+        rows = {length: torch.randint(0, SIZE["vocab"], (1, length)) for length in LENGTHS}
+        jobs = {length: language_step(make(length), row) for length, row in rows.items()}
+        yield from frame.growth(name, jobs, max(3, rounds // 3), GROWTH_GOALS)
+
+
+def depth(_: int) -> Iterator[frame.Row]:
+    """Extra memory of loss and gradients at two depths, those of the weights among them."""
+    batch = TextBatch(*torch.randint(0, SIZE["vocab"], (2, 4, 2048)))
+    for recipe in REVERSIBLE:
+        for residual, goal in (("reversible", DEPTH_GOAL), ("plain", None)):
+            memory = [
+                frame.memory_of(gradients(reformer(recipe, 2, depth=layers, residual=residual)(2048), batch))
+                for layers in (SHALLOW, DEEP)
+            ]
+            yield {
+                "what": f"memory at depth {DEEP} against depth {SHALLOW}, 4 rows of 2048 tokens",
+                "candidate": f"{recipe}, {residual}",
+                "memory": memory[1],
+                "memory_ratio": memory[1] / memory[0],
+                "memory_goal": goal,
+            }
+
+
+def gradients(model: Any, batch: TextBatch) -> frame.Step:
+    """Loss and gradients alone."""
+
+    def run() -> None:
+        found = model.loss(batch)
+        (found.total / found.targets).backward()
+        model.zero_grad(set_to_none=True)
+
+    run()
+    return run
+
+
+if __name__ == "__main__":
+    frame.run(__doc__, {"step": step, "growth": growth, "depth": depth}, rounds=9, out="content_speed.json")
