@@ -63,7 +63,7 @@ def test_packed_rows_and_parts_of_their_own() -> None:
 
 
 def label(at: Place, of: Place, i: int, j: int) -> int:
-    """Ainslie et al., section 2.1: a clipped distance, or whether a summary and a token belong together."""
+    """Ainslie et al. 2020: a clipped distance, or whether a summary and a token belong together."""
     assert at.role is not None
     assert at.part is not None
     if (at.role[0, i] == SUMMARY) == (of.role[0, j] == SUMMARY):  # type: ignore[index]
@@ -149,7 +149,7 @@ def test_each_piece_with_keys_and_values_of_its_own(reads: Mask) -> None:
 
 
 def test_a_wide_window_without_labels_is_ordinary_attention() -> None:
-    """Ainslie et al., section 2.2: the four pieces then are one."""
+    """Ainslie et al. 2020: the four pieces then are one."""
     mask = pieces(Role(SUMMARY), l2l=around(LENGTH))
     layer, plain = (Attention(DIM, HEADS, Softmax(kind)).double() for kind in (mask, Everything()))
     plain.load_state_dict(layer.state_dict())

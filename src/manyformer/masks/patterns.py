@@ -44,7 +44,7 @@ def fixed(stride: int, summary: int, *, verse: int = 0) -> tuple[Mask, Mask]:
 def pieces(
     tokens: Tokens, *, g2g: Mask | None = None, g2l: Mask | None = None, l2g: Mask | None = None, l2l: Mask
 ) -> Mask:
-    """Attention in four directions between global `tokens` and the rest (Ainslie et al. 2020, arXiv:2004.08483, 2.2).
+    """Attention in four directions between global `tokens` and the rest (Ainslie et al. 2020, arXiv:2004.08483).
 
     Each piece has a mask of its own; left out, it sees everything.
     """

@@ -78,11 +78,11 @@ class Side(nn.Module):
 
 @final
 class FourPieces(Layer):
-    """ETC's attention without shared projections (Ainslie et al. 2020, arXiv:2004.08483, section 2.2).
+    """ETC's attention without shared projections (Ainslie et al. 2020, arXiv:2004.08483).
 
-    Summaries see each other and the text as `g2l` says, tokens of the text see the summaries and each other as `l2l`
-    says. Each of the four pieces has keys and values of its own, each side queries, outputs and positions; a query's
-    two pieces share one softmax. The stream must come from `Summarised`.
+    Their section on global-local attention. Summaries see each other and the text as `g2l` says, tokens of the text see
+    the summaries and each other as `l2l` says. Each of the four pieces has keys and values of its own, each side
+    queries, outputs and positions; a query's two pieces share one softmax. The stream must come from `Summarised`.
     """
 
     def __init__(self, dim: int, heads: int, *, g2l: Mask, l2l: Mask, position: Callable[[], Position]) -> None:

@@ -22,7 +22,7 @@ MASK = 4
 @final
 @dataclass(frozen=True)
 class Contrast:
-    """Contrastive predictive coding (Ainslie et al. 2020, arXiv:2004.08483, section 2.4; van den Oord et al. 2018).
+    """Contrastive predictive coding (Ainslie et al. 2020, arXiv:2004.08483, pre-training tasks).
 
     In documents of several parts, a part is hidden as a whole with probability `rate`, and at least two of the batch
     are. What its summary becomes in the document must be nearest to what the summary of that very part becomes when the

@@ -13,13 +13,13 @@ from manyformer.position.distance import distance
 
 @final
 class Labels(Position):
-    """A vector and a number for each label, added to keys and scores (Ainslie et al. 2020, arXiv:2004.08483, 2.1).
+    """A vector and a number for each label, added to keys and scores (Ainslie et al. 2020, arXiv:2004.08483).
 
-    e_ij = (q_i (k_j + keys[r]) + bias[r]) / sqrt(e), as released; nothing is added to values. Labels r of two tokens of
-    a text, or of two summaries, are their distance clipped to `clip` on either side. A summary and a token have one
-    label, or with `across=2` one where they belong to the same part and another where they do not. Each head has its
-    own table. Released models have labels for tokens of different documents as well, which see nothing of each other
-    here.
+    Their section on relative position encoding: e_ij = (q_i (k_j + keys[r]) + bias[r]) / sqrt(e), as released; nothing
+    is added to values. Labels r of two tokens of a text, or of two summaries, are their distance clipped to `clip` on
+    either side. A summary and a token have one label, or with `across=2` one where they belong to the same part and
+    another where they do not. Each head has its own table. Released models have labels for tokens of different
+    documents as well, which see nothing of each other here.
     """
 
     def __init__(self, width: int, heads: int, clip: int = 12, *, across: Literal[1, 2] = 2) -> None:

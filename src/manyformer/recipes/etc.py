@@ -46,10 +46,11 @@ def etc(
 ) -> MaskedLM:
     """The base model: tokens see `window` positions on either side and all summaries, one for each part of the text.
 
-    Sections 2 and 3.1; summaries read the whole text, or with `reads="part"` their own part alone. Parts are what a
-    call says they are, as sentences in the paper, else `part` tokens each. Projections are shared by all four pieces,
-    as in the smaller base model, or each has its own. `contrast` is the share of contrastive predictive coding in the
-    training loss. Tokens of the text that a call makes global stay in the text here; the paper moves them before it.
+    The paper's sections on relative positions, global-local attention and pre-training. Summaries read the whole text,
+    or with `reads="part"` their own part alone. Parts are what a call says they are, as sentences in the paper, else
+    `part` tokens each. Projections are shared by all four pieces, as in the smaller base model, or each has its own.
+    `contrast` is the share of contrastive predictive coding in the training loss. Tokens of the text that a call makes
+    global stay in the text here; the paper moves them before it.
     """
     if contrast is not None and not 0 < contrast < 1:
         raise UserError(f"contrast ({contrast}) must lie between 0 and 1, or be null for none")

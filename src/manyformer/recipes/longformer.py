@@ -93,7 +93,7 @@ def longformer_lm(
 
     In the upper half of the layers, `dilated` heads see every second, third, and at the top every fourth position
     (appendix A). The paper trains in stages, with windows and sequences twice as long in each: windows are no weights,
-    so a model with larger ones takes the weights of one with smaller. Positions are rotary where the paper has
+    so a run with larger ones may `start` with the weights of one with smaller. Positions are rotary where the paper has
     Transformer-XL's, whose scores would need all pairs of positions in a window written out.
     """
     if dilated is not None and dilated > heads:
