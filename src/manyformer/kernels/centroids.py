@@ -112,7 +112,7 @@ class Centroids(nn.Module, Renewing):
             near, count = (_over_processes(part) for part in found)
             self.sums.copy_(near / count.clamp(min=1))
             self.mean.copy_(_directions(self.sums, self.mean))
-        self.started.fill_(True)
+        self.started.fill_(1)
 
 
 def nearest(x: Float[Tensor, "h n e"], mean: Float[Tensor, "h k e"]) -> Int[Tensor, "h n"]:

@@ -99,10 +99,10 @@ class Balanced(Membership):
     ) -> Int[Tensor, "b h k w"]:
         """The members of each cluster, of documents of these lengths or all of the same."""
         length, clusters = near.shape[2:]
-        if self.size is not None:
-            return once(lambda: groups.members(near.detach(), min(self.size, length)))
-        share = None if lengths is None else -(-lengths // clusters)
-        return once(lambda: groups.members(near.detach(), -(-length // clusters), share))
+        size, share = self.size, None
+        if size is None:
+            size, share = -(-length // clusters), None if lengths is None else -(-lengths // clusters)
+        return once(lambda: groups.members(near.detach(), size, share))
 
 
 @final
@@ -153,9 +153,9 @@ class Nearest(Membership):
     ) -> tuple[Float[Tensor, "b h l f"], Int[Tensor, "b h l"]]:
         """Outputs, and how many members the cluster of each token had before it."""
         batch, heads, length = label.shape
-        seg, pos = (x[:, None].expand(label.shape) for x in (of.seg, of.pos.int()))
+        seg = of.seg[:, None].expand(label.shape)
         way = arrange(label.flatten(0, 1), seg.flatten(0, 1), self.size, unit="bucket", reach=1)
-        sight = gathered.Sight((way,), 1, 0, pos.flatten(), causal=True)
+        sight = gathered.Sight((way,), 1, 0, causal=True)
         keys, values = (x.reshape(-1, x.shape[-1]) for x in (k, v))
         y = gathered.attend(keys, keys, values, sight, scale=scale)
         return y.view(batch, heads, length, -1), way.rank.view(label.shape)

@@ -146,20 +146,20 @@ class Sinkhorn(Kernel):
         there = None
         if end and not self.causal:
             there = (torch.arange(length + end, device=k.device) < length).view(1, -1, size).expand(len(k), -1, -1)
-        return Lines(*(x.unflatten(2, (-1, size)) for x in (q, k, v)), there, first, None)
+        return Lines(_blocks(q, size), _blocks(k, size), _blocks(v, size), there, first, None)
 
     def _laid(self, q: Tensor, k: Tensor, v: Tensor, of: Place) -> Lines:
         laid = by_run(of)
         size, columns = self.block, laid.present.shape[1]
         end = -columns % size
-        blocks = [F.pad(laid.lay(x), (0, 0, 0, end)).unflatten(2, (-1, size)) for x in (q, k, v)]
+        blocks = [_blocks(F.pad(laid.lay(x), (0, 0, 0, end)), size) for x in (q, k, v)]
         first = 0
         if q.shape[2] < k.shape[2]:
             begin = k.shape[2] - q.shape[2]
             new = torch.where(of.seg[:, begin:] == PADDING, columns - 1, of.pos[:, begin:])
             first = int(new.min()) // size
         # what is absent comes after everything that a causal block sees
-        there = None if self.causal else F.pad(laid.present > 0, (0, end)).unflatten(1, (-1, size))
+        there = None if self.causal else F.pad(laid.present > 0, (0, end)).view(len(laid.present), -1, size)
         return Lines(blocks[0][:, :, first:], blocks[1], blocks[2], there, first, laid)
 
     def _collected(self, y: Float[Tensor, "n h m c f"], lines: Lines, queries: int, keys: int) -> Tensor:
@@ -169,3 +169,7 @@ class Sinkhorn(Kernel):
             return y.narrow(2, keys - queries - begin, queries)
         y = F.pad(y, (0, 0, begin, 0))[:, :, : lines.grid.present.shape[1]]
         return lines.grid.collect(y, queries)
+
+
+def _blocks(x: Float[Tensor, "n h l e"], size: int) -> Float[Tensor, "n h b c e"]:
+    return x.view(*x.shape[:2], -1, size, x.shape[-1])

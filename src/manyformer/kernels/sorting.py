@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from typing import final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -33,9 +34,10 @@ class Sorting(nn.Module, ABC):
         if not self.causal:
             return means(k, present)
         first = k[:, :, :, 0]
-        inside = k.sum(3)
+        # the own block is left out, not taken away again: rounding would tell of its later tokens
+        earlier = F.pad(k[:, :, :-1].sum(3).cumsum(2), (0, 0, 1, 0))
         before = torch.arange(k.shape[2], device=k.device)[:, None] * k.shape[3]
-        return torch.cat([(inside.cumsum(2) - inside + first) / (before + 1), first], dim=-1)
+        return torch.cat([(earlier + first) / (before + 1), first], dim=-1)
 
 
 @final

@@ -31,7 +31,7 @@ class Grid(NamedTuple):
         place = self.place[:, self.place.shape[1] - count :]
         flat = y.transpose(1, 2).reshape(-1, y.shape[1] * y.shape[3])
         flat = torch.cat([flat, flat.new_zeros(1, flat.shape[1])])
-        return flat[place].unflatten(-1, (y.shape[1], y.shape[3])).transpose(1, 2)
+        return flat[place].view(*place.shape, y.shape[1], y.shape[3]).transpose(1, 2)
 
 
 def grid(line: Int[Tensor, "b s"], column: Int[Tensor, "b s"], real: Bool[Tensor, "b s"], lines: int) -> Grid:

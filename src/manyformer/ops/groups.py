@@ -39,12 +39,12 @@ def balanced(
 
     Each list of tokens is in order; the number `s` stands for no token and comes last. Who is in no group gets zeros.
     """
-    groups, size = members.shape[2:]
+    size = members.shape[3]
     length = k.shape[2]
     # one more token, whose place nobody asks for
     index = members.flatten(2)
     keys, values = (_pick(F.pad(x, (0, 0, 0, 1)), index) for x in (k, v))
-    keys, values = (x.unflatten(2, (groups, size)).flatten(1, 2) for x in (keys, values))
+    keys, values = (x.view(len(x), -1, size, x.shape[-1]) for x in (keys, values))
     y = values[:, :, :1]
     if size > 1:
         # queries from the second on and keys from the first on: causal attention that leaves out the own key
@@ -65,8 +65,8 @@ def balanced_naive(
     inside = (members[..., None] == column).any(3)
     earlier = inside[..., :, None] & inside[..., None, :] & (column < column[:, None])
     own = inside[..., None] & (column == column[:, None]) & ~earlier.any(-1, keepdim=True)
-    scores = (k @ k.mT * scale)[:, :, None].expand(own.shape)
-    each = ops.weights_of(scores, earlier | own).sum(2)
+    scores = (k @ k.mT * scale)[:, :, None].expand(own.shape).flatten(1, 2)
+    each = ops.weights_of(scores, (earlier | own).flatten(1, 2)).view(own.shape).sum(2)
     weights = (each / inside.sum(2)[..., None].clamp(min=1)).to(v.dtype)
     return weights @ v, weights
 

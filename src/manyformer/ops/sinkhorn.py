@@ -1,4 +1,4 @@
-"""Sorting of blocks by a matrix, and attention to blocks that were sorted (Tay et al. 2020, Sparse Sinkhorn Attention)."""
+"""Blocks sorted by a matrix, and attention to them (Tay et al. 2020, Sparse Sinkhorn Attention, arXiv:2002.11296)."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -80,7 +80,7 @@ def attend(
             Part(_flat(sorted_k), _flat(sorted_v), bias=shown, blind=(shown == -torch.inf).all(-1)),
         ]
     y = merged.attend(_flat(q), parts, scale=scale)
-    return y.unflatten(0, (len(q), blocks)).transpose(1, 2)
+    return y.view(len(q), blocks, *y.shape[1:]).transpose(1, 2)
 
 
 def naive(
@@ -125,12 +125,12 @@ def attend_cut(
         # a line without any token must see something, whatever it is
         bias = bias.masked_fill((bias == -torch.inf).all(-1, keepdim=True), 0.0)[:, :, None]
     y = merged.attend(q.flatten(2, 3), [Part(keys, values, bias)], scale=scale)
-    return y.unflatten(2, q.shape[2:4])
+    return y.view(*q.shape[:4], v.shape[-1])
 
 
 def mixed(sort: Float[Tensor, "n h m b"], x: Float[Tensor, "n h b c e"]) -> Float[Tensor, "n h m c e"]:
     """For each slot the sum of the blocks, weighted."""
-    return (sort.to(x.dtype) @ x.flatten(3)).unflatten(-1, x.shape[3:])
+    return (sort.to(x.dtype) @ x.flatten(3)).view(*sort.shape[:3], *x.shape[3:])
 
 
 def partial(
