@@ -1,4 +1,4 @@
-"""Segment recurrence: with everything remembered it is one pass, rows reset by document, and the past gets no gradient."""
+"""Segment recurrence: with everything remembered it is one pass, rows reset by document, the past gets no gradient."""
 
 import copy
 import pickle
@@ -160,6 +160,18 @@ def test_states_are_chosen_copied_and_moved_like_any_other() -> None:
         others = model(tokens[:, 10:], reset, state).logits
     torch.testing.assert_close(others[1:], expected[1:], atol=1e-12, rtol=0)
     torch.testing.assert_close(others[0], model(tokens[:1, 10:]).logits[0], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("remembered", [40, 6])
+def test_it_writes_from_its_memory(remembered: int) -> None:
+    """With a memory of everything as without any cache; with an equal view in the same way however short it is."""
+    model = made(remembered=remembered, view="growing" if remembered == 40 else "equal").float().eval()
+    prompt = torch.randint(0, VOCAB, (9,)).tolist()
+    written = [
+        mf.generate(model, prompt, max_new=30, seed=1, use_cache=use, stop_ids=()).tokens for use in (True, False)
+    ]
+    assert len(set(written[0][0])) > 5
+    assert written[0] == written[1]
 
 
 def test_a_reserved_state_is_for_writing() -> None:

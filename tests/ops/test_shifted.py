@@ -8,7 +8,7 @@ from manyformer.core import PADDING, Lined, Place, Plain
 from manyformer.kernels import Softmax
 from manyformer.masks import Causal, Everything, Mask
 from manyformer.models.places import locate
-from manyformer.ops import shifted
+from manyformer.ops import shifted, shifted_blocks
 from manyformer.ops.toeplitz import Span
 from manyformer.position import XL, DistanceAware
 from manyformer.position.distance import along, each_pair
@@ -53,13 +53,15 @@ def blocks(xl: XL, q: Tensor, k: Tensor, v: Tensor, offset: int, mask: Mask) -> 
 
 
 @pytest.mark.parametrize("mask", [Causal(), Everything()], ids=repr)
+@pytest.mark.parametrize(("kept", "cached"), [(0, 1), (1 << 20, 2), (1 << 20, 4)])
 @pytest.mark.parametrize(("queries", "offset", "later"), [(1, 0, 0), (5, 3, 0), (40, 0, 0), (23, 30, 2), (16, 16, 0)])
 def test_blocks_are_the_definition(
-    mask: Mask, queries: int, offset: int, later: int, monkeypatch: pytest.MonkeyPatch
+    mask: Mask, queries: int, offset: int, later: int, kept: int, cached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With blocks of 16, whole ones and rests, of one row at a time; gradients of everything included."""
-    monkeypatch.setattr(shifted, "BLOCK", 16)
-    monkeypatch.setattr(shifted, "CACHED", 16 * (offset + queries + later))
+    """With blocks of 16, whole ones and rests; a row, a head or both heads at a time; with gradients of everything."""
+    monkeypatch.setattr(shifted_blocks, "ROWS", 16)
+    monkeypatch.setattr(shifted_blocks, "CACHED", cached * 16 * (offset + queries + later))
+    monkeypatch.setattr(shifted_blocks, "KEPT", kept)
     xl, keys = made(), offset + queries + later
     sizes = (queries, keys, keys)
     q, k, v = (torch.randn(2, HEADS, n, WIDTH, dtype=torch.float64, requires_grad=True) for n in sizes)

@@ -8,6 +8,7 @@ import torch
 from fakes import a_run
 from runs import Heard, go, learned, stopped
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 import manyformer as mf
 from manyformer.batches import TextBatch
@@ -29,7 +30,7 @@ def a_lane_run(tmp_path: Path, name: str, recipe: str = "transformer-xl", **give
     text = tmp_path / "text.txt"
     text.write_text("It was the best of times, it was the worst of times. " * 30)
     data = {"kind": "text", "path": str(text), "length": 8, "packing": "lanes", "valid": 0.2}
-    settings = {"model": WORDS, "data": data, "batch": {"tokens": 32, "accumulate": 2}, "limits": {"steps": 7}}
+    settings = {"model": WORDS, "data": data, "batch": {"tokens": 32, "accumulate": 2}, "limits": {"steps": 6}}
     return a_run(tmp_path / name, recipe, **{**settings, "evaluate": {"every": 2}, "save": {"every": 3}, **given})
 
 
@@ -40,12 +41,13 @@ def test_a_killed_run_goes_on_with_its_memory(recipe: str, tmp_path: Path) -> No
     heard = Heard()
     go(a_lane_run(tmp_path, "whole", **given), heard, opened=open_source)
     run = a_lane_run(tmp_path, "run", **given)
-    for step in (2, 5):
+    for step in (2, 4):
         stopped(run, step, opened=open_source)
     go(run, opened=open_source)
     assert learned(tmp_path / "run") == learned(tmp_path / "whole")
-    weights = [(tmp_path / name / "model/model.safetensors").read_bytes() for name in ("run", "whole")]
-    assert weights[0] == weights[1]
+    # not byte by byte: the file lists several tied weights in any order
+    one, other = (load_file(tmp_path / name / "model/model.safetensors") for name in ("run", "whole"))
+    assert all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
     (started,) = (event for event in heard if isinstance(event, Started))
     assert ("memory", "goes on from batch to batch") in started.lines
     kept = sorted((tmp_path / "run/checkpoints").glob("*/memory-0-of-1.safetensors"))
@@ -55,7 +57,7 @@ def test_a_killed_run_goes_on_with_its_memory(recipe: str, tmp_path: Path) -> No
 
 
 def test_without_rows_that_go_on_the_memory_stays_empty_and_this_is_told(tmp_path: Path) -> None:
-    run = a_lane_run(tmp_path, "run", limits={"steps": 1}, evaluate={"every": None})
+    run = a_lane_run(tmp_path, "run", limits={"steps": 3}, evaluate={"every": None})
     stream = run.model_copy(update={"data": run.data.model_copy(update={"packing": "stream"})})
     heard = Heard()
     go(stream, heard, opened=open_source)
@@ -109,13 +111,13 @@ def test_every_validation_begins_with_an_empty_memory_and_leaves_that_of_trainin
     first, second = judge(), judge()
     assert first == second
     assert engine.memory.state is before
-    whole = TextBatch(*(torch.cat([batch[n] for batch in read], 1) for n in (0, 1)))  # type: ignore[arg-type]
-    assert first is not None
-    assert first["loss"] == pytest.approx(float(model.eval().score(whole).nll) / whole.targets.numel(), abs=1e-5)
     part = Judge(engine.scorer, read, Evaluate(batches=2), ALONE)()
-    half = TextBatch(whole.tokens[:, :12], whole.targets[:, :12])
-    assert part is not None
-    assert part["loss"] == pytest.approx(float(model.score(half).nll) / half.targets.numel(), abs=1e-5)
+    for found, length in ((first, 24), (part, 12)):
+        tokens, targets = (torch.cat([batch[n] for batch in read], 1)[:, :length] for n in (0, 1))  # type: ignore[misc]
+        with torch.no_grad():
+            nll = float(model.eval().score(TextBatch(tokens, targets)).nll)
+        assert found is not None
+        assert found["loss"] == pytest.approx(nll / targets.numel(), abs=1e-5)
 
 
 def test_only_models_with_a_memory_carry_one() -> None:

@@ -11,10 +11,10 @@ import tokenizers
 
 from manyformer.config import TextData
 from manyformer.data.holdout import Holdout, Piece, Survey, survey
+from manyformer.data.lanes import Lanes
 from manyformer.data.opened import Data, Span, amount
 from manyformer.data.plan import Held, Units
 from manyformer.data.prepared import Made, Prepared, prepared
-from manyformer.data.lanes import Lanes
 from manyformer.data.rows import Documents, Layout, Windows
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved import Tokenizers

@@ -12,11 +12,11 @@ from manyformer.data import Example, Held, Tokenizer, Tokenizers, Units, open_da
 from manyformer.data.buckets import Buckets
 from manyformer.data.examples import Pairs, Tagged
 from manyformer.data.open_images import examples_of, held_out, other_images
+from manyformer.data.open_text import layout_of
 from manyformer.data.open_trees import tagged_of, tagged_rows
 from manyformer.data.opened import read_examples
 from manyformer.data.prepared import kept
 from manyformer.data.records import Row
-from manyformer.data.open_text import layout_of
 from manyformer.data.shards import Shard, open_shard, writing_shards
 from manyformer.data.sources import text_sources
 from manyformer.data.tables import table

@@ -10,7 +10,7 @@ from manyformer.ops import clipped, flex, shifted, tiled, toeplitz
 from manyformer.ops.blocked import BLOCK, blocked
 from manyformer.ops.plan import Plan as Blocks
 from manyformer.ops.plan import plan
-from manyformer.ops.shifted import Numbers
+from manyformer.ops.shifted_blocks import Numbers
 from manyformer.ops.softmax import each_document
 from manyformer.ops.spelled import told
 from manyformer.ops.toeplitz import Span

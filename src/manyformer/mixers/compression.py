@@ -49,7 +49,7 @@ class MaxPooling(Compression):
     """The largest of each channel."""
 
     def forward(self, old: Slots, received: Float[Tensor, "b n"] | None = None) -> Slots:
-        return Slots(old.x.unflatten(1, (-1, self.rate)).amax(2), common(old.seg, self.rate, self.rate))
+        return Slots(_windows(old.x, self.rate).amax(2), common(old.seg, self.rate, self.rate))
 
 
 @final
@@ -57,7 +57,7 @@ class MeanPooling(Compression):
     """The mean."""
 
     def forward(self, old: Slots, received: Float[Tensor, "b n"] | None = None) -> Slots:
-        return Slots(old.x.unflatten(1, (-1, self.rate)).mean(2), common(old.seg, self.rate, self.rate))
+        return Slots(_windows(old.x, self.rate).mean(2), common(old.seg, self.rate, self.rate))
 
 
 @final
@@ -93,6 +93,10 @@ class MostUsed(Compression):
         chosen = received.topk(kept, dim=1).indices.sort(dim=1).values
         rows = torch.arange(len(chosen), device=chosen.device)[:, None]
         return Slots(old.x[rows, chosen], old.seg[rows, chosen])
+
+
+def _windows(x: Float[Tensor, "b n d"], rate: int) -> Float[Tensor, "b s rate d"]:
+    return x.reshape(x.shape[0], -1, rate, x.shape[2])
 
 
 def common(seg: Int[Tensor, "b n"], rate: int, field: int) -> Int[Tensor, "b s"]:
@@ -159,8 +163,8 @@ def _attend(attention: Attention, at: Slots, to: Slots) -> tuple[Float[Tensor, "
     heads, key, value = attention.shape
     x, y = (each if attention.before is None else _still(attention.before, each) for each in (at.x.detach(), to.x))
     q = split_heads(_still(attention.to_q, x), attention.heads)
-    k, v = _still(attention.to_kv, y).split([heads * key, heads * value], dim=-1)
-    k, v = (split_heads(part, heads).repeat_interleave(attention.heads // heads, 1) for part in (k, v))
+    parts = torch.split(_still(attention.to_kv, y), [heads * key, heads * value], dim=-1)
+    k, v = (split_heads(part, heads).repeat_interleave(attention.heads // heads, 1) for part in parts)
     seen = (at.seg[:, :, None] == to.seg[:, None, :]) & (to.seg[:, None, :] != PADDING)
     found = weights_of(q @ k.mT / math.sqrt(key), seen[:, None]).to(v.dtype) @ v
     return found.transpose(1, 2).flatten(2), seen.any(-1)
@@ -174,5 +178,5 @@ def _still(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _mean_square(apart: Float[Tensor, "b n d"], counted: Bool[Tensor, "b n"]) -> Tensor:
-    squares = apart.float().square().mean(-1)
+    squares = apart.to(torch.promote_types(apart.dtype, torch.float32)).square().mean(-1)
     return (squares * counted).sum() / counted.sum().clamp(min=1)

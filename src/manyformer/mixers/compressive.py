@@ -74,7 +74,7 @@ class Compressive(Layer, Carried):
         beside = Memory(memory.x, _before(memory.seg, ctx.place))
         leaving = self._leaving(queues.new.shape[1] + x.shape[1])
         learns = self.teacher is not None and torch.is_grad_enabled()
-        asks = self.compression.asks and leaving > 0 and state is not None
+        asks = self.compression.asks and leaving > 0 and (state is not None or learns)
         inner = replace(ctx, memory=beside, watch=weights if asks or ctx.watch is not ignore else ignore)
         y, _, loss = self.attention(x, inner, None)
         self._report(weights, ctx, slots.x.shape[1], queues.new.shape[1])
@@ -84,7 +84,7 @@ class Compressive(Layer, Carried):
         all_new = Slots(torch.cat([queues.new.to(x.dtype), here.x], 1), torch.cat([queues.new_seg, here.seg], 1))
         leave = Slots(all_new.x[:, :leaving], all_new.seg[:, :leaving])
         received = weights.received(slots.x.shape[1], leaving) if asks else None
-        made = self.compression(leave, received) if leaving and (state is not None or not self.compression.asks) else None
+        made = self.compression(leave, received) if leaving else None
         if made is not None and learns:
             assert self.teacher is not None
             loss = loss + self.teacher(self.attention, here, leave, made)
@@ -114,7 +114,8 @@ class Compressive(Layer, Carried):
     def _report(self, seen: "_Seen", ctx: Context, slots: int, remembered: int) -> None:
         if ctx.watch is not ignore and seen.weights is not None:
             real = (ctx.place.seg != PADDING).expand(seen.weights.shape[0], -1)
-            parts = seen.weights.split([slots, remembered, seen.weights.shape[-1] - slots - remembered], -1)
+            own = seen.weights.shape[-1] - slots - remembered
+            parts = torch.split(seen.weights, [slots, remembered, own], -1)
             ctx.watch(self, "mass", torch.stack([part.sum(-1).mean(1)[real].mean() for part in parts]))
 
     def extra_repr(self) -> str:

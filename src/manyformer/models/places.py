@@ -49,8 +49,8 @@ def locate(
     if plain is not None and (segments is None or isinstance(layout, Plain)):
         pos = torch.arange(plain, plain + length, device=tokens.device).expand(batch, -1)
         seg = torch.zeros((), dtype=torch.long, device=tokens.device).expand(batch, length)
-        after = plain + length
-        return Place(pos, seg, Plain(plain)), None if tail is None else tail._replace(plain=after, columns=after)
+        end = plain + length
+        return Place(pos, seg, Plain(plain)), None if tail is None else tail._replace(plain=end, columns=end)
     before = _explicit(fresh(batch, tokens.device) if tail is None else tail)
     if segments is None:
         segments = torch.where(before.seg == FRESH, 0, before.seg)[:, None].expand(batch, length)

@@ -130,7 +130,8 @@ class XL(Position):
             return self._table[asked + middle]
         return self._table[middle - back : middle + ahead + 1]
 
-    def train(self, mode: bool = True) -> "XL":
+    # torch's own signature
+    def train(self, mode: bool = True) -> "XL":  # noqa: FBT001, FBT002
         # weights that come and go, as those in shards do, may change without a trace
         self._kept = None
         return super().train(mode)

@@ -27,7 +27,7 @@ from manyformer.recipes.transformer_xl import Biases, Parts, xl_model
 from manyformer.sources import After
 
 CompressionName = Literal["max", "mean", "convolution", "dilated", "most-used"]
-TeacherName = Literal["attention", "auto-encoding", "through-time"]
+TeacherName = Literal["usual", "attention", "auto-encoding", "through-time"]
 
 COMPRESSIONS: dict[CompressionName, Callable[[int, int], Compression]] = {
     "max": lambda dim, rate: MaxPooling(rate),
@@ -38,6 +38,7 @@ COMPRESSIONS: dict[CompressionName, Callable[[int, int], Compression]] = {
 }
 
 TEACHERS: dict[TeacherName, Callable[[int, int], Teacher]] = {
+    "usual": lambda dim, rate: AttentionReconstruction(),
     "attention": lambda dim, rate: AttentionReconstruction(),
     "auto-encoding": AutoEncoding,
     "through-time": lambda dim, rate: ThroughTime(),
@@ -69,7 +70,7 @@ def compressive_transformer(
     compressed: int = 512,
     rate: int = 3,
     compression: CompressionName = "convolution",
-    teacher: TeacherName | None = None,
+    teacher: TeacherName = "usual",
     block: int | None = None,
     clamp: int | None = None,
     biases: Biases = "shared",
@@ -82,9 +83,9 @@ def compressive_transformer(
     reconstruction unless told otherwise, the paper's best; pooling and most-used tokens have nothing to learn. Data in
     lanes makes use of the memories; without a state a sequence is one segment, however long it is.
     """
-    if teacher is not None and compression not in LEARNT:
+    if teacher != "usual" and compression not in LEARNT:
         raise UserError(f"compression '{compression}' has no weights to be taught; leave teacher out")
-    taught = TEACHERS[teacher or "attention"] if compression in LEARNT else None
+    taught = TEACHERS[teacher] if compression in LEARNT else None
 
     def attention(parts: Parts) -> Layer:
         return Compressive(

@@ -56,6 +56,7 @@ def transformer_xl(
     """
     if view == "equal" and remembered is None:
         raise UserError("view 'equal' is of as many tokens as are remembered; set remembered, or view to growing")
+
     def attention(parts: Parts) -> Layer:
         seen = Causal() if view == "growing" or remembered is None else Window(remembered)
         return parts.attention(Softmax(seen), None if remembered is None else Remembered(remembered, dim))

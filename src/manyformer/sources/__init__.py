@@ -1,7 +1,7 @@
 """Which tokens become keys and values."""
 
-from manyformer.sources.base import Keys, Project, Source
 from manyformer.sources.after import After
+from manyformer.sources.base import Keys, Project, Source
 from manyformer.sources.encoder import Encoded
 from manyformer.sources.own import Own
 from manyformer.sources.remembered import Remembered

@@ -76,18 +76,26 @@ class Remembered(Source, Carried):
         if state is None:
             return Keys(*project(x, ctx.place), ctx.place)
         if isinstance(state, Inputs):
-            wide = torch.cat([state.x.to(x.dtype), x], 1)
-            place = joined(state.pos, state.seg, ctx.place)
-            (kept,), pos, seg = last([wide.detach()], place, self.size)
-            return Keys(*project(wide, place), place, Inputs(kept, pos, seg))
+            return self._again(state, x, ctx.place, project)
         k, v = project(x, ctx.place)
         if isinstance(state, Room):
             return self._write(state, k, v, ctx.place)
         k, v = (torch.cat([old.to(new.dtype), new], 2) for old, new in ((state.k, k), (state.v, v)))
         place = joined(state.pos, state.seg, ctx.place)
         # along the axis of tokens like the inputs
-        kept, pos, seg = last([k.detach().transpose(1, 2), v.detach().transpose(1, 2)], place, self.size)
-        return Keys(k, v, place, Lately(*(part.transpose(1, 2) for part in kept), pos, seg))
+        (new_k, new_v), pos, seg = last([k.detach().transpose(1, 2), v.detach().transpose(1, 2)], place, self.size)
+        return Keys(k, v, place, Lately(new_k.transpose(1, 2), new_v.transpose(1, 2), pos, seg))
+
+    def _again(self, state: Inputs, x: Tensor, now: Place, project: Project) -> Keys:
+        """Keys and values of the remembered inputs by the projections of this step."""
+        place, size = joined(state.pos, state.seg, now), state.pos.shape[1]
+        (lately,), pos, seg = last([torch.cat([state.x.to(x.dtype), x.detach()], 1)], place, self.size)
+        k, v = project(x, now)
+        if size:
+            # apart from the others, so that no gradient is calculated that nobody wants
+            old = project(state.x.to(x.dtype), place.columns(0, size))
+            k, v = torch.cat([old[0], k], 2), torch.cat([old[1], v], 2)
+        return Keys(k, v, place, Inputs(lately, pos, seg))
 
     def _write(self, old: Room, k: Tensor, v: Tensor, place: Place) -> Keys:
         if torch.is_grad_enabled():
@@ -109,9 +117,9 @@ class Remembered(Source, Carried):
         whole = Place(pos, seg, _layout(place, begin - old.begin))
         if not isinstance(whole.layout, Plain | Lined):
             # columns of padding are no tokens
-            (k_, v_), pos_, seg_ = last([k.transpose(1, 2), v.transpose(1, 2)], whole, self.size)
-            kept = self._moved(Room(k_.transpose(1, 2), v_.transpose(1, 2), pos_, seg_, 0, pos_.shape[1]), count)
-            return Keys(k, v, whole, kept)
+            (new_k, new_v), pos, seg = last([k.transpose(1, 2), v.transpose(1, 2)], whole, self.size)
+            kept = Room(new_k.transpose(1, 2), new_v.transpose(1, 2), pos, seg, 0, pos.shape[1])
+            return Keys(k, v, whole, self._moved(kept, count))
         return Keys(k, v, whole, old._replace(begin=max(old.begin, end - self.size), end=end))
 
     def _moved(self, old: Room, count: int) -> Room:
@@ -139,8 +147,8 @@ def joined(pos: Int[Tensor, "b m"], seg: Int[Tensor, "b m"], place: Place) -> Pl
     if any(field is not None for field in (place.role, place.tree)):
         raise ValueError("a memory keeps no roles and no trees of tokens; call without a state")
     rows = pos.shape[0]
-    both = (torch.cat([old, new.expand(rows, -1)], 1) for old, new in ((pos, place.pos), (seg, place.seg)))
-    return Place(*both, _layout(place, pos.shape[1]))
+    both = [torch.cat([old, new.expand(rows, -1)], 1) for old, new in ((pos, place.pos), (seg, place.seg))]
+    return Place(both[0], both[1], _layout(place, pos.shape[1]))
 
 
 def _layout(place: Place, before: int) -> Plain | Lined | Packed | None:

@@ -33,9 +33,7 @@ class Engine:
     `goes_on` says that rows go on from batch to batch: a model with a memory then remembers the batches before.
     """
 
-    def __init__(
-        self, objective: Objective, optim: OptimConfig, sharing: Sharing, *, goes_on: bool = False
-    ) -> None:
+    def __init__(self, objective: Objective, optim: OptimConfig, sharing: Sharing, *, goes_on: bool = False) -> None:
         self.sharing, self.world, self.clip = sharing, sharing.world, optim.clip
         self.model: Model = objective.model
         self.device = self.model.device

@@ -41,7 +41,7 @@ class Saver(NamedTuple):
         self.feed.load_state_dict(checkpoint.state["data"])
         world = self.engine.world
         if not read_memory(self.engine.memory, checkpoint.folder, world):
-            self.tell("the memory of earlier batches begins empty: the checkpoint has none for this number of processes")
+            self.tell("the memory of earlier batches begins empty: it was written by another number of processes")
         ours = checkpoint.folder / f"generators-{world.rank}.json"
         if ours.exists():
             restore_generators(json.loads(ours.read_text(encoding="utf-8")))

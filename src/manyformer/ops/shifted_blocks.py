@@ -1,0 +1,215 @@
+"""`shifted` with its gradient written out, for a CPU: few passes over few scores, which stay in its caches."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from manyformer.ops.toeplitz import Span
+from manyformer.position.distance import along
+
+ROWS = 64
+"""Queries in a block: smaller ones cost little on a CPU, and waste less on keys that are ahead."""
+
+CACHED = 1 << 18
+"""Scores that are held at once; what has left the caches is slow to come back."""
+
+KEPT = 1 << 23
+"""Where there are no more weights than this, they are kept for the gradient: 32 MB instead of a sixth of the time."""
+
+
+class Numbers(NamedTuple):
+    """The documents that queries and keys belong to: each query sees the keys of its own."""
+
+    at: Int[Tensor, "b l"]
+    of: Int[Tensor, "b s"]
+
+
+def met(back: int, span: Span, begin: int, end: int, keys: int) -> tuple[slice, int]:
+    """The distances that the queries from `begin` to before `end` meet, and how many keys they see."""
+    seen = min(end + span.offset, keys) if span.causal else keys
+    first = back - (span.offset + end - 1)
+    return slice(first, first + seen + end - begin - 1), seen
+
+
+def hidden(
+    span: Span, numbers: Numbers | None, batch: slice, queries: slice, seen: int, device: torch.device
+) -> Bool[Tensor, "*b c s"] | None:
+    """Which of the keys a block of queries must not see; None where that is none of them."""
+    ahead = None
+    if span.causal:
+        count = queries.stop - queries.start
+        ahead = torch.ones(count, seen, dtype=torch.bool, device=device).triu(span.offset + queries.start + 1)
+    if numbers is None:
+        return ahead
+    other = numbers.at[batch, queries, None] != numbers.of[batch, None, :seen]
+    return other if ahead is None else other | ahead
+
+
+class Block(NamedTuple):
+    """Some rows of one head, or all rows of some heads, and some of their queries: what they see and meet.
+
+    `pairs` are pairs of a head and a row, those of a head side by side; `first` is the number of the block's first
+    weight among all weights.
+    """
+
+    heads: slice
+    batch: slice
+    pairs: slice
+    queries: slice
+    seen: int
+    met: slice
+    first: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Pairs and queries."""
+        return self.pairs.stop - self.pairs.start, self.queries.stop - self.queries.start
+
+
+class Shifted(torch.autograd.Function):
+    """Softmax of q_i k_j `scale` + meets_i vectors[r_ij], applied to v_j."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        meets: Tensor,
+        k: Tensor,
+        v: Tensor,
+        vectors: Tensor,
+        back: int,
+        span: Span,
+        scale: float,
+        numbers: Numbers | None,
+    ) -> Tensor:
+        given = [_by_head(x) for x in (q * scale, meets, k, v)]
+        work = Work(given, vectors, q.shape[0], back, span, numbers)
+        many = work.count > KEPT or not any(ctx.needs_input_grad)
+        work.kept = v.new_empty(0 if many else work.count)
+        y = v.new_empty(*given[0].shape[:2], v.shape[-1])
+        with torch.autocast(q.device.type, enabled=False):
+            for block in work.blocks():
+                found = torch.bmm(work.weights(block), work.v[block.pairs, : block.seen])
+                y[block.pairs, block.queries].copy_(found)
+        ctx.save_for_backward(*given, vectors, y, work.kept)
+        ctx.rest = q.shape[0], back, span, scale, numbers
+        return _by_row(y, q.shape[0])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, up: Tensor) -> Any:
+        *given, vectors, y, kept = ctx.saved_tensors
+        rows, back, span, scale, numbers = ctx.rest
+        up = _by_head(up.to(y.dtype))
+        work = Work(given, vectors, rows, back, span, numbers)
+        work.kept = kept
+        slopes = (up * y).sum(-1, keepdim=True)
+        found = [torch.zeros_like(x) for x in (*given, vectors)]
+        with torch.autocast(up.device.type, enabled=False):
+            for block in work.blocks():
+                weights = work.kept_weights(block) if len(kept) else work.weights(block)
+                work.add_gradients(block, weights, up, slopes, found)
+        found[0] *= scale
+        return *(_by_row(x, rows) for x in found[:4]), found[4], None, None, None, None
+
+
+def _by_head(x: Float[Tensor, "b h l e"]) -> Float[Tensor, "hb l e"]:
+    return x.transpose(0, 1).flatten(0, 1).contiguous()
+
+
+def _by_row(x: Float[Tensor, "hb l e"], rows: int) -> Float[Tensor, "b h l e"]:
+    return x.view(-1, rows, *x.shape[1:]).transpose(0, 1)
+
+
+class Work:
+    """One call's tensors, (hb, l, e), and two buffers that are written again and again: fresh memory costs most."""
+
+    def __init__(
+        self, given: list[Tensor], vectors: Tensor, rows: int, back: int, span: Span, numbers: Numbers | None
+    ) -> None:
+        self.q, self.meets, self.k, self.v = given
+        self.vectors, self.rows, self.back, self.span, self.numbers = vectors, rows, back, span, numbers
+        queries, keys = self.q.shape[1], self.k.shape[1]
+        self.block = min(ROWS, queries)
+        # pairs of a head and a row at a time: some rows of a head, or some heads
+        self.batch = min(rows, max(1, CACHED // (self.block * keys)))
+        self.heads = min(len(vectors), max(1, CACHED // (self.block * keys * rows)))
+        most = max(self.batch, self.heads * rows if self.batch == rows else 0) * self.block
+        self.spare = [self.q.new_empty(most * size) for size in (keys + self.block, keys)]
+        self.kept = self.q.new_empty(0)
+        self.later = torch.ones(self.block, self.block, dtype=torch.bool, device=self.q.device).triu(1)
+
+    @property
+    def count(self) -> int:
+        """How many weights there are in all."""
+        return sum(block.shape[0] * block.shape[1] * block.seen for block in self.blocks())
+
+    def blocks(self) -> Iterator[Block]:
+        """All of them, in order."""
+        queries, count, rows = self.q.shape[1], 0, self.rows
+        for head in range(0, len(self.vectors), self.heads):
+            heads = slice(head, min(head + self.heads, len(self.vectors)))
+            for first in range(0, rows, self.batch):
+                batch = slice(first, min(first + self.batch, rows))
+                pairs = slice(head * rows + first, (heads.stop - 1) * rows + batch.stop)
+                for begin in range(0, queries, self.block):
+                    end = min(begin + self.block, queries)
+                    rows_met, seen = met(self.back, self.span, begin, end, self.k.shape[1])
+                    block = Block(heads, batch, pairs, slice(begin, end), seen, rows_met, count)
+                    yield block
+                    count += block.shape[0] * block.shape[1] * seen
+
+    def kept_weights(self, block: Block) -> Float[Tensor, "p c s"]:
+        """The weights where they are kept."""
+        pairs, queries = block.shape
+        return self.kept[block.first :][: pairs * queries * block.seen].view(pairs, queries, block.seen)
+
+    def weights(self, block: Block) -> Float[Tensor, "p c s"]:
+        """The weights, where they are to be kept or in the first buffer; the second one held the scores."""
+        vectors = self.vectors[block.heads, block.met]
+        each = self._buffer(0, block, vectors.shape[1])
+        torch.bmm(self._head_by_head(self.meets, block), vectors.mT, out=each.view(len(vectors), -1, vectors.shape[1]))
+        scores = self._buffer(1, block, block.seen)
+        q, k = self.q[block.pairs, block.queries], self.k[block.pairs, : block.seen]
+        torch.baddbmm(along(each, block.seen), q, k.mT, out=scores)
+        self._hide(scores, block)
+        into = self.kept_weights(block) if len(self.kept) else self._buffer(0, block, block.seen)
+        weights: Tensor = torch.softmax(scores, -1, out=into)
+        return weights
+
+    def add_gradients(self, block: Block, weights: Tensor, up: Tensor, slopes: Tensor, found: list[Tensor]) -> None:
+        """Add this block's part to the gradients of q (before its scale), of what meets vectors, k, v and vectors."""
+        to_q, to_meets, to_k, to_v, to_vectors = found
+        here, keys = (block.pairs, block.queries), (block.pairs, slice(0, block.seen))
+        to_v[keys] += torch.bmm(weights.mT, up[here])
+        inner = torch.bmm(up[here], self.v[keys].mT, out=self._buffer(1, block, block.seen))
+        inner.sub_(slopes[here]).mul_(weights)
+        to_q[here] = torch.bmm(inner, self.k[keys])
+        to_k[keys] += torch.bmm(inner.mT, self.q[here])
+        vectors = self.vectors[block.heads, block.met]
+        each = self._buffer(0, block, vectors.shape[1]).zero_()
+        along(each, block.seen).copy_(inner)
+        flat = each.view(len(vectors), -1, vectors.shape[1])
+        to_meets[here] = torch.bmm(flat, vectors).view(to_meets[here].shape)
+        to_vectors[block.heads, block.met] += torch.bmm(flat.mT, self._head_by_head(self.meets, block))
+
+    def _head_by_head(self, x: Float[Tensor, "hb l e"], block: Block) -> Float[Tensor, "h n e"]:
+        """The queries of all rows of each head, end to end."""
+        return x[block.pairs, block.queries].reshape(block.heads.stop - block.heads.start, -1, x.shape[-1])
+
+    def _buffer(self, number: int, block: Block, width: int) -> Float[Tensor, "p c n"]:
+        pairs, queries = block.shape
+        return self.spare[number][: pairs * queries * width].view(pairs, queries, width)
+
+    def _hide(self, scores: Float[Tensor, "p c s"], block: Block) -> None:
+        if self.numbers is not None:
+            unseen = hidden(self.span, self.numbers, block.batch, block.queries, block.seen, scores.device)
+            assert unseen is not None
+            scores.view(-1, *unseen.shape).masked_fill_(unseen, -torch.inf)
+        elif self.span.causal:
+            # what lies ahead are the last columns alone
+            ahead = scores[:, :, self.span.offset + block.queries.start :]
+            ahead.masked_fill_(self.later[: ahead.shape[1], : ahead.shape[2]], -torch.inf)
