@@ -1,5 +1,6 @@
 """A comparison as a picture: scores against the setting that was swept, or side by side."""
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 NEAR = 0.045
 """Names closer than this share of the axis are moved apart."""
 
+LETTERS = 7
+"""Letters of a title in an inch, at most."""
+
 
 def draw(compared: Compared, path: Path) -> None:
     """Write the picture; one panel a score."""
@@ -25,7 +29,7 @@ def draw(compared: Compared, path: Path) -> None:
             _side_by_side(axis, compared, score)
         else:
             _against(axis, compared, score)
-    figure.suptitle(compared.comparison.file.title)
+    figure.suptitle(textwrap.fill(compared.comparison.file.title, int(LETTERS * figure.get_figwidth())))
     write_picture(figure, path)
 
 
