@@ -15,9 +15,9 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from manyformer.ops import flash
-from manyformer.ops.chunks import Chunks, together
+from manyformer.ops.chunks import Chunks
 
-PAIRS = {"cpu": 1 << 18}
+PAIRS = {"cpu": 1 << 17}
 """Pairs of tokens that one call looks at: on a CPU as many as stay in its caches, elsewhere `MANY`."""
 
 MANY = 1 << 26
@@ -50,8 +50,7 @@ def attend(
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float) -> Tensor:
-        y = torch.zeros_like(v)
-        lse = q.new_full(q.shape[:1], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+        y, lse = torch.zeros_like(v), _unseen(q)
         for number, way in enumerate(sight.ways):
             if len(way.tokens):
                 _merge(y, lse, *_forward(q, k, v, sight, number, scale))
@@ -73,25 +72,27 @@ class _Attend(torch.autograd.Function):
         return *grads, None, None
 
 
+def _unseen(x: Float[Tensor, "n e"]) -> Float[Tensor, " n"]:
+    """Log-sum-exps of nothing."""
+    return x.new_full(x.shape[:1], -torch.inf, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, sight: Sight, number: int, scale: float
 ) -> tuple[Float[Tensor, "n f"], Float[Tensor, " n"]]:
     """What the tokens get from the keys that they meet in this way alone, and log-sum-exps."""
     way = sight.ways[number]
-    queries = _cut(q, way)
-    keys, values = (_windows(_framed(_cut(x, way), sight), sight) for x in (k, v))
+    queries, keys, values = _cut(q, way.tokens), *(_around(x, way, sight) for x in (k, v))
     # a slot more than there are, which is padding's
-    y = v.new_zeros(way.tokens.numel() + 1, v.shape[-1])
-    lse = torch.full_like(y[:, 0], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
-    for some, seen in _pieces(sight, number):
-        found, sums = flash.forward(
-            queries[some, None], keys[some, None], values[some, None], scale=scale, bias=_bias(seen, q)
-        )
+    y = v.new_empty(way.tokens.numel() + 1, v.shape[-1])
+    lse = _unseen(y)
+    y[-1] = 0.0
+    for some, bias, blind in _pieces(sight, number, q.dtype):
+        found, sums = flash.forward(queries[some, None], keys[some, None], values[some, None], scale=scale, bias=bias)
+        slots = slice(some.start * blind.shape[1], some.stop * blind.shape[1])
         # neither torch's number for rows that see nothing nor a nan of the written-out form
-        blind = ~seen.any(-1)
-        slots = slice(some.start * way.tokens.shape[1], some.stop * way.tokens.shape[1])
-        y[slots] = found[:, 0].masked_fill(blind[..., None], 0.0).flatten(0, 1)
-        lse[slots] = sums[:, 0].masked_fill(blind, -torch.inf).flatten()
+        y[slots] = found.flatten(0, 2).masked_fill_(blind.view(-1, 1), 0.0)
+        lse[slots] = sums.flatten().masked_fill_(blind.flatten(), -torch.inf)
     return y.index_select(0, way.slot), lse.index_select(0, way.slot)
 
 
@@ -107,17 +108,17 @@ def _merge(y: Tensor, lse: Tensor, new: Tensor, sums: Tensor) -> None:
 def _backward(saved: tuple[Tensor, ...], grads: list[Tensor], sight: Sight, number: int, scale: float) -> None:
     """Add what the pairs of this way contribute to the gradients of queries, keys and values."""
     way, (q, k, v, *_) = sight.ways[number], saved
-    queries, *_, upward, y, lse = (_cut(x, way) for x in saved)
+    queries, upward, y, lse = (_cut(saved[part], way.tokens) for part in (0, 3, 4, 5))
     # an empty slot shows the first token, whose gradient is not its own
-    upward = upward.masked_fill((way.tokens < 0)[..., None], 0.0)
-    keys, values = (_windows(_framed(_cut(x, way), sight), sight) for x in (k, v))
+    upward.masked_fill_((way.tokens < 0)[..., None], 0.0)
+    keys, values = (_around(x, way, sight) for x in (k, v))
     # room for a chunk on both sides, and for padding's slot
     count, size = way.tokens.shape
     room = (sight.before + count + max(sight.after, 1)) * size
     totals = [x.new_zeros(room, x.shape[-1]) for x in (q, k, v)]
-    for some, seen in _pieces(sight, number):
+    for some, bias, _ in _pieces(sight, number, q.dtype):
         parts = [x[some, None] for x in (upward, queries, keys, values, y, lse)]
-        to_q, to_k, to_v = flash.backward(*parts, scale=scale, bias=_bias(seen, q))
+        to_q, to_k, to_v = flash.backward(*parts, scale=scale, bias=bias)
         own = slice((some.start + sight.before) * size, (some.stop + sight.before) * size)
         totals[0][own] = to_q.flatten(0, 2)
         for shift in range(sight.before + 1 + sight.after):
@@ -129,64 +130,67 @@ def _backward(saved: tuple[Tensor, ...], grads: list[Tensor], sight: Sight, numb
         grad += total.index_select(0, slot)
 
 
-def _cut(x: Shaped[Tensor, "n *e"], way: Chunks) -> Shaped[Tensor, "c m *e"]:
+def _cut(x: Shaped[Tensor, "n *e"], tokens: Int[Tensor, "c m"]) -> Shaped[Tensor, "c m *e"]:
     """The tokens in their slots; what an empty one holds means nothing."""
-    return x.index_select(0, way.tokens.flatten().clamp(min=0)).view(*way.tokens.shape, *x.shape[1:])
+    return x.index_select(0, tokens.flatten().clamp(min=0)).view(*tokens.shape, *x.shape[1:])
 
 
-def _framed(x: Tensor, sight: Sight, fill: int = 0) -> Tensor:
-    """With empty chunks before the first one and after the last."""
-    return F.pad(x, [0, 0] * (x.ndim - 1) + [sight.before, sight.after], value=fill)
+def _framed(way: Chunks, sight: Sight) -> Int[Tensor, "k m"]:
+    """The tokens of the chunks, with empty chunks before the first one and after the last."""
+    return F.pad(way.tokens, [0, 0, sight.before, sight.after], value=-1)
 
 
-def _windows(x: Tensor, sight: Sight) -> Tensor:
-    """What each chunk looks at, (c, s, ...), as overlapping views of the framed chunks."""
+def _around(x: Shaped[Tensor, "n *e"], way: Chunks, sight: Sight) -> Shaped[Tensor, "c s *e"]:
+    """What each chunk looks at."""
+    return _windows(_cut(x, _framed(way, sight)), sight)
+
+
+def _windows(x: Shaped[Tensor, "k m *e"], sight: Sight) -> Shaped[Tensor, "c s *e"]:
+    """Stretches of the framed chunks, as overlapping views."""
     wide = sight.before + 1 + sight.after
-    shape = (len(x) - wide + 1, wide * x.shape[1], *x.shape[2:])
-    return x.as_strided(shape, x.stride())
+    return x.as_strided((len(x) - wide + 1, wide * x.shape[1], *x.shape[2:]), x.stride())
 
 
-def _pieces(sight: Sight, number: int) -> Iterator[tuple[slice, Bool[Tensor, "p m s"]]]:
-    """Some chunks at a time, and which of their pairs meet in this way for the first time."""
+def _pieces(
+    sight: Sight, number: int, dtype: torch.dtype
+) -> Iterator[tuple[slice, Float[Tensor, "p 1 m s"], Bool[Tensor, "p m"]]]:
+    """Some chunks at a time; -inf for pairs that do not meet in this way for the first time; queries that see nothing.
+
+    What is given is overwritten by the next piece: large new tensors cost more than what is computed in them.
+    """
     way = sight.ways[number]
     count, size = way.tokens.shape
-    here, there = _both(way.bucket, sight, way)
-    there, order = _windows(there, sight), _order(sight, size, way.tokens.device)
-    earlier = [_both(other.mark, sight, way) for other in sight.ways[:number]]
-    step = max(PAIRS.get(way.tokens.device.type, MANY) // order.numel(), 1)
+    here, there = _known(way.bucket, way.bucket, way, sight)
+    never = _never(sight, size, way.tokens.device)
+    # twice the marks, so that looking back and ahead is the same distance to both sides
+    lead = sight.before - sight.after
+    earlier = [_known(2 * past.mark - lead, 2 * past.mark, way, sight) for past in sight.ways[:number]]
+    step = min(max(PAIRS.get(way.tokens.device.type, MANY) // never.numel(), 1), count)
+    hidden, met = (never.new_empty(step, *never.shape) for _ in range(2))
+    apart = way.mark.new_empty(hidden.shape)
+    bias = torch.empty(hidden.shape, dtype=dtype, device=hidden.device)
     for begin in range(0, count, step):
         some = slice(begin, min(begin + step, count))
-        seen = (here[some, :, None] == there[some, None]) & order
-        if earlier:
-            _forget(seen, begin, earlier, sight)
-        yield some, seen
+        mine, again, far, out = (x[: some.stop - begin] for x in (hidden, met, apart, bias))
+        torch.ne(here[some, :, None], there[some, None], out=mine)
+        mine |= never
+        for one, other in earlier:
+            torch.sub(one[some, :, None], other[some, None], out=far)
+            mine |= torch.le(far.abs_(), sight.before + sight.after, out=again)
+        yield some, out.zero_().masked_fill_(mine, -torch.inf)[:, None], mine.all(-1)
 
 
-def _both(x: Int[Tensor, " n"], sight: Sight, way: Chunks) -> tuple[Int[Tensor, "c m"], Int[Tensor, "k m"]]:
-    """What is known of each token in the slots, and in the framed ones, where nobody finds an empty slot."""
-    cut, empty = _cut(x, way), way.tokens < 0
-    return cut.masked_fill(empty, IDLE), _framed(cut.masked_fill(empty, EMPTY), sight, EMPTY)
+def _known(
+    mine: Int[Tensor, " n"], other: Int[Tensor, " n"], way: Chunks, sight: Sight
+) -> tuple[Int[Tensor, "c m"], Int[Tensor, "c s"]]:
+    """A number of each token as a query and as a key; that of an empty slot is far from all others."""
+    framed = _framed(way, sight)
+    queries, keys = _cut(mine, way.tokens), _cut(other, framed)
+    return queries.masked_fill_(way.tokens < 0, IDLE), _windows(keys.masked_fill_(framed < 0, EMPTY), sight)
 
 
-def _order(sight: Sight, size: int, device: torch.device) -> Bool[Tensor, "m s"]:
-    """Which of the slots that a chunk looks at may be seen: tokens of one bucket lie in the order of the document."""
+def _never(sight: Sight, size: int, device: torch.device) -> Bool[Tensor, "m s"]:
+    """Which slots nobody may see: the own one, and the later ones, tokens of a bucket being in the document's order."""
     own = torch.arange(size, device=device)[:, None] + sight.before * size
     other = torch.arange((sight.before + 1 + sight.after) * size, device=device)
-    return other < own if sight.causal else other != own
-
-
-def _forget(seen: Bool[Tensor, "p m s"], begin: int, earlier: list[tuple[Tensor, Tensor]], sight: Sight) -> None:
-    """Take out the pairs that met in one of the earlier ways; few are seen at all, so these are looked up."""
-    _, size, wide = seen.shape
-    index = seen.flatten().nonzero()[:, 0]
-    query = index // wide
-    mine, other = query + begin * size, (query // size + begin) * size + index % wide
-    met = torch.zeros_like(index, dtype=torch.bool)
-    for here, there in earlier:
-        met |= together(here.flatten()[mine], there.flatten()[other], sight.before, sight.after)
-    seen.view(-1)[index[met]] = False
-
-
-def _bias(seen: Bool[Tensor, "p m s"], q: Tensor) -> Float[Tensor, "p 1 m s"]:
-    bias = torch.zeros(seen.shape, dtype=q.dtype, device=q.device)
-    return bias.masked_fill_(~seen, -torch.inf)[:, None]
+    return other >= own if sight.causal else other == own
