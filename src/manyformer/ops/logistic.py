@@ -16,7 +16,7 @@ def log_levels(
     mean: Float[Tensor, "*b k"], log_scale: Float[Tensor, "*b k"], levels: int
 ) -> Float[Tensor, "*b k levels"]:
     """The log-probability of every level under each distribution."""
-    edges = (torch.arange(levels - 1, device=mean.device, dtype=mean.dtype) + 0.5) * step(levels) - 1
+    edges = _edge_after(torch.arange(levels - 1, device=mean.device, dtype=mean.dtype), levels)
     at = (edges - mean[..., None]) * torch.exp(-log_scale)[..., None]
     below = F.logsigmoid(at)
     # log s(-a) = log s(a) - a: what is lost where a is far below 0 is little beside what `below` is there
@@ -30,19 +30,18 @@ def log_level(
     mean: Float[Tensor, "*b k"], log_scale: Float[Tensor, "*b k"], level: Int[Tensor, "*b"], levels: int
 ) -> Float[Tensor, "*b k"]:
     """The log-probability of one level for each row: what training needs, without all the others."""
-    level = level[..., None]
-    value, half, rate = level * step(levels) - 1, step(levels) / 2, torch.exp(-log_scale)
-    lowest, highest = level == 0, level == levels - 1
-    below = F.logsigmoid((value + half - mean) * rate).masked_fill(highest, 0.0)
-    above = F.logsigmoid((mean - value + half) * rate).masked_fill(lowest, 0.0)
+    number, rate = level[..., None].to(mean.dtype), torch.exp(-log_scale)
+    lowest, highest = number == 0, number == levels - 1
+    below = F.logsigmoid((_edge_after(number, levels) - mean) * rate).masked_fill(highest, 0.0)
+    above = F.logsigmoid((mean - _edge_after(number - 1, levels)) * rate).masked_fill(lowest, 0.0)
     return below + above + _width(log_scale, levels).masked_fill(lowest | highest, 0.0)
 
 
-def step(levels: int) -> float:
-    """The distance of neighbouring levels."""
-    return 2 / (levels - 1)
+def _edge_after(number: Float[Tensor, "*n"], levels: int) -> Float[Tensor, "*n"]:
+    """Where level `number` ends and the next one begins: whole numbers but for one division, so that it is exact."""
+    return (2 * number + 2 - levels) / (levels - 1)
 
 
 def _width(log_scale: Float[Tensor, "*b k"], levels: int) -> Float[Tensor, "*b k"]:
-    """log(1 - exp(-step / scale)), which is all that a bin's width adds."""
-    return torch.log(-torch.expm1(-step(levels) * torch.exp(-log_scale)))
+    """log(1 - exp(-step / scale)) for the step between levels, which is all that a bin's width adds."""
+    return torch.log(-torch.expm1(-2 / (levels - 1) * torch.exp(-log_scale)))

@@ -36,7 +36,7 @@ Shape = tuple[int, int, int]
     streams=True,
     cost="O(l (block + before) d + l d^2) per layer, for l = height width channels",
     because={"cross": "it writes images from nothing, and reads no other sequence"},
-    small={"height": 8, "width": 8, "channels": 2, "block": 4, "before": 5},
+    small={"height": 8, "width": 16, "channels": 1, "block": 4, "before": 5},
 )
 def image_transformer(
     vocab: int = 261,
@@ -79,7 +79,7 @@ def image_transformer(
     streams=True,
     cost="O(l (rows + above) (columns + 2 beside) d + l d^2) per layer, for l = height width channels",
     because={"cross": "it writes images from nothing, and reads no other sequence"},
-    small={"height": 8, "width": 8, "channels": 2, "rows": 2, "columns": 4, "above": 3, "beside": 2},
+    small={"height": 8, "width": 16, "channels": 1, "rows": 2, "columns": 4, "above": 3, "beside": 2},
 )
 def image_transformer_2d(
     vocab: int = 261,
