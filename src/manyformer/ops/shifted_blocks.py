@@ -13,7 +13,7 @@ from manyformer.position.distance import along
 ROWS = 64
 """Queries in a block: smaller ones cost little on a CPU, and waste less on keys that are ahead."""
 
-CACHED = 1 << 18
+CACHED = 1 << 19
 """Scores that are held at once; what has left the caches is slow to come back."""
 
 KEPT = 1 << 23
@@ -184,17 +184,20 @@ class Work:
         """Add this block's part to the gradients of q (before its scale), of what meets vectors, k, v and vectors."""
         to_q, to_meets, to_k, to_v, to_vectors = found
         here, keys = (block.pairs, block.queries), (block.pairs, slice(0, block.seen))
-        to_v[keys] += torch.bmm(weights.mT, up[here])
+        to_v[keys].baddbmm_(weights.mT, up[here])
         inner = torch.bmm(up[here], self.v[keys].mT, out=self._buffer(1, block, block.seen))
         inner.sub_(slopes[here]).mul_(weights)
         to_q[here] = torch.bmm(inner, self.k[keys])
-        to_k[keys] += torch.bmm(inner.mT, self.q[here])
+        to_k[keys].baddbmm_(inner.mT, self.q[here])
         vectors = self.vectors[block.heads, block.met]
-        each = self._buffer(0, block, vectors.shape[1]).zero_()
+        each = self._buffer(0, block, vectors.shape[1])
+        # what the shift leaves empty: a triangle on either side
+        for side in (slice(0, block.shape[1]), slice(-block.shape[1], None)):
+            each[:, :, side].zero_()
         along(each, block.seen).copy_(inner)
         flat = each.view(len(vectors), -1, vectors.shape[1])
         to_meets[here] = torch.bmm(flat, vectors).view(to_meets[here].shape)
-        to_vectors[block.heads, block.met] += torch.bmm(flat.mT, self._head_by_head(self.meets, block))
+        to_vectors[block.heads, block.met].baddbmm_(flat.mT, self._head_by_head(self.meets, block))
 
     def _head_by_head(self, x: Float[Tensor, "hb l e"], block: Block) -> Float[Tensor, "h n e"]:
         """The queries of all rows of each head, end to end."""
