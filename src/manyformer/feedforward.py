@@ -75,7 +75,7 @@ class Chunked(Layer):
         def part(tokens: Tensor) -> Tensor:
             return self.inner(tokens, ctx).y
 
-        parts = x.split(self.size, dim=1)
+        parts = torch.split(x, self.size, dim=1)
         if torch.is_grad_enabled():
             return Out(torch.cat([checkpoint(part, tokens, use_reentrant=False) for tokens in parts], 1), state)
         return Out(torch.cat([part(tokens) for tokens in parts], 1), state)

@@ -23,7 +23,8 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def run(kernel: LSH, q: Tensor, v: Tensor, place: Place, state: Any = None, **more: Any) -> Out:
-    return kernel(q, q, v, place, place, NoPosition(), state, **more)
+    found: Out = kernel(q, q, v, place, place, NoPosition(), state, **more)
+    return found
 
 
 def inputs() -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyformer.ops import draws, gathered, lsh
-from manyformer.ops.chunks import Chunks, Unit, arrange, sizes
+from manyformer.ops.chunks import Unit, arrange, sizes
 from manyformer.ops.gathered import Sight
 
 LENGTH, CHUNK, WIDTH, ROUNDS = 37, 4, 6, 3
@@ -64,7 +64,8 @@ def test_the_same_as_a_dense_softmax(unit: Unit, before: int, after: int, dtype:
     want = (scores.masked_fill(~real[..., None], 0.0).softmax(-1) @ inputs[2])[real]
     ways = tuple(arrange(one, SEG, CHUNK, unit=unit, reach=before + after) for one in bucket)
     sight = Sight(ways, before, after, causal=not after)
-    got = gathered.attend(*(x.flatten(0, 1) for x in inputs), sight, scale=0.7).view(4, LENGTH, -1)
+    q, k, v = (x.flatten(0, 1) for x in inputs)
+    got = gathered.attend(q, k, v, sight, scale=0.7).view(4, LENGTH, -1)
     tolerance = 1e-10 if dtype == torch.float64 else 1e-5
     assert (got[real] - want).abs().max() < tolerance
     up = torch.randn_like(want)
@@ -76,11 +77,11 @@ def test_in_pieces_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, bucket = drawn(torch.float64)
     ways = tuple(arrange(one, SEG, CHUNK, unit="bucket", reach=1) for one in bucket)
     sight = Sight(ways, 1, 0, causal=True)
-    flat = [x.flatten(0, 1) for x in inputs]
+    q, k, v = (x.flatten(0, 1) for x in inputs)
     found = []
     for pairs in (1 << 18, 100):
         monkeypatch.setitem(gathered.PAIRS, "cpu", pairs)
-        y = gathered.attend(*flat, sight, scale=1.0)
+        y = gathered.attend(q, k, v, sight, scale=1.0)
         found.append([y, *torch.autograd.grad(y.square().sum(), inputs)])
     for one, other in zip(*found):
         assert torch.equal(one, other) or (one - other).abs().max() < 1e-13
@@ -89,16 +90,17 @@ def test_in_pieces_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chunks_begin_with_their_unit() -> None:
     torch.manual_seed(1)
     bucket = torch.randint(3, (4, LENGTH))
-    for unit in ("document", "bucket"):
-        found: Chunks = arrange(bucket, SEG, CHUNK, unit=unit, reach=1)  # type: ignore[arg-type]
-        inside = found.tokens[found.tokens >= 0]
-        assert inside.sort().values.tolist() == (SEG.flatten() >= 0).nonzero()[:, 0].tolist()
-        assert torch.equal(found.tokens.flatten()[found.slot[inside]], inside)
+    units: tuple[Unit, ...] = ("document", "bucket")
+    for unit in units:
+        found = arrange(bucket, SEG, CHUNK, unit=unit, reach=1)
+        there = found.tokens[found.tokens >= 0]
+        assert there.sort().values.tolist() == (SEG.flatten() >= 0).nonzero()[:, 0].tolist()
+        assert torch.equal(found.tokens.flatten()[found.slot[there]], there)
         assert bool((found.slot[SEG.flatten() < 0] == found.tokens.numel()).all())
         for chunk in found.tokens:
             tokens = chunk[chunk >= 0]
-            units = {(int(SEG.flatten()[t]), int(bucket.flatten()[t])) for t in tokens}
-            assert len({one[0] for one in units} if unit == "document" else units) == 1
+            inside = {(int(SEG.flatten()[t]), int(bucket.flatten()[t])) for t in tokens}
+            assert len({one[0] for one in inside} if unit == "document" else inside) == 1
             assert len({int(t) // LENGTH for t in tokens}) == 1
             # full but for the last one of the unit
             assert bool((chunk[: len(tokens)] >= 0).all())

@@ -67,12 +67,12 @@ def test_hashes_are_those_of_transformers(factors: tuple[int, ...]) -> None:
     from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
     buckets: Any = list(factors) if len(factors) > 1 else factors[0]
-    peer = LSHSelfAttention(config(num_buckets=buckets))
+    peer: Any = LSHSelfAttention(config(num_buckets=buckets))  # type: ignore[no-untyped-call]
     x, total = torch.randn(2, HEADS, LENGTH, DIM // HEADS), torch.tensor(factors).prod()
     want = peer._hash_vectors(x, 3, None).view(2, HEADS, 3, LENGTH) - total * torch.arange(3)[:, None]
     torch.manual_seed(3)
     turns = torch.randn(HEADS, DIM // HEADS, 3, sum(factors) // 2)
-    parts = rearrange(turns, "h e r f -> r h e f").split([factor // 2 for factor in factors], dim=-1)
+    parts = torch.split(rearrange(turns, "h e r f -> r h e f"), [factor // 2 for factor in factors], dim=-1)
     got = lsh.buckets(x, tuple(parts))
     assert got is not None
     assert torch.equal(rearrange(got, "r b h l -> b h r l"), want)
@@ -82,7 +82,7 @@ def test_hashes_are_those_of_transformers(factors: tuple[int, ...]) -> None:
 def test_lsh_attention_of_transformers(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
-    peer = LSHSelfAttention(config(is_decoder=causal)).double().eval()
+    peer = LSHSelfAttention(config(is_decoder=causal)).double().eval()  # type: ignore[no-untyped-call]
     # two ways to deal out 16 tokens to 4 buckets of 4 in which no two tokens meet twice, differently in each head
     token = torch.arange(LENGTH)
     ways = torch.stack([token // 4, token % 4, token % 4, (token // 4 + token) % 4]).view(HEADS, 2, LENGTH)
@@ -99,7 +99,7 @@ def test_lsh_attention_of_transformers(causal: bool, monkeypatch: pytest.MonkeyP
 def test_local_attention_of_transformers() -> None:
     from transformers.models.reformer.modeling_reformer import LocalSelfAttention
 
-    peer = LocalSelfAttention(config(is_decoder=True)).double().eval()
+    peer = LocalSelfAttention(config(is_decoder=True)).double().eval()  # type: ignore[no-untyped-call]
     x = torch.randn(2, LENGTH, DIM, dtype=torch.float64)
     layer = attention(
         Softmax(Causal() & Blocks(CHUNK, before=CHUNK)), [peer.query.weight, peer.key.weight, peer.value.weight]
@@ -121,8 +121,8 @@ def test_multi_round_attention_of_the_paper(causal: bool) -> None:
     seg = torch.zeros(2, length, dtype=torch.long)
     ways = tuple(arrange(hashes[:, r], seg, size, unit="document", reach=1) for r in range(rounds))
     sight = Sight(ways, 1, 0, causal=causal)
-    flat = [x.flatten(0, 1) for x in (qk, nn.functional.normalize(qk, dim=-1), v)]
-    got = gathered.attend(*flat, sight, scale=width**-0.5).view(2, length, width)
+    q, k, values = (x.flatten(0, 1) for x in (qk, nn.functional.normalize(qk, dim=-1), v))
+    got = gathered.attend(q, k, values, sight, scale=width**-0.5).view(2, length, width)
     assert (got - want).abs().max() < 1e-7
     up = torch.randn_like(got)
     for one, other in zip(torch.autograd.grad(got, [qk, v], up), torch.autograd.grad(want, [qk, v], up)):

@@ -43,7 +43,8 @@ class Reversible(Layer):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
         branches = list(self._branches())
         if state is None and torch.is_grad_enabled() and ctx.watch is ignore:
-            return _backwards(branches, x, ctx)
+            found: Out = _backwards(branches, x, ctx)
+            return found
         one, other = x, x
         loss: Tensor | float = 0.0
         after: list[State] = []

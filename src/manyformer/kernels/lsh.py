@@ -113,7 +113,8 @@ class LSH(Kernel, Renewing):
         way = self._choose(q, k, state, watch).way
         with full_precision(q.device):
             keys = unit(k).to(v.dtype)
-        return self._attend(q.to(v.dtype), keys, v, at, of, position, state, watch, way)
+        found: Out = self._attend(q.to(v.dtype), keys, v, at, of, position, state, watch, way)
+        return found
 
     def explain(
         self,
@@ -198,8 +199,8 @@ class LSH(Kernel, Renewing):
 
     def _gathered(self, q: Tensor, k: Tensor, v: Tensor, ways: tuple[Chunks, ...]) -> Tensor:
         sight = Sight(ways, self.before, self.after, causal=not self.after)
-        y = gathered.attend(*(x.flatten(0, 2) for x in (q, k, v)), sight, scale=1.0)
-        return y.view(*q.shape[:3], -1)
+        queries, keys, values = (x.flatten(0, 2) for x in (q, k, v))
+        return gathered.attend(queries, keys, values, sight, scale=1.0).view(*q.shape[:3], -1)
 
     def _seen(
         self, mark: Int[Tensor, "b h r l"], other: Int[Tensor, "b h r s"], at: Place, of: Place
