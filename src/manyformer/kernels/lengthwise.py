@@ -1,9 +1,10 @@
 """From many tokens to few slots, along the length: learned, pooled or convolved (Wang et al. 2020, section 4)."""
 
 from abc import ABC, abstractmethod
-from typing import Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import torch
+from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -58,9 +59,10 @@ class Projected(Lengthwise):
         weight = self.weight[:, :, : x.shape[2]]
         if weight.shape[0] > 1:
             return Slots(weight @ x)
-        # channels of all heads side by side are one product
-        mixed = weight[0] @ x.transpose(1, 2).flatten(2)
-        return Slots(mixed.reshape(*mixed.shape[:2], x.shape[1], -1).transpose(1, 2))
+        # channels of all heads and documents side by side are one product, and heads lie side by side in memory already
+        channels: Any = rearrange(x, "n g p e -> p (n g e)")
+        mixed: Any = rearrange(weight[0] @ channels, "k (n g e) -> n g k e", n=x.shape[0], g=x.shape[1])
+        return Slots(mixed)
 
 
 @final

@@ -89,7 +89,8 @@ class _Positive(torch.autograd.Function):
         ctx.save_for_backward(x, matrix, y)
         ctx.floor = floor
         # the estimate is the mean over directions
-        return y, top[..., 0] - x.square().sum(-1) / 2 - math.log(y.shape[-1]) / 2
+        half = torch.linalg.vector_norm(x, dim=-1).square_().div_(2)
+        return y, top[..., 0] - half - math.log(y.shape[-1]) / 2
 
     @staticmethod
     @once_differentiable
