@@ -27,7 +27,7 @@ LEVELS = [
     {"recipes"},
     {"config"},
     {"data"},
-    {"face", "summary", "interop"},
+    {"collaborate", "face", "summary", "interop"},
     {"generate", "scores"},
     {"train", "check"},
     {"evaluate", "view"},
@@ -53,12 +53,13 @@ HEAVY = {
     "conllu",
     "matplotlib",
     "tensorboard",
+    "tensorly",
     "sacrebleu",
     "babel",
     "huggingface_hub",
 }
 
-PUBLIC = {"build", "check", "draw", "explain", "generate", "load", "recipes", "train"}
+PUBLIC = {"build", "check", "collaborate", "draw", "explain", "generate", "load", "recipes", "train"}
 
 
 def part_of(file: Path) -> str:

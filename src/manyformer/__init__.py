@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from manyformer.check import check
+    from manyformer.collaborate import collaborate
     from manyformer.face import build, explain, load, recipes
     from manyformer.generate import generate
     from manyformer.train import train
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "build": "manyformer.face",
     "check": "manyformer.check",
+    "collaborate": "manyformer.collaborate",
     "draw": "manyformer.view",
     "explain": "manyformer.face",
     "generate": "manyformer.generate",
@@ -30,7 +32,7 @@ _HOMES = {
     "train": "manyformer.train",
 }
 
-__all__ = ["__version__", "build", "check", "draw", "explain", "generate", "load", "recipes", "train"]
+__all__ = ["__version__", "build", "check", "collaborate", "draw", "explain", "generate", "load", "recipes", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -64,7 +64,7 @@ class Attention(Layer):
                 f"{type(kernel).__name__} takes keys as queries: it is for the own stream, with as many key heads "
                 f"({kv_heads}) as heads ({heads})"
             )
-        self.kernel, self.source = kernel, _own(kernel) if source is None else source
+        self.kernel, self.source = kernel, own_source(kernel) if source is None else source
         self.heads, self.before = heads, before
         key, value = dim // heads if key is None else key, dim // heads if value is None else value
         # what a kernel asks of the stream for each token is projected and kept with the values
@@ -113,7 +113,8 @@ class Attention(Layer):
         return self.position.key(split_heads(k, heads), place), split_heads(v, heads)
 
 
-def _own(kernel: Kernel) -> Source:
+def own_source(kernel: Kernel) -> Source:
+    """The stream's own tokens, of which only those are kept that the kernel's mask can still show."""
     sight = kernel.sight
     return Own() if sight is None or kernel.folds or not forgets(sight) else Recent(sight)
 

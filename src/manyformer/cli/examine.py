@@ -21,6 +21,7 @@ EXTRAS = (
     ("data", "datasets", "Hugging Face data sets by name"),
     ("data", "conllu", "treebanks in CoNLL-U"),
     ("track", "tensorboard", "TensorBoard logs"),
+    ("decompose", "tensorly", "fewer dimensions for trained heads"),
 )
 """An extra, a module that shows whether it is there, and what that is for."""
 

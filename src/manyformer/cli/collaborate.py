@@ -1,0 +1,72 @@
+"""`manyformer collaborate`: let the heads of a trained model share the dimensions of queries and keys."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from manyformer.cli.app import USE, app, examples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@app.command(
+    "collaborate",
+    rich_help_panel=USE,
+    epilog=examples(
+        "manyformer collaborate runs/lm-stdlib --shared 64 --out runs/lm-stdlib-64",
+        "manyformer evaluate runs/lm-stdlib",
+    ),
+)
+def collaborate(
+    run: Annotated[str, typer.Argument(help="The folder of a run or a saved model: a transformer-lm or a bert.")],
+    *,
+    shared: Annotated[
+        int, typer.Option(min=1, help="Dimensions of queries and keys for all heads together; dim changes nothing.")
+    ],
+    out: Annotated[str, typer.Option(help="The folder of the new model.")],
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of alternating least squares at most.")] = 100,
+    starts: Annotated[int, typer.Option(min=1, help="How often to begin anew; the best is taken.")] = 2,
+    seed: Annotated[int, typer.Option(help="Draws the starts after the first.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the errors as JSON.")] = False,
+) -> None:
+    """Let the heads of a trained model share the dimensions of their queries and keys (Cordonnier et al. 2020).
+
+    The products of all heads' projections are one tensor, decomposed into fewer dimensions; values and all other
+    weights stay. Tells how far the weights of the scores are from the old ones in each layer. Needs tensorly.
+    """
+    from pathlib import Path
+
+    from manyformer.cli.console import say, say_json, say_table, watching
+    from manyformer.cli.targets import model_folder
+    from manyformer.collaborate import collaborate as share
+    from manyformer.errors import UserError
+    from manyformer.face import load
+    from manyformer.summary import count_parameters
+
+    folder = model_folder(run)
+    if Path(out).exists():
+        raise UserError(f"{out} exists already; choose another --out")
+    model = load(folder)
+    with watching(f"decomposing the heads of {run}"):
+        found = share(model, shared=shared, rounds=rounds, starts=starts, seed=seed)
+    found.model.save(out)
+    _copy_tokenizers(folder, Path(out))
+    before, after = count_parameters(model), count_parameters(found.model)
+    if as_json:
+        say_json({"out": out, "shared": shared, "errors": found.errors, "parameters": [before, after]})
+        return
+    say_table(
+        ("attention", "relative error of the scores' weights"),
+        [(name, f"{error:.4f}") for name, error in found.errors.items()],
+        right=(1,),
+    )
+    say(f"{before:,} parameters before, {after:,} now")
+    say(f"wrote {out}")
+
+
+def _copy_tokenizers(folder: "Path", to: "Path") -> None:
+    import shutil
+
+    for file in folder.glob("tokenizer*.json"):
+        shutil.copy2(file, to / file.name)

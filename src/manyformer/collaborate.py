@@ -1,0 +1,161 @@
+"""Trained heads made to share the dimensions of their queries and keys, by decomposing what they compute."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from manyformer.attention import Attention
+from manyformer.errors import UserError
+from manyformer.kernels import Softmax
+from manyformer.mixers.collaborative import Collaborative
+from manyformer.models import Model
+from manyformer.recipes import build, get
+
+BECOMES = {"transformer-lm": "collaborative", "bert": "collaborative-encoder"}
+"""The recipe that a model of a recipe can be made one of."""
+
+Array = NDArray[np.float64]
+
+
+class Collaborated(NamedTuple):
+    """The new model; of each of its attentions by name, how far its scores' weights are from the old, relatively."""
+
+    model: Model
+    errors: dict[str, float]
+
+
+class Factors(NamedTuple):
+    """T[x, h, y] = sum over r of query[x, r] mixing[h, r] key[y, r], and the relative error of that."""
+
+    query: Array
+    mixing: Array
+    key: Array
+    error: float
+
+
+def collaborate(model: Model, *, shared: int, rounds: int = 100, starts: int = 2, seed: int = 0) -> Collaborated:
+    """`model` with `shared` dimensions of queries and keys for all heads of a layer, and nothing else changed.
+
+    Cordonnier et al. (2020, arXiv:2006.16362), section 3.2: the products of the heads' projections are one tensor,
+    decomposed by alternating least squares of at most `rounds` rounds, the best of `starts`: the first from the heads'
+    own largest singular vectors, the others from random numbers. With as many dimensions as there were the result is
+    exact. Needs tensorly otherwise. Raises UserError for a recipe that has no such counterpart, and for too many
+    dimensions.
+    """
+    fresh = _counterpart(model, shared)
+    found: dict[str, float] = {}
+    kept = dict(model.state_dict())
+    for name, layer in model.named_modules():
+        if isinstance(layer, Attention):
+            other = fresh.get_submodule(name)
+            assert isinstance(other, Collaborative)
+            found[name] = share(layer, other, rounds=rounds, starts=starts, seed=seed)
+            kept = {key: value for key, value in kept.items() if not key.startswith(f"{name}.")}
+    for key, value in fresh.state_dict().items():
+        if key in kept:
+            value.copy_(kept[key])
+    fresh.tokenizer = model.tokenizer
+    return Collaborated(fresh.train(model.training), found)
+
+
+@torch.no_grad()
+def share(layer: Attention, to: Collaborative, *, rounds: int, starts: int, seed: int) -> float:
+    """Make `to` compute what `layer` does, as nearly as its dimensions allow; gives the relative error of the scores.
+
+    Biases of queries become what keys count by themselves, which is exact; those of keys add the same to all keys of a
+    query, which the softmax does not see.
+    """
+    kernel, heads = layer.kernel, layer.heads
+    assert isinstance(kernel, Softmax)
+    assert to.kernel.scale is not None
+    assert layer.to_q is not None
+    groups, key, value = layer.shape
+    assert groups == heads
+    q, (k, v) = layer.to_q.weight, layer.to_kv.weight.split([heads * key, heads * value])
+    found = factorise(_by_head(q, heads), _by_head(k, heads), to.shared, rounds=rounds, starts=starts, seed=seed)
+    # scores are scaled by the old width, whatever the new one is
+    scale = (key**-0.5 if kernel.scale is None else kernel.scale) / to.kernel.scale
+    for weight, factor in ((to.to_q.weight, found.query.T), (to.to_k.weight, found.key.T), (to.mixing, found.mixing)):
+        weight.copy_(torch.from_numpy(np.ascontiguousarray(factor)))
+    to.mixing.mul_(scale)
+    bias = torch.zeros_like(q[:, 0]) if layer.to_q.bias is None else layer.to_q.bias
+    to.content.weight.copy_(scale * torch.einsum("ha,had->hd", bias.view(heads, key), k.view(heads, key, -1)))
+    to.to_v.weight.copy_(v)
+    to.to_v.bias.copy_(0.0 if layer.to_kv.bias is None else layer.to_kv.bias[heads * key :])
+    to.out.load_state_dict(layer.out.state_dict())
+    return found.error
+
+
+def factorise(q: Array, k: Array, shared: int, *, rounds: int, starts: int, seed: int) -> Factors:
+    """The products q_h^T k_h of all heads, (h, e, d) each, as one canonical polyadic decomposition of rank `shared`."""
+    heads, width, _ = q.shape
+    if shared == heads * width:
+        mixing = np.repeat(np.eye(heads), width, axis=1)
+        return Factors(q.reshape(shared, -1).T, mixing, k.reshape(shared, -1).T, 0.0)
+    tensor = np.einsum("hax,hay->xhy", q, k)
+    first = _largest(q, k, shared)
+    tries = [_refined(tensor, first, rounds)]
+    generator = np.random.default_rng(seed)
+    for _ in range(starts - 1):
+        drawn = [generator.standard_normal((size, shared)) for size in tensor.shape]
+        tries.append(_refined(tensor, drawn, rounds))
+    return min(tries, key=lambda found: found.error)
+
+
+def _largest(q: Array, k: Array, shared: int) -> list[Array]:
+    """The best approximation in which each dimension serves one head: the largest singular values of all heads."""
+    # of width x width matrices, not of the whole products
+    (left, upper), (right, lower) = (np.linalg.qr(x.transpose(0, 2, 1)) for x in (q, k))
+    u, sizes, v = np.linalg.svd(upper @ lower.transpose(0, 2, 1))
+    order = np.argsort(-sizes, axis=None)[:shared]
+    head, column = np.unravel_index(order, sizes.shape)
+    root = np.sqrt(sizes[head, column])
+    queries = (left @ u)[head, :, column].T * root
+    keys = (right @ v.transpose(0, 2, 1))[head, :, column].T * root
+    return [queries, np.eye(len(q))[:, head], keys]
+
+
+def _refined(tensor: Array, factors: list[Array], rounds: int) -> Factors:
+    """The three factors after alternating least squares, balanced in size."""
+    try:
+        import tensorly
+        from tensorly.cp_tensor import CPTensor, cp_to_tensor
+        from tensorly.decomposition import parafac
+    except ImportError:
+        raise UserError("sharing fewer dimensions needs tensorly: pip install 'manyformer[decompose]'") from None
+    rank = factors[0].shape[1]
+    with tensorly.backend_context("numpy"):
+        start = CPTensor((np.ones(rank), factors))
+        found: Any = parafac(tensor, rank, init=start, n_iter_max=rounds, tol=1e-9, normalize_factors=False)
+        rebuilt = cp_to_tensor(found)
+    error = float(np.linalg.norm(rebuilt - tensor) / np.linalg.norm(tensor))
+    weights, parts = found
+    sizes = [np.maximum(np.linalg.norm(part, axis=0), np.finfo(float).tiny) for part in parts]
+    mean = np.cbrt(weights * sizes[0] * sizes[1] * sizes[2])
+    query, mixing, key = (part / size * mean for part, size in zip(parts, sizes, strict=True))
+    return Factors(query, mixing, key, error)
+
+
+def _by_head(weight: Tensor, heads: int) -> Array:
+    found: Array = weight.detach().double().cpu().numpy().reshape(heads, -1, weight.shape[1])
+    return found
+
+
+def _counterpart(model: Model, shared: int) -> Model:
+    """A new model of the recipe that `model` can become, where it was and of its type."""
+    recipe, keywords = model.spec
+    if recipe not in BECOMES:
+        raise UserError(f"heads of {recipe} cannot be made to share dimensions; those of {', '.join(BECOMES)} can")
+    if not 1 <= shared <= keywords["dim"]:
+        raise UserError(f"shared ({shared}) must be at least 1 and at most dim ({keywords['dim']}), which is exact")
+    known = get(BECOMES[recipe]).signature.parameters
+    usual = get(recipe).signature.parameters
+    for name, value in keywords.items():
+        if name not in known and value != usual[name].default:
+            raise UserError(f"{BECOMES[recipe]} has no {name}, which this model has as {value}")
+    words = {name: value for name, value in keywords.items() if name in known}
+    like = next(model.parameters())
+    return build(BECOMES[recipe], **words, shared=shared).to(device=like.device, dtype=like.dtype)
