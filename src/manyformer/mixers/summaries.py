@@ -56,7 +56,8 @@ class EachPart(Summaries):
 
     def listed(self, seg: Int[Tensor, " l"], part: Int[Tensor, " l"]) -> Int[Tensor, "n 3"]:
         pairs = torch.stack([seg, part, part], -1)[part >= 0]
-        return torch.unique(pairs, dim=0)
+        found: Tensor = torch.unique(pairs, dim=0)
+        return found
 
 
 @final
