@@ -34,6 +34,13 @@ def real_of(name: str) -> Tensor:
     return real[:, None, :, None]
 
 
+def documents_of(name: str) -> list[tuple[int, Tensor]]:
+    """Row and columns of each document."""
+    seg = place_of(name).seg
+    rows = [(row, number) for row in range(ROWS) for number in seg[row].unique().tolist() if number != PADDING]
+    return [(row, (seg[row] == number).nonzero().flatten()) for row, number in rows]
+
+
 def in_steps(name: str, sizes: list[int]) -> list[tuple[slice, Place]]:
     """Places of chunks of these sizes, as a stream of them has it."""
     segments, found, begin = segments_of(name), [], 0

@@ -19,7 +19,7 @@ class Sums(NamedTuple):
     """Of the keys nearest to each centroid the sum, and how many keys there were at all."""
 
     near: Float[Tensor, "h k e"]
-    count: Float[Tensor, ""]
+    total: Float[Tensor, ""]
 
 
 @final
@@ -95,7 +95,7 @@ class Centroids(nn.Module, Renewing):
             self._start(keys)
         found = sums(keys, nearest(keys, self.mean.to(keys.dtype)), self.mean.shape[1])
         before = self._pending
-        self._pending = found if before is None else Sums(before.near + found.near, before.count + found.count)
+        self._pending = found if before is None else Sums(before.near + found.near, before.total + found.total)
 
     def _start(self, keys: Float[Tensor, "h n e"]) -> None:
         """Lloyd's algorithm on the keys of all processes, from some of the first one's."""

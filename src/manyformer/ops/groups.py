@@ -5,7 +5,6 @@ no other.
 """
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -39,22 +38,22 @@ def balanced(
 
     Each list of tokens is in order; the number `s` stands for no token and comes last. Who is in no group gets zeros.
     """
-    size = members.shape[3]
-    length = k.shape[2]
-    # one more token, whose place nobody asks for
-    index = members.flatten(2)
-    keys, values = (_pick(F.pad(x, (0, 0, 0, 1)), index) for x in (k, v))
-    keys, values = (x.view(len(x), -1, size, x.shape[-1]) for x in (keys, values))
+    size, length = members.shape[3], k.shape[2]
+    row = torch.arange(k.shape[0] * k.shape[1], device=k.device).view(*k.shape[:2], 1, 1)
+    # what stands for no token is some token, which nobody listed sees, and whose output goes one place too far
+    index = (row * length + members.clamp(max=length - 1)).flatten()
+    keys, values = (
+        x.reshape(-1, x.shape[-1]).index_select(0, index).view(len(x), -1, size, x.shape[-1]) for x in (k, v)
+    )
     y = values[:, :, :1]
     if size > 1:
         # queries from the second on and keys from the first on: causal attention that leaves out the own key
         others = ops.fused(keys[:, :, 1:], keys[:, :, :-1], values[:, :, :-1], None, causal=True, scale=scale)
         y = torch.cat([y, others], dim=2)
-    y = y.reshape(*index.shape, v.shape[-1])
-    total = y.new_zeros(*k.shape[:2], length + 1, v.shape[-1])
-    total = total.scatter_add(2, index[..., None].expand_as(y), y)[:, :, :length]
-    count = index.new_zeros(*index.shape[:2], length + 1).scatter_add(2, index, torch.ones_like(index))
-    return total / count[:, :, :length, None].clamp(min=1)
+    place = (row * (length + 1) + members).flatten()
+    total = y.new_zeros(row.numel() * (length + 1), v.shape[-1]).index_add(0, place, y.reshape(-1, v.shape[-1]))
+    count = torch.bincount(place, minlength=len(total)).clamp(min=1).to(total.dtype)
+    return (total / count[:, None]).view(*k.shape[:2], length + 1, v.shape[-1])[:, :, :length]
 
 
 def balanced_naive(
@@ -85,7 +84,3 @@ def members(
         late = torch.arange(index.shape[-1], device=index.device) >= share[:, None, None, None]
         index = index.masked_fill(late, length)
     return index.sort(dim=-1).values
-
-
-def _pick(x: Float[Tensor, "b h s e"], index: Int[Tensor, "b h n"]) -> Float[Tensor, "b h n e"]:
-    return x.gather(2, index[..., None].expand(*index.shape, x.shape[-1]))

@@ -28,9 +28,10 @@ def attend(q: Float[Tensor, "n h l e"], parts: Sequence[Part], *, scale: float) 
     """Softmax over the keys of all parts together; every query must see one."""
     if flash.serves(q, parts[0].v):
         return _merged(q, parts, scale)
-    biases = [_written(part, q) for part in parts]
-    k, v = (torch.cat([part[number] for part in parts], dim=2) for number in (0, 1))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.cat(biases, dim=-1), scale=scale)
+    k, v = torch.cat([part.k for part in parts], dim=2), torch.cat([part.v for part in parts], dim=2)
+    bias = torch.cat([_written(part, q) for part in parts], dim=-1)
+    y: Tensor = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+    return y
 
 
 def naive(q: Float[Tensor, "n h l e"], parts: Sequence[Part], *, scale: float) -> Float[Tensor, "n h l f"]:

@@ -68,7 +68,7 @@ def attend(
         blind = blind.repeat(len(q))[:, None, None]
         parts = [Part(*own, causal=True), Part(sorted_k, sorted_v, blind=blind)]
     elif present is None:
-        parts = [Part(*own), Part(*(_flat(mixed(sort, x)) for x in (k, v)))]
+        parts = [Part(*own), Part(_flat(mixed(sort, k)), _flat(mixed(sort, v)))]
     else:
         sorted_k, sorted_v, bias = partial(sort, k, v, present)
         # a block without any token must see something, whatever it is

@@ -25,7 +25,7 @@ SMALL = {"clusters": 3, "window": 5, "local": 1}
 
 
 class Sizes(NamedTuple):
-    """What the attention of a layer is made of: `local` heads see a `window`, the others route, in the `routed` layers."""
+    """What the attention of a layer is made of: of its heads, `local` ones see a `window` and the others route."""
 
     dim: int
     heads: int
@@ -105,8 +105,9 @@ def routing_transformer_strict(
 ) -> LanguageModel:
     """`routing-transformer` in which a token is in the cluster of its nearest centroid alone.
 
-    It sees the earlier of the last `members` to twice as many members. The published clusters are of one size each and
-    change with the future; these can be of any size. Written token by token or read at once, it gives the same.
+    Of the earlier members it sees those in its chunk of `members` of them, and in the one before. The published
+    clusters are all of one size, and change with the future; these can be of any size. Written token by token or read
+    at once, it gives the same.
     """
     sizes = Sizes(dim, heads, local or 0, window, clusters, decay, commitment)
     return _model(vocab, depth, hidden, sizes, Nearest(members), routed, dropout=dropout, norm=norm)

@@ -1,0 +1,223 @@
+"""Routing: centroids that follow the keys, and attention among the members of a cluster."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from layouts import LAYOUTS, apart, differentiated, documents_of, in_steps, place_of, real_of
+from torch import Tensor
+
+import manyformer as mf
+from manyformer.attention import Attention
+from manyformer.batches import TextBatch
+from manyformer.core import Context, renew
+from manyformer.kernels import Routing, centroids
+from manyformer.kernels.centroids import Centroids, Sums
+from manyformer.kernels.routing import Balanced, Membership, Nearest
+from manyformer.models import Model
+from manyformer.models.places import locate
+from manyformer.ops import softmax as ops
+from manyformer.position import NoPosition, Rotary
+from manyformer.recipes import build
+
+MEMBERSHIPS = [Balanced(), Balanced(5), Nearest(3), Nearest(50)]
+
+
+def kernel(membership: Membership, clusters: int = 4) -> Routing:
+    return Routing(Centroids(2, clusters, 6), membership).eval()
+
+
+def drawn(dtype: torch.dtype = torch.float64, length: int = 23) -> tuple[Tensor, Tensor]:
+    return tuple(torch.randn(2, 2, length, 6, dtype=dtype, requires_grad=True) for _ in range(2))  # type: ignore[return-value]
+
+
+def watched(route: Routing, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs of the written-out form, and its weights."""
+    seen: dict[str, Tensor] = {}
+    place = place_of("plain")
+    out = route(k, k, v, place, place, NoPosition(), None, lambda module, name, value: seen.update({name: value}))
+    return out.y, seen["weights"]
+
+
+@pytest.mark.parametrize("membership", MEMBERSHIPS, ids=repr)
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["32", "64"])
+def test_the_fast_way_is_the_definition(membership: Membership, dtype: torch.dtype, near: float) -> None:
+    route, (k, v), place = kernel(membership), drawn(dtype), place_of("plain")
+    fast = route(k, k, v, place, place, NoPosition()).y
+    slow, weights = watched(route, k, v)
+    up = torch.randn_like(fast)
+    assert apart(differentiated(fast, up, (k, v)), differentiated(slow, up, (k, v))) < near
+    assert (weights.triu(1) == 0).all()
+
+
+@pytest.mark.parametrize("membership", [Balanced(), Nearest(23)], ids=repr)
+def test_one_cluster_is_full_attention_to_shared_keys(membership: Membership) -> None:
+    route, (k, v), place = kernel(membership, clusters=1), drawn(), place_of("plain")
+    got = route(k, k, v, place, place, NoPosition()).y
+    keys = F.layer_norm(k, (6,))
+    earlier = torch.ones(23, 23, dtype=torch.bool).tril(-1)
+    earlier[0, 0] = True
+    want = ops.fused(keys, keys, v, earlier[None, None], causal=False, scale=1 / math.sqrt(6))
+    up = torch.randn_like(got)
+    assert apart(differentiated(got, up, (k, v)), differentiated(want, up, (k, v))) < 1e-10
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("membership", MEMBERSHIPS[:3], ids=repr)
+def test_documents_are_clustered_by_themselves(membership: Membership, layout: str) -> None:
+    route, (k, v), place = kernel(membership), drawn(), place_of(layout)
+    y = route(k, k, v, place, place, NoPosition()).y
+    assert y.isfinite().all()
+    for row, columns in documents_of(layout):
+        alone = locate(torch.zeros(1, len(columns), dtype=torch.long), None, None)[0]
+        one_k, one_v = (x[row : row + 1, :, columns] for x in (k, v))
+        want = route(one_k, one_k, one_v, alone, alone, NoPosition()).y
+        torch.testing.assert_close(y[row : row + 1, :, columns], want)
+
+
+@pytest.mark.parametrize("layout", ["plain", "left padding", "packed"])
+@pytest.mark.parametrize("sizes", [[1] * 23, [9, 1, 13]], ids=["single", "chunks"])
+def test_going_on_gives_what_one_pass_gives(layout: str, sizes: list[int]) -> None:
+    attention = Attention(12, 2, kernel(Nearest(3)).double()).double().eval()
+    x = torch.randn(2, 23, 12, dtype=torch.float64)
+    want = attention(x, Context(place_of(layout))).y
+    state, got = attention.start(2, device=x.device, dtype=x.dtype), []
+    for part, place in in_steps(layout, sizes):
+        y, state, _ = attention(x[:, part], Context(place), state)
+        got.append(y)
+    real = real_of(layout)[:, 0]
+    torch.testing.assert_close(torch.cat(got, 1) * real, want * real)
+
+
+def test_a_token_sees_members_of_its_own_cluster_alone() -> None:
+    route, (k, v) = kernel(Nearest(3)), drawn()
+    _, weights = watched(route, k, v)
+    near = F.layer_norm(k, (6,)) @ route.centroids.mean.to(k.dtype).mT
+    label = near.argmax(-1)
+    assert ((weights > 0) <= (label[..., None] == label[..., None, :])).all()
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Balanced\(size=None\): a later token changes"):
+        kernel(Balanced()).start(1, device=torch.device("cpu"), dtype=torch.float32)
+    with pytest.raises(ValueError, match="never forms"):
+        Attention(12, 2, kernel(Nearest(3)), position=Rotary(6))
+    with pytest.raises(ValueError, match="at least 1 token"):
+        Nearest(0)
+    with pytest.raises(ValueError, match=r"decay \(1.0\)"):
+        Centroids(1, 2, 3, decay=1.0)
+    for words, what in (({"local": 4}, "local"), ({"routed": 9}, "routed"), ({"dim": 30}, "dim")):
+        with pytest.raises(ValueError, match=what):
+            build("routing-transformer", **{"dim": 32, "heads": 4, "depth": 2, "local": 2} | words)
+
+
+def blobs(count: int) -> tuple[Tensor, Tensor]:
+    """Keys around four directions, and which."""
+    centers = F.normalize(torch.eye(4, 8) * 3 + 0.1, dim=-1)
+    label = torch.randint(4, (1, 1, count))
+    return F.normalize(centers[label] + 0.15 * torch.randn(1, 1, count, 8), dim=-1), label
+
+
+def test_centroids_find_clusters_and_follow_them() -> None:
+    means = Centroids(1, 4, 8, decay=0.9).train()
+    for step in range(60):
+        means(blobs(64)[0], None)
+        means.renew(step + 1)
+    x, label = blobs(400)
+    found = means.eval()(x, None).argmax(-1)
+    purity = sum(
+        int(label[found == cluster].bincount(minlength=4).max()) for cluster in range(4) if (found == cluster).any()
+    )
+    assert purity / 400 >= 0.98
+    torch.testing.assert_close(means.mean.norm(dim=-1), torch.ones(1, 4))
+
+
+def test_an_average_moves_as_the_formula_says() -> None:
+    means = Centroids(2, 3, 4, decay=0.75).train()
+    first, second = (F.normalize(torch.randn(2, 2, 9, 4), dim=-1) for _ in range(2))
+    means(first, None)
+    means.renew(1)
+    sums, mean = means.sums.clone(), means.mean.clone()
+    real = torch.rand(2, 9) < 0.6
+    means(second, real)
+    torch.testing.assert_close(means.mean, mean)
+    means.renew(2)
+    for head in range(2):
+        keys = second[:, head][real]
+        label = (keys @ mean[head].T).argmax(-1)
+        for cluster in range(3):
+            want = 0.75 * sums[head, cluster] + 0.25 * keys[label == cluster].sum(0) / len(keys)
+            torch.testing.assert_close(means.sums[head, cluster], want)
+            torch.testing.assert_close(means.mean[head, cluster], F.normalize(want, dim=0))
+
+
+def test_centroids_stay_in_evaluation_and_without_gradient() -> None:
+    model = build("routing-transformer", vocab=11, dim=16, depth=1, heads=2, local=1, clusters=3, window=4)
+    before = {name: value.clone() for name, value in model.state_dict().items() if "centroids" in name}
+    tokens = torch.randint(11, (2, 19))
+    model.eval()
+    loss = model(tokens).loss
+    renew(model, 1)
+    assert loss == 0.0
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    model.train()
+    out = model(tokens)
+    assert 0 < float(out.loss.detach()) < 4e-4
+    renew(model, 1)
+    assert any(not torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    assert not any("centroids" in name for name, _ in model.named_parameters())
+
+
+def test_a_model_learns_the_same_again_and_is_saved_with_its_centroids(tmp_path: Path) -> None:
+    def trained() -> Model:
+        torch.manual_seed(3)
+        model = build("routing-transformer-strict", vocab=11, dim=16, depth=2, heads=2, local=1, routed=1, clusters=3)
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            tokens = torch.randint(11, (2, 12))
+            found = model.train().loss(TextBatch(tokens, tokens))
+            (found.total / found.targets + found.extra).backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            renew(model, step + 1)
+        return model
+
+    one, two = trained(), trained()
+    torch.testing.assert_close(one.state_dict(), two.state_dict(), rtol=0, atol=0)
+    one.save(tmp_path / "model")
+    tokens = torch.randint(11, (1, 9))
+    torch.testing.assert_close(mf.load(tmp_path / "model")(tokens).logits, one.eval()(tokens).logits)
+
+
+def test_processes_average_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two halves of a batch, each with its own copy, whose sums are added as between processes."""
+    halves, whole = [Centroids(1, 3, 4).train() for _ in range(2)], Centroids(1, 3, 4).train()
+    keys = F.normalize(torch.randn(2, 1, 7, 4), dim=-1)
+    for each in (*halves, whole):
+        each.load_state_dict(whole.state_dict())
+        each.started.fill_(1)
+    for half, part in zip(halves, keys.split(1)):
+        half(part, None)
+    whole(keys, None)
+    whole.renew(1)
+    pending = [half._pending for half in halves]
+    assert all(isinstance(part, Sums) for part in pending)
+    sums = iter([pending[0].near + pending[1].near, pending[0].total + pending[1].total] * 2)  # type: ignore[union-attr]
+    monkeypatch.setattr(centroids, "_over_processes", lambda _: next(sums))
+    for half in halves:
+        half.renew(1)
+        torch.testing.assert_close(half.state_dict(), whole.state_dict())
+
+
+def test_routing_finds_more_of_full_attention_than_chance() -> None:
+    """On keys in clusters, at least twice the weight that random clusters of the same sizes have."""
+    x, _ = blobs(64)
+    means = Centroids(1, 4, 8).train()
+    means(x, None)
+    label = means.eval()(x, None).argmax(-1)[0, 0]
+    full = ops.weights_of(8 * x @ x.mT, ~torch.eye(64, dtype=torch.bool)[None, None])[0, 0]
+    random = label[torch.randperm(64)]
+    found, chance = (float((full * (by[:, None] == by)).sum()) for by in (label, random))
+    assert found > 2 * chance

@@ -1,0 +1,121 @@
+"""Sinkhorn attention as a kernel: blocks of documents, sorting networks, sums of kernels."""
+
+from typing import Any
+
+import pytest
+import torch
+from layouts import LAYOUTS, apart, differentiated, documents_of, in_steps, place_of, real_of, tensors
+
+from manyformer.attention import Attention
+from manyformer.core import Context
+from manyformer.kernels import Sinkhorn, Softmax, Together
+from manyformer.kernels.sorting import Network, Products
+from manyformer.masks import Causal, Mask, Window
+from manyformer.models.places import locate
+from manyformer.position import NoPosition
+
+BOTH = pytest.mark.parametrize("mask", [None, Causal()], ids=["both sides", "causal"])
+NETS = pytest.mark.parametrize("net", [Network, Products])
+
+
+def kernel(mask: Mask | None, net: type = Network, block: int = 4, **words: Any) -> Sinkhorn:
+    more = (8,) if net is Network else ()
+    return Sinkhorn(net(2, 6, *more, causal=mask is not None), block, mask, **words).double().eval()
+
+
+@BOTH
+@pytest.mark.parametrize("block", [23, 50])
+def test_one_block_is_full_attention(mask: Mask | None, block: int) -> None:
+    inputs, place = tensors(2, 2, 6, 6), place_of("plain")
+    got, want = (
+        each(*inputs, place, place, NoPosition()).y for each in (kernel(mask, block=block), Softmax(mask, path="naive"))
+    )
+    up = torch.randn_like(got)
+    assert apart(differentiated(got, up, inputs), differentiated(want, up, inputs)) < 1e-10
+
+
+@BOTH
+@NETS
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("cut", [None, 2])
+def test_documents_are_sorted_by_themselves(mask: Mask | None, net: type, layout: str, cut: int | None) -> None:
+    if mask is not None and cut is not None:
+        return
+    sort, (q, k, v), place = kernel(mask, net, cut=cut), tensors(2, 1, 6, 6), place_of(layout)
+    y = sort(q, k, v, place, place, NoPosition()).y
+    gradients = torch.autograd.grad((y * real_of(layout)).sum(), (q, k, v))
+    assert all(x.isfinite().all() for x in (y, *gradients))
+    for row, columns in documents_of(layout):
+        alone = locate(torch.zeros(1, len(columns), dtype=torch.long), None, None)[0]
+        parts = (x[row : row + 1, :, columns] for x in (q, k, v))
+        torch.testing.assert_close(y[row : row + 1, :, columns], sort(*parts, alone, alone, NoPosition()).y)
+
+
+@NETS
+@pytest.mark.parametrize("layout", ["plain", "left padding", "packed"])
+def test_going_on_gives_what_one_pass_gives(net: type, layout: str) -> None:
+    sizes = [9, *[1] * 5, 9]
+    both = Together(kernel(Causal(), net, steps=2), Softmax(Window(3)))
+    attention = Attention(12, 2, both).double().eval()
+    x = torch.randn(2, 23, 12, dtype=torch.float64)
+    want = attention(x, Context(place_of(layout))).y
+    state, got = attention.start(2, device=x.device, dtype=x.dtype), []
+    for part, place in in_steps(layout, sizes):
+        y, state, _ = attention(x[:, part], Context(place), state)
+        got.append(y)
+    real = real_of(layout)[:, 0]
+    torch.testing.assert_close(torch.cat(got, 1) * real, want * real)
+
+
+def test_noise_is_for_training_and_follows_from_the_seed() -> None:
+    sort, inputs, place = kernel(None), tensors(2, 2, 6, 6), place_of("plain")
+
+    def run() -> torch.Tensor:
+        torch.manual_seed(1)
+        y: torch.Tensor = sort(*inputs, place, place, NoPosition()).y
+        return y
+
+    still = run()
+    sort.train()
+    assert torch.equal(run(), run())
+    assert not torch.allclose(run(), still)
+    sort.noise = 0.0
+    assert torch.equal(run(), still)
+
+
+def test_gumbel_noise_draws_from_the_softmax() -> None:
+    from manyformer.ops.sinkhorn import gumbel
+
+    logits = torch.tensor([0.0, 1.0, 2.0])
+    drawn = (logits + gumbel(logits.expand(20_000, 3))).argmax(-1).bincount() / 20_000
+    torch.testing.assert_close(drawn, logits.softmax(-1), atol=0.02, rtol=0)
+
+
+def test_a_sum_of_kernels_is_their_sum() -> None:
+    one, two, inputs, place = kernel(None), Softmax(), tensors(2, 2, 6, 6), place_of("packed")
+    outs = [each(*inputs, place, place, NoPosition()).y for each in (one, two, Together(one, two))]
+    torch.testing.assert_close(outs[0] + outs[1], outs[2])
+    assert "; and " in Together(one, two).explain(*inputs, place, place, NoPosition())
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for words, what in (
+        ({"mask": Window(3)}, "must be Causal"),
+        ({"mask": Causal(), "cut": 2}, "later ones too"),
+        ({"mask": None, "temperature": 0.0}, "temperature"),
+        ({"mask": None, "cut": 0}, "cut"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            kernel(**words)
+    with pytest.raises(ValueError, match="looks at whole blocks"):
+        Sinkhorn(Products(2, 6, causal=False), 4, Causal())
+    with pytest.raises(ValueError, match="sorts a sequence as a whole"):
+        kernel(None).start(1, device=torch.device("cpu"), dtype=torch.float32)
+    q, k, v = tensors(2, 2, 6, 6)
+    place = place_of("plain")
+    with pytest.raises(ValueError, match="more than this sorting network allows: it was built for 8"):
+        kernel(None, block=2)(q, k, v, place, place, NoPosition())
+    with pytest.raises(ValueError, match="cross-attention"):
+        kernel(None)(q[:, :, :5], k, v, place.columns(0, 5), place, NoPosition())
+    with pytest.raises(ValueError, match="at least 2"):
+        Together(Softmax())
