@@ -24,6 +24,8 @@ BUCKETS, CHUNK = 32, 64
 LENGTHS = (2048, 4096, 8192, 16384)
 GROWTH_GOALS = {"operations": 1.25, "seconds": 1.4}
 SHALLOW, DEEP, DEPTH_GOAL = 4, 16, 1.3
+MEMBERS, BLOCK = 128, 128
+LOCAL_HEADS, WINDOW = 2, 192  # as many tokens as a block of 128 and the one before show on average
 
 Make = Callable[[int], nn.Module]
 """From the longest row to a model."""
@@ -97,6 +99,63 @@ def hugging_face(length: int) -> nn.Module:
     return ReformerModelWithLMHead(config)
 
 
+def routing(recipe: str) -> Make:
+    """One of our Routing Transformers: clusters of as many tokens, whatever the length."""
+
+    def make(length: int) -> nn.Module:
+        words = {"clusters": length // MEMBERS, "members": MEMBERS, "window": WINDOW, "local": LOCAL_HEADS}
+        return ours(recipe, **words)(length)
+
+    return make
+
+
+class First(nn.Module):
+    """The logits of a model that returns more."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(tokens)[0]
+        return logits
+
+
+def released_routing(length: int) -> nn.Module:
+    """`routing_transformer.RoutingTransformerLM`: two local heads, clusters of 128, which nobody moves here."""
+    from routing_transformer import RoutingTransformerLM
+
+    model = RoutingTransformerLM(
+        num_tokens=SIZE["vocab"],
+        dim=SIZE["dim"],
+        depth=SIZE["depth"],
+        heads=SIZE["heads"],
+        dim_head=SIZE["dim"] // SIZE["heads"],
+        max_seq_len=length,
+        window_size=MEMBERS,
+        n_local_attn_heads=LOCAL_HEADS,
+        causal=True,
+        _register_kmeans_update=False,
+    )
+    return First(model)
+
+
+def released_sinkhorn(length: int) -> nn.Module:
+    """`sinkhorn_transformer.SinkhornTransformerLM`, causal, with one earlier block of 128 beside each."""
+    from sinkhorn_transformer import SinkhornTransformerLM
+
+    return SinkhornTransformerLM(
+        num_tokens=SIZE["vocab"],
+        dim=SIZE["dim"],
+        depth=SIZE["depth"],
+        heads=SIZE["heads"],
+        max_seq_len=length,
+        bucket_size=BLOCK,
+        causal=True,
+        n_top_buckets=1,
+    )
+
+
 CONTESTS = [
     Contest(
         "Reformer, 4 rounds",
@@ -115,11 +174,35 @@ CONTESTS = [
         {"ours": reformer("reformer", 2, every=2), "transformers": hugging_face},
         {"transformers": 0.8},
     ),
+    Contest(
+        "Routing, half of the heads local",
+        2048,
+        {
+            "ours": routing("routing-transformer"),
+            "routing-transformer": released_routing,
+            "ours, strict": routing("routing-transformer-strict"),
+            "our dense": ours("transformer-lm"),
+        },
+        {"routing-transformer": 0.9},
+    ),
+    Contest(
+        "Sinkhorn, one sorted block",
+        2048,
+        {
+            "ours": ours("sinkhorn-transformer", block=BLOCK),
+            "sinkhorn-transformer": released_sinkhorn,
+            "our dense": ours("transformer-lm"),
+        },
+        {"sinkhorn-transformer": 0.85},
+    ),
 ]
 
 GROWING: dict[str, Make] = {
     "reformer, 4 rounds": reformer("reformer", 4),
     "reformer-strict, 4 rounds": reformer("reformer-strict", 4),
+    "routing-transformer": routing("routing-transformer"),
+    "routing-transformer-strict": routing("routing-transformer-strict"),
+    "sinkhorn-transformer": ours("sinkhorn-transformer", block=BLOCK),
 }
 
 REVERSIBLE = ("reformer", "reformer-strict")
