@@ -74,7 +74,7 @@ def share(layer: Attention, to: Collaborative, *, rounds: int, starts: int, seed
     assert layer.to_q is not None
     groups, key, value = layer.shape
     assert groups == heads
-    q, (k, v) = layer.to_q.weight, layer.to_kv.weight.split([heads * key, heads * value])
+    q, (k, v) = layer.to_q.weight, torch.split(layer.to_kv.weight, [heads * key, heads * value])
     found = factorise(_by_head(q, heads), _by_head(k, heads), to.shared, rounds=rounds, starts=starts, seed=seed)
     # scores are scaled by the old width, whatever the new one is
     scale = (key**-0.5 if kernel.scale is None else kernel.scale) / to.kernel.scale

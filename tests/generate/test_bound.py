@@ -7,9 +7,13 @@ import torch
 from torch import Tensor, nn
 
 import manyformer as mf
+from manyformer.attention import Attention
 from manyformer.core import PADDING, Out, tree_map
+from manyformer.flops import count_flops
 from manyformer.generate import bound
 from manyformer.generate.bound import bind
+from manyformer.generate.feeds import size_of
+from manyformer.kernels import Kernel
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 2, "heads": 4}
 MODELS: list[tuple[str, dict[str, Any]]] = [
@@ -23,6 +27,12 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("compose", {"position": "rope", "kv_heads": 2}),
     ("compose", {"position": "rope-yarn", "longest": 4}),
     ("compose", {"position": "rope-dynamic", "longest": 8}),
+    ("linear-transformer", {}),
+    ("linear-transformer", {"memory": "delta"}),
+    ("performer", {"features": 12}),
+    ("performer", {"features": 12, "kernel": "relu"}),
+    ("rfa", {"features": 8}),
+    ("rfa", {"features": 8, "memory": "sum"}),
     ("longformer-lm", {"window": 3, "top": 5, "dilated": 1}),
     ("sparse-transformer", {"pattern": "fixed", "stride": 4, "summary": 1, "longest": 16}),
 ]
@@ -129,10 +139,26 @@ def modules_called(model: Any, kind: type[nn.Module]) -> int:
     return len(calls)
 
 
-@pytest.mark.parametrize(("name", "words"), [("transformer-lm", {}), ("compose", {"position": "rope"})])
+UNCALLED = [("transformer-lm", {}), ("compose", {"position": "rope"}), ("performer", {"features": 8}), ("rfa", {})]
+
+
+@pytest.mark.parametrize(("name", "words"), UNCALLED, ids=[name for name, _ in UNCALLED])
 def test_nothing_is_called_that_need_not_be(name: str, words: dict[str, Any]) -> None:
     model = built(name, words)
-    assert modules_called(model, nn.Linear) == modules_called(model, nn.LayerNorm) == 0
+    for kind in (nn.Linear, nn.LayerNorm, Attention, Kernel):
+        assert modules_called(model, kind) == 0
+
+
+def test_a_memory_is_as_large_and_as_quick_later() -> None:
+    """State and operations of a token do not depend on how many came before."""
+    model = built("performer", {"features": 8})
+    found = []
+    with torch.inference_mode():
+        for length in (4, 40):
+            following, state = bind(model), model(torch.zeros(2, length, dtype=torch.long), state=model.start(2)).state
+            flops = count_flops(lambda f=following, s=state: f(torch.zeros(2, 1, dtype=torch.long), s, None))
+            found.append((size_of(state), flops))
+    assert found[0] == found[1]
 
 
 class Doubled(nn.Linear):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from manyformer.attention import Attention, AttentionState
 from manyformer.core import Chain, Context, Layer, Memory, Place, Plain, Pointwise, Residual, State
 from manyformer.feedforward import FeedForward, GatedFeedForward
+from manyformer.generate.folded import fold, folds
 from manyformer.generate.protocol import Continues, Translates
 from manyformer.generate.seen import Seen
 from manyformer.kernels import Softmax
@@ -125,14 +126,19 @@ def _gated(layer: GatedFeedForward) -> Step:
 
 
 def _attention(layer: Attention) -> Step:
-    """Softmax over preallocated keys: a cache of one plain document, all of which is seen, or a ring.
+    """Softmax over preallocated keys, a cache of one plain document, all of which is seen, or a ring; or a memory.
 
     A position may act on the query and on the key before it is kept (rotary ones do), but not on scores or values.
     """
     general = _unknown(layer)
-    if not _simple(layer) or _watched(layer.source) or _watched(layer.kernel):
-        return general
     kernel, source = layer.kernel, layer.source
+    if any(_watched(part) for part in (source, *kernel.modules())):
+        return general
+    if folds(layer):
+        assert layer.to_q is not None
+        return fold(layer, _sure(layer.to_q), _sure(layer.to_kv), _sure(layer.out), general)
+    if not _simple(layer):
+        return general
     assert isinstance(kernel, Softmax)
     if type(source) is Own and kernel.mask in (Causal(), Everything()):
         return _over_cache(layer, kernel, general)

@@ -187,12 +187,12 @@ class _Tracks(NamedTuple):
 def _tracks(place: Place, before: Tensor | None, *, keep: bool) -> _Tracks:
     """`before` is the number of the document that each row was in, None where no token has been."""
     if isinstance(place.layout, Plain):
-        return _Tracks(None, None, place.seg[:, -1] if keep else None)
+        return _Tracks(None, None, place.seg[:, -1].clone() if keep else None)
     if not keep and isinstance(place.layout, Packed) and _one_each(place.layout):
         # padding on the right comes after all tokens that count
         return _Tracks(None, None if place.layout.right_padded else place.seg != PADDING, None)
     number, real, last = runs(place.seg, place.seg.new_full(place.seg.shape[:1], FRESH) if before is None else before)
-    return _Tracks(number, real, last)
+    return _Tracks(number, real, last.clone())
 
 
 def _one_each(layout: Packed) -> bool:

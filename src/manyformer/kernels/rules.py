@@ -170,4 +170,5 @@ def _levelled(
         fresh = fresh | (run != F.pad(run[:, :-1], (1, 0)))[:, None]
     fall = (earlier - level).masked_fill(fresh, 0.0)
     scale = (log - level).masked_fill(level == -torch.inf, -torch.inf).exp()
-    return scale, fall, level[..., -1]
+    # a copy: a part of it would keep all of it, and what is kept must not grow with the tokens that have been
+    return scale, fall, level[..., -1].clone()

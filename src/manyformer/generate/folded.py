@@ -1,0 +1,65 @@
+"""The next token of attention that keeps a memory of fixed size, with its look-ups done beforehand."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from manyformer.attention import Attention, AttentionState
+from manyformer.core import Context, Plain, State
+from manyformer.kernels import Linear
+from manyformer.kernels.linear import Stream
+from manyformer.kernels.rules import Tokens
+from manyformer.masks import Causal
+
+Map = Callable[[Tensor], Tensor]
+
+
+def folds(layer: Attention) -> bool:
+    """Whether a new token is all that the layer's memory takes in, and all heads have keys of their own."""
+    kernel = layer.kernel
+    return (
+        type(kernel) is Linear
+        and kernel.mask == Causal()
+        and kernel.path in ("auto", "recurrent")
+        and layer.before is None
+        and layer.heads == layer.shape.kv_heads
+    )
+
+
+def fold(
+    layer: Attention,
+    to_q: Map,
+    to_kv: Map,
+    out: Map,
+    general: Callable[[Tensor, Context, State], tuple[Tensor, State]],
+) -> Callable[[Tensor, Context, State], tuple[Tensor, State]]:
+    """One token a row goes on with the memory of its plain document; `general` does what is left."""
+    kernel, heads = layer.kernel, layer.heads
+    assert isinstance(kernel, Linear)
+    features, rule = kernel.features.forward, kernel.rule.forward
+    gated, chunk, floor = kernel.gates > 0, kernel.chunk, kernel.floor
+    widths = [heads * layer.shape.key, heads * layer.shape.value]
+    turned = layer.position if layer.position.touches() - {"embed"} else None
+
+    def step(x: Tensor, ctx: Context, state: AttentionState) -> tuple[Tensor, State]:
+        place, before = ctx.place, state.kernel
+        begun = isinstance(place.layout, Plain) and not before.empty
+        if not begun or x.shape[1] != 1 or torch.is_autocast_enabled(x.device.type):
+            return general(x, ctx, state)
+        rows, wide = x.shape[0], torch.promote_types(x.dtype, torch.float32)
+        q, (k, v) = to_q(x), torch.split(to_kv(x), widths, dim=-1)
+        # the very strides that the model itself has: products may be formed in another order with others
+        q, k, v = (part.view(rows, 1, heads, -1).transpose(1, 2) for part in (q, k, v))
+        if turned is not None:
+            q, k = turned.query(q, place), turned.key(k, place)
+        c, log = features(k.to(wide), place)
+        v = v.to(wide)
+        v, gate = (v[..., :-1], v[..., -1]) if gated else (v, None)
+        tokens = Tokens(features(q.to(wide), place).y, c, v, log, gate, None, None)
+        y, memory, _ = rule(tokens, before.memory, form="recurrent", chunk=chunk, floor=floor)
+        return out(y.to(x.dtype).transpose(1, 2).flatten(2)), AttentionState(
+            state.source, Stream(memory, place.seg[:, -1])
+        )
+
+    return step
