@@ -1,5 +1,6 @@
 """Hashing attention: its limits, its dial, and what it refuses; chunks themselves are tested beside their operators."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,8 +8,10 @@ import torch
 from layouts import LAYOUTS, apart, differentiated, in_steps, place_of, real_of, tensors
 from torch import Tensor
 
+import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.core import Out, Place, renew
+from manyformer.errors import UserError
 from manyformer.kernels import LSH
 from manyformer.kernels.lsh import Form, unit
 from manyformer.ops import softmax as ops
@@ -154,3 +157,20 @@ def test_other_streams_are_refused() -> None:
     other = LSH(buckets=4, chunk=4, rounds=1, form=published)
     with pytest.raises(ValueError, match="cannot go on from a state"):
         run(other, q, v, place, other.start(2, device=q.device, dtype=q.dtype))
+
+
+def test_a_saved_model_may_be_given_more_rounds(tmp_path: Path) -> None:
+    sizes = {"vocab": 11, "dim": 8, "depth": 2, "heads": 2, "buckets": 4, "chunk": 4, "every": 2}
+    model = mf.build("reformer-strict", rounds=1, **sizes).eval()
+    model.save(tmp_path / "m")
+    again = mf.load(tmp_path / "m", keywords={"rounds": 4})
+    kernels = [part for part in again.modules() if isinstance(part, LSH)]
+    assert [kernel.rounds for kernel in kernels] == [4]
+    assert again.spec.keywords["rounds"] == 4
+    tokens = torch.randint(11, (2, 30))
+    with torch.no_grad():
+        assert not torch.equal(model(tokens).logits, again(tokens).logits)
+        kernels[0].rounds = 1
+        assert torch.equal(model(tokens).logits, again(tokens).logits)
+    with pytest.raises(UserError, match="does not fit"):
+        mf.load(tmp_path / "m", keywords={"dim": 16})
