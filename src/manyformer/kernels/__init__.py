@@ -11,4 +11,15 @@ from manyformer.kernels.sinkhorn import Sinkhorn
 from manyformer.kernels.softmax import Softmax
 from manyformer.kernels.together import Together
 
-__all__ = ["LSH", "DynamicRotary", "Kernel", "Linear", "Linformer", "Pairs", "Routing", "Sinkhorn", "Softmax", "Together"]
+__all__ = [
+    "LSH",
+    "DynamicRotary",
+    "Kernel",
+    "Linear",
+    "Linformer",
+    "Pairs",
+    "Routing",
+    "Sinkhorn",
+    "Softmax",
+    "Together",
+]

@@ -27,7 +27,8 @@ class Part(NamedTuple):
 def attend(q: Float[Tensor, "n h l e"], parts: Sequence[Part], *, scale: float) -> Float[Tensor, "n h l f"]:
     """Softmax over the keys of all parts together; every query must see one."""
     if flash.serves(q, parts[0].v):
-        return _merged(q, parts, scale)
+        found: Tensor = _merged(q, parts, scale)
+        return found
     k, v = torch.cat([part.k for part in parts], dim=2), torch.cat([part.v for part in parts], dim=2)
     bias = torch.cat([_written(part, q) for part in parts], dim=-1)
     y: Tensor = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
