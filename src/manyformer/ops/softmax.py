@@ -59,7 +59,8 @@ def fused(
     y = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
-    return y[..., :width]
+    padded = y.shape[-1] - width
+    return torch.split(y, [width, padded], dim=-1)[0] if padded else y
 
 
 def per_document(
