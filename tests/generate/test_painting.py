@@ -60,9 +60,11 @@ def test_what_is_given_stays(kind: str) -> None:
     assert found.images.shape == (6, 4, 6, 1)
     assert np.array_equal(found.images[:, :2], given[:, :2].repeat(2, 0))
     assert (found.images[0, 2:] != found.images[1, 2:]).any()
-    # the same seeds for every image: it depends on nothing else
-    alone = complete(model, given[1:2], rows=2, tries=2, seed=1)
+    # every one has a seed of its own, and depends on nothing else
+    alone = complete(model, given[1:2], rows=2, tries=2, seed=1 + 2)
     assert np.array_equal(alone.images, found.images[2:4])
+    same = complete(model, given[[0, 0]], seed=1).images
+    assert (same[0] != same[1]).any()
 
 
 def test_halves() -> None:
@@ -97,7 +99,8 @@ def test_one_command_paints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
 
     monkeypatch.chdir(tmp_path)
     images = np.random.default_rng(0).integers(0, 256, (60, 4, 6), dtype=np.uint8)
-    np.savez("a.npz", train_x=images[:50], test_x=images[50:])
+    np.savez("a.npz", train_x=images[:50], train_y=np.arange(50) % 3, test_x=images[50:], test_y=np.arange(10) % 3)
+    np.savez("b.npz", x=images[:4])
     words = ["data.kind=images", "data.path=a.npz", "data.block=[2, 3]", "data.levels=4", "above=2", "mixtures=2"]
     sizes = ["dim=16", "depth=1", "heads=2", "limits.steps=3", "batch.tokens=96", "out=runs/a"]
     assert run(["train", "image-transformer-2d", *words, *sizes]) == 0
@@ -114,7 +117,7 @@ def test_one_command_paints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     for name, columns, rows, head in ((said[0], 3, 2, 0), (said[1], 4, 3, 30)):
         sheet = Image.open(name).convert("RGB")
         assert sheet.size == (columns * across + 6, rows * (4 * zoom + 6) + 6 + head)
-    assert run(["paint", "runs/a", "--complete", "2", "--samples", "0", "--data", "a.npz", "--out", "there"]) == 0
+    assert run(["paint", "runs/a", "--complete", "2", "--samples", "0", "--data", "b.npz", "--out", "there"]) == 0
     assert [file.name for file in Path("there").iterdir()] == ["completed.png"]
     assert run(["paint", "runs/a", "--complete", "0", "--samples", "0"]) == 2
     assert "there is nothing to paint" in capsys.readouterr().err

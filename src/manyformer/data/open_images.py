@@ -108,7 +108,9 @@ def other_images(
     data: ImagesData, tokenizers: Tokenizers, paths: str | Sequence[str], room: Path, task: str
 ) -> Sequences:
     """Images for a model that is there already; `room` is a folder for their shards."""
-    levels, classes = _levels(tokenizers), _numbers(tokenizers.labels)
+    levels = _levels(tokenizers)
+    # who writes images asks for no labels
+    classes = _numbers(tokenizers.labels if task == "image-classification" else None)
     # scaled as the model wants them wherever the run scaled
     fit = Fit(data.size, data.channels or levels.shape.channels)
     with writing_shards(room, SIDES, max(256, len(classes))) as writers:

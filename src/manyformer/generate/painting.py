@@ -55,8 +55,8 @@ def complete(
 ) -> Painting:
     """Every image gone on with after its first `rows` rows, by default about half: `tries` images of each in turn.
 
-    Raises UserError where images are not of the size that the model learned from, where it does not write all of the
-    first `rows` rows first, and as `paint`.
+    Number n of these depends on its beginning and `seed` + n alone. Raises UserError where images are not of the size
+    that the model learned from, where it does not write all of the first `rows` rows first, and as `paint`.
     """
     levels = levels_of(model)
     rows = half(levels) if rows is None else rows
@@ -66,8 +66,11 @@ def complete(
         raise UserError(f"images {images.shape} must be (n, {', '.join(map(str, levels.shape))})")
     begun = [levels.tokens(image)[: rows * levels.shape.width * levels.shape.channels] for image in images]
     size = max(1, BATCH // tries)
-    parts = [begun[first : first + size] for first in range(0, len(begun), size)]
-    return _written(model, [(Sample(seed, tries), part) for part in parts], temperature, each)
+    parts = []
+    for first in range(0, len(begun), size):
+        pick = Sample(None if seed is None else seed + first * tries, tries, apart=tries)
+        parts.append((pick, begun[first : first + size]))
+    return _written(model, parts, temperature, each)
 
 
 def levels_of(model: Model) -> Levels:

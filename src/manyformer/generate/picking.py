@@ -168,11 +168,13 @@ class Sample(StepPick):
     """A random token by its probability; `copies` answers to each prompt.
 
     Copy j of every prompt draws from a generator of its own, seeded with `seed` + j: an answer depends on its prompt
-    and its seed, never on what else is in the batch. Without a seed a fresh one is drawn for every row.
+    and its seed, never on what else is in the batch. Without a seed a fresh one is drawn for every row. The
+    seeds of each prompt begin `apart` higher than those of the one before: 0 gives all the same.
     """
 
     seed: int | None = None
     copies: int = 1
+    apart: int = 0
 
     def __post_init__(self) -> None:
         if self.seed is not None and not 0 <= self.seed < 2**63:
@@ -182,7 +184,7 @@ class Sample(StepPick):
 
     def seeds(self, prompts: int) -> list[int]:
         if self.seed is not None:
-            return [self.seed + copy for _ in range(prompts) for copy in range(self.copies)]
+            return [self.seed + n * self.apart + copy for n in range(prompts) for copy in range(self.copies)]
         return [int.from_bytes(os.urandom(6), "big") for _ in range(prompts * self.copies)]
 
     def chooser(self, seeds: list[int], room: int, device: torch.device) -> Chooser:
