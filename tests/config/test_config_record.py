@@ -120,7 +120,7 @@ def test_a_wrong_setting_is_refused_where_it_is(settings: Any, path: str) -> Non
 @pytest.mark.parametrize(
     ("settings", "path", "word"),
     [
-        ({"limits": {}}, "limits", "at least one of steps, epochs, tokens and minutes"),
+        ({"limits": {}}, "limits", "at least one of steps, epochs, tokens, minutes and processor"),
         ({"schedule": {"name": "noam"}, "optim": {"lr": 0.1}}, "optim.lr", "noam"),
         ({"schedule": {"warmup": 10}, "limits": {"steps": 10}}, "schedule.warmup", "limits.steps 10"),
         ({"schedule": {"warmup": 9, "steps": 9}}, "schedule.cosine.warmup", "schedule.steps 9"),

@@ -23,11 +23,13 @@ from manyformer.train.standing import Ranked, Standing, Window, ended, share
         ({"tokens": 300, "steps": 100}, 1.0, "limits.tokens 300 reached"),
         ({"minutes": 4}, 0.5, None),
         ({"minutes": 2, "epochs": 9}, 1.0, "limits.minutes 2 reached"),
+        ({"processor": 2, "minutes": 9}, 0.75, None),
+        ({"processor": 1.5}, 1.0, "limits.processor 1.5 reached"),
     ],
 )
 def test_limits(limits: dict[str, Any], done: float, why: str | None, tmp_path: Path) -> None:
     run = a_run(tmp_path, limits=limits)
-    standing = Standing(step=5, tokens=300, epochs=0.4, seconds=120.0)
+    standing = Standing(step=5, tokens=300, epochs=0.4, seconds=120.0, processor=90.0)
     assert share(run, standing) == pytest.approx(done)
     assert ended(run, standing) == why
 
@@ -86,8 +88,9 @@ def test_epochs_and_evaluation_at_the_end_alone(tmp_path: Path) -> None:
     assert result.chosen == "those of the last step, 8"
 
 
-def test_minutes(tmp_path: Path) -> None:
-    result = go(a_run(tmp_path / "run", limits={"minutes": 0.01}, log={"every": 1}))
+@pytest.mark.parametrize("clock", ["minutes", "processor"])
+def test_minutes(clock: str, tmp_path: Path) -> None:
+    result = go(a_run(tmp_path / "run", limits={clock: 0.005}, log={"every": 1}))
     rates = [row["learning_rate"] for row in learned(result.out) if "loss" in row]
-    assert result.why == "limits.minutes 0.01 reached"
+    assert result.why == f"limits.{clock} 0.005 reached"
     assert rates[-1] < max(rates)

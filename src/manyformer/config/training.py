@@ -113,11 +113,14 @@ class Limits(Section):
     """Target tokens learned from."""
     minutes: PositiveNumber | None = None
     """Minutes of training, added up over interruptions."""
+    processor: PositiveNumber | None = None
+    """Minutes that processors worked on it, those of all threads and processes together: what else the machine does
+    takes nothing from them."""
 
     def conflicts(self) -> list[Conflict]:
-        if any(limit is not None for limit in (self.steps, self.epochs, self.tokens, self.minutes)):
+        if any(limit is not None for limit in (self.steps, self.epochs, self.tokens, self.minutes, self.processor)):
             return []
-        return [Conflict((), "a run needs an end: set at least one of steps, epochs, tokens and minutes")]
+        return [Conflict((), "a run needs an end: set at least one of steps, epochs, tokens, minutes and processor")]
 
 
 class Evaluate(Section):

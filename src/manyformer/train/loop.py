@@ -59,6 +59,7 @@ class Loop:
         self._patience = 1 if parts.engine.device.type == "cpu" else run.log.every
         self._pending: list[Stepped] = []
         self._begun = self._glimpsed = self._mark = time.perf_counter()
+        self._worked = time.process_time()
         self._behind = 0.0
         self._loss = self._norm = math.nan
         self._world = parts.engine.world
@@ -70,6 +71,7 @@ class Loop:
     def go(self) -> str:
         """Train until a limit is reached, and say which. Raises Interrupted, Diverged or DiskFull."""
         self._begun = self._glimpsed = self._mark = time.perf_counter()
+        self._worked = time.process_time()
         self._behind = share(self.run, self.standing)
         while True:
             # in this order at every step, also at the one that a run goes on from: what is done already is not due
@@ -88,11 +90,13 @@ class Loop:
 
     def _tick(self) -> float:
         """Seconds since the last tick, added to those of the run."""
-        now = time.perf_counter()
-        passed, self._mark = now - self._mark, now
+        now, worked = time.perf_counter(), time.process_time()
+        passed, labour = now - self._mark, worked - self._worked
+        self._mark, self._worked = now, worked
         # one clock for all processes: they must agree on when to end
         passed = self._world.of_first(passed)
         self.standing.seconds += passed
+        self.standing.processor += self._world.sums([labour])[0]
         return passed
 
     def _advance(self) -> None:

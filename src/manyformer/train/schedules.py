@@ -47,7 +47,7 @@ def schedule(run: Run, *, width: int | None) -> Rate:
 
 def _only_steps(run: Run) -> int | None:
     limits = run.limits
-    others = (limits.epochs, limits.tokens, limits.minutes)
+    others = (limits.epochs, limits.tokens, limits.minutes, limits.processor)
     return limits.steps if all(limit is None for limit in others) else None
 
 

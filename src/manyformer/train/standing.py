@@ -35,6 +35,8 @@ class Ranked(NamedTuple):
 class Standing:
     """Counters of a run; `seconds` are those of training, added up over interruptions, `rows` those of the metrics.
 
+    `processor` are the seconds that processors worked, of all threads and processes together.
+
     `stale` counts the evaluations since the best one, `evaluated` is the step of the last one, `ranking` holds the
     best steps, best first.
     """
@@ -43,6 +45,7 @@ class Standing:
     tokens: int = 0
     epochs: float = 0.0
     seconds: float = 0.0
+    processor: float = 0.0
     rows: int = 0
     evaluated: int = 0
     stale: int = 0
@@ -78,6 +81,7 @@ def share(run: Run, standing: Standing) -> float:
         (standing.epochs, limits.epochs),
         (standing.tokens, limits.tokens),
         (standing.seconds / 60, limits.minutes),
+        (standing.processor / 60, limits.processor),
     )
     return min(1.0, max(value / limit for value, limit in done if limit is not None))
 
@@ -93,6 +97,8 @@ def ended(run: Run, standing: Standing) -> str | None:
         return f"limits.tokens {limits.tokens} reached"
     if limits.minutes is not None and standing.seconds >= 60 * limits.minutes:
         return f"limits.minutes {limits.minutes:g} reached"
+    if limits.processor is not None and standing.processor >= 60 * limits.processor:
+        return f"limits.processor {limits.processor:g} reached"
     patience = run.evaluate.patience
     if patience is not None and standing.stale >= patience:
         return f"{standing.stale} evaluations in a row without a better one (evaluate.patience {patience})"
