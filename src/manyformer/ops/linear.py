@@ -156,7 +156,12 @@ def _flow(decay: Tensor | None, run: Tensor | None, chunk: int, like: Tensor) ->
         # the memory at the beginning of a chunk is that of the last run before it
         before = torch.nn.functional.pad(run[:, :, :-1, -1:], (0, 0, 1, 0))
         last = run[..., -1:]
-        same = [(run[..., :, None] == run[..., None, :]).tril(), (run == before)[..., None], (run == last)[..., None], (last == before)[..., None]]
+        same = [
+            (run[..., :, None] == run[..., None, :]).tril(),
+            (run == before)[..., None],
+            (run == last)[..., None],
+            (last == before)[..., None],
+        ]
         parts = [p * s for p, s in zip(parts, same)] if parts else [s.to(like.dtype) for s in same]
     return _Flow(*parts)
 
