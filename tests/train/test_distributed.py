@@ -122,19 +122,3 @@ def test_several_processes_need_a_strategy(text: Path, tmp_path: Path, monkeypat
 
     with pytest.raises(UserError, match="2 processes were started, but strategy is none"):
         choose_sharing("none", World(0, 2))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_each_process_remembers_its_own_rows(strategy: str, text: Path, tmp_path: Path) -> None:
-    """Interrupted as well: the memory of each process is kept apart."""
-    model = {"dim": 16, "depth": 2, "heads": 2, "remembered": 24, "dropout": 0.0}
-    data = {"kind": "text", "path": str(text), "tokenizer": "char", "length": 16, "packing": "lanes"}
-    lanes: dict[str, Any] = {"recipe": "transformer-xl", "model": model, "data": data}
-    one = mf.train(a_run(text, tmp_path / "one", **lanes), on_event=silent)
-    two = a_run(text, tmp_path / "two", **lanes, devices=2, strategy=strategy)
-    with pytest.raises(Interrupted):
-        mf.train(two, on_event=asking(6, []))
-    assert len(list((tmp_path / "two/checkpoints/step-00000006").glob("memory-?-of-2.safetensors"))) == 2
-    mf.train(two, on_event=silent)
-    same(tmp_path / "two", one)
