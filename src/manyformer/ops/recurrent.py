@@ -101,8 +101,15 @@ def scan(
 
 
 def _steps(
-    into: Tensor, gates: Tensor, candidate: Tensor, state: Tensor, look: Look | None, breaks: Breaks | None
+    into: Tensor,
+    gates: Tensor,
+    candidate: Tensor,
+    state: Tensor,
+    look: Look | None,
+    breaks: Breaks | None,
+    room: Tensor | None = None,
 ) -> Iterator[_Step]:
+    """The steps; `room` is where pairs are formed, one step after the other, when no gradient will ask for them."""
     size = state.shape[-1]
     for i, x in enumerate(into.unbind(1)):
         if breaks is not None:
@@ -111,7 +118,7 @@ def _steps(
         query, weights = None, None
         if look is not None:
             query = state[0] @ look.query
-            weights = _shares(look, query, i)
+            weights = _shares(look, query, i, room)
             x = x + (weights[:, None] @ look.values)[:, 0]
         both = torch.baddbmm(x[..., : 2 * size], state, gates).sigmoid()
         new = torch.baddbmm(x[..., 2 * size :], both[..., size:] * state, candidate).tanh()
@@ -122,9 +129,9 @@ def _steps(
         state = after
 
 
-def _shares(look: Look, query: Tensor, i: int) -> Float[Tensor, "b s"]:
+def _shares(look: Look, query: Tensor, i: int, room: Tensor | None) -> Float[Tensor, "b s"]:
     """Softmax of the energies over what is seen; zeros where that is nothing."""
-    energies = _pairs(look, query) @ look.energy
+    energies = _pairs(look, query, room) @ look.energy
     if look.seen is None:
         return energies.softmax(-1)
     hidden = ~look.seen[i]
@@ -132,8 +139,8 @@ def _shares(look: Look, query: Tensor, i: int) -> Float[Tensor, "b s"]:
     return energies.softmax(-1).masked_fill(hidden, 0.0)
 
 
-def _pairs(look: Look, query: Tensor) -> Float[Tensor, "b s a"]:
-    return (look.keys + query[:, None]).tanh_()
+def _pairs(look: Look, query: Tensor, room: Tensor | None) -> Float[Tensor, "b s a"]:
+    return torch.add(look.keys, query[:, None], out=room).tanh_()
 
 
 def _stacked(steps: list[_Step]) -> Scanned:
@@ -149,7 +156,8 @@ class _Scan(torch.autograd.Function):
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         into, gates, candidate, state = given[:4]
         look, breaks = _look_of(given), _breaks_of(given)
-        steps = list(_steps(into, gates, candidate, state, look, breaks))
+        room = None if look is None else torch.empty_like(look.keys)
+        steps = list(_steps(into, gates, candidate, state, look, breaks, room))
         both, new = (torch.stack([getattr(step, name) for step in steps], 1) for name in ("gates", "candidate"))
         queries = None if look is None else torch.stack([step.query for step in steps if step.query is not None])
         found = _stacked(steps)
@@ -212,6 +220,7 @@ class _Looking:
         self.to_queries = torch.empty_like(queries)
         self.to_energy = torch.zeros_like(look.energy)
         self.flat, self.bent = torch.zeros_like(look.keys[..., 0]), torch.zeros_like(look.keys)
+        self.room = torch.empty_like(look.keys)
 
     def back(self, i: int, down: Float[Tensor, "b i"]) -> Float[Tensor, "b n"]:
         """What the state before step i gets, when what it saw gets `down`."""
@@ -219,7 +228,7 @@ class _Looking:
         slope = (look.values @ down[:, :, None])[..., 0]
         slope = slope if self.up is None else slope + self.up[i]
         slope = weights * (slope - (weights * slope).sum(-1, keepdim=True))
-        pairs = _pairs(look, self.queries[i])
+        pairs = _pairs(look, self.queries[i], self.room)
         self.to_energy += pairs.flatten(0, 1).mT @ slope.flatten()
         # tanh' = 1 - tanh^2, and the slopes of a softmax sum to 0, so that the query gets nothing from the 1
         pairs.square_()
