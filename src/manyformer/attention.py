@@ -30,8 +30,8 @@ class Attention(Layer):
     values are projected by one matrix.
     Without a `source` it attends to its own stream and remembers of it what the kernel's mask can still show. Where the
     kernel `shares`, the queries are the keys of the same tokens. `before` is a norm of all that is projected, also of
-    what a source remembers, for branches whose memory is of the bare stream. Raises ValueError where widths do not divide, or where
-    the position needs a seam that the kernel never forms.
+    what a source remembers, for branches whose memory is of the bare stream. Raises ValueError where widths do not
+    divide, or where the position needs a seam that the kernel never forms.
     """
 
     def __init__(

@@ -270,7 +270,7 @@ def renew(model: nn.Module, step: int) -> None:
                 part.renew(step)
 
 
-class Carried(ABC):
+class Carried:
     """A part with a memory: its state is carried from batch to batch of a training whose rows go on."""
 
 

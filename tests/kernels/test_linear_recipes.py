@@ -6,7 +6,6 @@ import pytest
 
 import manyformer as mf
 
-
 USUAL: list[tuple[str, dict[str, Any]]] = [
     ("linear-transformer", {"memory": "delta"}),
     ("performer", {"kernel": "relu"}),

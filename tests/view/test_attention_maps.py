@@ -79,7 +79,7 @@ def test_a_part_is_chosen_by_name_and_number() -> None:
     assert choose(found).part == choose(found, layer=9).part == "decoder.1.cross"
     assert choose(found, layer=1).part == "decoder.0.cross"
     assert choose(found, part="encoder", layer=1).part == "encoder.0.attention"
-    with pytest.raises(UserError, match="no part 'encodr'; known: decoder.0.attention, "):
+    with pytest.raises(UserError, match=r"no part 'encodr'; known: decoder\.0\.attention, "):
         choose(found, part="encodr")
 
 

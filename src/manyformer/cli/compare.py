@@ -49,8 +49,8 @@ def compare(
     each a name and the settings in which it differs; a case with [bold]trained: OTHER[/bold] takes the weights of that
     one. [bold]seeds:[/bold] says how often each is trained, [bold]score:[/bold] what is told of it (loss, accuracy,
     bleu, ...), [bold]sweep:[/bold] one setting under whose values the trained models are scored again, such as
-    data.length, [bold]cost:[/bold] what else (parameters, minutes, tokens, step, memory), [bold]claims:[/bold] what should come
-    out, such as 'alibi@256 <= alibi@64 + 0.03'.
+    data.length, [bold]cost:[/bold] what else (parameters, minutes, tokens, step, memory), [bold]claims:[/bold] what
+    should come out, such as 'alibi@256 <= alibi@64 + 0.03'.
 
     A score that a model cannot have, say beyond its longest sequence, is a dash and its reason stands below. Every
     training is kept: after Ctrl-C or a kill the same command goes on. All is written to comparisons/NAME unless --out

@@ -25,7 +25,7 @@ BOUND = 0.75
 
 @contract("learns", "a toy task is learnt in seconds", needs=("loss", "spec"), usual=False)
 def learns(trial: Trial) -> Finding:
-    """Copying at a distance, reversing, filling in, telling an order or a neighbour, by kind of model; 200 steps at most.
+    """Copying at a distance, reversing, filling in, telling an order or a neighbour, by kind of model, in 200 steps.
 
     A fresh model is made for it, so that of a trained one only the sizes matter. It ends as soon as enough is learnt.
     """
