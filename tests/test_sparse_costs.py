@@ -62,7 +62,13 @@ LINEAR: dict[str, Callable[[int], Mask]] = {
 }
 
 
-@pytest.mark.parametrize("name", LINEAR)
+SLOW = ("causal random", "random")
+"""Planned for several seconds; run when slow tests are asked for."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in LINEAR]
+)
 def test_operations_grow_no_faster_than_length(name: str) -> None:
     """The logarithm of operations against that of the length, from 2k to 16k tokens.
 
