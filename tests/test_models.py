@@ -218,7 +218,7 @@ def damage(folder: Path, how: str) -> None:
             text["keywords"]["dim"] = 24
             config.write_text(json.dumps(text))
         case "other recipe":
-            config.write_text(config.read_text().replace("transformer-lm", "transformer-ln"))
+            config.write_text(config.read_text().replace("transformer-lm", "transformer-lmm"))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def damage(folder: Path, how: str) -> None:
         ("tensor gone", r"does not fit its config\.json: body\.1\.ff\.inner\.up\.weight is missing"),
         ("tensor too many", r"does not fit its config\.json: it holds body\.9\.bias, which the model has not"),
         ("other size", r"does not fit its config\.json: \S+ has the shape \([\d, ]+\), the model \([\d, ]+\)"),
-        ("other recipe", r"no recipe 'transformer-ln'; did you mean transformer-lm"),
+        ("other recipe", r"no recipe 'transformer-lmm'; did you mean transformer-lm"),
     ],
 )
 def test_damage_is_named(how: str, message: str, tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ def test_a_card_must_give_its_reasons() -> None:
     Card(name="x", **promises, **FACTS, because={"streams": "it cannot"})
 
 
+ONE_LAYER = {"bahdanau"}
+"""Recipes whose paper has one layer of each kind."""
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_signatures_are_command_lines(name: str) -> None:
     """Every keyword has a default and a type that a flag can have, and common ones have one spelling."""
@@ -61,7 +65,8 @@ def test_signatures_are_command_lines(name: str) -> None:
         assert get_origin(parameter.annotation) is Literal or kinds <= plain, word
     images = {"classes", "height", "width", "channels", "patch"}
     needed = images if mf.recipes()[name].card.task == "image-classification" else {"vocab"}
-    assert needed | {"dim", "depth"} <= set(signature.parameters)
+    layers = set() if name in ONE_LAYER else {"depth"}
+    assert needed | layers | {"dim"} <= set(signature.parameters)
     assert not {"n_heads", "num_heads", "d_model", "n_layers", "layers", "vocab_size"} & set(signature.parameters)
 
 
