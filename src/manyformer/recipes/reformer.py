@@ -23,7 +23,7 @@ NEW = (
     "Hashing finds the keys that a query would attend to; two streams make every layer's input follow from its output."
 )
 COST = "O(rounds l (chunk + buckets) d + l d^2) per layer; memory for activations does not grow with depth"
-SMALL = {"buckets": 4, "chunk": 4, "rounds": 2}
+SMALL = {"buckets": 2, "chunk": 8, "rounds": 4, "position": "learned"}
 Added = Literal["sinusoid", "learned"]
 READS_ONE = "queries are keys, so both are of one sequence; the paper's translation model attends across in full"
 
