@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from manyformer.core import State, tree_map
 from manyformer.flops import count_flops
+from manyformer.kernels import Kernel
 from manyformer.models import EncoderDecoder, ImageClassifier, LanguageModel, Model, Tagger
-from manyformer.recipes import build
+from manyformer.recipes import RECIPES, build
 from manyformer.trees import walk
 
 
@@ -114,17 +115,26 @@ def cost(model: Model, length: int) -> Cost:
     """What one forward pass over one sequence of `length` tokens costs; for a translation both sides are that long.
 
     For a classifier of images it is one image, whatever the length.
-    Raises ValueError where the model allows no such length. `model` may be a `sketch`.
+    Raises ValueError where the model allows no such length. `model` may be a `sketch`; where what is computed depends
+    on what the tokens are like, a sketch is made real, by a fixed seed.
     """
     model.check_length(length)
+    by_content = any(isinstance(part, Kernel) and part.by_content for part in model.modules())
+    if by_content and model.device.type == "meta":
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = build(model.spec.recipe, **model.spec.keywords).eval()
     tokens = torch.zeros(1, length, dtype=torch.long, device=model.device)
+    if by_content:
+        tokens = torch.arange(length, device=model.device)[None] % model.spec.keywords["vocab"]
     if isinstance(model, ImageClassifier):
         assert model.longest is not None
         length = model.longest
     with torch.no_grad():
         flops = count_flops(lambda: _pass(model, tokens))
     half = max(1, length // 2)
-    if not isinstance(model, LanguageModel | EncoderDecoder) or half == length:
+    card = RECIPES[model.spec.recipe].card
+    if not isinstance(model, LanguageModel | EncoderDecoder) or not card.streams or half == length:
         return Cost(length, flops, None, None)
     early, late = (_state_bytes(model, tokens, upto) for upto in (half, length))
     return Cost(length, flops, late, (late - early) / (length - half))

@@ -150,7 +150,7 @@ def test_names_keywords_and_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"model": "transformer-ml"}, "neither a recipe nor a folder with a model; did you mean transformer-lm"),
+        ({"model": "transformer-lmm"}, "neither a recipe nor a folder with a model; did you mean transformer-lm"),
         ({"model": nn.Linear(2, 2)}, r"mf.check\(Adapter\(logits="),
         ({"model": "bert", "only": ["casual"]}, "no contract 'casual'; did you mean causal"),
         ({"model": "bert", "skip": ["compiled"]}, "did you mean compile"),

@@ -147,7 +147,7 @@ def test_a_dump_is_for_people() -> None:
     lines = dump_run(Run(recipe="lm", out="runs/lm")).splitlines()
     assert lines[0] == "recipe: lm"
     assert "  betas: [0.9, 0.98]" in lines
-    assert [line for line in lines if not line.startswith(" ")][1:4] == ["model: {}", "data:", "optim:"]
+    assert [line for line in lines if not line.startswith(" ")][1:5] == ["model: {}", "start: null", "data:", "optim:"]
 
 
 BASE = {"recipe": "lm", "model": {"depth": 2}}

@@ -50,6 +50,10 @@ class DynamicRotary(Kernel):
         check_widths(width, self.rotated, pairs)
         if inner.folds:
             raise ValueError(f"DynamicRotary turns old keys anew, but {type(inner).__name__} does not keep them")
+        if inner.shares:
+            raise ValueError(
+                f"DynamicRotary turns keys for each query, but {type(inner).__name__} takes queries for keys"
+            )
         self.inner, self.width, self.scaling, self.pairs, self.base = inner, width, scaling, pairs, base
         # another position that turns keys would be applied before the cache, and be turned along
         self.honours = inner.honours - {"query", "key"}

@@ -59,6 +59,7 @@ class LSH(Kernel, Renewing):
 
     honours = frozenset({"query", "key"})
     shares = True
+    by_content = True
 
     def __init__(
         self,

@@ -173,6 +173,7 @@ class Routing(Kernel):
 
     honours: frozenset[str] = frozenset()
     shares = True
+    by_content = True
 
     def __init__(self, centroids: Centroids, membership: Membership, *, scale: float | None = None) -> None:
         super().__init__()

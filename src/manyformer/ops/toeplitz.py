@@ -96,6 +96,9 @@ def _normal(up: Tensor) -> tuple[Tensor, Tensor]:
 
 def _teams(sums: Float[Tensor, "h n"], size: int) -> list[Team]:
     """All heads, `size` of them in a team: that many keep all threads at work, fewer see no more than they need."""
+    if sums.is_meta:
+        # without numbers, all that could be seen
+        return [Team(slice(0, len(sums)), 0, sums.shape[1] - 1)]
     seen = sums > -torch.inf
     first = seen.byte().argmax(1).tolist()
     last = (seen.shape[1] - 1 - seen.flip(1).byte().argmax(1)).tolist()
