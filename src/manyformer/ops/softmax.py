@@ -53,8 +53,9 @@ def fused(
 ) -> Float[Tensor, "b h l f"]:
     """`torch.nn.functional.scaled_dot_product_attention`; `causal` aligns the first query with the first key."""
     more, width = q.shape[-1] - v.shape[-1], v.shape[-1]
-    # on a CPU torch writes out all pairs unless keys and values are equally wide; a single query has few
-    if more and q.device.type == "cpu" and q.shape[2] > 1:
+    # on a CPU torch writes out all pairs unless keys and values are equally wide; a single query has few; "meta" is
+    # where costs on a CPU are told
+    if more and q.device.type in ("cpu", "meta") and q.shape[2] > 1:
         q, k, v = (F.pad(x, (0, max(0, room))) for x, room in ((q, -more), (k, -more), (v, more)))
     y = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]

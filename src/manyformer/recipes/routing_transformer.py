@@ -58,7 +58,7 @@ def routing_transformer(
     clusters: int = 16,
     members: int | None = None,
     window: int = 256,
-    local: int | None = 4,
+    local: int | None = None,
     routed: int | None = None,
     decay: float = 0.999,
     commitment: float = 1e-4,
@@ -67,12 +67,12 @@ def routing_transformer(
 ) -> LanguageModel:
     """As published, sections 4 and 5, with the sizes for enwik8: gradients never run from the future to the past.
 
-    Local heads see a window with rotary positions, where the paper has blocks with relative ones; sinusoids tell the
-    others of positions. Scores are divided by sqrt(e), and a token's own key counts only where it has no other: in the
-    released code, where queries are keys, it outweighs all others. Whoever trains it by other means than
-    `manyformer.train` calls `manyformer.core.renew` after each step, or the centroids stay.
+    Of the heads `local`, half of them unless given, see a window with rotary positions, where the paper has blocks with
+    relative ones; sinusoids tell the others of positions. Scores are divided by sqrt(e), and a token's own key counts
+    only where it has no other: in the released code, where queries are keys, it outweighs all others. Whoever trains it
+    by other means than `manyformer.train` calls `manyformer.core.renew` after each step, or the centroids stay.
     """
-    sizes = Sizes(dim, heads, local or 0, window, clusters, decay, commitment)
+    sizes = Sizes(dim, heads, heads // 2 if local is None else local, window, clusters, decay, commitment)
     return _model(vocab, depth, hidden, sizes, Balanced(members), routed, dropout=dropout, norm=norm)
 
 
@@ -96,7 +96,7 @@ def routing_transformer_strict(
     clusters: int = 16,
     members: int = 256,
     window: int = 256,
-    local: int | None = 4,
+    local: int | None = None,
     routed: int | None = None,
     decay: float = 0.999,
     commitment: float = 1e-4,
@@ -109,7 +109,7 @@ def routing_transformer_strict(
     clusters are all of one size, and change with the future; these can be of any size. Written token by token or read
     at once, it gives the same.
     """
-    sizes = Sizes(dim, heads, local or 0, window, clusters, decay, commitment)
+    sizes = Sizes(dim, heads, heads // 2 if local is None else local, window, clusters, decay, commitment)
     return _model(vocab, depth, hidden, sizes, Nearest(members), routed, dropout=dropout, norm=norm)
 
 
