@@ -122,3 +122,12 @@ def test_several_processes_need_a_strategy(text: Path, tmp_path: Path, monkeypat
 
     with pytest.raises(UserError, match="2 processes were started, but strategy is none"):
         choose_sharing("none", World(0, 2))
+
+
+def test_two_with_shares_of_weights_that_layers_have_in_common(text: Path, tmp_path: Path) -> None:
+    """T5's table of biases belongs to all layers."""
+    model = {"dim": 16, "depth": 2, "heads": 2, "position": "t5"}
+    common: dict[str, Any] = {"recipe": "compose", "model": model}
+    one = mf.train(a_run(text, tmp_path / "one", **common), on_event=silent)
+    mf.train(a_run(text, tmp_path / "two", devices=2, strategy="fsdp", **common), on_event=silent)
+    same(tmp_path / "two", one)

@@ -5,7 +5,7 @@ pickle, which we never read. Reading fits them to any number of processes, one a
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, final
@@ -31,6 +31,16 @@ from manyformer.train.sharing import Sharing
 from manyformer.train.world import World
 
 
+def shared_parts(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """The parts with weights that several of these layers have in common, such as positions."""
+    found: dict[int, list[nn.Module]] = {}
+    for layer in layers:
+        for part in layer.modules():
+            if any(True for _ in part.parameters(recurse=False)):
+                found.setdefault(id(part), []).append(part)
+    return [parts[0] for parts in found.values() if len(parts) > 1]
+
+
 @final
 class Shards(Sharing):
     """Every process keeps a share of each weight, gathers a layer's while it runs, and sees a part of each batch."""
@@ -40,8 +50,14 @@ class Shards(Sharing):
 
     def prepare(self, objective: Objective) -> nn.Module:
         mesh = init_device_mesh(objective.model.device.type, (self.world.size,))
-        for layer in numbered_layers(objective.model):
-            fully_shard(layer, mesh=mesh)
+        layers = list(numbered_layers(objective.model))
+        common = shared_parts(layers)
+        if common:
+            # within reach of the whole, which gathers them before any layer runs
+            objective.add_module("common", nn.ModuleList(common))
+        ignored = {weight for part in common for weight in part.parameters()}
+        for layer in layers:
+            fully_shard(layer, mesh=mesh, ignored_params=ignored)
         fully_shard(objective, mesh=mesh)
         return objective
 
