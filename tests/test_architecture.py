@@ -17,7 +17,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
     {"errors", "dropout"},
-    {"batches", "core", "flops", "replay", "tiles", "trees"},
+    {"batches", "core", "flops", "hooks", "replay", "tiles", "trees"},
     {"masks", "position"},
     {"ops"},
     {"kernels", "sources"},

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.batches import IGNORE, TextBatch
-from manyformer.core import PADDING, Chain, advance
+from manyformer.core import PADDING, Chain
+from manyformer.hooks import advance
 from manyformer.kernels import Softmax
 from manyformer.masks import Causal
 from manyformer.models import Embedding, Head, LanguageModel

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.core import Place, Plain, renew
+from manyformer.core import Place, Plain
+from manyformer.hooks import renew
 from manyformer.kernels import Linear
 from manyformer.kernels.features import (
     ArcCosine,

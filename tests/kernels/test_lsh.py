@@ -10,8 +10,9 @@ from torch import Tensor
 
 import manyformer as mf
 from manyformer.attention import Attention
-from manyformer.core import Out, Place, renew
+from manyformer.core import Out, Place
 from manyformer.errors import UserError
+from manyformer.hooks import renew
 from manyformer.kernels import LSH
 from manyformer.kernels.lsh import Form, unit
 from manyformer.ops import softmax as ops

@@ -12,7 +12,8 @@ from torch import Tensor
 import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.batches import TextBatch
-from manyformer.core import Context, renew
+from manyformer.core import Context
+from manyformer.hooks import renew
 from manyformer.kernels import Routing, centroids
 from manyformer.kernels.centroids import Centroids, Sums
 from manyformer.kernels.routing import Balanced, Membership, Nearest

@@ -15,7 +15,7 @@ from torch import nn
 import manyformer as mf
 from manyformer.batches import IGNORE, LabelBatch, MaskedBatch, PairBatch, TextBatch
 from manyformer.config import Adam, AdamW
-from manyformer.core import Scheduled
+from manyformer.hooks import Scheduled
 from manyformer.models import Model
 from manyformer.train.engine import Engine, Stepped
 from manyformer.train.events import silent

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import Renewing
+from manyformer.hooks import Renewing
 from manyformer.replay import once
 
 ROUNDS = 10

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.core import PADDING, Out, Place, Renewing, State, Watch, ignore
+from manyformer.core import PADDING, Out, Place, State, Watch, ignore
+from manyformer.hooks import Renewing
 from manyformer.kernels.base import Kernel, full_precision
 from manyformer.ops import chunks, draws, gathered, lsh
 from manyformer.ops import softmax as ops

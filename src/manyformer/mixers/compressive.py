@@ -8,7 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.attention import Attention
-from manyformer.core import PADDING, Carried, Context, Layer, Memory, Out, Place, State, ignore
+from manyformer.core import PADDING, Context, Layer, Memory, Out, Place, State, ignore
+from manyformer.hooks import Carried
 from manyformer.mixers.compression import Compression, Slots, Teacher
 from manyformer.sources import After
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE, TextBatch
-from manyformer.core import Scheduled
+from manyformer.hooks import Scheduled
 from manyformer.models.head import Head
 
 

@@ -3,7 +3,8 @@
 from typing import final
 
 from manyformer.batches import Batch
-from manyformer.core import Carried, State
+from manyformer.core import State
+from manyformer.hooks import Carried
 from manyformer.models.base import Loss, Model, Score
 from manyformer.models.language_model import LanguageModel
 

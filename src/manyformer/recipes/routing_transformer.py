@@ -70,7 +70,7 @@ def routing_transformer(
     Of the heads `local`, half of them unless given, see a window with rotary positions, where the paper has blocks with
     relative ones; sinusoids tell the others of positions. Scores are divided by sqrt(e), and a token's own key counts
     only where it has no other: in the released code, where queries are keys, it outweighs all others. Whoever trains it
-    by other means than `manyformer.train` calls `manyformer.core.renew` after each step, or the centroids stay.
+    by other means than `manyformer.train` calls `manyformer.hooks.renew` after each step, or the centroids stay.
     """
     sizes = Sizes(dim, heads, heads // 2 if local is None else local, window, clusters, decay, commitment)
     return _model(vocab, depth, hidden, sizes, Balanced(members), routed, dropout=dropout, norm=norm)

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.core import PADDING, Carried, Context, Lined, Packed, Place, Plain, State
+from manyformer.core import PADDING, Context, Lined, Packed, Place, Plain, State
+from manyformer.hooks import Carried
 from manyformer.sources.base import Keys, Project, Shape, Source
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple, NoReturn, Protocol
 import torch
 
 from manyformer.config import Run
-from manyformer.core import advance, renew
 from manyformer.errors import UserError
+from manyformer.hooks import advance, renew
 from manyformer.train.checkpoints import Checkpoint
 from manyformer.train.engine import Engine, Stepped
 from manyformer.train.evaluation import Judge

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.core import Place, Renewing
+from manyformer.core import Place
+from manyformer.hooks import Renewing
 
 
 class Features(NamedTuple):

@@ -1,0 +1,41 @@
+"""What parts of a model do, and are told, while it is trained."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import nn
+
+
+class Renewing(ABC):
+    """A part that changes between training steps by itself, such as random features that are drawn anew."""
+
+    @abstractmethod
+    def renew(self, step: int) -> None:
+        """Called after training step number `step`, the first being 1: be what that many steps make of it."""
+
+
+def renew(model: nn.Module, step: int) -> None:
+    """Let every part of `model` that renews itself do so; `manyformer.train` calls it after every step."""
+    with torch.no_grad():
+        for part in model.modules():
+            if isinstance(part, Renewing):
+                part.renew(step)
+
+
+class Carried:
+    """A part with a memory: its state is carried from batch to batch of a training whose rows go on."""
+
+
+class Scheduled(ABC):
+    """A part that does something else as training goes on, such as a loss that ends halfway."""
+
+    @abstractmethod
+    def advance(self, share: float) -> None:
+        """Called before each training step with the share of the training that lies behind, from 0 to 1."""
+
+
+def advance(model: nn.Module, share: float) -> None:
+    """Tell every part of `model` that asks how far training has got; `manyformer.train` calls it before every step."""
+    for part in model.modules():
+        if isinstance(part, Scheduled):
+            part.advance(share)
