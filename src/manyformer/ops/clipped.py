@@ -146,10 +146,7 @@ def _far(q: Tensor, k: Tensor, v: Tensor, side: Side, scale: float) -> tuple[Ten
     lse = torch.full(q.shape[:3], -torch.inf, dtype=wide, device=q.device)
     for rows, keys, causal in _calls(q.shape[2], side.start):
         one, its = flash.forward(q[:, :, rows], k[:, :, keys], v[:, :, keys], scale=scale, causal=causal)
-        both = torch.logaddexp(lse[:, :, rows], its)
-        old, new = ((x - both).exp()[..., None].to(y.dtype) for x in (lse[:, :, rows], its))
-        y[:, :, rows] = y[:, :, rows] * old + one * new
-        lse[:, :, rows] = both
+        flash.merge(y[:, :, rows], lse[:, :, rows], one, its)
     return y, lse
 
 

@@ -78,6 +78,17 @@ def backward(
     return to_q, to_k, to_v
 
 
+def merge(
+    y: Float[Tensor, "*n f"], lse: Float[Tensor, "*n"], new: Float[Tensor, "*n f"], sums: Float[Tensor, "*n"]
+) -> None:
+    """Let outputs `y` and their `lse` also be about other keys, whose own are `new` and `sums`; -inf is no key."""
+    after = torch.logaddexp(lse, sums)
+    # where nothing is visible yet, -inf less -inf
+    old, more = ((x - after).exp().nan_to_num(0.0)[..., None].to(y.dtype) for x in (lse, sums))
+    y.mul_(old).addcmul_(new, more)
+    lse.copy_(after)
+
+
 def serves(q: Tensor, v: Tensor) -> bool:
     """Whether torch's kernel takes these: on a CPU, with values as wide as keys."""
     return FUSED and q.device.type == "cpu" and q.shape[-1] == v.shape[-1] and min(q.shape) > 0

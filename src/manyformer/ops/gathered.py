@@ -53,7 +53,7 @@ class _Attend(torch.autograd.Function):
         y, lse = torch.zeros_like(v), _unseen(q)
         for number, way in enumerate(sight.ways):
             if len(way.tokens):
-                _merge(y, lse, *_forward(q, k, v, sight, number, scale))
+                flash.merge(y, lse, *_forward(q, k, v, sight, number, scale))
         ctx.save_for_backward(q, k, v, y, lse)
         ctx.sight, ctx.scale = sight, scale
         return torch.where((lse == -torch.inf)[:, None], v, y)
@@ -94,15 +94,6 @@ def _forward(
         y[slots] = found.flatten(0, 2).masked_fill_(blind.view(-1, 1), 0.0)
         lse[slots] = sums.flatten().masked_fill_(blind.flatten(), -torch.inf)
     return y.index_select(0, way.slot), lse.index_select(0, way.slot)
-
-
-def _merge(y: Tensor, lse: Tensor, new: Tensor, sums: Tensor) -> None:
-    """Let `y` and `lse` also be about other keys."""
-    after = torch.logaddexp(lse, sums)
-    # where nothing is visible yet, -inf less -inf
-    old, more = ((x - after).exp().nan_to_num(0.0)[:, None].to(y.dtype) for x in (lse, sums))
-    y.mul_(old).addcmul_(new, more)
-    lse.copy_(after)
 
 
 def _backward(saved: tuple[Tensor, ...], grads: list[Tensor], sight: Sight, number: int, scale: float) -> None:

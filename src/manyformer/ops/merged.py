@@ -69,14 +69,10 @@ class _Merged(torch.autograd.Function):
             if part.blind is not None:
                 y, lse = y.masked_fill(part.blind[..., None], 0.0), lse.masked_fill(part.blind, -torch.inf)
             found.append((y, lse))
-        whole = found[0][1]
-        for _, lse in found[1:]:
-            whole = torch.logaddexp(whole, lse)
-        y, lse = found[0]
-        y = y * (lse - whole).exp()[..., None].to(y.dtype)
-        for more, lse in found[1:]:
-            y = y.addcmul_(more, (lse - whole).exp()[..., None].to(y.dtype))
-        ctx.save_for_backward(q, y, whole, *tensors)
+        (y, lse), *others = found
+        for more in others:
+            flash.merge(y, lse, *more)
+        ctx.save_for_backward(q, y, lse, *tensors)
         ctx.rest, ctx.scale = rest, scale
         return y
 

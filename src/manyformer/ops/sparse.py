@@ -102,12 +102,10 @@ def _merge(into: list[Tensor], part: Part, y: Tensor, lse: Tensor, *, first: boo
     if first:
         into[0][:, tokens], into[1][:, tokens] = y, lse
         return
-    before = into[1][:, tokens]
-    after = torch.logaddexp(before, lse)
-    # where nothing is visible yet, -inf less -inf
-    old, new = ((x - after).exp().nan_to_num(0.0)[..., None].to(y.dtype) for x in (before, lse))
-    into[0][:, tokens] = into[0][:, tokens] * old + y * new
-    into[1][:, tokens] = after
+    known = (into[0][:, tokens], into[1][:, tokens])
+    flash.merge(known[0], known[1], y, lse)
+    if not part.q.natural:
+        into[0][:, tokens], into[1][:, tokens] = known
 
 
 def _backward(mine: list[Tensor], found: list[Tensor], part: Part, scale: float) -> None:
