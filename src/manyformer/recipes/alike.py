@@ -10,7 +10,7 @@ from manyformer.core import Chain, Layer
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import Kernel
 from manyformer.models import Embedding, Head, LanguageModel, MaskedLM
-from manyformer.position import Sinusoid
+from manyformer.position import Learned, Sinusoid
 from manyformer.recipes.stacks import NormOrder, shrink_outputs, small_std, stack
 
 Make = Callable[[], Kernel]
@@ -20,6 +20,12 @@ Make = Callable[[], Kernel]
 def sinusoids(vocab: int, dim: int, *, dropout: float) -> Embedding:
     """Tokens with sinusoids, which allow any length."""
     return Embedding(vocab, dim, position=Sinusoid(dim), scale=dim**0.5, dropout=dropout)
+
+
+def learned(vocab: int, dim: int, longest: int, *, dropout: float) -> Embedding:
+    """Tokens with learned positions, for up to `longest` tokens."""
+    std = small_std(dim)
+    return Embedding(vocab, dim, position=Learned(dim, longest, std=std), std=std, dropout=dropout)
 
 
 def language_model(

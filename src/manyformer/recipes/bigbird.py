@@ -11,8 +11,9 @@ from manyformer.feedforward import FeedForward
 from manyformer.kernels import Softmax
 from manyformer.masks import Blocks, Causal, First, Global, Mask, RandomBlocks, Role, To, pieces
 from manyformer.mixers.summaries import Leading
-from manyformer.models import Embedding, EncoderDecoder, Head, LanguageModel, MaskedLM
+from manyformer.models import EncoderDecoder, Head, LanguageModel, MaskedLM
 from manyformer.position import Labels, Learned
+from manyformer.recipes.alike import learned
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, shrink_outputs, small_std, stack
@@ -188,7 +189,7 @@ def bigbird_lm(
             "ff": FeedForward(dim, hidden, activation=nn.GELU()),
         }
 
-    embed = Embedding(vocab, dim, position=Learned(dim, longest, std=std), std=std, dropout=dropout)
+    embed = learned(vocab, dim, longest, dropout=dropout)
     body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout)
     shrink_outputs(body, depth, std=std)
     return LanguageModel(embed, body, Head(dim, vocab, tied=embed.token))

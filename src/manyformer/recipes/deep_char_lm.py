@@ -9,9 +9,10 @@ from manyformer.core import Chain, Layer, Pointwise
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import Softmax
 from manyformer.masks import Causal
-from manyformer.models import Embedding, Head, LanguageModel
+from manyformer.models import Head, LanguageModel
 from manyformer.models.auxiliary import DeepTargets
 from manyformer.position import Learned, Placed
+from manyformer.recipes.alike import learned
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, branch, small_std
 
@@ -57,6 +58,6 @@ def deep_char_lm(
     layers: dict[str, Layer] = {str(number): layer(number) for number in range(depth)}
     if norm != "post":
         layers["norm"] = Pointwise(layer_norm())
-    embed = Embedding(vocab, dim, position=Learned(dim, longest, std=std), std=std, dropout=dropout)
+    embed = learned(vocab, dim, longest, dropout=dropout)
     targets = DeepTargets(dim, vocab, depth, norm=None if norm == "post" else layer_norm)
     return LanguageModel(embed, Chain(**layers), Head(dim, vocab), auxiliary=targets)

@@ -5,11 +5,10 @@ from typing import Literal
 
 from manyformer.kernels import Linformer
 from manyformer.kernels.lengthwise import Convolved, Lengthwise, Pooled, Projected
-from manyformer.models import Embedding, MaskedLM
-from manyformer.position import Learned
-from manyformer.recipes.alike import masked_lm
+from manyformer.models import MaskedLM
+from manyformer.recipes.alike import learned, masked_lm
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, small_std
+from manyformer.recipes.stacks import NormOrder
 
 Sharing = Literal["none", "heads", "keys-values", "layers"]
 Projection = Literal["learned", "mean", "max", "convolution"]
@@ -53,8 +52,7 @@ def linformer(
     if projection in ("mean", "max") and sharing != "layers":
         raise ValueError(f"projection='{projection}' learns nothing that could be shared: sharing must be 'layers'")
     each = _kernels(depth, slots, last, sharing, _maker(projection, longest, heads, dim // heads, sharing))
-    std = small_std(dim)
-    embed = Embedding(vocab, dim, position=Learned(dim, longest, std=std), std=std, dropout=dropout)
+    embed = learned(vocab, dim, longest, dropout=dropout)
     return masked_lm(embed, depth, heads, hidden, lambda: next(each), dropout=dropout, norm=norm)
 
 

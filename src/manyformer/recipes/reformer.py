@@ -13,8 +13,7 @@ from manyformer.feedforward import FeedForward, in_pieces
 from manyformer.kernels import LSH, Softmax
 from manyformer.masks import Blocks, Causal, Mask
 from manyformer.models import Embedding, Head, LanguageModel, MaskedLM
-from manyformer.position import Learned
-from manyformer.recipes.alike import sinusoids
+from manyformer.recipes.alike import learned, sinusoids
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import Streams, shrink_outputs, small_std, stack
 
@@ -153,8 +152,7 @@ def reformer_encoder(
 def _embedding(vocab: int, dim: int, position: Added, longest: int, dropout: float) -> Embedding:
     if position == "sinusoid":
         return sinusoids(vocab, dim, dropout=dropout)
-    std = small_std(dim)
-    return Embedding(vocab, dim, position=Learned(dim, longest, std=std), std=std, dropout=dropout)
+    return learned(vocab, dim, longest, dropout=dropout)
 
 
 def _kernels(lsh: Callable[[], LSH], near: Mask, every: int) -> Iterator[LSH | Softmax]:

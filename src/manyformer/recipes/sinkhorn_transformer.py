@@ -7,10 +7,9 @@ from manyformer.kernels import Kernel, Sinkhorn, Softmax, Together
 from manyformer.kernels.sorting import Network, Products, Sorting
 from manyformer.masks import Causal, Mask
 from manyformer.models import Embedding, LanguageModel, MaskedLM
-from manyformer.position import Learned
-from manyformer.recipes.alike import language_model, masked_lm, sinusoids
+from manyformer.recipes.alike import language_model, learned, masked_lm, sinusoids
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, small_std
+from manyformer.recipes.stacks import NormOrder
 
 PAPER = "Tay et al. 2020, Sparse Sinkhorn Attention, arXiv:2002.11296"
 NEW = "Blocks are sorted by a matrix that is learned and nearly a permutation: what is far away comes to stand beside."
@@ -129,5 +128,4 @@ def _embedding(vocab: int, dim: int, longest: int, sorting: Sorted, dropout: flo
     """Learned positions where there is a largest number of blocks, else sinusoids."""
     if sorting == "products":
         return sinusoids(vocab, dim, dropout=dropout)
-    std = small_std(dim)
-    return Embedding(vocab, dim, position=Learned(dim, longest, std=std), std=std, dropout=dropout)
+    return learned(vocab, dim, longest, dropout=dropout)

@@ -11,8 +11,8 @@ from manyformer.core import Chain, Layer, Pointwise
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import Softmax
 from manyformer.masks import Mask, Schedule, by_head, fixed, interleaved, strided, union
-from manyformer.models import Embedding, Head, LanguageModel
-from manyformer.position import Learned
+from manyformer.models import Head, LanguageModel
+from manyformer.recipes.alike import learned
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import branch, shrink_outputs, small_std
 
@@ -62,7 +62,7 @@ def sparse_transformer(
         return Chain(**{name: branch(part, order="pre", norm=norm, dropout=dropout) for name, part in parts.items()})
 
     body = Chain(**{str(number): layer(number) for number in range(depth)}, norm=Pointwise(norm()))
-    embed = Embedding(vocab, dim, position=Learned(dim, longest, std=std), std=std, dropout=dropout)
+    embed = learned(vocab, dim, longest, dropout=dropout)
     shrink_outputs(body, depth, std=std)
     return LanguageModel(embed, body, Head(dim, vocab, tied=embed.token))
 

@@ -11,8 +11,8 @@ from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
 from manyformer.masks import Causal
 from manyformer.mixers import Dense, DotProduct, FactorizedDense, Fixed, Product, Scores, Synthesizer, Table
-from manyformer.models import Embedding, Head, LanguageModel
-from manyformer.position import Learned
+from manyformer.models import Head, LanguageModel
+from manyformer.recipes.alike import learned
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, shrink_outputs, small_std, stack
 
@@ -55,10 +55,9 @@ def synthesizer(
         mixer = Synthesizer(dim, [SCORES[name](dim, heads, longest) for name in scores.split("+")], mask=Causal())
         return {"mixer": mixer, "ff": FeedForward(dim, hidden, activation=nn.GELU())}
 
-    std = small_std(dim)
-    embed = Embedding(vocab, dim, position=Learned(dim, longest, std=std), std=std, dropout=dropout)
+    embed = learned(vocab, dim, longest, dropout=dropout)
     body = stack(depth, layer, order=norm, norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    shrink_outputs(body, depth, std=std)
+    shrink_outputs(body, depth, std=small_std(dim))
     return LanguageModel(embed, body, Head(dim, vocab, tied=embed.token))
 
 

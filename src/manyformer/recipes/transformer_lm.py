@@ -11,8 +11,8 @@ from manyformer.core import Layer
 from manyformer.feedforward import FeedForward, in_pieces
 from manyformer.kernels import Softmax
 from manyformer.masks import Causal
-from manyformer.models import Embedding, Head, LanguageModel
-from manyformer.position import Learned
+from manyformer.models import Head, LanguageModel
+from manyformer.recipes.alike import learned
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, Streams, shrink_outputs, small_std, stack
 
@@ -70,8 +70,7 @@ def gpt(
     streams: Streams = "plain",
 ) -> LanguageModel:
     """GPT-2 with the branches that `layer` makes for each layer."""
-    std = small_std(dim)
-    embed = Embedding(vocab, dim, position=Learned(dim, longest, std=std), std=std, dropout=dropout)
+    embed = learned(vocab, dim, longest, dropout=dropout)
     body = stack(depth, layer, order=norm, norm=partial(nn.LayerNorm, dim), dropout=dropout, streams=streams)
-    shrink_outputs(body, depth, std=std)
+    shrink_outputs(body, depth, std=small_std(dim))
     return LanguageModel(embed, body, Head(dim, vocab, tied=embed.token))
