@@ -94,9 +94,9 @@ class Loop:
         passed, labour = now - self._mark, worked - self._worked
         self._mark, self._worked = now, worked
         # one clock for all processes: they must agree on when to end
-        passed = self._world.of_first(passed)
+        passed, labour = self._world.sums([passed if self._world.first else 0.0, labour])
         self.standing.seconds += passed
-        self.standing.processor += self._world.sums([labour])[0]
+        self.standing.processor += labour
         return passed
 
     def _advance(self) -> None:
