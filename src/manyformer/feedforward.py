@@ -27,6 +27,7 @@ class FeedForward(Layer):
         _glorot(self.up, self.down)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
+        ctx.watch(self, "input", x)
         return Out(self.down(self.activation(self.up(x))), state)
 
 
@@ -49,6 +50,7 @@ class GatedFeedForward(Layer):
         _glorot(self.gate, self.up, self.down)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
+        ctx.watch(self, "input", x)
         return Out(self.down(self.activation(self.gate(x)) * self.up(x)), state)
 
 

@@ -2,6 +2,8 @@
 
 import itertools
 from collections import Counter
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyformer.batches import IGNORE
+from manyformer.data.lanes import Lanes
 from manyformer.data.masking import mask_tokens
 from manyformer.data.packing import best_fit
 from manyformer.data.plan import generator
@@ -122,6 +125,23 @@ def test_full_rows_of_one_document_need_no_segments() -> None:
     rows = everything(Documents(shard_of([39]), 10, shifted=True))
     assert rows.segments is None
     assert rows.tokens.shape == (4, 10)
+
+
+@pytest.mark.parametrize("layout", [Windows, Documents, partial(Lanes, rows=3)], ids=["windows", "documents", "lanes"])
+@pytest.mark.parametrize("mixed", [False, True], ids=["fixed", "mixed"])
+def test_places_tell_where_tokens_are_from(layout: Any, mixed: bool) -> None:
+    shard = shard_of([15, 38, 0, 21])
+    arrangement = layout(shard, length=10, shifted=True).arrange(generator(0) if mixed else None)
+    numbers = np.arange(arrangement.count)
+    rows, places = arrangement.rows(numbers), arrangement.places(numbers)
+    there = places >= 0
+    assert (rows.tokens[there] == shard.tokens[places[there]]).all()
+    assert (there >= rows.own).all()
+    scored = rows.targets != IGNORE
+    following = places[scored] + 1
+    assert (rows.targets[scored] == shard.tokens[following]).all()
+    # every token but those that begin a document
+    assert sorted(following) == sorted(set(range(82)) - {0, 17, 57, 59})
 
 
 def masked_rows(count: int, length: int) -> Rows:

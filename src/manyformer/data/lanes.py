@@ -1,6 +1,7 @@
 """Running text in lanes: every row of a batch goes on where the same row of the batch before it ended."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyformer.batches import IGNORE
 from manyformer.data.ragged import Whole
@@ -42,12 +43,12 @@ class LaneRows(Arrangement):
         # a ring passes each document twice at most: at the beginning of an epoch and at its end
         self._first = epoch * 2 * len(self._begins)
 
+    def places(self, numbers: Whole) -> Whole:
+        index, own = self._put(numbers)
+        return np.where(own, index % len(self._tokens), -1)
+
     def rows(self, numbers: Whole) -> Rows:
-        lane = numbers % self._lanes
-        starts = self._edges[lane] + numbers // self._lanes * self.length
-        places = starts[:, None] + np.arange(self.length)
-        own = places < self._edges[lane + 1][:, None]
-        index = self._begin + places
+        index, own = self._put(numbers)
         count = len(self._tokens)
         tokens = np.where(own, self._tokens[index % count].astype(np.int64), Tokenizer.pad)
         following = self._tokens[(index + 1) % count].astype(np.int64)
@@ -56,3 +57,10 @@ class LaneRows(Arrangement):
         document = np.searchsorted(self._begins, index % count, side="right") - 1
         segments = self._first + document + index // count * len(self._begins)
         return Rows(tokens, targets, np.where(own, segments, -1), own)
+
+    def _put(self, numbers: Whole) -> tuple[Whole, NDArray[np.bool_]]:
+        """Where the tokens of these rows stand, counted on through the end of the ring, and which are of their lane."""
+        lane = numbers % self._lanes
+        starts = self._edges[lane] + numbers // self._lanes * self.length
+        places = starts[:, None] + np.arange(self.length)
+        return self._begin + places, places < self._edges[lane + 1][:, None]

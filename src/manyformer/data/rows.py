@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from manyformer.batches import IGNORE
 from manyformer.data.packing import Packed, pack
-from manyformer.data.ragged import Whole, gather, within
+from manyformer.data.ragged import Whole, within
 from manyformer.data.shards import Shard, Tokens
 from manyformer.data.tokenizer import Tokenizer
 
@@ -37,6 +37,10 @@ class Arrangement(ABC):
     @abstractmethod
     def rows(self, numbers: Whole) -> Rows:
         """These rows, as arrays."""
+
+    @abstractmethod
+    def places(self, numbers: Whole) -> Whole:
+        """Where in the shard each token of these rows stands, -1 for padding."""
 
 
 class Layout(ABC):
@@ -74,15 +78,23 @@ class WindowRows(Arrangement):
         self.length = min(length, targets)
         self.count = -(-targets // self.length)
 
+    def places(self, numbers: Whole) -> Whole:
+        return self._index(numbers)[:, :-1] % len(self._tokens)
+
     def rows(self, numbers: Whole) -> Rows:
-        places = np.minimum(numbers * self.length, self._targets - self.length)
-        index = (self._begin + places)[:, None] + np.arange(self.length + 1)
-        taken = np.asarray(self._tokens[index % len(self._tokens)], dtype=np.int64)
+        taken = np.asarray(self._tokens[self._index(numbers) % len(self._tokens)], dtype=np.int64)
         tokens, targets = taken[:, :-1].copy(), taken[:, 1:].copy()
-        own = np.arange(self.length) >= (numbers * self.length - places)[:, None]
+        own = np.arange(self.length) >= (numbers * self.length - self._starts(numbers))[:, None]
         # That a text begins is given, not predicted.
         targets[~own | (targets == Tokenizer.bos)] = IGNORE
         return Rows(tokens, targets, None, own)
+
+    def _starts(self, numbers: Whole) -> Whole:
+        return np.minimum(numbers * self.length, self._targets - self.length)
+
+    def _index(self, numbers: Whole) -> Whole:
+        """Where the tokens and the one after them stand, counted on through the end of the ring."""
+        return (self._begin + self._starts(numbers))[:, None] + np.arange(self.length + 1)
 
 
 class Documents(Layout, Arrangement):
@@ -100,7 +112,20 @@ class Documents(Layout, Arrangement):
     def arrange(self, random: np.random.Generator | None, epoch: int = 0) -> "Documents":
         return self
 
+    def places(self, numbers: Whole) -> Whole:
+        return self._put(numbers)[0]
+
     def rows(self, numbers: Whole) -> Rows:
+        places, segments = self._put(numbers)
+        own = places >= 0
+        tokens = np.where(own, self._tokens[places].astype(np.int64), Tokenizer.pad)
+        targets = np.full_like(tokens, IGNORE)
+        if self._shifted:
+            targets = np.where(own, self._tokens[(places + 1) % len(self._tokens)].astype(np.int64), IGNORE)
+        return Rows(tokens, targets, segments if segments.any() else None, own)
+
+    def _put(self, numbers: Whole) -> tuple[Whole, Whole]:
+        """Where each token of these rows stands, and the number of its piece in its row: -1 for padding."""
         packed, shape = self._packed, (len(numbers), self.length)
         counts = packed.first[numbers + 1] - packed.first[numbers]
         # The pieces of these rows, the row of each, and where in its row each begins.
@@ -109,12 +134,7 @@ class Documents(Layout, Arrangement):
         before = np.cumsum(sizes) - sizes
         column = before - np.repeat(before[np.cumsum(counts) - counts], counts)
         at = (np.repeat(row, sizes), np.repeat(column, sizes) + within(sizes))
-        tokens = np.full(shape, Tokenizer.pad, np.int64)
-        targets = np.full(shape, IGNORE, np.int64)
-        segments = np.full(shape, -1, np.int64)
-        tokens[at] = gather(self._tokens, starts, sizes)
-        if self._shifted:
-            targets[at] = gather(self._tokens, starts + 1, sizes)
+        places, segments = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
+        places[at] = np.repeat(starts, sizes) + within(sizes)
         segments[at] = np.repeat(within(counts), sizes)
-        plain = len(chosen) == len(numbers) and int(sizes.sum()) == tokens.size
-        return Rows(tokens, targets, None if plain else segments, segments >= 0)
+        return places, segments
