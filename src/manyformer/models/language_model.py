@@ -45,7 +45,7 @@ class LanguageModel(Model):
         *,
         watch: Watch = ignore,
     ) -> ModelOut:
-        hidden, state, loss = self._hidden(tokens, segments, state, watch)
+        hidden, state, loss = self.hidden(tokens, segments, state, watch=watch)
         return ModelOut(self.head(hidden), state, loss)
 
     def start(self, batch: int, *, capacity: int | None = None) -> Stream:
@@ -60,13 +60,13 @@ class LanguageModel(Model):
             if state is not None:
                 raise ValueError("losses between layers are for training without a state")
             return self._deep_loss(batch, self.auxiliary, smoothing)
-        hidden, state, extra = self._hidden(batch.tokens, batch.segments, state, ignore)
+        hidden, state, extra = self.hidden(batch.tokens, batch.segments, state)
         return self.head.loss(hidden, batch.targets, smoothing=smoothing)._replace(extra=extra, state=state)
 
     def score(self, batch: Batch, *, state: Stream | None = None) -> Score:
         """The plain negative log-likelihood and accuracy; with a state, of rows that go on from it."""
         assert isinstance(batch, TextBatch)
-        hidden, state, _ = self._hidden(batch.tokens, batch.segments, state, ignore)
+        hidden, state, _ = self.hidden(batch.tokens, batch.segments, state)
         return self.head.score(hidden, batch.targets)._replace(state=state)
 
     def _deep_loss(self, batch: TextBatch, auxiliary: Auxiliary, smoothing: float) -> Loss:
@@ -79,7 +79,15 @@ class LanguageModel(Model):
             extra = extra + out.loss
         return self.head.loss(outs[-1].y, batch.targets, smoothing=smoothing)._replace(extra=extra)
 
-    def _hidden(self, tokens: Tensor, segments: Tensor | None, state: Stream | None, watch: Watch) -> Out:
+    def hidden(
+        self,
+        tokens: Int[Tensor, "b l"],
+        segments: Int[Tensor, "b l"] | None = None,
+        state: Stream | None = None,
+        *,
+        watch: Watch = ignore,
+    ) -> Out:
+        """What the head is given, as `forward` goes on from it."""
         place, tail = locate(tokens, segments, None if state is None else state.tail)
         self.check_length(tokens.shape[1])
         y, body, loss = self.body(self.embed(tokens, place), Context(place, watch=watch), state and state.body)
