@@ -14,11 +14,11 @@ def same(q: Tensor, k: Tensor, count: int, hidden: Tensor | None = None) -> None
     found, expected = nearest(q, k, count, hidden), naive(q, k, count, hidden)
     torch.testing.assert_close(found.products, expected.products, atol=1e-12, rtol=0)
     # of equal products any may be chosen, but each number once, and with its own product
-    assert found.index.shape == expected.index.shape
-    assert all(len(set(row)) == len(row) for row in found.index.flatten(0, 1).tolist())
-    own = (q @ k.mT).gather(-1, found.index)
+    assert found.columns.shape == expected.columns.shape
+    assert all(len(set(row)) == len(row) for row in found.columns.flatten(0, 1).tolist())
+    own = (q @ k.mT).gather(-1, found.columns)
     if hidden is not None:
-        own = own.masked_fill(hidden.expand(len(q), -1, -1).gather(-1, found.index), -torch.inf)
+        own = own.masked_fill(hidden.expand(len(q), -1, -1).gather(-1, found.columns), -torch.inf)
     torch.testing.assert_close(own, found.products, atol=1e-12, rtol=0)
 
 
@@ -43,11 +43,11 @@ def test_equal_products_do_no_harm() -> None:
     for best in (range(0, 4096, 512), range(100, 108), [*range(4088, 4096)]):
         k = torch.zeros(1, 4096, 1, dtype=torch.float64)
         k[0, list(best), 0] = torch.arange(1.0, 9.0, dtype=torch.float64)
-        assert nearest(q, k, 8).index.flatten().sort().values.tolist() == list(best)
+        assert nearest(q, k, 8).columns.flatten().sort().values.tolist() == list(best)
     k = torch.randint(0, 3, (2, 1000, 2), dtype=torch.float64)
     same(torch.randint(0, 3, (2, 5, 2), dtype=torch.float64), k, 7)
 
 
 def test_no_keys_and_no_queries() -> None:
     assert nearest(torch.randn(2, 3, 4), torch.randn(2, 0, 4), 5).products.shape == (2, 3, 0)
-    assert nearest(torch.randn(2, 0, 4), torch.randn(2, 9, 4), 5).index.shape == (2, 0, 5)
+    assert nearest(torch.randn(2, 0, 4), torch.randn(2, 9, 4), 5).columns.shape == (2, 0, 5)

@@ -5,6 +5,8 @@ from manyformer.kernels.dynamic_rotary import DynamicRotary
 from manyformer.kernels.linear import Linear
 from manyformer.kernels.linformer import Linformer
 from manyformer.kernels.lsh import LSH
+from manyformer.kernels.memorizing import Memorizing
+from manyformer.kernels.normed import Normed
 from manyformer.kernels.pairs import Pairs
 from manyformer.kernels.routing import Routing
 from manyformer.kernels.sinkhorn import Sinkhorn
@@ -17,6 +19,8 @@ __all__ = [
     "Kernel",
     "Linear",
     "Linformer",
+    "Memorizing",
+    "Normed",
     "Pairs",
     "Routing",
     "Sinkhorn",

@@ -11,6 +11,7 @@ from manyformer.attention import Attention
 from manyformer.core import PADDING, Context, Layer, Memory, Out, Place, State, ignore
 from manyformer.hooks import Carried
 from manyformer.mixers.compression import Compression, Slots, Teacher
+from manyformer.ops.regions import shares
 from manyformer.sources import After
 
 
@@ -39,6 +40,8 @@ class Compressive(Layer, Carried):
     Nothing remembered gets a gradient, and slots are made outside of the task's loss: a compression learns from its
     `teacher` alone. Watched, it reports as "mass" the shares of attention that go to slots, memory and segment.
     """
+
+    regions = ("slots", "memory", "segment")
 
     def __init__(
         self,
@@ -116,8 +119,7 @@ class Compressive(Layer, Carried):
         if ctx.watch is not ignore and seen.weights is not None:
             real = (ctx.place.seg != PADDING).expand(seen.weights.shape[0], -1)
             own = seen.weights.shape[-1] - slots - remembered
-            parts = torch.split(seen.weights, [slots, remembered, own], -1)
-            ctx.watch(self, "mass", torch.stack([part.sum(-1).mean(1)[real].mean() for part in parts]))
+            ctx.watch(self, "mass", shares(seen.weights, [slots, remembered, own], real))
 
     def extra_repr(self) -> str:
         return f"remembered={self.remembered}, compressed={self.compressed}, block={self.block}"

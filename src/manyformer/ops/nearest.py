@@ -24,10 +24,10 @@ ROWS = 64
 
 
 class Nearest(NamedTuple):
-    """For each query its largest products, descending, and the numbers of their keys; -inf where there are too few."""
+    """For each query its largest products, descending, and the columns of their keys; -inf where there are too few."""
 
     products: Float[Tensor, "p l n"]
-    index: Int[Tensor, "p l n"]
+    columns: Int[Tensor, "p l n"]
 
 
 def naive(
@@ -51,7 +51,7 @@ def nearest(
     (pairs, queries, _), keys = q.shape, k.shape[1]
     count = min(count, keys)
     found = Nearest(q.new_empty(pairs, queries, count), q.new_empty(pairs, queries, count, dtype=torch.long))
-    if not found.index.numel():
+    if not found.columns.numel():
         return found
     limit = AT_ONCE.get(q.device.type, OTHERWISE)
     width = min(keys, max(count, limit // min(queries, ROWS)))
@@ -62,7 +62,7 @@ def nearest(
         for row in range(0, queries, rows):
             here = slice(pair, pair + block), slice(row, row + rows)
             best = _best(q[here], k[here[0]], count, None if hidden is None else hidden[here[1]], width, room)
-            found.products[here], found.index[here] = best
+            found.products[here], found.columns[here] = best
     return found
 
 
@@ -103,7 +103,7 @@ def _candidates(products: Float[Tensor, "p c s"], count: int) -> tuple[Tensor, T
         return best.values, best.indices
     # a group is every `groups`-th key, so that the largest is sought for side by side; what is left over is taken whole
     whole, rest = products[..., : groups * size], products[..., groups * size :]
-    tops = whole.unflatten(-1, (size, groups)).amax(-2).topk(count, -1, sorted=False).indices
+    tops = whole.view(*whole.shape[:-1], size, groups).amax(-2).topk(count, -1, sorted=False).indices
     members = torch.arange(0, groups * size, groups, device=products.device)
     numbers = (tops[..., None, :] + members[:, None]).flatten(-2)
     after = torch.arange(groups * size, keys, device=products.device).expand(*numbers.shape[:-1], -1)

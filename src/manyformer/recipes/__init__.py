@@ -18,6 +18,7 @@ from manyformer.recipes.image_transformer import image_transformer, image_transf
 from manyformer.recipes.linear_transformer import linear_transformer
 from manyformer.recipes.linformer import linformer
 from manyformer.recipes.longformer import longformer, longformer_lm
+from manyformer.recipes.memorizing_transformer import memorizing_transformer
 from manyformer.recipes.mlp_mixer import mlp_mixer
 from manyformer.recipes.performer import performer, performer_encoder
 from manyformer.recipes.reformer import reformer, reformer_encoder, reformer_strict
@@ -67,6 +68,7 @@ __all__ = [
     "linformer",
     "longformer",
     "longformer_lm",
+    "memorizing_transformer",
     "mlp_mixer",
     "performer",
     "performer_encoder",

@@ -23,7 +23,7 @@ from manyformer.mixers.compressive import Compressive
 from manyformer.models import LanguageModel
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
-from manyformer.recipes.transformer_xl import Biases, Parts, xl_model
+from manyformer.recipes.transformer_xl import Biases, Parts, xl_model, xl_positions
 from manyformer.sources import After
 
 CompressionName = Literal["max", "mean", "convolution", "dilated", "most-used"]
@@ -97,4 +97,5 @@ def compressive_transformer(
             block=block,
         )
 
-    return xl_model(vocab, dim, depth, heads, hidden, attention, clamp, biases, dropout, norm)
+    positions = xl_positions(dim, heads, clamp, biases, dropout)
+    return xl_model(vocab, dim, depth, heads, hidden, attention, positions, dropout, norm)

@@ -13,7 +13,7 @@ from manyformer.feedforward import FeedForward
 from manyformer.kernels import Kernel, Softmax
 from manyformer.masks import Causal, Window
 from manyformer.models import Embedding, Head, LanguageModel
-from manyformer.position import XL, XLBiases
+from manyformer.position import XL, Position, XLBiases
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, branch, small_std
 from manyformer.sources import Remembered, Source
@@ -61,21 +61,36 @@ def transformer_xl(
         seen = Causal() if view == "growing" or remembered is None else Window(remembered)
         return parts.attention(Softmax(seen), None if remembered is None else Remembered(remembered, dim))
 
-    return xl_model(vocab, dim, depth, heads, hidden, attention, clamp, biases, dropout, norm)
+    positions = xl_positions(dim, heads, clamp, biases, dropout)
+    return xl_model(vocab, dim, depth, heads, hidden, attention, positions, dropout, norm)
 
 
 class Parts(NamedTuple):
-    """What the attention of one layer is made of."""
+    """What the attention of one layer is made of; `number` counts the layers from 0."""
 
+    number: int
     dim: int
     heads: int
-    position: XL
+    position: Position
     before: nn.Module | None
 
     def attention(self, kernel: Kernel, source: Source | None) -> Attention:
         """Attention without biases, at these positions."""
-        _, heads, position, before = self
-        return Attention(self.dim, heads, kernel, position=position, source=source, before=before, bias=False)
+        _, dim, heads, position, before = self
+        return Attention(dim, heads, kernel, position=position, source=source, before=before, bias=False)
+
+
+def xl_positions(dim: int, heads: int, clamp: int | None, biases: Biases, dropout: float) -> Callable[[], Position]:
+    """What makes the position of one layer after the other."""
+    check_heads(dim, heads)
+    shared = XLBiases(heads, dim // heads) if biases == "shared" else None
+    return lambda: XL(dim, heads, biases=shared, clamp=clamp, dropout=dropout)
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Raise UserError where heads do not divide the model."""
+    if dim % heads:
+        raise UserError(f"dim ({dim}) must be a multiple of heads ({heads})")
 
 
 def xl_model(
@@ -85,30 +100,26 @@ def xl_model(
     heads: int,
     hidden: int | None,
     attention: Callable[[Parts], Layer],
-    clamp: int | None,
-    biases: Biases,
+    positions: Callable[[], Position],
     dropout: float,
     norm: NormOrder,
 ) -> LanguageModel:
-    """A language model with Transformer-XL's positions, and in each layer what `attention` makes.
+    """A language model with the layers of Transformer-XL, and in each what `positions` and `attention` make.
 
     Under other norms than post-norm the attention norms what goes into it by itself, so that what it remembers is the
     bare stream.
     """
-    if dim % heads:
-        raise UserError(f"dim ({dim}) must be a multiple of heads ({heads})")
-    shared = XLBiases(heads, dim // heads) if biases == "shared" else None
+    check_heads(dim, heads)
     layer_norm, std = partial(nn.LayerNorm, dim), small_std(dim)
 
-    def layer() -> Chain:
-        position = XL(dim, heads, biases=shared, clamp=clamp, dropout=dropout)
-        made = attention(Parts(dim, heads, position, None if norm == "post" else layer_norm()))
+    def layer(number: int) -> Chain:
+        made = attention(Parts(number, dim, heads, positions(), None if norm == "post" else layer_norm()))
         join = Add(dropout=dropout) if dropout else None
         after, within = (layer_norm() if norm == order else None for order in ("post", "sandwich"))
         ff = branch(FeedForward(dim, hidden), order=norm, norm=layer_norm, dropout=dropout)
         return Chain(attention=Residual(made, within=within, after=after, join=join), ff=ff)
 
-    layers: dict[str, Layer] = {str(number): layer() for number in range(depth)}
+    layers: dict[str, Layer] = {str(number): layer(number) for number in range(depth)}
     if norm != "post":
         layers["norm"] = Pointwise(layer_norm())
     body = Chain(**layers)
