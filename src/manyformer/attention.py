@@ -102,11 +102,12 @@ class Attention(Layer):
         """Queries, and what projects keys and values."""
         if self.to_q is not None:
             normed = x if self.before is None else self.before(x)
-            return self.position.query(split_heads(self.to_q(normed), self.heads), place), self._project
-        keys = self._project(x, place)
+            return self.position.query(split_heads(self.to_q(normed), self.heads), place), self.project
+        keys = self.project(x, place)
         return keys[0], lambda *_: keys
 
-    def _project(self, x: Float[Tensor, "b s d"], place: Place) -> tuple[Tensor, Tensor]:
+    def project(self, x: Float[Tensor, "b s d"], place: Place) -> tuple[Tensor, Tensor]:
+        """Keys (b, g, s, e) and values (b, g, s, f) of tokens at these places."""
         heads, key, value = self.shape
         # one split, not two slices: its gradient is a single concatenation
         k, v = self.to_kv(x if self.before is None else self.before(x)).split([heads * key, heads * value], dim=-1)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from manyformer.core import State, tree_map
 from manyformer.flops import count_flops
-from manyformer.kernels import Kernel
 from manyformer.models import EncoderDecoder, ImageClassifier, LanguageModel, Model, Tagger
 from manyformer.recipes import RECIPES, build
 from manyformer.trees import walk
@@ -119,7 +118,7 @@ def cost(model: Model, length: int) -> Cost:
     on what the tokens are like, a sketch is made real, by a fixed seed.
     """
     model.check_length(length)
-    by_content = any(isinstance(part, Kernel) and part.by_content for part in model.modules())
+    by_content = any(getattr(part, "by_content", False) for part in model.modules())
     if by_content and model.device.type == "meta":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

@@ -1,6 +1,7 @@
 """Layers that mix tokens without queries, keys and values of the usual kind."""
 
 from manyformer.mixers.beside import Beside
+from manyformer.mixers.convolution import SeparableConv
 from manyformer.mixers.fourier import Fourier
 from manyformer.mixers.pairs import Pairs, Product, Shifts, Table
 from manyformer.mixers.recurrent import AttendingGRU, BidirectionalGRU
@@ -21,6 +22,7 @@ __all__ = [
     "Pairs",
     "Product",
     "Scores",
+    "SeparableConv",
     "Shifts",
     "SpatialGate",
     "Synthesizer",

@@ -76,5 +76,15 @@ class Timing(nn.Module):
 
     def forward(self, x: Float[Tensor, "b l d"], place: Place, step: int) -> Float[Tensor, "b l d"]:
         """The stream before step number `step`, the first being 0."""
-        step_row: Tensor = self.steps(step)
-        return self.position.embed(x, place) + step_row.to(x.dtype)
+        return self.at_step(x, self.positions(x, place), step)
+
+    def positions(self, x: Float[Tensor, "b l d"], place: Place) -> Float[Tensor, "b l d"]:
+        """The vectors of the positions, which are the same at every step."""
+        return self.position.embed(torch.zeros_like(x), place)
+
+    def at_step(
+        self, x: Float[Tensor, "b l d"], positions: Float[Tensor, "b l d"], step: int
+    ) -> Float[Tensor, "b l d"]:
+        """The stream with the vectors of its positions and that of the step."""
+        row: Tensor = self.steps(step)
+        return x + positions + row.to(x.dtype)

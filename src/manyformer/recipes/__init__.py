@@ -35,6 +35,11 @@ from manyformer.recipes.transformer import transformer
 from manyformer.recipes.transformer_classifier import transformer_classifier
 from manyformer.recipes.transformer_lm import transformer_lm
 from manyformer.recipes.transformer_xl import transformer_xl
+from manyformer.recipes.universal_transformer import (
+    universal_transformer,
+    universal_transformer_classifier,
+    universal_transformer_lm,
+)
 from manyformer.recipes.vit import vit
 
 __all__ = [
@@ -90,5 +95,8 @@ __all__ = [
     "transformer_classifier",
     "transformer_lm",
     "transformer_xl",
+    "universal_transformer",
+    "universal_transformer_classifier",
+    "universal_transformer_lm",
     "vit",
 ]

@@ -6,5 +6,6 @@ from manyformer.sources.encoder import Encoded
 from manyformer.sources.own import Own
 from manyformer.sources.remembered import Remembered
 from manyformer.sources.ring import Recent
+from manyformer.sources.still import Beside, Still
 
-__all__ = ["After", "Encoded", "Keys", "Own", "Project", "Recent", "Remembered", "Source"]
+__all__ = ["After", "Beside", "Encoded", "Keys", "Own", "Project", "Recent", "Remembered", "Source", "Still"]
