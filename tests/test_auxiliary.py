@@ -33,9 +33,9 @@ def test_layer_l_of_n_ends_after_l_in_2n_of_the_training(share: float, left: lis
 
 def test_the_target_two_ahead_stays_in_its_document() -> None:
     targets = torch.tensor([[4, 5, 6, 7, 8], [4, 5, IGNORE, 7, 8]])
-    segments = torch.tensor([[0, 0, 1, 1, PADDING], [0] * 5])
+    segments, one = torch.tensor([[0, 0, 1, 1, PADDING], [0] * 5]), torch.zeros(2, 5, dtype=torch.long)
     x = IGNORE
-    assert two_ahead(targets, None).tolist() == [[5, 6, 7, 8, x], [5, x, 7, 8, x]]
+    assert two_ahead(targets, one).tolist() == [[5, 6, 7, 8, x], [5, x, 7, 8, x]]
     assert two_ahead(targets, segments).tolist() == [[5, x, 7, x, x], [5, x, 7, 8, x]]
 
 

@@ -169,8 +169,16 @@ class Pointwise(Layer):
         return Out(self.inner(x), state)
 
 
+class Deep(Layer):
+    """Layers within a layer, between which losses may be taken."""
+
+    @abstractmethod
+    def each(self, x: Float[Tensor, "b l d"], ctx: Context) -> list[Out]:
+        """What comes out of each layer in turn, without a state; what comes last is what `forward` gives."""
+
+
 @final
-class Chain(Layer):
+class Chain(Deep):
     """Layers one after the other, named by their keywords: the names become part of the checkpoint."""
 
     def __init__(self, **layers: Layer) -> None:
@@ -191,7 +199,6 @@ class Chain(Layer):
         return Out(x, None if state is None else after, loss)
 
     def each(self, x: Float[Tensor, "b l d"], ctx: Context) -> list[Out]:
-        """What comes out of each layer in turn, without a state: for losses in between."""
         outs: list[Out] = []
         for layer in self._layers():
             outs.append(layer(x, ctx))

@@ -26,6 +26,17 @@ class Carried:
     """A part with a memory: its state is carried from batch to batch of a training whose rows go on."""
 
 
+class Added:
+    """A part that a model may have been trained without: it begins with weights of its own where an earlier run is
+    begun with that had none, and what that run had of it is left behind where it is there no longer."""
+
+
+class Around:
+    """A part that stands where another stood, which is now inside of it under the name `inside`."""
+
+    inside: str
+
+
 class Scheduled(ABC):
     """A part that does something else as training goes on, such as a loss that ends halfway."""
 

@@ -2,23 +2,65 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.batches import IGNORE, TextBatch
+from manyformer.batches import IGNORE
+from manyformer.core import Context, Deep
 from manyformer.hooks import Scheduled
+from manyformer.models.base import Loss
 from manyformer.models.head import Head
+from manyformer.models.output import Output
+
+
+class Lesson(NamedTuple):
+    """What there is to learn: the targets, what the call shares, and the loss that the model's `head` has anyway."""
+
+    targets: Int[Tensor, "b l"]
+    ctx: Context
+    head: Output
+    loss: Loss
+    smoothing: float
 
 
 class Auxiliary(nn.Module, ABC):
     """More to be learnt from what comes out of each layer."""
 
     @abstractmethod
-    def forward(self, streams: Sequence[Float[Tensor, "b l d"]], batch: TextBatch, *, smoothing: float) -> Tensor:
+    def forward(self, streams: Sequence[Float[Tensor, "b l d"]], lesson: Lesson) -> Tensor:
         """The sum of the losses, each a mean over its targets; `streams` are what comes out of the layers in turn."""
+
+
+def mean_loss(head: Output, x: Float[Tensor, "b l d"], targets: Int[Tensor, "b l"], smoothing: float) -> Tensor:
+    """The loss of a target, on average."""
+    return per_target(head.loss(x, targets, smoothing=smoothing))
+
+
+def per_target(loss: Loss) -> Tensor:
+    """A loss divided by the number of its targets."""
+    return loss.total / loss.targets.clamp(min=1)
+
+
+def deep_loss(
+    auxiliary: Auxiliary,
+    layers: Deep,
+    x: Float[Tensor, "b l d"],
+    ctx: Context,
+    head: Output,
+    targets: Int[Tensor, "b l"],
+    *,
+    smoothing: float,
+) -> Loss:
+    """The loss of a model from what comes out of its layers, with that which is learnt between them as extra."""
+    outs = layers.each(x, ctx)
+    own = head.loss(outs[-1].y, targets, smoothing=smoothing)
+    extra = auxiliary([out.y for out in outs], Lesson(targets, ctx, head, own, smoothing))
+    for out in outs:
+        extra = extra + out.loss
+    return own._replace(extra=extra)
 
 
 @final
@@ -50,13 +92,12 @@ class DeepTargets(Auxiliary, Scheduled):
 
     # outside compiled code: with every layer that falls silent it would be compiled anew
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def forward(self, streams: Sequence[Float[Tensor, "b l d"]], batch: TextBatch, *, smoothing: float) -> Tensor:
-        later = two_ahead(batch.targets, batch.segments)
+    def forward(self, streams: Sequence[Float[Tensor, "b l d"]], lesson: Lesson) -> Tensor:
+        later = two_ahead(lesson.targets, lesson.ctx.place.seg)
 
         def loss(head: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
             assert isinstance(head, Head)
-            found = head.loss(x, targets, smoothing=smoothing)
-            return found.total / found.targets.clamp(min=1)
+            return mean_loss(head, x, targets, lesson.smoothing)
 
         # what follows the last layer, a norm, belongs to it
         whole = self.AHEAD * loss(self.ahead[-1], streams[-1], later)
@@ -64,7 +105,7 @@ class DeepTargets(Auxiliary, Scheduled):
         for number in range(self.depth - 1):
             heads, x = (self.next[number], self.ahead[number]), streams[number]
             if number in speaking:
-                whole = whole + loss(heads[0], x, batch.targets) + self.AHEAD * loss(heads[1], x, later)
+                whole = whole + loss(heads[0], x, lesson.targets) + self.AHEAD * loss(heads[1], x, later)
             else:
                 # processes that average gradients wait for one of every weight
                 whole = whole + 0.0 * sum(weight.sum() for head in heads for weight in head.parameters())
@@ -75,10 +116,9 @@ class DeepTargets(Auxiliary, Scheduled):
         return [number for number in range(self.depth - 1) if self.share < (number + 1) / (2 * self.depth)]
 
 
-def two_ahead(targets: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None) -> Int[Tensor, "b l"]:
+def two_ahead(targets: Int[Tensor, "b l"], segments: Int[Tensor, "b l"]) -> Int[Tensor, "b l"]:
     """The targets after the next: those of the following token, where it is of the same document."""
     later = torch.full_like(targets, IGNORE)
     later[:, :-1] = targets[:, 1:]
-    if segments is not None:
-        later[:, :-1].masked_fill_(segments[:, 1:] != segments[:, :-1], IGNORE)
+    later[:, :-1].masked_fill_(segments[:, 1:] != segments[:, :-1], IGNORE)
     return later

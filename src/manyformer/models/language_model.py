@@ -6,8 +6,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import Batch, TextBatch
-from manyformer.core import Chain, Context, Layer, Out, State, Watch, ignore
-from manyformer.models.auxiliary import Auxiliary
+from manyformer.core import Context, Deep, Layer, Out, State, Watch, ignore
+from manyformer.models.auxiliary import Auxiliary, deep_loss
 from manyformer.models.base import Loss, Model, ModelOut, Score, longest_in
 from manyformer.models.embedding import Embedding
 from manyformer.models.output import Output
@@ -27,12 +27,12 @@ class LanguageModel(Model):
 
     `segments` numbers the documents of packed rows, -1 is padding, None is one document a row. With a state from
     `start` or from an earlier call it goes on from there; `capacity` reserves room and is for `torch.no_grad()`.
-    `auxiliary` adds losses from between the layers of `body`, which then must be a `Chain`.
+    `auxiliary` adds losses from between the layers of `body`, which then must show them.
     """
 
     def __init__(self, embed: Embedding, body: Layer, head: Output, *, auxiliary: Auxiliary | None = None) -> None:
         super().__init__()
-        if auxiliary is not None and not isinstance(body, Chain):
+        if auxiliary is not None and not isinstance(body, Deep):
             raise ValueError(f"auxiliary losses need the layers of a Chain, and a {type(body).__name__} shows none")
         self.embed, self.body, self.head, self.auxiliary = embed, body, head, auxiliary
         self.longest, self.vocab = longest_in(embed, body), head.classes
@@ -70,14 +70,11 @@ class LanguageModel(Model):
         return self.head.score(hidden, batch.targets)._replace(state=state)
 
     def _deep_loss(self, batch: TextBatch, auxiliary: Auxiliary, smoothing: float) -> Loss:
-        assert isinstance(self.body, Chain)
+        assert isinstance(self.body, Deep)
         self.check_length(batch.tokens.shape[1])
         place, _ = locate(batch.tokens, batch.segments, None)
-        outs = self.body.each(self.embed(batch.tokens, place), Context(place))
-        extra = auxiliary([out.y for out in outs], batch, smoothing=smoothing)
-        for out in outs:
-            extra = extra + out.loss
-        return self.head.loss(outs[-1].y, batch.targets, smoothing=smoothing)._replace(extra=extra)
+        x = self.embed(batch.tokens, place)
+        return deep_loss(auxiliary, self.body, x, Context(place), self.head, batch.targets, smoothing=smoothing)
 
     def hidden(
         self,

@@ -6,11 +6,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import Batch, PairBatch
-from manyformer.core import Context, Layer, Memory, Out, Packed, Watch, ignore
+from manyformer.core import Context, Deep, Layer, Memory, Out, Packed, Watch, ignore
+from manyformer.models.auxiliary import Auxiliary, deep_loss
 from manyformer.models.base import Loss, Model, ModelOut, Score, longest_in
 from manyformer.models.embedding import Embedding
-from manyformer.models.head import Head
 from manyformer.models.language_model import Stream
+from manyformer.models.output import Output
 from manyformer.models.places import fresh, locate
 
 
@@ -19,17 +20,27 @@ class EncoderDecoder(Model):
     """Predicts each next target token: `logits[:, i]` is about target i + 1; the target begins with the start token.
 
     Pass one embedding twice and tie the head to it for the three shared matrices of Vaswani et al. (2017, section 3.4).
-    Packed rows of pairs work where both sides number their documents alike.
+    Packed rows of pairs work where both sides number their documents alike. `auxiliary` adds losses from between the
+    layers of `decoder`, which then must show them.
     """
 
     def __init__(
-        self, embed_source: Embedding, encoder: Layer, embed_target: Embedding, decoder: Layer, head: Head
+        self,
+        embed_source: Embedding,
+        encoder: Layer,
+        embed_target: Embedding,
+        decoder: Layer,
+        head: Output,
+        *,
+        auxiliary: Auxiliary | None = None,
     ) -> None:
         super().__init__()
+        if auxiliary is not None and not isinstance(decoder, Deep):
+            raise ValueError(f"auxiliary losses need the layers of a Chain, and a {type(decoder).__name__} shows none")
         self.embed_source, self.encoder = embed_source, encoder
-        self.embed_target, self.decoder, self.head = embed_target, decoder, head
+        self.embed_target, self.decoder, self.head, self.auxiliary = embed_target, decoder, head, auxiliary
         self.longest = longest_in(embed_source, encoder, embed_target, decoder)
-        self.vocab = head.weight.shape[0]
+        self.vocab = head.classes
 
     def forward(
         self,
@@ -74,12 +85,22 @@ class EncoderDecoder(Model):
 
     def loss(self, batch: Batch, *, smoothing: float = 0.0) -> Loss:
         assert isinstance(batch, PairBatch)
+        if self.auxiliary is not None:
+            return self._deep_loss(batch, self.auxiliary, smoothing)
         hidden = self._both(batch)
         return self.head.loss(hidden.y, batch.targets, smoothing=smoothing)._replace(extra=hidden.loss)
 
     def score(self, batch: Batch) -> Score:
         assert isinstance(batch, PairBatch)
         return self.head.score(self._both(batch).y, batch.targets)
+
+    def _deep_loss(self, batch: PairBatch, auxiliary: Auxiliary, smoothing: float) -> Loss:
+        assert isinstance(self.decoder, Deep)
+        memory = self.encode(batch.source, batch.source_segments)
+        self.check_length(batch.target.shape[1])
+        place, _ = locate(batch.target, batch.target_segments, None)
+        x, ctx = self.embed_target(batch.target, place), Context(place, memory)
+        return deep_loss(auxiliary, self.decoder, x, ctx, self.head, batch.targets, smoothing=smoothing)
 
     def _both(self, batch: PairBatch) -> Out:
         memory = self.encode(batch.source, batch.source_segments)

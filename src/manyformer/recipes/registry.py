@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from manyformer.errors import UserError, nearest
@@ -119,6 +119,20 @@ def get(name: str) -> Recipe:
     return RECIPES[name]
 
 
+def card_of(spec: Spec) -> Card | None:
+    """The card of a model's recipe; of one that wraps another, without what the other does not promise.
+
+    None where the recipe is not known.
+    """
+    if spec.recipe not in RECIPES:
+        return None
+    card, inner = RECIPES[spec.recipe].card, RECIPES.get(spec.keywords.get("of", ""))
+    if inner is None:
+        return card
+    kept = {name: getattr(card, name) and getattr(inner.card, name) for name in ("causal", "streams", "padding")}
+    return replace(card, **kept, because={**inner.card.because, **card.because})
+
+
 def build(name: str, **keywords: Any) -> Model:
     """A fresh model: `build("transformer-lm", vocab=256, depth=4)`. Raises UserError for unknown names or keywords."""
     found = get(name)
@@ -135,7 +149,8 @@ def _check_keywords(function: Callable[..., Model], keywords: dict[str, Any]) ->
         annotation = inspect.signature(function).parameters[name].annotation
         if get_origin(annotation) is Literal and value not in get_args(annotation):
             raise UserError(f"{name} ('{value}') must be one of {', '.join(get_args(annotation))}")
-        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+        whole = int in (annotation, *get_args(annotation))
+        if whole and isinstance(value, int) and not isinstance(value, bool) and value < 1:
             raise UserError(f"{name} ({value}) must be at least 1")
         if name == "dropout" and not (math.isfinite(value) and 0 <= value < 1):
             raise UserError(f"dropout ({value}) must be at least 0 and below 1")
