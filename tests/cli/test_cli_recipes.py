@@ -28,7 +28,7 @@ def test_list_can_be_narrowed(cli: Cli) -> None:
     masked = [name for name, recipe in mf.recipes().items() if recipe.card.task == "masked"]
     assert "bert" in names("--task", "masked") == masked
     assert "transformer-lm" in names("*-lm") == [name for name in mf.recipes() if name.endswith("-lm")]
-    assert names("classif") == ["transformer-classifier"]
+    assert "transformer-classifier" in names("classif") == [name for name in mf.recipes() if "classif" in name]
     assert set(names()) == set(mf.recipes())
 
 
