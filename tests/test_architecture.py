@@ -27,7 +27,7 @@ LEVELS = [
     {"recipes"},
     {"config"},
     {"data"},
-    {"collaborate", "face", "summary", "interop"},
+    {"collaborate", "face", "interop", "memorize", "summary"},
     {"generate", "scores"},
     {"train", "check"},
     {"evaluate", "view"},
@@ -59,7 +59,7 @@ HEAVY = {
     "huggingface_hub",
 }
 
-PUBLIC = {"build", "check", "collaborate", "draw", "explain", "generate", "load", "recipes", "train"}
+PUBLIC = {"build", "check", "collaborate", "draw", "explain", "generate", "load", "memorize", "recipes", "train"}
 
 
 def part_of(file: Path) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from manyformer.collaborate import collaborate
     from manyformer.face import build, explain, load, recipes
     from manyformer.generate import generate
+    from manyformer.memorize import memorize
     from manyformer.train import train
     from manyformer.view import draw
 
@@ -28,11 +29,24 @@ _HOMES = {
     "explain": "manyformer.face",
     "generate": "manyformer.generate",
     "load": "manyformer.face",
+    "memorize": "manyformer.memorize",
     "recipes": "manyformer.face",
     "train": "manyformer.train",
 }
 
-__all__ = ["__version__", "build", "check", "collaborate", "draw", "explain", "generate", "load", "recipes", "train"]
+__all__ = [
+    "__version__",
+    "build",
+    "check",
+    "collaborate",
+    "draw",
+    "explain",
+    "generate",
+    "load",
+    "memorize",
+    "recipes",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

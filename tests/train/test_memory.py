@@ -34,10 +34,16 @@ def a_lane_run(tmp_path: Path, name: str, recipe: str = "transformer-xl", **give
     return a_run(tmp_path / name, recipe, **{**settings, "evaluate": {"every": 2}, "save": {"every": 3}, **given})
 
 
-@pytest.mark.parametrize("recipe", ["transformer-xl", "compressive-transformer"])
+MORE: dict[str, dict[str, Any]] = {
+    "transformer-xl": {},
+    "compressive-transformer": {"compressed": 6, "rate": 2, "teacher": "through-time"},
+    "memorizing-transformer": {"memory": 20, "neighbours": 4, "block": 8},
+}
+
+
+@pytest.mark.parametrize("recipe", MORE)
 def test_a_killed_run_goes_on_with_its_memory(recipe: str, tmp_path: Path) -> None:
-    more = {"compressed": 6, "rate": 2, "teacher": "through-time"} if recipe != "transformer-xl" else {}
-    given: dict[str, Any] = {"recipe": recipe, "model": WORDS | more}
+    given: dict[str, Any] = {"recipe": recipe, "model": WORDS | MORE[recipe]}
     heard = Heard()
     go(a_lane_run(tmp_path, "whole", **given), heard, opened=open_source)
     run = a_lane_run(tmp_path, "run", **given)

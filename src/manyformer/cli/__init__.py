@@ -19,6 +19,7 @@ COMMANDS = (
     "evaluate",
     "check",
     "collaborate",
+    "memorize",
     "bench",
     "compare",
     "plot",

@@ -1,13 +1,10 @@
 """`manyformer collaborate`: let the heads of a trained model share the dimensions of queries and keys."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from manyformer.cli.app import USE, app, examples
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @app.command(
@@ -38,7 +35,7 @@ def collaborate(
     from pathlib import Path
 
     from manyformer.cli.console import say, say_json, say_table, watching
-    from manyformer.cli.targets import model_folder
+    from manyformer.cli.targets import copy_tokenizers, model_folder
     from manyformer.collaborate import collaborate as share
     from manyformer.errors import UserError
     from manyformer.face import load
@@ -51,7 +48,7 @@ def collaborate(
     with watching(f"decomposing the heads of {run}"):
         found = share(model, shared=shared, rounds=rounds, starts=starts, seed=seed)
     found.model.save(out)
-    _copy_tokenizers(folder, Path(out))
+    copy_tokenizers(folder, Path(out))
     before, after = count_parameters(model), count_parameters(found.model)
     if as_json:
         say_json({"out": out, "shared": shared, "errors": found.errors, "parameters": [before, after]})
@@ -63,10 +60,3 @@ def collaborate(
     )
     say(f"{before:,} parameters before, {after:,} now")
     say(f"wrote {out}")
-
-
-def _copy_tokenizers(folder: "Path", to: "Path") -> None:
-    import shutil
-
-    for file in folder.glob("tokenizer*.json"):
-        shutil.copy2(file, to / file.name)

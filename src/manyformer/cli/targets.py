@@ -1,5 +1,6 @@
 """What a NAME on the command line means: a recipe, or a folder that holds a run or a saved model."""
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,12 @@ def model_folder(name: str) -> Path:
     if (folder / "checkpoints").is_dir():
         raise UserError(f"the run {name} has no final model yet: the same train command goes on with it")
     raise UserError(f"{name} holds neither a model (config.json) nor a run; {_runs_beside(name)}")
+
+
+def copy_tokenizers(folder: Path, to: Path) -> None:
+    """Let the model in the folder `to` read as the one in `folder` does."""
+    for file in folder.glob("tokenizer*.json"):
+        shutil.copy2(file, to / file.name)
 
 
 def _runs_beside(name: str) -> str:

@@ -1,0 +1,76 @@
+"""A trained model given a memory: near the old one at first, the old one without what it finds, and larger later."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import manyformer as mf
+from manyformer.errors import UserError
+from manyformer.models import LanguageModel
+
+SMALL: dict[str, Any] = {"vocab": 13, "dim": 8, "depth": 2, "heads": 2, "hidden": 12, "dropout": 0.0, "remembered": 6}
+
+
+def made(recipe: str, **words: Any) -> LanguageModel:
+    torch.manual_seed(2)
+    model = mf.build(recipe, **SMALL, **words).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.3)
+    assert isinstance(model, LanguageModel)
+    return model
+
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "transformer-xl": {"norm": "post", "biases": "own", "view": "equal"},
+    "memorizing-transformer": {"memory": None, "block": 4},
+}
+
+
+@pytest.mark.parametrize("recipe", PLAIN)
+@torch.no_grad()
+def test_a_model_begins_near_the_old_one(recipe: str, tmp_path: Path) -> None:
+    old, tokens = made(recipe, **PLAIN[recipe]), torch.randint(0, 13, (2, 20))
+    apart = []
+    for gate in (0.5, 0.02, 1e-12):
+        new = mf.memorize(old, memory=9, neighbours=3, block=4, layer=1, gate=gate)
+        assert not new.training
+        apart.append(float((new(tokens).logits - old(tokens).logits).abs().max()))
+    assert apart[0] > 3 * apart[1] > 0
+    assert apart[2] < 1e-6
+    # all but the gate is as it was, and it is a recipe like others
+    new.save(tmp_path / "new")
+    again = mf.load(tmp_path / "new", keywords={"memory": 30, "neighbours": 5})
+    torch.testing.assert_close(again(tokens[:, :4]).logits, old(tokens[:, :4]).logits)
+    assert {*new.state_dict()} - {*old.state_dict()} == {name for name in new.state_dict() if "combine" in name}
+    assert next(old.parameters()).data_ptr() != next(new.parameters()).data_ptr()
+
+
+def test_a_memory_may_grow_later() -> None:
+    old, tokens = (
+        made("memorizing-transformer", memory=4, neighbours=3, block=4, layer=1),
+        torch.randint(0, 13, (1, 30)),
+    )
+    larger, same = (mf.memorize(old, memory=size)(tokens).logits for size in (24, 4))
+    torch.testing.assert_close(same, old(tokens).logits, atol=0, rtol=0)
+    # two blocks of four see the same; later ones see more
+    torch.testing.assert_close(larger[:, :8], same[:, :8], atol=0, rtol=0)
+    assert (larger[:, 8:] - same[:, 8:]).abs().amax(-1).min() > 0
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(UserError, match="a transformer-lm cannot be given a memory; a transformer-xl or a memorizing"):
+        mf.memorize(mf.build("transformer-lm", vocab=5, dim=4, depth=1, heads=2), memory=5)
+    with pytest.raises(UserError, match="set remembered"):
+        mf.memorize(mf.build("transformer-xl", **{**SMALL, "remembered": None}), memory=5)
+    with pytest.raises(UserError, match=r"layer \(2\): the memory"):
+        mf.memorize(made("memorizing-transformer", memory=4, layer=1), memory=5, layer=2)
+    with pytest.raises(UserError, match=r"layer \(3\) must be at most depth \(2\)"):
+        mf.memorize(made("transformer-xl"), memory=5, layer=3)
+    with pytest.raises(UserError, match=r"gate \(1\) must be above 0"):
+        mf.memorize(made("transformer-xl"), memory=5, gate=1)
+    with pytest.raises(UserError, match="position 'xl' needs products"):
+        made("memorizing-transformer", position="xl")
