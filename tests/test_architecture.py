@@ -31,6 +31,7 @@ LEVELS = [
     {"generate", "scores"},
     {"train", "check"},
     {"evaluate", "view"},
+    {"datastore"},
     {"bench"},
     {"compare"},
     {"cli"},
@@ -54,12 +55,26 @@ HEAVY = {
     "matplotlib",
     "tensorboard",
     "tensorly",
+    "faiss",
     "sacrebleu",
     "babel",
     "huggingface_hub",
 }
 
-PUBLIC = {"build", "check", "collaborate", "draw", "explain", "generate", "load", "memorize", "recipes", "train"}
+PUBLIC = {
+    "Datastore",
+    "build",
+    "check",
+    "collaborate",
+    "draw",
+    "explain",
+    "generate",
+    "knn_lm",
+    "load",
+    "memorize",
+    "recipes",
+    "train",
+}
 
 
 def part_of(file: Path) -> str:

@@ -1,7 +1,8 @@
 """The whole Transformer family in one library and command line.
 
 `import manyformer as mf`, then `mf.recipes()`, `mf.build(name, **keywords)`, `mf.load(path)`, `model.save(path)`,
-`mf.train(...)`, `mf.generate(model, prompts)`, `mf.check(model)`, `mf.explain(model, tokens)`, `mf.draw(mask, length)`.
+`mf.train(...)`, `mf.generate(model, prompts)`, `mf.check(model)`, `mf.explain(model, tokens)`, `mf.draw(mask, length)`,
+`mf.knn_lm(model, mf.Datastore(folder))`.
 Importing the package does not load torch; the first use of a name does.
 """
 
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from manyformer.check import check
     from manyformer.collaborate import collaborate
+    from manyformer.datastore import Datastore, knn_lm
     from manyformer.face import build, explain, load, recipes
     from manyformer.generate import generate
     from manyformer.memorize import memorize
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Datastore": "manyformer.datastore",
     "build": "manyformer.face",
     "check": "manyformer.check",
     "collaborate": "manyformer.collaborate",
     "draw": "manyformer.view",
     "explain": "manyformer.face",
     "generate": "manyformer.generate",
+    "knn_lm": "manyformer.datastore",
     "load": "manyformer.face",
     "memorize": "manyformer.memorize",
     "recipes": "manyformer.face",
@@ -35,6 +39,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Datastore",
     "__version__",
     "build",
     "check",
@@ -42,6 +47,7 @@ __all__ = [
     "draw",
     "explain",
     "generate",
+    "knn_lm",
     "load",
     "memorize",
     "recipes",

@@ -19,6 +19,7 @@ COMMANDS = (
     "evaluate",
     "check",
     "collaborate",
+    "datastore",
     "memorize",
     "bench",
     "compare",

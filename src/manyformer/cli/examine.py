@@ -22,6 +22,7 @@ EXTRAS = (
     ("data", "conllu", "treebanks in CoNLL-U"),
     ("track", "tensorboard", "TensorBoard logs"),
     ("decompose", "tensorly", "fewer dimensions for trained heads"),
+    ("knn", "faiss", "indexes over large datastores"),
 )
 """An extra, a module that shows whether it is there, and what that is for."""
 
@@ -104,7 +105,9 @@ def _extras() -> Iterator[Finding]:
         if importlib.util.find_spec(module) is None:
             yield Finding(f"extra {extra}", "absent", f"{purpose}: pip install 'manyformer[{extra}]'")
         else:
-            yield Finding(f"extra {extra}", "ok", f"{module} {importlib.metadata.version(module)}: {purpose}")
+            # a distribution may have another name than its module
+            (name, *_) = importlib.metadata.packages_distributions().get(module, [module])
+            yield Finding(f"extra {extra}", "ok", f"{module} {importlib.metadata.version(name)}: {purpose}")
 
 
 def _disk() -> Iterator[Finding]:

@@ -1,11 +1,14 @@
 """`manyformer generate`: let a model write."""
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from manyformer.cli.app import USE, app, examples
+
+if TYPE_CHECKING:
+    from manyformer.models import Model
 
 TEMPERATURE = 0.8
 """Of sampling, unless told otherwise: a little bolder than the likeliest, which repeats itself."""
@@ -18,6 +21,7 @@ TEMPERATURE = 0.8
         'manyformer generate runs/lm-stdlib "def "',
         'manyformer generate runs/lm-stdlib "import " --top-p 0.9 --max-new 100 --n 3 --seed 1',
         'manyformer generate runs/lm-stdlib "class " --beam 4 --stats',
+        'manyformer generate runs/lm-stdlib "def " --datastore runs/lm-stdlib/datastores/train',
         "echo 'To be, or' | manyformer generate runs/lm-shakespeare",
     ),
 )
@@ -61,6 +65,12 @@ def generate(
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Compute everything anew for each token, to compare: slower, same text.")
     ] = False,
+    datastore: Annotated[
+        str | None, typer.Option(help="Look into this datastore too ('manyformer datastore' makes one).")
+    ] = None,
+    weight: Annotated[
+        float | None, typer.Option(help="How much what it says counts, 0 to 1; what tuning found unless given.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Say how fast it was and what the cache took, on stderr.")
@@ -73,6 +83,7 @@ def generate(
     from manyformer.cli.prompts import read_prompts
     from manyformer.cli.targets import writer
     from manyformer.cli.writing import Writing
+    from manyformer.errors import UserError
     from manyformer.generate import settings
 
     sampling = beam is None and not greedy and temperature > 0
@@ -93,7 +104,13 @@ def generate(
         stop=tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in stop or ()),
         use_cache=False if no_cache else None,
     )
-    model = writer(run, device)
+    model: "Model" = writer(run, device)
+    if datastore is not None:
+        from manyformer.datastore import Datastore, knn_lm
+
+        model = knn_lm(model, Datastore(datastore), weight=weight)
+    elif weight is not None:
+        raise UserError("--weight is of what a datastore says; name one with --datastore")
     prompts = read_prompts(prompt, lines=lines)
     writing = Writing(model, decoding, sys.stdout, as_json=as_json)
     writing.write(prompts)

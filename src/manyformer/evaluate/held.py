@@ -74,7 +74,7 @@ def file_of(run: Run, task: str, tokenizers: Tokenizers, path: Path_, room: Path
     name = path if isinstance(path, str) else " and ".join(path)
     match run.data:
         case TextData():
-            shard = _text_shard(run.data, tokenizers.source, path, room)
+            shard = text_shard(run.data, tokenizers.source, path, room)
             return Material(name, _text(run, run.data, task, tokenizers, shard))
         case PairsData():
             columns = run.data.source, run.data.target
@@ -130,7 +130,8 @@ def _units(shard: Shard) -> Units:
     return Units(shard.facts.tokens - shard.facts.documents, shard.facts.characters, shard.facts.bytes)
 
 
-def _text_shard(data: TextData, words: Tokenizer, path: Path_, room: Path) -> Shard:
+def text_shard(data: TextData, words: Tokenizer, path: Path_, room: Path) -> Shard:
+    """The text at `path`, tokenized as the run's was, as the shard "text" in the folder `room`."""
     with writing_shards(room, ["text"], words.vocab) as writers:
         for part in (part for source in text_sources(path, data.column, room) for part in source.parts()):
             bos, eos = [words.bos] * part.begins, [words.eos] * part.ends

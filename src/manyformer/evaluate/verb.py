@@ -15,6 +15,7 @@ from manyformer.evaluate import tasks
 from manyformer.evaluate.held import file_of, split_of
 from manyformer.evaluate.tasks import Ask, Settings
 from manyformer.face import load
+from manyformer.models import Model
 from manyformer.recipes import get
 from manyformer.scores import Score
 from manyformer.train.folder import as_run
@@ -45,20 +46,21 @@ def evaluate(
     settings: Settings | None = None,
     keywords: Mapping[str, Any] | None = None,
     device: str | None = None,
+    wrap: Callable[[Model], Model] = lambda model: model,
     each: Callable[[float], None] = lambda share: None,
 ) -> Evaluation:
     """Score the final model of the run in the folder `run`.
 
     `split` is "test" or "valid", by default test where the run has one; `data` is any file in the form that the run
     learned from, or two parallel files. `keywords` change what is no weight, as for `load`. `device` None takes a GPU
-    where there is one. `each` is told how much is done, 0 to 1. Raises UserError.
+    where there is one. `wrap` makes of the model what is scored. `each` is told how much is done, 0 to 1. Raises UserError.
     """
     folder = Path(run)
     if split is not None and data is not None:
         raise UserError("give either a split or data to score, not both")
     if not (folder / RUN_FILE).is_file():
         raise UserError(f"{run} is no run's folder: {RUN_FILE} is missing, which says how to read data")
-    model = load(folder, keywords=keywords).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model = wrap(load(folder, keywords=keywords).to(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     record = as_run(folder)
     task = get(record.recipe).card.task
     tokenizers = load_tokenizers(folder / "model")

@@ -22,12 +22,12 @@ LOCK = ".lock"
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """The folder is ours while the block runs. Raises UserError where another process has it.
+def locked(folder: Path, *, doing: str = "trained") -> Iterator[None]:
+    """The folder is ours while the block runs. Raises UserError where another process has it, `doing` the same.
 
     The lock is the system's own: it goes with its process, so that nothing is left after a kill.
     """
-    with room_for(f"the run in {folder}"):
+    with room_for(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -35,7 +35,7 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
-            raise UserError(f"{folder} is being trained by another process (number {owner}); wait or stop it") from None
+            raise UserError(f"{folder} is being {doing} by another process (number {owner}); wait or stop it") from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         remove_drafts(folder)

@@ -17,12 +17,8 @@ from manyformer.train.world import World
 
 def write_memory(memory: Carrying, folder: Path, world: World) -> None:
     """The memory of our rows, where there is one."""
-    if memory.state is None:
-        return
-    found = list(_leaves(memory.state))
-    tensors = {str(number): leaf.contiguous().clone() for number, leaf in enumerate(found) if isinstance(leaf, Tensor)}
-    rest = [None if isinstance(leaf, Tensor) else leaf for leaf in found]
-    save_file(tensors, _file(folder, world), metadata={"rest": json.dumps(rest), "rows": str(memory.rows)})
+    if memory.state is not None:
+        write_state(memory, _file(folder, world))
 
 
 def read_memory(memory: Carrying, folder: Path, world: World) -> bool:
@@ -30,6 +26,21 @@ def read_memory(memory: Carrying, folder: Path, world: World) -> bool:
     file = _file(folder, world)
     if not memory.on or not file.exists():
         return not memory.on
+    memory.model.train()
+    read_state(memory, file)
+    return True
+
+
+def write_state(memory: Carrying, file: Path) -> None:
+    """What is remembered now, as plain tensors."""
+    found = list(_leaves(memory.state))
+    tensors = {str(number): leaf.contiguous().clone() for number, leaf in enumerate(found) if isinstance(leaf, Tensor)}
+    rest = [None if isinstance(leaf, Tensor) else leaf for leaf in found]
+    save_file(tensors, file, metadata={"rest": json.dumps(rest), "rows": str(memory.rows)})
+
+
+def read_state(memory: Carrying, file: Path) -> None:
+    """Remember what was written of a model in the same mode: training and evaluation may keep other things."""
     assert isinstance(memory.model, LanguageModel)
     with safe_open(file, "pt") as opened:
         about = opened.metadata()
@@ -41,9 +52,7 @@ def read_memory(memory: Carrying, folder: Path, world: World) -> bool:
             opened.get_tensor(str(number)).to(device, copy=True) if str(number) in there else plain
             for number, plain in enumerate(rest)
         ]
-    memory.model.train()
     memory.rows, memory.state = rows, _filled(memory.model.start(rows), iter(leaves))
-    return True
 
 
 def _file(folder: Path, world: World) -> Path:

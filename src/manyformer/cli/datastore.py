@@ -1,0 +1,236 @@
+"""`manyformer datastore`: contexts of a text and what followed them, for a language model to look into."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manyformer.cli.app import USE, app, examples
+
+if TYPE_CHECKING:
+    from manyformer.datastore import Datastore, Work
+    from manyformer.models import LanguageModel
+
+store_app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["--help", "-h"]})
+app.add_typer(
+    store_app,
+    name="datastore",
+    rich_help_panel=USE,
+    help="Build, index, tune and look into datastores: a language model then knows a text that it was not trained on.",
+    epilog=examples(
+        "manyformer datastore build runs/lm-stdlib",
+        "manyformer datastore build runs/lm-stdlib --data book.txt --out stores/book",
+        "manyformer datastore tune runs/lm-stdlib stores/book --data other.txt",
+        "manyformer datastore evaluate runs/lm-stdlib stores/book --data other.txt",
+        'manyformer datastore look runs/lm-stdlib stores/book "def "',
+        'manyformer generate runs/lm-stdlib "def " --datastore stores/book',
+    ),
+)
+
+RunName = Annotated[str, typer.Argument(help="The folder of a run: a language model of text.")]
+Folder = Annotated[str, typer.Argument(metavar="DATASTORE", help="The folder of a datastore.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Exact = Annotated[bool, typer.Option("--exact", help="Compare with all keys, though there is an index.")]
+Probe = Annotated[int | None, typer.Option(min=1, help="Lists of an index to look through; 32 unless given.")]
+Neighbours = Annotated[int | None, typer.Option(min=1, help="How many neighbours; what tuning found unless given.")]
+Weight = Annotated[float | None, typer.Option(help="Their share of the probability (lambda), 0 to 1.")]
+Temperature = Annotated[float | None, typer.Option(help="What squared distances are divided by.")]
+
+
+@store_app.command("build")
+def build(
+    run: RunName,
+    *,
+    data: Annotated[
+        list[str] | None, typer.Option(help="The text: a file, a folder, '-' or hf:NAME; may be given several times.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="train, valid or test of the run's own data; train unless --data is given.")
+    ] = None,
+    keys: Annotated[
+        str, typer.Option(help="What stands for a context: feed-forward (what goes into the last such layer) or final.")
+    ] = "feed-forward",
+    precision: Annotated[str, typer.Option(help="Of keys: float16 or float32.")] = "float16",
+    out: Annotated[str | None, typer.Option(help="The folder; RUN/datastores/TEXT unless given.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how large it will be, and stop.")] = False,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Store a key for every context of a text, with the token that followed it; a killed build goes on when repeated.
+
+    The text is read as the run reads its own: rows of the same length, the memory carried where the model has one.
+    """
+    from manyformer.cli.console import say
+    from manyformer.cli.storing import Bar, print_facts
+    from manyformer.cli.targets import place
+    from manyformer.datastore import build as make
+    from manyformer.datastore import plan, work_of
+    from manyformer.datastore.work import default_folder
+
+    paths = None if not data else data[0] if len(data) == 1 else data
+    work = work_of(run, data=paths, split=split, keys=keys, precision=precision, device=place(device))  # type: ignore[arg-type]
+    folder = default_folder(work) if out is None else out
+    if dry_run:
+        print_facts(str(folder), plan(work), done=False, as_json=as_json)
+        return
+    with Bar("storing keys", "entries") as bar:
+        store = make(work, folder, tell=bar.announce, each=bar)
+    print_facts(str(folder), store.facts, done=True, as_json=as_json)
+    if not as_json:
+        say(f"next: manyformer datastore tune {run} {folder}")
+
+
+@store_app.command("index")
+def index(
+    folder: Folder,
+    *,
+    kind: Annotated[str, typer.Option(help="flat (all keys, in memory) or ivfpq (codes of keys in lists).")] = "ivfpq",
+    lists: Annotated[
+        int | None, typer.Option(min=1, help="ivfpq: how many lists; a 64th of the keys unless given.")
+    ] = None,
+    codes: Annotated[
+        int | None, typer.Option(min=1, help="ivfpq: bytes of a key's code; a 4th of its width unless given.")
+    ] = None,
+    learn: Annotated[int, typer.Option(min=1, help="ivfpq: keys that lists and codes are learned from.")] = 1_000_000,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the index; all keys are compared then.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make an index over the keys with faiss, for datastores of millions; distances still come from the keys."""
+    from manyformer.cli.console import say, say_json, size
+    from manyformer.cli.storing import Bar
+    from manyformer.datastore import Datastore, Flat, Quantized, make_index
+    from manyformer.datastore.facts import INDEX
+    from manyformer.errors import UserError, nearest
+
+    kinds = {"flat": Flat(), "ivfpq": Quantized(lists, codes, learn)}
+    if kind not in kinds:
+        raise UserError(f"there is no index '{kind}'; {nearest(kind, kinds)}")
+    store = Datastore(folder, exact=True)
+    file = store.folder / INDEX
+    if remove:
+        file.unlink(missing_ok=True)
+        say(f"{folder} has no index now")
+        return
+    with Bar("indexing", "keys") as bar:
+        make_index(store.keys, file, kinds[kind], each=lambda done: bar(done, len(store)))
+    if as_json:
+        say_json({"index": str(file), "kind": kind, "keys": len(store), "bytes": file.stat().st_size})
+        return
+    say(f"wrote {file}: {kind}, {len(store):,} keys, {size(file.stat().st_size)}")
+
+
+@store_app.command("tune")
+def tune(
+    run: RunName,
+    folder: Folder,
+    *,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Held-out text; the run's validation data unless given.")
+    ] = None,
+    neighbours: Annotated[str | None, typer.Option(help="To try, such as 16,64,256; 1024 unless given.")] = None,
+    weights: Annotated[str | None, typer.Option(help="To try; 0 to 0.95 by 0.05 unless given.")] = None,
+    temperatures: Annotated[str | None, typer.Option(help="To try; 0.1 to 100 unless given.")] = None,
+    most: Annotated[int | None, typer.Option(min=1, help="Look at so many tokens; all unless given.")] = None,
+    exact: Exact = False,
+    probe: Probe = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Find the weight and temperature (and number) of neighbours that held-out text likes best, and keep them."""
+    from manyformer.cli.console import watching
+    from manyformer.cli.storing import numbers, print_tuned
+    from manyformer.datastore.tuning import TEMPERATURES, WEIGHTS
+    from manyformer.datastore.tuning import tune as find
+
+    work, store = _both(run, folder, device, exact=exact, probe=probe)
+    paths = None if not data else data[0] if len(data) == 1 else data
+    with watching(f"tuning {folder}") as status:
+        found = find(
+            work,
+            store,
+            data=paths,
+            neighbours=None if neighbours is None else [int(n) for n in numbers("--neighbours", neighbours, int)],
+            weights=WEIGHTS if weights is None else numbers("--weights", weights, float),
+            temperatures=TEMPERATURES if temperatures is None else numbers("--temperatures", temperatures, float),
+            most=most,
+            each=lambda share: status(f"tuning {folder}: {share:.0%}"),
+        )
+    store.tune(found.best)
+    print_tuned(folder, found, as_json=as_json)
+
+
+@store_app.command("evaluate")
+def evaluate(
+    run: RunName,
+    folder: Folder,
+    *,
+    split: Annotated[str | None, typer.Option(help="test or valid of the run's own data.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Score this text instead.")] = None,
+    neighbours: Neighbours = None,
+    weight: Weight = None,
+    temperature: Temperature = None,
+    exact: Exact = False,
+    probe: Probe = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Score the model with and without the datastore: perplexity, bits, accuracy, and tokens a second."""
+    from manyformer.cli.console import watching
+    from manyformer.cli.storing import print_scored
+    from manyformer.cli.targets import place
+    from manyformer.datastore import Datastore
+    from manyformer.datastore.scoring import score
+
+    store = Datastore(folder, exact=exact, probe=probe)
+    mix = store.mix().changed(neighbours, weight, temperature)
+    paths = None if not data else data[0] if len(data) == 1 else data
+    with watching(f"scoring {run} with {folder}") as status:
+        found = score(
+            run, store, mix, split=split, data=paths, device=place(device), each=lambda what: status(f"scoring {what}")
+        )
+    print_scored(run, store, found, as_json=as_json)
+
+
+@store_app.command("look")
+def look(
+    run: RunName,
+    folder: Folder,
+    prompt: Annotated[str | None, typer.Argument(help="A context; '-' or a pipe reads it from standard input.")] = None,
+    *,
+    shown: Annotated[int, typer.Option("--shown", "-n", min=1, help="How many neighbours to show.")] = 10,
+    neighbours: Neighbours = None,
+    weight: Weight = None,
+    temperature: Temperature = None,
+    exact: Exact = False,
+    probe: Probe = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a prompt finds: the nearest contexts, how far they are and how much they count, and what followed."""
+    from manyformer.cli.prompts import read_prompts
+    from manyformer.cli.storing import print_looked
+    from manyformer.datastore import Datastore
+    from manyformer.datastore.showing import look as find
+
+    store = Datastore(folder, exact=exact, probe=probe)
+    model = with_neighbours(run, store, device, neighbours=neighbours, weight=weight, temperature=temperature)
+    (text,) = read_prompts(prompt, lines=False)
+    print_looked(store, find(model, text, shown=shown), as_json=as_json)
+
+
+def with_neighbours(run: str, store: "Datastore", device: str | None, **mix: Any) -> "LanguageModel":
+    """The model in the folder `run` with a datastore. Raises UserError for one that it does not fit."""
+    from manyformer.cli.targets import writer
+    from manyformer.datastore import knn_lm
+
+    return knn_lm(writer(run, device), store, **mix)
+
+
+def _both(run: str, folder: str, device: str | None, *, exact: bool, probe: int | None) -> "tuple[Work, Datastore]":
+    from manyformer.cli.targets import place
+    from manyformer.datastore import Datastore, check_fits, work_of
+
+    store = Datastore(folder, exact=exact, probe=probe)
+    work = work_of(run, keys=store.facts.keys, device=place(device))
+    check_fits(work.model, store)
+    return work, store

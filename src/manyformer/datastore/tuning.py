@@ -1,0 +1,134 @@
+"""How much neighbours should count: neighbours, weight and temperature that make held-out text likeliest."""
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyformer.batches import IGNORE, TextBatch
+from manyformer.datastore.keys import keyed
+from manyformer.datastore.mixture import mixed, shares
+from manyformer.datastore.search import Found
+from manyformer.datastore.store import Datastore, Mix
+from manyformer.datastore.work import Work
+from manyformer.errors import UserError
+from manyformer.evaluate.held import Material, file_of, split_of
+from manyformer.models import LanguageModel
+from manyformer.models.carrying import Carrying
+
+WEIGHTS = tuple(round(0.05 * step, 2) for step in range(20))
+TEMPERATURES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+CHUNK = 512
+"""Contexts whose neighbours are sought at once."""
+
+
+class Tuned(NamedTuple):
+    """The nats of the text for each setting, the best first, and its number of tokens."""
+
+    nats: dict[Mix, float]
+    targets: int
+    material: str
+
+    @property
+    def best(self) -> Mix:
+        return next(iter(self.nats))
+
+
+class Query(NamedTuple):
+    """Contexts as a language model reads them: keys, the log-probability of each next token, and that token."""
+
+    keys: Float[Tensor, "n e"]
+    known: Float[Tensor, " n"]
+    targets: Int[Tensor, " n"]
+
+
+def tune(
+    work: Work,
+    store: Datastore,
+    *,
+    data: str | Sequence[str] | None = None,
+    neighbours: Sequence[int] | None = None,
+    weights: Sequence[float] = WEIGHTS,
+    temperatures: Sequence[float] = TEMPERATURES,
+    most: int | None = None,
+    each: Callable[[float], None] = lambda share: None,
+) -> Tuned:
+    """Try all settings on the run's validation data, or on `data`; neighbours are sought once for all of them.
+
+    `most` is how many tokens to look at. Nothing is kept: `store.tune(found.best)` does that. Raises UserError.
+    """
+    counts = sorted({min(1024, len(store))} if neighbours is None else set(neighbours))
+    grid = [Mix(k, w, t).checked() for k in counts for t in temperatures for w in weights]
+    if not grid:
+        raise UserError("there is nothing to try: give at least one of neighbours, weights and temperatures")
+    sums = torch.zeros(len(counts), len(temperatures), len(weights), dtype=torch.float64)
+    seen = 0
+    with tempfile.TemporaryDirectory(prefix="manyformer-") as room, torch.inference_mode():
+        material = material_of(work, data, Path(room))
+        for share, query in queries(work, store, material):
+            query = query if most is None else Query(*(part[: most - seen] for part in query))
+            seen += len(query.targets)
+            for part in _chunks(query):
+                found = store.search(part.keys, counts[-1])
+                right = store.following(found.entries) == part.targets[:, None]
+                sums += _nats(found, right, part.known, counts, temperatures, weights)
+            each(share if most is None else max(share, seen / most))
+            if most is not None and seen >= most:
+                break
+    nats = dict(zip(grid, sums.flatten().tolist()))
+    return Tuned(dict(sorted(nats.items(), key=lambda item: item[1])), seen, material.name)
+
+
+def material_of(work: Work, data: str | Sequence[str] | None, room: Path) -> Material:
+    """Validation data of the run, or any text."""
+    if data is None:
+        return split_of(work.run, "language-model", work.folder, "valid")
+    return file_of(work.run, "language-model", work.tokenizers, data, room)
+
+
+def queries(work: Work, store: Datastore, material: Material) -> Iterator[tuple[float, Query]]:
+    """The contexts of a text, batch after batch, and the share of the text that is read then."""
+    assert material.held is not None
+    own, head = keyed(work.model, store.facts.keys), work.model.head
+    reader = LanguageModel(work.model.embed, own.body, head).eval()
+    memory = Carrying(reader, goes_on=material.held.goes_on)
+    for number, batch in enumerate(material.held, 1):
+        assert isinstance(batch, TextBatch)
+        tokens, targets, segments = (None if part is None else part.to(reader.device) for part in batch)
+        assert tokens is not None
+        assert targets is not None
+        out = reader.hidden(tokens, segments, memory.before(batch))
+        memory.state = out.state
+        scored = targets != IGNORE
+        y, wanted = out.y[scored], targets[scored]
+        parts = zip(torch.split(y, CHUNK), torch.split(wanted, CHUNK))
+        known = [head(x[:, : own.stream]).log_softmax(-1).gather(1, t[:, None])[:, 0] for x, t in parts]
+        yield number / len(material.held), Query(y[:, -own.width :], torch.cat([y.new_empty(0), *known]), wanted)
+
+
+def _chunks(query: Query) -> Iterable[Query]:
+    return (Query(*parts) for parts in zip(*(torch.split(part, CHUNK) for part in query)))
+
+
+def _nats(
+    found: Found,
+    right: Tensor,
+    known: Float[Tensor, " n"],
+    counts: Sequence[int],
+    temperatures: Sequence[float],
+    weights: Sequence[float],
+) -> Float[Tensor, "k t w"]:
+    """What the targets cost together for each setting; the nearest of many neighbours are those of fewer."""
+    rows = []
+    all_weights = known.new_tensor(weights)[:, None]
+    for count in counts:
+        for temperature in temperatures:
+            each = shares(found.distances[:, :count], temperature)
+            weight = all_weights * (each.sum(1) > 0)
+            neighbours = (each * right[:, :count]).sum(1).expand_as(weight)
+            rows.append(-mixed(known.expand_as(weight), neighbours, weight).double().sum(1))
+    return torch.stack(rows).view(len(counts), len(temperatures), len(weights)).cpu()
