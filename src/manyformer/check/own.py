@@ -23,7 +23,8 @@ from manyformer.models import (
     Spec,
     Tagger,
 )
-from manyformer.recipes import RECIPES, Card
+from manyformer.recipes import Card
+from manyformer.recipes.registry import card_of
 
 PROMISES = ("causal", "streams", "cross", "padding")
 
@@ -56,7 +57,7 @@ class Own(Subject):
         # Apple's devices know no float64
         self.exact = model.device.type != "mps"
         spec: Spec | None = getattr(model, "spec", None)
-        card = RECIPES[spec.recipe].card if spec is not None and spec.recipe in RECIPES else None
+        card = None if spec is None else card_of(spec)
         self.name = name or (type(model).__name__ if spec is None else spec.recipe)
         self.longest = model.longest
         self.lacks = {**self.silent, **_denied(card)}

@@ -17,7 +17,7 @@ from manyformer.generate.protocol import Model, Translates, Words, device_of, ev
 from manyformer.generate.result import Hypothesis, Piece, Stats
 from manyformer.generate.sampling import Job, Reading, Sampling
 from manyformer.generate.shaping import Ban, Shaping
-from manyformer.recipes import RECIPES
+from manyformer.recipes.registry import card_of
 
 Tokenizers = Words | tuple[Words, Words]
 """One tokenizer for everything, or the source's and the target's."""
@@ -48,7 +48,7 @@ def caching(model: Model, *, wanted: bool | None) -> Caching:
     Raises UserError where a cache is demanded all the same.
     """
     spec = getattr(model, "spec", None)
-    card = RECIPES[spec.recipe].card if spec is not None and spec.recipe in RECIPES else None
+    card = None if spec is None else card_of(spec)
     if wanted is False:
         return Caching(used=False, told="without cache")
     if card is None or card.streams:

@@ -5,12 +5,15 @@ from manyformer.recipes.bahdanau import bahdanau
 from manyformer.recipes.bert import bert
 from manyformer.recipes.bigbird import bigbird, bigbird_etc, bigbird_lm, bigbird_seq2seq
 from manyformer.recipes.blockwise import blockwise
+from manyformer.recipes.calm import calm
 from manyformer.recipes.collaborative import collaborative, collaborative_encoder
 from manyformer.recipes.compose import compose
 from manyformer.recipes.compose_images import compose_images
 from manyformer.recipes.compressive_transformer import compressive_transformer
 from manyformer.recipes.da_transformer import da_transformer
 from manyformer.recipes.deep_char_lm import deep_char_lm
+from manyformer.recipes.depth_adaptive import depth_adaptive_lm, depth_adaptive_transformer
+from manyformer.recipes.early_exit import early_exit_lm, early_exit_seq2seq
 from manyformer.recipes.etc import etc
 from manyformer.recipes.fnet import fnet
 from manyformer.recipes.gmlp import gmlp, gmlp_encoder
@@ -55,6 +58,7 @@ __all__ = [
     "bigbird_seq2seq",
     "blockwise",
     "build",
+    "calm",
     "collaborative",
     "collaborative_encoder",
     "compose",
@@ -62,6 +66,10 @@ __all__ = [
     "compressive_transformer",
     "da_transformer",
     "deep_char_lm",
+    "depth_adaptive_lm",
+    "depth_adaptive_transformer",
+    "early_exit_lm",
+    "early_exit_seq2seq",
     "etc",
     "fnet",
     "get",

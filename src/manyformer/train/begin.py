@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from manyformer.errors import UserError
+from manyformer.hooks import Added, Around
 from manyformer.models import Model
 from manyformer.models.files import fill, read_tensors
 from manyformer.position import Learned
@@ -15,7 +16,7 @@ from manyformer.train.source import Source
 def begin_with(model: Model, path: str, data: Source) -> None:
     """Fill `model` with the weights of a saved model, or of the final model of a run, for the same tokenizer.
 
-    What is no weight may differ: windows, dropout, the data. A table of positions may have grown; it then begins with
+    What is no weight may differ: windows, dropout, the data, and parts that are added. A table of positions may have grown; it then begins with
     the old one, and repeats it as often as it takes (Beltagy et al. 2020, section 5). Raises UserError for whatever
     does not fit.
     """
@@ -27,7 +28,25 @@ def begin_with(model: Model, path: str, data: Source) -> None:
         table = f"{name}.weight"
         if isinstance(part, Learned) and table in tensors:
             tensors[table] = _repeated(tensors[table], part.weight.shape[0])
-    fill(model, tensors, f"start: {folder}")
+    fill(model, _fitted(model, tensors), f"start: {folder}")
+
+
+def _fitted(model: Model, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under the names that they have in `model`, with its own where an earlier run had no such part."""
+    own, found = model.state_dict(), dict(tensors)
+    for name, part in model.named_modules():
+        if isinstance(part, Around):
+            outside, inside = f"{name}.", f"{name}.{part.inside}."
+            for key in [key for key in found if key.startswith(outside) and key not in own]:
+                if (moved := inside + key.removeprefix(outside)) in own:
+                    found[moved] = found.pop(key)
+        if isinstance(part, Added):
+            # what an earlier run had in its place is another rule's, or that of another number of layers
+            mine = {key: value for key, value in own.items() if key.startswith(f"{name}.")}
+            known = {key: found.pop(key) for key in list(found) if key.startswith(f"{name}.")}
+            fits = mine.keys() == known.keys() and all(mine[key].shape == known[key].shape for key in mine)
+            found.update(known if fits else mine)
+    return found
 
 
 def _repeated(table: Tensor, rows: int) -> Tensor:
