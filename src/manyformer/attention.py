@@ -69,7 +69,7 @@ class Attention(Layer):
         key, value = dim // heads if key is None else key, dim // heads if value is None else value
         # what a kernel asks of the stream for each token is projected and kept with the values
         self.shape = Shape(kv_heads, key, value + kernel.gates)
-        self.to_q = None if kernel.shares else nn.Linear(dim, heads * key, bias=bias)
+        self.to_q = None if kernel.shares else nn.Linear(dim, heads * (key + kernel.asks), bias=bias)
         self.to_kv = nn.Linear(dim, kv_heads * (key + value + kernel.gates), bias=bias)
         self.out = nn.Linear(heads * value, dim if to is None else to, bias=bias)
         self.reset_parameters()
@@ -102,7 +102,11 @@ class Attention(Layer):
         """Queries, and what projects keys and values."""
         if self.to_q is not None:
             normed = x if self.before is None else self.before(x)
-            return self.position.query(split_heads(self.to_q(normed), self.heads), place), self.project
+            q = split_heads(self.to_q(normed), self.heads)
+            if not self.kernel.asks:
+                return self.position.query(q, place), self.project
+            q, asked = torch.split(q, [self.shape.key, self.kernel.asks], -1)
+            return torch.cat([self.position.query(q, place), asked], -1), self.project
         keys = self.project(x, place)
         return keys[0], lambda *_: keys
 

@@ -22,6 +22,17 @@ def renew(model: nn.Module, step: int) -> None:
                 part.renew(step)
 
 
+class Gradual:
+    """A part whose own weights follow their gradient as it is, where an optimiser takes equal steps for others.
+
+    Adam divides a gradient by its size, so that one that is tiny, but always points the same way, is obeyed like any
+    other. With `size` added to what it divides by, far more than the gradient has, the step is that of gradient descent
+    with momentum, at the rate / `size`.
+    """
+
+    size: float = 0.03
+
+
 class Carried:
     """A part with a memory: its state is carried from batch to batch of a training whose rows go on."""
 

@@ -17,7 +17,8 @@ class Kernel(nn.Module, ABC):
 
     `honours` names the seams of a position that it can respect; a position that touches another one is refused where
     the two meet. `folds` says that it keeps a summary of old keys in its own state instead of the keys themselves.
-    `gates` numbers a token and key head are asked of the stream beside the values: their last channels. `shares` says
+    `gates` numbers a token and key head are asked of the stream beside the values: their last channels. So are `asks`
+    numbers a token and head beside the queries, which no position changes. `shares` says
     that the queries are to be the keys of the same tokens, with one projection for both. `by_content` says that which
     pairs are computed depends on what the tokens are like, so that only numbers tell its cost.
     """
@@ -25,6 +26,7 @@ class Kernel(nn.Module, ABC):
     honours: frozenset[str]
     folds: bool = False
     gates: int = 0
+    asks: int = 0
     shares: bool = False
     by_content: bool = False
     sight: Mask | None = None

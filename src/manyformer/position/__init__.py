@@ -5,6 +5,7 @@ from manyformer.position.aware import DistanceAware
 from manyformer.position.base import NoPosition, Position
 from manyformer.position.bias import Alibi, T5Buckets
 from manyformer.position.distance import ByDistance
+from manyformer.position.distances import Distances
 from manyformer.position.grid import GridConcat, GridSum
 from manyformer.position.labels import Labels
 from manyformer.position.layerwise import LearnedHeads, Placed
@@ -23,6 +24,7 @@ __all__ = [
     "Alibi",
     "ByDistance",
     "DistanceAware",
+    "Distances",
     "DynamicNTK",
     "Fused",
     "GridConcat",

@@ -1,5 +1,6 @@
 """One file a paper, one function each; importing this package lists them all."""
 
+from manyformer.recipes.adaptive_span import adaptive_span
 from manyformer.recipes.alibi import alibi
 from manyformer.recipes.bahdanau import bahdanau
 from manyformer.recipes.bert import bert
@@ -49,6 +50,7 @@ __all__ = [
     "RECIPES",
     "Card",
     "Recipe",
+    "adaptive_span",
     "alibi",
     "bahdanau",
     "bert",

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.config import AdamW, OptimConfig
+from manyformer.hooks import Gradual
 from manyformer.position import Position
 
 
@@ -16,11 +17,31 @@ def make_optimiser(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     looked up (embeddings, an output tied to one, positions) do not decay.
     """
     options: dict[str, Any] = {"lr": 0.0, "betas": config.betas, "eps": config.eps, "fused": True}
+    sizes = apart(model)
+    own = {id(weight) for weights in sizes.values() for weight in weights}
+    gradual: list[dict[str, Any]] = [{"params": weights, "eps": size} for size, weights in sizes.items()]
     if not isinstance(config, AdamW):
-        return torch.optim.Adam([weight for weight in model.parameters() if weight.requires_grad], **options)
-    decays, stays = divide(model)
-    groups = [{"params": decays, "weight_decay": config.weight_decay}, {"params": stays, "weight_decay": 0.0}]
-    return torch.optim.AdamW([group for group in groups if group["params"]], **options)
+        rest = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in own]
+        return torch.optim.Adam([{"params": rest}, *gradual], **options)
+    decays, stays = ([weight for weight in part if id(weight) not in own] for part in divide(model))
+    groups: list[dict[str, Any]] = [
+        {"params": decays, "weight_decay": config.weight_decay},
+        {"params": stays},
+        *gradual,
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], weight_decay=0.0, **options)
+
+
+def apart(model: nn.Module) -> dict[float, list[nn.Parameter]]:
+    """The weights that follow their gradient as it is, by the size that makes them (see `Gradual`)."""
+    found: dict[float, list[nn.Parameter]] = {}
+    known: set[int] = set()
+    for part in model.modules():
+        if isinstance(part, Gradual):
+            mine = [w for w in part.parameters(recurse=False) if w.requires_grad and id(w) not in known]
+            found.setdefault(part.size, []).extend(mine)
+            known.update(map(id, mine))
+    return {size: weights for size, weights in found.items() if weights}
 
 
 def divide(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
