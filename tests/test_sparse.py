@@ -15,7 +15,7 @@ from manyformer.flops import count_flops
 from manyformer.kernels import Softmax
 from manyformer.masks import And, Heads, Mask, Not, Or
 from manyformer.masks.base import pick
-from manyformer.ops import flash, flex_mask
+from manyformer.ops import flex_mask, sparse, tile_calls
 from manyformer.ops.cover import arrange, cover, span_of
 from manyformer.ops.plan import plan
 from manyformer.position import NoPosition
@@ -133,6 +133,7 @@ def small_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
     patch.setattr(plans, "RATES", {size: 1.0, 2 * size: 1.0})
     patch.setattr(plans, "BLOCK", size)
     patch.setattr(plans, "CALL", 0)
+    patch.setattr(plans, "GATHER", 0)
     plans._spelled.cache_clear()
 
 
@@ -187,10 +188,11 @@ def test_patterns_are_dense_attention(name: str, rows: str) -> None:
         assert_near((found * real, *gradients), (wanted * real, *expected), apart)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_both_forms_of_a_part(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With torch's private operators, which want values as wide as keys, and without them."""
-    monkeypatch.setattr(flash, "FUSED", fused)
+@pytest.mark.parametrize("kept", [True, False])
+def test_kept_or_made_anew(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With weights that are kept for the gradient and without, a few scores at a time."""
+    monkeypatch.setattr(sparse, "KEPT", sparse.KEPT if kept else 0)
+    monkeypatch.setattr(tile_calls, "CACHED", 1 << 13)
     place = place_of(ROWS["packed"])
     q, k, v = alike(place, 2)
     real = (place.seg != PADDING)[:, None, :, None]
@@ -199,6 +201,19 @@ def test_both_forms_of_a_part(fused: bool, monkeypatch: pytest.MonkeyPatch) -> N
         found, *gradients = run(Softmax(mask, path="sparse"), (q, k, v), up, place, place)
         wanted, *expected = run(Softmax(mask, path="naive"), (q, k, v), up, place, place)
         assert_near((found * real, *gradients), (wanted * real, *expected), 1e-10)
+
+
+@pytest.mark.parametrize("name", ["window", "strided", "bigbird", "window in float heads"])
+def test_heads_side_by_side(name: str) -> None:
+    """As projections leave them: channels of one head are neighbours, tokens of one head are not."""
+    place = place_of(ROWS["plain"])
+    wide = [torch.randn(2, LONG, 4, 6, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    up = torch.randn(2, 4, LONG, 6, dtype=torch.float64)
+    found = []
+    for path in ("sparse", "naive"):
+        y = Softmax(MANY[name], path=path)(*(x.transpose(1, 2) for x in wide), place, place, NoPosition()).y
+        found.append((y, *torch.autograd.grad(y, wide, up)))
+    assert_near(*found, 1e-10)
 
 
 def test_gradients_by_differences() -> None:

@@ -71,6 +71,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "RATES", {4: 1.0, 8: 1.0})
     monkeypatch.setattr(plans, "BLOCK", 8)
     monkeypatch.setattr(plans, "CALL", 0)
+    monkeypatch.setattr(plans, "GATHER", 0)
     # several pieces of each kind
     monkeypatch.setattr(tiled, "AT_ONCE", 1 << 12)
     monkeypatch.setattr(scored, "BLOCK", 8)

@@ -1,5 +1,6 @@
 """Which blocks of keys each block of queries can see, from the mask's own bounds and never from all pairs."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,10 @@ from manyformer.masks.spans import Span
 
 FAN = 8
 """Blocks are looked at in groups of this many first, and those in groups, so that empty areas cost nothing."""
+
+
+RUNS = 2
+"""So many calls on views are better than one for which keys are gathered."""
 
 
 class Order(NamedTuple):
@@ -39,6 +44,15 @@ class Cover(NamedTuple):
     rows: Int[Tensor, " p"]
     columns: Int[Tensor, " p"]
     full: Bool[Tensor, " p"]
+
+
+class Group(NamedTuple):
+    """Rows of blocks that share a call: they see equally many blocks, and all or none of them need an inner mask."""
+
+    rows: Int[Tensor, " n"]
+    columns: Int[Tensor, "n m"]
+    step: int | None
+    partial: bool
 
 
 def arrange(place: Place, chosen: Bool[Tensor, " l"] | None, period: int | None, size: int) -> Order:
@@ -77,6 +91,28 @@ def cover(mask: Mask, q: Span, k: Span) -> Cover:
     order = (rows * len(k.first) + columns).argsort()
     rows, columns = rows[order], columns[order]
     return Cover(rows, columns, mask.bounds(q.at(rows), k.at(columns)).must)
+
+
+def groups(found: Cover, rows: int) -> Iterator[Group]:
+    """All rows of a cover that see anything, by what they can share."""
+    kinds = _kinds(found, rows)
+    for kind in sorted(set(kinds.tolist())):
+        if kind < 2:
+            continue
+        some = (kinds == kind).nonzero()[:, 0]
+        columns = found.columns[torch.isin(found.rows, some)].view(len(some), kind // 2)
+        runs = list(_runs(some, columns))
+        if len(runs) <= RUNS and all(step is not None for _, _, step in runs):
+            yield from (Group(*run, kind % 2 == 1) for run in runs)
+        else:
+            yield Group(some, columns, _step(some, columns), kind % 2 == 1)
+
+
+def _runs(rows: Tensor, columns: Tensor) -> Iterator[tuple[Tensor, Tensor, int | None]]:
+    """Rows in a row, such as those at the beginning and those at the end that see as much."""
+    cuts = (rows.diff() != 1).nonzero()[:, 0] + 1
+    for some, theirs in zip(rows.tensor_split(cuts), columns.tensor_split(cuts)):
+        yield some, theirs, _step(some, theirs)
 
 
 def seen_at_all(mask: Mask, at: Place, of: Place) -> tuple[Bool[Tensor, " l"], Bool[Tensor, " s"]]:
@@ -122,3 +158,21 @@ def _children(rows: Tensor, columns: Tensor, most: int, widest: int) -> tuple[Te
 
 def _count(span: Span) -> Int[Tensor, " n"]:
     return torch.arange(len(span.first))
+
+
+def _kinds(found: Cover, rows: int) -> Int[Tensor, " n"]:
+    """A number for each row of blocks: those with the same can share a call."""
+    counts = torch.bincount(found.rows, minlength=rows)
+    partial = torch.bincount(found.rows[~found.full], minlength=rows) > 0
+    return 2 * counts + partial
+
+
+def _step(rows: Tensor, columns: Tensor) -> int | None:
+    """By how many blocks the keys move from one row to the next, where rows and keys are contiguous."""
+    across = torch.arange(columns.shape[1])
+    if not ((rows - rows[0] == torch.arange(len(rows))).all() and (columns - columns[:, :1] == across).all()):
+        return None
+    for step in (1, 0):
+        if (columns[:, 0] - columns[0, 0] == step * (rows - rows[0])).all():
+            return step
+    return None

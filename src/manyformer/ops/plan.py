@@ -13,15 +13,19 @@ from torch.utils.weak import WeakIdKeyDictionary
 from manyformer.core import PADDING, Fronted, Packed, Place, Plain, tree_map
 from manyformer.masks import Document, Mask, Not
 from manyformer.masks.base import both, pick
-from manyformer.ops.cover import Cover, Order, arrange, cover, seen_at_all, span_of, visible
+from manyformer.ops.cover import Cover, Order, arrange, cover, groups, seen_at_all, span_of, visible
 from manyformer.ops.spelled import marked, spell, spelled
 
 # a pair of a query and a key in blocks of this size costs this much, against one in large blocks; measured
-RATES = {64: 1.5, 128: 1.3, 256: 1.0}
-CALL = 15_000
-"""One more call costs about as much as this many (head, query, key) triples, forward and backward."""
+RATES = {64: 1.1, 128: 1.0, 256: 1.0}
+CALL = 8_000
+"""One more call costs about as much as this many (query, key) pairs, forward and backward."""
 MERGE = 12
 """Merging one token's output of two parts costs about as much as this many pairs."""
+GATHER = 24
+"""Collecting one key that a block of queries sees, and its gradient, costs about as much as this many pairs."""
+CHOSEN = 7 / 8
+"""Where a mask is about more than this share of all tokens, they are better left where they are than collected."""
 BLOCK = 128
 """The block where searching for the best one would cost more than it gains."""
 AT_ONCE = 1 << 20
@@ -51,6 +55,11 @@ class Part(NamedTuple):
     k: Order
     tiles: tuple[Tiles, ...]
 
+    @property
+    def gathers(self) -> bool:
+        """Whether some blocks of keys have to be collected."""
+        return any(tiles.step is None for tiles in self.tiles)
+
 
 class Lane(NamedTuple):
     """Heads that see the same."""
@@ -58,12 +67,23 @@ class Lane(NamedTuple):
     heads: tuple[int, ...]
     parts: tuple[Part, ...]
 
+    @property
+    def pairs(self) -> int:
+        """How many (head, query, key) triples are computed."""
+        blocks = ((part.q.size * part.k.size, tiles.columns.numel()) for part in self.parts for tiles in part.tiles)
+        return len(self.heads) * sum(size * count for size, count in blocks)
+
 
 class Plan(NamedTuple):
     """The calls for each row of the batch, or for all rows alike; `cost` in (head, query, key) triples a row."""
 
     rows: tuple[tuple[Lane, ...], ...]
     cost: float
+
+    def pairs(self, batch: int) -> int:
+        """How many (head, query, key) triples are computed for so many rows of a batch."""
+        every = [sum(lane.pairs for lane in lanes) for lanes in self.rows]
+        return sum(every[row % len(every)] for row in range(batch))
 
     def describe(self) -> str:
         """What is computed, in words."""
@@ -179,7 +199,7 @@ def _cost(sketches: list[Sketch], at: Place) -> float:
 def _sketch(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...]) -> list[Sketch]:
     """The cheapest order and size of blocks for one mask; none where it shows nothing at all."""
     queries, keys = seen_at_all(mask, at, of)
-    queries, keys = queries & (at.seg != PADDING), keys & (of.seg != PADDING)
+    queries, keys = (_worth(one & (place.seg != PADDING)) for one, place in ((queries, at), (keys, of)))
     if not queries.any() or not keys.any():
         return []
     alike = bool((at.seg == at.seg[0]).all() and (of.seg == at.seg[0]).all())
@@ -192,6 +212,11 @@ def _sketch(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...]
     return [best] if len(best.cover.rows) else []
 
 
+def _worth(chosen: Bool[Tensor, " l"]) -> Bool[Tensor, " l"]:
+    """The same, or all tokens where that is little more."""
+    return torch.ones_like(chosen) if chosen.sum() > CHOSEN * len(chosen) else chosen
+
+
 def _cut(
     mask: Mask, at: Place, of: Place, queries: Tensor, keys: Tensor, period: int | None, size: int, heads: int
 ) -> Sketch:
@@ -201,41 +226,19 @@ def _cut(
     # the last block of keys is filled up with repetitions, which an inner mask must hide
     if k.real % k.size:
         found = found._replace(full=found.full & (found.columns != len(k.blocks) - 1))
-    calls = len({*_kinds(found, len(q.blocks)).tolist()})
-    area = len(found.rows) * q.size * k.size
-    return Sketch(mask, q, k, found, RATES[size] * area * heads + CALL * calls)
-
-
-def _kinds(found: Cover, rows: int) -> Int[Tensor, " n"]:
-    """A number for each row of blocks: those with the same can share a call."""
-    counts = torch.bincount(found.rows, minlength=rows)
-    partial = torch.bincount(found.rows[~found.full], minlength=rows) > 0
-    return 2 * counts + partial
+    calls = list(groups(found, len(q.blocks)))
+    gathered = k.size * sum(call.columns.numel() for call in calls if call.step is None)
+    pairs = RATES[size] * len(found.rows) * q.size * k.size + GATHER * gathered + CALL * len(calls)
+    return Sketch(mask, q, k, found, heads * pairs)
 
 
 def _tiles(sketch: Sketch, at: Place, of: Place) -> Iterator[Tiles]:
-    kinds = _kinds(sketch.cover, len(sketch.q.blocks))
-    for kind in sorted(set(kinds.tolist())):
-        if kind < 2:
-            continue
-        rows = (kinds == kind).nonzero()[:, 0]
-        columns = sketch.cover.columns[torch.isin(sketch.cover.rows, rows)].view(len(rows), kind // 2)
-        inner = _inner(sketch, at, of, rows, columns) if kind % 2 else None
+    for rows, columns, step, partial in groups(sketch.cover, len(sketch.q.blocks)):
+        inner = _inner(sketch, at, of, rows, columns) if partial else None
         if inner is not None and not inner.any():
             continue
         blind = None if inner is None or inner.any(-1).all() else ~inner.any(-1)
-        yield Tiles(rows, columns, _step(rows, columns), inner, blind)
-
-
-def _step(rows: Tensor, columns: Tensor) -> int | None:
-    """By how many blocks the keys move from one row to the next, where rows and keys are contiguous."""
-    across = torch.arange(columns.shape[1])
-    if not ((rows - rows[0] == torch.arange(len(rows))).all() and (columns - columns[:, :1] == across).all()):
-        return None
-    for step in (1, 0):
-        if (columns[:, 0] - columns[0, 0] == step * (rows - rows[0])).all():
-            return step
-    return None
+        yield Tiles(rows, columns, step, inner, blind)
 
 
 def _inner(sketch: Sketch, at: Place, of: Place, rows: Tensor, columns: Tensor) -> Bool[Tensor, "r c s"]:

@@ -1,0 +1,116 @@
+"""The calls of a part of a plan: some rows of blocks of one head, or one row of some heads, and what they see."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from manyformer.ops.plan import Part, Tiles
+
+CACHED = 1 << 21
+"""Scores that are held at once: few enough to stay in a cache, many enough that starting calls costs little."""
+
+
+class Step(NamedTuple):
+    """Some rows of one head, or one row of some heads: the other of `head` and `rows` is a number.
+
+    Rows are counted among those of the tiles. `first` are the first block of queries and the first of keys where both
+    are neighbours.
+    """
+
+    tiles: Tiles
+    head: int | slice
+    rows: int | slice
+    first: tuple[int, int]
+    bias: Float[Tensor, "#n c s"] | None
+    blind: Bool[Tensor, "#n c"] | None
+
+    def queries(self, x: Float[Tensor, "h n c *e"]) -> Float[Tensor, "r c *e"]:
+        """The blocks of queries, a view where they are neighbours."""
+        if isinstance(self.rows, int):
+            return x[self.head, self.first[0]]
+        if self.tiles.step is not None:
+            return x[self.head, self.first[0] : self.first[0] + self.rows.stop - self.rows.start]
+        return x[self.head].index_select(0, self.tiles.rows[self.rows].to(x.device))
+
+    def put(self, new: Float[Tensor, "r c *e"], into: Float[Tensor, "h n c *e"]) -> None:
+        """Write what the queries get."""
+        if self.tiles.step is not None or isinstance(self.rows, int):
+            self.queries(into).copy_(new)
+        else:
+            into[self.head].index_copy_(0, self.tiles.rows[self.rows].to(into.device), new)
+
+    def add(self, new: Float[Tensor, "r c e"], into: Float[Tensor, "h n c e"]) -> None:
+        """Add to what the queries have."""
+        if self.tiles.step is not None or isinstance(self.rows, int):
+            self.queries(into).add_(new)
+        else:
+            into[self.head].index_add_(0, self.tiles.rows[self.rows].to(into.device), new)
+
+    def keys(self, x: Float[Tensor, "h n c e"]) -> Float[Tensor, "r s e"]:
+        """What each row sees, its blocks laid end to end; overlapping views where they are neighbours."""
+        one = x[self.head]
+        if self.tiles.step is None:
+            columns = self.tiles.columns[self.rows]
+            found = one.index_select(0 if isinstance(self.rows, slice) else 1, columns.flatten().to(x.device))
+            return found.view(-1, columns.shape[-1] * x.shape[2], x.shape[-1])
+        head, block, token, channel = x.stride()
+        if isinstance(self.rows, slice):
+            count, stride = self.rows.stop - self.rows.start, self.tiles.step * block
+        else:
+            count, stride = one.shape[0], head
+        shape = (count, self.tiles.columns.shape[1] * x.shape[2], x.shape[-1])
+        return one.as_strided(shape, (stride, token, channel), one.storage_offset() + self.first[1] * block)
+
+    def scatter(self, new: Float[Tensor, "r s e"], into: Float[Tensor, "h n c e"]) -> None:
+        """Add the gradients of what each row saw to the blocks that it came from."""
+        step, most, begin, mine = self.tiles.step, self.tiles.columns.shape[1], self.first[1], into[self.head]
+        parts = new.view(new.shape[0], most, -1, new.shape[-1])
+        if isinstance(self.rows, int):
+            if step is None:
+                mine.index_add_(1, self.tiles.columns[self.rows].to(into.device), parts)
+            else:
+                mine[:, begin : begin + most] += parts
+        elif step == 0:
+            mine[begin : begin + most] += parts.sum(0)
+        elif step == 1:
+            for number in range(begin, begin + most):
+                mine[number : number + len(parts)] += parts[:, number - begin]
+        else:
+            columns = self.tiles.columns[self.rows].flatten()
+            mine.flatten(1).index_add_(0, columns.to(into.device), parts.view(len(columns), -1))
+
+
+def steps(part: Part, heads: int, like: Tensor) -> Iterator[Step]:
+    """All calls of a part, always in the same order; what they add to scores is made `like` the queries."""
+    for tiles in part.tiles:
+        most = max(CACHED // (part.q.size * tiles.columns.shape[1] * part.k.size), 1)
+        if len(tiles.rows) < heads:
+            for row in range(len(tiles.rows)):
+                bias, blind = _hidden(tiles, slice(row, row + 1), like)
+                first = int(tiles.rows[row]), int(tiles.columns[row, 0])
+                for begin in range(0, heads, most):
+                    yield Step(tiles, slice(begin, min(begin + most, heads)), row, first, bias, blind)
+            continue
+        for begin in range(0, len(tiles.rows), most):
+            some = slice(begin, min(begin + most, len(tiles.rows)))
+            bias, blind = _hidden(tiles, some, like)
+            first = int(tiles.rows[begin]), int(tiles.columns[begin, 0])
+            for head in range(heads):
+                yield Step(tiles, head, some, first, bias, blind)
+
+
+def _hidden(tiles: Tiles, rows: slice, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """What is added to the scores of these rows, one for all where they are alike, and who sees nothing.
+
+    A finite number for what is hidden: where nothing else is there, weights are then wrong but no nan.
+    """
+    if tiles.inner is None:
+        return None, None
+    inner, blind = (x if x is None or len(x) == 1 else x[rows] for x in (tiles.inner, tiles.blind))
+    assert inner is not None
+    bias = torch.zeros(inner.shape, dtype=like.dtype, device=like.device)
+    bias.masked_fill_(~inner.to(like.device), torch.finfo(like.dtype).min)
+    return bias, None if blind is None else blind.to(like.device)

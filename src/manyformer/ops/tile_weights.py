@@ -1,0 +1,88 @@
+"""Softmax of blocks of queries over blocks of keys, weights and gradients written out in memory that stays in caches.
+
+On a CPU, small products of matrices with reused memory in between are faster than torch's fused kernel wherever blocks
+are small, and small blocks waste less on what a mask hides.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+class Scratch:
+    """Memory that is written again and again: fresh memory costs most."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._known: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        """What stands there means nothing; it holds until the same name is asked for again."""
+        count = torch.Size(shape).numel()
+        if name not in self._known or len(self._known[name]) < count:
+            self._known[name] = self._like.new_empty(count)
+        return self._known[name][:count].view(shape)
+
+
+class Call(NamedTuple):
+    """Queries, keys and values of some rows of blocks; `bias` is added to scores, `blind` queries see no key."""
+
+    q: Float[Tensor, "n c e"]
+    k: Float[Tensor, "n s e"]
+    v: Float[Tensor, "n s f"]
+    bias: Float[Tensor, "#n c s"] | None
+    blind: Bool[Tensor, "#n c"] | None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Rows, queries and keys."""
+        return self.q.shape[0], self.q.shape[1], self.k.shape[1]
+
+
+def weights(
+    call: Call, scale: float, scratch: Scratch, into: Float[Tensor, "n c s"]
+) -> tuple[Float[Tensor, "n c s"], Float[Tensor, "n c s"]]:
+    """Scores, and their softmax, which is written to `into`; blind queries have no weights."""
+    scores = scratch("scores", *call.shape)
+    if call.bias is None:
+        torch.baddbmm(scores, call.q, call.k.mT, beta=0, alpha=scale, out=scores)
+    else:
+        torch.baddbmm(call.bias, call.q, call.k.mT, alpha=scale, out=scores)
+    torch.softmax(scores, -1, out=into)
+    if call.blind is not None:
+        into.masked_fill_(call.blind[..., None], 0.0)
+    return scores, into
+
+
+def sums(call: Call, scores: Float[Tensor, "n c s"], found: Float[Tensor, "n c s"]) -> Float[Tensor, "n c"]:
+    """Log-sum-exps of the scores: the largest score less the logarithm of its weight."""
+    lse = scores.amax(-1) - found.amax(-1).log()
+    return lse if call.blind is None else lse.masked_fill_(call.blind, -torch.inf)
+
+
+class Above(NamedTuple):
+    """The gradient of the outputs, its product with the outputs over all keys, and what share of those these keys are.
+
+    Without `share` they are all keys.
+    """
+
+    up: Float[Tensor, "n c f"]
+    slope: Float[Tensor, "n c 1"]
+    share: Float[Tensor, "n c 1"] | None
+
+
+def gradients(
+    call: Call, found: Float[Tensor, "n c s"], above: Above, scratch: Scratch
+) -> tuple[Float[Tensor, "n c e"], Float[Tensor, "n s e"], Float[Tensor, "n s f"]]:
+    """Of queries and keys, both before the scale, and of values; they hold until the next call."""
+    (rows, queries, keys), up = call.shape, above.up
+    if above.share is not None:
+        found = torch.mul(found, above.share, out=scratch("shared", *call.shape))
+    to_v = torch.bmm(found.mT, up, out=scratch("to_v", rows, keys, up.shape[-1]))
+    inner = scratch("scores", *call.shape)
+    torch.baddbmm(above.slope, up, call.v.mT, beta=-1, out=inner).mul_(found)
+    to_q = torch.bmm(inner, call.k, out=scratch("to_q", rows, queries, call.q.shape[-1]))
+    to_k = torch.bmm(inner.mT, call.q, out=scratch("to_k", rows, keys, call.q.shape[-1]))
+    return to_q, to_k, to_v

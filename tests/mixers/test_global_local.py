@@ -1,0 +1,46 @@
+"""What global tokens get is the same however it is computed: with keys and values of all tokens, of few, or of none."""
+
+import pytest
+import torch
+
+from manyformer import masks as m
+from manyformer.core import PADDING, Context
+from manyformer.mixers.global_local import GlobalLocal
+from manyformer.models.places import locate
+
+DIM, HEADS, LENGTH = 16, 2, 20
+SEGMENTS = torch.tensor([[0] * LENGTH, [PADDING] * 4 + [0] * 9 + [1] * 7, [PADDING] * LENGTH])
+
+
+def watched(*_: object) -> None:
+    """A watcher wants the weights of all tokens."""
+
+
+@pytest.mark.parametrize("count", [1, 5, 12])
+def test_few_or_all(count: int) -> None:
+    """Up to 8 queries are folded into the projections; padding among the first, and rows with fewer than others."""
+    torch.manual_seed(0)
+    layer = GlobalLocal(DIM, HEADS, m.around(3), m.First(count) | m.Role(1)).double()
+    for parameter in layer.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
+    role = torch.zeros(3, LENGTH, dtype=torch.long)
+    role[0, 15] = 1
+    place = locate(role, SEGMENTS, None)[0]._replace(role=role)
+    x = torch.randn(3, LENGTH, DIM, dtype=torch.float64, requires_grad=True)
+    up = torch.randn_like(x) * (SEGMENTS != PADDING)[..., None]
+    found = []
+    for watch in (watched, None):
+        context = Context(place) if watch is None else Context(place, watch=watch)
+        y = layer(x, context).y
+        found.append([y * (up != 0), *torch.autograd.grad(y, [x, *layer.parameters()], up)])
+    for mine, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(mine, wanted, atol=1e-10, rtol=1e-10)
+
+
+def test_without_global_tokens() -> None:
+    """All parameters still get a gradient."""
+    layer = GlobalLocal(DIM, HEADS, m.around(3), m.Role(1))
+    x = torch.randn(1, LENGTH, DIM)
+    layer(x, Context(locate(torch.zeros(1, LENGTH, dtype=torch.long), None, None)[0])).y.sum().backward()
+    assert layer.global_kv.weight.grad is not None
+    assert not layer.global_kv.weight.grad.any()
