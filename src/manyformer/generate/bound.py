@@ -15,14 +15,17 @@ from torch import Tensor, nn
 
 from manyformer.attention import Attention, AttentionState
 from manyformer.core import Chain, Context, Layer, Memory, Place, Plain, Pointwise, Residual, State
+from manyformer.depth.leaving import EarlyExit
 from manyformer.feedforward import FeedForward, GatedFeedForward
 from manyformer.generate.folded import fold, folds
+from manyformer.generate.leaving import Tools, leaving
 from manyformer.generate.protocol import Continues, Translates
 from manyformer.generate.seen import Seen
 from manyformer.kernels import Softmax
 from manyformer.masks import Causal, Everything
 from manyformer.masks.lasting import lasts
 from manyformer.models import Embedding, EncoderDecoder, Head, LanguageModel, Output
+from manyformer.models.exits import Exits
 from manyformer.models.language_model import Stream
 from manyformer.models.places import locate
 from manyformer.sources import Own, Recent
@@ -59,6 +62,8 @@ def bind(model: Continues | Translates) -> Next:
 
 
 def _following(embed: Embedding, body: Layer, head: Output) -> Next:
+    if isinstance(body, EarlyExit) and isinstance(head, Exits) and not (_watched(body) or _watched(head)):
+        return leaving(embed, body, head, Tools(_layer, _sure, _simple))
     layers, words = _layer(body), _head(head)
 
     def following(tokens: Tensor, state: Stream, memory: Memory | None) -> tuple[Tensor, State]:

@@ -1,0 +1,297 @@
+"""The next token of a model that tokens may leave early: what nobody needs is not computed.
+
+A layer that no row comes to is not called at all: what was copied to it waits, and becomes keys and values, all of it
+in one product, when a row comes there again. In a layer that some rows come to, all rows get keys and values, and those
+rows alone the rest.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyformer.attention import Attention, AttentionState
+from manyformer.core import Chain, Context, Layer, Memory, Place, Plain, Pointwise, Residual, State
+from manyformer.depth.leaving import Copies, EarlyExit, plain_place
+from manyformer.depth.rules import Seen
+from manyformer.feedforward import FeedForward, GatedFeedForward
+from manyformer.masks import Causal, Everything
+from manyformer.models.exits import Exits
+from manyformer.models.language_model import Stream
+from manyformer.models.places import locate
+from manyformer.sources import Encoded, Own
+from manyformer.sources.encoder import Projected
+from manyformer.sources.own import Cache
+
+Map = Callable[[Tensor], Tensor]
+Next = Callable[[Tensor, State, Memory | None], tuple[Tensor, State]]
+Step = Callable[[Tensor, Context, State], tuple[Tensor, State]]
+
+
+class Tools(NamedTuple):
+    """How parts are looked up beforehand: a layer, a module of tokens by themselves, and whether attention is plain."""
+
+    step: Callable[[Layer], Step]
+    sure: Callable[[nn.Module], Map]
+    simple: Callable[[Attention], bool]
+
+
+class Call(NamedTuple):
+    """What all layers share for one token: which rows go on (None: all), where they are, and what they may look at."""
+
+    rows: Tensor | None
+    place: Place
+    memory: Memory | None
+    shown: Tensor | None
+
+
+def leaving(embed: nn.Module, body: EarlyExit, head: Exits, tools: Tools) -> Next:
+    """Logits and state after one token more a row, as the model itself gives them."""
+    levels = [_level(layer, tools) for layer in body.layers]
+    fast = _Fast(embed, body, head, [level for level in levels if level is not None])
+
+    def following(tokens: Tensor, state: Stream, memory: Memory | None) -> tuple[Tensor, State]:
+        place, tail = locate(tokens, None, state.tail)
+        assert tail is not None
+        if None not in levels and fast.serves(tokens, place, state.body):
+            logits, after = fast(tokens, place, state.body, memory)
+            return logits, Stream(after, tail)
+        y, kept, _ = body(embed(tokens, place), Context(place, memory), state.body)
+        return head(y), Stream(kept, tail)
+
+    return following
+
+
+def _level(layer: Layer, tools: Tools) -> "_Level | None":
+    """The layer, where it is self-attention that keeps its keys, and then nothing through which later tokens meet."""
+    if type(layer) is not Chain:
+        return None
+    first, *rest = layer.children()
+    if not _plain_branch(first) or not all(map(_plain_branch, rest)):
+        return None
+    own, others = first.inner, [branch.inner for branch in rest]
+    causal = isinstance(own, Attention) and type(own.source) is Own and own.kernel.sight in (Causal(), Everything())
+    if not causal or not tools.simple(own):
+        return None
+    pointwise = (FeedForward, GatedFeedForward, Pointwise)
+    for other in others:
+        asks = isinstance(other, Attention) and type(other.source) is Encoded and tools.simple(other)
+        if not (asks and other.kernel.sight == Everything()) and not isinstance(other, pointwise):
+            return None
+    return _Level(first, rest, tools)
+
+
+def _plain_branch(layer: nn.Module) -> bool:
+    return type(layer) is Residual and not layer._forward_hooks and not layer._forward_pre_hooks
+
+
+@final
+class _Fast:
+    def __init__(self, embed: nn.Module, body: EarlyExit, head: Exits, levels: "list[_Level]") -> None:
+        self.embed, self.body, self.head, self.levels = embed, body, head, levels
+        self.own: list[Any] = [*head.own, head.last] if len(head.own) else []
+
+    def serves(self, tokens: Tensor, place: Place, state: Copies) -> bool:
+        """Whether this is one token more of rows that are one plain document each, and there is room for it."""
+        layout, at = place.layout, state.columns
+        if tokens.shape[1] != 1 or not isinstance(layout, Plain) or layout.start != at or torch.is_grad_enabled():
+            return False
+        caches: list[Cache] = [branches[0].source for branches in state.layers]
+        return all(cache.plain and (cache.room is None or at < cache.room) for cache in caches)
+
+    def __call__(self, tokens: Tensor, place: Place, state: Copies, memory: Memory | None) -> tuple[Tensor, Copies]:
+        at, rule, total = state.columns, self.body.rule, tokens.shape[0]
+        ctx = Context(place, memory)
+        x: Tensor = self.embed(tokens, place)
+        call = Call(None, place, memory, None if memory is None else _shown(memory))
+        plan = rule.begin(ctx, x)
+        pos = place.pos.expand(total, -1)
+        layers, done, active = list(state.layers), list(state.done), x
+        said = _Said(self.head, self.own, total)
+        for number, level in enumerate(self.levels, 1):
+            begin = done[number - 1]
+            missed = x if begin == at else torch.cat([_kept(state)[:, begin:at], x], 1)
+            y, layers[number - 1] = level(missed, active, begin, call, layers[number - 1])
+            done[number - 1] = at + 1
+            x = y if call.rows is None else x.index_copy(0, call.rows, y)
+            ready = self.body.ready(y, ctx)
+            if number == len(self.levels):
+                said.add(call.rows, number, ready, None)
+                break
+            verdict = rule.forward(Seen(number, y, active, ready, pos), plan)
+            stays = (~verdict.leaves[:, 0]).nonzero()[:, 0]
+            active, plan = y, verdict.plan
+            if len(stays) == len(y):
+                continue
+            gone = verdict.leaves[:, 0].nonzero()[:, 0]
+            said.add(
+                _among(call.rows, gone), number, ready[gone], None if verdict.logits is None else verdict.logits[gone]
+            )
+            if not len(stays):
+                break
+            active, pos, plan = y[stays], pos[stays], None if plan is None else plan[stays]
+            call = call._replace(rows=_among(call.rows, stays))
+        return said.logits(), Copies(layers, at + 1, tuple(done), _copied(state, x))
+
+
+def _among(rows: Tensor | None, chosen: Tensor) -> Tensor:
+    return chosen if rows is None else rows[chosen]
+
+
+def _shown(memory: Memory) -> Tensor | None:
+    """What of a source may be seen by a target that is one document; None where all of it."""
+    return None if isinstance(memory.place.layout, Plain) else (memory.place.seg == 0)[:, None, None, :]
+
+
+def _kept(state: Copies) -> Tensor:
+    assert state.copied is not None
+    return state.copied
+
+
+def _copied(state: Copies, x: Tensor) -> Tensor:
+    """With what this token leaves to the layers above."""
+    at, cache = state.columns, state.layers[0][0].source
+    copied = state.copied
+    if copied is None:
+        copied = x.new_zeros(x.shape[0], at if cache.room is None else cache.room, x.shape[2])
+    if cache.room is None:
+        return torch.cat([copied, x], 1)
+    copied.narrow(1, at, 1).copy_(x)
+    return copied
+
+
+@final
+class _Said:
+    """Collects what the rows say, from whichever layer; one product serves all that have the same classifier."""
+
+    def __init__(self, head: Exits, own: list[Any], total: int) -> None:
+        self.head, self.own, self.total = head, own, total
+        self.parts: list[tuple[Tensor | None, Tensor, bool]] = []
+
+    def add(self, rows: Tensor | None, number: int, ready: Tensor, logits: Tensor | None) -> None:
+        """These rows leave after layer `number` with what classifiers read, or with the logits that are known."""
+        if logits is None and self.own:
+            logits = self.own[number - 1](ready)
+        self.parts.append((rows, ready if logits is None else logits, logits is not None))
+
+    def logits(self) -> Tensor:
+        """Those of all rows, in their order."""
+        waiting = [part for _, part, known in self.parts if not known]
+        product: Tensor | None = (
+            self.head.last(waiting[0] if len(waiting) == 1 else torch.cat(waiting)) if waiting else None
+        )
+        pieces = [] if product is None else list(torch.split(product, [len(part) for part in waiting]))
+        found = [part if known else pieces.pop(0) for _, part, known in self.parts]
+        if len(found) == 1:
+            return found[0]
+        rows = torch.cat([rows for rows, _, _ in self.parts if rows is not None])
+        return torch.cat(found)[rows.argsort()]
+
+
+@final
+class _Level:
+    """One layer: keys and values of all rows and of all that waits, everything else of the rows that come here."""
+
+    def __init__(self, first: Residual, rest: list[Any], tools: Tools) -> None:
+        self.first, self.own = _Branch(first, tools), _Looks(first.inner, tools)  # type: ignore[arg-type]
+        self.rest: list[tuple[_Branch, _Looks | None, Step]] = [
+            (_Branch(branch, tools), _Looks(branch.inner, tools) if isinstance(branch.inner, Attention) else None,
+             tools.step(branch.inner)) for branch in rest
+        ]  # fmt: skip
+
+    def __call__(self, missed: Tensor, active: Tensor, begin: int, call: Call, state: State) -> tuple[Tensor, State]:
+        normed = self.first.before(missed)
+        cache = _stored(state[0].source, *self.own.keys(normed, begin), begin)
+        newest = normed[:, -1:]
+        query = newest if call.rows is None else newest[call.rows]
+        k, v = cache.k.narrow(2, 0, cache.length), cache.v.narrow(2, 0, cache.length)
+        y = self.first.join(active, self.own(query, call.place, *_of(call.rows, k, v), None))
+        after = [AttentionState(cache, state[0].kernel)]
+        for (branch, looks, step), kept in zip(self.rest, state[1:]):
+            if looks is None:
+                part, new = step(branch.before(y), Context(call.place, call.memory), kept)
+            else:
+                assert call.memory is not None
+                new = kept if kept.source.k is not None else AttentionState(looks.project(call.memory), kept.kernel)
+                shown = call.shown if call.shown is None or call.rows is None else call.shown[call.rows]
+                part = looks(branch.before(y), call.place, *_of(call.rows, new.source.k, new.source.v), shown)
+            y = branch.join(y, part)
+            after.append(new)
+        return y, after
+
+
+def _of(rows: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return (k, v) if rows is None else (k.index_select(0, rows), v.index_select(0, rows))
+
+
+def _stored(cache: Cache, k: Tensor, v: Tensor, begin: int) -> Cache:
+    """The cache with columns from `begin` on, where nothing is yet."""
+    rows, _, count, _ = k.shape
+    end = begin + count
+    if cache.room is not None:
+        cache.k.narrow(2, begin, count).copy_(k)
+        cache.v.narrow(2, begin, count).copy_(v)
+        return cache._replace(length=end)
+    place = plain_place(rows, begin, end, k.device)
+    pos, seg = torch.cat([cache.pos, place.pos], 1), torch.cat([cache.seg, place.seg], 1)
+    return Cache(torch.cat([cache.k, k], 2), torch.cat([cache.v, v], 2), pos, seg, end)
+
+
+@final
+class _Branch:
+    """What stands around a branch."""
+
+    def __init__(self, residual: Residual, tools: Tools) -> None:
+        parts = (residual.before, residual.within, residual.after)
+        self._before, self._within, self._after = (None if part is None else tools.sure(part) for part in parts)
+        self._join = residual.join
+
+    def before(self, x: Tensor) -> Tensor:
+        return x if self._before is None else self._before(x)
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        branch = branch if self._within is None else self._within(branch)
+        y = x + branch if self._join is None else self._join(x, branch)
+        return y if self._after is None else self._after(y)
+
+
+@final
+class _Looks:
+    """Attention of one query a row to keys that are there."""
+
+    def __init__(self, layer: Attention, tools: Tools) -> None:
+        assert layer.to_q is not None
+        self.heads, (self.groups, self.key, self.value) = layer.heads, layer.shape
+        self.to_q, self.to_kv, self.out = tools.sure(layer.to_q), tools.sure(layer.to_kv), tools.sure(layer.out)
+        self.turned = layer.position if layer.position.touches() - {"embed"} else None
+        scale: float | None = layer.kernel.scale  # type: ignore[assignment]
+        self.scale = 1 / math.sqrt(self.key) if scale is None else scale
+        self.layer = layer
+
+    def keys(self, normed: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of tokens that are at positions from `begin` on."""
+        rows, count = normed.shape[:2]
+        kv, split = self.to_kv(normed), self.groups * self.key
+        k = kv[..., :split].view(rows, count, self.groups, self.key).transpose(1, 2)
+        v = kv[..., split:].view(rows, count, self.groups, self.value).transpose(1, 2)
+        if self.turned is not None:
+            k = self.turned.key(k, plain_place(rows, begin, begin + count, k.device))
+        return k, v
+
+    def project(self, memory: Memory) -> Projected:
+        return Projected(*self.layer.project(memory.y, memory.place))
+
+    def __call__(self, normed: Tensor, place: Place, k: Tensor, v: Tensor, shown: Tensor | None) -> Tensor:
+        rows = normed.shape[0]
+        q = self.to_q(normed).view(rows, self.heads, 1, self.key)
+        if self.turned is not None:
+            # all rows are at the same position
+            q = self.turned.query(
+                q, Place(place.pos[:1].expand(rows, -1), place.seg[:1].expand(rows, -1), place.layout)
+            )
+        many = self.heads != self.groups
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=shown, scale=self.scale, enable_gqa=many)
+        return self.out(y.reshape(rows, 1, self.heads * self.value))
