@@ -100,6 +100,7 @@ def index(
     from manyformer.cli.storing import Bar
     from manyformer.datastore import Datastore, Flat, Quantized, make_index
     from manyformer.datastore.facts import INDEX
+    from manyformer.datastore.indexing import remove_index
     from manyformer.errors import UserError, nearest
 
     kinds = {"flat": Flat(), "ivfpq": Quantized(lists, codes, learn)}
@@ -108,7 +109,7 @@ def index(
     store = Datastore(folder, exact=True)
     file = store.folder / INDEX
     if remove:
-        file.unlink(missing_ok=True)
+        remove_index(file)
         say(f"{folder} has no index now")
         return
     with Bar("indexing", "keys") as bar:

@@ -1,6 +1,7 @@
 """An index over the keys of a large datastore, by faiss: all keys, or codes of keys in lists."""
 
 import importlib
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from manyformer.datastore.search import Ban, Keys
 from manyformer.errors import UserError
+from manyformer.train.disk import replace_text, room_for
 
 BLOCK = 1 << 16
 """Keys that are added at a time."""
@@ -80,10 +82,10 @@ class Index:
 
     def __init__(self, file: Path, probe: int | None) -> None:
         faiss = faiss_module()
-        try:
-            self._faiss = faiss.read_index(str(file), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
-        except RuntimeError as error:
-            raise UserError(f"{file} is damaged: faiss cannot read it; make the index anew") from error
+        # faiss would read on where a mapped file has ended, and take the process with it
+        if not file.exists() or file.stat().st_size != _size(file):
+            raise UserError(f"{file} is missing or cut; make the index anew")
+        self._faiss = faiss.read_index(str(file), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
         self.kind = type(self._faiss).__name__
         if hasattr(self._faiss, "nprobe"):
             self._faiss.nprobe = min(PROBE if probe is None else probe, self._faiss.nlist)
@@ -108,7 +110,25 @@ class Index:
 
 def open_index(file: Path, probe: int | None) -> Index | None:
     """The index in this file; None where there is none."""
-    return Index(file, probe) if file.exists() else None
+    return Index(file, probe) if _note(file).exists() else None
+
+
+def remove_index(file: Path) -> None:
+    """Remove an index, if there is one."""
+    for part in (_note(file), file):
+        part.unlink(missing_ok=True)
+
+
+def _note(file: Path) -> Path:
+    """Where the size of an index stands; it is written last."""
+    return file.with_suffix(".json")
+
+
+def _size(file: Path) -> int | None:
+    try:
+        return int(json.loads(_note(file).read_text(encoding="utf-8"))["bytes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def make_index(keys: Keys, file: Path, kind: Kind, *, each: Callable[[int], None] = lambda done: None) -> None:
@@ -132,8 +152,11 @@ def make_index(keys: Keys, file: Path, kind: Kind, *, each: Callable[[int], None
         each(min(begin + BLOCK, len(keys)))
     draft = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
-        faiss.write_index(index, str(draft))
-        draft.replace(file)
+        with room_for(f"the index {file}"):
+            faiss.write_index(index, str(draft))
+            remove_index(file)
+            draft.replace(file)
+            replace_text(_note(file), json.dumps({"keys": len(keys), "bytes": file.stat().st_size}) + "\n")
     finally:
         draft.unlink(missing_ok=True)
 

@@ -14,7 +14,7 @@ from manyformer.ops.nearest import nearest as largest
 Keys = NDArray[np.float16] | NDArray[np.float32]
 """Keys (n, width) in memory or mapped from a file."""
 
-MOST = 1 << 16
+MOST = 1 << 15
 """Keys that are read at once."""
 
 VALUES = 1 << 22
@@ -42,7 +42,8 @@ class Ban(NamedTuple):
 def nearest(keys: Keys, queries: Float[Tensor, "n d"], k: int, *, ban: Ban | None = None) -> Int[Tensor, "n k"]:
     """The `k` entries of `keys` at the least squared distance from each query; -1 where there are fewer.
 
-    |q - k|^2 is least where q.k - |k|^2 / 2 is largest: a product with one number more on either side.
+    Of equally near ones any may be chosen. |q - k|^2 is least where q.k - |k|^2 / 2 is largest, a product with one
+    number more on either side.
     """
     asked = torch.cat([queries, torch.ones_like(queries[:, :1])], 1)[None]
     best = queries.new_full((len(queries), 0), -torch.inf)

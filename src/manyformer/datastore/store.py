@@ -104,7 +104,7 @@ class Datastore:
     def following(self, entries: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
         """The token that followed each context; 0 for entry -1."""
         numbers = entries.clamp(min=0).cpu().numpy()
-        tokens = self.text.tokens[self.places(numbers) + 1].astype(np.int64)
+        tokens = np.asarray(self.text.tokens[self.places(numbers) + 1], np.int64)
         return torch.from_numpy(tokens).to(entries.device).masked_fill(entries < 0, 0)
 
     def context(self, entry: int, before: int, after: int) -> tuple[list[int], int, list[int]]:

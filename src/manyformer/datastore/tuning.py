@@ -1,7 +1,7 @@
 """How much neighbours should count: neighbours, weight and temperature that make held-out text likeliest."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ def tune(
     store: Datastore,
     *,
     data: str | Sequence[str] | None = None,
-    neighbours: Sequence[int] | None = None,
+    neighbours: Collection[int] | None = None,
     weights: Sequence[float] = WEIGHTS,
     temperatures: Sequence[float] = TEMPERATURES,
     most: int | None = None,

@@ -1,0 +1,85 @@
+"""Neighbours are those that comparing with everything finds."""
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from stores import written
+
+from manyformer.datastore import Ban, Datastore, search
+from manyformer.datastore.search import measured, nearest
+from manyformer.errors import UserError
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("k", [1, 7, 60])
+def test_neighbours_are_the_nearest(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, k: int) -> None:
+    # blocks that do not divide the keys
+    monkeypatch.setattr(search, "MOST", 17)
+    keys = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+    queries = torch.randn(9, 5, dtype=dtype)
+    found = measured(keys, queries, nearest(keys, queries, k))
+    wanted = (queries[:, None] - torch.from_numpy(keys).to(dtype)).square().sum(-1).sort(1)
+    assert (found.entries == wanted.indices[:, :k]).all()
+    torch.testing.assert_close(found.distances, wanted.values[:, :k])
+
+
+def test_entries_that_do_not_count_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "MOST", 10)
+    keys = np.arange(30, dtype=np.float32)[:, None]
+    ban = Ban(torch.tensor([4, 0, 0]), torch.tensor([7, 0, 28]))
+    entries = nearest(keys, torch.tensor([[5.2], [5.2], [5.2]]), 3, ban=ban)
+    assert entries.sort(1).values.tolist() == [[3, 7, 8], [4, 5, 6], [-1, 28, 29]]
+    found = measured(keys, torch.tensor([[5.2]] * 3), entries)
+    assert found.entries[2].tolist() == [28, 29, -1]
+    assert found.distances[2, 2] == torch.inf
+
+
+def test_equal_distances_are_in_the_order_of_the_text() -> None:
+    keys = np.zeros((4, 2), np.float32)
+    found = measured(keys, torch.ones(1, 2), torch.tensor([[3, 1, -1, 0]]))
+    assert found.entries.tolist() == [[0, 1, 3, -1]]
+    assert found.distances.tolist() == [[2.0, 2.0, 2.0, torch.inf]]
+
+
+def test_entries_and_places_of_a_text(tmp_path: Path) -> None:
+    texts = [[1, 10, 11, 2], [1, 2], [1, 20, 21, 22, 2]]
+    store = written(tmp_path, np.zeros((8, 2), np.float32), texts)
+    assert len(store) == 8
+    every = np.arange(8)
+    assert store.places(every).tolist() == [0, 1, 2, 4, 6, 7, 8, 9]
+    assert store.entries(store.places(every)).tolist() == every.tolist()
+    assert store.documents(every).tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
+    assert store.following(torch.tensor([[0, 2], [-1, 5]])).tolist() == [[10, 2], [0, 21]]
+    assert store.context(5, 3, 1) == ([1, 20], 21, [22])
+    assert store.context(7, 2, 4) == ([21, 22], 2, [])
+
+
+def test_keys_stay_on_the_disk(tmp_path: Path) -> None:
+    width, entries = 64, 300_000
+    written(tmp_path, np.zeros((1, width), np.float32), [[1, 2]])
+    facts = (tmp_path / "datastore.json").read_text()
+    (tmp_path / "text.tokens").write_bytes(bytes(2 * (entries + 1)))
+    (tmp_path / "text.offsets").write_bytes(np.array([0, entries + 1], "<i8").tobytes())
+    (tmp_path / "datastore.json").write_text(facts.replace('"tokens": 2', f'"tokens": {entries + 1}'))
+    with (tmp_path / "keys").open("wb") as file:
+        file.truncate(4 * width * entries)
+    tracemalloc.start()
+    try:
+        store = Datastore(tmp_path)
+        opened = tracemalloc.get_traced_memory()[1]
+        assert store.search(torch.zeros(2, width), 3).distances.tolist() == [[0.0] * 3] * 2
+        searched = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert opened < 1e5
+    assert searched < store.keys.nbytes / 3, "a block of keys at a time"
+
+
+def test_more_neighbours_than_entries_are_refused(tmp_path: Path) -> None:
+    store = written(tmp_path, np.zeros((3, 2), np.float32), [[1, 5, 6, 2]])
+    with pytest.raises(UserError, match=r"neighbours \(4\) must be from 1 to 3, the entries of"):
+        store.search(torch.zeros(1, 2), 4)
+    assert store.mix().neighbours == 3

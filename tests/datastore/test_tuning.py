@@ -1,0 +1,82 @@
+"""Tuning finds the setting of its grid that scoring finds best; people are shown what was found."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from stores import TEXT
+
+import manyformer as mf
+from manyformer.datastore import Datastore, Mix, build, knn_lm, work_of
+from manyformer.datastore.scoring import score
+from manyformer.datastore.showing import look
+from manyformer.datastore.tuning import tune
+from manyformer.errors import UserError
+from manyformer.evaluate import evaluate
+from manyformer.models import LanguageModel
+
+
+@pytest.fixture(scope="module")
+def store(plain_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Datastore:
+    return build(work_of(plain_run), tmp_path_factory.mktemp("store") / "train")
+
+
+@pytest.mark.parametrize("fixture", ["plain_run", "memory_run"])
+def test_every_setting_costs_what_scoring_says(fixture: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    run: Path = request.getfixturevalue(fixture)
+    work = work_of(run)
+    store = build(work, tmp_path / "store")
+    # of equally near contexts any may be chosen, and without a memory every row begins with few tokens
+    few = 4 if fixture == "memory_run" else len(store)
+    found = tune(work, store, neighbours={few, len(store)}, weights=[0.0, 0.3, 0.8], temperatures=[0.5, 4.0])
+    assert len(found.nats) == (12 if few == 4 else 6)
+    assert found.nats[found.best] == min(found.nats.values())
+    # after two steps of training the text itself knows better
+    assert found.best.weight == 0.8
+    for mix in (found.best, Mix(few, 0.3, 4.0), Mix(len(store), 0.0, 0.5)):
+        scored = evaluate(run, split="valid", wrap=lambda model, mix=mix: knn_lm(model, store, **mix._asdict()))  # type: ignore[misc]
+        nats = scored["perplexity"].parts["nats"] * found.targets
+        assert found.nats[mix] == pytest.approx(nats, rel=1e-4)
+    store.tune(found.best)
+    assert store.mix() == found.best
+    assert Datastore(store.folder).mix() == found.best
+
+
+def test_a_glance_at_some_of_the_text(plain_run: Path, store: Datastore) -> None:
+    other = str(plain_run.parent / "other.txt")
+    found = tune(work_of(plain_run), store, data=other, neighbours=[8], weights=[0.5], temperatures=[1.0], most=50)
+    assert (found.targets, found.material) == (50, other)
+    with pytest.raises(UserError, match="there is nothing to try"):
+        tune(work_of(plain_run), store, weights=[])
+
+
+def test_with_and_without(plain_run: Path, store: Datastore) -> None:
+    said: list[str] = []
+    found = score(plain_run, store, Mix(16, 0.8, 1.0), split="valid", each=said.append)
+    assert found.alone["perplexity"].value == pytest.approx(evaluate(plain_run, split="valid")["perplexity"].value)
+    assert found.together["perplexity"].value < found.alone["perplexity"].value
+    assert min(found.alone_speed, found.together_speed) > 0
+    assert said[-1].endswith("train: 100%")
+
+
+def test_what_was_found_is_shown(plain_run: Path, store: Datastore) -> None:
+    model = mf.load(plain_run)
+    both = knn_lm(model, store, neighbours=20, weight=0.9)
+    found = look(both, "the dog lay by the d", shown=6, guesses=4)
+    assert len(found.neighbours) == 6
+    assert [one.distance for one in found.neighbours] == sorted(one.distance for one in found.neighbours)
+    first = found.neighbours[0]
+    assert len(first.before) == 12
+    assert len(first.token) == 1
+    assert len(first.after) == 4
+    assert f"{first.before}{first.token}{first.after}" in TEXT
+    assert 0 < first.share <= 1
+    tokens = torch.tensor([[1, *model.tokenizer.encode("the dog lay by the d")]])
+    likely = both(tokens).logits[0, -1].exp().topk(4)
+    assert [guess.token for guess in found.guesses] == [model.tokenizer.token(t) for t in likely.indices.tolist()]
+    assert [guess.both for guess in found.guesses] == pytest.approx(likely.values.tolist(), rel=1e-4)
+    few = look(knn_lm(model, store, neighbours=2), "the", shown=5)
+    assert [one.share > 0 for one in few.neighbours] == [True, True, False, False, False]
+    assert isinstance(model, LanguageModel)
+    with pytest.raises(UserError, match="this model looks into no datastore"):
+        look(model, "the")

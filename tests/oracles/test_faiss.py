@@ -1,0 +1,78 @@
+"""Neighbours of faiss: its flat index finds what ours finds; codes in lists find most of it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from manyformer.datastore import Ban, Flat, Quantized, make_index
+from manyformer.datastore.indexing import Index
+from manyformer.datastore.search import measured, nearest
+from manyformer.errors import UserError
+
+faiss = pytest.importorskip("faiss")
+pytestmark = pytest.mark.oracle
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    faiss.omp_set_num_threads(1)
+
+
+def keys_of(count: int, width: int) -> np.ndarray:
+    """Clouds around a few centres, as the states of a model are."""
+    random = np.random.default_rng(0)
+    return (
+        random.normal(size=(40, width))[random.integers(40, size=count)] + 0.3 * random.normal(size=(count, width))
+    ).astype(np.float32)
+
+
+def test_a_flat_index_finds_the_same_neighbours(tmp_path: Path) -> None:
+    keys = keys_of(3000, 16)
+    queries = torch.from_numpy(keys[::100]) + 0.05 * torch.randn(30, 16)
+    plain = faiss.IndexFlatL2(16)
+    plain.add(keys)
+    distances, entries = plain.search(queries.numpy(), 20)
+    ours = measured(keys, queries, nearest(keys, queries, 20))
+    assert np.array_equal(ours.entries, entries)
+    np.testing.assert_allclose(ours.distances, distances, rtol=1e-3, atol=1e-4)
+    make_index(keys, tmp_path / "index", Flat())
+    theirs = measured(keys, queries, Index(tmp_path / "index", None).search(queries, 20))
+    assert torch.equal(theirs.entries, ours.entries)
+    assert torch.equal(theirs.distances, ours.distances)
+
+
+def test_entries_that_do_not_count(tmp_path: Path) -> None:
+    keys = keys_of(400, 8)
+    make_index(keys, tmp_path / "index", Flat())
+    queries, begin = torch.from_numpy(keys[:5]), torch.tensor([0, 1, 2, 3, 0])
+    for end in (begin + 30, torch.tensor([6, 300, 20, 399, 400])):
+        ban = Ban(begin, end)
+        found = measured(keys, queries, Index(tmp_path / "index", None).search(queries, 9, ban=ban))
+        wanted = measured(keys, queries, nearest(keys, queries, 9, ban=ban))
+        assert torch.equal(found.entries, wanted.entries)
+
+
+def test_codes_in_lists_find_most_neighbours(tmp_path: Path) -> None:
+    keys = keys_of(10_000, 16).astype(np.float16)
+    queries = torch.from_numpy(keys[::250].astype(np.float32))
+    make_index(keys, tmp_path / "index", Quantized(lists=16, codes=8))
+    index = Index(tmp_path / "index", 8)
+    assert index.kind == "IndexIVFPQ"
+    wanted = nearest(keys, queries, 10)
+    found = index.search(queries, 10)
+    hits = [len(set(a.tolist()) & set(b.tolist())) for a, b in zip(found, wanted)]
+    assert np.mean(hits) > 6
+    # whatever the codes say, distances are those of the keys
+    exact = measured(keys, queries, found)
+    assert torch.equal(exact.distances[:, 0], torch.zeros(40))
+    with pytest.raises(UserError, match=r"codes \(5\) must divide the width of the keys \(16\)"):
+        make_index(keys, tmp_path / "other", Quantized(codes=5))
+    with pytest.raises(UserError, match="codes of keys are learned from 9,984 or more, and there are 100; use flat"):
+        make_index(keys[:100], tmp_path / "other", Quantized())
+    assert not (tmp_path / "other").exists()
+    (tmp_path / "cut").write_bytes(b"nothing")
+    (tmp_path / "cut.json").write_text((tmp_path / "index.json").read_text())
+    with pytest.raises(UserError, match="is missing or cut; make the index anew"):
+        Index(tmp_path / "cut", None)
