@@ -1,8 +1,8 @@
 """The keys with the largest products with each query, exactly, without all products being there at once.
 
-Keys are parted into groups, and of each group only the largest product is looked at first. Whatever belongs to the k largest
-products lies in one of the k groups whose largest are largest: every other group has k products at least as large
-ahead of its own. So a second look at few keys finds them all.
+Keys are parted into groups, and of each group only the largest product is looked at first. Whatever belongs to the k
+largest products lies in one of the k groups whose largest are largest: every other group has k products at least as
+large ahead of its own. So a second look at few keys finds them all.
 """
 
 import math

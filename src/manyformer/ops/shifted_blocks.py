@@ -13,8 +13,8 @@ from manyformer.position.distance import along
 ROWS = 64
 """Queries in a block: smaller ones cost little on a CPU, and waste less on keys that are ahead."""
 
-CACHED = 1 << 19
-"""Scores that are held at once; what has left the caches is slow to come back."""
+CACHED = 1 << 18
+"""Scores that each thread holds at once; what has left its caches is slow to come back."""
 
 KEPT = 1 << 23
 """Where there are no more weights than this, they are kept for the gradient: 32 MB instead of a sixth of the time."""
@@ -135,10 +135,11 @@ class Work:
         queries, keys = self.q.shape[1], self.k.shape[1]
         self.block = min(ROWS, queries)
         # pairs of a head and a row at a time: some rows of a head, or some heads
-        self.batch = min(rows, max(1, CACHED // (self.block * keys)))
-        self.heads = min(len(vectors), max(1, CACHED // (self.block * keys * rows)))
+        cached = CACHED * torch.get_num_threads()
+        self.batch = min(rows, max(1, cached // (self.block * keys)))
+        self.heads = min(len(vectors), max(1, cached // (self.block * keys * rows)))
         most = max(self.batch, self.heads * rows if self.batch == rows else 0) * self.block
-        self.spare = [self.q.new_empty(most * size) for size in (keys + self.block, keys)]
+        self.spare = [self.q.new_empty(most * (keys + self.block)) for _ in range(2)]
         self.kept = self.q.new_empty(0)
         self.later = torch.ones(self.block, self.block, dtype=torch.bool, device=self.q.device).triu(1)
 
@@ -184,18 +185,18 @@ class Work:
         """Add this block's part to the gradients of q (before its scale), of what meets vectors, k, v and vectors."""
         to_q, to_meets, to_k, to_v, to_vectors = found
         here, keys = (block.pairs, block.queries), (block.pairs, slice(0, block.seen))
-        to_v[keys].baddbmm_(weights.mT, up[here])
-        inner = torch.bmm(up[here], self.v[keys].mT, out=self._buffer(1, block, block.seen))
-        inner.sub_(slopes[here]).mul_(weights)
-        to_q[here] = torch.bmm(inner, self.k[keys])
-        to_k[keys].baddbmm_(inner.mT, self.q[here])
         vectors = self.vectors[block.heads, block.met]
-        each = self._buffer(0, block, vectors.shape[1])
+        each = self._buffer(1, block, vectors.shape[1])
         # what the shift leaves empty: a triangle on either side
         for side in (slice(0, block.shape[1]), slice(-block.shape[1], None)):
             each[:, :, side].zero_()
-        along(each, block.seen).copy_(inner)
-        flat = each.view(len(vectors), -1, vectors.shape[1])
+        # by key, and the same numbers by distance
+        inner, flat = along(each, block.seen), each.view(len(vectors), -1, vectors.shape[1])
+        torch.bmm(up[here], self.v[keys].mT, out=inner)
+        inner.sub_(slopes[here]).mul_(weights)
+        to_v[keys].baddbmm_(weights.mT, up[here])
+        to_q[here] = torch.bmm(inner, self.k[keys])
+        to_k[keys].baddbmm_(inner.mT, self.q[here])
         to_meets[here] = torch.bmm(flat, vectors).view(to_meets[here].shape)
         to_vectors[block.heads, block.met].baddbmm_(flat.mT, self._head_by_head(self.meets, block))
 
