@@ -1,6 +1,7 @@
 """The Compressive Transformer: queues, compressions, what learns from what, and Transformer-XL as a special case."""
 
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -243,6 +244,25 @@ def test_pooled_slots_do_not_depend_on_the_pieces_a_text_is_read_in() -> None:
             states.append(state)
         torch.testing.assert_close(*(s.body[0][0].old for s in states))
         torch.testing.assert_close(*(model(tokens[:, 30:], None, s).logits for s in states))
+
+
+def test_states_are_chosen_copied_and_moved_like_any_other() -> None:
+    model, tokens = small(compression="mean").double().eval(), torch.randint(0, VOCAB, (3, 34))
+    with torch.no_grad():
+        state = model.start(3)
+        for columns in tokens[:, :30].split(10, dim=1):
+            _, state, _ = model(columns, None, state)
+        expected, order = model(tokens[:, 30:], None, state).logits, torch.tensor([2, 0, 0])
+        chosen = tree_map(lambda t: t.index_select(0, order), state)
+        found = model(tokens[order, 30:], None, chosen).logits
+        torch.testing.assert_close(found, expected[order], atol=1e-12, rtol=0)
+        again = pickle.loads(pickle.dumps(tree_map(lambda t: t.to("cpu", copy=True), state)))
+        assert torch.equal(model(tokens[:, 30:], None, again).logits, expected)
+        # a new document in the first row begins with empty memories, and leaves the other rows alone
+        numbers = torch.tensor([[9], [0], [0]]).expand(-1, 4)
+        others = model(tokens[:, 30:], numbers, state).logits
+    torch.testing.assert_close(others[1:], expected[1:], atol=1e-12, rtol=0)
+    torch.testing.assert_close(others[0], model(tokens[:1, 30:]).logits[0], atol=1e-10, rtol=0)
 
 
 def test_the_shares_of_attention_are_told() -> None:
