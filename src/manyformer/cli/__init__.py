@@ -16,6 +16,7 @@ COMMANDS = (
     "translate",
     "tag",
     "attention",
+    "efforts",
     "evaluate",
     "check",
     "collaborate",

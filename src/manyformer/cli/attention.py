@@ -51,7 +51,7 @@ def attention(
     from manyformer.cli.console import note, say, say_json
     from manyformer.view.attention import choose, describe, draw_maps, maps
 
-    found = {name: maps(_model(name, device), text, answer) for name in (run, *(beside or []))}
+    found = {name: maps(load_model(name, device), text, answer) for name in (run, *(beside or []))}
     if as_json:
         say_json({name: [_record(one) for one in several] for name, several in found.items()})
         return
@@ -65,7 +65,8 @@ def attention(
         note(f"wrote {out}")
 
 
-def _model(name: str, device: str | None) -> "Model":
+def load_model(name: str, device: str | None) -> "Model":
+    """The trained model that a name on the command line means, on the device that is asked for."""
     from manyformer.cli.targets import model_folder, place
     from manyformer.face import load
 

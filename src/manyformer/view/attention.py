@@ -131,11 +131,11 @@ def _pair(model: EncoderDecoder, read: Words, write: Words, text: str, answer: s
     inputs, written = [write.bos, *target], [*target, write.eos]
     # one token of padding more where both sides are alike: the number of columns then tells which is looked at
     spare = int(len(source) == len(inputs))
-    row, segments = _row([*source, *[read.pad] * spare], model), _row([0] * len(source) + [-1] * spare, model)
+    row, segments = row_of([*source, *[read.pad] * spare], model), row_of([0] * len(source) + [-1] * spare, model)
     in_encoder, in_decoder = _Seen(model), _Seen(model)
     memory = model.encode(row, segments, watch=in_encoder.watch)
-    model.decode(_row(inputs, model), memory, watch=in_decoder.watch)
-    sources, ins, outs = _shown(source, read), _shown(inputs, write), _shown(written, write)
+    model.decode(row_of(inputs, model), memory, watch=in_decoder.watch)
+    sources, ins, outs = shown_tokens(source, read), shown_tokens(inputs, write), shown_tokens(written, write)
     found = [Map(name, sources, sources, weights, crossing=False) for name, weights in in_encoder.over(len(row[0]))]
     for name, weights in in_decoder.found:
         if weights.shape[-1] == row.shape[1]:
@@ -149,8 +149,8 @@ def _single(model: LanguageModel | MaskedLM | Classifier, read: Words, text: str
     # as in training: a text begins with the start token, and one that is read as a whole has an end
     tokens = [read.bos, *read.encode(text), *([] if isinstance(model, LanguageModel) else [read.eos])]
     check_tokens([tokens], model.embed.token.num_embeddings)
-    seen, shown = _Seen(model), _shown(tokens, read)
-    model(_row(tokens, model), watch=seen.watch)
+    seen, shown = _Seen(model), shown_tokens(tokens, read)
+    model(row_of(tokens, model), watch=seen.watch)
     return [Map(name, shown, shown, weights, crossing=False) for name, weights in seen.over(len(tokens))]
 
 
@@ -171,20 +171,22 @@ class _Seen:
 
     def _add(self, module: nn.Module, name: str, value: Tensor) -> None:
         if name == "weights" and value.ndim == 4:
-            self.found.append((_plain(self._names[module]), value[0].float().cpu()))
+            self.found.append((part_name(self._names[module]), value[0].float().cpu()))
 
 
-def _plain(name: str) -> str:
+def part_name(name: str) -> str:
     """A part's name without what only says how parts are put together."""
     return ".".join(word for word in name.split(".") if word not in ("inner", "kernel"))
 
 
-def _shown(tokens: Sequence[int], words: Words) -> tuple[str, ...]:
+def shown_tokens(tokens: Sequence[int], words: Words) -> tuple[str, ...]:
+    """How tokens are shown: as text, or by their names, none of them long."""
     token: Callable[[int], str] = getattr(words, "token", lambda number: words.decode([number]))
     return tuple((token(number).strip() or "␣")[:SHOWN] for number in tokens)
 
 
-def _row(tokens: Sequence[int], model: Any) -> Tensor:
+def row_of(tokens: Sequence[int], model: Any) -> Tensor:
+    """One row of tokens, where the model is."""
     return torch.tensor([list(tokens)], device=model.device)
 
 

@@ -1,0 +1,165 @@
+"""How much work a trained model does for each token of a text, and how far its heads look back."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyformer.errors import UserError
+from manyformer.generate import translate
+from manyformer.generate.plan import sides
+from manyformer.generate.prompts import check_tokens
+from manyformer.generate.protocol import Words, evaluating
+from manyformer.kernels.spanned import Spanned
+from manyformer.models import Classifier, EncoderDecoder, LanguageModel, MaskedLM, Model
+from manyformer.view.attention import part_name, row_of, shown_tokens
+from manyformer.view.depths import Counted
+from manyformer.view.drawing import check_picture, write_picture
+
+COUNTED = ("steps", "depth")
+"""What parts of a model report that count the work for each token."""
+
+
+class Layers(NamedTuple):
+    """The spans of one layer's heads, in tokens, the longest that there could be, and the ramp behind it."""
+
+    part: str
+    spans: tuple[float, ...]
+    longest: int
+    ramp: int
+
+
+def efforts(model: Model, text: str, answer: str | None = None) -> list[Counted]:
+    """The steps that each token of `text` takes, or the layer that it leaves at, in every part that counts them.
+
+    An encoder-decoder writes `answer`, or what it would. Raises UserError for a model without a tokenizer, or one that
+    does the same for all tokens.
+    """
+    words = sides(model.tokenizer)
+    if words.read is None or words.write is None:
+        raise UserError("the model was saved without a tokenizer, so it cannot read text")
+    seen = _Seen(model)
+    with torch.no_grad(), evaluating(model):  # type: ignore[arg-type]
+        if isinstance(model, EncoderDecoder):
+            _pair(model, words.read, words.write, text, answer, seen)
+        elif isinstance(model, LanguageModel | MaskedLM | Classifier) and answer is None:
+            _single(model, words.read, text, seen)
+        else:
+            raise UserError(f"{type(model).__name__}: only an encoder-decoder writes an answer, and only text is read")
+    if not seen.counted:
+        name = model.spec.recipe if hasattr(model, "spec") else type(model).__name__
+        raise UserError(f"{name} does the same for every token, so there is nothing to count")
+    return seen.counted
+
+
+def spans(model: nn.Module) -> list[Layers]:
+    """How far each head of each layer looks back, for spans that do not depend on the text. Raises UserError."""
+    found = [(name, part) for name, part in model.named_modules() if isinstance(part, Spanned)]
+    if not found:
+        raise UserError("no part of this model has spans of its own: adaptive-span does")
+    if any(part.spans.asks for _, part in found):
+        raise UserError("each token has spans of its own here: give a text")
+    nothing = torch.empty(1, found[0][1].spans.heads, 1, 0)
+    with torch.no_grad():
+        return [
+            _layer(name, part, part.spans(nothing.to(next(model.parameters()).device))[0, :, 0]) for name, part in found
+        ]
+
+
+def spans_for(model: Model, text: str) -> list[Layers]:
+    """The same for a text: where each token has its own, their mean. Raises UserError."""
+    words = sides(model.tokenizer)
+    if words.read is None:
+        raise UserError("the model was saved without a tokenizer, so it cannot read text")
+    if not isinstance(model, LanguageModel):
+        raise UserError(f"spans are those of a language model, not of a {type(model).__name__}")
+    seen = _Seen(model)
+    with torch.no_grad(), evaluating(model):
+        _single(model, words.read, text, seen)
+    if not seen.layers:
+        raise UserError("no part of this model has spans of its own: adaptive-span does")
+    return seen.layers
+
+
+def describe_spans(layers: Sequence[Layers]) -> str:
+    """A line a layer: the span of each head, and their mean."""
+    wide = max(len(one.part) for one in layers)
+    lines = []
+    for one in layers:
+        cells = " ".join(f"{span:6.1f}" for span in one.spans)
+        lines.append(f"{one.part:<{wide}} {cells}  mean {sum(one.spans) / len(one.spans):.1f}")
+    every = [span for one in layers for span in one.spans]
+    mean = sum(every) / len(every)
+    return "\n".join([*lines, f"mean {mean:.1f} of {layers[0].longest} tokens, and {layers[0].ramp} more to fade out"])
+
+
+def draw_spans(layers: Sequence[Layers], path: str | Path, *, title: str = "") -> None:
+    """Draw the span of each head against its layer, and their mean; the ending of `path` decides the format."""
+    from manyformer.view.drawing import colour, panels
+
+    check_picture(Path(path))
+    figure, (axis,) = panels(1, 1)
+    for number, one in enumerate(layers, 1):
+        axis.plot([number] * len(one.spans), one.spans, "o", color=colour(0), alpha=0.6)
+    means = [sum(one.spans) / len(one.spans) for one in layers]
+    axis.plot(range(1, len(layers) + 1), means, "-", color=colour(1), label="mean")
+    axis.axhline(layers[0].longest, color="#999999", linestyle="--", label="the longest there may be")
+    axis.set_xticks(range(1, len(layers) + 1))
+    axis.set_xlabel("layer")
+    axis.set_ylabel("span (tokens)")
+    axis.set_ylim(bottom=0)
+    axis.legend(fontsize="x-small")
+    if title:
+        axis.set_title(title, fontsize=9)
+    write_picture(figure, Path(path))
+
+
+def _layer(name: str, part: Spanned, lengths: Float[Tensor, " h"]) -> Layers:
+    return Layers(part_name(name), tuple(lengths.tolist()), part.spans.longest, part.spans.ramp)
+
+
+class _Seen:
+    """A watcher that remembers what was counted for `tokens`, under the names of the parts, and mean spans."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {module: name for name, module in model.named_modules()}
+        self.tokens: tuple[str, ...] = ()
+        self.counted: list[Counted] = []
+        self.layers: list[Layers] = []
+
+    def watch(self, module: nn.Module, name: str, value: Tensor) -> None:
+        """To be handed to a call."""
+        if name in COUNTED:
+            numbers = tuple(value[0].tolist())
+            title = f"{part_name(self._names[module]) or type(module).__name__}: {name}"
+            self.counted.append(Counted(title, self.tokens, numbers, _most(module, numbers)))
+        elif name == "spans" and isinstance(module, Spanned):
+            self.layers.append(_layer(self._names[module], module, value.mean((0, 2))))
+
+
+def _most(module: nn.Module, numbers: Sequence[float]) -> float:
+    """The largest number that a token could have: the steps of a recurrence, the layers of a stack."""
+    halting = getattr(module, "halting", None)
+    most = getattr(halting, "most", None) or getattr(module, "depth", None)
+    return float(most) if isinstance(most, int) else max(numbers)
+
+
+def _pair(model: EncoderDecoder, read: Words, write: Words, text: str, answer: str | None, seen: _Seen) -> None:
+    if answer is None:
+        answer = translate(model, [text], tokenizer=(read, write))[0]
+    source, target = [*read.encode(text), read.eos], [write.bos, *write.encode(answer)]
+    check_tokens([source], model.vocab if read is write else read.vocab)
+    seen.tokens = shown_tokens(source, read)
+    memory = model.encode(row_of(source, model), watch=seen.watch)
+    seen.tokens = shown_tokens(target, write)
+    model.decode(row_of(target, model), memory, watch=seen.watch)
+
+
+def _single(model: LanguageModel | MaskedLM | Classifier, read: Words, text: str, seen: _Seen) -> None:
+    tokens = [read.bos, *read.encode(text), *([] if isinstance(model, LanguageModel) else [read.eos])]
+    check_tokens([tokens], model.embed.token.num_embeddings)
+    seen.tokens = shown_tokens(tokens, read)
+    model(row_of(tokens, model), watch=seen.watch)

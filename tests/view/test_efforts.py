@@ -1,0 +1,90 @@
+"""What a model does for each token, and how far its heads look back: told, drawn, and from the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import manyformer as mf
+from manyformer.cli import run
+from manyformer.data import Tokenizer
+from manyformer.errors import UserError
+from manyformer.view.efforts import describe_spans, draw_spans, efforts, spans, spans_for
+
+TEXT = "abcdabcdefgh abc"
+
+
+def built(name: str, **keywords: Any) -> Any:
+    words = Tokenizer.train("char", [TEXT])
+    model = mf.build(name, vocab=words.vocab, dim=16, heads=2, **keywords)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.3)
+    model.tokenizer = words
+    return model
+
+
+def test_the_steps_of_a_text_are_those_that_the_model_took() -> None:
+    model = built("universal-transformer-lm", depth=5).eval()
+    [one] = efforts(model, "abcd")
+    assert one.tokens == ("<bos>", "a", "b", "c", "d")
+    assert (one.title, one.most) == ("body: steps", 5.0)
+    assert all(1 <= number <= 5 for number in one.numbers)
+    loss = model(torch.tensor([[1, *model.tokenizer.encode("abcd")]])).loss.item()
+    # the loss is of the mean of the steps and of what was left
+    assert one.mean < loss / model.body.halting.cost <= one.mean + 1
+
+
+def test_both_sides_of_a_translation_are_counted() -> None:
+    encoder, decoder = efforts(built("universal-transformer", depth=3), "abc", "hg")
+    assert (encoder.title, decoder.title) == ("encoder: steps", "decoder: steps")
+    assert (encoder.tokens[-1], decoder.tokens) == ("<eos>", ("<bos>", "h", "g"))
+
+
+def test_spans_are_told_and_drawn(tmp_path: Path) -> None:
+    model = built("adaptive-span", depth=2, span=40, begin=0.5)
+    layers = spans(model)
+    assert [one.part for one in layers] == ["body.0.attention", "body.1.attention"]
+    shares = [layer.attention.inner.kernel.spans.share.clamp(0, 1) * 40 for layer in model.body.children()]
+    for one, share in zip(layers, shares):
+        assert one.spans == pytest.approx(share.tolist())
+    mean = torch.stack(shares).mean().item()
+    assert describe_spans(layers).endswith(f"mean {mean:.1f} of 40 tokens, and 32 more to fade out")
+    assert spans_for(model, "abc") == layers
+    draw_spans(layers, tmp_path / "spans.png", title="two layers")
+    assert (tmp_path / "spans.png").stat().st_size > 1000
+    with pytest.raises(UserError, match="give a text"):
+        spans(built("adaptive-span", depth=1, span=40, begin=0.5, spans="dynamic"))
+    assert len(spans_for(built("adaptive-span", depth=1, span=40, begin=0.5, spans="dynamic"), "abc")) == 1
+
+
+def test_models_that_count_nothing_say_so() -> None:
+    plain = built("transformer-lm", depth=1)
+    with pytest.raises(UserError, match="transformer-lm does the same for every token"):
+        efforts(plain, "abc")
+    with pytest.raises(UserError, match="only an encoder-decoder writes"):
+        efforts(plain, "abc", "d")
+    for ask in (lambda: spans(plain), lambda: spans_for(plain, "abc")):
+        with pytest.raises(UserError, match="adaptive-span does"):
+            ask()
+    plain.tokenizer = None
+    with pytest.raises(UserError, match="without a tokenizer"):
+        efforts(plain, "abc")
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, keywords in (("universal-transformer-lm", {"depth": 3}), ("adaptive-span", {"depth": 1, "span": 9})):
+        model = built(name, **keywords)
+        model.save(tmp_path / name)
+        model.tokenizer.save(tmp_path / name / "tokenizer.json")
+    run(["efforts", str(tmp_path / "universal-transformer-lm"), "abc", "--out", str(tmp_path / "steps.png")])
+    assert "body: steps, mean" in capsys.readouterr().out
+    run(["efforts", str(tmp_path / "universal-transformer-lm"), "abc", "--json"])
+    assert len(json.loads(capsys.readouterr().out)[0]["numbers"]) == 4
+    run(["spans", str(tmp_path / "adaptive-span"), "--out", str(tmp_path / "spans.svg")])
+    assert "of 9 tokens" in capsys.readouterr().out
+    run(["spans", str(tmp_path / "adaptive-span"), "abc", "--json"])
+    assert json.loads(capsys.readouterr().out)[0]["longest"] == 9
+    assert (tmp_path / "steps.png").stat().st_size > 1000
