@@ -34,8 +34,9 @@ def bahdanau(
     """RNNsearch with the sizes of appendix B.1: `dim` units in the decoder and in either direction of the encoder.
 
     Differences: one more token than words begins the target, gates and outputs have biases (left out of the paper's
-    formulas), narrower models begin with larger weights (the paper's 0.01 and 0.001 at a width of 1000), and there may
-    be `dropout`, of word vectors and before the last projection.
+    formulas), narrower models begin with larger weights (the paper's 0.01 at a width of 1000), alignments begin with
+    energies of ordinary size instead of 0 (measured: from 0 they are found many times later), and there may be
+    `dropout`, of word vectors and before the last projection.
     """
     spread = math.sqrt(1000 / dim)
 
@@ -51,13 +52,15 @@ def bahdanau(
 
 
 def start(part: nn.Module, *, std: float) -> None:
-    """Appendix B.1: orthogonal where states become states, N(0, std^2) elsewhere, a tenth of it and 0 for energies."""
+    """Appendix B.1: orthogonal where states become states, N(0, std^2) elsewhere; of size 1 what scores give."""
     for name, weight in part.named_parameters():
         last = name.rpartition(".")[0]
-        if weight.ndim == 1 or last == "score.energy":
+        if weight.ndim == 1:
             nn.init.zeros_(weight)
+        elif last.startswith("score."):
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
         elif last.endswith(("gates", "candidate")):
             for square in torch.split(weight.data, weight.shape[1]):
                 nn.init.orthogonal_(square)
         else:
-            nn.init.normal_(weight, std=std / 10 if last.startswith("score.") else std)
+            nn.init.normal_(weight, std=std)
