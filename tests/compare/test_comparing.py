@@ -141,6 +141,21 @@ def test_steps_are_timed_and_one_setting_needs_no_sweep(tmp_path: Path) -> None:
     assert fresh.mean("rope", "loss") == found.mean("rope", "loss")
 
 
+def test_a_case_may_begin_with_the_weights_of_another(tmp_path: Path) -> None:
+    text = FILE.split("cases:")[0] + (
+        "cases:\n"
+        "  second: {start: first, model: {position: rope}, optim: {lr: 1.0e-20}, limits: {steps: 1}}\n"
+        "  first: {model: {position: rope}}\n"
+    )
+    (tmp_path / "mine.yaml").write_text(text)
+    found = compare(tmp_path / "mine.yaml", out=tmp_path / "out")
+    assert found.values("second", "loss") == pytest.approx(found.values("first", "loss"), abs=1e-6)
+    assert found.values("first", "loss")[0] != pytest.approx(found.values("first", "loss")[1], abs=1e-4)
+    (tmp_path / "out").rename(tmp_path / "moved")
+    again = compare(tmp_path / "mine.yaml", out=tmp_path / "moved")
+    assert again.measured == found.measured
+
+
 def test_a_training_that_diverges_is_a_dash(tmp_path: Path) -> None:
     text = FILE.replace(
         "rope: {model: {position: rope}}", "rope: {model: {position: rope}, optim: {lr: 1.0e+30, clip: null}}"
@@ -254,3 +269,29 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert message in said.err, said.err
         assert all(line.startswith("error: ") for line in said.err.splitlines())
     assert "sweep:" in call("--help")[1].out
+
+
+def test_what_models_count_of_their_own_work_is_a_score(tmp_path: Path) -> None:
+    file = FILE.split("run:")[0].replace("[loss, accuracy]", "[steps, span]").replace("seeds: 2", "seeds: 1")
+    (tmp_path / "mine.yaml").write_text(
+        file
+        + """run:
+  recipe: universal-transformer-lm
+  model: {dim: 16, depth: 3, heads: 2}
+  data: {kind: synthetic, task: hops, symbols: 4, length: 8, valid: 256}
+  batch: {tokens: 64}
+  limits: {steps: 2}
+  evaluate: {every: null}
+cases:
+  universal: {}
+  spans: {recipe: adaptive-span, model: {depth: 1, span: 12, begin: 0.5}}
+sweep: {data.asked: [1, 3]}
+"""
+    )
+    found = compare(tmp_path / "mine.yaml", out=tmp_path / "out")
+    for index in range(2):
+        steps, span = found.mean("universal", "steps", index), found.mean("spans", "span", index)
+        assert steps is not None
+        assert 1 <= steps <= 3
+        assert span == pytest.approx(6, abs=0.5)
+        assert found.mean("universal", "span", index) is found.mean("spans", "steps", index) is None

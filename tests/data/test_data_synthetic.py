@@ -12,7 +12,7 @@ import torch
 from manyformer.batches import IGNORE
 from manyformer.config import SyntheticData
 from manyformer.data import Data, open_data
-from manyformer.data.rules import Markov
+from manyformer.data.rules import RULES, Markov
 from manyformer.errors import UserError
 
 
@@ -120,3 +120,47 @@ def test_a_word_comes_twice_and_is_scored_once(tmp_path: Path) -> None:
     assert "a word of 7 out of 8 symbols, twice" in data.describe()[0]
     with pytest.raises(ValueError, match="must be even"):
         SyntheticData(task="duplicate", length=15)
+
+
+def test_hops_lead_where_the_pointers_say() -> None:
+    data = SyntheticData(task="hops", symbols=5, hops=3, length=12)
+    made = RULES["hops"](data).rows(np.random.default_rng(2), 40)
+    for symbols, targets in zip(made.symbols.tolist(), made.targets.tolist()):
+        points = dict(divmod(symbol, 5) for symbol in symbols[:5])
+        assert sorted(points) == sorted(points.values()) == list(range(5))
+        assert targets[:5] == [-1] * 5
+        for question, answer in zip(symbols[5:], targets[5:]):
+            hops, node = divmod(question - 25, 5)
+            for _ in range(hops + 1):
+                node = points[node]
+            assert answer == node
+    alike = RULES["hops"](data.model_copy(update={"asked": 2})).rows(np.random.default_rng(2), 4)
+    assert ((alike.symbols[:, 5:] - 25) // 5 == 1).all()
+
+
+def test_sums_are_those_of_the_numbers() -> None:
+    made = RULES["addition"](SyntheticData(task="addition", symbols=4, digits=9, length=20)).rows(
+        np.random.default_rng(3), 200
+    )
+    for symbols, targets in zip(made.symbols, made.targets):
+        scored = np.flatnonzero(targets >= 0)
+        assert len(scored) == 9
+        first, last = int(scored[0]), int(scored[-1])
+        assert not symbols[:first].any()
+        assert not symbols[last + 1 :].any()
+        weights = 2 ** np.arange(9)
+        one, other = ((symbols[first : last + 1] >> shift) & 1 for shift in (1, 0))
+        total = int(one @ weights + other @ weights)
+        assert [(total >> place) & 1 for place in range(9)] == targets[first : last + 1].tolist()
+    with pytest.raises(ValueError, match="must be 4"):
+        SyntheticData(task="addition")
+    with pytest.raises(ValueError, match=r"must be at most data\.length"):
+        SyntheticData(task="addition", symbols=4, digits=70)
+    with pytest.raises(ValueError, match=r"must be above data\.symbols"):
+        SyntheticData(task="hops", length=12)
+    with pytest.raises(ValueError, match=r"must be at most data\.hops"):
+        SyntheticData(task="hops", asked=4)
+
+
+def test_the_letters_of_a_rule_are_its_symbols(tmp_path: Path) -> None:
+    assert opened(tmp_path, task="hops", symbols=4, hops=2).needs == {"vocab": 4 * 4 + 2 * 4 + 5}

@@ -1,7 +1,7 @@
 """Scoring a trained model once more, under other settings than it was trained with."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from manyformer.evaluate import Settings
 from manyformer.evaluate.held import split_of
 from manyformer.evaluate.tasks import TASKS, Ask
 from manyformer.face import load
-from manyformer.models import Model, Score
+from manyformer.models import LanguageModel, Model, Score
 from manyformer.models.carrying import Carrying
 from manyformer.models.files import read_weights
 from manyformer.recipes import build, get
@@ -24,6 +24,7 @@ from manyformer.train.build import choose_autocast, choose_device
 from manyformer.train.evaluation import Judge
 from manyformer.train.objective import Objective, to_device
 from manyformer.train.world import ALONE
+from manyformer.view.efforts import mean_span, mean_steps
 
 
 class Kind(NamedTuple):
@@ -43,12 +44,19 @@ LIKELIHOOD = {
 """What the likelihood of the held-out data gives, for every task."""
 
 EVALUATED: dict[str, dict[str, Kind]] = {
-    "language-model": {"bits_per_character": Kind(less=True, digits=4)},
+    "language-model": {
+        "bits_per_character": Kind(less=True, digits=4),
+        "steps": Kind(less=True),
+        "span": Kind("tokens", less=True, digits=1),
+    },
     "translation": {"bleu": Kind(), "chrf": Kind(), "ter": Kind(less=True), "exact": Kind("%")},
     "classification": {"macro_f1": Kind("%"), "micro_f1": Kind("%")},
     "image-classification": {"macro_f1": Kind("%"), "micro_f1": Kind("%")},
 }
-"""What `manyformer evaluate` computes besides, by task."""
+"""What `manyformer evaluate` computes besides, by task; and what a model counts of its own work."""
+
+COUNTED = ("steps", "span")
+"""The steps (or layers) that a scored token takes on average, and the mean span of all heads; where there are any."""
 
 
 def kind_of(score: str) -> Kind:
@@ -98,9 +106,8 @@ class Scorer:
             update={"batch": point.batch.model_copy(update={"tokens": max(length, point.batch.tokens)})}
         )
         with torch.inference_mode():
-            return Scored(
-                {name: self._likelihood(model, point).get(name) for name in self.names} | self._rest(model, point)
-            )
+            likelihood, work = self._likelihood(model, point), self._work(model, point)
+            return Scored({name: (likelihood | work).get(name) for name in self.names} | self._rest(model, point))
 
     def _model(self, point: Run) -> Model:
         """The trained weights in a model of the point's keywords."""
@@ -129,13 +136,27 @@ class Scorer:
             return score
 
         with ExitStack() as stack:
-            data = self._data(point, stack)
-            held = data.valid if self.split == "valid" else data.test
-            if held is None:
-                raise UserError(f"split is test, but {self.trained.recipe} learned from data without any (data.test)")
-            found = Judge(scorer, held, Evaluate(), ALONE)()
+            found = Judge(scorer, self._held(point, stack), Evaluate(), ALONE)()
         assert found is not None
         return {**found, "accuracy": 100 * found["accuracy"]}
+
+    def _held(self, point: Run, stack: ExitStack) -> Iterable[Batch]:
+        data = self._data(point, stack)
+        held = data.valid if self.split == "valid" else data.test
+        if held is None:
+            raise UserError(f"split is test, but {self.trained.recipe} learned from data without any (data.test)")
+        return held
+
+    def _work(self, model: Model, point: Run) -> dict[str, float | None]:
+        """What a model counts of its own work; None where it does the same for all tokens."""
+        found: dict[str, float | None] = {}
+        if "span" in self.names:
+            found["span"] = mean_span(model)
+        if "steps" in self.names:
+            assert isinstance(model, LanguageModel)
+            with ExitStack() as stack:
+                found["steps"] = mean_steps(model, self._held(point, stack), self.device)
+        return found
 
     def _data(self, point: Run, stack: ExitStack) -> Data:
         """The point's data; what training prepared is not written over."""
@@ -145,7 +166,7 @@ class Scorer:
 
     def _rest(self, model: Model, point: Run) -> dict[str, float | None]:
         """The scores that are more than a likelihood."""
-        wanted = [name for name in self.names if name not in LIKELIHOOD]
+        wanted = [name for name in self.names if name not in LIKELIHOOD and name not in COUNTED]
         if not wanted:
             return {}
         material = split_of(point, self.task, self.folder, self.split)

@@ -22,7 +22,7 @@ from manyformer.errors import UserError, UserErrors, nearest
 
 Cost = Literal["parameters", "minutes", "tokens", "step", "memory"]
 
-SWEPT_DATA = ("length", "longest", "packing", "masking", "context")
+SWEPT_DATA = ("length", "longest", "packing", "masking", "context", "asked", "digits")
 """The settings of data that only arrange it: under others a trained model would be scored on something else."""
 
 

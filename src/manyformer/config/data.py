@@ -160,19 +160,28 @@ class SyntheticData(Section):
 
     kind: Literal["synthetic"] = "synthetic"
     """Sequences made by a rule."""
-    task: Literal["markov", "periodic", "marked", "duplicate"] = "markov"
+    task: Literal["markov", "periodic", "marked", "duplicate", "hops", "addition"] = "markov"
     """The rule. `markov`: every two symbols have four successors of their own, with probabilities 0.7, 0.15, 0.1, 0.05;
     who knows them pays 0.914 nats a symbol. `periodic`: `period` random symbols again and again. `marked`: random
     symbols, one of the first eight of which is marked and asked for in the last eight places. `duplicate`: a mark and a
-    random word, both twice; the second word is scored, and follows from the first."""
+    random word, both twice; the second word is scored, and follows from the first. `hops`: as many nodes as symbols, in
+    any order, each pointing at one; then questions where one gets from a node in 1 to `hops` hops. `addition`: two
+    numbers of up to `digits` bits, the lowest first, somewhere in the row; each place shows both bits, and the bit of
+    their sum is scored."""
     symbols: Annotated[int, Field(ge=4)] = 12
-    """Symbols of the alphabet."""
+    """Symbols of the alphabet; the nodes of `hops`, the 4 pairs of bits of `addition`."""
     length: Positive = 64
     """Tokens in a row."""
     parts: Positive = 1
     """Rows that a sequence is cut into: each row of a batch goes on in the next batch until its sequence ends."""
     period: Positive = 24
     """Symbols until a `periodic` sequence comes again."""
+    hops: Positive = 3
+    """The farthest that is asked for in `hops`."""
+    asked: Positive | None = None
+    """Questions of `hops` are all of so many hops; null means of any."""
+    digits: Positive = 16
+    """The length of the numbers of `addition`."""
     context: Share = 0.0
     """The share of a held-out sequence, from its beginning, that is read but not scored."""
     valid: Positive = 65_536
@@ -181,9 +190,19 @@ class SyntheticData(Section):
     """Decides the rule and the held-out rows; the seed of the run decides the rows that it learns from."""
 
     def conflicts(self) -> list[Conflict]:
-        if self.task != "duplicate" or (self.length % 2 == 0 and self.length >= 4):
-            return []
-        return [Conflict(("length",), "must be even, and at least 4, for rows of two equal halves", ("data.task",))]
+        if self.task == "duplicate" and (self.length % 2 or self.length < 4):
+            return [Conflict(("length",), "must be even, and at least 4, for rows of two equal halves", ("data.task",))]
+        if self.task == "hops" and self.length <= self.symbols:
+            return [
+                Conflict(("length",), "must be above data.symbols: all nodes come before the questions", ("data.task",))
+            ]
+        if self.task == "hops" and self.asked is not None and self.asked > self.hops:
+            return [Conflict(("asked",), "must be at most data.hops", ("data.hops",))]
+        if self.task == "addition" and self.symbols != 4:
+            return [Conflict(("symbols",), "must be 4: the pairs of two bits", ("data.task",))]
+        if self.task == "addition" and self.digits > self.length * self.parts:
+            return [Conflict(("digits",), "must be at most data.length: the numbers stand in a row", ("data.length",))]
+        return []
 
 
 class ImagesData(Section):

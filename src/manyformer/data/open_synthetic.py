@@ -77,7 +77,7 @@ def open_synthetic(data: SyntheticData, *, batch_tokens: int, cache: Path, seed:
         )
     rule, rows = RULES[data.task](data), batch_tokens // data.length
     # symbols are letters, so that models can be let write; more than 26 go on with other scripts' letters
-    letters = [chr(ord("a") + n if n < 26 else 0x100 + n) for n in range(data.symbols)]
+    letters = [chr(ord("a") + n if n < 26 else 0x100 + n) for n in range(rule.symbols)]
     made = json.dumps(data.model_dump(exclude={"valid", "context"}), sort_keys=True)
     held = {name: _held(rule, data, rows, number) for number, name in enumerate(("valid", "test"))}
     tokenizer = Characters(letters)

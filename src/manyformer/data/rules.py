@@ -142,4 +142,75 @@ class Duplicate(Rule):
         return f"a word of {self.length // 2 - 1} out of {self.symbols - 1} symbols, twice: the second time it is known"
 
 
-RULES: dict[str, type[Rule]] = {"markov": Markov, "periodic": Periodic, "marked": Marked, "duplicate": Duplicate}
+@final
+class Hops(Rule):
+    """Nodes point at nodes; questions ask where so many hops lead: each hop is one more look, so difficulty is known.
+
+    Good for models that decide how much to compute (Graves 2016). A row begins with all nodes, in any order, each with
+    the one that it points at, as one symbol of `nodes`^2. A question is a symbol as well: a node and how many hops.
+    Pointers are a permutation, so that no answer is likelier than another.
+    """
+
+    def __init__(self, data: SyntheticData) -> None:
+        super().__init__(data)
+        self._nodes, self._hops, self._asked = data.symbols, data.hops, data.asked
+        self.symbols = self._nodes**2 + self._hops * self._nodes
+
+    def rows(self, random: np.random.Generator, count: int) -> Made:
+        nodes, shape = self._nodes, (count, self.length - self._nodes)
+        points, order = (random.permuted(np.tile(np.arange(nodes), (count, 1)), axis=1) for _ in range(2))
+        table = order * nodes + np.take_along_axis(points, order, axis=1)
+        node = random.integers(nodes, size=shape)
+        hops = random.integers(1, self._hops + 1, size=shape) if self._asked is None else np.full(shape, self._asked)
+        questions, answers = nodes**2 + (hops - 1) * nodes + node, node
+        for hop in range(self._hops):
+            answers = np.where(hop < hops, np.take_along_axis(points, answers, axis=1), answers)
+        return Made(
+            np.concatenate([table, questions], axis=1),
+            np.concatenate([np.full_like(table, -1), answers], axis=1),
+        )
+
+    def describe(self) -> str:
+        asked = f"1 to {self._hops}" if self._asked is None else str(self._asked)
+        return f"{self._nodes} nodes that point at each other, and where {asked} hops lead: all can be known"
+
+
+@final
+class Addition(Rule):
+    """Two binary numbers, the lowest bits first, and the bits of their sum (Dehghani et al. 2019, section 3.3).
+
+    A carry goes on as long as the two bits differ, which in some rows they nearly always do, so that it may come from
+    far. Numbers begin anywhere in the row, after zeros: all places of a row are known to who has seen short numbers.
+    """
+
+    DIFFERENT = (0.5, 0.7, 0.9, 0.97)
+
+    def __init__(self, data: SyntheticData) -> None:
+        super().__init__(data)
+        self._digits = data.digits
+
+    def rows(self, random: np.random.Generator, count: int) -> Made:
+        shape, column = (count, self.length), np.arange(self.length)
+        different = random.random(shape) < random.choice(self.DIFFERENT, size=(count, 1))
+        first = random.integers(self.length - self._digits + 1, size=(count, 1))
+        inside = (column >= first) & (column < first + self._digits)
+        one = random.integers(2, size=shape) * inside
+        other = (one ^ different) * inside
+        total, carry = np.empty_like(one), np.zeros(count, np.int64)
+        for place in column:
+            both = one[:, place] + other[:, place] + carry
+            total[:, place], carry = both % 2, both // 2
+        return Made(2 * one + other, np.where(inside, total, -1))
+
+    def describe(self) -> str:
+        return f"two numbers of {self._digits} bits, and those of their sum: all can be known"
+
+
+RULES: dict[str, type[Rule]] = {
+    "markov": Markov,
+    "periodic": Periodic,
+    "marked": Marked,
+    "duplicate": Duplicate,
+    "hops": Hops,
+    "addition": Addition,
+}

@@ -1,6 +1,6 @@
 """How much work a trained model does for each token of a text, and how far its heads look back."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyformer.batches import IGNORE, Batch, TextBatch
 from manyformer.errors import UserError
 from manyformer.generate import translate
 from manyformer.generate.plan import sides
@@ -82,6 +83,33 @@ def spans_for(model: Model, text: str) -> list[Layers]:
     if not seen.layers:
         raise UserError("no part of this model has spans of its own: adaptive-span does")
     return seen.layers
+
+
+def mean_span(model: nn.Module) -> float | None:
+    """The mean over all heads, in tokens; None where no head has a span of its own."""
+    if not any(isinstance(part, Spanned) and not part.spans.asks for part in model.modules()):
+        return None
+    every = [span for one in spans(model) for span in one.spans]
+    return sum(every) / len(every)
+
+
+def mean_steps(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> float | None:
+    """The work that the tokens with a target get, on average, in all parts that count it; None where none does."""
+    counts = [torch.zeros(2, dtype=torch.float64)]
+
+    def watch(module: nn.Module, name: str, value: Tensor) -> None:
+        if name in COUNTED:
+            mine = value.double().cpu()[scored]
+            counts.append(torch.stack([mine.sum(), torch.tensor(mine.numel())]))
+
+    with torch.no_grad(), evaluating(model):
+        for batch in batches:
+            assert isinstance(batch, TextBatch)
+            scored = (batch.targets != IGNORE).cpu()
+            segments = None if batch.segments is None else batch.segments.to(device)
+            model(batch.tokens.to(device), segments, watch=watch)
+    total, number = torch.stack(counts).sum(0).tolist()
+    return total / number if number else None
 
 
 def describe_spans(layers: Sequence[Layers]) -> str:
