@@ -120,6 +120,12 @@ def refused(tmp_path: Path, text: str, *overrides: str) -> list[str]:
             "trained: rope, seed: 3,",
             "case yarn: it takes the weights of rope, so nothing but its model",
         ),
+        (
+            "lm: {recipe",
+            "lm: {start: lm, recipe",
+            "case lm: start: lm must be a case that is trained itself, and before",
+        ),
+        ("lm: {recipe", "lm: {start: yarn, recipe", "case lm: start: yarn must be a case that is trained itself"),
         ("data.length: [16, 32]", "optim.lr: [1, 2]", "sweep: 'optim.lr' cannot be changed after training"),
         ("data.length: [16, 32]", "data.length: [0]", "--data.length 0: must be greater than 0, got 0"),
         ("score: [loss, accuracy]", "score: los", "there is no score 'los'; did you mean loss?"),

@@ -35,7 +35,8 @@ class Runner:
 
     def go(self, meter: Meter) -> Iterator[Measured]:
         """Everything, in the order of work: one seed of all cases after the other."""
-        cases = sorted(self.comparison.cases, key=lambda case: case.trained is not None)
+        stage = self.comparison.stage
+        cases = sorted(self.comparison.cases, key=lambda case: (case.trained is not None, stage(case)))
         for seed in range(self.seeds):
             for case in cases:
                 yield self._measured(case, seed, meter)
@@ -47,7 +48,11 @@ class Runner:
                 run = self.run(case, seed)
                 assert run.out is not None
                 file = Path(run.out) / RUN_FILE
-                if case.trained is None and file.is_file() and _key(as_run(file)) != _key(run):
+                if (
+                    case.trained is None
+                    and file.is_file()
+                    and _key(_named(case, as_run(file))) != _key(_named(case, run))
+                ):
                     raise UserError(
                         f"{file.parent} was trained with other settings or another budget; choose another --out, or "
                         "start over with --fresh"
@@ -65,7 +70,8 @@ class Runner:
     def run(self, case: Case, seed: int) -> Run:
         """The run of a case with a seed, in a folder of its own."""
         out = self.folder / self._folders[case.name] / f"seed-{case.run.seed + seed}"
-        return case.run.model_copy(update={"seed": case.run.seed + seed, "out": str(out)})
+        start = case.run.start if case.after is None else self.run(self.comparison.case(case.after), seed).out
+        return case.run.model_copy(update={"seed": case.run.seed + seed, "out": str(out), "start": start})
 
     def _measured(self, case: Case, seed: int, meter: Meter) -> Measured:
         kept = self._kept(case, seed)
@@ -127,10 +133,20 @@ class Runner:
 
     def _question(self, case: Case, seed: int) -> str:
         """Equal where the same is asked: the run, what it is scored by and under which settings."""
-        trained = None if case.trained is None else _key(self.run(self.comparison.case(case.trained), seed))
+        trained = None if case.trained is None else self._training(self.comparison.case(case.trained), seed)
         points = [None if point is None else _key(point) for point in case.points]
         file = self.comparison.file
-        return _hash([_key(self.run(case, seed)), trained, points, file.score, file.split])
+        return _hash([self._training(case, seed), trained, points, file.score, file.split])
+
+    def _training(self, case: Case, seed: int) -> Any:
+        """Equal where the same is trained, after the same."""
+        key = _key(_named(case, self.run(case, seed)))
+        return key if case.after is None else [self._training(self.comparison.case(case.after), seed), key]
+
+
+def _named(case: Case, run: Run) -> Run:
+    """The run, which begins with what the case says, wherever that lies."""
+    return run if case.after is None else run.model_copy(update={"start": case.after})
 
 
 def _key(run: Run) -> str:

@@ -59,13 +59,15 @@ class Case:
     """One row of the table: a run, and how it is scored.
 
     `trained` names the case whose trained weights it takes; None where it is trained itself. `points` are the runs that
-    it is scored under, one for each value of the sweep (or just its own); None where it has no such setting.
+    it is scored under, one for each value of the sweep (or just its own); None where it has no such setting. `after`
+    names the case whose final weights its training begins with, for each seed its own.
     """
 
     name: str
     run: Run
     trained: str | None
     points: tuple[Run | None, ...]
+    after: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,10 @@ class Comparison:
     def case(self, name: str) -> Case:
         """The case of that name."""
         return next(case for case in self.cases if case.name == name)
+
+    def stage(self, case: Case) -> int:
+        """How many cases must be trained one after the other before this one."""
+        return 0 if case.after is None else 1 + self.stage(self.case(case.after))
 
 
 class Recipes(NamedTuple):
@@ -137,12 +143,13 @@ class _Reader:
         self._taken: set[str] = set()
 
     def cases(self) -> tuple[Case, ...]:
-        found = [self._case(name) for name in self._all.data]
+        found = [case for case in map(self._case, self._all.data) if case is not None]
+        self._refuse_circles(found)
         for layer in self._under:
             for keyword in set(layer.data.get("model") or {}) - self._taken:
                 spot = layer.spot(("model", keyword))
                 self.mistakes.append(spot.sentence(f"model.{keyword}", "no such setting in the recipe of any case"))
-        return tuple(case for case in found if case is not None)
+        return tuple(found)
 
     def _case(self, name: str) -> Case | None:
         layers, trained = self._layers(name)
@@ -151,7 +158,21 @@ class _Reader:
             return None
         if trained is not None:
             self._refuse_untrained(name, run, trained)
-        return Case(name, run, trained, tuple(self._point(name, layers, run, value) for value in self._values()))
+        points = tuple(self._point(name, layers, run, value) for value in self._values())
+        return Case(name, run, trained, points, run.start if run.start in self._all.data else None)
+
+    def _refuse_circles(self, cases: list[Case]) -> None:
+        """What a case begins with must be trained before it, by a training of its own."""
+        by_name = {case.name: case for case in cases}
+        for case in cases:
+            before, met = by_name.get(case.after or ""), {case.name}
+            while before is not None and before.trained is None and before.name not in met:
+                met.add(before.name)
+                before = by_name.get(before.after or "")
+            if before is not None:
+                self.mistakes.append(
+                    f"case {case.name}: start: {case.after} must be a case that is trained itself, and before this one"
+                )
 
     def _values(self) -> list[Any]:
         return next(iter(self._file.sweep.values()), [None])

@@ -44,7 +44,8 @@ class Run(Section):
     model: dict[str, JsonValue] = Field(default_factory=dict)
     """Keywords of the recipe (`manyformer show RECIPE` lists them), without what the data decides: vocab, classes."""
     start: PathText | None = None
-    """A run, or a saved model, whose weights it begins with, made with the same tokenizer; null draws them at random.
+    """A run, or a saved model, whose weights it begins with, made with the same tokenizer; in a comparison also one of
+    its cases, to be trained before; null draws them at random.
     Keywords may differ that decide no weights, such as windows, and learned positions may be more."""
     data: Annotated[DataConfig, Field(discriminator="kind"), _usual_member("data")] = TextData()
     """What it learns from."""
