@@ -20,7 +20,8 @@ class Reversible(Layer):
     With attention F and feed-forward G a layer is y1 = x1 + F(x2), y2 = x2 + G(y1), from which x2 = y2 - G(y1) and
     x1 = y1 - F(x2) follow: only the last outputs are kept, and every branch is computed again for its gradient, with
     the same random numbers and the same choices (see `manyformer.replay`). Any number of branches a layer will do.
-    Both streams begin as the input; their mean is the output, where the released models lay them side by side.
+    Both streams begin as the input; their mean is the output, where the released models lay them side by side. They are
+    summed more precisely than branches are computed, so that what is subtracted is what was added, to the last bit.
 
     Its layers are chains of residual branches, as for a `Chain`. Raises ValueError for a branch that does more than
     add, such as one with a norm after the sum.
@@ -45,15 +46,15 @@ class Reversible(Layer):
         if state is None and torch.is_grad_enabled() and ctx.watch is ignore:
             found: Out = _backwards(branches, x, ctx)
             return found
-        one, other = x, x
+        one = other = _wide(x)
         loss: Tensor | float = 0.0
         after: list[State] = []
         for number, part in enumerate(branches):
-            branch, new, extra = _branch(part, other, ctx, None if state is None else state[number])
+            branch, new, extra = _branch(part, other.to(x.dtype), ctx, None if state is None else state[number])
             one, other = other, one + branch
             after.append(new)
             loss = loss + extra
-        return Out((one + other) / 2, None if state is None else after, loss)
+        return Out(_mean(one, other, x), None if state is None else after, loss)
 
     def _branches(self) -> Iterator[Residual]:
         for layer in self.children():
@@ -65,6 +66,18 @@ def _branch(part: Residual, x: Tensor, ctx: Context, state: State = None) -> Out
     y, state, loss = part.inner(x if part.before is None else part.before(x), ctx, state)
     y = y if part.within is None else part.within(y)
     return Out(part.join.dropout(y) if isinstance(part.join, Add) else y, state, loss)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """A stream that begins as `x`, with as many more digits as its sums need; Apple's devices have no more."""
+    if x.dtype.itemsize < 4:
+        return x.float()
+    return x if x.device.type == "mps" else x.double()
+
+
+def _mean(one: Tensor, other: Tensor, x: Tensor) -> Tensor:
+    """What both streams give, as precise as what they began with."""
+    return ((one + other) / 2).to(x.dtype)
 
 
 class Call(NamedTuple):
@@ -81,19 +94,21 @@ def _backwards(branches: Sequence[Residual], x: Tensor, ctx: Context) -> Out:
     call = Call(branches, ctx, list(weights.values()))
     memory = None if ctx.memory is None else ctx.memory.y
     one, other, loss = _Backwards.apply(call, x, memory, *call.weights)  # type: ignore[no-untyped-call]
-    return Out((one + other) / 2, None, loss)
+    return Out(_mean(one, other, x), None, loss)
 
 
 class _Backwards(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, x: Tensor, memory: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.call, ctx.first = call, []
-        one, other, loss = x, x, x.new_zeros(())
+        one = other = _wide(x)
+        loss = x.new_zeros(())
         for part in call.branches:
             ctx.first.append(First(x))
             with ctx.first[-1].recorded():
-                branch, _, extra = _branch(part, other, call.ctx)
+                branch, _, extra = _branch(part, other.to(x.dtype), call.ctx)
             one, other, loss = other, one + branch, loss + extra
+        ctx.dtype = x.dtype
         ctx.save_for_backward(one, other, memory)
         return one, other, loss
 
@@ -107,19 +122,24 @@ class _Backwards(torch.autograd.Function):
             memory = memory.detach().requires_grad_()
             shared = replace(shared, memory=Memory(memory, shared.memory.place))
         for part, first in zip(reversed(ctx.call.branches), reversed(ctx.first)):
-            inputs = [one.detach().requires_grad_(), *([] if memory is None else [memory])]
+            inputs = [one.detach().to(ctx.dtype).requires_grad_(), *([] if memory is None else [memory])]
             inputs += [weight for weight in part.parameters() if weight.requires_grad]
             with torch.enable_grad(), first.replayed():
                 branch, _, extra = _branch(part, inputs[0], shared)
             # before: `other` was `one`, and the branch of it was added to what is now `other`
             one, other = other - branch.detach(), one
-            grads = _gradients([(branch, to_other), (extra, to_loss)], inputs)
+            grads = _gradients([(branch, to_other.to(branch.dtype)), (extra, to_loss)], inputs)
             to_one, to_other = to_other, to_one if grads[0] is None else to_one + grads[0]
             for tensor, grad in zip(inputs[1:], grads[1:]):
                 if grad is not None:
                     found[id(tensor)] = found[id(tensor)] + grad if id(tensor) in found else grad
         to_memory = None if memory is None else found.get(id(memory))
-        return None, to_one + to_other, to_memory, *(found.get(id(weight)) for weight in ctx.call.weights)
+        return (
+            None,
+            (to_one + to_other).to(ctx.dtype),
+            to_memory,
+            *(found.get(id(weight)) for weight in ctx.call.weights),
+        )
 
 
 def _gradients(ends: list[tuple[Tensor | float, Tensor]], inputs: list[Tensor]) -> Sequence[Tensor | None]:
