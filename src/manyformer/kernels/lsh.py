@@ -9,9 +9,9 @@ from torch import Tensor
 from manyformer.core import PADDING, Out, Place, State, Watch, ignore
 from manyformer.hooks import Renewing
 from manyformer.kernels.base import Kernel, full_precision
-from manyformer.ops import chunks, draws, gathered, lsh
+from manyformer.ops import chunks, draws, gathered, groups, lsh
 from manyformer.ops import softmax as ops
-from manyformer.ops.chunks import Chunks, Unit
+from manyformer.ops.chunks import ROOM, Chunks, Unit
 from manyformer.ops.gathered import Sight
 from manyformer.position import Position
 from manyformer.replay import once
@@ -42,15 +42,18 @@ class Choice(NamedTuple):
 class LSH(Kernel, Renewing):
     """Locality-sensitive hashing attention (Kitaev et al. 2020, section 2) of a stream to itself.
 
-    Queries are the keys of their tokens; keys have length 1 and there is no further scale. In each of `rounds` rounds
-    random rotations put every token into one of `buckets`, tokens are sorted by bucket and position and cut into
-    chunks of `chunk`, and a token attends to those of its own bucket in its own chunk, `before` chunks back and
-    `after` ahead. It attends to itself only where it sees nothing else. A pair that meets in several rounds counts
-    once. With `after` a token also sees what stands later in its document.
+    Queries are the keys of their tokens; keys have length 1. In each of `rounds` rounds random rotations put every
+    token into one of `buckets`, tokens are sorted by bucket and position and cut into chunks of `chunk`, and a token
+    attends to those of its own bucket in its own chunk, `before` chunks back and `after` ahead. It attends to itself
+    only where it sees nothing else. A pair that meets in several rounds counts once. With `after` a token also sees
+    what stands later in its document.
 
     The form "published" sorts whole documents: borders of chunks, and so outputs, depend on later tokens. One of at
     most `chunk` tokens is attended to in full. In the form "strict" each bucket begins a chunk of its own, so that
     what a token sees depends on the past alone, and writing goes on from a state.
+
+    Scores are multiplied by `scale`, as published 1: the length of a query alone says how sharply it attends. Where
+    keys must first come to be alike, that is too sharply from the start (see `reformer`).
 
     Rotations follow from the buffers `seed` and `number`: with `redraw` they are drawn anew after so many training
     steps. `rounds` is no weight and may be set at any time; the first rounds stay the same. `path` forces a way:
@@ -72,12 +75,15 @@ class LSH(Kernel, Renewing):
         after: int = 0,
         form: Form = "strict",
         redraw: int | None = 1,
+        scale: float = 1.0,
         path: Literal["auto", "naive", "sorted"] = "auto",
     ) -> None:
         super().__init__()
         for name, value in (("chunk", chunk), ("rounds", rounds), ("redraw", redraw)):
             if value is not None and value < 1:
                 raise ValueError(f"LSH: {name} ({value}) must be at least 1")
+        if not scale > 0:
+            raise ValueError(f"LSH: scale ({scale}) must be above 0")
         if min(before, after) < 0:
             raise ValueError(f"LSH: before ({before}) and after ({after}) must be at least 0 chunks")
         if form not in get_args(Form):
@@ -86,7 +92,7 @@ class LSH(Kernel, Renewing):
             raise ValueError(f"LSH: after ({after}) must be 0 in the form 'strict', which sees nothing later")
         self.factors, self.buckets = lsh.factors(buckets), buckets
         self.chunk, self.rounds, self.before, self.after = chunk, rounds, before, after
-        self.form, self.redraw, self.path = form, redraw, path
+        self.form, self.redraw, self.scale, self.path = form, redraw, scale, path
         seed = torch.empty((), dtype=torch.long, device="cpu").random_(2**40)
         self.register_buffer("seed", seed.to(torch.empty(0).device))
         self.register_buffer("number", torch.zeros((), dtype=torch.long))
@@ -134,7 +140,9 @@ class LSH(Kernel, Renewing):
 
     def extra_repr(self) -> str:
         sizes = f"{self.rounds} rounds, {self.buckets} buckets, chunks of {self.chunk}"
-        return f"{sizes}, before={self.before}, after={self.after}, {self.form}, redraw={self.redraw}"
+        return (
+            f"{sizes}, before={self.before}, after={self.after}, {self.form}, redraw={self.redraw}, scale={self.scale}"
+        )
 
     def _choose(self, q: Tensor, k: Tensor, state: State, watch: Watch) -> Choice:
         if state is not None and self.form != "strict":
@@ -171,15 +179,17 @@ class LSH(Kernel, Renewing):
             bucket = bucket.masked_fill((chunks.sizes(of.seg) <= self.chunk)[:, None], 0)
         if way == "remembered":
             assert state is not None
-            known = _next(state, bucket, at, of, self.chunk)
+            known = _next(state, bucket, of, self.chunk)
             mask = self._seen(known[..., -q.shape[2] :], known, at, of)
-            return Out(ops.naive(q, k, v, mask, scale=1.0, position=position, at=at, of=of)[0], Seen(known))
+            return Out(ops.naive(q, k, v, mask, scale=self.scale, position=position, at=at, of=of)[0], Seen(known))
         ways = tuple(self._cut(of, one) for one in bucket)
         kept = None if state is None else Seen(_marks(bucket, ways, self.chunk))
         if way == "sorted":
             return Out(self._gathered(q, k, v, ways), kept)
         mark = torch.stack([part.mark.view(q.shape[:3]) for part in ways], 2)
-        y, weights = ops.naive(q, k, v, self._seen(mark, mark, at, of), scale=1.0, position=position, at=at, of=of)
+        y, weights = ops.naive(
+            q, k, v, self._seen(mark, mark, at, of), scale=self.scale, position=position, at=at, of=of
+        )
         watch(self, "weights", weights)
         return Out(y, kept)
 
@@ -202,7 +212,7 @@ class LSH(Kernel, Renewing):
     def _gathered(self, q: Tensor, k: Tensor, v: Tensor, ways: tuple[Chunks, ...]) -> Tensor:
         sight = Sight(ways, self.before, self.after, causal=not self.after)
         queries, keys, values = (x.flatten(0, 2) for x in (q, k, v))
-        return gathered.attend(queries, keys, values, sight, scale=1.0).view(*q.shape[:3], -1)
+        return gathered.attend(queries, keys, values, sight, scale=self.scale).view(*q.shape[:3], -1)
 
     def _seen(
         self, mark: Int[Tensor, "b h r l"], other: Int[Tensor, "b h r s"], at: Place, of: Place
@@ -231,12 +241,10 @@ def _marks(bucket: Int[Tensor, "r b h l"], ways: tuple[Chunks, ...], size: int) 
     return (bucket.long() * WIDE + rank // size).movedim(0, 2)
 
 
-def _next(before: Seen, bucket: Int[Tensor, "r b h l"], at: Place, of: Place, size: int) -> Int[Tensor, "b h r s"]:
+def _next(before: Seen, bucket: Int[Tensor, "r b h l"], of: Place, size: int) -> Int[Tensor, "b h r s"]:
     """What is known after some more tokens: each comes after the earlier ones of its bucket in its document."""
     assert before.mark is not None
     fresh = bucket.long().movedim(0, 2)
     every = torch.cat([before.mark // WIDE, fresh], -1)
-    column = torch.arange(every.shape[-1], device=every.device)
-    earlier = (at.seg[:, :, None] == of.seg[:, None]) & (column < column[-fresh.shape[-1] :, None])
-    rank = ((fresh[..., None] == every[..., None, :]) & earlier[:, None, None]).sum(-1)
+    rank = groups.ranks(of.seg[:, None, None] * ROOM + every, fresh.shape[-1])
     return torch.cat([before.mark, fresh * WIDE + rank // size], -1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from manyformer.ops import softmax as ops
 
 
-def ranks(group: Int[Tensor, "b h s"], last: int) -> Int[Tensor, "b h l"]:
+def ranks(group: Int[Tensor, "*b s"], last: int) -> Int[Tensor, "*b l"]:
     """How many earlier tokens there are of the group of each of the `last` ones."""
     column = torch.arange(group.shape[-1], device=group.device)
     queries = column[group.shape[-1] - last :, None]

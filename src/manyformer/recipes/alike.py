@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 from torch import nn
 
@@ -16,6 +17,9 @@ from manyformer.recipes.stacks import NormOrder, shrink_outputs, small_std, stac
 Make = Callable[[], Kernel]
 """Makes the kernel of one layer after the other."""
 
+Added = Literal["sinusoid", "learned"]
+"""Positions that are added to tokens."""
+
 
 def sinusoids(vocab: int, dim: int, *, dropout: float) -> Embedding:
     """Tokens with sinusoids, which allow any length."""
@@ -26,6 +30,13 @@ def learned(vocab: int, dim: int, longest: int, *, dropout: float) -> Embedding:
     """Tokens with learned positions, for up to `longest` tokens."""
     std = small_std(dim)
     return Embedding(vocab, dim, position=Learned(dim, longest, std=std), std=std, dropout=dropout)
+
+
+def added(position: Added, vocab: int, dim: int, longest: int, *, dropout: float) -> Embedding:
+    """Tokens with positions of either kind."""
+    if position == "sinusoid":
+        return sinusoids(vocab, dim, dropout=dropout)
+    return learned(vocab, dim, longest, dropout=dropout)
 
 
 def language_model(

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
-from typing import Literal
 
 from torch import nn
 
@@ -12,8 +11,8 @@ from manyformer.core import Chain, Layer
 from manyformer.feedforward import FeedForward, in_pieces
 from manyformer.kernels import LSH, Softmax
 from manyformer.masks import Blocks, Causal, Mask
-from manyformer.models import Embedding, Head, LanguageModel, MaskedLM
-from manyformer.recipes.alike import learned, sinusoids
+from manyformer.models import Head, LanguageModel, MaskedLM
+from manyformer.recipes.alike import Added, added
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import Streams, shrink_outputs, small_std, stack
 
@@ -23,7 +22,6 @@ NEW = (
 )
 COST = "O(rounds l (chunk + buckets) d + l d^2) per layer; memory for activations does not grow with depth"
 SMALL = {"buckets": 2, "chunk": 8, "rounds": 4, "position": "learned"}
-Added = Literal["sinusoid", "learned"]
 READS_ONE = "queries are keys, so both are of one sequence; the paper's translation model attends across in full"
 
 
@@ -53,6 +51,7 @@ def reformer(
     every: int = 1,
     ff_chunk: int | None = None,
     residual: Streams = "reversible",
+    scale: float = 1.0,
     position: Added = "sinusoid",
     longest: int = 1024,
     dropout: float = 0.0,
@@ -62,12 +61,14 @@ def reformer(
     Of `every` layers the last one hashes and the others look at their own block of `chunk` tokens and the one before;
     1 means that all hash. `rounds` is no weight: a trained model may be given more of them or fewer. The number of
     buckets does not depend on the length, as it does in the paper (2 l / chunk there). The streams are averaged in the
-    end, where the released code lays them side by side. Positions are sinusoids, or learned ones up to `longest`; the
-    released models' are learned and axial.
+    end, where the released code lays them side by side. Scores, products with keys of length 1, are multiplied by
+    `scale`: 1 as in the paper, 1 / sqrt(e) in a widespread package. A small one lets vectors become alike before
+    attention is sharp, which positions that must find each other need. Positions are sinusoids, or learned ones up to
+    `longest`; the released models' are learned and axial.
     """
-    lsh = partial(LSH, buckets=buckets, chunk=chunk, rounds=rounds, form="published")
+    lsh = partial(LSH, buckets=buckets, chunk=chunk, rounds=rounds, scale=scale, form="published")
     near = Causal() & Blocks(chunk, before=chunk)
-    embed = _embedding(vocab, dim, position, longest, dropout)
+    embed = added(position, vocab, dim, longest, dropout=dropout)
     body = _body(dim, depth, heads, hidden, _kernels(lsh, near, every), ff_chunk, residual, dropout)
     return LanguageModel(embed, body, Head(dim, vocab, tied=embed.token))
 
@@ -95,6 +96,7 @@ def reformer_strict(
     every: int = 1,
     ff_chunk: int | None = None,
     residual: Streams = "reversible",
+    scale: float = 1.0,
     position: Added = "sinusoid",
     longest: int = 1024,
     dropout: float = 0.0,
@@ -104,9 +106,9 @@ def reformer_strict(
     In every round a token attends to the earlier tokens of its bucket in its own chunk and the one before: writing
     token by token gives what one pass gives. Chunks are not all full, so that fewer, larger buckets are better.
     """
-    lsh = partial(LSH, buckets=buckets, chunk=chunk, rounds=rounds, form="strict")
+    lsh = partial(LSH, buckets=buckets, chunk=chunk, rounds=rounds, scale=scale, form="strict")
     near = Causal() & Blocks(chunk, before=chunk)
-    embed = _embedding(vocab, dim, position, longest, dropout)
+    embed = added(position, vocab, dim, longest, dropout=dropout)
     body = _body(dim, depth, heads, hidden, _kernels(lsh, near, every), ff_chunk, residual, dropout)
     return LanguageModel(embed, body, Head(dim, vocab, tied=embed.token))
 
@@ -136,23 +138,18 @@ def reformer_encoder(
     every: int = 1,
     ff_chunk: int | None = None,
     residual: Streams = "reversible",
+    scale: float = 1.0,
     position: Added = "sinusoid",
     longest: int = 1024,
     dropout: float = 0.0,
 ) -> MaskedLM:
     """`reformer` that also looks one chunk ahead, for masked tokens, with the head of `bert`."""
-    lsh = partial(LSH, buckets=buckets, chunk=chunk, rounds=rounds, after=1, form="published")
+    lsh = partial(LSH, buckets=buckets, chunk=chunk, rounds=rounds, scale=scale, after=1, form="published")
     near = Blocks(chunk, before=chunk, after=chunk)
-    embed = _embedding(vocab, dim, position, longest, dropout)
+    embed = added(position, vocab, dim, longest, dropout=dropout)
     body = _body(dim, depth, heads, hidden, _kernels(lsh, near, every), ff_chunk, residual, dropout)
     transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.LayerNorm(dim))
     return MaskedLM(embed, body, Head(dim, vocab, tied=embed.token, transform=transform, bias=True))
-
-
-def _embedding(vocab: int, dim: int, position: Added, longest: int, dropout: float) -> Embedding:
-    if position == "sinusoid":
-        return sinusoids(vocab, dim, dropout=dropout)
-    return learned(vocab, dim, longest, dropout=dropout)
 
 
 def _kernels(lsh: Callable[[], LSH], near: Mask, every: int) -> Iterator[LSH | Softmax]:

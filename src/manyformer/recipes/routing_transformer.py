@@ -14,9 +14,9 @@ from manyformer.kernels.centroids import Centroids
 from manyformer.kernels.routing import Balanced, Membership, Nearest
 from manyformer.masks import Window
 from manyformer.mixers import Beside
-from manyformer.models import Head, LanguageModel
+from manyformer.models import Embedding, Head, LanguageModel
 from manyformer.position import Rotary
-from manyformer.recipes.alike import sinusoids
+from manyformer.recipes.alike import Added, added
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, branch, shrink_outputs, small_std
 
@@ -62,18 +62,22 @@ def routing_transformer(
     routed: int | None = None,
     decay: float = 0.999,
     commitment: float = 1e-4,
+    position: Added = "sinusoid",
+    longest: int = 1024,
     dropout: float = 0.0,
     norm: NormOrder = "pre",
 ) -> LanguageModel:
     """As published, sections 4 and 5, with the sizes for enwik8: gradients never run from the future to the past.
 
     Of the heads `local`, half of them unless given, see a window with rotary positions, where the paper has blocks with
-    relative ones; sinusoids tell the others of positions. Scores are divided by sqrt(e), and a token's own key counts
-    only where it has no other: in the released code, where queries are keys, it outweighs all others. Whoever trains it
-    by other means than `manyformer.train` calls `manyformer.hooks.renew` after each step, or the centroids stay.
+    relative ones; sinusoids tell the others of positions, or learned ones up to `longest`. Scores are divided by
+    sqrt(e), and a token's own key counts only where it has no other: in the released code, where queries are keys, it
+    outweighs all others. Whoever trains it by other means than `manyformer.train` calls `manyformer.hooks.renew` after
+    each step, or the centroids stay.
     """
     sizes = Sizes(dim, heads, heads // 2 if local is None else local, window, clusters, decay, commitment)
-    return _model(vocab, depth, hidden, sizes, Balanced(members), routed, dropout=dropout, norm=norm)
+    embed = added(position, vocab, dim, longest, dropout=dropout)
+    return _model(embed, depth, hidden, sizes, Balanced(members), routed, dropout=dropout, norm=norm)
 
 
 @recipe(
@@ -100,6 +104,8 @@ def routing_transformer_strict(
     routed: int | None = None,
     decay: float = 0.999,
     commitment: float = 1e-4,
+    position: Added = "sinusoid",
+    longest: int = 1024,
     dropout: float = 0.0,
     norm: NormOrder = "pre",
 ) -> LanguageModel:
@@ -110,11 +116,12 @@ def routing_transformer_strict(
     at once, it gives the same.
     """
     sizes = Sizes(dim, heads, heads // 2 if local is None else local, window, clusters, decay, commitment)
-    return _model(vocab, depth, hidden, sizes, Nearest(members), routed, dropout=dropout, norm=norm)
+    embed = added(position, vocab, dim, longest, dropout=dropout)
+    return _model(embed, depth, hidden, sizes, Nearest(members), routed, dropout=dropout, norm=norm)
 
 
 def _model(
-    vocab: int,
+    embed: Embedding,
     depth: int,
     hidden: int | None,
     sizes: Sizes,
@@ -144,9 +151,8 @@ def _model(
 
     layers = {str(number): layer(number) for number in range(depth)}
     body = Chain(**layers) if norm == "post" else Chain(**layers, norm=Pointwise(layer_norm()))
-    embed = sinusoids(vocab, sizes.dim, dropout=dropout)
     shrink_outputs(body, depth, std=small_std(sizes.dim))
-    return LanguageModel(embed, body, Head(sizes.dim, vocab, tied=embed.token))
+    return LanguageModel(embed, body, Head(*embed.token.weight.shape[::-1], tied=embed.token))
 
 
 def _local(sizes: Sizes, heads: int, rotary: Rotary) -> Attention:

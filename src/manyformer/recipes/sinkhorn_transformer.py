@@ -1,13 +1,12 @@
 """The Sinkhorn Transformer: each block of tokens sees itself and a block that a learned sorting puts beside it."""
 
-from collections.abc import Callable
 from typing import Literal
 
 from manyformer.kernels import Kernel, Sinkhorn, Softmax, Together
 from manyformer.kernels.sorting import Network, Products, Sorting
 from manyformer.masks import Causal, Mask
-from manyformer.models import Embedding, LanguageModel, MaskedLM
-from manyformer.recipes.alike import language_model, learned, masked_lm, sinusoids
+from manyformer.models import LanguageModel, MaskedLM
+from manyformer.recipes.alike import Added, added, language_model, masked_lm
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 
@@ -17,6 +16,9 @@ SMALL = {"block": 4}
 
 Sorted = Literal["network", "products"]
 Mixture = Literal["none", "softmax"]
+
+POSITIONS: dict[Sorted, Added] = {"network": "learned", "products": "sinusoid"}
+"""A network is for up to so many blocks, and so are its positions; products are for any length."""
 
 
 @recipe(
@@ -53,8 +55,13 @@ def sinkhorn_transformer(
     `longest` tokens; "products" compares keys, with sinusoids and for any length. `mixture="softmax"` adds vanilla
     attention of the same queries, keys and values (section 3.5).
     """
-    kernel = _maker(dim // heads, heads, longest, block, sorting, Causal(), mixture, temperature, steps, noise, None)
-    embed = _embedding(vocab, dim, longest, sorting, dropout)
+
+    def kernel() -> Kernel:
+        net = _network(sorting, heads, dim // heads, -(-longest // block), causal=True)
+        sinkhorn = Sinkhorn(net, block, Causal(), temperature=temperature, steps=steps, noise=noise)
+        return _mixed(sinkhorn, Causal(), mixture)
+
+    embed = added(POSITIONS[sorting], vocab, dim, longest, dropout=dropout)
     return language_model(embed, depth, heads, hidden, kernel, dropout=dropout, norm=norm)
 
 
@@ -93,39 +100,20 @@ def sinkhorn_encoder(
     With `cut` every token sees the first so many sorted blocks alone (SortCut). The other keywords are those of
     `sinkhorn-transformer`.
     """
-    kernel = _maker(dim // heads, heads, longest, block, sorting, None, mixture, temperature, steps, noise, cut)
-    embed = _embedding(vocab, dim, longest, sorting, dropout)
+
+    def kernel() -> Kernel:
+        net = _network(sorting, heads, dim // heads, -(-longest // block), causal=False)
+        sinkhorn = Sinkhorn(net, block, temperature=temperature, steps=steps, noise=noise, cut=cut)
+        return _mixed(sinkhorn, None, mixture)
+
+    embed = added(POSITIONS[sorting], vocab, dim, longest, dropout=dropout)
     return masked_lm(embed, depth, heads, hidden, kernel, dropout=dropout, norm=norm)
 
 
-def _maker(
-    key: int,
-    heads: int,
-    longest: int,
-    block: int,
-    sorting: Sorted,
-    mask: Mask | None,
-    mixture: Mixture,
-    temperature: float,
-    steps: int | None,
-    noise: float,
-    cut: int | None,
-) -> Callable[[], Kernel]:
-    """Makes the kernel of one layer after the other."""
-    causal, blocks = mask is not None, -(-longest // block)
-
-    def make() -> Kernel:
-        net: Sorting = Products(heads, key, causal=causal)
-        if sorting == "network":
-            net = Network(heads, key, blocks, causal=causal)
-        sinkhorn = Sinkhorn(net, block, mask, temperature=temperature, steps=steps, noise=noise, cut=cut)
-        return sinkhorn if mixture == "none" else Together(sinkhorn, Softmax(mask))
-
-    return make
+def _network(sorting: Sorted, heads: int, key: int, blocks: int, *, causal: bool) -> Sorting:
+    return Network(heads, key, blocks, causal=causal) if sorting == "network" else Products(heads, key, causal=causal)
 
 
-def _embedding(vocab: int, dim: int, longest: int, sorting: Sorted, dropout: float) -> Embedding:
-    """Learned positions where there is a largest number of blocks, else sinusoids."""
-    if sorting == "products":
-        return sinusoids(vocab, dim, dropout=dropout)
-    return learned(vocab, dim, longest, dropout=dropout)
+def _mixed(sinkhorn: Sinkhorn, mask: Mask | None, mixture: Mixture) -> Kernel:
+    """Sorted blocks alone, or vanilla attention added."""
+    return sinkhorn if mixture == "none" else Together(sinkhorn, Softmax(mask))
