@@ -19,11 +19,12 @@ if TYPE_CHECKING:
         'manyformer attention runs/translate-multi30k "two men are sitting on a bench ." --out look.png',
         'manyformer attention runs/one "a dog runs ." --beside runs/two --answer "ein hund rennt ." --out both.png',
         'manyformer attention runs/lm-stdlib "def add(a, b):" --layer 1 --heads --out heads.svg',
+        "manyformer attention runs/lm-memory --regions                what goes to the memory",
     ),
 )
 def attention(
     run: Annotated[str, typer.Argument(help="The folder of a run or a saved model.")],
-    text: Annotated[str, typer.Argument(help="What it reads.")],
+    text: Annotated[str | None, typer.Argument(help="What it reads; not with --regions.")] = None,
     *,
     answer: Annotated[
         str | None, typer.Option(help="What an encoder-decoder writes; its own translation unless given.")
@@ -40,17 +41,27 @@ def attention(
     ] = None,
     heads: Annotated[bool, typer.Option("--heads", help="Draw each head by itself, not their mean.")] = False,
     out: Annotated[Path | None, typer.Option(help="A picture as well, .png, .svg or .pdf.")] = None,
+    regions: Annotated[
+        bool, typer.Option("--regions", help="Of a run with a memory: the shares of attention that go there.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the weights of every part as JSON.")] = False,
 ) -> None:
     """Show which tokens a model looks at: attention weights of a layer, or the alignment of a recurrent decoder.
 
     For a translation model a row is a word that is written, a column one of the source; else both are the text. Each
-    line ends in the token that gets the most of the look. With --beside, several models read the same text.
+    line ends in the token that gets the most of the look. With --beside, several models read the same text. With
+    --regions a run with a memory reads its own held-out text.
     """
     from manyformer.cli.console import note, say, say_json
+    from manyformer.errors import UserError
     from manyformer.view.attention import choose, describe, draw_maps, maps
 
+    if regions:
+        _regions(run, device, as_json=as_json)
+        return
+    if text is None:
+        raise UserError("what is the model to read? give a text, or --regions for a run with a memory")
     found = {name: maps(load_model(name, device), text, answer) for name in (run, *(beside or []))}
     if as_json:
         say_json({name: [_record(one) for one in several] for name, several in found.items()})
@@ -63,6 +74,29 @@ def attention(
     if out is not None:
         draw_maps(_titled(chosen), out, apart=heads)
         note(f"wrote {out}")
+
+
+def _regions(run: str, device: str | None, *, as_json: bool) -> None:
+    """How much goes to a memory, in each layer."""
+    from manyformer.cli.console import say_json, say_table, watching
+    from manyformer.evaluate.held import split_of
+    from manyformer.recipes import get
+    from manyformer.train.folder import as_run
+    from manyformer.view.regions import masses
+
+    model, record = load_model(run, device), as_run(Path(run))
+    held = split_of(record, get(record.recipe).card.task, Path(run), None).held
+    assert held is not None
+    with watching(f"reading with {run}"):
+        found = masses(model, held)
+    if as_json:
+        say_json({one.part: one.shares for one in found})
+        return
+    names = list(dict.fromkeys(name for one in found for name in one.shares))
+    rows = [
+        (one.part, *(f"{100 * one.shares[name]:.1f}%" if name in one.shares else "" for name in names)) for one in found
+    ]
+    say_table(("part", *names), rows, right=tuple(range(1, 1 + len(names))))
 
 
 def load_model(name: str, device: str | None) -> "Model":
