@@ -16,6 +16,8 @@ class TextBatch(NamedTuple):
     targets: Int64[Tensor, "b l"]
     # Equal numbers are one document, -1 is padding; None: every row is one document without padding.
     segments: Int64[Tensor, "b l"] | None = None
+    # Tokens that followed contexts like that of each token elsewhere, 0 for none; None: nothing was looked up.
+    neighbours: Int64[Tensor, "b l k"] | None = None
 
 
 class PairBatch(NamedTuple):

@@ -48,6 +48,10 @@ class Around:
     inside: str
 
 
+class Recalling:
+    """A part that attends to tokens that were looked up for each token of a language model."""
+
+
 class Scheduled(ABC):
     """A part that does something else as training goes on, such as a loss that ends halfway."""
 

@@ -96,3 +96,19 @@ def test_an_index_is_made_and_removed(cli: Cli, text_run: Path, store: Path) -> 
     assert "has no index now" in cli("datastore", "index", str(store), "--remove").out
     few = cli("datastore", "index", str(store))
     assert (few.code, "codes of keys are learned from 9,984 or more" in few.err) == (2, True)
+
+
+def test_neighbours_are_found_for_a_model_that_learns_from_them(
+    cli: Cli, text_run: Path, store: Path, tmp_path: Path
+) -> None:
+    out = str(tmp_path / "neighbours")
+    words = ("datastore", "neighbours", str(text_run), str(store), "--out", out, "-k", "2", "--apart", "3")
+    assert json.loads(cli(*words, "--json").out) == {"neighbours": out, "k": 2, "splits": ["train", "valid"]}
+    again = cli(*words)
+    assert f"next: manyformer train spalm data.neighbours={out}" in again.out
+    other = cli(*words[:-1], "9")
+    assert (other.code, "holds neighbours from elsewhere" in other.err) == (2, True)
+    alone = cli("generate", str(text_run), "the", "--retriever", str(text_run))
+    assert (alone.code, alone.err) == (2, "error: --retriever is of what a datastore says; name one with --datastore\n")
+    plain = cli("generate", str(text_run), "the", "--datastore", str(store), "--retriever", str(text_run))
+    assert (plain.code, "nothing in this model takes what was looked up" in plain.err) == (2, True)

@@ -170,6 +170,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         UserError, match="gmlp has no feed-forward layer whose input could be the key; use keys 'final'"
     ):
         keyed(mf.build("gmlp", vocab=VOCAB, dim=16, depth=1), "feed-forward")
+    with pytest.raises(UserError, match="no recipe made this LanguageModel, so it cannot be saved"):
+        knn_lm(model, store).save(tmp_path / "both")
     head = knn_lm(model, store).head
     assert isinstance(head, Neighbourly)
     assert "114 entries" in repr(head)

@@ -219,6 +219,45 @@ def look(
     print_looked(store, find(model, text, shown=shown), as_json=as_json)
 
 
+@store_app.command("neighbours")
+def neighbours_of(
+    run: RunName,
+    folder: Folder,
+    *,
+    out: Annotated[
+        str, typer.Option(help="The folder for what is found: data.neighbours of a run with the same data.")
+    ],
+    k: Annotated[int, typer.Option("-k", min=1, help="How many for each token.")] = 4,
+    apart: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="In its own text a context's neighbours are further away than this, not of other documents."
+        ),
+    ] = None,
+    exact: Exact = False,
+    probe: Probe = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Find neighbours for every token of the run's data, once: a model of the recipe spalm learns from them.
+
+    The run is a language model that was trained before; train the other one with its data settings and
+    data.neighbours=FOLDER.
+    """
+    from manyformer.cli.console import say, say_json
+    from manyformer.cli.storing import Bar
+    from manyformer.datastore import find_neighbours
+
+    work, store = _both(run, folder, device, exact=exact, probe=probe)
+    with Bar("finding neighbours", "tokens") as bar:
+        splits = find_neighbours(work, store, out, k=k, apart=apart, each=bar)
+    if as_json:
+        say_json({"neighbours": out, "k": k, "splits": splits})
+        return
+    say(f"wrote {out}: {k} neighbours for every token of {', '.join(splits)}")
+    say(f"next: manyformer train spalm data.neighbours={out} and the data settings of {run}")
+
+
 def with_neighbours(run: str, store: "Datastore", device: str | None, **mix: Any) -> "LanguageModel":
     """The model in the folder `run` with a datastore. Raises UserError for one that it does not fit."""
     from manyformer.cli.targets import writer

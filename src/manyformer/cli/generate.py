@@ -8,6 +8,7 @@ import typer
 from manyformer.cli.app import USE, app, examples
 
 if TYPE_CHECKING:
+    from manyformer.datastore import Looking
     from manyformer.models import Model
 
 TEMPERATURE = 0.8
@@ -71,6 +72,10 @@ def generate(
     weight: Annotated[
         float | None, typer.Option(help="How much what it says counts, 0 to 1; what tuning found unless given.")
     ] = None,
+    retriever: Annotated[
+        str | None,
+        typer.Option(help="For a model that looks things up (spalm): the run that the datastore was built with."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Say how fast it was and what the cache took, on stderr.")
@@ -104,13 +109,13 @@ def generate(
         stop=tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in stop or ()),
         use_cache=False if no_cache else None,
     )
-    model: "Model" = writer(run, device)
+    if datastore is None and (weight is not None or retriever is not None):
+        option = "--weight" if retriever is None else "--retriever"
+        raise UserError(f"{option} is of what a datastore says; name one with --datastore")
+    own = writer(run, device)
+    model: "Model | Looking" = own
     if datastore is not None:
-        from manyformer.datastore import Datastore, knn_lm
-
-        model = knn_lm(model, Datastore(datastore), weight=weight)
-    elif weight is not None:
-        raise UserError("--weight is of what a datastore says; name one with --datastore")
+        model = _looking(own, datastore, None if retriever is None else writer(retriever, device), weight)
     prompts = read_prompts(prompt, lines=lines)
     writing = Writing(model, decoding, sys.stdout, as_json=as_json)
     writing.write(prompts)
@@ -118,6 +123,19 @@ def generate(
         from manyformer.cli.console import note
 
         note(str(writing.stats))
+
+
+def _looking(model: "Model", folder: str, retriever: "Model | None", weight: float | None) -> "Model | Looking":
+    """The model with a datastore: mixed with what followed its own neighbours, or given those of a retriever."""
+    from manyformer.datastore import Datastore, Looking, knn_lm
+    from manyformer.errors import UserError
+
+    store = Datastore(folder)
+    if retriever is None:
+        return knn_lm(model, store, weight=weight)
+    if weight is not None:
+        raise UserError("--weight is for models that have no gate of their own: leave it or --retriever out")
+    return Looking(model, retriever, store)
 
 
 def _refuse_sampling(given: dict[str, float | None], other: str) -> None:

@@ -79,6 +79,9 @@ class TextData(_Tokenized):
     """Test data, scored by `manyformer evaluate` alone: a path."""
     column: PathText | None = None
     """The field that holds the text in JSONL and Hugging Face data; null means `text`."""
+    neighbours: PathText | None = None
+    """Language models that look things up (spalm) only: the folder in which `manyformer datastore neighbours` put what
+    it found for this text."""
     masking: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Masked language models only: the fraction of the tokens to be predicted (BERT, section 3.1)."""
 

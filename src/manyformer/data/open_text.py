@@ -12,6 +12,7 @@ import tokenizers
 from manyformer.config import TextData
 from manyformer.data.holdout import Holdout, Piece, Survey, survey
 from manyformer.data.lanes import Lanes
+from manyformer.data.lookups import lookups_of
 from manyformer.data.opened import Data, Span, amount
 from manyformer.data.plan import Held, Units
 from manyformer.data.prepared import Made, Prepared, prepared
@@ -140,7 +141,8 @@ def _plan(shard: Shard, data: TextData, task: str, ready: Prepared, batch_tokens
     finish: Finish = Masked(data.masking, ready.tokenizers.target.vocab) if masked else NextToken()
     rows = max(1, batch_tokens // data.length)
     layout = layout_of(data, shard, rows, shifted=not masked)
-    return TextPlan(layout, rows, finish, f"{shard.facts.sha256[:16]}-{data.packing}-{data.length}")
+    known = f"{shard.facts.sha256[:16]}-{data.packing}-{data.length}"
+    return TextPlan(layout, rows, finish, known, None if masked else lookups_of(data.neighbours, shard))
 
 
 def layout_of(data: TextData, shard: Shard, rows: int, *, shifted: bool) -> Layout:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from manyformer.batches import MaskedBatch, TextBatch
+from manyformer.data.lookups import Lookups
 from manyformer.data.masking import mask_tokens
 from manyformer.data.plan import FIXED, Epoch, Plan, generator
 from manyformer.data.ragged import Whole
@@ -57,21 +58,23 @@ def _segments(rows: Rows) -> torch.Tensor | None:
 class TextPlan(Plan):
     """Batches of `rows` rows each; the last of an epoch holds what is left."""
 
-    def __init__(self, layout: Layout, rows: int, finish: Finish, fingerprint: str) -> None:
-        self._layout, self._rows, self._finish = layout, rows, finish
-        self.fingerprint = f"{fingerprint}-{finish.name}-{rows}"
+    def __init__(
+        self, layout: Layout, rows: int, finish: Finish, fingerprint: str, lookups: Lookups | None = None
+    ) -> None:
+        self._layout, self._rows, self._finish, self._lookups = layout, rows, finish, lookups
+        self.fingerprint = f"{fingerprint}-{finish.name}-{rows}" + (f"-{lookups.made}" if lookups else "")
 
     def epoch(self, seed: int, number: int) -> "TextEpoch":
         random = generator(seed, number)
         arrangement = self._layout.arrange(random, number)
         order = _order(arrangement, random)
-        return TextEpoch(arrangement, order, self._rows, self._finish, (seed, number))
+        return TextEpoch(arrangement, order, self._rows, self._finish, (seed, number), self._lookups)
 
     def fixed(self) -> "TextEpoch":
         """The epoch of held-out text, always the same: mixed, so that its first batches are like all of them."""
         arrangement = self._layout.arrange(None)
         order = _order(arrangement, generator(FIXED))
-        return TextEpoch(arrangement, order, self._rows, self._finish, (FIXED,))
+        return TextEpoch(arrangement, order, self._rows, self._finish, (FIXED,), self._lookups)
 
 
 def _order(arrangement: Arrangement, random: np.random.Generator) -> Whole:
@@ -82,9 +85,16 @@ class TextEpoch(Epoch):
     """Rows in a given order, so many to a batch."""
 
     def __init__(
-        self, arrangement: Arrangement, order: Whole, rows: int, finish: Finish, seeds: tuple[int, ...]
+        self,
+        arrangement: Arrangement,
+        order: Whole,
+        rows: int,
+        finish: Finish,
+        seeds: tuple[int, ...],
+        lookups: Lookups | None,
     ) -> None:
         self._arrangement, self._order, self._rows, self._finish = arrangement, order, rows, finish
+        self._lookups = lookups
         self.goes_on = arrangement.goes_on
         self._seeds = seeds
 
@@ -93,4 +103,7 @@ class TextEpoch(Epoch):
 
     def batch(self, number: int) -> TextBatch | MaskedBatch:
         numbers = self._order[number * self._rows : (number + 1) * self._rows]
-        return self._finish.batch(self._arrangement.rows(numbers), (*self._seeds, number))
+        batch = self._finish.batch(self._arrangement.rows(numbers), (*self._seeds, number))
+        if self._lookups is None or not isinstance(batch, TextBatch):
+            return batch
+        return batch._replace(neighbours=torch.from_numpy(self._lookups.at(self._arrangement.places(numbers))))

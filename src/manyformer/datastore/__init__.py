@@ -7,7 +7,9 @@ that mixes its own predictions with what followed the nearest contexts (Khandelw
 from manyformer.datastore.building import build
 from manyformer.datastore.facts import Facts
 from manyformer.datastore.indexing import Flat, Quantized, make_index
+from manyformer.datastore.looking import Looking
 from manyformer.datastore.mixture import Neighbourly, check_fits, knn_lm
+from manyformer.datastore.neighbouring import find_neighbours
 from manyformer.datastore.search import Ban, Found
 from manyformer.datastore.store import Datastore, Mix
 from manyformer.datastore.work import Work, plan, work_of
@@ -18,12 +20,14 @@ __all__ = [
     "Facts",
     "Flat",
     "Found",
+    "Looking",
     "Mix",
     "Neighbourly",
     "Quantized",
     "Work",
     "build",
     "check_fits",
+    "find_neighbours",
     "knn_lm",
     "make_index",
     "plan",

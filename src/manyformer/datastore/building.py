@@ -116,7 +116,10 @@ def _make_room(folder: Path, facts: Facts) -> None:
             "free some space, or build elsewhere with --out"
         )
     with room_for(str(file)), file.open("wb") as handle:
-        os.posix_fallocate(handle.fileno(), 0, facts.key_bytes)
+        # not every system can promise room, but all can tell the size
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle.fileno(), 0, facts.key_bytes)
+        handle.truncate(facts.key_bytes)
 
 
 def _fill(work: Work, folder: Path, facts: Facts, begun: dict[str, Any], each: Each) -> None:
@@ -130,7 +133,7 @@ def _fill(work: Work, folder: Path, facts: Facts, begun: dict[str, Any], each: E
     noted = time.monotonic()
     for number in range(_resume(memory, folder, begun), batches):
         numbers = np.arange(number * work.rows, min((number + 1) * work.rows, arrangement.count))
-        places, found = _read(memory, arrangement, numbers, facts.width)
+        places, found = read_keys(memory, arrangement, numbers, facts.width)
         keys[entries_at(offsets, places)] = _fitting(found, facts)
         each(facts.entries * (number + 1) // batches, facts.entries)
         if number + 1 == batches or time.monotonic() - noted > PAUSE:
@@ -138,12 +141,14 @@ def _fill(work: Work, folder: Path, facts: Facts, begun: dict[str, Any], each: E
             noted = time.monotonic()
 
 
-def _read(memory: Carrying, arrangement: Arrangement, numbers: Whole, width: int) -> tuple[Whole, NDArray[np.float32]]:
+def read_keys(
+    memory: Carrying, arrangement: Arrangement, numbers: Whole, width: int
+) -> tuple[Whole, NDArray[np.float32]]:
     """Of rows of the text, where each context ends that a token follows, and its key."""
     reader, batch = memory.model, NextToken().batch(arrangement.rows(numbers), ())
     assert isinstance(reader, LanguageModel)
-    tokens, _, segments = (None if part is None else part.to(reader.device) for part in batch)
-    assert tokens is not None
+    tokens, segments = batch.tokens.to(reader.device), batch.segments
+    segments = None if segments is None else segments.to(reader.device)
     with torch.inference_mode():
         out = reader.hidden(tokens, segments, memory.before(batch))
     memory.state = out.state

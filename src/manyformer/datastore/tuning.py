@@ -98,9 +98,8 @@ def queries(work: Work, store: Datastore, material: Material) -> Iterator[tuple[
     memory = Carrying(reader, goes_on=material.held.goes_on)
     for number, batch in enumerate(material.held, 1):
         assert isinstance(batch, TextBatch)
-        tokens, targets, segments = (None if part is None else part.to(reader.device) for part in batch)
-        assert tokens is not None
-        assert targets is not None
+        tokens, targets = batch.tokens.to(reader.device), batch.targets.to(reader.device)
+        segments = None if batch.segments is None else batch.segments.to(reader.device)
         out = reader.hidden(tokens, segments, memory.before(batch))
         memory.state = out.state
         scored = targets != IGNORE

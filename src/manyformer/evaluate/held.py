@@ -11,6 +11,7 @@ from manyformer.config import ImagesData, LabelsData, PairsData, Run, SyntheticD
 from manyformer.data import Example, Held, Tokenizer, Tokenizers, Units, open_data
 from manyformer.data.buckets import Buckets
 from manyformer.data.examples import Pairs, Tagged
+from manyformer.data.lookups import lookups_of
 from manyformer.data.open_images import examples_of, held_out, other_images
 from manyformer.data.open_text import layout_of
 from manyformer.data.open_trees import tagged_of, tagged_rows
@@ -102,7 +103,7 @@ def _text(run: Run, data: TextData, task: str, tokenizers: Tokenizers, shard: Sh
     rows = max(1, run.batch.tokens // data.length)
     layout = layout_of(data, shard, rows, shifted=not masked)
     finish = Masked(data.masking, tokenizers.source.vocab) if masked else NextToken()
-    plan = TextPlan(layout, rows, finish, shard.facts.sha256)
+    plan = TextPlan(layout, rows, finish, shard.facts.sha256, None if masked else lookups_of(data.neighbours, shard))
     return Held(plan.fixed(), _units(shard))
 
 

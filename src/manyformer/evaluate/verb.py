@@ -53,7 +53,8 @@ def evaluate(
 
     `split` is "test" or "valid", by default test where the run has one; `data` is any file in the form that the run
     learned from, or two parallel files. `keywords` change what is no weight, as for `load`. `device` None takes a GPU
-    where there is one. `wrap` makes of the model what is scored. `each` is told how much is done, 0 to 1. Raises UserError.
+    where there is one. `wrap` makes of the model what is scored. `each` is told how much is done, 0 to 1. Raises
+    UserError.
     """
     folder = Path(run)
     if split is not None and data is not None:

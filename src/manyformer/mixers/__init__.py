@@ -4,6 +4,7 @@ from manyformer.mixers.beside import Beside
 from manyformer.mixers.convolution import SeparableConv
 from manyformer.mixers.fourier import Fourier
 from manyformer.mixers.pairs import Pairs, Product, Shifts, Table
+from manyformer.mixers.recall import Recall
 from manyformer.mixers.recurrent import AttendingGRU, BidirectionalGRU
 from manyformer.mixers.scores import Dense, DotProduct, FactorizedDense, Fixed, Scores
 from manyformer.mixers.spatial_gate import SpatialGate
@@ -21,6 +22,7 @@ __all__ = [
     "Fourier",
     "Pairs",
     "Product",
+    "Recall",
     "Scores",
     "SeparableConv",
     "Shifts",

@@ -23,7 +23,12 @@ WEIGHTS = "model.safetensors"
 
 
 def write_model(model: "Model", path: Path) -> None:
-    """Write `path` completely beside itself first, then put it in place: a kill leaves the old or the new."""
+    """Write `path` completely beside itself first, then put it in place: a kill leaves the old or the new.
+
+    Raises UserError for a model that was put together of others, which no recipe could make again.
+    """
+    if not hasattr(model, "spec"):
+        raise UserError(f"no recipe made this {type(model).__name__}, so it cannot be saved; save what it is made of")
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:

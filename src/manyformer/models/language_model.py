@@ -2,11 +2,13 @@
 
 from typing import NamedTuple, final
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import Batch, TextBatch
-from manyformer.core import Context, Deep, Layer, Out, State, Watch, ignore
+from manyformer.core import PADDING, Context, Deep, Layer, Memory, Out, Place, State, Watch, ignore
+from manyformer.hooks import Recalling
 from manyformer.models.auxiliary import Auxiliary, deep_loss
 from manyformer.models.base import Loss, Model, ModelOut, Score, longest_in
 from manyformer.models.embedding import Embedding
@@ -27,6 +29,7 @@ class LanguageModel(Model):
 
     `segments` numbers the documents of packed rows, -1 is padding, None is one document a row. With a state from
     `start` or from an earlier call it goes on from there; `capacity` reserves room and is for `torch.no_grad()`.
+    `neighbours` are tokens that were looked up for each token, 0 for none, where something in `body` is `Recalling`.
     `auxiliary` adds losses from between the layers of `body`, which then must show them.
     """
 
@@ -43,9 +46,10 @@ class LanguageModel(Model):
         segments: Int[Tensor, "b l"] | None = None,
         state: Stream | None = None,
         *,
+        neighbours: Int[Tensor, "b l k"] | None = None,
         watch: Watch = ignore,
     ) -> ModelOut:
-        hidden, state, loss = self.hidden(tokens, segments, state, watch=watch)
+        hidden, state, loss = self.hidden(tokens, segments, state, neighbours=neighbours, watch=watch)
         return ModelOut(self.head(hidden), state, loss)
 
     def start(self, batch: int, *, capacity: int | None = None) -> Stream:
@@ -60,13 +64,13 @@ class LanguageModel(Model):
             if state is not None:
                 raise ValueError("losses between layers are for training without a state")
             return self._deep_loss(batch, self.auxiliary, smoothing)
-        hidden, state, extra = self.hidden(batch.tokens, batch.segments, state)
+        hidden, state, extra = self.hidden(batch.tokens, batch.segments, state, neighbours=batch.neighbours)
         return self.head.loss(hidden, batch.targets, smoothing=smoothing)._replace(extra=extra, state=state)
 
     def score(self, batch: Batch, *, state: Stream | None = None) -> Score:
         """The plain negative log-likelihood and accuracy; with a state, of rows that go on from it."""
         assert isinstance(batch, TextBatch)
-        hidden, state, _ = self.hidden(batch.tokens, batch.segments, state)
+        hidden, state, _ = self.hidden(batch.tokens, batch.segments, state, neighbours=batch.neighbours)
         return self.head.score(hidden, batch.targets)._replace(state=state)
 
     def _deep_loss(self, batch: TextBatch, auxiliary: Auxiliary, smoothing: float) -> Loss:
@@ -82,10 +86,20 @@ class LanguageModel(Model):
         segments: Int[Tensor, "b l"] | None = None,
         state: Stream | None = None,
         *,
+        neighbours: Int[Tensor, "b l k"] | None = None,
         watch: Watch = ignore,
     ) -> Out:
         """What the head is given, as `forward` goes on from it."""
         place, tail = locate(tokens, segments, None if state is None else state.tail)
         self.check_length(tokens.shape[1])
-        y, body, loss = self.body(self.embed(tokens, place), Context(place, watch=watch), state and state.body)
+        ctx = Context(place, None if neighbours is None else self._recalled(neighbours), watch)
+        y, body, loss = self.body(self.embed(tokens, place), ctx, state and state.body)
         return Out(y, None if tail is None else Stream(body, tail), loss)
+
+    def _recalled(self, neighbours: Int[Tensor, "b l k"]) -> Memory:
+        """The embeddings of what was looked up for each token; token 0, which is none, is padding."""
+        if not any(isinstance(part, Recalling) for part in self.body.modules()):
+            raise ValueError("nothing in this model takes what was looked up (neighbours); the recipe spalm does")
+        every = neighbours.flatten(1)
+        pos = torch.zeros_like(every)
+        return Memory(self.embed.token(every), Place(pos, torch.where(every == 0, PADDING, 0)))

@@ -32,6 +32,7 @@ from manyformer.recipes.roformer import roformer
 from manyformer.recipes.routing_transformer import routing_transformer, routing_transformer_strict
 from manyformer.recipes.shaw import shaw
 from manyformer.recipes.sinkhorn_transformer import sinkhorn_encoder, sinkhorn_transformer
+from manyformer.recipes.spalm import spalm
 from manyformer.recipes.sparse_transformer import sparse_transformer
 from manyformer.recipes.structural import structural
 from manyformer.recipes.synthesizer import synthesizer
@@ -98,6 +99,7 @@ __all__ = [
     "shaw",
     "sinkhorn_encoder",
     "sinkhorn_transformer",
+    "spalm",
     "sparse_transformer",
     "structural",
     "synthesizer",
