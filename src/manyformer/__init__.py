@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from manyformer.face import build, explain, load, recipes
     from manyformer.generate import generate
     from manyformer.memorize import memorize
+    from manyformer.recipes.wrapping import early_exit
     from manyformer.train import train
     from manyformer.view import draw
 
@@ -29,6 +30,7 @@ _HOMES = {
     "check": "manyformer.check",
     "collaborate": "manyformer.collaborate",
     "draw": "manyformer.view",
+    "early_exit": "manyformer.recipes.wrapping",
     "explain": "manyformer.face",
     "generate": "manyformer.generate",
     "knn_lm": "manyformer.datastore",
@@ -45,6 +47,7 @@ __all__ = [
     "check",
     "collaborate",
     "draw",
+    "early_exit",
     "explain",
     "generate",
     "knn_lm",

@@ -19,6 +19,8 @@ COMMANDS = (
     "efforts",
     "evaluate",
     "check",
+    "calibrate",
+    "thresholds",
     "collaborate",
     "datastore",
     "memorize",

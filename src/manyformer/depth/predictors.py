@@ -1,6 +1,6 @@
 """Rules that are learned: small classifiers that foretell the layer after which a token may leave."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import final
 
@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from manyformer.core import PADDING, Context, Memory
 from manyformer.depth.rules import Rule, Seen, Threshold, Verdict, at_least_single
-from manyformer.hooks import Added
 
 
-class Learned(Added):
+class Learned(ABC):
     """A rule that learns from the layers at which tokens should have left."""
 
     whole: bool = False
@@ -38,7 +37,8 @@ class PerSequence(Rule, Learned):
         self.choose = nn.Linear(dim, depth)
 
     def begin(self, ctx: Context, x: Float[Tensor, "b l d"]) -> Int[Tensor, "b l"]:
-        return self.choose(mean_of_source(ctx)).argmax(-1) + 1
+        layer: Tensor = self.choose(mean_of_source(ctx)).argmax(-1) + 1
+        return layer
 
     def forward(self, seen: Seen, plan: Int[Tensor, "b l"] | None) -> Verdict:
         assert plan is not None

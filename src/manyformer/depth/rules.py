@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import Context
+from manyformer.hooks import Added
 
 START = 0.9
 """How much of a decaying threshold does not decay (Schuster et al. 2022, equation 5)."""
@@ -34,7 +35,7 @@ class Verdict(NamedTuple):
     logits: Float[Tensor, "b l v"] | None = None
 
 
-class Rule(nn.Module, ABC):
+class Rule(nn.Module, Added, ABC):
     """Decides after each layer but the last who leaves; a token's own past is all that it may look at."""
 
     def begin(self, ctx: Context, x: Float[Tensor, "b l d"]) -> Int[Tensor, "b l"] | None:

@@ -67,25 +67,23 @@ def leaving(embed: nn.Module, body: EarlyExit, head: Exits, tools: Tools) -> Nex
 
 def _level(layer: Layer, tools: Tools) -> "_Level | None":
     """The layer, where it is self-attention that keeps its keys, and then nothing through which later tokens meet."""
-    if type(layer) is not Chain:
+    watched = any(part._forward_hooks or part._forward_pre_hooks for part in layer.modules())
+    branches = list(layer.children())
+    if type(layer) is not Chain or watched or not all(type(branch) is Residual for branch in branches):
         return None
-    first, *rest = layer.children()
-    if not _plain_branch(first) or not all(map(_plain_branch, rest)):
+    own, *others = [branch.inner for branch in branches]
+    if not isinstance(own, Attention) or type(own.source) is not Own or not tools.simple(own):
         return None
-    own, others = first.inner, [branch.inner for branch in rest]
-    causal = isinstance(own, Attention) and type(own.source) is Own and own.kernel.sight in (Causal(), Everything())
-    if not causal or not tools.simple(own):
+    if own.kernel.sight not in (Causal(), Everything()) or not all(_alone(other, tools) for other in others):
         return None
-    pointwise = (FeedForward, GatedFeedForward, Pointwise)
-    for other in others:
-        asks = isinstance(other, Attention) and type(other.source) is Encoded and tools.simple(other)
-        if not (asks and other.kernel.sight == Everything()) and not isinstance(other, pointwise):
-            return None
-    return _Level(first, rest, tools)
+    return _Level(branches, tools)  # type: ignore[arg-type]
 
 
-def _plain_branch(layer: nn.Module) -> bool:
-    return type(layer) is Residual and not layer._forward_hooks and not layer._forward_pre_hooks
+def _alone(inner: Any, tools: Tools) -> bool:
+    """Whether it treats each token by itself, but for a source that it may look at."""
+    if isinstance(inner, Attention):
+        return type(inner.source) is Encoded and tools.simple(inner) and inner.kernel.sight == Everything()
+    return isinstance(inner, FeedForward | GatedFeedForward | Pointwise)
 
 
 @final
@@ -195,7 +193,8 @@ class _Said:
 class _Level:
     """One layer: keys and values of all rows and of all that waits, everything else of the rows that come here."""
 
-    def __init__(self, first: Residual, rest: list[Any], tools: Tools) -> None:
+    def __init__(self, branches: list[Residual], tools: Tools) -> None:
+        first, *rest = branches
         self.first, self.own = _Branch(first, tools), _Looks(first.inner, tools)  # type: ignore[arg-type]
         self.rest: list[tuple[_Branch, _Looks | None, Step]] = [
             (_Branch(branch, tools), _Looks(branch.inner, tools) if isinstance(branch.inner, Attention) else None,

@@ -35,7 +35,7 @@ class Exits(Output, Around):
             return found
         order, parts = self._sorted(y.flatten(0, -2), depth.flatten())
         logits = torch.cat([head(part) for head, part in parts])
-        return logits[order.argsort()].unflatten(0, y.shape[:-1])
+        return logits[order.argsort()].view(*y.shape[:-1], -1)
 
     def loss(self, x: Float[Tensor, "*b m"], targets: Int[Tensor, "*b"], *, smoothing: float) -> Loss:
         y, depth = parted(x)
@@ -55,7 +55,7 @@ class Exits(Output, Around):
         self, y: Float[Tensor, "n d"], depth: Int[Tensor, " n"]
     ) -> tuple[Int[Tensor, " n"], list[tuple[Output, Float[Tensor, "k d"]]]]:
         """The order of tokens by the layers that they left after, and each layer's tokens with its classifier."""
-        heads: list[Output] = [*self.own, self.last]  # type: ignore[list-item]
+        heads: list[Output] = [*self.own, self.last]
         counts = torch.bincount(depth, minlength=len(heads) + 1)[1:].tolist()
         order = depth.argsort(stable=True)
         # also those without tokens: processes that average gradients wait for one of every weight

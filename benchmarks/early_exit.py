@@ -1,0 +1,176 @@
+"""Depth-adaptive Transformer and CALM on Multi30k: BLEU against layers and tokens a second, and a calibration.
+
+    OMP_NUM_THREADS=1 python benchmarks/early_exit.py DATA                              # about 25 minutes of one core
+    OMP_NUM_THREADS=1 python benchmarks/early_exit.py DATA --minutes 2 --sentences 50   # to see that it works
+
+DATA is the folder of the tokenised train, val and test_2016_flickr. A decoder of six layers is trained so that every
+layer can say the next word; from its weights begin the second stages: CALM's unit of confidence, with all else frozen,
+and the geometric-like rule of the depth-adaptive Transformer. Then all write under several thresholds, in turns, and
+CALM is calibrated. A run that is finished is not trained again.
+"""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+# before torch is loaded, as in the other benchmarks
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+import torch
+from frame import crowd
+
+import manyformer as mf
+from manyformer.config import Run
+from manyformer.errors import UserError
+from manyformer.exits import Point, calibrate, material, sweep
+from manyformer.exits.sweep import HEADS, table, write_points
+from manyformer.train.reporter import duration
+
+MODEL = {"dim": 192, "depth": 6, "heads": 4, "hidden": 512, "dropout": 0.15, "norm": "pre"}
+STAGES: dict[str, dict[str, Any]] = {
+    "calm-softmax": {"recipe": "calm", "model": {"fade": None}, "share": 0.7},
+    "calm-saturation": {"trained": "calm-softmax", "threshold": (0.99, 0.97, 0.95, 0.9, 0.85, 0.8)},
+    "calm-classifier": {
+        "recipe": "calm",
+        "model": {"confidence": "classifier", "fade": None},
+        "share": 0.08,
+        "start": "calm-softmax",
+    },
+    "depth-adaptive": {
+        "recipe": "depth-adaptive-transformer",
+        "model": {"classifiers": "shared", "predictor": "geometric"},
+        "share": 0.22,
+        "start": "calm-softmax",
+    },
+}
+"""What is trained, for which share of the time, and with whose weights it begins."""
+
+VALUES = (0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
+GOAL = 1.5
+SIDES = ("en", "de")
+
+
+def main() -> None:
+    words = _arguments()
+    torch.set_num_threads(1)
+    if warning := crowd():
+        print(f"warning: {warning}")
+    out = Path(words.out)
+    points: list[Point] = []
+    for name, stage in STAGES.items():
+        folder = _trained(name, stage, words, out)
+        there = material(folder, split="test", count=words.sentences, rows=words.batch)
+        if name == "calm-saturation":
+            there = _as_saturation(there)
+        values = stage.get("threshold", VALUES)
+        points += sweep(
+            name, there, values, tokenize="none", rounds=words.rounds, each=lambda p: print("  ", p.label, p)
+        )
+    files = write_points(points, out)
+    for row in (HEADS, *table(points)):
+        print("  ".join(f"{cell:>14}" for cell in row))
+    _verdict(points)
+    _calibrated(out / "calm-classifier", words)
+    print(f"wrote {', '.join(map(str, files))}")
+
+
+def _trained(name: str, stage: dict[str, Any], words: argparse.Namespace, out: Path) -> Path:
+    """The folder of the stage's run, trained for its share of the processor minutes."""
+    folder = out / stage.get("trained", name)
+    if (folder / "result.json").is_file() or "trained" in stage:
+        return folder
+    run = {
+        "recipe": stage["recipe"],
+        "model": MODEL | stage["model"],
+        "start": str(out / stage["start"]) if "start" in stage else None,
+        "data": {
+            "kind": "pairs",
+            **_pairs(Path(words.data)),
+            "tokenizer": "bpe",
+            "vocab": 2000,
+            "shared": True,
+            "longest": 100,
+        },
+        "optim": {"lr": 2e-3 if "start" not in stage else 5e-4, "weight_decay": 0.01},
+        "schedule": {"warmup": 200},
+        "loss": {"smoothing": 0.1},
+        "batch": {"tokens": 2048},
+        "limits": {"processor": stage["share"] * words.minutes},
+        "evaluate": {"every": None},
+        "save": {"every": 100},
+        "device": "cpu",
+        "out": str(folder),
+    }
+    print(f"training {name} for {duration(60 * stage['share'] * words.minutes)} of one core", flush=True)
+    result = mf.train(Run.model_validate(run), on_event=lambda event: None)
+    print(
+        f"   {result.step} steps, {', '.join(f'{key} {value:.3f}' for key, value in result.scores.items())}", flush=True
+    )
+    return folder
+
+
+def _pairs(data: Path) -> dict[str, list[str]]:
+    """The two files of each part, whatever stands between its name and the language: also train.lc.norm.tok.en.gz."""
+    names = {"path": "train", "valid": "val", "test": "test_2016_flickr"}
+    found: dict[str, list[str]] = {}
+    for part, stem in names.items():
+        sides = [
+            sorted(str(file) for end in ("", ".gz") for file in data.glob(f"{stem}*.{side}{end}")) for side in SIDES
+        ]
+        if not all(sides):
+            raise UserError(f"{data} has no {stem}.en and {stem}.de")
+        found[part] = [files[0] for files in sides]
+    return found
+
+
+def _as_saturation(there: Any) -> Any:
+    """The weights of the first stage, by another measure, which needs none of its own."""
+    from dataclasses import replace
+
+    model = there.task.model
+    keywords = {**model.spec.keywords, "confidence": "saturation"}
+    other = mf.build(model.spec.recipe, **keywords).eval()
+    other.load_state_dict(model.state_dict())
+    other.tokenizer = model.tokenizer
+    return there._replace(task=replace(there.task, model=other))
+
+
+def _verdict(points: list[Point], loss: float = 1.0) -> None:
+    """The fastest of those that lose at most so much BLEU."""
+    full = {point.model: point for point in points if point.threshold is None}
+    near = [p for p in points if p.bleu is not None and p.bleu >= (full[p.model].bleu or 0.0) - loss]
+    best = max(near, key=lambda p: p.tokens_per_second / full[p.model].tokens_per_second)
+    ratio = best.tokens_per_second / full[best.model].tokens_per_second
+    told = "reached" if ratio >= GOAL else "MISSED"
+    print(f"at most {loss} BLEU lost: {ratio:.2f} times as fast ({best.model}, {best.label}); goal {GOAL}: {told}")
+
+
+def _calibrated(folder: Path, words: argparse.Namespace) -> None:
+    there = material(folder, split="valid", count=words.prompts, rows=words.batch)
+    try:
+        found = calibrate(there.task, tolerance=words.tolerance, confidence=0.95)
+    except UserError as error:
+        print(f"calibration: {error}")
+        return
+    print(f"calibration: {found.statement}")
+    test = material(folder, split="test", count=words.sentences, rows=words.batch)
+    for point in sweep("calibrated", test, [found.threshold], tokenize="none", rounds=words.rounds):
+        print("  ", point)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="the folder of Multi30k, tokenised and in lower case")
+    parser.add_argument("--minutes", type=float, default=17.0, help="processor minutes of all trainings together [17]")
+    parser.add_argument("--sentences", type=int, default=300, help="test sentences that are translated [300]")
+    parser.add_argument("--prompts", type=int, default=400, help="validation sentences of the calibration [400]")
+    parser.add_argument("--tolerance", type=float, default=0.1, help="of 1 - ROUGE-L, for the calibration [0.1]")
+    parser.add_argument("--batch", type=int, default=32, help="sentences that are translated together [32]")
+    parser.add_argument("--rounds", type=int, default=3, help="how often all is timed, in turns [3]")
+    parser.add_argument("--out", default="early-exit", help="where runs, table and picture go [early-exit]")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""From a trained run to a calibrated model and a table of thresholds, by the command line as people use it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import manyformer as mf
+from manyformer.cli import run as command
+from manyformer.config import Run
+from manyformer.depth.leaving import EarlyExit
+from manyformer.errors import UserError
+from manyformer.exits import Task, calibrate, depths, material, sweep
+from manyformer.exits.sweep import best_in_bins, drawn
+from manyformer.exits.writing import leaving_at
+from manyformer.generate import generate
+
+TINY: dict[str, Any] = {"dim": 16, "depth": 3, "heads": 2, "hidden": 24, "dropout": 0.0}
+
+
+def trained(out: Path, recipe: str, model: dict[str, Any], **given: Any) -> Path:
+    file = out.parent / "pairs.tsv"
+    file.write_text("source\ttarget\n" + "".join(f"{n} {n + 1}\t{n + 1} {n}\n" for n in range(300)))
+    data = {"kind": "pairs", "path": str(file), "tokenizer": "char", "valid": 0.3}
+    values = {
+        "recipe": recipe, "model": TINY | model, "data": data, "limits": {"steps": 3}, "batch": {"tokens": 512},
+        "evaluate": {"every": None}, "device": "cpu", "out": str(out), **given,
+    }  # fmt: skip
+    mf.train(Run.model_validate(values), on_event=lambda event: None)
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # as many prompts as are needed are held out, and the model has hardly learned anything
+    return trained(tmp_path_factory.mktemp("exits") / "calm", "calm", {"fade": None})
+
+
+def test_later_stages_begin_with_earlier_ones(run: Path, tmp_path: Path) -> None:
+    """The unit of confidence is new in its stage, and alone learns; an untrained plain model will do as a beginning."""
+    second = trained(tmp_path / "unit", "calm", {"confidence": "classifier", "fade": None}, start=str(run))
+    before, after = (mf.load(folder).state_dict() for folder in (run, second))
+    new = set(after) - set(before)
+    assert new == {"decoder.rule.leave.weight", "decoder.rule.leave.bias"}
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert after["decoder.rule.leave.bias"].any()
+    plain = trained(tmp_path / "plain", "transformer", {"norm": "pre"})
+    words = {"norm": "pre", "predictor": "multinomial", "classifiers": "shared"}
+    third = trained(tmp_path / "da", "depth-adaptive-transformer", words, start=str(plain))
+    assert mf.load(third).spec.recipe == "depth-adaptive-transformer"
+    # another rule leaves what it does not need behind
+    fourth = trained(tmp_path / "own", "calm", {"classifiers": "own", "fade": None}, start=str(third))
+    assert "head.own.0.weight" in mf.load(fourth).state_dict()
+
+
+def test_writing_tells_the_layers(run: Path) -> None:
+    task = material(run, count=4, max_new=6).task
+    full, least = task.write(None), task.write(0.0)
+    assert (full.layers, least.layers) == (3.0, 1.0)
+    assert full.tokens_per_second > 0
+    model: Any = task.model
+    with leaving_at(model, 0.02):
+        found = generate(model, task.prompts[:2], max_new=6).tokens
+        told = depths(model, task.prompts[:2], found)
+    assert [len(row) for row in told] == [len(row) for row in found]
+    assert isinstance(model.decoder, EarlyExit)
+    assert model.decoder.rule.values == (0.9, 0.9)
+
+
+def test_calibration_refuses_what_it_cannot_certify(run: Path) -> None:
+    task = material(run, count=8, max_new=6).task
+    with pytest.raises(UserError, match=r"8 prompts cannot certify anything: .* at least 59"):
+        calibrate(task, tolerance=0.05)
+    with pytest.raises(UserError, match=r"quality.* needs a reference"):
+        calibrate(task, tolerance=0.5, confidence=0.5, risk="quality")
+    model: Any = task.model
+    with torch.no_grad():
+        # the lower layers now say something else
+        model.decoder.get_submodule("2").ff.inner.down.weight.normal_(std=9.0)
+    with pytest.raises(UserError, match="nothing can be certified: at a threshold of 0 "):
+        calibrate(Task(model, task.prompts, 6), tolerance=0.3, confidence=0.6, grid=(0.0,))
+
+
+def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "sure"
+    words = [str(run), "--tolerance", "0.4", "--confidence", "0.6", "--prompts", "4", "--max-new", "3"]
+    assert command(["calibrate", *words, "--out", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    again: Any = mf.load(out)
+    assert (
+        again.spec.keywords["threshold"]
+        == told["threshold"]
+        == json.loads((out / "calibration.json").read_text())["threshold"]
+    )
+    assert again.tokenizer is not None
+    assert command(["calibrate", str(run), "--tolerance", "0.01", "--prompts", "9"]) == 2
+    assert "cannot certify anything" in capsys.readouterr().err
+    table = tmp_path / "table"
+    assert (
+        command(["thresholds", str(run), "--prompts", "3", "--values", "0.5", "--values", "0", "--out", str(table)])
+        == 0
+    )
+    points = json.loads((table / "early-exit.json").read_text())
+    assert [point["threshold"] for point in points] == [None, 0.5, 0.0]
+    assert points[0]["consistency"] == 1.0
+    assert points[2]["layers"] == 1.0
+    assert (table / "early-exit.png").stat().st_size > 1000
+    assert (table / "early-exit.md").read_text().count("\n") == 5
+    capsys.readouterr()
+    assert command(["efforts", str(run), "1 2", "--answer", "one two", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["most"] == 3
+
+
+def test_random_thresholds_keep_the_best_of_each_cost(run: Path) -> None:
+    thresholds = drawn(3, 4, seed=1)
+    assert len(thresholds) == 4
+    assert all(0 <= value < 1 for row in thresholds for value in row)
+    points = sweep("calm", material(run, count=2, max_new=4), thresholds)
+    assert [point.layers for point in best_in_bins(points)] == sorted(point.layers for point in best_in_bins(points))
