@@ -131,3 +131,25 @@ def test_two_with_shares_of_weights_that_layers_have_in_common(text: Path, tmp_p
     one = mf.train(a_run(text, tmp_path / "one", **common), on_event=silent)
     mf.train(a_run(text, tmp_path / "two", devices=2, strategy="fsdp", **common), on_event=silent)
     same(tmp_path / "two", one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "recipe"),
+    [("ddp", "transformer-xl"), ("fsdp", "transformer-xl"), ("ddp", "memorizing-transformer")],
+)
+def test_each_process_remembers_its_own_rows(strategy: str, recipe: str, text: Path, tmp_path: Path) -> None:
+    """Interrupted as well: the memory of each process is kept apart."""
+    model: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "remembered": 24, "dropout": 0.0}
+    if recipe == "memorizing-transformer":
+        model |= {"memory": 64, "neighbours": 4, "block": 16}
+    data = {"kind": "text", "path": str(text), "tokenizer": "char", "length": 16, "packing": "lanes"}
+    lanes: dict[str, Any] = {"recipe": recipe, "model": model, "data": data}
+    one = mf.train(a_run(text, tmp_path / "one", **lanes), on_event=silent)
+    two = a_run(text, tmp_path / "two", **lanes, devices=2, strategy=strategy)
+    with pytest.raises(Interrupted):
+        mf.train(two, on_event=asking(6, []))
+    newest = max((tmp_path / "two/checkpoints").iterdir())
+    assert len(list(newest.glob("memory-?-of-2.safetensors"))) == 2
+    mf.train(two, on_event=silent)
+    same(tmp_path / "two", one)
