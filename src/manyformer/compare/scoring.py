@@ -1,7 +1,7 @@
 """Scoring a trained model once more, under other settings than it was trained with."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +11,7 @@ import torch
 from manyformer.batches import Batch
 from manyformer.config import Evaluate, Run, SyntheticData, TextData, longest_row
 from manyformer.data import Data, load_tokenizers, open_data
+from manyformer.data.plan import Held
 from manyformer.errors import UserError, nearest
 from manyformer.evaluate import Settings
 from manyformer.evaluate.held import split_of
@@ -140,7 +141,7 @@ class Scorer:
         assert found is not None
         return {**found, "accuracy": 100 * found["accuracy"]}
 
-    def _held(self, point: Run, stack: ExitStack) -> Iterable[Batch]:
+    def _held(self, point: Run, stack: ExitStack) -> Held:
         data = self._data(point, stack)
         held = data.valid if self.split == "valid" else data.test
         if held is None:
