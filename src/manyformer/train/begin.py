@@ -16,9 +16,9 @@ from manyformer.train.source import Source
 def begin_with(model: Model, path: str, data: Source) -> None:
     """Fill `model` with the weights of a saved model, or of the final model of a run, for the same tokenizer.
 
-    What is no weight may differ: windows, dropout, the data, and parts that are added. A table of positions may have grown; it then begins with
-    the old one, and repeats it as often as it takes (Beltagy et al. 2020, section 5). Raises UserError for whatever
-    does not fit.
+    What is no weight may differ: windows, dropout, the data, and parts that are added. A table of positions may have
+    grown; it then begins with the old one, and repeats it as often as it takes (Beltagy et al. 2020, section 5). Raises
+    UserError for whatever does not fit.
     """
     folder = Path(path)
     folder = folder / "model" if (folder / "model").is_dir() else folder
