@@ -276,7 +276,9 @@ def test_any_recipe_that_writes_can_be_wrapped(name: str, tmp_path: Path) -> Non
     sizes = {key: value for key, value in SMALL.items() if key in recipe.signature.parameters}
     model: Any = shaken(mf.build(name, **(sizes | recipe.card.small)))
     body = model.body if hasattr(model, "body") else model.decoder
+    # those of spalm are followed by a layer that looks elsewhere
     shows = any(child.isdigit() for child, _ in body.named_children()) and not isinstance(body, EarlyExit)
+    shows = shows and name != "spalm"
     if not shows:
         with pytest.raises((UserError, ValueError), match="early"):
             early_exit(model)

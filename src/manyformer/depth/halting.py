@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from manyformer.kernels.base import full_precision
+from manyformer.precision import full_precision
 
 
 class Tally(NamedTuple):

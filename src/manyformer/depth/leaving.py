@@ -38,6 +38,8 @@ class EarlyExit(Deep):
     ValueError for a chain whose other layers let tokens meet.
     """
 
+    by_content = True
+
     def __init__(self, chain: Chain, rule: Rule, *, draws: int | None = None) -> None:
         super().__init__()
         numbered = [name for name, _ in chain.named_children() if name.isdigit()]

@@ -1,7 +1,6 @@
 """How queries, keys and values become outputs: the interface of every attention algorithm."""
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from jaxtyping import Float
@@ -63,9 +62,3 @@ class Kernel(nn.Module, ABC):
         watch: Watch = ignore,
     ) -> str:
         """One sentence: which way this very call would be computed, and why."""
-
-
-def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast off, on devices that have one: sums of many terms in half precision lose the later ones."""
-    there = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if there else nullcontext()

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from manyformer.core import PADDING, Out, Packed, Place, Plain, State, Watch, ignore, tree_map
 from manyformer.kernels import summary
-from manyformer.kernels.base import Kernel, full_precision
+from manyformer.kernels.base import Kernel
 from manyformer.kernels.features import FeatureMap, Features
 from manyformer.kernels.rules import Delta, Form, Memory, Rule, Sum, Tokens
 from manyformer.kernels.summary import Summary
 from manyformer.masks import Causal, Everything, Mask
 from manyformer.ops.runs import FRESH, runs
 from manyformer.position import Position
+from manyformer.precision import full_precision
 
 Way = Literal["summed"] | Form
 

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from manyformer.core import PADDING, Out, Place, State, Watch, ignore
 from manyformer.hooks import Renewing
-from manyformer.kernels.base import Kernel, full_precision
+from manyformer.kernels.base import Kernel
 from manyformer.ops import chunks, draws, gathered, groups, lsh
 from manyformer.ops import softmax as ops
 from manyformer.ops.chunks import ROOM, Chunks, Unit
 from manyformer.ops.gathered import Sight
 from manyformer.position import Position
+from manyformer.precision import full_precision
 from manyformer.replay import once
 
 Form = Literal["strict", "published"]

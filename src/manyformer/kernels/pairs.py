@@ -7,11 +7,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.core import Out, Place, State, Watch, ignore
-from manyformer.kernels.base import Kernel, full_precision
+from manyformer.kernels.base import Kernel
 from manyformer.kernels.scores import Gaussian, Product, Score
 from manyformer.kernels.weights import Exponential, Weights
 from manyformer.masks import Everything, Mask
 from manyformer.position import Position
+from manyformer.precision import full_precision
 
 
 @final

@@ -11,13 +11,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.core import PADDING, Out, Place, Plain, State, Watch, ignore
-from manyformer.kernels.base import Kernel, full_precision
+from manyformer.kernels.base import Kernel
 from manyformer.kernels.centroids import Centroids
 from manyformer.ops import gathered, groups
 from manyformer.ops import softmax as ops
 from manyformer.ops.chunks import arrange
 from manyformer.ops.grid import by_run
 from manyformer.position import NoPosition, Position
+from manyformer.precision import full_precision
 from manyformer.replay import once
 
 

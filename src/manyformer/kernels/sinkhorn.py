@@ -9,12 +9,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.core import PADDING, Out, Place, Plain, State, Watch, ignore
-from manyformer.kernels.base import Kernel, full_precision
+from manyformer.kernels.base import Kernel
 from manyformer.kernels.sorting import Sorting
 from manyformer.masks import Causal, Everything, Mask
 from manyformer.ops import sinkhorn as ops
 from manyformer.ops.grid import Grid, by_run
 from manyformer.position import Position
+from manyformer.precision import full_precision
 
 
 class Lines(NamedTuple):

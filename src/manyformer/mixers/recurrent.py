@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from manyformer.core import PADDING, Context, Layer, Memory, Out, Packed, Place, Plain, State
 from manyformer.dropout import Dropout
-from manyformer.kernels.base import full_precision
 from manyformer.kernels.scores import Additive
 from manyformer.masks import Everything
 from manyformer.ops.recurrent import Breaks, Look, scan
+from manyformer.precision import full_precision
 
 
 @final

@@ -9,10 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE
-from manyformer.kernels.base import full_precision
 from manyformer.models.base import Loss, count_targets
 from manyformer.models.output import Output
 from manyformer.ops.logistic import log_level, log_levels
+from manyformer.precision import full_precision
 
 NARROWEST = -7.0
 """The least logarithm of a scale, as in the released code of PixelCNN++."""

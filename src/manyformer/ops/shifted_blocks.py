@@ -9,6 +9,7 @@ from torch import Tensor
 
 from manyformer.ops.toeplitz import Span
 from manyformer.position.distance import along
+from manyformer.precision import full_precision
 
 ROWS = 64
 """Queries in a block: smaller ones cost little on a CPU, and waste less on keys that are ahead."""
@@ -90,7 +91,7 @@ class Shifted(torch.autograd.Function):
         many = work.count > KEPT or not any(ctx.needs_input_grad)
         work.kept = v.new_empty(0 if many else work.count)
         y = v.new_empty(*given[0].shape[:2], v.shape[-1])
-        with torch.autocast(q.device.type, enabled=False):
+        with full_precision(q.device):
             for block in work.blocks():
                 found = torch.bmm(work.weights(block), work.v[block.pairs, : block.seen])
                 y[block.pairs, block.queries].copy_(found)
@@ -108,7 +109,7 @@ class Shifted(torch.autograd.Function):
         work.kept = kept
         slopes = (up * y).sum(-1, keepdim=True)
         found = [torch.zeros_like(x) for x in (*given, vectors)]
-        with torch.autocast(up.device.type, enabled=False):
+        with full_precision(up.device):
             for block in work.blocks():
                 weights = work.kept_weights(block) if len(kept) else work.weights(block)
                 work.add_gradients(block, weights, up, slopes, found)

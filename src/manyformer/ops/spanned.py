@@ -17,6 +17,7 @@ from manyformer.ops.band import Band
 from manyformer.ops.softmax import weights_of
 from manyformer.position import Position
 from manyformer.position.distance import distance
+from manyformer.precision import full_precision
 
 TOGETHER = 32
 """Heads whose spans differ by no more than about this are computed with the same band."""
@@ -105,7 +106,7 @@ class _Spanned(torch.autograd.Function):
     ) -> Tensor:
         width = share.shape[-1]
         band = Band(rows.offset - width, width, q.shape[2], k.shape[2])
-        with torch.autocast(q.device.type, enabled=False):
+        with full_precision(q.device):
             scores = bands.inner(q * scale, k, band)
             if table is not None:
                 scores = scores + q @ table.mT
@@ -123,7 +124,7 @@ class _Spanned(torch.autograd.Function):
     def backward(ctx: Any, up: Tensor) -> Any:
         q, k, v, share, table, whole, y = ctx.saved_tensors
         band, scale = ctx.band, ctx.scale
-        with torch.autocast(q.device.type, enabled=False):
+        with full_precision(q.device):
             slope = (up * y).sum(-1, keepdim=True)
             # what flows into the ramp's weight of each key; times that weight, what flows into its score
             to_share = whole * (bands.inner(up, v, band) - slope)

@@ -18,6 +18,7 @@ from manyformer.ops.cover import Order
 from manyformer.ops.plan import Lane, Part, Plan
 from manyformer.ops.tile_calls import Step, steps
 from manyformer.ops.tile_weights import Above, Call, Scratch, gradients, sums, weights
+from manyformer.precision import full_precision
 
 KEPT = 1 << 26
 """Up to so many weights, a quarter of a GB, are kept for the gradient, which saves a sixth of the time."""
@@ -41,7 +42,7 @@ class _Attend(torch.autograd.Function):
         y = q.new_zeros(batch, length, heads, v.shape[-1]).transpose(1, 2)
         lse = q.new_full((batch, heads, length), -torch.inf)
         work = _Work(scale, Scratch(q), keeps=any(ctx.needs_input_grad) and plan.pairs(batch) <= KEPT)
-        with torch.autocast(q.device.type, enabled=False):
+        with full_precision(q.device):
             for row, lane in _each(plan, batch):
                 mine = [_heads_of(x[row], lane, heads) for x in (q, k, v)]
                 inside = [_heads_of(x[row], lane, heads) for x in (y, lse)]
@@ -62,7 +63,7 @@ class _Attend(torch.autograd.Function):
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)
         grads = [torch.zeros_like(x) for x in (q, k, v)]
         work = ctx.work.again()
-        with torch.autocast(q.device.type, enabled=False):
+        with full_precision(q.device):
             for row, lane in _each(ctx.plan, q.shape[0]):
                 mine = [_heads_of(x[row], lane, q.shape[1]) for x in (q, k, v, up, slopes, lse)]
                 direct = [_neighbours(lane) and grad.shape[1] == q.shape[1] for grad in grads]

@@ -88,7 +88,10 @@ def routing_transformer(
     causal=True,
     streams=True,
     cost="O(l (members + window + clusters) d + l d^2) per layer",
-    because={"cross": "a language model reads one sequence only"},
+    because={
+        "cross": "a language model reads one sequence only",
+        "bfloat16": "a token that is about as near to two clusters joins another one where numbers are rounded",
+    },
     small=SMALL | {"members": 4},
 )
 def routing_transformer_strict(

@@ -98,8 +98,8 @@ def draw_maps(shown: dict[str, Map], path: str | Path, *, apart: bool = False) -
     check_picture(Path(path))
     drawings = list(_drawings(shown, apart=apart))
     across = max(len(one.columns) for one, _, _ in drawings) * INCH + 1.4
-    down = max(len(one.rows) for one, _, _ in drawings) * INCH + 1.6
-    figure = Figure(figsize=(max(across, PANEL[0] / 2) * len(drawings) + 0.6, down), layout="constrained")
+    down = max(len(one.rows) for one, _, _ in drawings) * INCH + 2.0
+    figure = Figure(figsize=(max(across, PANEL[0] / 2) * len(drawings) + 0.8, down), layout="constrained")
     images = []
     for number, (one, weights, title) in enumerate(drawings):
         axis = figure.add_subplot(1, len(drawings), number + 1)
@@ -108,7 +108,7 @@ def draw_maps(shown: dict[str, Map], path: str | Path, *, apart: bool = False) -
         axis.set_yticks(range(len(one.rows)), one.rows)
         axis.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=2, labelsize=8)
         axis.set_title(title, fontsize=9)
-    figure.colorbar(images[0], ax=figure.axes, shrink=0.6, pad=0.01, label="share of the look")
+    figure.colorbar(images[0], ax=figure.axes, shrink=0.9, pad=0.01, label="share of the look")
     write_picture(figure, Path(path))
 
 

@@ -56,7 +56,7 @@ def write_picture(figure: "Figure", path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}-{os.getpid()}{path.suffix}")
     try:
-        figure.savefig(draft, dpi=DPI, bbox_inches="tight")
+        figure.savefig(draft, dpi=DPI)
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
