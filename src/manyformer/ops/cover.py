@@ -101,18 +101,20 @@ def groups(found: Cover, rows: int) -> Iterator[Group]:
             continue
         some = (kinds == kind).nonzero()[:, 0]
         columns = found.columns[torch.isin(found.rows, some)].view(len(some), kind // 2)
-        runs = list(_runs(some, columns))
-        if len(runs) <= RUNS and all(step is not None for _, _, step in runs):
+        runs = _runs(some, columns)
+        if runs and all(step is not None for _, _, step in runs):
             yield from (Group(*run, kind % 2 == 1) for run in runs)
         else:
             yield Group(some, columns, _step(some, columns), kind % 2 == 1)
 
 
-def _runs(rows: Tensor, columns: Tensor) -> Iterator[tuple[Tensor, Tensor, int | None]]:
-    """Rows in a row, such as those at the beginning and those at the end that see as much."""
+def _runs(rows: Tensor, columns: Tensor) -> list[tuple[Tensor, Tensor, int | None]]:
+    """Rows in a row, such as those at the beginning and those at the end that see as much; none where they are many."""
     cuts = (rows.diff() != 1).nonzero()[:, 0] + 1
-    for some, theirs in zip(rows.tensor_split(cuts), columns.tensor_split(cuts)):
-        yield some, theirs, _step(some, theirs)
+    if len(cuts) >= RUNS:
+        return []
+    parts = zip(rows.tensor_split(cuts), columns.tensor_split(cuts))
+    return [(some, theirs, _step(some, theirs)) for some, theirs in parts]
 
 
 def seen_at_all(mask: Mask, at: Place, of: Place) -> tuple[Bool[Tensor, " l"], Bool[Tensor, " s"]]:
