@@ -1,8 +1,8 @@
 """From a mask and places to a list of attention calls: which tokens in which order, which blocks, which inner masks."""
 
 import itertools
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -153,8 +153,14 @@ def _lanes(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...])
     for head in range(heads):
         kinds.setdefault(mask.head(head), []).append(head)
     lanes, total = [], 0.0
+
+    # heads often differ in one term of many
+    @cache
+    def sketch(mask: Mask, count: int) -> list[Sketch]:
+        return _sketch(mask, at, of, count, sizes)
+
     for kind, numbers in kinds.items():
-        sketches = _best(kind, at, of, len(numbers), sizes)
+        sketches = _best(kind, at, len(numbers), sketch)
         lanes.append(Lane(tuple(numbers), tuple(sketch.finish(at, of) for sketch in sketches)))
         total += _cost(sketches, at)
     return tuple(lanes), total
@@ -174,9 +180,9 @@ class Sketch(NamedTuple):
         return Part(self.mask, self.q, self.k, tuple(_tiles(self, at, of)))
 
 
-def _best(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...]) -> list[Sketch]:
+def _best(mask: Mask, at: Place, heads: int, sketch: Callable[[Mask, int], list[Sketch]]) -> list[Sketch]:
     """The cheaper of one part for all, and of one part for each alternative, without what earlier ones show."""
-    whole = _sketch(mask, at, of, heads, sizes)
+    whole = sketch(mask, heads)
     terms = mask.terms()
     if len(terms) < 2:
         return whole
@@ -186,7 +192,7 @@ def _best(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...]) 
         rest = term
         for other in earlier:
             rest = both(rest, Not(other))
-        parts += _sketch(rest, at, of, heads, sizes)
+        parts += sketch(rest, heads)
         earlier.append(term)
     return min(whole, parts, key=lambda sketches: _cost(sketches, at))
 
