@@ -16,7 +16,7 @@ ROOT = Path(mf.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
-    {"errors", "dropout"},
+    {"dropout", "errors", "precision"},
     {"batches", "core", "flops", "hooks", "replay", "tiles", "trees"},
     {"masks", "position"},
     {"ops"},
