@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from manyformer.ops.scratch import Scratch
 from manyformer.ops.toeplitz import Span
 from manyformer.position.distance import along
 from manyformer.precision import full_precision
@@ -19,6 +20,10 @@ CACHED = 1 << 18
 
 KEPT = 1 << 23
 """Where there are no more weights than this, they are kept for the gradient: 32 MB instead of a sixth of the time."""
+
+
+BUFFERS = "one", "other"
+"""Names of what is written again and again."""
 
 
 class Numbers(NamedTuple):
@@ -140,7 +145,10 @@ class Work:
         self.batch = min(rows, max(1, cached // (self.block * keys)))
         self.heads = min(len(vectors), max(1, cached // (self.block * keys * rows)))
         most = max(self.batch, self.heads * rows if self.batch == rows else 0) * self.block
-        self.spare = [self.q.new_empty(most * (keys + self.block)) for _ in range(2)]
+        self.spare = Scratch(self.q)
+        for name in BUFFERS:
+            # blocks see more and more: room for the last one from the beginning
+            self.spare(name, most * (keys + self.block))
         self.kept = self.q.new_empty(0)
         self.later = torch.ones(self.block, self.block, dtype=torch.bool, device=self.q.device).triu(1)
 
@@ -172,13 +180,13 @@ class Work:
     def weights(self, block: Block) -> Float[Tensor, "p c s"]:
         """The weights, where they are to be kept or in the first buffer; the second one held the scores."""
         vectors = self.vectors[block.heads, block.met]
-        each = self._buffer(0, block, vectors.shape[1])
+        each = self.spare(BUFFERS[0], *block.shape, vectors.shape[1])
         torch.bmm(self._head_by_head(self.meets, block), vectors.mT, out=each.view(len(vectors), -1, vectors.shape[1]))
-        scores = self._buffer(1, block, block.seen)
+        scores = self.spare(BUFFERS[1], *block.shape, block.seen)
         q, k = self.q[block.pairs, block.queries], self.k[block.pairs, : block.seen]
         torch.baddbmm(along(each, block.seen), q, k.mT, out=scores)
         self._hide(scores, block)
-        into = self.kept_weights(block) if len(self.kept) else self._buffer(0, block, block.seen)
+        into = self.kept_weights(block) if len(self.kept) else self.spare(BUFFERS[0], *block.shape, block.seen)
         weights: Tensor = torch.softmax(scores, -1, out=into)
         return weights
 
@@ -187,7 +195,7 @@ class Work:
         to_q, to_meets, to_k, to_v, to_vectors = found
         here, keys = (block.pairs, block.queries), (block.pairs, slice(0, block.seen))
         vectors = self.vectors[block.heads, block.met]
-        each = self._buffer(1, block, vectors.shape[1])
+        each = self.spare(BUFFERS[1], *block.shape, vectors.shape[1])
         # what the shift leaves empty: a triangle on either side
         for side in (slice(0, block.shape[1]), slice(-block.shape[1], None)):
             each[:, :, side].zero_()
@@ -204,10 +212,6 @@ class Work:
     def _head_by_head(self, x: Float[Tensor, "hb l e"], block: Block) -> Float[Tensor, "h n e"]:
         """The queries of all rows of each head, end to end."""
         return x[block.pairs, block.queries].reshape(block.heads.stop - block.heads.start, -1, x.shape[-1])
-
-    def _buffer(self, number: int, block: Block, width: int) -> Float[Tensor, "p c n"]:
-        pairs, queries = block.shape
-        return self.spare[number][: pairs * queries * width].view(pairs, queries, width)
 
     def _hide(self, scores: Float[Tensor, "p c s"], block: Block) -> None:
         if self.numbers is not None:

@@ -16,8 +16,9 @@ from torch import Tensor
 from manyformer.ops import flash
 from manyformer.ops.cover import Order
 from manyformer.ops.plan import Lane, Part, Plan
+from manyformer.ops.scratch import Scratch
 from manyformer.ops.tile_calls import Step, steps
-from manyformer.ops.tile_weights import Above, Call, Scratch, gradients, sums, weights
+from manyformer.ops.tile_weights import Above, Call, gradients, sums, weights
 from manyformer.precision import full_precision
 
 KEPT = 1 << 26
@@ -51,6 +52,7 @@ class _Attend(torch.autograd.Function):
                 if not _neighbours(lane):
                     y[row, list(lane.heads)], lse[row, list(lane.heads)] = inside
         ctx.save_for_backward(q, k, v, y, lse)
+        work.scratch.clear()
         ctx.plan, ctx.work = plan, work
         return y
 
@@ -78,6 +80,7 @@ class _Attend(torch.autograd.Function):
                         # heads that share keys and values add up their gradients
                         group = torch.tensor(lane.heads, device=grad.device) * grad.shape[1] // q.shape[1]
                         grad[row].index_add_(0, group, new)
+        work.scratch.clear()
         for grad in grads[:2]:
             grad *= ctx.work.scale
         return *grads, None, None

@@ -10,20 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-
-class Scratch:
-    """Memory that is written again and again: fresh memory costs most."""
-
-    def __init__(self, like: Tensor) -> None:
-        self._like = like
-        self._known: dict[str, Tensor] = {}
-
-    def __call__(self, name: str, *shape: int) -> Tensor:
-        """What stands there means nothing; it holds until the same name is asked for again."""
-        count = torch.Size(shape).numel()
-        if name not in self._known or len(self._known[name]) < count:
-            self._known[name] = self._like.new_empty(count)
-        return self._known[name][:count].view(shape)
+from manyformer.ops.scratch import Scratch
 
 
 class Call(NamedTuple):
