@@ -30,7 +30,7 @@ SMALL = {"depth": 3}
 
 
 class Choices(NamedTuple):
-    """How one side of the model is made."""
+    """How the sides of the model are made."""
 
     dim: int
     depth: int
@@ -42,6 +42,10 @@ class Choices(NamedTuple):
     ponder: float
     transition: Transition
     signal: Signal
+
+    def embedding(self, vocab: int) -> Embedding:
+        # positions are added at every step
+        return Embedding(vocab, self.dim, scale=self.dim**0.5, dropout=self.dropout)
 
     def body(self, *, causal: bool, cross: bool) -> Layer:
         """The layer that is repeated, how often, and what comes after."""
@@ -66,11 +70,6 @@ class Choices(NamedTuple):
         hidden = 4 * self.dim if self.hidden is None else self.hidden
         first = SeparableConv(self.dim, hidden, 3, causal=causal)
         return Chain(first=first, relu=Pointwise(nn.ReLU()), second=SeparableConv(hidden, self.dim, 5, causal=causal))
-
-
-def _embedding(vocab: int, dim: int, dropout: float) -> Embedding:
-    # positions are added at every step
-    return Embedding(vocab, dim, scale=dim**0.5, dropout=dropout)
 
 
 @recipe(
@@ -105,14 +104,10 @@ def universal_transformer(
     the branches (`norm="pre"`). Sums that halt are Graves's, with a remainder at the last step; `halting="released"`
     does what Tensor2Tensor does. It allows 12 steps where a fixed model takes 6.
     """
-
-    def side(*, causal: bool, cross: bool) -> Layer:
-        chosen = Choices(dim, depth, heads, hidden, dropout, norm, halting, ponder, transition, signal)
-        return chosen.body(causal=causal, cross=cross)
-
-    embed = _embedding(vocab, dim, dropout)
-    embed_source = embed if source_vocab is None else _embedding(source_vocab, dim, dropout)
-    encoder, decoder = side(causal=False, cross=False), side(causal=True, cross=True)
+    chosen = Choices(dim, depth, heads, hidden, dropout, norm, halting, ponder, transition, signal)
+    embed = chosen.embedding(vocab)
+    embed_source = embed if source_vocab is None else chosen.embedding(source_vocab)
+    encoder, decoder = chosen.body(causal=False, cross=False), chosen.body(causal=True, cross=True)
     return EncoderDecoder(embed_source, encoder, embed, decoder, Head(dim, vocab, tied=embed.token))
 
 
@@ -142,7 +137,7 @@ def universal_transformer_lm(
 ) -> LanguageModel:
     """The decoder alone, as in the paper's experiments on LAMBADA (section 3.4); `hidden` is 4 dim unless given."""
     chosen = Choices(dim, depth, heads, hidden, dropout, norm, halting, ponder, transition, signal)
-    embed = _embedding(vocab, dim, dropout)
+    embed = chosen.embedding(vocab)
     return LanguageModel(embed, chosen.body(causal=True, cross=False), Head(dim, vocab, tied=embed.token))
 
 
@@ -177,4 +172,4 @@ def universal_transformer_classifier(
     """The encoder alone, with mean pooling and one projection; `hidden` is 4 dim unless given."""
     chosen = Choices(dim, depth, heads, hidden, dropout, norm, halting, ponder, transition, signal)
     body = chosen.body(causal=False, cross=False)
-    return Classifier(_embedding(vocab, dim, dropout), body, Head(dim, classes, bias=True))
+    return Classifier(chosen.embedding(vocab), body, Head(dim, classes, bias=True))
