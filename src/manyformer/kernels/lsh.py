@@ -226,8 +226,7 @@ class LSH(Kernel, Renewing):
         for number in range(mark.shape[2]):
             marks = mark[:, :, number, :, None], other[:, :, number, None]
             met = met | chunks.together(*marks, self.before, self.after)
-        met = met & allowed
-        return met | (same & (here == there) & ~met.any(-1, keepdim=True))
+        return groups.or_itself(met & allowed, same & (here == there))
 
 
 def unit(k: Float[Tensor, "b h s e"]) -> Float[Tensor, "b h s e"]:

@@ -27,8 +27,12 @@ def seen(group: Int[Tensor, "b h s"], rank: Int[Tensor, "b h s"], size: int, las
     mine, chunk = group[..., begin:, None], rank // size
     back = chunk[..., begin:, None] - chunk[..., None, :]
     earlier = (mine == group[..., None, :]) & (rank[..., None, :] < rank[..., begin:, None]) & (back <= 1)
-    own = torch.eye(group.shape[-1], dtype=torch.bool, device=group.device)[begin:]
-    return earlier | (own & ~earlier.any(-1, keepdim=True))
+    return or_itself(earlier, torch.eye(group.shape[-1], dtype=torch.bool, device=group.device)[begin:])
+
+
+def or_itself(others: Bool[Tensor, "*b l s"], itself: Bool[Tensor, "*#b l s"]) -> Bool[Tensor, "*b l s"]:
+    """The keys that each query sees: `others`, and itself where these are none."""
+    return others | (itself & ~others.any(-1, keepdim=True))
 
 
 def balanced(
@@ -63,9 +67,9 @@ def balanced_naive(
     column = torch.arange(k.shape[2], device=k.device)
     inside = (members[..., None] == column).any(3)
     earlier = inside[..., :, None] & inside[..., None, :] & (column < column[:, None])
-    own = inside[..., None] & (column == column[:, None]) & ~earlier.any(-1, keepdim=True)
-    scores = (k @ k.mT * scale)[:, :, None].expand(own.shape).flatten(1, 2)
-    each = ops.weights_of(scores, (earlier | own).flatten(1, 2)).view(own.shape).sum(2)
+    seen = or_itself(earlier, inside[..., None] & (column == column[:, None]))
+    scores = (k @ k.mT * scale)[:, :, None].expand(seen.shape).flatten(1, 2)
+    each = ops.weights_of(scores, seen.flatten(1, 2)).view(seen.shape).sum(2)
     weights = (each / inside.sum(2)[..., None].clamp(min=1)).to(v.dtype)
     return weights @ v, weights
 
