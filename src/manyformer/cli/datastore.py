@@ -62,13 +62,12 @@ def build(
     """
     from manyformer.cli.console import say
     from manyformer.cli.storing import Bar, print_facts
-    from manyformer.cli.targets import place
+    from manyformer.cli.targets import paths_of, place
     from manyformer.datastore import build as make
     from manyformer.datastore import plan, work_of
     from manyformer.datastore.work import default_folder
 
-    paths = None if not data else data[0] if len(data) == 1 else data
-    work = work_of(run, data=paths, split=split, keys=keys, precision=precision, device=place(device))  # type: ignore[arg-type]
+    work = work_of(run, data=paths_of(data), split=split, keys=keys, precision=precision, device=place(device))  # type: ignore[arg-type]
     folder = default_folder(work) if out is None else out
     if dry_run:
         print_facts(str(folder), plan(work), done=False, as_json=as_json)
@@ -140,16 +139,16 @@ def tune(
     """Find the weight and temperature (and number) of neighbours that held-out text likes best, and keep them."""
     from manyformer.cli.console import watching
     from manyformer.cli.storing import numbers, print_tuned
+    from manyformer.cli.targets import paths_of
     from manyformer.datastore.tuning import TEMPERATURES, WEIGHTS
     from manyformer.datastore.tuning import tune as find
 
     work, store = _both(run, folder, device, exact=exact, probe=probe)
-    paths = None if not data else data[0] if len(data) == 1 else data
     with watching(f"tuning {folder}") as status:
         found = find(
             work,
             store,
-            data=paths,
+            data=paths_of(data),
             neighbours=None if neighbours is None else [int(n) for n in numbers("--neighbours", neighbours, int)],
             weights=WEIGHTS if weights is None else numbers("--weights", weights, float),
             temperatures=TEMPERATURES if temperatures is None else numbers("--temperatures", temperatures, float),
@@ -178,16 +177,21 @@ def evaluate(
     """Score the model with and without the datastore: perplexity, bits, accuracy, and tokens a second."""
     from manyformer.cli.console import watching
     from manyformer.cli.storing import print_scored
-    from manyformer.cli.targets import place
+    from manyformer.cli.targets import paths_of, place
     from manyformer.datastore import Datastore
     from manyformer.datastore.scoring import score
 
     store = Datastore(folder, exact=exact, probe=probe)
     mix = store.mix().changed(neighbours, weight, temperature)
-    paths = None if not data else data[0] if len(data) == 1 else data
     with watching(f"scoring {run} with {folder}") as status:
         found = score(
-            run, store, mix, split=split, data=paths, device=place(device), each=lambda what: status(f"scoring {what}")
+            run,
+            store,
+            mix,
+            split=split,
+            data=paths_of(data),
+            device=place(device),
+            each=lambda what: status(f"scoring {what}"),
         )
     print_scored(run, store, found, as_json=as_json)
 

@@ -49,18 +49,17 @@ def evaluate(
     signatures, exact matches. Classifiers: accuracy and F1. Each score says how it was computed.
     """
     from manyformer.cli.console import watching
-    from manyformer.cli.targets import changed_keywords, place
+    from manyformer.cli.targets import changed_keywords, paths_of, place
     from manyformer.evaluate import Settings
     from manyformer.evaluate import evaluate as score
 
     changed = changed_keywords(run, keywords or [])
-    paths = None if not data else data[0] if len(data) == 1 else data
     chosen = Settings(beam=beam, alpha=alpha, tokenize=tokenize, lowercase=lowercase)
     with watching(f"scoring {run}") as status:
         found = score(
             run,
             split=split,
-            data=paths,
+            data=paths_of(data),
             settings=chosen,
             keywords=changed,
             device=place(device),

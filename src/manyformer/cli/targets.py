@@ -93,6 +93,11 @@ def place(device: str | None) -> str:
     return device
 
 
+def paths_of(data: list[str] | None) -> str | list[str] | None:
+    """What --data names: nothing, one file, or several."""
+    return None if not data else data[0] if len(data) == 1 else data
+
+
 def writer(name: str, device: str | None = None) -> "Model":
     """The model in the folder `name`, which writes text. Raises UserError for one that does not or has no tokenizer."""
     from manyformer.face import load
