@@ -48,6 +48,15 @@ class Around:
     inside: str
 
 
+class Later:
+    """A part that learns from what the rest of a model has learned before, which does not change any more.
+
+    `needs` says what it takes, for people.
+    """
+
+    needs: str
+
+
 class Recalling:
     """A part that attends to tokens that were looked up for each token of a language model."""
 

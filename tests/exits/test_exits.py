@@ -55,6 +55,11 @@ def test_later_stages_begin_with_earlier_ones(run: Path, tmp_path: Path) -> None
     assert "head.own.0.weight" in mf.load(fourth).state_dict()
 
 
+def test_a_later_stage_needs_an_earlier_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"learned from what the layers of a trained model say.*give the folder.*start"):
+        trained(tmp_path / "unit", "calm", {"confidence": "classifier", "fade": None})
+
+
 def test_writing_tells_the_layers(run: Path) -> None:
     task = material(run, count=4, max_new=6).task
     full, least = task.write(None), task.write(0.0)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from manyformer.depth.leaving import unmarked
 from manyformer.depth.predictors import Geometric, Learned
+from manyformer.hooks import Later
 from manyformer.models.auxiliary import Auxiliary, Lesson, mean_loss, per_target
 from manyformer.models.oracles import (
     Oracle,
@@ -63,11 +64,13 @@ class Foretell(Exam):
 
 
 @final
-class Agree(Exam):
+class Agree(Exam, Later):
     """Leave where the likeliest class is the last layer's: cross entropy, the mean over layers but the last.
 
     Schuster et al. 2022, section 3.4, equation 9, whose released code also balances yes and no in each layer.
     """
+
+    needs = "confidence by a classifier is learned from what the layers of a trained model say, all of it frozen"
 
     def __init__(self, rule: Geometric) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from manyformer.errors import UserError
-from manyformer.hooks import Added, Around
+from manyformer.hooks import Added, Around, Later
 from manyformer.models import Model
 from manyformer.models.files import fill, read_tensors
 from manyformer.position import Learned
@@ -29,6 +29,13 @@ def begin_with(model: Model, path: str, data: Source) -> None:
         if isinstance(part, Learned) and table in tensors:
             tensors[table] = _repeated(tensors[table], part.weight.shape[0])
     fill(model, _fitted(model, tensors), f"start: {folder}")
+
+
+def begin_afresh(model: Model) -> None:
+    """Leave `model` as it was drawn. Raises UserError where a part of it can only learn from a trained model."""
+    for part in model.modules():
+        if isinstance(part, Later):
+            raise UserError(f"{part.needs}, and there is none: give the folder of a run of that model as start")
 
 
 def _fitted(model: Model, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from manyformer.config import Run
 from manyformer.models import Model
 from manyformer.models.carrying import has_memory
 from manyformer.recipes import get
-from manyformer.train.begin import begin_with
+from manyformer.train.begin import begin_afresh, begin_with
 from manyformer.train.build import build_model, choose_device, choose_sharing, make_objective
 from manyformer.train.card import model_card
 from manyformer.train.checkpoints import Checkpoint, Store
@@ -73,9 +73,8 @@ class Session:
             self.data = open_data(run, out, lambda text: tell(Note(text)))
         seed_everything(run.seed)
         self.model = build_model(run, self.data)
-        if run.start is not None and checkpoint is None:
-            begin_with(self.model, run.start, self.data)
-            tell(Note(f"it begins with the weights of {run.start}"))
+        if checkpoint is None:
+            self._begin(run.start)
         self.weights = sum(weight.numel() for weight in self.model.parameters())
         goes_on = self.data.train.goes_on
         self.engine = Engine(make_objective(run, self.model, device), run.optim, sharing, goes_on=goes_on)
@@ -88,6 +87,13 @@ class Session:
         if checkpoint is not None:
             self.loop.resume(checkpoint)
             tell(Note(f"going on from step {checkpoint.step}"))
+
+    def _begin(self, start: str | None) -> None:
+        if start is None:
+            begin_afresh(self.model)
+            return
+        begin_with(self.model, start, self.data)
+        self.tell(Note(f"it begins with the weights of {start}"))
 
     def train(self) -> TrainResult:
         """Train to the end, choose the weights and save the model."""
