@@ -37,6 +37,11 @@ class Order(NamedTuple):
         """The real tokens in their order."""
         return self.blocks.flatten()[: self.real]
 
+    @property
+    def in_place(self) -> bool:
+        """Whether cutting the tokens into these blocks is only a view."""
+        return self.natural and self.real == self.blocks.numel()
+
 
 class Cover(NamedTuple):
     """Pairs of blocks among which something may be visible, row by row; `full` where everything must be."""

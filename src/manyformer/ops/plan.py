@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,8 @@ from manyformer.ops.spelled import marked, spell, spelled
 
 # a pair of a query and a key in blocks of this size costs this much, against one in large blocks; measured
 RATES = {64: 1.1, 128: 1.0, 256: 1.0}
+MASKED = 0.1
+"""A pair costs so much more where an inner mask is added to the scores."""
 CALL = 8_000
 """One more call costs about as much as this many (query, key) pairs, forward and backward."""
 MERGE = 12
@@ -152,22 +154,42 @@ def _lanes(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...])
     kinds: dict[Mask, list[int]] = {}
     for head in range(heads):
         kinds.setdefault(mask.head(head), []).append(head)
-    lanes, total = [], 0.0
+    common = set[Mask].intersection(*(set(kind.terms()) for kind in kinds))
 
     # heads often differ in one term of many
     @cache
-    def sketch(mask: Mask, count: int) -> list[Sketch]:
-        return _sketch(mask, at, of, count, sizes)
+    def sketch(mask: Mask) -> list[Sketch]:
+        return _sketch(mask, at, of, sizes)
 
+    def rank(term: Mask) -> tuple[bool, int]:
+        return term not in common, _reach(term, at, of)
+
+    who: dict[int, list[int]] = {}
+    found: dict[int, Sketch] = {}
+    total = 0.0
     for kind, numbers in kinds.items():
-        sketches = _best(kind, at, len(numbers), sketch)
-        lanes.append(Lane(tuple(numbers), tuple(sketch.finish(at, of) for sketch in sketches)))
-        total += _cost(sketches, at)
-    return tuple(lanes), total
+        sketches = _best(kind, sorted(kind.terms(), key=rank), at, sketch)
+        total += len(numbers) * _cost(sketches, at)
+        for one in sketches:
+            found[id(one)] = one
+            who.setdefault(id(one), []).extend(numbers)
+    lanes: dict[tuple[int, ...], list[Part]] = {}
+    for name, numbers in who.items():
+        lanes.setdefault(tuple(sorted(numbers)), []).append(found[name].finish(at, of))
+    return tuple(Lane(numbers, tuple(parts)) for numbers, parts in lanes.items()), total
+
+
+def _reach(term: Mask, at: Place, of: Place) -> int:
+    """How many tokens a term is about: those about few come first, whole, and leave whole blocks to others or none.
+
+    Where it is less than a block, others would be left with blocks that are all but whole: that is no gain.
+    """
+    few = min(int(_worth(one).sum()) for one in seen_at_all(term, at, of))
+    return few if few >= min(RATES) else at.pos.shape[0]
 
 
 class Sketch(NamedTuple):
-    """A part before its inner masks are written out, and what it would cost."""
+    """A part before its inner masks are written out, and what it would cost a head."""
 
     mask: Mask
     q: Order
@@ -180,20 +202,14 @@ class Sketch(NamedTuple):
         return Part(self.mask, self.q, self.k, tuple(_tiles(self, at, of)))
 
 
-def _best(mask: Mask, at: Place, heads: int, sketch: Callable[[Mask, int], list[Sketch]]) -> list[Sketch]:
+def _best(mask: Mask, terms: list[Mask], at: Place, sketch: Callable[[Mask], list[Sketch]]) -> list[Sketch]:
     """The cheaper of one part for all, and of one part for each alternative, without what earlier ones show."""
-    whole = sketch(mask, heads)
-    terms = mask.terms()
+    whole = sketch(mask)
     if len(terms) < 2:
         return whole
     parts: list[Sketch] = []
-    earlier: list[Mask] = []
-    for term in terms:
-        rest = term
-        for other in earlier:
-            rest = both(rest, Not(other))
-        parts += sketch(rest, heads)
-        earlier.append(term)
+    for number, term in enumerate(terms):
+        parts += sketch(reduce(both, [Not(other) for other in terms[:number]], term))
     return min(whole, parts, key=lambda sketches: _cost(sketches, at))
 
 
@@ -202,7 +218,7 @@ def _cost(sketches: list[Sketch], at: Place) -> float:
     return sum((sketch.cost for sketch in sketches), 0.0) + MERGE * max(merged, 0)
 
 
-def _sketch(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...]) -> list[Sketch]:
+def _sketch(mask: Mask, at: Place, of: Place, sizes: tuple[int, ...]) -> list[Sketch]:
     """The cheapest order and size of blocks for one mask; none where it shows nothing at all."""
     queries, keys = seen_at_all(mask, at, of)
     queries, keys = (_worth(one & (place.seg != PADDING)) for one, place in ((queries, at), (keys, of)))
@@ -211,7 +227,7 @@ def _sketch(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...]
     alike = bool((at.seg == at.seg[0]).all() and (of.seg == at.seg[0]).all())
     own = mask if alike else both(mask, Document())
     options = [
-        _cut(own, at, of, queries, keys, period, size, heads)
+        _cut(own, at, of, queries, keys, period, size)
         for period, size in itertools.product((None, *sorted(mask.periods)), sizes)
     ]
     best = min(options, key=lambda sketch: sketch.cost)
@@ -223,9 +239,7 @@ def _worth(chosen: Bool[Tensor, " l"]) -> Bool[Tensor, " l"]:
     return torch.ones_like(chosen) if chosen.sum() > CHOSEN * len(chosen) else chosen
 
 
-def _cut(
-    mask: Mask, at: Place, of: Place, queries: Tensor, keys: Tensor, period: int | None, size: int, heads: int
-) -> Sketch:
+def _cut(mask: Mask, at: Place, of: Place, queries: Tensor, keys: Tensor, period: int | None, size: int) -> Sketch:
     q = arrange(at, None if queries.all() else queries, period, size)
     k = arrange(of, None if keys.all() else keys, period, size)
     found = cover(mask, span_of(at, q.blocks, mask.periods), span_of(of, k.blocks, mask.periods))
@@ -234,8 +248,9 @@ def _cut(
         found = found._replace(full=found.full & (found.columns != len(k.blocks) - 1))
     calls = list(groups(found, len(q.blocks)))
     gathered = k.size * sum(call.columns.numel() for call in calls if call.step is None)
-    pairs = RATES[size] * len(found.rows) * q.size * k.size + GATHER * gathered + CALL * len(calls)
-    return Sketch(mask, q, k, found, heads * pairs)
+    masked = sum(call.columns.numel() for call in calls if call.partial)
+    pairs = (RATES[size] * len(found.rows) + MASKED * masked) * q.size * k.size
+    return Sketch(mask, q, k, found, pairs + GATHER * gathered + CALL * len(calls))
 
 
 def _tiles(sketch: Sketch, at: Place, of: Place) -> Iterator[Tiles]:

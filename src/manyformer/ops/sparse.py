@@ -44,11 +44,11 @@ class _Attend(torch.autograd.Function):
         lse = q.new_full((batch, heads, length), -torch.inf)
         work = _Work(scale, Scratch(q), keeps=any(ctx.needs_input_grad) and plan.pairs(batch) <= KEPT)
         with full_precision(q.device):
-            for row, lane in _each(plan, batch):
+            for row, lane, fresh in _each(plan, batch):
                 mine = [_heads_of(x[row], lane, heads) for x in (q, k, v)]
                 inside = [_heads_of(x[row], lane, heads) for x in (y, lse)]
                 for number, part in enumerate(lane.parts):
-                    _merge(inside, part, *work.forward(mine, part), first=number == 0)
+                    work.forward(mine, inside, part, first=fresh and number == 0)
                 if not _neighbours(lane):
                     y[row, list(lane.heads)], lse[row, list(lane.heads)] = inside
         ctx.save_for_backward(q, k, v, y, lse)
@@ -66,7 +66,7 @@ class _Attend(torch.autograd.Function):
         grads = [torch.zeros_like(x) for x in (q, k, v)]
         work = ctx.work.again()
         with full_precision(q.device):
-            for row, lane in _each(ctx.plan, q.shape[0]):
+            for row, lane, _ in _each(ctx.plan, q.shape[0]):
                 mine = [_heads_of(x[row], lane, q.shape[1]) for x in (q, k, v, up, slopes, lse)]
                 direct = [_neighbours(lane) and grad.shape[1] == q.shape[1] for grad in grads]
                 found = [
@@ -100,32 +100,35 @@ class _Work:
         other.kept, other.lses = self.kept[::-1], self.lses[::-1]
         return other
 
-    def forward(self, mine: list[Tensor], part: Part) -> tuple[Tensor, Tensor]:
-        """Outputs and log-sum-exps of the part's queries, in its order."""
+    def forward(self, mine: list[Tensor], inside: list[Tensor], part: Part, *, first: bool) -> None:
+        """Let the outputs and log-sum-exps `inside` of all queries also be about the part's keys."""
         q, k, v = _inputs(mine, part)
-        y = q.new_zeros(*q.shape[:3], v.shape[-1])
+        direct = first and part.q.in_place
+        y = _cut(inside[0], part.q) if direct else q.new_zeros(*q.shape[:3], v.shape[-1])
         lse = q.new_full(q.shape[:3], -torch.inf)
         for step in steps(part, q.shape[0], q):
             call = _call(step, q, k, v)
             into = q.new_empty(call.shape) if self.keeps else self.scratch("weights", *call.shape)
             scores, found = weights(call, self.scale, self.scratch, into)
-            step.put(torch.bmm(found, call.v), y)
+            step.put_product(found, call.v, y)
             step.put(sums(call, scores, found), lse)
             if self.keeps:
                 self.kept.append(found)
         self.lses.append(lse)
-        return tuple(x.flatten(1, 2)[:, : part.q.real] for x in (y, lse))  # type: ignore[return-value]
+        if direct:
+            _cut(inside[1], part.q).copy_(lse)
+        else:
+            _merge(inside, part, *(x.flatten(1, 2)[:, : part.q.real] for x in (y, lse)), first=first)
 
     def backward(self, mine: list[Tensor], found: list[Tensor], part: Part) -> None:
         """Add the part's gradients to `found`, those of the queries, keys and values in `mine`."""
         q, k, v = _inputs(mine, part)
         up, slopes, lse = (_blocks(x, part.q) for x in mine[3:])
         share = (self.lses.pop() - lse).exp_()[..., None]
+        up, slopes = up * share, slopes * share
         orders = (part.q, part.k, part.k)
-        whole = [order.natural and order.real == order.blocks.numel() for order in orders]
-        if part.gathers:
-            # into blocks that are in one piece each, as the keys and values are
-            whole[1:] = [False, False]
+        # gathered blocks are in one piece each, and so is what they get
+        whole = [part.q.in_place, *[part.k.in_place and not part.gathers] * 2]
         totals = [
             _cut(total, order) if direct else torch.zeros_like(x)
             for total, order, direct, x in zip(found, orders, whole, (q, k, v))
@@ -136,9 +139,9 @@ class _Work:
                 known = self.kept.pop()
             else:
                 _, known = weights(call, self.scale, self.scratch, self.scratch("weights", *call.shape))
-            above = Above(*(step.queries(x) for x in (up, slopes, share)))
-            to_q, to_k, to_v = gradients(call, known, above, self.scratch)
-            step.add(to_q, totals[0])
+            above = Above(step.queries(up), step.queries(slopes))
+            to_scores, to_k, to_v = gradients(call, known, above, self.scratch)
+            step.add_product(to_scores, call.k, totals[0])
             step.scatter(to_k, totals[1])
             step.scatter(to_v, totals[2])
         for total, order, direct, new in zip(found, orders, whole, totals):
@@ -197,10 +200,13 @@ def _cut(x: Float[Tensor, "h l *e"], order: Order) -> Float[Tensor, "h n c *e"]:
     return x.view(x.shape[0], *order.blocks.shape, *x.shape[2:])
 
 
-def _each(plan: Plan, batch: int) -> Iterator[tuple[int, Lane]]:
+def _each(plan: Plan, batch: int) -> Iterator[tuple[int, Lane, bool]]:
+    """All lanes of all rows, and whether their heads come for the first time."""
     for row in range(batch):
+        begun: set[int] = set()
         for lane in plan.rows[row % len(plan.rows)]:
-            yield row, lane
+            yield row, lane, begun.isdisjoint(lane.heads)
+            begun.update(lane.heads)
 
 
 def _neighbours(lane: Lane) -> bool:

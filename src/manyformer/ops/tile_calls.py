@@ -27,27 +27,48 @@ class Step(NamedTuple):
     bias: Float[Tensor, "#n c s"] | None
     blind: Bool[Tensor, "#n c"] | None
 
-    def queries(self, x: Float[Tensor, "h n c *e"]) -> Float[Tensor, "r c *e"]:
-        """The blocks of queries, a view where they are neighbours."""
+    def queries(self, x: Float[Tensor, "h n _c *e"]) -> Float[Tensor, "r c *e"]:
+        """The blocks of queries, a view where they are neighbours; one long block where all see the same."""
         if isinstance(self.rows, int):
             return x[self.head, self.first[0]]
         if self.tiles.step is not None:
-            return x[self.head, self.first[0] : self.first[0] + self.rows.stop - self.rows.start]
+            found = x[self.head, self.first[0] : self.first[0] + self.rows.stop - self.rows.start]
+            return found.view(1, -1, *found.shape[2:]) if self._alike else found
         return x[self.head].index_select(0, self.tiles.rows[self.rows].to(x.device))
 
-    def put(self, new: Float[Tensor, "r c *e"], into: Float[Tensor, "h n c *e"]) -> None:
+    def put(self, new: Float[Tensor, "r _c *e"], into: Float[Tensor, "h n c *e"]) -> None:
         """Write what the queries get."""
-        if self.tiles.step is not None or isinstance(self.rows, int):
+        if self._neighbours:
             self.queries(into).copy_(new)
         else:
             into[self.head].index_copy_(0, self.tiles.rows[self.rows].to(into.device), new)
 
-    def add(self, new: Float[Tensor, "r c e"], into: Float[Tensor, "h n c e"]) -> None:
-        """Add to what the queries have."""
-        if self.tiles.step is not None or isinstance(self.rows, int):
-            self.queries(into).add_(new)
+    def put_product(
+        self, one: Float[Tensor, "r _c s"], other: Float[Tensor, "r s e"], into: Float[Tensor, "h n c e"]
+    ) -> None:
+        """Write a product of matrices, where it can be without a copy in between."""
+        if self._neighbours:
+            torch.bmm(one, other, out=self.queries(into))
         else:
-            into[self.head].index_add_(0, self.tiles.rows[self.rows].to(into.device), new)
+            self.put(torch.bmm(one, other), into)
+
+    def add_product(
+        self, one: Float[Tensor, "r _c s"], other: Float[Tensor, "r s e"], into: Float[Tensor, "h n c e"]
+    ) -> None:
+        """Add a product of matrices to what the queries have."""
+        if self._neighbours:
+            self.queries(into).baddbmm_(one, other)
+        else:
+            into[self.head].index_add_(0, self.tiles.rows[self.rows].to(into.device), torch.bmm(one, other))
+
+    @property
+    def _neighbours(self) -> bool:
+        return self.tiles.step is not None or isinstance(self.rows, int)
+
+    @property
+    def _alike(self) -> bool:
+        """Whether all rows see all of the same keys."""
+        return self.tiles.step == 0 and self.bias is None
 
     def keys(self, x: Float[Tensor, "h n c e"]) -> Float[Tensor, "r s e"]:
         """What each row sees, its blocks laid end to end; overlapping views where they are neighbours."""
@@ -58,7 +79,7 @@ class Step(NamedTuple):
             return found.view(-1, columns.shape[-1] * x.shape[2], x.shape[-1])
         head, block, token, channel = x.stride()
         if isinstance(self.rows, slice):
-            count, stride = self.rows.stop - self.rows.start, self.tiles.step * block
+            count, stride = 1 if self._alike else self.rows.stop - self.rows.start, self.tiles.step * block
         else:
             count, stride = one.shape[0], head
         shape = (count, self.tiles.columns.shape[1] * x.shape[2], x.shape[-1])

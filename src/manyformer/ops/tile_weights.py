@@ -50,26 +50,22 @@ def sums(call: Call, scores: Float[Tensor, "n c s"], found: Float[Tensor, "n c s
 
 
 class Above(NamedTuple):
-    """The gradient of the outputs, its product with the outputs over all keys, and what share of those these keys are.
+    """The gradient of the outputs, and its product with the outputs over all keys.
 
-    Without `share` they are all keys.
+    Both times the share that these keys have in a query's weights over all of its keys.
     """
 
     up: Float[Tensor, "n c f"]
     slope: Float[Tensor, "n c 1"]
-    share: Float[Tensor, "n c 1"] | None
 
 
 def gradients(
     call: Call, found: Float[Tensor, "n c s"], above: Above, scratch: Scratch
-) -> tuple[Float[Tensor, "n c e"], Float[Tensor, "n s e"], Float[Tensor, "n s f"]]:
-    """Of queries and keys, both before the scale, and of values; they hold until the next call."""
-    (rows, queries, keys), up = call.shape, above.up
-    if above.share is not None:
-        found = torch.mul(found, above.share, out=scratch("shared", *call.shape))
-    to_v = torch.bmm(found.mT, up, out=scratch("to_v", rows, keys, up.shape[-1]))
+) -> tuple[Float[Tensor, "n c s"], Float[Tensor, "n s e"], Float[Tensor, "n s f"]]:
+    """Of scores before the scale, of keys, before it too, and of values; they hold until the next call."""
+    rows, _, keys = call.shape
+    to_v = torch.bmm(found.mT, above.up, out=scratch("to_v", rows, keys, above.up.shape[-1]))
     inner = scratch("scores", *call.shape)
-    torch.baddbmm(above.slope, up, call.v.mT, beta=-1, out=inner).mul_(found)
-    to_q = torch.bmm(inner, call.k, out=scratch("to_q", rows, queries, call.q.shape[-1]))
+    torch.baddbmm(above.slope, above.up, call.v.mT, beta=-1, out=inner).mul_(found)
     to_k = torch.bmm(inner.mT, call.q, out=scratch("to_k", rows, keys, call.q.shape[-1]))
-    return to_q, to_k, to_v
+    return inner, to_k, to_v
