@@ -57,6 +57,4 @@ def calm(
         classifiers=classifiers,
         layer_weights="rising",
     )
-    wrapped = wrap(model, leaving)
-    assert isinstance(wrapped, EncoderDecoder)
-    return wrapped
+    return wrap(model, leaving)

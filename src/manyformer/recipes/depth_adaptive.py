@@ -76,12 +76,8 @@ def depth_adaptive_transformer(
     model = encoder_decoder(
         vocab, source_vocab, dim, depth, heads, hidden, dropout, norm, position=partial(Sinusoid, dim)
     )
-    wrapped = wrap(
-        model,
-        _leaving(RULES[predictor], threshold, classifiers, training, draws, oracle, smoothing, penalty, exit_weight),
-    )
-    assert isinstance(wrapped, EncoderDecoder)
-    return wrapped
+    leaving = _leaving(predictor, threshold, classifiers, training, draws, oracle, smoothing, penalty, exit_weight)
+    return wrap(model, leaving)
 
 
 @recipe(
@@ -121,16 +117,12 @@ def depth_adaptive_lm(
         return {"attention": Attention(dim, heads, Softmax(Causal())), "ff": ff}
 
     model = gpt(vocab, dim, depth, longest, layer, dropout=dropout, norm=norm)
-    wrapped = wrap(
-        model,
-        _leaving(RULES[predictor], threshold, classifiers, training, draws, oracle, smoothing, penalty, exit_weight),
-    )
-    assert isinstance(wrapped, LanguageModel)
-    return wrapped
+    leaving = _leaving(predictor, threshold, classifiers, training, draws, oracle, smoothing, penalty, exit_weight)
+    return wrap(model, leaving)
 
 
 def _leaving(
-    rule: RuleName,
+    predictor: Predictor,
     threshold: Thresholds,
     classifiers: Classifiers,
     training: Training,
@@ -142,7 +134,7 @@ def _leaving(
 ) -> Leaving:
     """All layers count alike (section 3.1: uniform weights did best)."""
     return Leaving(
-        rule=rule,
+        rule=RULES[predictor],
         threshold=threshold,
         classifiers=classifiers,
         layer_weights="even",

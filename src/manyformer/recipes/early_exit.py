@@ -1,9 +1,9 @@
 """Any language model or encoder-decoder, made one that tokens may leave early."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 from manyformer.errors import UserError
-from manyformer.models import EncoderDecoder, LanguageModel, Model
+from manyformer.models import EncoderDecoder, LanguageModel
 from manyformer.models.exit_loss import LayerWeights
 from manyformer.recipes.registry import build, get, recipe
 from manyformer.recipes.wrapping import (
@@ -22,6 +22,7 @@ PAPER = (
     "Elbayad et al. 2020, Depth-Adaptive Transformer, arXiv:1910.10073; "
     "Schuster et al. 2022, Confident Adaptive Language Modeling, arXiv:2207.07061"
 )
+Kind = TypeVar("Kind", LanguageModel, EncoderDecoder)
 TINY = {"dim": 16, "depth": 3, "heads": 2, "hidden": 24, "dropout": 0.0}
 
 
@@ -62,16 +63,14 @@ def early_exit_lm(
 
     `mf.early_exit(model, ...)` makes one of a model that is there already.
     """
-    model = _inner(of, inner, {"vocab": vocab, "longest": longest})
     leaving = Leaving(
         rule=rule, threshold=threshold, fade=fade, horizon=horizon, classifiers=classifiers,
         layer_weights=layer_weights, training=training, draws=draws, oracle=oracle, smoothing=smoothing,
         penalty=penalty, exit_weight=exit_weight,
     )  # fmt: skip
-    wrapped = wrap(model, leaving)
-    if not isinstance(wrapped, LanguageModel):
-        raise UserError(f"{of} is no language model; early-exit-seq2seq is for encoder-decoders")
-    return wrapped
+    outside = {"vocab": vocab, "longest": longest}
+    otherwise = "language model; early-exit-seq2seq is for encoder-decoders"
+    return _wrapped(LanguageModel, of, inner, outside, leaving, otherwise)
 
 
 @recipe(
@@ -109,21 +108,30 @@ def early_exit_seq2seq(
 
     `mf.early_exit(model, ...)` makes one of a model that is there already.
     """
-    model = _inner(of, inner, {"vocab": vocab, "source_vocab": source_vocab, "longest": longest})
     leaving = Leaving(
         rule=rule, threshold=threshold, fade=fade, horizon=horizon, classifiers=classifiers,
         layer_weights=layer_weights, training=training, draws=draws, oracle=oracle, smoothing=smoothing,
         penalty=penalty, exit_weight=exit_weight,
     )  # fmt: skip
-    wrapped = wrap(model, leaving)
-    if not isinstance(wrapped, EncoderDecoder):
-        raise UserError(f"{of} is no encoder-decoder; early-exit-lm is for language models")
-    return wrapped
+    outside = {"vocab": vocab, "source_vocab": source_vocab, "longest": longest}
+    otherwise = "encoder-decoder; early-exit-lm is for language models"
+    return _wrapped(EncoderDecoder, of, inner, outside, leaving, otherwise)
 
 
-def _inner(of: str, inner: dict[str, Any] | None, outside: dict[str, Any]) -> Model:
-    """The model that is wrapped; where any length will do, `longest` has no use."""
+def _wrapped(
+    kind: type[Kind],
+    of: str,
+    inner: dict[str, Any] | None,
+    outside: dict[str, Any],
+    leaving: Leaving,
+    otherwise: str,
+) -> Kind:
+    """The model of the recipe `of`, wrapped; where any length will do, `longest` has no use."""
     keywords, known = dict(inner or {}), get(of).signature.parameters
     if wrong := [name for name in OUTSIDE if name in keywords]:
         raise UserError(f"inner.{wrong[0]} ({keywords[wrong[0]]}) is a keyword of its own: give {wrong[0]}")
-    return build(of, **keywords, **{name: value for name, value in outside.items() if name in known and value})
+    model = build(of, **keywords, **{name: value for name, value in outside.items() if name in known and value})
+    wrapped = wrap(model, leaving)
+    if not isinstance(wrapped, kind):
+        raise UserError(f"{of} is no {otherwise}")
+    return wrapped

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 from torch import nn
 
@@ -114,6 +114,12 @@ def early_exit(
     return wrapped
 
 
+@overload
+def wrap(model: LanguageModel, leaving: Leaving) -> LanguageModel: ...
+@overload
+def wrap(model: EncoderDecoder, leaving: Leaving) -> EncoderDecoder: ...
+@overload
+def wrap(model: Model, leaving: Leaving) -> Model: ...
 def wrap(model: Model, leaving: Leaving) -> Model:
     """`early_exit` without a recipe of its own."""
     _check(leaving)
