@@ -31,14 +31,25 @@ Part = Callable[[int], Iterator[Row]]
 def run(doc: str, parts: Mapping[str, Part], *, rounds: int, out: str) -> None:
     """Measure each part, or the one that is asked for; print rows as they come, and write them down."""
     words = _arguments(doc, list(parts), rounds, out)
-    torch.set_num_threads(words.threads)
     torch.manual_seed(0)
-    if warning := crowd():
-        print(f"warning: {warning}")
+    warning = settle(words.threads)
     rows = [row for name, part in parts.items() if words.only in (None, name) for row in _shown(part(words.rounds))]
     found = {"threads": words.threads, "rounds": words.rounds, "torch": torch.__version__, "warning": warning}
     Path(words.out).write_text(json.dumps(found | {"rows": rows}, indent=2) + "\n", encoding="utf-8")
     print(f"\nwrote {words.out}")
+
+
+def settle(threads: int) -> str | None:
+    """Let torch use so many threads; what is said where the machine is busy with something else."""
+    torch.set_num_threads(threads)
+    if warning := crowd():
+        print(f"warning: {warning}")
+    return warning
+
+
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """Of the command line of a script that its docstring describes as it stands there."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def contest(
@@ -131,7 +142,7 @@ def _shown(rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def _arguments(doc: str, parts: list[str], rounds: int, out: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(doc)
     parser.add_argument("--threads", type=int, default=2, help="threads of torch [2]")
     parser.add_argument("--rounds", type=int, default=rounds, help=f"how often everything is timed [{rounds}]")
     parser.add_argument("--only", choices=parts, help="one part of the measurement")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
+from frame import parser_of, settle
 
 import manyformer as mf
 from manyformer.datastore import Datastore, Quantized, build, make_index, work_of
@@ -30,7 +30,7 @@ NEIGHBOURS = (16, 64, 256)
 
 def main() -> None:
     words = arguments()
-    torch.set_num_threads(1)
+    settle(1)
     room = Path(words.room)
     texts = write_texts(words, room / "texts")
     run = trained(words, room / "run")
@@ -115,7 +115,7 @@ def _read(path: Path) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--wikitext", required=True, help="folder with train.txt.gz, valid.txt.gz and test.txt.gz")
     parser.add_argument("--other", required=True, help="a text of another kind")
     parser.add_argument("--room", default="knn-lm", help="where everything goes [knn-lm]")
