@@ -58,10 +58,10 @@ LINEAR: dict[str, Callable[[int], Mask]] = {
     "local blocks": lambda _: m.Causal() & m.Blocks(128, before=128),
     # rows above the first blocks do not exist: with many of them, pairs at 2k tokens would not yet be linear in length
     "image": lambda _: m.Local2D(64, 8, 16, 2, 16),
-    # random blocks that are seen anyway would be more at the beginning
+    # the first blocks have fewer before them to draw from: with many, pairs at 2k would not yet be linear in length
     "causal random blocks": lambda _: (
         m.Causal()
-        & (m.Window(3 * BLOCK) | m.To(m.First(BLOCK)) | m.RandomBlocks(BLOCK, RANDOM, 256, near=3, lead=1, past=True))
+        & (m.Window(2 * BLOCK) | m.To(m.First(BLOCK)) | m.RandomBlocks(BLOCK, 2, 256, near=2, lead=1, past=True))
     ),
     # drawn for texts of this length: of a longer list, short texts would have less
     "random blocks": lambda length: (

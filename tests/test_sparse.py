@@ -260,7 +260,7 @@ LINEAR = {
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_work_and_memory_are_linear(name: str) -> None:
-    work, largest, lengths = [], [], (2048, 16384)
+    work, largest, lengths = [], [], (4096, 16384)
     for length in lengths:
         place = place_of([[0] * length])
         q, k, v = (torch.zeros(1, 1, length, 8, requires_grad=True) for _ in range(3))

@@ -18,7 +18,7 @@ from manyformer.ops.cover import Order
 from manyformer.ops.plan import Lane, Part, Plan
 from manyformer.ops.scratch import Scratch
 from manyformer.ops.tile_calls import Step, steps
-from manyformer.ops.tile_weights import Above, Call, gradients, sums, weights
+from manyformer.ops.tile_weights import Above, Call, inner_gradient, sums, weights
 from manyformer.precision import full_precision
 
 KEPT = 1 << 26
@@ -38,9 +38,9 @@ def attend(
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
+        q, k, v = (x.contiguous() for x in (q, k, v))
         batch, heads, length, _ = q.shape
-        # heads inside, so that laying them side by side afterwards is only a view
-        y = q.new_zeros(batch, length, heads, v.shape[-1]).transpose(1, 2)
+        y = q.new_zeros(batch, heads, length, v.shape[-1])
         lse = q.new_full((batch, heads, length), -torch.inf)
         work = _Work(scale, Scratch(q), keeps=any(ctx.needs_input_grad) and plan.pairs(batch) <= KEPT)
         with full_precision(q.device):
@@ -51,6 +51,7 @@ class _Attend(torch.autograd.Function):
                     work.forward(mine, inside, part, first=fresh and number == 0)
                 if not _neighbours(lane):
                     y[row, list(lane.heads)], lse[row, list(lane.heads)] = inside
+        y = _side_by_side(y)
         ctx.save_for_backward(q, k, v, y, lse)
         work.scratch.clear()
         ctx.plan, ctx.work = plan, work
@@ -60,7 +61,7 @@ class _Attend(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, up: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, y, lse = ctx.saved_tensors
-        slopes = (up * y).sum(-1, keepdim=True)
+        slopes, up = (up * y).sum(-1, keepdim=True), up.contiguous()
         # blind queries are none of any part's
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)
         grads = [torch.zeros_like(x) for x in (q, k, v)]
@@ -81,9 +82,8 @@ class _Attend(torch.autograd.Function):
                         group = torch.tensor(lane.heads, device=grad.device) * grad.shape[1] // q.shape[1]
                         grad[row].index_add_(0, group, new)
         work.scratch.clear()
-        for grad in grads[:2]:
-            grad *= ctx.work.scale
-        return *grads, None, None
+        scales = (work.scale, work.scale, 1.0)
+        return *(_side_by_side(grad, scale) for grad, scale in zip(grads, scales)), None, None
 
 
 class _Work:
@@ -102,7 +102,7 @@ class _Work:
 
     def forward(self, mine: list[Tensor], inside: list[Tensor], part: Part, *, first: bool) -> None:
         """Let the outputs and log-sum-exps `inside` of all queries also be about the part's keys."""
-        q, k, v = _inputs(mine, part)
+        q, k, v = (_blocks(x, order) for x, order in zip(mine, (part.q, part.k, part.k)))
         direct = first and part.q.in_place
         y = _cut(inside[0], part.q) if direct else q.new_zeros(*q.shape[:3], v.shape[-1])
         lse = q.new_full(q.shape[:3], -torch.inf)
@@ -122,16 +122,14 @@ class _Work:
 
     def backward(self, mine: list[Tensor], found: list[Tensor], part: Part) -> None:
         """Add the part's gradients to `found`, those of the queries, keys and values in `mine`."""
-        q, k, v = _inputs(mine, part)
+        orders = (part.q, part.k, part.k)
+        q, k, v = (_blocks(x, order) for x, order in zip(mine, orders))
         up, slopes, lse = (_blocks(x, part.q) for x in mine[3:])
         share = (self.lses.pop() - lse).exp_()[..., None]
         up, slopes = up * share, slopes * share
-        orders = (part.q, part.k, part.k)
-        # gathered blocks are in one piece each, and so is what they get
-        whole = [part.q.in_place, *[part.k.in_place and not part.gathers] * 2]
         totals = [
-            _cut(total, order) if direct else torch.zeros_like(x)
-            for total, order, direct, x in zip(found, orders, whole, (q, k, v))
+            _cut(total, order) if order.in_place else x.new_zeros(x.shape)
+            for total, order, x in zip(found, orders, (q, k, v))
         ]
         for step in steps(part, q.shape[0], q):
             call = _call(step, q, k, v)
@@ -140,13 +138,19 @@ class _Work:
             else:
                 _, known = weights(call, self.scale, self.scratch, self.scratch("weights", *call.shape))
             above = Above(step.queries(up), step.queries(slopes))
-            to_scores, to_k, to_v = gradients(call, known, above, self.scratch)
-            step.add_product(to_scores, call.k, totals[0])
-            step.scatter(to_k, totals[1])
-            step.scatter(to_v, totals[2])
-        for total, order, direct, new in zip(found, orders, whole, totals):
-            if not direct:
+            inner = inner_gradient(call, known, above, self.scratch)
+            step.add_product(inner, call.k, totals[0])
+            step.add_to_keys(inner, call.q, totals[1], self.scratch)
+            step.add_to_keys(known, above.up, totals[2], self.scratch)
+        for total, order, new in zip(found, orders, totals):
+            if not order.in_place:
                 _collect(total, order, new.flatten(1, 2)[:, : order.real])
+
+
+def _side_by_side(x: Float[Tensor, "b h l e"], scale: float = 1.0) -> Float[Tensor, "b h l e"]:
+    """The same times `scale`, the heads of a token one after the other in memory, as projections want them."""
+    into = x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
+    return into.copy_(x) if scale == 1.0 else torch.mul(x, scale, out=into)
 
 
 def _collect(total: Float[Tensor, "h l e"], order: Order, new: Float[Tensor, "h t e"]) -> None:
@@ -158,15 +162,6 @@ def _collect(total: Float[Tensor, "h l e"], order: Order, new: Float[Tensor, "h 
     # head by head: along any axis but the first it takes many times as long
     for one, more in zip(total, new):
         one.index_add_(0, tokens, more)
-
-
-def _inputs(mine: list[Tensor], part: Part) -> list[Tensor]:
-    """Queries, keys and values in blocks."""
-    q, k, v = (_blocks(x, order) for x, order in zip(mine, (part.q, part.k, part.k)))
-    if part.gathers:
-        # blocks that are gathered must be in one piece each, which is many times faster
-        k, v = k.contiguous(), v.contiguous()
-    return [q, k, v]
 
 
 def _call(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Call:

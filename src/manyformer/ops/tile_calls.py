@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.ops.plan import Part, Tiles
+from manyformer.ops.scratch import Scratch
 
 CACHED = 1 << 21
 """Scores that are held at once: few enough to stay in a cache, many enough that starting calls costs little."""
@@ -36,7 +37,7 @@ class Step(NamedTuple):
             return found.view(1, -1, *found.shape[2:]) if self._alike else found
         return x[self.head].index_select(0, self.tiles.rows[self.rows].to(x.device))
 
-    def put(self, new: Float[Tensor, "r _c *e"], into: Float[Tensor, "h n c *e"]) -> None:
+    def put(self, new: Float[Tensor, "r _c"], into: Float[Tensor, "h n c"]) -> None:
         """Write what the queries get."""
         if self._neighbours:
             self.queries(into).copy_(new)
@@ -46,29 +47,20 @@ class Step(NamedTuple):
     def put_product(
         self, one: Float[Tensor, "r _c s"], other: Float[Tensor, "r s e"], into: Float[Tensor, "h n c e"]
     ) -> None:
-        """Write a product of matrices, where it can be without a copy in between."""
+        """Write `one` `other` to the queries."""
         if self._neighbours:
             torch.bmm(one, other, out=self.queries(into))
         else:
-            self.put(torch.bmm(one, other), into)
+            into[self.head].index_copy_(0, self.tiles.rows[self.rows].to(into.device), torch.bmm(one, other))
 
     def add_product(
         self, one: Float[Tensor, "r _c s"], other: Float[Tensor, "r s e"], into: Float[Tensor, "h n c e"]
     ) -> None:
-        """Add a product of matrices to what the queries have."""
+        """Add `one` `other` to what the queries have."""
         if self._neighbours:
             self.queries(into).baddbmm_(one, other)
         else:
             into[self.head].index_add_(0, self.tiles.rows[self.rows].to(into.device), torch.bmm(one, other))
-
-    @property
-    def _neighbours(self) -> bool:
-        return self.tiles.step is not None or isinstance(self.rows, int)
-
-    @property
-    def _alike(self) -> bool:
-        """Whether all rows see all of the same keys."""
-        return self.tiles.step == 0 and self.bias is None
 
     def keys(self, x: Float[Tensor, "h n c e"]) -> Float[Tensor, "r s e"]:
         """What each row sees, its blocks laid end to end; overlapping views where they are neighbours."""
@@ -85,30 +77,47 @@ class Step(NamedTuple):
         shape = (count, self.tiles.columns.shape[1] * x.shape[2], x.shape[-1])
         return one.as_strided(shape, (stride, token, channel), one.storage_offset() + self.first[1] * block)
 
-    def scatter(self, new: Float[Tensor, "r s e"], into: Float[Tensor, "h n c e"]) -> None:
-        """Add the gradients of what each row saw to the blocks that it came from."""
+    def add_to_keys(
+        self,
+        one: Float[Tensor, "r _c s"],
+        other: Float[Tensor, "r _c e"],
+        into: Float[Tensor, "h n c e"],
+        scratch: Scratch,
+    ) -> None:
+        """Add `one`^T `other`, what the keys that each row saw get, to the blocks that they came from."""
         step, most, begin, mine = self.tiles.step, self.tiles.columns.shape[1], self.first[1], into[self.head]
-        parts = new.view(new.shape[0], most, -1, new.shape[-1])
-        if isinstance(self.rows, int):
-            if step is None:
-                mine.index_add_(1, self.tiles.columns[self.rows].to(into.device), parts)
+        if step is None:
+            new = torch.bmm(one.mT, other, out=scratch("to_keys", len(one), one.shape[-1], other.shape[-1]))
+            parts = new.view(len(new), most, -1, new.shape[-1])
+            columns = self.tiles.columns[self.rows].to(into.device)
+            if isinstance(self.rows, int):
+                mine.index_add_(1, columns, parts)
             else:
-                mine[:, begin : begin + most] += parts
+                mine.flatten(1).index_add_(0, columns.flatten(), parts.view(columns.numel(), -1))
+        elif isinstance(self.rows, int):
+            mine[:, begin : begin + most].flatten(1, 2).baddbmm_(one.mT, other)
         elif step == 0:
-            mine[begin : begin + most] += parts.sum(0)
-        elif step == 1:
-            for number in range(begin, begin + most):
-                mine[number : number + len(parts)] += parts[:, number - begin]
+            mine[begin : begin + most].flatten(0, 1).addmm_(one.flatten(0, 1).mT, other.flatten(0, 1))
         else:
-            columns = self.tiles.columns[self.rows].flatten()
-            mine.flatten(1).index_add_(0, columns.to(into.device), parts.view(len(columns), -1))
+            # straight to where it belongs, all first blocks of the rows, then all second ones
+            for number, part in enumerate(one.chunk(most, -1), begin):
+                mine[number : number + len(one)].baddbmm_(part.mT, other)
+
+    @property
+    def _neighbours(self) -> bool:
+        return self.tiles.step is not None or isinstance(self.rows, int)
+
+    @property
+    def _alike(self) -> bool:
+        """Whether all rows see all of the same keys."""
+        return self.tiles.step == 0 and self.bias is None
 
 
 def steps(part: Part, heads: int, like: Tensor) -> Iterator[Step]:
     """All calls of a part, always in the same order; what they add to scores is made `like` the queries."""
     for tiles in part.tiles:
         most = max(CACHED // (part.q.size * tiles.columns.shape[1] * part.k.size), 1)
-        if len(tiles.rows) < heads:
+        if len(tiles.rows) < heads and (tiles.step != 0 or tiles.inner is not None):
             for row in range(len(tiles.rows)):
                 bias, blind = _hidden(tiles, slice(row, row + 1), like)
                 first = int(tiles.rows[row]), int(tiles.columns[row, 0])

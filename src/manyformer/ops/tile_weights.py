@@ -59,13 +59,19 @@ class Above(NamedTuple):
     slope: Float[Tensor, "n c 1"]
 
 
+def inner_gradient(call: Call, found: Float[Tensor, "n c s"], above: Above, scratch: Scratch) -> Float[Tensor, "n c s"]:
+    """The gradient of the scaled scores; it holds until the next call."""
+    inner = torch.bmm(above.up, call.v.mT, out=scratch("scores", *call.shape))
+    return inner.sub_(above.slope).mul_(found)
+
+
 def gradients(
     call: Call, found: Float[Tensor, "n c s"], above: Above, scratch: Scratch
-) -> tuple[Float[Tensor, "n c s"], Float[Tensor, "n s e"], Float[Tensor, "n s f"]]:
-    """Of scores before the scale, of keys, before it too, and of values; they hold until the next call."""
-    rows, _, keys = call.shape
-    to_v = torch.bmm(found.mT, above.up, out=scratch("to_v", rows, keys, above.up.shape[-1]))
-    inner = scratch("scores", *call.shape)
-    torch.baddbmm(above.slope, above.up, call.v.mT, beta=-1, out=inner).mul_(found)
+) -> tuple[Float[Tensor, "n c e"], Float[Tensor, "n s e"], Float[Tensor, "n s f"]]:
+    """Of queries and keys, both before the scale, and of values; they hold until the next call."""
+    rows, queries, keys = call.shape
+    inner = inner_gradient(call, found, above, scratch)
+    to_q = torch.bmm(inner, call.k, out=scratch("to_q", rows, queries, call.q.shape[-1]))
     to_k = torch.bmm(inner.mT, call.q, out=scratch("to_k", rows, keys, call.q.shape[-1]))
-    return inner, to_k, to_v
+    to_v = torch.bmm(found.mT, above.up, out=scratch("to_v", rows, keys, above.up.shape[-1]))
+    return to_q, to_k, to_v
