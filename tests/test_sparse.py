@@ -129,11 +129,12 @@ def test_any_expression_is_dense_attention(
 
 def small_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
     from manyformer.ops import plan as plans
+    from manyformer.ops import sketch
 
-    patch.setattr(plans, "RATES", {size: 1.0, 2 * size: 1.0})
     patch.setattr(plans, "BLOCK", size)
-    patch.setattr(plans, "CALL", 0)
-    patch.setattr(plans, "GATHER", 0)
+    patch.setattr(sketch, "RATES", {size: 1.0, 2 * size: 1.0})
+    patch.setattr(sketch, "CALL", 0)
+    patch.setattr(sketch, "GATHER", 0)
     plans._spelled.cache_clear()
 
 

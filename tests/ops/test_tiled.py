@@ -14,7 +14,7 @@ from manyformer.flops import count_flops
 from manyformer.kernels import Softmax, scored
 from manyformer.masks import Mask
 from manyformer.ops import plan as plans
-from manyformer.ops import tiled
+from manyformer.ops import sketch, tiled
 from manyformer.position import XL, Alibi, DistanceAware, Labels, Position, Shaw
 from test_softmax import HEADS, KEY, VALUE, place_of
 
@@ -68,10 +68,10 @@ def both(
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "RATES", {4: 1.0, 8: 1.0})
+    monkeypatch.setattr(sketch, "RATES", {4: 1.0, 8: 1.0})
     monkeypatch.setattr(plans, "BLOCK", 8)
-    monkeypatch.setattr(plans, "CALL", 0)
-    monkeypatch.setattr(plans, "GATHER", 0)
+    monkeypatch.setattr(sketch, "CALL", 0)
+    monkeypatch.setattr(sketch, "GATHER", 0)
     # several pieces of each kind
     monkeypatch.setattr(tiled, "AT_ONCE", 1 << 12)
     monkeypatch.setattr(scored, "BLOCK", 8)

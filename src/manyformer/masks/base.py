@@ -33,6 +33,11 @@ class Mask(ABC):
         return False
 
     @property
+    def alike(self) -> bool:
+        """Whether heads differ at most in what is drawn at random, so that what is best for one is good for all."""
+        return not self.per_head
+
+    @property
     def causal(self) -> bool:
         """Whether no key after the query can be seen, as far as the structure of the expression tells."""
         return False
@@ -128,6 +133,10 @@ class Joined(Mask):
         return self.left.per_head or self.right.per_head
 
     @property
+    def alike(self) -> bool:
+        return self.left.alike and self.right.alike
+
+    @property
     def reach(self) -> int | None:
         return _farther(self.left, self.right)
 
@@ -211,6 +220,10 @@ class Not(Mask):
     @property
     def per_head(self) -> bool:
         return self.inner.per_head
+
+    @property
+    def alike(self) -> bool:
+        return self.inner.alike
 
     @property
     def reach(self) -> int | None:

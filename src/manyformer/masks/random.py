@@ -47,18 +47,14 @@ class Listed(Mask):
 
     def bounds(self, q: Span, k: Span) -> Bounds:
         low, high, first, last = (bound // self.size for bound in (q.first, q.last, k.first, k.last))
-        narrow = high - low < WIDE
-        may = (~narrow).expand(pairs_of(q, k))
-        must = torch.zeros_like(may)
-        for step in range(WIDE):
-            row = low + step
-            there = (row <= high) & (row < len(self.rows))
-            for targets in self.targets.to(low.device).unbind(0):
-                target = targets[row.clamp(max=len(self.rows) - 1)]
-                hit = there & (first <= target) & (target <= last)
-                may = may | hit
-                must = must | (hit & (low == high) & (first == last))
-        return Bounds(may, must)
+        wide = high - low >= WIDE
+        most = int((high - low).masked_fill(wide, 0).amax()) + 1 if low.numel() else 1
+        # each block of the queries, and each that it sees, on two axes before those of the pairs
+        row = low + torch.arange(most, device=low.device).view(-1, *[1] * len(pairs_of(q, k)))
+        target = self.targets.to(low.device)[:, row.clamp(max=len(self.rows) - 1)]
+        hit = (row <= high) & (row < len(self.rows)) & (first <= target) & (target <= last)
+        found = hit.any(0).any(0)
+        return Bounds(found | wide, found & (low == high) & (first == last))
 
     @property
     def causal(self) -> bool:
@@ -97,6 +93,10 @@ class RandomBlocks(Mask):
 
     @property
     def per_head(self) -> bool:
+        return True
+
+    @property
+    def alike(self) -> bool:
         return True
 
     @property

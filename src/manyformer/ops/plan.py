@@ -1,8 +1,7 @@
 """From a mask and places to a list of attention calls: which tokens in which order, which blocks, which inner masks."""
 
-import itertools
-from collections.abc import Callable, Iterator
-from functools import cache, lru_cache, reduce
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -10,24 +9,14 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from manyformer.core import PADDING, Fronted, Packed, Place, Plain, tree_map
-from manyformer.masks import Document, Mask, Not
-from manyformer.masks.base import both, pick
-from manyformer.ops.cover import Cover, Order, arrange, cover, groups, seen_at_all, span_of, visible
+from manyformer.core import Fronted, Packed, Place, Plain, tree_map
+from manyformer.masks import Mask
+from manyformer.masks.base import pick
+from manyformer.ops import sketch
+from manyformer.ops.cover import Order, groups, visible
+from manyformer.ops.sketch import Parts, Search, Sketch
 from manyformer.ops.spelled import marked, spell, spelled
 
-# a pair of a query and a key in blocks of this size costs this much, against one in large blocks; measured
-RATES = {64: 1.1, 128: 1.0, 256: 1.0}
-MASKED = 0.1
-"""A pair costs so much more where an inner mask is added to the scores."""
-CALL = 8_000
-"""One more call costs about as much as this many (query, key) pairs, forward and backward."""
-MERGE = 12
-"""Merging one token's output of two parts costs about as much as this many pairs."""
-GATHER = 24
-"""Collecting one key that a block of queries sees, and its gradient, costs about as much as this many pairs."""
-CHOSEN = 7 / 8
-"""Where a mask is about more than this share of all tokens, they are better left where they are than collected."""
 BLOCK = 128
 """The block where searching for the best one would cost more than it gains."""
 AT_ONCE = 1 << 20
@@ -128,7 +117,7 @@ _REMEMBERED: WeakIdKeyDictionary = WeakIdKeyDictionary()
 @lru_cache(maxsize=64)
 def _spelled(mask: Mask, heads: int, mine: Plain | Fronted, other: Plain | Fronted, queries: int, keys: int) -> Plan:
     at, of = (pick(spell(layout, length), 0) for layout, length in ((mine, queries), (other, keys)))
-    lanes, cost = _lanes(mask, at, of, heads, tuple(RATES))
+    lanes, cost = _lanes(mask, at, of, heads, tuple(sketch.RATES))
     return Plan((lanes,), cost)
 
 
@@ -154,123 +143,48 @@ def _lanes(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...])
     kinds: dict[Mask, list[int]] = {}
     for head in range(heads):
         kinds.setdefault(mask.head(head), []).append(head)
-    common = set[Mask].intersection(*(set(kind.terms()) for kind in kinds))
-
-    # heads often differ in one term of many
-    @cache
-    def sketch(mask: Mask) -> list[Sketch]:
-        return _sketch(mask, at, of, sizes)
-
-    def rank(term: Mask) -> tuple[bool, int]:
-        return term not in common, _reach(term, at, of)
-
+    search = Search(at, of, sizes, set[Mask].intersection(*(set(kind.terms()) for kind in kinds)))
     who: dict[int, list[int]] = {}
     found: dict[int, Sketch] = {}
     total = 0.0
-    for kind, numbers in kinds.items():
-        sketches = _best(kind, sorted(kind.terms(), key=rank), at, sketch)
-        total += len(numbers) * _cost(sketches, at)
+    parts: Parts = None
+    for number, (kind, numbers) in enumerate(kinds.items()):
+        if not (number and mask.alike):
+            parts = search.best(kind)
+        sketches = search.sketches(kind, parts)
+        total += len(numbers) * search.cost(sketches)
         for one in sketches:
             found[id(one)] = one
             who.setdefault(id(one), []).extend(numbers)
     lanes: dict[tuple[int, ...], list[Part]] = {}
     for name, numbers in who.items():
-        lanes.setdefault(tuple(sorted(numbers)), []).append(found[name].finish(at, of))
+        lanes.setdefault(tuple(sorted(numbers)), []).append(_part(found[name], at, of))
     return tuple(Lane(numbers, tuple(parts)) for numbers, parts in lanes.items()), total
 
 
-def _reach(term: Mask, at: Place, of: Place) -> int:
-    """How many tokens a term is about: those about few come first, whole, and leave whole blocks to others or none.
-
-    Where it is less than a block, others would be left with blocks that are all but whole: that is no gain.
-    """
-    few = min(int(_worth(one).sum()) for one in seen_at_all(term, at, of))
-    return few if few >= min(RATES) else at.pos.shape[0]
+def _part(made: Sketch, at: Place, of: Place) -> Part:
+    """The part with its calls."""
+    return Part(made.mask, made.q, made.k, tuple(_tiles(made, at, of)))
 
 
-class Sketch(NamedTuple):
-    """A part before its inner masks are written out, and what it would cost a head."""
-
-    mask: Mask
-    q: Order
-    k: Order
-    cover: Cover
-    cost: float
-
-    def finish(self, at: Place, of: Place) -> Part:
-        """The part with its calls."""
-        return Part(self.mask, self.q, self.k, tuple(_tiles(self, at, of)))
-
-
-def _best(mask: Mask, terms: list[Mask], at: Place, sketch: Callable[[Mask], list[Sketch]]) -> list[Sketch]:
-    """The cheaper of one part for all, and of one part for each alternative, without what earlier ones show."""
-    whole = sketch(mask)
-    if len(terms) < 2:
-        return whole
-    parts: list[Sketch] = []
-    for number, term in enumerate(terms):
-        parts += sketch(reduce(both, [Not(other) for other in terms[:number]], term))
-    return min(whole, parts, key=lambda sketches: _cost(sketches, at))
-
-
-def _cost(sketches: list[Sketch], at: Place) -> float:
-    merged = sum(sketch.q.real for sketch in sketches) - at.pos.shape[0]
-    return sum((sketch.cost for sketch in sketches), 0.0) + MERGE * max(merged, 0)
-
-
-def _sketch(mask: Mask, at: Place, of: Place, sizes: tuple[int, ...]) -> list[Sketch]:
-    """The cheapest order and size of blocks for one mask; none where it shows nothing at all."""
-    queries, keys = seen_at_all(mask, at, of)
-    queries, keys = (_worth(one & (place.seg != PADDING)) for one, place in ((queries, at), (keys, of)))
-    if not queries.any() or not keys.any():
-        return []
-    alike = bool((at.seg == at.seg[0]).all() and (of.seg == at.seg[0]).all())
-    own = mask if alike else both(mask, Document())
-    options = [
-        _cut(own, at, of, queries, keys, period, size)
-        for period, size in itertools.product((None, *sorted(mask.periods)), sizes)
-    ]
-    best = min(options, key=lambda sketch: sketch.cost)
-    return [best] if len(best.cover.rows) else []
-
-
-def _worth(chosen: Bool[Tensor, " l"]) -> Bool[Tensor, " l"]:
-    """The same, or all tokens where that is little more."""
-    return torch.ones_like(chosen) if chosen.sum() > CHOSEN * len(chosen) else chosen
-
-
-def _cut(mask: Mask, at: Place, of: Place, queries: Tensor, keys: Tensor, period: int | None, size: int) -> Sketch:
-    q = arrange(at, None if queries.all() else queries, period, size)
-    k = arrange(of, None if keys.all() else keys, period, size)
-    found = cover(mask, span_of(at, q.blocks, mask.periods), span_of(of, k.blocks, mask.periods))
-    # the last block of keys is filled up with repetitions, which an inner mask must hide
-    if k.real % k.size:
-        found = found._replace(full=found.full & (found.columns != len(k.blocks) - 1))
-    calls = list(groups(found, len(q.blocks)))
-    gathered = k.size * sum(call.columns.numel() for call in calls if call.step is None)
-    masked = sum(call.columns.numel() for call in calls if call.partial)
-    pairs = (RATES[size] * len(found.rows) + MASKED * masked) * q.size * k.size
-    return Sketch(mask, q, k, found, pairs + GATHER * gathered + CALL * len(calls))
-
-
-def _tiles(sketch: Sketch, at: Place, of: Place) -> Iterator[Tiles]:
-    for rows, columns, step, partial in groups(sketch.cover, len(sketch.q.blocks)):
-        inner = _inner(sketch, at, of, rows, columns) if partial else None
+def _tiles(made: Sketch, at: Place, of: Place) -> Iterator[Tiles]:
+    for rows, columns, step, partial in groups(made.cover, len(made.q.blocks)):
+        inner = _inner(made, at, of, rows, columns) if partial else None
         if inner is not None and not inner.any():
             continue
         blind = None if inner is None or inner.any(-1).all() else ~inner.any(-1)
         yield Tiles(rows, columns, step, inner, blind)
 
 
-def _inner(sketch: Sketch, at: Place, of: Place, rows: Tensor, columns: Tensor) -> Bool[Tensor, "r c s"]:
+def _inner(made: Sketch, at: Place, of: Place, rows: Tensor, columns: Tensor) -> Bool[Tensor, "r c s"]:
     """The mask within the blocks; a single one where all rows have the same."""
-    q, k = sketch.q, sketch.k
+    q, k = made.q, made.k
     real = (torch.arange(k.blocks.numel()) < k.real).view_as(k.blocks)
     chunk = max(AT_ONCE // (q.size * columns.shape[1] * k.size), 1)
     pieces: list[Tensor] = []
     alike = True
     for row, column in zip(torch.split(rows, chunk), torch.split(columns, chunk)):
-        seen = visible(sketch.mask, at, of, q.blocks[row], k.blocks[column].flatten(1))
+        seen = visible(made.mask, at, of, q.blocks[row], k.blocks[column].flatten(1))
         seen = seen & real[column].flatten(1)[:, None, :]
         alike = alike and bool((seen == (pieces[0][:1] if pieces else seen[:1])).all())
         pieces.append(seen)

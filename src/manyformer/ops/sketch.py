@@ -1,0 +1,113 @@
+"""The cheapest parts of a mask between some places: which tokens in which order, in blocks of which size."""
+
+import itertools
+from functools import cache, reduce
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from manyformer.core import PADDING, Place
+from manyformer.masks import Document, Mask, Not
+from manyformer.masks.base import both
+from manyformer.ops.cover import Cover, Order, arrange, cover, groups, seen_at_all, span_of
+
+# a pair of a query and a key in blocks of this size costs this much, against one in large blocks; measured
+RATES = {64: 1.1, 128: 1.0, 256: 1.0}
+MASKED = 0.1
+"""A pair costs so much more where an inner mask is added to the scores."""
+CALL = 8_000
+"""One more call costs about as much as this many (query, key) pairs, forward and backward."""
+MERGE = 12
+"""Merging one token's output of two parts costs about as much as this many pairs."""
+GATHER = 24
+"""Collecting one key that a block of queries sees, and its gradient, costs about as much as this many pairs."""
+CHOSEN = 7 / 8
+"""Where a mask is about more than this share of all tokens, they are better left where they are than collected."""
+
+
+class Sketch(NamedTuple):
+    """A part before its inner masks are written out, and what it would cost a head."""
+
+    mask: Mask
+    q: Order
+    k: Order
+    cover: Cover
+    cost: float
+
+
+Parts = tuple[int, ...] | None
+"""The terms of a mask by their numbers in the order in which each becomes a part of its own; None is one for all."""
+
+
+class Search:
+    """Looks for the cheapest parts of masks between some places, and remembers: heads often differ in one term."""
+
+    def __init__(self, at: Place, of: Place, sizes: tuple[int, ...], common: set[Mask]) -> None:
+        self.at, self.of, self.sizes, self.common = at, of, sizes, common
+        # all tokens of one document
+        self.alike = bool((at.seg == at.seg[0]).all() and (of.seg == at.seg[0]).all())
+        self.seen = cache(lambda mask: seen_at_all(mask, at, of))
+        self.sketch = cache(self._sketch)
+
+    def best(self, mask: Mask) -> Parts:
+        """One part for all, or one for each alternative, whatever is cheaper."""
+        terms = mask.terms()
+        each = tuple(sorted(range(len(terms)), key=lambda number: self._rank(terms[number])))
+        options: tuple[Parts, ...] = (None, each) if len(terms) > 1 else (None,)
+        return min(options, key=lambda parts: self.cost(self.sketches(mask, parts)))
+
+    def sketches(self, mask: Mask, parts: Parts) -> list[Sketch]:
+        """The parts of a mask, each without what earlier ones show; those left out that show nothing at all."""
+        if parts is None:
+            every = [mask]
+        else:
+            terms = [mask.terms()[number] for number in parts]
+            every = [reduce(both, [Not(other) for other in terms[:number]], term) for number, term in enumerate(terms)]
+        found = map(self.sketch, every)
+        return [one for one in found if one is not None]
+
+    def cost(self, sketches: list[Sketch]) -> float:
+        """What these parts of a mask cost together."""
+        merged = sum(sketch.q.real for sketch in sketches) - self.at.pos.shape[0]
+        return sum((sketch.cost for sketch in sketches), 0.0) + MERGE * max(merged, 0)
+
+    def _rank(self, term: Mask) -> tuple[bool, int]:
+        """Terms of all heads come first, then by how many tokens a term is about.
+
+        Those about few come first, whole, and leave whole blocks to others or none. Where it is less than a block,
+        others would be left with blocks that are all but whole: that is no gain.
+        """
+        few = min(int(_worth(one).sum()) for one in self.seen(term))
+        return term not in self.common, few if few >= min(RATES) else self.at.pos.shape[0]
+
+    def _sketch(self, mask: Mask) -> Sketch | None:
+        """The cheapest order and size of blocks for one mask; None where it shows nothing at all."""
+        at, of = self.at, self.of
+        queries, keys = (_worth(one & (place.seg != PADDING)) for one, place in zip(self.seen(mask), (at, of)))
+        if not queries.any() or not keys.any():
+            return None
+        own = mask if self.alike else both(mask, Document())
+        cuts = itertools.product((None, *sorted(mask.periods)), self.sizes)
+        best = min((_cut(own, at, of, queries, keys, *cut) for cut in cuts), key=lambda sketch: sketch.cost)
+        return best if len(best.cover.rows) else None
+
+
+def _worth(chosen: Bool[Tensor, " l"]) -> Bool[Tensor, " l"]:
+    """The same, or all tokens where that is little more."""
+    return torch.ones_like(chosen) if chosen.sum() > CHOSEN * len(chosen) else chosen
+
+
+def _cut(mask: Mask, at: Place, of: Place, queries: Tensor, keys: Tensor, period: int | None, size: int) -> Sketch:
+    q = arrange(at, None if queries.all() else queries, period, size)
+    k = arrange(of, None if keys.all() else keys, period, size)
+    found = cover(mask, span_of(at, q.blocks, mask.periods), span_of(of, k.blocks, mask.periods))
+    # the last block of keys is filled up with repetitions, which an inner mask must hide
+    if k.real % k.size:
+        found = found._replace(full=found.full & (found.columns != len(k.blocks) - 1))
+    calls = list(groups(found, len(q.blocks)))
+    gathered = k.size * sum(call.columns.numel() for call in calls if call.step is None)
+    masked = sum(call.columns.numel() for call in calls if call.partial)
+    pairs = (RATES[size] * len(found.rows) + MASKED * masked) * q.size * k.size
+    return Sketch(mask, q, k, found, pairs + GATHER * gathered + CALL * len(calls))
