@@ -17,7 +17,7 @@ CHECKED = [
 """Packages whose shape annotations are checked at every call while the tests run."""
 
 # the library is imported by test modules, which pytest collects after this file
-_hook = jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
+_hook = jaxtyping.install_import_hook(CHECKED, "shapes.once")
 
 torch.set_num_threads(1)
 
