@@ -129,12 +129,13 @@ def test_another_budget_is_another_comparison(done: tuple[Path, Compared, list[s
 
 def test_steps_are_timed_and_one_setting_needs_no_sweep(tmp_path: Path) -> None:
     text = FILE.replace("sweep: {data.length: [16, 32]}", "cost: [step, memory]").replace("@16", "").split("claims")[0]
-    (tmp_path / "mine.yaml").write_text(text + "claims: [rope <= learned + 9]\n")
+    claims = "claims: [rope <= learned + 9, accuracy of rope >= 0, step of rope <= learned * 99, step of rope < 0]\n"
+    (tmp_path / "mine.yaml").write_text(text + claims)
     found = compare(tmp_path / "mine.yaml", out=tmp_path / "out", seeds=1)
     assert found.headers == ["case", "loss (nats)", "accuracy (%)", "ms a step", "MB a step"]
     assert float(found.rows[0][3]) > 0
     assert found.rows[2][3] == "–"
-    assert found.verdicts[0].holds
+    assert [verdict.holds for verdict in found.verdicts] == [True, True, True, False]
     assert (tmp_path / "out/picture.png").stat().st_size > 10_000
     fresh = compare(tmp_path / "mine.yaml", out=tmp_path / "out", seeds=1, fresh=True)
     assert (tmp_path / "out.old-1").is_dir()

@@ -124,12 +124,13 @@ def test_classifiers_without_tokens_have_a_gradient_of_zero(vocab: int) -> None:
 
 
 def test_decaying_threshold_in_numbers() -> None:
-    rule = Margin(nn.Identity(), (0.8,), decay=4.0, horizon=10)
+    unused = Exits(Head(2, 3))
+    rule = Margin(unused, (0.8,), decay=4.0, horizon=10)
     pos = torch.tensor([[0, 5, 10]])
     expected = [0.9 * 0.8 + 0.1 * math.exp(-4 * t / 10) for t in (0, 5, 10)]
     torch.testing.assert_close(rule.decayed(0.8, pos)[0], torch.tensor(expected))
     seen = Seen(1, *(torch.zeros(1, 3, 2),) * 3, pos)
-    assert not Margin(nn.Identity(), (1.01,), decay=4.0, horizon=10)(seen, None).leaves.any()
+    assert not Margin(unused, (1.01,), decay=4.0, horizon=10)(seen, None).leaves.any()
 
 
 def test_geometric_shares_are_those_of_the_paper() -> None:

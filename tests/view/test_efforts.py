@@ -33,6 +33,10 @@ def test_the_steps_of_a_text_are_those_that_the_model_took() -> None:
     assert (one.title, one.most) == ("body: steps", 5.0)
     assert all(1 <= number <= 5 for number in one.numbers)
     loss = model(torch.tensor([[1, *model.tokenizer.encode("abcd")]])).loss.item()
+    assert one.halting is not None
+    assert [len(chances) for chances in one.halting] == list(one.numbers)
+    # who halts before the last step has come to nearly 1
+    assert all(sum(chances) > 0.99 for chances in one.halting if len(chances) < 5)
     # the loss is of the mean of the steps and of what was left
     assert one.mean < loss / model.body.halting.cost <= one.mean + 1
 
@@ -40,6 +44,7 @@ def test_the_steps_of_a_text_are_those_that_the_model_took() -> None:
 def test_both_sides_of_a_translation_are_counted() -> None:
     encoder, decoder = efforts(built("universal-transformer", depth=3), "abc", "hg")
     assert (encoder.title, decoder.title) == ("encoder: steps", "decoder: steps")
+    assert encoder.label == "steps"
     assert (encoder.tokens[-1], decoder.tokens) == ("<eos>", ("<bos>", "h", "g"))
 
 

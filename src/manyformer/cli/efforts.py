@@ -27,7 +27,10 @@ def efforts(
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Show how much work each token of a text gets: the steps until it halts, or the layer that it leaves at."""
+    """Show how much work each token of a text gets: the steps until it halts, or the layer that it leaves at.
+
+    Where tokens halt by adaptive computation time, the picture shows with what probability at each step.
+    """
     from manyformer.cli.attention import load_model
     from manyformer.cli.console import note, say, say_json
     from manyformer.view.depths import describe_steps, draw_counted

@@ -1,4 +1,4 @@
-"""Claims about a comparison, and whether they hold: `alibi@256 <= alibi@64 + 0.03`."""
+"""Claims about a comparison, and whether they hold: `alibi@256 <= alibi@64 + 0.03`, `step of short <= long * 0.9`."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -25,9 +25,13 @@ class Place(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """The first score at one place against that at another, or against a number, with something added or multiplied."""
+    """A score at one place against that at another, or against a number, with something added or multiplied.
+
+    `score` is its name, or a cost's.
+    """
 
     text: str
+    score: str
     left: Place
     sign: str
     right: Place | float
@@ -49,18 +53,27 @@ class Verdict(NamedTuple):
         return f"{says}: {self.text} ({self.found})"
 
 
-def parse(text: str, cases: Sequence[str], values: Sequence[Any]) -> Claim:
-    """The claim that a line makes. Raises UserError with what would be right."""
-    found = _CLAIM.fullmatch(text.strip())
+def parse(
+    text: str, cases: Sequence[str], values: Sequence[Any], scores: Sequence[str] = ("",), costs: Sequence[str] = ()
+) -> Claim:
+    """The claim that a line makes about the first score, or about the score or cost that it begins with.
+
+    Costs know nothing of a sweep. Raises UserError with what would be right.
+    """
+    name, _, rest = text.strip().partition(" of ")
+    if name not in (*scores, *costs):
+        name, rest = scores[0], text.strip()
+    found = _CLAIM.fullmatch(rest)
     if found is None:
         raise UserError(f"claims: '{text}' is none; write CASE@VALUE <= CASE@VALUE + 0.1, or a number at the right")
-    left = _place(found["left"], cases, values, text)
+    swept = [None] if name in costs else values
+    left = _place(found["left"], cases, swept, text)
     right = _number(found["right"])
     number = _number(found["number"] or "0")
     if number is None:
         raise UserError(f"claims: '{text}': {found['number']} is no number")
-    there = _place(found["right"], cases, values, text) if right is None else right
-    return Claim(text.strip(), left, found["sign"], there, found["how"] or "+", number)
+    there = _place(found["right"], cases, swept, text) if right is None else right
+    return Claim(text.strip(), name, left, found["sign"], there, found["how"] or "+", number)
 
 
 def judge(claim: Claim, mean: Callable[[Place], float | None]) -> Verdict:

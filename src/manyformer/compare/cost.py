@@ -9,6 +9,7 @@ import torch
 from manyformer.bench.clock import middle, take_turns
 from manyformer.bench.memory import extra_memory
 from manyformer.config import Run
+from manyformer.models.files import read_weights
 from manyformer.train.build import build_model, choose_device, make_objective
 from manyformer.train.engine import Engine
 from manyformer.train.sharing import Alone
@@ -37,12 +38,16 @@ def steps(runs: Mapping[str, tuple[Run, Path]], rounds: int = ROUNDS) -> dict[st
 
 
 class _Job:
-    """One step at a learning rate of 0."""
+    """One step of the trained model, whose work may depend on what it has learned, at a learning rate of 0."""
 
     def __init__(self, run: Run, folder: Path) -> None:
         data = open_source(run, folder, lambda text: None)
         torch.manual_seed(run.seed)
-        objective = make_objective(run, build_model(run, data), choose_device(run.device, ALONE))
+        model = build_model(run, data)
+        # there is none where training came to nothing
+        if (folder / "model").is_dir():
+            read_weights(model, folder / "model")
+        objective = make_objective(run, model, choose_device(run.device, ALONE))
         self._engine = Engine(objective, run.optim, Alone(), goes_on=data.train.goes_on)
         self._batches = [next(data.train) for _ in range(run.batch.accumulate)]
 

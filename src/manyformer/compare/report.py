@@ -73,13 +73,9 @@ class Compared:
     @property
     def verdicts(self) -> list[Verdict]:
         """What became of the claims."""
-        score = self.comparison.file.score[0]
-        claims = [parse(text, self.cases, self.comparison.values) for text in self.comparison.file.claims]
-
-        def mean(place: Place) -> float | None:
-            return self.mean(place.case, score, place.number)
-
-        return [judge(claim, mean) for claim in claims]
+        file, values = self.comparison.file, self.comparison.values
+        claims = [parse(text, self.cases, values, file.score, file.cost) for text in file.claims]
+        return [judge(claim, partial(self._at, claim.score)) for claim in claims]
 
     @property
     def headers(self) -> list[str]:
@@ -178,6 +174,13 @@ class Compared:
         if cost == "step":
             return f"{1e3 * step.seconds:.1f}"
         return NOTHING if step.memory is None else f"{step.memory / 1e6:.0f}"
+
+    def _at(self, score: str, place: Place) -> float | None:
+        """What a claim is about."""
+        if score in self.comparison.file.score:
+            return self.mean(place.case, score, place.number)
+        cell = self._cost(score, place.case)
+        return None if cell == NOTHING else float(cell.replace(",", ""))
 
     def _record(self, case: str) -> dict[str, Any]:
         cells = [

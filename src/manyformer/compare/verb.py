@@ -26,9 +26,10 @@ def read(target: str | Path, overrides: Sequence[str] = ()) -> Comparison:
     recipes = Recipes(lambda name: get(name).signature, lambda name: get(name).card.task)
     comparison = load_comparison(target, overrides, recipes=recipes)
     names = [case.name for case in comparison.cases]
+    file = comparison.file
     checks: list[tuple[str, Callable[[], object]]] = [
-        *(("", partial(parse, text, names, comparison.values)) for text in comparison.file.claims),
-        *(("", partial(check_score, score, case.run)) for case in comparison.cases for score in comparison.file.score),
+        *(("", partial(parse, text, names, comparison.values, file.score, file.cost)) for text in file.claims),
+        *(("", partial(check_score, score, case.run)) for case in comparison.cases for score in file.score),
         *((f"case {case.name}: ", partial(sketch, case.run.recipe, case.run.model)) for case in comparison.cases),
     ]
     mistakes = []

@@ -51,7 +51,8 @@ class ComparisonFile(Section):
     """What else the table tells: parameters, minutes (of training), tokens (learned from), step (its time, in turns),
     memory (of a step)."""
     claims: Annotated[tuple[PathText, ...], BeforeValidator(_listed)] = ()
-    """What should come out, such as `alibi@256 <= alibi@64 + 0.03`; the report says what does."""
+    """What should come out, such as `alibi@256 <= alibi@64 + 0.03` for the first score, or for another score or cost
+    `step of short <= long * 0.9`; the report says what does."""
 
 
 @dataclass(frozen=True)

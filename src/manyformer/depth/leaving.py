@@ -61,10 +61,15 @@ class EarlyExit(Deep):
         """The layers that tokens may leave after."""
         return [self._modules[name] for name in self._numbered]  # type: ignore[misc]
 
+    @property
+    def others(self) -> list[Layer]:
+        """What all that leave pass before classifiers read them."""
+        return [self._modules[name] for name in self._others]  # type: ignore[misc]
+
     def ready(self, x: Float[Tensor, "b l d"], ctx: Context) -> Float[Tensor, "b l d"]:
         """The stream as classifiers read it."""
-        for name in self._others:
-            x = self._modules[name](x, ctx).y  # type: ignore[misc]
+        for layer in self.others:
+            x = layer(x, ctx).y
         return x
 
     def start(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, final
+from typing import NamedTuple, Protocol, final, runtime_checkable, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,10 @@ class Rule(nn.Module, Added, ABC):
         """What is planned before the first layer: the number of the layer that each token leaves after."""
         return None
 
+    def asks(self, number: int) -> bool:
+        """Whether anybody may leave after layer `number`: else nothing need be known there."""
+        return True
+
     @abstractmethod
     def forward(self, seen: Seen, plan: Int[Tensor, "b l"] | None) -> Verdict: ...
 
@@ -49,6 +53,9 @@ class Rule(nn.Module, Added, ABC):
 @final
 class Never(Rule):
     """Nobody leaves before the last layer."""
+
+    def asks(self, number: int) -> bool:
+        return False
 
     def forward(self, seen: Seen, plan: Int[Tensor, "b l"] | None) -> Verdict:
         return Verdict(torch.zeros_like(seen.pos, dtype=torch.bool))
@@ -85,10 +92,13 @@ class Threshold(Rule):
     def measure(self, seen: Seen) -> tuple[Float[Tensor, "b l"], Float[Tensor, "b l v"] | None]:
         """How sure each token is of what it would be taken for, and the logits, where they were formed."""
 
+    def asks(self, number: int) -> bool:
+        return self.values[number - 1] <= 1
+
     def forward(self, seen: Seen, plan: Int[Tensor, "b l"] | None) -> Verdict:
-        value = self.values[seen.number - 1]
-        if value > 1:
+        if not self.asks(seen.number):
             return Verdict(torch.zeros_like(seen.pos, dtype=torch.bool))
+        value = self.values[seen.number - 1]
         sure, logits = self.measure(seen)
         return Verdict(sure >= (value if self.decay is None else self.decayed(value, seen.pos)), None, logits)
 
@@ -102,26 +112,31 @@ class Threshold(Rule):
         return ", ".join(f"{value:g}" for value in self.values)
 
 
+@runtime_checkable
+@runtime_checkable
+class Classifiers(Protocol):
+    """What says the next token after any layer."""
+
+    def at(self, ready: Float[Tensor, "b l d"], number: int) -> Float[Tensor, "b l v"]:
+        """The logits of what came out of layer `number`."""
+
+
 class Classified(Threshold):
-    """By the distribution over classes that `classify` gives; of all measures it alone projects to the vocabulary."""
+    """By the distribution over classes; of all measures it alone projects to the vocabulary."""
 
     def __init__(
-        self, classify: nn.Module, values: Sequence[float], *, decay: float | None = None, horizon: int = 1
+        self, classifiers: Classifiers, values: Sequence[float], *, decay: float | None = None, horizon: int = 1
     ) -> None:
         super().__init__(values, decay=decay, horizon=horizon)
-        # not as a part: it belongs to the model's head, under whose name its weights are saved
-        self._classify = (classify,)
-
-    @property
-    def classify(self) -> nn.Module:
-        return self._classify[0]
+        # not as a part: they belong to the model's head, under whose name their weights are saved
+        self._classifiers = (classifiers,)
 
     @abstractmethod
     def sure(self, two: Float[Tensor, "b l 2"]) -> Float[Tensor, "b l"]:
         """The confidence from the probabilities of the two likeliest classes."""
 
     def measure(self, seen: Seen) -> tuple[Float[Tensor, "b l"], Float[Tensor, "b l v"] | None]:
-        logits: Tensor = self.classify(mark(seen.ready, seen.number))
+        logits = self._classifiers[0].at(seen.ready, seen.number)
         wide = at_least_single(logits)
         two = (wide.topk(2).values - wide.logsumexp(-1, keepdim=True)).exp()
         return self.sure(two), logits

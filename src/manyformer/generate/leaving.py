@@ -51,7 +51,8 @@ class Call(NamedTuple):
 def leaving(embed: nn.Module, body: EarlyExit, head: Exits, tools: Tools) -> Next:
     """Logits and state after one token more a row, as the model itself gives them."""
     levels = [_level(layer, tools) for layer in body.layers]
-    fast = _Fast(embed, body, head, [level for level in levels if level is not None])
+    ready = [tools.step(layer) for layer in body.others]
+    fast = _Fast(embed, body, head, [level for level in levels if level is not None], ready)
 
     def following(tokens: Tensor, state: Stream, memory: Memory | None) -> tuple[Tensor, State]:
         place, tail = locate(tokens, None, state.tail)
@@ -88,9 +89,10 @@ def _alone(inner: Any, tools: Tools) -> bool:
 
 @final
 class _Fast:
-    def __init__(self, embed: nn.Module, body: EarlyExit, head: Exits, levels: "list[_Level]") -> None:
-        self.embed, self.body, self.head, self.levels = embed, body, head, levels
-        self.own: list[Any] = [*head.own, head.last] if len(head.own) else []
+    def __init__(
+        self, embed: nn.Module, body: EarlyExit, head: Exits, levels: "list[_Level]", others: list[Step]
+    ) -> None:
+        self.embed, self.body, self.head, self.levels, self.others = embed, body, head, levels, others
 
     def serves(self, tokens: Tensor, place: Place, state: Copies) -> bool:
         """Whether this is one token more of rows that are one plain document each, and there is room for it."""
@@ -108,14 +110,20 @@ class _Fast:
         plan = rule.begin(ctx, x)
         pos = place.pos.expand(total, -1)
         layers, done, active = list(state.layers), list(state.done), x
-        said = _Said(self.head, self.own, total)
+        copied: Any = state.copied
+        said = _Said(self.head)
         for number, level in enumerate(self.levels, 1):
             begin = done[number - 1]
-            missed = x if begin == at else torch.cat([_kept(state)[:, begin:at], x], 1)
+            missed = x if begin == at else torch.cat([copied[:, begin:at], x], 1)
             y, layers[number - 1] = level(missed, active, begin, call, layers[number - 1])
             done[number - 1] = at + 1
             x = y if call.rows is None else x.index_copy(0, call.rows, y)
-            ready = self.body.ready(y, ctx)
+            if number < len(self.levels) and not rule.asks(number):
+                active = y
+                continue
+            ready = y
+            for step in self.others:
+                ready, _ = step(ready, ctx, None)
             if number == len(self.levels):
                 said.add(call.rows, number, ready, None)
                 break
@@ -144,11 +152,6 @@ def _shown(memory: Memory) -> Tensor | None:
     return None if isinstance(memory.place.layout, Plain) else (memory.place.seg == 0)[:, None, None, :]
 
 
-def _kept(state: Copies) -> Tensor:
-    assert state.copied is not None
-    return state.copied
-
-
 def _copied(state: Copies, x: Tensor) -> Tensor:
     """With what this token leaves to the layers above."""
     at, cache = state.columns, state.layers[0][0].source
@@ -165,14 +168,14 @@ def _copied(state: Copies, x: Tensor) -> Tensor:
 class _Said:
     """Collects what the rows say, from whichever layer; one product serves all that have the same classifier."""
 
-    def __init__(self, head: Exits, own: list[Any], total: int) -> None:
-        self.head, self.own, self.total = head, own, total
+    def __init__(self, head: Exits) -> None:
+        self.head = head
         self.parts: list[tuple[Tensor | None, Tensor, bool]] = []
 
     def add(self, rows: Tensor | None, number: int, ready: Tensor, logits: Tensor | None) -> None:
         """These rows leave after layer `number` with what classifiers read, or with the logits that are known."""
-        if logits is None and self.own:
-            logits = self.own[number - 1](ready)
+        if logits is None and len(self.head.own):
+            logits = self.head.at(ready, number)
         self.parts.append((rows, ready if logits is None else logits, logits is not None))
 
     def logits(self) -> Tensor:

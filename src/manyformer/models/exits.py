@@ -37,6 +37,11 @@ class Exits(Output, Around):
         logits = torch.cat([head(part) for head, part in parts])
         return logits[order.argsort()].view(*y.shape[:-1], -1)
 
+    def at(self, ready: Float[Tensor, "*b d"], number: int) -> Float[Tensor, "*b v"]:
+        """The logits of tokens that all leave after layer `number`."""
+        found: Tensor = (self.own[number - 1] if number <= len(self.own) else self.last)(ready)
+        return found
+
     def loss(self, x: Float[Tensor, "*b m"], targets: Int[Tensor, "*b"], *, smoothing: float) -> Loss:
         y, depth = parted(x)
         if not len(self.own):

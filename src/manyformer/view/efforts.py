@@ -20,8 +20,8 @@ from manyformer.view.attention import part_name, row_of, shown_tokens
 from manyformer.view.depths import Counted
 from manyformer.view.drawing import check_picture, write_picture
 
-COUNTED = ("steps", "depth")
-"""What parts of a model report that count the work for each token."""
+COUNTED = {"steps": "steps", "depth": "layers"}
+"""What parts of a model report that count the work for each token, and what it is that they count."""
 
 
 class Layers(NamedTuple):
@@ -163,7 +163,13 @@ class _Seen:
         if name in COUNTED:
             numbers = tuple(value[0].tolist())
             title = f"{part_name(self._names[module]) or type(module).__name__}: {name}"
-            self.counted.append(Counted(title, self.tokens, numbers, _most(module, numbers)))
+            self.counted.append(Counted(title, self.tokens, numbers, _most(module, numbers), COUNTED[name]))
+        elif name == "halting":
+            # the part has said before how many steps each token took
+            chances = tuple(
+                tuple(row[: int(steps)]) for row, steps in zip(value[0].tolist(), self.counted[-1].numbers, strict=True)
+            )
+            self.counted[-1] = self.counted[-1]._replace(halting=chances)
         elif name == "spans" and isinstance(module, Spanned):
             self.layers.append(_layer(self._names[module], module, value.mean((0, 2))))
 
