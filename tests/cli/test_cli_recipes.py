@@ -10,6 +10,7 @@ from commands import Cli
 from torch import nn
 
 import manyformer as mf
+from manyformer.check.small import small_keywords
 from manyformer.config import shipped_runs
 from manyformer.summary import cost, count_parameters, parts, sketch
 
@@ -34,14 +35,15 @@ def test_list_can_be_narrowed(cli: Cli) -> None:
 @pytest.mark.parametrize("name", sorted(mf.recipes()))
 def test_show_tells_all_of_a_recipe(cli: Cli, name: str) -> None:
     card = mf.recipes()[name].card
-    out = cli("show", name).out
+    small = small_keywords(name)
+    words = [f"{word}={json.dumps(value)}" for word, value in small.items()]
+    out = cli("show", name, *words, "--length", "32").out
     for what in (card.title, card.paper, card.new, card.cost, *card.because.values()):
         assert what in out
-    given = {"dim": 32, "heads": 2, "vocab": 90}
-    words = {word: value for word, value in given.items() if word in mf.recipes()[name].signature.parameters}
-    record = json.loads(cli("show", name, *(f"{word}={value}" for word, value in words.items()), "--json").out)
-    assert record["parameters"] == sum(p.numel() for p in mf.build(name, **words).parameters())
+    record = json.loads(cli("show", name, *words, "--length", "16", "--json").out)
+    assert record["parameters"] == sum(p.numel() for p in mf.build(name, **small).parameters())
     assert sum(part["parameters"] for part in record["modules"] if part["level"] == 0) == record["parameters"]
+    assert count_parameters(sketch(name, {})) > record["parameters"]
 
 
 def test_the_paper_s_base_model_is_as_large_as_told(cli: Cli) -> None:

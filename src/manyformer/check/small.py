@@ -24,16 +24,22 @@ SMALL: dict[str, Any] = {
 SHAKE = 0.1
 
 
+def small_keywords(name: str) -> dict[str, Any]:
+    """Small sizes for the recipe `name`, and its card's own. Raises UserError."""
+    recipe = get(name)
+    sizes = {keyword: value for keyword, value in SMALL.items() if keyword in recipe.signature.parameters}
+    return sizes | recipe.card.small
+
+
 def build_small(name: str, keywords: Mapping[str, Any], seed: int) -> Model:
     """The recipe `name` with small sizes, its card's own small ones, and `keywords` on top. Raises UserError.
 
     All parameters are moved away from where they start: zero biases, unit gains and closed gates would hide mistakes.
     """
-    recipe = get(name)
-    sizes = {keyword: value for keyword, value in SMALL.items() if keyword in recipe.signature.parameters}
+    keywords = small_keywords(name) | dict(keywords)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = build(name, **(sizes | recipe.card.small | dict(keywords)))
+        model = build(name, **keywords)
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight), alpha=SHAKE)
     return model
