@@ -16,6 +16,7 @@ from manyformer.batches import IGNORE, LabelBatch, MaskedBatch, PairBatch, TagBa
 from manyformer.core import PADDING
 from manyformer.errors import UserError
 from manyformer.models import Head
+from manyformer.models.files import write_parts
 from manyformer.models.head import LARGE
 from manyformer.trees import OUTSIDE, walk
 
@@ -179,6 +180,13 @@ def test_saving_again_replaces_the_folder_as_a_whole(tmp_path: Path) -> None:
     assert mf.load(tmp_path / "model").spec.recipe == "bert"
     assert sorted(os.listdir(tmp_path / "model")) == ["config.json", "model.safetensors"]
     assert os.listdir(tmp_path) == ["model"]
+
+
+def test_parts_are_written_beside_what_others_are_writing(tmp_path: Path) -> None:
+    """Each process writes its own files into a checkpoint, and a draft of theirs may be gone a moment later."""
+    (tmp_path / ".draft").symlink_to("gone")
+    write_parts(mf.build("transformer-lm", **SMALL), tmp_path)
+    assert mf.load(tmp_path).spec.recipe == "transformer-lm"
 
 
 def test_a_failed_save_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

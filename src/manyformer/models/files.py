@@ -40,17 +40,17 @@ def write_model(model: "Model", path: Path) -> None:
 
 
 def write_parts(model: "Model", folder: Path) -> None:
-    """Write the two files of a model into an existing folder and force them to the disk."""
+    """Write the two files of a model into an existing folder, in which other processes may be writing theirs."""
     config = {"format": FORMAT, "recipe": model.spec.recipe, "keywords": model.spec.keywords}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_model(model, str(folder / WEIGHTS))
-    for file in folder.iterdir():
-        with open(file, "rb") as handle:
-            os.fsync(handle.fileno())
 
 
 def replace_folder(fresh: Path, path: Path) -> None:
-    """Put the folder `fresh` where `path` is; what was there goes only after the new one has its name."""
+    """Force `fresh` to the disk and put it where `path` is; what was there goes after the new one has its name."""
+    for file in fresh.iterdir():
+        with open(file, "rb") as handle:
+            os.fsync(handle.fileno())
     os.chmod(fresh, 0o755)
     if not path.exists():
         os.rename(fresh, path)
