@@ -4,8 +4,9 @@ import jaxtyping
 import pytest
 import torch
 from jaxtyping import Float
-from shapes import once
 from torch import Tensor
+
+from shapes import once
 
 
 @jaxtyping.jaxtyped(typechecker=once)

@@ -45,5 +45,10 @@ def test_a_pair_that_cannot_be_is_refused(position: str, kernel: str) -> None:
 
 @pytest.mark.parametrize(("position", "kernel"), [each(pair) for pair in PAIRS])
 def test_a_pair_keeps_every_promise(position: str, kernel: str) -> None:
-    report = mf.check("compose", keywords={"position": position, "kernel": kernel}, skip=APART)
+    keywords: dict[str, Any] = {"position": position, "kernel": kernel}
+    if position == "rope-dynamic":
+        # angles change beyond this length
+        keywords["longest"] = 32
+    # softmax has no chunks or windows that show in long rows alone
+    report = mf.check("compose", keywords=keywords, skip=APART, length=64 if kernel == "softmax" else None)
     assert not [row.sentence for row in report.rows if row.verdict == "failed"]

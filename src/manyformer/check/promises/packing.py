@@ -37,10 +37,10 @@ def packing_state(trial: Trial) -> Finding:
     worst = Worst()
     documents, inputs, spots = _packed(trial)
     width = inputs.tokens.shape[1]
+    alone = [trial.subject(document).logits[0] for document in documents]
     for size in (1, 3, width):
         sizes = [size] * (width // size) + ([width % size] if width % size else [])
         got, _ = in_chunks(trial, inputs, sizes)
-        for number, (document, spot) in enumerate(zip(documents, spots)):
-            where = f"document {number}, chunks of {size}"
-            worst.add(got[spot.row, spot.begin : spot.end], trial.subject(document).logits[0], where)
+        for number, spot in enumerate(spots):
+            worst.add(got[spot.row, spot.begin : spot.end], alone[number], f"document {number}, chunks of {size}")
     return worst.finding("packed rows, cut anywhere, give what each document gives alone", trial.tolerance)

@@ -48,13 +48,13 @@ def source_padding(trial: Trial) -> Finding:
     worst = Worst()
     documents = [trial.draw(1, trial.length, source=length) for length in lengths(trial)]
     target = torch.cat([document.tokens for document in documents])
+    alone = [trial.subject(document).logits[0] for document in documents]
     for side in trial.subject.source_sides:
         sources = [document.source for document in documents if document.source is not None]
         source, segments, _ = pad_tokens(trial, sources, side)
         together = trial.subject(Inputs(target, None, source, segments)).logits
-        for number, document in enumerate(documents):
-            where = f"row {number}, source padded on the {side}"
-            worst.add(together[number], trial.subject(document).logits[0], where)
+        for number in range(len(documents)):
+            worst.add(together[number], alone[number], f"row {number}, source padded on the {side}")
     return worst.finding(
         f"sources padded on the {' and '.join(trial.subject.source_sides)} give what each gives alone", trial.tolerance
     )
@@ -67,6 +67,7 @@ def padding_state(trial: Trial) -> Finding:
     documents = trial.documents([max(length, more + 1) for length in lengths(trial)])
     prompts = [document.columns(0, document.tokens.shape[1] - more) for document in documents]
     rest = torch.cat([document.tokens[:, -more:] for document in documents])
+    alone = [trial.subject(document).logits[0, -more:] for document in documents]
     sides: tuple[Side, ...] = ("left",) if "ragged" in trial.subject.lacks else ("left", "right")
     for side, room in itertools.product(sides, (None,) if "capacity" in trial.subject.lacks else (None, more)):
         inputs, _ = pad(trial, prompts, side)
@@ -76,10 +77,9 @@ def padding_state(trial: Trial) -> Finding:
         for column in range(more):
             result = trial.subject(following.columns(column, column + 1), state)
             state = result.state
-            for number, document in enumerate(documents):
-                alone = trial.subject(document).logits[0, column - more]
+            for number in range(len(documents)):
                 where = f"row {number}, {column + 1} tokens after a prompt padded on the {side}"
-                worst.add(result.logits[number, 0], alone, where)
+                worst.add(result.logits[number, 0], alone[number][column], where)
     return worst.finding(f"prompts padded on the {' and '.join(sides)}, then steps, as each alone", trial.tolerance)
 
 
