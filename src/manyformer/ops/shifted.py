@@ -35,11 +35,11 @@ def attend(
     Row `back` is the distance 0, and all distances that are met have their own rows. Every query must see a key. Scores
     are made anew for the gradient, and weights where there are many.
     """
-    meets = q if turn is None else q + turn[:, None]
     if dropout or q.device.type != "cpu":
+        meets = q if turn is None else q + turn[:, None]
         return _checkpointed(q, meets, k, v, vectors, back, span, scale, dropout, numbers)
     kind, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
-    given = (x.to(wide) for x in (q, meets, k, v, vectors))
+    given = (None if x is None else x.to(wide) for x in (q, turn, k, v, vectors))
     y: Tensor = Shifted.apply(*given, back, span, scale, numbers)  # type: ignore[no-untyped-call]
     return y.to(kind)
 

@@ -76,13 +76,13 @@ class Block(NamedTuple):
 
 
 class Shifted(torch.autograd.Function):
-    """Softmax of q_i k_j `scale` + meets_i vectors[r_ij], applied to v_j."""
+    """Softmax of q_i k_j `scale` + (q_i + turn) vectors[r_ij], applied to v_j."""
 
     @staticmethod
     def forward(
         ctx: Any,
         q: Tensor,
-        meets: Tensor,
+        turn: Tensor | None,
         k: Tensor,
         v: Tensor,
         vectors: Tensor,
@@ -91,8 +91,9 @@ class Shifted(torch.autograd.Function):
         scale: float,
         numbers: Numbers | None,
     ) -> Tensor:
-        given = [_by_head(x) for x in (q * scale, meets, k, v)]
-        work = Work(given, vectors, q.shape[0], back, span, numbers)
+        given = [_by_head(x) for x in (q, k, v)]
+        ctx.call = Call(q.shape[0], back, span, scale, numbers)
+        work = Work(given, turn, vectors, ctx.call)
         many = work.count > KEPT or not any(ctx.needs_input_grad)
         work.kept = v.new_empty(0 if many else work.count)
         y = v.new_empty(*given[0].shape[:2], v.shape[-1])
@@ -100,26 +101,45 @@ class Shifted(torch.autograd.Function):
             for block in work.blocks():
                 found = torch.bmm(work.weights(block), work.v[block.pairs, : block.seen])
                 y[block.pairs, block.queries].copy_(found)
-        ctx.save_for_backward(*given, vectors, y, work.kept)
-        ctx.rest = q.shape[0], back, span, scale, numbers
+        ctx.save_for_backward(*given, turn, vectors, y, work.kept)
         return _by_row(y, q.shape[0])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, up: Tensor) -> Any:
-        *given, vectors, y, kept = ctx.saved_tensors
-        rows, back, span, scale, numbers = ctx.rest
+        *given, turn, vectors, y, kept = ctx.saved_tensors
         up = _by_head(up.to(y.dtype))
-        work = Work(given, vectors, rows, back, span, numbers)
+        work = Work(given, turn, vectors, ctx.call)
         work.kept = kept
         slopes = (up * y).sum(-1, keepdim=True)
-        found = [torch.zeros_like(x) for x in (*given, vectors)]
+        to_turn = None if turn is None else torch.zeros_like(turn)
+        found = Found(torch.empty_like(work.q), to_turn, *(torch.zeros_like(x) for x in (work.k, work.v, vectors)))
         with full_precision(up.device):
             for block in work.blocks():
                 weights = work.kept_weights(block) if len(kept) else work.weights(block)
                 work.add_gradients(block, weights, up, slopes, found)
-        found[0] *= scale
-        return *(_by_row(x, rows) for x in found[:4]), found[4], None, None, None, None
+        to_q, to_k, to_v = (_by_row(x, ctx.call.rows) for x in (found.q, found.k, found.v))
+        return to_q, found.turn, to_k, to_v, found.vectors, None, None, None, None
+
+
+class Call(NamedTuple):
+    """What is no tensor to learn: how many rows there are, and how the arguments of `shifted.attend` were."""
+
+    rows: int
+    back: int
+    span: Span
+    scale: float
+    numbers: Numbers | None
+
+
+class Found(NamedTuple):
+    """Gradients, of which each block gives a part."""
+
+    q: Float[Tensor, "hb l e"]
+    turn: Float[Tensor, "h e"] | None
+    k: Float[Tensor, "hb s e"]
+    v: Float[Tensor, "hb s f"]
+    vectors: Float[Tensor, "h r e"]
 
 
 def _by_head(x: Float[Tensor, "b h l e"]) -> Float[Tensor, "hb l e"]:
@@ -133,11 +153,11 @@ def _by_row(x: Float[Tensor, "hb l e"], rows: int) -> Float[Tensor, "b h l e"]:
 class Work:
     """One call's tensors, (hb, l, e), and two buffers that are written again and again: fresh memory costs most."""
 
-    def __init__(
-        self, given: list[Tensor], vectors: Tensor, rows: int, back: int, span: Span, numbers: Numbers | None
-    ) -> None:
-        self.q, self.meets, self.k, self.v = given
-        self.vectors, self.rows, self.back, self.span, self.numbers = vectors, rows, back, span, numbers
+    def __init__(self, given: list[Tensor], turn: Tensor | None, vectors: Tensor, call: Call) -> None:
+        self.q, self.k, self.v = given
+        self.turn, self.vectors = turn, vectors
+        self.rows, self.back, self.span, self.scale, self.numbers = call
+        rows = call.rows
         queries, keys = self.q.shape[1], self.k.shape[1]
         self.block = min(ROWS, queries)
         # pairs of a head and a row at a time: some rows of a head, or some heads
@@ -181,18 +201,17 @@ class Work:
         """The weights, where they are to be kept or in the first buffer; the second one held the scores."""
         vectors = self.vectors[block.heads, block.met]
         each = self.spare(BUFFERS[0], *block.shape, vectors.shape[1])
-        torch.bmm(self._head_by_head(self.meets, block), vectors.mT, out=each.view(len(vectors), -1, vectors.shape[1]))
+        torch.bmm(self._meets(block), vectors.mT, out=each.view(len(vectors), -1, vectors.shape[1]))
         scores = self.spare(BUFFERS[1], *block.shape, block.seen)
         q, k = self.q[block.pairs, block.queries], self.k[block.pairs, : block.seen]
-        torch.baddbmm(along(each, block.seen), q, k.mT, out=scores)
+        torch.baddbmm(along(each, block.seen), q, k.mT, alpha=self.scale, out=scores)
         self._hide(scores, block)
         into = self.kept_weights(block) if len(self.kept) else self.spare(BUFFERS[0], *block.shape, block.seen)
         weights: Tensor = torch.softmax(scores, -1, out=into)
         return weights
 
-    def add_gradients(self, block: Block, weights: Tensor, up: Tensor, slopes: Tensor, found: list[Tensor]) -> None:
-        """Add this block's part to the gradients of q (before its scale), of what meets vectors, k, v and vectors."""
-        to_q, to_meets, to_k, to_v, to_vectors = found
+    def add_gradients(self, block: Block, weights: Tensor, up: Tensor, slopes: Tensor, found: Found) -> None:
+        """Add this block's part to the gradients."""
         here, keys = (block.pairs, block.queries), (block.pairs, slice(0, block.seen))
         vectors = self.vectors[block.heads, block.met]
         each = self.spare(BUFFERS[1], *block.shape, vectors.shape[1])
@@ -203,15 +222,18 @@ class Work:
         inner, flat = along(each, block.seen), each.view(len(vectors), -1, vectors.shape[1])
         torch.bmm(up[here], self.v[keys].mT, out=inner)
         inner.sub_(slopes[here]).mul_(weights)
-        to_v[keys].baddbmm_(weights.mT, up[here])
-        to_q[here] = torch.bmm(inner, self.k[keys])
-        to_k[keys].baddbmm_(inner.mT, self.q[here])
-        to_meets[here] = torch.bmm(flat, vectors).view(to_meets[here].shape)
-        to_vectors[block.heads, block.met].baddbmm_(flat.mT, self._head_by_head(self.meets, block))
+        found.v[keys].baddbmm_(weights.mT, up[here])
+        found.k[keys].baddbmm_(inner.mT, self.q[here], alpha=self.scale)
+        by_distance = torch.bmm(flat, vectors)
+        if found.turn is not None:
+            found.turn[block.heads] += by_distance.sum(1)
+        found.q[here] = by_distance.view(*block.shape, -1).baddbmm_(inner, self.k[keys], alpha=self.scale)
+        found.vectors[block.heads, block.met].baddbmm_(flat.mT, self._meets(block))
 
-    def _head_by_head(self, x: Float[Tensor, "hb l e"], block: Block) -> Float[Tensor, "h n e"]:
-        """The queries of all rows of each head, end to end."""
-        return x[block.pairs, block.queries].reshape(block.heads.stop - block.heads.start, -1, x.shape[-1])
+    def _meets(self, block: Block) -> Float[Tensor, "h n e"]:
+        """What meets the vectors: the queries of all rows of each head, end to end, turned."""
+        q = self.q[block.pairs, block.queries].reshape(block.heads.stop - block.heads.start, -1, self.q.shape[-1])
+        return q if self.turn is None else q + self.turn[block.heads, None]
 
     def _hide(self, scores: Float[Tensor, "p c s"], block: Block) -> None:
         if self.numbers is not None:

@@ -90,12 +90,15 @@ class Remembered(Source, Carried):
     def _again(self, state: Inputs, x: Tensor, now: Place, project: Project) -> Keys:
         """Keys and values of the remembered inputs by the projections of this step."""
         place, size = joined(state.pos, state.seg, now), state.pos.shape[1]
-        (lately,), pos, seg = last([torch.cat([state.x.to(x.dtype), x.detach()], 1)], place, self.size)
+        # where no row has padding, as many new tokens are all that will be remembered
+        enough = x.shape[1] >= self.size and isinstance(place.layout, Plain | Lined)
+        tokens = x.detach() if enough else torch.cat([state.x.to(x.dtype), x.detach()], 1)
+        (lately,), pos, seg = last([tokens], place, self.size)
         k, v = project(x, now)
         if size:
             # apart from the others, so that no gradient is calculated that nobody wants
             old = project(state.x.to(x.dtype), place.columns(0, size))
-            k, v = torch.cat([old[0], k], 2), torch.cat([old[1], v], 2)
+            k, v = _heads_first(old[0], k), _heads_first(old[1], v)
         return Keys(k, v, place, Inputs(lately, pos, seg))
 
     def _write(self, old: Room, k: Tensor, v: Tensor, place: Place) -> Keys:
@@ -139,6 +142,11 @@ class Remembered(Source, Carried):
 
     def extra_repr(self) -> str:
         return f"size={self.size}"
+
+
+def _heads_first(old: Float[Tensor, "b g m e"], new: Float[Tensor, "b g l e"]) -> Float[Tensor, "b g s e"]:
+    """One after the other; in memory heads are outermost, as scores by distance want them."""
+    return torch.cat([old.transpose(0, 1), new.transpose(0, 1)], 2).transpose(0, 1)
 
 
 def joined(pos: Int[Tensor, "b m"], seg: Int[Tensor, "b m"], place: Place) -> Place:
