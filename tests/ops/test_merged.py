@@ -1,4 +1,4 @@
-"""Several sets of keys in one softmax: merged calls against the definition, gradients too."""
+"""Several sets of keys in one softmax, a row at a time, against the definition, gradients too."""
 
 import pytest
 import torch
@@ -8,8 +8,12 @@ from manyformer.ops.merged import Part
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["32", "64"])
-@pytest.mark.parametrize("value", [8, 5], ids=["fused", "written out"])
-def test_parts_are_one_softmax(dtype: torch.dtype, near: float, value: int) -> None:
+@pytest.mark.parametrize(("value", "kept"), [(8, 1 << 24), (5, 0)], ids=["kept", "computed again"])
+def test_parts_are_one_softmax(
+    dtype: torch.dtype, near: float, value: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merged, "PAIRS", 1)
+    monkeypatch.setattr(merged, "KEPT", kept)
     q = torch.randn(3, 2, 7, 8, dtype=dtype, requires_grad=True)
     keys = [torch.randn(3, 2, count, 8, dtype=dtype, requires_grad=True) for count in (7, 7, 4)]
     values = [torch.randn(3, 2, count, value, dtype=dtype, requires_grad=True) for count in (7, 7, 4)]

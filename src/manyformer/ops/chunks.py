@@ -21,8 +21,8 @@ ROOM = 1 << 24
 class Chunks(NamedTuple):
     """Tokens in chunks, -1 where a chunk is not full; the slot of each token; and what is known of each token.
 
-    `bucket` numbers the buckets of all documents. `mark` numbers the chunks so that those of other buckets are far
-    away: a token sees another one of its bucket if their marks differ by no more chunks than it looks back or ahead.
+    `bucket` numbers the buckets of all documents. `mark` numbers the chunks of a row so that those of other buckets are
+    far away: a token sees another one of its row if their marks differ by no more chunks than it looks back or ahead.
     `rank` counts the earlier tokens of the unit. Padding lies in no chunk; its slot is one after the last.
     """
 
@@ -53,7 +53,9 @@ def arrange(bucket: Int[Tensor, "n l"], seg: Int[Tensor, "n l"], size: int, *, u
     count = int(chunk[-1]) + 1 if len(chunk) else 0
     slot = torch.where(real.flatten(), chunk * size + rank.flatten() % size, count * size)
     number = turns.flatten().cumsum(0)
-    mark = chunk + (reach + 1) * number
+    mark = (chunk + (reach + 1) * number).view(order.shape)
+    # from the beginning of the row: small numbers are exact in any form
+    mark = (mark - mark[:, :1]).flatten()
     token = (order + torch.arange(len(order), device=order.device)[:, None] * length).flatten()
     tokens = torch.full((count * size + 1,), -1, device=token.device).scatter_(0, slot, token)[:-1]
     known = (slot, number, mark, rank.flatten())

@@ -3,7 +3,7 @@
 What a token sees is the union over the ways: a pair that meets in several counts in the first alone, which is the same
 as dividing its weight by the number of meetings (Kitaev et al. 2020, section 2, "multi-round LSH attention"). The ways
 are then disjoint sets of keys: outputs are merged by their log-sum-exps, and the gradient of each is taken with the
-merged output and log-sum-exp (Dao et al. 2022, arXiv:2205.14135, appendix B.4). Only outputs are kept in between.
+merged output (Dao et al. 2022, arXiv:2205.14135, appendix B.4). Weights are kept for the gradient where they are few.
 """
 
 from collections.abc import Iterator
@@ -16,14 +16,26 @@ from torch import Tensor
 
 from manyformer.ops import flash
 from manyformer.ops.chunks import Chunks
+from manyformer.ops.scratch import Scratch
+from manyformer.ops.tile_weights import Above, Call, gradients, sums, weights
+from manyformer.precision import full_precision
 
-PAIRS = {"cpu": 1 << 17}
+PAIRS = {"cpu": 1 << 18}
 """Pairs of tokens that one call looks at: on a CPU as many as stay in its caches, elsewhere `MANY`."""
 
 MANY = 1 << 26
 
-EMPTY, IDLE = -(1 << 30), -(1 << 29)
+KEPT = 1 << 24
+"""Up to so many weights, 64 MB, are kept for the gradient instead of being computed once more."""
+
+HIDDEN = -1e30
+"""What is added to the score of a pair for each reason not to see it: finite, so that nothing is ever nan."""
+
+EMPTY, IDLE = -(1 << 22), -(1 << 21)
 """The marks of an empty slot as key and as query: far from each other and from all tokens."""
+
+FEW = (1 << 20) - 1
+"""So much of a bucket's number tells it from all others that are near: a float32 has no more than 24 digits."""
 
 
 class Sight(NamedTuple):
@@ -38,87 +50,167 @@ class Sight(NamedTuple):
     after: int
     causal: bool
 
+    @property
+    def wide(self) -> int:
+        """How many chunks are seen from one."""
+        return self.before + 1 + self.after
+
+    @property
+    def pairs(self) -> int:
+        """How many slots are looked at from all slots, over all ways."""
+        return sum(way.tokens.numel() * self.wide * way.tokens.shape[1] for way in self.ways)
+
 
 def attend(
     q: Float[Tensor, "n e"], k: Float[Tensor, "n e"], v: Float[Tensor, "n f"], sight: Sight, *, scale: float
 ) -> Float[Tensor, "n f"]:
-    """Outputs for the tokens of all rows laid end to end; what padding gets means nothing."""
-    y: Tensor = _Attend.apply(q, k, v, sight, scale)  # type: ignore[no-untyped-call]
-    return y
+    """Outputs for the tokens of all rows laid end to end, in float32 at least; what padding gets means nothing."""
+    kind, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
+    y: Tensor = _Attend.apply(*(x.to(wide) for x in (q, k, v)), sight, scale)  # type: ignore[no-untyped-call]
+    return y.to(kind)
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float) -> Tensor:
-        y, lse = torch.zeros_like(v), _unseen(q)
-        for number, way in enumerate(sight.ways):
-            if len(way.tokens):
-                flash.merge(y, lse, *_forward(q, k, v, sight, number, scale))
-        ctx.save_for_backward(q, k, v, y, lse)
-        ctx.sight, ctx.scale = sight, scale
+        work = _Work(q, k, v, sight, scale, kept=[] if any(ctx.needs_input_grad) and sight.pairs <= KEPT else None)
+        y, lse = torch.zeros_like(v), q.new_full(q.shape[:1], -torch.inf)
+        each = [lse] * len(sight.ways)
+        with full_precision(q.device):
+            for number in work.numbers:
+                new, each[number] = work.forward(number)
+                flash.merge(y, lse, new, each[number])
+        ctx.save_for_backward(q, k, v, y, lse, *each, *(work.kept or ()))
+        ctx.sight, ctx.scale, ctx.keeps = sight, scale, work.kept is not None
         return torch.where((lse == -torch.inf)[:, None], v, y)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, up: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, y, lse = ctx.saved_tensors
+        q, k, v, y, lse, *more = ctx.saved_tensors
+        ways = len(ctx.sight.ways)
+        work = _Work(q, k, v, ctx.sight, ctx.scale, kept=more[ways:][::-1] if ctx.keeps else None)
         alone = lse == -torch.inf
-        # what sees only itself has no weights: with any finite number there, masked scores give zeros
-        lse, upward = lse.masked_fill(alone, 0.0), up.masked_fill(alone[:, None], 0.0)
-        grads = [torch.zeros_like(q), torch.zeros_like(k), up - upward]
-        for number, way in enumerate(ctx.sight.ways):
-            if len(way.tokens):
-                _backward((q, k, v, upward, y, lse), grads, ctx.sight, number, ctx.scale)
+        # what sees only itself has no share in any way
+        lse, slopes = lse.masked_fill(alone, torch.inf), (up * y).sum(-1)
+        grads = [torch.zeros_like(q), torch.zeros_like(k), up * alone[:, None]]
+        with full_precision(q.device):
+            for number in work.numbers:
+                work.backward(number, up, slopes, (more[number] - lse).exp_(), grads)
+        for grad in grads[:2]:
+            grad *= ctx.scale
         return *grads, None, None
 
 
-def _unseen(x: Float[Tensor, "n e"]) -> Float[Tensor, " n"]:
-    """Log-sum-exps of nothing."""
-    return x.new_full(x.shape[:1], -torch.inf, dtype=torch.promote_types(x.dtype, torch.float32))
+class _Work:
+    """What going through all ways needs; weights if they are `kept`, for the gradient the first one last."""
 
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, *, kept: list[Tensor] | None
+    ) -> None:
+        self.q, self.k, self.v, self.sight, self.scale, self.kept = q, k, v, sight, scale, kept
+        self.numbers = [number for number, way in enumerate(sight.ways) if len(way.tokens)]
+        self.scratch = Scratch(q)
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, sight: Sight, number: int, scale: float
-) -> tuple[Float[Tensor, "n f"], Float[Tensor, " n"]]:
-    """What the tokens get from the keys that they meet in this way alone, and log-sum-exps."""
-    way = sight.ways[number]
-    queries, keys, values = _cut(q, way.tokens), *(_around(x, way, sight) for x in (k, v))
-    # a slot more than there are, which is padding's
-    y = v.new_empty(way.tokens.numel() + 1, v.shape[-1])
-    lse = _unseen(y)
-    y[-1] = 0.0
-    for some, bias, blind in _pieces(sight, number, q.dtype):
-        found, sums = flash.forward(queries[some, None], keys[some, None], values[some, None], scale=scale, bias=bias)
-        slots = slice(some.start * blind.shape[1], some.stop * blind.shape[1])
-        # neither torch's number for rows that see nothing nor a nan of the written-out form
-        y[slots] = found.flatten(0, 2).masked_fill_(blind.view(-1, 1), 0.0)
-        lse[slots] = sums.flatten().masked_fill_(blind.flatten(), -torch.inf)
-    return y.index_select(0, way.slot), lse.index_select(0, way.slot)
+    def forward(self, number: int) -> tuple[Float[Tensor, "n f"], Float[Tensor, " n"]]:
+        """What the tokens get from the keys that they meet in this way for the first time, and log-sum-exps."""
+        way, (q, k, v) = self.sight.ways[number], self._inputs(number)
+        # a slot more than there are, which is padding's
+        y, lse = (v.new_empty(way.tokens.numel() + 1, *rest) for rest in (v.shape[-1:], ()))
+        y[-1], lse[-1] = 0.0, -torch.inf
+        outputs, numbers = y[:-1].view(*way.tokens.shape, -1), lse[:-1].view(way.tokens.shape)
+        hidden = _Hidden(self.sight, number, q)
+        for some in self._slices(way):
+            call = Call(q[some], k[some], v[some], hidden(some, self.scratch), None)
+            into = self.scratch("weights", *call.shape) if self.kept is None else q.new_empty(call.shape)
+            scores, found = weights(call, self.scale, self.scratch, into)
+            torch.bmm(found, call.v, out=outputs[some])
+            numbers[some] = sums(call, scores, found)
+            if self.kept is not None:
+                self.kept.append(found)
+        lse.masked_fill_(lse < HIDDEN / 2, -torch.inf)
+        return y.index_select(0, way.slot), lse.index_select(0, way.slot)
 
-
-def _backward(saved: tuple[Tensor, ...], grads: list[Tensor], sight: Sight, number: int, scale: float) -> None:
-    """Add what the pairs of this way contribute to the gradients of queries, keys and values."""
-    way, (q, k, v, *_) = sight.ways[number], saved
-    queries, upward, y, lse = (_cut(saved[part], way.tokens) for part in (0, 3, 4, 5))
-    # an empty slot shows the first token, whose gradient is not its own
-    upward.masked_fill_((way.tokens < 0)[..., None], 0.0)
-    keys, values = (_around(x, way, sight) for x in (k, v))
-    # room for a chunk on both sides, and for padding's slot
-    count, size = way.tokens.shape
-    room = (sight.before + count + max(sight.after, 1)) * size
-    totals = [x.new_zeros(room, x.shape[-1]) for x in (q, k, v)]
-    for some, bias, _ in _pieces(sight, number, q.dtype):
-        parts = [x[some, None] for x in (upward, queries, keys, values, y, lse)]
-        to_q, to_k, to_v = flash.backward(*parts, scale=scale, bias=bias)
-        own = slice((some.start + sight.before) * size, (some.stop + sight.before) * size)
-        totals[0][own] = to_q.flatten(0, 2)
-        for shift in range(sight.before + 1 + sight.after):
-            here = slice((some.start + shift) * size, (some.stop + shift) * size)
+    def backward(self, number: int, up: Tensor, slopes: Tensor, share: Tensor, grads: list[Tensor]) -> None:
+        """Add what the pairs of this way contribute to the gradients, those of queries and keys before the scale."""
+        way, before, (q, k, v) = self.sight.ways[number], self.sight.before, self._inputs(number)
+        # an empty slot shows the first token, whose gradient is not its own
+        shares = _cut(share, way.tokens).masked_fill_(way.tokens < 0, 0.0)
+        above = _cut(up, way.tokens).mul_(shares[..., None])
+        slope = _cut(slopes, way.tokens).mul_(shares)[..., None]
+        # room for a chunk on both sides, and for padding's slot
+        count, size = way.tokens.shape
+        totals = [x.new_zeros(before + count + max(self.sight.after, 1), size, x.shape[-1]) for x in (q, k, v)]
+        hidden = None if self.kept is not None else _Hidden(self.sight, number, q)
+        for some in self._slices(way):
+            call = Call(q[some], k[some], v[some], None if hidden is None else hidden(some, self.scratch), None)
+            if self.kept is None:
+                found = weights(call, self.scale, self.scratch, self.scratch("weights", *call.shape))[1]
+            else:
+                found = self.kept.pop()
+            to_q, to_k, to_v = gradients(call, found, Above(above[some], slope[some]), self.scratch)
+            totals[0][some.start + before : some.stop + before] = to_q
             for total, new in zip(totals[1:], (to_k, to_v)):
-                total[here] += new[:, 0, shift * size : (shift + 1) * size].flatten(0, 1)
-    slot = way.slot + sight.before * size
-    for grad, total in zip(grads, totals):
-        grad += total.index_select(0, slot)
+                for shift in range(self.sight.wide):
+                    total[some.start + shift : some.stop + shift] += new[:, shift * size : (shift + 1) * size]
+        slot = way.slot + before * size
+        for grad, total in zip(grads, totals):
+            grad += total.flatten(0, 1).index_select(0, slot)
+
+    def _inputs(self, number: int) -> tuple[Float[Tensor, "c m e"], Float[Tensor, "c s e"], Float[Tensor, "c s f"]]:
+        """Queries in their slots, and the keys and values that each chunk looks at."""
+        way, before = self.sight.ways[number], self.sight.before
+        framed = _framed(way, self.sight)
+        keys, values = _cut(self.k, framed), _cut(self.v, framed)
+        # where queries are keys they are cut already
+        q = keys[before : before + len(way.tokens)] if self.q is self.k else _cut(self.q, way.tokens)
+        return q, _windows(keys, self.sight), _windows(values, self.sight)
+
+    def _slices(self, way: Chunks) -> Iterator[slice]:
+        """Some chunks at a time."""
+        count, size = way.tokens.shape
+        threads = torch.get_num_threads()
+        most = PAIRS["cpu"] * threads if self.q.device.type == "cpu" else MANY
+        step = max(most // (size * size * self.sight.wide), 1)
+        return (slice(begin, min(begin + step, count)) for begin in range(0, count, step))
+
+
+class _Hidden:
+    """What is added to the scores of pairs that do not meet in this way for the first time.
+
+    Numbers of tokens are compared as floating point numbers, which a CPU does several times faster than with truths.
+    """
+
+    def __init__(self, sight: Sight, number: int, like: Tensor) -> None:
+        self._sight, self._way = sight, sight.ways[number]
+        # neighbours among sorted tokens differ in the last digits
+        bucket = (self._way.bucket & FEW).to(like.dtype)
+        self._bucket = self._known(bucket, bucket)
+        # twice the marks, so that looking back and ahead is the same distance to both sides
+        marks = [2 * past.mark.to(like.dtype) for past in sight.ways[:number]]
+        self._earlier = [self._known(mark - (sight.before - sight.after), mark) for mark in marks]
+        self._never = _never(sight, self._way.tokens.shape[1], like.device).to(like.dtype) * HIDDEN
+
+    def __call__(self, some: slice, scratch: Scratch) -> Float[Tensor, "p m s"]:
+        """For some chunks; it holds until the next call."""
+        shape = (some.stop - some.start, *self._never.shape)
+        bias, other = scratch("bias", *shape), scratch("other", *shape)
+        here, there = self._bucket
+        torch.ne(here[some, :, None], there[some, None], out=other)
+        torch.add(self._never, other, alpha=HIDDEN, out=bias)
+        for here, there in self._earlier:
+            torch.sub(here[some, :, None], there[some, None], out=other)
+            bias.add_(other.abs_().le_(self._sight.before + self._sight.after), alpha=HIDDEN)
+        return bias
+
+    def _known(
+        self, mine: Float[Tensor, " n"], other: Float[Tensor, " n"]
+    ) -> tuple[Float[Tensor, "c m"], Float[Tensor, "c s"]]:
+        """A number of each token as a query and as a key; that of an empty slot is far from all others."""
+        framed = _framed(self._way, self._sight)
+        queries, keys = _cut(mine, self._way.tokens), _cut(other, framed)
+        queries.masked_fill_(self._way.tokens < 0, IDLE)
+        return queries, _windows(keys.masked_fill_(framed < 0, EMPTY), self._sight)
 
 
 def _cut(x: Shaped[Tensor, "n *e"], tokens: Int[Tensor, "c m"]) -> Shaped[Tensor, "c m *e"]:
@@ -131,57 +223,13 @@ def _framed(way: Chunks, sight: Sight) -> Int[Tensor, "k m"]:
     return F.pad(way.tokens, [0, 0, sight.before, sight.after], value=-1)
 
 
-def _around(x: Shaped[Tensor, "n *e"], way: Chunks, sight: Sight) -> Shaped[Tensor, "c s *e"]:
-    """What each chunk looks at."""
-    return _windows(_cut(x, _framed(way, sight)), sight)
-
-
 def _windows(x: Shaped[Tensor, "k m *e"], sight: Sight) -> Shaped[Tensor, "c s *e"]:
-    """Stretches of the framed chunks, as overlapping views."""
-    wide = sight.before + 1 + sight.after
-    return x.as_strided((len(x) - wide + 1, wide * x.shape[1], *x.shape[2:]), x.stride())
-
-
-def _pieces(
-    sight: Sight, number: int, dtype: torch.dtype
-) -> Iterator[tuple[slice, Float[Tensor, "p 1 m s"], Bool[Tensor, "p m"]]]:
-    """Some chunks at a time; -inf for pairs that do not meet in this way for the first time; queries that see nothing.
-
-    What is given is overwritten by the next piece: large new tensors cost more than what is computed in them.
-    """
-    way = sight.ways[number]
-    count, size = way.tokens.shape
-    here, there = _known(way.bucket, way.bucket, way, sight)
-    never = _never(sight, size, way.tokens.device)
-    # twice the marks, so that looking back and ahead is the same distance to both sides
-    lead = sight.before - sight.after
-    earlier = [_known(2 * past.mark - lead, 2 * past.mark, way, sight) for past in sight.ways[:number]]
-    step = min(max(PAIRS.get(way.tokens.device.type, MANY) // never.numel(), 1), count)
-    hidden, met = (never.new_empty(step, *never.shape) for _ in range(2))
-    apart = way.mark.new_empty(hidden.shape)
-    bias = torch.empty(hidden.shape, dtype=dtype, device=hidden.device)
-    for begin in range(0, count, step):
-        some = slice(begin, min(begin + step, count))
-        mine, again, far, out = (x[: some.stop - begin] for x in (hidden, met, apart, bias))
-        torch.ne(here[some, :, None], there[some, None], out=mine)
-        mine |= never
-        for one, other in earlier:
-            torch.sub(one[some, :, None], other[some, None], out=far)
-            mine |= torch.le(far.abs_(), sight.before + sight.after, out=again)
-        yield some, out.zero_().masked_fill_(mine, -torch.inf)[:, None], mine.all(-1)
-
-
-def _known(
-    mine: Int[Tensor, " n"], other: Int[Tensor, " n"], way: Chunks, sight: Sight
-) -> tuple[Int[Tensor, "c m"], Int[Tensor, "c s"]]:
-    """A number of each token as a query and as a key; that of an empty slot is far from all others."""
-    framed = _framed(way, sight)
-    queries, keys = _cut(mine, way.tokens), _cut(other, framed)
-    return queries.masked_fill_(way.tokens < 0, IDLE), _windows(keys.masked_fill_(framed < 0, EMPTY), sight)
+    """What each chunk looks at, stretches of the framed chunks as overlapping views."""
+    return x.as_strided((len(x) - sight.wide + 1, sight.wide * x.shape[1], *x.shape[2:]), x.stride())
 
 
 def _never(sight: Sight, size: int, device: torch.device) -> Bool[Tensor, "m s"]:
     """Which slots nobody may see: the own one, and the later ones, tokens of a bucket being in the document's order."""
     own = torch.arange(size, device=device)[:, None] + sight.before * size
-    other = torch.arange((sight.before + 1 + sight.after) * size, device=device)
+    other = torch.arange(sight.wide * size, device=device)
     return other >= own if sight.causal else other == own

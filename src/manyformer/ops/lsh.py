@@ -47,7 +47,9 @@ def buckets(
     found, unit = None, 1
     for directions in rotations:
         turned = torch.einsum("bhle,rhef->rbhlf", x, directions.to(x.dtype))
-        index = torch.cat([turned, -turned], -1).argmax(-1) * unit
+        nearest = turned.abs().argmax(-1, keepdim=True)
+        opposite = turned.gather(-1, nearest) < 0
+        index = (nearest + opposite * directions.shape[-1]).squeeze(-1) * unit
         found = index if found is None else found + index
         unit *= 2 * directions.shape[-1]
     return found

@@ -1,6 +1,7 @@
-"""Attention to several disjoint sets of keys in one softmax, each set a fused call: nothing is laid side by side.
+"""Attention to several disjoint sets of keys in one softmax.
 
-Outputs are merged by their log-sum-exps, and the gradient of each set is taken with the merged output (see `flash`).
+On a CPU scores are written out in memory that stays in its caches, some rows at a time, and the weights kept for the
+gradient where they are few (see `tile_weights`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,15 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.ops import flash
+from manyformer.ops.scratch import Scratch
+from manyformer.ops.tile_weights import Above, Call, gradients
+from manyformer.precision import full_precision
+
+PAIRS = 1 << 17
+"""Pairs of tokens that each thread looks at in one call: as many as stay in its caches."""
+
+KEPT = 1 << 24
+"""Up to so many weights, 64 MB, are kept for the gradient instead of being computed once more."""
 
 
 class Part(NamedTuple):
@@ -23,77 +32,123 @@ class Part(NamedTuple):
     causal: bool = False
     blind: Bool[Tensor, "#n #h #l"] | None = None
 
+    @property
+    def hides(self) -> bool:
+        """Whether anything is added to scores."""
+        return self.causal or self.bias is not None or self.blind is not None
+
 
 def attend(q: Float[Tensor, "n h l e"], parts: Sequence[Part], *, scale: float) -> Float[Tensor, "n h l f"]:
     """Softmax over the keys of all parts together; every query must see one."""
-    if flash.serves(q, parts[0].v):
-        found: Tensor = _merged(q, parts, scale)
-        return found
+    if q.device.type == "cpu":
+        kind, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        tensors = [x.to(wide) for part in parts for x in part[:2]]
+        biases = [_written(part, q.shape[2], wide) if part.hides else None for part in parts]
+        found: Tensor = _merged(q.to(wide), biases, scale, tensors)
+        return found.to(kind)
     k, v = torch.cat([part.k for part in parts], dim=2), torch.cat([part.v for part in parts], dim=2)
-    bias = torch.cat([_written(part, q) for part in parts], dim=-1)
+    shown = [_written(part, q.shape[2], q.dtype) for part in parts]
+    bias = torch.cat([x.expand(*q.shape[:3], part.k.shape[2]) for x, part in zip(shown, parts)], dim=-1)
     y: Tensor = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
     return y
 
 
 def naive(q: Float[Tensor, "n h l e"], parts: Sequence[Part], *, scale: float) -> Float[Tensor, "n h l f"]:
     """The definition."""
-    scores = torch.cat([q @ part.k.mT * scale + _written(part, q) for part in parts], dim=-1)
-    return scores.softmax(-1) @ torch.cat([part.v for part in parts], dim=2)
+    scores = [q @ part.k.mT * scale + _written(part, q.shape[2], q.dtype) for part in parts]
+    return torch.cat(scores, dim=-1).softmax(-1) @ torch.cat([part.v for part in parts], dim=2)
 
 
-def _written(part: Part, q: Tensor) -> Float[Tensor, "n h l s"]:
+def _written(part: Part, queries: int, dtype: torch.dtype) -> Float[Tensor, "#n #h #l #s"]:
     """What is added to the scores of a part, causality and blindness among it."""
-    shape = (*q.shape[:3], part.k.shape[2])
-    bias = q.new_zeros(shape[2:]) if part.bias is None else part.bias.to(q.dtype)
+    shape, device = (queries, part.k.shape[2]), part.k.device
+    bias = torch.zeros(1, 1, 1, 1, dtype=dtype, device=device) if part.bias is None else part.bias.detach().to(dtype)
     if part.causal:
-        later = torch.ones(shape[2:], dtype=torch.bool, device=q.device).triu(1)
-        bias = bias.masked_fill(later, -torch.inf)
-    bias = bias.expand(shape)
-    return bias if part.blind is None else bias.masked_fill(part.blind[..., None], -torch.inf)
+        later = torch.ones(shape, dtype=torch.bool, device=device).triu(1)
+        bias = bias + torch.zeros(shape, dtype=dtype, device=device).masked_fill(later, -torch.inf)
+    if part.blind is not None:
+        bias = bias + torch.zeros_like(part.blind, dtype=dtype).masked_fill(part.blind, -torch.inf)[..., None]
+    return bias
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _merged(q: Tensor, parts: Sequence[Part], scale: float) -> Tensor:
-    tensors = [tensor for part in parts for tensor in part[:2]]
-    rest = [(part.bias, part.causal, part.blind) for part in parts]
-    y: Tensor = _Merged.apply(q, rest, scale, *tensors)  # type: ignore[no-untyped-call]
+def _merged(q: Tensor, biases: Sequence[Tensor | None], scale: float, tensors: Sequence[Tensor]) -> Tensor:
+    y: Tensor = _Merged.apply(q, biases, scale, *tensors)  # type: ignore[no-untyped-call]
     return y
 
 
 class _Merged(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, rest: Any, scale: float, *tensors: Tensor) -> Tensor:
-        found = []
-        for part in _parts(q, rest, tensors):
-            y, lse = flash.forward(q, part.k, part.v, scale=scale, bias=part.bias, causal=part.causal)
-            if part.blind is not None:
-                y, lse = y.masked_fill(part.blind[..., None], 0.0), lse.masked_fill(part.blind, -torch.inf)
-            found.append((y, lse))
-        (y, lse), *others = found
-        for more in others:
-            flash.merge(y, lse, *more)
-        ctx.save_for_backward(q, y, lse, *tensors)
-        ctx.rest, ctx.scale = rest, scale
+    def forward(ctx: Any, q: Tensor, biases: Sequence[Tensor | None], scale: float, *tensors: Tensor) -> Tensor:
+        work = _Work(q, tensors, biases, scale)
+        y = q.new_empty(*q.shape[:3], tensors[1].shape[-1])
+        keeps = any(ctx.needs_input_grad) and q.shape[:3].numel() * sum(work.sizes) <= KEPT
+        kept: list[Tensor] = []
+        with full_precision(q.device):
+            for some in work.slices():
+                call = work.call(some)
+                found = work.weights(some, call, fresh=keeps)
+                torch.bmm(found, call.v, out=y[some].flatten(0, 1))
+                if keeps:
+                    kept.append(found)
+        ctx.save_for_backward(q, y, *tensors, *kept)
+        ctx.biases, ctx.scale = biases, scale
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, up: Tensor) -> tuple[Any, ...]:
-        q, y, lse, *tensors = ctx.saved_tensors
-        to_q, others = torch.zeros_like(q), []
-        for part in _parts(q, ctx.rest, tensors):
-            # a blind query takes no part: without a gradient from above it gives none to these keys
-            above = up if part.blind is None else up.masked_fill(part.blind[..., None], 0.0)
-            dq, dk, dv = flash.backward(
-                above, q, part.k, part.v, y, lse, scale=ctx.scale, bias=part.bias, causal=part.causal
-            )
-            to_q += dq
-            others += [dk, dv]
-        return to_q, None, None, *others
+        q, y, *more = ctx.saved_tensors
+        count = 2 * len(ctx.biases)
+        tensors, kept = more[:count], more[count:][::-1]
+        work, up = _Work(q, tensors, ctx.biases, ctx.scale), up.contiguous()
+        slopes = (up * y).sum(-1, keepdim=True)
+        grads = [x.new_empty(x.shape) for x in (q, *tensors)]
+        with full_precision(q.device):
+            for some in work.slices():
+                call = work.call(some)
+                found = kept.pop() if kept else work.weights(some, call, fresh=False)
+                above = Above(*(x[some].flatten(0, 1) for x in (up, slopes)))
+                to_q, to_k, to_v = gradients(call, found, above, work.scratch)
+                news = [to_q] + [x for pair in zip(*(x.split(work.sizes, 1) for x in (to_k, to_v))) for x in pair]
+                for grad, new in zip(grads, news):
+                    grad[some].flatten(0, 1).copy_(new)
+        for grad in (grads[0], *grads[1::2]):
+            grad *= ctx.scale
+        return grads[0], None, None, *grads[1:]
 
 
-def _parts(q: Tensor, rest: Sequence[Any], tensors: Sequence[Tensor]) -> Iterator[Part]:
-    """The parts again, with biases as wide as torch's kernel asks for."""
-    for k, v, (bias, causal, blind) in zip(tensors[::2], tensors[1::2], rest):
-        wide = None if bias is None else bias.detach().to(q.dtype).expand(*q.shape[:3], k.shape[2])
-        yield Part(k, v, wide, causal, blind)
+class _Work:
+    """Queries, the keys and values of all parts in turn, and what is added to their scores."""
+
+    def __init__(self, q: Tensor, tensors: Sequence[Tensor], biases: Sequence[Tensor | None], scale: float) -> None:
+        self.q, self.keys, self.values, self.biases, self.scale = q, tensors[::2], tensors[1::2], biases, scale
+        self.sizes = [k.shape[2] for k in self.keys]
+        self.scratch = Scratch(q)
+
+    def slices(self) -> Iterator[slice]:
+        """Some rows at a time."""
+        most = PAIRS * torch.get_num_threads()
+        step = max(most // (self.q.shape[1] * self.q.shape[2] * sum(self.sizes)), 1)
+        return (slice(begin, min(begin + step, len(self.q))) for begin in range(0, len(self.q), step))
+
+    def call(self, some: slice) -> Call:
+        """Some rows, heads laid end to end and the keys of all parts beside each other; it holds until the next one."""
+        k, v = (self._beside(name, parts, some) for name, parts in (("keys", self.keys), ("values", self.values)))
+        return Call(self.q[some].flatten(0, 1), k, v, None, None)
+
+    def _beside(self, name: str, parts: Sequence[Tensor], some: slice) -> Float[Tensor, "nh s e"]:
+        rows = [x[some].flatten(0, 1) for x in parts]
+        into = self.scratch(name, len(rows[0]), sum(self.sizes), rows[0].shape[-1])
+        return torch.cat(rows, dim=1, out=into)
+
+    def weights(self, some: slice, call: Call, *, fresh: bool) -> Float[Tensor, "nh l s"]:
+        """Those of all keys, in memory of their own if it is `fresh`."""
+        scores = self.scratch("scores", *call.shape)
+        torch.baddbmm(scores, call.q, call.k.mT, beta=0, alpha=self.scale, out=scores)
+        each = scores.view(-1, *self.q.shape[1:3], call.shape[2]).split(self.sizes, -1)
+        for here, bias in zip(each, self.biases):
+            if bias is not None:
+                here += bias if len(bias) == 1 else bias[some]
+        into = self.q.new_empty(call.shape) if fresh else self.scratch("weights", *call.shape)
+        return torch.softmax(scores, -1, out=into)

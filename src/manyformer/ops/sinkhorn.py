@@ -1,6 +1,7 @@
 """Blocks sorted by a matrix, and attention to them (Tay et al. 2020, Sparse Sinkhorn Attention, arXiv:2002.11296)."""
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -124,7 +125,7 @@ def attend_cut(
         keys, values, bias = (x.flatten(2, 3) for x in partial(sort, k, v, present))
         # a line without any token must see something, whatever it is
         bias = bias.masked_fill((bias == -torch.inf).all(-1, keepdim=True), 0.0)[:, :, None]
-    y = merged.attend(q.flatten(2, 3), [Part(keys, values, bias)], scale=scale)
+    y = F.scaled_dot_product_attention(q.flatten(2, 3), keys, values, attn_mask=bias, scale=scale)
     return y.view(*q.shape[:4], v.shape[-1])
 
 
