@@ -217,3 +217,11 @@ def test_kept_rows_of_distances_follow_the_weights() -> None:
         xl.to_r.weight.mul_(2)
         torch.testing.assert_close(xl.rows(5, 0), 2 * first)
     assert xl.rows(5, 0).requires_grad
+
+
+def test_weights_made_in_inference_mode_keep_no_rows() -> None:
+    with torch.inference_mode():
+        xl = XL(8, 2).eval()
+        first = xl.rows(5, 0)
+        xl.to_r.weight.mul_(2)
+        torch.testing.assert_close(xl.rows(5, 0), 2 * first)

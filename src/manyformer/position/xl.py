@@ -93,10 +93,12 @@ class XL(Position):
 
     def rows(self, back: int, ahead: int) -> Float[Tensor, "h r e"]:
         """W R for keys from `back` before to `ahead` after their query, the farthest in the past first."""
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or (self.training and self.dropout.p):
+        weight, kind = self.to_r.weight, self.to_r.weight.device.type
+        # weights that were made in inference mode do not tell when they change
+        changing = torch.is_grad_enabled() or torch.compiler.is_compiling() or weight.is_inference()
+        if changing or (self.training and self.dropout.p):
             return self._rows(back, ahead)
         # for one token more, projecting all distances would take longer than all else
-        weight, kind = self.to_r.weight, self.to_r.weight.device.type
         half = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         same = (weight.data_ptr(), weight._version, weight.dtype, weight.device, half, self.clamp)
         if self._kept is None or self._kept[0] != same or back > self._kept[1] or ahead > self._kept[2]:
