@@ -110,7 +110,9 @@ class _Merged(torch.autograd.Function):
                 found = kept.pop() if kept else work.weights(some, call, fresh=False)
                 above = Above(*(x[some].flatten(0, 1) for x in (up, slopes)))
                 to_q, to_k, to_v = gradients(call, found, above, work.scratch)
-                news = [to_q] + [x for pair in zip(*(x.split(work.sizes, 1) for x in (to_k, to_v))) for x in pair]
+                news = [to_q] + [
+                    x for pair in zip(*(torch.split(x, work.sizes, 1) for x in (to_k, to_v))) for x in pair
+                ]
                 for grad, new in zip(grads, news):
                     grad[some].flatten(0, 1).copy_(new)
         for grad in (grads[0], *grads[1::2]):
@@ -146,7 +148,7 @@ class _Work:
         """Those of all keys, in memory of their own if it is `fresh`."""
         scores = self.scratch("scores", *call.shape)
         torch.baddbmm(scores, call.q, call.k.mT, beta=0, alpha=self.scale, out=scores)
-        each = scores.view(-1, *self.q.shape[1:3], call.shape[2]).split(self.sizes, -1)
+        each = torch.split(scores.view(-1, *self.q.shape[1:3], call.shape[2]), self.sizes, -1)
         for here, bias in zip(each, self.biases):
             if bias is not None:
                 here += bias if len(bias) == 1 else bias[some]
