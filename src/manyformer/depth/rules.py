@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, final, runtime_checkable, runtime_checkable
+from typing import NamedTuple, Protocol, final, runtime_checkable
 
 import torch
 import torch.nn.functional as F

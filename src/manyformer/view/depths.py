@@ -80,6 +80,7 @@ def draw_counted(shown: Sequence[Counted], path: str | Path) -> None:
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     check_picture(Path(path))
     rows = [(one, begin) for one in shown for begin in range(0, len(one.tokens), ACROSS)]
@@ -94,7 +95,7 @@ def draw_counted(shown: Sequence[Counted], path: str | Path) -> None:
         axis.set_xlim(-0.6, across - 0.4)
         axis.set_ylim(0, one.most * 1.05)
         axis.set_ylabel(one.label, fontsize=8)
-        axis.yaxis.get_major_locator().set_params(integer=True)
+        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
         axis.spines[["top", "right"]].set_visible(False)
         if begin == 0 and one.title:
             axis.set_title(f"{one.title}, mean {one.mean:.2f}", fontsize=9)
