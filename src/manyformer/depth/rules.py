@@ -113,7 +113,6 @@ class Threshold(Rule):
 
 
 @runtime_checkable
-@runtime_checkable
 class Classifiers(Protocol):
     """What says the next token after any layer."""
 
