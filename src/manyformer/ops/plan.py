@@ -37,6 +37,11 @@ class Tiles(NamedTuple):
     inner: Bool[Tensor, "r c s"] | None
     blind: Bool[Tensor, "r c"] | None
 
+    @property
+    def alike(self) -> bool:
+        """Whether all rows see all of the same keys."""
+        return self.step == 0 and self.inner is None
+
 
 class Part(NamedTuple):
     """Some queries, some keys, and who sees whom among them; no pair is in two parts."""
@@ -45,11 +50,6 @@ class Part(NamedTuple):
     q: Order
     k: Order
     tiles: tuple[Tiles, ...]
-
-    @property
-    def gathers(self) -> bool:
-        """Whether some blocks of keys have to be collected."""
-        return any(tiles.step is None for tiles in self.tiles)
 
 
 class Lane(NamedTuple):
@@ -144,8 +144,7 @@ def _lanes(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...])
     for head in range(heads):
         kinds.setdefault(mask.head(head), []).append(head)
     search = Search(at, of, sizes, set[Mask].intersection(*(set(kind.terms()) for kind in kinds)))
-    who: dict[int, list[int]] = {}
-    found: dict[int, Sketch] = {}
+    sharing: dict[int, tuple[Sketch, list[int]]] = {}
     total = 0.0
     parts: Parts = None
     for number, (kind, numbers) in enumerate(kinds.items()):
@@ -154,11 +153,10 @@ def _lanes(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...])
         sketches = search.sketches(kind, parts)
         total += len(numbers) * search.cost(sketches)
         for one in sketches:
-            found[id(one)] = one
-            who.setdefault(id(one), []).extend(numbers)
+            sharing.setdefault(id(one), (one, []))[1].extend(numbers)
     lanes: dict[tuple[int, ...], list[Part]] = {}
-    for name, numbers in who.items():
-        lanes.setdefault(tuple(sorted(numbers)), []).append(_part(found[name], at, of))
+    for one, numbers in sharing.values():
+        lanes.setdefault(tuple(sorted(numbers)), []).append(_part(one, at, of))
     return tuple(Lane(numbers, tuple(parts)) for numbers, parts in lanes.items()), total
 
 

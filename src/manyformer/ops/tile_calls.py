@@ -34,10 +34,10 @@ class Step(NamedTuple):
             return x[self.head, self.first[0]]
         if self.tiles.step is not None:
             found = x[self.head, self.first[0] : self.first[0] + self.rows.stop - self.rows.start]
-            return found.view(1, -1, *found.shape[2:]) if self._alike else found
+            return found.view(1, -1, *found.shape[2:]) if self.tiles.alike else found
         return x[self.head].index_select(0, self.tiles.rows[self.rows].to(x.device))
 
-    def put(self, new: Float[Tensor, "r _c"], into: Float[Tensor, "h n c"]) -> None:
+    def put(self, new: Float[Tensor, "r _c *e"], into: Float[Tensor, "h n c *e"]) -> None:
         """Write what the queries get."""
         if self._neighbours:
             self.queries(into).copy_(new)
@@ -51,7 +51,7 @@ class Step(NamedTuple):
         if self._neighbours:
             torch.bmm(one, other, out=self.queries(into))
         else:
-            into[self.head].index_copy_(0, self.tiles.rows[self.rows].to(into.device), torch.bmm(one, other))
+            self.put(torch.bmm(one, other), into)
 
     def add_product(
         self, one: Float[Tensor, "r _c s"], other: Float[Tensor, "r s e"], into: Float[Tensor, "h n c e"]
@@ -71,7 +71,7 @@ class Step(NamedTuple):
             return found.view(-1, columns.shape[-1] * x.shape[2], x.shape[-1])
         head, block, token, channel = x.stride()
         if isinstance(self.rows, slice):
-            count, stride = 1 if self._alike else self.rows.stop - self.rows.start, self.tiles.step * block
+            count, stride = 1 if self.tiles.alike else self.rows.stop - self.rows.start, self.tiles.step * block
         else:
             count, stride = one.shape[0], head
         shape = (count, self.tiles.columns.shape[1] * x.shape[2], x.shape[-1])
@@ -107,17 +107,12 @@ class Step(NamedTuple):
     def _neighbours(self) -> bool:
         return self.tiles.step is not None or isinstance(self.rows, int)
 
-    @property
-    def _alike(self) -> bool:
-        """Whether all rows see all of the same keys."""
-        return self.tiles.step == 0 and self.bias is None
-
 
 def steps(part: Part, heads: int, like: Tensor) -> Iterator[Step]:
     """All calls of a part, always in the same order; what they add to scores is made `like` the queries."""
     for tiles in part.tiles:
         most = max(CACHED // (part.q.size * tiles.columns.shape[1] * part.k.size), 1)
-        if len(tiles.rows) < heads and (tiles.step != 0 or tiles.inner is not None):
+        if len(tiles.rows) < heads and not tiles.alike:
             for row in range(len(tiles.rows)):
                 bias, blind = _hidden(tiles, slice(row, row + 1), like)
                 first = int(tiles.rows[row]), int(tiles.columns[row, 0])
