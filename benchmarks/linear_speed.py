@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import frame
 import torch
+from floor import Adding, estimated, floor
 from steps import language_step
 from torch import nn
 
@@ -22,9 +23,11 @@ import manyformer as mf
 from manyformer.bench import paired
 from manyformer.generate.bound import bind
 from manyformer.generate.feeds import size_of
+from manyformer.recipes.alike import language_model, sinusoids
 
 SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
 FEATURES, SLOTS, BLIND = 256, 256, 64
+CHUNK = 64
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 OURS = ("linear-transformer", "performer", "rfa", "linformer")
 GROWTH_GOALS = {"operations": 1.02, "seconds": 1.2, "memory": 1.1}
@@ -80,6 +83,22 @@ def training(rounds: int) -> Iterator[frame.Row]:
         tokens = torch.randint(0, SIZE["vocab"], (1, contest.length))
         steps = {name: language_step(make(contest.length), tokens) for name, make in contest.makers.items()}
         yield from frame.contest(f"{contest.what}, {contest.length} tokens", steps, rounds, contest.goals)
+
+
+def least(rounds: int) -> Iterator[frame.Row]:
+    """What a Performer's step costs without its features, as a share of the other package's."""
+    length, tokens = 2048, torch.randint(0, SIZE["vocab"], (1, 2048))
+    embed = sinusoids(SIZE["vocab"], SIZE["dim"], dropout=0.0)
+    bare = language_model(embed, SIZE["depth"], SIZE["heads"], None, Adding, dropout=0.0, norm="pre")
+    products = estimated(SIZE["heads"], length, SIZE["dim"] // SIZE["heads"], FEATURES, CHUNK)
+    steps = {
+        "no attention, bare products": floor(language_step(bare, tokens), products, SIZE["depth"]),
+        "no attention": language_step(bare, tokens),
+        "ours": language_step(ours("performer", features=FEATURES)(length), tokens),
+        "performer-pytorch": language_step(performer_pytorch(length), tokens),
+    }
+    goals = {"performer-pytorch": 0.06}
+    yield from frame.contest("the least a causal Performer can cost, 2048 tokens", steps, rounds, goals)
 
 
 def growth(rounds: int) -> Iterator[frame.Row]:
@@ -182,5 +201,5 @@ def linformer(length: int) -> nn.Module:
 
 
 if __name__ == "__main__":
-    parts = {"step": training, "growth": growth, "decode": decoding}
+    parts = {"step": training, "floor": least, "growth": growth, "decode": decoding}
     frame.run(__doc__, parts, rounds=9, out="linear_speed.json")

@@ -13,6 +13,7 @@ from typing import Any
 
 import frame
 import torch
+from floor import Adding, floor, planned
 from steps import language_step, masked_step
 from torch import nn
 
@@ -24,10 +25,11 @@ from manyformer.bench import Largest
 from manyformer.feedforward import FeedForward
 from manyformer.generate.bound import bind
 from manyformer.generate.feeds import size_of
-from manyformer.kernels import Softmax
+from manyformer.kernels import Kernel, Softmax
 from manyformer.masks import Mask
 from manyformer.models import Embedding, Head, LanguageModel
 from manyformer.models.places import locate
+from manyformer.ops.plan import plan
 from manyformer.position import Learned, NoPosition
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.stacks import small_std, stack
@@ -101,6 +103,23 @@ def encoders(rounds: int) -> Iterator[frame.Row]:
             yield from frame.contest(f"{name}, {length} tokens", steps, rounds, ENCODER_GOALS)
 
 
+def least(rounds: int) -> Iterator[frame.Row]:
+    """What BigBird's step costs without all that is no product of matrices in its attention."""
+    for length in (2048, 8192):
+        tokens = torch.randint(3, VOCAB, (1, length))
+        targets = torch.where(torch.rand(1, length) < 0.15, tokens, IGNORE)
+        place, _ = locate(tokens, None, None)
+        bare = masked_step(bigbird(length, Adding()), tokens, targets)
+        products = planned(plan(their_pattern(length), place, place, HEADS), DIM // HEADS)
+        steps = {
+            "no attention, bare products": floor(bare, products, DEPTH),
+            "no attention": bare,
+            "ours": masked_step(bigbird(length), tokens, targets),
+            "BigBird": masked_step(their_bigbird(length), tokens, targets),
+        }
+        yield from frame.contest(f"the least BigBird can cost, {length} tokens", steps, rounds, ENCODER_GOALS)
+
+
 def slopes(rounds: int) -> Iterator[frame.Row]:
     """How work, time and the largest tensor grow with length, attention alone, forward and backward."""
     for name, mask in LINEAR.items():
@@ -160,16 +179,21 @@ def language_model(mask: Mask, length: int) -> LanguageModel:
     return LanguageModel(embed, body, Head(DIM, VOCAB, tied=embed.token))
 
 
-def bigbird(length: int) -> nn.Module:
-    """BERT with BigBird's pattern: three blocks of 64 around, the first and the last, three random ones."""
+def bigbird(length: int, kernel: Kernel | None = None) -> nn.Module:
+    """BERT with BigBird's pattern, or with another kernel."""
+
+    def mixer() -> Attention:
+        return Attention(DIM, HEADS, Softmax(their_pattern(length)) if kernel is None else kernel)
+
+    return masked_encoder(VOCAB, DIM, DEPTH, HEADS, None, 0.0, embedded=Learned(DIM, length), mixer=mixer)
+
+
+def their_pattern(length: int) -> Mask:
+    """Three blocks of 64 around, the first and the last, three random ones."""
     blocks = length // BLOCK
     ends = m.Positions(*range(BLOCK), *range(length - BLOCK, length))
     mask = m.Blocks(BLOCK, before=BLOCK, after=BLOCK) | m.Global(ends)
-    mask = mask | m.RandomBlocks(BLOCK, RANDOM, blocks, lead=1, tail=1)
-    position = Learned(DIM, length)
-    return masked_encoder(
-        VOCAB, DIM, DEPTH, HEADS, None, 0.0, embedded=position, mixer=lambda: Attention(DIM, HEADS, Softmax(mask))
-    )
+    return mask | m.RandomBlocks(BLOCK, RANDOM, blocks, lead=1, tail=1)
 
 
 def local_transformer(length: int) -> nn.Module:
@@ -241,5 +265,5 @@ def attention_job(mask: Mask, length: int) -> Callable[[], None]:
 
 
 if __name__ == "__main__":
-    parts = {"window": windows, "encoders": encoders, "slopes": slopes, "decode": decoding}
+    parts = {"window": windows, "encoders": encoders, "floor": least, "slopes": slopes, "decode": decoding}
     frame.run(__doc__, parts, rounds=7, out="sparse_speed.json")

@@ -1,0 +1,95 @@
+"""What attention costs at the very least: a model whose attention only adds, and bare products of matrices beside it.
+
+No softmax, no maximum, no mask, nothing gathered or merged, every product from memory that is there already: a goal
+below this floor asks for faster products than torch's, whatever is done about attention.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from frame import Step
+from torch import Tensor
+
+from manyformer.core import Out, Place, State, Watch, ignore
+from manyformer.kernels import Kernel
+from manyformer.ops.plan import Plan
+from manyformer.position import Position
+
+
+class Product(NamedTuple):
+    """`many` products of matrices m x k and k x n."""
+
+    many: int
+    m: int
+    k: int
+    n: int
+
+
+class Adding(Kernel):
+    """The least that projections of queries, keys and values can be for: their sum."""
+
+    honours = frozenset({"embed"})
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        at: Place,
+        of: Place,
+        position: Position,
+        state: State = None,
+        watch: Watch = ignore,
+    ) -> Out:
+        return Out(q + k + v)
+
+    def explain(self, *_: object) -> str:
+        return "the sum of queries, keys and values"
+
+
+def floor(step: Step, products: Iterable[Product], layers: int) -> Step:
+    """The step of a model without attention, and after it the products of so many layers, forward and backward."""
+    known: dict[Product, Callable[[], Tensor]] = {}
+    order = [known.setdefault(product, _job(product)) for product in products] * layers
+
+    def both() -> None:
+        step()
+        for job in order:
+            job()
+
+    return both
+
+
+def _job(product: Product) -> Callable[[], Tensor]:
+    many, m, k, n = product
+    one, other, into = torch.randn(many, m, k), torch.randn(many, k, n), torch.empty(many, m, n)
+    return lambda: torch.bmm(one, other, out=into)
+
+
+def planned(plan: Plan, channels: int) -> list[Product]:
+    """Those of attention over a plan: scores and outputs; the gradients of weights, queries, keys and values."""
+    found = []
+    for lane in plan.rows[0]:
+        for part in lane.parts:
+            for tiles in part.tiles:
+                rows, queries, keys = len(tiles.rows), part.q.size, tiles.columns.shape[1] * part.k.size
+                if tiles.alike:
+                    rows, queries = 1, rows * queries
+                to_keys, to_queries = (queries, channels, keys), (queries, keys, channels)
+                each = [to_keys, to_queries, to_keys, to_queries, (keys, queries, channels), (keys, queries, channels)]
+                found += [Product(rows, *sizes) for sizes in each for _ in lane.heads]
+    return found
+
+
+def estimated(heads: int, length: int, channels: int, features: int, chunk: int) -> list[Product]:
+    """Those of causal linear attention in chunks over random features, with a column for the sum of the weights."""
+    many, wide = heads * length // chunk, channels + 1
+    made = [Product(1, heads * length, channels, features), Product(1, heads * length, features, channels)]
+    # the sums of chunks, reading from them, and the gradients of both
+    into, out = Product(many, features, chunk, wide), Product(many, chunk, features, wide)
+    back = Product(many, chunk, wide, features)
+    pairs, values = Product(many, chunk, features, chunk), Product(many, chunk, chunk, wide)
+    inner, above = Product(many, chunk, chunk, features), Product(many, chunk, wide, chunk)
+    # queries and keys; forward: sums, reading, pairs, outputs; backward: the gradient of each factor
+    return [*made, *made, into, out, pairs, values, into, above, inner, back, inner, back, values, out]
