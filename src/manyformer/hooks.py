@@ -1,6 +1,8 @@
 """What parts of a model do, and are told, while it is trained."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -74,3 +76,17 @@ def advance(model: nn.Module, share: float) -> None:
     for part in model.modules():
         if isinstance(part, Scheduled):
             part.advance(share)
+
+
+@contextmanager
+def evaluating(model: object) -> Iterator[None]:
+    """Dropout off for as long as it lasts, and back on after it where it was on; none where no module is."""
+    if not isinstance(model, nn.Module):
+        yield
+        return
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from manyformer.core import State, tree_map
 from manyformer.flops import count_flops
+from manyformer.hooks import evaluating
 from manyformer.models import EncoderDecoder, ImageClassifier, LanguageModel, Model, Tagger
 from manyformer.recipes import RECIPES, build
 from manyformer.trees import walk
@@ -113,7 +114,7 @@ def _kind(module: nn.Module) -> str:
 def cost(model: Model, length: int) -> Cost:
     """What one forward pass over one sequence of `length` tokens costs; for a translation both sides are that long.
 
-    For a classifier of images it is one image, whatever the length.
+    It is a pass without dropout, not the first one; for a classifier of images that of one image, whatever the length.
     Raises ValueError where the model allows no such length. `model` may be a `sketch`; where what is computed depends
     on what the tokens are like, a sketch is made real, by a fixed seed.
     """
@@ -129,10 +130,10 @@ def cost(model: Model, length: int) -> Cost:
     if isinstance(model, ImageClassifier):
         assert model.longest is not None
         length = model.longest
-    with torch.no_grad():
-        if model.device.type == "meta":
-            # plans of sparse attention are made first: while operations are counted each takes ten times as long
-            _pass(model, tokens)
+    with torch.no_grad(), evaluating(model):
+        # first what later passes find made: plans of sparse attention, for which a counter would take ten times as
+        # long, and what is remembered for as long as weights stay as they are
+        _pass(model, tokens)
         flops = count_flops(lambda: _pass(model, tokens))
     half = max(1, length // 2)
     card = RECIPES[model.spec.recipe].card

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from manyformer.core import Context, Layer, Out, State
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, GatedFeedForward
-from manyformer.generate.protocol import evaluating
+from manyformer.hooks import evaluating
 from manyformer.models import LanguageModel, Model
 
 KeyName = Literal["feed-forward", "final"]

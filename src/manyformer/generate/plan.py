@@ -13,10 +13,11 @@ from manyformer.generate.decoding import Decoding
 from manyformer.generate.feeds import CachedPair, CachedText, Feed, WholePair, WholeText
 from manyformer.generate.picking import Beam, Sample
 from manyformer.generate.prompts import Specials, left_padded, right_padded, specials
-from manyformer.generate.protocol import Model, Translates, Words, device_of, evaluating
+from manyformer.generate.protocol import Model, Translates, Words, device_of
 from manyformer.generate.result import Hypothesis, Piece, Stats
 from manyformer.generate.sampling import Job, Reading, Sampling
 from manyformer.generate.shaping import Ban, Shaping
+from manyformer.hooks import evaluating
 from manyformer.recipes.registry import card_of
 
 Tokenizers = Words | tuple[Words, Words]

@@ -1,7 +1,5 @@
 """What generation needs of models and tokenizers, and nothing more: any object with these methods will do."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -93,16 +91,3 @@ def device_of(model: Model) -> torch.device:
     """Where the model's parameters are; the CPU for a model without any."""
     first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     return torch.device("cpu") if first is None else first.device
-
-
-@contextmanager
-def evaluating(model: Model) -> Iterator[None]:
-    """Dropout off for as long as it lasts, and back on after it where it was on."""
-    training = isinstance(model, nn.Module) and model.training
-    if isinstance(model, nn.Module):
-        model.eval()
-    try:
-        yield
-    finally:
-        if isinstance(model, nn.Module):
-            model.train(training)

@@ -75,7 +75,7 @@ def choose(call: Call, q: Tensor, k: Tensor, path: str) -> Plan:
     found = _blocked(call, q, k, acts)
     queries, pairs = q.shape[2], q.shape[2] * k.shape[2]
     # with its gradient written out, a block takes fewer operations than the definition however few its pairs
-    least = 0 if found.form == "shifted" and q.device.type == "cpu" else FEW_PAIRS
+    least = 0 if found.form == "shifted" and q.device.type in ("cpu", "meta") else FEW_PAIRS
     few = queries <= (BLOCK if found.span is None else FEW_QUERIES) or pairs <= least
     if path == "auto" and few:
         return Plan("naive", f"{acts}, and there are few")

@@ -35,7 +35,7 @@ def attend(
     Row `back` is the distance 0, and all distances that are met have their own rows. Every query must see a key. Scores
     are made anew for the gradient, and weights where there are many.
     """
-    if dropout or q.device.type != "cpu":
+    if dropout or q.device.type not in ("cpu", "meta"):
         meets = q if turn is None else q + turn[:, None]
         return _checkpointed(q, meets, k, v, vectors, back, span, scale, dropout, numbers)
     kind, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)

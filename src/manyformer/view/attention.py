@@ -13,7 +13,8 @@ from manyformer.errors import UserError, nearest
 from manyformer.generate import translate
 from manyformer.generate.plan import sides
 from manyformer.generate.prompts import check_tokens
-from manyformer.generate.protocol import Words, evaluating
+from manyformer.generate.protocol import Words
+from manyformer.hooks import evaluating
 from manyformer.models import Classifier, EncoderDecoder, LanguageModel, MaskedLM, Model
 from manyformer.view.drawing import PANEL, check_picture, write_picture
 from manyformer.view.patterns import SHADES
@@ -50,7 +51,7 @@ def maps(model: Model, text: str, answer: str | None = None) -> list[Map]:
         raise UserError("the model was saved without a tokenizer, so it cannot read text")
     if not isinstance(model, EncoderDecoder) and answer is not None:
         raise UserError(f"only an encoder-decoder writes an answer; {type(model).__name__} reads the text alone")
-    with torch.no_grad(), evaluating(model):  # type: ignore[arg-type]
+    with torch.no_grad(), evaluating(model):
         if isinstance(model, EncoderDecoder):
             found = _pair(model, words.read, words.write, text, answer)
         elif isinstance(model, LanguageModel | MaskedLM | Classifier):

@@ -13,7 +13,8 @@ from manyformer.errors import UserError
 from manyformer.generate import translate
 from manyformer.generate.plan import sides
 from manyformer.generate.prompts import check_tokens
-from manyformer.generate.protocol import Words, evaluating
+from manyformer.generate.protocol import Words
+from manyformer.hooks import evaluating
 from manyformer.kernels.spanned import Spanned
 from manyformer.models import Classifier, EncoderDecoder, LanguageModel, MaskedLM, Model
 from manyformer.view.attention import part_name, row_of, shown_tokens
@@ -43,7 +44,7 @@ def efforts(model: Model, text: str, answer: str | None = None) -> list[Counted]
     if words.read is None or words.write is None:
         raise UserError("the model was saved without a tokenizer, so it cannot read text")
     seen = _Seen(model)
-    with torch.no_grad(), evaluating(model):  # type: ignore[arg-type]
+    with torch.no_grad(), evaluating(model):
         if isinstance(model, EncoderDecoder):
             _pair(model, words.read, words.write, text, answer, seen)
         elif isinstance(model, LanguageModel | MaskedLM | Classifier) and answer is None:

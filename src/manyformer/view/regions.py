@@ -11,7 +11,7 @@ from manyformer.batches import TextBatch
 from manyformer.core import PADDING
 from manyformer.data import Held
 from manyformer.errors import UserError
-from manyformer.generate.protocol import evaluating
+from manyformer.hooks import evaluating
 from manyformer.models import LanguageModel, Model
 from manyformer.models.carrying import Carrying
 from manyformer.ops.regions import shares
