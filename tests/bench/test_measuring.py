@@ -104,6 +104,17 @@ def test_operations_are_counted_as_by_hand(vocab: int) -> None:
     assert count_flops(lambda: model.loss(TextBatch(tokens, tokens)).total.backward()) == expected
 
 
+def test_layers_made_again_on_the_way_back_are_counted_again() -> None:
+    tokens = torch.randint(0, 50, (1, 64))
+    counts = {}
+    for residual in ("plain", "reversible"):
+        model = mf.build("reformer", vocab=50, dim=32, depth=2, heads=2, residual=residual)
+        counts[residual] = count_flops(lambda model=model: model.loss(TextBatch(tokens, tokens)).total.backward())
+    forward = count_flops(lambda: model(tokens))
+    # all but the head and the hashes, which are remembered
+    assert 0.85 * forward < counts["reversible"] - counts["plain"] < forward
+
+
 def test_the_chunked_loss_is_known_from_its_first_use_on() -> None:
     """Its operator is registered when torch first needs it; a count before that must not miss it."""
     code = (
