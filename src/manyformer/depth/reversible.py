@@ -101,13 +101,13 @@ class _Backwards(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, x: Tensor, memory: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.call, ctx.first = call, []
-        one = other = _wide(x)
+        one, other = _wide(x).clone(), _wide(x).clone()
         loss = x.new_zeros(())
         for part in call.branches:
             ctx.first.append(First(x))
             with ctx.first[-1].recorded():
                 branch, _, extra = _branch(part, other.to(x.dtype), call.ctx)
-            one, other, loss = other, one + branch, loss + extra
+            one, other, loss = other, one.add_(branch), loss + extra
         ctx.dtype = x.dtype
         ctx.save_for_backward(one, other, memory)
         return one, other, loss
@@ -116,30 +116,44 @@ class _Backwards(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, to_one: Tensor, to_other: Tensor, to_loss: Tensor) -> tuple[Tensor | None, ...]:
         one, other, memory = ctx.saved_tensors
-        found: dict[int, Tensor] = {}
+        # What lasts is made before the loop and written in place: pieces of it among what the branches need for a
+        # moment would keep an allocator from using that memory again, and so memory would grow with depth after all.
+        one, other, to_one, to_other = one.clone(), other.clone(), to_one.clone(), to_other.clone()
         shared = ctx.call.ctx
         if memory is not None:
             memory = memory.detach().requires_grad_()
             shared = replace(shared, memory=Memory(memory, shared.memory.place))
+        found = _Found([*ctx.call.weights, *([] if memory is None else [memory])])
         for part, first in zip(reversed(ctx.call.branches), reversed(ctx.first)):
             inputs = [one.detach().to(ctx.dtype).requires_grad_(), *([] if memory is None else [memory])]
             inputs += [weight for weight in part.parameters() if weight.requires_grad]
             with torch.enable_grad(), first.replayed():
                 branch, _, extra = _branch(part, inputs[0], shared)
             # before: `other` was `one`, and the branch of it was added to what is now `other`
-            one, other = other - branch.detach(), one
+            one, other = other.sub_(branch.detach()), one
             grads = _gradients([(branch, to_other.to(branch.dtype)), (extra, to_loss)], inputs)
-            to_one, to_other = to_other, to_one if grads[0] is None else to_one + grads[0]
-            for tensor, grad in zip(inputs[1:], grads[1:]):
-                if grad is not None:
-                    found[id(tensor)] = found[id(tensor)] + grad if id(tensor) in found else grad
-        to_memory = None if memory is None else found.get(id(memory))
-        return (
-            None,
-            (to_one + to_other).to(ctx.dtype),
-            to_memory,
-            *(found.get(id(weight)) for weight in ctx.call.weights),
-        )
+            to_one, to_other = to_other, to_one if grads[0] is None else to_one.add_(grads[0])
+            found.add(inputs[1:], grads[1:])
+        return None, (to_one + to_other).to(ctx.dtype), found.of(memory), *map(found.of, ctx.call.weights)
+
+
+class _Found:
+    """Gradients of some tensors, summed up in memory that is there from the beginning."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._sums = {id(tensor): torch.zeros_like(tensor) for tensor in tensors}
+        self._met: set[int] = set()
+
+    def add(self, tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+        """Add what was found this time."""
+        for tensor, grad in zip(tensors, grads):
+            if grad is not None:
+                self._sums[id(tensor)] += grad
+                self._met.add(id(tensor))
+
+    def of(self, tensor: Tensor | None) -> Tensor | None:
+        """The sum; None where nothing depends on it."""
+        return self._sums[id(tensor)] if id(tensor) in self._met else None
 
 
 def _gradients(ends: list[tuple[Tensor | float, Tensor]], inputs: list[Tensor]) -> Sequence[Tensor | None]:
