@@ -43,7 +43,7 @@ STAGES: dict[str, dict[str, Any]] = {
 }
 """What is trained, for which share of the time, with whose weights it begins and at what rate it learns."""
 
-VALUES = (0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
+VALUES = (0.95, 0.9, 0.8, 0.7, 0.5, 0.4, 0.3)
 GOAL = 1.5
 SIDES = ("en", "de")
 
