@@ -15,7 +15,7 @@ from manyformer.precision import full_precision
 ROWS = 64
 """Queries in a block: smaller ones cost little on a CPU, and waste less on keys that are ahead."""
 
-CACHED = 1 << 18
+CACHED = 1 << 19
 """Scores that each thread holds at once; what has left its caches is slow to come back."""
 
 KEPT = 1 << 23
