@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from manyformer.config import Run
+from manyformer.hooks import Recalling
 from manyformer.models import Model
 from manyformer.models.carrying import has_memory
 from manyformer.recipes import get
@@ -169,6 +170,7 @@ class Session:
             *(("data", line) for line in self.data.describe()),
             ("model", f"{self.model.spec.recipe}, {self.weights:,} parameters"),
             *self._remembers(),
+            *self._looks_up(),
             ("device", f"{device}{threads}{together}, seed {self.run.seed}"),
             ("run", str(self.out)),
         )
@@ -181,6 +183,13 @@ class Session:
         if self.engine.memory.on:
             return [("memory", "goes on from batch to batch")]
         return [("memory", "always empty in training: rows of this data do not go on (data.packing=lanes does that)")]
+
+    def _looks_up(self) -> list[tuple[str, str]]:
+        """Where a model that looks things up has them from."""
+        if not any(isinstance(part, Recalling) for part in self.model.modules()):
+            return []
+        none = "none: nothing is looked up (data.neighbours names what `manyformer datastore neighbours` found)"
+        return [("neighbours", str(getattr(self.run.data, "neighbours", None) or none))]
 
     def _choose(self) -> Choice:
         standing, save = self.loop.standing, self.run.save
