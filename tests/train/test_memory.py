@@ -75,7 +75,7 @@ def test_without_rows_that_go_on_the_memory_stays_empty_and_this_is_told(tmp_pat
 
 def test_a_model_that_looks_things_up_is_told_where_nothing_is_to_be_found(tmp_path: Path) -> None:
     heard = Heard()
-    go(a_lane_run(tmp_path, "run", recipe="spalm", limits={"steps": 1}), heard, opened=open_source)
+    go(a_lane_run(tmp_path, "run", recipe="spalm"), heard, opened=open_source)
     (started,) = (event for event in heard if isinstance(event, Started))
     (told,) = (text for name, text in started.lines if name == "neighbours")
     assert "data.neighbours" in told
