@@ -1,6 +1,7 @@
 """Thresholds swept: what a model still writes well, in how many layers, and how fast."""
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -109,7 +110,6 @@ HEADS = ("model", "threshold", "BLEU", "consistency", "layers", "tokens/s", "tim
 
 def table(points: Sequence[Point]) -> list[tuple[str, ...]]:
     """A row a point; speeds also as multiples of the same model's without early exits."""
-    full = {point.model: point.tokens_per_second for point in points if point.threshold is None}
     return [
         (
             point.model,
@@ -118,10 +118,16 @@ def table(points: Sequence[Point]) -> list[tuple[str, ...]]:
             f"{point.consistency:.3f}",
             f"{point.layers:.2f}",
             f"{point.tokens_per_second:.0f}",
-            f"{point.tokens_per_second / full[point.model]:.2f}" if full.get(point.model) else "",
+            f"{pace:.2f}" if pace else "",
         )
-        for point in points
+        for point, pace in zip(points, paces(points))
     ]
+
+
+def paces(points: Sequence[Point]) -> list[float]:
+    """Speeds as multiples of the same model's without early exits; 0 where that is not among the points."""
+    full = {point.model: point.tokens_per_second for point in points if point.threshold is None}
+    return [point.tokens_per_second / full.get(point.model, math.inf) for point in points]
 
 
 def _bleu(texts: Sequence[str], references: Sequence[str] | None, tokenize: str | None) -> float | None:
