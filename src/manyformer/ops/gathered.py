@@ -17,16 +17,13 @@ from torch import Tensor
 from manyformer.ops import flash
 from manyformer.ops.chunks import Chunks
 from manyformer.ops.scratch import Scratch
-from manyformer.ops.tile_weights import Above, Call, gradients, sums, weights
+from manyformer.ops.tile_weights import KEPT, Above, Call, gradients, sums, weights
 from manyformer.precision import full_precision
 
 PAIRS = {"cpu": 1 << 18}
 """Pairs of tokens that one call looks at: on a CPU as many as stay in its caches, elsewhere `MANY`."""
 
 MANY = 1 << 26
-
-KEPT = 1 << 24
-"""Up to so many weights, 64 MB, are kept for the gradient instead of being computed once more."""
 
 HIDDEN = -1e30
 """What is added to the score of a pair for each reason not to see it: finite, so that nothing is ever nan."""

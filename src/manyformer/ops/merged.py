@@ -13,14 +13,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.ops.scratch import Scratch
-from manyformer.ops.tile_weights import Above, Call, gradients
+from manyformer.ops.tile_weights import KEPT, Above, Call, gradients
 from manyformer.precision import full_precision
 
 PAIRS = 1 << 17
 """Pairs of tokens that each thread looks at in one call: as many as stay in its caches."""
-
-KEPT = 1 << 24
-"""Up to so many weights, 64 MB, are kept for the gradient instead of being computed once more."""
 
 
 class Part(NamedTuple):

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from manyformer.ops.scratch import Scratch
 
+KEPT = 1 << 24
+"""Up to so many weights, 64 MB, are kept for the gradient instead of being computed once more."""
+
 
 class Call(NamedTuple):
     """Queries, keys and values of some rows of blocks; `bias` is added to scores, `blind` queries see no key."""
