@@ -1,6 +1,7 @@
 """Depth-adaptive Transformer and CALM on Multi30k: BLEU against layers and tokens a second, and a calibration.
 
     python benchmarks/early_exit.py DATA                              # about 30 minutes of one core
+    python benchmarks/early_exit.py DATA --batch 1                    # sentence by sentence, where exits save most
     python benchmarks/early_exit.py DATA --minutes 2 --sentences 50   # to see that it works
 
 DATA is the folder of the tokenised train, val and test_2016_flickr. A decoder of six layers is trained so that every

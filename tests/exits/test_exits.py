@@ -118,6 +118,25 @@ def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out)[0]["most"] == 3
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("calibrate", "{run}", "--tolerance", "1.5"), "tolerance (1.5) must lie between 0 and 1"),
+        (("calibrate", "{run}", "--tolerance", "0.1", "--confidence", "2"), "confidence (2.0) must lie between"),
+        (("calibrate", "{run}-none", "--tolerance", "0.1"), "-none; "),
+        (("thresholds", "{run}", "--values", "nan", "--prompts", "2"), "a threshold (nan) must be at least 0"),
+        (("thresholds", "{run}", "--values", "-1", "--prompts", "2"), "a threshold (-1) must be at least 0"),
+        (("thresholds", "{run}-none"), "there is no folder"),
+    ],
+)
+def test_refused_before_anything_is_written_to(
+    run: Path, words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Task, "write")
+    assert command([word.format(run=run) for word in words]) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_random_thresholds_keep_the_best_of_each_cost(run: Path) -> None:
     thresholds = drawn(3, 4, seed=1)
     assert len(thresholds) == 4

@@ -55,6 +55,7 @@ def calibrate(
     from manyformer.exits.material import material
 
     folder = Path(run) / "calibrated" if out is None else Path(out)
+    trained = model_folder(run)
     found_prompts = material(run, split=split, count=prompts, max_new=max_new, rows=batch, device=place(device))
     with watching(f"calibrating {run}") as status:
 
@@ -70,7 +71,7 @@ def calibrate(
             references=found_prompts.references,
             each=tell,
         )
-    save_calibrated(found_prompts.task.model, found, model_folder(run), folder)
+    save_calibrated(found_prompts.task.model, found, trained, folder)
     if as_json:
         say_json({**found.as_json(), "out": str(folder)})
         return

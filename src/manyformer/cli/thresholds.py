@@ -50,7 +50,7 @@ def thresholds(
     from pathlib import Path
 
     from manyformer.cli.console import say, say_json, say_table, watching
-    from manyformer.cli.targets import place
+    from manyformer.cli.targets import model_folder, place
     from manyformer.errors import UserError
     from manyformer.exits.material import material
     from manyformer.exits.sweep import HEADS, VALUES, sweep, table, write_points
@@ -60,6 +60,7 @@ def thresholds(
     found: list[Point] = []
     with watching(f"writing with {len(runs)} models") as status:
         for run in runs:
+            model_folder(run)
             there = material(run, split=split, count=prompts, rows=batch, device=place(device))
             chosen: list[Thresholds] = list(values or VALUES) if draws is None else _drawn(there, draws, seed)
             points = sweep(

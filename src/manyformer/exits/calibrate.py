@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from manyformer.errors import UserError
 from manyformer.exits.likeness import DISTANCES, Measure
-from manyformer.exits.testing import Tested, fixed_sequence, prompts_needed
+from manyformer.exits.testing import Tested, check_levels, fixed_sequence, prompts_needed
 from manyformer.exits.writing import Task
 
 Risk = Literal["consistency", "quality"]
@@ -51,7 +51,8 @@ def calibrate(
     prompts, which must be drawn as those to come are, the loss expected of a new prompt is at most `tolerance`. Each
     threshold is tested by writing everything, token by token. Raises UserError where nothing can be certified.
     """
-    least = prompts_needed(tolerance, confidence) if 0 < tolerance < 1 and 0 < confidence < 1 else 0
+    check_levels(tolerance, confidence)
+    least = prompts_needed(tolerance, confidence)
     if len(task.prompts) < least:
         raise UserError(
             f"{len(task.prompts)} prompts cannot certify anything: a tolerance of {tolerance:g} at a confidence of "

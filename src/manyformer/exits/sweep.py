@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from manyformer.errors import UserError
 from manyformer.exits.likeness import rouge_l
 from manyformer.exits.material import Material
 from manyformer.exits.writing import Thresholds, Written, stack_of
@@ -52,8 +53,9 @@ def sweep(
     """Let the model write under each threshold; the full model comes first.
 
     A rule without a threshold is tried as it is. Times are the medians of `rounds` that take turns, in each of which
-    every threshold is written with once.
+    every threshold is written with once. Raises UserError for a threshold below 0.
     """
+    _check(values)
     task = material.task
     known: list[Thresholds | str | None] = [None, *(values if takes_thresholds(material) else ["foretold"])]
     written: dict[int, list[Written]] = {number: [] for number in range(len(known))}
@@ -69,6 +71,13 @@ def sweep(
         points.append(Point(name, value, _bleu(first.texts, material.references, tokenize), alike, first.layers, speed))
         each(points[-1])
     return points
+
+
+def _check(values: Sequence[Thresholds]) -> None:
+    for value in values:
+        for one in (value,) if isinstance(value, float | int) else value:
+            if not one >= 0:
+                raise UserError(f"a threshold ({one:g}) must be at least 0: with 0 all leave at once, above 1 none do")
 
 
 def takes_thresholds(material: Material) -> bool:

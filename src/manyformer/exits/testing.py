@@ -74,9 +74,7 @@ def fixed_sequence(
     threshold is at most `tolerance`. Thresholds must be fixed beforehand; what comes after the first failure is not
     asked for. Raises UserError for a tolerance or a confidence that is not between 0 and 1, and without losses.
     """
-    for name, value in (("tolerance", tolerance), ("confidence", confidence)):
-        if not 0 < value < 1:
-            raise UserError(f"{name} ({value}) must lie between 0 and 1")
+    check_levels(tolerance, confidence)
     before = math.inf
     for threshold, each in losses:
         if not len(each):
@@ -90,6 +88,13 @@ def fixed_sequence(
         if not one.certified:
             return
         before = threshold
+
+
+def check_levels(tolerance: float, confidence: float) -> None:
+    """Raise a UserError for one that is not between 0 and 1."""
+    for name, value in (("tolerance", tolerance), ("confidence", confidence)):
+        if not 0 < value < 1:
+            raise UserError(f"{name} ({value}) must lie between 0 and 1")
 
 
 def prompts_needed(tolerance: float, confidence: float) -> int:
