@@ -109,7 +109,7 @@ def least(rounds: int) -> Iterator[frame.Row]:
         tokens = torch.randint(3, VOCAB, (1, length))
         targets = torch.where(torch.rand(1, length) < 0.15, tokens, IGNORE)
         place, _ = locate(tokens, None, None)
-        bare = masked_step(bigbird(length, Adding()), tokens, targets)
+        bare = masked_step(bigbird(length, lambda _: Adding()), tokens, targets)
         products = planned(plan(their_pattern(length), place, place, HEADS), DIM // HEADS)
         steps = {
             "no attention, bare products": floor(bare, products, DEPTH),
@@ -179,13 +179,12 @@ def language_model(mask: Mask, length: int) -> LanguageModel:
     return LanguageModel(embed, body, Head(DIM, VOCAB, tied=embed.token))
 
 
-def bigbird(length: int, kernel: Kernel | None = None) -> nn.Module:
-    """BERT with BigBird's pattern, or with another kernel."""
-
-    def mixer() -> Attention:
-        return Attention(DIM, HEADS, Softmax(their_pattern(length)) if kernel is None else kernel)
-
-    return masked_encoder(VOCAB, DIM, DEPTH, HEADS, None, 0.0, embedded=Learned(DIM, length), mixer=mixer)
+def bigbird(length: int, kernel: Callable[[Mask], Kernel] = Softmax) -> nn.Module:
+    """BERT with BigBird's pattern, or what else a kernel makes of it."""
+    mask, position = their_pattern(length), Learned(DIM, length)
+    return masked_encoder(
+        VOCAB, DIM, DEPTH, HEADS, None, 0.0, embedded=position, mixer=lambda: Attention(DIM, HEADS, kernel(mask))
+    )
 
 
 def their_pattern(length: int) -> Mask:

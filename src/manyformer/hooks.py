@@ -63,6 +63,11 @@ class Recalling:
     """A part that attends to tokens that were looked up for each token of a language model."""
 
 
+def recalls(model: nn.Module) -> bool:
+    """Whether some part of `model` takes what was looked up."""
+    return any(isinstance(part, Recalling) for part in model.modules())
+
+
 class Scheduled(ABC):
     """A part that does something else as training goes on, such as a loss that ends halfway."""
 

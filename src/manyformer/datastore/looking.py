@@ -11,7 +11,7 @@ from manyformer.datastore.keys import keyed
 from manyformer.datastore.mixture import check_fits
 from manyformer.datastore.store import Datastore
 from manyformer.errors import UserError
-from manyformer.hooks import Recalling
+from manyformer.hooks import recalls
 from manyformer.models import LanguageModel, Model, ModelOut
 
 
@@ -32,7 +32,7 @@ class Looking(nn.Module):
 
     def __init__(self, model: Model, retriever: Model, store: Datastore, *, k: int = 4) -> None:
         super().__init__()
-        if not isinstance(model, LanguageModel) or not any(isinstance(part, Recalling) for part in model.modules()):
+        if not isinstance(model, LanguageModel) or not recalls(model):
             raise UserError("nothing in this model takes what was looked up; the recipe spalm does")
         check_fits(retriever, store)
         assert isinstance(retriever, LanguageModel)

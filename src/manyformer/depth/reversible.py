@@ -101,7 +101,8 @@ class _Backwards(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, x: Tensor, memory: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.call, ctx.first = call, []
-        one, other = _wide(x).clone(), _wide(x).clone()
+        wide = _wide(x)
+        one, other = wide.clone(), wide.clone()
         loss = x.new_zeros(())
         for part in call.branches:
             ctx.first.append(First(x))

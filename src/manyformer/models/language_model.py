@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyformer.batches import Batch, TextBatch
 from manyformer.core import PADDING, Context, Deep, Layer, Memory, Out, Place, State, Watch, ignore
-from manyformer.hooks import Recalling
+from manyformer.hooks import recalls
 from manyformer.models.auxiliary import Auxiliary, deep_loss
 from manyformer.models.base import Loss, Model, ModelOut, Score, longest_in
 from manyformer.models.embedding import Embedding
@@ -98,7 +98,7 @@ class LanguageModel(Model):
 
     def _recalled(self, neighbours: Int[Tensor, "b l k"]) -> Memory:
         """The embeddings of what was looked up for each token; token 0, which is none, is padding."""
-        if not any(isinstance(part, Recalling) for part in self.body.modules()):
+        if not recalls(self.body):
             raise ValueError("nothing in this model takes what was looked up (neighbours); the recipe spalm does")
         every = neighbours.flatten(1)
         pos = torch.zeros_like(every)

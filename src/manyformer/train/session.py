@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from manyformer.config import Run
-from manyformer.hooks import Recalling
+from manyformer.hooks import recalls
 from manyformer.models import Model
 from manyformer.models.carrying import has_memory
 from manyformer.recipes import get
@@ -186,7 +186,7 @@ class Session:
 
     def _looks_up(self) -> list[tuple[str, str]]:
         """Where a model that looks things up has them from."""
-        if not any(isinstance(part, Recalling) for part in self.model.modules()):
+        if not recalls(self.model):
             return []
         none = "none: nothing is looked up (data.neighbours names what `manyformer datastore neighbours` found)"
         return [("neighbours", str(getattr(self.run.data, "neighbours", None) or none))]
