@@ -189,16 +189,17 @@ def test_patterns_are_dense_attention(name: str, rows: str) -> None:
         assert_near((found * real, *gradients), (wanted * real, *expected), apart)
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_kept_or_made_anew(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With weights that are kept for the gradient and without, a few scores at a time."""
+@pytest.mark.parametrize(("kept", "held"), [(True, True), (True, False), (False, False)])
+def test_kept_or_made_anew(kept: bool, held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With weights and gathered keys that are kept for the gradient and without, a few scores at a time."""
     monkeypatch.setattr(sparse, "KEPT", sparse.KEPT if kept else 0)
+    monkeypatch.setattr(sparse, "HELD", sparse.HELD if held else 0)
     monkeypatch.setattr(tile_calls, "CACHED", 1 << 13)
     place = place_of(ROWS["packed"])
     q, k, v = alike(place, 2)
     real = (place.seg != PADDING)[:, None, :, None]
     up = torch.randn_like(q) * real
-    for mask in (MANY["longformer"], MANY["strided"], m.Window(40) & ~m.Window(3)):
+    for mask in (MANY["longformer"], MANY["strided"], m.Window(40) & ~m.Window(3), m.RandomBlocks(100, 2, 4)):
         found, *gradients = run(Softmax(mask, path="sparse"), (q, k, v), up, place, place)
         wanted, *expected = run(Softmax(mask, path="naive"), (q, k, v), up, place, place)
         assert_near((found * real, *gradients), (wanted * real, *expected), 1e-10)
@@ -215,6 +216,27 @@ def test_heads_side_by_side(name: str) -> None:
         y = Softmax(MANY[name], path=path)(*(x.transpose(1, 2) for x in wide), place, place, NoPosition()).y
         found.append((y, *torch.autograd.grad(y, wide, up)))
     assert_near(*found, 1e-10)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_rows_that_see_a_block_less_share_a_call() -> None:
+    """BigBird's second row and last but one see a global block among their neighbours."""
+    place, ends = place_of([[0] * 1152]), m.Positions(*range(64), *range(1088, 1152))
+    mask = m.Blocks(64, before=64, after=64) | m.Global(ends) | m.RandomBlocks(64, 3, 18, lead=1, tail=1)
+    shared, *single = plan(mask, place, place, HEADS).rows[0]
+    assert shared.heads == tuple(range(HEADS))
+    assert [lane.heads for lane in single] == [(head,) for head in range(HEADS)]
+    for lane in single:
+        ((tiles,),) = (part.tiles for part in lane.parts)
+        assert tiles.beside
+        assert tiles.rows.tolist() == list(range(1, 17))
+        assert tiles.short == ((0, 7), (15, 7))
+    assert all(part.alone for lane in (shared, *single) for part in lane.parts)
+    qkv = inputs(place, HEADS)
+    up = torch.randn(1, HEADS, 1152, qkv[2].shape[-1], dtype=torch.float64)
+    found = [run(Softmax(mask, path=path), qkv, up, place, place) for path in ("sparse", "blocked", "naive")]  # type: ignore[arg-type]
+    assert_near(tuple(found[0]), tuple(found[2]), 1e-10)
+    assert_near(tuple(found[1]), tuple(found[2]), 1e-10)
 
 
 def test_gradients_by_differences() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -18,6 +19,9 @@ FAN = 8
 
 RUNS = 2
 """So many calls on views are better than one for which keys are gathered."""
+
+FILLED = 1 / 8
+"""Rows that see fewer blocks share a call where what fills them up is no more than this share of it."""
 
 
 class Order(NamedTuple):
@@ -52,12 +56,21 @@ class Cover(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Rows of blocks that share a call: they see equally many blocks, and all or none of them need an inner mask."""
+    """Rows of blocks that share a call, all or none of which need an inner mask.
+
+    `short` tells how many blocks are seen by the rows that see fewer than others; the last one fills them up.
+    """
 
     rows: Int[Tensor, " n"]
     columns: Int[Tensor, "n m"]
     step: int | None
     partial: bool
+    short: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def gathers(self) -> bool:
+        """Whether rows see all of blocks that are not neighbours."""
+        return self.step is None and not self.partial
 
 
 def arrange(place: Place, chosen: Bool[Tensor, " l"] | None, period: int | None, size: int) -> Order:
@@ -98,8 +111,19 @@ def cover(mask: Mask, q: Span, k: Span) -> Cover:
     return Cover(rows, columns, mask.bounds(q.at(rows), k.at(columns)).must)
 
 
-def groups(found: Cover, rows: int) -> Iterator[Group]:
+def groups(found: Cover, rows: int) -> list[Group]:
     """All rows of a cover that see anything, by what they can share."""
+    same = list(_alike(found, rows))
+    apart = sorted((group for group in same if group.gathers), key=lambda group: -group.columns.shape[1])
+    made = [group for group in same if not group.gathers]
+    while apart:
+        joined, apart = _joined(apart)
+        made.append(joined)
+    return made
+
+
+def _alike(found: Cover, rows: int) -> Iterator[Group]:
+    """Rows that see equally many blocks."""
     kinds = _kinds(found, rows)
     for kind in sorted(set(kinds.tolist())):
         if kind < 2:
@@ -111,6 +135,29 @@ def groups(found: Cover, rows: int) -> Iterator[Group]:
             yield from (Group(*run, kind % 2 == 1) for run in runs)
         else:
             yield Group(some, columns, _step(some, columns), kind % 2 == 1)
+
+
+def _joined(apart: list[Group]) -> tuple[Group, list[Group]]:
+    """The first group with those that can be filled up to it, and the others; those that see most come first."""
+    wide, filled = apart[0].columns.shape[1], 0
+    for number, group in enumerate(apart):
+        filled += len(group.rows) * (wide - group.columns.shape[1])
+        if filled > FILLED * sum(other.columns.numel() for other in apart[: number + 1]):
+            return _filled(apart[:number]), apart[number:]
+    return _filled(apart), []
+
+
+def _filled(some: list[Group]) -> Group:
+    """One group of all rows, in their order."""
+    if len(some) == 1:
+        return some[0]
+    wide, rows = some[0].columns.shape[1], torch.cat([group.rows for group in some])
+    seen = torch.cat([torch.full_like(group.rows, group.columns.shape[1]) for group in some])
+    columns = [F.pad(group.columns[None], [0, wide - group.columns.shape[1]], mode="replicate")[0] for group in some]
+    order = rows.argsort()
+    rows, seen, every = rows[order], seen[order], torch.cat(columns)[order]
+    short = tuple((int(row), int(seen[row])) for row in (seen < wide).nonzero()[:, 0])
+    return Group(rows, every, None, partial=False, short=short)
 
 
 def _runs(rows: Tensor, columns: Tensor) -> list[tuple[Tensor, Tensor, int | None]]:

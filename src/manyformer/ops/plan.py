@@ -28,7 +28,8 @@ class Tiles(NamedTuple):
 
     `step` says how the first key block moves from row to row where rows are neighbours and so are the key blocks of a
     row: then nothing has to be gathered. `inner` is the mask within the blocks where it is needed, of one row for
-    all where all are alike; `blind` are its queries that see none of the keys.
+    all where all are alike; `blind` are its queries that see none of the keys. `short` are rows that see fewer blocks,
+    and how many of the first ones. Rows are neighbours if they are `beside` each other.
     """
 
     rows: Int[Tensor, " n"]
@@ -36,6 +37,8 @@ class Tiles(NamedTuple):
     step: int | None
     inner: Bool[Tensor, "r c s"] | None
     blind: Bool[Tensor, "r c"] | None
+    short: tuple[tuple[int, int], ...]
+    beside: bool
 
     @property
     def alike(self) -> bool:
@@ -44,12 +47,16 @@ class Tiles(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Some queries, some keys, and who sees whom among them; no pair is in two parts."""
+    """Some queries, some keys, and who sees whom among them; no pair is in two parts.
+
+    If it is `alone`, none of its queries is in another part: there is nothing to merge.
+    """
 
     mask: Mask
     q: Order
     k: Order
     tiles: tuple[Tiles, ...]
+    alone: bool
 
 
 class Lane(NamedTuple):
@@ -64,6 +71,12 @@ class Lane(NamedTuple):
         blocks = ((part.q.size * part.k.size, tiles.columns.numel()) for part in self.parts for tiles in part.tiles)
         return len(self.heads) * sum(size * count for size, count in blocks)
 
+    @property
+    def gathered(self) -> int:
+        """How many (head, key) pairs are collected."""
+        tiles = ((part.k.size, tiles) for part in self.parts for tiles in part.tiles if tiles.step is None)
+        return len(self.heads) * sum(size * some.columns.numel() for size, some in tiles)
+
 
 class Plan(NamedTuple):
     """The calls for each row of the batch, or for all rows alike; `cost` in (head, query, key) triples a row."""
@@ -74,6 +87,11 @@ class Plan(NamedTuple):
     def pairs(self, batch: int) -> int:
         """How many (head, query, key) triples are computed for so many rows of a batch."""
         every = [sum(lane.pairs for lane in lanes) for lanes in self.rows]
+        return sum(every[row % len(every)] for row in range(batch))
+
+    def gathered(self, batch: int) -> int:
+        """How many (head, key) pairs are collected for so many rows of a batch."""
+        every = [sum(lane.gathered for lane in lanes) for lanes in self.rows]
         return sum(every[row % len(every)] for row in range(batch))
 
     def describe(self) -> str:
@@ -146,7 +164,7 @@ def _lanes(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...])
     search = Search(at, of, sizes, set[Mask].intersection(*(set(kind.terms()) for kind in kinds)))
     sharing: dict[int, tuple[Sketch, list[int]]] = {}
     total = 0.0
-    parts: Parts = None
+    parts: Parts = ()
     for number, (kind, numbers) in enumerate(kinds.items()):
         if not (number and mask.alike):
             parts = search.best(kind)
@@ -154,24 +172,39 @@ def _lanes(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...])
         total += len(numbers) * search.cost(sketches)
         for one in sketches:
             sharing.setdefault(id(one), (one, []))[1].extend(numbers)
-    lanes: dict[tuple[int, ...], list[Part]] = {}
+    lanes: dict[tuple[bool, tuple[int, ...]], list[Part]] = {}
+    met = _met(list(sharing.values()), heads, len(at.pos))
     for one, numbers in sharing.values():
-        lanes.setdefault(tuple(sorted(numbers)), []).append(_part(one, at, of))
-    return tuple(Lane(numbers, tuple(parts)) for numbers, parts in lanes.items()), total
+        alone = bool((met[numbers][:, _queries(one)] == 1).all())
+        part = Part(one.mask, one.q, one.k, tuple(_tiles(one, at, of)), alone)
+        lanes.setdefault((alone, tuple(sorted(numbers))), []).append(part)
+    # what is merged comes first, as merging writes all outputs, and of that what writes straight to where it belongs
+    found = sorted(lanes.items(), key=lambda item: item[0][0])
+    ordered = ((numbers, sorted(parts, key=lambda part: not part.q.in_place)) for (_, numbers), parts in found)
+    return tuple(Lane(numbers, tuple(parts)) for numbers, parts in ordered), total
 
 
-def _part(made: Sketch, at: Place, of: Place) -> Part:
-    """The part with its calls."""
-    return Part(made.mask, made.q, made.k, tuple(_tiles(made, at, of)))
+def _met(sketches: list[tuple[Sketch, list[int]]], heads: int, length: int) -> Int[Tensor, "h l"]:
+    """In how many parts each query is."""
+    met = torch.zeros(heads, length, dtype=torch.long)
+    for one, numbers in sketches:
+        met[torch.tensor(numbers)[:, None], _queries(one)] += 1
+    return met
+
+
+def _queries(made: Sketch) -> Int[Tensor, " t"]:
+    """The tokens to which a part writes."""
+    written = made.q.blocks[made.cover.rows] if made.q.in_place else made.q.tokens
+    return torch.unique(written)  # type: ignore[no-any-return]
 
 
 def _tiles(made: Sketch, at: Place, of: Place) -> Iterator[Tiles]:
-    for rows, columns, step, partial in groups(made.cover, len(made.q.blocks)):
+    for rows, columns, step, partial, short in groups(made.cover, len(made.q.blocks)):
         inner = _inner(made, at, of, rows, columns) if partial else None
         if inner is not None and not inner.any():
             continue
         blind = None if inner is None or inner.any(-1).all() else ~inner.any(-1)
-        yield Tiles(rows, columns, step, inner, blind)
+        yield Tiles(rows, columns, step, inner, blind, short, beside=bool((rows.diff() == 1).all()))
 
 
 def _inner(made: Sketch, at: Place, of: Place, rows: Tensor, columns: Tensor) -> Bool[Tensor, "r c s"]:

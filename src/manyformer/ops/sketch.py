@@ -9,7 +9,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from manyformer.core import PADDING, Place
-from manyformer.masks import Document, Mask, Not
+from manyformer.masks import Document, Mask, Not, union
 from manyformer.masks.base import both
 from manyformer.ops.cover import Cover, Order, arrange, cover, groups, seen_at_all, span_of
 
@@ -21,7 +21,7 @@ CALL = 8_000
 """One more call costs about as much as this many (query, key) pairs, forward and backward."""
 MERGE = 12
 """Merging one token's output of two parts costs about as much as this many pairs."""
-GATHER = 24
+GATHER = 8
 """Collecting one key that a block of queries sees, and its gradient, costs about as much as this many pairs."""
 CHOSEN = 7 / 8
 """Where a mask is about more than this share of all tokens, they are better left where they are than collected."""
@@ -37,8 +37,8 @@ class Sketch(NamedTuple):
     cost: float
 
 
-Parts = tuple[int, ...] | None
-"""The terms of a mask by their numbers in the order in which each becomes a part of its own; None is one for all."""
+Parts = tuple[tuple[int, ...], ...]
+"""Which terms of a mask, by their numbers, make a part together, in the order of the parts."""
 
 
 class Search:
@@ -52,19 +52,21 @@ class Search:
         self.sketch = cache(self._sketch)
 
     def best(self, mask: Mask) -> Parts:
-        """One part for all, or one for each alternative, whatever is cheaper."""
+        """Some terms as a part each and all others together, whatever is cheapest."""
         terms = mask.terms()
-        each = tuple(sorted(range(len(terms)), key=lambda number: self._rank(terms[number])))
-        options: tuple[Parts, ...] = (None, each) if len(terms) > 1 else (None,)
-        return min(options, key=lambda parts: self.cost(self.sketches(mask, parts)))
+        order = sorted(range(len(terms)), key=lambda number: self._rank(terms[number]))
+        single = [(number,) for number in order]
+        options: list[Parts] = [(*single[:alone], tuple(order[alone:])) for alone in range(len(order))]
+        return min(options, key=lambda parts: self.cost(self.sketches(mask, parts)), default=())
 
     def sketches(self, mask: Mask, parts: Parts) -> list[Sketch]:
         """The parts of a mask, each without what earlier ones show; those left out that show nothing at all."""
-        if parts is None:
-            every = [mask]
-        else:
-            terms = [mask.terms()[number] for number in parts]
-            every = [reduce(both, [Not(other) for other in terms[:number]], term) for number, term in enumerate(terms)]
+        terms, every = mask.terms(), []
+        shown: list[Mask] = []
+        for part in parts:
+            some = [terms[number] for number in part]
+            every.append(reduce(both, [Not(other) for other in shown], union(some)))
+            shown += some
         found = map(self.sketch, every)
         return [one for one in found if one is not None]
 
@@ -106,7 +108,7 @@ def _cut(mask: Mask, at: Place, of: Place, queries: Tensor, keys: Tensor, period
     # the last block of keys is filled up with repetitions, which an inner mask must hide
     if k.real % k.size:
         found = found._replace(full=found.full & (found.columns != len(k.blocks) - 1))
-    calls = list(groups(found, len(q.blocks)))
+    calls = groups(found, len(q.blocks))
     gathered = k.size * sum(call.columns.numel() for call in calls if call.step is None)
     masked = sum(call.columns.numel() for call in calls if call.partial)
     pairs = (RATES[size] * len(found.rows) + MASKED * masked) * q.size * k.size

@@ -24,6 +24,9 @@ from manyformer.precision import full_precision
 KEPT = 1 << 26
 """Up to so many weights, a quarter of a GB, are kept for the gradient, which saves a sixth of the time."""
 
+HELD = 1 << 24
+"""Up to so many numbers of keys and values that were gathered, 64 MB, are kept for the gradient as well."""
+
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def attend(
@@ -42,7 +45,9 @@ class _Attend(torch.autograd.Function):
         batch, heads, length, _ = q.shape
         y = q.new_zeros(batch, heads, length, v.shape[-1])
         lse = q.new_full((batch, heads, length), -torch.inf)
-        work = _Work(scale, Scratch(q), keeps=any(ctx.needs_input_grad) and plan.pairs(batch) <= KEPT)
+        pairs, gathered = plan.pairs(batch), plan.gathered(batch) * (k.shape[-1] + v.shape[-1])
+        keeps = any(ctx.needs_input_grad) and pairs <= KEPT
+        work = _Work(scale, Scratch(q), keeps=keeps, holds=gathered <= HELD)
         with full_precision(q.device):
             for row, lane, fresh in _each(plan, batch):
                 mine = [_heads_of(x[row], lane, heads) for x in (q, k, v)]
@@ -87,64 +92,74 @@ class _Attend(torch.autograd.Function):
 
 
 class _Work:
-    """What the calls of all parts share, in the order of the calls: weights if they are kept, and log-sum-exps."""
+    """What the calls of all parts share, in their order: what is kept for the gradient, and log-sum-exps to be merged.
 
-    def __init__(self, scale: float, scratch: Scratch, *, keeps: bool) -> None:
-        self.scale, self.scratch, self.keeps = scale, scratch, keeps
-        self.kept: list[Tensor] = []
-        self.lses: list[Tensor] = []
+    Weights if it `keeps` them, and with them keys and values that were gathered if it `holds` those.
+    """
+
+    def __init__(self, scale: float, scratch: Scratch, *, keeps: bool, holds: bool) -> None:
+        self.scale, self.scratch, self.keeps, self.holds = scale, scratch, keeps, holds
+        self.kept: list[tuple[Call | None, Tensor]] = []
+        self.lses: list[Tensor | None] = []
 
     def again(self) -> "_Work":
         """The same for going through all calls once more."""
-        other = _Work(self.scale, self.scratch, keeps=self.keeps)
+        other = _Work(self.scale, self.scratch, keeps=self.keeps, holds=self.holds)
         other.kept, other.lses = self.kept[::-1], self.lses[::-1]
         return other
 
     def forward(self, mine: list[Tensor], inside: list[Tensor], part: Part, *, first: bool) -> None:
         """Let the outputs and log-sum-exps `inside` of all queries also be about the part's keys."""
         q, k, v = (_blocks(x, order) for x, order in zip(mine, (part.q, part.k, part.k)))
-        direct = first and part.q.in_place
+        direct = (first or part.alone) and part.q.in_place
         y = _cut(inside[0], part.q) if direct else q.new_zeros(*q.shape[:3], v.shape[-1])
-        lse = q.new_full(q.shape[:3], -torch.inf)
+        lse = None if part.alone else q.new_full(q.shape[:3], -torch.inf)
         for step in steps(part, q.shape[0], q):
             call = _call(step, q, k, v)
             into = q.new_empty(call.shape) if self.keeps else self.scratch("weights", *call.shape)
             scores, found = weights(call, self.scale, self.scratch, into)
             step.put_product(found, call.v, y)
-            step.put(sums(call, scores, found), lse)
+            if lse is not None:
+                step.put(sums(call, scores, found), lse)
             if self.keeps:
-                self.kept.append(found)
+                self.kept.append((call if self.holds else None, found))
         self.lses.append(lse)
-        if direct:
+        if lse is not None and direct:
             _cut(inside[1], part.q).copy_(lse)
-        else:
-            _merge(inside, part, *(x.flatten(1, 2)[:, : part.q.real] for x in (y, lse)), first=first)
+        elif not direct:
+            _merge(inside, part, y, lse, first=first)
 
     def backward(self, mine: list[Tensor], found: list[Tensor], part: Part) -> None:
         """Add the part's gradients to `found`, those of the queries, keys and values in `mine`."""
         orders = (part.q, part.k, part.k)
         q, k, v = (_blocks(x, order) for x, order in zip(mine, orders))
-        up, slopes, lse = (_blocks(x, part.q) for x in mine[3:])
-        share = (self.lses.pop() - lse).exp_()[..., None]
-        up, slopes = up * share, slopes * share
+        up, slopes, whole = (_blocks(x, part.q) for x in mine[3:])
+        lse = self.lses.pop()
+        if lse is not None:
+            share = (lse - whole).exp_()[..., None]
+            up, slopes = up * share, slopes * share
         totals = [
             _cut(total, order) if order.in_place else x.new_zeros(x.shape)
             for total, order, x in zip(found, orders, (q, k, v))
         ]
         for step in steps(part, q.shape[0], q):
-            call = _call(step, q, k, v)
-            if self.keeps:
-                known = self.kept.pop()
-            else:
-                _, known = weights(call, self.scale, self.scratch, self.scratch("weights", *call.shape))
+            call, known = self._known(step, q, k, v)
             above = Above(step.queries(up), step.queries(slopes))
             inner = inner_gradient(call, known, above, self.scratch)
-            step.add_product(inner, call.k, totals[0])
+            (step.put_product if part.alone else step.add_product)(inner, call.k, totals[0])
             step.add_to_keys(inner, call.q, totals[1], self.scratch)
             step.add_to_keys(known, above.up, totals[2], self.scratch)
         for total, order, new in zip(found, orders, totals):
             if not order.in_place:
                 _collect(total, order, new.flatten(1, 2)[:, : order.real])
+
+    def _known(self, step: Step, q: Tensor, k: Tensor, v: Tensor) -> tuple[Call, Tensor]:
+        """A call once more, and its weights."""
+        call, found = self.kept.pop() if self.keeps else (None, None)
+        call = _call(step, q, k, v) if call is None else call
+        if found is None:
+            _, found = weights(call, self.scale, self.scratch, self.scratch("weights", *call.shape))
+        return call, found
 
 
 def _side_by_side(x: Float[Tensor, "b h l e"], scale: float = 1.0) -> Float[Tensor, "b h l e"]:
@@ -165,19 +180,25 @@ def _collect(total: Float[Tensor, "h l e"], order: Order, new: Float[Tensor, "h 
 
 
 def _call(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Call:
-    return Call(step.queries(q), step.keys(k), step.keys(v), step.bias, step.blind)
+    short = tuple((rows, seen * k.shape[2]) for rows, seen in step.short)
+    return Call(step.queries(q), step.keys(k), step.keys(v), step.bias, step.blind, short)
 
 
-def _merge(into: list[Tensor], part: Part, y: Tensor, lse: Tensor, *, first: bool) -> None:
-    """Let the outputs `into` = [y, lse] of all queries also be about the part's keys."""
+def _merge(into: list[Tensor], part: Part, y: Tensor, lse: Tensor | None, *, first: bool) -> None:
+    """Let the outputs `into` = [y, lse] of all queries also be about the part's keys, whose own come in blocks."""
     tokens = slice(None) if part.q.natural else part.q.tokens.to(y.device)
+    y = y.flatten(1, 2)[:, : part.q.real]
+    if lse is None:
+        into[0][:, tokens] = y
+        return
+    lse = lse.flatten(1, 2)[:, : part.q.real]
     if first:
         into[0][:, tokens], into[1][:, tokens] = y, lse
-        return
-    known = (into[0][:, tokens], into[1][:, tokens])
-    flash.merge(known[0], known[1], y, lse)
-    if not part.q.natural:
-        into[0][:, tokens], into[1][:, tokens] = known
+    else:
+        known = (into[0][:, tokens], into[1][:, tokens])
+        flash.merge(known[0], known[1], y, lse)
+        if not part.q.natural:
+            into[0][:, tokens], into[1][:, tokens] = known
 
 
 def _blocks(x: Float[Tensor, "h l *e"], order: Order) -> Float[Tensor, "h n c *e"]:

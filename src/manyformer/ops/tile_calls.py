@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.ops.plan import Part, Tiles
@@ -15,67 +15,74 @@ CACHED = 1 << 21
 
 
 class Step(NamedTuple):
-    """Some rows of one head, or one row of some heads: the other of `head` and `rows` is a number.
+    """Some rows of one head, or of some heads rows that see the same keys, as one long row of each.
 
-    Rows are counted among those of the tiles. `first` are the first block of queries and the first of keys where both
-    are neighbours.
+    Rows are counted among those of the tiles; `heads` is a number in the first case. `first` is their first block of
+    queries where they are neighbours.
     """
 
     tiles: Tiles
-    head: int | slice
-    rows: int | slice
-    first: tuple[int, int]
+    heads: int | slice
+    rows: slice
+    first: int | None
     bias: Float[Tensor, "#n c s"] | None
     blind: Bool[Tensor, "#n c"] | None
 
-    def queries(self, x: Float[Tensor, "h n _c *e"]) -> Float[Tensor, "r c *e"]:
-        """The blocks of queries, a view where they are neighbours; one long block where all see the same."""
-        if isinstance(self.rows, int):
-            return x[self.head, self.first[0]]
-        if self.tiles.step is not None:
-            found = x[self.head, self.first[0] : self.first[0] + self.rows.stop - self.rows.start]
-            return found.view(1, -1, *found.shape[2:]) if self.tiles.alike else found
-        return x[self.head].index_select(0, self.tiles.rows[self.rows].to(x.device))
+    @property
+    def short(self) -> Iterator[tuple[slice, int]]:
+        """The rows that see fewer blocks, and how many."""
+        across = isinstance(self.heads, slice)
+        for row, seen in self.tiles.short:
+            if self.rows.start <= row < self.rows.stop:
+                begin = row - self.rows.start
+                yield slice(None) if across else slice(begin, begin + 1), seen
+
+    def queries(self, x: Float[Tensor, "h n c *e"]) -> Float[Tensor, "r _c *e"]:
+        """The blocks of queries, a view where they are neighbours."""
+        if self.first is None:
+            return x[self.heads].index_select(0, self._rows(x))
+        found = x[self.heads, self.first : self.first + self.rows.stop - self.rows.start]
+        return found.flatten(1, 2) if isinstance(self.heads, slice) else found
 
     def put(self, new: Float[Tensor, "r _c *e"], into: Float[Tensor, "h n c *e"]) -> None:
         """Write what the queries get."""
-        if self._neighbours:
-            self.queries(into).copy_(new)
+        if self.first is None:
+            into[self.heads].index_copy_(0, self._rows(into), new)
         else:
-            into[self.head].index_copy_(0, self.tiles.rows[self.rows].to(into.device), new)
+            self.queries(into).copy_(new)
 
     def put_product(
         self, one: Float[Tensor, "r _c s"], other: Float[Tensor, "r s e"], into: Float[Tensor, "h n c e"]
     ) -> None:
         """Write `one` `other` to the queries."""
-        if self._neighbours:
-            torch.bmm(one, other, out=self.queries(into))
-        else:
+        if self.first is None:
             self.put(torch.bmm(one, other), into)
+        else:
+            torch.bmm(one, other, out=self.queries(into))
 
     def add_product(
         self, one: Float[Tensor, "r _c s"], other: Float[Tensor, "r s e"], into: Float[Tensor, "h n c e"]
     ) -> None:
         """Add `one` `other` to what the queries have."""
-        if self._neighbours:
-            self.queries(into).baddbmm_(one, other)
+        if self.first is None:
+            into[self.heads].index_add_(0, self._rows(into), torch.bmm(one, other))
         else:
-            into[self.head].index_add_(0, self.tiles.rows[self.rows].to(into.device), torch.bmm(one, other))
+            self.queries(into).baddbmm_(one, other)
 
     def keys(self, x: Float[Tensor, "h n c e"]) -> Float[Tensor, "r s e"]:
         """What each row sees, its blocks laid end to end; overlapping views where they are neighbours."""
-        one = x[self.head]
+        one, wide = x[self.heads], self.tiles.columns.shape[1] * x.shape[2]
         if self.tiles.step is None:
-            columns = self.tiles.columns[self.rows]
-            found = one.index_select(0 if isinstance(self.rows, slice) else 1, columns.flatten().to(x.device))
-            return found.view(-1, columns.shape[-1] * x.shape[2], x.shape[-1])
+            found = one.index_select(1 if isinstance(self.heads, slice) else 0, self._columns(x))
+            return found.view(-1, wide, x.shape[-1])
         head, block, token, channel = x.stride()
-        if isinstance(self.rows, slice):
-            count, stride = 1 if self.tiles.alike else self.rows.stop - self.rows.start, self.tiles.step * block
+        if isinstance(self.heads, slice):
+            count, stride = len(one), head
         else:
-            count, stride = one.shape[0], head
-        shape = (count, self.tiles.columns.shape[1] * x.shape[2], x.shape[-1])
-        return one.as_strided(shape, (stride, token, channel), one.storage_offset() + self.first[1] * block)
+            count, stride = self.rows.stop - self.rows.start, self.tiles.step * block
+        return one.as_strided(
+            (count, wide, x.shape[-1]), (stride, token, channel), one.storage_offset() + self._seen * block
+        )
 
     def add_to_keys(
         self,
@@ -85,46 +92,51 @@ class Step(NamedTuple):
         scratch: Scratch,
     ) -> None:
         """Add `one`^T `other`, what the keys that each row saw get, to the blocks that they came from."""
-        step, most, begin, mine = self.tiles.step, self.tiles.columns.shape[1], self.first[1], into[self.head]
+        step, most, mine = self.tiles.step, self.tiles.columns.shape[1], into[self.heads]
         if step is None:
             new = torch.bmm(one.mT, other, out=scratch("to_keys", len(one), one.shape[-1], other.shape[-1]))
             parts = new.view(len(new), most, -1, new.shape[-1])
-            columns = self.tiles.columns[self.rows].to(into.device)
-            if isinstance(self.rows, int):
-                mine.index_add_(1, columns, parts)
+            if isinstance(self.heads, slice):
+                mine.index_add_(1, self._columns(into), parts)
             else:
-                mine.flatten(1).index_add_(0, columns.flatten(), parts.view(columns.numel(), -1))
-        elif isinstance(self.rows, int):
-            mine[:, begin : begin + most].flatten(1, 2).baddbmm_(one.mT, other)
+                mine.flatten(1).index_add_(0, self._columns(into), parts.view(len(new) * most, -1))
+        elif isinstance(self.heads, slice):
+            mine[:, self._seen : self._seen + most].flatten(1, 2).baddbmm_(one.mT, other)
         elif step == 0:
-            mine[begin : begin + most].flatten(0, 1).addmm_(one.flatten(0, 1).mT, other.flatten(0, 1))
+            mine[self._seen : self._seen + most].flatten(0, 1).addmm_(one.flatten(0, 1).mT, other.flatten(0, 1))
         else:
             # straight to where it belongs, all first blocks of the rows, then all second ones
-            for number, part in enumerate(one.chunk(most, -1), begin):
+            for number, part in enumerate(one.chunk(most, -1), self._seen):
                 mine[number : number + len(one)].baddbmm_(part.mT, other)
 
     @property
-    def _neighbours(self) -> bool:
-        return self.tiles.step is not None or isinstance(self.rows, int)
+    def _seen(self) -> int:
+        """The first block of keys, where they are neighbours."""
+        return int(self.tiles.columns[self.rows.start, 0])
+
+    def _rows(self, x: Tensor) -> Int[Tensor, " r"]:
+        return self.tiles.rows[self.rows].to(x.device)
+
+    def _columns(self, x: Tensor) -> Int[Tensor, " k"]:
+        """The blocks that are seen, row by row; once where all rows see the same."""
+        rows = self.tiles.columns[self.rows]
+        return (rows[:1] if isinstance(self.heads, slice) else rows).flatten().to(x.device)
 
 
 def steps(part: Part, heads: int, like: Tensor) -> Iterator[Step]:
     """All calls of a part, always in the same order; what they add to scores is made `like` the queries."""
     for tiles in part.tiles:
-        most = max(CACHED // (part.q.size * tiles.columns.shape[1] * part.k.size), 1)
-        if len(tiles.rows) < heads and not tiles.alike:
-            for row in range(len(tiles.rows)):
-                bias, blind = _hidden(tiles, slice(row, row + 1), like)
-                first = int(tiles.rows[row]), int(tiles.columns[row, 0])
-                for begin in range(0, heads, most):
-                    yield Step(tiles, slice(begin, min(begin + most, heads)), row, first, bias, blind)
-            continue
-        for begin in range(0, len(tiles.rows), most):
-            some = slice(begin, min(begin + most, len(tiles.rows)))
-            bias, blind = _hidden(tiles, some, like)
-            first = int(tiles.rows[begin]), int(tiles.columns[begin, 0])
-            for head in range(heads):
-                yield Step(tiles, head, some, first, bias, blind)
+        count, most = len(tiles.rows), max(CACHED // (part.q.size * tiles.columns.shape[1] * part.k.size), 1)
+        across = tiles.alike or count < max(heads, 2)
+        size = most if tiles.alike or not across else 1
+        for begin in range(0, count, size):
+            rows = slice(begin, min(begin + size, count))
+            bias, blind = _hidden(tiles, rows, like)
+            first = int(tiles.rows[begin]) if across or tiles.beside else None
+            many = max(most // (rows.stop - begin), 1)
+            each = (slice(head, min(head + many, heads)) for head in range(0, heads, many)) if across else range(heads)
+            for some in each:
+                yield Step(tiles, some, rows, first, bias, blind)
 
 
 def _hidden(tiles: Tiles, rows: slice, like: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -17,13 +17,17 @@ KEPT = 1 << 24
 
 
 class Call(NamedTuple):
-    """Queries, keys and values of some rows of blocks; `bias` is added to scores, `blind` queries see no key."""
+    """Queries, keys and values of some rows of blocks; `bias` is added to scores, `blind` queries see no key.
+
+    `short` are rows that see only so many of the first keys.
+    """
 
     q: Float[Tensor, "n c e"]
     k: Float[Tensor, "n s e"]
     v: Float[Tensor, "n s f"]
     bias: Float[Tensor, "#n c s"] | None
     blind: Bool[Tensor, "#n c"] | None
+    short: tuple[tuple[slice, int], ...] = ()
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -40,6 +44,8 @@ def weights(
         torch.baddbmm(scores, call.q, call.k.mT, beta=0, alpha=scale, out=scores)
     else:
         torch.baddbmm(call.bias, call.q, call.k.mT, alpha=scale, out=scores)
+    for rows, seen in call.short:
+        scores[rows, :, seen:] = -torch.inf
     torch.softmax(scores, -1, out=into)
     if call.blind is not None:
         into.masked_fill_(call.blind[..., None], 0.0)

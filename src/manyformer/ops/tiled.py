@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -106,6 +106,8 @@ def _blocks(
     if tiles.inner is not None:
         inner = tiles.inner.to(q.device).expand(len(mine), -1, -1)
         seen = inner.expand(q.shape[0], *inner.shape).flatten(0, 1)[:, None]
+    if tiles.short:
+        seen = seen & _there(tiles, part.k.size).to(q.device).repeat(q.shape[0], 1)[:, None, None]
     if seams.mask is not None:
         seen = seen & seams.mask.dense(at, of, q.shape[1])
     seen = seen.expand(logits.shape)
@@ -116,6 +118,14 @@ def _blocks(
     kept = drop(weights.to(values.dtype), seams.dropout)
     y = seams.position.value(kept @ values, kept, at, of)
     return _laid_out(y, q.shape[0]), _laid_out(lse, q.shape[0])
+
+
+def _there(tiles: Tiles, size: int) -> Bool[Tensor, "n s"]:
+    """Which keys are not there only to fill up rows that see fewer blocks."""
+    seen = torch.full((len(tiles.rows), 1), tiles.columns.shape[1], device="cpu")
+    for row, count in tiles.short:
+        seen[row] = count
+    return (torch.arange(tiles.columns.shape[1], device="cpu") < seen).repeat_interleave(size, 1)
 
 
 def _gathered(x: Float[Tensor, "b h l e"], index: Tensor) -> Float[Tensor, "n h c e"]:
@@ -142,4 +152,5 @@ def _pieces(tiles: Tiles, part: Part, heads: int) -> Iterator[Tiles]:
     for begin in range(0, len(tiles.rows), chunk):
         some = slice(begin, begin + chunk)
         inner = tiles.inner if tiles.inner is None or len(tiles.inner) == 1 else tiles.inner[some]
-        yield Tiles(tiles.rows[some], tiles.columns[some], None, inner, None)
+        short = tuple((row - begin, seen) for row, seen in tiles.short if begin <= row < begin + chunk)
+        yield Tiles(tiles.rows[some], tiles.columns[some], None, inner, None, short, beside=False)
