@@ -187,7 +187,7 @@ class LSH(Kernel, Renewing):
         kept = None if state is None else Seen(_marks(bucket, ways, self.chunk))
         if way == "sorted":
             return Out(self._gathered(q, k, v, ways), kept)
-        mark = torch.stack([part.mark.view(q.shape[:3]) for part in ways], 2)
+        mark = torch.stack([_by_head(part.mark, bucket) for part in ways], 2)
         y, weights = ops.naive(
             q, k, v, self._seen(mark, mark, at, of), scale=self.scale, position=position, at=at, of=of
         )
@@ -208,12 +208,15 @@ class LSH(Kernel, Renewing):
         """The chunks of one round, all heads of all rows one after the other."""
         seg, mine = of.seg[:, None].expand(bucket.shape).flatten(0, 1), bucket.flatten(0, 1)
         unit: Unit = "bucket" if self.form == "strict" else "document"
-        return chunks.arrange(mine, seg, self.chunk, unit=unit, reach=self.before + self.after)
+        reach = self.before + self.after
+        return chunks.arrange(mine, seg, self.chunk, unit=unit, reach=reach, beside=bucket.shape[1])
 
     def _gathered(self, q: Tensor, k: Tensor, v: Tensor, ways: tuple[Chunks, ...]) -> Tensor:
         sight = Sight(ways, self.before, self.after, causal=not self.after)
-        queries, keys, values = (x.flatten(0, 2) for x in (q, k, v))
-        return gathered.attend(queries, keys, values, sight, scale=self.scale).view(*q.shape[:3], -1)
+        # views where heads lie side by side
+        queries, keys, values = (x.transpose(1, 2).flatten(0, 2) for x in (q, k, v))
+        y = gathered.attend(queries, keys, values, sight, scale=self.scale)
+        return y.view(q.shape[0], q.shape[2], q.shape[1], -1).transpose(1, 2)
 
     def _seen(
         self, mark: Int[Tensor, "b h r l"], other: Int[Tensor, "b h r s"], at: Place, of: Place
@@ -237,8 +240,14 @@ def unit(k: Float[Tensor, "b h s e"]) -> Float[Tensor, "b h s e"]:
 
 def _marks(bucket: Int[Tensor, "r b h l"], ways: tuple[Chunks, ...], size: int) -> Int[Tensor, "b h r l"]:
     """What is kept of tokens whose chunks begin with their bucket."""
-    rank = torch.stack([way.rank.view(bucket.shape[1:]) for way in ways])
+    rank = torch.stack([_by_head(way.rank, bucket) for way in ways])
     return (bucket.long() * WIDE + rank // size).movedim(0, 2)
+
+
+def _by_head(x: Int[Tensor, " n"], bucket: Int[Tensor, "r b h l"]) -> Int[Tensor, "b h l"]:
+    """What is known of tokens whose heads stand side by side."""
+    _, batch, heads, length = bucket.shape
+    return x.view(batch, length, heads).transpose(1, 2)
 
 
 def _next(before: Seen, bucket: Int[Tensor, "r b h l"], of: Place, size: int) -> Int[Tensor, "b h r s"]:

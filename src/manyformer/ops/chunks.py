@@ -1,7 +1,8 @@
 """Tokens sorted by bucket and cut into chunks: which token lies where, and which chunks see each other.
 
-Tokens are numbered through all rows: number t of row n is n * l + t. A unit is what begins with a chunk of its own: a
-document, as published, or a bucket of a document, so that nothing later moves the border of a chunk.
+Tokens are numbered through all rows: number t of row n is n * l + t. Where rows are heads, as many as are `beside` each
+other have the tokens of one place one after the other, as projections leave them. A unit is what begins with a chunk of
+its own: a document, as published, or a bucket of a document, so that nothing later moves the border of a chunk.
 """
 
 from typing import Literal, NamedTuple
@@ -33,7 +34,9 @@ class Chunks(NamedTuple):
     rank: Int[Tensor, " n"]
 
 
-def arrange(bucket: Int[Tensor, "n l"], seg: Int[Tensor, "n l"], size: int, *, unit: Unit, reach: int) -> Chunks:
+def arrange(
+    bucket: Int[Tensor, "n l"], seg: Int[Tensor, "n l"], size: int, *, unit: Unit, reach: int, beside: int = 1
+) -> Chunks:
     """Sort each row by document and bucket, keeping the order of tokens, and cut every unit into chunks of `size`.
 
     `reach` is how many chunks a token looks back and ahead together.
@@ -56,7 +59,8 @@ def arrange(bucket: Int[Tensor, "n l"], seg: Int[Tensor, "n l"], size: int, *, u
     mark = (chunk + (reach + 1) * number).view(order.shape)
     # from the beginning of the row: small numbers are exact in any form
     mark = (mark - mark[:, :1]).flatten()
-    token = (order + torch.arange(len(order), device=order.device)[:, None] * length).flatten()
+    row = torch.arange(len(order), device=order.device)[:, None]
+    token = ((row // beside * length + order) * beside + row % beside).flatten()
     tokens = torch.full((count * size + 1,), -1, device=token.device).scatter_(0, slot, token)[:-1]
     known = (slot, number, mark, rank.flatten())
     slot, number, mark, rank = (torch.empty_like(token).scatter_(0, token, x) for x in known)

@@ -67,51 +67,67 @@ def attend(
     return y.to(kind)
 
 
+class Kept(NamedTuple):
+    """What is kept for the gradient: of every way the tokens in their slots, of every call its weights."""
+
+    slots: list[Tensor]
+    weights: list[Tensor]
+
+
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float) -> Tensor:
-        work = _Work(q, k, v, sight, scale, kept=[] if any(ctx.needs_input_grad) and sight.pairs <= KEPT else None)
-        y, lse = torch.zeros_like(v), q.new_full(q.shape[:1], -torch.inf)
-        each = [lse] * len(sight.ways)
+        keeps = any(ctx.needs_input_grad) and sight.pairs <= KEPT
+        work = _Work(q, k, v, sight, scale, Kept([], []) if keeps else None)
         with full_precision(q.device):
-            for number in work.numbers:
-                new, each[number] = work.forward(number)
-                flash.merge(y, lse, new, each[number])
-        ctx.save_for_backward(q, k, v, y, lse, *each, *(work.kept or ()))
-        ctx.sight, ctx.scale, ctx.keeps = sight, scale, work.kept is not None
-        return torch.where((lse == -torch.inf)[:, None], v, y)
+            every = (work.forward(number) for number in work.numbers)
+            y, lse = next(every, (torch.zeros_like(v), q.new_full(q.shape[:1], -torch.inf)))
+            each = [lse.clone()]
+            for new, sums in every:
+                flash.merge(y, lse, new, sums)
+                each.append(sums)
+        alone = (lse == -torch.inf).nonzero()[:, 0]
+        y.index_copy_(0, alone, v.index_select(0, alone))
+        slots, weights = ([], []) if work.kept is None else work.kept
+        ctx.save_for_backward(q, k, v, y, lse, alone, *each, *slots, *weights)
+        ctx.sight, ctx.scale, ctx.cuts = sight, scale, (len(each), len(each) + len(slots))
+        return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, up: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, y, lse, *more = ctx.saved_tensors
-        ways = len(ctx.sight.ways)
-        work = _Work(q, k, v, ctx.sight, ctx.scale, kept=more[ways:][::-1] if ctx.keeps else None)
-        alone = lse == -torch.inf
+        q, k, v, y, lse, alone, *more = ctx.saved_tensors
+        each, slots, found = more[: ctx.cuts[0]], more[ctx.cuts[0] : ctx.cuts[1]], more[ctx.cuts[1] :]
+        kept = Kept(slots[::-1], found[::-1]) if slots else None
+        work = _Work(q, k, v, ctx.sight, ctx.scale, kept)
         # what sees only itself has no share in any way
-        lse, slopes = lse.masked_fill(alone, torch.inf), (up * y).sum(-1)
-        grads = [torch.zeros_like(q), torch.zeros_like(k), up * alone[:, None]]
+        slopes, lse = (up * y).sum(-1), lse.index_fill(0, alone, torch.inf)
+        grads: list[Tensor] = []
         with full_precision(q.device):
-            for number in work.numbers:
-                work.backward(number, up, slopes, (more[number] - lse).exp_(), grads)
+            for number, sums in zip(work.numbers, each):
+                new = work.backward(number, up, slopes, (sums - lse).exp_())
+                grads = [total.add_(one) for total, one in zip(grads, new)] if grads else new
+        grads = grads or [torch.zeros_like(x) for x in (q, k, v)]
         for grad in grads[:2]:
             grad *= ctx.scale
+        grads[2].index_add_(0, alone, up.index_select(0, alone))
         return *grads, None, None
 
 
 class _Work:
-    """What going through all ways needs; weights if they are `kept`, for the gradient the first one last."""
+    """What going through all ways needs; what is `kept` is added at the end, and for the gradient taken from there."""
 
-    def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, *, kept: list[Tensor] | None
-    ) -> None:
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, scale: float, kept: Kept | None) -> None:
         self.q, self.k, self.v, self.sight, self.scale, self.kept = q, k, v, sight, scale, kept
         self.numbers = [number for number, way in enumerate(sight.ways) if len(way.tokens)]
         self.scratch = Scratch(q)
 
     def forward(self, number: int) -> tuple[Float[Tensor, "n f"], Float[Tensor, " n"]]:
         """What the tokens get from the keys that they meet in this way for the first time, and log-sum-exps."""
-        way, (q, k, v) = self.sight.ways[number], self._inputs(number)
+        way, slots = self.sight.ways[number], self._slots(number)
+        q, k, v = self._seen(slots)
+        if self.kept is not None:
+            self.kept.slots.extend(slots)
         # a slot more than there are, which is padding's
         y, lse = (v.new_empty(way.tokens.numel() + 1, *rest) for rest in (v.shape[-1:], ()))
         y[-1], lse[-1] = 0.0, -torch.inf
@@ -124,43 +140,58 @@ class _Work:
             torch.bmm(found, call.v, out=outputs[some])
             numbers[some] = sums(call, scores, found)
             if self.kept is not None:
-                self.kept.append(found)
+                self.kept.weights.append(found)
         lse.masked_fill_(lse < HIDDEN / 2, -torch.inf)
         return y.index_select(0, way.slot), lse.index_select(0, way.slot)
 
-    def backward(self, number: int, up: Tensor, slopes: Tensor, share: Tensor, grads: list[Tensor]) -> None:
-        """Add what the pairs of this way contribute to the gradients, those of queries and keys before the scale."""
-        way, before, (q, k, v) = self.sight.ways[number], self.sight.before, self._inputs(number)
+    def backward(self, number: int, up: Tensor, slopes: Tensor, share: Tensor) -> list[Tensor]:
+        """What the pairs of this way contribute to the gradients, those of queries and keys before the scale."""
+        way, before = self.sight.ways[number], self.sight.before
+        slots = self._slots(number) if self.kept is None else [self.kept.slots.pop() for _ in range(3)]
+        q, k, v = self._seen(slots)
         # an empty slot shows the first token, whose gradient is not its own
         shares = _cut(share, way.tokens).masked_fill_(way.tokens < 0, 0.0)
         above = _cut(up, way.tokens).mul_(shares[..., None])
         slope = _cut(slopes, way.tokens).mul_(shares)[..., None]
         # room for a chunk on both sides, and for padding's slot
         count, size = way.tokens.shape
-        totals = [x.new_zeros(before + count + max(self.sight.after, 1), size, x.shape[-1]) for x in (q, k, v)]
+        frame = before + count + max(self.sight.after, 1)
+        totals = [x.new_empty(frame, size, x.shape[-1]) for x in (q, k, v)]
+        for total in totals:
+            # what no chunk has as the last one that it looks at
+            total[: self.sight.wide - 1], total[before + count :] = 0.0, 0.0
         hidden = None if self.kept is not None else _Hidden(self.sight, number, q)
         for some in self._slices(way):
             call = Call(q[some], k[some], v[some], None if hidden is None else hidden(some, self.scratch), None)
             if self.kept is None:
                 found = weights(call, self.scale, self.scratch, self.scratch("weights", *call.shape))[1]
             else:
-                found = self.kept.pop()
-            to_q, to_k, to_v = gradients(call, found, Above(above[some], slope[some]), self.scratch)
+                found = self.kept.weights.pop()
+            to_q, *others = gradients(call, found, Above(above[some], slope[some]), self.scratch)
             totals[0][some.start + before : some.stop + before] = to_q
-            for total, new in zip(totals[1:], (to_k, to_v)):
-                for shift in range(self.sight.wide):
-                    total[some.start + shift : some.stop + shift] += new[:, shift * size : (shift + 1) * size]
+            for total, new in zip(totals[1:], others):
+                *earlier, last = new.view(len(new), self.sight.wide, size, -1).unbind(1)
+                # nobody has looked at these chunks before
+                total[some.start + len(earlier) : some.stop + len(earlier)] = last
+                for shift, one in enumerate(earlier):
+                    total[some.start + shift : some.stop + shift] += one
         slot = way.slot + before * size
-        for grad, total in zip(grads, totals):
-            grad += total.flatten(0, 1).index_select(0, slot)
+        return [total.flatten(0, 1).index_select(0, slot) for total in totals]
 
-    def _inputs(self, number: int) -> tuple[Float[Tensor, "c m e"], Float[Tensor, "c s e"], Float[Tensor, "c s f"]]:
-        """Queries in their slots, and the keys and values that each chunk looks at."""
-        way, before = self.sight.ways[number], self.sight.before
-        framed = _framed(way, self.sight)
+    def _slots(self, number: int) -> list[Float[Tensor, "c m e"]]:
+        """Queries in their slots, and keys and values with empty chunks around them."""
+        way, framed = self.sight.ways[number], _framed(self.sight.ways[number], self.sight)
         keys, values = _cut(self.k, framed), _cut(self.v, framed)
         # where queries are keys they are cut already
+        before = self.sight.before
         q = keys[before : before + len(way.tokens)] if self.q is self.k else _cut(self.q, way.tokens)
+        return [q, keys, values]
+
+    def _seen(
+        self, slots: list[Tensor]
+    ) -> tuple[Float[Tensor, "c m e"], Float[Tensor, "c s e"], Float[Tensor, "c s f"]]:
+        """Queries, and the keys and values that each chunk looks at."""
+        q, keys, values = slots
         return q, _windows(keys, self.sight), _windows(values, self.sight)
 
     def _slices(self, way: Chunks) -> Iterator[slice]:
