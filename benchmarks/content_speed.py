@@ -3,9 +3,10 @@
     python benchmarks/content_speed.py                     # everything, about 25 minutes on two quiet cores
     python benchmarks/content_speed.py --only step --rounds 3
     python benchmarks/content_speed.py --only growth       # no other package is needed
+    python benchmarks/content_speed.py --only repetition   # nor here
 
-Width 256, 4 heads, 4 layers. Every round runs each candidate once; what counts is the median over rounds of the ratio
-within a round. Growth is the slope of logarithms from 2,048 tokens to 16,384.
+Width 256, 4 heads, 4 layers, but where words are repeated. Every round runs each candidate once; what counts is the
+median over rounds of the ratio within a round. Growth is the slope of logarithms from 2,048 tokens to 16,384.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
 BUCKETS, CHUNK = 32, 64
 LENGTHS = (2048, 4096, 8192, 16384)
 GROWTH_GOALS = {"operations": 1.25, "seconds": 1.4}
+REPEATING: dict[str, Any] = {"vocab": 128, "dim": 128, "depth": 1, "heads": 2, "hidden": 128, "longest": 1024}
+REPEATED_CHUNKS, REPEATED_GOAL = {512: 64, 1024: 128}, 1.0
 SHALLOW, DEEP, DEPTH_GOAL = 4, 16, 1.3
 MEMBERS, BLOCK = 128, 128
 LOCAL_HEADS, WINDOW = 2, 192  # as many tokens as a block of 128 and the one before show on average
@@ -216,6 +219,19 @@ def step(rounds: int) -> Iterator[frame.Row]:
         yield from frame.contest(f"{contest.what}, {contest.length} tokens", steps, rounds, contest.goals)
 
 
+def repetition(rounds: int) -> Iterator[frame.Row]:
+    """The models of `manyformer compare content/duplication` with one round of hashing against dense attention."""
+    dense = mf.build("transformer-lm", **REPEATING)
+    for length, chunk in REPEATED_CHUNKS.items():
+        tokens = torch.randint(0, REPEATING["vocab"], (8, length))
+        hashing = mf.build(
+            "reformer", **REPEATING, rounds=1, chunk=chunk, buckets=8, position="learned", residual="plain"
+        )
+        steps = {"ours, 1 round": language_step(hashing, tokens), "our dense": language_step(dense, tokens)}
+        goals = {"our dense": REPEATED_GOAL}
+        yield from frame.contest(f"repeated words, 8 rows of {length} tokens", steps, rounds, goals)
+
+
 def growth(rounds: int) -> Iterator[frame.Row]:
     """How operations and time of a training step grow with the length."""
     for name, make in GROWING.items():
@@ -255,4 +271,5 @@ def gradients(model: Any, batch: TextBatch) -> frame.Step:
 
 
 if __name__ == "__main__":
-    frame.run(__doc__, {"step": step, "growth": growth, "depth": depth}, rounds=9, out="content_speed.json")
+    parts = {"step": step, "repetition": repetition, "growth": growth, "depth": depth}
+    frame.run(__doc__, parts, rounds=9, out="content_speed.json")
