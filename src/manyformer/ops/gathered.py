@@ -135,8 +135,9 @@ class _Work:
         hidden = _Hidden(self.sight, number, q)
         for some in self._slices(way):
             call = Call(q[some], k[some], v[some], hidden(some, self.scratch), None)
-            into = self.scratch("weights", *call.shape) if self.kept is None else q.new_empty(call.shape)
-            scores, found = weights(call, self.scale, self.scratch, into)
+            found = self.scratch("weights", *call.shape) if self.kept is None else q.new_empty(call.shape)
+            scores = self.scratch("scores", *call.shape)
+            weights(call, self.scale, scores, found)
             torch.bmm(found, call.v, out=outputs[some])
             numbers[some] = sums(call, scores, found)
             if self.kept is not None:
@@ -164,7 +165,8 @@ class _Work:
         for some in self._slices(way):
             call = Call(q[some], k[some], v[some], None if hidden is None else hidden(some, self.scratch), None)
             if self.kept is None:
-                found = weights(call, self.scale, self.scratch, self.scratch("weights", *call.shape))[1]
+                found = self.scratch("weights", *call.shape)
+                weights(call, self.scale, found, found)
             else:
                 found = self.kept.weights.pop()
             to_q, *others = gradients(call, found, Above(above[some], slope[some]), self.scratch)

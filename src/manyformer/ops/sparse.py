@@ -116,8 +116,10 @@ class _Work:
         lse = None if part.alone else q.new_full(q.shape[:3], -torch.inf)
         for step in steps(part, q.shape[0], q):
             call = _call(step, q, k, v)
-            into = q.new_empty(call.shape) if self.keeps else self.scratch("weights", *call.shape)
-            scores, found = weights(call, self.scale, self.scratch, into)
+            found = q.new_empty(call.shape) if self.keeps else self.scratch("weights", *call.shape)
+            # a second piece of memory costs most
+            scores = found if lse is None else self.scratch("scores", *call.shape)
+            weights(call, self.scale, scores, found)
             step.put_product(found, call.v, y)
             if lse is not None:
                 step.put(sums(call, scores, found), lse)
@@ -158,7 +160,8 @@ class _Work:
         call, found = self.kept.pop() if self.keeps else (None, None)
         call = _call(step, q, k, v) if call is None else call
         if found is None:
-            _, found = weights(call, self.scale, self.scratch, self.scratch("weights", *call.shape))
+            found = self.scratch("weights", *call.shape)
+            weights(call, self.scale, found, found)
         return call, found
 
 

@@ -35,11 +35,8 @@ class Call(NamedTuple):
         return self.q.shape[0], self.q.shape[1], self.k.shape[1]
 
 
-def weights(
-    call: Call, scale: float, scratch: Scratch, into: Float[Tensor, "n c s"]
-) -> tuple[Float[Tensor, "n c s"], Float[Tensor, "n c s"]]:
-    """Scores, and their softmax, which is written to `into`; blind queries have no weights."""
-    scores = scratch("scores", *call.shape)
+def weights(call: Call, scale: float, scores: Float[Tensor, "n c s"], into: Float[Tensor, "n c s"]) -> None:
+    """Write the scores, and their softmax, which may take their place; blind queries have no weights."""
     if call.bias is None:
         torch.baddbmm(scores, call.q, call.k.mT, beta=0, alpha=scale, out=scores)
     else:
@@ -49,7 +46,6 @@ def weights(
     torch.softmax(scores, -1, out=into)
     if call.blind is not None:
         into.masked_fill_(call.blind[..., None], 0.0)
-    return scores, into
 
 
 def sums(call: Call, scores: Float[Tensor, "n c s"], found: Float[Tensor, "n c s"]) -> Float[Tensor, "n c"]:
