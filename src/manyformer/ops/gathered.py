@@ -83,13 +83,13 @@ class _Attend(torch.autograd.Function):
             every = (work.forward(number) for number in work.numbers)
             y, lse = next(every, (torch.zeros_like(v), q.new_full(q.shape[:1], -torch.inf)))
             each = [lse.clone()]
-            for new, sums in every:
-                flash.merge(y, lse, new, sums)
-                each.append(sums)
+            for new, other in every:
+                flash.merge(y, lse, new, other)
+                each.append(other)
         alone = (lse == -torch.inf).nonzero()[:, 0]
         y.index_copy_(0, alone, v.index_select(0, alone))
-        slots, weights = ([], []) if work.kept is None else work.kept
-        ctx.save_for_backward(q, k, v, y, lse, alone, *each, *slots, *weights)
+        slots, found = ([], []) if work.kept is None else work.kept
+        ctx.save_for_backward(q, k, v, y, lse, alone, *each, *slots, *found)
         ctx.sight, ctx.scale, ctx.cuts = sight, scale, (len(each), len(each) + len(slots))
         return y
 
@@ -104,8 +104,8 @@ class _Attend(torch.autograd.Function):
         slopes, lse = (up * y).sum(-1), lse.index_fill(0, alone, torch.inf)
         grads: list[Tensor] = []
         with full_precision(q.device):
-            for number, sums in zip(work.numbers, each):
-                new = work.backward(number, up, slopes, (sums - lse).exp_())
+            for number, other in zip(work.numbers, each):
+                new = work.backward(number, up, slopes, (other - lse).exp_())
                 grads = [total.add_(one) for total, one in zip(grads, new)] if grads else new
         grads = grads or [torch.zeros_like(x) for x in (q, k, v)]
         for grad in grads[:2]:
