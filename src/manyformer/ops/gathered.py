@@ -108,8 +108,6 @@ class _Attend(torch.autograd.Function):
                 new = work.backward(number, up, slopes, (other - lse).exp_())
                 grads = [total.add_(one) for total, one in zip(grads, new)] if grads else new
         grads = grads or [torch.zeros_like(x) for x in (q, k, v)]
-        for grad in grads[:2]:
-            grad *= ctx.scale
         grads[2].index_add_(0, alone, up.index_select(0, alone))
         return *grads, None, None
 
@@ -146,7 +144,7 @@ class _Work:
         return y.index_select(0, way.slot), lse.index_select(0, way.slot)
 
     def backward(self, number: int, up: Tensor, slopes: Tensor, share: Tensor) -> list[Tensor]:
-        """What the pairs of this way contribute to the gradients, those of queries and keys before the scale."""
+        """What the pairs of this way contribute to the gradients."""
         way, before = self.sight.ways[number], self.sight.before
         slots = self._slots(number) if self.kept is None else [self.kept.slots.pop() for _ in range(3)]
         q, k, v = self._seen(slots)
@@ -169,8 +167,10 @@ class _Work:
                 weights(call, self.scale, found, found)
             else:
                 found = self.kept.weights.pop()
-            to_q, *others = gradients(call, found, Above(above[some], slope[some]), self.scratch)
-            totals[0][some.start + before : some.stop + before] = to_q
+            to_q = totals[0][some.start + before : some.stop + before]
+            others = [self.scratch(name, *x.shape) for name, x in (("to_k", call.k), ("to_v", call.v))]
+            above_some = Above(above[some], slope[some])
+            gradients(call, found, above_some, self.scratch, self.scale, [to_q, *others])
             for total, new in zip(totals[1:], others):
                 *earlier, last = new.view(len(new), self.sight.wide, size, -1).unbind(1)
                 # nobody has looked at these chunks before

@@ -1,12 +1,13 @@
 """Blocks sorted by a matrix, and attention to them (Tay et al. 2020, Sparse Sinkhorn Attention, arXiv:2002.11296)."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.ops import merged
-from manyformer.ops.merged import Part
+from manyformer.ops import batched
 
 HIDDEN = -1e30
 """Instead of -inf, which less -inf is no number."""
@@ -60,27 +61,20 @@ def attend(
     Keys and values of absent tokens are zeros. Where a slot is filled in part only, because an absent token was sorted
     there, it is a key of the rest that counts in part.
     """
-    blocks = q.shape[2]
-    own = _flat(k[:, :, -blocks:]), _flat(v[:, :, -blocks:])
-    if causal:
-        # the first block of all has none before it
-        blind = torch.arange(blocks, device=q.device) == blocks - k.shape[2]
-        sorted_k, sorted_v = (_flat(mixed(sort, x)) for x in (k, v))
-        blind = blind.repeat(len(q))[:, None, None]
-        parts = [Part(*own, causal=True), Part(sorted_k, sorted_v, blind=blind)]
-    elif present is None:
-        parts = [Part(*own), Part(_flat(mixed(sort, k)), _flat(mixed(sort, v)))]
+    blocks, size, mask, bias = q.shape[2], q.shape[3], None, None
+    if present is None:
+        keys, values = (_paired(sort, x) for x in (k, v))
     else:
-        sorted_k, sorted_v, bias = partial(sort, k, v, present)
-        # a block without any token must see something, whatever it is
-        seen = present | ~present.any(-1, keepdim=True)
-        hidden = torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, -torch.inf)
-        shown = _flat(bias[:, :, :, None])
-        parts = [
-            Part(*own, bias=hidden.flatten(0, 1)[:, None, None]),
-            Part(_flat(sorted_k), _flat(sorted_v), bias=shown, blind=(shown == -torch.inf).all(-1)),
-        ]
-    y = merged.attend(_flat(q), parts, scale=scale)
+        keys, values, bias = _partially(sort, k, v, present)
+    if causal:
+        own = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+        mask = torch.cat([own, torch.ones_like(own)], dim=1)
+        if blocks == k.shape[2]:
+            # the first block of all has none before it
+            bias = torch.zeros(len(q), 1, blocks, 2 * size, dtype=q.dtype, device=q.device)
+            bias[:, :, 0, size:] = -torch.inf
+    bias = None if bias is None else _flat(bias)
+    y = batched.attend(_flat(q), _flat(keys), _flat(values), scale=scale, mask=mask, bias=bias)
     return y.view(len(q), blocks, *y.shape[1:]).transpose(1, 2)
 
 
@@ -127,6 +121,55 @@ def attend_cut(
         bias = bias.masked_fill((bias == -torch.inf).all(-1, keepdim=True), 0.0)[:, :, None]
     y = F.scaled_dot_product_attention(q.flatten(2, 3), keys, values, attn_mask=bias, scale=scale)
     return y.view(*q.shape[:4], v.shape[-1])
+
+
+def _paired(sort: Float[Tensor, "n h m b"], x: Float[Tensor, "n h b c e"]) -> Float[Tensor, "n h m s e"]:
+    """The last blocks, and beside each what it is given."""
+    y: Tensor = _Paired.apply(sort.to(x.dtype), x)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Paired(torch.autograd.Function):
+    """Both are written to where attention reads them, and blocks mixed from there."""
+
+    @staticmethod
+    def forward(ctx: Any, sort: Tensor, x: Tensor) -> Tensor:
+        (rows, heads, blocks, size, width), queries = x.shape, sort.shape[2]
+        y = x.new_empty(heads, rows, queries, 2, size, width)
+        y[:, :, :, 0] = x[:, :, blocks - queries :].transpose(0, 1)
+        own, beside = y.flatten(4).flatten(0, 1).unbind(2)
+        every = own if queries == blocks else x.transpose(0, 1).reshape(heads * rows, blocks, -1)
+        weights = sort.transpose(0, 1).flatten(0, 1)
+        torch.bmm(weights, every, out=beside)
+        ctx.save_for_backward(weights, every)
+        return y.flatten(3, 4).transpose(0, 1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, up: Tensor) -> tuple[Tensor, Tensor]:
+        weights, every = ctx.saved_tensors
+        rows, heads, queries, both, width = up.shape
+        own, beside = up.transpose(0, 1).reshape(heads * rows, queries, 2, -1).unbind(2)
+        to_sort, to_x = torch.bmm(beside, every.mT), torch.bmm(weights.mT, beside)
+        to_x[:, -queries:] += own
+        to_sort, to_x = (x.view(heads, rows, *x.shape[1:]).transpose(0, 1) for x in (to_sort, to_x))
+        return to_sort, to_x.view(*to_x.shape[:3], both // 2, width)
+
+
+def _partially(
+    sort: Float[Tensor, "n h m b"],
+    k: Float[Tensor, "n h b c e"],
+    v: Float[Tensor, "n h b c f"],
+    present: Bool[Tensor, "n b c"],
+) -> tuple[Float[Tensor, "n h m s e"], Float[Tensor, "n h m s f"], Float[Tensor, "n h m s"]]:
+    """Keys and values of the last blocks and beside them what each is given, and what is added to their scores."""
+    blocks = sort.shape[2]
+    sorted_k, sorted_v, share = partial(sort, k, v, present)
+    keys, values = (torch.cat([x[:, :, -blocks:], y], dim=3) for x, y in ((k, sorted_k), (v, sorted_v)))
+    # a block without any token must see something, whatever it is
+    seen = present | ~present.any(-1, keepdim=True)
+    hidden = torch.zeros_like(seen, dtype=k.dtype).masked_fill(~seen, -torch.inf)[:, None, -blocks:]
+    return keys, values, torch.cat([hidden.expand_as(share), share], dim=-1)
 
 
 def mixed(sort: Float[Tensor, "n h m b"], x: Float[Tensor, "n h b c e"]) -> Float[Tensor, "n h m c e"]:

@@ -4,6 +4,7 @@ On a CPU, small products of matrices with reused memory in between are faster th
 are small, and small blocks waste less on what a mask hides.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -71,12 +72,11 @@ def inner_gradient(call: Call, found: Float[Tensor, "n c s"], above: Above, scra
 
 
 def gradients(
-    call: Call, found: Float[Tensor, "n c s"], above: Above, scratch: Scratch
-) -> tuple[Float[Tensor, "n c e"], Float[Tensor, "n s e"], Float[Tensor, "n s f"]]:
-    """Of queries and keys, both before the scale, and of values; they hold until the next call."""
-    rows, queries, keys = call.shape
+    call: Call, found: Float[Tensor, "n c s"], above: Above, scratch: Scratch, scale: float, into: Sequence[Tensor]
+) -> None:
+    """Write the gradients of queries, keys and values."""
     inner = inner_gradient(call, found, above, scratch)
-    to_q = torch.bmm(inner, call.k, out=scratch("to_q", rows, queries, call.q.shape[-1]))
-    to_k = torch.bmm(inner.mT, call.q, out=scratch("to_k", rows, keys, call.q.shape[-1]))
-    to_v = torch.bmm(found.mT, above.up, out=scratch("to_v", rows, keys, above.up.shape[-1]))
-    return to_q, to_k, to_v
+    to_q, to_k, to_v = into
+    torch.baddbmm(to_q, inner, call.k, beta=0, alpha=scale, out=to_q)
+    torch.baddbmm(to_k, inner.mT, call.q, beta=0, alpha=scale, out=to_k)
+    torch.bmm(found.mT, above.up, out=to_v)
