@@ -65,6 +65,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "cross": {"causal": True, "cross": True},
     "convolution": {"transition": "convolution"},
     "released": {"halting": "released"},
+    "window": {"causal": True, "signal": "none", "bias": -1.0, "window": 2},
 }
 
 
@@ -182,8 +183,13 @@ def test_what_is_watched() -> None:
 
 @pytest.mark.parametrize(
     "chosen",
-    [{"transition": "convolution"}, {"halting": "released", "signal": "learned"}, {"halting": "fixed", "norm": "pre"}],
-    ids=lambda chosen: "-".join(chosen.values()),
+    [
+        {"transition": "convolution"},
+        {"halting": "released", "signal": "learned"},
+        {"halting": "fixed", "norm": "pre"},
+        {"signal": "none", "window": 3, "bias": -2.0},
+    ],
+    ids=lambda chosen: "-".join(str(value) for value in chosen.values()),
 )
 def test_variants_keep_their_promises(chosen: dict[str, Any]) -> None:
     only = {"causal", "cached", "padding-ragged", "packing-state", "gradients"}

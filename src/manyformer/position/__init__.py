@@ -13,7 +13,7 @@ from manyformer.position.relative import Shaw
 from manyformer.position.rotary import Rotary, convert_pairs
 from manyformer.position.scaling import NTK, DynamicNTK, Linear, Scaling, YaRN
 from manyformer.position.structural import Fused, Structural
-from manyformer.position.timing import LearnedSteps, SinusoidSteps, Steps, Timing
+from manyformer.position.timing import LearnedSteps, NoSteps, SinusoidSteps, Steps, Timing
 from manyformer.position.together import Together
 from manyformer.position.xl import XL, XLBiases
 
@@ -35,6 +35,7 @@ __all__ = [
     "LearnedSteps",
     "Linear",
     "NoPosition",
+    "NoSteps",
     "Placed",
     "Position",
     "Rotary",

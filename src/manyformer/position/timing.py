@@ -61,6 +61,20 @@ class LearnedSteps(Steps):
 
 
 @final
+class NoSteps(Steps):
+    """No signal: all steps look the same, and there may be more of them than were ever taken in training."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        # holds nothing; says where the model is
+        self.register_buffer("nothing", torch.zeros(dim), persistent=False)
+        self.nothing: Tensor
+
+    def forward(self, step: int) -> Float[Tensor, " d"]:
+        return self.nothing
+
+
+@final
 class Timing(nn.Module):
     """The two-dimensional signal of the Universal Transformer: a position's vector plus a step's, added at every step.
 

@@ -10,17 +10,17 @@ from manyformer.core import Chain, Layer, Pointwise
 from manyformer.depth import Adaptive, Block, Graves, Halting, Released, Repeated
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import Softmax
-from manyformer.masks import Causal
+from manyformer.masks import Causal, Window
 from manyformer.mixers import SeparableConv
 from manyformer.models import Classifier, Embedding, EncoderDecoder, Head, LanguageModel
-from manyformer.position import LearnedSteps, Sinusoid, SinusoidSteps, Timing
+from manyformer.position import LearnedSteps, NoSteps, Sinusoid, SinusoidSteps, Steps, Timing
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, branch
 from manyformer.sources import Encoded, Still
 
 Halts = Literal["adaptive", "released", "fixed"]
 Transition = Literal["feedforward", "convolution"]
-Signal = Literal["sinusoid", "learned"]
+Signal = Literal["sinusoid", "learned", "none"]
 
 PAPER = "Dehghani et al. 2019, Universal Transformers, arXiv:1807.03819; Graves 2016, arXiv:1603.08983 (halting)"
 NEW = "One layer is applied again and again, as often as each token needs."
@@ -42,6 +42,8 @@ class Choices(NamedTuple):
     ponder: float
     transition: Transition
     signal: Signal
+    bias: float = 1.0
+    window: int | None = None
 
     def embedding(self, vocab: int) -> Embedding:
         # positions are added at every step
@@ -51,18 +53,23 @@ class Choices(NamedTuple):
         """The layer that is repeated, how often, and what comes after."""
         around = partial(branch, order=self.norm, norm=partial(nn.LayerNorm, self.dim), dropout=self.dropout)
         source = Still() if self.halting != "fixed" else None
-        own = Attention(self.dim, self.heads, Softmax(Causal() if causal else None), source=source)
+        seen = None if not causal else Causal() if self.window is None else Window(self.window)
+        own = Attention(self.dim, self.heads, Softmax(seen), source=source)
         asked = Attention(self.dim, self.heads, Softmax(), source=Encoded()) if cross else None
         block = Block(around(own), around(self._work(causal=causal)), cross=None if asked is None else around(asked))
-        of_steps = SinusoidSteps(self.dim) if self.signal == "sinusoid" else LearnedSteps(self.dim, self.depth)
-        body = self._often(block, Timing(Sinusoid(self.dim), of_steps))
+        body = self._often(block, Timing(Sinusoid(self.dim), self._signals()))
         return body if self.norm == "post" else Chain(steps=body, norm=Pointwise(nn.LayerNorm(self.dim)))
+
+    def _signals(self) -> Steps:
+        if self.signal == "none":
+            return NoSteps(self.dim)
+        return SinusoidSteps(self.dim) if self.signal == "sinusoid" else LearnedSteps(self.dim, self.depth)
 
     def _often(self, block: Block, timing: Timing) -> Layer:
         if self.halting == "fixed":
             return Repeated(block, timing, self.depth)
         rule = Graves() if self.halting == "adaptive" else Released()
-        return Adaptive(block, timing, Halting(self.dim, self.depth, rule=rule, cost=self.ponder))
+        return Adaptive(block, timing, Halting(self.dim, self.depth, rule=rule, cost=self.ponder, bias=self.bias))
 
     def _work(self, *, causal: bool) -> Layer:
         if self.transition == "feedforward":
@@ -97,6 +104,7 @@ def universal_transformer(
     ponder: float = 0.01,
     transition: Transition = "feedforward",
     signal: Signal = "sinusoid",
+    bias: float = 1.0,
 ) -> EncoderDecoder:
     """One layer on either side, at most `depth` times; `hidden` is 4 dim unless given, all embeddings are one matrix.
 
@@ -104,7 +112,7 @@ def universal_transformer(
     the branches (`norm="pre"`). Sums that halt are Graves's, with a remainder at the last step; `halting="released"`
     does what Tensor2Tensor does. It allows 12 steps where a fixed model takes 6.
     """
-    chosen = Choices(dim, depth, heads, hidden, dropout, norm, halting, ponder, transition, signal)
+    chosen = Choices(dim, depth, heads, hidden, dropout, norm, halting, ponder, transition, signal, bias)
     embed = chosen.embedding(vocab)
     embed_source = embed if source_vocab is None else chosen.embedding(source_vocab)
     encoder, decoder = chosen.body(causal=False, cross=False), chosen.body(causal=True, cross=True)
@@ -134,9 +142,15 @@ def universal_transformer_lm(
     ponder: float = 0.01,
     transition: Transition = "feedforward",
     signal: Signal = "sinusoid",
+    bias: float = 1.0,
+    window: int | None = None,
 ) -> LanguageModel:
-    """The decoder alone, as in the paper's experiments on LAMBADA (section 3.4); `hidden` is 4 dim unless given."""
-    chosen = Choices(dim, depth, heads, hidden, dropout, norm, halting, ponder, transition, signal)
+    """The decoder alone, as in the paper's experiments on LAMBADA (section 3.4); `hidden` is 4 dim unless given.
+
+    With a `window`, what is further away is reached by more steps; with `signal="none"` steps that were never taken
+    in training look like those that were.
+    """
+    chosen = Choices(dim, depth, heads, hidden, dropout, norm, halting, ponder, transition, signal, bias, window)
     embed = chosen.embedding(vocab)
     return LanguageModel(embed, chosen.body(causal=True, cross=False), Head(dim, vocab, tied=embed.token))
 
@@ -168,8 +182,9 @@ def universal_transformer_classifier(
     ponder: float = 0.01,
     transition: Transition = "feedforward",
     signal: Signal = "sinusoid",
+    bias: float = 1.0,
 ) -> Classifier:
     """The encoder alone, with mean pooling and one projection; `hidden` is 4 dim unless given."""
-    chosen = Choices(dim, depth, heads, hidden, dropout, norm, halting, ponder, transition, signal)
+    chosen = Choices(dim, depth, heads, hidden, dropout, norm, halting, ponder, transition, signal, bias)
     body = chosen.body(causal=False, cross=False)
     return Classifier(chosen.embedding(vocab), body, Head(dim, classes, bias=True))
