@@ -6,6 +6,8 @@
 Every round runs each candidate once; what counts is the median over rounds of the ratio within a round.
 """
 
+import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,13 +16,13 @@ from typing import Any
 import frame
 import torch
 from floor import Adding, floor, planned
-from steps import language_step, masked_step
+from steps import language_step, masked_step, rows_step
 from torch import nn
 
 import manyformer as mf
 from manyformer import masks as m
 from manyformer.attention import Attention
-from manyformer.batches import IGNORE
+from manyformer.batches import IGNORE, TextBatch
 from manyformer.bench import Largest
 from manyformer.feedforward import FeedForward
 from manyformer.generate.bound import bind
@@ -47,6 +49,7 @@ SLOPE_GOALS = {"operations": 1.05, "seconds": 1.25}
 LARGEST_GOAL = 1.05
 SLOPE_LENGTHS = (2048, 4096, 8192, 16384)
 DECODED, STRETCH, FLAT = 4096, 512, 0.05
+PACKED, PACKED_GOALS = 2048, {"whole rows": 1.25}
 
 BLOCK, RANDOM = 64, 3
 LINEAR: dict[str, Callable[[int], Mask]] = {
@@ -118,6 +121,31 @@ def least(rounds: int) -> Iterator[frame.Row]:
             "BigBird": masked_step(their_bigbird(length), tokens, targets),
         }
         yield from frame.contest(f"the least BigBird can cost, {length} tokens", steps, rounds, ENCODER_GOALS)
+
+
+def packed(rounds: int) -> Iterator[frame.Row]:
+    """Rows of documents of any lengths, others in every step, against rows that are one document each.
+
+    All of them have come before: plans are made once for every 128 tokens that a document may have.
+    """
+    tokens = torch.randint(0, VOCAB, (2, PACKED))
+    every = [TextBatch(tokens, tokens, documents(*tokens.shape)) for _ in range(30)]
+    for name, words in (("longformer-lm", {"window": 128}), ("bigbird-lm", {"longest": PACKED})):
+        sizes: dict[str, Any] = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, **words}
+        steps = {
+            "packed rows": rows_step(mf.build(name, **sizes), itertools.cycle(every)),
+            "whole rows": language_step(mf.build(name, **sizes), tokens),
+        }
+        for _ in every:
+            steps["packed rows"]()
+        yield from frame.contest(f"{name}, two rows of {PACKED} tokens", steps, rounds, PACKED_GOALS)
+
+
+def documents(rows: int, length: int) -> torch.Tensor:
+    """Segments of documents whose lengths are spread evenly over powers of two, from 32 tokens to the whole row."""
+    counts = (2 ** torch.empty(rows, length // 32).uniform_(5, math.log2(length))).long()
+    ends = counts.cumsum(1)
+    return torch.searchsorted(ends, torch.arange(length).expand(rows, -1).contiguous(), right=True)
 
 
 def slopes(rounds: int) -> Iterator[frame.Row]:
@@ -264,5 +292,12 @@ def attention_job(mask: Mask, length: int) -> Callable[[], None]:
 
 
 if __name__ == "__main__":
-    parts = {"window": windows, "encoders": encoders, "floor": least, "slopes": slopes, "decode": decoding}
+    parts = {
+        "window": windows,
+        "encoders": encoders,
+        "floor": least,
+        "packed": packed,
+        "slopes": slopes,
+        "decode": decoding,
+    }
     frame.run(__doc__, parts, rounds=7, out="sparse_speed.json")

@@ -1,6 +1,6 @@
 """One training step of any model: loss, gradients, fused AdamW. Same work for everybody."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,11 @@ def language_step(model: nn.Module, tokens: Tensor) -> Step:
         return F.cross_entropy(getattr(found, "logits", found).flatten(0, 1), targets.flatten())
 
     return train(model, loss)
+
+
+def rows_step(model: Model, rows: Iterator[TextBatch]) -> Step:
+    """Each step takes the next rows."""
+    return train(model, lambda: _mean(model, next(rows)))
 
 
 def masked_step(model: nn.Module, tokens: Tensor, targets: Tensor, **words: Any) -> Step:

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from manyformer.core import PADDING, Place
-from manyformer.kernels import Softmax
-from manyformer.masks import Causal, Document, Everything, Heads, Mask, Nothing
+from manyformer.kernels import Softmax, softmax
+from manyformer.masks import Causal, Document, Everything, Global, Heads, Mask, Nothing, Positions, Window, around
 from manyformer.models.places import locate
+from manyformer.ops.plan import _spelled as plans
 from manyformer.ops.softmax import naive, per_document
 from manyformer.position import NoPosition, Position
 
@@ -232,6 +233,52 @@ def test_a_forced_path_that_cannot_serve_is_refused() -> None:
     wrong: Any = "fused"
     with pytest.raises(ValueError, match="path 'fused' does not exist; known: auto, naive, sdpa, documents, sparse"):
         Softmax(path=wrong)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize(
+    "mask", [Window(3), Heads({0: Window(2)}, rest=Window(1, 2)), around(2) | Global(Positions(0))], ids=repr
+)
+def test_packed_documents_are_seen_one_by_one(mask: Mask, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same as under one mask for whole rows, with documents of every size: dense, in blocks, taken for longer."""
+    monkeypatch.setattr(softmax, "WORTH_A_PLAN", 50)
+    monkeypatch.setattr(softmax, "ROUND", {1: 4, 50: 8})
+    place = place_of([[0] + [1] * 5 + [2] * 30 + [3] * 9, [PADDING] * 3 + [4] * 12 + [PADDING] + [5] * 27 + [6] * 2])
+    kernel, qkv = Softmax(mask), inputs(place, groups)
+    assert choice(kernel, place) == "documents: 7 documents in 2 packed rows, one call each"
+    real = (place.seg != PADDING)[:, None, :, None]
+    up = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * real
+    y, *gradients = run(kernel, qkv, up, place, place)
+    assert not y.masked_select(~real).any()
+    wanted, *expected = run(Softmax(mask, path="naive"), qkv, up, place, place)
+    assert_equal((y, *gradients), (wanted * real, *expected))
+    # roles are of single tokens
+    marked = place._replace(role=torch.zeros_like(place.pos))
+    assert choice(kernel, marked).startswith(("sdpa", "sparse"))
+
+
+def test_documents_of_nearly_one_length_share_a_plan() -> None:
+    """Packed text has documents of any length, and planning takes as long as a step."""
+    kernel = Softmax(Window(20))
+    plans.cache_clear()
+    for length in (390, 500, 510, 512):
+        place = place_of([[0] * length + [1] * 30])
+        kernel(*inputs(place, HEADS), place, place, NoPosition())
+    assert plans.cache_info().misses == 1
+    every = Softmax(Window(20, 20))
+    for length in (500, 510):
+        place = place_of([[0] * length + [1] * 30])
+        every(*inputs(place, HEADS), place, place, NoPosition())
+    assert plans.cache_info().misses == 3, "whoever sees later tokens would see those that are not there"
+
+
+def test_a_mask_made_while_evaluating_serves_training() -> None:
+    place, kernel = place_of([[0] * 9]), Softmax(Window(7))
+    qkv = inputs(place, HEADS)
+    with torch.inference_mode():
+        kernel(*qkv, place, place, NoPosition())
+    _, *gradients = run(kernel, qkv, torch.ones((), dtype=torch.float64), place, place)
+    assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 def test_documents_keep_their_gradient_in_one_piece() -> None:

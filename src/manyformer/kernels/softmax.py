@@ -1,12 +1,15 @@
 """Softmax of scaled dot products, on the fastest path that is exact for the call at hand."""
 
 import math
+from functools import lru_cache
 from typing import Literal, NamedTuple, final, get_args
 
-from jaxtyping import Float
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.core import Out, Packed, Place, Plain, State, Watch, ignore
+from manyformer.core import Fronted, Out, Packed, Place, Plain, State, Watch, ignore
 from manyformer.kernels import scored
 from manyformer.kernels.base import Kernel
 from manyformer.kernels.scored import Plan as Scored
@@ -14,8 +17,8 @@ from manyformer.masks import Causal, Everything, Mask
 from manyformer.ops import flex_mask, sparse
 from manyformer.ops import softmax as ops
 from manyformer.ops.plan import Plan, plan
-from manyformer.ops.spelled import told
-from manyformer.position import Position
+from manyformer.ops.spelled import marked, spell, spelled, told
+from manyformer.position import NoPosition, Position
 
 Path = Literal["naive", "sdpa", "documents", "sparse", "blocked", "flex"]
 
@@ -25,6 +28,13 @@ PAIRS_PER_CALL = 20_000
 
 WORTH_A_PLAN = 1 << 17
 """Fewer (query, key) pairs than this are never worth looking for those that a mask leaves out."""
+
+
+ROUND = {1: 32, WORTH_A_PLAN: 128}
+"""Documents of so many (query, key) pairs or more are taken for a multiple of so many tokens under a causal mask.
+
+No token sees what is added, and documents of nearly one length share a mask or a plan.
+"""
 
 
 class Choice(NamedTuple):
@@ -95,6 +105,8 @@ class Softmax(Kernel):
             return Out(y, state)
         if choice.path == "documents":
             assert isinstance(at.layout, Packed)
+            if not (self._all or self._causal):
+                return Out(ops.each_document(q, k, v, at.layout, self._document), state)
             return Out(ops.per_document(q, k, v, at.layout, causal=choice.causal, scale=scale, dropout=dropout), state)
         if choice.scored is not None:
             return Out(scored.run(choice.scored, self._call(q, at, of, position), q, k, v), state)
@@ -102,7 +114,7 @@ class Softmax(Kernel):
             return Out(sparse.attend(q, k, v, choice.plan, scale=scale), state)
         if choice.path == "flex":
             return Out(flex_mask.attend(q, k, v, self.mask, at, of, scale=scale), state)
-        dense = self.mask.dense(at, of, q.shape[1]) if choice.dense else None
+        dense = _written_out(self.mask, at, of, q.shape[1]) if choice.dense else None
         return Out(ops.fused(q, k, v, dense, causal=choice.causal, scale=scale, dropout=dropout), state)
 
     def explain(
@@ -134,7 +146,8 @@ class Softmax(Kernel):
             found = scored.choose(self._call(q, at, of, position), q, k, self.path)
             return Choice(found.path, found.why, scored=found if found.path != "naive" else None)
         if self.path == "documents":
-            if (packed := self._documents(q, at, of)) is None:
+            packed = self._documents(q, at, of)
+            if packed is None or not (self._all or self._causal):
                 raise ValueError(
                     "Softmax: path 'documents' needs packed self-attention with the mask Causal() or Everything()"
                 )
@@ -155,9 +168,10 @@ class Softmax(Kernel):
 
     def _cheaper(self, fused: Choice, q: Tensor, k: Tensor, at: Place, of: Place) -> Choice:
         """One call for each document, or only for visible blocks, where that saves more than starting calls costs."""
-        if not (self._all or self._causal):
-            return self._sparse(fused, q, k, at, of)
         packed = self._documents(q, at, of)
+        if not (self._all or self._causal):
+            apart = packed is not None and q.shape[2] * k.shape[2] >= WORTH_A_PLAN and not marked(at, of)
+            return packed if packed is not None and apart else self._sparse(fused, q, k, at, of)
         if packed is None:
             return fused
         assert isinstance(at.layout, Packed)
@@ -199,14 +213,42 @@ class Softmax(Kernel):
             return RIGHT_PADDED
         return Choice("sdpa", f"the mask {self.mask!r} written out for these places", dense=True)
 
+    def _document(
+        self, q: Float[Tensor, "1 h l e"], k: Float[Tensor, "1 g l e"], v: Float[Tensor, "1 g l f"]
+    ) -> Float[Tensor, "1 h l f"]:
+        """A document by itself."""
+        length = q.shape[2]
+        size = max(size for pairs, size in ROUND.items() if length**2 >= pairs)
+        more = -length % size if self.mask.causal else 0
+        q, k, v = (F.pad(x, (0, 0, 0, more)) if more else x for x in (q, k, v))
+        place = spell(Plain(), length + more)
+        y: Tensor = self.forward(q, k, v, place, place, NoPosition()).y
+        return y[:, :, :length]
+
     def _documents(self, q: Tensor, at: Place, of: Place) -> Choice | None:
-        if not isinstance(at.layout, Packed) or at.layout is not of.layout or not (self._all or self._causal):
+        if not isinstance(at.layout, Packed) or at.layout is not of.layout:
             return None
         # rows of nothing but padding: no document whose gradient could be asked for
         if not at.layout.documents:
             return None
         why = f"{len(at.layout.documents)} documents in {q.shape[0]} packed rows, one call each"
         return Choice("documents", why, causal=self._causal)
+
+
+def _written_out(mask: Mask, at: Place, of: Place, heads: int) -> Bool[Tensor, "b h l s"]:
+    """The mask for all pairs, remembered where that is little and can come again."""
+    queries, keys = at.pos.shape[1], of.pos.shape[1]
+    few = queries * keys <= WORTH_A_PLAN and at.pos.device.type == "cpu"
+    if few and spelled(at) and spelled(of) and not torch.compiler.is_compiling():
+        return _spelled_out(mask, heads, at.layout, of.layout, queries, keys)
+    return mask.dense(at, of, heads)
+
+
+@lru_cache(maxsize=64)
+def _spelled_out(
+    mask: Mask, heads: int, mine: Plain | Fronted, other: Plain | Fronted, queries: int, keys: int
+) -> Bool[Tensor, "1 h l s"]:
+    return mask.dense(spell(mine, queries), spell(other, keys), heads)
 
 
 def _pairs(layout: Packed) -> int:

@@ -21,6 +21,8 @@ BLOCK = 128
 """The block where searching for the best one would cost more than it gains."""
 AT_ONCE = 1 << 20
 """Inner masks are written out for this many pairs at a time."""
+REMEMBERED = 512
+"""So many plans of rows that are one document: those of a few masks for documents of many lengths."""
 
 
 class Tiles(NamedTuple):
@@ -132,7 +134,7 @@ def _plan(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
 _REMEMBERED: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=REMEMBERED)
 def _spelled(mask: Mask, heads: int, mine: Plain | Fronted, other: Plain | Fronted, queries: int, keys: int) -> Plan:
     at, of = (pick(spell(layout, length), 0) for layout, length in ((mine, queries), (other, keys)))
     lanes, cost = _lanes(mask, at, of, heads, tuple(sketch.RATES))
