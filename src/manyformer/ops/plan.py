@@ -1,6 +1,7 @@
 """From a mask and places to a list of attention calls: which tokens in which order, which blocks, which inner masks."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -61,6 +62,13 @@ class Part(NamedTuple):
     alone: bool
 
 
+class Way(NamedTuple):
+    """How to make a plan: in blocks of which sizes, and from which parts of the mask of each kind of heads."""
+
+    sizes: tuple[int, ...]
+    parts: tuple[Parts, ...]
+
+
 class Lane(NamedTuple):
     """Heads that see the same."""
 
@@ -109,7 +117,8 @@ class Plan(NamedTuple):
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def plan(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
     """The calls for queries `at` and keys `of`, remembered for as long as these places can come again."""
-    with torch.device("cpu"):
+    # such a context sees every call of torch, which takes as long as planning
+    with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
         return _plan(mask, at, of, heads)
 
 
@@ -136,9 +145,18 @@ _REMEMBERED: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 @lru_cache(maxsize=REMEMBERED)
 def _spelled(mask: Mask, heads: int, mine: Plain | Fronted, other: Plain | Fronted, queries: int, keys: int) -> Plan:
+    # what is cheapest for a document is so for those that are a little shorter
+    more = -queries % BLOCK if mine == other and queries == keys else 0
+    way = _way(mask, heads, mine, other, queries + more, keys + more)
     at, of = (pick(spell(layout, length), 0) for layout, length in ((mine, queries), (other, keys)))
-    lanes, cost = _lanes(mask, at, of, heads, tuple(sketch.RATES))
+    lanes, cost = _lanes(_search(mask, at, of, heads, way.sizes), mask, heads, way.parts)
     return Plan((lanes,), cost)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _way(mask: Mask, heads: int, mine: Plain | Fronted, other: Plain | Fronted, queries: int, keys: int) -> Way:
+    at, of = (pick(spell(layout, length), 0) for layout, length in ((mine, queries), (other, keys)))
+    return _cheapest(_search(mask, at, of, heads, tuple(sketch.RATES)), mask, heads)
 
 
 def _by_row(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
@@ -147,7 +165,8 @@ def _by_row(mask: Mask, at: Place, of: Place, heads: int) -> Plan:
     found = []
     for row in range(batch):
         one, other = (pick(place, row % place.pos.shape[0]) for place in (at, of))
-        found.append(_lanes(mask, one, other, heads, (BLOCK,)))
+        search = _search(mask, one, other, heads, (BLOCK,))
+        found.append(_lanes(search, mask, heads, _cheapest(search, mask, heads).parts))
     return Plan(tuple(lanes for lanes, _ in found), sum(cost for _, cost in found) / max(batch, 1))
 
 
@@ -159,18 +178,35 @@ def _words(part: Part) -> str:
     return f"blocks of {size} among {'sorted' if every else 'chosen'} tokens"
 
 
-def _lanes(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...]) -> tuple[tuple[Lane, ...], float]:
+def _kinds(mask: Mask, heads: int) -> dict[Mask, list[int]]:
+    """What different heads see, and which heads see it."""
     kinds: dict[Mask, list[int]] = {}
     for head in range(heads):
         kinds.setdefault(mask.head(head), []).append(head)
-    search = Search(at, of, sizes, set[Mask].intersection(*(set(kind.terms()) for kind in kinds)))
+    return kinds
+
+
+def _search(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...]) -> Search:
+    common = set[Mask].intersection(*(set(kind.terms()) for kind in _kinds(mask, heads)))
+    return Search(at, of, sizes, common)
+
+
+def _cheapest(search: Search, mask: Mask, heads: int) -> Way:
+    parts: list[Parts] = []
+    sizes: set[int] = set()
+    for number, kind in enumerate(_kinds(mask, heads)):
+        parts.append(parts[0] if number and mask.alike else search.best(kind))
+        sizes.update(one.size for one in search.sketches(kind, parts[-1]))
+    return Way(tuple(sorted(sizes)) or search.sizes, tuple(parts))
+
+
+def _lanes(search: Search, mask: Mask, heads: int, parts: tuple[Parts, ...]) -> tuple[tuple[Lane, ...], float]:
+    """The calls for some parts of the mask of each kind of heads, and what they cost."""
+    at, of = search.at, search.of
     sharing: dict[int, tuple[Sketch, list[int]]] = {}
     total = 0.0
-    parts: Parts = ()
-    for number, (kind, numbers) in enumerate(kinds.items()):
-        if not (number and mask.alike):
-            parts = search.best(kind)
-        sketches = search.sketches(kind, parts)
+    for (kind, numbers), some in zip(_kinds(mask, heads).items(), parts):
+        sketches = search.sketches(kind, some)
         total += len(numbers) * search.cost(sketches)
         for one in sketches:
             sharing.setdefault(id(one), (one, []))[1].extend(numbers)
@@ -182,8 +218,8 @@ def _lanes(mask: Mask, at: Place, of: Place, heads: int, sizes: tuple[int, ...])
         lanes.setdefault((alone, tuple(sorted(numbers))), []).append(part)
     # what is merged comes first, as merging writes all outputs, and of that what writes straight to where it belongs
     found = sorted(lanes.items(), key=lambda item: item[0][0])
-    ordered = ((numbers, sorted(parts, key=lambda part: not part.q.in_place)) for (_, numbers), parts in found)
-    return tuple(Lane(numbers, tuple(parts)) for numbers, parts in ordered), total
+    ordered = ((numbers, sorted(some, key=lambda part: not part.q.in_place)) for (_, numbers), some in found)
+    return tuple(Lane(numbers, tuple(some)) for numbers, some in ordered), total
 
 
 def _met(sketches: list[tuple[Sketch, list[int]]], heads: int, length: int) -> Int[Tensor, "h l"]:

@@ -34,6 +34,7 @@ class Sketch(NamedTuple):
     q: Order
     k: Order
     cover: Cover
+    size: int
     cost: float
 
 
@@ -112,4 +113,4 @@ def _cut(mask: Mask, at: Place, of: Place, queries: Tensor, keys: Tensor, period
     gathered = k.size * sum(call.columns.numel() for call in calls if call.step is None)
     masked = sum(call.columns.numel() for call in calls if call.partial)
     pairs = (RATES[size] * len(found.rows) + MASKED * masked) * q.size * k.size
-    return Sketch(mask, q, k, found, pairs + GATHER * gathered + CALL * len(calls))
+    return Sketch(mask, q, k, found, size, pairs + GATHER * gathered + CALL * len(calls))
