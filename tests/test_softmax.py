@@ -243,6 +243,7 @@ def test_packed_documents_are_seen_one_by_one(mask: Mask, groups: int, monkeypat
     """The same as under one mask for whole rows, with documents of every size: dense, in blocks, taken for longer."""
     monkeypatch.setattr(softmax, "WORTH_A_PLAN", 50)
     monkeypatch.setattr(softmax, "ROUND", {1: 4, 50: 8})
+    monkeypatch.setattr(softmax, "SHORT", 12)
     place = place_of([[0] + [1] * 5 + [2] * 30 + [3] * 9, [PADDING] * 3 + [4] * 12 + [PADDING] + [5] * 27 + [6] * 2])
     kernel, qkv = Softmax(mask), inputs(place, groups)
     assert choice(kernel, place) == "documents: 7 documents in 2 packed rows, one call each"
@@ -252,6 +253,8 @@ def test_packed_documents_are_seen_one_by_one(mask: Mask, groups: int, monkeypat
     assert not y.masked_select(~real).any()
     wanted, *expected = run(Softmax(mask, path="naive"), qkv, up, place, place)
     assert_equal((y, *gradients), (wanted * real, *expected))
+    # short ones share blocks
+    assert not choice(kernel, place_of([[column // 5 for column in range(45)]])).startswith("documents")
     # roles are of single tokens
     marked = place._replace(role=torch.zeros_like(place.pos))
     assert choice(kernel, marked).startswith(("sdpa", "sparse"))

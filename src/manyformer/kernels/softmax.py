@@ -12,6 +12,7 @@ from torch import Tensor
 from manyformer.core import Fronted, Out, Packed, Place, Plain, State, Watch, ignore
 from manyformer.kernels import scored
 from manyformer.kernels.base import Kernel
+from manyformer.kernels.scored import SHORT
 from manyformer.kernels.scored import Plan as Scored
 from manyformer.masks import Causal, Everything, Mask
 from manyformer.ops import flex_mask, sparse
@@ -170,13 +171,18 @@ class Softmax(Kernel):
         """One call for each document, or only for visible blocks, where that saves more than starting calls costs."""
         packed = self._documents(q, at, of)
         if not (self._all or self._causal):
-            apart = packed is not None and q.shape[2] * k.shape[2] >= WORTH_A_PLAN and not marked(at, of)
-            return packed if packed is not None and apart else self._sparse(fused, q, k, at, of)
+            return packed if packed and self._apart(q, at) else self._sparse(fused, q, k, at, of)
         if packed is None:
             return fused
         assert isinstance(at.layout, Packed)
         saved = q.shape[1] * (q.shape[0] * q.shape[2] * k.shape[2] - _pairs(at.layout))
         return packed if saved > PAIRS_PER_CALL * len(at.layout.documents) else fused
+
+    def _apart(self, q: Tensor, at: Place) -> bool:
+        """Whether documents under a sparse mask are cheaper one by one than whole rows."""
+        assert isinstance(at.layout, Packed)
+        short = q.shape[0] * q.shape[2] < SHORT * len(at.layout.documents)
+        return q.shape[2] ** 2 >= WORTH_A_PLAN and not short and not marked(at)
 
     def _sparse(self, fused: Choice, q: Tensor, k: Tensor, at: Place, of: Place) -> Choice:
         """Only what the mask shows, where that is less work than all pairs."""
