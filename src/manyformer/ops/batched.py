@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.ops.scratch import Scratch
-from manyformer.ops.tile_weights import KEPT, Above, Call, gradients, weights
+from manyformer.ops.tile_weights import KEPT, Above, Call, again, gradients, weights
 from manyformer.precision import full_precision
 
 PAIRS = 1 << 17
@@ -90,14 +90,14 @@ class _Attend(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float
     ) -> Tensor:
-        work = _Work(q, k, v, mask, bias, scale)
+        work = _Work(q, k, v, mask, bias)
         rows, heads, queries, _ = q.shape
         y = q.new_empty(rows, queries, heads, v.shape[-1]).transpose(1, 2)
         keeps = any(ctx.needs_input_grad) and q.shape[:3].numel() * k.shape[2] <= KEPT
         kept: list[Tensor] = []
         with full_precision(q.device):
             for some, head in work.parts():
-                call = work.call(some, head, biased=True)
+                call = work.call(some, head)
                 found = q.new_empty(call.shape) if keeps else work.scratch("scores", *call.shape)
                 weights(call, scale, work.scratch("scores", *call.shape), found)
                 y[some, head] = torch.bmm(found, call.v, out=work.scratch("y", *call.shape[:2], v.shape[-1]))
@@ -111,17 +111,13 @@ class _Attend(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, up: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, y, mask, bias, *kept = ctx.saved_tensors
-        work = _Work(q, k, v, mask, bias, ctx.scale)
+        work = _Work(q, k, v) if kept else _Work(q, k, v, mask, bias)
         slopes, kept = (up * y).sum(-1, keepdim=True), kept[::-1]
         to_q, to_k, to_v = (torch.empty_like(x) for x in (q, k, v))
         with full_precision(q.device):
             for some, head in work.parts():
-                call = work.call(some, head, biased=not kept)
-                if kept:
-                    found = kept.pop()
-                else:
-                    found = work.scratch("weights", *call.shape)
-                    weights(call, ctx.scale, found, found)
+                call = work.call(some, head)
+                found = kept.pop() if kept else again(call, ctx.scale, work.scratch)
                 above = Above(work.laid("up", up[some, head]), slopes[some, head])
                 into = [work.scratch("to_q", *call.q.shape), to_k[some, head], to_v[some, head]]
                 gradients(call, found, above, work.scratch, ctx.scale, into)
@@ -130,9 +126,9 @@ class _Attend(torch.autograd.Function):
 
 
 class _Work:
-    """Queries, keys and values, and what is added to their scores."""
+    """Queries, keys and values, and what is added to their scores, which weights that were kept do not need."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> None:
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, bias: Tensor | None = None) -> None:
         self.q, self.k, self.v, self.mask, self.bias = q, k, v, mask, bias
         self.scratch = Scratch(q)
         # most rows may have no bias
@@ -146,11 +142,11 @@ class _Work:
             for begin in range(0, rows, step):
                 yield slice(begin, min(begin + step, rows)), head
 
-    def call(self, some: slice, head: int, *, biased: bool) -> Call:
-        """Some rows of a head, and if it is to be `biased` what is added to scores; it holds until the next one."""
+    def call(self, some: slice, head: int) -> Call:
+        """Some rows of a head; it holds until the next one."""
         q = self.laid("q", self.q[some, head])
         added = None if self.mask is None else self.mask[None]
-        if biased and self.bias is not None and any(self.biased[some]):
+        if self.bias is not None and any(self.biased[some]):
             bias = self.bias[some, head if self.bias.shape[1] > 1 else 0, None]
             added = bias if added is None else added + bias
         return Call(q, self.k[some, head], self.v[some, head], added, None)

@@ -17,7 +17,7 @@ from torch import Tensor
 from manyformer.ops import flash
 from manyformer.ops.chunks import Chunks
 from manyformer.ops.scratch import Scratch
-from manyformer.ops.tile_weights import KEPT, Above, Call, gradients, sums, weights
+from manyformer.ops.tile_weights import KEPT, Above, Call, again, gradients, sums, weights
 from manyformer.precision import full_precision
 
 PAIRS = {"cpu": 1 << 18}
@@ -162,11 +162,7 @@ class _Work:
         hidden = None if self.kept is not None else _Hidden(self.sight, number, q)
         for some in self._slices(way):
             call = Call(q[some], k[some], v[some], None if hidden is None else hidden(some, self.scratch), None)
-            if self.kept is None:
-                found = self.scratch("weights", *call.shape)
-                weights(call, self.scale, found, found)
-            else:
-                found = self.kept.weights.pop()
+            found = again(call, self.scale, self.scratch) if self.kept is None else self.kept.weights.pop()
             to_q = totals[0][some.start + before : some.stop + before]
             others = [self.scratch(name, *x.shape) for name, x in (("to_k", call.k), ("to_v", call.v))]
             above_some = Above(above[some], slope[some])

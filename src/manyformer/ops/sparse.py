@@ -18,7 +18,7 @@ from manyformer.ops.cover import Order
 from manyformer.ops.plan import Lane, Part, Plan
 from manyformer.ops.scratch import Scratch
 from manyformer.ops.tile_calls import Step, steps
-from manyformer.ops.tile_weights import Above, Call, inner_gradient, sums, weights
+from manyformer.ops.tile_weights import Above, Call, again, inner_gradient, sums, weights
 from manyformer.precision import full_precision
 
 KEPT = 1 << 26
@@ -159,10 +159,7 @@ class _Work:
         """A call once more, and its weights."""
         call, found = self.kept.pop() if self.keeps else (None, None)
         call = _call(step, q, k, v) if call is None else call
-        if found is None:
-            found = self.scratch("weights", *call.shape)
-            weights(call, self.scale, found, found)
-        return call, found
+        return call, again(call, self.scale, self.scratch) if found is None else found
 
 
 def _side_by_side(x: Float[Tensor, "b h l e"], scale: float = 1.0) -> Float[Tensor, "b h l e"]:

@@ -49,6 +49,13 @@ def weights(call: Call, scale: float, scores: Float[Tensor, "n c s"], into: Floa
         into.masked_fill_(call.blind[..., None], 0.0)
 
 
+def again(call: Call, scale: float, scratch: Scratch) -> Float[Tensor, "n c s"]:
+    """The weights once more; they hold until the next call."""
+    found = scratch("weights", *call.shape)
+    weights(call, scale, found, found)
+    return found
+
+
 def sums(call: Call, scores: Float[Tensor, "n c s"], found: Float[Tensor, "n c s"]) -> Float[Tensor, "n c"]:
     """Log-sum-exps of the scores: the largest score less the logarithm of its weight."""
     lse = scores.amax(-1) - found.amax(-1).log()
