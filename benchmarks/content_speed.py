@@ -18,7 +18,7 @@ from steps import language_step
 from torch import nn
 
 import manyformer as mf
-from manyformer.batches import TextBatch
+from manyformer.batches import CausalLMBatch
 
 SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
 BUCKETS, CHUNK = 32, 64
@@ -225,7 +225,13 @@ def repetition(rounds: int) -> Iterator[frame.Row]:
     for length, chunk in REPEATED_CHUNKS.items():
         tokens = torch.randint(0, REPEATING["vocab"], (8, length))
         hashing = mf.build(
-            "reformer", **REPEATING, rounds=1, chunk=chunk, buckets=8, position="learned", residual="plain"
+            "reformer",
+            **REPEATING,
+            num_hashes=1,
+            chunk_length=chunk,
+            num_buckets=8,
+            position="learned",
+            residual_streams="plain",
         )
         steps = {"ours, 1 round": language_step(hashing, tokens), "our dense": language_step(dense, tokens)}
         goals = {"our dense": REPEATED_GOAL}
@@ -242,7 +248,7 @@ def growth(rounds: int) -> Iterator[frame.Row]:
 
 def depth(_: int) -> Iterator[frame.Row]:
     """Extra memory of loss and gradients at two depths, those of the weights among them."""
-    batch = TextBatch(*torch.randint(0, SIZE["vocab"], (2, 4, 2048)))
+    batch = CausalLMBatch(*torch.randint(0, SIZE["vocab"], (2, 4, 2048)))
     for recipe in REVERSIBLE:
         for residual, goal in (("reversible", DEPTH_GOAL), ("plain", None)):
             memory = [
@@ -258,7 +264,7 @@ def depth(_: int) -> Iterator[frame.Row]:
             }
 
 
-def gradients(model: Any, batch: TextBatch) -> frame.Step:
+def gradients(model: Any, batch: CausalLMBatch) -> frame.Step:
     """Loss and gradients alone."""
 
     def run() -> None:

@@ -17,9 +17,9 @@ from typing import Any
 from frame import parser_of, settle
 
 import manyformer as mf
-from manyformer.config import Run
+from manyformer.config import RunConfig
 from manyformer.errors import UserError
-from manyformer.exits import Point, calibrate, material, sweep
+from manyformer.exits import ThresholdPoint, calibrate, material, sweep
 from manyformer.exits.sweep import HEADS, table, write_points
 from manyformer.train.reporter import duration
 
@@ -53,7 +53,7 @@ def main() -> None:
     words = _arguments()
     settle(words.threads)
     out = Path(words.out)
-    points: list[Point] = []
+    points: list[ThresholdPoint] = []
     for name, stage in STAGES.items():
         folder = _trained(name, stage, words, out)
         there = material(folder, split="test", count=words.sentences, rows=words.batch)
@@ -99,7 +99,7 @@ def _trained(name: str, stage: dict[str, Any], words: argparse.Namespace, out: P
         "out": str(folder),
     }
     print(f"training {name} for {duration(60 * stage['share'] * words.minutes)} of one core", flush=True)
-    result = mf.train(Run.model_validate(run), on_event=lambda event: None)
+    result = mf.train(RunConfig.model_validate(run), on_event=lambda event: None)
     print(
         f"   {result.step} steps, {', '.join(f'{key} {value:.3f}' for key, value in result.scores.items())}", flush=True
     )
@@ -132,12 +132,12 @@ def _as_saturation(there: Any) -> Any:
     return there._replace(task=replace(there.task, model=other))
 
 
-def _show(points: list[Point]) -> None:
+def _show(points: list[ThresholdPoint]) -> None:
     for row in (HEADS, *table(points)):
         print("  ".join(f"{cell:>15}" for cell in row), flush=True)
 
 
-def _verdict(points: list[Point], loss: float = 1.0) -> None:
+def _verdict(points: list[ThresholdPoint], loss: float = 1.0) -> None:
     """The fastest of those that lose at most so much BLEU."""
     full = {point.model: point for point in points if point.threshold is None}
     near = [p for p in points if p.bleu is not None and p.bleu >= (full[p.model].bleu or 0.0) - loss]

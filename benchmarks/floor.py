@@ -11,9 +11,9 @@ import torch
 from frame import Step
 from torch import Tensor
 
-from manyformer.core import Out, Place, State, Watch, ignore
+from manyformer.core import LayerOutput, State, TokenPositions, WatchFn, no_watch
 from manyformer.kernels import Kernel
-from manyformer.ops.plan import Plan
+from manyformer.ops.sparse_plan import SparsePlan
 from manyformer.position import Position
 
 
@@ -36,13 +36,13 @@ class Adding(Kernel):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        at: Place,
-        of: Place,
+        query_positions: TokenPositions,
+        key_positions: TokenPositions,
         position: Position,
         state: State = None,
-        watch: Watch = ignore,
-    ) -> Out:
-        return Out(q + k + v)
+        watch: WatchFn = no_watch,
+    ) -> LayerOutput:
+        return LayerOutput(q + k + v)
 
     def explain(self, *_: object) -> str:
         return "the sum of queries, keys and values"
@@ -67,14 +67,14 @@ def _job(product: Product) -> Callable[[], Tensor]:
     return lambda: torch.bmm(one, other, out=into)
 
 
-def planned(plan: Plan, channels: int) -> list[Product]:
+def planned(plan: SparsePlan, channels: int) -> list[Product]:
     """Those of attention over a plan: scores and outputs; the gradients of weights, queries, keys and values."""
     found = []
     for lane in plan.rows[0]:
         for part in lane.parts:
             for tiles in part.tiles:
                 rows, queries, keys = len(tiles.rows), part.q.size, tiles.columns.shape[1] * part.k.size
-                if tiles.alike:
+                if tiles.same_keys:
                     rows, queries = 1, rows * queries
                 to_keys, to_queries = (queries, channels, keys), (queries, keys, channels)
                 each = [to_keys, to_queries, to_keys, to_queries, (keys, queries, channels), (keys, queries, channels)]

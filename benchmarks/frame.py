@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from manyformer.bench import crowd, extra_memory, paired, take_turns
+from manyformer.bench import extra_memory, load_warning, paired, take_turns
 from manyformer.flops import count_flops
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def run(doc: str, parts: Mapping[str, Part], *, rounds: int, out: str) -> None:
 def settle(threads: int) -> str | None:
     """Let torch use so many threads; what is said where the machine is busy with something else."""
     torch.set_num_threads(threads)
-    if warning := crowd():
+    if warning := load_warning():
         print(f"warning: {warning}")
     return warning
 

@@ -18,9 +18,9 @@ from typing import Any
 from frame import parser_of, settle
 
 import manyformer as mf
-from manyformer.datastore import Datastore, Quantized, build, make_index, work_of
+from manyformer.datastore import Datastore, IVFPQIndex, build, datastore_job, make_index
 from manyformer.datastore.facts import INDEX
-from manyformer.datastore.scoring import score
+from manyformer.datastore.score_datastore import score
 from manyformer.datastore.tuning import tune
 from manyformer.train import silent
 
@@ -81,12 +81,12 @@ def trained(words: argparse.Namespace, folder: Path) -> Path:
 def contest(run: Path, what: str, known: str, tuned: str, scored: str, words: argparse.Namespace) -> Iterator[Row]:
     """The model alone, and with a datastore of the text `known`."""
     folder = run.parent / "stores" / Path(known).stem
-    store = build(work_of(run, data=known), folder)
+    store = build(datastore_job(run, data=known), folder)
     print(f"{folder}: {len(store):,} entries, {store.bytes / 1e6:,.0f} MB", flush=True)
     if len(store) > words.exact and store.index is None:
-        make_index(store.keys, folder / INDEX, Quantized(codes=32, learn=100_000))
+        make_index(store.keys, folder / INDEX, IVFPQIndex(codes=32, learn=100_000))
     store = Datastore(folder)
-    best = tune(work_of(run), store, data=tuned, neighbours=NEIGHBOURS, most=words.tuned)
+    best = tune(datastore_job(run), store, data=tuned, neighbours=NEIGHBOURS, most=words.tuned)
     store.tune(best.best)
     print(f"{what}: {best.best}", flush=True)
     found = score(run, store, best.best, data=scored)

@@ -22,8 +22,8 @@ from torch import nn
 import manyformer as mf
 from manyformer.bench import paired
 from manyformer.generate.bound import bind
-from manyformer.generate.feeds import size_of
-from manyformer.recipes.alike import language_model, sinusoids
+from manyformer.generate.next_token import size_of
+from manyformer.recipes.baselines import language_model, sinusoidal_embedding
 
 SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
 FEATURES, SLOTS, BLIND = 256, 256, 64
@@ -90,8 +90,8 @@ def least(rounds: int) -> Iterator[frame.Row]:
     """What a Performer's step costs without its features, as a share of the other package's."""
     length = 2048
     tokens = torch.randint(0, SIZE["vocab"], (1, length))
-    embed = sinusoids(SIZE["vocab"], SIZE["dim"], dropout=0.0)
-    bare = language_model(embed, SIZE["depth"], SIZE["heads"], None, Adding, dropout=0.0, norm="pre")
+    embed = sinusoidal_embedding(SIZE["vocab"], SIZE["dim"], dropout=0.0)
+    bare = language_model(embed, SIZE["depth"], SIZE["heads"], None, Adding, dropout=0.0, norm_order="pre")
     products = estimated(SIZE["heads"], length, SIZE["dim"] // SIZE["heads"], FEATURES, CHUNK)
     steps = {
         "no attention, bare products": floor(language_step(bare, tokens), products, SIZE["depth"]),

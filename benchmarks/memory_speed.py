@@ -20,12 +20,12 @@ from steps import train
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.batches import TextBatch
-from manyformer.config import Run
-from manyformer.evaluate.held import split_of
+from manyformer.batches import CausalLMBatch
+from manyformer.config import RunConfig
+from manyformer.evaluate.eval_data import split_of
 from manyformer.models import LanguageModel
-from manyformer.ops.nearest import naive, nearest
-from manyformer.train.folder import as_run
+from manyformer.ops.top_products import naive, top_products
+from manyformer.train.run_folder import as_run
 
 SIZE = Size(dim=256, depth=4, heads=4, vocab=256, longest=512)
 BATCH, SEGMENT, MEMORY = 4, 512, 512
@@ -62,8 +62,8 @@ def ours(tokens: Tensor, before: Tensor) -> frame.Step:
     words.pop("longest")
     model = mf.build("transformer-xl", **words)
     assert isinstance(model, LanguageModel)
-    state = model.train().loss(TextBatch(before, before), state=model.start(BATCH)).state
-    batch = TextBatch(tokens, tokens.roll(-1, 1))
+    state = model.train().loss(CausalLMBatch(before, before), state=model.init_state(BATCH)).state
+    batch = CausalLMBatch(tokens, tokens.roll(-1, 1))
 
     def loss() -> Tensor:
         found = model.loss(batch, state=state)
@@ -128,7 +128,7 @@ def scoring(rounds: int) -> Iterator[frame.Row]:
     """Time for a stretch of held-out text, and its loss."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        mf.train(Run.model_validate({**RUN, "out": str(out)}), on_event=lambda event: None)
+        mf.train(RunConfig.model_validate({**RUN, "out": str(out)}), on_event=lambda event: None)
         model, text = mf.load(out), _text(out)
     assert isinstance(model, LanguageModel)
     ways: dict[str, Any] = {"memory": lambda: by_memory(model, text), "re-reading": lambda: by_reading(model, text)}
@@ -146,8 +146,13 @@ def lookup(rounds: int) -> Iterator[frame.Row]:
     heads, width = LOOKED_UP["heads"], LOOKED_UP["width"]
     q, k = (nn.functional.normalize(torch.randn(heads, LOOKED_UP[n], width), dim=-1) for n in ("queries", "pairs"))
     count = LOOKED_UP["neighbours"]
-    torch.testing.assert_close(nearest(q[:1, :64], k[:1], count).products, naive(q[:1, :64], k[:1], count).products)
-    ways: dict[str, frame.Step] = {"lookup": lambda: nearest(q, k, count), "one product": lambda: torch.bmm(q, k.mT)}
+    torch.testing.assert_close(
+        top_products(q[:1, :64], k[:1], count).products, naive(q[:1, :64], k[:1], count).products
+    )
+    ways: dict[str, frame.Step] = {
+        "lookup": lambda: top_products(q, k, count),
+        "one product": lambda: torch.bmm(q, k.mT),
+    }
     what = "{queries} queries of {heads} heads among {pairs} keys of width {width}".format(**LOOKED_UP)
     yield from frame.contest(what, ways, rounds, LOOKUP_GOALS)
 
@@ -155,11 +160,11 @@ def lookup(rounds: int) -> Iterator[frame.Row]:
 def by_memory(model: LanguageModel, text: Tensor) -> float:
     """The mean loss of the last tokens, read in segments after as much text as the other way has read."""
     with torch.inference_mode():
-        state = model(text[:, : WINDOW - 1], None, model.start(1)).state
+        state = model(text[:, : WINDOW - 1], None, model.init_state(1)).state
         nats = 0.0
         for begin in range(WINDOW - 1, WINDOW - 1 + SCORED, 128):
             end = min(begin + 128, WINDOW - 1 + SCORED)
-            scored = model.score(TextBatch(text[:, begin:end], text[:, begin + 1 : end + 1]), state=state)
+            scored = model.score(CausalLMBatch(text[:, begin:end], text[:, begin + 1 : end + 1]), state=state)
             state, nats = scored.state, nats + float(scored.nll)
     return nats / SCORED
 

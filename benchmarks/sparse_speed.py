@@ -22,19 +22,19 @@ from torch import nn
 import manyformer as mf
 from manyformer import masks as m
 from manyformer.attention import Attention
-from manyformer.batches import IGNORE, TextBatch
-from manyformer.bench import Largest
+from manyformer.batches import IGNORE_INDEX, CausalLMBatch
+from manyformer.bench import LargestTensorMode
 from manyformer.feedforward import FeedForward
 from manyformer.generate.bound import bind
-from manyformer.generate.feeds import size_of
-from manyformer.kernels import Kernel, Softmax
+from manyformer.generate.next_token import size_of
+from manyformer.kernels import Kernel, SoftmaxKernel
 from manyformer.masks import Mask
-from manyformer.models import Embedding, Head, LanguageModel
-from manyformer.models.places import locate
-from manyformer.ops.plan import plan
-from manyformer.position import Learned, NoPosition
+from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models.token_positions import positions_of
+from manyformer.ops.sparse_plan import make_sparse_plan
+from manyformer.position import LearnedPosition, NoPosition
 from manyformer.recipes.bert import masked_encoder
-from manyformer.recipes.stacks import small_std, stack
+from manyformer.recipes.stacks import init_std, stack
 
 DIM, DEPTH, HEADS, VOCAB, WINDOW = 256, 4, 4, 256, 256
 
@@ -56,25 +56,29 @@ LINEAR: dict[str, Callable[[int], Mask]] = {
     "window": lambda _: m.Window(WINDOW),
     "dilated window": lambda _: m.Window(WINDOW // 4, dilation=4),
     "asymmetric window": lambda _: m.Window(200, ahead=56),
-    "two sides and global": lambda _: m.around(128) | m.Global(m.First(16)),
-    "four pieces": lambda _: m.pieces(m.First(64), l2l=m.around(84)),
-    "first tokens and window": lambda _: m.Causal() & (m.Window(WINDOW) | m.To(m.First(4))),
-    "block diagonal": lambda _: m.Blocks(256),
-    "local blocks": lambda _: m.Causal() & m.Blocks(128, before=128),
+    "two sides and global": lambda _: m.symmetric_window(128) | m.GlobalTokens(m.FirstTokens(16)),
+    "four pieces": lambda _: m.four_piece_pattern(m.FirstTokens(64), l2l=m.symmetric_window(84)),
+    "first tokens and window": lambda _: m.Causal() & (m.Window(WINDOW) | m.VisibleToAll(m.FirstTokens(4))),
+    "block diagonal": lambda _: m.LocalBlocks(256),
+    "local blocks": lambda _: m.Causal() & m.LocalBlocks(128, lookback=128),
     # rows above the first blocks do not exist: with many of them, pairs at 2k tokens would not yet be linear in length
     "image": lambda _: m.Local2D(64, 8, 16, 2, 16),
     # the first blocks have fewer before them to draw from: with many, pairs at 2k would not yet be linear in length
     "causal random blocks": lambda _: (
         m.Causal()
-        & (m.Window(2 * BLOCK) | m.To(m.First(BLOCK)) | m.RandomBlocks(BLOCK, 2, 256, near=2, lead=1, past=True))
+        & (
+            m.Window(2 * BLOCK)
+            | m.VisibleToAll(m.FirstTokens(BLOCK))
+            | m.RandomBlocks(BLOCK, 2, 256, local_blocks=2, skip_first=1, past_only=True)
+        )
     ),
     # drawn for texts of this length: of a longer list, short texts would have less
     "random blocks": lambda length: (
-        m.Blocks(BLOCK, before=BLOCK, after=BLOCK)
-        | m.Global(m.First(BLOCK))
-        | m.RandomBlocks(BLOCK, RANDOM, length // BLOCK, lead=1)
+        m.LocalBlocks(BLOCK, lookback=BLOCK, lookahead=BLOCK)
+        | m.GlobalTokens(m.FirstTokens(BLOCK))
+        | m.RandomBlocks(BLOCK, RANDOM, length // BLOCK, skip_first=1)
     ),
-    "dilated heads": lambda _: m.Heads({0: m.Window(WINDOW, dilation=2)}, rest=m.Window(WINDOW)),
+    "dilated heads": lambda _: m.PerHead({0: m.Window(WINDOW, dilation=2)}, default=m.Window(WINDOW)),
 }
 
 
@@ -92,11 +96,11 @@ def encoders(rounds: int) -> Iterator[frame.Row]:
     """Encoders with global tokens and with random blocks against those of `transformers`."""
     for length in (2048, 8192):
         tokens = torch.randint(3, VOCAB, (1, length))
-        targets = torch.where(torch.rand(1, length) < 0.15, tokens, IGNORE)
+        targets = torch.where(torch.rand(1, length) < 0.15, tokens, IGNORE_INDEX)
         first = torch.zeros_like(tokens)
         first[:, 0] = 1
         sizes: dict[str, Any] = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "longest": length}
-        ours = mf.build("longformer", **sizes, window=WINDOW, globals=1, dropout=0.0)
+        ours = mf.build("longformer", **sizes, window=WINDOW, global_tokens=1, dropout=0.0)
         theirs = masked_step(longformer(length), tokens, targets, global_attention_mask=first)
         pairs = {"Longformer": (masked_step(ours, tokens, targets), theirs)}
         blocks = masked_step(bigbird(length), tokens, targets)
@@ -110,10 +114,10 @@ def least(rounds: int) -> Iterator[frame.Row]:
     """What BigBird's step costs without all that is no product of matrices in its attention."""
     for length in (2048, 8192):
         tokens = torch.randint(3, VOCAB, (1, length))
-        targets = torch.where(torch.rand(1, length) < 0.15, tokens, IGNORE)
-        place, _ = locate(tokens, None, None)
+        targets = torch.where(torch.rand(1, length) < 0.15, tokens, IGNORE_INDEX)
+        place, _ = positions_of(tokens, None, None)
         bare = masked_step(bigbird(length, lambda _: Adding()), tokens, targets)
-        products = planned(plan(their_pattern(length), place, place, HEADS), DIM // HEADS)
+        products = planned(make_sparse_plan(their_pattern(length), place, place, HEADS), DIM // HEADS)
         steps = {
             "no attention, bare products": floor(bare, products, DEPTH),
             "no attention": bare,
@@ -129,8 +133,8 @@ def packed(rounds: int) -> Iterator[frame.Row]:
     All of them have come before: plans are made once for every 128 tokens that a document may have.
     """
     tokens = torch.randint(0, VOCAB, (2, PACKED))
-    every = [TextBatch(tokens, tokens, documents(*tokens.shape)) for _ in range(30)]
-    for name, words in (("longformer-lm", {"window": 128}), ("bigbird-lm", {"longest": PACKED})):
+    every = [CausalLMBatch(tokens, tokens, documents(*tokens.shape)) for _ in range(30)]
+    for name, words in (("longformer-lm", {"window": 128}), ("bigbird-lm", {"max_length": PACKED})):
         sizes: dict[str, Any] = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, **words}
         steps = {
             "packed rows": rows_step(mf.build(name, **sizes), itertools.cycle(every)),
@@ -155,7 +159,7 @@ def slopes(rounds: int) -> Iterator[frame.Row]:
         yield from frame.growth(name, jobs, rounds, SLOPE_GOALS)
         largest: list[float] = []
         for job in jobs.values():
-            with Largest() as seen:
+            with LargestTensorMode() as seen:
                 job()
             largest.append(seen.elements)
         yield {
@@ -172,7 +176,11 @@ def decoding(_: int) -> Iterator[frame.Row]:
     model = language_model(m.Window(WINDOW), DECODED).eval()
     ends, seconds, sizes = [], [], []
     with torch.inference_mode():
-        following, state, token = bind(model), model.start(1, capacity=DECODED), torch.zeros(1, 1, dtype=torch.long)
+        following, state, token = (
+            bind(model),
+            model.init_state(1, capacity=DECODED),
+            torch.zeros(1, 1, dtype=torch.long),
+        )
         for begin in range(0, DECODED, STRETCH):
             started = time.perf_counter()
             for _ in range(STRETCH):
@@ -197,19 +205,19 @@ def language_model(mask: Mask, length: int) -> LanguageModel:
 
     def layer() -> dict[str, Any]:
         return {
-            "attention": Attention(DIM, HEADS, Softmax(mask)),
+            "attention": Attention(DIM, HEADS, SoftmaxKernel(mask)),
             "ff": FeedForward(DIM, activation=nn.GELU()),
         }
 
-    std = small_std(DIM)
-    embed = Embedding(VOCAB, DIM, position=Learned(DIM, length, std=std), std=std)
+    std = init_std(DIM)
+    embed = TokenEmbedding(VOCAB, DIM, position=LearnedPosition(DIM, length, std=std), std=std)
     body = stack(DEPTH, layer, order="pre", norm=partial(nn.LayerNorm, DIM), dropout=0.0)
-    return LanguageModel(embed, body, Head(DIM, VOCAB, tied=embed.token))
+    return LanguageModel(embed, body, ClassHead(DIM, VOCAB, tied=embed.token))
 
 
-def bigbird(length: int, kernel: Callable[[Mask], Kernel] = Softmax) -> nn.Module:
+def bigbird(length: int, kernel: Callable[[Mask], Kernel] = SoftmaxKernel) -> nn.Module:
     """BERT with BigBird's pattern, or what else a kernel makes of it."""
-    mask, position = their_pattern(length), Learned(DIM, length)
+    mask, position = their_pattern(length), LearnedPosition(DIM, length)
     return masked_encoder(
         VOCAB, DIM, DEPTH, HEADS, None, 0.0, embedded=position, mixer=lambda: Attention(DIM, HEADS, kernel(mask))
     )
@@ -218,9 +226,9 @@ def bigbird(length: int, kernel: Callable[[Mask], Kernel] = Softmax) -> nn.Modul
 def their_pattern(length: int) -> Mask:
     """Three blocks of 64 around, the first and the last, three random ones."""
     blocks = length // BLOCK
-    ends = m.Positions(*range(BLOCK), *range(length - BLOCK, length))
-    mask = m.Blocks(BLOCK, before=BLOCK, after=BLOCK) | m.Global(ends)
-    return mask | m.RandomBlocks(BLOCK, RANDOM, blocks, lead=1, tail=1)
+    ends = m.AtPositions(*range(BLOCK), *range(length - BLOCK, length))
+    mask = m.LocalBlocks(BLOCK, lookback=BLOCK, lookahead=BLOCK) | m.GlobalTokens(ends)
+    return mask | m.RandomBlocks(BLOCK, RANDOM, blocks, skip_first=1, skip_last=1)
 
 
 def local_transformer(length: int) -> nn.Module:
@@ -280,8 +288,8 @@ def _theirs() -> dict[str, Any]:
 
 def attention_job(mask: Mask, length: int) -> Callable[[], None]:
     """Attention alone, forward and backward."""
-    kernel = Softmax(mask)
-    place, _ = locate(torch.zeros(1, length, dtype=torch.long), None, None)
+    kernel = SoftmaxKernel(mask)
+    place, _ = positions_of(torch.zeros(1, length, dtype=torch.long), None, None)
     q, k, v = (torch.randn(1, HEADS, length, DIM // HEADS, requires_grad=True) for _ in range(3))
     up = torch.randn_like(q)
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from frame import Step
 from torch import Tensor, nn
 
-from manyformer.batches import MaskedBatch, TextBatch
+from manyformer.batches import CausalLMBatch, MaskedLMBatch
 from manyformer.models import MaskedLM, Model
 
 
@@ -18,7 +18,9 @@ def language_step(model: nn.Module, tokens: Tensor) -> Step:
 
     def loss() -> Tensor:
         if isinstance(model, Model):
-            batch = MaskedBatch(tokens, targets, None) if isinstance(model, MaskedLM) else TextBatch(tokens, targets)
+            batch = (
+                MaskedLMBatch(tokens, targets, None) if isinstance(model, MaskedLM) else CausalLMBatch(tokens, targets)
+            )
             return _mean(model, batch)
         found = model(tokens)
         return F.cross_entropy(getattr(found, "logits", found).flatten(0, 1), targets.flatten())
@@ -26,7 +28,7 @@ def language_step(model: nn.Module, tokens: Tensor) -> Step:
     return train(model, loss)
 
 
-def rows_step(model: Model, rows: Iterator[TextBatch]) -> Step:
+def rows_step(model: Model, rows: Iterator[CausalLMBatch]) -> Step:
     """Each step takes the next rows."""
     return train(model, lambda: _mean(model, next(rows)))
 
@@ -36,7 +38,7 @@ def masked_step(model: nn.Module, tokens: Tensor, targets: Tensor, **words: Any)
 
     def loss() -> Tensor:
         if isinstance(model, Model):
-            return _mean(model, MaskedBatch(tokens, targets))
+            return _mean(model, MaskedLMBatch(tokens, targets))
         return model(tokens, labels=targets, **words).loss  # type: ignore[no-any-return]
 
     return train(model, loss)

@@ -3,11 +3,11 @@
 import sys
 from pathlib import Path
 
+from manyformer.api import recipes
 from manyformer.config import describe_settings
-from manyformer.config.names import SECTIONS, TAGS
-from manyformer.face import recipes
-from manyformer.recipes import Card
-from manyformer.recipes.card import GLOSSARY, PROMISES, keywords, promises, year
+from manyformer.config.setting_names import SECTIONS, TAGS
+from manyformer.recipes import RecipeCard
+from manyformer.recipes.card_text import COMMON_KEYWORDS, PROMISES, keywords, promises, year
 
 HERE = Path(__file__).parent
 MARK = "<!-- made by docs/make.py from the code: change that, not this -->\n"
@@ -28,17 +28,17 @@ def recipes_page() -> str:
         lines += ["", "| keyword | type | default |", "| --- | --- | --- |"]
         lines += [f"| `{k.name}` | {k.type} | {_shown(k.default)} |" for k in keywords(recipe)]
     lines += ["", "## Keywords that recipes share", ""]
-    lines += [f"- `{name}`: {meaning}" for name, meaning in GLOSSARY.items()]
+    lines += [f"- `{name}`: {meaning}" for name, meaning in COMMON_KEYWORDS.items()]
     return "\n".join(lines) + "\n"
 
 
-def _about(card: Card) -> list[str]:
+def _about(card: RecipeCard) -> list[str]:
     lines = [
-        f"**{card.title}.** {card.new}",
+        f"**{card.title}.** {card.summary}",
         "",
         f"Paper: {card.paper}. Cost: {card.cost}. Runs on: {', '.join(card.backends)}.",
     ]
-    lines += ["", *(f"- not {name}: {reason}" for name, reason in card.because.items())]
+    lines += ["", *(f"- not {name}: {reason}" for name, reason in card.reasons.items())]
     return lines
 
 

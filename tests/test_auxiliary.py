@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.attention import Attention
-from manyformer.batches import IGNORE, TextBatch
-from manyformer.core import PADDING, Chain
-from manyformer.hooks import advance
-from manyformer.kernels import Softmax
+from manyformer.batches import IGNORE_INDEX, CausalLMBatch
+from manyformer.core import PADDING_SEGMENT, Chain
+from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.models import Embedding, Head, LanguageModel
-from manyformer.models.auxiliary import DeepTargets, two_ahead
-from manyformer.position import Learned, LearnedHeads, Placed
+from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models.auxiliary_losses import LayerwiseNextTokenLoss, two_ahead
+from manyformer.position import LearnedPosition, LearnedQKPosition, PositionLayer
+from manyformer.training_hooks import set_training_progress
 
 SMALL: dict[str, Any] = {"vocab": 11, "dim": 8, "depth": 4, "heads": 2, "longest": 12, "dropout": 0.0}
 
@@ -26,37 +26,39 @@ SMALL: dict[str, Any] = {"vocab": 11, "dim": 8, "depth": 4, "heads": 2, "longest
     [(0.0, [0, 1, 2]), (0.12, [0, 1, 2]), (0.125, [1, 2]), (0.3, [2]), (0.375, []), (0.5, []), (1.0, [])],
 )
 def test_layer_l_of_n_ends_after_l_in_2n_of_the_training(share: float, left: list[int]) -> None:
-    targets = DeepTargets(4, 5, 4)
-    advance(nn.Sequential(targets), share)
-    assert targets.speaking() == left
+    targets = LayerwiseNextTokenLoss(4, 5, 4)
+    set_training_progress(nn.Sequential(targets), share)
+    assert targets.active_layers() == left
 
 
 def test_the_target_two_ahead_stays_in_its_document() -> None:
-    targets = torch.tensor([[4, 5, 6, 7, 8], [4, 5, IGNORE, 7, 8]])
-    segments, one = torch.tensor([[0, 0, 1, 1, PADDING], [0] * 5]), torch.zeros(2, 5, dtype=torch.long)
-    x = IGNORE
+    targets = torch.tensor([[4, 5, 6, 7, 8], [4, 5, IGNORE_INDEX, 7, 8]])
+    segments, one = torch.tensor([[0, 0, 1, 1, PADDING_SEGMENT], [0] * 5]), torch.zeros(2, 5, dtype=torch.long)
+    x = IGNORE_INDEX
     assert two_ahead(targets, one).tolist() == [[5, 6, 7, 8, x], [5, x, 7, 8, x]]
     assert two_ahead(targets, segments).tolist() == [[5, x, 7, x, x], [5, x, 7, 8, x]]
 
 
 def mean(head: nn.Module, x: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    return F.cross_entropy(head(x).flatten(0, 1), targets.flatten(), ignore_index=IGNORE, label_smoothing=smoothing)
+    return F.cross_entropy(
+        head(x).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, label_smoothing=smoothing
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.9])
 def test_the_extra_loss_is_the_sum_of_the_paper(share: float, norm: str, smoothing: float) -> None:
-    model: Any = mf.build("deep-char-lm", **SMALL, norm=norm)
-    advance(model, share)
+    model: Any = mf.build("deep-char-lm", **SMALL, norm_order=norm)
+    set_training_progress(model, share)
     tokens = torch.randint(0, 11, (2, 9))
-    targets = torch.where(torch.rand(2, 9) < 0.2, IGNORE, tokens.roll(-1, 1))
-    segments = torch.tensor([[0] * 4 + [1] * 5, [PADDING] * 2 + [0] * 7])
+    targets = torch.where(torch.rand(2, 9) < 0.2, IGNORE_INDEX, tokens.roll(-1, 1))
+    segments = torch.tensor([[0] * 4 + [1] * 5, [PADDING_SEGMENT] * 2 + [0] * 7])
     seen: dict[str, Tensor] = {}
     for number in range(4):
         layer = model.body.get_submodule(str(number))
         layer.register_forward_hook(lambda _, __, out, number=number: seen.update({str(number): out.y}))
-    loss = model.loss(TextBatch(tokens, targets, segments), smoothing=smoothing)
+    loss = model.loss(CausalLMBatch(tokens, targets, segments), smoothing=smoothing)
     deep, later = model.auxiliary, two_ahead(targets, segments)
     last = seen["3"] if norm == "post" else model.body.get_submodule("norm").inner(seen["3"])
     expected = 0.5 * mean(deep.ahead[3], last, later, smoothing)
@@ -65,16 +67,16 @@ def test_the_extra_loss_is_the_sum_of_the_paper(share: float, norm: str, smoothi
             expected = expected + mean(deep.next[number], seen[str(number)], targets, smoothing)
             expected = expected + 0.5 * mean(deep.ahead[number], seen[str(number)], later, smoothing)
     torch.testing.assert_close(loss.extra, expected)
-    main = mean(model.head, last, targets, smoothing) * (targets != IGNORE).sum()
+    main = mean(model.head, last, targets, smoothing) * (targets != IGNORE_INDEX).sum()
     torch.testing.assert_close(loss.total, main)
 
 
 def test_silent_classifiers_have_a_gradient_of_zero() -> None:
     """Several processes would wait for it otherwise."""
-    model: Any = mf.build("deep-char-lm", **SMALL, norm="pre")
-    advance(model, 0.2)
+    model: Any = mf.build("deep-char-lm", **SMALL, norm_order="pre")
+    set_training_progress(model, 0.2)
     tokens = torch.randint(0, 11, (2, 9))
-    model.loss(TextBatch(tokens, tokens.roll(-1, 1))).extra.backward()
+    model.loss(CausalLMBatch(tokens, tokens.roll(-1, 1))).extra.backward()
     for number in range(3):
         for weight in [*model.auxiliary.next[number].parameters(), *model.auxiliary.ahead[number].parameters()]:
             assert weight.grad is not None
@@ -105,7 +107,7 @@ def test_sizes_of_the_published_models() -> None:
 def test_every_layer_has_its_own_positions() -> None:
     model: Any = mf.build("deep-char-lm", **SMALL).eval()
     assert model.longest == 12
-    tables = [m.position.weight for m in model.modules() if isinstance(m, Placed | Embedding)]
+    tables = [m.position.weight for m in model.modules() if isinstance(m, PositionLayer | TokenEmbedding)]
     assert len({id(table) for table in tables}) == 4
     tokens = torch.zeros(1, 6, dtype=torch.long)
     for table in tables[1:]:
@@ -122,12 +124,17 @@ def test_every_layer_has_its_own_positions() -> None:
 
 def test_a_stack_that_shows_no_layers_is_refused() -> None:
     with pytest.raises(ValueError, match="auxiliary losses need the layers of a Chain, and a Placed shows none"):
-        LanguageModel(Embedding(5, 4), Placed(Learned(4, 3)), Head(4, 5), auxiliary=DeepTargets(4, 5, 2))
+        LanguageModel(
+            TokenEmbedding(5, 4),
+            PositionLayer(LearnedPosition(4, 3)),
+            ClassHead(4, 5),
+            auxiliary=LayerwiseNextTokenLoss(4, 5, 2),
+        )
 
 
 def test_the_fewest_positions_of_all_parts_count() -> None:
-    attention = Attention(8, 2, Softmax(Causal()), position=LearnedHeads(2, 4, 6))
-    model = LanguageModel(Embedding(5, 8), Chain(one=attention), Head(8, 5))
-    assert model.longest == 6
+    attention = Attention(8, 2, SoftmaxKernel(Causal()), position=LearnedQKPosition(2, 4, 6))
+    model = LanguageModel(TokenEmbedding(5, 8), Chain(one=attention), ClassHead(8, 5))
+    assert model.max_length == 6
     with pytest.raises(ValueError, match="7 tokens are more than this model allows"):
         model(torch.zeros(1, 7, dtype=torch.long))

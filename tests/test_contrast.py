@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import IGNORE, MaskedBatch
-from manyformer.core import PADDING, Context
+from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
+from manyformer.core import PADDING_SEGMENT, Context
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.models import MaskedLM
-from manyformer.models.contrast import MASK, Contrast
-from manyformer.models.places import locate
+from manyformer.models.contrastive_loss import MASK, PartContrastiveLoss
+from manyformer.models.token_positions import positions_of
 
 SMALL = {
     "vocab": 23,
@@ -47,22 +47,22 @@ def chosen_all_but(model: Any, first: int, monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_hidden_and_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     model = built(contrast=0.25).train()
     tokens = torch.randint(5, 23, (2, 10))
-    segments = torch.tensor([[0] * 10, [0] * 6 + [PADDING] * 4])
-    targets = torch.full_like(tokens, IGNORE)
+    segments = torch.tensor([[0] * 10, [0] * 6 + [PADDING_SEGMENT] * 4])
+    targets = torch.full_like(tokens, IGNORE_INDEX)
     targets[:, 1] = targets[0, 9] = 7
     chosen_all_but(model, 1, monkeypatch)
-    found = model.loss(MaskedBatch(tokens, targets, segments))
+    found = model.loss(MaskedLMBatch(tokens, targets, segments))
     hidden = tokens.clone()
     hidden[0, 4:], hidden[1, 4:6] = MASK, MASK
-    place = locate(tokens, segments, None)[0]
+    place = positions_of(tokens, segments, None)[0]
     whole = model.body.both(model.embed(hidden, place), Context(place))
     wanted = F.cross_entropy(model.head(whole.text.y).flatten(0, 1), targets.flatten(), reduction="sum")
     torch.testing.assert_close(found.total, wanted)
     # the originals where tokens were replaced, one part at a time
-    original = torch.where(targets == IGNORE, tokens, targets)
+    original = torch.where(targets == IGNORE_INDEX, tokens, targets)
     alone = []
     for part in (original[:1, 4:8], original[:1, 8:10], original[1:, 4:6]):
-        at = locate(part, None, None)[0]
+        at = positions_of(part, None, None)[0]
         alone.append(model.body.both(model.embed(part, at), Context(at)).summaries[0, 0])
     inside = torch.stack([whole.summaries[0, 1], whole.summaries[0, 2], whole.summaries[1, 1]])
     scores = inside @ torch.stack(alone).T / 16**0.5
@@ -74,9 +74,9 @@ def test_a_single_part_is_never_hidden_and_nothing_is_while_scoring() -> None:
     model = built()
     model.contrast = replace(model.contrast, rate=0.99)
     tokens = torch.randint(5, 23, (3, 4))
-    batch = MaskedBatch(tokens, tokens)
+    batch = MaskedLMBatch(tokens, tokens)
     assert model.train().loss(batch).extra == 0
-    longer = MaskedBatch(tokens.repeat(1, 3), tokens.repeat(1, 3))
+    longer = MaskedLMBatch(tokens.repeat(1, 3), tokens.repeat(1, 3))
     assert model.loss(longer).extra > 0
     model.contrast = replace(model.contrast, rate=1e-9)
     # two at least, or there would be nothing to tell apart
@@ -91,9 +91,9 @@ def test_it_can_be_left_out_and_needs_parts() -> None:
     assert Tokenizer.mask == MASK
     bert: Any = mf.build("bert", vocab=9, dim=8, heads=2, depth=1)
     with pytest.raises(ValueError, match="a Chain has none of parts"):
-        MaskedLM(bert.embed, bert.body, bert.head, contrast=Contrast())
+        MaskedLM(bert.embed, bert.body, bert.head, contrast=PartContrastiveLoss())
     with pytest.raises(ValueError, match="share and rate must lie between 0 and 1"):
-        Contrast(share=1.0)
+        PartContrastiveLoss(share=1.0)
     with pytest.raises(ValueError, match=r"contrast \(0.0\) must lie between 0 and 1"):
         built(contrast=0.0)
     with pytest.raises(ValueError, match="nothing would train the summaries of the last layer"):
@@ -109,7 +109,7 @@ def test_summaries_of_hidden_parts_can_be_told_apart() -> None:
     losses = []
     for _ in range(60):
         symbols = torch.randint(5, 23, (16, 1)).repeat(1, 12)
-        loss = model.train().loss(MaskedBatch(symbols, symbols))
+        loss = model.train().loss(MaskedLMBatch(symbols, symbols))
         optimiser.zero_grad()
         (loss.total / loss.targets + loss.extra).backward()
         optimiser.step()

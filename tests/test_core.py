@@ -7,17 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.core import (
-    Add,
+    AddJoin,
     Chain,
     Context,
+    ContiguousLayout,
     Layer,
-    Out,
-    Packed,
-    Place,
-    Plain,
+    LayerOutput,
+    PackedLayout,
     Pointwise,
     Residual,
     State,
+    TokenPositions,
     tree_map,
 )
 
@@ -31,13 +31,13 @@ class Counting(Layer):
         super().__init__()
         self.weight = weight
 
-    def start(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+    def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         return torch.zeros(batch, device=device, dtype=dtype)
 
-    def forward(self, x: Tensor, ctx: Context, state: State = None) -> Out:
+    def forward(self, x: Tensor, ctx: Context, state: State = None) -> LayerOutput:
         if state is None:
-            return Out(x + self.weight, None, self.weight)
-        return Out(x + self.weight * (state + 1)[:, None, None], state + 1, self.weight)
+            return LayerOutput(x + self.weight, None, self.weight)
+        return LayerOutput(x + self.weight * (state + 1)[:, None, None], state + 1, self.weight)
 
 
 class Times(nn.Module):
@@ -56,7 +56,7 @@ class Cup(NamedTuple):
 
 @pytest.fixture
 def ctx() -> Context:
-    return Context(Place(torch.arange(3)[None], torch.zeros(1, 3, dtype=torch.long), Plain()))
+    return Context(TokenPositions(torch.arange(3)[None], torch.zeros(1, 3, dtype=torch.long), ContiguousLayout()))
 
 
 def test_chain_goes_in_order_and_names_its_parameters(ctx: Context) -> None:
@@ -70,7 +70,7 @@ def test_chain_goes_in_order_and_names_its_parameters(ctx: Context) -> None:
 
 def test_chain_threads_states_and_sums_losses(ctx: Context) -> None:
     chain = Chain(a=Counting(1.0), b=Pointwise(nn.Identity()), c=Counting(0.25))
-    state = chain.start(2, device=CPU, dtype=torch.float64)
+    state = chain.init_state(2, device=CPU, dtype=torch.float64)
     x = torch.zeros(2, 3, 4, dtype=torch.float64)
     once = chain(x, ctx, state)
     twice = chain(x, ctx, once.state)
@@ -100,14 +100,14 @@ def test_residual_places_norms(ctx: Context, norms: dict[str, Any], expected: fl
 
 def test_residual_passes_state_on(ctx: Context) -> None:
     layer = Residual(Counting(0.5))
-    state = layer.start(1, device=CPU, dtype=torch.float32)
+    state = layer.init_state(1, device=CPU, dtype=torch.float32)
     out = layer(torch.ones(1, 3, 2), ctx, layer(torch.ones(1, 3, 2), ctx, state).state)
     assert (out.y == 3.0).all()
     assert (out.state == 2).all()
 
 
 def test_dropout_acts_on_the_branch_and_in_training_only() -> None:
-    add, x, branch = Add(dropout=0.5), torch.zeros(100, 3, 7), torch.ones(100, 3, 7)
+    add, x, branch = AddJoin(dropout=0.5), torch.zeros(100, 3, 7), torch.ones(100, 3, 7)
     y = add.train()(x + 10, branch)
     assert set(y.unique().tolist()) == {10.0, 12.0}
     assert abs((y == 12).float().mean().item() - 0.5) < 0.05
@@ -137,4 +137,4 @@ def test_tree_map_touches_tensors_only_and_keeps_the_shape_of_the_tree() -> None
     ],
 )
 def test_what_counts_as_padding_on_the_right(documents: tuple[tuple[int, int, int], ...], right: bool) -> None:
-    assert Packed(documents).right_padded is right
+    assert PackedLayout(documents).right_padded is right

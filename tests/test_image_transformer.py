@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import IGNORE, TextBatch
+from manyformer.batches import IGNORE_INDEX, CausalLMBatch
 from manyformer.models import LogisticMixture
-from manyformer.models.places import locate
+from manyformer.models.token_positions import positions_of
+from manyformer.pixel_order import pixel_order
 from manyformer.scores import bits_per_dimension
-from manyformer.sources.ring import Ring
-from manyformer.tiles import order_of
+from manyformer.sources.window_cache import RingCache
 
 SMALL: dict[str, Any] = {"vocab": 21, "dim": 16, "depth": 1, "heads": 2, "hidden": 8, "dropout": 0.0}
 
@@ -26,14 +26,14 @@ def built(recipe: str, seed: int = 0, **keywords: Any) -> Any:
 
 
 def test_the_order_of_blocks() -> None:
-    assert order_of((2, 3, 2), (1, 3)).tolist() == list(range(12))
+    assert pixel_order((2, 3, 2), (1, 3)).tolist() == list(range(12))
     # blocks of two rows and two columns, written out
     want = [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15]
-    assert order_of((4, 4, 1), (2, 2)).tolist() == want
-    assert order_of((4, 2, 3), (2, 1)).tolist()[:12] == [0, 1, 2, 6, 7, 8, 3, 4, 5, 9, 10, 11]
+    assert pixel_order((4, 4, 1), (2, 2)).tolist() == want
+    assert pixel_order((4, 2, 3), (2, 1)).tolist()[:12] == [0, 1, 2, 6, 7, 8, 3, 4, 5, 9, 10, 11]
     for block in ((3, 2), (2, 3), (0, 2)):
         with pytest.raises(ValueError, match=f"4 x 4 cannot be cut into blocks of {block[0]} x {block[1]}"):
-            order_of((4, 4, 1), block)
+            pixel_order((4, 4, 1), block)
 
 
 def influence(model: Any, cells: int) -> Tensor:
@@ -61,7 +61,7 @@ def test_two_dimensions(channels: int, above: int | None, beside: int | None) ->
     """By the rows and columns of pixels, in the order in which they are written."""
     sizes: dict[str, Any] = {"height": 4, "width": 6, "channels": channels, "rows": 2, "columns": 3}
     found = influence(built("image-transformer-2d", **sizes, above=above, beside=beside), 24 * channels)
-    place = [(cell // channels // 6, cell // channels % 6) for cell in order_of((4, 6, channels), (2, 3)).tolist()]
+    place = [(cell // channels // 6, cell // channels % 6) for cell in pixel_order((4, 6, channels), (2, 3)).tolist()]
     up, side = above or 0, beside or 0
 
     def rule(i: int, j: int) -> bool:
@@ -79,7 +79,7 @@ def test_two_dimensions(channels: int, above: int | None, beside: int | None) ->
 def test_positions_are_those_of_the_value_to_be_predicted() -> None:
     sizes: dict[str, Any] = {"height": 4, "width": 6, "channels": 2}
     rows, blocks = built("image-transformer", **sizes), built("image-transformer-2d", **sizes, rows=2, columns=3)
-    order = torch.from_numpy(order_of((4, 6, 2), (2, 3)))
+    order = torch.from_numpy(pixel_order((4, 6, 2), (2, 3)))
     pos = torch.arange(48)
     one, other = (model.embed.position.rows(pos) for model in (rows, blocks))
     torch.testing.assert_close(one[order], other)
@@ -92,8 +92,8 @@ def test_positions_are_those_of_the_value_to_be_predicted() -> None:
 def test_every_channel_has_a_table_of_its_own() -> None:
     model = built("image-transformer", height=2, width=2, channels=3)
     tokens = torch.tensor([[1, 7, 7, 7, 7, 8]])
-    place, _ = locate(tokens, None, None)
-    found = (model.embed(tokens, place) - model.embed.position.rows(place.pos)) / 16**0.5
+    place, _ = positions_of(tokens, None, None)
+    found = (model.embed(tokens, place) - model.embed.position.rows(place.position_ids)) / 16**0.5
     table = model.embed.token.weight.view(3, 21, 16)
     # the start token stands before the first channel
     want = torch.stack([table[2, 1], table[0, 7], table[1, 7], table[2, 7], table[0, 7], table[1, 8]])
@@ -107,7 +107,7 @@ OUTPUT = ["loss", "gradients", "cached", "batch", "float64", "bfloat16", "saving
 @pytest.mark.parametrize("only", [OUTPUT, pytest.param(None, marks=pytest.mark.slow)], ids=["output", "all"])
 def test_every_promise_is_kept_with_logistics(only: list[str] | None) -> None:
     colours = {"channels": 2, "width": 8}
-    report = mf.check("image-transformer-2d", only=only, skip={"compile"}, keywords={"mixtures": 3, **colours})
+    report = mf.check("image-transformer-2d", only=only, skip={"compile"}, keywords={"logistic_mixtures": 3, **colours})
     assert not report.failed, report.failed[0].sentence
 
 
@@ -124,7 +124,7 @@ def test_a_cache_holds_what_can_still_be_seen() -> None:
                 steps.append(logits)
         torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-5, atol=1e-5)
         (ring,) = [kept.source for kept in states(state.body) if hasattr(kept, "source")]
-        assert isinstance(ring, Ring)
+        assert isinstance(ring, RingCache)
         assert ring.k.shape[2] == slots
 
 
@@ -144,7 +144,7 @@ def test_bits_by_hand() -> None:
         # three quarters
         output.project.bias.copy_(torch.tensor([0.0, -0.5 * math.log(3), math.log(0.5)]))
     output.requires_grad_(False)
-    x, targets = torch.randn(2, 3, 4), torch.tensor([[5, 5, 6], [6, 5, IGNORE]])
+    x, targets = torch.randn(2, 3, 4), torch.tensor([[5, 5, 6], [6, 5, IGNORE_INDEX]])
     bits = (3 * -math.log2(3 / 4) + 2 * -math.log2(1 / 4)) / 5
     scored, lost = output.score(x, targets), output.loss(x, targets, smoothing=0.0)
     assert int(scored.targets) == int(lost.targets) == 5
@@ -163,7 +163,7 @@ def test_bits_of_an_image_are_those_of_its_values_in_turn() -> None:
         for count in range(1, 17):
             chances = model(tokens[:, :count]).logits[:, -1].softmax(-1)
             nats -= float(chances.gather(1, values[:, count - 1 : count]).log().sum())
-        found = model.score(TextBatch(tokens, values))
+        found = model.score(CausalLMBatch(tokens, values))
     want = nats / math.log(2) / 48
     assert bits_per_dimension(float(found.nll), int(found.targets)).value == pytest.approx(want, rel=1e-5)
 
@@ -188,9 +188,9 @@ def test_mixtures_are_sums_of_their_parts() -> None:
     ("recipe", "keywords", "message"),
     [
         ("image-transformer", {"dim": 18}, r"dim \(18\) must be a multiple of 4"),
-        ("image-transformer", {"vocab": 6, "mixtures": 2}, "6 classes from 5 on are 1 levels"),
-        ("image-transformer", {"mixtures": 0}, r"mixtures \(0\) must be at least 1"),
-        ("image-transformer-2d", {"rows": 3}, "an image of 4 x 4 cannot be cut into blocks of 3 x 2"),
+        ("image-transformer", {"vocab": 6, "logistic_mixtures": 2}, "6 classes from 5 on are 1 levels"),
+        ("image-transformer", {"logistic_mixtures": 0}, r"mixtures \(0\) must be at least 1"),
+        ("image-transformer-2d", {"block_height": 3}, "an image of 4 x 4 cannot be cut into blocks of 3 x 2"),
     ],
 )
 def test_what_is_refused(recipe: str, keywords: dict[str, Any], message: str) -> None:
@@ -212,14 +212,14 @@ def test_rows_above_are_needed_for_stripes() -> None:
             tokens = torch.cat([torch.ones_like(stripes[:, :1]), stripes[:, :-1]], 1)
             for group in optimizer.param_groups:
                 group["lr"] = 0.01 * min(1, (step + 1) / 20, 2 - step / 150)
-            loss = model.loss(TextBatch(tokens, stripes))
+            loss = model.loss(CausalLMBatch(tokens, stripes))
             optimizer.zero_grad()
             (loss.total / loss.targets).backward()
             optimizer.step()
             bits.append(float(loss.total.detach() / loss.targets) / math.log(2))
         return sum(bits[-20:]) / 20
 
-    raster, blocks = (torch.from_numpy(order_of((8, 8, 1), block)) for block in ((1, 8), (4, 4)))
+    raster, blocks = (torch.from_numpy(pixel_order((8, 8, 1), block)) for block in ((1, 8), (4, 4)))
     assert learnt("image-transformer", raster, block=2, before=1) > 0.8
     # the first row of an image is chance: an eighth of a bit a pixel
     assert learnt("image-transformer-2d", blocks, rows=4, columns=4, above=4, beside=None) < 0.2

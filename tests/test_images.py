@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import ImageBatch
+from manyformer.batches import ImageClassificationBatch
 from manyformer.core import Chain, Pointwise
-from manyformer.models import Head, ImageClassifier, Patches
-from manyformer.models.patches import cut
-from manyformer.position import Learned
+from manyformer.models import ClassHead, ImageClassifier, PatchEmbedding
+from manyformer.models.patch_embedding import split_patches
+from manyformer.position import LearnedPosition
 from manyformer.recipes.compose_images import MIXERS
 
 SMALL = {"classes": 3, "height": 8, "width": 12, "channels": 2, "patch": 4, "dim": 16, "depth": 2}
@@ -26,7 +26,7 @@ def images(rows: int = 3) -> Tensor:
 
 def test_patches_are_cut_row_by_row() -> None:
     x = torch.arange(2 * 4 * 6 * 3).view(2, 4, 6, 3).float()
-    found = cut(x, 2)
+    found = split_patches(x, 2)
     assert found.shape == (2, 6, 12)
     for number in range(6):
         row, column = number // 3 * 2, number % 3 * 2
@@ -34,7 +34,7 @@ def test_patches_are_cut_row_by_row() -> None:
 
 
 def test_brightness_is_taken_as_minus_one_to_one() -> None:
-    embed = Patches((4, 4, 1), 2, 5)
+    embed = PatchEmbedding((4, 4, 1), 2, 5)
     dark, bright = (torch.full((1, 4, 4, 1), level, dtype=torch.uint8) for level in (0, 255))
     ones = torch.ones(1, 4, 4, 1)
     for given, want in ((dark, -ones), (bright, ones)):
@@ -42,27 +42,27 @@ def test_brightness_is_taken_as_minus_one_to_one() -> None:
 
 
 def test_leading_tokens_stand_before_all_patches() -> None:
-    embed = Patches((8, 12, 2), 4, 16, position=Learned(16, 8), leading=2)
+    embed = PatchEmbedding((8, 12, 2), 4, 16, position=LearnedPosition(16, 8), leading=2)
     place = embed.place(images())
-    assert embed.tokens == place.pos.shape[1] == 8
+    assert embed.tokens == place.position_ids.shape[1] == 8
     assert embed.leading is not None
     with torch.no_grad():
         embed.leading.normal_()
     x = embed(images(), place)
-    assert isinstance(embed.position, Learned)
+    assert isinstance(embed.position, LearnedPosition)
     torch.testing.assert_close(x[:, :2], (embed.leading + embed.position.weight[:2]).expand(3, -1, -1))
 
 
 def test_pooling() -> None:
-    body, head = Chain(all=Pointwise(torch.nn.Identity())), Head(16, 3)
-    first = ImageClassifier(Patches((8, 12, 2), 4, 16, leading=1), body, head, pool="first")
-    mean = ImageClassifier(Patches((8, 12, 2), 4, 16), body, head, pool="mean")
+    body, head = Chain(all=Pointwise(torch.nn.Identity())), ClassHead(16, 3)
+    first = ImageClassifier(PatchEmbedding((8, 12, 2), 4, 16, leading=1), body, head, pool="first")
+    mean = ImageClassifier(PatchEmbedding((8, 12, 2), 4, 16), body, head, pool="mean")
     given = images()
     assert (first(given).logits == 0).all()
     want = head(mean.embed(given, mean.embed.place(given)).mean(1))
     torch.testing.assert_close(mean(given).logits, want)
     with pytest.raises(ValueError, match="pool='first' needs a token that stands for the whole image"):
-        ImageClassifier(Patches((8, 12, 2), 4, 16), body, head, pool="first")
+        ImageClassifier(PatchEmbedding((8, 12, 2), 4, 16), body, head, pool="first")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_images_of_another_size_are_refused() -> None:
     with pytest.raises(ValueError, match=r"images \(1, 12, 8, 2\) must be \(b, 8, 12, 2\): the model was built for"):
         model(torch.zeros(1, 12, 8, 2, dtype=torch.uint8))
     with pytest.raises(ValueError, match="7 tokens need as many positions, and there are 6"):
-        Patches((8, 12, 2), 4, 16, position=Learned(16, 6), leading=1)
+        PatchEmbedding((8, 12, 2), 4, 16, position=LearnedPosition(16, 6), leading=1)
 
 
 @pytest.mark.parametrize("positions", ["learned", "axes", "none"])
@@ -105,7 +105,7 @@ def test_every_mixer_makes_a_classifier(mixer: str, pool: str) -> None:
     model: Any = mf.build("compose-images", **SMALL, heads=2, slots=4, mixer=mixer, pool=pool)
     with torch.no_grad():
         model.head.weight.normal_()
-    batch = ImageBatch(images(), torch.tensor([0, 2, 1]))
+    batch = ImageClassificationBatch(images(), torch.tensor([0, 2, 1]))
     loss = model.loss(batch)
     loss.total.backward()
     assert loss.targets == 3
@@ -158,7 +158,7 @@ def test_images_as_sequences_train_a_language_model(tmp_path: Path, monkeypatch:
     digits(tmp_path / "a.npz")
     words = ["data.kind=images", "data.path=a.npz", "data.levels=4", "dim=16", "depth=1", "heads=2"]
     result = train("transformer-lm", [*words, "limits.steps=3", "batch.tokens=1024"], on_event=silent)
-    assert result.load().longest == 64
+    assert result.load().max_length == 64
     scored = evaluate(result.out, split="valid")
     bits = scored["bits per dimension"].value
     assert bits == pytest.approx(result.scores["loss"] / np.log(2), abs=1e-3)

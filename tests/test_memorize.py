@@ -24,8 +24,8 @@ def made(recipe: str, **words: Any) -> LanguageModel:
 
 
 PLAIN: dict[str, dict[str, Any]] = {
-    "transformer-xl": {"norm": "post", "biases": "own", "view": "equal"},
-    "memorizing-transformer": {"memory": None, "block": 4},
+    "transformer-xl": {"norm_order": "post", "bias_sharing": "own", "context": "equal"},
+    "memorizing-transformer": {"knn_memory_size": None, "block": 4},
 }
 
 
@@ -65,7 +65,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UserError, match="a transformer-lm cannot be given a memory; a transformer-xl or a memorizing"):
         mf.memorize(mf.build("transformer-lm", vocab=5, dim=4, depth=1, heads=2), memory=5)
     with pytest.raises(UserError, match="set remembered"):
-        mf.memorize(mf.build("transformer-xl", **{**SMALL, "remembered": None}), memory=5)
+        mf.memorize(mf.build("transformer-xl", **{**SMALL, "memory_length": None}), memory=5)
     with pytest.raises(UserError, match=r"layer \(2\): the memory"):
         mf.memorize(made("memorizing-transformer", memory=4, layer=1), memory=5, layer=2)
     with pytest.raises(UserError, match=r"layer \(3\) must be at most depth \(2\)"):

@@ -12,13 +12,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.batches import IGNORE, LabelBatch, MaskedBatch, PairBatch, TagBatch, TextBatch
-from manyformer.core import PADDING
+from manyformer.batches import (
+    IGNORE_INDEX,
+    CausalLMBatch,
+    ClassificationBatch,
+    MaskedLMBatch,
+    Seq2SeqBatch,
+    TaggingBatch,
+)
+from manyformer.core import PADDING_SEGMENT
+from manyformer.dependency_trees import NO_NODE, preorder_columns
 from manyformer.errors import UserError
-from manyformer.models import Head
-from manyformer.models.files import write_parts
+from manyformer.models import ClassHead
 from manyformer.models.head import LARGE
-from manyformer.trees import OUTSIDE, walk
+from manyformer.models.model_files import write_parts
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 2, "heads": 4}
 NAMES = ["transformer", "transformer-lm", "bert", "transformer-classifier", "structural", "compose"]
@@ -27,20 +34,20 @@ NAMES = ["transformer", "transformer-lm", "bert", "transformer-classifier", "str
 def batch_for(name: str) -> tuple[Any, tuple[Any, ...]]:
     """A batch with padding and ignored targets, and the inputs of a forward call on it."""
     tokens, length = torch.randint(3, 29, (3, 7)), 7
-    segments = torch.where(torch.arange(length) < torch.tensor([[7], [3], [5]]), 0, PADDING)
-    targets = torch.where((torch.rand(3, length) < 0.6) & (segments == 0), tokens.roll(1, 1), IGNORE)
+    segments = torch.where(torch.arange(length) < torch.tensor([[7], [3], [5]]), 0, PADDING_SEGMENT)
+    targets = torch.where((torch.rand(3, length) < 0.6) & (segments == 0), tokens.roll(1, 1), IGNORE_INDEX)
     if name == "transformer":
         target = torch.randint(3, 29, (3, length))
-        return PairBatch(tokens, target, targets, segments), (tokens, target, segments)
+        return Seq2SeqBatch(tokens, target, targets, segments), (tokens, target, segments)
     if name == "bert":
-        return MaskedBatch(tokens, targets, segments), (tokens, segments)
+        return MaskedLMBatch(tokens, targets, segments), (tokens, segments)
     if name == "transformer-classifier":
-        return LabelBatch(tokens, torch.tensor([0, 1, 1]), segments), (tokens, segments)
+        return ClassificationBatch(tokens, torch.tensor([0, 1, 1]), segments), (tokens, segments)
     if name == "structural":
-        trees = torch.from_numpy(walk(range(length))).repeat(3, 1, 1)
-        trees[:, 0] = OUTSIDE
-        return TagBatch(tokens, targets, segments, trees), (tokens, segments, trees)
-    return TextBatch(tokens, targets, segments), (tokens, segments)
+        trees = torch.from_numpy(preorder_columns(range(length))).repeat(3, 1, 1)
+        trees[:, 0] = NO_NODE
+        return TaggingBatch(tokens, targets, segments, trees), (tokens, segments, trees)
+    return CausalLMBatch(tokens, targets, segments), (tokens, segments)
 
 
 def test_the_base_transformer_has_the_parameters_of_the_paper() -> None:
@@ -65,15 +72,15 @@ def test_loss_is_the_cross_entropy_of_the_logits(name: str, smoothing: float) ->
     wanted = batch.labels if name == "transformer-classifier" else batch.targets
     logits = model(*inputs).logits
     expected = F.cross_entropy(
-        logits.flatten(0, -2), wanted.flatten(), ignore_index=IGNORE, label_smoothing=smoothing, reduction="sum"
+        logits.flatten(0, -2), wanted.flatten(), ignore_index=IGNORE_INDEX, label_smoothing=smoothing, reduction="sum"
     )
     loss = model.loss(batch, smoothing=smoothing)
     torch.testing.assert_close(loss.total, expected)
-    assert loss.targets == (wanted != IGNORE).sum()
+    assert loss.targets == (wanted != IGNORE_INDEX).sum()
     assert loss.extra == 0.0
     with torch.no_grad():
         score = model.score(batch)
-    plain = F.cross_entropy(logits.flatten(0, -2), wanted.flatten(), ignore_index=IGNORE, reduction="sum")
+    plain = F.cross_entropy(logits.flatten(0, -2), wanted.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
     torch.testing.assert_close(score.nll, plain.double(), check_device=False, atol=1e-4, rtol=1e-6)
     assert score.correct == (logits.argmax(-1) == wanted).sum()
     assert score.targets == loss.targets
@@ -82,16 +89,16 @@ def test_loss_is_the_cross_entropy_of_the_logits(name: str, smoothing: float) ->
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("bias", [True, False])
 def test_large_vocabularies_lose_in_chunks_and_just_as_much(bias: bool, smoothing: float) -> None:
-    head = Head(8, LARGE, bias=bias, transform=nn.Linear(8, 8))
+    head = ClassHead(8, LARGE, bias=bias, transform=nn.Linear(8, 8))
     with torch.no_grad():
         for value in head.parameters():
             value.normal_()
     # more tokens than one chunk, and not a multiple of it
     x = torch.randn(2, 300, 8, requires_grad=True)
-    targets = torch.where(torch.rand(2, 300) < 0.2, IGNORE, torch.randint(0, LARGE, (2, 300)))
+    targets = torch.where(torch.rand(2, 300) < 0.2, IGNORE_INDEX, torch.randint(0, LARGE, (2, 300)))
     loss = head.loss(x, targets, smoothing=smoothing)
     expected = F.cross_entropy(
-        head(x).flatten(0, 1), targets.flatten(), label_smoothing=smoothing, ignore_index=IGNORE, reduction="sum"
+        head(x).flatten(0, 1), targets.flatten(), label_smoothing=smoothing, ignore_index=IGNORE_INDEX, reduction="sum"
     )
     torch.testing.assert_close(loss.total, expected, rtol=1e-5, atol=0)
     leaves = [x, *head.parameters()]
@@ -103,7 +110,7 @@ def test_large_vocabularies_lose_in_chunks_and_just_as_much(bias: bool, smoothin
 
 def test_the_chunked_loss_never_holds_all_logits() -> None:
     """2048 tokens x 16384 classes are 134 MB of logits; saving them for the way back must show."""
-    head, x = Head(16, 2 * LARGE), torch.randn(2048, 16, requires_grad=True)
+    head, x = ClassHead(16, 2 * LARGE), torch.randn(2048, 16, requires_grad=True)
     saved: list[int] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -118,7 +125,7 @@ def test_the_chunked_loss_never_holds_all_logits() -> None:
 def test_no_targets_lose_nothing() -> None:
     model = mf.build("bert", **SMALL)
     tokens = torch.ones(2, 4, dtype=torch.long)
-    loss = model.loss(MaskedBatch(tokens, torch.full((2, 4), IGNORE), None))
+    loss = model.loss(MaskedLMBatch(tokens, torch.full((2, 4), IGNORE_INDEX), None))
     assert loss.total == 0
     assert loss.targets == 0
 
@@ -127,7 +134,7 @@ def test_a_classifier_reads_all_tokens_but_padding() -> None:
     model = mf.build("transformer-classifier", **SMALL).eval()
     tokens = torch.randint(0, 29, (1, 6))
     padded = torch.cat([torch.randint(0, 29, (1, 3)), tokens], dim=1)
-    segments = torch.tensor([[PADDING] * 3 + [0] * 6])
+    segments = torch.tensor([[PADDING_SEGMENT] * 3 + [0] * 6])
     torch.testing.assert_close(model(padded, segments).logits, model(tokens).logits, atol=1e-6, rtol=0)
     for position in range(6):
         changed = tokens.clone()
@@ -142,14 +149,14 @@ def test_a_tagger_is_told_of_trees_in_three_numbers_a_token(unchecked: None) -> 
         model(tokens)
     with pytest.raises(ValueError, match=r"trees \(1, 4\) must have three numbers for each of \(1, 4\)"):
         model(tokens, None, tokens)
-    one, other = (torch.from_numpy(walk(heads))[None] for heads in ([0, 1, 2, 3], [0, 1, 1, 1]))
+    one, other = (torch.from_numpy(preorder_columns(heads))[None] for heads in ([0, 1, 2, 3], [0, 1, 1, 1]))
     assert (model(tokens, None, one).logits - model(tokens, None, other).logits).abs().max() > 1e-4
     blind: Any = mf.build("structural", **SMALL, absolute="sequential", relative="sequential").eval()
     assert torch.equal(blind(tokens, None, one).logits, blind(tokens).logits)
 
 
 def test_too_long_a_sequence_is_refused() -> None:
-    model = mf.build("transformer-lm", **SMALL, longest=5)
+    model = mf.build("transformer-lm", **SMALL, max_length=5)
     with pytest.raises(ValueError, match="6 tokens are more than this model allows: it was built with longest=5"):
         model(torch.zeros(1, 6, dtype=torch.long))
     state = model(torch.zeros(1, 5, dtype=torch.long), state=model.start(1)).state  # type: ignore[operator]
@@ -196,7 +203,7 @@ def test_a_failed_save_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.
     def full(*_: Any) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("manyformer.models.files.save_model", full)
+    monkeypatch.setattr("manyformer.models.model_files.save_model", full)
     with pytest.raises(OSError, match="No space left"):
         mf.build("bert", **SMALL).save(tmp_path / "model")
     assert mf.load(tmp_path / "model").spec.recipe == "transformer-lm"

@@ -1,4 +1,4 @@
-"""Recipes: their cards are complete, their specs make them again, and wrong keywords get a sentence."""
+"""RecipeLookup: their cards are complete, their specs make them again, and wrong keywords get a sentence."""
 
 import inspect
 import json
@@ -10,14 +10,14 @@ import torch
 import manyformer as mf
 from manyformer.check import CONTRACTS
 from manyformer.errors import UserError
-from manyformer.models import Classifier, EncoderDecoder, ImageClassifier, LanguageModel, MaskedLM, Tagger
-from manyformer.recipes import RECIPES, Card, transformer_lm
+from manyformer.models import EncoderDecoder, ImageClassifier, LanguageModel, MaskedLM, Tagger, TextClassifier
+from manyformer.recipes import RECIPES, RecipeCard, transformer_lm
 
 KINDS = {
     "language-model": LanguageModel,
     "translation": EncoderDecoder,
     "masked": MaskedLM,
-    "classification": Classifier,
+    "classification": TextClassifier,
     "tagging": Tagger,
     "image-classification": ImageClassifier,
 }
@@ -34,19 +34,26 @@ def test_the_first_recipes_are_there() -> None:
 def test_cards_are_complete(name: str) -> None:
     card = mf.recipes()[name].card
     assert card.name == name
-    for text in (card.title, card.paper, card.new, card.cost):
+    for text in (card.title, card.paper, card.summary, card.cost):
         assert text.strip() == text != ""
-    for promise in ("causal", "streams", "cross", "padding"):
-        assert getattr(card, promise) or card.because[promise]
-    assert set(card.because) <= {"causal", "streams", "cross", "padding"} | set(CONTRACTS)
-    assert not [reason for promise, reason in card.because.items() if getattr(card, promise, False)]
+    for promise in ("causal", "incremental_decoding", "cross_attention", "padding_invariant"):
+        assert getattr(card, promise) or card.reasons[promise]
+    assert set(card.reasons) <= {"causal", "incremental_decoding", "cross_attention", "padding_invariant"} | set(
+        CONTRACTS
+    )
+    assert not [reason for promise, reason in card.reasons.items() if getattr(card, promise, False)]
 
 
 def test_a_card_must_give_its_reasons() -> None:
-    promises: dict[str, Any] = {"causal": True, "streams": False, "cross": True, "padding": True}
-    with pytest.raises(ValueError, match="the card of x must say why it does not promise 'streams'"):
-        Card(name="x", **promises, **FACTS)
-    Card(name="x", **promises, **FACTS, because={"streams": "it cannot"})
+    promises: dict[str, Any] = {
+        "causal": True,
+        "incremental_decoding": False,
+        "cross_attention": True,
+        "padding_invariant": True,
+    }
+    with pytest.raises(ValueError, match="the card of x must say why it does not promise 'incremental_decoding'"):
+        RecipeCard(name="x", **promises, **FACTS)
+    RecipeCard(name="x", **promises, **FACTS, reasons={"incremental_decoding": "it cannot"})
 
 
 ONE_LAYER = {"bahdanau"}
@@ -103,7 +110,7 @@ def test_a_recipe_is_a_function() -> None:
         ("transfromer", {}, r"there is no recipe 'transfromer'; did you mean transformer"),
         ("xyzzy", {}, r"there is no recipe 'xyzzy'; known: .*bert.*transformer"),
         ("transformer-lm", {"deph": 3}, r"transformer-lm has no keyword 'deph'; did you mean depth\?"),
-        ("transformer-lm", {"norm": "mid"}, r"norm \('mid'\) must be one of post, pre, sandwich"),
+        ("transformer-lm", {"norm_order": "mid"}, r"norm \('mid'\) must be one of post, pre, sandwich"),
         ("compose", {"position": "rotory"}, r"position \('rotory'\) must be one of sinusoid"),
         ("transformer-lm", {"dim": 0}, r"dim \(0\) must be at least 1"),
         ("transformer-lm", {"depth": -1}, r"depth \(-1\) must be at least 1"),

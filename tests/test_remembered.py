@@ -10,15 +10,15 @@ from torch import Tensor
 
 import manyformer as mf
 from manyformer.attention import Attention
-from manyformer.core import PADDING, Context, Lined, Place, Plain, State, tree_map
+from manyformer.core import PADDING_SEGMENT, AlignedLayout, Context, ContiguousLayout, State, TokenPositions, tree_map
 from manyformer.errors import UserError
-from manyformer.kernels import Softmax
+from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
-from manyformer.models.places import fresh, locate
-from manyformer.position import XL
-from manyformer.sources import Remembered
-from manyformer.sources.remembered import Inputs, Lately, Room
+from manyformer.models.token_positions import empty_tail, positions_of
+from manyformer.position import TransformerXLPosition
+from manyformer.sources import SegmentMemorySource
+from manyformer.sources.segment_memory import RememberedBuffer, RememberedInputs, RememberedKV
 
 VOCAB, SMALL = 13, {"vocab": 13, "dim": 8, "depth": 2, "heads": 2, "hidden": 12, "dropout": 0.0}
 
@@ -36,7 +36,7 @@ def made(**words: Any) -> LanguageModel:
 def read(
     model: LanguageModel, tokens: Tensor, sizes: list[int], segments: Tensor | None = None, capacity: int | None = None
 ) -> tuple[Tensor, State]:
-    state, parts, begin = model.start(len(tokens), capacity=capacity), [], 0
+    state, parts, begin = model.init_state(len(tokens), capacity=capacity), [], 0
     for size in sizes:
         columns = slice(begin, begin + size)
         logits, state, _ = model(tokens[:, columns], None if segments is None else segments[:, columns], state)
@@ -55,7 +55,12 @@ def test_a_memory_of_everything_is_one_pass(sizes: list[int], training: bool, no
 
 
 DOCUMENTS = torch.tensor(
-    [[0] * 9 + [1] * 11 + [2] * 4, [3] * 24, [PADDING] * 5 + [4] * 6 + [7] * 13, [0] * 12 + [PADDING] * 4 + [9] * 8]
+    [
+        [0] * 9 + [1] * 11 + [2] * 4,
+        [3] * 24,
+        [PADDING_SEGMENT] * 5 + [4] * 6 + [7] * 13,
+        [0] * 12 + [PADDING_SEGMENT] * 4 + [9] * 8,
+    ]
 )
 
 
@@ -75,30 +80,39 @@ def test_rows_reset_where_their_documents_end(training: bool, capacity: int | No
 def test_padding_in_between_takes_no_room_in_the_memory() -> None:
     model, tokens = made(remembered=6).eval(), torch.randint(0, VOCAB, (1, 12))
     holes = torch.zeros(1, 12, dtype=torch.long)
-    holes[0, [3, 4, 9]] = PADDING
+    holes[0, [3, 4, 9]] = PADDING_SEGMENT
     for capacity in (None, 12):
         with torch.no_grad():
             found, _ = read(model, tokens, [1] * 12, holes, capacity)
-            expected, _ = read(model, tokens[holes != PADDING][None], [1] * 9, None, capacity)
-        torch.testing.assert_close(found[holes != PADDING], expected[0], atol=1e-10, rtol=0)
+            expected, _ = read(model, tokens[holes != PADDING_SEGMENT][None], [1] * 9, None, capacity)
+        torch.testing.assert_close(found[holes != PADDING_SEGMENT], expected[0], atol=1e-10, rtol=0)
 
 
 def test_the_gradient_ends_with_the_segment() -> None:
     """Inside the segment it is that of one pass in which the past is given; the past itself gets none."""
-    layer = Attention(8, 2, Softmax(Causal()), position=XL(8, 2), source=Remembered(9, 8), bias=False).double()
+    layer = Attention(
+        8,
+        2,
+        SoftmaxKernel(Causal()),
+        position=TransformerXLPosition(8, 2),
+        source=SegmentMemorySource(9, 8),
+        bias=False,
+    ).double()
     x = torch.randn(2, 9, 8, dtype=torch.float64, requires_grad=True)
-    state, outs = layer.start(2, device=x.device, dtype=x.dtype), []
+    state, outs = layer.init_state(2, device=x.device, dtype=x.dtype), []
     for begin in (0, 4):
         end = 4 if begin == 0 else 9
         pos = torch.arange(begin, end).expand(2, -1)
-        out = layer(x[:, begin:end], Context(Place(pos, torch.zeros_like(pos), Plain(begin))), state)
+        out = layer(
+            x[:, begin:end], Context(TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout(begin))), state
+        )
         state = out.state
         outs.append(out.y)
     up = torch.randn_like(outs[1])
     found = torch.autograd.grad(outs[1], [x, *layer.parameters()], up)
     given = torch.cat([x[:, :4].detach(), x[:, 4:]], 1)
     pos = torch.arange(9).expand(2, -1)
-    whole = layer(given, Context(Place(pos, torch.zeros_like(pos), Plain()))).y[:, 4:]
+    whole = layer(given, Context(TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout()))).y[:, 4:]
     expected = torch.autograd.grad(whole, [x, *layer.parameters()], up)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
@@ -109,13 +123,13 @@ def test_the_state_holds_what_the_layer_was_given_last() -> None:
     model, tokens = made(remembered=5), torch.randint(0, VOCAB, (2, 12))
     _, state = read(model.train(), tokens, [6, 6])
     kept = state.body[0][0].source
-    assert isinstance(kept, Inputs)
-    x = model.embed(tokens, locate(tokens, None, None)[0])
+    assert isinstance(kept, RememberedInputs)
+    x = model.embed(tokens, positions_of(tokens, None, None)[0])
     torch.testing.assert_close(kept.x, x[:, -5:])
     assert not kept.x.requires_grad
     assert kept.pos.tolist() == [[7, 8, 9, 10, 11]] * 2
     _, state = read(model.eval(), tokens, [6, 6])
-    assert isinstance(state.body[0][0].source, Lately)
+    assert isinstance(state.body[0][0].source, RememberedKV)
     assert state.body[0][0].source.k.shape == (2, 2, 5, 4)
 
 
@@ -129,7 +143,7 @@ def test_with_an_equal_view_it_does_not_matter_how_a_text_is_cut(capacity: int |
             found, state = read(model, tokens, sizes, None, capacity)
             torch.testing.assert_close(found, whole, atol=1e-10, rtol=0)
             if capacity is not None:
-                assert isinstance(state.body[0][0].source, Room)
+                assert isinstance(state.body[0][0].source, RememberedBuffer)
                 # a step writes in place; nothing is moved but once for a whole memory
                 assert state.body[0][0].source.k.shape[2] <= 31
 
@@ -177,17 +191,17 @@ def test_it_writes_from_its_memory(remembered: int) -> None:
 def test_a_reserved_state_is_for_writing() -> None:
     model, tokens = made(remembered=4).eval(), torch.randint(0, VOCAB, (1, 5))
     with pytest.raises(ValueError, match="written in place"):
-        model(tokens, None, model.start(1, capacity=8))
+        model(tokens, None, model.init_state(1, capacity=8))
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UserError, match="view 'equal'"):
-        mf.build("transformer-xl", **SMALL, remembered=None, view="equal")
+        mf.build("transformer-xl", **SMALL, memory_length=None, context="equal")
     with pytest.raises(UserError, match=r"dim \(8\) must be a multiple of heads \(3\)"):
         mf.build("transformer-xl", **{**SMALL, "heads": 3})
-    with pytest.raises(ValueError, match=r"Remembered: size \(0\)"):
-        Remembered(0, 8)
+    with pytest.raises(ValueError, match=r"SegmentMemorySource: size \(0\)"):
+        SegmentMemorySource(0, 8)
 
 
 def test_layers_share_the_biases_or_have_their_own() -> None:
@@ -196,21 +210,26 @@ def test_layers_share_the_biases_or_have_their_own() -> None:
 
 
 def test_where_tokens_stand_side_by_side_is_known() -> None:
-    tail, layouts = fresh(2, torch.device("cpu")), []
-    steps = ([[0, 0, 1], [3, 3, 3]], [[1, 1, 1], [3, 4, 4]], [[1, PADDING, 1], [4, 4, 4]], [[1, 2, 2], [4, 4, 5]])
+    tail, layouts = empty_tail(2, torch.device("cpu")), []
+    steps = (
+        [[0, 0, 1], [3, 3, 3]],
+        [[1, 1, 1], [3, 4, 4]],
+        [[1, PADDING_SEGMENT, 1], [4, 4, 4]],
+        [[1, 2, 2], [4, 4, 5]],
+    )
     for numbers in (*steps, [[5, 5, 5], [6, 6, 6]], [[5, 5, 5], [6, 7, 7]]):
         segments = torch.tensor(numbers)
-        place, tail = locate(segments, segments, tail)
+        place, tail = positions_of(segments, segments, tail)
         assert tail is not None
         layouts.append(place.layout)
-    assert layouts[1:] == [Lined(3), None, None, Lined(12), Lined(15)]
+    assert layouts[1:] == [AlignedLayout(3), None, None, AlignedLayout(12), AlignedLayout(15)]
     copied = copy.copy(place).columns(1, 3)
-    assert copied.layout == Lined(16)
+    assert copied.layout == AlignedLayout(16)
 
 
 def test_kept_rows_of_distances_follow_the_weights() -> None:
     """Projected once for many steps; anew after any change of the weights."""
-    xl = XL(8, 2).eval()
+    xl = TransformerXLPosition(8, 2).eval()
     with torch.no_grad():
         first = xl.rows(5, 0)
         assert xl.rows(4, 0).data_ptr() == first[:, 1:].data_ptr()
@@ -221,7 +240,7 @@ def test_kept_rows_of_distances_follow_the_weights() -> None:
 
 def test_weights_made_in_inference_mode_keep_no_rows() -> None:
     with torch.inference_mode():
-        xl = XL(8, 2).eval()
+        xl = TransformerXLPosition(8, 2).eval()
         first = xl.rows(5, 0)
         xl.to_r.weight.mul_(2)
         torch.testing.assert_close(xl.rows(5, 0), 2 * first)

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import IGNORE, MaskedBatch
-from manyformer.core import GLOBAL, PADDING
+from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
+from manyformer.core import GLOBAL_ROLE, PADDING_SEGMENT
 
 SMALL = {"vocab": 23, "dim": 16, "heads": 2, "depth": 1, "hidden": 24, "dropout": 0.0}
 ENCODERS: dict[str, dict[str, Any]] = {
-    "longformer": {"window": 2, "globals": None, "longest": 64},
-    "bigbird": {"block": 4, "random": None, "longest": 64},
+    "longformer": {"window": 2, "global_tokens": None, "max_length": 64},
+    "bigbird": {"block": 4, "random": None, "max_length": 64},
     "bigbird-etc": {"block": 4, "summaries": 2},
-    "etc": {"window": 2, "part": 8},
+    "etc": {"window": 2, "part_length": 8},
 }
 
 
@@ -40,7 +40,7 @@ def depends(model: Any, on: int, roles: Tensor | None) -> list[int]:
 @pytest.mark.parametrize("name", ENCODERS)
 def test_a_global_token_sees_all_and_is_seen_by_all(name: str) -> None:
     model, roles = built(name), torch.zeros(1, 40, dtype=torch.long)
-    roles[0, 21] = GLOBAL
+    roles[0, 21] = GLOBAL_ROLE
     assert depends(model, 21, roles) == list(range(40))
     assert 21 in depends(model, 5, roles)
     assert 21 not in depends(model, 5, None)
@@ -51,7 +51,7 @@ def test_a_global_token_sees_all_and_is_seen_by_all(name: str) -> None:
 def test_roles_travel_with_padding_and_packing(name: str) -> None:
     model, tokens = built(name), torch.randint(5, 23, (1, 30))
     roles = (torch.rand(1, 30) < 0.2).long()
-    segments = torch.tensor([[0] * 13 + [1] * 14 + [PADDING] * 3])
+    segments = torch.tensor([[0] * 13 + [1] * 14 + [PADDING_SEGMENT] * 3])
     with torch.no_grad():
         found = model(tokens, segments, roles).logits
         for cut in (slice(0, 13), slice(13, 27)):
@@ -65,13 +65,13 @@ def test_roles_travel_with_padding_and_packing(name: str) -> None:
 def test_training_and_scoring_take_them(name: str) -> None:
     model, tokens = built(name), torch.randint(5, 23, (2, 30))
     roles = torch.zeros_like(tokens)
-    roles[:, 3] = GLOBAL
-    targets = torch.where(torch.rand(2, 30) < 0.3, tokens, IGNORE)
+    roles[:, 3] = GLOBAL_ROLE
+    targets = torch.where(torch.rand(2, 30) < 0.3, tokens, IGNORE_INDEX)
     with torch.no_grad():
         wanted = torch.nn.functional.cross_entropy(
             model(tokens, None, roles).logits.flatten(0, 1), targets.flatten(), reduction="sum"
         )
-        batch = MaskedBatch(tokens, targets, roles=roles)
+        batch = MaskedLMBatch(tokens, targets, roles=roles)
         torch.testing.assert_close(model.loss(batch).total, wanted)
         torch.testing.assert_close(model.score(batch).nll, wanted, check_device=False)
 
@@ -89,7 +89,7 @@ def test_parts_are_what_a_call_says() -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_who_does_not_ask_refuses() -> None:
     tokens = torch.zeros(1, 4, dtype=torch.long)
-    bert: Any = mf.build("bert", **SMALL, longest=8)
+    bert: Any = mf.build("bert", **SMALL, max_length=8)
     with pytest.raises(ValueError, match="nothing in this model asks for the roles of tokens"):
         bert(tokens, None, tokens)
     longformer = built("longformer")

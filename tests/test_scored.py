@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.bench import Largest
-from manyformer.core import PADDING, Place, Plain
-from manyformer.kernels import Softmax, scored
-from manyformer.masks import Causal, Everything, Heads, Mask
-from manyformer.models.places import locate
-from manyformer.ops import band, blocked, flash, toeplitz
-from manyformer.position import Alibi, Position, Shaw, T5Buckets
+from manyformer.bench import LargestTensorMode
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions
+from manyformer.kernels import SoftmaxKernel, softmax_with_bias
+from manyformer.masks import AllKeys, Causal, Mask, PerHead
+from manyformer.models.token_positions import positions_of
+from manyformer.ops import attention_with_lse, band, blocked_attention, toeplitz_attention
+from manyformer.position import AlibiPosition, Position, ShawPosition, T5BiasPosition
 
 HEADS, KEY, VALUE = 4, 6, 5
 
@@ -26,30 +26,34 @@ class Bent(Position):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.randn(2))
 
-    def score(self, logits: Tensor, q: Tensor, k: Tensor, at: Place, of: Place) -> Tensor:
-        far = (at.pos[:, None, :, None] - of.pos[:, None, None, :]).abs()
+    def score(
+        self, logits: Tensor, q: Tensor, k: Tensor, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> Tensor:
+        far = (query_positions.position_ids[:, None, :, None] - key_positions.position_ids[:, None, None, :]).abs()
         return logits * torch.sigmoid(self.weight[0] - far)
 
-    def value(self, y: Tensor, weights: Tensor, at: Place, of: Place) -> Tensor:
-        late = of.pos[:, None, :, None].to(weights.dtype)
+    def value(
+        self, y: Tensor, weights: Tensor, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> Tensor:
+        late = key_positions.position_ids[:, None, :, None].to(weights.dtype)
         return y + self.weight[1] * (weights @ late)
 
 
 POSITIONS: dict[str, Callable[[], Position]] = {
-    "alibi": lambda: Alibi(HEADS),
-    "t5": lambda: T5Buckets(HEADS, buckets=8, far=9),
-    "t5 past": lambda: T5Buckets(HEADS, buckets=8, far=9, sides="past"),
-    "shaw": lambda: Shaw(KEY, 3, value=VALUE),
-    "shaw past": lambda: Shaw(KEY, 3, value=VALUE, heads=HEADS, sides="past"),
+    "alibi": lambda: AlibiPosition(HEADS),
+    "t5": lambda: T5BiasPosition(HEADS, buckets=8, max_distance=9),
+    "t5 past": lambda: T5BiasPosition(HEADS, buckets=8, max_distance=9, sides="past"),
+    "shaw": lambda: ShawPosition(KEY, 3, value=VALUE),
+    "shaw past": lambda: ShawPosition(KEY, 3, value=VALUE, heads=HEADS, sides="past"),
     "bent": Bent,
 }
 
 LAYOUTS = {
     "plain": [[0] * 21] * 2,
-    "right padding": [[0] * 21, [0] * 13 + [PADDING] * 8],
-    "left padding": [[0] * 21, [PADDING] * 8 + [0] * 13],
-    "packed": [[0] * 9 + [1] * 12, [0] + [1] * 15 + [PADDING] * 5],
-    "in pieces": [[0, 0, 1, 1, 0, 1, 0] * 3, [0, 1, 0, PADDING, 0, 1, 2] * 3],
+    "right padding": [[0] * 21, [0] * 13 + [PADDING_SEGMENT] * 8],
+    "left padding": [[0] * 21, [PADDING_SEGMENT] * 8 + [0] * 13],
+    "packed": [[0] * 9 + [1] * 12, [0] + [1] * 15 + [PADDING_SEGMENT] * 5],
+    "in pieces": [[0, 0, 1, 1, 0, 1, 0] * 3, [0, 1, 0, PADDING_SEGMENT, 0, 1, 2] * 3],
 }
 
 
@@ -57,48 +61,74 @@ LAYOUTS = {
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks, and nothing too small for them."""
     for module, name, value in (
-        *((module, "BLOCK", size) for module, size in ((blocked, 7), (toeplitz, 8), (band, 4))),
-        *((scored, name, 0) for name in ("FEW_PAIRS", "FEW_QUERIES", "SHORT", "BLOCK")),
+        *((module, "BLOCK", size) for module, size in ((blocked_attention, 7), (toeplitz_attention, 8), (band, 4))),
+        *((softmax_with_bias, name, 0) for name in ("FEW_PAIRS", "FEW_QUERIES", "SHORT", "BLOCK")),
     ):
         monkeypatch.setattr(module, name, value)
 
 
 @pytest.fixture(params=["private operators", "public ones"])
 def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash, "FUSED", flash.FUSED and request.param == "private operators")
+    monkeypatch.setattr(attention_with_lse, "FUSED", attention_with_lse.FUSED and request.param == "private operators")
 
 
-def place_of(segments: list[list[int]]) -> Place:
+def place_of(segments: list[list[int]]) -> TokenPositions:
     numbers = torch.tensor(segments)
-    return locate(numbers.clamp(min=0), numbers, None)[0]
+    return positions_of(numbers.clamp(min=0), numbers, None)[0]
 
 
-def draw(at: Place, of: Place, groups: int = HEADS) -> tuple[Tensor, Tensor, Tensor]:
-    shapes = ((HEADS, at.pos.shape[1], KEY), (groups, of.pos.shape[1], KEY), (groups, of.pos.shape[1], VALUE))
+def draw(
+    query_positions: TokenPositions, key_positions: TokenPositions, groups: int = HEADS
+) -> tuple[Tensor, Tensor, Tensor]:
+    shapes = (
+        (HEADS, query_positions.position_ids.shape[1], KEY),
+        (groups, key_positions.position_ids.shape[1], KEY),
+        (groups, key_positions.position_ids.shape[1], VALUE),
+    )
     return tuple(  # type: ignore[return-value]
-        torch.randn(at.pos.shape[0], *shape, dtype=torch.float64, requires_grad=True) for shape in shapes
+        torch.randn(query_positions.position_ids.shape[0], *shape, dtype=torch.float64, requires_grad=True)
+        for shape in shapes
     )
 
 
-def run(kernel: Softmax, position: Position, qkv: tuple[Tensor, ...], up: Tensor, at: Place, of: Place) -> list[Tensor]:
+def run(
+    kernel: SoftmaxKernel,
+    position: Position,
+    qkv: tuple[Tensor, ...],
+    up: Tensor,
+    query_positions: TokenPositions,
+    key_positions: TokenPositions,
+) -> list[Tensor]:
     """Outputs and the gradients of everything that has one."""
-    y = kernel(*qkv, at, of, position).y
+    y = kernel(*qkv, query_positions, key_positions, position).y
     found = torch.autograd.grad((y * up).sum(), [*qkv, *position.parameters()])
     return [y * (up != 0), *found]
 
 
-def assert_paths_agree(mask: Mask, position: Position, at: Place, of: Place, groups: int, path: str = "blocked") -> str:
+def assert_paths_agree(
+    mask: Mask,
+    position: Position,
+    query_positions: TokenPositions,
+    key_positions: TokenPositions,
+    groups: int,
+    path: str = "blocked",
+) -> str:
     """The path's results are those of the definition; what path it was, and why."""
-    qkv = draw(at, of, groups)
-    up = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * (at.seg != PADDING)[:, None, :, None]
-    kernel = Softmax(mask, path=path)  # type: ignore[arg-type]
-    wanted = run(Softmax(mask, path="naive"), position, qkv, up, at, of)
-    torch.testing.assert_close(run(kernel, position, qkv, up, at, of), wanted, atol=1e-10, rtol=0)
-    return kernel.explain(*qkv, at, of, position)
+    qkv = draw(query_positions, key_positions, groups)
+    up = (
+        torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64)
+        * (query_positions.segment_ids != PADDING_SEGMENT)[:, None, :, None]
+    )
+    kernel = SoftmaxKernel(mask, path=path)  # type: ignore[arg-type]
+    wanted = run(SoftmaxKernel(mask, path="naive"), position, qkv, up, query_positions, key_positions)
+    torch.testing.assert_close(
+        run(kernel, position, qkv, up, query_positions, key_positions), wanted, atol=1e-10, rtol=0
+    )
+    return kernel.explain(*qkv, query_positions, key_positions, position)
 
 
 @pytest.mark.usefixtures("small", "operators")
-@pytest.mark.parametrize("mask", [Causal(), Everything(), Heads({1: Causal()}, rest=~Causal())], ids=repr)
+@pytest.mark.parametrize("mask", [Causal(), AllKeys(), PerHead({1: Causal()}, default=~Causal())], ids=repr)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", POSITIONS)
 def test_every_path_is_the_definition(name: str, layout: str, mask: Mask) -> None:
@@ -107,8 +137,8 @@ def test_every_path_is_the_definition(name: str, layout: str, mask: Mask) -> Non
     for path, groups in (("blocked", 2), ("auto", HEADS)):
         said = assert_paths_agree(mask, position, place, place, groups, path)
         assert said.startswith("blocked: ")
-    cut = name == "bent" or isinstance(mask, Heads) or layout == "in pieces"
-    if not (mask == Everything() and "past" in name):
+    cut = name == "bent" or isinstance(mask, PerHead) or layout == "in pieces"
+    if not (mask == AllKeys() and "past" in name):
         assert ("written out for" in said) == cut, said
 
 
@@ -116,9 +146,9 @@ def test_every_path_is_the_definition(name: str, layout: str, mask: Mask) -> Non
 @pytest.mark.parametrize(("past", "new"), [(5, 1), (5, 9), (0, 4), (30, 3)])
 @pytest.mark.parametrize("name", POSITIONS)
 def test_queries_at_the_end_of_a_cache(name: str, past: int, new: int) -> None:
-    of = locate(torch.zeros(2, past + new, dtype=torch.long), None, None)[0]
+    of = positions_of(torch.zeros(2, past + new, dtype=torch.long), None, None)[0]
     at = of.columns(past, past + new)
-    assert at.layout == Plain(past)
+    assert at.layout == ContiguousLayout(past)
     assert_paths_agree(Causal(), POSITIONS[name]().double(), at, of, 2)
 
 
@@ -126,17 +156,17 @@ def test_queries_at_the_end_of_a_cache(name: str, past: int, new: int) -> None:
 @pytest.mark.parametrize("name", POSITIONS)
 def test_queries_of_another_sequence(name: str) -> None:
     at, of = place_of([[0] * 11] * 2), place_of([[0] * 6] * 2)
-    for mask, (a, b) in itertools.product((Everything(), Causal()), ((at, of), (of, at))):
+    for mask, (a, b) in itertools.product((AllKeys(), Causal()), ((at, of), (of, at))):
         assert_paths_agree(mask, POSITIONS[name]().double(), a, b, HEADS)
 
 
 @pytest.mark.parametrize("name", sorted(POSITIONS.keys() - {"bent"}))
 def test_only_distances_count(name: str) -> None:
     place = place_of(LAYOUTS["packed"])
-    later = place._replace(pos=place.pos + 1000, layout=None)
+    later = place._replace(position_ids=place.position_ids + 1000, layout=None)
     qkv, position = draw(place, place), POSITIONS[name]().double()
     for path in ("naive", "blocked"):
-        kernel = Softmax(Causal(), path=path)  # type: ignore[arg-type]
+        kernel = SoftmaxKernel(Causal(), path=path)  # type: ignore[arg-type]
         ys = [kernel(*qkv, where, where, position).y for where in (place, later)]
         torch.testing.assert_close(*ys, atol=1e-12, rtol=0)
 
@@ -145,22 +175,28 @@ def test_it_says_which_way_it_goes_and_why() -> None:
     place, short = place_of([[0] * 200]), place_of([[0] * 20])
     packed = place_of([[0] * 90 + [1] * 110])
 
-    def say(position: Position, where: Place, **words: Any) -> str:
-        return Softmax(Causal(), **words).explain(*draw(where, where), where, where, position)
+    def say(position: Position, where: TokenPositions, **words: Any) -> str:
+        return SoftmaxKernel(Causal(), **words).explain(*draw(where, where), where, where, position)
 
     fused = "a fused call for 256 queries at a time, its mask a view of one short vector"
-    assert say(Alibi(HEADS), place) == f"blocked: Alibi adds a number for each distance: {fused}"
-    assert say(Alibi(HEADS), packed).endswith(f"{fused}, each of 2 documents by itself")
+    assert say(AlibiPosition(HEADS), place) == f"blocked: Alibi adds a number for each distance: {fused}"
+    assert say(AlibiPosition(HEADS), packed).endswith(f"{fused}, each of 2 documents by itself")
     near = "near keys written out, all others in fused calls"
-    assert say(T5Buckets(HEADS), place) == f"blocked: T5Buckets takes keys beyond a distance for alike: {near}"
+    assert say(T5BiasPosition(HEADS), place) == f"blocked: T5Buckets takes keys beyond a distance for alike: {near}"
     with torch.no_grad():
-        assert say(T5Buckets(HEADS), place) == f"blocked: T5Buckets adds a number for each distance: {fused}"
+        assert say(T5BiasPosition(HEADS), place) == f"blocked: T5Buckets adds a number for each distance: {fused}"
     acts = "acts on the score and value of each pair"
-    assert say(Shaw(KEY, value=VALUE), short) == f"naive: Shaw {acts}, and there are few"
+    assert say(ShawPosition(KEY, value=VALUE), short) == f"naive: Shaw {acts}, and there are few"
     assert say(Bent(), place) == f"blocked: Bent {acts}: written out for 128 queries at a time"
-    assert say(Alibi(HEADS), place, dropout=0.1).endswith("written out for 128 queries at a time")
-    assert say(Alibi(HEADS), short, path="flex").startswith("flex: Alibi acts on the score of each pair: one compiled")
-    for position, words in ((Shaw(KEY, value=VALUE), {}), (Bent(), {}), (Alibi(HEADS), {"dropout": 0.5})):
+    assert say(AlibiPosition(HEADS), place, dropout=0.1).endswith("written out for 128 queries at a time")
+    assert say(AlibiPosition(HEADS), short, path="flex").startswith(
+        "flex: Alibi acts on the score of each pair: one compiled"
+    )
+    for position, words in (
+        (ShawPosition(KEY, value=VALUE), {}),
+        (Bent(), {}),
+        (AlibiPosition(HEADS), {"dropout": 0.5}),
+    ):
         with pytest.raises(ValueError, match="path 'flex' needs a position that adds to scores by distance alone"):
             say(position, place, path="flex", **words)
 
@@ -169,25 +205,25 @@ def test_dropout_acts_on_weights_and_keeps_the_mean() -> None:
     place = place_of([[0] * 300])
     q = torch.zeros(1, HEADS, 300, KEY)
     v = torch.ones(1, HEADS, 300, VALUE)
-    kernel = Softmax(Everything(), dropout=0.5, path="blocked")
-    y = kernel(q, q, v, place, place, Alibi(HEADS)).y
+    kernel = SoftmaxKernel(AllKeys(), dropout=0.5, path="blocked")
+    y = kernel(q, q, v, place, place, AlibiPosition(HEADS)).y
     assert y.std() > 0.05
     assert abs(y.mean().item() - 1) < 0.05
     # a dropped weight takes the value and the vector of its position alike: where these cancel, nothing is left
-    position = Shaw(KEY, value=VALUE)
+    position = ShawPosition(KEY, value=VALUE)
     torch.nn.init.constant_(position.values.data, -1.0)
     assert kernel(q, q, v, place, place, position).y.abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("mask", [Causal(), Everything()], ids=repr)
+@pytest.mark.parametrize("mask", [Causal(), AllKeys()], ids=repr)
 @pytest.mark.parametrize("name", ["alibi", "t5", "t5 past", "shaw", "shaw past", "bent"])
 def test_no_tensor_grows_with_the_square_of_the_length(name: str, mask: Mask) -> None:
     sizes = []
     for length in (512, 1024, 2048):
-        place = locate(torch.zeros(1, length, dtype=torch.long), None, None)[0]
+        place = positions_of(torch.zeros(1, length, dtype=torch.long), None, None)[0]
         qkv = tuple(torch.randn(1, HEADS, length, width, requires_grad=True) for width in (KEY, KEY, VALUE))
-        with Largest() as largest:
-            Softmax(mask)(*qkv, place, place, POSITIONS[name]()).y.sum().backward()
+        with LargestTensorMode() as largest:
+            SoftmaxKernel(mask)(*qkv, place, place, POSITIONS[name]()).y.sum().backward()
         sizes.append(largest.elements)
     assert sizes[2] <= 2.1 * sizes[1] <= 4.5 * sizes[0]
     assert sizes[2] < HEADS * 2048**2 / 4

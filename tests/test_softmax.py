@@ -9,12 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from manyformer.core import PADDING, Place
-from manyformer.kernels import Softmax, softmax
-from manyformer.masks import Causal, Document, Everything, Global, Heads, Mask, Nothing, Positions, Window, around
-from manyformer.models.places import locate
-from manyformer.ops.plan import _spelled as plans
-from manyformer.ops.softmax import naive, per_document
+from manyformer.core import PADDING_SEGMENT, TokenPositions
+from manyformer.kernels import SoftmaxKernel, softmax_kernel
+from manyformer.masks import (
+    AllKeys,
+    AtPositions,
+    Causal,
+    GlobalTokens,
+    Mask,
+    NoKeys,
+    PerHead,
+    SameDocument,
+    Window,
+    symmetric_window,
+)
+from manyformer.models.token_positions import positions_of
+from manyformer.ops.softmax_attention import naive, per_document
+from manyformer.ops.sparse_plan import _spelled as plans
 from manyformer.position import NoPosition, Position
 
 HEADS, KEY, VALUE = 4, 6, 5
@@ -23,19 +34,29 @@ HEADS, KEY, VALUE = 4, 6, 5
 class Later(Position):
     """A score that falls with the distance, so that forming scores matters."""
 
-    def score(self, logits: Tensor, q: Tensor, k: Tensor, at: Place, of: Place) -> Tensor:
-        return logits - (at.pos[:, None, :, None] - of.pos[:, None, None, :]).abs().to(logits.dtype)
+    def score(
+        self, logits: Tensor, q: Tensor, k: Tensor, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> Tensor:
+        return logits - (
+            query_positions.position_ids[:, None, :, None] - key_positions.position_ids[:, None, None, :]
+        ).abs().to(logits.dtype)
 
 
-def place_of(segments: list[list[int]]) -> Place:
+def place_of(segments: list[list[int]]) -> TokenPositions:
     numbers = torch.tensor(segments)
-    return locate(numbers.clamp(min=0), numbers, None)[0]
+    return positions_of(numbers.clamp(min=0), numbers, None)[0]
 
 
-def inputs(place: Place, groups: int, of: Place | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    keys = place if of is None else of
-    batch = place.pos.shape[0]
-    shapes = ((HEADS, place.pos, KEY), (groups, keys.pos, KEY), (groups, keys.pos, VALUE))
+def inputs(
+    positions: TokenPositions, groups: int, key_positions: TokenPositions | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    keys = positions if key_positions is None else key_positions
+    batch = positions.position_ids.shape[0]
+    shapes = (
+        (HEADS, positions.position_ids, KEY),
+        (groups, keys.position_ids, KEY),
+        (groups, keys.position_ids, VALUE),
+    )
     return tuple(  # type: ignore[return-value]
         torch.randn(batch, heads, pos.shape[1], width, dtype=torch.float64, requires_grad=True)
         for heads, pos, width in shapes
@@ -56,9 +77,15 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tens
     return y
 
 
-def run(kernel: Softmax, qkv: tuple[Tensor, ...], up: Tensor, at: Place, of: Place) -> tuple[Tensor, ...]:
+def run(
+    kernel: SoftmaxKernel,
+    qkv: tuple[Tensor, ...],
+    up: Tensor,
+    query_positions: TokenPositions,
+    key_positions: TokenPositions,
+) -> tuple[Tensor, ...]:
     """Outputs and the gradients of queries, keys and values."""
-    y = kernel(*qkv, at, of, NoPosition()).y
+    y = kernel(*qkv, query_positions, key_positions, NoPosition()).y
     return y, *torch.autograd.grad((y * up).sum(), qkv)
 
 
@@ -71,31 +98,31 @@ def assert_equal(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> None:
 LAYOUTS = {
     "plain": [[0] * 7, [0] * 7],
     "one token": [[0], [0]],
-    "right padding": [[0] * 7, [0] * 3 + [PADDING] * 4],
-    "left padding": [[0] * 7, [PADDING] * 4 + [0] * 3],
-    "packed": [[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 2, 2, PADDING, PADDING]],
-    "gaps": [[PADDING, 0, 0, PADDING, 1, 1, 1], [PADDING] * 7],
-    "in pieces": [[0, 0, 1, 1, 0, 1, 0], [0, 1, 0, PADDING, 0, 1, 2]],
+    "right padding": [[0] * 7, [0] * 3 + [PADDING_SEGMENT] * 4],
+    "left padding": [[0] * 7, [PADDING_SEGMENT] * 4 + [0] * 3],
+    "packed": [[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 2, 2, PADDING_SEGMENT, PADDING_SEGMENT]],
+    "gaps": [[PADDING_SEGMENT, 0, 0, PADDING_SEGMENT, 1, 1, 1], [PADDING_SEGMENT] * 7],
+    "in pieces": [[0, 0, 1, 1, 0, 1, 0], [0, 1, 0, PADDING_SEGMENT, 0, 1, 2]],
 }
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("mask", [Causal(), Everything(), Heads({1: Causal()}, rest=~Causal())], ids=repr)
+@pytest.mark.parametrize("mask", [Causal(), AllKeys(), PerHead({1: Causal()}, default=~Causal())], ids=repr)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_path_is_the_definition(layout: str, mask: Mask, groups: int) -> None:
     place = place_of(LAYOUTS[layout])
     qkv = inputs(place, groups)
-    real = (place.seg != PADDING)[:, None, :, None]
+    real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
     # nobody asks what padding computes, so nothing flows back from it
     up = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * real
     dense = mask.dense(place, place, HEADS)
     y = by_hand(*qkv, dense, 1 / math.sqrt(KEY))
     expected = (y * real, *torch.autograd.grad((y * up).sum(), qkv))
     paths: list[Any] = ["auto", "naive", "sdpa", "sparse", "blocked"]
-    if mask in (Causal(), Everything()) and layout not in ("plain", "one token", "in pieces"):
+    if mask in (Causal(), AllKeys()) and layout not in ("plain", "one token", "in pieces"):
         paths.append("documents")
     for path in paths:
-        y, *gradients = run(Softmax(mask, path=path), qkv, up, place, place)
+        y, *gradients = run(SoftmaxKernel(mask, path=path), qkv, up, place, place)
         assert_equal((y * real, *gradients), expected)
 
 
@@ -103,25 +130,25 @@ def test_every_path_is_the_definition(layout: str, mask: Mask, groups: int) -> N
 @settings(max_examples=40, deadline=None)
 def test_every_path_agrees_on_any_rows(data: st.DataObject) -> None:
     length = data.draw(st.integers(1, 9))
-    segments = st.lists(st.integers(PADDING, 2), min_size=length, max_size=length)
+    segments = st.lists(st.integers(PADDING_SEGMENT, 2), min_size=length, max_size=length)
     place = place_of(data.draw(st.lists(segments, min_size=1, max_size=3)))
-    mask = data.draw(st.sampled_from([Causal(), Everything(), ~Causal(), Causal() & Document()]))
+    mask = data.draw(st.sampled_from([Causal(), AllKeys(), ~Causal(), Causal() & SameDocument()]))
     qkv = inputs(place, 2)
-    real = (place.seg != PADDING)[:, None, :, None]
+    real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
     up = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * real
-    wanted, *expected = run(Softmax(mask, path="naive"), qkv, up, place, place)
+    wanted, *expected = run(SoftmaxKernel(mask, path="naive"), qkv, up, place, place)
     for path in ("auto", "sdpa", "sparse"):
-        y, *gradients = run(Softmax(mask, path=path), qkv, up, place, place)  # type: ignore[arg-type]
+        y, *gradients = run(SoftmaxKernel(mask, path=path), qkv, up, place, place)  # type: ignore[arg-type]
         assert_equal((y * real, *gradients), (wanted, *expected))
 
 
 @pytest.mark.parametrize("path", ["auto", "naive", "sdpa", "sparse", "blocked"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_that_see_nothing_are_zero_with_finite_gradients(path: Any, dtype: torch.dtype) -> None:
-    place = place_of([[0, 0, 0, PADDING], [PADDING] * 4])
+    place = place_of([[0, 0, 0, PADDING_SEGMENT], [PADDING_SEGMENT] * 4])
     qkv = tuple(x.detach().to(dtype).requires_grad_() for x in inputs(place, HEADS))
-    for mask in (Nothing(), ~Causal(), Heads({0: Everything()})):
-        y, *gradients = run(Softmax(mask, path=path), qkv, torch.ones((), dtype=dtype), place, place)
+    for mask in (NoKeys(), ~Causal(), PerHead({0: AllKeys()})):
+        y, *gradients = run(SoftmaxKernel(mask, path=path), qkv, torch.ones((), dtype=dtype), place, place)
         blind = ~mask.dense(place, place, HEADS).any(-1).expand(2, HEADS, 4)
         assert blind.any()
         assert (y[blind] == 0).all()
@@ -129,16 +156,18 @@ def test_rows_that_see_nothing_are_zero_with_finite_gradients(path: Any, dtype: 
 
 
 def test_rows_of_nothing_but_padding_have_gradients() -> None:
-    place = place_of([[PADDING] * 3] * 2)
-    for mask in (Causal(), Everything()):
-        _, *gradients = run(Softmax(mask), inputs(place, HEADS), torch.ones((), dtype=torch.float64), place, place)
+    place = place_of([[PADDING_SEGMENT] * 3] * 2)
+    for mask in (Causal(), AllKeys()):
+        _, *gradients = run(
+            SoftmaxKernel(mask), inputs(place, HEADS), torch.ones((), dtype=torch.float64), place, place
+        )
         assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 def test_padding_between_documents_is_zero_on_their_path() -> None:
     place = place_of(LAYOUTS["gaps"])
-    y = Softmax(Causal(), path="documents")(*inputs(place, HEADS), place, place, NoPosition()).y
-    hidden = (place.seg == PADDING)[:, None].expand(-1, HEADS, -1)
+    y = SoftmaxKernel(Causal(), path="documents")(*inputs(place, HEADS), place, place, NoPosition()).y
+    hidden = (place.segment_ids == PADDING_SEGMENT)[:, None].expand(-1, HEADS, -1)
     assert (y[hidden] == 0).all()
     assert not (y[~hidden] == 0).any()
 
@@ -148,19 +177,23 @@ def test_queries_at_the_end_of_a_cache(past: int, new: int) -> None:
     """The last queries see every earlier key: torch's own causal flag would align them with the first keys."""
     whole = place_of([[0] * (past + new)] * 2)
     q, k, v = inputs(whole, 2)
-    everything = Softmax(Causal(), path="naive")(q, k, v, whole, whole, NoPosition()).y[:, :, past:]
-    at = locate(torch.zeros(2, past + new, dtype=torch.long), None, None)[0]
-    late = at._replace(pos=at.pos[:, past:], seg=at.seg[:, past:], layout=at.layout._replace(start=past))  # type: ignore
+    everything = SoftmaxKernel(Causal(), path="naive")(q, k, v, whole, whole, NoPosition()).y[:, :, past:]
+    at = positions_of(torch.zeros(2, past + new, dtype=torch.long), None, None)[0]
+    late = at._replace(
+        position_ids=at.position_ids[:, past:],
+        segment_ids=at.segment_ids[:, past:],
+        layout=at.layout._replace(start=past),
+    )  # type: ignore
     for path in ("auto", "sdpa", "naive"):
-        y = Softmax(Causal(), path=path)(q[:, :, past:], k, v, late, at, NoPosition()).y  # type: ignore[arg-type]
+        y = SoftmaxKernel(Causal(), path=path)(q[:, :, past:], k, v, late, at, NoPosition()).y  # type: ignore[arg-type]
         torch.testing.assert_close(y, everything, atol=1e-10, rtol=0)
 
 
 def test_scale_and_position_enter_the_scores() -> None:
     place = place_of([[0] * 5])
     q, k, v = inputs(place, HEADS)
-    y = Softmax(Causal(), scale=0.3)(q, k, v, place, place, Later()).y
-    far = (place.pos[0][:, None] - place.pos[0][None, :]).abs()
+    y = SoftmaxKernel(Causal(), scale=0.3)(q, k, v, place, place, Later()).y
+    far = (place.position_ids[0][:, None] - place.position_ids[0][None, :]).abs()
     logits = (q @ k.mT * 0.3 - far).masked_fill(~Causal().dense(place, place, HEADS), -torch.inf)
     torch.testing.assert_close(y, logits.softmax(-1) @ v, atol=1e-10, rtol=0)
 
@@ -170,7 +203,7 @@ def test_dropout_is_for_training_and_keeps_the_mean() -> None:
     q, k = (torch.zeros(1, HEADS, 64, KEY) for _ in range(2))
     v = torch.ones(1, HEADS, 64, VALUE)
     for path in ("naive", "sdpa"):
-        kernel = Softmax(dropout=0.5, path=path)  # type: ignore[arg-type]
+        kernel = SoftmaxKernel(dropout=0.5, path=path)  # type: ignore[arg-type]
         y = kernel(q, k, v, place, place, NoPosition()).y
         assert y.std() > 0.05
         assert abs(y.mean().item() - 1) < 0.05
@@ -181,41 +214,48 @@ def test_softmax_is_taken_in_float32() -> None:
     """300 equal scores in bfloat16: summing the exponentials there would be off by percents."""
     place = place_of([[0] * 300])
     q, k, v = (torch.ones(1, 1, 300, 2, dtype=torch.bfloat16) for _ in range(3))
-    mask = Everything().dense(place, place, 1)
-    weights = naive(q, k, v, mask, scale=1.0, position=NoPosition(), at=place, of=place)[1]
+    mask = AllKeys().dense(place, place, 1)
+    weights = naive(q, k, v, mask, scale=1.0, position=NoPosition(), query_positions=place, key_positions=place)[1]
     assert weights.dtype == torch.bfloat16
     assert (weights.float() - 1 / 300).abs().max() < 1 / 300 / 128
 
 
-def choice(kernel: Softmax, place: Place, of: Place | None = None, position: Position | None = None) -> str:
-    keys = place if of is None else of
-    return kernel.explain(*inputs(place, HEADS, keys), place, keys, NoPosition() if position is None else position)
+def choice(
+    kernel: SoftmaxKernel,
+    positions: TokenPositions,
+    key_positions: TokenPositions | None = None,
+    position: Position | None = None,
+) -> str:
+    keys = positions if key_positions is None else key_positions
+    return kernel.explain(
+        *inputs(positions, HEADS, keys), positions, keys, NoPosition() if position is None else position
+    )
 
 
 def test_it_says_which_way_it_goes_and_why() -> None:
     plain, last = place_of([[0] * 7]), place_of([[0]])
     seventh = last._replace(layout=last.layout._replace(start=6))  # type: ignore
-    assert choice(Softmax(), plain) == "sdpa: every key is visible"
-    assert choice(Softmax(Causal()), plain) == "sdpa: causal from the first token on, torch's own flag"
-    assert choice(Softmax(Causal()), seventh, plain) == "sdpa: every key lies in the past"
+    assert choice(SoftmaxKernel(), plain) == "sdpa: every key is visible"
+    assert choice(SoftmaxKernel(Causal()), plain) == "sdpa: causal from the first token on, torch's own flag"
+    assert choice(SoftmaxKernel(Causal()), seventh, plain) == "sdpa: every key lies in the past"
     padded = place_of(LAYOUTS["right padding"])
-    assert choice(Softmax(Causal()), padded) == "sdpa: causal with padding on the right, which no token sees"
-    assert choice(Softmax(), padded) == "sdpa: the mask Everything() written out for these places"
-    assert choice(Softmax(Causal(), path="naive"), plain) == "naive: forced"
-    assert choice(Softmax(Causal(), path="documents"), padded) == "documents: forced"
+    assert choice(SoftmaxKernel(Causal()), padded) == "sdpa: causal with padding on the right, which no token sees"
+    assert choice(SoftmaxKernel(), padded) == "sdpa: the mask Everything() written out for these places"
+    assert choice(SoftmaxKernel(Causal(), path="naive"), plain) == "naive: forced"
+    assert choice(SoftmaxKernel(Causal(), path="documents"), padded) == "documents: forced"
     few = "naive: Later acts on the score of each pair, and there are few"
-    assert choice(Softmax(), plain, position=Later()) == few
+    assert choice(SoftmaxKernel(), plain, position=Later()) == few
     packed = place_of([[n // 50 for n in range(200)]] * 2)
-    assert choice(Softmax(Causal()), packed) == "documents: 8 documents in 2 packed rows, one call each"
+    assert choice(SoftmaxKernel(Causal()), packed) == "documents: 8 documents in 2 packed rows, one call each"
     tiny = place_of([[0, 0, 1, 1]])
-    assert choice(Softmax(Causal()), tiny) == "sdpa: the mask Causal() written out for these places"
+    assert choice(SoftmaxKernel(Causal()), tiny) == "sdpa: the mask Causal() written out for these places"
 
 
 def test_watching_takes_the_written_out_form() -> None:
     place = place_of([[0] * 4])
     seen: list[Tensor] = []
     arguments = (*inputs(place, HEADS), place, place, NoPosition(), None)
-    kernel = Softmax(Causal())
+    kernel = SoftmaxKernel(Causal())
     assert kernel.explain(*arguments, lambda module, name, value: seen.append(value)).startswith("naive: the weights")
     kernel(*arguments, lambda module, name, value: seen.append(value))
     torch.testing.assert_close(seen[0].sum(-1), torch.ones(1, HEADS, 4, dtype=torch.float64))
@@ -225,50 +265,54 @@ def test_watching_takes_the_written_out_form() -> None:
 def test_a_forced_path_that_cannot_serve_is_refused() -> None:
     place, packed = place_of([[0] * 7]), place_of(LAYOUTS["packed"])
     with pytest.raises(ValueError, match="path 'sdpa' cannot serve this call: Later acts on the score"):
-        choice(Softmax(Causal(), path="sdpa"), place, position=Later())
-    for mask, rows in ((Causal(), place), (Heads({0: Causal()}), packed), (Causal(), place_of(LAYOUTS["in pieces"]))):
-        kernel = Softmax(mask, path="documents")
+        choice(SoftmaxKernel(Causal(), path="sdpa"), place, position=Later())
+    for mask, rows in ((Causal(), place), (PerHead({0: Causal()}), packed), (Causal(), place_of(LAYOUTS["in pieces"]))):
+        kernel = SoftmaxKernel(mask, path="documents")
         with pytest.raises(ValueError, match="path 'documents' needs packed self-attention"):
             kernel(*inputs(rows, HEADS), rows, rows, NoPosition())
     wrong: Any = "fused"
     with pytest.raises(ValueError, match="path 'fused' does not exist; known: auto, naive, sdpa, documents, sparse"):
-        Softmax(path=wrong)
+        SoftmaxKernel(path=wrong)
 
 
 @pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize(
-    "mask", [Window(3), Heads({0: Window(2)}, rest=Window(1, 2)), around(2) | Global(Positions(0))], ids=repr
+    "mask",
+    [Window(3), PerHead({0: Window(2)}, default=Window(1, 2)), symmetric_window(2) | GlobalTokens(AtPositions(0))],
+    ids=repr,
 )
 def test_packed_documents_are_seen_one_by_one(mask: Mask, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as under one mask for whole rows, with documents of every size: dense, in blocks, taken for longer."""
-    monkeypatch.setattr(softmax, "WORTH_A_PLAN", 50)
-    monkeypatch.setattr(softmax, "ROUND", {1: 4, 50: 8})
-    monkeypatch.setattr(softmax, "SHORT", 12)
-    place = place_of([[0] + [1] * 5 + [2] * 30 + [3] * 9, [PADDING] * 3 + [4] * 12 + [PADDING] + [5] * 27 + [6] * 2])
-    kernel, qkv = Softmax(mask), inputs(place, groups)
+    monkeypatch.setattr(softmax_kernel, "WORTH_A_PLAN", 50)
+    monkeypatch.setattr(softmax_kernel, "ROUND", {1: 4, 50: 8})
+    monkeypatch.setattr(softmax_kernel, "SHORT", 12)
+    place = place_of(
+        [[0] + [1] * 5 + [2] * 30 + [3] * 9, [PADDING_SEGMENT] * 3 + [4] * 12 + [PADDING_SEGMENT] + [5] * 27 + [6] * 2]
+    )
+    kernel, qkv = SoftmaxKernel(mask), inputs(place, groups)
     assert choice(kernel, place) == "documents: 7 documents in 2 packed rows, one call each"
-    real = (place.seg != PADDING)[:, None, :, None]
+    real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
     up = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * real
     y, *gradients = run(kernel, qkv, up, place, place)
     assert not y.masked_select(~real).any()
-    wanted, *expected = run(Softmax(mask, path="naive"), qkv, up, place, place)
+    wanted, *expected = run(SoftmaxKernel(mask, path="naive"), qkv, up, place, place)
     assert_equal((y, *gradients), (wanted * real, *expected))
     # short ones share blocks
     assert not choice(kernel, place_of([[column // 5 for column in range(45)]])).startswith("documents")
     # roles are of single tokens
-    marked = place._replace(role=torch.zeros_like(place.pos))
+    marked = place._replace(roles=torch.zeros_like(place.position_ids))
     assert choice(kernel, marked).startswith(("sdpa", "sparse"))
 
 
 def test_documents_of_nearly_one_length_share_a_plan() -> None:
     """Packed text has documents of any length, and planning takes as long as a step."""
-    kernel = Softmax(Window(20))
+    kernel = SoftmaxKernel(Window(20))
     plans.cache_clear()
     for length in (390, 500, 510, 512):
         place = place_of([[0] * length + [1] * 30])
         kernel(*inputs(place, HEADS), place, place, NoPosition())
     assert plans.cache_info().misses == 1
-    every = Softmax(Window(20, 20))
+    every = SoftmaxKernel(Window(20, 20))
     for length in (500, 510):
         place = place_of([[0] * length + [1] * 30])
         every(*inputs(place, HEADS), place, place, NoPosition())
@@ -276,7 +320,7 @@ def test_documents_of_nearly_one_length_share_a_plan() -> None:
 
 
 def test_a_mask_made_while_evaluating_serves_training() -> None:
-    place, kernel = place_of([[0] * 9]), Softmax(Window(7))
+    place, kernel = place_of([[0] * 9]), SoftmaxKernel(Window(7))
     qkv = inputs(place, HEADS)
     with torch.inference_mode():
         kernel(*qkv, place, place, NoPosition())

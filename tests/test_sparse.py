@@ -9,47 +9,47 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from manyformer import masks as m
-from manyformer.bench import Largest
-from manyformer.core import PADDING, Place
+from manyformer.bench import LargestTensorMode
+from manyformer.core import PADDING_SEGMENT, TokenPositions
 from manyformer.flops import count_flops
-from manyformer.kernels import Softmax
-from manyformer.masks import And, Heads, Mask, Not, Or
-from manyformer.masks.base import pick
-from manyformer.ops import flex_mask, sparse, tile_calls
-from manyformer.ops.cover import arrange, cover, span_of
-from manyformer.ops.plan import plan
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import AndMask, Mask, NotMask, OrMask, PerHead
+from manyformer.masks.mask import take_tokens
+from manyformer.ops import block_sparse_attention, flex_mask_attention, tile_steps
+from manyformer.ops.block_cover import cover_blocks, order_into_blocks, span_of
+from manyformer.ops.sparse_plan import make_sparse_plan
 from manyformer.position import NoPosition
 from test_softmax import HEADS, inputs, place_of, run
 
 tokens = st.one_of(
-    st.builds(m.First, st.integers(0, 20)),
-    st.builds(m.Positions, st.integers(0, 40), st.integers(0, 40)),
-    st.builds(lambda p, b, n: m.Columns(p, b % p, min(b % p + n, p)), *[st.integers(1, 9)] * 3),
-    st.builds(m.Role, st.integers(0, 2)),
+    st.builds(m.FirstTokens, st.integers(0, 20)),
+    st.builds(m.AtPositions, st.integers(0, 40), st.integers(0, 40)),
+    st.builds(lambda p, b, n: m.PeriodicTokens(p, b % p, min(b % p + n, p)), *[st.integers(1, 9)] * 3),
+    st.builds(m.WithRole, st.integers(0, 2)),
 )
 tokens = st.one_of(tokens, st.builds(lambda a, b: a | b, tokens, tokens))
 
 leaves: st.SearchStrategy[Mask] = st.one_of(
-    st.sampled_from([m.Everything(), m.Nothing(), m.Causal(), m.Document(), m.Part()]),
+    st.sampled_from([m.AllKeys(), m.NoKeys(), m.Causal(), m.SameDocument(), m.SamePart()]),
     st.builds(m.Window, st.integers(1, 30), st.integers(0, 20), st.integers(1, 3)),
     st.builds(m.Stride, st.integers(1, 9)),
-    st.builds(m.Blocks, st.integers(1, 20), st.integers(0, 9), st.integers(0, 9)),
-    st.builds(lambda order: m.Permuted(7, *order), st.permutations(range(4))),
+    st.builds(m.LocalBlocks, st.integers(1, 20), st.integers(0, 9), st.integers(0, 9)),
+    st.builds(lambda order: m.PermutedBlocks(7, *order), st.permutations(range(4))),
     st.builds(lambda w, r, a, b: m.Local2D(2 * w, r, w, a, b), *[st.integers(1, 4)] * 4),
     st.builds(m.RandomBlocks, st.integers(1, 8), st.integers(0, 3), st.integers(1, 9), st.integers(0, 3)),
     st.builds(m.RandomBlocks, st.just(5), st.just(2), st.just(8), past=st.just(True)),
-    st.builds(m.To, tokens),
-    st.builds(m.By, tokens),
-    st.builds(m.Global, tokens),
+    st.builds(m.VisibleToAll, tokens),
+    st.builds(m.AttendsToAll, tokens),
+    st.builds(m.GlobalTokens, tokens),
 )
 
 
 def _larger(masks: st.SearchStrategy[Mask]) -> st.SearchStrategy[Mask]:
     return st.one_of(
-        st.builds(And, masks, masks),
-        st.builds(Or, masks, masks),
-        st.builds(Not, masks),
-        st.builds(lambda a, b: Heads({1: a}, rest=b), masks, masks),
+        st.builds(AndMask, masks, masks),
+        st.builds(OrMask, masks, masks),
+        st.builds(NotMask, masks),
+        st.builds(lambda a, b: PerHead({1: a}, default=b), masks, masks),
     )
 
 
@@ -61,7 +61,7 @@ APART = ((torch.float32, 1e-5), (torch.float64, 1e-10))
 
 
 @st.composite
-def places(draw: st.DrawFn, most: int = 40) -> Place:
+def places(draw: st.DrawFn, most: int = 40) -> TokenPositions:
     """Rows as they come: whole, padded, packed, with documents in pieces; with and without roles and parts."""
     length = draw(st.integers(1, most))
     kind = draw(st.sampled_from(["plain", "right", "any"]))
@@ -69,78 +69,80 @@ def places(draw: st.DrawFn, most: int = 40) -> Place:
         rows = [[0] * length] * 2
     elif kind == "right":
         ends = [draw(st.integers(0, length)) for _ in range(2)]
-        rows = [[0] * end + [PADDING] * (length - end) for end in ends]
+        rows = [[0] * end + [PADDING_SEGMENT] * (length - end) for end in ends]
     else:
-        numbers = st.lists(st.integers(PADDING, 2), min_size=length, max_size=length)
+        numbers = st.lists(st.integers(PADDING_SEGMENT, 2), min_size=length, max_size=length)
         rows = [sorted(draw(numbers)), draw(numbers)]
     place = place_of(rows)
     if draw(st.booleans()):
-        place = place._replace(role=torch.randint(0, 3, place.pos.shape))
-    return place._replace(part=place.pos // 5 - draw(st.integers(0, 1))) if draw(st.booleans()) else place
+        place = place._replace(roles=torch.randint(0, 3, place.position_ids.shape))
+    return place._replace(part_ids=place.position_ids // 5 - draw(st.integers(0, 1))) if draw(st.booleans()) else place
 
 
 @given(expressions, places(), places(), st.integers(1, 9), st.sampled_from([None, 2, 3]))
 @settings(max_examples=150, deadline=None)
-def test_bounds_are_never_wrong(mask: Mask, at: Place, of: Place, size: int, period: int | None) -> None:
-    """`may` of a pair of blocks is true where anything is visible, `must` only where everything is."""
-    mask = mask.head(1)
+def test_bounds_are_never_wrong(
+    mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, size: int, period: int | None
+) -> None:
+    """`any_visible` of a pair of blocks is true where anything is visible, `all_visible` only where everything is."""
+    mask = mask.for_head(1)
     assert not mask.per_head
-    row, column = pick(at, 0), pick(of, 1 % of.pos.shape[0])
-    q, k = arrange(row, None, period, size), arrange(column, None, None, size)
+    row, column = take_tokens(query_positions, 0), take_tokens(key_positions, 1 % key_positions.position_ids.shape[0])
+    q, k = order_into_blocks(row, None, period, size), order_into_blocks(column, None, None, size)
     spans = [span_of(place, order.blocks, mask.periods) for place, order in ((row, q), (column, k))]
-    dense = mask(torch.tensor(0), pick(row, (slice(None), None)), pick(column, (None, slice(None))))
-    dense = dense.expand(len(row.pos), len(column.pos))
+    dense = mask(torch.tensor(0), take_tokens(row, (slice(None), None)), take_tokens(column, (None, slice(None))))
+    dense = dense.expand(len(row.position_ids), len(column.position_ids))
     blocks = dense[q.blocks][:, :, k.blocks].transpose(1, 2)
     bounds = mask.bounds(spans[0].at((slice(None), None)), spans[1].at(None))
-    assert (bounds.may | ~blocks.flatten(2).any(-1)).all()
-    assert (~bounds.must | blocks.flatten(2).all(-1)).all()
-    found = cover(mask, *spans)
+    assert (bounds.any_visible | ~blocks.flatten(2).any(-1)).all()
+    assert (~bounds.all_visible | blocks.flatten(2).all(-1)).all()
+    found = cover_blocks(mask, *spans)
     pairs = set(zip(found.rows.tolist(), found.columns.tolist()))
-    assert pairs == {tuple(pair) for pair in bounds.may.expand(len(q.blocks), len(k.blocks)).nonzero().tolist()}
+    assert pairs == {tuple(pair) for pair in bounds.any_visible.expand(len(q.blocks), len(k.blocks)).nonzero().tolist()}
 
 
 @given(expressions, places())
 @settings(max_examples=120, deadline=None)
-def test_terms_and_heads_are_the_mask(mask: Mask, place: Place) -> None:
-    dense = mask.dense(place, place, HEADS).expand(-1, HEADS, -1, -1)
+def test_terms_and_heads_are_the_mask(mask: Mask, positions: TokenPositions) -> None:
+    dense = mask.dense(positions, positions, HEADS).expand(-1, HEADS, -1, -1)
     for head in range(HEADS):
-        one = mask.head(head)
-        assert (one.dense(place, place, 1)[:, 0] == dense[:, head]).all()
-        union = m.union([m.Nothing(), *one.terms()])
-        assert (union.dense(place, place, 1)[:, 0] == dense[:, head]).all()
+        one = mask.for_head(head)
+        assert (one.dense(positions, positions, 1)[:, 0] == dense[:, head]).all()
+        union = m.union([m.NoKeys(), *one.disjuncts()])
+        assert (union.dense(positions, positions, 1)[:, 0] == dense[:, head]).all()
 
 
 @given(expressions, places(), st.sampled_from([1, 2, 4]), st.integers(2, 16), st.sampled_from(APART))
 @settings(max_examples=80, deadline=None)
 def test_any_expression_is_dense_attention(
-    mask: Mask, place: Place, groups: int, size: int, apart: tuple[torch.dtype, float]
+    mask: Mask, positions: TokenPositions, groups: int, size: int, apart: tuple[torch.dtype, float]
 ) -> None:
     """Outputs and gradients, heads alike or not; small blocks, so that rows of a few tokens have many of them."""
-    qkv = inputs(place, groups) if size % 2 else alike(place, groups)
+    qkv = inputs(positions, groups) if size % 2 else alike(positions, groups)
     qkv = tuple(x.detach().to(apart[0]).requires_grad_() for x in qkv)  # type: ignore[assignment]
-    real = (place.seg != PADDING)[:, None, :, None]
+    real = (positions.segment_ids != PADDING_SEGMENT)[:, None, :, None]
     up = torch.randn(*qkv[0].shape[:3], qkv[2].shape[-1], dtype=apart[0]) * real
     with pytest.MonkeyPatch.context() as patch:
         small_blocks(patch, size)
-        found, *gradients = run(Softmax(mask, path="sparse"), qkv, up, place, place)
-    wanted, *expected = run(Softmax(mask, path="naive"), qkv, up, place, place)
+        found, *gradients = run(SoftmaxKernel(mask, path="sparse"), qkv, up, positions, positions)
+    wanted, *expected = run(SoftmaxKernel(mask, path="naive"), qkv, up, positions, positions)
     assert_near((found * real, *gradients), (wanted * real, *expected), apart[1])
 
 
 def small_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
-    from manyformer.ops import plan as plans
-    from manyformer.ops import sketch
+    from manyformer.ops import plan_search
+    from manyformer.ops import sparse_plan as plans
 
     patch.setattr(plans, "BLOCK", size)
-    patch.setattr(sketch, "RATES", {size: 1.0, 2 * size: 1.0})
-    patch.setattr(sketch, "CALL", 0)
-    patch.setattr(sketch, "GATHER", 0)
+    patch.setattr(plan_search, "RATES", {size: 1.0, 2 * size: 1.0})
+    patch.setattr(plan_search, "CALL", 0)
+    patch.setattr(plan_search, "GATHER", 0)
     plans._spelled.cache_clear()
 
 
-def alike(place: Place, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+def alike(positions: TokenPositions, groups: int) -> tuple[Tensor, Tensor, Tensor]:
     """Values as wide as keys, which is what torch's kernel takes."""
-    q, k, _ = inputs(place, groups)
+    q, k, _ = inputs(positions, groups)
     return q, k, torch.randn_like(k, requires_grad=True)
 
 
@@ -153,22 +155,23 @@ def assert_near(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...], apart: fl
 LONG = 397
 MANY = {
     "window": m.Window(50),
-    "window in float heads": Heads({0: m.Window(33), 1: m.Window(9, dilation=4)}, rest=m.around(20)),
-    "strided": m.union(m.strided(20)),
-    "fixed": m.union(m.fixed(32, 4)),
-    "longformer": m.around(30) | m.Global(m.Positions(0, 77, 300)),
-    "roles": m.around(30) | m.Global(m.Role(1)),
-    "bigbird": m.Causal() & (m.Window(40) | m.To(m.First(16)) | m.RandomBlocks(16, 3, 25, past=True)),
-    "etc": m.pieces(m.First(12), l2l=m.around(25), g2g=m.Causal()),
+    "window in float heads": PerHead({0: m.Window(33), 1: m.Window(9, dilation=4)}, default=m.symmetric_window(20)),
+    "strided": m.union(m.strided_pattern(20)),
+    "fixed": m.union(m.fixed_pattern(32, 4)),
+    "longformer": m.symmetric_window(30) | m.GlobalTokens(m.AtPositions(0, 77, 300)),
+    "roles": m.symmetric_window(30) | m.GlobalTokens(m.WithRole(1)),
+    "bigbird": m.Causal()
+    & (m.Window(40) | m.VisibleToAll(m.FirstTokens(16)) | m.RandomBlocks(16, 3, 25, past_only=True)),
+    "etc": m.four_piece_pattern(m.FirstTokens(12), l2l=m.symmetric_window(25), g2g=m.Causal()),
     "image": m.Local2D(20, 4, 5, 4, 5),
-    "blocks": Heads({0: m.Permuted(100, 1, 2, 3, 0)}, rest=m.Blocks(100)),
+    "blocks": PerHead({0: m.PermutedBlocks(100, 1, 2, 3, 0)}, default=m.LocalBlocks(100)),
     "almost all": ~m.Window(30),
 }
 ROWS = {
     "plain": [[0] * LONG] * 2,
-    "right padding": [[0] * LONG, [0] * 200 + [PADDING] * (LONG - 200)],
-    "left padding": [[0] * LONG, [PADDING] * 150 + [0] * (LONG - 150)],
-    "packed": [[0] * 101 + [1] * (LONG - 101), [0] * 20 + [1] * 300 + [PADDING] * (LONG - 320)],
+    "right padding": [[0] * LONG, [0] * 200 + [PADDING_SEGMENT] * (LONG - 200)],
+    "left padding": [[0] * LONG, [PADDING_SEGMENT] * 150 + [0] * (LONG - 150)],
+    "packed": [[0] * 101 + [1] * (LONG - 101), [0] * 20 + [1] * 300 + [PADDING_SEGMENT] * (LONG - 320)],
 }
 
 
@@ -178,30 +181,30 @@ def test_patterns_are_dense_attention(name: str, rows: str) -> None:
     """At an odd length, in both precisions."""
     mask, place = MANY[name], place_of(ROWS[rows])
     if name == "roles":
-        place = place._replace(role=(torch.rand(place.pos.shape) < 0.02).long())
-    real = (place.seg != PADDING)[:, None, :, None]
+        place = place._replace(roles=(torch.rand(place.position_ids.shape) < 0.02).long())
+    real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
     wide = alike(place, 2)
     for dtype, apart in APART:
         qkv = tuple(x.detach().to(dtype).requires_grad_() for x in wide)
         up = torch.randn(*qkv[0].shape[:3], qkv[2].shape[-1], dtype=dtype) * real
-        found, *gradients = run(Softmax(mask, path="sparse"), qkv, up, place, place)
-        wanted, *expected = run(Softmax(mask, path="naive"), qkv, up, place, place)
+        found, *gradients = run(SoftmaxKernel(mask, path="sparse"), qkv, up, place, place)
+        wanted, *expected = run(SoftmaxKernel(mask, path="naive"), qkv, up, place, place)
         assert_near((found * real, *gradients), (wanted * real, *expected), apart)
 
 
 @pytest.mark.parametrize(("kept", "held"), [(True, True), (True, False), (False, False)])
 def test_kept_or_made_anew(kept: bool, held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With weights and gathered keys that are kept for the gradient and without, a few scores at a time."""
-    monkeypatch.setattr(sparse, "KEPT", sparse.KEPT if kept else 0)
-    monkeypatch.setattr(sparse, "HELD", sparse.HELD if held else 0)
-    monkeypatch.setattr(tile_calls, "CACHED", 1 << 13)
+    monkeypatch.setattr(block_sparse_attention, "KEPT", block_sparse_attention.KEPT if kept else 0)
+    monkeypatch.setattr(block_sparse_attention, "HELD", block_sparse_attention.HELD if held else 0)
+    monkeypatch.setattr(tile_steps, "CACHED", 1 << 13)
     place = place_of(ROWS["packed"])
     q, k, v = alike(place, 2)
-    real = (place.seg != PADDING)[:, None, :, None]
+    real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
     up = torch.randn_like(q) * real
     for mask in (MANY["longformer"], MANY["strided"], m.Window(40) & ~m.Window(3), m.RandomBlocks(100, 2, 4)):
-        found, *gradients = run(Softmax(mask, path="sparse"), (q, k, v), up, place, place)
-        wanted, *expected = run(Softmax(mask, path="naive"), (q, k, v), up, place, place)
+        found, *gradients = run(SoftmaxKernel(mask, path="sparse"), (q, k, v), up, place, place)
+        wanted, *expected = run(SoftmaxKernel(mask, path="naive"), (q, k, v), up, place, place)
         assert_near((found * real, *gradients), (wanted * real, *expected), 1e-10)
 
 
@@ -213,7 +216,7 @@ def test_heads_side_by_side(name: str) -> None:
     up = torch.randn(2, 4, LONG, 6, dtype=torch.float64)
     found = []
     for path in ("sparse", "naive"):
-        y = Softmax(MANY[name], path=path)(*(x.transpose(1, 2) for x in wide), place, place, NoPosition()).y
+        y = SoftmaxKernel(MANY[name], path=path)(*(x.transpose(1, 2) for x in wide), place, place, NoPosition()).y
         found.append((y, *torch.autograd.grad(y, wide, up)))
     assert_near(*found, 1e-10)
 
@@ -221,9 +224,13 @@ def test_heads_side_by_side(name: str) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_rows_that_see_a_block_less_share_a_call() -> None:
     """BigBird's second row and last but one see a global block among their neighbours."""
-    place, ends = place_of([[0] * 1152]), m.Positions(*range(64), *range(1088, 1152))
-    mask = m.Blocks(64, before=64, after=64) | m.Global(ends) | m.RandomBlocks(64, 3, 18, lead=1, tail=1)
-    shared, *single = plan(mask, place, place, HEADS).rows[0]
+    place, ends = place_of([[0] * 1152]), m.AtPositions(*range(64), *range(1088, 1152))
+    mask = (
+        m.LocalBlocks(64, lookback=64, lookahead=64)
+        | m.GlobalTokens(ends)
+        | m.RandomBlocks(64, 3, 18, skip_first=1, skip_last=1)
+    )
+    shared, *single = make_sparse_plan(mask, place, place, HEADS).rows[0]
     assert shared.heads == tuple(range(HEADS))
     assert [lane.heads for lane in single] == [(head,) for head in range(HEADS)]
     for lane in single:
@@ -234,7 +241,7 @@ def test_rows_that_see_a_block_less_share_a_call() -> None:
     assert all(part.alone for lane in (shared, *single) for part in lane.parts)
     qkv = inputs(place, HEADS)
     up = torch.randn(1, HEADS, 1152, qkv[2].shape[-1], dtype=torch.float64)
-    found = [run(Softmax(mask, path=path), qkv, up, place, place) for path in ("sparse", "blocked", "naive")]  # type: ignore[arg-type]
+    found = [run(SoftmaxKernel(mask, path=path), qkv, up, place, place) for path in ("sparse", "blocked", "naive")]  # type: ignore[arg-type]
     assert_near(tuple(found[0]), tuple(found[2]), 1e-10)
     assert_near(tuple(found[1]), tuple(found[2]), 1e-10)
 
@@ -242,7 +249,7 @@ def test_rows_that_see_a_block_less_share_a_call() -> None:
 def test_gradients_by_differences() -> None:
     place = place_of([[0] * 9])
     q, k, v = (torch.randn(1, 2, 9, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    kernel = Softmax(m.Window(4) | m.To(m.First(1)), path="sparse")
+    kernel = SoftmaxKernel(m.Window(4) | m.VisibleToAll(m.FirstTokens(1)), path="sparse")
     assert torch.autograd.gradcheck(lambda *qkv: kernel(*qkv, place, place, NoPosition()).y, (q, k, v))
 
 
@@ -252,7 +259,7 @@ def test_nothing_leaks_from_the_future(name: str) -> None:
     mask = m.Causal() & MANY[name]
     place = place_of(ROWS["plain"])
     q, k, v = (x.detach().float() for x in alike(place, 2))
-    kernel, cut = Softmax(mask, path="sparse"), 211
+    kernel, cut = SoftmaxKernel(mask, path="sparse"), 211
     before = kernel(q, k, v, place, place, NoPosition()).y[:, :, :cut]
     for x in (q, k, v):
         x[:, :, cut:] = 50 * torch.randn_like(x[:, :, cut:])
@@ -262,22 +269,23 @@ def test_nothing_leaks_from_the_future(name: str) -> None:
     assert (gradient[:, :, cut:] == 0).all()
 
 
-@pytest.mark.parametrize("mask", [m.Window(100), m.union(m.strided(16)), MANY["bigbird"]], ids=repr)
+@pytest.mark.parametrize("mask", [m.Window(100), m.union(m.strided_pattern(16)), MANY["bigbird"]], ids=repr)
 def test_late_queries_of_a_longer_cache(mask: Mask) -> None:
     whole = place_of([[0] * 300] * 2)
     q, k, v = alike(whole, 2)
-    wanted = Softmax(mask, path="naive")(q, k, v, whole, whole, NoPosition()).y[:, :, 180:]
+    wanted = SoftmaxKernel(mask, path="naive")(q, k, v, whole, whole, NoPosition()).y[:, :, 180:]
     late = whole.columns(180, 300)
-    found = Softmax(mask, path="sparse")(q[:, :, 180:], k, v, late, whole, NoPosition()).y
+    found = SoftmaxKernel(mask, path="sparse")(q[:, :, 180:], k, v, late, whole, NoPosition()).y
     torch.testing.assert_close(found, wanted, atol=1e-10, rtol=0)
 
 
 LINEAR = {
     "window": m.Window(128),
     "dilated": m.Window(64, dilation=4),
-    "longformer": m.around(64) | m.Global(m.First(8)),
-    "block diagonal": m.Blocks(128),
-    "bigbird": m.Causal() & (m.Window(128) | m.To(m.First(64)) | m.RandomBlocks(64, 2, 256, past=True)),
+    "longformer": m.symmetric_window(64) | m.GlobalTokens(m.FirstTokens(8)),
+    "block diagonal": m.LocalBlocks(128),
+    "bigbird": m.Causal()
+    & (m.Window(128) | m.VisibleToAll(m.FirstTokens(64)) | m.RandomBlocks(64, 2, 256, past_only=True)),
 }
 
 
@@ -287,14 +295,14 @@ def test_work_and_memory_are_linear(name: str) -> None:
     for length in lengths:
         place = place_of([[0] * length])
         q, k, v = (torch.zeros(1, 1, length, 8, requires_grad=True) for _ in range(3))
-        kernel = Softmax(LINEAR[name])
+        kernel = SoftmaxKernel(LINEAR[name])
         assert kernel.explain(q, k, v, place, place, NoPosition()).startswith("sparse: ")
 
         def job() -> None:
             kernel(q, k, v, place, place, NoPosition()).y.sum().backward()  # noqa: B023
 
         work.append(count_flops(job))
-        with Largest() as seen:
+        with LargestTensorMode() as seen:
             job()
         largest.append(seen.elements)
     slope = math.log(work[-1] / work[0]) / math.log(lengths[-1] / lengths[0])
@@ -305,18 +313,18 @@ def test_work_and_memory_are_linear(name: str) -> None:
 def test_places_are_planned_once() -> None:
     place = place_of(ROWS["packed"])
     mask = MANY["longformer"]
-    assert plan(mask, place, place, 2) is plan(mask, place, place, 2)
+    assert make_sparse_plan(mask, place, place, 2) is make_sparse_plan(mask, place, place, 2)
     again = place_of(ROWS["plain"])
-    assert plan(mask, again, again, 2) is plan(mask, *[place_of(ROWS["plain"])] * 2, 2)
-    marked = place._replace(role=torch.ones_like(place.pos))
-    roles = m.around(9) | m.Global(m.Role())
-    assert plan(roles, marked, marked, 1) is not plan(roles, place, place, 1)
+    assert make_sparse_plan(mask, again, again, 2) is make_sparse_plan(mask, *[place_of(ROWS["plain"])] * 2, 2)
+    marked = place._replace(roles=torch.ones_like(place.position_ids))
+    roles = m.symmetric_window(9) | m.GlobalTokens(m.WithRole())
+    assert make_sparse_plan(roles, marked, marked, 1) is not make_sparse_plan(roles, place, place, 1)
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_it_says_what_it_leaves_out_and_refuses_dropout() -> None:
     place, short = place_of([[0] * 1024]), place_of([[0] * 64])
-    kernel = Softmax(m.Window(128), dropout=0.1)
+    kernel = SoftmaxKernel(m.Window(128), dropout=0.1)
     said = kernel.explain(*inputs(place, 2), place, place, NoPosition())
     assert said == "sdpa: the mask Window(128) written out for these places, because dropout acts on the weights"
     kernel.eval()
@@ -324,7 +332,7 @@ def test_it_says_what_it_leaves_out_and_refuses_dropout() -> None:
     assert said.startswith("sparse: Window(128) for ")
     assert "of the cost of all pairs, in blocks of " in said
     assert kernel.explain(*inputs(short, 2), short, short, NoPosition()).startswith("sdpa: the mask Window(128)")
-    forced = Softmax(m.Window(128), dropout=0.1, path="sparse")
+    forced = SoftmaxKernel(m.Window(128), dropout=0.1, path="sparse")
     with pytest.raises(ValueError, match="never forms the weights that dropout is to act on"):
         forced(*inputs(short, 2), short, short, NoPosition())
 
@@ -337,14 +345,14 @@ def test_what_flex_attention_is_given(name: str, rows: str) -> None:
     """Its eager form, which reads the blocks and the inner mask; the fused one needs CUDA."""
     mask, place = MANY[name], place_of(ROWS[rows])
     if name == "roles":
-        place = place._replace(role=(torch.rand(place.pos.shape) < 0.02).long())
+        place = place._replace(roles=(torch.rand(place.position_ids.shape) < 0.02).long())
     q, k, v = (x.detach() for x in alike(place, 2))
-    real = (place.seg != PADDING)[:, None, :, None]
-    found = flex_mask.attend(q, k, v, mask, place, place, scale=0.4) * real
-    wanted = Softmax(mask, path="naive", scale=0.4)(q, k, v, place, place, NoPosition()).y * real
+    real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
+    found = flex_mask_attention.attend(q, k, v, mask, place, place, scale=0.4) * real
+    wanted = SoftmaxKernel(mask, path="naive", scale=0.4)(q, k, v, place, place, NoPosition()).y * real
     torch.testing.assert_close(found, wanted, atol=1e-10, rtol=0)
-    blocks = flex_mask.block_mask(mask, place, place, HEADS)
+    blocks = flex_mask_attention.block_mask(mask, place, place, HEADS)
     dense = mask.dense(place, place, HEADS).expand(2, HEADS, -1, -1)
     cells = torch.nn.functional.pad(dense, [0, -LONG % 128] * 2).unflatten(3, (-1, 128)).unflatten(2, (-1, 128))
     assert (blocks.to_dense().bool() | ~cells.any(5).any(3)).all()
-    assert flex_mask.block_mask(mask, place, place, HEADS) is blocks
+    assert flex_mask_attention.block_mask(mask, place, place, HEADS) is blocks

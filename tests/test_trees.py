@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyformer.trees import ROOT, walk
+from manyformer.dependency_trees import ROOT, preorder_columns
 
 
 @st.composite
@@ -29,7 +29,7 @@ def drawn(heads: list[int]) -> nx.DiGraph:
 @given(trees())
 @settings(max_examples=200, deadline=None)
 def test_depths_and_spans_are_those_of_networkx(heads: list[int]) -> None:
-    graph, found = drawn(heads), walk(heads)
+    graph, found = drawn(heads), preorder_columns(heads)
     lengths = nx.single_source_shortest_path_length(graph, ROOT)
     single = heads.count(ROOT) == 1
     assert found[:, 0].tolist() == [lengths[word] - single for word in range(1, len(heads) + 1)]
@@ -42,19 +42,19 @@ def test_depths_and_spans_are_those_of_networkx(heads: list[int]) -> None:
 
 def test_a_sentence_by_hand() -> None:
     # She(2) reads(0) old(4) books(2)
-    assert walk([2, 0, 4, 2]).tolist() == [[1, 1, 1], [0, 0, 3], [2, 3, 3], [1, 2, 3]]
+    assert preorder_columns([2, 0, 4, 2]).tolist() == [[1, 1, 1], [0, 0, 3], [2, 3, 3], [1, 2, 3]]
 
 
 def test_several_roots_are_not_one_node() -> None:
-    assert walk([0, 0, 2]).tolist() == [[1, 0, 0], [1, 1, 2], [2, 2, 2]]
+    assert preorder_columns([0, 0, 2]).tolist() == [[1, 0, 0], [1, 1, 2], [2, 2, 2]]
 
 
 def test_no_words_are_no_tree() -> None:
-    assert walk([]).shape == (0, 3)
+    assert preorder_columns([]).shape == (0, 3)
 
 
 def test_a_long_chain_needs_no_deep_recursion() -> None:
-    found = walk(list(range(20_000)))
+    found = preorder_columns(list(range(20_000)))
     np.testing.assert_array_equal(found[:, 0], np.arange(20_000))
 
 
@@ -71,4 +71,4 @@ def test_a_long_chain_needs_no_deep_recursion() -> None:
 )
 def test_what_is_no_tree_is_refused(heads: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        walk(heads)
+        preorder_columns(heads)

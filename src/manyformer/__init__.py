@@ -12,13 +12,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from manyformer.api import build, explain, load, recipes
     from manyformer.check import check
-    from manyformer.collaborate import collaborate
     from manyformer.datastore import Datastore, knn_lm
-    from manyformer.face import build, explain, load, recipes
     from manyformer.generate import generate
-    from manyformer.memorize import memorize
-    from manyformer.recipes.wrapping import early_exit
+    from manyformer.head_sharing import collaborate
+    from manyformer.knn_memory import memorize
+    from manyformer.models.with_early_exit import early_exit
     from manyformer.train import train
     from manyformer.view import draw
 
@@ -26,17 +26,17 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Datastore": "manyformer.datastore",
-    "build": "manyformer.face",
+    "build": "manyformer.api",
     "check": "manyformer.check",
-    "collaborate": "manyformer.collaborate",
+    "collaborate": "manyformer.head_sharing",
     "draw": "manyformer.view",
-    "early_exit": "manyformer.recipes.wrapping",
-    "explain": "manyformer.face",
+    "early_exit": "manyformer.models.with_early_exit",
+    "explain": "manyformer.api",
     "generate": "manyformer.generate",
     "knn_lm": "manyformer.datastore",
-    "load": "manyformer.face",
-    "memorize": "manyformer.memorize",
-    "recipes": "manyformer.face",
+    "load": "manyformer.api",
+    "memorize": "manyformer.knn_memory",
+    "recipes": "manyformer.api",
     "train": "manyformer.train",
 }
 

@@ -6,10 +6,10 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 # The target of a position that is not scored: torch's own convention for cross-entropy.
-IGNORE = -100
+IGNORE_INDEX = -100
 
 
-class TextBatch(NamedTuple):
+class CausalLMBatch(NamedTuple):
     """A language model's rows: `targets[:, i]` is the token that follows `tokens[:, i]`, or IGNORE."""
 
     tokens: Int64[Tensor, "b l"]
@@ -20,7 +20,7 @@ class TextBatch(NamedTuple):
     neighbours: Int64[Tensor, "b l k"] | None = None
 
 
-class PairBatch(NamedTuple):
+class Seq2SeqBatch(NamedTuple):
     """A translation's rows: `target` is BOS + y, `targets` is y + EOS with IGNORE at padding."""
 
     source: Int64[Tensor, "b s"]
@@ -30,7 +30,7 @@ class PairBatch(NamedTuple):
     target_segments: Int64[Tensor, "b t"] | None = None
 
 
-class MaskedBatch(NamedTuple):
+class MaskedLMBatch(NamedTuple):
     """A masked language model's rows: `tokens` corrupted, `targets` the original where it was chosen, else IGNORE.
 
     `roles` are 1 for global tokens, 0 for others; `parts` number the stretches, such as sentences, of each document
@@ -44,7 +44,7 @@ class MaskedBatch(NamedTuple):
     parts: Int64[Tensor, "b l"] | None = None
 
 
-class LabelBatch(NamedTuple):
+class ClassificationBatch(NamedTuple):
     """A classifier's rows: one class number for each."""
 
     tokens: Int64[Tensor, "b l"]
@@ -52,11 +52,11 @@ class LabelBatch(NamedTuple):
     segments: Int64[Tensor, "b l"] | None = None
 
 
-class TagBatch(NamedTuple):
+class TaggingBatch(NamedTuple):
     """A tagger's rows: the class of each word at its first token, IGNORE elsewhere.
 
-    `trees` are depth, preorder number and last preorder number below each token (`manyformer.trees`), -1 in no tree.
-    """
+    `trees` are depth, preorder number and last preorder number below each token (`manyformer.dependency_trees`), -1 in
+    no tree."""
 
     tokens: Int64[Tensor, "b l"]
     targets: Int64[Tensor, "b l"]
@@ -64,11 +64,11 @@ class TagBatch(NamedTuple):
     trees: Int64[Tensor, "b l 3"] | None = None
 
 
-class ImageBatch(NamedTuple):
+class ImageClassificationBatch(NamedTuple):
     """A classifier's images, the channels of a pixel last, and one class number for each."""
 
     pixels: UInt8[Tensor, "b height width channels"]
     labels: Int64[Tensor, " b"]
 
 
-Batch = TextBatch | PairBatch | MaskedBatch | LabelBatch | TagBatch | ImageBatch
+Batch = CausalLMBatch | Seq2SeqBatch | MaskedLMBatch | ClassificationBatch | TaggingBatch | ImageClassificationBatch

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-COUNTED = (
+FLOP_CONVENTION = (
     "matrix products, convolutions and attention, a multiply-add as two, causal attention in full; not counted: "
     "softmax, norms, activations, gathers, sorting, Fourier transforms, the optimiser"
 )
@@ -16,7 +16,7 @@ COUNTED = (
 
 
 def count_flops(job: Callable[[], object]) -> int:
-    """The operations of one run of `job`; `COUNTED` says which."""
+    """The operations of one run of `job`; `FLOP_CONVENTION` says which."""
     counter = FlopCounterMode(display=False, custom_mapping=_unknown_to_torch())
     counter.mod_tracker = _Whole()  # type: ignore[assignment]
     with counter:

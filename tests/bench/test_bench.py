@@ -10,51 +10,53 @@ from typing import Any
 import pytest
 import torch
 
-from manyformer.bench import Candidate, Cell, Machine, Report, bench
-from manyformer.bench.work import NEW, Bench, Setting
+from manyformer.bench import BenchCandidate, BenchCell, BenchReport, MachineInfo, bench
+from manyformer.bench.candidate import NEW, BenchSetting, CandidateBench
 from manyformer.errors import UserError
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 1, "heads": 2}
-MACHINE = Machine("cpu", 1, "2.13", "float32", 1, 3, 0.0)
+MACHINE = MachineInfo("cpu", 1, "2.13", "float32", 1, 3, 0.0)
 
 
-def synthetic(times: dict[str, list[float]], lengths: list[int], spread: float = 0.0) -> Report:
+def synthetic(times: dict[str, list[float]], lengths: list[int], spread: float = 0.0) -> BenchReport:
     """A report as if these times had been measured; the first candidate is the reference."""
     against = next(iter(times))
     cells = []
     for label, seconds in times.items():
         for length, time, base in zip(lengths, seconds, times[against]):
             if math.isnan(time):
-                cells.append(Cell(label, "step", length, why="too slow"))
+                cells.append(BenchCell(label, "step", length, why="too slow"))
                 continue
             ratio = time / base
             cells.append(
-                Cell(label, "step", length, time, time, time, ratio, ratio * (1 - spread), ratio * (1 + spread), 10**6)
+                BenchCell(
+                    label, "step", length, time, time, time, ratio, ratio * (1 - spread), ratio * (1 + spread), 10**6
+                )
             )
-    return Report(tuple(Candidate(name, name) for name in times), against, MACHINE, tuple(cells))
+    return BenchReport(tuple(BenchCandidate(name, name) for name in times), against, MACHINE, tuple(cells))
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
-    swiglu = Candidate("gated", "compose", {"feedforward": "swiglu"})
+def report() -> BenchReport:
+    swiglu = BenchCandidate("gated", "compose", {"feedforward": "swiglu"})
     return bench(["compose", swiglu, "bert", "transformer"], [8, 16], keywords=SMALL, rounds=2, device="cpu")
 
 
-def test_everything_is_measured(report: Report) -> None:
+def test_everything_is_measured(report: BenchReport) -> None:
     labels = ["transformer-lm", "compose", "gated", "bert", "transformer"]
     assert report.labels == labels
     assert report.whats == ["forward", "step", "decode"]
     assert report.lengths == [8, 16]
     assert len(report.cells) == 5 * 3 * 2
     for cell in report.cells:
-        if (cell.label, cell.what) == ("bert", "decode"):
+        if (cell.label, cell.kind) == ("bert", "decode"):
             assert cell.seconds is cell.ratio is cell.memory is cell.flops is None
             assert cell.why == "a later token changes all earlier outputs, so nothing can be kept"
             continue
         assert cell.seconds is not None
-        assert cell.low is not None
-        assert cell.high is not None
-        assert 0 < cell.low <= cell.seconds <= cell.high < 5
+        assert cell.lower_quartile is not None
+        assert cell.upper_quartile is not None
+        assert 0 < cell.lower_quartile <= cell.seconds <= cell.upper_quartile < 5
         assert cell.ratio is not None
         assert cell.flops is not None
         assert cell.flops > 0
@@ -62,7 +64,7 @@ def test_everything_is_measured(report: Report) -> None:
             assert cell.ratio == cell.ratio_low == cell.ratio_high == 1
 
 
-def test_operations_and_states_are_those_of_the_recipes(report: Report) -> None:
+def test_operations_and_states_are_those_of_the_recipes(report: BenchReport) -> None:
     """Forward at length n and one token after n, by hand; the step is three times the linear part, plus attention."""
     for length in (8, 16):
         linear, head, pair = 2 * 12 * 16 * 16, 2 * 16 * 29, 2 * 2 * 16
@@ -77,7 +79,7 @@ def test_operations_and_states_are_those_of_the_recipes(report: Report) -> None:
         assert report.cell("transformer-lm", "decode", length).memory == length * (2 * 16 * 4 + 2 * 8) + 2 * 8
 
 
-def test_words_for_people(report: Report) -> None:
+def test_words_for_people(report: BenchReport) -> None:
     text = "\n".join(report.lines())
     assert text.startswith("cpu, 1 thread, float32, torch ")
     for title in ("forward pass, ms", "training step, ms", "decoding, ms per token", "operations: forward pass, train"):
@@ -88,17 +90,17 @@ def test_words_for_people(report: Report) -> None:
     assert "faster than transformer-lm from length: compose" in text
 
 
-def test_files_hold_everything(report: Report, tmp_path: Path) -> None:
+def test_files_hold_everything(report: BenchReport, tmp_path: Path) -> None:
     for name in ("a.json", "deep/a.csv", "a.png"):
         report.save(tmp_path / name)
     read = json.loads((tmp_path / "a.json").read_text())
-    assert [Cell(**cell) for cell in read["cells"]] == list(report.cells)
+    assert [BenchCell(**cell) for cell in read["cells"]] == list(report.cells)
     assert read["candidates"][2] == {"label": "gated", "recipe": "compose", "keywords": {"feedforward": "swiglu"}}
     assert read["machine"]["threads"] == 1
     assert set(read["summary"]["gated"]["step"]) == {"growth", "faster_from"}
     rows = list(csv.DictReader(io.StringIO((tmp_path / "deep" / "a.csv").read_text())))
     assert [(row["label"], row["what"], int(row["length"])) for row in rows] == [
-        (cell.label, cell.what, cell.length) for cell in report.cells
+        (cell.label, cell.kind, cell.length) for cell in report.cells
     ]
     assert float(rows[0]["seconds"]) == report.cells[0].seconds
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -135,9 +137,9 @@ def test_crossover_holds_from_there_on_and_not_by_chance(
 
 
 def test_a_step_changes_the_model_and_decoding_begins_anew_each_time() -> None:
-    setting = Setting(torch.device("cpu"), 2, 16, "auto", 0, SMALL)
+    setting = BenchSetting(torch.device("cpu"), 2, 16, "auto", 0, SMALL)
     for recipe in ("transformer-lm", "transformer"):
-        one: Any = Bench(Candidate("x", recipe), setting)
+        one: Any = CandidateBench(BenchCandidate("x", recipe), setting)
         before = [value.clone() for value in one.model.parameters()]
         one.job("step", 16)()
         changed = [not torch.equal(a, b) for a, b in zip(before, one.model.parameters())]
@@ -150,11 +152,11 @@ def test_a_step_changes_the_model_and_decoding_begins_anew_each_time() -> None:
 
 
 def test_candidates_are_built_alike() -> None:
-    setting = Setting(torch.device("cpu"), 1, 40, "auto", 0, {"dim": 16, "heads": 2, "classes": 7})
-    one = Bench(Candidate("x", "transformer-lm", {"depth": 3}), setting).model.spec.keywords
+    setting = BenchSetting(torch.device("cpu"), 1, 40, "auto", 0, {"dim": 16, "heads": 2, "classes": 7})
+    one = CandidateBench(BenchCandidate("x", "transformer-lm", {"depth": 3}), setting).model.spec.keywords
     assert (one["vocab"], one["dim"], one["depth"], one["heads"]) == (256, 16, 3, 2)
     assert one["longest"] == 40 + NEW
-    assert Bench(Candidate("y", "transformer-classifier"), setting).model.spec.keywords["classes"] == 7
+    assert CandidateBench(BenchCandidate("y", "transformer-classifier"), setting).model.spec.keywords["classes"] == 7
 
 
 def test_a_slow_candidate_is_spared_greater_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,14 +173,14 @@ def test_a_slow_candidate_is_spared_greater_lengths(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")])
 def test_no_memory_is_a_result(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Bench.job
+    real = CandidateBench.job
 
-    def job(self: Bench, what: Any, length: int) -> Any:
+    def job(self: CandidateBench, what: Any, length: int) -> Any:
         if self.card.name == "compose" and length == 16:
             raise error
         return real(self, what, length)
 
-    monkeypatch.setattr(Bench, "job", job)
+    monkeypatch.setattr(CandidateBench, "job", job)
     report = bench(["compose"], [8, 16, 24], what=["forward"], keywords=SMALL, rounds=1, device="cpu")
     assert report.cell("compose", "forward", 8).seconds is not None
     assert {report.cell("compose", "forward", n).why for n in (16, 24)} == {"out of memory at length 16"}

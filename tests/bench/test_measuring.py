@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.batches import TextBatch
-from manyformer.bench import clock, crowd, extra_memory, middle, once, paired, take_turns
-from manyformer.bench.clock import restless
+from manyformer.batches import CausalLMBatch
+from manyformer.bench import clock, extra_memory, load_warning, middle, once, paired, take_turns
+from manyformer.bench.clock import is_noisy
 from manyformer.bench.memory import PROCESS
 from manyformer.flops import count_flops
 
@@ -57,13 +57,13 @@ def test_the_middle_of_numbers() -> None:
 
 @pytest.mark.parametrize(("times", "verdict"), [([1.0, 1.01, 0.99, 1.02, 5.0], False), ([1.0, 1.5, 0.7, 2.0], True)])
 def test_one_disturbance_is_no_unrest(times: list[float], verdict: bool) -> None:
-    assert restless(times) is verdict
+    assert is_noisy(times) is verdict
 
 
 @pytest.mark.parametrize(("load", "warned"), [(0.1, False), (1.7, True)])
 def test_a_busy_machine_is_told(load: float, warned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (load, 9.0, 9.0))
-    warning = crowd()
+    warning = load_warning()
     assert (warning is not None) is warned
     assert warning is None or "busy before the measurement (load 1.7" in warning
 
@@ -94,22 +94,22 @@ def test_where_nobody_keeps_the_peak_nothing_is_claimed(tmp_path: Any, monkeypat
 def test_operations_are_counted_as_by_hand(vocab: int) -> None:
     """Both operators that torch's own counter passes over are in it: attention on a CPU, and the chunked loss."""
     dim, depth, heads, length, batch = 64, 2, 4, 128, 2
-    model = mf.build("transformer-lm", vocab=vocab, dim=dim, depth=depth, heads=heads, longest=length)
+    model = mf.build("transformer-lm", vocab=vocab, dim=dim, depth=depth, heads=heads, max_length=length)
     tokens = torch.randint(0, vocab, (batch, length))
     products = 2 * batch * length * (depth * (4 * dim * dim + 2 * 4 * dim * dim) + dim * vocab)
     pairs = 2 * depth * batch * length * length * dim
     assert count_flops(lambda: model(tokens)) == products + 2 * pairs
     # each product costs twice itself on the way back; attention forms its scores once more
     expected = 3 * products + 7 * pairs
-    assert count_flops(lambda: model.loss(TextBatch(tokens, tokens)).total.backward()) == expected
+    assert count_flops(lambda: model.loss(CausalLMBatch(tokens, tokens)).total.backward()) == expected
 
 
 def test_layers_made_again_on_the_way_back_are_counted_again() -> None:
     tokens = torch.randint(0, 50, (1, 64))
     counts = {}
     for residual in ("plain", "reversible"):
-        model = mf.build("reformer", vocab=50, dim=32, depth=2, heads=2, residual=residual)
-        counts[residual] = count_flops(lambda model=model: model.loss(TextBatch(tokens, tokens)).total.backward())
+        model = mf.build("reformer", vocab=50, dim=32, depth=2, heads=2, residual_streams=residual)
+        counts[residual] = count_flops(lambda model=model: model.loss(CausalLMBatch(tokens, tokens)).total.backward())
     forward = count_flops(lambda: model(tokens))
     # all but the head and the hashes, which are remembered
     assert 0.85 * forward < counts["reversible"] - counts["plain"] < forward

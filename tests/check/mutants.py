@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.core import PADDING, Chain, Context, Layer, Out, State
+from manyformer.core import PADDING_SEGMENT, Chain, Context, Layer, LayerOutput, State
 from manyformer.models import LanguageModel, Model
 
 SMALL = {"vocab": 23, "dim": 16, "depth": 1, "heads": 2, "longest": 64}
@@ -36,8 +36,8 @@ class Simple(Layer):
     def change(self, x: Tensor, ctx: Context) -> Tensor:
         raise NotImplementedError
 
-    def forward(self, x: Tensor, ctx: Context, state: State = None) -> Out:
-        return Out(self.change(x, ctx), state)
+    def forward(self, x: Tensor, ctx: Context, state: State = None) -> LayerOutput:
+        return LayerOutput(self.change(x, ctx), state)
 
 
 class Leak(Simple):
@@ -71,13 +71,13 @@ class Constant(Simple):
 class Shift(Layer):
     """Half of each token comes from the one before (token shift): right with or without a state."""
 
-    def start(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+    def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         return torch.zeros(batch, 1, 16, device=device, dtype=dtype)
 
-    def forward(self, x: Tensor, ctx: Context, state: State = None) -> Out:
+    def forward(self, x: Tensor, ctx: Context, state: State = None) -> LayerOutput:
         before = torch.zeros_like(x[:, :1]) if state is None else state
         shifted = torch.cat([before, x[:, :-1]], dim=1)
-        return Out(x + shifted, None if state is None else self.keep(x, state))
+        return LayerOutput(x + shifted, None if state is None else self.keep(x, state))
 
     def keep(self, x: Tensor, state: Tensor) -> State:
         return x[:, -1:]
@@ -107,22 +107,22 @@ class InPlaceShift(Shift):
 class RoomyShift(Shift):
     """With reserved room it starts from elsewhere."""
 
-    def start(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        return super().start(batch, device=device, dtype=dtype) + (0 if capacity is None else 1)
+    def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+        return super().init_state(batch, device=device, dtype=dtype) + (0 if capacity is None else 1)
 
 
 class StuckShift(Shift):
     """The state hides in an object that no tree map opens, so rows are never reordered; too few are filled up."""
 
-    def start(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        return Box(super().start(batch, device=device, dtype=dtype))
+    def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+        return Box(super().init_state(batch, device=device, dtype=dtype))
 
-    def forward(self, x: Tensor, ctx: Context, state: State = None) -> Out:
+    def forward(self, x: Tensor, ctx: Context, state: State = None) -> LayerOutput:
         if state is None:
             return super().forward(x, ctx)
         rows = torch.arange(x.shape[0]) % state.value.shape[0]
         y, kept, _ = super().forward(x, ctx, state.value[rows])
-        return Out(y, Box(kept))
+        return LayerOutput(y, Box(kept))
 
 
 class Box:
@@ -157,7 +157,7 @@ class Positions(Simple):
     """Counts positions in the document: right everywhere."""
 
     def change(self, x: Tensor, ctx: Context) -> Tensor:
-        return x + 0.01 * ctx.place.pos[..., None]
+        return x + 0.01 * ctx.positions.position_ids[..., None]
 
 
 class Whitened(Simple):
@@ -182,7 +182,7 @@ class EmptyNaN(Simple):
     """Divides by the number of real tokens, which may be none."""
 
     def change(self, x: Tensor, ctx: Context) -> Tensor:
-        real = (ctx.place.seg != PADDING)[..., None].sum(1, keepdim=True)
+        real = (ctx.positions.segment_ids != PADDING_SEGMENT)[..., None].sum(1, keepdim=True)
         return x + 0.0 / real
 
 
@@ -190,7 +190,7 @@ class EmptyNaNGradient(Simple):
     """Finite forward, but the root of zero that `where` throws away still has an infinite slope."""
 
     def change(self, x: Tensor, ctx: Context) -> Tensor:
-        real = (ctx.place.seg != PADDING)[..., None]
+        real = (ctx.positions.segment_ids != PADDING_SEGMENT)[..., None]
         size = (x * real).square().sum((1, 2), keepdim=True)
         return x + torch.where(size > 0, size.sqrt(), 0.0)
 
@@ -253,8 +253,8 @@ class Unsaved(Simple):
 class Blind(Layer):
     """A stack that never looks at other tokens: it learns nothing that lies elsewhere."""
 
-    def forward(self, x: Tensor, ctx: Context, state: State = None) -> Out:
-        return Out(x, state)
+    def forward(self, x: Tensor, ctx: Context, state: State = None) -> LayerOutput:
+        return LayerOutput(x, state)
 
 
 class WrongLoss(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from mutants import language_model, named, with_mistake
 
 import manyformer as mf
-from manyformer.check import CONTRACTS, Report, Row
+from manyformer.check import CONTRACTS, CheckReport, ContractRow
 from manyformer.core import Layer
 from manyformer.models import LanguageModel, Model
 from manyformer.recipes import RECIPES, recipe
@@ -17,11 +17,11 @@ from manyformer.recipes import RECIPES, recipe
 STREAMING = ["causal", "cached", "prefill", "preallocated", "rewind", "beams"]
 
 
-def red(report: Report) -> set[str]:
+def red(report: CheckReport) -> set[str]:
     return {row.contract for row in report.failed}
 
 
-def check_one(model: Any, contract: str) -> Row:
+def check_one(model: Any, contract: str) -> ContractRow:
     return mf.check(model, only=[contract])[contract]
 
 
@@ -170,7 +170,7 @@ def test_a_loss_that_counts_padding_is_found() -> None:
 def mutant_recipe() -> Iterator[None]:
     facts: dict[str, Any] = {"paper": "none", "new": "a mistake", "task": "language-model", "cost": "O(1)"}
 
-    @recipe("Mutant", causal=True, streams=True, because={"cross": "one sequence"}, **facts)
+    @recipe("Mutant", causal=True, incremental_decoding=True, reasons={"cross_attention": "one sequence"}, **facts)
     def mutant(vocab: int = 13, blind: int | None = None) -> LanguageModel:
         if blind is None:
             return language_model(mutants.Unsaved())

@@ -6,42 +6,42 @@ import math
 
 from rich.console import Console
 
-from manyformer.check import Report, Row
+from manyformer.check import CheckReport, ContractRow
 
 ROWS = (
-    Row("causal", "failed", "the future leaks [sic]", 4.8e-5, 0.0),
-    Row("cached", "passed", "steps agree", 2e-16, 1e-9),
-    Row("bfloat16", "failed", "not finite", math.nan, 0.05),
-    Row("packing", "not promised", "not promised: no numbers"),
-    Row("float16", "not run", "not run: on a CPU"),
+    ContractRow("causal", "failed", "the future leaks [sic]", 4.8e-5, 0.0),
+    ContractRow("cached", "passed", "steps agree", 2e-16, 1e-9),
+    ContractRow("bfloat16", "failed", "not finite", math.nan, 0.05),
+    ContractRow("packing", "not promised", "not promised: no numbers"),
+    ContractRow("float16", "not run", "not run: on a CPU"),
 )
 
 
 def test_a_report_is_good_unless_a_promise_is_broken() -> None:
-    assert not Report("net", ROWS, 64, 0).ok
-    assert Report("net", ROWS[1:2] + ROWS[3:], 64, 0).ok
-    assert [row.contract for row in Report("net", ROWS, 64, 0).failed] == ["causal", "bfloat16"]
+    assert not CheckReport("net", ROWS, 64, 0).ok
+    assert CheckReport("net", ROWS[1:2] + ROWS[3:], 64, 0).ok
+    assert [row.contract for row in CheckReport("net", ROWS, 64, 0).failed] == ["causal", "bfloat16"]
 
 
 def test_rows_are_found_by_contract() -> None:
-    report = Report("net", ROWS, 64, 0)
+    report = CheckReport("net", ROWS, 64, 0)
     assert report["cached"] is ROWS[1]
     assert "learns" not in [row.contract for row in report.rows]
 
 
 def test_the_table_tells_verdict_numbers_and_sentence() -> None:
-    lines = Report("net", ROWS, 64, 0).table().splitlines()
+    lines = CheckReport("net", ROWS, 64, 0).table().splitlines()
     assert lines[1].split() == ["causal", "failed", "4.8e-05", "0", "the", "future", "leaks", "[sic]"]
     assert lines[3].split()[:4] == ["bfloat16", "failed", "nan", "5.0e-02"]
     assert lines[-1] == "net: 1 passed, 2 failed, 1 not promised, 1 not run"
-    assert str(Report("net", ROWS, 64, 0)) == "\n".join(lines)
+    assert str(CheckReport("net", ROWS, 64, 0)) == "\n".join(lines)
 
 
 def test_json_is_strict() -> None:
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")
 
-    told = json.loads(Report("net", ROWS, 64, 7).to_json(), parse_constant=refuse)
+    told = json.loads(CheckReport("net", ROWS, 64, 7).to_json(), parse_constant=refuse)
     assert (told["subject"], told["ok"], told["length"], told["seed"]) == ("net", False, 64, 7)
     assert told["rows"][0] == {
         "contract": "causal",
@@ -56,7 +56,7 @@ def test_json_is_strict() -> None:
 
 def test_the_terminal_shows_brackets_as_they_are() -> None:
     terminal = io.StringIO()
-    Console(width=120, file=terminal).print(Report("net", ROWS, 64, 0).rich())
+    Console(width=120, file=terminal).print(CheckReport("net", ROWS, 64, 0).rich())
     shown = terminal.getvalue()
     assert "leaks [sic]" in shown
     assert "not promised" in shown

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.check import CONTRACTS, Adapter, Row
-from manyformer.check.promises.causality import borders
-from manyformer.check.small import SMALL
+from manyformer.check import CONTRACTS, Adapter, ContractRow
+from manyformer.check.contracts.causality_contract import borders
+from manyformer.check.tiny_models import SMALL
 from manyformer.errors import UserError
 from manyformer.recipes import RECIPES, recipe
 
@@ -114,7 +114,7 @@ def test_lengths_are_multiples_of_what_an_adapter_asks_for() -> None:
         seen.append(tokens.shape[1])
         return net(tokens)
 
-    adapter = Adapter(logits=logits, vocab=VOCAB, causal=False, multiple=10, longest=64)
+    adapter = Adapter(logits=logits, vocab=VOCAB, causal=False, multiple=10, max_length=64)
     mf.check(adapter, skip=["compile"])
     assert set(seen) == {10, 50, 60}
 
@@ -137,7 +137,7 @@ def test_an_error_of_the_model_is_a_failure_with_its_words() -> None:
 
 def test_names_keywords_and_folders(tmp_path: Path) -> None:
     some = ["repeatable", "saving", "spec"]
-    report = mf.check("transformer-lm", only=some, keywords={"norm": "post"})
+    report = mf.check("transformer-lm", only=some, keywords={"norm_order": "post"})
     assert report.ok
     assert report.subject == "transformer-lm"
     model = mutants.language_model()
@@ -169,7 +169,7 @@ def test_wrong_questions_get_a_sentence(arguments: dict[str, Any], told: str) ->
 
 
 def test_rows_arrive_one_by_one_in_the_order_of_the_report() -> None:
-    heard: list[Row] = []
+    heard: list[ContractRow] = []
     report = mf.check("transformer-classifier", skip=["compile"], each=heard.append)
     assert tuple(heard) == report.rows
     assert [row.contract for row in heard] == [name for name in CONTRACTS if name not in {"compile", "learns"}]
@@ -208,14 +208,20 @@ def test_a_card_excuses_by_promise_or_by_contract_and_by_nothing_else() -> None:
     facts: dict[str, Any] = {"paper": "none", "new": "none", "task": "language-model", "cost": "O(1)"}
 
     def enter(**because: str) -> None:
-        @recipe("Excused", causal=True, streams=True, because={"cross": "one sequence", **because}, **facts)
+        @recipe(
+            "Excused",
+            causal=True,
+            incremental_decoding=True,
+            reasons={"cross_attention": "one sequence", **because},
+            **facts,
+        )
         def excused() -> Any:
             return mutants.language_model()
 
     try:
         enter(rewind="its memory is written in place")
         report = mf.check("excused", only=["rewind", "cached"])
-        assert report["rewind"] == Row("rewind", "not promised", "not promised: its memory is written in place")
+        assert report["rewind"] == ContractRow("rewind", "not promised", "not promised: its memory is written in place")
         assert report["cached"].verdict == "passed"
         enter(rewnid="a slip")
         with pytest.raises(UserError, match="excuses itself from 'rewnid'"):
@@ -225,7 +231,7 @@ def test_a_card_excuses_by_promise_or_by_contract_and_by_nothing_else() -> None:
 
 
 def test_small_models_are_shaken_in_every_parameter() -> None:
-    from manyformer.check.small import build_small
+    from manyformer.check.tiny_models import build_small
 
     torch.manual_seed(0)
     model = build_small("bert", {}, 0)

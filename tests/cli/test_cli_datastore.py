@@ -10,9 +10,9 @@ from commands import Cli
 @pytest.fixture(scope="module")
 def store(text_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A datastore of the run's validation text."""
-    from manyformer.datastore import build, work_of
+    from manyformer.datastore import build, datastore_job
 
-    return build(work_of(text_run, split="valid"), tmp_path_factory.mktemp("stores") / "valid").folder
+    return build(datastore_job(text_run, split="valid"), tmp_path_factory.mktemp("stores") / "valid").folder
 
 
 def test_built_and_told(cli: Cli, text_run: Path, tmp_path: Path) -> None:

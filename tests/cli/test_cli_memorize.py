@@ -9,7 +9,7 @@ import manyformer as mf
 
 def test_memorize_writes_a_model_and_tells_its_keywords(cli: Cli, tmp_path: Path) -> None:
     old, out = tmp_path / "old", tmp_path / "new"
-    mf.build("transformer-xl", vocab=11, dim=8, depth=2, heads=2, remembered=4).save(old)
+    mf.build("transformer-xl", vocab=11, dim=8, depth=2, heads=2, memory_length=4).save(old)
     words = ("memorize", str(old), "--memory", "64", "--block", "8", "--out", str(out))
     told = cli(*words)
     assert told.code == 0, told.err

@@ -6,7 +6,7 @@ from commands import Cli
 
 
 def test_a_pattern_is_drawn(cli: Cli, tmp_path: Path) -> None:
-    out = cli("show", "longformer", "window=1", "globals=1", "depth=2", "--pattern", "--length", "6").out
+    out = cli("show", "longformer", "window=1", "global_tokens=1", "depth=2", "--pattern", "--length", "6").out
     assert "Window(2, ahead=1) | To(First(1) | Role(1))" in out
     assert "body.0.attention.inner.local and 1 more, 6 tokens" in out
     assert "··███·" not in out.splitlines()
@@ -18,7 +18,7 @@ def test_a_pattern_is_drawn(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_summaries_stand_before_the_text(cli: Cli) -> None:
-    out = cli("show", "etc", "window=1", "part=2", "depth=1", "--pattern", "--length", "4").out
+    out = cli("show", "etc", "window=1", "part_length=2", "depth=1", "--pattern", "--length", "4").out
     assert "the first 2 summaries, 6 tokens, queries downwards" in out
     assert out.splitlines()[-7:-1] == ["██████", "██████", "████··", "█████·", "██·███", "██··██"]
 

@@ -10,9 +10,9 @@ from commands import Cli
 from torch import nn
 
 import manyformer as mf
-from manyformer.check.small import small_keywords
+from manyformer.check.tiny_models import small_keywords
 from manyformer.config import shipped_runs
-from manyformer.summary import cost, count_parameters, parts, sketch
+from manyformer.model_summary import build_on_meta, count_parameters, forward_cost, module_rows
 
 
 def test_list_shows_every_recipe(cli: Cli) -> None:
@@ -38,12 +38,12 @@ def test_show_tells_all_of_a_recipe(cli: Cli, name: str) -> None:
     small = small_keywords(name)
     words = [f"{word}={json.dumps(value)}" for word, value in small.items()]
     out = cli("show", name, *words, "--length", "32").out
-    for what in (card.title, card.paper, card.new, card.cost, *card.because.values()):
+    for what in (card.title, card.paper, card.summary, card.cost, *card.reasons.values()):
         assert what in out
     record = json.loads(cli("show", name, *words, "--length", "16", "--json").out)
     assert record["parameters"] == sum(p.numel() for p in mf.build(name, **small).parameters())
     assert sum(part["parameters"] for part in record["modules"] if part["level"] == 0) == record["parameters"]
-    assert count_parameters(sketch(name, {})) > record["parameters"]
+    assert count_parameters(build_on_meta(name, {})) > record["parameters"]
 
 
 def test_the_paper_s_base_model_is_as_large_as_told(cli: Cli) -> None:
@@ -60,7 +60,7 @@ def test_show_reads_a_trained_run(cli: Cli, text_run: Path) -> None:
 def test_equal_layers_are_told_once_and_shared_weights_counted_once() -> None:
     shared = nn.Linear(3, 3)
     model = nn.ModuleDict({"a": shared, "b": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "c": shared})
-    found = parts(model)
+    found = module_rows(model)
     assert [(p.name, p.times, p.parameters) for p in found] == [
         ("a", 1, 12),
         ("b", 1, 12),
@@ -72,8 +72,10 @@ def test_equal_layers_are_told_once_and_shared_weights_counted_once() -> None:
 
 def test_cost_is_what_can_be_counted_by_hand() -> None:
     dim, length, vocab, depth = 32, 64, 11, 2
-    model = sketch("transformer-lm", {"vocab": vocab, "dim": dim, "depth": depth, "heads": 2, "longest": length})
-    found = cost(model, length)
+    model = build_on_meta(
+        "transformer-lm", {"vocab": vocab, "dim": dim, "depth": depth, "heads": 2, "max_length": length}
+    )
+    found = forward_cost(model, length)
     projections = 2 * length * depth * 12 * dim * dim
     attention = depth * 2 * 2 * length * length * dim
     assert found.flops == projections + attention + 2 * length * dim * vocab
@@ -89,9 +91,9 @@ def test_a_sketch_costs_what_the_model_does() -> None:
         model = mf.build(name, **given)
         if any(getattr(part, "by_content", False) for part in model.modules()):
             # other weights, other pairs
-            assert cost(sketch(name, given), 16) == cost(sketch(name, given), 16)
+            assert forward_cost(build_on_meta(name, given), 16) == forward_cost(build_on_meta(name, given), 16)
         else:
-            assert cost(sketch(name, given), 16) == cost(model, 16)
+            assert forward_cost(build_on_meta(name, given), 16) == forward_cost(model, 16)
 
 
 def test_cost_refuses_a_length_that_the_model_does_not_allow(cli: Cli) -> None:
@@ -116,7 +118,7 @@ def test_a_broken_promise_is_exit_code_1(cli: Cli, monkeypatch: pytest.MonkeyPat
     def leaking(*args: torch.Tensor, is_causal: bool = False, **settings: object) -> torch.Tensor:
         return forward(*args)
 
-    monkeypatch.setattr("manyformer.ops.softmax.F.scaled_dot_product_attention", leaking)
+    monkeypatch.setattr("manyformer.ops.softmax_attention.F.scaled_dot_product_attention", leaking)
     ended = cli("check", "transformer-lm", "--only", "causal", "--length", "16")
     assert ended.code == 1
     assert "failed" in ended.out

@@ -12,7 +12,7 @@ import yaml
 from commands import TEXT, TINY, Cli, lines
 
 import manyformer as mf
-from manyformer.cli.words import split_words
+from manyformer.cli.split_arguments import split_words
 
 PNG = b"\x89PNG\r\n\x1a\n"
 WORDS = ("train", "transformer-lm", "data.path=text.txt", "data.tokenizer=char", "data.length=64", *TINY)

@@ -12,7 +12,7 @@ import torch
 from commands import Cli, sentences
 
 import manyformer as mf
-from manyformer.evaluate import Settings, evaluate
+from manyformer.evaluate import EvaluationSettings, evaluate
 from manyformer.scores import bleu
 
 
@@ -136,9 +136,9 @@ def test_translate_a_text_a_file_and_a_pipe(
 
 
 def _translated(model: object, texts: list[str]) -> list[object]:
-    from manyformer.generate import Translator, settings
+    from manyformer.generate import Translator, decoding_from_options
 
-    decoding = settings(beam=4, alpha=0.6)
+    decoding = decoding_from_options(beam=4, alpha=0.6)
     return [answers[0] for answers in Translator(model, tokenizer=model.tokenizer, decoding=decoding)(texts)]
 
 
@@ -195,7 +195,7 @@ def test_translations_are_scored_against_their_references(cli: Cli, pairs_run: P
     assert f"{wanted.value:.2f}" in ended.out
     assert wanted.signature in ended.out
     assert "beam 4, length penalty 0.6" in ended.out
-    found = evaluate(pairs_run, split="valid", settings=Settings(beam=1))
+    found = evaluate(pairs_run, split="valid", settings=EvaluationSettings(beam=1))
     assert {score.name for score in found.scores} >= {"BLEU", "chrF", "TER", "exact", "perplexity"}
     assert "beam 1" in found.how
 

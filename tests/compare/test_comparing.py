@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from manyformer.compare import Compared, Measured, compare
+from manyformer.compare import CaseMeasurement, ComparisonResult, compare
 from manyformer.compare.claims import judge, parse
 from manyformer.config import RUN_FILE
 from manyformer.errors import UserError
@@ -39,7 +39,7 @@ claims: [rope@16 <= learned@16 + 9, rope@32 < 0, learned@32 <= 9]
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Compared, list[str]]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ComparisonResult, list[str]]:
     """A comparison carried out once: its folder, what it gave and what it said."""
     folder = tmp_path_factory.mktemp("compared")
     (folder / "mine.yaml").write_text(FILE)
@@ -47,7 +47,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Compared, list
     return folder, compare(folder / "mine.yaml", out=folder / "out", tell=said.append), said
 
 
-def test_every_case_is_trained_with_every_seed(done: tuple[Path, Compared, list[str]]) -> None:
+def test_every_case_is_trained_with_every_seed(done: tuple[Path, ComparisonResult, list[str]]) -> None:
     folder, found, said = done
     runs = sorted(str(path.parent.relative_to(folder / "out")) for path in (folder / "out").rglob(RUN_FILE))
     assert runs == ["learned/seed-0", "learned/seed-1", "rope/seed-0", "rope/seed-1"]
@@ -59,7 +59,7 @@ def test_every_case_is_trained_with_every_seed(done: tuple[Path, Compared, list[
     assert said[-1].endswith("4 of 4 trained")
 
 
-def test_what_cannot_be_scored_is_a_dash_with_its_reason(done: tuple[Path, Compared, list[str]]) -> None:
+def test_what_cannot_be_scored_is_a_dash_with_its_reason(done: tuple[Path, ComparisonResult, list[str]]) -> None:
     _, found, _ = done
     assert found.values("learned", "loss", 1) == []
     assert found.rows[0][2] == "–"
@@ -67,7 +67,7 @@ def test_what_cannot_be_scored_is_a_dash_with_its_reason(done: tuple[Path, Compa
     assert found.mean("rope", "loss", 1) is not None
 
 
-def test_scores_are_those_of_the_trained_model(done: tuple[Path, Compared, list[str]]) -> None:
+def test_scores_are_those_of_the_trained_model(done: tuple[Path, ComparisonResult, list[str]]) -> None:
     folder, found, _ = done
     result = json.loads((folder / "out/rope/seed-1/result.json").read_text())
     assert found.of("rope")[1].scores[0]["loss"] == pytest.approx(result["scores"]["loss"], abs=1e-6)
@@ -77,7 +77,7 @@ def test_scores_are_those_of_the_trained_model(done: tuple[Path, Compared, list[
     assert all(a != b and abs(a - b) < 0.5 for a, b in zip(plain, scaled, strict=True))
 
 
-def test_the_table_has_mean_and_deviation(done: tuple[Path, Compared, list[str]]) -> None:
+def test_the_table_has_mean_and_deviation(done: tuple[Path, ComparisonResult, list[str]]) -> None:
     folder, found, _ = done
     values = found.values("rope", "loss")
     row = found.rows[1]
@@ -91,7 +91,7 @@ def test_the_table_has_mean_and_deviation(done: tuple[Path, Compared, list[str]]
     assert "claim cannot be told: learned@32 <= 9 (a value is missing)" in table
 
 
-def test_scripts_find_everything(done: tuple[Path, Compared, list[str]]) -> None:
+def test_scripts_find_everything(done: tuple[Path, ComparisonResult, list[str]]) -> None:
     folder, found, _ = done
     record = json.loads((folder / "out/results.json").read_text())
     assert record["values"] == [16, 32]
@@ -105,7 +105,7 @@ def test_scripts_find_everything(done: tuple[Path, Compared, list[str]]) -> None
 
 
 def test_what_is_done_is_not_done_again(
-    done: tuple[Path, Compared, list[str]], monkeypatch: pytest.MonkeyPatch
+    done: tuple[Path, ComparisonResult, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, found, _ = done
     monkeypatch.setattr("manyformer.compare.runner.train", lambda *a, **k: pytest.fail("trained again"))
@@ -121,7 +121,7 @@ def test_what_is_done_is_not_done_again(
     assert len(more.values("rope", "loss", 2)) == 2
 
 
-def test_another_budget_is_another_comparison(done: tuple[Path, Compared, list[str]]) -> None:
+def test_another_budget_is_another_comparison(done: tuple[Path, ComparisonResult, list[str]]) -> None:
     folder, _, _ = done
     with pytest.raises(UserError, match=r"learned/seed-0 was trained with other settings .* choose another --out"):
         compare(folder / "mine.yaml", ["limits.steps=5"], out=folder / "out")
@@ -228,8 +228,8 @@ def test_claims(text: str, holds: bool | None) -> None:
 
 
 def test_numbers_of_one_seed_have_no_deviation() -> None:
-    one = Measured("a", 0, ({"loss": 1.0},), (None,), 1.0, 3, 48, 5)
-    found = Compared(None, 1, (one,))  # type: ignore[arg-type]
+    one = CaseMeasurement("a", 0, ({"loss": 1.0},), (None,), 1.0, 3, 48, 5)
+    found = ComparisonResult(None, 1, (one,))  # type: ignore[arg-type]
     assert found.mean("a", "loss") == 1.0
     assert found.deviation("a", "loss") is None
 

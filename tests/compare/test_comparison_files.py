@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from manyformer.compare.verb import read
+from manyformer.compare.compare import read
 from manyformer.config import shipped_comparisons, shipped_runs
 from manyformer.errors import UserErrors
 
@@ -48,7 +48,7 @@ def test_cases_are_runs_over_the_base(tmp_path: Path) -> None:
         assert [point.data.length for point in case.points] == [16, 32]  # type: ignore[union-attr]
     assert found.case("rope").run.model["position"] == "rope"
     assert found.case("lm").run.recipe == "transformer-lm"
-    assert (found.case("yarn").trained, found.case("yarn").run.model["stretch"]) == ("rope", 2.0)
+    assert (found.case("yarn").trained_by, found.case("yarn").run.model["stretch"]) == ("rope", 2.0)
 
 
 def test_the_sweep_wins_over_the_command_line(tmp_path: Path) -> None:

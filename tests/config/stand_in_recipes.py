@@ -4,7 +4,7 @@ import inspect
 from pathlib import Path
 from typing import Any, Literal
 
-from manyformer.config import Run, load_run
+from manyformer.config import RunConfig, load_run
 from manyformer.errors import UserError, UserErrors, nearest
 
 
@@ -41,7 +41,7 @@ def signature_of(name: str) -> inspect.Signature:
     return inspect.signature(FUNCTIONS[name])
 
 
-def load(target: str | Path, *overrides: str) -> Run:
+def load(target: str | Path, *overrides: str) -> RunConfig:
     return load_run(target, overrides, signature_of=signature_of, task_of=TASKS.__getitem__, recipes=FUNCTIONS)
 
 

@@ -8,13 +8,23 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from manyformer.config import Adam, AdamW, Cosine, LabelsData, Limits, Noam, PairsData, Run, TextData
+from manyformer.config import (
+    AdamConfig,
+    AdamWConfig,
+    CosineSchedule,
+    LabelsData,
+    LimitsConfig,
+    NoamSchedule,
+    PairsData,
+    RunConfig,
+    TextData,
+)
 
 
 def complaints(**settings: Any) -> dict[str, str]:
     """What is wrong with a run of these settings, by path without the members of unions."""
     with pytest.raises(ValidationError) as caught:
-        Run.model_validate({"recipe": "lm", **settings})
+        RunConfig.model_validate({"recipe": "lm", **settings})
     return {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
 
 
@@ -28,18 +38,18 @@ def test_configuration_does_not_load_torch() -> None:
 
 
 def test_a_recipe_is_all_that_a_run_needs() -> None:
-    run = Run(recipe="lm")
-    assert run.limits == Limits(steps=2000)
+    run = RunConfig(recipe="lm")
+    assert run.limits == LimitsConfig(steps=2000)
     assert run.data == TextData(path="stdlib", tokenizer="byte")
     assert run.optim.lr == 1e-3
     assert run.warmup == 100
 
 
 def test_adam_has_the_settings_of_the_paper() -> None:
-    adam = Adam()
+    adam = AdamConfig()
     assert (adam.betas, adam.eps) == ((0.9, 0.98), 1e-9)
-    run = Run.model_validate({"recipe": "t", "schedule": {"name": "noam"}, "limits": {"steps": 100_000}})
-    assert isinstance(run.schedule, Noam)
+    run = RunConfig.model_validate({"recipe": "t", "schedule": {"name": "noam"}, "limits": {"steps": 100_000}})
+    assert isinstance(run.schedule, NoamSchedule)
     assert (run.warmup, run.optim.lr) == (4000, None)
 
 
@@ -55,28 +65,30 @@ def test_adam_has_the_settings_of_the_paper() -> None:
     ],
 )
 def test_warm_up_that_is_left_open_follows_the_length(schedule: Any, limits: Any, warmup: int) -> None:
-    assert Run.model_validate({"recipe": "lm", "schedule": schedule, "limits": limits}).warmup == warmup
+    assert RunConfig.model_validate({"recipe": "lm", "schedule": schedule, "limits": limits}).warmup == warmup
 
 
 def test_a_record_is_frozen_all_the_way() -> None:
-    run = Run(recipe="lm")
+    run = RunConfig(recipe="lm")
     with pytest.raises(ValidationError, match="frozen"):
         run.seed = 3
     with pytest.raises(ValidationError, match="frozen"):
         run.optim.lr = 3.0
-    assert isinstance(Run.model_validate({"recipe": "lm", "data": {"path": ["a", "b"]}}).data.path, tuple)
+    assert isinstance(RunConfig.model_validate({"recipe": "lm", "data": {"path": ["a", "b"]}}).data.path, tuple)
 
 
 def test_the_tag_may_be_left_out() -> None:
-    run = Run.model_validate({"recipe": "lm", "optim": {"lr": 0.1}, "schedule": {"final": 0.0}, "data": {"length": 8}})
-    assert run.optim == AdamW(lr=0.1)
-    assert run.schedule == Cosine(final=0.0)
+    run = RunConfig.model_validate(
+        {"recipe": "lm", "optim": {"lr": 0.1}, "schedule": {"final": 0.0}, "data": {"length": 8}}
+    )
+    assert run.optim == AdamWConfig(lr=0.1)
+    assert run.schedule == CosineSchedule(final=0.0)
     assert run.data == TextData(length=8)
 
 
 def test_defaults_that_depend_on_other_settings() -> None:
-    assert Run(recipe="lm", optim=Adam()).optim.lr == 1e-3
-    assert Run.model_validate({"recipe": "lm", "devices": 2}).strategy == "ddp"
+    assert RunConfig(recipe="lm", optim=AdamConfig()).optim.lr == 1e-3
+    assert RunConfig.model_validate({"recipe": "lm", "devices": 2}).strategy == "ddp"
     assert PairsData().vocab == 6000
     assert TextData(tokenizer="bpe").vocab == 2000
     assert TextData(tokenizer="char").vocab is None
@@ -86,7 +98,7 @@ def test_defaults_that_depend_on_other_settings() -> None:
 def test_words_are_not_numbers_and_numbers_are_not_truths() -> None:
     found = complaints(seed="1", remat="yes", batch={"tokens": True}, limits={"steps": 1.5}, optim={"lr": "0.1"})
     assert set(found) == {"seed", "remat", "batch.tokens", "limits.steps", "optim.adamw.lr"}
-    assert Run.model_validate({"recipe": "lm", "limits": {"steps": 1e5}}).limits.steps == 100_000
+    assert RunConfig.model_validate({"recipe": "lm", "limits": {"steps": 1e5}}).limits.steps == 100_000
 
 
 @pytest.mark.parametrize(
@@ -137,8 +149,8 @@ def test_settings_that_contradict_one_another(settings: Any, path: str, word: st
 
 
 def test_every_setting_is_documented() -> None:
-    from manyformer.config.names import SECTIONS
+    from manyformer.config.setting_names import SECTIONS
 
-    for model in (Run, *(member for members in SECTIONS.values() for member in members)):
+    for model in (RunConfig, *(member for members in SECTIONS.values() for member in members)):
         for name, field in model.model_fields.items():
             assert field.description, f"{model.__name__}.{name} has no docstring"

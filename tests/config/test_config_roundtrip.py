@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stand_in_recipes import TASKS, load, signature_of
 
-from manyformer.config import FREE_ON_RESUME, KINDS, RUN_FILE, Run, differences, dump_run, load_run
+from manyformer.config import FREE_ON_RESUME, KINDS, RUN_FILE, RunConfig, differences, dump_run, load_run
 
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 paths = text | st.sampled_from(
@@ -116,7 +116,7 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(runs())
 def test_any_valid_run_reads_back_equal(tmp_path_factory: pytest.TempPathFactory, given: dict[str, Any]) -> None:
-    run = Run.model_validate(given)
+    run = RunConfig.model_validate(given)
     dumped = dump_run(run)
     path = tmp_path_factory.getbasetemp() / RUN_FILE
     path.write_text(dumped, encoding="utf-8", newline="")
@@ -144,7 +144,7 @@ def test_the_merged_file_does_not_need_the_file_that_it_came_from(tmp_path: Path
 
 
 def test_a_dump_is_for_people() -> None:
-    lines = dump_run(Run(recipe="lm", out="runs/lm")).splitlines()
+    lines = dump_run(RunConfig(recipe="lm", out="runs/lm")).splitlines()
     assert lines[0] == "recipe: lm"
     assert "  betas: [0.9, 0.98]" in lines
     assert [line for line in lines if not line.startswith(" ")][1:5] == ["model: {}", "start: null", "data:", "optim:"]
@@ -175,28 +175,29 @@ BASE = {"recipe": "lm", "model": {"depth": 2}}
     ],
 )  # fmt: skip
 def test_what_changed_between_two_runs(change: dict[str, Any], lines: list[str]) -> None:
-    assert differences(Run.model_validate(BASE), Run.model_validate({**BASE, **change})) == lines
+    assert differences(RunConfig.model_validate(BASE), RunConfig.model_validate({**BASE, **change})) == lines
 
 
 def test_long_values_and_mappings_are_compared_whole() -> None:
-    one, two = (Run.model_validate({**BASE, "model": {"parts": {"a": "x" * 100, "b": end}}}) for end in "yz")
+    one, two = (RunConfig.model_validate({**BASE, "model": {"parts": {"a": "x" * 100, "b": end}}}) for end in "yz")
     assert len(differences(one, two)) == 1
-    longer = [Run.model_validate({**BASE, "data": {"path": "x" * 100 + end}}) for end in "yz"]
+    longer = [RunConfig.model_validate({**BASE, "data": {"path": "x" * 100 + end}}) for end in "yz"]
     assert len(differences(*longer)) == 1
 
 
 def test_noam_scales_with_its_warm_up_so_other_limits_are_a_difference() -> None:
     short, long = (
-        Run.model_validate({**BASE, "schedule": {"name": "noam"}, "limits": {"steps": steps}}) for steps in (100, 200)
+        RunConfig.model_validate({**BASE, "schedule": {"name": "noam"}, "limits": {"steps": steps}})
+        for steps in (100, 200)
     )
     assert differences(short, long) == ["schedule.warmup: 10, now 20"]
 
 
 def test_every_free_setting_exists() -> None:
-    from manyformer.config.names import SECTIONS
+    from manyformer.config.setting_names import SECTIONS
 
     names = {f"{name}.{key}" for name, members in SECTIONS.items() for member in members for key in member.model_fields}
-    assert names | set(Run.model_fields) >= FREE_ON_RESUME
+    assert names | set(RunConfig.model_fields) >= FREE_ON_RESUME
 
 
 def test_a_type_that_only_the_recipe_can_judge_passes(tmp_path: Path) -> None:

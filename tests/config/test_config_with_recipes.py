@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from manyformer.config import Run, dump_run, load_run, shipped_runs
+from manyformer.config import RunConfig, dump_run, load_run, shipped_runs
 from manyformer.config.keywords import check_keyword
-from manyformer.recipes import RECIPES, get
+from manyformer.recipes import RECIPES, get_recipe
 
 
-def load(target: str | Path, *overrides: str) -> Run:
+def load(target: str | Path, *overrides: str) -> RunConfig:
     return load_run(
         target,
         overrides,
-        signature_of=lambda name: get(name).signature,
-        task_of=lambda name: get(name).card.task,
+        signature_of=lambda name: get_recipe(name).signature,
+        task_of=lambda name: get_recipe(name).card.task,
         recipes=RECIPES,
     )
 
@@ -22,7 +22,7 @@ def load(target: str | Path, *overrides: str) -> Run:
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_every_recipe_can_be_trained_by_its_name(name: str, tmp_path: Path) -> None:
     pathless = {"language-model", "masked", "translation"}
-    needed = [] if get(name).card.task in pathless else ["data.path=x.tsv"]
+    needed = [] if get_recipe(name).card.task in pathless else ["data.path=x.tsv"]
     run = load(name, *needed)
     assert run.out == f"runs/{name}"
     (tmp_path / "run.yaml").write_text(dump_run(run))
@@ -31,7 +31,7 @@ def test_every_recipe_can_be_trained_by_its_name(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_every_keyword_takes_its_own_default(name: str) -> None:
-    signature = get(name).signature
+    signature = get_recipe(name).signature
     for keyword, parameter in signature.parameters.items():
         default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
         assert check_keyword(keyword, default, signature, []) == (default, "")

@@ -6,7 +6,7 @@ import pytest
 from stand_in_recipes import load, refused
 
 from manyformer.config import TextData, about_run, load_run, shipped_runs
-from manyformer.config.scalars import resolve
+from manyformer.config.yaml_scalars import resolve
 from manyformer.errors import UserErrors
 
 

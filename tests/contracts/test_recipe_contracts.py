@@ -5,7 +5,7 @@ import functools
 import pytest
 
 import manyformer as mf
-from manyformer.check import CONTRACTS, Report
+from manyformer.check import CONTRACTS, CheckReport
 from manyformer.recipes import RECIPES
 
 APART = {"compile", "learns"}
@@ -18,7 +18,7 @@ PADDING = {"padding-right", "padding-left", "empty-rows"}
 
 
 @functools.cache
-def report_on(recipe: str) -> Report:
+def report_on(recipe: str) -> CheckReport:
     return mf.check(recipe, skip=APART)
 
 
@@ -35,13 +35,13 @@ def test_only_what_the_card_excuses_is_left_out(recipe: str) -> None:
     promised = set(ALWAYS)
     if card.causal:
         promised |= CAUSAL
-    if card.streams:
+    if card.incremental_decoding:
         promised |= STREAMS
-    if card.padding:
+    if card.padding_invariant:
         promised |= PADDING
-        promised |= {"padding-state", "padding-ragged", "packing-state"} if card.streams else set()
+        promised |= {"padding-state", "padding-ragged", "packing-state"} if card.incremental_decoding else set()
         promised |= {"packing"} if card.task != "classification" else set()
-        promised |= {"source-padding"} if card.cross else set()
+        promised |= {"source-padding"} if card.cross_attention else set()
     rows = report_on(recipe).rows
-    assert {row.contract for row in rows if row.verdict == "passed"} - {"float16"} == promised - card.because.keys()
+    assert {row.contract for row in rows if row.verdict == "passed"} - {"float16"} == promised - card.reasons.keys()
     assert {row.contract for row in rows if row.verdict == "not run"} <= {"float16"}

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from manyformer.config import PairsData, TextData
-from manyformer.data import normalization, open_data, stdlib, tables
-from manyformer.data.normalization.reading import Atlas, numbers
-from manyformer.data.normalization.writing import LANGUAGES, Written, spell, write_date
+from manyformer.data import normalization, open_data, pair_tables, stdlib_corpus
+from manyformer.data.normalization.ambiguity import LocaleConventions, numbers
+from manyformer.data.normalization.formats import LANGUAGES, FormattedValue, spell, write_date
 from manyformer.errors import UserError
 
 
 @pytest.fixture(scope="module")
-def pairs() -> list[normalization.Pair]:
+def pairs() -> list[normalization.NormalizationPair]:
     return normalization.pairs(6000, seed=0)
 
 
-def test_pairs_are_distinct_plain_and_the_same_for_a_seed(pairs: list[normalization.Pair]) -> None:
+def test_pairs_are_distinct_plain_and_the_same_for_a_seed(pairs: list[normalization.NormalizationPair]) -> None:
     assert len(pairs) == len({pair.source.casefold() for pair in pairs}) == 6000
     assert normalization.pairs(300, seed=0) == normalization.pairs(300, seed=0)
     assert normalization.pairs(300, seed=0) != normalization.pairs(300, seed=1)
@@ -59,7 +59,7 @@ def test_dates_as_languages_write_them() -> None:
     assert write_date(day, "long", "ja") == "1998年3月7日"
 
 
-def test_no_word_for_two_numbers(pairs: list[normalization.Pair]) -> None:
+def test_no_word_for_two_numbers(pairs: list[normalization.NormalizationPair]) -> None:
     meanings: dict[str, set[int]] = {}
     for language in LANGUAGES:
         for number in [*range(400), *range(400, 1100, 50), *range(2000, 10_000, 1000), 10**5]:
@@ -67,15 +67,15 @@ def test_no_word_for_two_numbers(pairs: list[normalization.Pair]) -> None:
     torn = {words: found for words, found in meanings.items() if len(found) > 1}
     # Spanish three is Danish sixty; no other words of these languages collide.
     assert torn == {"tres": {3, 60}}
-    assert not Atlas().clear(Written("tres", "3", "tres", "3"))
+    assert not LocaleConventions().clear(FormattedValue("tres", "3", "tres", "3"))
     assert not {pair.source.casefold() for pair in pairs} & set(torn)
 
 
-def test_what_can_be_read_in_two_ways_is_left_out(pairs: list[normalization.Pair]) -> None:
-    atlas = Atlas()
+def test_what_can_be_read_in_two_ways_is_left_out(pairs: list[normalization.NormalizationPair]) -> None:
+    atlas = LocaleConventions()
 
     def clear(source: str, answer: str) -> bool:
-        return atlas.clear(Written(source, answer, source, answer))
+        return atlas.clear(FormattedValue(source, answer, source, answer))
 
     assert not clear("03/07/1998", "1998-07-03")
     assert clear("23/07/1998", "1998-07-23")
@@ -96,7 +96,7 @@ def test_what_can_be_read_in_two_ways_is_left_out(pairs: list[normalization.Pair
             assert datetime.date.fromisoformat(target).year == year
 
 
-def test_amounts_agree_with_their_digits(pairs: list[normalization.Pair]) -> None:
+def test_amounts_agree_with_their_digits(pairs: list[normalization.NormalizationPair]) -> None:
     """Read independently: all digits of a currency amount or percentage, in order, are those of its plain form."""
     checked = 0
     for source, target in pairs:
@@ -107,9 +107,9 @@ def test_amounts_agree_with_their_digits(pairs: list[normalization.Pair]) -> Non
 
 
 def test_the_default_pairs_open(
-    pairs: list[normalization.Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pairs: list[normalization.NormalizationPair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "pairs", lambda: pairs)
+    monkeypatch.setattr(pair_tables, "pairs", lambda: pairs)
     config = PairsData(tokenizer="char", valid=0.05)
     data = open_data(config, "translation", batch_tokens=2000, cache=tmp_path, seed=0)
     assert data.test is not None
@@ -127,7 +127,7 @@ def test_the_default_pairs_open(
 
 
 def test_the_standard_library(tmp_path: Path) -> None:
-    files = stdlib.files()
+    files = stdlib_corpus.files()
     root = Path(sysconfig.get_paths()["stdlib"])
     names = [path.relative_to(root).as_posix() for path in files]
     assert len(files) > 300
@@ -148,4 +148,4 @@ def test_the_standard_library(tmp_path: Path) -> None:
 def test_a_stripped_standard_library_is_refused(tmp_path: Path) -> None:
     (tmp_path / "os.py").write_text("x = 1\n")
     with pytest.raises(UserError, match=r"holds only 6 bytes of source text, .* data\.path=FILE_OR_FOLDER"):
-        stdlib.files(tmp_path)
+        stdlib_corpus.files(tmp_path)

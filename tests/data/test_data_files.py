@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from manyformer.data import files
-from manyformer.data.records import parallel, rows
-from manyformer.data.sources import text_sources
+from manyformer.data import text_files
+from manyformer.data.table_files import parallel, rows
+from manyformer.data.text_sources import text_sources
 from manyformer.errors import UserError
 
 
@@ -38,19 +38,19 @@ def documents(path: str, cache: Path, column: str | None = None) -> list[str]:
 @settings(max_examples=150, deadline=None)
 def test_parts_of_any_size_give_the_whole_text(tmp_path_factory: pytest.TempPathFactory, text: str, size: int) -> None:
     path = written(tmp_path_factory.mktemp("text"), "a.txt", text)
-    assert "".join(files.chunks(path, size)) == text.removeprefix("\ufeff")
+    assert "".join(text_files.chunks(path, size)) == text.removeprefix("\ufeff")
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"))))
 @settings(max_examples=100, deadline=None)
 def test_lines_end_at_newlines_alone(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     path = written(tmp_path_factory.mktemp("lines"), "a.txt.gz", "x\r\n" + "".join(text + "\n" for text in texts))
-    assert [line.text for line in files.lines(path)] == ["x", *texts]
-    assert [line.number for line in files.lines(path)] == list(range(1, len(texts) + 2))
+    assert [line.text for line in text_files.lines(path)] == ["x", *texts]
+    assert [line.number for line in text_files.lines(path)] == list(range(1, len(texts) + 2))
 
 
 def test_a_long_document_comes_in_parts_cut_at_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files.chunks, "__defaults__", (50,))
+    monkeypatch.setattr(text_files.chunks, "__defaults__", (50,))
     text = "".join(f"line number {number}\n" for number in range(40))
     path = written(tmp_path, "long.txt", text)
     (source,) = text_sources(str(path), None, tmp_path)
@@ -109,9 +109,9 @@ def test_wrong_encodings_name_the_byte(tmp_path: Path) -> None:
     for name in ("a.txt", "a.txt.gz"):
         path = written(tmp_path, name, raw + b"caf\xe9 \n")
         with pytest.raises(UserError, match=rf"{name}: not UTF-8 at byte {len(raw) + 3} \(0xe9\)"):
-            list(files.chunks(path, 1001))
+            list(text_files.chunks(path, 1001))
     with pytest.raises(UserError, match=r"cut\.txt: not UTF-8 at byte 1 \(0xc3\)"):
-        list(files.chunks(written(tmp_path, "cut.txt", b"a\xc3")))
+        list(text_files.chunks(written(tmp_path, "cut.txt", b"a\xc3")))
 
 
 @pytest.mark.parametrize(
@@ -142,11 +142,11 @@ def test_bad_files_get_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UserError, match="blank: all files in this folder are empty"):
         text_sources(str(tmp_path / "blank"), None, tmp_path)
     with pytest.raises(UserError, match="this is a folder, and a file is needed"):
-        list(files.lines(tmp_path / "blank"))
+        list(text_files.lines(tmp_path / "blank"))
     damaged = written(tmp_path, "damaged.txt.gz", "text " * 1000)
     damaged.write_bytes(damaged.read_bytes()[:-9])
     with pytest.raises(UserError, match=r"damaged\.txt\.gz: this gzip file is damaged or not whole"):
-        list(files.chunks(damaged))
+        list(text_files.chunks(damaged))
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UserError, match="nothing is piped in"):
         text_sources("-", None, tmp_path)

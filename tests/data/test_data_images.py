@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from manyformer.batches import ImageBatch, TextBatch
+from manyformer.batches import CausalLMBatch, ImageClassificationBatch
 from manyformer.config import ImagesData
-from manyformer.data import Data, load_tokenizers, open_data
-from manyformer.data.levels import Levels, Shape
+from manyformer.data import OpenedData, load_tokenizers, open_data
+from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.errors import UserError
 from real_data import shared_data
 
@@ -29,7 +29,7 @@ def labels_of(count: int) -> NDArray[np.int64]:
     return np.arange(count) % 3 * 5
 
 
-def opened(path: Path, folder: Path, *, task: str = "image-classification", batch: int = 60, **more: Any) -> Data:
+def opened(path: Path, folder: Path, *, task: str = "image-classification", batch: int = 60, **more: Any) -> OpenedData:
     data = ImagesData(**{"path": str(path), **more})
     return open_data(data, task, batch_tokens=batch, cache=folder / "cache", seed=0)
 
@@ -37,11 +37,11 @@ def opened(path: Path, folder: Path, *, task: str = "image-classification", batc
 def all_of(batches: Any) -> tuple[Images, list[int]]:
     """The images and labels of batches, in their order."""
     found = list(batches)
-    assert all(isinstance(batch, ImageBatch) for batch in found)
+    assert all(isinstance(batch, ImageClassificationBatch) for batch in found)
     return torch.cat([one.pixels for one in found]).numpy(), [n for one in found for n in one.labels.tolist()]
 
 
-def epoch_of(data: Data) -> list[Any]:
+def epoch_of(data: OpenedData) -> list[Any]:
     return [next(data.train) for _ in range(data.train.batches)]
 
 
@@ -63,8 +63,8 @@ def test_archives(names: tuple[str, str], tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **{names[0]: images, names[1]: labels})
     data = opened(tmp_path / "a.npz", tmp_path, valid=0.2)
     assert data.labels == ("0", "5", "10")
-    assert data.needs == {"classes": 3}
-    assert data.offers == {"height": 4, "width": 5, "channels": 1}
+    assert data.required_keywords == {"classes": 3}
+    assert data.offered_keywords == {"height": 4, "width": 5, "channels": 1}
     train, valid = all_of(epoch_of(data)), all_of(data.valid)
     together = np.concatenate([train[0], valid[0]]), train[1] + valid[1]
     assert_same_images(together, images[..., None], (labels // 5).tolist())
@@ -104,7 +104,7 @@ def test_folders(parts: list[str], tmp_path: Path) -> None:
     (root / "notes.txt").write_text("not an image")
     data = opened(root, tmp_path, valid=str(root) if "val" in parts else 0.3)
     assert data.labels == ("cat", "dog")
-    assert data.offers == {"height": 5, "width": 4, "channels": 3}
+    assert data.offered_keywords == {"height": 5, "width": 4, "channels": 3}
     labels = [number % 2 for number in range(12)]
     train = all_of(epoch_of(data))
     if "val" in parts:
@@ -125,12 +125,12 @@ def test_modes_of_image_files(tmp_path: Path) -> None:
         "clear": (Image.fromarray(np.dstack([grey] * 4)), np.dstack([grey] * 3)),
         "palette": (Image.fromarray(np.dstack([grey // 64 * 64] * 3)).convert("P"), None),
     }
-    from manyformer.data.albums import album
+    from manyformer.data.image_files import open_image_files
 
     for name, (image, want) in files.items():
         (tmp_path / name).mkdir()
         image.save(tmp_path / name / "one.png")
-        (picture,) = album(str(tmp_path / name)).pictures("")
+        (picture,) = open_image_files(str(tmp_path / name)).pictures("")
         assert picture.label is None
         if want is None:
             assert picture.pixels.shape == (4, 4, 3)
@@ -142,16 +142,16 @@ def test_sequences_of_levels(tmp_path: Path) -> None:
     images = drawn(20, 3, 2, 3)
     np.savez(tmp_path / "a.npz", x=images)
     data = opened(tmp_path / "a.npz", tmp_path, task="language-model", batch=72, valid=0.2)
-    assert data.needs == {"vocab": 256 + 5}
+    assert data.required_keywords == {"vocab": 256 + 5}
     assert data.labels is None
     batch = next(data.train)
-    assert isinstance(batch, TextBatch)
+    assert isinstance(batch, CausalLMBatch)
     assert batch.tokens.shape == (4, 18)
     assert (batch.tokens[:, 0] == 1).all()
     assert torch.equal(batch.tokens[:, 1:], batch.targets[:, :-1])
     rows = {image.tobytes() for image in images}
     levels = load_tokenizers(tmp_path / "cache").source
-    assert isinstance(levels, Levels)
+    assert isinstance(levels, PixelTokenizer)
     for row in batch.targets:
         # row by row, the channels of a pixel together
         assert levels.image(row).tobytes() in rows
@@ -163,10 +163,10 @@ def test_sequences_in_blocks(tmp_path: Path) -> None:
     images = drawn(20, 4, 6, 3)
     np.savez(tmp_path / "a.npz", x=images, y=labels_of(20))
     data = opened(tmp_path / "a.npz", tmp_path, task="language-model", batch=144, valid=0.2, block=(2, 3))
-    assert data.offers == {"height": 4, "width": 6, "channels": 3, "rows": 2, "columns": 3}
+    assert data.offered_keywords == {"height": 4, "width": 6, "channels": 3, "rows": 2, "columns": 3}
     assert data.describe()[1] == "values: 4 x 6, 3 channels, 256 levels, in blocks of 2 x 3"
     levels = load_tokenizers(tmp_path / "cache").source
-    assert isinstance(levels, Levels)
+    assert isinstance(levels, PixelTokenizer)
     rows = {image.tobytes(): image for image in images}
     for row in next(data.train).targets:
         image = rows[levels.image(row).tobytes()]
@@ -175,7 +175,7 @@ def test_sequences_in_blocks(tmp_path: Path) -> None:
         assert row.tolist()[36:54] == [5 + n for n in image[2:, :3].ravel().tolist()]
         assert levels.tokens(image) == row.tolist()
     plain = opened(tmp_path / "a.npz", tmp_path / "plain", task="language-model", batch=144, valid=0.2)
-    assert (plain.offers["rows"], plain.offers["columns"]) == (1, 6)
+    assert (plain.offered_keywords["rows"], plain.offered_keywords["columns"]) == (1, 6)
     assert plain.train.state_dict() != data.train.state_dict()
     with pytest.raises(UserError, match="an image of 4 x 6 cannot be cut into blocks of 3 x 3"):
         opened(tmp_path / "a.npz", tmp_path, task="language-model", batch=144, block=(3, 3))
@@ -190,19 +190,19 @@ def test_fewer_levels(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"levels": 4, "batch": 16, "valid": str(tmp_path / "a.npz")}
     data = opened(tmp_path / "a.npz", tmp_path, task="language-model", **settings)
     first = data.source.encode("0 0 1 1 2 2 3 3")
-    assert data.needs == {"vocab": 4 + 5}
+    assert data.required_keywords == {"vocab": 4 + 5}
     assert next(iter(data.valid)).targets[0].tolist() in (first, first[::-1])  # type: ignore[union-attr]
     same = opened(tmp_path / "a.npz", tmp_path, **settings)
     assert set(next(same.train)[0].unique().tolist()) == {0, 85, 170, 255}
 
 
 def test_the_tokenizer() -> None:
-    levels = Levels(16, Shape(1, 2, 3))
+    levels = PixelTokenizer(16, ImageShape(1, 2, 3))
     assert levels.decode([1, 5, 20, 0]) == "0 15 "
     assert levels.encode("0 15") == [5, 20]
-    assert Levels.restore(levels.content()).content() == levels.content()
+    assert PixelTokenizer.restore(levels.content()).content() == levels.content()
     # as it was saved before there were blocks
-    assert Levels.restore({"levels": 16, "height": 1, "width": 2, "channels": 3}).content() == levels.content()
+    assert PixelTokenizer.restore({"levels": 16, "height": 1, "width": 2, "channels": 3}).content() == levels.content()
     assert levels.image([5 + 15, 5, 1, 5 + 8]).tolist() == [[[255, 0, 0], [136, 0, 0]]]
     for text, message in (("0 16", "levels go from 0 to 15"), ("dark", "levels from 0 to 15, not as 'dark'")):
         with pytest.raises(UserError, match=message):
@@ -214,14 +214,14 @@ def test_images_are_scaled_and_made_grey(tmp_path: Path) -> None:
     images = drawn(12, 4, 6, 3)
     np.savez(tmp_path / "a.npz", x=images, y=labels_of(12))
     data = opened(tmp_path / "a.npz", tmp_path, batch=24, size=2, valid=str(tmp_path / "a.npz"))
-    assert data.offers == {"height": 2, "width": 2, "channels": 3}
+    assert data.offered_keywords == {"height": 2, "width": 2, "channels": 3}
     # the mean of the pixels that fall together
     want = images.reshape(12, 2, 2, 2, 3, 3).mean((2, 4))
     found = {tuple(np.round(image).ravel().astype(int).tolist()) for image in want}
     for image in all_of(data.valid)[0]:
         assert min(np.abs(image.ravel().astype(int) - np.array(one)).max() for one in found) <= 1
     grey = opened(tmp_path / "a.npz", tmp_path, batch=24, channels=1, valid=0.5)
-    assert grey.offers["channels"] == 1
+    assert grey.offered_keywords["channels"] == 1
 
 
 def test_equal_images_share_their_lot(tmp_path: Path) -> None:
@@ -326,7 +326,11 @@ def test_images_of_other_sizes_are_told_by_name(tmp_path: Path) -> None:
             Image.fromarray(drawn(1, *shape, seed=number)[0]).save(root / label / f"{number}.png")
     with pytest.raises(UserError, match=r"dog/0\.png: this image is 4 x 5, grey, but .*cat/0\.png is 4 x 4, grey; set"):
         opened(root, tmp_path)
-    assert opened(root, tmp_path, batch=16, size=4, valid=0.5).offers == {"height": 4, "width": 4, "channels": 1}
+    assert opened(root, tmp_path, batch=16, size=4, valid=0.5).offered_keywords == {
+        "height": 4,
+        "width": 4,
+        "channels": 1,
+    }
 
 
 def test_a_label_that_no_training_image_has(tmp_path: Path) -> None:
@@ -347,7 +351,7 @@ def test_real_digits(tmp_path: Path) -> None:
     path = shared_data("mnist", "mnist.npz")
     data = opened(path, tmp_path, batch=128 * 784)
     assert data.labels == tuple("0123456789")
-    assert data.offers == {"height": 28, "width": 28, "channels": 1}
+    assert data.offered_keywords == {"height": 28, "width": 28, "channels": 1}
     assert data.test is not None
     images, labels = all_of(data.test)
     assert len(labels) == 10_000

@@ -1,4 +1,4 @@
-"""Lanes: rows that go on from batch to batch, every target once, documents numbered in rising order."""
+"""LaneLayout: rows that go on from batch to batch, every target once, documents numbered in rising order."""
 
 import itertools
 from collections import Counter
@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_data_rows import documents, pairs_of, shard_of
 
-from manyformer.batches import IGNORE
+from manyformer.batches import IGNORE_INDEX
 from manyformer.config import SyntheticData, TextData
 from manyformer.data import open_data
-from manyformer.data.lanes import Lanes
-from manyformer.data.plan import generator
-from manyformer.data.rows import Rows
-from manyformer.data.text_plan import NextToken, TextPlan
+from manyformer.data.epochs import generator
+from manyformer.data.lanes import LaneLayout
+from manyformer.data.row_layouts import TextRows
+from manyformer.data.text_epochs import NextTokenBatches, TextPlan
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 12), st.integers(1, 5), st.integers(0, 5))
@@ -27,23 +27,23 @@ def test_every_target_once_and_rows_go_on(sizes: list[int], length: int, rows: i
     shard = shard_of(sizes)
     wanted = Counter(pair for tokens in documents(shard) for pair in itertools.pairwise(tokens))
     for epoch, random in enumerate((None, generator(seed, 0), generator(seed, 1))):
-        arrangement = Lanes(shard, length, rows, shifted=True).arrange(random, epoch)
+        arrangement = LaneLayout(shard, length, rows, shifted=True).arrange(random, epoch)
         found = arrangement.rows(np.arange(arrangement.count))
         assert pairs_of(found) == wanted
         assert arrangement.count % rows == 0
         assert found.segments is not None
         for lane in range(rows):
-            mine = Rows(*(part[lane::rows].ravel() for part in found))  # type: ignore[union-attr]
-            real = mine.own
+            mine = TextRows(*(part[lane::rows].ravel() for part in found))  # type: ignore[union-attr]
+            real = mine.is_first_copy
             assert not (np.diff(real.astype(int)) > 0).any(), "padding stands at the end of a lane alone"
             assert mine.segments is not None
             numbers = mine.segments[real]
             assert (np.diff(numbers) >= 0).all()
             assert (mine.segments[~real] == -1).all()
-            assert (mine.targets[~real] == IGNORE).all()
+            assert (mine.targets[~real] == IGNORE_INDEX).all()
             # a target is the next token of the lane
             tokens, targets = mine.tokens[real], mine.targets[real]
-            known = targets[:-1] != IGNORE
+            known = targets[:-1] != IGNORE_INDEX
             assert (targets[:-1][known] == tokens[1:][known]).all()
             # a document begins where the number changes
             assert ((np.diff(numbers) > 0) <= (tokens[1:] == 1)).all()
@@ -73,7 +73,7 @@ def test_numbers_rise_through_all_epochs_and_positions_are_kept(tmp_path: Path) 
 
 def test_ranks_have_lanes_of_their_own() -> None:
     shard = shard_of([50, 60])
-    whole = TextPlan(Lanes(shard, 4, 4, shifted=True), 4, NextToken(), "x").epoch(0, 0)
+    whole = TextPlan(LaneLayout(shard, 4, 4, shifted=True), 4, NextTokenBatches(), "x").epoch(0, 0)
     assert whole.goes_on
     assert all(len(whole.batch(number).tokens) == 4 for number in range(len(whole)))
 
@@ -102,4 +102,4 @@ def test_a_rule_s_sequences_in_parts(task: str, tmp_path: Path) -> None:
         marked = (tokens >= 8) & (tokens < 16)
         assert marked[:, :8].sum(1).tolist() == [1, 1, 1]
         assert (targets[:, -8:] == (tokens[marked] - 8)[:, None]).all()
-        assert (expected[0].targets[:, :-8] == IGNORE).all()
+        assert (expected[0].targets[:, :-8] == IGNORE_INDEX).all()

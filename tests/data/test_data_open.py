@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manyformer.batches import IGNORE
+from manyformer.batches import IGNORE_INDEX
 from manyformer.config import DataConfig, LabelsData, PairsData, TextData
-from manyformer.data import Data, load_tokenizers, open_data, open_text
-from manyformer.data.holdout import Holdout
-from manyformer.data.sources import Part
+from manyformer.data import OpenedData, load_tokenizers, open_data, open_text
+from manyformer.data.holdout import HoldoutSplitter
+from manyformer.data.text_sources import TextPart
 from manyformer.errors import UserError
 
 TASKS = {"text": "language-model", "pairs": "translation", "labels": "classification"}
 
 
-def opened(config: DataConfig, cache: Path, *, batch_tokens: int = 64, **more: Any) -> Data:
+def opened(config: DataConfig, cache: Path, *, batch_tokens: int = 64, **more: Any) -> OpenedData:
     return open_data(config, TASKS[config.kind], batch_tokens=batch_tokens, cache=cache, seed=0, **more)
 
 
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-def shard_text(cache: Path, name: str, data: Data) -> list[str]:
+def shard_text(cache: Path, name: str, data: OpenedData) -> list[str]:
     # a small vocabulary takes a byte a token
     size = "u1" if data.target.vocab <= 256 else "<u2"
     tokens, offsets = np.memmap(cache / f"{name}.tokens", size), np.memmap(cache / f"{name}.offsets", "<i8")
@@ -55,7 +55,7 @@ def test_units_are_exact(tokenizer: Any, packing: Any, folder: Path, tmp_path: P
     config = TextData(path=str(folder), valid=0.3, length=16, tokenizer=tokenizer, vocab=vocab, packing=packing)
     data = opened(config, tmp_path / "run")
     assert data.valid.units is not None
-    assert sum(int((batch.targets != IGNORE).sum()) for batch in data.valid) == data.valid.units.targets
+    assert sum(int((batch.targets != IGNORE_INDEX).sum()) for batch in data.valid) == data.valid.units.targets
     texts = {name: shard_text(tmp_path / "run", name, data) for name in ("train", "valid")}
     whole = [document(number) for number in range(40) if document(number) in texts["valid"]]
     assert sorted(texts["train"] + texts["valid"]) == sorted(map(document, range(40)))
@@ -67,12 +67,12 @@ def test_units_are_exact(tokenizer: Any, packing: Any, folder: Path, tmp_path: P
 
 @pytest.mark.parametrize("lengths", [[1000], [10, 900, 90], [0, 7]])
 def test_of_few_documents_the_ends_are_held_out(lengths: list[int]) -> None:
-    holdout = Holdout(np.array(lengths), {"valid": 0.1, "test": 0.2})
+    holdout = HoldoutSplitter(np.array(lengths), {"valid": 0.1, "test": 0.2})
     texts = ["".join(random.Random(n).choices("abc", k=n)) for n in lengths]
     parts = []
     for text in texts:
         pieces = [text[at : at + 33] for at in range(0, len(text), 33)] or [""]
-        parts += [Part(piece, n == 0, n == len(pieces) - 1) for n, piece in enumerate(pieces)]
+        parts += [TextPart(piece, n == 0, n == len(pieces) - 1) for n, piece in enumerate(pieces)]
     found: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
     for split, part in holdout.divide(parts):
         assert not part.ends
@@ -88,8 +88,8 @@ def test_of_few_documents_the_ends_are_held_out(lengths: list[int]) -> None:
 
 def test_documents_are_held_out_whole_and_by_share() -> None:
     lengths = np.random.default_rng(0).integers(1, 100, 2000)
-    holdout = Holdout(lengths, {"valid": 0.05, "test": 0.1})
-    kinds = [piece.split for piece in holdout.divide(Part("x" * n, True, True) for n in lengths)]
+    holdout = HoldoutSplitter(lengths, {"valid": 0.05, "test": 0.1})
+    kinds = [piece.split for piece in holdout.divide(TextPart("x" * n, True, True) for n in lengths)]
     shares = {name: lengths[np.array(kinds) == name].sum() / lengths.sum() for name in ("valid", "test")}
     assert shares == {"valid": pytest.approx(0.05, abs=0.002), "test": pytest.approx(0.1, abs=0.002)}
 
@@ -163,7 +163,10 @@ def test_separate_vocabularies_and_what_a_run_keeps(tmp_path: Path) -> None:
         (tmp_path / f"train.{side}.gz").write_bytes(gzip.compress("".join(f"{word} {n}\n" for n in range(99)).encode()))
     paths = (str(tmp_path / "train.en.gz"), str(tmp_path / "train.de.gz"))
     data = opened(PairsData(path=paths, valid=paths, shared=False, tokenizer="char"), tmp_path / "run")
-    assert data.needs == {"vocab": 5 + len({*"Hündin 0123456789"}), "source_vocab": 5 + len({*"dog 0123456789"})}
+    assert data.required_keywords == {
+        "vocab": 5 + len({*"Hündin 0123456789"}),
+        "source_vocab": 5 + len({*"dog 0123456789"}),
+    }
     data.save(tmp_path / "model")
     kept = load_tokenizers(tmp_path / "model")
     assert kept.source.encode("dog 7") == data.source.encode("dog 7")
@@ -174,9 +177,9 @@ def test_separate_vocabularies_and_what_a_run_keeps(tmp_path: Path) -> None:
 def test_labels_are_numbered_and_long_texts_cut(tmp_path: Path) -> None:
     lines = ["text\tlabel\n"] + [f"{'word ' * (n % 30)}{n}\tclass {n % 4}\n" for n in range(200)]
     (tmp_path / "labels.tsv").write_text("".join(lines))
-    config = LabelsData(path=str(tmp_path / "labels.tsv"), text="text", label="label", tokenizer="byte", longest=50)
+    config = LabelsData(path=str(tmp_path / "labels.tsv"), text="text", label="label", tokenizer="byte", max_length=50)
     data = opened(config, tmp_path / "run", batch_tokens=500)
-    assert data.needs == {"vocab": 261, "classes": 4}
+    assert data.required_keywords == {"vocab": 261, "classes": 4}
     assert data.labels == ("class 0", "class 1", "class 2", "class 3")
     assert any("texts cut at 50 tokens" in line for line in data.describe())
     for batch in data.valid:

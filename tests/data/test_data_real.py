@@ -7,7 +7,7 @@ import pytest
 
 from manyformer.config import LabelsData, PairsData, TextData
 from manyformer.data import open_data
-from manyformer.data.files import lines
+from manyformer.data.text_files import lines
 from real_data import shared_data
 
 
@@ -16,7 +16,7 @@ def test_tinyshakespeare_is_divided_as_everywhere(tmp_path: Path) -> None:
     config = TextData(path=str(path), tokenizer="char", packing="stream", valid=0.1, length=256)
     data = open_data(config, "language-model", batch_tokens=16_384, cache=tmp_path, seed=0)
     text = path.read_text()
-    assert data.needs == {"vocab": 65 + 5}
+    assert data.required_keywords == {"vocab": 65 + 5}
     assert data.valid.units is not None
     # The counts that nanoGPT's preparation prints.
     assert data.valid.units.characters == data.valid.units.targets == 111_540
@@ -46,7 +46,7 @@ def multi30k(tmp_path_factory: pytest.TempPathFactory) -> tuple[PairsData, Path]
 def test_multi30k(multi30k: tuple[PairsData, Path]) -> None:
     config, cache = multi30k
     data = open_data(config, "translation", batch_tokens=4096, cache=cache, seed=0)
-    assert data.needs == {"vocab": 6000}
+    assert data.required_keywords == {"vocab": 6000}
     for split, name, side, count in (
         ("valid", "val.lc.norm.tok.de", "target", 1014),
         ("test", "test_2016_flickr.lc.norm.tok.de", "target", 1000),
@@ -72,5 +72,5 @@ def test_clinc150(tmp_path: Path) -> None:
     train, valid = (str(shared_data("clinc150", name)) for name in ("train.tsv", "val.tsv"))
     config = LabelsData(path=train, valid=valid, text="text", label="intent", tokenizer="byte")
     data = open_data(config, "classification", batch_tokens=8192, cache=tmp_path, seed=0)
-    assert data.needs["classes"] == 150
+    assert data.required_keywords["classes"] == 150
     assert sum(len(batch.labels) for batch in data.valid) == 3000

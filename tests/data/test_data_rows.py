@@ -10,47 +10,47 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyformer.batches import IGNORE
-from manyformer.data.lanes import Lanes
+from manyformer.batches import IGNORE_INDEX
+from manyformer.data.epochs import generator
+from manyformer.data.lanes import LaneLayout
 from manyformer.data.masking import mask_tokens
 from manyformer.data.packing import best_fit
-from manyformer.data.plan import generator
-from manyformer.data.rows import Arrangement, Documents, Layout, Rows, Windows
-from manyformer.data.shards import Facts, Shard
-from manyformer.data.text_plan import NextToken, TextPlan
+from manyformer.data.row_layouts import DocumentLayout, RowArrangement, RowLayout, TextRows, WindowLayout
+from manyformer.data.text_epochs import NextTokenBatches, TextPlan
+from manyformer.data.token_shards import ShardFacts, TokenShard
 
 BOS, EOS = 1, 2
 DOCUMENTS = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 
 
-def shard_of(sizes: list[int]) -> Shard:
+def shard_of(sizes: list[int]) -> TokenShard:
     """Documents with these numbers of tokens between BOS and EOS; every ordinary token occurs once."""
     after = itertools.count(5)
     tokens = [[BOS, *itertools.islice(after, size), EOS] for size in sizes]
     flat = np.array([token for document in tokens for token in document], dtype=np.uint16)
     offsets = np.cumsum([0, *map(len, tokens)])
-    return Shard(flat, offsets, Facts(len(flat), len(sizes), 0, 0, "uint16", ""))
+    return TokenShard(flat, offsets, ShardFacts(len(flat), len(sizes), 0, 0, "uint16", ""))
 
 
-def documents(shard: Shard) -> list[list[int]]:
+def documents(shard: TokenShard) -> list[list[int]]:
     return [shard.tokens[a:b].tolist() for a, b in itertools.pairwise(shard.offsets)]
 
 
-def everything(arrangement: Arrangement) -> Rows:
+def everything(arrangement: RowArrangement) -> TextRows:
     return arrangement.rows(np.arange(arrangement.count))
 
 
-def pairs_of(rows: Rows) -> Counter[tuple[int, int]]:
-    scored = rows.targets != IGNORE
+def pairs_of(rows: TextRows) -> Counter[tuple[int, int]]:
+    scored = rows.targets != IGNORE_INDEX
     return Counter(zip(rows.tokens[scored].tolist(), rows.targets[scored].tolist(), strict=True))
 
 
 @given(DOCUMENTS, st.integers(1, 40), st.integers(0, 5))
 @settings(max_examples=150, deadline=None)
-@pytest.mark.parametrize("shape", [Windows, Documents])
+@pytest.mark.parametrize("shape", [WindowLayout, DocumentLayout])
 def test_every_target_once_an_epoch(
     tmp_path_factory: pytest.TempPathFactory,
-    shape: type[Windows] | type[Documents],
+    shape: type[WindowLayout] | type[DocumentLayout],
     sizes: list[int],
     length: int,
     seed: int,
@@ -58,7 +58,7 @@ def test_every_target_once_an_epoch(
     shard = shard_of(sizes)
     # What follows what inside each document: that is what a language model has to learn, no less and no more.
     wanted = Counter(pair for tokens in documents(shard) for pair in itertools.pairwise(tokens))
-    layout: Layout = shape(shard, length, shifted=True)
+    layout: RowLayout = shape(shard, length, shifted=True)
     for random in (None, generator(seed, 0), generator(seed, 1)):
         rows = everything(layout.arrange(random))
         assert pairs_of(rows) == wanted
@@ -67,22 +67,22 @@ def test_every_target_once_an_epoch(
 
 @given(DOCUMENTS, st.integers(1, 40))
 @settings(max_examples=100, deadline=None)
-@pytest.mark.parametrize("shape", [Windows, Documents])
+@pytest.mark.parametrize("shape", [WindowLayout, DocumentLayout])
 def test_without_a_shift_every_token_once(
-    shape: type[Windows] | type[Documents], sizes: list[int], length: int
+    shape: type[WindowLayout] | type[DocumentLayout], sizes: list[int], length: int
 ) -> None:
     shard = shard_of(sizes)
-    layout: Layout = shape(shard, length, shifted=False)
+    layout: RowLayout = shape(shard, length, shifted=False)
     for random in (None, generator(0, 0)):
         rows = everything(layout.arrange(random))
-        assert Counter(rows.tokens[rows.own].tolist()) == Counter(shard.tokens.tolist())
+        assert Counter(rows.tokens[rows.is_first_copy].tolist()) == Counter(shard.tokens.tolist())
 
 
 @given(DOCUMENTS, st.integers(2, 40))
 @settings(max_examples=100, deadline=None)
 def test_a_segment_is_a_stretch_of_one_document(sizes: list[int], length: int) -> None:
     shard = shard_of(sizes)
-    rows = everything(Documents(shard, length, shifted=True))
+    rows = everything(DocumentLayout(shard, length, shifted=True))
     whole = [" ".join(map(str, tokens)) + " " for tokens in documents(shard)]
     segments = np.zeros_like(rows.tokens) if rows.segments is None else rows.segments
     for tokens, targets, row in zip(rows.tokens, rows.targets, segments):
@@ -92,7 +92,7 @@ def test_a_segment_is_a_stretch_of_one_document(sizes: list[int], length: int) -
         assert set(used.tolist()) == set(range(int(used.max()) + 1))
         assert (row[len(used) :] == -1).all()
         assert (tokens[len(used) :] == 0).all()
-        assert (targets[len(used) :] == IGNORE).all()
+        assert (targets[len(used) :] == IGNORE_INDEX).all()
         for number in set(used.tolist()):
             inside = row == number
             stretch = [*tokens[inside].tolist(), int(targets[inside][-1])]
@@ -111,7 +111,7 @@ def test_best_fit_never_overfills_and_wastes_little(sizes: list[int]) -> None:
 
 
 def test_windows_begin_elsewhere_in_every_epoch() -> None:
-    plan = TextPlan(Windows(shard_of([500]), 10, shifted=True), 4, NextToken(), "x")
+    plan = TextPlan(WindowLayout(shard_of([500]), 10, shifted=True), 4, NextTokenBatches(), "x")
     for number in range(3):
         epoch = plan.epoch(0, number)
         batches = [epoch.batch(i) for i in range(len(epoch))]
@@ -122,12 +122,14 @@ def test_windows_begin_elsewhere_in_every_epoch() -> None:
 
 
 def test_full_rows_of_one_document_need_no_segments() -> None:
-    rows = everything(Documents(shard_of([39]), 10, shifted=True))
+    rows = everything(DocumentLayout(shard_of([39]), 10, shifted=True))
     assert rows.segments is None
     assert rows.tokens.shape == (4, 10)
 
 
-@pytest.mark.parametrize("layout", [Windows, Documents, partial(Lanes, rows=3)], ids=["windows", "documents", "lanes"])
+@pytest.mark.parametrize(
+    "layout", [WindowLayout, DocumentLayout, partial(LaneLayout, rows=3)], ids=["windows", "documents", "lanes"]
+)
 @pytest.mark.parametrize("mixed", [False, True], ids=["fixed", "mixed"])
 def test_places_tell_where_tokens_are_from(layout: Any, mixed: bool) -> None:
     shard = shard_of([15, 38, 0, 21])
@@ -137,23 +139,23 @@ def test_places_tell_where_tokens_are_from(layout: Any, mixed: bool) -> None:
     there = places >= 0
     assert (rows.tokens[there] == shard.tokens[places[there]]).all()
     assert (there >= rows.own).all()
-    scored = rows.targets != IGNORE
+    scored = rows.targets != IGNORE_INDEX
     following = places[scored] + 1
     assert (rows.targets[scored] == shard.tokens[following]).all()
     # every token but those that begin a document
     assert sorted(following) == sorted(set(range(82)) - {0, 17, 57, 59})
 
 
-def masked_rows(count: int, length: int) -> Rows:
+def masked_rows(count: int, length: int) -> TextRows:
     tokens = np.random.default_rng(0).integers(5, 1000, (count, length))
     tokens[:, 0], tokens[:, -1] = BOS, EOS
-    return Rows(tokens, tokens, None, np.ones_like(tokens, dtype=bool))
+    return TextRows(tokens, tokens, None, np.ones_like(tokens, dtype=bool))
 
 
 def test_masks_are_fifteen_percent_and_eighty_ten_ten() -> None:
     rows = masked_rows(800, 128)
     tokens, targets = mask_tokens(rows, 0.15, 1000, generator(0))
-    chosen = targets != IGNORE
+    chosen = targets != IGNORE_INDEX
     assert (targets[chosen] == rows.tokens[chosen]).all()
     assert (tokens[~chosen] == rows.tokens[~chosen]).all()
     assert not chosen[:, 0].any()
@@ -173,12 +175,12 @@ def test_masks_are_fifteen_percent_and_eighty_ten_ten() -> None:
 def test_every_row_has_something_to_fill_in() -> None:
     rows = masked_rows(500, 4)
     tokens, targets = mask_tokens(rows, 0.15, 1000, generator(1))
-    chosen = targets != IGNORE
+    chosen = targets != IGNORE_INDEX
     assert chosen.any(1).all()
     assert (tokens[chosen] == 4).mean() == pytest.approx(0.8, abs=0.06)
     # A row of special tokens alone has nothing.
-    empty = Rows(np.array([[BOS, EOS, 0]]), np.zeros((1, 3), np.int64), None, np.ones((1, 3), bool))
-    assert (mask_tokens(empty, 0.15, 1000, generator(1))[1] == IGNORE).all()
+    empty = TextRows(np.array([[BOS, EOS, 0]]), np.zeros((1, 3), np.int64), None, np.ones((1, 3), bool))
+    assert (mask_tokens(empty, 0.15, 1000, generator(1))[1] == IGNORE_INDEX).all()
 
 
 def test_masks_depend_on_their_seeds_alone() -> None:

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyformer.batches import IGNORE, Batch, LabelBatch, PairBatch
+from manyformer.batches import IGNORE_INDEX, Batch, ClassificationBatch, Seq2SeqBatch
 from manyformer.config import LabelsData, PairsData, TextData
-from manyformer.data import Data, Sampler, open_data
-from manyformer.data.buckets import cut
+from manyformer.data import OpenedData, Sampler, open_data
+from manyformer.data.length_buckets import bucket_bounds
 from manyformer.errors import UserError
 
 WORDS = ["a", "dog", "runs", "over", "the", "wide", "green", "field", "quickly", "today"]
@@ -39,7 +39,7 @@ def write_pairs(folder: Path, *, rows: int = 300) -> Path:
     return folder / "pairs.tsv"
 
 
-def opened(what: str, folder: Path, seed: int = 0, **changed: Any) -> Data:
+def opened(what: str, folder: Path, seed: int = 0, **changed: Any) -> OpenedData:
     (folder / "text").mkdir(exist_ok=True)
     cache = folder / f"cache-{what}"
     if what in ("stream", "documents", "masked"):
@@ -105,8 +105,8 @@ def test_ranks_together_see_what_one_sees(what: str, world: int, tmp_path: Path)
 
 
 def scored(batch: Batch) -> int:
-    targets = batch.labels if isinstance(batch, LabelBatch) else batch.targets
-    return int((targets != IGNORE).sum())
+    targets = batch.labels if isinstance(batch, ClassificationBatch) else batch.targets
+    return int((targets != IGNORE_INDEX).sum())
 
 
 def test_other_tokens_are_masked_in_every_epoch(tmp_path: Path) -> None:
@@ -115,10 +115,10 @@ def test_other_tokens_are_masked_in_every_epoch(tmp_path: Path) -> None:
     for epoch in (0, 1):
         while sampler.epoch == epoch:
             batch = next(sampler)
-            full = torch.where(batch.targets == IGNORE, batch.tokens, batch.targets)
+            full = torch.where(batch.targets == IGNORE_INDEX, batch.tokens, batch.targets)
             for tokens, targets in zip(full, batch.targets):
                 row = hash(tuple(tokens.tolist()))
-                chosen[epoch] |= {hash((row, int(place))) for place in (targets != IGNORE).nonzero()}
+                chosen[epoch] |= {hash((row, int(place))) for place in (targets != IGNORE_INDEX).nonzero()}
     both = len(chosen[0] & chosen[1])
     # By chance 15 of 100 are chosen again.
     assert 0 < both < 0.4 * len(chosen[0])
@@ -151,8 +151,8 @@ def test_budgets_hold_and_nothing_is_lost(what: str, tmp_path: Path) -> None:
         seen: Counter[str] = Counter()
         while data.train.epoch == number:
             batch = next(data.train)
-            first = batch.source if isinstance(batch, PairBatch) else batch.tokens
-            sides = [first] + ([batch.target] if isinstance(batch, PairBatch) else [])
+            first = batch.source if isinstance(batch, Seq2SeqBatch) else batch.tokens
+            sides = [first] + ([batch.target] if isinstance(batch, Seq2SeqBatch) else [])
             assert max(side.numel() for side in sides) <= 400
             seen.update(data.source.decode(row.tolist()) for row in first)
         wanted = {one.source for one in data.examples("valid")}
@@ -173,7 +173,7 @@ def test_pairs_are_shifted_and_padded(tmp_path: Path) -> None:
     a, b, c, d, e, x, y, z = (code[sign] for sign in "abcdexyz")
     assert batch.source.tolist() == [[a, b, 2, 0, 0, 0], [a, b, c, d, e, 2]]
     assert batch.target.tolist() == [[1, x, y, z], [1, x, 0, 0]]
-    assert batch.targets.tolist() == [[x, y, z, 2], [x, 2, IGNORE, IGNORE]]
+    assert batch.targets.tolist() == [[x, y, z, 2], [x, 2, IGNORE_INDEX, IGNORE_INDEX]]
     assert batch.source_segments.tolist() == [[0, 0, 0, -1, -1, -1], [0] * 6]
     assert batch.target_segments.tolist() == [[0] * 4, [0, 0, -1, -1]]
     assert (data.valid.units.targets, data.valid.units.characters) == (6, 4)
@@ -183,7 +183,7 @@ def test_pairs_are_shifted_and_padded(tmp_path: Path) -> None:
 @settings(max_examples=100, deadline=None)
 def test_cuts_fill_the_budget(lengths: list[int], budget: int) -> None:
     ordered = np.sort(np.array(lengths))
-    bounds = cut(ordered, budget)
+    bounds = bucket_bounds(ordered, budget)
     assert bounds[0] == 0
     assert bounds[-1] == len(lengths)
     for begin, end in pairwise(bounds):

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from manyformer.batches import IGNORE
+from manyformer.batches import IGNORE_INDEX
 from manyformer.config import SyntheticData
-from manyformer.data import Data, open_data
-from manyformer.data.rules import RULES, Markov
+from manyformer.data import OpenedData, open_data
+from manyformer.data.synthetic_rules import RULES, MarkovRule
 from manyformer.errors import UserError
 
 
-def opened(tmp_path: Path, *, batch: int = 640, seed: int = 0, **settings: Any) -> Data:
+def opened(tmp_path: Path, *, batch: int = 640, seed: int = 0, **settings: Any) -> OpenedData:
     data = SyntheticData(**{"length": 32, "valid": 4096, **settings})
     return open_data(data, "language-model", batch_tokens=batch, cache=tmp_path, seed=seed)
 
 
 def test_every_two_symbols_have_four_successors_with_their_chances() -> None:
-    rule = Markov(SyntheticData(symbols=6, length=200))
+    rule = MarkovRule(SyntheticData(symbols=6, length=200))
     made = rule.rows(np.random.default_rng(1), 2000)
     assert made.symbols.shape == made.targets.shape == (2000, 200)
     assert np.array_equal(made.symbols[:, 1:], made.targets[:, :-1])
@@ -34,8 +34,8 @@ def test_every_two_symbols_have_four_successors_with_their_chances() -> None:
     for counts in seen.values():
         shares = sorted((n / counts.total() for n in counts.values()), reverse=True)
         if counts.total() > 2000:
-            assert shares == pytest.approx(Markov.CHANCES, abs=0.04)
-    assert rule.entropy == pytest.approx(-sum(p * math.log(p) for p in Markov.CHANCES))
+            assert shares == pytest.approx(MarkovRule.CHANCES, abs=0.04)
+    assert rule.entropy == pytest.approx(-sum(p * math.log(p) for p in MarkovRule.CHANCES))
     assert rule.entropy == pytest.approx(0.914, abs=5e-4)
 
 
@@ -43,7 +43,7 @@ def test_batches_are_of_the_model_s_kind(tmp_path: Path) -> None:
     data = opened(tmp_path)
     batch = next(data.train)
     assert batch[0].shape == (20, 32)
-    assert data.needs == {"vocab": 12 + 5}
+    assert data.required_keywords == {"vocab": 12 + 5}
     assert torch.equal(batch[0][:, 1:], batch[1][:, :-1])
     assert int(batch[0].min()) >= 5
     assert int(batch[0].max()) < 17
@@ -76,15 +76,15 @@ def test_longer_rows_are_fewer(tmp_path: Path) -> None:
     long = opened(tmp_path, length=128)
     assert sum(batch[0].numel() for batch in long.valid) == pytest.approx(4096, rel=0.1)
     assert long.valid.units is not None
-    assert long.valid.units.targets == sum(int((batch[1] != IGNORE).sum()) for batch in long.valid)
+    assert long.valid.units.targets == sum(int((batch[1] != IGNORE_INDEX).sum()) for batch in long.valid)
 
 
 def test_the_context_of_held_out_rows_is_not_scored(tmp_path: Path) -> None:
     data = opened(tmp_path, context=0.5)
     for batch in data.valid:
-        assert bool((batch[1][:, :16] == IGNORE).all())
-        assert bool((batch[1][:, 16:] != IGNORE).all())
-    assert bool((next(data.train)[1] != IGNORE).all())
+        assert bool((batch[1][:, :16] == IGNORE_INDEX).all())
+        assert bool((batch[1][:, 16:] != IGNORE_INDEX).all())
+    assert bool((next(data.train)[1] != IGNORE_INDEX).all())
 
 
 def test_a_batch_holds_a_row_at_least(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_one_command_trains_and_scores(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     words = ["data.kind=synthetic", "dim=32", "depth=1", "heads=2", "limits.steps=3", "batch.tokens=512"]
     result = train("transformer-lm", [*words, "data.valid=2048"], on_event=silent)
-    assert result.load().longest == 64
+    assert result.load().max_length == 64
     test, valid = evaluate(result.out), evaluate(result.out, split="valid")
     assert test.material == "test"
     assert valid["perplexity"].parts["nats"] == pytest.approx(result.scores["loss"], abs=1e-5)
@@ -114,9 +114,9 @@ def test_a_word_comes_twice_and_is_scored_once(tmp_path: Path) -> None:
     assert torch.equal(first, second)
     assert bool((first[:, 0] == 5).all())
     assert set(first[:, 1:].unique().tolist()) == set(range(6, 14))
-    assert bool((batch[1][:, :8] == IGNORE).all())
+    assert bool((batch[1][:, :8] == IGNORE_INDEX).all())
     assert torch.equal(batch[1][:, 8:15], second[:, 1:])
-    assert bool((batch[1][:, 15] == IGNORE).all())
+    assert bool((batch[1][:, 15] == IGNORE_INDEX).all())
     assert "a word of 7 out of 8 symbols, twice" in data.describe()[0]
     with pytest.raises(ValueError, match="must be even"):
         SyntheticData(task="duplicate", length=15)
@@ -163,4 +163,4 @@ def test_sums_are_those_of_the_numbers() -> None:
 
 
 def test_the_letters_of_a_rule_are_its_symbols(tmp_path: Path) -> None:
-    assert opened(tmp_path, task="hops", symbols=4, hops=2).needs == {"vocab": 4 * 4 + 2 * 4 + 5}
+    assert opened(tmp_path, task="hops", symbols=4, hops=2).required_keywords == {"vocab": 4 * 4 + 2 * 4 + 5}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyformer.data import Tokenizer, Tokenizers, load_tokenizers
+from manyformer.data import Tokenizer, TokenizerPair, load_tokenizers
 from manyformer.errors import UserError
 
 TEXTS = ["zwei junge weiße männer sind im freien .", "two young , white males are outside .", "日本語 <eos> é\n"] * 20
@@ -81,12 +81,12 @@ def test_byte_pairs_are_learned_and_the_same_every_time(bpe: Tokenizer) -> None:
 
 
 def test_shared_and_separate_vocabularies_come_back(tmp_path: Path, bpe: Tokenizer) -> None:
-    Tokenizers(bpe, bpe, ("no", "yes")).save(tmp_path / "shared")
+    TokenizerPair(bpe, bpe, ("no", "yes")).save(tmp_path / "shared")
     shared = load_tokenizers(tmp_path / "shared")
     assert shared.source is shared.target
     assert shared.labels == ("no", "yes")
     other = Tokenizer.train("char", ["ab"])
-    Tokenizers(bpe, other).save(tmp_path / "separate")
+    TokenizerPair(bpe, other).save(tmp_path / "separate")
     separate = load_tokenizers(str(tmp_path / "separate"))
     assert (separate.source.kind, separate.target.kind, separate.labels) == ("bpe", "char", None)
 

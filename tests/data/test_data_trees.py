@@ -7,10 +7,10 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from manyformer.batches import IGNORE, TagBatch
+from manyformer.batches import IGNORE_INDEX, TaggingBatch
 from manyformer.config import TreesData
-from manyformer.data import Data, load_tokenizers, open_data
-from manyformer.data.treebank import Sentence, treebank
+from manyformer.data import OpenedData, load_tokenizers, open_data
+from manyformer.data.treebank import TreebankSentence, treebank
 from manyformer.errors import UserError
 from real_data import shared_data
 
@@ -30,16 +30,16 @@ PLACES = [[1, 1, 1], [1, 2, 2], [1, 3, 3], [0, 0, 5], [2, 5, 5], [1, 4, 5]]
 OUTSIDE = [-1, -1, -1]
 
 
-def opened(text: str, folder: Path, batch_tokens: int = 8, **more: Any) -> Data:
+def opened(text: str, folder: Path, batch_tokens: int = 8, **more: Any) -> OpenedData:
     path = folder / "trees.conllu"
     path.write_text(text)
     given = {"path": str(path), "valid": str(path), **more}
     return open_data(TreesData(**given), "tagging", batch_tokens=batch_tokens, cache=folder / "cache", seed=0)
 
 
-def first(data: Data) -> TagBatch:
+def first(data: OpenedData) -> TaggingBatch:
     batch = next(iter(data.valid))
-    assert isinstance(batch, TagBatch)
+    assert isinstance(batch, TaggingBatch)
     assert batch.trees is not None
     return batch
 
@@ -49,9 +49,9 @@ def test_a_sentence_of_words(tmp_path: Path) -> None:
     data = opened(f"{BOOKS}\n{BOOKS}", tmp_path)
     batch = first(data)
     assert data.labels == ("advmod", "amod", "aux", "nsubj", "obj", "root")
-    assert data.needs == {"vocab": 5 + 6, "classes": 6}
+    assert data.required_keywords == {"vocab": 5 + 6, "classes": 6}
     assert [data.source.token(token) for token in batch.tokens[0]] == ["<bos>", *WORDS, "<eos>"]
-    assert batch.targets[0].tolist() == [IGNORE, 3, 2, 0, 5, 1, 4, IGNORE]
+    assert batch.targets[0].tolist() == [IGNORE_INDEX, 3, 2, 0, 5, 1, 4, IGNORE_INDEX]
     assert batch.trees is not None
     assert batch.trees[0].tolist() == [OUTSIDE, *PLACES, OUTSIDE]
 
@@ -81,7 +81,7 @@ def test_pieces_have_the_place_of_their_word_and_the_first_has_its_label(tmp_pat
         assert data.source.decode(batch.tokens[0, pieces].tolist()) == word
         assert batch.trees[0, pieces].tolist() == [place] * len(word)
         assert data.labels[batch.targets[0, column]] == tag
-        assert (batch.targets[0, pieces][1:] == IGNORE).all()
+        assert (batch.targets[0, pieces][1:] == IGNORE_INDEX).all()
         column += len(word)
     assert batch.trees[0, [0, column]].tolist() == [OUTSIDE] * 2
 
@@ -95,7 +95,7 @@ def test_sentences_of_a_batch_are_padded(tmp_path: Path) -> None:
     row = int((batch.tokens[:, 4] == 0).nonzero())
     assert batch.segments is not None
     assert batch.segments[row].tolist() == [0] * 4 + [-1] * 4
-    assert batch.targets[row, 3:].tolist() == [IGNORE] * 5
+    assert batch.targets[row, 3:].tolist() == [IGNORE_INDEX] * 5
     assert batch.trees[row].tolist() == [OUTSIDE, [0, 0, 1], [1, 1, 1], *[OUTSIDE] * 5]
 
 
@@ -203,7 +203,7 @@ def test_a_shuffled_share_is_held_out(tmp_path: Path) -> None:
 )
 def test_real_treebanks(name: str, sentences: int, words: int, relations: int | None, tmp_path: Path) -> None:
     path = shared_data(*name.split("/"))
-    found = [Sentence.of(row) for row in treebank(str(path), "relation", tmp_path).rows()]
+    found = [TreebankSentence.of(row) for row in treebank(str(path), "relation", tmp_path).rows()]
     assert len(found) == sentences
     # counted without the library: lines that begin with a whole number
     with gzip.open(path, "rt", encoding="utf-8") as file:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.cli import run
-from manyformer.data.shards import writing_shards
-from manyformer.datastore import Datastore, Facts
-from manyformer.datastore.keys import KeyName, fingerprint
+from manyformer.data.token_shards import writing_shards
+from manyformer.datastore import Datastore, DatastoreFacts
+from manyformer.datastore.context_keys import KeyLayer, fingerprint
 from manyformer.models import Model
 
 WORDS = ["the", "cat", "dog", "sat", "lay", "ran", "on", "by", "up", "mat", "door", "tree", "and", "one", "day", "saw"]
@@ -26,13 +26,13 @@ def written(
     texts: Sequence[Sequence[int]],
     *,
     model: Model | None = None,
-    name: KeyName = "final",
+    name: KeyLayer = "final",
 ) -> Datastore:
     """A datastore of documents of token numbers, with one key for each token but the last of each."""
     with writing_shards(folder, ["text"], 1000) as writers:
         for text in texts:
             writers.shards["text"].add(list(text), begins=True)
-    facts = Facts(
+    facts = DatastoreFacts(
         model="" if model is None else fingerprint(model),
         recipe="by hand",
         keys=name,

@@ -11,22 +11,22 @@ import torch
 from stores import OTHER
 
 import manyformer as mf
-from manyformer.datastore import Datastore, build, building, plan, work_of
-from manyformer.datastore.keys import keyed
-from manyformer.datastore.work import Work, default_folder
+from manyformer.datastore import Datastore, build, build_datastore, datastore_job, plan
+from manyformer.datastore.build_job import DatastoreJob, default_folder
+from manyformer.datastore.context_keys import keyed
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel
-from manyformer.train.folder import locked
+from manyformer.train.run_folder import locked_folder
 
 
-def made(work: Work, folder: Path) -> dict[str, bytes]:
+def made(work: DatastoreJob, folder: Path) -> dict[str, bytes]:
     """All files of the datastore but hidden ones."""
     build(work, folder)
     return {file.name: file.read_bytes() for file in folder.iterdir() if not file.name.startswith(".")}
 
 
 def test_keys_are_the_states_and_values_the_next_tokens(plain_run: Path, tmp_path: Path) -> None:
-    work = work_of(plain_run, data=str(plain_run.parent / "other.txt"), precision="float32")
+    work = datastore_job(plain_run, data=str(plain_run.parent / "other.txt"), precision="float32")
     store = build(work, tmp_path / "store")
     text = [1, *work.tokenizers.source.encode(OTHER), 2]
     assert store.text.tokens.tolist() == text
@@ -41,13 +41,13 @@ def test_keys_are_the_states_and_values_the_next_tokens(plain_run: Path, tmp_pat
         pieces[-1] = torch.tensor([text[(len(text) - 1) // 32 * 32 : len(text) - 1]])
         wanted = torch.cat([reader.hidden(piece).y[0, :, 16:] for piece in pieces if piece.numel()])
     torch.testing.assert_close(torch.from_numpy(np.array(store.keys)), wanted, rtol=1e-4, atol=1e-5)
-    half = build(work_of(plain_run, data=str(plain_run.parent / "other.txt")), tmp_path / "half")
+    half = build(datastore_job(plain_run, data=str(plain_run.parent / "other.txt")), tmp_path / "half")
     assert half.keys.dtype == np.float16
     np.testing.assert_allclose(half.keys, store.keys, rtol=2e-3, atol=1e-3)
 
 
 def test_lanes_carry_the_memory_into_the_keys(memory_run: Path, tmp_path: Path) -> None:
-    work = work_of(memory_run, data=str(memory_run.parent / "other.txt"), keys="final", precision="float32")
+    work = datastore_job(memory_run, data=str(memory_run.parent / "other.txt"), keys="final", precision="float32")
     store = build(work, tmp_path / "store")
     model = mf.load(memory_run)
     assert isinstance(model, LanguageModel)
@@ -55,7 +55,7 @@ def test_lanes_carry_the_memory_into_the_keys(memory_run: Path, tmp_path: Path) 
     rows, targets = work.rows, len(tokens) - 1
     edges = [lane * targets // rows for lane in range(rows + 1)]
     for lane in range(rows):
-        state, mine = model.start(1), tokens[edges[lane] : edges[lane + 1]]
+        state, mine = model.init_state(1), tokens[edges[lane] : edges[lane + 1]]
         keys = []
         with torch.no_grad():
             for part in mine.split(32):
@@ -70,9 +70,9 @@ def test_lanes_carry_the_memory_into_the_keys(memory_run: Path, tmp_path: Path) 
 def test_after_a_kill_it_goes_on_to_the_same_files(
     fixture: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building, "PAUSE", 0.0)
+    monkeypatch.setattr(build_datastore, "PAUSE", 0.0)
     run: Path = request.getfixturevalue(fixture)
-    work = work_of(run, keys="final")
+    work = datastore_job(run, keys="final")
     once, killed = tmp_path / "once", tmp_path / "killed"
     wanted = made(work, once)
     calls: list[int] = []
@@ -97,18 +97,18 @@ def test_after_a_kill_it_goes_on_to_the_same_files(
 
 
 def test_a_finished_one_is_left_as_it_is(plain_run: Path, tmp_path: Path) -> None:
-    work, folder = work_of(plain_run, split="valid"), tmp_path / "store"
+    work, folder = datastore_job(plain_run, split="valid"), tmp_path / "store"
     wanted = made(work, folder)
     done: list[int] = []
     build(work, folder, each=lambda now, of: done.append(now))
     assert not done
     with pytest.raises(UserError, match=r"is of another datastore \(another keys\); choose another folder"):
-        build(work_of(plain_run, split="valid", keys="final"), folder)
+        build(datastore_job(plain_run, split="valid", keys="final"), folder)
     assert made(work, folder) == wanted
 
 
 def test_it_is_planned_before_it_is_built(plain_run: Path, tmp_path: Path) -> None:
-    work = work_of(plain_run, split="valid")
+    work = datastore_job(plain_run, split="valid")
     facts = plan(work)
     assert not default_folder(work).exists()
     store = build(work, tmp_path / "store")
@@ -119,9 +119,9 @@ def test_it_is_planned_before_it_is_built(plain_run: Path, tmp_path: Path) -> No
 
 
 def test_what_is_damaged_or_in_use_is_told(plain_run: Path, tmp_path: Path) -> None:
-    work, folder = work_of(plain_run, split="valid"), tmp_path / "store"
+    work, folder = datastore_job(plain_run, split="valid"), tmp_path / "store"
     build(work, folder)
-    with locked(folder), pytest.raises(UserError, match="is being built by another process"):
+    with locked_folder(folder), pytest.raises(UserError, match="is being built by another process"):
         build(work, folder)
     cut = shutil.copytree(folder, tmp_path / "cut")
     os.truncate(cut / "keys", 10)
@@ -140,7 +140,7 @@ def test_what_is_damaged_or_in_use_is_told(plain_run: Path, tmp_path: Path) -> N
 
 
 def test_keys_beyond_half_precision_are_refused(plain_run: Path, tmp_path: Path) -> None:
-    work = work_of(plain_run, split="valid", keys="final")
+    work = datastore_job(plain_run, split="valid", keys="final")
     with torch.no_grad():
         for weight in work.model.body.get_submodule("norm").parameters():
             weight.mul_(1e6).add_(1e6)

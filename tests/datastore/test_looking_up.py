@@ -8,29 +8,29 @@ import torch
 from stores import trained
 
 import manyformer as mf
-from manyformer.batches import TextBatch
-from manyformer.data.lookups import lookups_of
-from manyformer.data.prepared import kept
-from manyformer.datastore import Datastore, Looking, build, find_neighbours, work_of
+from manyformer.batches import CausalLMBatch
+from manyformer.data.cache_folder import load_prepared
+from manyformer.data.neighbour_tables import lookups_of
+from manyformer.datastore import Datastore, RetrievalAugmentedModel, build, datastore_job, find_neighbours
 from manyformer.errors import UserError
 from manyformer.evaluate import evaluate
-from manyformer.evaluate.held import split_of
+from manyformer.evaluate.eval_data import split_of
 from manyformer.models import LanguageModel
-from manyformer.train.folder import as_run
+from manyformer.train.run_folder import as_run
 
 K, APART = 3, 5
 
 
 @pytest.fixture(scope="module")
 def store(plain_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Datastore:
-    return build(work_of(plain_run, precision="float32"), tmp_path_factory.mktemp("stores") / "train")
+    return build(datastore_job(plain_run, precision="float32"), tmp_path_factory.mktemp("stores") / "train")
 
 
 @pytest.fixture(scope="module")
 def found(plain_run: Path, store: Datastore) -> Path:
     out = store.folder.parent / "neighbours"
     said: list[tuple[int, int]] = []
-    work = work_of(plain_run)
+    work = datastore_job(plain_run)
     splits = find_neighbours(work, store, out, k=K, apart=APART, each=lambda *now: said.append(now))
     assert splits == ("train", "valid")
     assert said[-1][0] <= said[-1][1]
@@ -39,11 +39,11 @@ def found(plain_run: Path, store: Datastore) -> Path:
 
 @pytest.fixture(scope="module")
 def looking_run(found: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("spalm"), "spalm", "remembered=8", f"data.neighbours={found}")
+    return trained(tmp_path_factory.mktemp("spalm"), "spalm", "memory_length=8", f"data.neighbours={found}")
 
 
 def test_neighbours_are_from_elsewhere(plain_run: Path, store: Datastore, found: Path) -> None:
-    ready = kept(plain_run / "data")
+    ready = load_prepared(plain_run / "data")
     assert ready is not None
     lookups = lookups_of(str(found), ready.shards["train"])
     assert lookups is not None
@@ -66,7 +66,7 @@ def test_it_learns_and_is_scored_with_them(looking_run: Path, found: Path) -> No
     material = split_of(record, "language-model", looking_run, "valid")
     assert material.held is not None
     batch = next(iter(material.held))
-    assert isinstance(batch, TextBatch)
+    assert isinstance(batch, CausalLMBatch)
     assert batch.neighbours is not None
     assert batch.neighbours.shape == (*batch.tokens.shape, K)
     model = mf.load(looking_run)
@@ -82,7 +82,7 @@ def test_it_learns_and_is_scored_with_them(looking_run: Path, found: Path) -> No
 def test_writing_finds_them_as_it_goes(plain_run: Path, looking_run: Path, store: Datastore) -> None:
     model, retriever = mf.load(looking_run), mf.load(plain_run)
     assert isinstance(model, LanguageModel)
-    both = Looking(model, retriever, store, k=K)
+    both = RetrievalAugmentedModel(model, retriever, store, k=K)
     tokens = torch.randint(5, model.vocab, (2, 12))
     entries = store.search(both.reader.hidden(tokens).y[..., -16:].flatten(0, 1), K).entries
     wanted = model(tokens, neighbours=store.following(entries).view(2, 12, K)).logits
@@ -90,11 +90,11 @@ def test_writing_finds_them_as_it_goes(plain_run: Path, looking_run: Path, store
     answers = [mf.generate(both, [[5, 6, 7], [8]], max_new=6, use_cache=cache) for cache in (True, False)]
     assert [row[0].tokens for row in answers[0].rows] == [row[0].tokens for row in answers[1].rows]
     with pytest.raises(UserError, match="nothing in this model takes what was looked up"):
-        Looking(retriever, retriever, store)
+        RetrievalAugmentedModel(retriever, retriever, store)
     with pytest.raises(UserError, match="was built with another model"):
-        Looking(model, model, store)
+        RetrievalAugmentedModel(model, model, store)
 
 
 def test_one_document_needs_a_distance(plain_run: Path, store: Datastore, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the datastore's text is one document, all of which would not count"):
-        find_neighbours(work_of(plain_run), store, tmp_path)
+        find_neighbours(datastore_job(plain_run), store, tmp_path)

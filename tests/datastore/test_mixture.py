@@ -9,14 +9,14 @@ from stores import written
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import IGNORE, TextBatch
-from manyformer.datastore import Datastore, Neighbourly, knn_lm
-from manyformer.datastore.keys import KeyName, keyed
+from manyformer.batches import IGNORE_INDEX, CausalLMBatch
+from manyformer.datastore import Datastore, KNNHead, knn_lm
+from manyformer.datastore.context_keys import KeyLayer, keyed
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel
 
 VOCAB = 29
-RECIPES = [("transformer-lm", {}), ("transformer-xl", {"remembered": 512})]
+RECIPES = [("transformer-lm", {}), ("transformer-xl", {"memory_length": 512})]
 
 
 PROMISED = {"causal", "cached", "prefill", "preallocated", "rewind", "packing", "padding-left", "beams", "gradients"}
@@ -30,11 +30,11 @@ def model_of(recipe: str = "transformer-lm", **keywords: object) -> LanguageMode
     return model
 
 
-def reads(model: LanguageModel, name: KeyName) -> LanguageModel:
+def reads(model: LanguageModel, name: KeyLayer) -> LanguageModel:
     return LanguageModel(model.embed, keyed(model, name).body, model.head).eval()
 
 
-def store_of(folder: Path, model: LanguageModel, *, name: KeyName = "final", copies: int = 1) -> Datastore:
+def store_of(folder: Path, model: LanguageModel, *, name: KeyLayer = "final", copies: int = 1) -> Datastore:
     """Contexts of a random text, read by the model itself."""
     generator = torch.Generator().manual_seed(1)
     texts = torch.randint(5, VOCAB, (6, 20), generator=generator)
@@ -49,7 +49,7 @@ def drawn(rows: int = 2, length: int = 15) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["final", "feed-forward"])
-def test_the_distribution_by_brute_force(tmp_path: Path, name: KeyName) -> None:
+def test_the_distribution_by_brute_force(tmp_path: Path, name: KeyLayer) -> None:
     model = model_of()
     store = store_of(tmp_path, model, name=name)
     tokens = drawn()
@@ -138,10 +138,10 @@ def test_scores_and_losses_are_those_of_the_distribution(tmp_path: Path) -> None
     model, tokens = model_of(), drawn()
     both = knn_lm(model, store_of(tmp_path, model), neighbours=6)
     targets = drawn(2, 15).roll(1, 1)
-    targets[0, :3] = IGNORE
-    batch = TextBatch(tokens, targets)
+    targets[0, :3] = IGNORE_INDEX
+    batch = CausalLMBatch(tokens, targets)
     log = both(tokens).logits.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-    wanted = -log[targets != IGNORE].sum()
+    wanted = -log[targets != IGNORE_INDEX].sum()
     score = both.score(batch)
     torch.testing.assert_close(score.nll, wanted.double(), rtol=1e-5, atol=1e-5)
     assert int(score.targets) == 27
@@ -173,5 +173,5 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no recipe made this LanguageModel, so it cannot be saved"):
         knn_lm(model, store).save(tmp_path / "both")
     head = knn_lm(model, store).head
-    assert isinstance(head, Neighbourly)
+    assert isinstance(head, KNNHead)
     assert "114 entries" in repr(head)

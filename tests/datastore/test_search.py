@@ -8,8 +8,8 @@ import pytest
 import torch
 from stores import written
 
-from manyformer.datastore import Ban, Datastore, search
-from manyformer.datastore.search import measured, nearest
+from manyformer.datastore import Datastore, ExcludedRange, exact_search
+from manyformer.datastore.exact_search import measured, nearest
 from manyformer.errors import UserError
 
 
@@ -17,7 +17,7 @@ from manyformer.errors import UserError
 @pytest.mark.parametrize("k", [1, 7, 60])
 def test_neighbours_are_the_nearest(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, k: int) -> None:
     # blocks that do not divide the keys
-    monkeypatch.setattr(search, "MOST", 17)
+    monkeypatch.setattr(exact_search, "MOST", 17)
     keys = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     queries = torch.randn(9, 5, dtype=dtype)
     found = measured(keys, queries, nearest(keys, queries, k))
@@ -27,9 +27,9 @@ def test_neighbours_are_the_nearest(monkeypatch: pytest.MonkeyPatch, dtype: torc
 
 
 def test_entries_that_do_not_count_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "MOST", 10)
+    monkeypatch.setattr(exact_search, "MOST", 10)
     keys = np.arange(30, dtype=np.float32)[:, None]
-    ban = Ban(torch.tensor([4, 0, 0]), torch.tensor([7, 0, 28]))
+    ban = ExcludedRange(torch.tensor([4, 0, 0]), torch.tensor([7, 0, 28]))
     entries = nearest(keys, torch.tensor([[5.2], [5.2], [5.2]]), 3, ban=ban)
     assert entries.sort(1).values.tolist() == [[3, 7, 8], [4, 5, 6], [-1, 28, 29]]
     found = measured(keys, torch.tensor([[5.2]] * 3), entries)

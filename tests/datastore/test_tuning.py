@@ -7,9 +7,9 @@ import torch
 from stores import TEXT
 
 import manyformer as mf
-from manyformer.datastore import Datastore, Mix, build, knn_lm, work_of
-from manyformer.datastore.scoring import score
-from manyformer.datastore.showing import look
+from manyformer.datastore import Datastore, KNNSettings, build, datastore_job, knn_lm
+from manyformer.datastore.inspect_prompt import inspect_prompt
+from manyformer.datastore.score_datastore import score
 from manyformer.datastore.tuning import tune
 from manyformer.errors import UserError
 from manyformer.evaluate import evaluate
@@ -18,13 +18,13 @@ from manyformer.models import LanguageModel
 
 @pytest.fixture(scope="module")
 def store(plain_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Datastore:
-    return build(work_of(plain_run), tmp_path_factory.mktemp("store") / "train")
+    return build(datastore_job(plain_run), tmp_path_factory.mktemp("store") / "train")
 
 
 @pytest.mark.parametrize("fixture", ["plain_run", "memory_run"])
 def test_every_setting_costs_what_scoring_says(fixture: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     run: Path = request.getfixturevalue(fixture)
-    work = work_of(run)
+    work = datastore_job(run)
     store = build(work, tmp_path / "store")
     # of equally near contexts any may be chosen, and without a memory every row begins with few tokens
     few = 4 if fixture == "memory_run" else len(store)
@@ -33,7 +33,7 @@ def test_every_setting_costs_what_scoring_says(fixture: str, request: pytest.Fix
     assert found.nats[found.best] == min(found.nats.values())
     # after two steps of training the text itself knows better
     assert found.best.weight == 0.8
-    for mix in (found.best, Mix(few, 0.3, 4.0), Mix(len(store), 0.0, 0.5)):
+    for mix in (found.best, KNNSettings(few, 0.3, 4.0), KNNSettings(len(store), 0.0, 0.5)):
         scored = evaluate(run, split="valid", wrap=lambda model, mix=mix: knn_lm(model, store, **mix._asdict()))  # type: ignore[misc]
         nats = scored["perplexity"].parts["nats"] * found.targets
         assert found.nats[mix] == pytest.approx(nats, rel=1e-4)
@@ -44,15 +44,17 @@ def test_every_setting_costs_what_scoring_says(fixture: str, request: pytest.Fix
 
 def test_a_glance_at_some_of_the_text(plain_run: Path, store: Datastore) -> None:
     other = str(plain_run.parent / "other.txt")
-    found = tune(work_of(plain_run), store, data=other, neighbours=[8], weights=[0.5], temperatures=[1.0], most=50)
+    found = tune(
+        datastore_job(plain_run), store, data=other, neighbours=[8], weights=[0.5], temperatures=[1.0], most=50
+    )
     assert (found.targets, found.material) == (50, other)
     with pytest.raises(UserError, match="there is nothing to try"):
-        tune(work_of(plain_run), store, weights=[])
+        tune(datastore_job(plain_run), store, weights=[])
 
 
 def test_with_and_without(plain_run: Path, store: Datastore) -> None:
     said: list[str] = []
-    found = score(plain_run, store, Mix(16, 0.8, 1.0), split="valid", each=said.append)
+    found = score(plain_run, store, KNNSettings(16, 0.8, 1.0), split="valid", each=said.append)
     assert found.alone["perplexity"].value == pytest.approx(evaluate(plain_run, split="valid")["perplexity"].value)
     assert found.together["perplexity"].value < found.alone["perplexity"].value
     assert min(found.alone_speed, found.together_speed) > 0
@@ -62,21 +64,21 @@ def test_with_and_without(plain_run: Path, store: Datastore) -> None:
 def test_what_was_found_is_shown(plain_run: Path, store: Datastore) -> None:
     model = mf.load(plain_run)
     both = knn_lm(model, store, neighbours=20, weight=0.9)
-    found = look(both, "the dog lay by the d", shown=6, guesses=4)
+    found = inspect_prompt(both, "the dog lay by the d", shown=6, guesses=4)
     assert len(found.neighbours) == 6
     assert [one.distance for one in found.neighbours] == sorted(one.distance for one in found.neighbours)
     first = found.neighbours[0]
-    assert len(first.before) == 12
+    assert len(first.context) == 12
     assert len(first.token) == 1
-    assert len(first.after) == 4
-    assert f"{first.before}{first.token}{first.after}" in TEXT
+    assert len(first.continuation) == 4
+    assert f"{first.context}{first.token}{first.continuation}" in TEXT
     assert 0 < first.share <= 1
     tokens = torch.tensor([[1, *model.tokenizer.encode("the dog lay by the d")]])
     likely = both(tokens).logits[0, -1].exp().topk(4)
     assert [guess.token for guess in found.guesses] == [model.tokenizer.token(t) for t in likely.indices.tolist()]
     assert [guess.both for guess in found.guesses] == pytest.approx(likely.values.tolist(), rel=1e-4)
-    few = look(knn_lm(model, store, neighbours=2), "the", shown=5)
+    few = inspect_prompt(knn_lm(model, store, neighbours=2), "the", shown=5)
     assert [one.share > 0 for one in few.neighbours] == [True, True, False, False, False]
     assert isinstance(model, LanguageModel)
     with pytest.raises(UserError, match="this model looks into no datastore"):
-        look(model, "the")
+        inspect_prompt(model, "the")

@@ -10,19 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.batches import IGNORE, PairBatch, TextBatch
-from manyformer.check.small import SMALL
-from manyformer.core import PADDING, Context, Place
-from manyformer.depth.leaving import EarlyExit
-from manyformer.depth.predictors import Geometric
-from manyformer.depth.rules import Margin, Seen
+from manyformer.batches import IGNORE_INDEX, CausalLMBatch, Seq2SeqBatch
+from manyformer.check.tiny_models import SMALL
+from manyformer.core import PADDING_SEGMENT, Context, TokenPositions
+from manyformer.depth.early_exit_stack import EarlyExit
+from manyformer.depth.exit_predictors import GeometricExitRule
+from manyformer.depth.exit_rules import ExitRuleInput, MarginExitRule
 from manyformer.errors import UserError
-from manyformer.models.exits import Exits
-from manyformer.models.head import LARGE, Head
-from manyformer.models.oracles import best_layers
+from manyformer.models.exit_classifiers import ExitClassifiers
+from manyformer.models.exit_oracles import best_layers
+from manyformer.models.head import LARGE, ClassHead
+from manyformer.models.with_early_exit import early_exit
 from manyformer.recipes import RECIPES
 from manyformer.recipes.registry import card_of
-from manyformer.recipes.wrapping import early_exit
 
 SIZES: dict[str, Any] = {"vocab": 13, "dim": 8, "depth": 4, "heads": 2, "hidden": 12, "dropout": 0.0}
 ALL_RULES = ["softmax", "saturation", "likeliest", "classifier", "geometric"]
@@ -43,7 +43,7 @@ def depths(model: Any, *inputs: Any) -> Tensor:
 
 
 def text_model(norm: str = "pre") -> Any:
-    return shaken(mf.build("transformer-lm", **SIZES, norm=norm))
+    return shaken(mf.build("transformer-lm", **SIZES, norm_order=norm))
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -55,7 +55,7 @@ def test_limits_of_the_threshold(rule: Any, norm: str) -> None:
     first: Any = early_exit(model, rule=rule, threshold=0.0).eval()
     least = 2 if rule == "saturation" else 1
     assert (depths(first, tokens) == least).all()
-    place = Place(torch.arange(7).expand(2, -1), torch.zeros(2, 7, dtype=torch.long))
+    place = TokenPositions(torch.arange(7).expand(2, -1), torch.zeros(2, 7, dtype=torch.long))
     x = model.embed(tokens, place)
     for layer in first.body.layers[:least]:
         x = layer(x, Context(place)).y
@@ -75,10 +75,10 @@ def one_by_one(model: Any, tokens: Tensor, exits: list[int]) -> Tensor:
                 streams[t].append(streams[t][-1])
                 continue
             seen = layer.attention.before(torch.stack([streams[s][number] for s in range(t + 1)]))
-            q = attention.to_q(seen[-1]).view(2, 1, 4)
-            k, v = (part.view(-1, 2, 4).transpose(0, 1) for part in attention.to_kv(seen).chunk(2, -1))
+            q = attention.q_proj(seen[-1]).view(2, 1, 4)
+            k, v = (part.view(-1, 2, 4).transpose(0, 1) for part in attention.kv_proj(seen).chunk(2, -1))
             weights = (q @ k.mT / 2).softmax(-1)
-            h = streams[t][-1] + attention.out((weights @ v).flatten())
+            h = streams[t][-1] + attention.out_proj((weights @ v).flatten())
             streams[t].append(h + ff.down(ff.activation(ff.up(layer.ff.before(h)))))
     ready = model.body.norm.inner(torch.stack([stream[-1] for stream in streams]))
     return model.head.last(ready)
@@ -96,14 +96,15 @@ def test_copied_states_are_projected_by_each_layer() -> None:
 def test_own_classifiers_say_what_their_layer_would(rule: Any) -> None:
     words: dict[str, Any] = {"threshold": 0.2} if rule == "softmax" else {}
     wrapped: Any = shaken(
-        early_exit(mf.build("transformer", **SIZES, norm="pre"), rule=rule, classifiers="own", **words), 0.5
+        early_exit(mf.build("transformer", **SIZES, norm_order="pre"), rule=rule, classifier_sharing="own", **words),
+        0.5,
     )
     for name, weight in wrapped.decoder.rule.named_parameters():
         nn.init.normal_(weight) if name.endswith("weight") else nn.init.zeros_(weight)
     source, target = torch.randint(0, 13, (3, 5)), torch.randint(0, 13, (3, 6))
     depth, logits = depths(wrapped, source, target), wrapped(source, target).logits
     assert len(depth.unique()) > 1 or rule == "sequence"
-    place = Place(torch.arange(6).expand(3, -1), torch.zeros(3, 6, dtype=torch.long))
+    place = TokenPositions(torch.arange(6).expand(3, -1), torch.zeros(3, 6, dtype=torch.long))
     memory = wrapped.encode(source)
     y = wrapped.decoder(wrapped.embed_target(target, place), Context(place, memory)).y
     heads = [*wrapped.head.own, wrapped.head.last]
@@ -115,26 +116,26 @@ def test_own_classifiers_say_what_their_layer_would(rule: Any) -> None:
 
 @pytest.mark.parametrize("vocab", [13, LARGE])
 def test_classifiers_without_tokens_have_a_gradient_of_zero(vocab: int) -> None:
-    exits = Exits(Head(4, vocab), [Head(4, vocab)])
+    exits = ExitClassifiers(ClassHead(4, vocab), [ClassHead(4, vocab)])
     y = torch.cat([torch.randn(3, 4), torch.full((3, 1), 2.0)], 1)
-    exits.loss(y, torch.tensor([1, 2, IGNORE]), smoothing=0.1).total.backward()  # type: ignore[no-untyped-call]
-    (other,) = exits.own.parameters()
+    exits.loss(y, torch.tensor([1, 2, IGNORE_INDEX]), smoothing=0.1).total.backward()  # type: ignore[no-untyped-call]
+    (other,) = exits.per_layer.parameters()
     assert other.grad is not None
     assert not other.grad.any()
 
 
 def test_decaying_threshold_in_numbers() -> None:
-    unused = Exits(Head(2, 3))
-    rule = Margin(unused, (0.8,), decay=4.0, horizon=10)
+    unused = ExitClassifiers(ClassHead(2, 3))
+    rule = MarginExitRule(unused, (0.8,), decay=4.0, horizon=10)
     pos = torch.tensor([[0, 5, 10]])
     expected = [0.9 * 0.8 + 0.1 * math.exp(-4 * t / 10) for t in (0, 5, 10)]
     torch.testing.assert_close(rule.decayed(0.8, pos)[0], torch.tensor(expected))
-    seen = Seen(1, *(torch.zeros(1, 3, 2),) * 3, pos)
-    assert not Margin(unused, (1.01,), decay=4.0, horizon=10)(seen, None).leaves.any()
+    seen = ExitRuleInput(1, *(torch.zeros(1, 3, 2),) * 3, pos)
+    assert not MarginExitRule(unused, (1.01,), decay=4.0, horizon=10)(seen, None).leaves.any()
 
 
 def test_geometric_shares_are_those_of_the_paper() -> None:
-    rule, streams = Geometric(4, (0.5,) * 3), [torch.randn(2, 5, 4) for _ in range(4)]
+    rule, streams = GeometricExitRule(4, (0.5,) * 3), [torch.randn(2, 5, 4) for _ in range(4)]
     leaves = [torch.sigmoid(rule.leave(stream))[..., 0] for stream in streams[:-1]]
     shares = rule.log_shares(streams).exp()
     torch.testing.assert_close(shares[..., 0], leaves[0])
@@ -147,7 +148,9 @@ def choices(scores: Tensor, *, smoothing: float, penalty: float, counted: list[b
     length = scores.shape[1]
     pos, seg = torch.arange(length)[None], torch.zeros(1, length, dtype=torch.long)
     there = torch.ones(1, length, dtype=torch.bool) if counted is None else torch.tensor([counted])
-    return best_layers(scores[:, None], Place(pos, seg), there, smoothing=smoothing, penalty=penalty)[0].tolist()
+    return best_layers(scores[:, None], TokenPositions(pos, seg), there, smoothing=smoothing, penalty=penalty)[
+        0
+    ].tolist()
 
 
 def test_oracles_choose() -> None:
@@ -163,7 +166,10 @@ def test_oracles_choose() -> None:
 
 def test_smoothing_in_numbers() -> None:
     """The kernel is exp(-|t - t'|^2 / sigma): nearer tokens count for more, and another document for nothing."""
-    scores, place = torch.randn(3, 1, 5), Place(torch.tensor([[0, 1, 2, 0, 1]]), torch.tensor([[0, 0, 0, 1, 1]]))
+    scores, place = (
+        torch.randn(3, 1, 5),
+        TokenPositions(torch.tensor([[0, 1, 2, 0, 1]]), torch.tensor([[0, 0, 0, 1, 1]])),
+    )
     found = best_layers(scores, place, torch.ones(1, 5, dtype=torch.bool), smoothing=2.0, penalty=0.1)
     for t, (begin, end) in enumerate([(0, 3)] * 3 + [(3, 5)] * 2):
         sums = [sum(scores[n, 0, s] * math.exp(-((t - s) ** 2) / 2) for s in range(begin, end)) for n in range(3)]
@@ -171,16 +177,16 @@ def test_smoothing_in_numbers() -> None:
 
 
 def mean(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX)
 
 
 @pytest.mark.parametrize("weights", ["even", "rising"])
 def test_aligned_training_is_the_mean_over_layers(weights: Any) -> None:
-    model: Any = early_exit(text_model(), layer_weights=weights, classifiers="own").train()
+    model: Any = early_exit(text_model(), layer_weights=weights, classifier_sharing="own").train()
     shaken(model).train()
     tokens = torch.randint(0, 13, (2, 6))
-    targets = torch.where(torch.rand(2, 6) < 0.2, IGNORE, tokens.roll(-1, 1))
-    loss = model.loss(TextBatch(tokens, targets))
+    targets = torch.where(torch.rand(2, 6) < 0.2, IGNORE_INDEX, tokens.roll(-1, 1))
+    loss = model.loss(CausalLMBatch(tokens, targets))
     seen: list[Tensor] = []
     for layer in model.body.layers:
         layer.register_forward_hook(lambda _, __, out: seen.append(model.body.norm.inner(out.y)))
@@ -194,10 +200,10 @@ def test_aligned_training_is_the_mean_over_layers(weights: Any) -> None:
 
 
 def test_mixed_training_leaves_at_random_and_copies() -> None:
-    model: Any = shaken(early_exit(text_model(), rule="never", training="mixed", draws=3)).train()
+    model: Any = shaken(early_exit(text_model(), rule="never", exit_training="mixed", mixed_samples=3)).train()
     tokens = torch.randint(0, 13, (1, 8))
     torch.manual_seed(1)
-    loss = model.loss(TextBatch(tokens, tokens.roll(-1, 1)))
+    loss = model.loss(CausalLMBatch(tokens, tokens.roll(-1, 1)))
     torch.manual_seed(1)
     drawn: list[Tensor] = []
     costs = []
@@ -217,14 +223,14 @@ def test_what_a_predictor_learns(rule: Any, oracle: Any) -> None:
     model: Any = shaken(early_exit(mf.build("transformer", **SIZES), rule=rule, oracle=oracle, **words)).train()
     source, target = torch.randint(0, 13, (2, 5)), torch.randint(0, 13, (2, 6))
     targets = target.roll(-1, 1)
-    targets[1, 4:] = IGNORE
-    ends = torch.tensor([[0] * 6, [0] * 4 + [PADDING] * 2])
-    batch = PairBatch(source, target, targets, None, ends)
+    targets[1, 4:] = IGNORE_INDEX
+    ends = torch.tensor([[0] * 6, [0] * 4 + [PADDING_SEGMENT] * 2])
+    batch = Seq2SeqBatch(source, target, targets, None, ends)
     with_exits = model.loss(batch)
     exam, model.auxiliary.exam = model.auxiliary.exam, None
     extra = with_exits.extra - model.loss(batch).extra
     model.auxiliary.exam = exam
-    memory, place = model.encode(source), Place(torch.arange(6).expand(2, -1), ends)
+    memory, place = model.encode(source), TokenPositions(torch.arange(6).expand(2, -1), ends)
     outs = model.decoder.each(model.embed_target(target, place), Context(place, memory))
     logits = torch.stack([model.head(out.y) for out in outs])
     right = logits.log_softmax(-1).gather(-1, targets.clamp(min=0).expand(4, 2, 6)[..., None])[..., 0]
@@ -252,7 +258,7 @@ def test_the_second_stage_learns_nothing_but_agreement() -> None:
     learning = [name for name, weight in model.named_parameters() if weight.requires_grad]
     assert learning == ["body.rule.leave.weight", "body.rule.leave.bias"]
     tokens = torch.randint(0, 13, (2, 6))
-    loss = model.loss(TextBatch(tokens, tokens.roll(-1, 1)))
+    loss = model.loss(CausalLMBatch(tokens, tokens.roll(-1, 1)))
     outs = model.body.each(*_into(model, tokens))
     said = torch.stack([model.head(out.y).argmax(-1) for out in outs])
     logits = torch.stack([model.body.rule.leave(out.y[..., :-1])[..., 0] for out in outs[:-1]])
@@ -260,7 +266,7 @@ def test_the_second_stage_learns_nothing_but_agreement() -> None:
 
 
 def _into(model: Any, tokens: Tensor) -> Any:
-    place = Place(torch.arange(tokens.shape[1]).expand(tokens.shape[0], -1), torch.zeros_like(tokens))
+    place = TokenPositions(torch.arange(tokens.shape[1]).expand(tokens.shape[0], -1), torch.zeros_like(tokens))
     return model.embed(tokens, place), Context(place)
 
 
@@ -275,7 +281,7 @@ WRITERS = sorted(
 def test_any_recipe_that_writes_can_be_wrapped(name: str, tmp_path: Path) -> None:
     recipe = RECIPES[name]
     sizes = {key: value for key, value in SMALL.items() if key in recipe.signature.parameters}
-    model: Any = shaken(mf.build(name, **(sizes | recipe.card.small)))
+    model: Any = shaken(mf.build(name, **(sizes | recipe.card.tiny_keywords)))
     body = model.body if hasattr(model, "body") else model.decoder
     # those of spalm are followed by a layer that looks elsewhere
     shows = any(child.isdigit() for child, _ in body.named_children()) and not isinstance(body, EarlyExit)
@@ -292,7 +298,7 @@ def test_any_recipe_that_writes_can_be_wrapped(name: str, tmp_path: Path) -> Non
     full = model(*inputs).logits
     torch.manual_seed(0)
     torch.testing.assert_close(wrapped(*inputs).logits, full, rtol=0, atol=0)
-    assert card_of(wrapped.spec).streams == recipe.card.streams  # type: ignore[union-attr]
+    assert card_of(wrapped.spec).incremental_decoding == recipe.card.incremental_decoding  # type: ignore[union-attr]
     wrapped.save(tmp_path / "model")
     again: Any = mf.load(tmp_path / "model", keywords={"threshold": 0.01})
     assert again.spec.keywords["of"] == name
@@ -317,4 +323,4 @@ def test_what_contradicts_itself_is_refused() -> None:
     with pytest.raises(UserError, match="writes nothing"):
         early_exit(mf.build("bert", **{**SIZES, "depth": 1}))
     with pytest.raises(ValueError, match="but one Reversible"):
-        early_exit(mf.build("transformer-lm", **SIZES, residual="reversible"))
+        early_exit(mf.build("transformer-lm", **SIZES, residual_streams="reversible"))

@@ -7,13 +7,23 @@ import torch
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.batches import TextBatch
-from manyformer.core import Add, Chain, Context, Layer, Out, Place, Plain, Residual, State
-from manyformer.depth import Reversible
+from manyformer.batches import CausalLMBatch
+from manyformer.core import (
+    AddJoin,
+    Chain,
+    Context,
+    ContiguousLayout,
+    Layer,
+    LayerOutput,
+    Residual,
+    State,
+    TokenPositions,
+)
+from manyformer.depth import ReversibleStack
 from manyformer.errors import UserError
-from manyformer.feedforward import Chunked, FeedForward
-from manyformer.replay import once, recorded, replayed
-from manyformer.train.remat import remat
+from manyformer.feedforward import ChunkedLayer, FeedForward
+from manyformer.recompute import choose_once, recording_choices, replaying_choices
+from manyformer.train.activation_checkpointing import checkpoint_activations
 
 
 def watch(module: nn.Module, name: str, value: Tensor) -> None:
@@ -22,7 +32,7 @@ def watch(module: nn.Module, name: str, value: Tensor) -> None:
 
 def context(length: int, **more: Any) -> Context:
     pos = torch.arange(length)[None]
-    return Context(Place(pos, torch.zeros_like(pos), Plain()), **more)
+    return Context(TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout()), **more)
 
 
 class Rounded(Layer):
@@ -32,29 +42,29 @@ class Rounded(Layer):
         super().__init__()
         self.way, self.made = nn.Linear(dim, dim, bias=False), 0
 
-    def forward(self, x: Tensor, ctx: Context, state: State = None) -> Out:
+    def forward(self, x: Tensor, ctx: Context, state: State = None) -> LayerOutput:
         def choose() -> Tensor:
             self.made += 1
             return (x.detach() * 1e6).round() % 2
 
         y = self.way(x)
-        return Out(y * once(choose), state, y.square().mean())
+        return LayerOutput(y * choose_once(choose), state, y.square().mean())
 
 
-def stack(dim: int, depth: int, dropout: float) -> Reversible:
+def stack(dim: int, depth: int, dropout: float) -> ReversibleStack:
     def layer() -> Chain:
         parts = {"mix": Rounded(dim), "ff": FeedForward(dim, 2 * dim)}
         return Chain(
             **{
-                name: Residual(part, before=nn.LayerNorm(dim), join=Add(dropout=dropout))
+                name: Residual(part, pre_norm=nn.LayerNorm(dim), join=AddJoin(dropout=dropout))
                 for name, part in parts.items()
             }
         )
 
-    return Reversible(**{str(number): layer() for number in range(depth)})
+    return ReversibleStack(**{str(number): layer() for number in range(depth)})
 
 
-def gradients(body: Reversible, x: Tensor, ctx: Context) -> list[Tensor]:
+def gradients(body: ReversibleStack, x: Tensor, ctx: Context) -> list[Tensor]:
     torch.manual_seed(5)
     out = body(x, ctx)
     loss = out.y.pow(3).sum() + 3 * out.loss + torch.rand(())
@@ -93,7 +103,7 @@ def test_weights_that_are_frozen_and_inputs_that_need_nothing() -> None:
 
 def kept(residual: str, depth: int) -> int:
     """Numbers that autograd keeps between forward and backward."""
-    model = mf.build("compose", vocab=11, dim=16, depth=depth, heads=2, residual=residual)
+    model = mf.build("compose", vocab=11, dim=16, depth=depth, heads=2, residual_streams=residual)
     weights = {weight.data_ptr() for weight in model.parameters()}
     count = 0
 
@@ -104,7 +114,7 @@ def kept(residual: str, depth: int) -> int:
 
     tokens = torch.randint(11, (2, 64))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        model.loss(TextBatch(tokens, tokens))
+        model.loss(CausalLMBatch(tokens, tokens))
     return count
 
 
@@ -117,7 +127,7 @@ def test_what_is_kept_does_not_grow_with_depth() -> None:
 def test_any_parts_may_be_reversible(words: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = mf.build(
-        "compose", vocab=11, dim=16, depth=3, heads=2, residual="reversible", ff_chunk=5, dropout=0.1, **words
+        "compose", vocab=11, dim=16, depth=3, heads=2, residual_streams="reversible", ff_chunk=5, dropout=0.1, **words
     ).double()
     tokens = torch.randint(11, (2, 13))
     found = []
@@ -132,17 +142,17 @@ def test_any_parts_may_be_reversible(words: dict[str, Any]) -> None:
 def test_a_source_gets_its_gradient() -> None:
     """Cross-attention in a branch: what it attends to is an input, too."""
     from manyformer.attention import Attention
-    from manyformer.core import Memory
-    from manyformer.kernels import Softmax
-    from manyformer.sources import Encoded
+    from manyformer.core import MemorySequence
+    from manyformer.kernels import SoftmaxKernel
+    from manyformer.sources import CrossAttentionSource
 
     torch.manual_seed(0)
-    layers = {"cross": Attention(8, 2, Softmax(), source=Encoded()), "ff": FeedForward(8)}
-    body = Reversible(**{"0": Chain(**{name: Residual(part) for name, part in layers.items()})}).double()
+    layers = {"cross": Attention(8, 2, SoftmaxKernel(), source=CrossAttentionSource()), "ff": FeedForward(8)}
+    body = ReversibleStack(**{"0": Chain(**{name: Residual(part) for name, part in layers.items()})}).double()
     source, x = (torch.randn(1, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
     found = []
     for more in ({}, {"watch": watch}):
-        ctx = context(4, memory=Memory(source, context(4).place), **more)
+        ctx = context(4, memory=MemorySequence(source, context(4).positions), **more)
         found.append(torch.autograd.grad(body(x, ctx).y.pow(2).sum(), [source, x, *body.parameters()]))
     for got, want in zip(*found):
         assert (got - want).abs().max() < 1e-12
@@ -150,20 +160,20 @@ def test_a_source_gets_its_gradient() -> None:
 
 def test_what_cannot_be_taken_back_is_refused() -> None:
     with pytest.raises(ValueError, match=r"norm='pre'\) or around it"):
-        mf.build("compose", vocab=11, dim=16, depth=1, heads=2, residual="reversible", norm="post")
+        mf.build("compose", vocab=11, dim=16, depth=1, heads=2, residual_streams="reversible", norm_order="post")
     with pytest.raises(UserError, match="keeps no activations anyway"):
-        remat(mf.build("compose", vocab=11, dim=16, depth=1, heads=2, residual="reversible"))
+        checkpoint_activations(mf.build("compose", vocab=11, dim=16, depth=1, heads=2, residual_streams="reversible"))
 
 
 def test_choices_are_made_once() -> None:
     made = iter(range(10))
-    assert once(lambda: next(made)) == 0
+    assert choose_once(lambda: next(made)) == 0
     tape: list[Any] = []
-    with recorded(tape):
-        first = [once(lambda: next(made)) for _ in range(2)]
-    with replayed(tape):
-        assert [once(lambda: next(made)) for _ in range(2)] == first == [1, 2]
-    assert once(lambda: next(made)) == 3
+    with recording_choices(tape):
+        first = [choose_once(lambda: next(made)) for _ in range(2)]
+    with replaying_choices(tape):
+        assert [choose_once(lambda: next(made)) for _ in range(2)] == first == [1, 2]
+    assert choose_once(lambda: next(made)) == 3
 
 
 def test_a_feed_forward_in_pieces() -> None:
@@ -171,10 +181,10 @@ def test_a_feed_forward_in_pieces() -> None:
     whole = FeedForward(6).double()
     x = torch.randn(2, 11, 6, dtype=torch.float64, requires_grad=True)
     found = []
-    for layer in (whole, Chunked(whole, 4)):
+    for layer in (whole, ChunkedLayer(whole, 4)):
         y = layer(x, context(11)).y
         found.append([y, *torch.autograd.grad(y.pow(2).sum(), [x, *whole.parameters()])])
     for got, want in zip(*found):
         assert (got - want).abs().max() < 1e-12
     with pytest.raises(ValueError, match="may meet"):
-        Chunked(Rounded(4), 2)
+        ChunkedLayer(Rounded(4), 2)

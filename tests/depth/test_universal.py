@@ -7,13 +7,20 @@ import torch
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.core import Context, Memory, Place, ignore
-from manyformer.depth import Adaptive, Block, Graves, Halting, Released, Repeated
-from manyformer.depth.halting import Rule
+from manyformer.core import Context, MemorySequence, TokenPositions, no_watch
+from manyformer.depth import (
+    AdaptiveComputation,
+    FixedSteps,
+    GravesHalting,
+    HaltingUnit,
+    ReleasedHalting,
+    UniversalBlock,
+)
+from manyformer.depth.halting import HaltingRule
 from manyformer.flops import count_flops
-from manyformer.models.places import locate
-from manyformer.position import LearnedSteps, Sinusoid, SinusoidSteps, Timing
-from manyformer.recipes.universal_transformer import Choices
+from manyformer.models.token_positions import positions_of
+from manyformer.position import LearnedStepSignal, PositionStepSignal, SinusoidalPosition, SinusoidalStepSignal
+from manyformer.recipes.universal_transformer import UniversalConfig
 
 DIM, STEPS = 8, 4
 SEGMENTS = torch.tensor([[0, 0, 0, 0, 0, 0], [-1, -1, 3, 3, 3, 4], [0, 0, 0, -1, -1, -1]])
@@ -21,26 +28,26 @@ SEGMENTS = torch.tensor([[0, 0, 0, 0, 0, 0], [-1, -1, 3, 3, 3, 4], [0, 0, 0, -1,
 
 def made(*, causal: bool = False, cross: bool = False, **chosen: Any) -> Any:
     words = {"norm": "post", "halting": "adaptive", "transition": "feedforward", "signal": "sinusoid", **chosen}
-    body = Choices(DIM, STEPS, 2, 12, 0.0, ponder=0.1, **words).body(causal=causal, cross=cross).double()
+    body = UniversalConfig(DIM, STEPS, 2, 12, 0.0, ponder=0.1, **words).body(causal=causal, cross=cross).double()
     with torch.no_grad():
         for weight in body.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.3)
     return body
 
 
-def tokens(segments: Tensor | None = SEGMENTS, rows: int = 3, length: int = 6) -> tuple[Tensor, Place]:
+def tokens(segments: Tensor | None = SEGMENTS, rows: int = 3, length: int = 6) -> tuple[Tensor, TokenPositions]:
     x = torch.randn(rows, length, DIM, dtype=torch.float64)
-    return x, locate(torch.zeros(rows, length, dtype=torch.long), segments, None)[0]
+    return x, positions_of(torch.zeros(rows, length, dtype=torch.long), segments, None)[0]
 
 
-def all_at_once(layer: Adaptive, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+def all_at_once(layer: AdaptiveComputation, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
     """The definition: every token at every step, and then what has halted is put back. Output, loss and steps."""
-    real, h = (ctx.place.seg != -1).expand(x.shape[:2]), x
+    real, h = (ctx.positions.segment_ids != -1).expand(x.shape[:2]), x
     spent = steps = rest = torch.zeros(x.shape[:2], dtype=x.dtype)
     running, y = real, torch.zeros_like(x)
-    freezes, most = isinstance(layer.halting.rule, Graves), layer.halting.most
+    freezes, most = isinstance(layer.halting.rule, GravesHalting), layer.halting.max_steps
     for step in range(most):
-        inside = layer.timing(h, ctx.place, step)
+        inside = layer.timing(h, ctx.positions, step)
         p = torch.sigmoid(inside @ layer.halting.weight + layer.halting.bias)
         a = layer.block.attention(inside, ctx).y
         a = a if layer.block.cross is None else layer.block.cross(a, ctx).y
@@ -74,17 +81,19 @@ def test_halted_tokens_are_left_out_without_a_trace(variant: str) -> None:
     body = made(**VARIANTS[variant])
     layer = body.steps if variant == "pre" else body
     x, place = tokens()
-    memory = Memory(torch.randn(3, 5, DIM, dtype=torch.float64), tokens(None, 3, 5)[1])
+    memory = MemorySequence(torch.randn(3, 5, DIM, dtype=torch.float64), tokens(None, 3, 5)[1])
     if variant == "cross":
-        memory = memory._replace(place=memory.place._replace(seg=torch.tensor([[0] * 5, [3, 3, 4, 4, -1], [0] * 5])))
+        memory = memory._replace(
+            place=memory.positions._replace(segment_ids=torch.tensor([[0] * 5, [3, 3, 4, 4, -1], [0] * 5]))
+        )
     ctx = Context(place, memory)
     x.requires_grad_()
     want, cost, steps = all_at_once(layer, x, ctx)
-    real = (place.seg != -1)[..., None]
+    real = (place.segment_ids != -1)[..., None]
     assert steps[real[..., 0]].unique().numel() > 1, "some halt before others"
     weight = torch.randn_like(x) * real
     wanted = torch.autograd.grad((want * weight).sum() + cost, [x, *layer.parameters()])
-    for watch in (ignore, lambda *_: None):
+    for watch in (no_watch, lambda *_: None):
         out = layer(x, Context(place, memory, watch))
         torch.testing.assert_close(out.y * real, want * real, atol=1e-10, rtol=1e-10)
         torch.testing.assert_close(out.loss, cost)
@@ -98,11 +107,14 @@ def test_fixed_steps_are_a_stack_that_shares_its_weights(norm: str) -> None:
     body = made(causal=True, cross=True, halting="fixed", norm=norm)
     layer = body if norm == "post" else body.steps
     x, place = tokens()
-    ctx, want = Context(place, Memory(*tokens())), x
+    ctx, want = Context(place, MemorySequence(*tokens())), x
     for step in range(STEPS):
         want = layer.block(layer.timing(want, place, step), ctx).y
     torch.testing.assert_close(layer(x, ctx).y, want, atol=1e-12, rtol=1e-12)
-    tied, rows = mf.build("transformer-lm", vocab=5, dim=DIM, depth=STEPS, heads=2, norm="post"), torch.arange(5)[None]
+    tied, rows = (
+        mf.build("transformer-lm", vocab=5, dim=DIM, depth=STEPS, heads=2, norm_order="post"),
+        torch.arange(5)[None],
+    )
     own = mf.build("universal-transformer-lm", vocab=5, dim=DIM, depth=STEPS, heads=2, halting="fixed")
     for one in tied.body.children():
         one.load_state_dict({name.replace("transition", "ff"): w for name, w in own.body.block.state_dict().items()})
@@ -112,16 +124,16 @@ def test_fixed_steps_are_a_stack_that_shares_its_weights(norm: str) -> None:
     torch.testing.assert_close(own(rows).logits, tied(rows).logits)
 
 
-@pytest.mark.parametrize("rule", [Graves(), Released()], ids=["graves", "released"])
-def test_weights_and_cost_of_three_steps_by_hand(rule: Rule) -> None:
-    halting = Halting(1, 3, rule=rule, cost=1.0)
+@pytest.mark.parametrize("rule", [GravesHalting(), ReleasedHalting()], ids=["graves", "released"])
+def test_weights_and_cost_of_three_steps_by_hand(rule: HaltingRule) -> None:
+    halting = HaltingUnit(1, 3, rule=rule, cost=1.0)
     one, real = torch.ones(1, 1, 1), torch.ones(1, 1, dtype=torch.bool)
     p = torch.tensor([0.3, 0.4, 0.9], requires_grad=True)
     tally, mixed = halting.begin(real, one), torch.zeros(1, 1, 3)
     for step in range(3):
         weights, tally = halting.weigh(tally, p[step].view(1, 1), step)
         mixed = rule.mix(mixed, torch.eye(3)[step].view(1, 1, 3), weights)
-    shares = [0.3, 0.4, 0.3] if isinstance(rule, Graves) else [0.126, 0.28, 0.3]
+    shares = [0.3, 0.4, 0.3] if isinstance(rule, GravesHalting) else [0.126, 0.28, 0.3]
     torch.testing.assert_close(mixed[0, 0], torch.tensor(shares))
     assert not tally.running.any()
     cost = halting.loss(tally, real)
@@ -132,12 +144,12 @@ def test_weights_and_cost_of_three_steps_by_hand(rule: Rule) -> None:
 
 def test_who_does_not_halt_before_the_last_step() -> None:
     one, real = torch.ones(1, 1, 1), torch.ones(1, 1, dtype=torch.bool)
-    for rule, left in ((Graves(), 0.8), (Released(), 0.0)):
-        halting = Halting(1, 2, rule=rule)
+    for rule, left in ((GravesHalting(), 0.8), (ReleasedHalting(), 0.0)):
+        halting = HaltingUnit(1, 2, rule=rule)
         tally = halting.begin(real, one)
         for step, chance in enumerate((0.2, 0.3)):
             _, tally = halting.weigh(tally, torch.full((1, 1), chance), step)
-        assert (float(tally.steps), float(tally.rest)) == pytest.approx((2.0, left))
+        assert (float(tally.steps), float(tally.remainder)) == pytest.approx((2.0, left))
 
 
 @pytest.mark.parametrize("bias", [50.0, -50.0], ids=["at once", "never"])
@@ -147,7 +159,7 @@ def test_extreme_probabilities_are_one_step_and_all_steps(bias: float) -> None:
         layer.halting.bias.fill_(bias)
     x, place = tokens(None)
     steps = 1 if bias > 0 else STEPS
-    fixed = Repeated(layer.block, layer.timing, steps)
+    fixed = FixedSteps(layer.block, layer.timing, steps)
     torch.testing.assert_close(layer(x, Context(place)).y, fixed(x, Context(place)).y)
     assert layer(x, Context(place)).loss.item() == pytest.approx(0.1 * (steps + 1))
 
@@ -174,9 +186,9 @@ def test_what_is_watched() -> None:
     x, place = tokens()
     layer(x, Context(place, None, lambda module, name, value: seen.setdefault(name, value)))
     steps, chances = seen["steps"], seen["halting"]
-    assert (steps[place.seg == -1] == 0).all()
+    assert (steps[place.segment_ids == -1] == 0).all()
     spent = chances.cumsum(-1)
-    for row, column in (place.seg != -1).nonzero().tolist():
+    for row, column in (place.segment_ids != -1).nonzero().tolist():
         full = (spent[row, column] > 0.99).nonzero()
         assert steps[row, column] == (full[0, 0] + 1 if len(full) else STEPS)
 
@@ -198,16 +210,18 @@ def test_variants_keep_their_promises(chosen: dict[str, Any]) -> None:
 
 
 def test_mistakes_are_refused() -> None:
-    block, timing = made(halting="fixed").block, Timing(Sinusoid(DIM), SinusoidSteps(DIM))
+    block, timing = made(halting="fixed").block, PositionStepSignal(SinusoidalPosition(DIM), SinusoidalStepSignal(DIM))
     with pytest.raises(ValueError, match=r"source=Still\(\)"):
-        Adaptive(block, timing, Halting(DIM, 3))
+        AdaptiveComputation(block, timing, HaltingUnit(DIM, 3))
     with pytest.raises(ValueError, match=r"steps \(0\)"):
-        Repeated(block, timing, 0)
+        FixedSteps(block, timing, 0)
     with pytest.raises(ValueError, match=r"most \(0\)"):
-        Halting(DIM, 0)
+        HaltingUnit(DIM, 0)
     with pytest.raises(ValueError, match="cost"):
-        Halting(DIM, 1, cost=-1.0)
+        HaltingUnit(DIM, 1, cost=-1.0)
     with pytest.raises(ValueError, match="must be an Attention, not a FeedForward"):
-        Block(block.transition, block.transition)
+        UniversalBlock(block.transition, block.transition)
     with pytest.raises(ValueError, match="step 2 does not exist"):
-        Adaptive(made().block, Timing(Sinusoid(DIM), LearnedSteps(DIM, 2)), Halting(DIM, 3))
+        AdaptiveComputation(
+            made().block, PositionStepSignal(SinusoidalPosition(DIM), LearnedStepSignal(DIM, 2)), HaltingUnit(DIM, 3)
+        )

@@ -9,12 +9,12 @@ import torch
 
 import manyformer as mf
 from manyformer.cli import run as command
-from manyformer.config import Run
-from manyformer.depth.leaving import EarlyExit
+from manyformer.config import RunConfig
+from manyformer.depth.early_exit_stack import EarlyExit
 from manyformer.errors import UserError
-from manyformer.exits import Task, calibrate, depths, material, sweep
+from manyformer.exits import DecodingWorkload, calibrate, depths, material, sweep
+from manyformer.exits.early_decoding import exit_threshold
 from manyformer.exits.sweep import best_in_bins, drawn
-from manyformer.exits.writing import leaving_at
 from manyformer.generate import generate
 
 TINY: dict[str, Any] = {"dim": 16, "depth": 3, "heads": 2, "hidden": 24, "dropout": 0.0}
@@ -28,36 +28,36 @@ def trained(out: Path, recipe: str, model: dict[str, Any], **given: Any) -> Path
         "recipe": recipe, "model": TINY | model, "data": data, "limits": {"steps": 3}, "batch": {"tokens": 512},
         "evaluate": {"every": None}, "device": "cpu", "out": str(out), **given,
     }  # fmt: skip
-    mf.train(Run.model_validate(values), on_event=lambda event: None)
+    mf.train(RunConfig.model_validate(values), on_event=lambda event: None)
     return out
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # as many prompts as are needed are held out, and the model has hardly learned anything
-    return trained(tmp_path_factory.mktemp("exits") / "calm", "calm", {"fade": None})
+    return trained(tmp_path_factory.mktemp("exits") / "calm", "calm", {"threshold_decay": None})
 
 
 def test_later_stages_begin_with_earlier_ones(run: Path, tmp_path: Path) -> None:
     """The unit of confidence is new in its stage, and alone learns; an untrained plain model will do as a beginning."""
-    second = trained(tmp_path / "unit", "calm", {"confidence": "classifier", "fade": None}, start=str(run))
+    second = trained(tmp_path / "unit", "calm", {"confidence": "classifier", "threshold_decay": None}, start=str(run))
     before, after = (mf.load(folder).state_dict() for folder in (run, second))
     new = set(after) - set(before)
     assert new == {"decoder.rule.leave.weight", "decoder.rule.leave.bias"}
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert after["decoder.rule.leave.bias"].any()
-    plain = trained(tmp_path / "plain", "transformer", {"norm": "pre"})
+    plain = trained(tmp_path / "plain", "transformer", {"norm_order": "pre"})
     words = {"norm": "pre", "predictor": "multinomial", "classifiers": "shared"}
     third = trained(tmp_path / "da", "depth-adaptive-transformer", words, start=str(plain))
     assert mf.load(third).spec.recipe == "depth-adaptive-transformer"
     # another rule leaves what it does not need behind
-    fourth = trained(tmp_path / "own", "calm", {"classifiers": "own", "fade": None}, start=str(third))
+    fourth = trained(tmp_path / "own", "calm", {"classifier_sharing": "own", "threshold_decay": None}, start=str(third))
     assert "head.own.0.weight" in mf.load(fourth).state_dict()
 
 
 def test_a_later_stage_needs_an_earlier_one(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"learned from what the layers of a trained model say.*give the folder.*start"):
-        trained(tmp_path / "unit", "calm", {"confidence": "classifier", "fade": None})
+        trained(tmp_path / "unit", "calm", {"confidence": "classifier", "threshold_decay": None})
 
 
 def test_writing_tells_the_layers(run: Path) -> None:
@@ -66,7 +66,7 @@ def test_writing_tells_the_layers(run: Path) -> None:
     assert (full.layers, least.layers) == (3.0, 1.0)
     assert full.tokens_per_second > 0
     model: Any = task.model
-    with leaving_at(model, 0.02):
+    with exit_threshold(model, 0.02):
         found = generate(model, task.prompts[:2], max_new=6).tokens
         told = depths(model, task.prompts[:2], found)
     assert [len(row) for row in told] == [len(row) for row in found]
@@ -85,7 +85,7 @@ def test_calibration_refuses_what_it_cannot_certify(run: Path) -> None:
         # the lower layers now say something else
         model.decoder.get_submodule("2").ff.inner.down.weight.normal_(std=9.0)
     with pytest.raises(UserError, match="nothing can be certified: at a threshold of 0 "):
-        calibrate(Task(model, task.prompts, 6), tolerance=0.3, confidence=0.6, grid=(0.0,))
+        calibrate(DecodingWorkload(model, task.prompts, 6), tolerance=0.3, confidence=0.6, grid=(0.0,))
 
 
 def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +132,7 @@ def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_refused_before_anything_is_written_to(
     run: Path, words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(Task, "write")
+    monkeypatch.delattr(DecodingWorkload, "write")
     assert command([word.format(run=run) for word in words]) == 2
     assert told in capsys.readouterr().err
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from manyformer.errors import UserError
-from manyformer.exits.likeness import rouge_l, token_f1
-from manyformer.exits.testing import binomial_cdf, fixed_sequence, hoeffding, hoeffding_bentkus, prompts_needed
+from manyformer.exits.learn_then_test import binomial_cdf, fixed_sequence, hoeffding, hoeffding_bentkus, prompts_needed
+from manyformer.exits.text_distance import rouge_l, token_f1
 
 
 @pytest.mark.parametrize(("count", "share"), [(1, 0.3), (7, 0.5), (60, 0.05), (200, 0.9)])

@@ -10,7 +10,18 @@ from torch import Tensor
 from writers import Pair, Recurrent, Table
 
 import manyformer as mf
-from manyformer.generate import GNMT, Average, Beam, Decoding, Ending, Full, LengthPenalty, Likely, Proved, generate
+from manyformer.generate import (
+    AverageLogProbPenalty,
+    BeamSettings,
+    BeamStopping,
+    Decoding,
+    ExactStopping,
+    FullBeamStopping,
+    GNMTPenalty,
+    LengthPenalty,
+    LikelyStopping,
+    generate,
+)
 
 END = 2
 SOURCES = [[3, 4, 5, 2], [6, 2], [3, 3, 7, 8, 9, 4, 2]]
@@ -37,7 +48,7 @@ def complete(tokens: list[int], finish: str) -> tuple[int, ...]:
     return (*tokens, END) if finish == "end" else tuple(tokens)
 
 
-@pytest.mark.parametrize("penalty", [GNMT(0.0), GNMT(0.6), Average(1.0), GNMT(3.0)])
+@pytest.mark.parametrize("penalty", [GNMTPenalty(0.0), GNMTPenalty(0.6), AverageLogProbPenalty(1.0), GNMTPenalty(3.0)])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_wide_beam_finds_the_best_of_all_sequences(penalty: LengthPenalty, seed: int) -> None:
     model = Recurrent(3, seed=seed, sharp=1.0).eval()
@@ -48,7 +59,7 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(penalty: LengthPenalty, see
             for answer, gain in everything(model, prompt, 4)
         }
     best = sorted(scored, key=scored.__getitem__, reverse=True)[:5]
-    decoding = Decoding(pick=Beam(60, penalty, best=5), max_new=4, stop_ids=(END,))
+    decoding = Decoding(choice=BeamSettings(60, penalty, best=5), max_new=4, stop_ids=(END,))
     answers = generate(model, [prompt], decoding=decoding).rows[0]
     assert [complete(a.tokens, a.finish) for a in answers] == best
     assert [a.score for a in answers] == pytest.approx([scored[answer] for answer in best], abs=1e-5)
@@ -64,10 +75,10 @@ def test_a_beam_of_one_is_greedy(sizes: list[int]) -> None:
 
 def test_the_penalties_by_hand() -> None:
     lengths = torch.tensor([1.0, 7.0, 13.0])
-    assert GNMT(0.6)(lengths).tolist() == pytest.approx([1.0, 2**0.6, 3**0.6])
-    assert Average(1.0)(lengths).tolist() == [1.0, 7.0, 13.0]
-    assert Average(0.5)(lengths).tolist() == pytest.approx([1.0, math.sqrt(7), math.sqrt(13)])
-    assert GNMT(0.0)(lengths).tolist() == Average(0.0)(lengths).tolist() == [1.0, 1.0, 1.0]
+    assert GNMTPenalty(0.6)(lengths).tolist() == pytest.approx([1.0, 2**0.6, 3**0.6])
+    assert AverageLogProbPenalty(1.0)(lengths).tolist() == [1.0, 7.0, 13.0]
+    assert AverageLogProbPenalty(0.5)(lengths).tolist() == pytest.approx([1.0, math.sqrt(7), math.sqrt(13)])
+    assert GNMTPenalty(0.0)(lengths).tolist() == AverageLogProbPenalty(0.0)(lengths).tolist() == [1.0, 1.0, 1.0]
 
 
 def chain() -> Table:
@@ -101,7 +112,7 @@ def test_growing_sequences_compete_without_the_penalty() -> None:
     assert generate(Table(p.log()), [[0]], beam=2, alpha=0.0, max_new=4, stop_ids=(END,)).tokens[0] == [4]
 
 
-class Never(Ending):
+class Never(BeamStopping):
     """Goes on to the limit."""
 
     def open(self, alive: Tensor, done: Tensor, best: int, now: Tensor, last: Tensor) -> Tensor:
@@ -112,9 +123,9 @@ class Never(Ending):
 @pytest.mark.parametrize("best", [1, 3])
 def test_ending_when_proved_changes_nothing(alpha: float, best: int) -> None:
     answers, read = [], []
-    for until in (Proved(), Never(), Likely(), Full()):
+    for until in (ExactStopping(), Never(), LikelyStopping(), FullBeamStopping()):
         model = Recurrent(12, seed=3, sharp=1.5).eval()
-        decoding = Decoding(pick=Beam(4, GNMT(alpha), best, until), max_new=25, stop_ids=(END, 5))
+        decoding = Decoding(choice=BeamSettings(4, GNMTPenalty(alpha), best, until), max_new=25, stop_ids=(END, 5))
         answers.append([generate(model, [[start]], decoding=decoding).rows for start in range(6, 12)])
         read.append(model.read)
     proved, never, likely, full = read
@@ -126,8 +137,8 @@ def test_ending_when_proved_changes_nothing(alpha: float, best: int) -> None:
 def test_a_prompt_ends_for_itself() -> None:
     model = Recurrent(12, seed=3, sharp=1.5).eval()
     prompts = [[start] * (1 + start % 3) for start in range(6, 12)]
-    for until in (Proved(), Likely(), Full()):
-        decoding = Decoding(pick=Beam(3, best=2, until=until), max_new=25, stop_ids=(END,))
+    for until in (ExactStopping(), LikelyStopping(), FullBeamStopping()):
+        decoding = Decoding(choice=BeamSettings(3, best=2, until=until), max_new=25, stop_ids=(END,))
         alone = [generate(model, [prompt], decoding=decoding).rows[0] for prompt in prompts]
         for row, other in zip(generate(model, prompts, decoding=decoding).rows, alone):
             assert [(a.tokens, a.finish) for a in row] == [(a.tokens, a.finish) for a in other]
@@ -138,9 +149,9 @@ def test_a_prompt_ends_for_itself() -> None:
 def test_translations_do_not_depend_on_cache_or_company(kind: str) -> None:
     model = Pair(20, sharp=1.0) if kind == "toy" else mf.build("transformer", vocab=20, dim=32, depth=2, heads=2)
     model.eval()
-    decoding = Decoding(pick=Beam(4, best=3), max_new=15)
+    decoding = Decoding(choice=BeamSettings(4, best=3), max_new=15)
     together = generate(model, SOURCES, decoding=decoding)
-    again = generate(model, SOURCES, decoding=Decoding(pick=Beam(4, best=3), max_new=15, use_cache=False))
+    again = generate(model, SOURCES, decoding=Decoding(choice=BeamSettings(4, best=3), max_new=15, use_cache=False))
     alone = [generate(model, [source], decoding=decoding).rows[0] for source in SOURCES]
     for rows in (again.rows, tuple(alone)):
         assert [[a.tokens for a in row] for row in rows] == [[a.tokens for a in row] for row in together.rows]
@@ -179,7 +190,7 @@ def test_no_repeat_acts_on_each_sequence_of_the_beam() -> None:
 
 def test_limits_beyond_the_source_are_each_their_own() -> None:
     model = Pair(20, sharp=0.1).eval()
-    answers = generate(model, SOURCES, decoding=Decoding(pick=Beam(2), stop_ids=()))
+    answers = generate(model, SOURCES, decoding=Decoding(choice=BeamSettings(2), stop_ids=()))
     assert [len(tokens) for tokens in answers.tokens] == [len(source) + 50 for source in SOURCES]
     short = Pair(20, sharp=0.1, longest=9).eval()
     assert [len(tokens) for tokens in generate(short, SOURCES, beam=2, stop_ids=()).tokens] == [9, 9, 9]
@@ -199,4 +210,4 @@ def test_what_beam_search_refuses() -> None:
         generate(model, [[1]], beam=3, on_piece=print)
     broken = Table(torch.zeros(4, 4).index_fill(0, torch.tensor([3]), math.nan))
     with pytest.raises(ValueError, match="nothing to choose from for prompt 1"):
-        generate(broken, [[0], [3]], decoding=Decoding(pick=Beam(2), ban=(3,), max_new=3))
+        generate(broken, [[0], [3]], decoding=Decoding(choice=BeamSettings(2), ban=(3,), max_new=3))

@@ -8,33 +8,33 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.attention import Attention
-from manyformer.core import PADDING, Out, tree_map
+from manyformer.core import PADDING_SEGMENT, LayerOutput, tree_map
 from manyformer.flops import count_flops
 from manyformer.generate import bound
 from manyformer.generate.bound import bind
-from manyformer.generate.feeds import size_of
+from manyformer.generate.next_token import size_of
 from manyformer.kernels import Kernel
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 2, "heads": 4}
 MODELS: list[tuple[str, dict[str, Any]]] = [
     ("transformer-lm", {}),
-    ("transformer-lm", {"norm": "post"}),
-    ("transformer-lm", {"norm": "sandwich"}),
+    ("transformer-lm", {"norm_order": "post"}),
+    ("transformer-lm", {"norm_order": "sandwich"}),
     ("transformer-lm", {"dropout": 0.3}),
     ("compose", {"kv_heads": 2, "feedforward": "swiglu", "norm_kind": "rms"}),
     ("compose", {"position": "none", "feedforward": "relu"}),
     ("compose", {"position": "learned", "feedforward": "geglu"}),
     ("compose", {"position": "rope", "kv_heads": 2}),
-    ("compose", {"position": "rope-yarn", "longest": 4}),
-    ("compose", {"position": "rope-dynamic", "longest": 8}),
+    ("compose", {"position": "rope-yarn", "max_length": 4}),
+    ("compose", {"position": "rope-dynamic", "max_length": 8}),
     ("linear-transformer", {}),
-    ("linear-transformer", {"memory": "delta"}),
+    ("linear-transformer", {"update_rule": "delta"}),
     ("performer", {"features": 12}),
-    ("performer", {"features": 12, "kernel": "relu"}),
+    ("performer", {"features": 12, "feature_kernel": "relu"}),
     ("rfa", {"features": 8}),
-    ("rfa", {"features": 8, "memory": "sum"}),
-    ("longformer-lm", {"window": 3, "top": 5, "dilated": 1}),
-    ("sparse-transformer", {"pattern": "fixed", "stride": 4, "summary": 1, "longest": 16}),
+    ("rfa", {"features": 8, "update_rule": "sum"}),
+    ("longformer-lm", {"window": 3, "top_window": 5, "dilated_heads": 1}),
+    ("sparse-transformer", {"pattern": "fixed", "stride": 4, "summary": 1, "max_length": 16}),
 ]
 
 
@@ -86,7 +86,7 @@ def test_bit_by_bit(name: str, words: dict[str, Any], capacity: int | None) -> N
 def test_after_padding(side: str) -> None:
     """Rows of different lengths need masks: the layers themselves see to it."""
     model, prompt = built("transformer-lm", {}), torch.randint(0, 29, (2, 5))
-    segments = torch.tensor([[0] * 5, [0] * 3 + [PADDING] * 2])
+    segments = torch.tensor([[0] * 5, [0] * 3 + [PADDING_SEGMENT] * 2])
     segments = segments.flip(1) if side == "left" else segments
     with torch.inference_mode():
         found, expected = both(
@@ -97,9 +97,9 @@ def test_after_padding(side: str) -> None:
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_a_decoder_with_its_source(norm: str) -> None:
-    model = built("transformer", {"norm": norm})
+    model = built("transformer", {"norm_order": norm})
     source = torch.randint(0, 29, (2, 6))
-    for segments in (None, torch.tensor([[0] * 6, [0] * 4 + [PADDING] * 2])):
+    for segments in (None, torch.tensor([[0] * 6, [0] * 4 + [PADDING_SEGMENT] * 2])):
         with torch.inference_mode():
             memory = model.encode(source, segments)
             found, expected = both(model, lambda: model.start(2, capacity=8), torch.randint(0, 29, (2, 8)), memory)
@@ -178,7 +178,7 @@ def test_what_has_been_changed_is_called_as_it_is() -> None:
     layer = changed.body.get_submodule("1")
     seen: list[Any] = []
     layer.attention.inner.to_q.register_forward_hook(lambda *call: seen.append(call))
-    layer.register_forward_hook(lambda module, _, out: Out(out.y + 1, out.state, out.loss))
+    layer.register_forward_hook(lambda module, _, out: LayerOutput(out.y + 1, out.state, out.loss))
     with torch.inference_mode():
         state = changed(tokens, state=changed.start(1, capacity=4)).state
         seen.clear()
@@ -192,13 +192,13 @@ def test_other_peoples_models_are_called_as_they_are() -> None:
     class Echo:
         vocab, longest = 5, None
 
-        def start(self, batch: int, *, capacity: int | None = None) -> Any:
+        def init_state(self, batch: int, *, capacity: int | None = None) -> Any:
             return 0
 
         def __call__(self, tokens: Tensor, segments: Any = None, state: Any = None) -> Any:
-            from manyformer.models import ModelOut
+            from manyformer.models import ModelOutput
 
-            return ModelOut(torch.nn.functional.one_hot(tokens, 5).float(), state + 1)
+            return ModelOutput(torch.nn.functional.one_hot(tokens, 5).float(), state + 1)
 
     logits, state = bind(Echo())(torch.tensor([[3]]), 4, None)  # type: ignore[arg-type]
     assert logits.argmax() == 3

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.core import PADDING, tree_map
+from manyformer.core import PADDING_SEGMENT, tree_map
 from manyformer.flops import count_flops
-from manyformer.generate import Beam, Decoding, generate
+from manyformer.generate import BeamSettings, Decoding, generate
 from manyformer.generate.bound import bind
-from manyformer.recipes.wrapping import early_exit
+from manyformer.models.with_early_exit import early_exit
 
 SIZES: dict[str, Any] = {"vocab": 29, "dim": 16, "depth": 5, "heads": 4, "hidden": 24}
 RULES: list[dict[str, Any]] = [
@@ -35,7 +35,7 @@ def shaken(model: Any, by: float = 0.3) -> Any:
 
 
 def translating(words: dict[str, Any], norm: str = "pre") -> Any:
-    return shaken(early_exit(mf.build("transformer", **SIZES, norm=norm), **words))
+    return shaken(early_exit(mf.build("transformer", **SIZES, norm_order=norm), **words))
 
 
 @torch.inference_mode()
@@ -59,7 +59,7 @@ def exits(model: Any, *inputs: Any) -> Tensor:
 def test_steps_are_one_pass(words: dict[str, Any], norm: str, capacity: int | None) -> None:
     model = translating(words, norm)
     source, target = torch.randint(0, 29, (6, 7)), torch.randint(0, 29, (6, LENGTH))
-    for segments in (None, torch.tensor([[0] * 7, [0] * 4 + [PADDING] * 3] * 3)):
+    for segments in (None, torch.tensor([[0] * 7, [0] * 4 + [PADDING_SEGMENT] * 3] * 3)):
         memory = model.encode(source, segments)
         with torch.inference_mode():
             start = model.start(6, capacity=capacity)
@@ -74,7 +74,7 @@ def test_steps_are_one_pass(words: dict[str, Any], norm: str, capacity: int | No
         ("compose", {"kv_heads": 2, "position": "rope", "feedforward": "swiglu"}),
         # whose layers the quick way does not know
         ("compose", {"position": "alibi"}),
-        ("longformer-lm", {"window": 3, "top": 5, "dilated": 1}),
+        ("longformer-lm", {"window": 3, "top_window": 5, "dilated_heads": 1}),
         ("linear-transformer", {}),
     ],
     ids=str,
@@ -134,7 +134,7 @@ def test_generated_texts_are_those_without_a_cache(width: int | None) -> None:
     found = []
     for cached in (True, False):
         decoding = Decoding(max_new=9, use_cache=cached) if width is None else Decoding(
-            pick=Beam(width), max_new=9, use_cache=cached
+            choice=BeamSettings(width), max_new=9, use_cache=cached
         )  # fmt: skip
         found.append(generate(model, rows, decoding=decoding).tokens)
     assert found[0] == found[1]

@@ -9,11 +9,11 @@ import torch
 
 import manyformer as mf
 from manyformer.cli import run
-from manyformer.data.levels import Levels, Shape
+from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.errors import UserError
 from manyformer.generate import complete, paint
-from manyformer.generate.painting import half
-from manyformer.tiles import order_of
+from manyformer.generate.image_generation import half
+from manyformer.pixel_order import pixel_order
 
 BLOCKS = {"1d": None, "2d": (2, 3)}
 
@@ -23,7 +23,7 @@ def painter(kind: str, **keywords: Any) -> Any:
     sizes: dict[str, Any] = {"vocab": 21, "dim": 16, "depth": 2, "heads": 2, "height": 4, "width": 6, "channels": 1}
     near: dict[str, Any] = {"block": 6, "before": 6} if kind == "1d" else {"rows": 2, "columns": 3, "above": 2}
     model = mf.build("image-transformer" + ("-2d" if kind == "2d" else ""), **sizes, **near, **keywords)
-    model.tokenizer = Levels(16, Shape(4, 6, 1), BLOCKS[kind])
+    model.tokenizer = PixelTokenizer(16, ImageShape(4, 6, 1), BLOCKS[kind])
     return model
 
 
@@ -68,8 +68,8 @@ def test_what_is_given_stays(kind: str) -> None:
 
 
 def test_halves() -> None:
-    def levels(height: int, *block: int) -> Levels:
-        return Levels(4, Shape(height, 6, 1), block or None)  # type: ignore[arg-type]
+    def levels(height: int, *block: int) -> PixelTokenizer:
+        return PixelTokenizer(4, ImageShape(height, 6, 1), block or None)  # type: ignore[arg-type]
 
     assert [half(levels(7)), half(levels(8, 2, 3)), half(levels(6, 2, 3)), half(levels(4, 4, 6))] == [3, 4, 2, 2]
     with pytest.raises(UserError, match="this model writes blocks 4 rows high, so that no half comes first"):
@@ -131,4 +131,4 @@ def test_the_order_is_asked_of_the_data(tmp_path: Path, monkeypatch: pytest.Monk
     words = ["data.kind=images", "data.path=a.npz", "rows=2", "dim=16", "heads=2", "limits.steps=1"]
     with pytest.raises(UserError, match=r"model\.rows is 2, but the data makes it 1; give the blocks of images as"):
         train("image-transformer-2d", [*words, "batch.tokens=96"], on_event=silent)
-    assert order_of((4, 6, 1), (1, 6)).tolist() == list(range(24))
+    assert pixel_order((4, 6, 1), (1, 6)).tolist() == list(range(24))

@@ -8,7 +8,16 @@ import torch
 from writers import Pair, Recurrent, Table
 
 import manyformer as mf
-from manyformer.generate import Ban, Decoding, Greedy, MinP, Sample, TopP, generate, sampling
+from manyformer.generate import (
+    BanTokensProcessor,
+    Decoding,
+    GreedyChoice,
+    MinPProcessor,
+    SampledChoice,
+    TopPProcessor,
+    generate,
+    sampling,
+)
 
 PROMPTS = [[3, 4, 5], [7], [8, 9, 10, 11, 12, 13, 14], [6, 6]]
 DRAWS = 20_000
@@ -16,7 +25,7 @@ DRAWS = 20_000
 
 def language_models(vocab: int = 40) -> list[Any]:
     torch.manual_seed(5)
-    real = mf.build("transformer-lm", vocab=vocab, dim=32, depth=2, heads=2, longest=40)
+    real = mf.build("transformer-lm", vocab=vocab, dim=32, depth=2, heads=2, max_length=40)
     with torch.no_grad():
         # fresh weights predict nearly evenly; these make choices
         real.head.weight.mul_(20)
@@ -83,7 +92,7 @@ def test_looking_seldom_changes_nothing(glance: int, monkeypatch: pytest.MonkeyP
     for model in [*language_models(), pairs()[0]]:
         for options in ({"max_new": 25, "stop_ids": (2, 3, 4)}, {"seed": 2, "stop_ids": (9,)}):
             expected = generate(model, PROMPTS, **options)
-            search = sampling.Sampling.__init__
+            search = sampling.StepwiseDecoder.__init__
 
             def seldom(self: Any, *arguments: Any, search: Any = search) -> None:
                 search(self, *arguments)
@@ -91,7 +100,7 @@ def test_looking_seldom_changes_nothing(glance: int, monkeypatch: pytest.MonkeyP
                 self.due = self._next_look()
 
             with monkeypatch.context() as patch:
-                patch.setattr(sampling.Sampling, "__init__", seldom)
+                patch.setattr(sampling.StepwiseDecoder, "__init__", seldom)
                 assert generate(model, PROMPTS, **options).rows == expected.rows
 
 
@@ -105,12 +114,12 @@ def test_an_end_token_ends_and_is_left_out() -> None:
 
 
 def frequencies(shape: tuple[Any, ...], logits: torch.Tensor, seed: int) -> torch.Tensor:
-    decoding = Decoding(pick=Sample(seed, DRAWS), shape=shape, max_new=1)
+    decoding = Decoding(choice=SampledChoice(seed, DRAWS), processors=shape, max_new=1)
     answers = generate(Table(logits.expand(len(logits), -1)), [[0]], decoding=decoding).rows[0]
     return torch.bincount(torch.tensor([answer.tokens[0] for answer in answers]), minlength=len(logits)) / DRAWS
 
 
-@pytest.mark.parametrize("shape", [(), (TopP(0.8),), (MinP(0.2),), (Ban((1,)),)])
+@pytest.mark.parametrize("shape", [(), (TopPProcessor(0.8),), (MinPProcessor(0.2),), (BanTokensProcessor((1,)),)])
 def test_frequencies_are_probabilities(shape: tuple[Any, ...]) -> None:
     logits = torch.tensor([0.3, 2.0, -1.0, 1.5, 0.0, -9.0])
     shaped = logits[None]
@@ -164,7 +173,7 @@ def test_no_choice_left_is_told() -> None:
 
 
 def test_statistics() -> None:
-    model = mf.build("transformer-lm", vocab=20, dim=32, depth=3, heads=2, longest=64).eval()
+    model = mf.build("transformer-lm", vocab=20, dim=32, depth=3, heads=2, max_length=64).eval()
     found = generate(model, [[1, 2], [3, 4]], max_new=6).stats
     assert (found.prompts, found.prompt_tokens, found.new_tokens, found.cache) == (2, 4, 12, "with cache")
     keys_and_values = 2 * 3 * 2 * (2 + 6) * 32 * 4
@@ -180,7 +189,11 @@ def test_a_model_that_cannot_stream_says_why(monkeypatch: pytest.MonkeyPatch) ->
     from manyformer.recipes import RECIPES
 
     recipe = RECIPES["transformer-lm"]
-    card = replace(recipe.card, streams=False, because={**recipe.card.because, "streams": "it looks both ways"})
+    card = replace(
+        recipe.card,
+        incremental_decoding=False,
+        reasons={**recipe.card.reasons, "incremental_decoding": "it looks both ways"},
+    )
     model = mf.build("transformer-lm", vocab=20, dim=32, depth=1, heads=2).eval()
     monkeypatch.setitem(RECIPES, "transformer-lm", replace(recipe, card=card))
     assert generate(model, [[1]], max_new=2).stats.cache == "without cache (it looks both ways)"
@@ -198,4 +211,4 @@ def test_half_precision(options: dict[str, Any]) -> None:
 
 
 def test_the_cheapest_objects_are_the_default() -> None:
-    assert Decoding().pick == Greedy()
+    assert Decoding().choice == GreedyChoice()

@@ -5,19 +5,19 @@ from typing import Any
 import pytest
 
 from manyformer.generate import (
-    GNMT,
-    Beam,
-    BeyondSource,
+    BeamSettings,
     Decoding,
-    Greedy,
-    MinP,
-    NoRepeat,
-    RepetitionPenalty,
-    Sample,
-    Temperature,
-    TopK,
-    TopP,
-    settings,
+    GNMTPenalty,
+    GreedyChoice,
+    MinPProcessor,
+    NoRepeatNGramProcessor,
+    RepetitionPenaltyProcessor,
+    SampledChoice,
+    SourceLengthLimit,
+    TemperatureProcessor,
+    TopKProcessor,
+    TopPProcessor,
+    decoding_from_options,
 )
 
 
@@ -25,23 +25,26 @@ from manyformer.generate import (
     ("words", "decoding"),
     [
         ({}, Decoding()),
-        ({"temperature": 0}, Decoding(pick=Greedy())),
-        ({"temperature": 0, "seed": 3}, Decoding(pick=Greedy())),
-        ({"temperature": 1}, Decoding(pick=Sample())),
-        ({"seed": 3}, Decoding(pick=Sample(3))),
-        ({"samples": 2}, Decoding(pick=Sample(copies=2))),
-        ({"temperature": 0.5, "top_p": 1}, Decoding(pick=Sample(), shape=(Temperature(0.5),))),
+        ({"temperature": 0}, Decoding(choice=GreedyChoice())),
+        ({"temperature": 0, "seed": 3}, Decoding(choice=GreedyChoice())),
+        ({"temperature": 1}, Decoding(choice=SampledChoice())),
+        ({"seed": 3}, Decoding(choice=SampledChoice(3))),
+        ({"samples": 2}, Decoding(choice=SampledChoice(copies=2))),
+        ({"temperature": 0.5, "top_p": 1}, Decoding(choice=SampledChoice(), processors=(TemperatureProcessor(0.5),))),
         (
             {"temperature": 2, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 1},
-            Decoding(pick=Sample(1), shape=(Temperature(2), TopK(3), TopP(0.5), MinP(0.1))),
+            Decoding(
+                choice=SampledChoice(1),
+                processors=(TemperatureProcessor(2), TopKProcessor(3), TopPProcessor(0.5), MinPProcessor(0.1)),
+            ),
         ),
         (
             {"repetition_penalty": 1.2, "no_repeat_ngram": 3},
-            Decoding(shape=(RepetitionPenalty(1.2), NoRepeat(3))),
+            Decoding(processors=(RepetitionPenaltyProcessor(1.2), NoRepeatNGramProcessor(3))),
         ),
-        ({"beam": 5}, Decoding(pick=Beam(5, GNMT(0.6)))),
-        ({"beam": 5, "alpha": 0, "best": 2}, Decoding(pick=Beam(5, GNMT(0), 2))),
-        ({"beam": 2, "no_repeat_ngram": 2}, Decoding(pick=Beam(2), shape=(NoRepeat(2),))),
+        ({"beam": 5}, Decoding(choice=BeamSettings(5, GNMTPenalty(0.6)))),
+        ({"beam": 5, "alpha": 0, "best": 2}, Decoding(choice=BeamSettings(5, GNMTPenalty(0), 2))),
+        ({"beam": 2, "no_repeat_ngram": 2}, Decoding(choice=BeamSettings(2), processors=(NoRepeatNGramProcessor(2),))),
         (
             {"stop": "\n", "stop_ids": (2,), "max_new": 7, "use_cache": False},
             Decoding(stop=("\n",), stop_ids=(2,), max_new=7, use_cache=False),
@@ -49,7 +52,7 @@ from manyformer.generate import (
     ],
 )
 def test_words_make_objects(words: dict[str, Any], decoding: Decoding) -> None:
-    assert settings(**words) == decoding
+    assert decoding_from_options(**words) == decoding
 
 
 @pytest.mark.parametrize(
@@ -72,13 +75,13 @@ def test_words_make_objects(words: dict[str, Any], decoding: Decoding) -> None:
 )
 def test_contradictions_are_told(words: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        settings(**words)
+        decoding_from_options(**words)
 
 
 def test_an_object_without_effect_is_refused() -> None:
     with pytest.raises(ValueError, match="greedy decoding takes the likeliest tokens, so TopP would change nothing"):
-        Decoding(shape=(TopP(0.5),))
+        Decoding(processors=(TopPProcessor(0.5),))
     with pytest.raises(ValueError, match="beam search takes the likeliest tokens, so Temperature"):
-        Decoding(pick=Beam(), shape=(NoRepeat(2), Temperature(0.5)))
+        Decoding(choice=BeamSettings(), processors=(NoRepeatNGramProcessor(2), TemperatureProcessor(0.5)))
     with pytest.raises(ValueError, match="extra must be 0 or more"):
-        BeyondSource(-1)
+        SourceLengthLimit(-1)

@@ -7,12 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.generate import Ban, MinP, NoRepeat, RepetitionPenalty, Shaping, Temperature, TopK, TopP
+from manyformer.generate import (
+    BanTokensProcessor,
+    LogitsProcessor,
+    MinPProcessor,
+    NoRepeatNGramProcessor,
+    RepetitionPenaltyProcessor,
+    TemperatureProcessor,
+    TopKProcessor,
+    TopPProcessor,
+)
 
 NONE = torch.zeros(1, 0, dtype=torch.long)
 
 
-def kept(shaping: Shaping, logits: Tensor) -> list[list[int]]:
+def kept(shaping: LogitsProcessor, logits: Tensor) -> list[list[int]]:
     """The tokens of each row that stay possible; the logits of those must be as they were."""
     shaped = shaping(logits, NONE)
     assert torch.equal(shaped.where(shaped.isfinite(), logits), logits)
@@ -22,7 +31,7 @@ def kept(shaping: Shaping, logits: Tensor) -> list[list[int]]:
 @pytest.mark.parametrize("p", [0.05, 0.3, 0.5, 0.9, 0.999])
 def test_top_p_is_the_smallest_likely_set_that_reaches_p(p: float) -> None:
     logits = torch.randn(50, 12) * 2
-    for row, found in zip(logits.softmax(-1).tolist(), kept(TopP(p), logits)):
+    for row, found in zip(logits.softmax(-1).tolist(), kept(TopPProcessor(p), logits)):
         order = sorted(range(12), key=row.__getitem__, reverse=True)
         size = next(n for n in range(1, 13) if sum(row[i] for i in order[:n]) >= p)
         assert sorted(order[:size]) == found
@@ -31,33 +40,36 @@ def test_top_p_is_the_smallest_likely_set_that_reaches_p(p: float) -> None:
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 1.0])
 def test_min_p_is_relative_to_the_likeliest(p: float) -> None:
     logits = torch.randn(50, 12) * 2
-    for row, found in zip(logits.softmax(-1).tolist(), kept(MinP(p), logits)):
+    for row, found in zip(logits.softmax(-1).tolist(), kept(MinPProcessor(p), logits)):
         assert found == [i for i in range(12) if row[i] >= p * max(row)]
 
 
 @pytest.mark.parametrize("k", [1, 3, 12, 100])
 def test_top_k_keeps_k(k: int) -> None:
     logits = torch.randn(50, 12)
-    for row, found in zip(logits.tolist(), kept(TopK(k), logits)):
+    for row, found in zip(logits.tolist(), kept(TopKProcessor(k), logits)):
         assert found == sorted(sorted(range(12), key=row.__getitem__, reverse=True)[:k])
 
 
 def test_top_k_keeps_ties() -> None:
-    assert kept(TopK(2), torch.tensor([[1.0, 3.0, 1.0, 0.0]])) == [[0, 1, 2]]
+    assert kept(TopKProcessor(2), torch.tensor([[1.0, 3.0, 1.0, 0.0]])) == [[0, 1, 2]]
 
 
 def test_no_repeat_by_brute_force() -> None:
     for n, length in itertools.product((1, 2, 3, 4), (1, 2, 3, 20)):
         history = torch.randint(0, 3, (20, length))
-        shaped = NoRepeat(n)(torch.zeros(20, 3), history)
+        shaped = NoRepeatNGramProcessor(n)(torch.zeros(20, 3), history)
         for row, found in zip(history.tolist(), shaped.isfinite().tolist()):
             grams = [tuple(row[i : i + n]) for i in range(length - n + 1)]
             begun = tuple(row[len(row) - n + 1 :]) if n > 1 else ()
             assert found == [len(row) < n - 1 or (*begun, token) not in grams for token in range(3)]
 
 
-@pytest.mark.parametrize("shaping", [RepetitionPenalty(1.7), NoRepeat(1), NoRepeat(2), NoRepeat(3)])
-def test_padding_is_no_history(shaping: Shaping) -> None:
+@pytest.mark.parametrize(
+    "shaping",
+    [RepetitionPenaltyProcessor(1.7), NoRepeatNGramProcessor(1), NoRepeatNGramProcessor(2), NoRepeatNGramProcessor(3)],
+)
+def test_padding_is_no_history(shaping: LogitsProcessor) -> None:
     rows = [[0, 2, 0, 2, 0], [1], [3, 3], [2, 0, 0]]
     logits = torch.randn(len(rows), 5)
     padded = torch.tensor([[-1] * (5 - len(row)) + row for row in rows])
@@ -69,22 +81,25 @@ def test_padding_is_no_history(shaping: Shaping) -> None:
 
 def test_ban_forbids_and_changes_nothing_else() -> None:
     logits = torch.randn(3, 6)
-    assert kept(Ban((0, 4)), logits) == [[1, 2, 3, 5]] * 3
+    assert kept(BanTokensProcessor((0, 4)), logits) == [[1, 2, 3, 5]] * 3
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Temperature(0.0), "temperature must be a number above 0, got 0.0"),
-        (lambda: Temperature(math.inf), "above 0, got inf"),
-        (lambda: Temperature(math.nan), "above 0, got nan"),
-        (lambda: TopK(0), "top_k must be 1 or more, got 0"),
-        (lambda: TopP(0.0), "top_p must be above 0 and at most 1, got 0.0"),
-        (lambda: TopP(1.5), "top_p must be above 0 and at most 1, got 1.5"),
-        (lambda: MinP(-0.1), "min_p must be above 0 and at most 1, got -0.1"),
-        (lambda: RepetitionPenalty(0.0), "repetition_penalty must be above 0"),
-        (lambda: NoRepeat(0), "no_repeat_ngram must be 1 or more, got 0"),
-        (lambda: Ban((7,)).ready(5, torch.device("cpu")), "cannot ban token 7: the model's tokens are 0 to 4"),
+        (lambda: TemperatureProcessor(0.0), "temperature must be a number above 0, got 0.0"),
+        (lambda: TemperatureProcessor(math.inf), "above 0, got inf"),
+        (lambda: TemperatureProcessor(math.nan), "above 0, got nan"),
+        (lambda: TopKProcessor(0), "top_k must be 1 or more, got 0"),
+        (lambda: TopPProcessor(0.0), "top_p must be above 0 and at most 1, got 0.0"),
+        (lambda: TopPProcessor(1.5), "top_p must be above 0 and at most 1, got 1.5"),
+        (lambda: MinPProcessor(-0.1), "min_p must be above 0 and at most 1, got -0.1"),
+        (lambda: RepetitionPenaltyProcessor(0.0), "repetition_penalty must be above 0"),
+        (lambda: NoRepeatNGramProcessor(0), "no_repeat_ngram must be 1 or more, got 0"),
+        (
+            lambda: BanTokensProcessor((7,)).ready(5, torch.device("cpu")),
+            "cannot ban token 7: the model's tokens are 0 to 4",
+        ),
     ],
 )
 def test_values_out_of_range(make: object, message: str) -> None:
@@ -96,18 +111,18 @@ def test_values_out_of_range(make: object, message: str) -> None:
 @pytest.mark.parametrize(
     ("ours", "name", "arguments"),
     [
-        (Temperature(0.7), "TemperatureLogitsWarper", {"temperature": 0.7}),
-        (TopK(5), "TopKLogitsWarper", {"top_k": 5}),
-        (TopP(0.85), "TopPLogitsWarper", {"top_p": 0.85}),
-        (MinP(0.1), "MinPLogitsWarper", {"min_p": 0.1}),
-        (RepetitionPenalty(1.3), "RepetitionPenaltyLogitsProcessor", {"penalty": 1.3}),
-        (RepetitionPenalty(0.6), "RepetitionPenaltyLogitsProcessor", {"penalty": 0.6}),
-        (NoRepeat(1), "NoRepeatNGramLogitsProcessor", {"ngram_size": 1}),
-        (NoRepeat(2), "NoRepeatNGramLogitsProcessor", {"ngram_size": 2}),
-        (NoRepeat(3), "NoRepeatNGramLogitsProcessor", {"ngram_size": 3}),
+        (TemperatureProcessor(0.7), "TemperatureLogitsWarper", {"temperature": 0.7}),
+        (TopKProcessor(5), "TopKLogitsWarper", {"top_k": 5}),
+        (TopPProcessor(0.85), "TopPLogitsWarper", {"top_p": 0.85}),
+        (MinPProcessor(0.1), "MinPLogitsWarper", {"min_p": 0.1}),
+        (RepetitionPenaltyProcessor(1.3), "RepetitionPenaltyLogitsProcessor", {"penalty": 1.3}),
+        (RepetitionPenaltyProcessor(0.6), "RepetitionPenaltyLogitsProcessor", {"penalty": 0.6}),
+        (NoRepeatNGramProcessor(1), "NoRepeatNGramLogitsProcessor", {"ngram_size": 1}),
+        (NoRepeatNGramProcessor(2), "NoRepeatNGramLogitsProcessor", {"ngram_size": 2}),
+        (NoRepeatNGramProcessor(3), "NoRepeatNGramLogitsProcessor", {"ngram_size": 3}),
     ],
 )
-def test_transformers_does_the_same(ours: Shaping, name: str, arguments: dict[str, float]) -> None:
+def test_transformers_does_the_same(ours: LogitsProcessor, name: str, arguments: dict[str, float]) -> None:
     from transformers.generation import logits_process
 
     theirs = getattr(logits_process, name)(**arguments)

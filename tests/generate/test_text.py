@@ -9,9 +9,9 @@ from writers import Pair, Recurrent, Table
 
 import manyformer as mf
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.generate import Decoding, Piece, Sample, generate, stream
+from manyformer.generate import Decoding, SampledChoice, StreamPiece, generate, stream
 from manyformer.generate.prompts import read_prompts
-from manyformer.generate.text import Typewriter
+from manyformer.generate.text_stream import StopStringStream
 
 TEXT = "für die Kühe: 1 € – ✓ naïve abab abc \U0001f600!"
 BYTES = Tokenizer.train("byte", [])
@@ -42,7 +42,7 @@ def test_stop_strings_wherever_tokens_end(words: Any) -> None:
     for _ in range(400):
         text = "".join(draw.choices("ab €", k=draw.randint(0, 25)))
         stops = tuple("".join(draw.choices("ab €", k=draw.randint(1, 4))) for _ in range(draw.randint(0, 3)))
-        writer = Typewriter(words, stops)
+        writer = StopStringStream(words, stops)
         shown = []
         for token in words.encode(text):
             if not writer.stopped:
@@ -55,15 +55,15 @@ def test_stop_strings_wherever_tokens_end(words: Any) -> None:
 
 
 def test_only_what_may_become_a_stop_string_is_held_back() -> None:
-    writer = Typewriter(BYTES, ("END",))
+    writer = StopStringStream(BYTES, ("END",))
     assert [writer.add(token) for token in BYTES.encode("xENEN!")] == ["x", "", "", "EN", "", "EN!"]
 
 
 def test_letters_of_several_tokens_are_shown_whole() -> None:
-    writer = Typewriter(BYTES, ())
+    writer = StopStringStream(BYTES, ())
     shown = [writer.add(token) for token in BYTES.encode("€a")]
     assert shown == ["", "", "€", "a"]
-    broken = Typewriter(BYTES, ())
+    broken = StopStringStream(BYTES, ())
     assert [broken.add(token) for token in BYTES.encode("€")[:2]] == ["", ""]
     assert broken.close() == broken.text == "\ufffd"
 
@@ -82,17 +82,17 @@ def test_a_stop_string_ends_a_row() -> None:
 def test_pieces_make_the_answers(options: dict[str, Any]) -> None:
     prompts = ["ab", "für", "1 € –"]
     torch.manual_seed(2)
-    lm = mf.build("transformer-lm", vocab=WORDS.vocab, dim=32, depth=1, heads=2, longest=64).eval()
+    lm = mf.build("transformer-lm", vocab=WORDS.vocab, dim=32, depth=1, heads=2, max_length=64).eval()
     for model in (lm, Recurrent(WORDS.vocab).eval(), Pair(WORDS.vocab).eval()):
         plain = generate(model, prompts, tokenizer=WORDS, max_new=30, stop=("\n", "ab"), batch=2, **options)
-        pieces: list[Piece] = []
+        pieces: list[StreamPiece] = []
         live = generate(
             model, prompts, tokenizer=WORDS, max_new=30, stop=("\n", "ab"), batch=2, on_piece=pieces.append, **options
         )
         assert live.rows == plain.rows
         for number, row in enumerate(live.rows):
             for copy, answer in enumerate(row):
-                own = [piece for piece in pieces if (piece.row, piece.copy) == (number, copy)]
+                own = [piece for piece in pieces if (piece.row, piece.sample) == (number, copy)]
                 assert "".join(piece.text for piece in own) == answer.text
                 assert [piece.token for piece in own if piece.token is not None] == answer.tokens
                 assert [piece.finish for piece in own] == [None] * (len(own) - 1) + [answer.finish]
@@ -100,7 +100,7 @@ def test_pieces_make_the_answers(options: dict[str, Any]) -> None:
 
 def test_streaming_is_live_and_leaves_no_trace() -> None:
     model = Recurrent(20).train()
-    pieces = stream(model, [[3, 4], [5]], Decoding(pick=Sample(1), max_new=50))
+    pieces = stream(model, [[3, 4], [5]], Decoding(choice=SampledChoice(1), max_new=50))
     first = next(pieces)
     assert (first.row, first.text) == (0, "")
     # only what has been asked for is computed, and inference mode is not on in between
@@ -110,7 +110,7 @@ def test_streaming_is_live_and_leaves_no_trace() -> None:
     assert not model.training
     pieces.close()  # type: ignore[attr-defined]
     assert model.training
-    assert len(list(stream(model, [[3, 4], [5]], Decoding(pick=Sample(1), max_new=50)))) == 100
+    assert len(list(stream(model, [[3, 4], [5]], Decoding(choice=SampledChoice(1), max_new=50)))) == 100
     assert model.training
 
 

@@ -8,7 +8,7 @@ from writers import Pair
 
 import manyformer as mf
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.generate import Beam, Decoding, Greedy, Translator, generate, translate
+from manyformer.generate import BeamSettings, Decoding, GreedyChoice, Translator, generate, translate
 
 BYTES = Tokenizer.train("byte", [])
 LINES = ["one two", "", "three", "a", "   ", "four five six seven", "b", "eight nine", "\t"]
@@ -21,7 +21,7 @@ def model(**options: Any) -> Pair:
 @pytest.mark.parametrize("tokens", [1, 30, 10_000])
 @pytest.mark.parametrize("window", [1, 4, 1000])
 def test_every_line_gets_its_own_translation(tokens: int, window: int) -> None:
-    decoding = Decoding(pick=Beam(3, best=2), max_new=8)
+    decoding = Decoding(choice=BeamSettings(3, best=2), max_new=8)
     translator = Translator(model(), tokenizer=BYTES, decoding=decoding, tokens=tokens, window=window)
     found = list(translator(LINES))
     for line, answers in zip(LINES, found, strict=True):
@@ -36,7 +36,7 @@ def test_every_line_gets_its_own_translation(tokens: int, window: int) -> None:
 
 def test_batches_are_as_large_as_allowed_and_no_larger() -> None:
     rows = {n: [5] * length for n, length in enumerate([3, 9, 4, 4, 1, 20])}
-    translator = Translator(model(), tokenizer=BYTES, decoding=Decoding(pick=Beam(2)), tokens=24)
+    translator = Translator(model(), tokenizer=BYTES, decoding=Decoding(choice=BeamSettings(2)), tokens=24)
     sizes = [[len(row) for row in batch.values()] for batch in translator._batches(rows)]
     assert sizes == [[20], [9], [4, 4, 3], [1]]
     assert all(len(batch) == 1 or 2 * len(batch) * batch[0] <= 24 for batch in sizes)
@@ -50,7 +50,9 @@ def test_lines_are_read_only_as_they_are_needed() -> None:
             read.append(line)
             yield line
 
-    answers = Translator(model(), tokenizer=BYTES, decoding=Decoding(pick=Greedy(), max_new=3), window=2)(typed())
+    answers = Translator(model(), tokenizer=BYTES, decoding=Decoding(choice=GreedyChoice(), max_new=3), window=2)(
+        typed()
+    )
     next(answers)
     assert read == LINES[:2]
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from manyformer.core import Memory, Place
+from manyformer.core import MemorySequence, TokenPositions
 
 
 class Written(NamedTuple):
@@ -33,7 +33,7 @@ class Recurrent(nn.Module):
         self.drop = nn.Dropout(0.5)
         self.read = 0
 
-    def start(self, batch: int, *, capacity: int | None = None) -> Mind:
+    def init_state(self, batch: int, *, capacity: int | None = None) -> Mind:
         return Mind(torch.zeros(batch, 8), 0)
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None, state: Mind | None = None) -> Written:
@@ -56,17 +56,17 @@ class Pair(nn.Module):
         self.reader, self.writer = Recurrent(vocab, seed=seed), Recurrent(vocab, seed=seed + 1, sharp=sharp)
         self.vocab, self.longest, self.encoded = vocab, longest, 0
 
-    def start(self, batch: int, *, capacity: int | None = None) -> Mind:
-        return self.writer.start(batch)
+    def init_state(self, batch: int, *, capacity: int | None = None) -> Mind:
+        return self.writer.init_state(batch)
 
-    def encode(self, source: Tensor, source_segments: Tensor | None = None) -> Memory:
+    def encode(self, source: Tensor, source_segments: Tensor | None = None) -> MemorySequence:
         self.encoded += source.numel()
-        state = self.reader(source, source_segments, self.reader.start(source.shape[0])).state
+        state = self.reader(source, source_segments, self.reader.init_state(source.shape[0])).state
         place = torch.zeros(source.shape[0], 1, dtype=torch.long)
-        return Memory(state.h[:, None], Place(place, place))
+        return MemorySequence(state.h[:, None], TokenPositions(place, place))
 
     def decode(
-        self, target: Tensor, memory: Memory, target_segments: Tensor | None = None, state: Mind | None = None
+        self, target: Tensor, memory: MemorySequence, target_segments: Tensor | None = None, state: Mind | None = None
     ) -> Written:
         begin = memory.y[:, 0]
         out = self.writer(target, target_segments, Mind(begin, 0) if state is None or not state.count else state)
@@ -92,7 +92,7 @@ class Table:
     def __init__(self, logits: Tensor) -> None:
         self.logits, self.vocab = logits, logits.shape[-1]
 
-    def start(self, batch: int, *, capacity: int | None = None) -> None:
+    def init_state(self, batch: int, *, capacity: int | None = None) -> None:
         return None
 
     def __call__(self, tokens: Tensor, segments: Tensor | None = None, state: None = None) -> Written:

@@ -5,16 +5,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyformer.core import PADDING, Place
-from manyformer.models.places import Tail, fresh, locate
+from manyformer.core import PADDING_SEGMENT, TokenPositions
+from manyformer.models.token_positions import StreamTail, empty_tail, positions_of
 
 LAYOUTS: dict[str, list[list[int]] | None] = {
     "plain": None,
-    "right padding": [[0] * 23, [0] * 9 + [PADDING] * 14],
-    "left padding": [[0] * 23, [PADDING] * 14 + [0] * 9],
-    "packed": [[0] * 5 + [1] * 8 + [2] * 10, [PADDING] * 3 + [0] * 7 + [PADDING] * 2 + [1] * 6 + [2] * 5],
-    "single tokens": [[0, 1, 2, 3, 4] + [5] * 18, [7, PADDING, 8, PADDING, 9] + [3] * 17 + [0]],
-    "nothing but padding": [[PADDING] * 23, [4] * 23],
+    "right padding": [[0] * 23, [0] * 9 + [PADDING_SEGMENT] * 14],
+    "left padding": [[0] * 23, [PADDING_SEGMENT] * 14 + [0] * 9],
+    "packed": [
+        [0] * 5 + [1] * 8 + [2] * 10,
+        [PADDING_SEGMENT] * 3 + [0] * 7 + [PADDING_SEGMENT] * 2 + [1] * 6 + [2] * 5,
+    ],
+    "single tokens": [[0, 1, 2, 3, 4] + [5] * 18, [7, PADDING_SEGMENT, 8, PADDING_SEGMENT, 9] + [3] * 17 + [0]],
+    "nothing but padding": [[PADDING_SEGMENT] * 23, [4] * 23],
 }
 LENGTH, ROWS = 23, 2
 
@@ -24,31 +27,31 @@ def segments_of(name: str) -> Tensor | None:
     return None if rows is None else torch.tensor(rows)
 
 
-def place_of(name: str) -> Place:
-    return locate(torch.zeros(ROWS, LENGTH, dtype=torch.long), segments_of(name), None)[0]
+def place_of(name: str) -> TokenPositions:
+    return positions_of(torch.zeros(ROWS, LENGTH, dtype=torch.long), segments_of(name), None)[0]
 
 
 def real_of(name: str) -> Tensor:
     segments = segments_of(name)
-    real = torch.ones(ROWS, LENGTH, dtype=torch.bool) if segments is None else segments != PADDING
+    real = torch.ones(ROWS, LENGTH, dtype=torch.bool) if segments is None else segments != PADDING_SEGMENT
     return real[:, None, :, None]
 
 
 def documents_of(name: str) -> list[tuple[int, Tensor]]:
     """Row and columns of each document."""
-    seg = place_of(name).seg
-    rows = [(row, number) for row in range(ROWS) for number in seg[row].unique().tolist() if number != PADDING]
+    seg = place_of(name).segment_ids
+    rows = [(row, number) for row in range(ROWS) for number in seg[row].unique().tolist() if number != PADDING_SEGMENT]
     return [(row, (seg[row] == number).nonzero().flatten()) for row, number in rows]
 
 
-def in_steps(name: str, sizes: list[int]) -> list[tuple[slice, Place]]:
+def in_steps(name: str, sizes: list[int]) -> list[tuple[slice, TokenPositions]]:
     """Places of chunks of these sizes, as a stream of them has it."""
     segments, found, begin = segments_of(name), [], 0
-    tail: Tail | None = fresh(ROWS, torch.device("cpu"))
+    tail: StreamTail | None = empty_tail(ROWS, torch.device("cpu"))
     for size in sizes:
         part = slice(begin, begin + size)
         tokens = torch.zeros(ROWS, size, dtype=torch.long)
-        place, tail = locate(tokens, None if segments is None else segments[:, part], tail)
+        place, tail = positions_of(tokens, None if segments is None else segments[:, part], tail)
         found.append((part, place))
         begin += size
     assert begin == LENGTH

@@ -7,22 +7,24 @@ import torch
 from torch import Tensor
 
 from manyformer.attention import Attention
-from manyformer.core import Context, Place
-from manyformer.kernels import DynamicRotary, Softmax
+from manyformer.core import Context, TokenPositions
+from manyformer.kernels import DynamicRotaryKernel, SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.models.places import fresh, locate
-from manyformer.position import NTK, DynamicNTK, Rotary
+from manyformer.models.token_positions import empty_tail, positions_of
+from manyformer.position import DynamicNTKRotaryScaling, NTKRotaryScaling, RotaryPosition
 
 ORIGINAL = 8
 
 
 def attention(pairs: Any = "interleaved", rotated: int = 8, **options: Any) -> Attention:
-    kernel = DynamicRotary(Softmax(Causal()), 8, DynamicNTK(4.0, ORIGINAL), pairs=pairs, rotated=rotated)
+    kernel = DynamicRotaryKernel(
+        SoftmaxKernel(Causal()), 8, DynamicNTKRotaryScaling(4.0, ORIGINAL), pairs=pairs, rotated=rotated
+    )
     return Attention(16, 2, kernel, **options).double()
 
 
 def context(length: int, segments: Tensor | None = None, rows: int = 2) -> Context:
-    return Context(locate(torch.zeros(rows, length, dtype=torch.long), segments, None)[0])
+    return Context(positions_of(torch.zeros(rows, length, dtype=torch.long), segments, None)[0])
 
 
 @pytest.mark.parametrize(("pairs", "rotated"), [("interleaved", 8), ("halves", 8), ("interleaved", 4), ("halves", 4)])
@@ -34,8 +36,8 @@ def test_each_query_is_that_of_static_scaling_at_its_length(pairs: Any, rotated:
     found = layer(x, context(21)).y
     for last in (1, 7, 8, 9, 13, 21):
         factor = max(1.0, 4.0 * last / ORIGINAL - 3.0)
-        position = Rotary(8, rotated=rotated, pairs=pairs, scaling=NTK(factor))
-        static = Attention(16, 2, Softmax(Causal()), kv_heads=kv_heads, position=position).double()
+        position = RotaryPosition(8, rotated=rotated, pairs=pairs, scaling=NTKRotaryScaling(factor))
+        static = Attention(16, 2, SoftmaxKernel(Causal()), kv_heads=kv_heads, position=position).double()
         static.load_state_dict(layer.state_dict())
         torch.testing.assert_close(found[:, last - 1], static(x[:, :last], context(last)).y[:, -1], atol=1e-12, rtol=0)
 
@@ -44,11 +46,11 @@ def test_each_query_is_that_of_static_scaling_at_its_length(pairs: Any, rotated:
 def test_step_by_step_is_as_in_one_pass(sizes: list[int]) -> None:
     layer = attention()
     x = torch.randn(2, 37, 16, dtype=torch.float64)
-    state = layer.start(2, device=x.device, dtype=x.dtype)
+    state = layer.init_state(2, device=x.device, dtype=x.dtype)
     outs = []
-    tail = fresh(2, x.device)
+    tail = empty_tail(2, x.device)
     for part in x.split(sizes, dim=1):
-        place, tail = locate(torch.zeros(part.shape[:2], dtype=torch.long), None, tail)
+        place, tail = positions_of(torch.zeros(part.shape[:2], dtype=torch.long), None, tail)
         y, state, _ = layer(part, Context(place), state)
         outs.append(y)
     torch.testing.assert_close(torch.cat(outs, 1), layer(x, context(37)).y, atol=1e-12, rtol=0)
@@ -73,11 +75,11 @@ def test_gradients_are_those_of_differences() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match=r"DynamicRotary never forms .*query.*, which Rotary needs"):
-        attention(position=Rotary(8))
+        attention(position=RotaryPosition(8))
     with pytest.raises(ValueError, match="must be even"):
-        DynamicRotary(Softmax(), 7, DynamicNTK(4.0, 8))
+        DynamicRotaryKernel(SoftmaxKernel(), 7, DynamicNTKRotaryScaling(4.0, 8))
 
-    class Folding(Softmax.__bases__[0]):  # type: ignore[misc, name-defined]
+    class Folding(SoftmaxKernel.__bases__[0]):  # type: ignore[misc, name-defined]
         folds = True
 
         def forward(self, *inputs: Any) -> Any: ...
@@ -85,13 +87,13 @@ def test_what_cannot_be_is_refused() -> None:
             return ""
 
     with pytest.raises(ValueError, match="but Folding does not keep them"):
-        DynamicRotary(Folding(), 8, DynamicNTK(4.0, 8))
+        DynamicRotaryKernel(Folding(), 8, DynamicNTKRotaryScaling(4.0, 8))
 
 
 def test_it_says_what_it_costs() -> None:
     kernel = attention().kernel
     q = k = v = torch.zeros(2, 2, 20, 8)
-    place: Place = context(20).place
-    assert kernel.explain(q, k, v, place, place, Attention(16, 2, Softmax()).position).endswith(
+    place: TokenPositions = context(20).positions
+    assert kernel.explain(q, k, v, place, place, Attention(16, 2, SoftmaxKernel()).position).endswith(
         "the keys are turned for each of 12 queries beyond 8"
     )

@@ -11,28 +11,28 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.core import Place, Plain
-from manyformer.hooks import renew
-from manyformer.kernels import Linear
+from manyformer.core import ContiguousLayout, TokenPositions
+from manyformer.kernels import LinearKernel
 from manyformer.kernels.features import (
-    ArcCosine,
-    Cosine,
-    Deterministic,
-    EluPlusOne,
+    ArcCosineFeatures,
+    CosineReweightingFeatures,
+    DPFPFeatures,
+    EluPlusOneFeatures,
+    FavorPlusFeatures,
     FeatureMap,
-    Fourier,
-    Generalized,
-    Positive,
-    Taylor,
+    GeneralizedFavorFeatures,
+    RandomFourierFeatures,
+    TaylorFeatures,
 )
-from manyformer.kernels.features.base import independent, orthogonal
+from manyformer.kernels.features.feature_map import independent_directions, orthogonal_directions
 from manyformer.position import NoPosition
+from manyformer.training_hooks import run_post_step_updates
 
 KEY = 16
 
 
-def place(length: int) -> Place:
-    return Place(torch.arange(length)[None], torch.zeros(1, length, dtype=torch.long), Plain())
+def place(length: int) -> TokenPositions:
+    return TokenPositions(torch.arange(length)[None], torch.zeros(1, length, dtype=torch.long), ContiguousLayout())
 
 
 def kernel_of(features: FeatureMap, q: Tensor, k: Tensor) -> Tensor:
@@ -64,9 +64,9 @@ def arc_cosine(q: Tensor, k: Tensor) -> Tensor:
 
 
 RANDOM: dict[str, tuple[Callable[[int], FeatureMap], Callable[[Tensor, Tensor], Tensor]]] = {
-    "FAVOR+": (lambda m: Positive(KEY, m, floor=0.0), softmax_kernel),
-    "FAVOR+ independent": (lambda m: Positive(KEY, m, directions="independent", floor=0.0), softmax_kernel),
-    "Fourier": (lambda m: Fourier(KEY, 2 * m, heads=1), gaussian),
+    "FAVOR+": (lambda m: FavorPlusFeatures(KEY, m, floor=0.0), softmax_kernel),
+    "FAVOR+ independent": (lambda m: FavorPlusFeatures(KEY, m, directions="independent", floor=0.0), softmax_kernel),
+    "Fourier": (lambda m: RandomFourierFeatures(KEY, 2 * m, heads=1), gaussian),
 }
 
 
@@ -82,7 +82,7 @@ def test_the_error_falls_as_one_over_the_root_of_the_number(name: str) -> None:
     for count in counts:
         squares = []
         for _ in range(40):
-            found = Linear(make(count).double(), floor=1e-12)(q, k, v, place(24), place(24), NoPosition()).y
+            found = LinearKernel(make(count).double(), floor=1e-12)(q, k, v, place(24), place(24), NoPosition()).y
             squares.append(float((found - wanted).square().mean().detach()))
         errors.append(math.sqrt(sum(squares) / len(squares)))
     slope = np.polyfit(np.log(counts), np.log(errors), 1)[0]
@@ -104,11 +104,11 @@ def test_the_kernel_is_estimated_without_bias(name: str) -> None:
 def test_the_rectified_kernel_is_the_arc_cosine() -> None:
     q, k = drawn(1.0, 5)
     scaled = [x * KEY**-0.25 for x in (q, k)]
-    many = torch.stack([kernel_of(Generalized(KEY, 1024, floor=0.0), q, k) / 1024 for _ in range(100)])
+    many = torch.stack([kernel_of(GeneralizedFavorFeatures(KEY, 1024, floor=0.0), q, k) / 1024 for _ in range(100)])
     far = (many.mean(0) - arc_cosine(*scaled)).abs() / (many.std(0) / 10)
     assert float(far.max()) < 4.5
     unit = [x / x.norm(dim=-1, keepdim=True) for x in (q, k)]
-    many = torch.stack([kernel_of(ArcCosine(KEY, 1024, heads=1).double(), q, k).detach() for _ in range(100)])
+    many = torch.stack([kernel_of(ArcCosineFeatures(KEY, 1024, heads=1).double(), q, k).detach() for _ in range(100)])
     far = (many.mean(0) - arc_cosine(*unit)).abs() / (many.std(0) / 10)
     assert float(far.max()) < 4.5
 
@@ -118,7 +118,7 @@ def test_orthogonal_directions_vary_less() -> None:
     q, k = drawn(0.3)
     error = {}
     for directions in ("orthogonal", "independent"):
-        made = [Positive(KEY, 32, directions=directions, floor=0.0) for _ in range(300)]  # type: ignore[arg-type]
+        made = [FavorPlusFeatures(KEY, 32, directions=directions, floor=0.0) for _ in range(300)]  # type: ignore[arg-type]
         found = torch.stack([kernel_of(one.double(), q, k) for one in made])
         error[directions] = float((found - softmax_kernel(q, k)).square().mean())
     assert error["orthogonal"] < 0.95 * error["independent"]
@@ -128,7 +128,7 @@ def test_the_variance_of_independent_positive_features_is_that_of_the_paper() ->
     """Lemma 2: exp(|x + y|^2) SM^2 (1 - exp(-|x + y|^2)) for one feature."""
     q, k = drawn(0.3, 4)
     count = 200_000
-    features = Positive(KEY, count, directions="independent", floor=0.0).double()
+    features = FavorPlusFeatures(KEY, count, directions="independent", floor=0.0).double()
     left, right = (features(x, place(4)) for x in (q, k))
     assert left.log is not None
     assert right.log is not None
@@ -141,36 +141,41 @@ def test_the_variance_of_independent_positive_features_is_that_of_the_paper() ->
 
 @pytest.mark.parametrize("count", [5, 16, 40])
 def test_directions(count: int) -> None:
-    w = orthogonal(count, KEY, torch.Generator().manual_seed(1))
+    w = orthogonal_directions(count, KEY, torch.Generator().manual_seed(1))
     assert w.shape == (count, KEY)
     unit = w / w.norm(dim=-1, keepdim=True)
     for begin in range(0, count, KEY):
         block = unit[begin : begin + KEY]
         torch.testing.assert_close(block @ block.T, torch.eye(len(block)), atol=1e-5, rtol=0)
     # lengths are those of normal vectors, drawn apart from the directions
-    lengths = torch.stack([orthogonal(64, KEY, torch.Generator().manual_seed(s)).square().sum(-1) for s in range(50)])
+    lengths = torch.stack(
+        [orthogonal_directions(64, KEY, torch.Generator().manual_seed(s)).square().sum(-1) for s in range(50)]
+    )
     assert abs(float(lengths.mean()) - KEY) < 0.5
     assert abs(float(lengths.var()) - 2 * KEY) < 4
-    assert independent(7, KEY, torch.Generator()).shape == (7, KEY)
+    assert independent_directions(7, KEY, torch.Generator()).shape == (7, KEY)
 
 
 def test_closed_forms() -> None:
     q, k = drawn(1.0, 5)
     s = q @ k.mT / math.sqrt(KEY)
-    torch.testing.assert_close(kernel_of(Taylor(), q, k), 1 + s + s**2 / 2)
+    torch.testing.assert_close(kernel_of(TaylorFeatures(), q, k), 1 + s + s**2 / 2)
     elu = [torch.where(x > 0, x + 1, x.exp()) for x in (q, k)]
-    torch.testing.assert_close(kernel_of(EluPlusOne(), q, k), elu[0] @ elu[1].mT)
+    torch.testing.assert_close(kernel_of(EluPlusOneFeatures(), q, k), elu[0] @ elu[1].mT)
     i = torch.arange(5, dtype=torch.float64)
     falling = (math.pi / 2 * (i[:, None] - i) / 32).cos()
-    torch.testing.assert_close(kernel_of(Cosine(32), q, k), q.relu() @ k.relu().mT * falling)
+    torch.testing.assert_close(kernel_of(CosineReweightingFeatures(32), q, k), q.relu() @ k.relu().mT * falling)
     x = torch.tensor([1.0, -2.0, 3.0])
-    found = Deterministic()(x[None, None, None], place(1)).y[0, 0, 0]
+    found = DPFPFeatures()(x[None, None, None], place(1)).y[0, 0, 0]
     # relu(x), relu(-x) = 1 0 3 0 2 0, each times the one before it
     assert found.tolist() == [0, 0, 0, 0, 0, 0]
-    assert Deterministic(reach=2)(x[None, None, None], place(1)).y[0, 0, 0].tolist() == [0] * 6 + [2, 0, 3, 0, 6, 0]
+    assert DPFPFeatures(reach=2)(x[None, None, None], place(1)).y[0, 0, 0].tolist() == [0] * 6 + [2, 0, 3, 0, 6, 0]
 
 
-@pytest.mark.parametrize("make", [lambda: Positive(3, 5, floor=0.0), lambda: Fourier(3, 8, heads=2), EluPlusOne])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: FavorPlusFeatures(3, 5, floor=0.0), lambda: RandomFourierFeatures(3, 8, heads=2), EluPlusOneFeatures],
+)
 def test_gradients_written_by_hand_are_those_of_finite_differences(make: Any) -> None:
     features = make().double()
     x = torch.randn(1, 2, 4, 3, dtype=torch.float64, requires_grad=True)
@@ -185,7 +190,7 @@ def test_gradients_written_by_hand_are_those_of_finite_differences(make: Any) ->
 
 def test_a_floor_is_a_constant_to_gradients() -> None:
     """Relative to the largest feature: exp(w.x - c) + floor with the largest c taken as a number."""
-    features = Positive(3, 5, floor=0.1).double()
+    features = FavorPlusFeatures(3, 5, floor=0.1).double()
     x = torch.randn(1, 2, 4, 3, dtype=torch.float64, requires_grad=True)
     y, log = features(x, place(4))
     assert log is not None
@@ -202,56 +207,56 @@ class TestRedrawing:
     """Directions change with the training step alone."""
 
     def test_when(self) -> None:
-        features = Positive(4, 8, redraw=3)
+        features = FavorPlusFeatures(4, 8, redraw=3)
         seen = []
         for step in range(1, 8):
-            renew(features, step)
+            run_post_step_updates(features, step)
             seen.append(features.matrix.clone())
         changed = [not torch.equal(a, b) for a, b in itertools.pairwise(seen)]
         assert changed == [False, True, False, False, True, False]
 
     def test_never(self) -> None:
-        features = Positive(4, 8)
+        features = FavorPlusFeatures(4, 8)
         before = features.matrix.clone()
-        renew(features, 1000)
+        run_post_step_updates(features, 1000)
         assert torch.equal(features.matrix, before)
 
     def test_a_run_that_is_stopped_draws_the_same_again(self) -> None:
-        one = Fourier(4, 8, heads=2, redraw=1)
-        renew(one, 1)
+        one = RandomFourierFeatures(4, 8, heads=2, redraw=1)
+        run_post_step_updates(one, 1)
         saved = {name: value.clone() for name, value in one.state_dict().items()}
-        renew(one, 2)
+        run_post_step_updates(one, 2)
         torch.manual_seed(99)
-        other = Fourier(4, 8, heads=2, redraw=1)
+        other = RandomFourierFeatures(4, 8, heads=2, redraw=1)
         assert not torch.equal(other.matrix, one.matrix)
         other.load_state_dict(saved)
         # whatever the process has drawn meanwhile
         torch.randn(5)
-        renew(other, 2)
+        run_post_step_updates(other, 2)
         assert torch.equal(other.matrix, one.matrix)
         assert torch.equal(other.seed, one.seed)
 
     def test_it_leaves_the_random_numbers_of_others_alone(self) -> None:
-        features = Positive(4, 8, redraw=1)
+        features = FavorPlusFeatures(4, 8, redraw=1)
         before = torch.get_rng_state()
-        renew(features, 1)
+        run_post_step_updates(features, 1)
         assert torch.equal(torch.get_rng_state(), before)
 
     def test_heads_layers_and_draws_differ(self) -> None:
         model: Any = mf.build("rfa", vocab=11, dim=8, depth=2, heads=2, features=8)
-        matrices = [m.matrix for m in model.modules() if isinstance(m, Fourier)]
+        matrices = [m.matrix for m in model.modules() if isinstance(m, RandomFourierFeatures)]
         heads = [head.clone() for matrix in matrices for head in matrix]
-        renew(model, 1)
+        run_post_step_updates(model, 1)
         heads += [head for matrix in matrices for head in matrix]
         assert len({str(head.tolist()) for head in heads}) == 8
 
     def test_it_is_saved_with_the_model(self, tmp_path: Any) -> None:
         model: Any = mf.build("performer", vocab=11, dim=8, depth=1, heads=2, features=6, redraw=1).eval()
-        renew(model, 7)
+        run_post_step_updates(model, 7)
         model.save(tmp_path / "model")
         again: Any = mf.load(tmp_path / "model")
         tokens = torch.randint(0, 11, (2, 9))
         assert torch.equal(again(tokens).logits, model(tokens).logits)
         for one in (model, again):
-            renew(one, 8)
+            run_post_step_updates(one, 8)
         assert torch.equal(again(tokens).logits, model(tokens).logits)

@@ -10,46 +10,48 @@ from layouts import LAYOUTS, LENGTH, ROWS, apart, differentiated, in_steps, plac
 from torch import Tensor
 
 from manyformer.attention import Attention
-from manyformer.core import PADDING, Context, Memory, Place, Plain, tree_map
-from manyformer.kernels import Linear
+from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, MemorySequence, TokenPositions, tree_map
+from manyformer.kernels import LinearKernel
 from manyformer.kernels.features import (
-    ArcCosine,
-    Cosine,
-    Deterministic,
-    EluPlusOne,
+    ArcCosineFeatures,
+    CosineReweightingFeatures,
+    DPFPFeatures,
+    EluPlusOneFeatures,
+    FavorPlusFeatures,
     FeatureMap,
-    Fourier,
-    Generalized,
-    Positive,
-    Taylor,
+    GeneralizedFavorFeatures,
+    RandomFourierFeatures,
+    TaylorFeatures,
 )
-from manyformer.kernels.rules import Delta, Gated, Rule, Sum
-from manyformer.masks import Causal, Everything
-from manyformer.ops import delta, linear
+from manyformer.kernels.memory_rules import DeltaRule, GatedRule, MemoryRule, SumRule
+from manyformer.masks import AllKeys, Causal
+from manyformer.ops import delta_rule, linear_attention
 from manyformer.position import NoPosition
-from manyformer.sources import Encoded
+from manyformer.sources import CrossAttentionSource
 
 HEADS, KEY, VALUE = 4, 6, 5
 NOWHERE = NoPosition()
 
 MAPS: dict[str, Any] = {
-    "elu + 1": lambda groups: EluPlusOne(),
-    "cosine": lambda groups: Cosine(64),
-    "Taylor": lambda groups: Taylor(),
-    "DPFP": lambda groups: Deterministic(reach=2),
-    "FAVOR+": lambda groups: Positive(KEY, 16),
-    "FAVOR+ ReLU": lambda groups: Generalized(KEY, 16),
-    "Fourier": lambda groups: Fourier(KEY, 64, heads=groups),
-    "arc-cosine": lambda groups: ArcCosine(KEY, 16, heads=groups),
+    "elu + 1": lambda groups: EluPlusOneFeatures(),
+    "cosine": lambda groups: CosineReweightingFeatures(64),
+    "Taylor": lambda groups: TaylorFeatures(),
+    "DPFP": lambda groups: DPFPFeatures(reach=2),
+    "FAVOR+": lambda groups: FavorPlusFeatures(KEY, 16),
+    "FAVOR+ ReLU": lambda groups: GeneralizedFavorFeatures(KEY, 16),
+    "Fourier": lambda groups: RandomFourierFeatures(KEY, 64, heads=groups),
+    "arc-cosine": lambda groups: ArcCosineFeatures(KEY, 16, heads=groups),
 }
 
 
-def run(kernel: Linear, qkv: tuple[Tensor, ...], up: Tensor, place: Place, real: Tensor) -> tuple[Tensor, ...]:
-    y = kernel(*qkv, place, place, NOWHERE).y * real
+def run(
+    kernel: LinearKernel, qkv: tuple[Tensor, ...], up: Tensor, positions: TokenPositions, real: Tensor
+) -> tuple[Tensor, ...]:
+    y = kernel(*qkv, positions, positions, NOWHERE).y * real
     return differentiated(y, up, [*qkv, *kernel.features.parameters()])
 
 
-RULES: dict[str, Rule] = {"sum": Sum(), "gated": Gated(), "delta": Delta()}
+RULES: dict[str, MemoryRule] = {"sum": SumRule(), "gated": GatedRule(), "delta": DeltaRule()}
 # the delta rule divides features by their sum
 PAIRS = [(name, rule) for name in MAPS for rule in RULES if not (rule == "delta" and MAPS[name](1).signed)]
 
@@ -62,7 +64,7 @@ def test_every_causal_form_is_the_definition(layout: str, features: str, name: s
     qkv = tensors(HEADS, groups, KEY, VALUE + rule.gates)
     up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
     found = {
-        path: run(Linear(made, Causal(), rule=rule, chunk=8, floor=1e-3, path=path), qkv, up, place, real)
+        path: run(LinearKernel(made, Causal(), rule=rule, chunk=8, floor=1e-3, path=path), qkv, up, place, real)
         for path in rule.forms
     }
     wanted = found.pop("quadratic" if "quadratic" in found else "recurrent")
@@ -72,14 +74,14 @@ def test_every_causal_form_is_the_definition(layout: str, features: str, name: s
 
 
 @pytest.mark.parametrize("sizes", [[1] * LENGTH, [5, 1, 9, 8], [LENGTH]], ids=["steps", "chunks", "whole"])
-@pytest.mark.parametrize("rule", [Sum(), Gated(), Delta()], ids=["sum", "gated", "delta"])
+@pytest.mark.parametrize("rule", [SumRule(), GatedRule(), DeltaRule()], ids=["sum", "gated", "delta"])
 @pytest.mark.parametrize("features", ["elu + 1", "cosine", "FAVOR+"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_stream_gives_what_one_pass_gives(layout: str, features: str, rule: Rule, sizes: list[int]) -> None:
+def test_a_stream_gives_what_one_pass_gives(layout: str, features: str, rule: MemoryRule, sizes: list[int]) -> None:
     """Documents begin and end anywhere between steps; what was before them is forgotten."""
-    kernel = Linear(MAPS[features](2).double(), Causal(), rule=rule, chunk=4)
+    kernel = LinearKernel(MAPS[features](2).double(), Causal(), rule=rule, chunk=4)
     q, k, v = (x.detach() for x in tensors(HEADS, 2, KEY, VALUE + rule.gates))
-    place, state, outputs = place_of(layout), kernel.start(ROWS, device=q.device, dtype=q.dtype), []
+    place, state, outputs = place_of(layout), kernel.init_state(ROWS, device=q.device, dtype=q.dtype), []
     for part, at in in_steps(layout, sizes):
         y, state, _ = kernel(q[:, :, part], k[:, :, part], v[:, :, part], at, at, NOWHERE, state)
         outputs.append(y)
@@ -96,7 +98,7 @@ def test_sums_over_whole_documents_are_the_definition(layout: str, features: str
     made = MAPS[features](groups).double()
     qkv = tensors(HEADS, groups, KEY, VALUE)
     up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
-    wanted, got = (run(Linear(made, floor=1e-3, path=p), qkv, up, place, real) for p in ("quadratic", "summed"))
+    wanted, got = (run(LinearKernel(made, floor=1e-3, path=p), qkv, up, place, real) for p in ("quadratic", "summed"))
     assert apart(got, wanted) < 1e-10
 
 
@@ -104,13 +106,15 @@ def test_sums_over_whole_documents_are_the_definition(layout: str, features: str
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_definition_itself(layout: str, causal: bool) -> None:
     """One query at a time, in words of the paper: section 3.2, equation 4 and, causal, 9."""
-    place, segments = place_of(layout), place_of(layout).seg
+    place, segments = place_of(layout), place_of(layout).segment_ids
     q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE))
-    y = Linear(EluPlusOne(), Causal() if causal else None, path="quadratic")(q, k, v, place, place, NOWHERE).y
+    y = LinearKernel(EluPlusOneFeatures(), Causal() if causal else None, path="quadratic")(
+        q, k, v, place, place, NOWHERE
+    ).y
     phi = [torch.where(x > 0, x + 1, x.exp()) for x in (q, k)]
     for b in range(ROWS):
         for i in range(LENGTH):
-            if segments[b, i] == PADDING:
+            if segments[b, i] == PADDING_SEGMENT:
                 continue
             seen = [j for j in range(LENGTH) if segments[b, j] == segments[b, i] and (j <= i or not causal)]
             weights = torch.einsum("he,hje->hj", phi[0][b, :, i], phi[1][b][:, seen])
@@ -124,7 +128,7 @@ def test_single_precision_and_less(features: str, dtype: torch.dtype) -> None:
     """Sums are taken in float32 at least: what bfloat16 loses, it loses at the ends."""
     place = place_of("packed")
     qkv = [x.detach().to(dtype) for x in tensors(HEADS, 2, KEY, VALUE)]
-    kernel = Linear(MAPS[features](2), Causal(), chunk=8)
+    kernel = LinearKernel(MAPS[features](2), Causal(), chunk=8)
     y = kernel(*qkv, place, place, NOWHERE).y
     exact = kernel.double()(*(x.double() for x in qkv), place, place, NOWHERE).y
     assert y.dtype == dtype
@@ -149,8 +153,8 @@ def test_chunks_are_steps_whatever_there_is(data: st.DataObject) -> None:
     up, last = torch.randn(2, 3, length, 5, dtype=torch.float64), torch.randn(2, 3, 4, 5, dtype=torch.float64)
     found = []
     for summed in (
-        linear.recurrent(a, c, v, decay, run, memory),
-        linear.chunked(a, c, v, decay, run, memory, chunk=chunk),
+        linear_attention.recurrent(a, c, v, decay, run, memory),
+        linear_attention.chunked(a, c, v, decay, run, memory, chunk=chunk),
     ):
         loss = (summed.y * up).sum() + (summed.memory * last).sum()
         found.append((*summed, *torch.autograd.grad(loss, leaves)))
@@ -173,8 +177,8 @@ def test_corrections_in_chunks_are_corrections_in_steps(data: st.DataObject) -> 
     up = torch.randn(2, 3, length, 5, dtype=torch.float64)
     found = []
     for y, last in (
-        delta.recurrent(a, c, v, strength, number, memory),
-        delta.chunked(a, c, v, strength, number, memory, chunk=chunk),
+        delta_rule.recurrent(a, c, v, strength, number, memory),
+        delta_rule.chunked(a, c, v, strength, number, memory, chunk=chunk),
     ):
         found.append((y, last, *torch.autograd.grad((y * up).sum() + last.sum(), leaves)))
     torch.testing.assert_close(found[1], found[0], atol=1e-10, rtol=1e-10)
@@ -185,27 +189,27 @@ def test_a_correction_replaces_what_was_said() -> None:
     keys = torch.eye(3, dtype=torch.float64)[[0, 1, 0, 2, 1]].expand(1, 1, -1, -1)
     values = torch.randn(1, 1, 5, 2, dtype=torch.float64)
     strength = torch.ones(1, 1, 5, dtype=torch.float64)
-    _, memory = delta.chunked(keys, keys, values, strength)
+    _, memory = delta_rule.chunked(keys, keys, values, strength)
     torch.testing.assert_close(memory[0, 0], values[0, 0, [2, 4, 3]])
     # a sum would have added them
-    _, added = linear.chunked(keys, keys, values)
+    _, added = linear_attention.chunked(keys, keys, values)
     torch.testing.assert_close(added[0, 0, 0], values[0, 0, 0] + values[0, 0, 2])
 
 
 def test_a_constant_gate_is_a_moving_average() -> None:
     """With one feature of 1 and a gate g, y_t is the mean of values weighted by g^(t - j)."""
     gate = torch.tensor(0.3, dtype=torch.float64)
-    rule = Gated(start=float(torch.logit(gate)))
+    rule = GatedRule(start=float(torch.logit(gate)))
     place = place_of("plain")
     values = torch.randn(ROWS, 1, LENGTH, 3, dtype=torch.float64)
     v = torch.cat([values, torch.zeros_like(values[..., :1])], -1)
 
     class One(FeatureMap):
-        def forward(self, x: Tensor, place: Place) -> Any:
-            return EluPlusOne()(torch.zeros_like(x), place)
+        def forward(self, x: Tensor, positions: TokenPositions) -> Any:
+            return EluPlusOneFeatures()(torch.zeros_like(x), positions)
 
     x = torch.randn(ROWS, 1, LENGTH, 1, dtype=torch.float64)
-    y = Linear(One(), Causal(), rule=rule, floor=1e-12)(x, x, v, place, place, NOWHERE).y
+    y = LinearKernel(One(), Causal(), rule=rule, floor=1e-12)(x, x, v, place, place, NOWHERE).y
     mean, weight = torch.zeros_like(values[:, :, 0]), 0.0
     for t in range(LENGTH):
         mean, weight = gate * mean + (1 - gate) * values[:, :, t], gate * weight + (1 - gate)
@@ -213,12 +217,14 @@ def test_a_constant_gate_is_a_moving_average() -> None:
 
 
 def test_an_open_gate_writes_nothing_and_forgets_nothing() -> None:
-    kernel = Linear(EluPlusOne(), Causal(), rule=Gated(start=800.0))
+    kernel = LinearKernel(EluPlusOneFeatures(), Causal(), rule=GatedRule(start=800.0))
     q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE + 1))
     place = place_of("plain")
-    state = kernel.start(ROWS, device=q.device, dtype=q.dtype)
-    state = Linear(EluPlusOne(), Causal(), rule=Gated(start=0.0))(q, k, v, place, place, NOWHERE, state).state
-    later = Place(place.pos + LENGTH, place.seg, Plain(LENGTH))
+    state = kernel.init_state(ROWS, device=q.device, dtype=q.dtype)
+    state = LinearKernel(EluPlusOneFeatures(), Causal(), rule=GatedRule(start=0.0))(
+        q, k, v, place, place, NOWHERE, state
+    ).state
+    later = TokenPositions(place.position_ids + LENGTH, place.segment_ids, ContiguousLayout(LENGTH))
     after = kernel(q, k, v, later, later, NOWHERE, state).state
     torch.testing.assert_close(after.memory.matrix, state.memory.matrix)
 
@@ -226,7 +232,7 @@ def test_an_open_gate_writes_nothing_and_forgets_nothing() -> None:
 @pytest.mark.parametrize("features", ["elu + 1", "FAVOR+", "Fourier"])
 def test_no_bit_comes_from_the_future(features: str) -> None:
     """Even a key of enormous size, which would set the scale of all others, moves nothing before it."""
-    kernel = Linear(MAPS[features](HEADS), Causal(), chunk=8)
+    kernel = LinearKernel(MAPS[features](HEADS), Causal(), chunk=8)
     place = place_of("plain")
     q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE, torch.float32))
     before = kernel(q, k, v, place, place, NOWHERE).y
@@ -242,7 +248,7 @@ def test_no_bit_comes_from_the_future(features: str) -> None:
 
 def test_keys_of_any_size_leave_finite_weights() -> None:
     """Positive features of large keys underflow unless the largest of them sets the scale."""
-    kernel = Linear(Positive(KEY, 32), Causal(), chunk=4)
+    kernel = LinearKernel(FavorPlusFeatures(KEY, 32), Causal(), chunk=4)
     place = place_of("plain")
     q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE, torch.float32))
     for size in (1e-3, 1.0, 60.0):
@@ -254,9 +260,9 @@ def test_keys_of_any_size_leave_finite_weights() -> None:
 def test_watched_weights_are_what_the_outputs_are_made_of(layout: str) -> None:
     place, real = place_of(layout), real_of(layout)
     q, k, v = (x.detach() for x in tensors(HEADS, 2, KEY, VALUE))
-    for mask in (Causal(), Everything()):
-        for made in (EluPlusOne(), Positive(KEY, 16)):
-            kernel = Linear(made.double(), mask)
+    for mask in (Causal(), AllKeys()):
+        for made in (EluPlusOneFeatures(), FavorPlusFeatures(KEY, 16)):
+            kernel = LinearKernel(made.double(), mask)
             seen: list[Tensor] = []
             y = kernel(q, k, v, place, place, NOWHERE, None, lambda m, n, w, kept=seen: kept.append(w)).y  # type: ignore[misc]
             torch.testing.assert_close((seen[0] * real).sum(-1, keepdim=True), real.double().expand(-1, HEADS, -1, -1))
@@ -268,14 +274,18 @@ def test_watched_weights_are_what_the_outputs_are_made_of(layout: str) -> None:
 @pytest.mark.parametrize("layout", ["plain", "packed"])
 def test_another_sequence_is_summed_once(layout: str, features: str) -> None:
     """Cross-attention in steps: the first projects and sums the encoder's output, later ones only look."""
-    layer = Attention(12, 2, Linear(MAPS[features](2), None), kv_heads=1, key=KEY, source=Encoded()).double()
+    layer = Attention(
+        12, 2, LinearKernel(MAPS[features](2), None), kv_heads=1, head_dim=KEY, source=CrossAttentionSource()
+    ).double()
     x, other = torch.randn(ROWS, LENGTH, 12, dtype=torch.float64), torch.randn(ROWS, 9, 12, dtype=torch.float64)
-    of = Place(torch.arange(9).expand(ROWS, -1), torch.zeros(ROWS, 9, dtype=torch.long), Plain())
+    of = TokenPositions(torch.arange(9).expand(ROWS, -1), torch.zeros(ROWS, 9, dtype=torch.long), ContiguousLayout())
     if layout == "packed":
-        of = Place(of.pos, torch.tensor([[0] * 4 + [1] * 3 + [2] * 2, [PADDING, 2, 2, 2, 1, 0, 0, 0, 0]]))
-    memory = Memory(other, of)
+        of = TokenPositions(
+            of.position_ids, torch.tensor([[0] * 4 + [1] * 3 + [2] * 2, [PADDING_SEGMENT, 2, 2, 2, 1, 0, 0, 0, 0]])
+        )
+    memory = MemorySequence(other, of)
     whole = layer(x, Context(place_of(layout), memory)).y
-    state, outputs = layer.start(ROWS, device=x.device, dtype=x.dtype), []
+    state, outputs = layer.init_state(ROWS, device=x.device, dtype=x.dtype), []
     for part, at in in_steps(layout, [1, 1, 4, 17]):
         y, state, _ = layer(x[:, part], Context(at, memory), state)
         outputs.append(y)
@@ -284,18 +294,23 @@ def test_another_sequence_is_summed_once(layout: str, features: str) -> None:
     real = real_of(layout)[:, 0]
     assert apart((torch.cat(outputs, 1) * real,), (whole * real,)) < 1e-10
     pairs = Attention(
-        12, 2, Linear(layer.kernel.features, None, path="quadratic"), kv_heads=1, key=KEY, source=Encoded()
+        12,
+        2,
+        LinearKernel(layer.kernel.features, None, path="quadratic"),
+        kv_heads=1,
+        head_dim=KEY,
+        source=CrossAttentionSource(),
     )
     pairs.double().load_state_dict(layer.state_dict())
     assert apart((pairs(x, Context(place_of(layout), memory)).y * real,), (whole * real,)) < 1e-10
 
 
 def test_the_state_does_not_grow() -> None:
-    kernel = Linear(EluPlusOne(), Causal())
+    kernel = LinearKernel(EluPlusOneFeatures(), Causal())
     sizes = set()
-    state = kernel.start(ROWS, device=torch.device("cpu"), dtype=torch.float32)
+    state = kernel.init_state(ROWS, device=torch.device("cpu"), dtype=torch.float32)
     for step in range(5):
-        at = Place(torch.full((ROWS, 1), step), torch.zeros(ROWS, 1, dtype=torch.long), Plain(step))
+        at = TokenPositions(torch.full((ROWS, 1), step), torch.zeros(ROWS, 1, dtype=torch.long), ContiguousLayout(step))
         x = torch.randn(ROWS, HEADS, 1, KEY)
         state = kernel(x, x, x, at, at, NOWHERE, state).state
         sizes.add(str(tree_map(lambda t: torch.tensor(t.shape), state)))
@@ -304,27 +319,38 @@ def test_the_state_does_not_grow() -> None:
 
 def test_it_says_how() -> None:
     q = torch.zeros(1, 1, 3, 2)
-    place = Place(torch.arange(3)[None], torch.zeros(1, 3, dtype=torch.long), Plain())
+    place = TokenPositions(torch.arange(3)[None], torch.zeros(1, 3, dtype=torch.long), ContiguousLayout())
     arguments = (q, q, q, place, place, NOWHERE)
-    assert Linear(EluPlusOne(), Causal()).explain(*arguments) == "chunked: causal, 64 tokens at a time"
-    assert Linear(EluPlusOne()).explain(*arguments) == "summed: every key is visible, so all are summed once"
-    assert Linear(EluPlusOne(), Causal(), path="recurrent").explain(*arguments) == "recurrent: forced"
+    assert LinearKernel(EluPlusOneFeatures(), Causal()).explain(*arguments) == "chunked: causal, 64 tokens at a time"
+    assert (
+        LinearKernel(EluPlusOneFeatures()).explain(*arguments) == "summed: every key is visible, so all are summed once"
+    )
+    assert LinearKernel(EluPlusOneFeatures(), Causal(), path="recurrent").explain(*arguments) == "recurrent: forced"
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Linear(EluPlusOne(), ~Causal()), r"mask ~Causal\(\) must be Causal\(\) or None"),
-        (lambda: Linear(EluPlusOne(), rule=Gated()), r"Gated takes in one token after the other"),
-        (lambda: Linear(EluPlusOne(), Causal(), chunk=0), r"chunk \(0\) must be at least 1"),
-        (lambda: Linear(EluPlusOne(), path="chunked"), r"path 'chunked' must be auto or one of quadratic, summed"),
-        (lambda: Linear(EluPlusOne(), Causal(), rule=Delta(), path="quadratic"), r"one of chunked, recurrent here"),
-        (lambda: Linear(Taylor(), Causal(), rule=Delta()), r"Delta divides features by their sum, .* Taylor"),
-        (lambda: Cosine(0), r"longest \(0\) must be at least 1"),
-        (lambda: Positive(4, 0), r"features \(0\) must be at least 1"),
-        (lambda: Positive(4, 8, redraw=0), r"redraw \(0\) must be at least 1"),
-        (lambda: Fourier(4, 7, heads=1), r"features \(7\) must be even"),
-        (lambda: Deterministic(reach=0), r"reach \(0\) must be at least 1"),
+        (lambda: LinearKernel(EluPlusOneFeatures(), ~Causal()), r"mask ~Causal\(\) must be Causal\(\) or None"),
+        (lambda: LinearKernel(EluPlusOneFeatures(), rule=GatedRule()), r"Gated takes in one token after the other"),
+        (lambda: LinearKernel(EluPlusOneFeatures(), Causal(), chunk=0), r"chunk \(0\) must be at least 1"),
+        (
+            lambda: LinearKernel(EluPlusOneFeatures(), path="chunked"),
+            r"path 'chunked' must be auto or one of quadratic, summed",
+        ),
+        (
+            lambda: LinearKernel(EluPlusOneFeatures(), Causal(), rule=DeltaRule(), path="quadratic"),
+            r"one of chunked, recurrent here",
+        ),
+        (
+            lambda: LinearKernel(TaylorFeatures(), Causal(), rule=DeltaRule()),
+            r"Delta divides features by their sum, .* Taylor",
+        ),
+        (lambda: CosineReweightingFeatures(0), r"longest \(0\) must be at least 1"),
+        (lambda: FavorPlusFeatures(4, 0), r"features \(0\) must be at least 1"),
+        (lambda: FavorPlusFeatures(4, 8, redraw=0), r"redraw \(0\) must be at least 1"),
+        (lambda: RandomFourierFeatures(4, 7, heads=1), r"features \(7\) must be even"),
+        (lambda: DPFPFeatures(reach=0), r"reach \(0\) must be at least 1"),
     ],
 )
 def test_mistakes_get_a_sentence(make: Any, message: str) -> None:
@@ -336,15 +362,15 @@ def test_calls_that_cannot_be_get_a_sentence() -> None:
     q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE))
     place = place_of("plain")
     with pytest.raises(ValueError, match="takes in one key with each token, not 5 with 23"):
-        Linear(EluPlusOne(), Causal())(q, k[:, :, :5], v[:, :, :5], place, place, NOWHERE)
+        LinearKernel(EluPlusOneFeatures(), Causal())(q, k[:, :, :5], v[:, :, :5], place, place, NOWHERE)
     with pytest.raises(ValueError, match="position 22 does not exist: Cosine was built for longest=22"):
-        Linear(Cosine(22), Causal())(q, k, v, place, place, NOWHERE)
+        LinearKernel(CosineReweightingFeatures(22), Causal())(q, k, v, place, place, NOWHERE)
     packed = place_of("packed")
     with pytest.raises(ValueError, match="position 9 does not exist: Cosine was built for longest=9"):
-        Linear(Cosine(9), Causal())(q, k, v, packed, packed, NOWHERE)
-    kernel = Linear(EluPlusOne(), Causal(), path="quadratic")
-    state = kernel(q, k, v, place, place, NOWHERE, kernel.start(ROWS, device=q.device, dtype=q.dtype)).state
-    later = Place(place.pos + LENGTH, place.seg, Plain(LENGTH))
+        LinearKernel(CosineReweightingFeatures(9), Causal())(q, k, v, packed, packed, NOWHERE)
+    kernel = LinearKernel(EluPlusOneFeatures(), Causal(), path="quadratic")
+    state = kernel(q, k, v, place, place, NOWHERE, kernel.init_state(ROWS, device=q.device, dtype=q.dtype)).state
+    later = TokenPositions(place.position_ids + LENGTH, place.segment_ids, ContiguousLayout(LENGTH))
     with pytest.raises(ValueError, match="'quadratic' needs all keys, and a state keeps none"):
         kernel(q, k, v, later, later, NOWHERE, state)
 
@@ -352,15 +378,15 @@ def test_calls_that_cannot_be_get_a_sentence() -> None:
 def test_a_document_that_comes_back_is_a_new_one() -> None:
     """As its positions are: in one pass and in a stream alike."""
     segments = torch.tensor([[0, 0, 1, 1, 0, 0]])
-    from manyformer.models.places import locate
+    from manyformer.models.token_positions import positions_of
 
-    place = locate(segments, segments, None)[0]
+    place = positions_of(segments, segments, None)[0]
     q, k, v = (torch.randn(1, 2, 6, 3, dtype=torch.float64) for _ in range(3))
-    y = Linear(EluPlusOne(), Causal())(q, k, v, place, place, NOWHERE).y
-    alone = Place(torch.arange(2)[None], torch.zeros(1, 2, dtype=torch.long), Plain())
+    y = LinearKernel(EluPlusOneFeatures(), Causal())(q, k, v, place, place, NOWHERE).y
+    alone = TokenPositions(torch.arange(2)[None], torch.zeros(1, 2, dtype=torch.long), ContiguousLayout())
     for begin in (0, 2, 4):
         part = (slice(None), slice(None), slice(begin, begin + 2))
         torch.testing.assert_close(
-            y[part], Linear(EluPlusOne(), Causal())(q[part], k[part], v[part], alone, alone, NOWHERE).y
+            y[part], LinearKernel(EluPlusOneFeatures(), Causal())(q[part], k[part], v[part], alone, alone, NOWHERE).y
         )
     assert segments_of("plain") is None

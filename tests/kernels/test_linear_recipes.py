@@ -7,17 +7,17 @@ import pytest
 import manyformer as mf
 
 USUAL: list[tuple[str, dict[str, Any]]] = [
-    ("linear-transformer", {"memory": "delta"}),
-    ("performer", {"kernel": "relu"}),
-    ("rfa", {"memory": "sum"}),
-    ("linformer", {"sharing": "none", "top_slots": 5}),
-    ("linformer", {"projection": "convolution", "sharing": "keys-values"}),
+    ("linear-transformer", {"update_rule": "delta"}),
+    ("performer", {"feature_kernel": "relu"}),
+    ("rfa", {"update_rule": "sum"}),
+    ("linformer", {"projection_sharing": "none", "top_projected_length": 5}),
+    ("linformer", {"projection": "convolution", "projection_sharing": "keys-values"}),
 ]
 RARE: list[tuple[str, dict[str, Any]]] = [
     ("performer", {"directions": "independent"}),
-    ("performer-encoder", {"kernel": "relu"}),
-    ("rfa", {"kernel": "arccos"}),
-    ("linformer", {"sharing": "heads"}),
+    ("performer-encoder", {"feature_kernel": "relu"}),
+    ("rfa", {"feature_kernel": "arccos"}),
+    ("linformer", {"projection_sharing": "heads"}),
     ("linformer", {"projection": "max"}),
     ("linformer", {"projection": "mean"}),
 ]

@@ -1,4 +1,4 @@
-"""Linformer: mixtures along the length by hand, documents in any rows, and what is refused."""
+"""LinformerKernel: mixtures along the length by hand, documents in any rows, and what is refused."""
 
 import math
 from typing import Any
@@ -10,55 +10,60 @@ from torch import Tensor
 
 import manyformer as mf
 from manyformer.attention import Attention
-from manyformer.core import PADDING
-from manyformer.kernels import Linformer, Softmax
-from manyformer.kernels.lengthwise import Convolved, Lengthwise, Pooled, Projected
+from manyformer.core import PADDING_SEGMENT
+from manyformer.kernels import LinformerKernel, SoftmaxKernel
+from manyformer.kernels.length_projection import (
+    ConvolvedLengthProjection,
+    LearnedLengthProjection,
+    LengthProjection,
+    PooledLengthProjection,
+)
 from manyformer.masks import Causal
-from manyformer.position import NoPosition, Rotary
+from manyformer.position import NoPosition, RotaryPosition
 
 HEADS, GROUPS, KEY, VALUE = 4, 2, 6, 5
 NOWHERE = NoPosition()
 
 MAKERS: dict[str, Any] = {
-    "learned": lambda width: Projected(40, 7),
-    "learned by head": lambda width: Projected(40, 7, heads=GROUPS),
-    "mean": lambda width: Pooled(40, 7),
-    "max": lambda width: Pooled(40, 7, by="max"),
-    "convolution": lambda width: Convolved(40, 7, key=width),
-    "convolution by head": lambda width: Convolved(40, 7, key=width, heads=GROUPS),
+    "learned": lambda width: LearnedLengthProjection(40, 7),
+    "learned by head": lambda width: LearnedLengthProjection(40, 7, heads=GROUPS),
+    "mean": lambda width: PooledLengthProjection(40, 7),
+    "max": lambda width: PooledLengthProjection(40, 7, by="max"),
+    "convolution": lambda width: ConvolvedLengthProjection(40, 7, key=width),
+    "convolution by head": lambda width: ConvolvedLengthProjection(40, 7, key=width, heads=GROUPS),
 }
 
 
-def shaken(module: Lengthwise) -> Any:
+def shaken(module: LengthProjection) -> Any:
     with torch.no_grad():
         for weight in module.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.5)
     return module.double()
 
 
-def mixed_by_hand(lengthwise: Lengthwise, x: Tensor, head: int) -> Tensor:
+def mixed_by_hand(lengthwise: LengthProjection, x: Tensor, head: int) -> Tensor:
     """One document (p, e), one slot after the other."""
-    if isinstance(lengthwise, Projected):
+    if isinstance(lengthwise, LearnedLengthProjection):
         weight = lengthwise.weight[head % len(lengthwise.weight)]
         return torch.stack([sum(weight[s, j] * x[j] for j in range(len(x))) for s in range(lengthwise.slots)])  # type: ignore[misc]
-    width = math.ceil(lengthwise.longest / lengthwise.slots)
+    width = math.ceil(lengthwise.max_length / lengthwise.slots)
     slots = []
     for begin in range(0, len(x), width):
         part = x[begin : begin + width]
-        if isinstance(lengthwise, Pooled):
+        if isinstance(lengthwise, PooledLengthProjection):
             slots.append(part.mean(0) if lengthwise.by == "mean" else part.amax(0))
         else:
-            assert isinstance(lengthwise, Convolved)
+            assert isinstance(lengthwise, ConvolvedLengthProjection)
             weight = lengthwise.weight[head % len(lengthwise.weight)]
             slots.append((weight[: len(part)] * part).sum(0))
     return torch.stack(slots)
 
 
-def by_hand(kernel: Linformer, q: Tensor, k: Tensor, v: Tensor, segments: Tensor) -> Tensor:
+def by_hand(kernel: LinformerKernel, q: Tensor, k: Tensor, v: Tensor, segments: Tensor) -> Tensor:
     y = torch.zeros(*q.shape[:3], v.shape[-1], dtype=q.dtype)
     for b in range(ROWS):
         for number in segments[b].unique().tolist():
-            if number == PADDING:
+            if number == PADDING_SEGMENT:
                 continue
             here = (segments[b] == number).nonzero()[:, 0]
             for h in range(HEADS):
@@ -72,12 +77,12 @@ def by_hand(kernel: Linformer, q: Tensor, k: Tensor, v: Tensor, segments: Tensor
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_projection_is_what_it_is_by_hand(layout: str, name: str) -> None:
     place, real = place_of(layout), real_of(layout)
-    kernel = Linformer(shaken(MAKERS[name](KEY)), shaken(MAKERS[name](VALUE)))
+    kernel = LinformerKernel(shaken(MAKERS[name](KEY)), shaken(MAKERS[name](VALUE)))
     qkv = tensors(HEADS, GROUPS, KEY, VALUE)
     up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
     leaves = [*qkv, *kernel.parameters()]
     got = differentiated(kernel(*qkv, place, place, NOWHERE).y * real, up, leaves)
-    assert apart(got, differentiated(by_hand(kernel, *qkv, place.seg), up, leaves)) < 1e-10
+    assert apart(got, differentiated(by_hand(kernel, *qkv, place.segment_ids), up, leaves)) < 1e-10
     seen: list[Tensor] = []
     watched = kernel(*qkv, place, place, NOWHERE, None, lambda m, n, w: seen.append(w)).y * real
     assert apart((watched.detach(),), (got[0].detach(),)) < 1e-10
@@ -87,11 +92,14 @@ def test_every_projection_is_what_it_is_by_hand(layout: str, name: str) -> None:
 def test_as_many_slots_as_tokens_are_full_attention() -> None:
     place = place_of("plain")
     qkv = tensors(HEADS, GROUPS, KEY, VALUE)
-    whole = Projected(LENGTH, LENGTH).double()
+    whole = LearnedLengthProjection(LENGTH, LENGTH).double()
     whole.weight.data.copy_(torch.eye(LENGTH))
-    full = Softmax()(*qkv, place, place, NOWHERE).y
-    assert apart((Linformer(whole)(*qkv, place, place, NOWHERE).y,), (full,)) < 1e-10
-    assert apart((Linformer(Pooled(LENGTH, LENGTH))(*qkv, place, place, NOWHERE).y,), (full,)) < 1e-10
+    full = SoftmaxKernel()(*qkv, place, place, NOWHERE).y
+    assert apart((LinformerKernel(whole)(*qkv, place, place, NOWHERE).y,), (full,)) < 1e-10
+    assert (
+        apart((LinformerKernel(PooledLengthProjection(LENGTH, LENGTH))(*qkv, place, place, NOWHERE).y,), (full,))
+        < 1e-10
+    )
 
 
 def test_random_projections_keep_products() -> None:
@@ -101,7 +109,7 @@ def test_random_projections_keep_products() -> None:
     for count in counts:
         squares = []
         for _ in range(30):
-            e = Projected(256, count).double()
+            e = LearnedLengthProjection(256, count).double()
             e.weight.data.normal_(std=count**-0.5)
             mixed = e(values[None, None]).x[0, 0]
             wanted = weights @ values
@@ -115,15 +123,27 @@ def test_random_projections_keep_products() -> None:
     ("make", "message"),
     [
         (
-            lambda: Linformer(Projected(8, 4), mask=Causal()),
+            lambda: LinformerKernel(LearnedLengthProjection(8, 4), mask=Causal()),
             r"mask Causal\(\): each of its slots mixes all tokens, later",
         ),
-        (lambda: Linformer(Projected(8, 4), Projected(8, 3)), r"4 slots of keys need as many of values, not 3"),
-        (lambda: Projected(8, 0), r"slots \(0\) must be at least 1"),
-        (lambda: Pooled(8, 9), r"9 slots for at most 8 tokens are no reduction"),
-        (lambda: Attention(8, 2, Linformer(Projected(8, 4)), position=Rotary(4)), r"Linformer never forms"),
-        (lambda: mf.build("linformer", top_slots=3), r"one projection for all layers: they cannot have 128 to 3"),
-        (lambda: mf.build("linformer", projection="max", sharing="heads"), r"learns nothing that could be shared"),
+        (
+            lambda: LinformerKernel(LearnedLengthProjection(8, 4), LearnedLengthProjection(8, 3)),
+            r"4 slots of keys need as many of values, not 3",
+        ),
+        (lambda: LearnedLengthProjection(8, 0), r"slots \(0\) must be at least 1"),
+        (lambda: PooledLengthProjection(8, 9), r"9 slots for at most 8 tokens are no reduction"),
+        (
+            lambda: Attention(8, 2, LinformerKernel(LearnedLengthProjection(8, 4)), position=RotaryPosition(4)),
+            r"Linformer never forms",
+        ),
+        (
+            lambda: mf.build("linformer", top_projected_length=3),
+            r"one projection for all layers: they cannot have 128 to 3",
+        ),
+        (
+            lambda: mf.build("linformer", projection="max", projection_sharing="heads"),
+            r"learns nothing that could be shared",
+        ),
     ],
 )
 def test_mistakes_get_a_sentence(make: Any, message: str) -> None:
@@ -135,13 +155,15 @@ def test_mistakes_get_a_sentence(make: Any, message: str) -> None:
 def test_documents_that_are_too_long_get_a_sentence(layout: str) -> None:
     place = place_of(layout)
     with pytest.raises(ValueError, match="more than this Linformer allows: it was built for longest=9"):
-        Linformer(Projected(9, 4))(*tensors(HEADS, GROUPS, KEY, VALUE, torch.float32), place, place, NOWHERE)
+        LinformerKernel(LearnedLengthProjection(9, 4))(
+            *tensors(HEADS, GROUPS, KEY, VALUE, torch.float32), place, place, NOWHERE
+        )
 
 
 def test_who_shares() -> None:
-    def projections(**words: Any) -> list[Projected]:
-        model = mf.build("linformer", vocab=11, dim=8, depth=3, heads=2, longest=16, slots=6, **words)
-        return [m for m in model.modules() if isinstance(m, Projected)]
+    def projections(**words: Any) -> list[LearnedLengthProjection]:
+        model = mf.build("linformer", vocab=11, dim=8, depth=3, heads=2, max_length=16, projected_length=6, **words)
+        return [m for m in model.modules() if isinstance(m, LearnedLengthProjection)]
 
     assert [(len(p.weight), p.slots) for p in projections()] == [(1, 6)]
     assert [(len(p.weight), p.slots) for p in projections(sharing="keys-values", top_slots=2)] == [
@@ -155,6 +177,6 @@ def test_who_shares() -> None:
 
 def test_it_says_how() -> None:
     place, qkv = place_of("plain"), tensors(HEADS, GROUPS, KEY, VALUE)
-    kernel = Linformer(Projected(40, 7))
+    kernel = LinformerKernel(LearnedLengthProjection(40, 7))
     assert kernel.explain(*qkv, place, place, NOWHERE) == "sdpa: 7 slots in place of 23 keys"
     assert "watched" in kernel.explain(*qkv, place, place, NOWHERE, None, lambda m, n, w: None)

@@ -10,14 +10,14 @@ from torch import Tensor
 
 import manyformer as mf
 from manyformer.attention import Attention
-from manyformer.core import Out, Place
+from manyformer.core import LayerOutput, TokenPositions
 from manyformer.errors import UserError
-from manyformer.hooks import renew
-from manyformer.kernels import LSH
-from manyformer.kernels.lsh import Form, unit
-from manyformer.ops import softmax as ops
+from manyformer.kernels import LSHKernel
+from manyformer.kernels.lsh_kernel import LSHVariant, normalize_keys
+from manyformer.ops import softmax_attention as ops
 from manyformer.position import NoPosition
-from manyformer.sources import Encoded
+from manyformer.sources import CrossAttentionSource
+from manyformer.training_hooks import run_post_step_updates
 
 FORMS: dict[str, dict[str, Any]] = {
     "strict": {"form": "strict"},
@@ -26,8 +26,10 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(kernel: LSH, q: Tensor, v: Tensor, place: Place, state: Any = None, **more: Any) -> Out:
-    found: Out = kernel(q, q, v, place, place, NoPosition(), state, **more)
+def run(
+    kernel: LSHKernel, q: Tensor, v: Tensor, positions: TokenPositions, state: Any = None, **more: Any
+) -> LayerOutput:
+    found: LayerOutput = kernel(q, q, v, positions, positions, NoPosition(), state, **more)
     return found
 
 
@@ -36,13 +38,24 @@ def inputs() -> tuple[Tensor, Tensor]:
     return q, v
 
 
-def full(q: Tensor, v: Tensor, place: Place, *, both: bool) -> Tensor:
+def full(q: Tensor, v: Tensor, positions: TokenPositions, *, both: bool) -> Tensor:
     """Every token to all others that it may see, to itself where there are none."""
-    here, there = place.pos[:, None, :, None], place.pos[:, None, None]
-    same = (place.seg[:, None, :, None] == place.seg[:, None, None]) & (place.seg >= 0)[:, None, None]
+    here, there = positions.position_ids[:, None, :, None], positions.position_ids[:, None, None]
+    same = (positions.segment_ids[:, None, :, None] == positions.segment_ids[:, None, None]) & (
+        positions.segment_ids >= 0
+    )[:, None, None]
     mask = same & (here != there if both else here > there)
     mask = mask | (same & (here == there) & ~mask.any(-1, keepdim=True))
-    y, _ = ops.naive(q, unit(q), v, mask, scale=1.0, position=NoPosition(), at=place, of=place)
+    y, _ = ops.naive(
+        q,
+        normalize_keys(q),
+        v,
+        mask,
+        scale=1.0,
+        position=NoPosition(),
+        query_positions=positions,
+        key_positions=positions,
+    )
     return y
 
 
@@ -51,7 +64,7 @@ def full(q: Tensor, v: Tensor, place: Place, *, both: bool) -> Tensor:
 def test_sorted_is_written_out(form: str, layout: str) -> None:
     (q, v), place, up = inputs(), place_of(layout), torch.randn(2, 2, 23, 6).double() * real_of(layout)
     words: dict[str, Any] = {"buckets": 4, "chunk": 3, "rounds": 3, **FORMS[form]}
-    kernels = [LSH(**words, path=path) for path in ("sorted", "naive")]
+    kernels = [LSHKernel(**words, path=path) for path in ("sorted", "naive")]
     kernels[1].load_state_dict(kernels[0].state_dict())
     found = [differentiated(run(kernel, q, v, place).y, up, (q, v)) for kernel in kernels]
     real = real_of(layout)
@@ -63,16 +76,16 @@ def test_sorted_is_written_out(form: str, layout: str) -> None:
 def test_one_bucket_and_one_chunk_are_full_attention(form: str, layout: str) -> None:
     (q, v), place, real = inputs(), place_of(layout), real_of(layout)
     want = full(q, v, place, both="after" in FORMS[form]) * real
-    assert apart((run(LSH(buckets=1, chunk=12, rounds=2, **FORMS[form]), q, v, place).y * real,), (want,)) < 1e-12
+    assert apart((run(LSHKernel(buckets=1, chunk=12, rounds=2, **FORMS[form]), q, v, place).y * real,), (want,)) < 1e-12
     if form != "strict":
         # the published form does not hash what fits into a chunk
-        kernel = LSH(buckets=8, chunk=23, rounds=1, **FORMS[form])
+        kernel = LSHKernel(buckets=8, chunk=23, rounds=1, **FORMS[form])
         assert apart((run(kernel, q, v, place).y * real,), (want,)) < 1e-12
 
 
 def test_enough_rounds_are_full_attention() -> None:
     (q, v), place = inputs(), place_of("plain")
-    kernel = LSH(buckets=2, chunk=12, rounds=1)
+    kernel = LSHKernel(buckets=2, chunk=12, rounds=1)
     want, errors = full(q, v, place, both=False), []
     for rounds in (1, 2, 4, 8, 64):
         kernel.rounds = rounds
@@ -85,10 +98,10 @@ def test_enough_rounds_are_full_attention() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_steps_are_one_pass(layout: str) -> None:
     (q, v), place = inputs(), place_of(layout)
-    kernel = LSH(buckets=4, chunk=2, rounds=2)
+    kernel = LSHKernel(buckets=4, chunk=2, rounds=2)
     want, real = run(kernel, q, v, place).y, real_of(layout)
     for sizes in ([1] * 23, [9, 1, 1, 12]):
-        state, parts = kernel.start(2, device=q.device, dtype=q.dtype), []
+        state, parts = kernel.init_state(2, device=q.device, dtype=q.dtype), []
         for part, here in in_steps(layout, sizes):
             so_far = place.columns(0, part.stop)
             end = slice(0, part.stop)
@@ -100,15 +113,15 @@ def test_steps_are_one_pass(layout: str) -> None:
 def test_rotations_follow_from_the_seed_and_the_step() -> None:
     (q, v), place = inputs(), place_of("plain")
 
-    def made(**words: Any) -> LSH:
+    def made(**words: Any) -> LSHKernel:
         torch.manual_seed(7)
-        return LSH(buckets=8, chunk=4, rounds=2, **words)
+        return LSHKernel(buckets=8, chunk=4, rounds=2, **words)
 
     one, other = made(), made()
     assert torch.equal(one._hash(q), other._hash(q))
     assert torch.equal(run(one, q, v, place).y, run(other, q, v, place).y)
     before = one._hash(q)
-    renew(one, 3)
+    run_post_step_updates(one, 3)
     assert not torch.equal(one._hash(q), before)
     other.load_state_dict(one.state_dict())
     assert torch.equal(one._hash(q), other._hash(q))
@@ -118,15 +131,15 @@ def test_rotations_follow_from_the_seed_and_the_step() -> None:
     assert one.state_dict().keys() == {"seed", "number"}
     seldom, never = made(redraw=2), made(redraw=None)
     for kernel in (seldom, never):
-        renew(kernel, 1)
+        run_post_step_updates(kernel, 1)
         assert torch.equal(kernel._hash(q), before)
-    renew(seldom, 2)
+    run_post_step_updates(seldom, 2)
     assert not torch.equal(seldom._hash(q), before)
 
 
 def test_weights_can_be_watched() -> None:
     (q, v), place, seen = inputs(), place_of("packed"), []
-    kernel = LSH(buckets=4, chunk=3, rounds=2)
+    kernel = LSHKernel(buckets=4, chunk=3, rounds=2)
     y = run(kernel, q, v, place, watch=lambda module, name, value: seen.append(value)).y
     assert apart((y,), (seen[0] @ v,)) < 1e-12
     assert "2 rounds of 4 buckets" in kernel.explain(q, q, v, place, place, NoPosition())
@@ -144,30 +157,30 @@ def test_weights_can_be_watched() -> None:
 )
 def test_what_cannot_be_is_refused(words: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        LSH(**{"buckets": 4, "chunk": 4, "rounds": 1, **words})
+        LSHKernel(**{"buckets": 4, "chunk": 4, "rounds": 1, **words})
 
 
 def test_other_streams_are_refused() -> None:
-    kernel = LSH(buckets=4, chunk=4, rounds=1)
+    kernel = LSHKernel(buckets=4, chunk=4, rounds=1)
     with pytest.raises(ValueError, match="own stream"):
-        Attention(8, 2, kernel, source=Encoded())
+        Attention(8, 2, kernel, source=CrossAttentionSource())
     with pytest.raises(ValueError, match="own stream"):
         Attention(8, 2, kernel, kv_heads=1)
-    published: Form = "published"
+    published: LSHVariant = "published"
     (q, v), place = inputs(), place_of("plain")
-    other = LSH(buckets=4, chunk=4, rounds=1, form=published)
+    other = LSHKernel(buckets=4, chunk=4, rounds=1, form=published)
     with pytest.raises(ValueError, match="cannot go on from a state"):
-        run(other, q, v, place, other.start(2, device=q.device, dtype=q.dtype))
+        run(other, q, v, place, other.init_state(2, device=q.device, dtype=q.dtype))
 
 
 def test_a_saved_model_may_be_given_more_rounds(tmp_path: Path) -> None:
-    sizes = {"vocab": 11, "dim": 8, "depth": 2, "heads": 2, "buckets": 4, "chunk": 4, "every": 2}
-    model = mf.build("reformer-strict", rounds=1, **sizes).eval()
+    sizes = {"vocab": 11, "dim": 8, "depth": 2, "heads": 2, "num_buckets": 4, "chunk_length": 4, "lsh_every": 2}
+    model = mf.build("reformer-strict", num_hashes=1, **sizes).eval()
     model.save(tmp_path / "m")
-    again = mf.load(tmp_path / "m", keywords={"rounds": 4})
-    kernels = [part for part in again.modules() if isinstance(part, LSH)]
+    again = mf.load(tmp_path / "m", keywords={"num_hashes": 4})
+    kernels = [part for part in again.modules() if isinstance(part, LSHKernel)]
     assert [kernel.rounds for kernel in kernels] == [4]
-    assert again.spec.keywords["rounds"] == 4
+    assert again.spec.keywords["num_hashes"] == 4
     tokens = torch.randint(11, (2, 30))
     with torch.no_grad():
         assert not torch.equal(model(tokens).logits, again(tokens).logits)

@@ -11,36 +11,36 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.attention import Attention
-from manyformer.core import PADDING, Place, Plain, tree_map
-from manyformer.kernels import Memorizing, Normed, Softmax
-from manyformer.kernels.memorizing import Gate, Joint
-from manyformer.kernels.search import Exact, Faiss
-from manyformer.kernels.store import UNUSED, Sight, Store, appended, empty, stretches, trimmed
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions, tree_map
+from manyformer.kernels import MemorizingKernel, QKNormKernel, SoftmaxKernel
+from manyformer.kernels.key_search import ExactSearch, FaissSearch
+from manyformer.kernels.kv_buffer import UNUSED, BlockHistory, KVBuffer, append, empty_buffer, shared_key_ranges, trim
+from manyformer.kernels.memorizing_kernel import GatedCombiner, JointSoftmaxCombiner
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
-from manyformer.models.places import fresh, locate
-from manyformer.position import NoPosition, Rotary
+from manyformer.models.token_positions import empty_tail, positions_of
+from manyformer.position import NoPosition, RotaryPosition
 
 HEADS, WIDTH, VOCAB = 2, 4, 13
 
 
-def kernel(**words: Any) -> Memorizing:
+def kernel(**words: Any) -> MemorizingKernel:
     sizes: dict[str, Any] = {"size": 9, "neighbours": 100, "block": 3, **words}
-    return Memorizing(Softmax(Causal()), HEADS, WIDTH, **sizes).double()
+    return MemorizingKernel(SoftmaxKernel(Causal()), HEADS, WIDTH, **sizes).double()
 
 
-def plain(begin: int, end: int, rows: int = 2) -> Place:
+def plain(begin: int, end: int, rows: int = 2) -> TokenPositions:
     pos = torch.arange(begin, end).expand(rows, -1)
-    return Place(pos, torch.zeros_like(pos), Plain(begin))
+    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout(begin))
 
 
 def draw(length: int, rows: int = 2, grad: bool = False) -> list[Tensor]:
     return [torch.randn(rows, HEADS, length, WIDTH, dtype=torch.float64, requires_grad=grad) for _ in range(3)]
 
 
-def run(model: Memorizing, tensors: list[Tensor], sizes: list[int]) -> tuple[Tensor, Store]:
+def run(model: MemorizingKernel, tensors: list[Tensor], sizes: list[int]) -> tuple[Tensor, KVBuffer]:
     """Step by step over its own keys alone: what is near is the step."""
-    state = model.start(len(tensors[0]), device=tensors[0].device, dtype=tensors[0].dtype)
+    state = model.init_state(len(tensors[0]), device=tensors[0].device, dtype=tensors[0].dtype)
     parts, begin = [], 0
     for size in sizes:
         place = plain(begin, begin + size)
@@ -60,7 +60,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
 @pytest.mark.parametrize("combine", ["gate", "joint"])
 def test_with_all_as_neighbours_it_is_dense_attention(combine: str) -> None:
     """Mixed by the gate with what is near, or in one softmax with it; with the gradients of a memory that is given."""
-    model = kernel(combine=Joint() if combine == "joint" else None)
+    model = kernel(combine=JointSoftmaxCombiner() if combine == "joint" else None)
     q, k, v = tensors = draw(12, grad=True)
     found, _ = run(model, tensors, [3, 3, 3, 3])
     at = torch.arange(12)
@@ -71,7 +71,7 @@ def test_with_all_as_neighbours_it_is_dense_attention(combine: str) -> None:
         keys, values = (torch.cat([x.detach(), x], 2) for x in (k, v))
         expected = dense(q, keys, values, torch.cat([far, near], 1))
     else:
-        assert isinstance(model.combine, Gate)
+        assert isinstance(model.combine, GatedCombiner)
         with torch.no_grad():
             model.combine.bias.copy_(torch.tensor([0.7, -1.0]))
         found, _ = run(model, tensors, [3, 3, 3, 3])
@@ -84,7 +84,7 @@ def test_with_all_as_neighbours_it_is_dense_attention(combine: str) -> None:
 
 
 def test_few_neighbours_are_those_with_the_largest_products() -> None:
-    model, (q, k, v) = kernel(neighbours=2, size=50, block=10, combine=Joint()), draw(20)
+    model, (q, k, v) = kernel(neighbours=2, size=50, block=10, combine=JointSoftmaxCombiner()), draw(20)
     found, _ = run(model, [q, k, v], [10, 10])
     products = q[:, :, 10:] @ k[:, :, :10].mT
     best = torch.zeros_like(products, dtype=torch.bool).scatter(-1, products.topk(2).indices, True)
@@ -96,21 +96,21 @@ def test_few_neighbours_are_those_with_the_largest_products() -> None:
 @settings(max_examples=60, deadline=None)
 def test_who_sees_what(size: int, block: int, sizes: list[int], data: st.DataObject) -> None:
     """Stretches of queries and keys are what the definition shows, in rows of any documents."""
-    sight, tail, pos, seg = Sight(size, block), fresh(2, torch.device("cpu")), [], []
+    sight, tail, pos, seg = BlockHistory(size, block), empty_tail(2, torch.device("cpu")), [], []
     numbers = [
         data.draw(st.lists(st.sampled_from([0, 0, 0, 1]), min_size=sum(sizes), max_size=sum(sizes))) for _ in "12"
     ]
     documents = torch.tensor(numbers).cumsum(1)
     for begin, count in zip([sum(sizes[:n]) for n in range(len(sizes))], sizes):
         segments = documents[:, begin : begin + count]
-        place, tail = locate(segments, segments, tail)
+        place, tail = positions_of(segments, segments, tail)
         assert tail is not None
-        pos.append(place.pos)
-        seg.append(place.seg.expand(2, -1))
-        of = Place(torch.cat([p.expand(2, -1) for p in pos], 1), torch.cat(seg, 1))
-        at = Place(place.pos.expand(2, -1), place.seg.expand(2, -1), place.layout)
-        seen = torch.zeros(2, count, of.pos.shape[1], dtype=torch.bool)
-        found = stretches(sight, at, of.pos.shape[1])
+        pos.append(place.position_ids)
+        seg.append(place.segment_ids.expand(2, -1))
+        of = TokenPositions(torch.cat([p.expand(2, -1) for p in pos], 1), torch.cat(seg, 1))
+        at = TokenPositions(place.position_ids.expand(2, -1), place.segment_ids.expand(2, -1), place.layout)
+        seen = torch.zeros(2, count, of.position_ids.shape[1], dtype=torch.bool)
+        found = shared_key_ranges(sight, at, of.position_ids.shape[1])
         assert found is not None
         for rows, queries, keys in found:
             assert not seen[rows, queries].any()
@@ -121,13 +121,13 @@ def test_who_sees_what(size: int, block: int, sizes: list[int], data: st.DataObj
 
 def test_first_in_first_out_in_place_and_every_state_stays_as_it_was() -> None:
     """Numbers as keys: the last ones are there, in order; going on twice from one state writes over nothing."""
-    keep, state, states = 10, empty(1, 1, 1, 1, device=torch.device("cpu"), dtype=torch.float64), []
+    keep, state, states = 10, empty_buffer(1, 1, 1, 1, device=torch.device("cpu"), dtype=torch.float64), []
     moves = 0
     for begin in range(0, 200, 5):
         codes = torch.arange(begin, begin + 5.0, dtype=torch.float64).view(1, 1, 5, 1)
         place = plain(begin, begin + 5, rows=1)
         before = state.k.data_ptr()
-        state = trimmed(appended(state, codes, -codes, place, keep), place, keep)
+        state = trim(append(state, codes, -codes, place, keep), place, keep)
         moves += state.k.data_ptr() != before
         held = state.used
         expected = list(range(max(0, begin + 5 - keep), begin + 5))
@@ -139,18 +139,18 @@ def test_first_in_first_out_in_place_and_every_state_stays_as_it_was() -> None:
     assert moves < 20
     old, later = states[10], states[11]
     codes = torch.full((1, 1, 5, 1), 777.0, dtype=torch.float64)
-    again = appended(old, codes, codes, plain(55, 60, rows=1), keep)
+    again = append(old, codes, codes, plain(55, 60, rows=1), keep)
     assert again.used.k.flatten()[-5:].tolist() == [777.0] * 5
     assert later.used.k.flatten()[-5:].tolist() == [55.0, 56.0, 57.0, 58.0, 59.0]
 
 
 def test_columns_of_padding_and_of_old_documents_leave_when_room_is_needed() -> None:
-    keep, state = 4, empty(2, 1, 1, 1, device=torch.device("cpu"), dtype=torch.float64)
+    keep, state = 4, empty_buffer(2, 1, 1, 1, device=torch.device("cpu"), dtype=torch.float64)
     for begin in range(0, 300, 3):
         pos = torch.tensor([[begin, 0, begin + 1], [0, 1, 2]])
-        seg = torch.tensor([[0, PADDING, 0], [begin, begin, begin]])
+        seg = torch.tensor([[0, PADDING_SEGMENT, 0], [begin, begin, begin]])
         new = torch.zeros(2, 1, 3, 1, dtype=torch.float64)
-        state = trimmed(appended(state, new, new, Place(pos, seg), keep), Place(pos, seg), keep)
+        state = trim(append(state, new, new, TokenPositions(pos, seg), keep), TokenPositions(pos, seg), keep)
     assert state.seg.shape[1] < 60
     assert int((state.seg == UNUSED).sum()) == 2 * (state.seg.shape[1] - state.end)
 
@@ -173,7 +173,7 @@ def test_it_does_not_matter_in_which_pieces_a_text_is_read(words: dict[str, Any]
     model, tokens = made(**words).train(training), torch.randint(0, VOCAB, (2, 40))
     whole = model(tokens).logits
     for sizes in ([1] * 40, [16, 7, 17]):
-        state, parts = model.start(2), []
+        state, parts = model.init_state(2), []
         for columns in tokens.split(sizes, dim=1):
             logits, state, _ = model(columns, None, state)
             parts.append(logits)
@@ -185,14 +185,14 @@ def test_a_closed_gate_is_the_model_without_a_memory() -> None:
     without.load_state_dict(model.state_dict(), strict=False)
     tokens = torch.randint(0, VOCAB, (2, 30))
     assert (model(tokens).logits - without(tokens).logits).abs().max() > 1e-3
-    (gate,) = (part for part in model.modules() if isinstance(part, Gate))
+    (gate,) = (part for part in model.modules() if isinstance(part, GatedCombiner))
     nn.init.constant_(gate.bias, -60.0)
     torch.testing.assert_close(model(tokens).logits, without(tokens).logits, atol=1e-12, rtol=0)
 
 
 def test_nothing_that_is_kept_has_a_gradient() -> None:
     model, tokens = made().train(), torch.randint(0, VOCAB, (1, 16))
-    state = model.start(1)
+    state = model.init_state(1)
     for columns in tokens.split(8, dim=1):
         logits, state, _ = model(columns, None, state)
         assert logits.requires_grad
@@ -209,7 +209,7 @@ def test_states_are_chosen_copied_and_moved_like_any_other() -> None:
     model, tokens = made().eval(), torch.randint(0, VOCAB, (3, 34))
     segments = torch.tensor([[0] * 34, [1] * 15 + [2] * 19, [3] * 34])
     with torch.no_grad():
-        state = model.start(3)
+        state = model.init_state(3)
         for columns in torch.arange(30).split(10):
             _, state, _ = model(tokens[:, columns], segments[:, columns], state)
         last = tokens[:, 30:], segments[:, 30:]
@@ -223,7 +223,7 @@ def test_states_are_chosen_copied_and_moved_like_any_other() -> None:
         torch.testing.assert_close(others[1:], expected[1:], atol=1e-12, rtol=0)
         torch.testing.assert_close(others[0], model(tokens[:1, 30:]).logits[0], atol=1e-10, rtol=0)
     with torch.inference_mode():
-        _, inside, _ = model(tokens, segments, model.start(3))
+        _, inside, _ = model(tokens, segments, model.init_state(3))
     # a state from there is gone on from here
     assert model(tokens, segments + 9, inside).logits.isfinite().all()
 
@@ -250,11 +250,11 @@ def test_a_larger_memory_in_evaluation() -> None:
 def test_faiss_finds_the_same() -> None:
     pytest.importorskip("faiss")
     q, k = torch.randn(3, 5, 8), torch.randn(3, 70, 8)
-    mine, theirs = (search(q, k, 6, None) for search in (Exact(), Faiss()))
+    mine, theirs = (search(q, k, 6, None) for search in (ExactSearch(), FaissSearch()))
     torch.testing.assert_close(mine.products, theirs.products)
     assert torch.equal(mine.columns, theirs.columns)
     tokens = torch.randint(0, VOCAB, (2, 24))
-    segments = torch.tensor([[PADDING] * 3 + [0] * 21, [0] * 24])
+    segments = torch.tensor([[PADDING_SEGMENT] * 3 + [0] * 21, [0] * 24])
     one, other = made().float(), made(search="faiss").float()
     for read in ((tokens,), (tokens, segments)):
         torch.testing.assert_close(one(*read).logits, other(*read).logits, atol=1e-5, rtol=1e-5)
@@ -266,10 +266,10 @@ def test_the_shares_of_attention_are_told() -> None:
 
         def watch(module: nn.Module, name: str, value: Tensor, seen: list[Tensor] = seen) -> None:
             if name == "mass":
-                assert isinstance(module, Memorizing)
+                assert isinstance(module, MemorizingKernel)
                 seen.append(value)
 
-        state = model.start(2)
+        state = model.init_state(2)
         for columns in tokens.split(8, dim=1):
             _, state, _ = model(columns, None, state, watch=watch)
         assert all(float(mass.sum()) == pytest.approx(1) for mass in seen)
@@ -278,20 +278,20 @@ def test_the_shares_of_attention_are_told() -> None:
 
 
 def test_queries_and_keys_are_of_one_length() -> None:
-    model, (q, k, v) = Normed(Softmax(Causal(), scale=1.0), HEADS).double(), draw(5)
+    model, (q, k, v) = QKNormKernel(SoftmaxKernel(Causal(), scale=1.0), HEADS).double(), draw(5)
     nn.init.constant_(model.scale, -3.0)
     here = plain(0, 5)
     one = model(q, k, v, here, here, NoPosition()).y
     other = model(7 * q, 2 * k, v, here, here, NoPosition()).y
     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
     units = [x / x.norm(dim=-1, keepdim=True) for x in (q, k)]
-    expected = Softmax(Causal(), scale=3.0)(*units, v, here, here, NoPosition()).y
+    expected = SoftmaxKernel(Causal(), scale=3.0)(*units, v, here, here, NoPosition()).y
     torch.testing.assert_close(one, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Memorizing never forms \['key'\], which Rotary needs"):
-        Attention(8, 2, kernel(), position=Rotary(4))
+        Attention(8, 2, kernel(), position=RotaryPosition(4))
     with pytest.raises(ValueError, match=r"size \(0\)"):
         kernel(size=0)

@@ -1,4 +1,4 @@
-"""Routing: centroids that follow the keys, and attention among the members of a cluster."""
+"""RoutingKernel: centroids that follow the keys, and attention among the members of a cluster."""
 
 import math
 from pathlib import Path
@@ -11,30 +11,30 @@ from torch import Tensor
 
 import manyformer as mf
 from manyformer.attention import Attention
-from manyformer.batches import TextBatch
+from manyformer.batches import CausalLMBatch
 from manyformer.core import Context
-from manyformer.hooks import renew
-from manyformer.kernels import Routing, centroids
-from manyformer.kernels.centroids import Centroids, Sums
-from manyformer.kernels.routing import Balanced, Membership, Nearest
+from manyformer.kernels import RoutingKernel, centroids
+from manyformer.kernels.centroids import CentroidSums, KMeansCentroids
+from manyformer.kernels.routing_kernel import BalancedMembership, ClusterMembership, NearestMembership
 from manyformer.models import Model
-from manyformer.models.places import locate
-from manyformer.ops import softmax as ops
-from manyformer.position import NoPosition, Rotary
+from manyformer.models.token_positions import positions_of
+from manyformer.ops import softmax_attention as ops
+from manyformer.position import NoPosition, RotaryPosition
 from manyformer.recipes import build
+from manyformer.training_hooks import run_post_step_updates
 
-MEMBERSHIPS = [Balanced(), Balanced(5), Nearest(3), Nearest(50)]
+MEMBERSHIPS = [BalancedMembership(), BalancedMembership(5), NearestMembership(3), NearestMembership(50)]
 
 
-def kernel(membership: Membership, clusters: int = 4) -> Routing:
-    return Routing(Centroids(2, clusters, 6), membership).eval()
+def kernel(membership: ClusterMembership, clusters: int = 4) -> RoutingKernel:
+    return RoutingKernel(KMeansCentroids(2, clusters, 6), membership).eval()
 
 
 def drawn(dtype: torch.dtype = torch.float64, length: int = 23) -> tuple[Tensor, Tensor]:
     return tuple(torch.randn(2, 2, length, 6, dtype=dtype, requires_grad=True) for _ in range(2))  # type: ignore[return-value]
 
 
-def watched(route: Routing, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def watched(route: RoutingKernel, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs of the written-out form, and its weights."""
     seen: dict[str, Tensor] = {}
     place = place_of("plain")
@@ -44,7 +44,7 @@ def watched(route: Routing, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("membership", MEMBERSHIPS, ids=repr)
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["32", "64"])
-def test_the_fast_way_is_the_definition(membership: Membership, dtype: torch.dtype, near: float) -> None:
+def test_the_fast_way_is_the_definition(membership: ClusterMembership, dtype: torch.dtype, near: float) -> None:
     route, (k, v), place = kernel(membership), drawn(dtype), place_of("plain")
     fast = route(k, k, v, place, place, NoPosition()).y
     slow, weights = watched(route, k, v)
@@ -53,8 +53,8 @@ def test_the_fast_way_is_the_definition(membership: Membership, dtype: torch.dty
     assert (weights.triu(1) == 0).all()
 
 
-@pytest.mark.parametrize("membership", [Balanced(), Nearest(23)], ids=repr)
-def test_one_cluster_is_full_attention_to_shared_keys(membership: Membership) -> None:
+@pytest.mark.parametrize("membership", [BalancedMembership(), NearestMembership(23)], ids=repr)
+def test_one_cluster_is_full_attention_to_shared_keys(membership: ClusterMembership) -> None:
     route, (k, v), place = kernel(membership, clusters=1), drawn(), place_of("plain")
     got = route(k, k, v, place, place, NoPosition()).y
     keys = F.layer_norm(k, (6,))
@@ -67,12 +67,12 @@ def test_one_cluster_is_full_attention_to_shared_keys(membership: Membership) ->
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 @pytest.mark.parametrize("membership", MEMBERSHIPS[:3], ids=repr)
-def test_documents_are_clustered_by_themselves(membership: Membership, layout: str) -> None:
+def test_documents_are_clustered_by_themselves(membership: ClusterMembership, layout: str) -> None:
     route, (k, v), place = kernel(membership), drawn(), place_of(layout)
     y = route(k, k, v, place, place, NoPosition()).y
     assert y.isfinite().all()
     for row, columns in documents_of(layout):
-        alone = locate(torch.zeros(1, len(columns), dtype=torch.long), None, None)[0]
+        alone = positions_of(torch.zeros(1, len(columns), dtype=torch.long), None, None)[0]
         one_k, one_v = (x[row : row + 1, :, columns] for x in (k, v))
         want = route(one_k, one_k, one_v, alone, alone, NoPosition()).y
         torch.testing.assert_close(y[row : row + 1, :, columns], want)
@@ -81,10 +81,10 @@ def test_documents_are_clustered_by_themselves(membership: Membership, layout: s
 @pytest.mark.parametrize("layout", ["plain", "left padding", "packed"])
 @pytest.mark.parametrize("sizes", [[1] * 23, [9, 1, 13]], ids=["single", "chunks"])
 def test_going_on_gives_what_one_pass_gives(layout: str, sizes: list[int]) -> None:
-    attention = Attention(12, 2, kernel(Nearest(3)).double()).double().eval()
+    attention = Attention(12, 2, kernel(NearestMembership(3)).double()).double().eval()
     x = torch.randn(2, 23, 12, dtype=torch.float64)
     want = attention(x, Context(place_of(layout))).y
-    state, got = attention.start(2, device=x.device, dtype=x.dtype), []
+    state, got = attention.init_state(2, device=x.device, dtype=x.dtype), []
     for part, place in in_steps(layout, sizes):
         y, state, _ = attention(x[:, part], Context(place), state)
         got.append(y)
@@ -93,7 +93,7 @@ def test_going_on_gives_what_one_pass_gives(layout: str, sizes: list[int]) -> No
 
 
 def test_a_token_sees_members_of_its_own_cluster_alone() -> None:
-    route, (k, v) = kernel(Nearest(3)), drawn()
+    route, (k, v) = kernel(NearestMembership(3)), drawn()
     _, weights = watched(route, k, v)
     near = F.layer_norm(k, (6,)) @ route.centroids.mean.to(k.dtype).mT
     label = near.argmax(-1)
@@ -102,16 +102,16 @@ def test_a_token_sees_members_of_its_own_cluster_alone() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Balanced\(size=None\): a later token changes"):
-        kernel(Balanced()).start(1, device=torch.device("cpu"), dtype=torch.float32)
+        kernel(BalancedMembership()).init_state(1, device=torch.device("cpu"), dtype=torch.float32)
     with pytest.raises(ValueError, match="never forms"):
-        Attention(12, 2, kernel(Nearest(3)), position=Rotary(6))
+        Attention(12, 2, kernel(NearestMembership(3)), position=RotaryPosition(6))
     with pytest.raises(ValueError, match="at least 1 token"):
-        Nearest(0)
+        NearestMembership(0)
     with pytest.raises(ValueError, match=r"decay \(1.0\)"):
-        Centroids(1, 2, 3, decay=1.0)
-    for words, what in (({"local": 4}, "local"), ({"routed": 9}, "routed"), ({"dim": 30}, "dim")):
+        KMeansCentroids(1, 2, 3, decay=1.0)
+    for words, what in (({"local_heads": 4}, "local"), ({"routing_layers": 9}, "rout"), ({"dim": 30}, "dim")):
         with pytest.raises(ValueError, match=what):
-            build("routing-transformer", **{"dim": 32, "heads": 4, "depth": 2, "local": 2} | words)
+            build("routing-transformer", **{"dim": 32, "heads": 4, "depth": 2, "local_heads": 2} | words)
 
 
 def blobs(count: int) -> tuple[Tensor, Tensor]:
@@ -122,10 +122,10 @@ def blobs(count: int) -> tuple[Tensor, Tensor]:
 
 
 def test_centroids_find_clusters_and_follow_them() -> None:
-    means = Centroids(1, 4, 8, decay=0.9).train()
+    means = KMeansCentroids(1, 4, 8, decay=0.9).train()
     for step in range(60):
         means(blobs(64)[0], None)
-        means.renew(step + 1)
+        means.after_step(step + 1)
     x, label = blobs(400)
     found = means.eval()(x, None).argmax(-1)
     purity = sum(
@@ -136,15 +136,15 @@ def test_centroids_find_clusters_and_follow_them() -> None:
 
 
 def test_an_average_moves_as_the_formula_says() -> None:
-    means = Centroids(2, 3, 4, decay=0.75).train()
+    means = KMeansCentroids(2, 3, 4, decay=0.75).train()
     first, second = (F.normalize(torch.randn(2, 2, 9, 4), dim=-1) for _ in range(2))
     means(first, None)
-    means.renew(1)
+    means.after_step(1)
     sums, mean = means.sums.clone(), means.mean.clone()
     real = torch.rand(2, 9) < 0.6
     means(second, real)
     torch.testing.assert_close(means.mean, mean)
-    means.renew(2)
+    means.after_step(2)
     for head in range(2):
         keys = second[:, head][real]
         label = (keys @ mean[head].T).argmax(-1)
@@ -155,18 +155,18 @@ def test_an_average_moves_as_the_formula_says() -> None:
 
 
 def test_centroids_stay_in_evaluation_and_without_gradient() -> None:
-    model = build("routing-transformer", vocab=11, dim=16, depth=1, heads=2, local=1, clusters=3, window=4)
+    model = build("routing-transformer", vocab=11, dim=16, depth=1, heads=2, local_heads=1, clusters=3, window=4)
     before = {name: value.clone() for name, value in model.state_dict().items() if "centroids" in name}
     tokens = torch.randint(11, (2, 19))
     model.eval()
     loss = model(tokens).loss
-    renew(model, 1)
+    run_post_step_updates(model, 1)
     assert loss == 0.0
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
     model.train()
     out = model(tokens)
     assert 0 < float(out.loss.detach()) < 4e-4
-    renew(model, 1)
+    run_post_step_updates(model, 1)
     assert any(not torch.equal(model.state_dict()[name], value) for name, value in before.items())
     assert not any("centroids" in name for name, _ in model.named_parameters())
 
@@ -174,15 +174,24 @@ def test_centroids_stay_in_evaluation_and_without_gradient() -> None:
 def test_a_model_learns_the_same_again_and_is_saved_with_its_centroids(tmp_path: Path) -> None:
     def trained() -> Model:
         torch.manual_seed(3)
-        model = build("routing-transformer-strict", vocab=11, dim=16, depth=2, heads=2, local=1, routed=1, clusters=3)
+        model = build(
+            "routing-transformer-strict",
+            vocab=11,
+            dim=16,
+            depth=2,
+            heads=2,
+            local_heads=1,
+            routing_layers=1,
+            clusters=3,
+        )
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(3):
             tokens = torch.randint(11, (2, 12))
-            found = model.train().loss(TextBatch(tokens, tokens))
+            found = model.train().loss(CausalLMBatch(tokens, tokens))
             (found.total / found.targets + found.extra).backward()
             optimiser.step()
             optimiser.zero_grad()
-            renew(model, step + 1)
+            run_post_step_updates(model, step + 1)
         return model
 
     one, two = trained(), trained()
@@ -194,7 +203,7 @@ def test_a_model_learns_the_same_again_and_is_saved_with_its_centroids(tmp_path:
 
 def test_processes_average_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two halves of a batch, each with its own copy, whose sums are added as between processes."""
-    halves, whole = [Centroids(1, 3, 4).train() for _ in range(2)], Centroids(1, 3, 4).train()
+    halves, whole = [KMeansCentroids(1, 3, 4).train() for _ in range(2)], KMeansCentroids(1, 3, 4).train()
     keys = F.normalize(torch.randn(2, 1, 7, 4), dim=-1)
     for each in (*halves, whole):
         each.load_state_dict(whole.state_dict())
@@ -202,20 +211,20 @@ def test_processes_average_together(monkeypatch: pytest.MonkeyPatch) -> None:
     for half, part in zip(halves, keys.split(1)):
         half(part, None)
     whole(keys, None)
-    whole.renew(1)
+    whole.after_step(1)
     pending = [half._pending for half in halves]
-    assert all(isinstance(part, Sums) for part in pending)
-    sums = iter([pending[0].near + pending[1].near, pending[0].total + pending[1].total] * 2)  # type: ignore[union-attr]
+    assert all(isinstance(part, CentroidSums) for part in pending)
+    sums = iter([pending[0].sums + pending[1].sums, pending[0].total + pending[1].total] * 2)  # type: ignore[union-attr]
     monkeypatch.setattr(centroids, "_over_processes", lambda _: next(sums))
     for half in halves:
-        half.renew(1)
+        half.after_step(1)
         torch.testing.assert_close(half.state_dict(), whole.state_dict())
 
 
 def test_routing_finds_more_of_full_attention_than_chance() -> None:
     """On keys in clusters, at least twice the weight that random clusters of the same sizes have."""
     x, _ = blobs(64)
-    means = Centroids(1, 4, 8).train()
+    means = KMeansCentroids(1, 4, 8).train()
     means(x, None)
     label = means.eval()(x, None).argmax(-1)[0, 0]
     full = ops.weights_of(8 * x @ x.mT, ~torch.eye(64, dtype=torch.bool)[None, None])[0, 0]

@@ -10,56 +10,71 @@ from torch import Tensor
 
 from manyformer.attention import Attention
 from manyformer.core import Context
-from manyformer.kernels import Pairs, Softmax
-from manyformer.kernels.pairs import leave_one_out, nadaraya_watson
-from manyformer.kernels.scores import Additive, Angle, Bilinear, Epanechnikov, Gaussian, Laplace, Product, Score
-from manyformer.kernels.weights import Exponential, Rectified, RectifiedMean, Sigmoid, Weights
-from manyformer.masks import Causal, Everything
+from manyformer.kernels import PairwiseKernel, SoftmaxKernel
+from manyformer.kernels.pair_scores import (
+    AdditiveScore,
+    BilinearScore,
+    CosineScore,
+    DotProductScore,
+    EpanechnikovScore,
+    GaussianScore,
+    LaplaceScore,
+    PairScore,
+)
+from manyformer.kernels.pairwise_kernel import leave_one_out, nadaraya_watson
+from manyformer.kernels.weight_functions import (
+    ReluMeanWeights,
+    ReluWeights,
+    SigmoidWeights,
+    SoftmaxWeights,
+    WeightFunction,
+)
+from manyformer.masks import AllKeys, Causal
 from manyformer.position import NoPosition
 
 HEADS, GROUPS, KEY, VALUE = 4, 2, 6, 5
 NOWHERE = NoPosition()
 
 SCORES: dict[str, Any] = {
-    "product": Product,
-    "angle": Angle,
-    "bilinear": lambda: Bilinear(KEY, heads=HEADS),
-    "additive": lambda: Additive(KEY, 7),
-    "Gaussian": lambda: Gaussian(1.5),
-    "Laplace": lambda: Laplace(1.5),
-    "Epanechnikov": lambda: Epanechnikov(4.0),
+    "product": DotProductScore,
+    "angle": CosineScore,
+    "bilinear": lambda: BilinearScore(KEY, heads=HEADS),
+    "additive": lambda: AdditiveScore(KEY, 7),
+    "Gaussian": lambda: GaussianScore(1.5),
+    "Laplace": lambda: LaplaceScore(1.5),
+    "Epanechnikov": lambda: EpanechnikovScore(4.0),
 }
 WEIGHTS: dict[str, Any] = {
-    "softmax": Exponential,
-    "relu": Rectified,
-    "relu squared": lambda: Rectified(power=2),
-    "relu mean": RectifiedMean,
-    "sigmoid": Sigmoid,
+    "softmax": SoftmaxWeights,
+    "relu": ReluWeights,
+    "relu squared": lambda: ReluWeights(power=2),
+    "relu mean": ReluMeanWeights,
+    "sigmoid": SigmoidWeights,
 }
 
 
-def score_by_hand(score: Score, q: Tensor, k: Tensor, head: int) -> Tensor:
-    if isinstance(score, Product):
+def score_by_hand(score: PairScore, q: Tensor, k: Tensor, head: int) -> Tensor:
+    if isinstance(score, DotProductScore):
         return q @ k / math.sqrt(len(q))
-    if isinstance(score, Angle):
+    if isinstance(score, CosineScore):
         return q @ k / (q.norm() * k.norm()) / score.log.exp()
-    if isinstance(score, Bilinear):
+    if isinstance(score, BilinearScore):
         return q @ score.weight[head] @ k
-    if isinstance(score, Additive):
+    if isinstance(score, AdditiveScore):
         return score.energy.weight[0] @ (score.query.weight @ q + score.key.weight @ k).tanh()
-    assert isinstance(score, Gaussian | Laplace | Epanechnikov)
+    assert isinstance(score, GaussianScore | LaplaceScore | EpanechnikovScore)
     u = (q - k).norm() / score.log.exp()
-    return -(u**2) / 2 if isinstance(score, Gaussian) else -u if isinstance(score, Laplace) else 1 - u**2
+    return -(u**2) / 2 if isinstance(score, GaussianScore) else -u if isinstance(score, LaplaceScore) else 1 - u**2
 
 
-def weights_by_hand(weights: Weights, scores: Tensor) -> Tensor:
-    if isinstance(weights, Exponential):
+def weights_by_hand(weights: WeightFunction, scores: Tensor) -> Tensor:
+    if isinstance(weights, SoftmaxWeights):
         return scores.softmax(0)
-    if isinstance(weights, Sigmoid):
+    if isinstance(weights, SigmoidWeights):
         return 1 / (1 + len(scores) * (-scores).exp())
-    if isinstance(weights, RectifiedMean):
+    if isinstance(weights, ReluMeanWeights):
         return scores.clamp(min=0) / len(scores)
-    assert isinstance(weights, Rectified)
+    assert isinstance(weights, ReluWeights)
     powers = scores.clamp(min=0) ** weights.power
     return powers / powers.sum().clamp(min=weights.floor)
 
@@ -68,7 +83,7 @@ def weights_by_hand(weights: Weights, scores: Tensor) -> Tensor:
 @pytest.mark.parametrize("score", SCORES)
 def test_one_query_at_a_time(score: str, weights: str) -> None:
     place, real = place_of("packed"), real_of("packed")
-    kernel = Pairs(SCORES[score](), WEIGHTS[weights](), Causal()).double()
+    kernel = PairwiseKernel(SCORES[score](), WEIGHTS[weights](), Causal()).double()
     q, k, v = tensors(HEADS, GROUPS, KEY, VALUE)
     y = kernel(q, k, v, place, place, NOWHERE).y
     seen = Causal().dense(place, place, 1)
@@ -80,7 +95,7 @@ def test_one_query_at_a_time(score: str, weights: str) -> None:
         torch.testing.assert_close(y[b, h, i], wanted, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("mask", [Causal(), Everything()], ids=repr)
+@pytest.mark.parametrize("mask", [Causal(), AllKeys()], ids=repr)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_usual_ones_are_softmax_attention(layout: str, mask: Any) -> None:
     place, real = place_of(layout), real_of(layout)
@@ -88,7 +103,7 @@ def test_the_usual_ones_are_softmax_attention(layout: str, mask: Any) -> None:
     up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
     got, wanted = (
         differentiated(kernel(*qkv, place, place, NOWHERE).y * real, up, qkv)
-        for kernel in (Pairs(mask=mask), Softmax(mask))
+        for kernel in (PairwiseKernel(mask=mask), SoftmaxKernel(mask))
     )
     assert apart(got, wanted) < 1e-10
 
@@ -97,8 +112,10 @@ def test_a_gaussian_of_keys_of_one_length_is_the_scaled_product() -> None:
     place = place_of("plain")
     q, k, v = (x.detach() for x in tensors(HEADS, GROUPS, KEY, VALUE))
     k = k / k.norm(dim=-1, keepdim=True)
-    gaussian = Pairs(Gaussian(KEY**0.25)).double()
-    torch.testing.assert_close(gaussian(q, k, v, place, place, NOWHERE).y, Pairs()(q, k, v, place, place, NOWHERE).y)
+    gaussian = PairwiseKernel(GaussianScore(KEY**0.25)).double()
+    torch.testing.assert_close(
+        gaussian(q, k, v, place, place, NOWHERE).y, PairwiseKernel()(q, k, v, place, place, NOWHERE).y
+    )
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
@@ -106,7 +123,7 @@ def test_rows_that_see_nothing_are_zero_with_finite_gradients(weights: str) -> N
     place = place_of("nothing but padding")
     qkv = tensors(HEADS, GROUPS, KEY, VALUE)
     y, *gradients = differentiated(
-        Pairs(None, WEIGHTS[weights](), Causal())(*qkv, place, place, NOWHERE).y,
+        PairwiseKernel(None, WEIGHTS[weights](), Causal())(*qkv, place, place, NOWHERE).y,
         torch.ones((), dtype=torch.float64),
         qkv,
     )
@@ -117,7 +134,7 @@ def test_rows_that_see_nothing_are_zero_with_finite_gradients(weights: str) -> N
 
 def test_all_parameters_learn_inside_attention() -> None:
     for make in SCORES.values():
-        layer = Attention(HEADS * KEY, HEADS, Pairs(make()))
+        layer = Attention(HEADS * KEY, HEADS, PairwiseKernel(make()))
         layer(torch.randn(ROWS, LENGTH, HEADS * KEY), Context(place_of("packed"))).y.square().sum().backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.kernel.parameters())
 
@@ -131,7 +148,7 @@ class TestRegression:
         return x, x.sin() + noise * torch.randn_like(x), torch.linspace(0.5, 4.5, 80, dtype=torch.float64)[:, None]
 
     def error(self, bandwidth: float, x: Tensor, y: Tensor, query: Tensor) -> float:
-        kernel = Gaussian(bandwidth, learned=False).double()
+        kernel = GaussianScore(bandwidth, learned=False).double()
         return float((nadaraya_watson(x, y, query, kernel=kernel) - query.sin()).square().mean().sqrt())
 
     def test_the_bandwidth_is_neither_too_narrow_nor_too_wide(self) -> None:
@@ -145,15 +162,15 @@ class TestRegression:
 
     def test_the_limits(self) -> None:
         x, y, query = self.points(0.2)
-        narrow = nadaraya_watson(x, y, query, kernel=Gaussian(1e-4).double())
+        narrow = nadaraya_watson(x, y, query, kernel=GaussianScore(1e-4).double())
         nearest = y[(query - x.T).abs().argmin(1)]
         torch.testing.assert_close(narrow.detach(), nearest, atol=1e-4, rtol=0)
-        wide = nadaraya_watson(x, y, query, kernel=Gaussian(1e4).double())
+        wide = nadaraya_watson(x, y, query, kernel=GaussianScore(1e4).double())
         torch.testing.assert_close(wide.detach(), y.mean().expand_as(query), atol=1e-4, rtol=0)
 
     def test_a_bandwidth_is_learned_by_leaving_one_out(self) -> None:
         x, y, query = self.points(0.2)
-        kernel = Gaussian(2.0).double()
+        kernel = GaussianScore(2.0).double()
         optimiser = torch.optim.Adam(kernel.parameters(), lr=0.05)
         for _ in range(150):
             optimiser.zero_grad()
@@ -166,19 +183,25 @@ class TestRegression:
         x, y, query = self.points(0.2)
         near = (-((query - x.T) ** 2) / (2 * 0.3**2)).exp()
         wanted = near @ y / near.sum(1, keepdim=True)
-        torch.testing.assert_close(nadaraya_watson(x, y, query, kernel=Gaussian(0.3, learned=False).double()), wanted)
+        torch.testing.assert_close(
+            nadaraya_watson(x, y, query, kernel=GaussianScore(0.3, learned=False).double()), wanted
+        )
         near = (1 - ((query - x.T) / 0.5) ** 2).clamp(min=0)
-        ended = nadaraya_watson(x, y, query, kernel=Epanechnikov(0.5, learned=False).double(), weights=Rectified())
+        ended = nadaraya_watson(
+            x, y, query, kernel=EpanechnikovScore(0.5, learned=False).double(), weights=ReluWeights()
+        )
         torch.testing.assert_close(ended, near @ y / near.sum(1, keepdim=True).clamp(min=1e-6))
-        assert (nadaraya_watson(x, y, query + 50, kernel=Epanechnikov(0.5).double(), weights=Rectified()) == 0).all()
+        assert (
+            nadaraya_watson(x, y, query + 50, kernel=EpanechnikovScore(0.5).double(), weights=ReluWeights()) == 0
+        ).all()
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Gaussian(0.0), r"bandwidth \(0.0\) must be above 0"),
-        (lambda: Angle(temperature=-1.0), r"temperature \(-1.0\) must be above 0"),
-        (lambda: Rectified(power=0), r"power \(0\) must be at least 1"),
+        (lambda: GaussianScore(0.0), r"bandwidth \(0.0\) must be above 0"),
+        (lambda: CosineScore(temperature=-1.0), r"temperature \(-1.0\) must be above 0"),
+        (lambda: ReluWeights(power=0), r"power \(0\) must be at least 1"),
     ],
 )
 def test_mistakes_get_a_sentence(make: Any, message: str) -> None:

@@ -8,19 +8,19 @@ from layouts import LAYOUTS, apart, differentiated, documents_of, in_steps, plac
 
 from manyformer.attention import Attention
 from manyformer.core import Context
-from manyformer.kernels import Sinkhorn, Softmax, Together
-from manyformer.kernels.sorting import Network, Products
+from manyformer.kernels import SinkhornKernel, SoftmaxKernel, SumKernel
+from manyformer.kernels.block_sorting import BilinearSorting, MLPSorting
 from manyformer.masks import Causal, Mask, Window
-from manyformer.models.places import locate
+from manyformer.models.token_positions import positions_of
 from manyformer.position import NoPosition
 
 BOTH = pytest.mark.parametrize("mask", [None, Causal()], ids=["both sides", "causal"])
-NETS = pytest.mark.parametrize("net", [Network, Products])
+NETS = pytest.mark.parametrize("net", [MLPSorting, BilinearSorting])
 
 
-def kernel(mask: Mask | None, net: type = Network, block: int = 4, **words: Any) -> Sinkhorn:
-    more = (8,) if net is Network else ()
-    return Sinkhorn(net(2, 6, *more, causal=mask is not None), block, mask, **words).double().eval()
+def kernel(mask: Mask | None, net: type = MLPSorting, block: int = 4, **words: Any) -> SinkhornKernel:
+    more = (8,) if net is MLPSorting else ()
+    return SinkhornKernel(net(2, 6, *more, causal=mask is not None), block, mask, **words).double().eval()
 
 
 @BOTH
@@ -28,7 +28,8 @@ def kernel(mask: Mask | None, net: type = Network, block: int = 4, **words: Any)
 def test_one_block_is_full_attention(mask: Mask | None, block: int) -> None:
     inputs, place = tensors(2, 2, 6, 6), place_of("plain")
     got, want = (
-        each(*inputs, place, place, NoPosition()).y for each in (kernel(mask, block=block), Softmax(mask, path="naive"))
+        each(*inputs, place, place, NoPosition()).y
+        for each in (kernel(mask, block=block), SoftmaxKernel(mask, path="naive"))
     )
     up = torch.randn_like(got)
     assert apart(differentiated(got, up, inputs), differentiated(want, up, inputs)) < 1e-10
@@ -46,7 +47,7 @@ def test_documents_are_sorted_by_themselves(mask: Mask | None, net: type, layout
     gradients = torch.autograd.grad((y * real_of(layout)).sum(), (q, k, v))
     assert all(x.isfinite().all() for x in (y, *gradients))
     for row, columns in documents_of(layout):
-        alone = locate(torch.zeros(1, len(columns), dtype=torch.long), None, None)[0]
+        alone = positions_of(torch.zeros(1, len(columns), dtype=torch.long), None, None)[0]
         parts = (x[row : row + 1, :, columns] for x in (q, k, v))
         torch.testing.assert_close(y[row : row + 1, :, columns], sort(*parts, alone, alone, NoPosition()).y)
 
@@ -55,11 +56,11 @@ def test_documents_are_sorted_by_themselves(mask: Mask | None, net: type, layout
 @pytest.mark.parametrize("layout", ["plain", "left padding", "packed"])
 def test_going_on_gives_what_one_pass_gives(net: type, layout: str) -> None:
     sizes = [9, *[1] * 5, 9]
-    both = Together(kernel(Causal(), net, steps=2), Softmax(Window(3)))
+    both = SumKernel(kernel(Causal(), net, steps=2), SoftmaxKernel(Window(3)))
     attention = Attention(12, 2, both).double().eval()
     x = torch.randn(2, 23, 12, dtype=torch.float64)
     want = attention(x, Context(place_of(layout))).y
-    state, got = attention.start(2, device=x.device, dtype=x.dtype), []
+    state, got = attention.init_state(2, device=x.device, dtype=x.dtype), []
     for part, place in in_steps(layout, sizes):
         y, state, _ = attention(x[:, part], Context(place), state)
         got.append(y)
@@ -84,7 +85,7 @@ def test_noise_is_for_training_and_follows_from_the_seed() -> None:
 
 
 def test_gumbel_noise_draws_from_the_softmax() -> None:
-    from manyformer.ops.sinkhorn import gumbel
+    from manyformer.ops.sinkhorn_attention import gumbel
 
     logits = torch.tensor([0.0, 1.0, 2.0])
     drawn = (logits + gumbel(logits.expand(20_000, 3))).argmax(-1).bincount() / 20_000
@@ -92,10 +93,10 @@ def test_gumbel_noise_draws_from_the_softmax() -> None:
 
 
 def test_a_sum_of_kernels_is_their_sum() -> None:
-    one, two, inputs, place = kernel(None), Softmax(), tensors(2, 2, 6, 6), place_of("packed")
-    outs = [each(*inputs, place, place, NoPosition()).y for each in (one, two, Together(one, two))]
+    one, two, inputs, place = kernel(None), SoftmaxKernel(), tensors(2, 2, 6, 6), place_of("packed")
+    outs = [each(*inputs, place, place, NoPosition()).y for each in (one, two, SumKernel(one, two))]
     torch.testing.assert_close(outs[0] + outs[1], outs[2])
-    assert "; and " in Together(one, two).explain(*inputs, place, place, NoPosition())
+    assert "; and " in SumKernel(one, two).explain(*inputs, place, place, NoPosition())
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -108,9 +109,9 @@ def test_what_cannot_be_is_refused() -> None:
         with pytest.raises(ValueError, match=what):
             kernel(**words)
     with pytest.raises(ValueError, match="looks at whole blocks"):
-        Sinkhorn(Products(2, 6, causal=False), 4, Causal())
+        SinkhornKernel(BilinearSorting(2, 6, causal=False), 4, Causal())
     with pytest.raises(ValueError, match="sorts a sequence as a whole"):
-        kernel(None).start(1, device=torch.device("cpu"), dtype=torch.float32)
+        kernel(None).init_state(1, device=torch.device("cpu"), dtype=torch.float32)
     q, k, v = tensors(2, 2, 6, 6)
     place = place_of("plain")
     with pytest.raises(ValueError, match="more than this sorting network allows: it was built for 8"):
@@ -118,4 +119,4 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="cross-attention"):
         kernel(None)(q[:, :, :5], k, v, place.columns(0, 5), place, NoPosition())
     with pytest.raises(ValueError, match="at least 2"):
-        Together(Softmax())
+        SumKernel(SoftmaxKernel())

@@ -8,27 +8,32 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.attention import Attention
-from manyformer.batches import TextBatch
-from manyformer.config import Adam, AdamW
-from manyformer.core import Context, Place, ignore
+from manyformer.batches import CausalLMBatch
+from manyformer.config import AdamConfig, AdamWConfig
+from manyformer.core import Context, TokenPositions, no_watch
 from manyformer.flops import count_flops
-from manyformer.hooks import renew
-from manyformer.kernels import Softmax
-from manyformer.kernels.spanned import Spanned
-from manyformer.kernels.spans import DynamicSpans, FixedSpans, LearnedSpans, Spans
+from manyformer.kernels import SoftmaxKernel
+from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
+from manyformer.kernels.attention_spans import (
+    AttentionSpans,
+    DynamicAttentionSpans,
+    FixedAttentionSpans,
+    LearnedAttentionSpans,
+)
 from manyformer.masks import Window
-from manyformer.models.places import locate
-from manyformer.position import Distances, NoPosition, Position
-from manyformer.sources import Trimmed
-from manyformer.sources.ring import Ring
-from manyformer.train.optimisers import make_optimiser
+from manyformer.models.token_positions import positions_of
+from manyformer.position import KeyDistancePosition, NoPosition, Position
+from manyformer.sources import SpanCacheSource
+from manyformer.sources.window_cache import RingCache
+from manyformer.train.optimizers import make_optimiser
+from manyformer.training_hooks import run_post_step_updates
 
 HEADS, WIDTH, LONGEST = 3, 4, 40
 PACKED = torch.tensor([[0] * 50 + [1] * 20, [-1] * 9 + [0] * 61])
 
 
-def place_of(segments: Tensor | None, rows: int = 2, length: int = 70) -> Place:
-    return locate(torch.zeros(rows, length, dtype=torch.long), segments, None)[0]
+def place_of(segments: Tensor | None, rows: int = 2, length: int = 70) -> TokenPositions:
+    return positions_of(torch.zeros(rows, length, dtype=torch.long), segments, None)[0]
 
 
 def qkv(rows: int = 2, length: int = 70, more: int = 0) -> list[Tensor]:
@@ -36,15 +41,18 @@ def qkv(rows: int = 2, length: int = 70, more: int = 0) -> list[Tensor]:
     return [torch.randn(rows, HEADS, length, width, dtype=torch.float64, requires_grad=True) for width in widths]
 
 
-def lengths_of(*shares: float) -> LearnedSpans:
-    spans = LearnedSpans(HEADS, LONGEST, ramp=6).double()
+def lengths_of(*shares: float) -> LearnedAttentionSpans:
+    spans = LearnedAttentionSpans(HEADS, LONGEST, ramp=6).double()
     spans.share.data = torch.tensor(shares, dtype=torch.float64)
     return spans
 
 
 def test_the_ramp_as_in_the_paper() -> None:
     """z = 0 and R = 4 give the keys 1, 2, 3 and 4 tokens back 3/4, 1/2, 1/4 and nothing of their weight."""
-    kernel, (q, k, v) = Spanned(LearnedSpans(1, 8, ramp=4)), [torch.zeros(1, 1, 6, 1) for _ in range(3)]
+    kernel, (q, k, v) = (
+        AdaptiveSpanKernel(LearnedAttentionSpans(1, 8, ramp=4)),
+        [torch.zeros(1, 1, 6, 1) for _ in range(3)],
+    )
     seen: dict[str, Tensor] = {}
     place = place_of(None, 1, 6)
     kernel(q, k, v, place, place, NoPosition(), None, lambda module, name, value: seen.update({name: value}))
@@ -54,18 +62,20 @@ def test_the_ramp_as_in_the_paper() -> None:
 
 
 @pytest.mark.parametrize("segments", [None, PACKED], ids=["plain", "packed"])
-@pytest.mark.parametrize("position", [Distances(WIDTH, LONGEST), NoPosition()], ids=["distances", "none"])
+@pytest.mark.parametrize("position", [KeyDistancePosition(WIDTH, LONGEST), NoPosition()], ids=["distances", "none"])
 @pytest.mark.parametrize(
-    "spans", [lengths_of(0.0, 0.11, 0.9), DynamicSpans(HEADS, LONGEST, ramp=6, begin=0.2)], ids=["own", "dynamic"]
+    "spans",
+    [lengths_of(0.0, 0.11, 0.9), DynamicAttentionSpans(HEADS, LONGEST, ramp=6, begin=0.2)],
+    ids=["own", "dynamic"],
 )
-def test_cropped_is_uncropped(spans: Spans, position: Position, segments: Tensor | None) -> None:
-    kernel, given, place = Spanned(spans.double(), cost=0.5), qkv(more=spans.asks), place_of(segments)
+def test_cropped_is_uncropped(spans: AttentionSpans, position: Position, segments: Tensor | None) -> None:
+    kernel, given, place = AdaptiveSpanKernel(spans.double(), cost=0.5), qkv(more=spans.query_dim), place_of(segments)
     position = position.double()
     weights = [*given, *spans.parameters(), *position.parameters()]
     one = kernel(*given, place, place, position)
     two = kernel(*given, place, place, position, None, lambda *_: None)
     assert kernel.explain(*given, place, place, position).startswith("banded")
-    real = (place.seg != -1)[:, None, :, None]
+    real = (place.segment_ids != -1)[:, None, :, None]
     torch.testing.assert_close(one.y * real, two.y * real, atol=1e-10, rtol=1e-10)
     up = torch.randn_like(one.y) * real
     grads = [torch.autograd.grad((out.y * up).sum() + out.loss, weights) for out in (one, two)]
@@ -75,7 +85,7 @@ def test_cropped_is_uncropped(spans: Spans, position: Position, segments: Tensor
 
 def test_the_gradient_of_a_span_by_differences() -> None:
     spans, (q, k, v), place = lengths_of(0.11, 0.41, 0.73), qkv(1, 24), place_of(None, 1, 24)
-    kernel, weight = Spanned(spans), torch.randn(1, HEADS, 24, WIDTH, dtype=torch.float64)
+    kernel, weight = AdaptiveSpanKernel(spans), torch.randn(1, HEADS, 24, WIDTH, dtype=torch.float64)
 
     def loss(share: Tensor) -> Tensor:
         out = torch.func.functional_call(kernel, {"spans.share": share}, (q, k, v, place, place, NoPosition()))
@@ -86,24 +96,24 @@ def test_the_gradient_of_a_span_by_differences() -> None:
 
 
 def test_the_longest_span_is_windowed_attention() -> None:
-    given, place, position = qkv(), place_of(PACKED), Distances(WIDTH, LONGEST).double()
-    window = Softmax(Window(LONGEST + 1) & ~Window(1), path="naive")
-    real = (place.seg != -1)[:, None, :, None]
+    given, place, position = qkv(), place_of(PACKED), KeyDistancePosition(WIDTH, LONGEST).double()
+    window = SoftmaxKernel(Window(LONGEST + 1) & ~Window(1), path="naive")
+    real = (place.segment_ids != -1)[:, None, :, None]
     want = window(*given, place, place, position).y * real
-    for spans in (lengths_of(1.0, 1.0, 1.0), FixedSpans(HEADS, LONGEST).double()):
-        got = Spanned(spans)(*given, place, place, position).y
+    for spans in (lengths_of(1.0, 1.0, 1.0), FixedAttentionSpans(HEADS, LONGEST).double()):
+        got = AdaptiveSpanKernel(spans)(*given, place, place, position).y
         torch.testing.assert_close(got * real, want, atol=1e-10, rtol=1e-10)
 
 
 def test_the_penalty_is_of_the_mean_span() -> None:
     spans, place = lengths_of(0.2, 0.5, 0.5), place_of(None, 1, 3)
-    loss = Spanned(spans, cost=0.3)(*qkv(1, 3), place, place, NoPosition()).loss
+    loss = AdaptiveSpanKernel(spans, cost=0.3)(*qkv(1, 3), place, place, NoPosition()).loss
     torch.testing.assert_close(loss, torch.tensor(0.3 * 0.4 * LONGEST, dtype=torch.float64))
     torch.testing.assert_close(torch.autograd.grad(loss, spans.share)[0], torch.full((3,), 0.1 * LONGEST).double())
-    dynamic = DynamicSpans(HEADS, LONGEST).double()
+    dynamic = DynamicAttentionSpans(HEADS, LONGEST).double()
     padded = place_of(torch.tensor([[0, 0, -1]]), 1, 3)
     q, k, v = qkv(1, 3, more=1)
-    loss = Spanned(dynamic, cost=1.0)(q, k, v, padded, padded, NoPosition()).loss
+    loss = AdaptiveSpanKernel(dynamic, cost=1.0)(q, k, v, padded, padded, NoPosition()).loss
     torch.testing.assert_close(loss, LONGEST * torch.sigmoid(q[:, :, :2, -1]).mean())
 
 
@@ -111,9 +121,9 @@ def test_time_follows_the_spans_of_each_head() -> None:
     place, (q, k, v) = place_of(None, 1, 512), qkv(1, 512)
 
     def cost(*shares: float) -> int:
-        spans = LearnedSpans(HEADS, 400, ramp=8).double()
+        spans = LearnedAttentionSpans(HEADS, 400, ramp=8).double()
         spans.share.data = torch.tensor(shares, dtype=torch.float64)
-        return count_flops(lambda: Spanned(spans)(q, k, v, place, place, NoPosition()))
+        return count_flops(lambda: AdaptiveSpanKernel(spans)(q, k, v, place, place, NoPosition()))
 
     full, some, least = cost(1, 1, 1), cost(0.1, 0.1, 1), cost(0.1, 0.1, 0.1)
     # a block of 64 queries takes 63 keys more than it sees
@@ -124,10 +134,10 @@ def test_time_follows_the_spans_of_each_head() -> None:
 def test_spans_are_clipped_and_follow_their_gradient() -> None:
     spans = lengths_of(-0.5, 0.5, 1.5)
     assert spans(torch.empty(1, HEADS, 1, 0))[0, :, 0].tolist() == [0.0, 20.0, 40.0]
-    renew(spans, 1)
+    run_post_step_updates(spans, 1)
     assert spans.share.tolist() == [0.0, 0.5, 1.0]
     both = nn.ModuleList([spans, nn.Linear(2, 2, dtype=torch.float64)])
-    for config in (Adam(lr=1e-3), AdamW(lr=1e-3)):
+    for config in (AdamConfig(lr=1e-3), AdamWConfig(lr=1e-3)):
         optimiser = make_optimiser(both, config)
         assert sum(len(group["params"]) for group in optimiser.param_groups) == 3
         spans.share.data.fill_(0.5)
@@ -143,7 +153,9 @@ def test_spans_are_clipped_and_follow_their_gradient() -> None:
 
 
 def test_the_cache_is_as_long_as_the_spans() -> None:
-    model = mf.build("adaptive-span", vocab=9, dim=12, depth=2, heads=HEADS, span=LONGEST, ramp=6, dropout=0.0).double()
+    model = mf.build(
+        "adaptive-span", vocab=9, dim=12, depth=2, heads=HEADS, max_span=LONGEST, span_ramp=6, dropout=0.0
+    ).double()
     for layer, share in zip(model.body.children(), (0.1, 0.3)):
         layer.attention.inner.kernel.spans.share.data.fill_(share)
     tokens = torch.randint(9, (2, 60))
@@ -154,7 +166,7 @@ def test_the_cache_is_as_long_as_the_spans() -> None:
         got.append(logits)
     torch.testing.assert_close(torch.cat(got, 1), want, atol=1e-10, rtol=1e-10)
     rings = [one.source for one, _ in state.body]
-    assert [ring.k.shape[2] for ring in rings if isinstance(ring, Ring)] == [10, 18]
+    assert [ring.k.shape[2] for ring in rings if isinstance(ring, RingCache)] == [10, 18]
     # spans that have grown see what is kept
     for layer in model.body.children():
         layer.attention.inner.kernel.spans.share.data.fill_(1.0)
@@ -164,46 +176,55 @@ def test_the_cache_is_as_long_as_the_spans() -> None:
 @pytest.mark.parametrize("spans", ["dynamic", "fixed"])
 def test_variants_keep_their_promises(spans: str) -> None:
     only = {"causal", "cached", "padding-left", "padding-ragged", "gradients"}
-    report = mf.check("adaptive-span", only=only, keywords={"spans": spans}, length=20)
+    report = mf.check("adaptive-span", only=only, keywords={"span_kind": spans}, length=20)
     assert {row.verdict for row in report.rows if row.contract in only} == {"passed"}, str(report)
 
 
 def test_a_penalty_shortens_what_is_not_needed() -> None:
     """Each symbol says the next one: nothing but the last one need be seen."""
     model = mf.build(
-        "adaptive-span", vocab=6, dim=8, depth=1, heads=2, span=32, ramp=4, begin=0.9, price=0.01, dropout=0.0
+        "adaptive-span",
+        vocab=6,
+        dim=8,
+        depth=1,
+        heads=2,
+        max_span=32,
+        span_ramp=4,
+        span_init=0.9,
+        span_loss=0.01,
+        dropout=0.0,
     )
-    optimiser, tokens = make_optimiser(model, Adam()), torch.arange(33)[None] % 6
+    optimiser, tokens = make_optimiser(model, AdamConfig()), torch.arange(33)[None] % 6
     for step in range(25):
         for group in optimiser.param_groups:
             group["lr"] = 0.03
-        loss = model.loss(TextBatch(tokens[:, :-1], tokens[:, 1:], None))
+        loss = model.loss(CausalLMBatch(tokens[:, :-1], tokens[:, 1:], None))
         optimiser.zero_grad()
         (loss.total / loss.targets + loss.extra).backward()
         optimiser.step()
-        renew(model, step + 1)
-    assert model.body.get_submodule("0").attention.inner.kernel.spans.farthest() < 20
+        run_post_step_updates(model, step + 1)
+    assert model.body.get_submodule("0").attention.inner.kernel.spans.max_reach() < 20
 
 
 def test_mistakes_are_refused() -> None:
     for wrong in ({"longest": 0}, {"ramp": 1}):
         with pytest.raises(ValueError, match="must be at least 1, ramp"):
-            FixedSpans(2, **{"longest": 4, "ramp": 4, **wrong})
+            FixedAttentionSpans(2, **{"longest": 4, "ramp": 4, **wrong})
     with pytest.raises(ValueError, match=r"begin \(1.5\)"):
-        LearnedSpans(2, 4, begin=1.5)
+        LearnedAttentionSpans(2, 4, begin=1.5)
     with pytest.raises(ValueError, match=r"begin \(1.0\)"):
-        DynamicSpans(2, 4, begin=1.0)
+        DynamicAttentionSpans(2, 4, begin=1.0)
     with pytest.raises(ValueError, match=r"cost \(-1.0\)"):
-        Spanned(FixedSpans(2, 4), cost=-1.0)
+        AdaptiveSpanKernel(FixedAttentionSpans(2, 4), cost=-1.0)
     with pytest.raises(ValueError, match=r"farthest \(0\)"):
-        Distances(4, 0)
+        KeyDistancePosition(4, 0)
 
 
 def test_grouped_heads_and_the_layer_around() -> None:
-    spans, place = LearnedSpans(4, 16, ramp=4, begin=0.5), place_of(None, 1, 30)
-    layer = Attention(8, 4, Spanned(spans), kv_heads=2, source=Trimmed(spans))
+    spans, place = LearnedAttentionSpans(4, 16, ramp=4, begin=0.5), place_of(None, 1, 30)
+    layer = Attention(8, 4, AdaptiveSpanKernel(spans), kv_heads=2, source=SpanCacheSource(spans))
     x = torch.randn(1, 30, 8)
     watched: dict[str, Any] = {}
     want = layer(x, Context(place, None, lambda module, name, value: watched.update({name: value}))).y
-    torch.testing.assert_close(layer(x, Context(place, None, ignore)).y, want)
+    torch.testing.assert_close(layer(x, Context(place, None, no_watch)).y, want)
     assert watched["spans"].shape == (1, 4, 1)

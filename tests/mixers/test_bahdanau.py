@@ -13,30 +13,30 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import manyformer as mf
-from manyformer.core import PADDING, Context, Packed, Place, Plain
+from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, PackedLayout, TokenPositions
 from manyformer.flops import count_flops
-from manyformer.kernels.weights import Exponential
+from manyformer.kernels.weight_functions import SoftmaxWeights
 from manyformer.mixers import AttendingGRU, BidirectionalGRU
-from manyformer.mixers.recurrent import Unit, mirrored
-from manyformer.models.places import locate
+from manyformer.mixers.gru import GRUWeights, mirrored
+from manyformer.models.token_positions import positions_of
 
 DIM, WORDS, ALIGN, MAXOUT, VOCAB = 5, 4, 6, 3, 11
 SOURCES, TARGETS = (4, 1, 6), (3, 5, 2)
 
-Step = Callable[[Unit, Tensor, Tensor | None, Tensor], Tensor]
+Step = Callable[[GRUWeights, Tensor, Tensor | None, Tensor], Tensor]
 """From a unit, what a token is, what is added to what it says, and a state, to the next state; one row."""
 
 
 def built() -> Any:
     torch.manual_seed(1)
-    model = mf.build("bahdanau", vocab=VOCAB, dim=DIM, words=WORDS, align=ALIGN, maxout=MAXOUT)
+    model = mf.build("bahdanau", vocab=VOCAB, dim=DIM, embedding_dim=WORDS, align_dim=ALIGN, maxout=MAXOUT)
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.4)
     return model.double()
 
 
-def written_out(unit: Unit, x: Tensor, more: Tensor | None, state: Tensor) -> Tensor:
+def written_out(unit: GRUWeights, x: Tensor, more: Tensor | None, state: Tensor) -> Tensor:
     """Appendix A.1.1, equation by equation."""
     said = unit.into.weight @ x + unit.into.bias + (0 if more is None else more)
     update, reset = ((said[i * DIM : (i + 1) * DIM] + unit.gates.weight[i * DIM : (i + 1) * DIM] @ state).sigmoid()
@@ -45,7 +45,7 @@ def written_out(unit: Unit, x: Tensor, more: Tensor | None, state: Tensor) -> Te
     return (1 - update) * state + update * candidate
 
 
-def weights_for_torch(unit: Unit) -> dict[str, Tensor]:
+def weights_for_torch(unit: GRUWeights) -> dict[str, Tensor]:
     """A unit's weights as those of `torch.nn.GRUCell`: reset, update turned round, candidate."""
 
     def turned(weight: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def weights_for_torch(unit: Unit) -> dict[str, Tensor]:
     }
 
 
-def by_torch(unit: Unit, x: Tensor, more: Tensor | None, state: Tensor) -> Tensor:
+def by_torch(unit: GRUWeights, x: Tensor, more: Tensor | None, state: Tensor) -> Tensor:
     """`torch.nn.GRUCell`, where what is looked at is added to what the token says by way of the bias."""
     weights = weights_for_torch(unit)
     if more is not None:
@@ -123,7 +123,7 @@ def test_a_padded_batch_is_every_pair_by_hand(unit: str) -> None:
 
 def padded(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     tokens = torch.randint(VOCAB, (len(lengths), max(lengths)))
-    return tokens, torch.where(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None], 0, PADDING)
+    return tokens, torch.where(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None], 0, PADDING_SEGMENT)
 
 
 def test_the_encoder_is_torch_s_own_where_resets_commute() -> None:
@@ -135,21 +135,25 @@ def test_the_encoder_is_torch_s_own_where_resets_commute() -> None:
         for name, weight in weights_for_torch(unit).items():
             getattr(theirs, f"{name}_{suffix}").data.copy_(weight)
     tokens, segments = padded((7, 3, 5))
-    place, _ = locate(tokens, segments, None)
+    place, _ = positions_of(tokens, segments, None)
     x = torch.randn(3, 7, WORDS, dtype=torch.float64)
     packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([7, 3, 5]), batch_first=True, enforce_sorted=False)
     wanted, _ = nn.utils.rnn.pad_packed_sequence(theirs(packed)[0], batch_first=True)
-    got = layer(x, Context(place)).y * (segments != PADDING)[..., None]
+    got = layer(x, Context(place)).y * (segments != PADDING_SEGMENT)[..., None]
     torch.testing.assert_close(got, wanted, atol=1e-10, rtol=1e-10)
 
 
 def test_a_document_is_mirrored_where_it_stands() -> None:
     segments = torch.tensor([[-1, 4, 4, 4, 7, -1, 7, 9], [0, 0, -1, -1, 2, 2, 2, 2], [-1, -1, -1, -1, -1, -1, -1, -1]])
-    place, _ = locate(torch.zeros_like(segments), segments, None)
+    place, _ = positions_of(torch.zeros_like(segments), segments, None)
     wanted = [[0, 3, 2, 1, 6, 5, 4, 7], [1, 0, 2, 3, 7, 6, 5, 4], list(range(8))]
     assert mirrored(place).tolist() == wanted
-    whole = Place(torch.arange(4)[None], torch.zeros(1, 4, dtype=torch.long), Plain())
-    assert mirrored(whole).tolist() == mirrored(whole._replace(layout=Packed(((0, 0, 4),)))).tolist() == [[3, 2, 1, 0]]
+    whole = TokenPositions(torch.arange(4)[None], torch.zeros(1, 4, dtype=torch.long), ContiguousLayout())
+    assert (
+        mirrored(whole).tolist()
+        == mirrored(whole._replace(layout=PackedLayout(((0, 0, 4),)))).tolist()
+        == [[3, 2, 1, 0]]
+    )
 
 
 def test_the_alignment_is_the_additive_kernel_s() -> None:
@@ -161,13 +165,13 @@ def test_the_alignment_is_the_additive_kernel_s() -> None:
     assert isinstance(module, AttendingGRU)
     assert (name, weights.shape) == ("weights", (3, 1, 5, 6))
     state = module.first(memory.y[:, :1, DIM:]).tanh()
-    seen = (source_segments != PADDING)[:, None]
-    torch.testing.assert_close(weights[:, 0, :1], Exponential()(module.score(state, memory.y), seen))
+    seen = (source_segments != PADDING_SEGMENT)[:, None]
+    torch.testing.assert_close(weights[:, 0, :1], SoftmaxWeights()(module.score(state, memory.y), seen))
 
 
 def test_what_does_not_need_the_state_is_projected_once() -> None:
     """Keys, and what values say to the gates, cost as much for 40 words as for 1."""
-    model = mf.build("bahdanau", vocab=7, dim=32, words=16, align=24, maxout=8)
+    model = mf.build("bahdanau", vocab=7, dim=32, embedding_dim=16, align_dim=24, maxout=8)
     source = torch.zeros(2, 12, dtype=torch.long)
     memory = model.encode(source)  # type: ignore[operator]
 
@@ -186,7 +190,7 @@ def test_what_does_not_need_the_state_is_projected_once() -> None:
 
 def test_a_decoder_needs_a_source() -> None:
     layer = AttendingGRU(4, 4, 8, align=4, out=4, dropout=0.0)
-    place = Place(torch.arange(2)[None], torch.zeros(1, 2, dtype=torch.long), Plain())
+    place = TokenPositions(torch.arange(2)[None], torch.zeros(1, 2, dtype=torch.long), ContiguousLayout())
     with pytest.raises(ValueError, match="needs a memory"):
         layer(torch.zeros(1, 2, 4), Context(place))
     with pytest.raises(ValueError, match="cannot go on from a state"):

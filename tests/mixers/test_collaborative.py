@@ -9,19 +9,19 @@ from torch import Tensor
 
 import manyformer as mf
 from manyformer.attention import Attention
-from manyformer.collaborate import factorise
-from manyformer.core import PADDING, Context, Memory, Place, Plain
+from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, MemorySequence, TokenPositions
 from manyformer.errors import UserError
+from manyformer.head_sharing import factorise
 from manyformer.masks import Causal
-from manyformer.mixers.collaborative import Collaborative
-from manyformer.sources import Encoded
+from manyformer.mixers.collaborative_attention import CollaborativeAttention
+from manyformer.sources import CrossAttentionSource
 
 DIM, HEADS, SHARED, LENGTH = 12, 3, 8, 7
 WORDS: dict[str, Any] = {"vocab": 19, "dim": DIM, "depth": 2, "heads": HEADS, "hidden": 16, "longest": 32}
 
 
-def place(length: int) -> Place:
-    return Place(torch.arange(length)[None], torch.zeros(1, length, dtype=torch.long), Plain())
+def place(length: int) -> TokenPositions:
+    return TokenPositions(torch.arange(length)[None], torch.zeros(1, length, dtype=torch.long), ContiguousLayout())
 
 
 def shaken(module: Any) -> Any:
@@ -31,25 +31,25 @@ def shaken(module: Any) -> Any:
     return module
 
 
-def one_by_one(layer: Collaborative, x: Tensor, y: Tensor, *, causal: bool) -> Tensor:
+def one_by_one(layer: CollaborativeAttention, x: Tensor, y: Tensor, *, causal: bool) -> Tensor:
     """The formulas of section 3 for every pair of tokens and every head, as they stand there."""
-    v = layer.to_v(y).view(len(y), HEADS, -1)
+    v = layer.v_proj(y).view(len(y), HEADS, -1)
     rows = []
     for i, query in enumerate(x):
         heads = []
         for h in range(HEADS):
             seen = range(i + 1 if causal else len(y))
-            middle = layer.to_q.weight.T @ layer.mixing[h].diag() @ layer.to_k.weight
+            middle = layer.q_proj.weight.T @ layer.mixing[h].diag() @ layer.k_proj.weight
             scores = [query @ middle @ y[j] + layer.content.weight[h] @ y[j] for j in seen]
             weights = torch.stack(scores).div((layer.shared / HEADS) ** 0.5).softmax(0)
             heads.append(sum(w * v[j, h] for w, j in zip(weights, seen)))
         rows.append(torch.cat(heads))  # type: ignore[arg-type]
-    return layer.out(torch.stack(rows))
+    return layer.out_proj(torch.stack(rows))
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_definition(causal: bool) -> None:
-    layer = shaken(Collaborative(DIM, HEADS, Causal() if causal else None, shared=SHARED).double())
+    layer = shaken(CollaborativeAttention(DIM, HEADS, Causal() if causal else None, shared=SHARED).double())
     x = torch.randn(LENGTH, DIM, dtype=torch.float64, requires_grad=True)
     leaves = [x, *layer.parameters()]
     up = torch.randn(LENGTH, DIM, dtype=torch.float64)
@@ -60,15 +60,15 @@ def test_the_definition(causal: bool) -> None:
 
 
 def test_another_sequence() -> None:
-    layer = shaken(Collaborative(DIM, HEADS, shared=SHARED, source=Encoded()).double())
+    layer = shaken(CollaborativeAttention(DIM, HEADS, shared=SHARED, source=CrossAttentionSource()).double())
     x, y = torch.randn(4, DIM).double(), torch.randn(6, DIM).double()
-    found = layer(x[None], Context(place(4), Memory(y[None], place(6)))).y[0]
+    found = layer(x[None], Context(place(4), MemorySequence(y[None], place(6)))).y[0]
     torch.testing.assert_close(found, one_by_one(layer, x, y, causal=False), atol=1e-10, rtol=0)
 
 
 def test_one_key_is_kept_for_all_heads() -> None:
-    layer = Collaborative(DIM, HEADS, Causal(), shared=SHARED)
-    state = layer.start(2, capacity=5, device=torch.device("cpu"), dtype=torch.float32)
+    layer = CollaborativeAttention(DIM, HEADS, Causal(), shared=SHARED)
+    state = layer.init_state(2, capacity=5, device=torch.device("cpu"), dtype=torch.float32)
     assert state.source.k.shape == (2, 1, 5, SHARED + HEADS)
     assert state.source.v.shape == (2, 1, 5, DIM)
 
@@ -76,7 +76,7 @@ def test_one_key_is_kept_for_all_heads() -> None:
 @pytest.mark.parametrize(("shared", "dim"), [(0, 12), (4, 13)])
 def test_mistakes_get_a_sentence(shared: int, dim: int) -> None:
     with pytest.raises(ValueError, match=r"shared \(0\) must be|dim \(13\) must be"):
-        Collaborative(dim, HEADS, shared=shared)
+        CollaborativeAttention(dim, HEADS, shared=shared)
 
 
 @pytest.mark.parametrize("recipe", ["transformer-lm", "bert"])
@@ -85,7 +85,7 @@ def test_with_all_dimensions_nothing_changes(recipe: str) -> None:
     found = mf.collaborate(model, shared=DIM)
     assert set(found.errors.values()) == {0.0}
     tokens, segments = torch.randint(0, 19, (2, 9)), torch.zeros(2, 9, dtype=torch.long)
-    segments[1, 6:] = PADDING
+    segments[1, 6:] = PADDING_SEGMENT
     ours, theirs = (one(tokens, segments).logits[segments == 0] for one in (found.model, model))
     torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
 
@@ -135,9 +135,9 @@ def test_fewer_dimensions_come_near_and_say_how_near(tmp_path: Any) -> None:
         for layer in model.modules():
             if isinstance(layer, Attention):
                 q, k = planted(4, DIM // HEADS)
-                layer.to_q.weight.copy_(torch.from_numpy(q.reshape(DIM, DIM)))
-                layer.to_kv.weight[:DIM].copy_(torch.from_numpy(k.reshape(DIM, DIM)))
-                layer.to_q.bias.normal_()
+                layer.q_proj.weight.copy_(torch.from_numpy(q.reshape(DIM, DIM)))
+                layer.kv_proj.weight[:DIM].copy_(torch.from_numpy(k.reshape(DIM, DIM)))
+                layer.q_proj.bias.normal_()
     found = mf.collaborate(model, shared=4, rounds=400, starts=3)
     assert all(0 < error < 1e-3 for error in found.errors.values())
     tokens = torch.randint(0, 19, (2, 9))
@@ -154,4 +154,4 @@ def test_what_cannot_share_is_refused() -> None:
     with pytest.raises(UserError, match=r"shared \(13\) must be at least 1 and at most dim \(12\)"):
         mf.collaborate(mf.build("transformer-lm", **WORDS), shared=13)
     with pytest.raises(UserError, match="collaborative has no residual, which this model has as reversible"):
-        mf.collaborate(mf.build("transformer-lm", **WORDS, residual="reversible"), shared=4)
+        mf.collaborate(mf.build("transformer-lm", **WORDS, residual_streams="reversible"), shared=4)

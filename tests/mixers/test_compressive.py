@@ -10,27 +10,27 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.attention import Attention
-from manyformer.batches import TextBatch
-from manyformer.core import PADDING, Context, Place, Plain, tree_map
+from manyformer.batches import CausalLMBatch
+from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, TokenPositions, tree_map
 from manyformer.errors import UserError
-from manyformer.kernels import Softmax
+from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.mixers.compression import (
-    AttentionReconstruction,
-    AutoEncoding,
-    Compression,
-    Convolution,
-    MaxPooling,
-    MeanPooling,
-    MostUsed,
-    Slots,
-    ThroughTime,
+    AttentionReconstructionLoss,
+    AutoEncodingLoss,
+    ConvolutionCompression,
+    MaxPoolCompression,
+    MeanPoolCompression,
+    MemoryCompression,
+    MemorySlots,
+    MostAttendedCompression,
+    ThroughTimeLoss,
     common,
 )
-from manyformer.mixers.compressive import Compressive
+from manyformer.mixers.compressive_attention import CompressiveAttention
 from manyformer.models import LanguageModel
-from manyformer.position import XL
-from manyformer.sources import After, Own, Remembered
+from manyformer.position import TransformerXLPosition
+from manyformer.sources import PrefixSource, SegmentMemorySource, SelfSource
 
 DIM, HEADS, VOCAB = 8, 2, 13
 
@@ -38,23 +38,29 @@ DIM, HEADS, VOCAB = 8, 2, 13
 def attention(source: Any, norm: bool = False) -> Attention:
     torch.manual_seed(1)
     layer = Attention(
-        DIM, HEADS, Softmax(Causal()), position=XL(DIM, HEADS), source=source, bias=False, before=nn.LayerNorm(DIM)
+        DIM,
+        HEADS,
+        SoftmaxKernel(Causal()),
+        position=TransformerXLPosition(DIM, HEADS),
+        source=source,
+        bias=False,
+        pre_norm=nn.LayerNorm(DIM),
     )
-    layer.before = layer.before if norm else None
+    layer.pre_norm = layer.pre_norm if norm else None
     with torch.no_grad():
         for weight in layer.parameters():
             weight.normal_(std=0.4)
     return layer.double()
 
 
-def layer(compression: Compression, teacher: Any = None, **words: Any) -> Compressive:
+def layer(compression: MemoryCompression, teacher: Any = None, **words: Any) -> CompressiveAttention:
     sizes: dict[str, Any] = {"remembered": 4, "compressed": 6, **words}
-    return Compressive(attention(After()), compression.double(), teacher=teacher, **sizes).double()
+    return CompressiveAttention(attention(PrefixSource()), compression.double(), teacher=teacher, **sizes).double()
 
 
-def place(begin: int, end: int, rows: int = 2) -> Place:
+def place(begin: int, end: int, rows: int = 2) -> TokenPositions:
     pos = torch.arange(begin, end).expand(rows, -1)
-    return Place(pos, torch.zeros_like(pos), Plain(begin))
+    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout(begin))
 
 
 def read(mixer: Any, x: Tensor, sizes: list[int]) -> tuple[list[Tensor], list[Any], list[Any]]:
@@ -73,15 +79,15 @@ def read(mixer: Any, x: Tensor, sizes: list[int]) -> tuple[list[Tensor], list[An
 def test_slots_of_one_token_are_a_longer_memory(sizes: list[int]) -> None:
     """A convolution of one weight starts as the identity."""
     x = torch.randn(2, 20, DIM, dtype=torch.float64)
-    mine = layer(Convolution(DIM, 1), remembered=4, compressed=5)
-    xl = attention(Remembered(9, DIM)).train()
+    mine = layer(ConvolutionCompression(DIM, 1), remembered=4, compressed=5)
+    xl = attention(SegmentMemorySource(9, DIM)).train()
     for found, expected in zip(read(mine, x, sizes)[0], read(xl, x, sizes)[0], strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 def test_what_leaves_the_memory_becomes_slots_in_order() -> None:
     x = torch.arange(20.0, dtype=torch.float64)[None, :, None].expand(1, -1, DIM)
-    mine = layer(MeanPooling(2), remembered=4, compressed=5)
+    mine = layer(MeanPoolCompression(2), remembered=4, compressed=5)
     _, states, _ = read(mine, x, [4, 4, 4, 3, 5])
     assert [state.new[0, :, 0].tolist() for state in states[:3]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert [state.old[0, :, 0].tolist() for state in states[:3]] == [[], [0.5, 2.5], [0.5, 2.5, 4.5, 6.5]]
@@ -89,7 +95,7 @@ def test_what_leaves_the_memory_becomes_slots_in_order() -> None:
     assert states[3].new[0, :, 0].tolist() == [10, 11, 12, 13, 14]
     assert states[4].new[0, :, 0].tolist() == [16, 17, 18, 19]
     assert states[4].old[0, :, 0].tolist() == [6.5, 8.5, 10.5, 12.5, 14.5]
-    blocks = layer(MeanPooling(2), remembered=4, compressed=5, block=4)
+    blocks = layer(MeanPoolCompression(2), remembered=4, compressed=5, block=4)
     _, states, _ = read(blocks, x, [4, 3, 1, 4])
     assert [state.new.shape[1] for state in states] == [4, 7, 4, 4]
 
@@ -97,33 +103,35 @@ def test_what_leaves_the_memory_becomes_slots_in_order() -> None:
 def test_the_five_compressions() -> None:
     x, seg = torch.randn(2, 6, DIM), torch.zeros(2, 6, dtype=torch.long)
     pairs = x.unflatten(1, (3, 2))
-    torch.testing.assert_close(MaxPooling(2)(Slots(x, seg)).x, pairs.max(2).values)
-    torch.testing.assert_close(MeanPooling(2)(Slots(x, seg)).x, pairs.mean(2))
-    torch.testing.assert_close(Convolution(DIM, 2)(Slots(x, seg)).x, pairs.mean(2))
-    dilated = Convolution(DIM, 2, dilation=2)
+    torch.testing.assert_close(MaxPoolCompression(2)(MemorySlots(x, seg)).x, pairs.max(2).values)
+    torch.testing.assert_close(MeanPoolCompression(2)(MemorySlots(x, seg)).x, pairs.mean(2))
+    torch.testing.assert_close(ConvolutionCompression(DIM, 2)(MemorySlots(x, seg)).x, pairs.mean(2))
+    dilated = ConvolutionCompression(DIM, 2, dilation=2)
     weight, bias = dilated.inner.weight, dilated.inner.bias
     assert bias is not None
     nn.init.normal_(weight)
     earlier = torch.cat([torch.zeros(2, 1, DIM), x[:, 1:5:2]], 1)
     expected = earlier @ weight[:, :, 0].T + x[:, 1::2] @ weight[:, :, 1].T + bias
-    torch.testing.assert_close(dilated(Slots(x, seg)).x, expected, atol=1e-5, rtol=1e-5)
-    used = MostUsed(3)(Slots(x, seg), torch.tensor([[0.1, 0.9, 0, 0.2, 0.3, 0], [5, 0, 0, 0, 0, 6.0]]))
+    torch.testing.assert_close(dilated(MemorySlots(x, seg)).x, expected, atol=1e-5, rtol=1e-5)
+    used = MostAttendedCompression(3)(
+        MemorySlots(x, seg), torch.tensor([[0.1, 0.9, 0, 0.2, 0.3, 0], [5, 0, 0, 0, 0, 6.0]])
+    )
     assert torch.equal(used.x, torch.stack([x[0, [1, 4]], x[1, [0, 5]]]))
 
 
 def test_slots_of_several_documents_belong_to_none() -> None:
-    seg = torch.tensor([[0, 0, 0, 1, 1, 1], [PADDING, 2, 2, 2, 3, 3]])
-    assert common(seg, 2, 2).tolist() == [[0, PADDING, 1], [PADDING, 2, 3]]
-    assert common(seg, 2, 3).tolist() == [[0, PADDING, 1], [PADDING, 2, PADDING]]
+    seg = torch.tensor([[0, 0, 0, 1, 1, 1], [PADDING_SEGMENT, 2, 2, 2, 3, 3]])
+    assert common(seg, 2, 2).tolist() == [[0, PADDING_SEGMENT, 1], [PADDING_SEGMENT, 2, 3]]
+    assert common(seg, 2, 3).tolist() == [[0, PADDING_SEGMENT, 1], [PADDING_SEGMENT, 2, PADDING_SEGMENT]]
 
 
 def test_rows_reset_where_their_documents_end() -> None:
-    mine, x = layer(MeanPooling(2)).eval(), torch.randn(2, 18, DIM, dtype=torch.float64)
+    mine, x = layer(MeanPoolCompression(2)).eval(), torch.randn(2, 18, DIM, dtype=torch.float64)
     seg = torch.tensor([[0] * 18, [0] * 10 + [1] * 8])
     pos = torch.stack([torch.arange(18), torch.cat([torch.arange(10), torch.arange(8)])])
-    state, outs = mine.start(2, device=x.device, dtype=x.dtype), []
+    state, outs = mine.init_state(2, device=x.device, dtype=x.dtype), []
     for columns in torch.arange(18).split(5):
-        out = mine(x[:, columns], Context(Place(pos[:, columns], seg[:, columns])), state)
+        out = mine(x[:, columns], Context(TokenPositions(pos[:, columns], seg[:, columns])), state)
         state = out.state
         outs.append(out.y)
     found = torch.cat(outs, 1)
@@ -132,9 +140,13 @@ def test_rows_reset_where_their_documents_end() -> None:
     fresh, _, _ = read(mine, x[1:, 10:], [5, 3])
     torch.testing.assert_close(found[1, 10:], torch.cat(fresh, 1)[0], atol=1e-10, rtol=0)
     swapped = tree_map(lambda t: t.index_select(0, torch.tensor([1, 0])), state)
-    at = Context(Place(torch.tensor([[8], [18]]), torch.tensor([[1], [0]])))
+    at = Context(TokenPositions(torch.tensor([[8], [18]]), torch.tensor([[1], [0]])))
     again = mine(x[:, :1], at, swapped).y
-    straight = mine(x[[1, 0], :1], Context(Place(at.place.pos.flip(0), at.place.seg.flip(0))), state).y
+    straight = mine(
+        x[[1, 0], :1],
+        Context(TokenPositions(at.positions.position_ids.flip(0), at.positions.segment_ids.flip(0))),
+        state,
+    ).y
     torch.testing.assert_close(again, straight.flip(0), atol=1e-12, rtol=0)
 
 
@@ -142,17 +154,17 @@ def test_rows_reset_where_their_documents_end() -> None:
 def test_attention_reconstruction_is_its_closed_form(norm: bool) -> None:
     """Written out head by head, with gradients for the slots alone."""
     at, old = torch.randn(2, 5, DIM, dtype=torch.float64), torch.randn(2, 6, DIM, dtype=torch.float64)
-    inner = attention(After(), norm)
-    compression = Convolution(DIM, 3).double()
+    inner = attention(PrefixSource(), norm)
+    compression = ConvolutionCompression(DIM, 3).double()
     nn.init.normal_(compression.inner.weight, std=0.3)
     zeros = (torch.zeros(2, n, dtype=torch.long) for n in (5, 6))
-    here, tokens = (Slots(x.requires_grad_(), seg) for x, seg in zip((at, old), zeros))
-    made = compression(Slots(tokens.x.detach(), tokens.seg))
-    loss = AttentionReconstruction()(inner, here, tokens, made)
+    here, tokens = (MemorySlots(x.requires_grad_(), seg) for x, seg in zip((at, old), zeros))
+    made = compression(MemorySlots(tokens.x.detach(), tokens.seg))
+    loss = AttentionReconstructionLoss()(inner, here, tokens, made)
 
     def attend(to: Tensor) -> Tensor:
-        before = inner.before if inner.before is not None else (lambda x: x)
-        q, (k, v) = inner.to_q(before(at)), inner.to_kv(before(to)).chunk(2, -1)  # type: ignore[misc]
+        before = inner.pre_norm if inner.pre_norm is not None else (lambda x: x)
+        q, (k, v) = inner.q_proj(before(at)), inner.kv_proj(before(to)).chunk(2, -1)  # type: ignore[misc]
         heads = []
         for head in range(HEADS):
             part = slice(head * 4, head * 4 + 4)
@@ -168,34 +180,36 @@ def test_attention_reconstruction_is_its_closed_form(norm: bool) -> None:
 
 def test_nothing_is_lost_where_tokens_of_a_slot_are_alike() -> None:
     x = torch.randn(2, 3, DIM, dtype=torch.float64).repeat_interleave(2, 1)
-    old = Slots(x, torch.zeros(2, 6, dtype=torch.long))
-    made = MeanPooling(2)(old)
-    loss = AttentionReconstruction()(attention(After()), Slots(x, old.seg), old, made)
+    old = MemorySlots(x, torch.zeros(2, 6, dtype=torch.long))
+    made = MeanPoolCompression(2)(old)
+    loss = AttentionReconstructionLoss()(attention(PrefixSource()), MemorySlots(x, old.seg), old, made)
     torch.testing.assert_close(loss, torch.zeros_like(loss))  # type: ignore[arg-type]
-    coder = AutoEncoding(DIM, 2).double()
+    coder = AutoEncodingLoss(DIM, 2).double()
     with torch.no_grad():
         coder.decoder.weight.copy_(torch.eye(DIM)[:, :, None].expand(-1, -1, 2))
         coder.decoder.bias.zero_()  # type: ignore[union-attr]
-    lost = coder(attention(After()), Slots(x, old.seg), old, made)
+    lost = coder(attention(PrefixSource()), MemorySlots(x, old.seg), old, made)
     torch.testing.assert_close(lost, torch.zeros_like(lost))
 
 
 def test_auto_encoding_counts_whole_slots_alone() -> None:
-    coder = AutoEncoding(DIM, 2)
+    coder = AutoEncodingLoss(DIM, 2)
     x, seg = torch.randn(1, 6, DIM), torch.tensor([[0, 0, 0, 1, 1, 1]])
-    made = Slots(torch.randn(1, 3, DIM), common(seg, 2, 2))
+    made = MemorySlots(torch.randn(1, 3, DIM), common(seg, 2, 2))
     told = coder.decoder(made.x.mT).mT
     expected = (told - x)[:, [0, 1, 4, 5]].square().mean()
-    torch.testing.assert_close(coder(attention(After()), Slots(x, seg), Slots(x, seg), made), expected)
+    torch.testing.assert_close(
+        coder(attention(PrefixSource()), MemorySlots(x, seg), MemorySlots(x, seg), made), expected
+    )
 
 
 @pytest.mark.parametrize("teacher", ["attention", "auto-encoding", "through-time"])
 def test_what_learns_from_what(teacher: str) -> None:
     """The task never teaches the compression, but for the third; the auxiliary loss never teaches anything else."""
     model = small(teacher=teacher).train()
-    state, tokens = model.start(2), torch.randint(0, VOCAB, (2, 40))
+    state, tokens = model.init_state(2), torch.randint(0, VOCAB, (2, 40))
     for begin in (0, 8, 16):
-        batch = TextBatch(tokens[:, begin : begin + 8], tokens[:, begin + 1 : begin + 9])
+        batch = CausalLMBatch(tokens[:, begin : begin + 8], tokens[:, begin + 1 : begin + 9])
         found = model.loss(batch, state=state)
         state = found.state
     names = [name for name, _ in model.named_parameters()]
@@ -226,7 +240,7 @@ def small(**words: Any) -> LanguageModel:
 def test_every_compression_reads_on_in_steps_of_any_length(compression: str) -> None:
     model, tokens = small(compression=compression).eval(), torch.randint(0, VOCAB, (2, 30))
     with torch.no_grad():
-        state = model.start(2)
+        state = model.init_state(2)
         for columns in tokens.split([9, 1, 1, 12, 7], dim=1):
             logits, state, _ = model(columns, None, state)
             assert logits.isfinite().all()
@@ -238,7 +252,7 @@ def test_pooled_slots_do_not_depend_on_the_pieces_a_text_is_read_in() -> None:
     with torch.no_grad():
         states = []
         for sizes in ([10, 10, 10], [1] * 30):
-            state = model.start(1)
+            state = model.init_state(1)
             for columns in tokens[:, :30].split(sizes, dim=1):
                 _, state, _ = model(columns, None, state)
             states.append(state)
@@ -249,7 +263,7 @@ def test_pooled_slots_do_not_depend_on_the_pieces_a_text_is_read_in() -> None:
 def test_states_are_chosen_copied_and_moved_like_any_other() -> None:
     model, tokens = small(compression="mean").double().eval(), torch.randint(0, VOCAB, (3, 34))
     with torch.no_grad():
-        state = model.start(3)
+        state = model.init_state(3)
         for columns in tokens[:, :30].split(10, dim=1):
             _, state, _ = model(columns, None, state)
         expected, order = model(tokens[:, 30:], None, state).logits, torch.tensor([2, 0, 0])
@@ -271,10 +285,10 @@ def test_the_shares_of_attention_are_told() -> None:
 
     def watch(module: nn.Module, name: str, value: Tensor) -> None:
         if name == "mass":
-            assert isinstance(module, Compressive)
+            assert isinstance(module, CompressiveAttention)
             seen.append(value)
 
-    state = model.start(2)
+    state = model.init_state(2)
     for columns in tokens.split(8, dim=1):
         _, state, _ = model(columns, None, state, watch=watch)
     assert len(seen) == 6
@@ -291,7 +305,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match=r"block \(3\) must be a multiple of the rate \(2\)"):
         small(block=3)
     with pytest.raises(ValueError, match=r"the source must be After\(\), not Own"):
-        Compressive(attention(Own()), MeanPooling(2), remembered=2, compressed=2)
-    with pytest.raises(ValueError, match=r"MaxPooling: rate \(0\)"):
-        MaxPooling(0)
-    assert ThroughTime().late
+        CompressiveAttention(attention(SelfSource()), MeanPoolCompression(2), remembered=2, compressed=2)
+    with pytest.raises(ValueError, match=r"MaxPoolCompression: rate \(0\)"):
+        MaxPoolCompression(0)
+    assert ThroughTimeLoss().next_step_gradients

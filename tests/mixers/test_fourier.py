@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.core import Context, Place
-from manyformer.masks import Causal, Everything
-from manyformer.mixers import Fourier
-from manyformer.models.places import locate
-from manyformer.ops.fourier import fourier, naive
+from manyformer.core import Context, TokenPositions
+from manyformer.masks import AllKeys, Causal
+from manyformer.mixers import FourierMixer
+from manyformer.models.token_positions import positions_of
+from manyformer.ops.dft import dft_real, naive
 
 SEGMENTS = torch.tensor(
     [
@@ -25,9 +25,9 @@ SEGMENTS = torch.tensor(
 )
 
 
-def place_of(segments: Tensor | None, rows: int = 2, length: int = 11) -> Place:
+def place_of(segments: Tensor | None, rows: int = 2, length: int = 11) -> TokenPositions:
     shape = (rows, length) if segments is None else tuple(segments.shape)
-    return locate(torch.zeros(shape, dtype=torch.long), segments, None)[0]
+    return positions_of(torch.zeros(shape, dtype=torch.long), segments, None)[0]
 
 
 @pytest.mark.parametrize("norm", ["backward", "ortho"])
@@ -36,7 +36,7 @@ def test_all_three_ways_agree_with_torch(shape: tuple[int, int], norm: Any) -> N
     x = torch.randn(3, *shape, dtype=torch.float64, requires_grad=True)
     place, up = place_of(None, 3, shape[0]), torch.randn(3, *shape, dtype=torch.float64)
     want = torch.fft.fft2(x, dim=(1, 2), norm=norm).real
-    for found in (fourier(x, place, norm), naive(x, place, norm)):
+    for found in (dft_real(x, place, norm), naive(x, place, norm)):
         torch.testing.assert_close(found, want, atol=1e-10, rtol=0)
         mine, theirs = (torch.autograd.grad((y * up).sum(), x, retain_graph=True)[0] for y in (found, want))
         torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
@@ -47,7 +47,7 @@ def test_the_definition() -> None:
     x = torch.randn(1, 5, 4, dtype=torch.float64)
     k, m = 3, 2
     total = sum(float(x[0, j, n]) * math.cos(2 * math.pi * (k * j / 5 + m * n / 4)) for j in range(5) for n in range(4))
-    assert float(fourier(x, place_of(None, 1, 5))[0, k, m]) == pytest.approx(total, abs=1e-12)
+    assert float(dft_real(x, place_of(None, 1, 5))[0, k, m]) == pytest.approx(total, abs=1e-12)
 
 
 @pytest.mark.parametrize("norm", ["backward", "ortho"])
@@ -56,7 +56,7 @@ def test_documents_are_transformed_by_themselves(norm: Any) -> None:
     x = torch.randn(6, 11, 6, dtype=torch.float64, requires_grad=True)
     # a document in two pieces, and places of which nothing is known in advance
     for given in (place, place._replace(layout=None)):
-        found = fourier(x, given, norm)
+        found = dft_real(x, given, norm)
         torch.testing.assert_close(found, naive(x, given, norm), atol=1e-10, rtol=0)
         for row in range(6):
             for number in set(SEGMENTS[row].tolist()):
@@ -65,41 +65,41 @@ def test_documents_are_transformed_by_themselves(norm: Any) -> None:
                 want = torch.zeros_like(alone) if number == -1 else alone
                 torch.testing.assert_close(found[row, columns], want, atol=1e-10, rtol=0)
     up = torch.randn_like(x)
-    one, other = (torch.autograd.grad((f(x, place, norm) * up).sum(), x)[0] for f in (fourier, naive))
+    one, other = (torch.autograd.grad((f(x, place, norm) * up).sum(), x)[0] for f in (dft_real, naive))
     torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
 
 
 def test_its_gradient_has_a_gradient() -> None:
     x = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(lambda x: fourier(x, place_of(None, 2, 5)).sin(), x)
+    assert torch.autograd.gradgradcheck(lambda x: dft_real(x, place_of(None, 2, 5)).sin(), x)
 
 
 def test_energy_is_kept_by_cosines_and_sines_together() -> None:
     """Parseval: the real part of the transform and that of the turned one share the energy of the input."""
     x = torch.randn(1, 9, 6, dtype=torch.float64)
     whole = torch.fft.fft2(x, dim=(1, 2), norm="ortho")
-    real = fourier(x, place_of(None, 1, 9), "ortho")
+    real = dft_real(x, place_of(None, 1, 9), "ortho")
     assert float(real.square().sum() + whole.imag.square().sum()) == pytest.approx(float(x.square().sum()), abs=1e-10)
 
 
 def test_half_precision_is_summed_in_single() -> None:
     x = torch.randn(2, 300, 64).bfloat16()
     place = place_of(None, 2, 300)
-    want = fourier(x.float(), place)
-    found = fourier(x, place)
+    want = dft_real(x.float(), place)
+    found = dft_real(x, place)
     assert found.dtype == torch.bfloat16
     assert (found.float() - want).abs().max() < 0.005 * want.abs().max()
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Fourier cannot apply the mask Causal\(\): each output is a sum over all"):
-        Fourier(Causal())
+        FourierMixer(Causal())
     with pytest.raises(ValueError, match="cannot go on from a state: a later token changes all earlier outputs"):
-        Fourier(Everything()).start(1, device=torch.device("cpu"), dtype=torch.float32)
+        FourierMixer(AllKeys()).init_state(1, device=torch.device("cpu"), dtype=torch.float32)
 
 
 def test_it_is_a_layer_with_nothing_to_learn() -> None:
     x, place = torch.randn(2, 11, 4), place_of(None)
-    layer = Fourier(norm="ortho")
+    layer = FourierMixer(norm="ortho")
     assert not list(layer.parameters())
-    assert torch.equal(layer(x, Context(place)).y, fourier(x, place, "ortho"))
+    assert torch.equal(layer(x, Context(place)).y, dft_real(x, place, "ortho"))

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from manyformer import masks as m
-from manyformer.core import PADDING, Context
-from manyformer.mixers.global_local import GlobalLocal
-from manyformer.models.places import locate
+from manyformer.core import PADDING_SEGMENT, Context
+from manyformer.mixers.global_local import GlobalLocalAttention
+from manyformer.models.token_positions import positions_of
 
 DIM, HEADS, LENGTH = 16, 2, 20
-SEGMENTS = torch.tensor([[0] * LENGTH, [PADDING] * 4 + [0] * 9 + [1] * 7, [PADDING] * LENGTH])
+SEGMENTS = torch.tensor([[0] * LENGTH, [PADDING_SEGMENT] * 4 + [0] * 9 + [1] * 7, [PADDING_SEGMENT] * LENGTH])
 
 
 def watched(*_: object) -> None:
@@ -20,14 +20,14 @@ def watched(*_: object) -> None:
 def test_few_or_all(count: int) -> None:
     """Up to 8 queries are folded into the projections; padding among the first, and rows with fewer than others."""
     torch.manual_seed(0)
-    layer = GlobalLocal(DIM, HEADS, m.around(3), m.First(count) | m.Role(1)).double()
+    layer = GlobalLocalAttention(DIM, HEADS, m.symmetric_window(3), m.FirstTokens(count) | m.WithRole(1)).double()
     for parameter in layer.parameters():
         parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
     role = torch.zeros(3, LENGTH, dtype=torch.long)
     role[0, 15] = 1
-    place = locate(role, SEGMENTS, None)[0]._replace(role=role)
+    place = positions_of(role, SEGMENTS, None)[0]._replace(roles=role)
     x = torch.randn(3, LENGTH, DIM, dtype=torch.float64, requires_grad=True)
-    up = torch.randn_like(x) * (SEGMENTS != PADDING)[..., None]
+    up = torch.randn_like(x) * (SEGMENTS != PADDING_SEGMENT)[..., None]
     found = []
     for watch in (watched, None):
         context = Context(place) if watch is None else Context(place, watch=watch)
@@ -39,8 +39,8 @@ def test_few_or_all(count: int) -> None:
 
 def test_without_global_tokens() -> None:
     """All parameters still get a gradient."""
-    layer = GlobalLocal(DIM, HEADS, m.around(3), m.Role(1))
+    layer = GlobalLocalAttention(DIM, HEADS, m.symmetric_window(3), m.WithRole(1))
     x = torch.randn(1, LENGTH, DIM)
-    layer(x, Context(locate(torch.zeros(1, LENGTH, dtype=torch.long), None, None)[0])).y.sum().backward()
+    layer(x, Context(positions_of(torch.zeros(1, LENGTH, dtype=torch.long), None, None)[0])).y.sum().backward()
     assert layer.global_kv.weight.grad is not None
     assert not layer.global_kv.weight.grad.any()

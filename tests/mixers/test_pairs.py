@@ -3,43 +3,43 @@
 import pytest
 import torch
 
-from manyformer.core import Place, Plain
-from manyformer.mixers import Pairs, Product, Shifts, Table
+from manyformer.core import ContiguousLayout, TokenPositions
+from manyformer.mixers import FactorizedPairs, PairTable, PositionPairs, ToeplitzPairs
 
 LONGEST, HEADS = 9, 2
 
 
-def kinds() -> list[Pairs]:
+def kinds() -> list[PositionPairs]:
     return [
-        Table(LONGEST, heads=HEADS, std=1.0),
-        Product(LONGEST, 3, heads=HEADS, std=1.0),
-        Shifts(LONGEST, heads=HEADS, std=1.0),
+        PairTable(LONGEST, heads=HEADS, std=1.0),
+        FactorizedPairs(LONGEST, 3, heads=HEADS, std=1.0),
+        ToeplitzPairs(LONGEST, heads=HEADS, std=1.0),
     ]
 
 
-def dense(pairs: Pairs) -> torch.Tensor:
+def dense(pairs: PositionPairs) -> torch.Tensor:
     """All numbers (h, l, s), by a loop."""
     found = torch.empty(HEADS, LONGEST, LONGEST)
     for i in range(LONGEST):
         for j in range(LONGEST):
-            if isinstance(pairs, Table):
+            if isinstance(pairs, PairTable):
                 found[:, i, j] = pairs.weight[:, i, j]
-            elif isinstance(pairs, Product):
+            elif isinstance(pairs, FactorizedPairs):
                 found[:, i, j] = (pairs.row[:, i] * pairs.column[:, j]).sum(-1)
             else:
-                assert isinstance(pairs, Shifts)
+                assert isinstance(pairs, ToeplitzPairs)
                 found[:, i, j] = pairs.weight[:, i - j + LONGEST - 1]
     return found.detach()
 
 
-def plain(start: int, length: int, rows: int = 3) -> Place:
+def plain(start: int, length: int, rows: int = 3) -> TokenPositions:
     pos = torch.arange(start, start + length).expand(rows, -1)
-    return Place(pos, torch.zeros_like(pos), Plain(start))
+    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout(start))
 
 
-def scattered(*rows: list[int]) -> Place:
+def scattered(*rows: list[int]) -> TokenPositions:
     pos = torch.tensor(rows)
-    return Place(pos, torch.zeros_like(pos))
+    return TokenPositions(pos, torch.zeros_like(pos))
 
 
 @pytest.mark.parametrize("kind", range(3))
@@ -51,10 +51,10 @@ def test_slices_and_lookups_say_the_same(kind: int) -> None:
     found = pairs(at, of)
     assert found.shape == (2, HEADS, 3, 2)
     for row in range(2):
-        torch.testing.assert_close(found[row], want[:, at.pos[row][:, None], of.pos[row]])
+        torch.testing.assert_close(found[row], want[:, at.position_ids[row][:, None], of.position_ids[row]])
     mixed = pairs(plain(4, 2, rows=2), of)
     for row in range(2):
-        torch.testing.assert_close(mixed[row if len(mixed) > 1 else 0], want[:, 4:6][..., of.pos[row]])
+        torch.testing.assert_close(mixed[row if len(mixed) > 1 else 0], want[:, 4:6][..., of.position_ids[row]])
 
 
 @pytest.mark.parametrize("kind", range(3))
@@ -69,10 +69,14 @@ def test_positions_that_do_not_exist_are_refused(kind: int) -> None:
 
 def test_they_start_as_large_as_asked_for() -> None:
     torch.manual_seed(0)
-    for make in (lambda: Table(200, std=0.1), lambda: Product(200, 8, std=0.1), lambda: Shifts(20000, std=0.1)):
+    for make in (
+        lambda: PairTable(200, std=0.1),
+        lambda: FactorizedPairs(200, 8, std=0.1),
+        lambda: ToeplitzPairs(20000, std=0.1),
+    ):
         pairs = make()
-        found = pairs.weight if isinstance(pairs, Shifts) else pairs(plain(0, 200), plain(0, 200))
+        found = pairs.weight if isinstance(pairs, ToeplitzPairs) else pairs(plain(0, 200), plain(0, 200))
         assert float(found.detach().std()) == pytest.approx(0.1, rel=0.1)
-    assert not Table(4, std=1.0, trained=False).weight.requires_grad
+    assert not PairTable(4, std=1.0, trained=False).weight.requires_grad
     with pytest.raises(ValueError, match=r"Table: longest \(0\) must be at least 1"):
-        Table(0, std=1.0)
+        PairTable(0, std=1.0)

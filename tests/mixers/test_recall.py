@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import TextBatch
+from manyformer.batches import CausalLMBatch
 from manyformer.models import LanguageModel
 
 VOCAB, DIM = 23, 16
@@ -71,19 +71,19 @@ def test_gradients_reach_the_words_through_the_neighbours() -> None:
     model, (tokens, neighbours) = model_of(), drawn()
     tokens, neighbours = tokens.clamp(max=15), neighbours.clamp(min=16)
     targets = tokens.roll(-1, 1)
-    model.loss(TextBatch(tokens, targets, None, neighbours)).total.backward()
+    model.loss(CausalLMBatch(tokens, targets, None, neighbours)).total.backward()
     assert all(weight.grad is not None and weight.grad.any() for weight in model.parameters())
     with_them = model.embed.token.weight.grad
     assert with_them is not None
     before = with_them.clone()
     model.zero_grad()
-    model.loss(TextBatch(tokens, targets)).total.backward()
+    model.loss(CausalLMBatch(tokens, targets)).total.backward()
     assert not torch.equal(before[16:], model.embed.token.weight.grad[16:])  # type: ignore[index]
 
 
 def test_a_state_goes_on_with_neighbours() -> None:
     model, (tokens, neighbours) = model_of(), drawn()
-    state, parts = model.start(2), []
+    state, parts = model.init_state(2), []
     for begin, end in ((0, 3), (3, 4), (4, 7)):
         out = model(tokens[:, begin:end], None, state, neighbours=neighbours[:, begin:end])
         state = out.state

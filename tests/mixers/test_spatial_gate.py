@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyformer.attention import Attention
-from manyformer.core import PADDING, Context, Plain, tree_map
-from manyformer.kernels import Softmax
-from manyformer.masks import Causal, Everything, Mask
-from manyformer.mixers import Shifts, SpatialGate, Table
-from manyformer.models.places import fresh, locate
+from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, tree_map
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import AllKeys, Causal, Mask
+from manyformer.mixers import PairTable, SpatialGate, ToeplitzPairs
+from manyformer.models.token_positions import empty_tail, positions_of
 
 DIM, HIDDEN, LONGEST = 6, 10, 14
 SEGMENTS = torch.tensor([[0] * 12, [3] * 4 + [5] * 8, [-1] * 3 + [1] * 6 + [-1] * 3, [-1] * 12])
@@ -18,8 +18,8 @@ SEGMENTS = torch.tensor([[0] * 12, [3] * 4 + [5] * 8, [-1] * 3 + [1] * 6 + [-1] 
 
 def shaken(mask: Mask, *, shifts: bool = False, attention: bool = False) -> SpatialGate:
     torch.manual_seed(1)
-    weights = (Shifts if shifts else Table)(LONGEST, std=0.5)
-    tiny = Attention(DIM, 1, Softmax(mask), key=3, value=3, to=HIDDEN // 2) if attention else None
+    weights = (ToeplitzPairs if shifts else PairTable)(LONGEST, std=0.5)
+    tiny = Attention(DIM, 1, SoftmaxKernel(mask), head_dim=3, value_dim=3, out_dim=HIDDEN // 2) if attention else None
     layer = SpatialGate(DIM, HIDDEN, weights, mask=mask, attention=tiny).double()
     with torch.no_grad():
         for value in layer.parameters():
@@ -45,15 +45,15 @@ def written_out(layer: SpatialGate, x: Tensor, *, causal: bool) -> Tensor:
 @pytest.mark.parametrize("shifts", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_documents_are_those_of_the_paper(causal: bool, shifts: bool) -> None:
-    layer = shaken(Causal() if causal else Everything(), shifts=shifts)
+    layer = shaken(Causal() if causal else AllKeys(), shifts=shifts)
     x = torch.randn(*SEGMENTS.shape, DIM, dtype=torch.float64, requires_grad=True)
-    place, _ = locate(SEGMENTS, SEGMENTS, None)
+    place, _ = positions_of(SEGMENTS, SEGMENTS, None)
     leaves = [x, *layer.parameters()]
     for given in (place, place._replace(layout=None)):
         found = layer(x, Context(given)).y
         total, want = torch.zeros(()).double(), torch.zeros(()).double()
         for row in range(len(SEGMENTS)):
-            for number in sorted(set(SEGMENTS[row].tolist()) - {PADDING}):
+            for number in sorted(set(SEGMENTS[row].tolist()) - {PADDING_SEGMENT}):
                 columns = SEGMENTS[row] == number
                 alone = written_out(layer, x[row, columns], causal=causal)
                 torch.testing.assert_close(found[row, columns], alone, atol=1e-10, rtol=0)
@@ -65,9 +65,9 @@ def test_documents_are_those_of_the_paper(causal: bool, shifts: bool) -> None:
 
 @pytest.mark.parametrize("attention", [False, True])
 def test_it_begins_as_an_ordinary_feed_forward_layer(attention: bool) -> None:
-    layer = SpatialGate(DIM, HIDDEN, Table(LONGEST, std=1e-3 / LONGEST))
+    layer = SpatialGate(DIM, HIDDEN, PairTable(LONGEST, std=1e-3 / LONGEST))
     x = torch.randn(2, LONGEST, DIM)
-    place, _ = locate(torch.zeros(2, LONGEST, dtype=torch.long), None, None)
+    place, _ = positions_of(torch.zeros(2, LONGEST, dtype=torch.long), None, None)
     z1 = F.gelu(layer.up(x)).chunk(2, dim=-1)[0]
     torch.testing.assert_close(layer(x, Context(place)).y, layer.down(z1), atol=1e-3, rtol=0)
 
@@ -80,24 +80,24 @@ def test_step_by_step_is_all_at_once(segments: Tensor | None, capacity: int | No
     x = torch.randn(3, 12, DIM, dtype=torch.float64)
     tokens = torch.zeros(3, 12, dtype=torch.long)
     with torch.no_grad():
-        whole = layer(x, Context(locate(tokens, segments, None)[0])).y
-        state, tail = layer.start(3, capacity=capacity, device=x.device, dtype=x.dtype), fresh(3, x.device)
+        whole = layer(x, Context(positions_of(tokens, segments, None)[0])).y
+        state, tail = layer.init_state(3, capacity=capacity, device=x.device, dtype=x.dtype), empty_tail(3, x.device)
         begin, found = 0, []
         for size in (3, 1, 1, 4, 1, 2):
             part = slice(begin, begin + size)
-            place, tail = locate(tokens[:, part], None if segments is None else segments[:, part], tail)
+            place, tail = positions_of(tokens[:, part], None if segments is None else segments[:, part], tail)
             out = layer(x[:, part], Context(place), state)
             state = tree_map(lambda t: t.clone(), out.state)
             found.append(out.y)
             begin += size
-    real = torch.ones(3, 12, dtype=torch.bool) if segments is None else segments != PADDING
+    real = torch.ones(3, 12, dtype=torch.bool) if segments is None else segments != PADDING_SEGMENT
     torch.testing.assert_close(torch.cat(found, dim=1)[real], whole[real], atol=1e-10, rtol=0)
 
 
 def test_the_future_has_no_weight() -> None:
     layer = shaken(Causal(), attention=True)
     x = torch.randn(1, 9, DIM, dtype=torch.float64, requires_grad=True)
-    place, _ = locate(torch.zeros(1, 9, dtype=torch.long), None, None)
+    place, _ = positions_of(torch.zeros(1, 9, dtype=torch.long), None, None)
     for output in range(9):
         y = layer(x, Context(place)).y[0, output].sum()
         seen = torch.autograd.grad(y, x)[0][0].abs().sum(-1)
@@ -107,11 +107,11 @@ def test_the_future_has_no_weight() -> None:
 
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match=r"hidden \(9\) must be even"):
-        SpatialGate(DIM, 9, Table(LONGEST, std=0.1))
+        SpatialGate(DIM, 9, PairTable(LONGEST, std=0.1))
     with pytest.raises(ValueError, match="its weights must have 1 head, not 2"):
-        SpatialGate(DIM, HIDDEN, Table(LONGEST, heads=2, std=0.1))
-    layer = SpatialGate(DIM, HIDDEN, Table(4, std=0.1))
-    place, _ = locate(torch.zeros(1, 5, dtype=torch.long), None, None)
-    assert isinstance(place.layout, Plain)
+        SpatialGate(DIM, HIDDEN, PairTable(LONGEST, heads=2, std=0.1))
+    layer = SpatialGate(DIM, HIDDEN, PairTable(4, std=0.1))
+    place, _ = positions_of(torch.zeros(1, 5, dtype=torch.long), None, None)
+    assert isinstance(place.layout, ContiguousLayout)
     with pytest.raises(ValueError, match="position 4 does not exist: the model was built for longest=4"):
         layer(torch.randn(1, 5, DIM), Context(place))

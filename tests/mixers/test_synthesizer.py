@@ -7,55 +7,64 @@ import torch
 from torch import Tensor
 
 from manyformer.attention import Attention
-from manyformer.core import PADDING, Context, tree_map
-from manyformer.kernels import Softmax
-from manyformer.masks import Causal, Everything, Mask
-from manyformer.mixers import Dense, DotProduct, FactorizedDense, Fixed, Product, Scores, Synthesizer, Table
-from manyformer.models.places import fresh, locate
+from manyformer.core import PADDING_SEGMENT, Context, tree_map
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import AllKeys, Causal, Mask
+from manyformer.mixers import (
+    DenseScores,
+    DotProductScores,
+    FactorizedDenseScores,
+    FactorizedPairs,
+    FixedScores,
+    PairTable,
+    SynthesizerAttention,
+    SynthesizerScores,
+)
+from manyformer.models.token_positions import empty_tail, positions_of
 
 DIM, HEADS, LONGEST, WIDTH = 8, 2, 13, 4
 SEGMENTS = torch.tensor([[0] * 11, [3] * 4 + [5] * 7, [-1] * 3 + [1] * 5 + [-1] * 3, [-1] * 11])
 
-KINDS: dict[str, Callable[[], list[Scores]]] = {
-    "random": lambda: [Fixed(Table(LONGEST, heads=HEADS, std=1.0))],
-    "factorized-random": lambda: [Fixed(Product(LONGEST, 3, heads=HEADS, std=1.0))],
-    "dense": lambda: [Dense(DIM, HEADS, LONGEST)],
-    "factorized-dense": lambda: [FactorizedDense(DIM, HEADS, LONGEST)],
-    "dot": lambda: [DotProduct(DIM, HEADS)],
+KINDS: dict[str, Callable[[], list[SynthesizerScores]]] = {
+    "random": lambda: [FixedScores(PairTable(LONGEST, heads=HEADS, std=1.0))],
+    "factorized-random": lambda: [FixedScores(FactorizedPairs(LONGEST, 3, heads=HEADS, std=1.0))],
+    "dense": lambda: [DenseScores(DIM, HEADS, LONGEST)],
+    "factorized-dense": lambda: [FactorizedDenseScores(DIM, HEADS, LONGEST)],
+    "dot": lambda: [DotProductScores(DIM, HEADS)],
     "random+dense+dot": lambda: [*KINDS["random"](), *KINDS["dense"](), *KINDS["dot"]()],
 }
 
 
-def shaken(kind: str, mask: Mask) -> Synthesizer:
+def shaken(kind: str, mask: Mask) -> SynthesizerAttention:
     torch.manual_seed(2)
-    layer = Synthesizer(DIM, KINDS[kind](), mask=mask).double()
+    layer = SynthesizerAttention(DIM, KINDS[kind](), mask=mask).double()
     with torch.no_grad():
         for value in layer.parameters():
             value.add_(torch.randn_like(value), alpha=0.4)
     return layer
 
 
-def score(part: Scores, head: int, x: Tensor, i: int, j: int) -> Tensor:
+def score(part: SynthesizerScores, head: int, x: Tensor, i: int, j: int) -> Tensor:
     """The score of key j for query i, both in one document, by the formulas of the paper."""
     mine = slice(head * WIDTH, (head + 1) * WIDTH)
-    if isinstance(part, Fixed):
+    if isinstance(part, FixedScores):
         pairs = part.pairs
-        if isinstance(pairs, Table):
+        if isinstance(pairs, PairTable):
             return pairs.weight[head, i, j]
-        assert isinstance(pairs, Product)
+        assert isinstance(pairs, FactorizedPairs)
         return pairs.row[head, i] @ pairs.column[head, j]
-    if isinstance(part, DotProduct):
-        return part.to_q(x[i])[mine] @ part.to_k(x[j])[mine] / WIDTH**0.5
-    assert isinstance(part, Dense | FactorizedDense)
+    if isinstance(part, DotProductScores):
+        return part.q_proj(x[i])[mine] @ part.k_proj(x[j])[mine] / WIDTH**0.5
+    assert isinstance(part, DenseScores | FactorizedDenseScores)
     numbers = part.up(x[i])[mine].relu() @ part.weight[head] + part.bias[head, 0]
-    if isinstance(part, Dense):
+    if isinstance(part, DenseScores):
         return numbers[j]
     a, b = numbers[: part.rest], numbers[part.rest :]
     # a is repeated as a whole, each number of b by itself
     return (a.repeat(part.quotient) * b.repeat_interleave(part.rest))[j]
 
 
-def written_out(layer: Synthesizer, x: Tensor, *, causal: bool) -> Tensor:
+def written_out(layer: SynthesizerAttention, x: Tensor, *, causal: bool) -> Tensor:
     """One document (l, d), score by score."""
     shares = [torch.ones(())] if layer.shares is None else list(layer.shares.exp() / layer.shares.exp().sum())
     rows = []
@@ -64,18 +73,18 @@ def written_out(layer: Synthesizer, x: Tensor, *, causal: bool) -> Tensor:
         for head in range(HEADS):
             scores = [sum(s * score(p, head, x, i, j) for s, p in zip(shares, layer.scores)) for j in keys]  # type: ignore[arg-type]
             weights = torch.stack(scores).exp()  # type: ignore[arg-type]
-            values = layer.to_v(x[: len(keys)])[:, head * WIDTH : (head + 1) * WIDTH]
+            values = layer.v_proj(x[: len(keys)])[:, head * WIDTH : (head + 1) * WIDTH]
             heads.append(weights / weights.sum() @ values)
         rows.append(torch.cat(heads))
-    return layer.out(torch.stack(rows))
+    return layer.out_proj(torch.stack(rows))
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_documents_are_those_of_the_paper(kind: str, causal: bool) -> None:
-    layer = shaken(kind, Causal() if causal else Everything())
+    layer = shaken(kind, Causal() if causal else AllKeys())
     x = torch.randn(*SEGMENTS.shape, DIM, dtype=torch.float64, requires_grad=True)
-    place, _ = locate(SEGMENTS, SEGMENTS, None)
+    place, _ = positions_of(SEGMENTS, SEGMENTS, None)
     found = layer(x, Context(place)).y
     leaves = [x, *layer.parameters()]
     total, want = torch.zeros(()).double(), torch.zeros(()).double()
@@ -88,7 +97,7 @@ def test_documents_are_those_of_the_paper(kind: str, causal: bool) -> None:
     for mine, theirs in zip(torch.autograd.grad(total, leaves), torch.autograd.grad(want, leaves)):
         torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
     # one plain document takes other ways, in which rows share their weights
-    plain, _ = locate(SEGMENTS, None, None)
+    plain, _ = positions_of(SEGMENTS, None, None)
     torch.testing.assert_close(layer(x, Context(plain)).y[0], found[0], atol=1e-10, rtol=0)
 
 
@@ -99,43 +108,43 @@ def test_step_by_step_is_all_at_once(kind: str, segments: Tensor | None, capacit
     layer = shaken(kind, Causal())
     x, tokens = torch.randn(3, 11, DIM, dtype=torch.float64), torch.zeros(3, 11, dtype=torch.long)
     with torch.no_grad():
-        whole = layer(x, Context(locate(tokens, segments, None)[0])).y
-        state, tail = layer.start(3, capacity=capacity, device=x.device, dtype=x.dtype), fresh(3, x.device)
+        whole = layer(x, Context(positions_of(tokens, segments, None)[0])).y
+        state, tail = layer.init_state(3, capacity=capacity, device=x.device, dtype=x.dtype), empty_tail(3, x.device)
         begin, found = 0, []
         for size in (2, 1, 5, 1, 2):
             part = slice(begin, begin + size)
-            place, tail = locate(tokens[:, part], None if segments is None else segments[:, part], tail)
+            place, tail = positions_of(tokens[:, part], None if segments is None else segments[:, part], tail)
             out = layer(x[:, part], Context(place), state)
             state = tree_map(lambda t: t.clone(), out.state)
             found.append(out.y)
             begin += size
-    real = torch.ones(3, 11, dtype=torch.bool) if segments is None else segments != PADDING
+    real = torch.ones(3, 11, dtype=torch.bool) if segments is None else segments != PADDING_SEGMENT
     torch.testing.assert_close(torch.cat(found, dim=1)[real], whole[real], atol=1e-10, rtol=0)
 
 
 def test_products_of_queries_and_keys_alone_are_attention() -> None:
-    layer, attention = shaken("dot", Causal()), Attention(DIM, HEADS, Softmax(Causal())).double()
+    layer, attention = shaken("dot", Causal()), Attention(DIM, HEADS, SoftmaxKernel(Causal())).double()
     dot = layer.scores[0]
-    assert isinstance(dot, DotProduct)
+    assert isinstance(dot, DotProductScores)
     for kind in ("weight", "bias"):
-        getattr(attention.to_q, kind).data.copy_(getattr(dot.to_q, kind))
-        keys, values = getattr(dot.to_k, kind), getattr(layer.to_v, kind)
-        getattr(attention.to_kv, kind).data.copy_(torch.cat([keys, values]))
-        getattr(attention.out, kind).data.copy_(getattr(layer.out, kind))
+        getattr(attention.q_proj, kind).data.copy_(getattr(dot.q_proj, kind))
+        keys, values = getattr(dot.k_proj, kind), getattr(layer.v_proj, kind)
+        getattr(attention.kv_proj, kind).data.copy_(torch.cat([keys, values]))
+        getattr(attention.out_proj, kind).data.copy_(getattr(layer.out_proj, kind))
     x = torch.randn(*SEGMENTS.shape, DIM, dtype=torch.float64)
-    ctx = Context(locate(SEGMENTS, SEGMENTS, None)[0])
-    real = SEGMENTS != PADDING
+    ctx = Context(positions_of(SEGMENTS, SEGMENTS, None)[0])
+    real = SEGMENTS != PADDING_SEGMENT
     torch.testing.assert_close(layer(x, ctx).y[real], attention(x, ctx).y[real], atol=1e-10, rtol=0)
 
 
 def test_a_mixture_with_all_of_its_share_on_one_part_is_that_part() -> None:
-    mixed, alone = shaken("random+dense+dot", Everything()), shaken("dot", Everything())
+    mixed, alone = shaken("random+dense+dot", AllKeys()), shaken("dot", AllKeys())
     assert mixed.shares is not None
     mixed.shares.data = torch.tensor([-800.0, -800.0, 0.0]).double()
     mixed.scores[2].load_state_dict(alone.scores[0].state_dict())
     for name in ("to_v", "out"):
         getattr(mixed, name).load_state_dict(getattr(alone, name).state_dict())
-    x, place = torch.randn(2, 7, DIM).double(), locate(torch.zeros(2, 7, dtype=torch.long), None, None)[0]
+    x, place = torch.randn(2, 7, DIM).double(), positions_of(torch.zeros(2, 7, dtype=torch.long), None, None)[0]
     torch.testing.assert_close(mixed(x, Context(place)).y, alone(x, Context(place)).y, atol=1e-12, rtol=0)
 
 
@@ -143,19 +152,19 @@ def test_weights_that_see_no_token_do_not_change_with_tokens() -> None:
     seen: list[Tensor] = []
     for kind, changes in (("random", False), ("dense", True)):
         layer = shaken(kind, Causal())
-        place, _ = locate(torch.zeros(2, 6, dtype=torch.long), None, None)
+        place, _ = positions_of(torch.zeros(2, 6, dtype=torch.long), None, None)
         seen.clear()
         for _ in range(2):
             layer(torch.randn(2, 6, DIM).double(), Context(place, watch=lambda module, name, value: seen.append(value)))
         assert torch.equal(seen[0], seen[1]) != changes
         torch.testing.assert_close(seen[0].sum(-1), torch.ones_like(seen[0][..., 0]))
-    assert not [p for p in Synthesizer(DIM, KINDS["random"]()).parameters() if p.shape[0] == 0]
+    assert not [p for p in SynthesizerAttention(DIM, KINDS["random"]()).parameters() if p.shape[0] == 0]
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match=r"all scores must have the same heads, and these have \[2, 1\]"):
-        Synthesizer(DIM, [DotProduct(DIM, 2), Fixed(Table(4, std=1.0))])
+        SynthesizerAttention(DIM, [DotProductScores(DIM, 2), FixedScores(PairTable(4, std=1.0))])
     for kind in ("random", "dense", "factorized-dense"):
-        place, _ = locate(torch.zeros(1, LONGEST + 4, dtype=torch.long), None, None)
+        place, _ = positions_of(torch.zeros(1, LONGEST + 4, dtype=torch.long), None, None)
         with pytest.raises(ValueError, match="does not exist: the model was built for longest=13"):
             shaken(kind, Causal())(torch.randn(1, LONGEST + 4, DIM).double(), Context(place))

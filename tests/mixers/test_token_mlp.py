@@ -5,12 +5,12 @@ import torch
 
 from manyformer.core import Context
 from manyformer.mixers import TokenMLP
-from manyformer.models.places import locate
+from manyformer.models.token_positions import positions_of
 
 
 def test_every_channel_goes_through_the_same_layer() -> None:
     layer, x = TokenMLP(7, 5), torch.randn(3, 7, 4)
-    place, _ = locate(torch.zeros(3, 7, dtype=torch.long), None, None)
+    place, _ = positions_of(torch.zeros(3, 7, dtype=torch.long), None, None)
     y = layer(x, Context(place)).y
     for channel in range(4):
         alone = layer.down(torch.nn.functional.gelu(layer.up(x[..., channel])))
@@ -20,10 +20,10 @@ def test_every_channel_goes_through_the_same_layer() -> None:
 def test_what_is_refused() -> None:
     layer, tokens = TokenMLP(7, 5), torch.zeros(1, 6, dtype=torch.long)
     with pytest.raises(ValueError, match="mixes exactly 7 tokens, and there are 6"):
-        layer(torch.randn(1, 6, 4), Context(locate(tokens, None, None)[0]))
+        layer(torch.randn(1, 6, 4), Context(positions_of(tokens, None, None)[0]))
     tokens = torch.zeros(1, 7, dtype=torch.long)
-    padded, _ = locate(tokens, torch.tensor([[0] * 5 + [-1] * 2]), None)
+    padded, _ = positions_of(tokens, torch.tensor([[0] * 5 + [-1] * 2]), None)
     with pytest.raises(ValueError, match="it allows neither padding nor packing"):
         layer(torch.randn(1, 7, 4), Context(padded))
     with pytest.raises(ValueError, match="cannot go on from a state"):
-        layer.start(1, device=torch.device("cpu"), dtype=torch.float32)
+        layer.init_state(1, device=torch.device("cpu"), dtype=torch.float32)

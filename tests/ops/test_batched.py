@@ -5,21 +5,25 @@ from typing import Any
 import pytest
 import torch
 
-from manyformer.ops import batched
+from manyformer.ops import small_batch_attention
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["32", "64"])
 @pytest.mark.parametrize(
     ("form", "value", "kept"),
-    [(batched.attend, 8, 1 << 24), (batched.attend, 5, 0), (batched.fused, 5, 0)],
+    [
+        (small_batch_attention.attend, 8, 1 << 24),
+        (small_batch_attention.attend, 5, 0),
+        (small_batch_attention.fused, 5, 0),
+    ],
     ids=["kept", "computed again", "fused"],
 )
 @pytest.mark.parametrize("shared", [False, True], ids=["each head's bias", "one bias"])
 def test_it_is_the_definition(
     form: Any, dtype: torch.dtype, near: float, value: int, kept: int, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batched, "PAIRS", 70)
-    monkeypatch.setattr(batched, "KEPT", kept)
+    monkeypatch.setattr(small_batch_attention, "PAIRS", 70)
+    monkeypatch.setattr(small_batch_attention, "KEPT", kept)
     # as projections lay them
     q = torch.randn(5, 7, 2, 8, dtype=dtype).transpose(1, 2).requires_grad_()
     k, v = (torch.randn(5, 2, 11, width, dtype=dtype, requires_grad=True) for width in (8, value))
@@ -27,7 +31,7 @@ def test_it_is_the_definition(
     mask[:, 0] = True
     bias = torch.randn(5, 1 if shared else 2, 11, dtype=dtype)
     bias[:2], bias[2, :, 1:] = 0.0, -torch.inf
-    fast, slow = (one(q, k, v, scale=0.4, mask=mask, bias=bias) for one in (form, batched.naive))
+    fast, slow = (one(q, k, v, scale=0.4, mask=mask, bias=bias) for one in (form, small_batch_attention.naive))
     torch.testing.assert_close(fast, slow, atol=near, rtol=0)
     up = torch.randn_like(fast)
     got, want = (torch.autograd.grad(y, (q, k, v), up) for y in (fast, slow))

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from manyformer.ops import attention_with_lse, clipped_distance_attention, flex_bias_attention, toeplitz_attention
 from manyformer.ops import band as bands
-from manyformer.ops import clipped, flash, flex, toeplitz
-from manyformer.ops.clipped import Reach
-from manyformer.ops.toeplitz import Span
+from manyformer.ops.clipped_distance_attention import ClippedDistances
+from manyformer.ops.toeplitz_attention import QueryOffset
 
 HEADS, SCALE = 3, 0.4
 
@@ -20,14 +20,14 @@ PLACES = {"square": (19, 0, 0), "after keys": (19, 5, 0), "few after many": (7, 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toeplitz, "BLOCK", 8)
+    monkeypatch.setattr(toeplitz_attention, "BLOCK", 8)
     monkeypatch.setattr(bands, "BLOCK", 4)
 
 
 @pytest.fixture(params=["fused", "written out"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "written out":
-        monkeypatch.setattr(flash, "FUSED", False)
+        monkeypatch.setattr(attention_with_lse, "FUSED", False)
 
 
 def draw(place: str, value: int = 6) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,7 +70,7 @@ def test_a_bias_that_is_a_view(place: str, causal: bool, width: int) -> None:
     back = -int(ahead.min())
     bias = torch.randn(HEADS, back + int(ahead.max()) + 1, dtype=torch.float64)
     assert_same(
-        lambda: toeplitz.attend(*qkv, bias, back, Span(-int(ahead[0, 0]), causal), scale=SCALE),
+        lambda: toeplitz_attention.attend(*qkv, bias, back, QueryOffset(-int(ahead[0, 0]), causal), scale=SCALE),
         lambda: by_hand(qkv, ahead, bias[:, ahead + back], 0.0, causal),
         list(qkv),
     )
@@ -90,7 +90,7 @@ def test_terms_that_are_alike_far_away(place: str, causal: bool, clip: int, kind
     values = torch.randn(HEADS if clip > 1 else 1, rows, 6, dtype=torch.float64, requires_grad=True)
     with_values = kind == "keys and values"
     which = ahead.clamp(-back, front) + back
-    reach = Reach(back, front, -int(ahead[0, 0]), causal)
+    reach = ClippedDistances(back, front, -int(ahead[0, 0]), causal)
 
     def reference() -> Tensor:
         each = terms.expand(2, HEADS, len(ahead), rows).gather(-1, which.expand(2, HEADS, -1, -1))
@@ -98,7 +98,9 @@ def test_terms_that_are_alike_far_away(place: str, causal: bool, clip: int, kind
 
     inputs = [*qkv, terms, *([values] if with_values else [])]
     assert_same(
-        lambda: clipped.attend(*qkv, terms, values if with_values else None, reach, scale=SCALE), reference, inputs
+        lambda: clipped_distance_attention.attend(*qkv, terms, values if with_values else None, reach, scale=SCALE),
+        reference,
+        inputs,
     )
 
 
@@ -107,12 +109,12 @@ def test_what_counts_for_nothing_is_left_out(steep: float) -> None:
     """Weights far below the own one are hidden from the kernel, and no digit changes; others are all there."""
     qkv, ahead = draw("square"), distances("square")
     bias = steep * torch.arange(-18.0, 1.0, dtype=torch.float64).expand(HEADS, -1)
-    span = Span(0, causal=True)
-    sums = toeplitz._sums(bias, 18, span, 19, 19)
-    kept = toeplitz._without_the_negligible(sums, *qkv[:2], span, SCALE).isfinite().sum(-1)
+    span = QueryOffset(0, causal=True)
+    sums = toeplitz_attention._sums(bias, 18, span, 19, 19)
+    kept = toeplitz_attention._without_the_negligible(sums, *qkv[:2], span, SCALE).isfinite().sum(-1)
     assert (kept == 19).all() if steep == 1.0 else (kept < 10).all()
     assert_same(
-        lambda: toeplitz.attend(*qkv, bias, 18, span, scale=SCALE),
+        lambda: toeplitz_attention.attend(*qkv, bias, 18, span, scale=SCALE),
         lambda: by_hand(qkv, ahead, bias[:, (ahead + 18).clamp(max=18)], 0.0, causal=True),
         list(qkv),
     )
@@ -127,11 +129,11 @@ def test_narrow_types(dtype: torch.dtype) -> None:
     values = torch.randn(1, 4, 6, dtype=dtype, requires_grad=True)
     runs: list[tuple[Tensor, Tensor]] = [
         (
-            toeplitz.attend(*qkv, bias, 18, Span(0, causal=True), scale=SCALE),  # type: ignore[arg-type]
+            toeplitz_attention.attend(*qkv, bias, 18, QueryOffset(0, causal=True), scale=SCALE),  # type: ignore[arg-type]
             by_hand(wide, ahead, bias[:, (ahead + 18).clamp(max=18)], 0.0, causal=True),
         ),
         (
-            clipped.attend(*qkv, terms, values, Reach(3, 0, 0, causal=True), scale=SCALE),  # type: ignore[arg-type]
+            clipped_distance_attention.attend(*qkv, terms, values, ClippedDistances(3, 0, 0, causal=True), scale=SCALE),  # type: ignore[arg-type]
             by_hand(wide, ahead, terms[0, :, 0, ahead.clamp(-3, 0) + 3], values[:, ahead.clamp(-3, 0) + 3], True),
         ),
     ]
@@ -154,6 +156,6 @@ def test_what_flex_attention_is_given(place: str, causal: bool, kind: str, recwa
     which = ahead.clamp(-3, 2) + 3
     with torch.no_grad():
         q, k, v = (x.detach() for x in qkv)
-        y = flex.attend(q, k, v, terms, 3, 2, Span(-int(ahead[0, 0]), causal), scale=SCALE)
+        y = flex_bias_attention.attend(q, k, v, terms, 3, 2, QueryOffset(-int(ahead[0, 0]), causal), scale=SCALE)
         each = terms.expand(2, -1, len(ahead), -1).gather(-1, which.expand(2, HEADS, -1, -1))
         torch.testing.assert_close(y, by_hand((q, k, v), ahead, each, 0.0, causal), atol=1e-10, rtol=0)

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.ops import flash
+from manyformer.ops import attention_with_lse
 
 
 @pytest.fixture(params=["fused", "written out"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "written out":
-        monkeypatch.setattr(flash, "FUSED", False)
-        monkeypatch.setattr(flash, "BLOCK", 5)
-    elif not flash.FUSED:
+        monkeypatch.setattr(attention_with_lse, "FUSED", False)
+        monkeypatch.setattr(attention_with_lse, "BLOCK", 5)
+    elif not attention_with_lse.FUSED:
         pytest.skip("this torch has no private operators")
     return str(request.param)
 
@@ -35,17 +35,22 @@ def test_it_is_softmax_with_gradients(form: str, kind: str) -> None:
     wanted = scores.softmax(-1) @ v
     gradients = torch.autograd.grad((wanted * up).sum(), (q, k, v))
     with torch.no_grad():
-        y, lse = flash.forward(q, k, v, scale=0.3, bias=bias, causal=kind == "causal")
-        found = flash.backward(up, q, k, v, y, lse, scale=0.3, bias=bias, causal=kind == "causal")
+        y, lse = attention_with_lse.attention_forward(q, k, v, scale=0.3, bias=bias, causal=kind == "causal")
+        found = attention_with_lse.attention_backward(
+            up, q, k, v, y, lse, scale=0.3, bias=bias, causal=kind == "causal"
+        )
     torch.testing.assert_close((y, lse), (wanted, scores.logsumexp(-1)), atol=1e-12, rtol=0)
     torch.testing.assert_close(found, gradients, atol=1e-12, rtol=0)
 
 
 def test_the_gradient_of_a_part_comes_from_the_merged_result(form: str) -> None:
     q, k, v, up = draw(7, 12)
-    y, lse = flash.forward(q, k, v, scale=0.3)
-    whole = flash.backward(up, q, k, v, y, lse, scale=0.3)
-    parts = [flash.backward(up, q, k[:, :, cut], v[:, :, cut], y, lse, scale=0.3) for cut in (slice(5), slice(5, 12))]
+    y, lse = attention_with_lse.attention_forward(q, k, v, scale=0.3)
+    whole = attention_with_lse.attention_backward(up, q, k, v, y, lse, scale=0.3)
+    parts = [
+        attention_with_lse.attention_backward(up, q, k[:, :, cut], v[:, :, cut], y, lse, scale=0.3)
+        for cut in (slice(5), slice(5, 12))
+    ]
     torch.testing.assert_close(parts[0][0] + parts[1][0], whole[0], atol=1e-12, rtol=0)
     for index in (1, 2):
         torch.testing.assert_close(torch.cat([part[index] for part in parts], 2), whole[index], atol=1e-12, rtol=0)
@@ -53,13 +58,13 @@ def test_the_gradient_of_a_part_comes_from_the_merged_result(form: str) -> None:
 
 def test_widths_that_the_kernel_does_not_take_are_written_out() -> None:
     q, k, v, _ = draw(4, 6)
-    y, lse = flash.forward(q, k, v[..., :5], scale=0.3)
-    assert not flash.serves(q, v[..., :5])
-    torch.testing.assert_close(y, flash.forward(q, k, v, scale=0.3)[0][..., :5])
+    y, lse = attention_with_lse.attention_forward(q, k, v[..., :5], scale=0.3)
+    assert not attention_with_lse.flash_applies(q, v[..., :5])
+    torch.testing.assert_close(y, attention_with_lse.attention_forward(q, k, v, scale=0.3)[0][..., :5])
     assert lse.shape == (2, 3, 4)
 
 
 def test_narrow_types_keep_a_wide_log_sum_exp(form: str) -> None:
     q, k, v, _ = (x.bfloat16() for x in draw(9, 9))
-    y, lse = flash.forward(q, k, v, scale=0.3, causal=True)
+    y, lse = attention_with_lse.attention_forward(q, k, v, scale=0.3, causal=True)
     assert (y.dtype, lse.dtype) == (torch.bfloat16, torch.float32)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.ops import draws, gathered, lsh
-from manyformer.ops.chunks import Unit, arrange, sizes
-from manyformer.ops.gathered import Sight
+from manyformer.ops import chunk_gather_attention, counter_random, lsh_hashing
+from manyformer.ops.bucket_chunks import ChunkUnit, document_lengths, sort_into_chunks
+from manyformer.ops.chunk_gather_attention import ChunkVisibility
 
 LENGTH, CHUNK, WIDTH, ROUNDS = 37, 4, 6, 3
 SEG = torch.tensor([[0] * 37, [-1] * 5 + [3] * 32, [0] * 14 + [7] * 20 + [-1] * 3, [-1] * 37])
@@ -21,7 +21,7 @@ def positions() -> Tensor:
     return pos
 
 
-def met(bucket: Tensor, unit: Unit, before: int, after: int, causal: bool) -> Tensor:
+def met(bucket: Tensor, unit: ChunkUnit, before: int, after: int, causal: bool) -> Tensor:
     """Who sees whom, by counting tokens one by one."""
     pos, found = positions(), torch.zeros(4, LENGTH, LENGTH, dtype=torch.bool)
     for one, row in product(bucket, range(4)):
@@ -56,16 +56,16 @@ def drawn(dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
         ("document", 0, 0, torch.float64),
     ],
 )
-def test_the_same_as_a_dense_softmax(unit: Unit, before: int, after: int, dtype: torch.dtype) -> None:
+def test_the_same_as_a_dense_softmax(unit: ChunkUnit, before: int, after: int, dtype: torch.dtype) -> None:
     inputs, bucket = drawn(dtype)
     mask = met(bucket, unit, before, after, not after)
     scores = (inputs[0] @ inputs[1].mT * 0.7).masked_fill(~mask, -torch.inf)
     real = SEG >= 0
     want = (scores.masked_fill(~real[..., None], 0.0).softmax(-1) @ inputs[2])[real]
-    ways = tuple(arrange(one, SEG, CHUNK, unit=unit, reach=before + after) for one in bucket)
-    sight = Sight(ways, before, after, causal=not after)
+    ways = tuple(sort_into_chunks(one, SEG, CHUNK, unit=unit, reach=before + after) for one in bucket)
+    sight = ChunkVisibility(ways, before, after, causal=not after)
     q, k, v = (x.flatten(0, 1) for x in inputs)
-    got = gathered.attend(q, k, v, sight, scale=0.7).view(4, LENGTH, -1)
+    got = chunk_gather_attention.attend(q, k, v, sight, scale=0.7).view(4, LENGTH, -1)
     tolerance = 1e-10 if dtype == torch.float64 else 1e-5
     assert (got[real] - want).abs().max() < tolerance
     up = torch.randn_like(want)
@@ -75,14 +75,14 @@ def test_the_same_as_a_dense_softmax(unit: Unit, before: int, after: int, dtype:
 
 def test_in_pieces_and_without_weights_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, bucket = drawn(torch.float64)
-    ways = tuple(arrange(one, SEG, CHUNK, unit="bucket", reach=1) for one in bucket)
-    sight = Sight(ways, 1, 0, causal=True)
+    ways = tuple(sort_into_chunks(one, SEG, CHUNK, unit="bucket", reach=1) for one in bucket)
+    sight = ChunkVisibility(ways, 1, 0, causal=True)
     q, k, v = (x.flatten(0, 1) for x in inputs)
     found = []
     for pairs, kept in ((1 << 18, 1 << 24), (100, 1 << 24), (100, 0)):
-        monkeypatch.setitem(gathered.PAIRS, "cpu", pairs)
-        monkeypatch.setattr(gathered, "KEPT", kept)
-        y = gathered.attend(q, k, v, sight, scale=1.0)
+        monkeypatch.setitem(chunk_gather_attention.PAIRS, "cpu", pairs)
+        monkeypatch.setattr(chunk_gather_attention, "KEPT", kept)
+        y = chunk_gather_attention.attend(q, k, v, sight, scale=1.0)
         found.append([y, *torch.autograd.grad(y.square().sum(), inputs)])
     for one, *others in zip(*found):
         assert all((one - other).abs().max() < 1e-13 for other in others)
@@ -91,9 +91,9 @@ def test_in_pieces_and_without_weights_that_are_kept(monkeypatch: pytest.MonkeyP
 def test_chunks_begin_with_their_unit() -> None:
     torch.manual_seed(1)
     bucket = torch.randint(3, (4, LENGTH))
-    units: tuple[Unit, ...] = ("document", "bucket")
+    units: tuple[ChunkUnit, ...] = ("document", "bucket")
     for unit in units:
-        found = arrange(bucket, SEG, CHUNK, unit=unit, reach=1)
+        found = sort_into_chunks(bucket, SEG, CHUNK, unit=unit, reach=1)
         there = found.tokens[found.tokens >= 0]
         assert there.sort().values.tolist() == (SEG.flatten() >= 0).nonzero()[:, 0].tolist()
         assert torch.equal(found.tokens.flatten()[found.slot[there]], there)
@@ -109,35 +109,35 @@ def test_chunks_begin_with_their_unit() -> None:
 
 def test_nothing_but_padding() -> None:
     seg = torch.full((2, 5), -1)
-    way = arrange(torch.zeros_like(seg), seg, 2, unit="document", reach=1)
+    way = sort_into_chunks(torch.zeros_like(seg), seg, 2, unit="document", reach=1)
     assert way.tokens.shape == (0, 2)
     x = torch.randn(10, 3, requires_grad=True)
-    y = gathered.attend(x, x, x, Sight((way,), 1, 0, causal=True), scale=1.0)
+    y = chunk_gather_attention.attend(x, x, x, ChunkVisibility((way,), 1, 0, causal=True), scale=1.0)
     assert bool(torch.isfinite(torch.autograd.grad(y.sum(), x)[0]).all())
 
 
 def test_sizes_of_documents() -> None:
-    assert sizes(torch.tensor([[4, 4, -1, 2, 2, 2], [0, 0, 0, 0, 0, 4]])).tolist() == [
+    assert document_lengths(torch.tensor([[4, 4, -1, 2, 2, 2], [0, 0, 0, 0, 0, 4]])).tolist() == [
         [2, 2, 1, 3, 3, 3],
         [5, 5, 5, 5, 5, 1],
     ]
 
 
 def test_draws_are_normal_and_their_own() -> None:
-    one, other = (draws.normal(torch.tensor(seed), 4, 25_000) for seed in (3, 4))
+    one, other = (counter_random.counter_normal(torch.tensor(seed), 4, 25_000) for seed in (3, 4))
     for x in (one, other):
         assert x.mean().abs() < 0.01
         assert (x.std() - 1).abs() < 0.01
         assert (x.pow(4).mean() - 3).abs() < 0.1
     assert (one * other).mean().abs() < 0.01
     assert (one[:, 1:] * one[:, :-1]).mean().abs() < 0.01
-    assert torch.equal(draws.normal(torch.tensor(3), 2, 25_000), one[:2])
+    assert torch.equal(counter_random.counter_normal(torch.tensor(3), 2, 25_000), one[:2])
 
 
 def test_buckets_are_nearest_directions() -> None:
-    turns = lsh.rotations(torch.tensor(0), 2, 3, 5, (4, 6))
+    turns = lsh_hashing.rotations(torch.tensor(0), 2, 3, 5, (4, 6))
     x = torch.randn(2, 3, 7, 5)
-    found = lsh.buckets(x, turns)
+    found = lsh_hashing.buckets(x, turns)
     assert found is not None
     for r, b, h, t in product(range(2), range(2), range(3), range(7)):
         parts = []
@@ -145,11 +145,11 @@ def test_buckets_are_nearest_directions() -> None:
             near = x[b, h, t] @ matrix[r, h]
             parts.append(int(torch.cat([near, -near]).argmax()))
         assert int(found[r, b, h, t]) == parts[0] + 4 * parts[1]
-    assert lsh.buckets(x, ()) is None
+    assert lsh_hashing.buckets(x, ()) is None
 
 
 def test_large_numbers_of_buckets_are_products() -> None:
-    assert [lsh.factors(n) for n in (1, 2, 128, 256, 512)] == [(), (2,), (128,), (16, 16), (16, 32)]
+    assert [lsh_hashing.bucket_factors(n) for n in (1, 2, 128, 256, 512)] == [(), (2,), (128,), (16, 16), (16, 32)]
     for wrong, told in ((0, "1 or even"), (7, "1 or even"), (134, "product of two even")):
         with pytest.raises(ValueError, match=told):
-            lsh.factors(wrong)
+            lsh_hashing.bucket_factors(wrong)

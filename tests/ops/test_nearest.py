@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from manyformer.ops import nearest as module
-from manyformer.ops.nearest import naive, nearest
+from manyformer.ops import top_products as module
+from manyformer.ops.top_products import naive, top_products
 
 
 def same(q: Tensor, k: Tensor, count: int, hidden: Tensor | None = None) -> None:
-    found, expected = nearest(q, k, count, hidden), naive(q, k, count, hidden)
+    found, expected = top_products(q, k, count, hidden), naive(q, k, count, hidden)
     torch.testing.assert_close(found.products, expected.products, atol=1e-12, rtol=0)
     # of equal products any may be chosen, but each number once, and with its own product
     assert found.columns.shape == expected.columns.shape
@@ -33,7 +33,7 @@ def test_the_nearest_are_those_of_the_definition(
     q, k = (torch.randn(pairs, n, 3, dtype=torch.float64) for n in (queries, keys))
     hidden = torch.rand(queries, keys) < 0.7 if masked else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(module.AT_ONCE, "cpu", limit)
+        patch.setitem(module.PRODUCTS_PER_BLOCK, "cpu", limit)
         same(q, k, count, hidden)
 
 
@@ -43,11 +43,11 @@ def test_equal_products_do_no_harm() -> None:
     for best in (range(0, 4096, 512), range(100, 108), [*range(4088, 4096)]):
         k = torch.zeros(1, 4096, 1, dtype=torch.float64)
         k[0, list(best), 0] = torch.arange(1.0, 9.0, dtype=torch.float64)
-        assert nearest(q, k, 8).columns.flatten().sort().values.tolist() == list(best)
+        assert top_products(q, k, 8).columns.flatten().sort().values.tolist() == list(best)
     k = torch.randint(0, 3, (2, 1000, 2), dtype=torch.float64)
     same(torch.randint(0, 3, (2, 5, 2), dtype=torch.float64), k, 7)
 
 
 def test_no_keys_and_no_queries() -> None:
-    assert nearest(torch.randn(2, 3, 4), torch.randn(2, 0, 4), 5).products.shape == (2, 3, 0)
-    assert nearest(torch.randn(2, 0, 4), torch.randn(2, 9, 4), 5).columns.shape == (2, 0, 5)
+    assert top_products(torch.randn(2, 3, 4), torch.randn(2, 0, 4), 5).products.shape == (2, 3, 0)
+    assert top_products(torch.randn(2, 0, 4), torch.randn(2, 9, 4), 5).columns.shape == (2, 0, 5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.ops.recurrent import Breaks, Look, Scanned, naive, scan
+from manyformer.ops.gru_scan import ScanResult, StateResets, StepAttention, naive, scan
 
 LENGTH, ROWS, SOURCE, DIM, ALIGN = 6, 3, 5, 4, 7
 
@@ -34,15 +34,15 @@ class Inputs:
         self.starts = leaf(units, LENGTH, ROWS, DIM)
         seen = torch.rand(LENGTH, ROWS, SOURCE) < 0.6
         seen[2, 1] = False
-        self.look = Look(*self.looked, seen if look == "some" else None) if look else None
+        self.look = StepAttention(*self.looked, seen if look == "some" else None) if look else None
         begins, real = torch.rand(LENGTH, ROWS) < 0.4, torch.rand(LENGTH, ROWS) < 0.7
         held, starts = breaks in ("held", "both"), breaks in ("starts", "both")
-        self.breaks = Breaks(begins, real if held else None, self.starts if starts else None) if breaks else None
+        self.breaks = StateResets(begins, real if held else None, self.starts if starts else None) if breaks else None
         self.leaves = [*self.own, *(self.looked if look else []), *([self.starts] if starts else [])]
         self.ups = [leaf(*shape) for shape in ((units, LENGTH, ROWS, DIM),) * 2 + ((LENGTH, ROWS, SOURCE),)]
 
-    def __call__(self, run: Any) -> tuple[Scanned, list[Tensor]]:
-        found = Scanned(*run(*self.own, self.look, self.breaks))
+    def __call__(self, run: Any) -> tuple[ScanResult, list[Tensor]]:
+        found = ScanResult(*run(*self.own, self.look, self.breaks))
         whole = sum((up * part).sum() for up, part in zip(self.ups, found) if part is not None)
         assert isinstance(whole, Tensor)
         return found, list(torch.autograd.grad(whole, self.leaves))
@@ -61,7 +61,7 @@ def test_the_gradient_by_hand_is_that_of_every_step(case: str, dtype: torch.dtyp
 def test_what_nobody_asks_for_costs_no_gradient() -> None:
     inputs = Inputs(torch.float64, look="some")
     for kept in range(3):
-        grads = [torch.autograd.grad(Scanned(*run(*inputs.own, inputs.look))[kept].sin().sum(), inputs.leaves[:3])
+        grads = [torch.autograd.grad(ScanResult(*run(*inputs.own, inputs.look))[kept].sin().sum(), inputs.leaves[:3])
                  for run in (scan, naive)]  # fmt: skip
         for got, want in zip(*grads):
             torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10)
@@ -70,11 +70,11 @@ def test_what_nobody_asks_for_costs_no_gradient() -> None:
 def test_weights_are_shares_of_what_is_seen() -> None:
     inputs = Inputs(torch.float32, look="some")
     assert inputs.look is not None
-    assert inputs.look.seen is not None
+    assert inputs.look.visible is not None
     weights = naive(*inputs.own, inputs.look).weights
     assert weights is not None
-    assert not weights[~inputs.look.seen].any()
-    torch.testing.assert_close(weights.sum(-1), inputs.look.seen.any(-1).float())
+    assert not weights[~inputs.look.visible].any()
+    torch.testing.assert_close(weights.sum(-1), inputs.look.visible.any(-1).float())
 
 
 def test_it_stays_in_single_precision() -> None:

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.core import PADDING, Lined, Place, Plain
-from manyformer.kernels import Softmax
-from manyformer.masks import Causal, Everything, Mask
-from manyformer.models.places import locate
-from manyformer.ops import shifted, shifted_blocks
-from manyformer.ops.toeplitz import Span
-from manyformer.position import XL, DistanceAware
-from manyformer.position.distance import along, each_pair
+from manyformer.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, TokenPositions
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import AllKeys, Causal, Mask
+from manyformer.models.token_positions import positions_of
+from manyformer.ops import distance_vector_attention, distance_vector_blocks
+from manyformer.ops.toeplitz_attention import QueryOffset
+from manyformer.position import DistanceAwarePosition, TransformerXLPosition
+from manyformer.position.distance_terms import broadcast_pairs, toeplitz_view
 
 HEADS, WIDTH, DIM = 2, 4, 8
 
@@ -21,52 +21,54 @@ def test_a_shift_is_a_look_up_by_distance(queries: int, keys: int) -> None:
     each = torch.randn(2, 3, queries, queries + keys - 1, requires_grad=True)
     columns = torch.arange(keys)[None, :] - torch.arange(queries)[:, None] + queries - 1
     expected = each.gather(-1, columns.expand(2, 3, -1, -1))
-    found = along(each, keys)
+    found = toeplitz_view(each, keys)
     assert torch.equal(found, expected)
     assert found.data_ptr() == each.data_ptr() + (queries - 1) * each.element_size()
     up = torch.randn_like(expected)
     assert torch.equal(*(torch.autograd.grad(y, each, up)[0] for y in (found, expected)))
-    alike = each_pair(each[0, 0, :1].expand(queries, -1)[0], queries)
+    alike = broadcast_pairs(each[0, 0, :1].expand(queries, -1)[0], queries)
     assert torch.equal(alike, each[0, 0, 0][columns])
 
 
-def place_of(length: int, start: int) -> Place:
+def place_of(length: int, start: int) -> TokenPositions:
     pos = torch.arange(start, start + length)[None]
-    return Place(pos, torch.zeros_like(pos), Plain(start))
+    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout(start))
 
 
-def made() -> XL:
-    xl = XL(DIM, HEADS).double()
+def made() -> TransformerXLPosition:
+    xl = TransformerXLPosition(DIM, HEADS).double()
     with torch.no_grad():
         for value in xl.parameters():
             value.normal_(std=0.5)
     return xl
 
 
-def blocks(xl: XL, q: Tensor, k: Tensor, v: Tensor, offset: int, mask: Mask) -> Tensor:
+def blocks(xl: TransformerXLPosition, q: Tensor, k: Tensor, v: Tensor, offset: int, mask: Mask) -> Tensor:
     causal = mask == Causal()
-    found = xl.by_distance(offset + q.shape[2] - 1, shifted.BLOCK if causal else k.shape[2] - 1 - offset)
+    found = xl.distance_terms(
+        offset + q.shape[2] - 1, distance_vector_attention.BLOCK if causal else k.shape[2] - 1 - offset
+    )
     assert found.keys is not None
     q = xl.query(q, place_of(q.shape[2], offset))
-    span = Span(offset, causal)
-    return shifted.attend(q, k, v, found.keys, found.turn, found.back, span, scale=WIDTH**-0.5)
+    span = QueryOffset(offset, causal)
+    return distance_vector_attention.attend(q, k, v, found.keys, found.turn, found.back, span, scale=WIDTH**-0.5)
 
 
-@pytest.mark.parametrize("mask", [Causal(), Everything()], ids=repr)
+@pytest.mark.parametrize("mask", [Causal(), AllKeys()], ids=repr)
 @pytest.mark.parametrize(("kept", "cached"), [(0, 1), (1 << 20, 2), (1 << 20, 4)])
 @pytest.mark.parametrize(("queries", "offset", "later"), [(1, 0, 0), (5, 3, 0), (40, 0, 0), (23, 30, 2), (16, 16, 0)])
 def test_blocks_are_the_definition(
     mask: Mask, queries: int, offset: int, later: int, kept: int, cached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With blocks of 16, whole ones and rests; a row, a head or both heads at a time; with gradients of everything."""
-    monkeypatch.setattr(shifted_blocks, "ROWS", 16)
-    monkeypatch.setattr(shifted_blocks, "CACHED", cached * 16 * (offset + queries + later))
-    monkeypatch.setattr(shifted_blocks, "KEPT", kept)
+    monkeypatch.setattr(distance_vector_blocks, "ROWS", 16)
+    monkeypatch.setattr(distance_vector_blocks, "CACHED", cached * 16 * (offset + queries + later))
+    monkeypatch.setattr(distance_vector_blocks, "KEPT", kept)
     xl, keys = made(), offset + queries + later
     sizes = (queries, keys, keys)
     q, k, v = (torch.randn(2, HEADS, n, WIDTH, dtype=torch.float64, requires_grad=True) for n in sizes)
     at, of = place_of(queries, offset), place_of(keys, 0)
-    expected = Softmax(mask, path="naive")(xl.query(q, at), k, v, at, of, xl).y
+    expected = SoftmaxKernel(mask, path="naive")(xl.query(q, at), k, v, at, of, xl).y
     found = blocks(xl, q, k, v, offset, mask)
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
     up, leaves = torch.randn_like(expected), [q, k, v, *xl.parameters()]
@@ -81,15 +83,15 @@ def test_blocks_are_the_definition(
 @pytest.mark.parametrize(("kind", "apart"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_rows_of_several_documents_that_stand_side_by_side(kind: torch.dtype, apart: float, dropout: float) -> None:
     """After a memory, in rows that are at different positions; both forms, with gradients."""
-    segments = torch.tensor([[0] * 30 + [1] * 70, [2] * 100, [PADDING] * 10 + [3] * 45 + [4] * 45])
-    place, _ = locate(segments, segments, None)
-    of, at = place._replace(layout=Lined(7)), place.columns(60, 100)._replace(layout=Lined(67))
+    segments = torch.tensor([[0] * 30 + [1] * 70, [2] * 100, [PADDING_SEGMENT] * 10 + [3] * 45 + [4] * 45])
+    place, _ = positions_of(segments, segments, None)
+    of, at = place._replace(layout=AlignedLayout(7)), place.columns(60, 100)._replace(layout=AlignedLayout(67))
     q, k, v = (torch.randn(3, HEADS, n, WIDTH, dtype=kind, requires_grad=True) for n in (40, 100, 100))
     xl, found = made().to(kind), []
     leaves = [q, k, v, *xl.parameters()]
     up = torch.randn_like(q)
     for path in ("naive", "auto"):
-        kernel = Softmax(Causal(), path=path, dropout=dropout)  # type: ignore[arg-type]
+        kernel = SoftmaxKernel(Causal(), path=path, dropout=dropout)  # type: ignore[arg-type]
         y = kernel(xl.query(q, at), k, v, at, of, xl).y
         found.append([y, *torch.autograd.grad(y, leaves, up)])
     assert "rows whose tokens stand side by side" in kernel.explain(q, k, v, at, of, xl)
@@ -99,46 +101,48 @@ def test_rows_of_several_documents_that_stand_side_by_side(kind: torch.dtype, ap
 
 def test_dropout_draws_the_same_weights_for_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Doubling the values doubles the outputs with the same numbers drawn; the gradient tells which were."""
-    monkeypatch.setattr(shifted, "BLOCK", 4)
+    monkeypatch.setattr(distance_vector_attention, "BLOCK", 4)
     vectors, v = torch.zeros(1, 23, WIDTH), torch.randn(1, 1, 12, WIDTH, requires_grad=True)
     still = torch.zeros(1, 1, 12, WIDTH)
-    y = shifted.attend(still, still, v, vectors, None, 11, Span(0, causal=False), scale=1.0, dropout=0.5)
+    y = distance_vector_attention.attend(
+        still, still, v, vectors, None, 11, QueryOffset(0, causal=False), scale=1.0, dropout=0.5
+    )
     torch.testing.assert_close((y.detach() * 1.0).sum(), (torch.autograd.grad(y.sum(), v)[0] * v).sum())
 
 
 def test_the_kernel_takes_it_for_positions_with_a_vector_for_each_distance() -> None:
     xl, place = made(), place_of(150, 0)
     q, k, v = (torch.randn(1, HEADS, 150, WIDTH, dtype=torch.float64) for _ in range(3))
-    kernel = Softmax(Causal())
+    kernel = SoftmaxKernel(Causal())
     assert kernel.explain(q, k, v, place, place, xl).startswith("blocked: XL has a vector for each distance")
-    expected = Softmax(Causal(), path="naive")(q, k, v, place, place, xl).y
+    expected = SoftmaxKernel(Causal(), path="naive")(q, k, v, place, place, xl).y
     torch.testing.assert_close(kernel(q, k, v, place, place, xl).y, expected, atol=1e-10, rtol=0)
     late, seen = place_of(3, 147), q[:, :, 147:]
     assert kernel.explain(seen, k, v, late, place, xl).startswith("naive")
     torch.testing.assert_close(kernel(seen, k, v, late, place, xl).y, expected[:, :, 147:], atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("mask", [Causal(), Everything()], ids=repr)
+@pytest.mark.parametrize("mask", [Causal(), AllKeys()], ids=repr)
 def test_packed_documents_each_by_itself(mask: Mask) -> None:
-    segments = torch.tensor([[0] * 80 + [1] * 100, [PADDING] * 30 + [0] * 150])
-    place, _ = locate(segments.clamp(min=0), segments, None)
-    xl, real = made(), (segments != PADDING)[:, None, :, None]
+    segments = torch.tensor([[0] * 80 + [1] * 100, [PADDING_SEGMENT] * 30 + [0] * 150])
+    place, _ = positions_of(segments.clamp(min=0), segments, None)
+    xl, real = made(), (segments != PADDING_SEGMENT)[:, None, :, None]
     q, k, v = (torch.randn(2, HEADS, 180, WIDTH, dtype=torch.float64) for _ in range(3))
-    kernel = Softmax(mask)
+    kernel = SoftmaxKernel(mask)
     assert "each of 3 documents by itself" in kernel.explain(q, k, v, place, place, xl)
-    expected = Softmax(mask, path="naive")(q, k, v, place, place, xl).y
+    expected = SoftmaxKernel(mask, path="naive")(q, k, v, place, place, xl).y
     torch.testing.assert_close(kernel(q, k, v, place, place, xl).y * real, expected * real, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_distance_aware_blocks_are_the_definition(plain: bool) -> None:
-    part, place = DistanceAware(HEADS).double(), place_of(300, 0)
+    part, place = DistanceAwarePosition(HEADS).double(), place_of(300, 0)
     place = place if plain else place._replace(layout=None)
     q, k, v = (torch.randn(1, HEADS, 300, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(3))
     leaves = [q, k, v, part.w, part.v]
     up, found = torch.randn(1, HEADS, 300, WIDTH, dtype=torch.float64), []
     for path in ("naive", "blocked"):
-        y = Softmax(Causal(), path=path)(q, k, v, place, place, part).y  # type: ignore[arg-type]
+        y = SoftmaxKernel(Causal(), path=path)(q, k, v, place, place, part).y  # type: ignore[arg-type]
         found.append([y, *torch.autograd.grad(y, leaves, up)])
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.ops import sinkhorn
-from manyformer.ops import softmax as softmax_ops
+from manyformer.ops import sinkhorn_attention
+from manyformer.ops import softmax_attention as softmax_ops
 
 TYPES = pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["32", "64"])
 
@@ -15,7 +15,7 @@ def test_rows_sum_to_one_and_columns_nearly(temperature: float, bound: float) ->
     logits = torch.randn(4, 8, 8, dtype=torch.float64) / temperature
     apart = []
     for steps in (0, 2, 8):
-        sort = sinkhorn.balance(logits, steps=steps, causal=False)
+        sort = sinkhorn_attention.balance(logits, steps=steps, causal=False)
         torch.testing.assert_close(sort.sum(-1), torch.ones(4, 8, dtype=torch.float64))
         apart.append(float((sort.sum(-2) - 1).abs().max()))
     assert apart[2] < bound
@@ -28,13 +28,13 @@ def test_it_is_the_plain_iteration() -> None:
     for _ in range(3):
         plain = plain / plain.sum(-2, keepdim=True)
         plain = plain / plain.sum(-1, keepdim=True)
-    torch.testing.assert_close(sinkhorn.balance(logits, steps=3, causal=False), plain)
+    torch.testing.assert_close(sinkhorn_attention.balance(logits, steps=3, causal=False), plain)
 
 
 def test_cold_scores_give_a_permutation() -> None:
     order = torch.randperm(6)
     logits = torch.zeros(6, 6).scatter_(1, order[:, None], 1.0) / 0.02
-    sort = sinkhorn.balance(logits, steps=8, causal=False)
+    sort = sinkhorn_attention.balance(logits, steps=8, causal=False)
     torch.testing.assert_close(sort, torch.eye(6)[order], atol=1e-6, rtol=0)
 
 
@@ -42,7 +42,7 @@ def test_cold_scores_give_a_permutation() -> None:
 def test_later_rows_change_no_earlier_one(steps: int) -> None:
     logits = torch.randn(7, 7)
     other = torch.cat([logits[:4], torch.randn(3, 7)])
-    one, two = (sinkhorn.balance(x, steps=steps, causal=True) for x in (logits, other))
+    one, two = (sinkhorn_attention.balance(x, steps=steps, causal=True) for x in (logits, other))
     assert torch.equal(one[:4], two[:4])
     assert not one.triu().any()
     torch.testing.assert_close(one[1:].sum(-1), torch.ones(6))
@@ -51,9 +51,9 @@ def test_later_rows_change_no_earlier_one(steps: int) -> None:
 def test_balanced_in_full_a_causal_matrix_gives_the_block_before() -> None:
     logits = torch.randn(6, 6, dtype=torch.float64)
     # 1 over what row 2 takes of block 0 grows by 2 with every step
-    first, later = (1 / sinkhorn.balance(logits, steps=steps, causal=True)[2, 0] for steps in (0, 5))
+    first, later = (1 / sinkhorn_attention.balance(logits, steps=steps, causal=True)[2, 0] for steps in (0, 5))
     torch.testing.assert_close(later, first + 10)
-    much = sinkhorn.balance(logits, steps=3000, causal=True)
+    much = sinkhorn_attention.balance(logits, steps=3000, causal=True)
     assert (much.diagonal(-1) > 0.9).all()
 
 
@@ -62,7 +62,7 @@ def test_gradients_are_finite_where_nothing_is_valid() -> None:
     valid = torch.ones(2, 5, 5, dtype=torch.bool)
     valid[0, 3:], valid[0, :, 3:], valid[1] = False, False, False
     for causal in (False, True):
-        sort = sinkhorn.balance(logits, steps=3, causal=causal, valid=valid)
+        sort = sinkhorn_attention.balance(logits, steps=3, causal=causal, valid=valid)
         assert (sort[~valid] == 0).all()
         (gradient,) = torch.autograd.grad((sort * torch.randn_like(sort)).sum(), logits)
         assert gradient.isfinite().all()
@@ -79,7 +79,9 @@ def drawn(dtype: torch.dtype, blocks: int = 4, size: int = 3, queries: int | Non
 @pytest.mark.parametrize("queries", [4, 2])
 def test_attention_is_the_definition(dtype: torch.dtype, near: float, causal: bool, queries: int) -> None:
     inputs = drawn(dtype, queries=queries)
-    fast, slow = (form(*inputs, causal=causal, scale=0.4) for form in (sinkhorn.attend, sinkhorn.naive))
+    fast, slow = (
+        form(*inputs, causal=causal, scale=0.4) for form in (sinkhorn_attention.attend, sinkhorn_attention.naive)
+    )
     torch.testing.assert_close(fast, slow, atol=near, rtol=0)
     up = torch.randn_like(fast)
     got, want = (torch.autograd.grad(y, inputs, up) for y in (fast, slow))
@@ -91,7 +93,7 @@ def test_a_permutation_is_a_mask() -> None:
     q, k, v, _ = drawn(torch.float64)
     order = torch.tensor([2, 3, 1, 0])
     sort = torch.eye(4, dtype=torch.float64)[order].expand(2, 2, 4, 4)
-    y = sinkhorn.attend(q, k, v, sort, causal=False, scale=0.4).flatten(2, 3)
+    y = sinkhorn_attention.attend(q, k, v, sort, causal=False, scale=0.4).flatten(2, 3)
     block = torch.arange(12) // 3
     mask = (block[:, None] == block) | (order[block][:, None] == block)
     dense = softmax_ops.fused(*(x.flatten(2, 3) for x in (q, k, v)), mask[None, None], causal=False, scale=0.4)
@@ -101,7 +103,7 @@ def test_a_permutation_is_a_mask() -> None:
 def test_the_identity_is_local_attention() -> None:
     q, k, v, _ = drawn(torch.float64)
     sort = torch.eye(4, dtype=torch.float64).expand(2, 2, 4, 4)
-    y = sinkhorn.attend(q, k, v, sort, causal=False, scale=0.4)
+    y = sinkhorn_attention.attend(q, k, v, sort, causal=False, scale=0.4)
     torch.testing.assert_close(y, (q @ k.mT * 0.4).softmax(-1) @ v)
 
 
@@ -113,7 +115,7 @@ def test_absent_tokens_are_sorted_too() -> None:
     k, v = (x.detach() * present[:, None, ..., None] for x in (k, v))
     order = torch.tensor([3, 2, 1, 0])
     sort = torch.eye(4, dtype=torch.float64)[order].expand(2, 2, 4, 4)
-    y = sinkhorn.attend(q, k, v, sort, causal=False, scale=0.4, present=present).flatten(2, 3)
+    y = sinkhorn_attention.attend(q, k, v, sort, causal=False, scale=0.4, present=present).flatten(2, 3)
     block = torch.arange(12) // 3
     mask = ((block[:, None] == block) | (order[block][:, None] == block)) & present[0].flatten()
     dense = softmax_ops.fused(*(x.flatten(2, 3) for x in (q, k, v)), mask[None, None], causal=False, scale=0.4)
@@ -127,7 +129,7 @@ def test_a_cut_shows_all_the_same_blocks(short: bool) -> None:
     present[:, 3, 1:] = not short
     k, v = (x.detach() * present[:, None, ..., None] for x in (k, v))
     sort = torch.eye(4, dtype=torch.float64)[torch.tensor([1, 3])].expand(2, 2, 2, 4)
-    y = sinkhorn.attend_cut(q, k, v, sort, scale=0.4, present=present if short else None).flatten(2, 3)
+    y = sinkhorn_attention.attend_cut(q, k, v, sort, scale=0.4, present=present if short else None).flatten(2, 3)
     block = torch.arange(12) // 3
     mask = ((block == 1) | (block == 3)) & present[0].flatten()
     dense = softmax_ops.fused(*(x.flatten(2, 3) for x in (q, k, v)), mask.expand(1, 1, 12, 12), causal=False, scale=0.4)

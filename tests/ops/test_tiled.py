@@ -8,74 +8,84 @@ import torch
 from torch import Tensor
 
 from manyformer import masks as m
-from manyformer.bench import Largest
-from manyformer.core import GLOBAL, PADDING, SUMMARY, Place
+from manyformer.bench import LargestTensorMode
+from manyformer.core import GLOBAL_ROLE, PADDING_SEGMENT, SUMMARY_ROLE, TokenPositions
 from manyformer.flops import count_flops
-from manyformer.kernels import Softmax, scored
+from manyformer.kernels import SoftmaxKernel, softmax_with_bias
 from manyformer.masks import Mask
-from manyformer.ops import plan as plans
-from manyformer.ops import sketch, tiled
-from manyformer.position import XL, Alibi, DistanceAware, Labels, Position, Shaw
+from manyformer.ops import plan_search, tiled_attention
+from manyformer.ops import sparse_plan as plans
+from manyformer.position import (
+    AlibiPosition,
+    DistanceAwarePosition,
+    Position,
+    RelativeLabelPosition,
+    ShawPosition,
+    TransformerXLPosition,
+)
 from test_softmax import HEADS, KEY, VALUE, place_of
 
 LENGTH = 61
 MASKS: dict[str, Mask] = {
     "window": m.Window(12),
-    "both sides": m.around(5) | m.Global(m.First(2) | m.Role(GLOBAL)),
-    "per head": m.Heads({1: m.Window(9, dilation=3), 2: m.Nothing()}, rest=m.around(4)),
-    "random": m.Blocks(4) | m.RandomBlocks(4, 2, 16, seed=3),
-    "pieces": m.pieces(m.Role(SUMMARY), l2l=m.around(5), g2l=m.Part()),
+    "both sides": m.symmetric_window(5) | m.GlobalTokens(m.FirstTokens(2) | m.WithRole(GLOBAL_ROLE)),
+    "per head": m.PerHead({1: m.Window(9, dilation=3), 2: m.NoKeys()}, default=m.symmetric_window(4)),
+    "random": m.LocalBlocks(4) | m.RandomBlocks(4, 2, 16, seed=3),
+    "pieces": m.four_piece_pattern(m.WithRole(SUMMARY_ROLE), l2l=m.symmetric_window(5), g2l=m.SamePart()),
 }
 ROWS = {
     "plain": [[0] * LENGTH] * 2,
-    "packed": [[0] * 20 + [1] * (LENGTH - 20), [PADDING] * 9 + [0] * 40 + [2] * (LENGTH - 49)],
+    "packed": [[0] * 20 + [1] * (LENGTH - 20), [PADDING_SEGMENT] * 9 + [0] * 40 + [2] * (LENGTH - 49)],
 }
 POSITIONS: dict[str, Callable[[], Position]] = {
-    "labels": lambda: Labels(KEY, HEADS, 4),
-    "distances on values": lambda: Shaw(KEY, 5, value=VALUE, heads=HEADS),
-    "slopes": lambda: Alibi(HEADS),
-    "weights": lambda: DistanceAware(HEADS),
-    "sinusoids": lambda: XL(8, HEADS, width=KEY),
+    "labels": lambda: RelativeLabelPosition(KEY, HEADS, 4),
+    "distances on values": lambda: ShawPosition(KEY, 5, value=VALUE, heads=HEADS),
+    "slopes": lambda: AlibiPosition(HEADS),
+    "weights": lambda: DistanceAwarePosition(HEADS),
+    "sinusoids": lambda: TransformerXLPosition(8, HEADS, width=KEY),
 }
 
 
-def inputs(place: Place, groups: int = HEADS) -> list[Tensor]:
+def inputs(positions: TokenPositions, groups: int = HEADS) -> list[Tensor]:
     shapes = ((HEADS, KEY), (groups, KEY), (groups, VALUE))
-    rows, length = place.pos.shape
+    rows, length = positions.position_ids.shape
     return [torch.randn(rows, heads, length, width, dtype=torch.float64, requires_grad=True) for heads, width in shapes]
 
 
-def marked(place: Place) -> Place:
+def marked(positions: TokenPositions) -> TokenPositions:
     """With a few summaries and global tokens, and parts of seven."""
-    role = torch.zeros_like(place.pos)
-    role[:, ::17], role[:, 5::30] = SUMMARY, GLOBAL
-    return place._replace(role=role, part=place.pos // 7)
+    role = torch.zeros_like(positions.position_ids)
+    role[:, ::17], role[:, 5::30] = SUMMARY_ROLE, GLOBAL_ROLE
+    return positions._replace(roles=role, part_ids=positions.position_ids // 7)
 
 
 def both(
-    mask: Mask, place: Place, position: Position, groups: int = HEADS
+    mask: Mask, positions: TokenPositions, position: Position, groups: int = HEADS
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Outputs and gradients of inputs and of the position, in blocks and written out."""
-    qkv = inputs(place, groups)
+    qkv = inputs(positions, groups)
     wanted = [*qkv, *position.parameters()]
-    up = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * (place.seg != PADDING)[:, None, :, None]
+    up = (
+        torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64)
+        * (positions.segment_ids != PADDING_SEGMENT)[:, None, :, None]
+    )
     found = []
     for path in ("blocked", "naive"):
-        y = Softmax(mask, path=path)(*qkv, place, place, position).y * (up != 0)  # type: ignore[arg-type]
+        y = SoftmaxKernel(mask, path=path)(*qkv, positions, positions, position).y * (up != 0)  # type: ignore[arg-type]
         found.append((y, *torch.autograd.grad((y * up).sum(), wanted)))
     return found[0], found[1]
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sketch, "RATES", {4: 1.0, 8: 1.0})
+    monkeypatch.setattr(plan_search, "RATES", {4: 1.0, 8: 1.0})
     monkeypatch.setattr(plans, "BLOCK", 8)
-    monkeypatch.setattr(sketch, "CALL", 0)
-    monkeypatch.setattr(sketch, "GATHER", 0)
+    monkeypatch.setattr(plan_search, "CALL", 0)
+    monkeypatch.setattr(plan_search, "GATHER", 0)
     # several pieces of each kind
-    monkeypatch.setattr(tiled, "AT_ONCE", 1 << 12)
-    monkeypatch.setattr(scored, "BLOCK", 8)
-    monkeypatch.setattr(scored, "FEW_PAIRS", 64)
+    monkeypatch.setattr(tiled_attention, "AT_ONCE", 1 << 12)
+    monkeypatch.setattr(softmax_with_bias, "BLOCK", 8)
+    monkeypatch.setattr(softmax_with_bias, "FEW_PAIRS", 64)
     plans._spelled.cache_clear()
 
 
@@ -91,8 +101,8 @@ def test_it_is_the_definition(name: str, position: str, rows: str) -> None:
     made = POSITIONS[position]().double()
     mask = MASKS[name]
     qkv = inputs(place)
-    assert "written out for" in Softmax(mask, path="blocked").explain(*qkv, place, place, made)
-    assert "of the cost of all pairs" in Softmax(mask, path="blocked").explain(*qkv, place, place, made)
+    assert "written out for" in SoftmaxKernel(mask, path="blocked").explain(*qkv, place, place, made)
+    assert "of the cost of all pairs" in SoftmaxKernel(mask, path="blocked").explain(*qkv, place, place, made)
     found, wanted = both(mask, place, made, 2)
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
@@ -104,9 +114,9 @@ def test_dropout_keeps_the_mean_and_is_the_same_again() -> None:
     place = place_of([[0] * LENGTH])
     q, k, v = (x[:1].detach() for x in inputs(place))
     v = torch.ones_like(v)
-    kernel = Softmax(m.Window(20), dropout=0.4, path="blocked").train()
+    kernel = SoftmaxKernel(m.Window(20), dropout=0.4, path="blocked").train()
     weight = torch.ones_like(v).requires_grad_()
-    y = kernel(q, k, v * weight, place, place, Alibi(HEADS)).y
+    y = kernel(q, k, v * weight, place, place, AlibiPosition(HEADS)).y
     assert 0.9 < y.mean() < 1.1
     assert y.std() > 0.05
     (gradient,) = torch.autograd.grad(y.sum(), weight)
@@ -118,13 +128,13 @@ def test_work_and_memory_are_linear() -> None:
     for length in lengths:
         place = place_of([[0] * length])
         q, k, v = (torch.zeros(1, 1, length, 8, requires_grad=True) for _ in range(3))
-        kernel, position = Softmax(m.around(64)), Labels(8, 1, 4)
+        kernel, position = SoftmaxKernel(m.symmetric_window(64)), RelativeLabelPosition(8, 1, 4)
 
         def job() -> None:
             kernel(q, k, v, place, place, position).y.sum().backward()  # noqa: B023
 
         work.append(count_flops(job))
-        with Largest() as seen:
+        with LargestTensorMode() as seen:
             job()
         largest.append(seen.elements)
     assert math.log(work[1] / work[0]) / math.log(4) <= 1.05

@@ -36,13 +36,13 @@ def gpt2(theirs: Tensors) -> dict[str, Tensor]:
         packed = {kind: _straight(theirs[f"{old}.attn.c_attn.{kind}"]) for kind in ("weight", "bias")}
         dim = packed["bias"].shape[0] // 3
         for kind, value in packed.items():
-            ours[f"{new}.attention.inner.to_q.{kind}"] = value[:dim]
-            ours[f"{new}.attention.inner.to_kv.{kind}"] = value[dim:]
-            ours[f"{new}.attention.inner.out.{kind}"] = _straight(theirs[f"{old}.attn.c_proj.{kind}"])
+            ours[f"{new}.attention.inner.q_proj.{kind}"] = value[:dim]
+            ours[f"{new}.attention.inner.kv_proj.{kind}"] = value[dim:]
+            ours[f"{new}.attention.inner.out_proj.{kind}"] = _straight(theirs[f"{old}.attn.c_proj.{kind}"])
             ours[f"{new}.ff.inner.up.{kind}"] = _straight(theirs[f"{old}.mlp.c_fc.{kind}"])
             ours[f"{new}.ff.inner.down.{kind}"] = _straight(theirs[f"{old}.mlp.c_proj.{kind}"])
-            ours[f"{new}.attention.before.{kind}"] = theirs[f"{old}.ln_1.{kind}"]
-            ours[f"{new}.ff.before.{kind}"] = theirs[f"{old}.ln_2.{kind}"]
+            ours[f"{new}.attention.pre_norm.{kind}"] = theirs[f"{old}.ln_1.{kind}"]
+            ours[f"{new}.ff.pre_norm.{kind}"] = theirs[f"{old}.ln_2.{kind}"]
     return ours | _renamed(theirs, {"transformer.ln_f": "body.norm.inner"})
 
 
@@ -55,10 +55,10 @@ def bert(theirs: Tensors) -> dict[str, Tensor]:
         old, new = f"bert.encoder.layer.{i}", f"body.{i}"
         ours |= _attention(theirs, f"{old}.attention", f"{new}.attention.inner", BERT_NAMES)
         names = {
-            f"{old}.attention.output.LayerNorm": f"{new}.attention.after",
+            f"{old}.attention.output.LayerNorm": f"{new}.attention.post_norm",
             f"{old}.intermediate.dense": f"{new}.ff.inner.up",
             f"{old}.output.dense": f"{new}.ff.inner.down",
-            f"{old}.output.LayerNorm": f"{new}.ff.after",
+            f"{old}.output.LayerNorm": f"{new}.ff.post_norm",
         }
         ours |= _renamed(theirs, names)
     names = {
@@ -89,16 +89,16 @@ def llama(theirs: Tensors, *, dim: int, heads: int, kv_heads: int) -> dict[str, 
         old, new = f"model.layers.{i}", f"body.{i}"
         attention = {kind: theirs[f"{old}.self_attn.{kind}_proj.weight"] for kind in "qkvo"}
         k = convert_pairs(attention["k"], kv_heads, to="interleaved")
-        ours[f"{new}.attention.inner.to_q.weight"] = convert_pairs(attention["q"], heads, to="interleaved")
-        ours[f"{new}.attention.inner.to_kv.weight"] = torch.cat([k, attention["v"]])
-        ours[f"{new}.attention.inner.out.weight"] = attention["o"]
+        ours[f"{new}.attention.inner.q_proj.weight"] = convert_pairs(attention["q"], heads, to="interleaved")
+        ours[f"{new}.attention.inner.kv_proj.weight"] = torch.cat([k, attention["v"]])
+        ours[f"{new}.attention.inner.out_proj.weight"] = attention["o"]
         for name in ("to_q", "to_kv", "out"):
             weight = ours[f"{new}.attention.inner.{name}.weight"]
             ours[f"{new}.attention.inner.{name}.bias"] = weight.new_zeros(weight.shape[0])
         for name in ("gate", "up", "down"):
             ours[f"{new}.ff.inner.{name}.weight"] = theirs[f"{old}.mlp.{name}_proj.weight"]
-        ours[f"{new}.attention.before.weight"] = theirs[f"{old}.input_layernorm.weight"]
-        ours[f"{new}.ff.before.weight"] = theirs[f"{old}.post_attention_layernorm.weight"]
+        ours[f"{new}.attention.pre_norm.weight"] = theirs[f"{old}.input_layernorm.weight"]
+        ours[f"{new}.ff.pre_norm.weight"] = theirs[f"{old}.post_attention_layernorm.weight"]
     return ours
 
 
@@ -111,14 +111,14 @@ def marian(theirs: Tensors) -> dict[str, Tensor]:
             old, new = f"model.{side}.layers.{i}", f"{side}.{i}"
             ours |= _attention(theirs, f"{old}.self_attn", f"{new}.attention.inner", BART_NAMES)
             names = {
-                f"{old}.self_attn_layer_norm": f"{new}.attention.after",
+                f"{old}.self_attn_layer_norm": f"{new}.attention.post_norm",
                 f"{old}.fc1": f"{new}.ff.inner.up",
                 f"{old}.fc2": f"{new}.ff.inner.down",
-                f"{old}.final_layer_norm": f"{new}.ff.after",
+                f"{old}.final_layer_norm": f"{new}.ff.post_norm",
             }
             if side == "decoder":
                 ours |= _attention(theirs, f"{old}.encoder_attn", f"{new}.cross.inner", BART_NAMES)
-                names[f"{old}.encoder_attn_layer_norm"] = f"{new}.cross.after"
+                names[f"{old}.encoder_attn_layer_norm"] = f"{new}.cross.post_norm"
             ours |= _renamed(theirs, names)
     return ours
 
@@ -158,7 +158,7 @@ def _attention(theirs: Tensors, old: str, new: str, names: tuple[str, str, str, 
     ours = {}
     for kind in ("weight", "bias"):
         q, k, v, out = (theirs[f"{old}.{name}.{kind}"] for name in names)
-        ours |= {f"{new}.to_q.{kind}": q, f"{new}.to_kv.{kind}": torch.cat([k, v]), f"{new}.out.{kind}": out}
+        ours |= {f"{new}.q_proj.{kind}": q, f"{new}.kv_proj.{kind}": torch.cat([k, v]), f"{new}.out_proj.{kind}": out}
     return ours
 
 

@@ -7,7 +7,7 @@ from mapping import bert, gpt2, marian, weights_of
 from torch import nn
 
 import manyformer as mf
-from manyformer.position import Sinusoid
+from manyformer.position import SinusoidalPosition
 
 VOCAB, DIM, DEPTH, HEADS, HIDDEN, LONGEST = 53, 32, 3, 4, 80, 48
 START, END = 1, 2
@@ -40,7 +40,7 @@ def gpt2_pair() -> tuple[Any, Any]:
     )
     theirs = shaken(GPT2LMHeadModel(config))
     sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "hidden": HIDDEN, "longest": LONGEST}
-    ours = mf.build("transformer-lm", **sizes, gelu="tanh").eval()
+    ours = mf.build("transformer-lm", **sizes, gelu_approximate="tanh").eval()
     ours.load_state_dict(gpt2(weights_of(theirs)))
     return ours, theirs
 
@@ -60,7 +60,7 @@ def bert_pair() -> tuple[Any, Any]:
         attn_implementation="eager",
     )
     theirs = shaken(BertForMaskedLM(config))
-    ours = mf.build("bert", vocab=VOCAB, dim=DIM, depth=DEPTH, heads=HEADS, hidden=HIDDEN, longest=LONGEST).eval()
+    ours = mf.build("bert", vocab=VOCAB, dim=DIM, depth=DEPTH, heads=HEADS, ff_dim=HIDDEN, max_length=LONGEST).eval()
     weights = weights_of(theirs)
     # the sentence type of all tokens is one more vector at every position
     weights["bert.embeddings.position_embeddings.weight"] += theirs.bert.embeddings.token_type_embeddings.weight[0]
@@ -95,7 +95,7 @@ def marian_pair() -> tuple[Any, Any]:
         decoder_start_token_id=START,
     )
     theirs = shaken(MarianMTModel(config))
-    ours = mf.build("transformer", vocab=VOCAB, dim=DIM, depth=DEPTH, heads=HEADS, hidden=HIDDEN).eval()
-    ours.embed_source.position = ours.embed_target.position = Sinusoid(DIM, layout="halves")
+    ours = mf.build("transformer", vocab=VOCAB, dim=DIM, depth=DEPTH, heads=HEADS, ff_dim=HIDDEN).eval()
+    ours.embed_source.position = ours.embed_target.position = SinusoidalPosition(DIM, layout="halves")
     ours.load_state_dict(marian(weights_of(theirs)))
     return ours, theirs

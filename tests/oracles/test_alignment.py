@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.kernels.scores import Additive
-from manyformer.ops.recurrent import Look, scan
+from manyformer.kernels.pair_scores import AdditiveScore
+from manyformer.ops.gru_scan import StepAttention, scan
 
 pytestmark = pytest.mark.oracle
 
@@ -16,7 +16,7 @@ ROWS, SOURCE, DIM, MEMORY, ALIGN = 3, 7, 5, 8, 6
 
 def test_the_look_is_that_of_joeynmt() -> None:
     theirs = theirs_.BahdanauAttention(hidden_size=ALIGN, key_size=MEMORY, query_size=DIM).double()
-    ours = Additive(DIM, ALIGN, of=MEMORY).double()
+    ours = AdditiveScore(DIM, ALIGN, of=MEMORY).double()
     for name in ("query", "key", "energy"):
         getattr(ours, name).weight.data.copy_(getattr(theirs, f"{name}_layer").weight)
     state = torch.randn(ROWS, DIM, dtype=torch.float64, requires_grad=True)
@@ -29,7 +29,7 @@ def test_the_look_is_that_of_joeynmt() -> None:
         torch.zeros(1, *shape, dtype=torch.float64) for shape in ((1, ROWS, 3 * DIM), (DIM, 2 * DIM), (DIM, DIM))
     ]
     values = torch.zeros(ROWS, SOURCE, 3 * DIM, dtype=torch.float64)
-    look = Look(ours.query.weight.mT, ours.key(memory), values, ours.energy.weight[0], seen[None])
+    look = StepAttention(ours.query.weight.mT, ours.key(memory), values, ours.energy.weight[0], seen[None])
     found = scan(*no_gates, state[None], look).weights
     assert found is not None
     ours_context = (found.transpose(0, 1) @ memory)[:, 0]

@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from manyformer.kernels.centroids import nearest, sums
-from manyformer.ops import groups, sinkhorn
+from manyformer.kernels.centroids import centroid_sums, nearest_centroid
+from manyformer.ops import cluster_attention, sinkhorn_attention
 
 pytestmark = pytest.mark.oracle
 
@@ -28,7 +28,9 @@ def test_balanced_clusters_are_those_of_routing_transformer(clusters: int, size:
     k, v = F.normalize(torch.randn(2, 2, 20, 6), dim=-1).requires_grad_(), torch.randn(2, 2, 20, 6, requires_grad=True)
     theirs, loss = layer(k, k, v)
     near = k @ layer.kmeans.means.mT
-    ours = groups.balanced(k, v, groups.members(near.detach(), size), scale=1 / math.sqrt(6))
+    ours = cluster_attention.balanced_attention(
+        k, v, cluster_attention.top_members(near.detach(), size), scale=1 / math.sqrt(6)
+    )
     # a count of 1 is 1.00001 there
     torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-5)
     up = torch.randn_like(theirs)
@@ -48,9 +50,9 @@ def test_a_round_of_k_means_is_that_of_routing_transformer() -> None:
     released = pytest.importorskip("routing_transformer.routing_transformer", reason="needs routing-transformer")
     x, means = (F.normalize(torch.randn(*shape), dim=-1) for shape in ((3, 2, 20, 6), (2, 4, 6)))
     keys = x.transpose(0, 1).flatten(1, 2)
-    found = sums(keys, nearest(keys, means), 4)
-    length = found.near.norm(dim=-1, keepdim=True)
-    ours = torch.where(length > 0, found.near / length, means)
+    found = centroid_sums(keys, nearest_centroid(keys, means), 4)
+    length = found.sums.norm(dim=-1, keepdim=True)
+    ours = torch.where(length > 0, found.sums / length, means)
     torch.testing.assert_close(ours, released.kmeans_iter(x, means))
 
 
@@ -70,7 +72,7 @@ def test_causal_sorted_blocks_are_those_of_sinkhorn_transformer() -> None:
     # its first column is the learned block
     sort = matrix[:, None, :, 1:].clone()
     cut = [x[:, :1].unflatten(2, (blocks, size)) for x in (q, k, v)]
-    ours = sinkhorn.attend(*cut, sort, causal=True, scale=1 / math.sqrt(6)).flatten(2, 3)[:, 0]
+    ours = sinkhorn_attention.attend(*cut, sort, causal=True, scale=1 / math.sqrt(6)).flatten(2, 3)[:, 0]
     inside = (sort.sum(-1) > 0)[:, 0].repeat_interleave(size, 1)
     inside[:, :size] = True
     assert inside[:, size:].any()
@@ -82,4 +84,4 @@ def test_balancing_is_that_of_sinkhorn_transformer() -> None:
     released = pytest.importorskip("sinkhorn_transformer.sinkhorn_transformer", reason="needs sinkhorn-transformer")
     logits = torch.randn(3, 6, 6)
     theirs = released.sinkhorn_sorting_operator(logits.log_softmax(-1).mT, n_iters=7).mT
-    torch.testing.assert_close(sinkhorn.balance(logits, steps=7, causal=False), theirs)
+    torch.testing.assert_close(sinkhorn_attention.balance(logits, steps=7, causal=False), theirs)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 import manyformer as mf
 from manyformer.attention import Attention
-from manyformer.core import PADDING, Context
-from manyformer.kernels import Softmax
-from manyformer.models.places import locate
-from manyformer.position import Alibi, Shaw, T5Buckets
+from manyformer.core import PADDING_SEGMENT, Context
+from manyformer.kernels import SoftmaxKernel
+from manyformer.models.token_positions import positions_of
+from manyformer.position import AlibiPosition, ShawPosition, T5BiasPosition
 
 pytestmark = [
     pytest.mark.oracle,
@@ -35,7 +35,7 @@ def test_slopes(heads: int) -> None:
     mpt = -build_mpt_alibi_tensor(heads, 2)[:, 0, 0]
     other = torch.tensor(AlibiPositionalBias._get_slopes(heads))
     for slopes in (bloom, mpt, other):
-        torch.testing.assert_close(Alibi(heads).slopes, slopes, atol=1.2e-7, rtol=0)
+        torch.testing.assert_close(AlibiPosition(heads).slopes, slopes, atol=1.2e-7, rtol=0)
 
 
 @pytest.mark.parametrize("sides", ["past", "both"])
@@ -45,7 +45,7 @@ def test_buckets(sides: Any, buckets: int, far: int) -> None:
     from x_transformers.x_transformers import RelativePositionBias
 
     ahead = torch.arange(-300, 301)
-    ours = T5Buckets(1, buckets=buckets, far=far, sides=sides).bucket(ahead)
+    ours = T5BiasPosition(1, buckets=buckets, max_distance=far, sides=sides).bucket(ahead)
     both = sides == "both"
     bucket = T5Attention._relative_position_bucket
     assert ours.equal(bucket(ahead, bidirectional=both, num_buckets=buckets, max_distance=far))
@@ -68,7 +68,7 @@ def test_shaw_keys_are_those_of_wav2vec2_bert(length: int, path: Any) -> None:
         attn_implementation="eager",
     )
     theirs = shaken(Wav2Vec2BertSelfAttention(config)).double()
-    ours = Attention(DIM, HEADS, Softmax(path=path), position=Shaw(DIM // HEADS, 4)).double()
+    ours = Attention(DIM, HEADS, SoftmaxKernel(path=path), position=ShawPosition(DIM // HEADS, 4)).double()
     weights = weights_of(theirs)
     mapped = {"position.keys": weights["distance_embedding.weight"], "position.values": torch.zeros(9, DIM // HEADS)}
     for kind in ("weight", "bias"):
@@ -76,7 +76,7 @@ def test_shaw_keys_are_those_of_wav2vec2_bert(length: int, path: Any) -> None:
         mapped |= {f"to_q.{kind}": q, f"to_kv.{kind}": torch.cat([k, v]), f"out.{kind}": out}
     ours.load_state_dict(mapped)
     x = torch.randn(2, length, DIM, dtype=torch.float64)
-    place = locate(torch.zeros(2, length, dtype=torch.long), None, None)[0]
+    place = positions_of(torch.zeros(2, length, dtype=torch.long), None, None)[0]
     torch.testing.assert_close(ours(x, Context(place)).y, theirs(x)[0], atol=1e-12, rtol=0)
 
 
@@ -90,11 +90,11 @@ def mpt() -> tuple[Any, dict[str, Tensor]]:
     for n in range(DEPTH):
         q, kv = weights[f"blocks.{n}.attn.Wqkv.weight"].split([DIM, 2 * DIM])
         mapped |= {
-            f"body.{n}.attention.before.weight": weights[f"blocks.{n}.norm_1.weight"],
-            f"body.{n}.attention.inner.to_q.weight": q,
-            f"body.{n}.attention.inner.to_kv.weight": kv,
-            f"body.{n}.attention.inner.out.weight": weights[f"blocks.{n}.attn.out_proj.weight"],
-            f"body.{n}.ff.before.weight": weights[f"blocks.{n}.norm_2.weight"],
+            f"body.{n}.attention.pre_norm.weight": weights[f"blocks.{n}.norm_1.weight"],
+            f"body.{n}.attention.inner.q_proj.weight": q,
+            f"body.{n}.attention.inner.kv_proj.weight": kv,
+            f"body.{n}.attention.inner.out_proj.weight": weights[f"blocks.{n}.attn.out_proj.weight"],
+            f"body.{n}.ff.pre_norm.weight": weights[f"blocks.{n}.norm_2.weight"],
             f"body.{n}.ff.inner.up.weight": weights[f"blocks.{n}.ffn.up_proj.weight"],
             f"body.{n}.ff.inner.down.weight": weights[f"blocks.{n}.ffn.down_proj.weight"],
         }
@@ -118,11 +118,11 @@ def x_transformers() -> tuple[Any, dict[str, Tensor]]:
         attention, ff = f"attn_layers.layers.{2 * n}", f"attn_layers.layers.{2 * n + 1}"
         q, k, v, out = (weights[f"{attention}.1.to_{name}.weight"] for name in ("q", "k", "v", "out"))
         mapped |= {
-            f"body.{n}.attention.before.weight": gains[f"{attention}.0.0.gamma"],
-            f"body.{n}.attention.inner.to_q.weight": q,
-            f"body.{n}.attention.inner.to_kv.weight": torch.cat([k, v]),
-            f"body.{n}.attention.inner.out.weight": out,
-            f"body.{n}.ff.before.weight": gains[f"{ff}.0.0.gamma"],
+            f"body.{n}.attention.pre_norm.weight": gains[f"{attention}.0.0.gamma"],
+            f"body.{n}.attention.inner.q_proj.weight": q,
+            f"body.{n}.attention.inner.kv_proj.weight": torch.cat([k, v]),
+            f"body.{n}.attention.inner.out_proj.weight": out,
+            f"body.{n}.ff.pre_norm.weight": gains[f"{ff}.0.0.gamma"],
         }
         for kind in ("weight", "bias"):
             mapped |= {
@@ -150,6 +150,6 @@ def test_alibi_as_a_whole(make: Any, length: int) -> None:
         for part in tokens.split([length - 5, 1, 4], dim=1):
             found, state, _ = ours(part, state=state)
         torch.testing.assert_close(found, expected[:, -4:], atol=1e-5, rtol=1e-5)
-        left = torch.cat([torch.full((2, 3), PADDING), torch.zeros_like(tokens)], dim=1)
+        left = torch.cat([torch.full((2, 3), PADDING_SEGMENT), torch.zeros_like(tokens)], dim=1)
         found = ours(torch.cat([tokens[:, :3], tokens], dim=1), left).logits[:, 3:]
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

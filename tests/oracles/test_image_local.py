@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from manyformer import masks as m
-from manyformer.core import Place, Plain
-from manyformer.kernels import Softmax
+from manyformer.core import ContiguousLayout, TokenPositions
+from manyformer.kernels import SoftmaxKernel
 from manyformer.position import NoPosition
 
 pytestmark = pytest.mark.oracle
@@ -28,10 +28,10 @@ def test_one_dimension_is_local_attention_that_looks_one_block_back(length: int)
         use_rotary_pos_emb=False,
     )
     pos = torch.arange(length).expand(2, -1)
-    place = Place(pos, torch.zeros_like(pos), Plain())
-    mask = m.Causal() & m.Blocks(16, before=16)
+    place = TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout())
+    mask = m.Causal() & m.LocalBlocks(16, lookback=16)
     for path in ("naive", "sparse"):
-        ours = Softmax(mask, path=path)(q, k, v, place, place, NoPosition()).y  # type: ignore[arg-type]
+        ours = SoftmaxKernel(mask, path=path)(q, k, v, place, place, NoPosition()).y  # type: ignore[arg-type]
         torch.testing.assert_close(ours, theirs(q, k, v), rtol=1e-5, atol=1e-5)
 
 
@@ -39,11 +39,11 @@ def test_two_dimensions_are_flex_attention_over_rows_and_columns() -> None:
     from torch import Tensor
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    from manyformer.tiles import order_of
+    from manyformer.pixel_order import pixel_order
 
     height, width, rows, columns, above, beside = 12, 10, 4, 5, 3, 2
     cells = height * width
-    order = torch.from_numpy(order_of((height, width, 1), (rows, columns)))
+    order = torch.from_numpy(pixel_order((height, width, 1), (rows, columns)))
     row, column = order // width, order % width
     top, left = row // rows * rows, column // columns * columns
 
@@ -62,8 +62,8 @@ def test_two_dimensions_are_flex_attention_over_rows_and_columns() -> None:
         blocks = create_block_mask(seen, None, None, cells, cells, device="cpu")
         want = flex_attention(q, k, v, block_mask=blocks)
     pos = torch.arange(cells).expand(2, -1)
-    place = Place(pos, torch.zeros_like(pos), Plain())
+    place = TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout())
     mask = m.Local2D(width, rows, columns, above, beside)
     for path in ("naive", "sparse"):
-        ours = Softmax(mask, path=path)(q, k, v, place, place, NoPosition()).y  # type: ignore[arg-type]
+        ours = SoftmaxKernel(mask, path=path)(q, k, v, place, place, NoPosition()).y  # type: ignore[arg-type]
         torch.testing.assert_close(ours, want, rtol=1e-5, atol=1e-5)

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from manyformer.attention import Attention
-from manyformer.kernels import Softmax
+from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.mixers.compression import AttentionReconstruction, Convolution, Slots
-from manyformer.position import XL
-from manyformer.sources import After
+from manyformer.mixers.compression import AttentionReconstructionLoss, ConvolutionCompression, MemorySlots
+from manyformer.position import TransformerXLPosition
+from manyformer.sources import PrefixSource
 
 pytestmark = pytest.mark.oracle
 
@@ -35,10 +35,17 @@ def theirs() -> Any:
     return layer, module.AttentionReconstructionLoss(nn.ModuleList([layer]))
 
 
-def ours(layer: Any) -> tuple[Attention, Convolution]:
+def ours(layer: Any) -> tuple[Attention, ConvolutionCompression]:
     """Their keys have no bias, their values and queries do; by content alone their positions do not matter."""
-    words: dict[str, Any] = {"position": XL(DIM, HEADS), "source": After(), "before": nn.LayerNorm(DIM)}
-    mine, compression = Attention(DIM, HEADS, Softmax(Causal()), **words).double(), Convolution(DIM, RATE).double()
+    words: dict[str, Any] = {
+        "position": TransformerXLPosition(DIM, HEADS),
+        "source": PrefixSource(),
+        "before": nn.LayerNorm(DIM),
+    }
+    mine, compression = (
+        Attention(DIM, HEADS, SoftmaxKernel(Causal()), **words).double(),
+        ConvolutionCompression(DIM, RATE).double(),
+    )
     their = layer.self_attn
     state = dict(mine.state_dict())
     state |= {f"before.{name}": value for name, value in layer.norm_self_attn.state_dict().items()}
@@ -60,8 +67,8 @@ def test_attention_reconstruction() -> None:
     at, memory = (torch.randn(n, 2, DIM, dtype=torch.float64) for n in (5, 8))
     expected = loss.calc_loss(layer, at, memory)
     zeros = (torch.zeros(2, n, dtype=torch.long) for n in (5, 8))
-    here, old = (Slots(x.transpose(0, 1), seg) for x, seg in zip((at, memory), zeros))
-    found = AttentionReconstruction()(attention, here, old, compression(old))
+    here, old = (MemorySlots(x.transpose(0, 1), seg) for x, seg in zip((at, memory), zeros))
+    found = AttentionReconstructionLoss()(attention, here, old, compression(old))
     assert isinstance(found, torch.Tensor)
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
     mine = torch.autograd.grad(found, list(compression.inner.parameters()))

@@ -9,10 +9,10 @@ from torch import Tensor
 import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.check import Adapter
-from manyformer.core import Context, Place, Plain
-from manyformer.kernels import Linear, Linformer
-from manyformer.kernels.features import EluPlusOne, Generalized, Positive
-from manyformer.kernels.lengthwise import Projected
+from manyformer.core import Context, ContiguousLayout, TokenPositions
+from manyformer.kernels import LinearKernel, LinformerKernel
+from manyformer.kernels.features import EluPlusOneFeatures, FavorPlusFeatures, GeneralizedFavorFeatures
+from manyformer.kernels.length_projection import LearnedLengthProjection
 from manyformer.masks import Causal
 from manyformer.position import NoPosition
 
@@ -27,8 +27,10 @@ def installed(name: str) -> Any:
     return pytest.importorskip(name, reason=WHY.format(name))
 
 
-def place(length: int) -> Place:
-    return Place(torch.arange(length).expand(2, -1), torch.zeros(2, length, dtype=torch.long), Plain())
+def place(length: int) -> TokenPositions:
+    return TokenPositions(
+        torch.arange(length).expand(2, -1), torch.zeros(2, length, dtype=torch.long), ContiguousLayout()
+    )
 
 
 def drawn(scale: float = 1.0) -> list[Tensor]:
@@ -46,7 +48,7 @@ def compare(ours: Tensor, theirs: Tensor, leaves: list[Tensor]) -> None:
 def test_positive_features(causal: bool) -> None:
     """Without their floors, which are added at other places: with them both are estimates of the same, not equal."""
     theirs = installed("performer_pytorch.performer_pytorch")
-    kernel = Linear(Positive(KEY, FEATURES, floor=0.0).double(), Causal() if causal else None, chunk=16)
+    kernel = LinearKernel(FavorPlusFeatures(KEY, FEATURES, floor=0.0).double(), Causal() if causal else None, chunk=16)
     matrix = kernel.features.matrix[0]
     q, k, v = drawn()
     a, c = (theirs.softmax_kernel(x, projection_matrix=matrix, is_query=x is q, eps=0.0) for x in (q, k))
@@ -58,7 +60,7 @@ def test_positive_features(causal: bool) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_generalised_features(causal: bool) -> None:
     theirs = installed("performer_pytorch.performer_pytorch")
-    kernel = Linear(Generalized(KEY, FEATURES).double(), Causal() if causal else None, chunk=16)
+    kernel = LinearKernel(GeneralizedFavorFeatures(KEY, FEATURES).double(), Causal() if causal else None, chunk=16)
     q, k, v = drawn()
     a, c = (theirs.generalized_kernel(x, projection_matrix=kernel.features.matrix[0]) for x in (q, k))
     attend = theirs.causal_linear_attention_noncuda if causal else theirs.linear_attention
@@ -69,7 +71,7 @@ def test_generalised_features(causal: bool) -> None:
 def test_fast_attention_as_it_is_released() -> None:
     """The whole bidirectional module, its floor of 1e-4 included: as near as the floors allow, about a thousandth."""
     theirs = installed("performer_pytorch").FastAttention(KEY, FEATURES)
-    kernel = Linear(Positive(KEY, FEATURES))
+    kernel = LinearKernel(FavorPlusFeatures(KEY, FEATURES))
     kernel.features.matrix[0] = theirs.projection_matrix
     q, k, v = (x.detach().float() for x in drawn(0.5))
     torch.testing.assert_close(
@@ -90,7 +92,7 @@ def test_ours_leaks_nothing_where_the_released_one_leaks() -> None:
         nb_features=16,
         feature_redraw_interval=None,
     ).eval()
-    theirs = mf.check(Adapter(logits=model, vocab=60, longest=512), only=["causal"])
+    theirs = mf.check(Adapter(logits=model, vocab=60, max_length=512), only=["causal"])
     assert theirs["causal"].verdict == "failed"
     assert theirs["causal"].measured is not None
     assert theirs["causal"].measured > 1e-6
@@ -105,13 +107,13 @@ def test_linformer(length: int) -> None:
     """One projection for all heads, keys and values each their own."""
     package = installed("linformer")
     theirs = package.LinformerSelfAttention(24, 24, k=6, heads=3).double().eval()
-    keys, values = (Projected(24, 6).double() for _ in range(2))
-    ours = Attention(24, 3, Linformer(keys, values), bias=False).double()
+    keys, values = (LearnedLengthProjection(24, 6).double() for _ in range(2))
+    ours = Attention(24, 3, LinformerKernel(keys, values), bias=False).double()
     with torch.no_grad():
         keys.weight[0], values.weight[0] = theirs.proj_k.T, theirs.proj_v.T
-        ours.to_q.weight.copy_(theirs.to_q.weight)
-        ours.to_kv.weight.copy_(torch.cat([theirs.to_k.weight, theirs.to_v.weight]))
-        ours.out.weight.copy_(theirs.to_out.weight)
+        ours.q_proj.weight.copy_(theirs.q_proj.weight)
+        ours.kv_proj.weight.copy_(torch.cat([theirs.k_proj.weight, theirs.v_proj.weight]))
+        ours.out_proj.weight.copy_(theirs.to_out.weight)
         theirs.to_out.bias.zero_()
     x = torch.randn(2, length, 24, dtype=torch.float64, requires_grad=True)
     compare(ours(x, Context(place(length))).y, theirs(x), [x])
@@ -125,5 +127,5 @@ def test_linear_attention_in_closed_form(causal: bool) -> None:
     outer = c[..., :, None] * v[..., None, :]
     s, z = (outer.cumsum(2), c.cumsum(2)) if causal else (outer.sum(2, keepdim=True), c.sum(2, keepdim=True))
     wanted = (a[..., None, :] @ s)[..., 0, :] / (a * z).sum(-1, keepdim=True)
-    kernel = Linear(EluPlusOne(), Causal() if causal else None, chunk=16)
+    kernel = LinearKernel(EluPlusOneFeatures(), Causal() if causal else None, chunk=16)
     compare(kernel(q, k, v, place(LENGTH), place(LENGTH), NOWHERE).y, wanted, [q, k, v])

@@ -13,7 +13,7 @@ from test_transformers import assert_near, assert_same_gradients
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.batches import ImageBatch, MaskedBatch
+from manyformer.batches import ImageClassificationBatch, MaskedLMBatch
 
 pytestmark = pytest.mark.oracle
 
@@ -40,10 +40,10 @@ def from_fnet(theirs: Tensors) -> dict[str, Tensor]:
     for i in range(DEPTH):
         old, new = f"fnet.encoder.layer.{i}", f"body.{i}"
         names |= {
-            f"{old}.fourier.output.LayerNorm": f"{new}.mixer.after",
+            f"{old}.fourier.output.LayerNorm": f"{new}.mixer.post_norm",
             f"{old}.intermediate.dense": f"{new}.ff.inner.up",
             f"{old}.output.dense": f"{new}.ff.inner.down",
-            f"{old}.output.LayerNorm": f"{new}.ff.after",
+            f"{old}.output.LayerNorm": f"{new}.ff.post_norm",
         }
     return ours | renamed(theirs, names)
 
@@ -60,10 +60,14 @@ def from_vit(theirs: Tensors) -> dict[str, Tensor]:
         for kind in ("weight", "bias"):
             q, k, v, o = (theirs[f"{old}.attention.{name}_proj.{kind}"] for name in "qkvo")
             inner = f"{new}.attention.inner"
-            ours |= {f"{inner}.to_q.{kind}": q, f"{inner}.to_kv.{kind}": torch.cat([k, v]), f"{inner}.out.{kind}": o}
+            ours |= {
+                f"{inner}.q_proj.{kind}": q,
+                f"{inner}.kv_proj.{kind}": torch.cat([k, v]),
+                f"{inner}.out.{kind}": o,
+            }
         names |= {
-            f"{old}.layernorm_before": f"{new}.attention.before",
-            f"{old}.layernorm_after": f"{new}.ff.before",
+            f"{old}.layernorm_before": f"{new}.attention.pre_norm",
+            f"{old}.layernorm_after": f"{new}.ff.pre_norm",
             f"{old}.mlp.fc1": f"{new}.ff.inner.up",
             f"{old}.mlp.fc2": f"{new}.ff.inner.down",
         }
@@ -82,7 +86,7 @@ def from_gmlp(theirs: Tensors) -> dict[str, Tensor]:
     for i in range(DEPTH):
         old, new = f"layers.{i}.fn", f"body.{i}.mixer"
         names |= {
-            f"{old}.norm": f"{new}.before",
+            f"{old}.norm": f"{new}.pre_norm",
             f"{old}.fn.fn.proj_in.0": f"{new}.inner.up",
             f"{old}.fn.fn.sgu.norm": f"{new}.inner.norm",
             f"{old}.fn.fn.proj_out": f"{new}.inner.down",
@@ -91,7 +95,7 @@ def from_gmlp(theirs: Tensors) -> dict[str, Tensor]:
         ours[f"{new}.inner.bias"] = theirs[f"{old}.fn.fn.sgu.bias"][0]
         if f"{old}.fn.fn.attn.to_qkv.weight" in theirs:
             packed, inner = theirs[f"{old}.fn.fn.attn.to_qkv.weight"], f"{new}.inner.attention"
-            ours[f"{inner}.to_q.weight"], ours[f"{inner}.to_kv.weight"] = packed.split(
+            ours[f"{inner}.q_proj.weight"], ours[f"{inner}.kv_proj.weight"] = packed.split(
                 [len(packed) // 3, len(packed) * 2 // 3]
             )
             names[f"{old}.fn.fn.attn.to_out"] = f"{inner}.out"
@@ -104,7 +108,7 @@ def from_mixer(theirs: Tensors) -> dict[str, Tensor]:
     ours: dict[str, Tensor] = {}
     for i in range(DEPTH):
         old, new = f"{i + 2}", f"body.{i}"
-        names |= {f"{old}.0.norm": f"{new}.mixer.before", f"{old}.1.norm": f"{new}.ff.before"}
+        names |= {f"{old}.0.norm": f"{new}.mixer.pre_norm", f"{old}.1.norm": f"{new}.ff.pre_norm"}
         for theirs_name, name in (("0", "up"), ("3", "down")):
             names[f"{old}.1.fn.{theirs_name}"] = f"{new}.ff.inner.{name}"
             ours[f"{new}.mixer.inner.{name}.weight"] = theirs[f"{old}.0.fn.{theirs_name}.weight"].squeeze(-1)
@@ -138,7 +142,7 @@ def fnet_pair() -> tuple[Any, Any]:
     with torch.no_grad():
         theirs.fnet.embeddings.position_embeddings.weight += theirs.fnet.embeddings.token_type_embeddings.weight[0]
         theirs.fnet.embeddings.token_type_embeddings.weight.zero_()
-    ours = mf.build("fnet", vocab=VOCAB, dim=DIM, depth=DEPTH, hidden=HIDDEN, longest=LONGEST, dropout=0.0)
+    ours = mf.build("fnet", vocab=VOCAB, dim=DIM, depth=DEPTH, ff_dim=HIDDEN, max_length=LONGEST, dropout=0.0)
     ours.load_state_dict(from_fnet(weights_of(theirs)))
     return ours, theirs
 
@@ -157,7 +161,7 @@ def test_fnet_gradients(fnets: tuple[Any, Any]) -> None:
     targets = torch.where(torch.rand(3, 15) < 0.4, tokens, -100)
     ours.zero_grad()
     theirs.zero_grad()
-    loss = ours.loss(MaskedBatch(tokens, targets))
+    loss = ours.loss(MaskedLMBatch(tokens, targets))
     loss.total.div(loss.targets).backward()
     theirs(tokens, labels=targets).loss.backward()
     assert_same_gradients(ours, from_fnet(gradients_of(theirs)))
@@ -181,7 +185,7 @@ def vit_pair() -> tuple[Any, Any]:
     )
     theirs = shaken(ViTForImageClassification(config))
     sizes = {"height": HEIGHT, "width": WIDTH, "patch": PATCH, "classes": CLASSES}
-    ours = mf.build("vit", **sizes, dim=DIM, depth=DEPTH, heads=HEADS, hidden=HIDDEN, dropout=0.0)
+    ours = mf.build("vit", **sizes, dim=DIM, depth=DEPTH, heads=HEADS, ff_dim=HIDDEN, dropout=0.0)
     ours.load_state_dict(from_vit(weights_of(theirs)))
     return ours, theirs
 
@@ -205,7 +209,7 @@ def test_vit_gradients(vits: tuple[Any, Any]) -> None:
     labels = torch.tensor([0, 6, 2])
     ours.zero_grad()
     theirs.zero_grad()
-    loss = ours.loss(ImageBatch(images, labels))
+    loss = ours.loss(ImageClassificationBatch(images, labels))
     loss.total.div(loss.targets).backward()
     theirs(values, labels=labels).loss.backward()
     assert_same_gradients(ours, from_vit(gradients_of(theirs)))
@@ -281,7 +285,7 @@ def test_mlp_mixer_gradients(mixers: tuple[Any, Any]) -> None:
     labels = torch.tensor([0, 6, 2])
     ours.zero_grad()
     theirs.zero_grad()
-    loss = ours.loss(ImageBatch(images, labels))
+    loss = ours.loss(ImageClassificationBatch(images, labels))
     loss.total.div(loss.targets).backward()
     torch.nn.functional.cross_entropy(theirs(values), labels).backward()
     assert_same_gradients(ours, from_mixer(gradients_of(theirs)))

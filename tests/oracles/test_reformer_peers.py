@@ -13,12 +13,12 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from manyformer.attention import Attention
-from manyformer.core import Context, Place, Plain
-from manyformer.kernels import LSH, Softmax
-from manyformer.masks import Blocks, Causal
-from manyformer.ops import gathered, lsh
-from manyformer.ops.chunks import arrange
-from manyformer.ops.gathered import Sight
+from manyformer.core import Context, ContiguousLayout, TokenPositions
+from manyformer.kernels import LSHKernel, SoftmaxKernel
+from manyformer.masks import Causal, LocalBlocks
+from manyformer.ops import chunk_gather_attention, lsh_hashing
+from manyformer.ops.bucket_chunks import sort_into_chunks
+from manyformer.ops.chunk_gather_attention import ChunkVisibility
 
 DIM, HEADS, LENGTH, CHUNK = 12, 2, 16, 4
 
@@ -48,17 +48,17 @@ def config(**more: Any) -> Any:
 
 def context() -> Context:
     pos = torch.arange(LENGTH).expand(2, -1)
-    return Context(Place(pos, torch.zeros_like(pos), Plain()))
+    return Context(TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout()))
 
 
-def attention(kernel: LSH | Softmax, weights: list[Tensor]) -> Attention:
+def attention(kernel: LSHKernel | SoftmaxKernel, weights: list[Tensor]) -> Attention:
     """With these projections, heads side by side as the released layer gives them."""
     layer = Attention(DIM, HEADS, kernel, bias=False).double()
     with torch.no_grad():
-        if layer.to_q is not None:
-            layer.to_q.weight.copy_(weights.pop(0))
-        layer.to_kv.weight.copy_(torch.cat(weights))
-        nn.init.eye_(layer.out.weight)
+        if layer.q_proj is not None:
+            layer.q_proj.weight.copy_(weights.pop(0))
+        layer.kv_proj.weight.copy_(torch.cat(weights))
+        nn.init.eye_(layer.out_proj.weight)
     return layer
 
 
@@ -73,7 +73,7 @@ def test_hashes_are_those_of_transformers(factors: tuple[int, ...]) -> None:
     torch.manual_seed(3)
     turns = torch.randn(HEADS, DIM // HEADS, 3, sum(factors) // 2)
     parts = torch.split(rearrange(turns, "h e r f -> r h e f"), [factor // 2 for factor in factors], dim=-1)
-    got = lsh.buckets(x, tuple(parts))
+    got = lsh_hashing.buckets(x, tuple(parts))
     assert got is not None
     assert torch.equal(rearrange(got, "r b h l -> b h r l"), want)
 
@@ -90,7 +90,7 @@ def test_lsh_attention_of_transformers(causal: bool, monkeypatch: pytest.MonkeyP
     offset = hashes + 4 * torch.arange(2)[:, None]
     x = torch.randn(2, LENGTH, DIM, dtype=torch.float64)
     want = peer(x, buckets=offset.flatten(2)).hidden_states
-    kernel = LSH(buckets=4, chunk=CHUNK, rounds=2, before=0, after=0 if causal else 1, form="published")
+    kernel = LSHKernel(buckets=4, chunk=CHUNK, rounds=2, before=0, after=0 if causal else 1, form="published")
     monkeypatch.setattr(kernel, "_hash", lambda q: rearrange(hashes, "b h r l -> r b h l").int())
     got = attention(kernel, [peer.query_key.weight, peer.value.weight])(x, context()).y
     assert (got - want).abs().max() < 1e-6
@@ -102,7 +102,8 @@ def test_local_attention_of_transformers() -> None:
     peer = LocalSelfAttention(config(is_decoder=True)).double().eval()  # type: ignore[no-untyped-call]
     x = torch.randn(2, LENGTH, DIM, dtype=torch.float64)
     layer = attention(
-        Softmax(Causal() & Blocks(CHUNK, before=CHUNK)), [peer.query.weight, peer.key.weight, peer.value.weight]
+        SoftmaxKernel(Causal() & LocalBlocks(CHUNK, lookback=CHUNK)),
+        [peer.query.weight, peer.key.weight, peer.value.weight],
     )
     assert (layer(x, context()).y - peer(x).hidden_states).abs().max() < 1e-12
 
@@ -119,10 +120,10 @@ def test_multi_round_attention_of_the_paper(causal: bool) -> None:
     want, _, buckets = peer.eval()(qk, v)
     hashes = buckets.view(2, rounds, length) - (length // size) * torch.arange(rounds)[:, None]
     seg = torch.zeros(2, length, dtype=torch.long)
-    ways = tuple(arrange(hashes[:, r], seg, size, unit="document", reach=1) for r in range(rounds))
-    sight = Sight(ways, 1, 0, causal=causal)
+    ways = tuple(sort_into_chunks(hashes[:, r], seg, size, unit="document", reach=1) for r in range(rounds))
+    sight = ChunkVisibility(ways, 1, 0, causal=causal)
     q, k, values = (x.flatten(0, 1) for x in (qk, nn.functional.normalize(qk, dim=-1), v))
-    got = gathered.attend(q, k, values, sight, scale=width**-0.5).view(2, length, width)
+    got = chunk_gather_attention.attend(q, k, values, sight, scale=width**-0.5).view(2, length, width)
     assert (got - want).abs().max() < 1e-7
     up = torch.randn_like(got)
     for one, other in zip(torch.autograd.grad(got, [qk, v], up), torch.autograd.grad(want, [qk, v], up)):

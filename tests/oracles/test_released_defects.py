@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.check import Adapter, Report
+from manyformer.check import Adapter, CheckReport
 
 # the warnings of these libraries, and of torch about what they do, are not ours to mend
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
@@ -25,7 +25,7 @@ def installed(name: str) -> Any:
     return pytest.importorskip(name, reason=WHY.format(name))
 
 
-def red(report: Report) -> set[str]:
+def red(report: CheckReport) -> set[str]:
     return {row.contract for row in report.failed}
 
 
@@ -154,7 +154,7 @@ def test_reformer_pytorch_sees_the_future() -> None:
     net = reformer.ReformerLM(
         num_tokens=VOCAB, dim=32, depth=2, heads=2, max_seq_len=128, bucket_size=16, n_hashes=2, causal=True
     )
-    report = mf.check(Adapter(logits=net, vocab=VOCAB, longest=128, multiple=32), only=[*CAUSAL, "gradients"])
+    report = mf.check(Adapter(logits=net, vocab=VOCAB, max_length=128, multiple=32), only=[*CAUSAL, "gradients"])
     # what later tokens change is which tokens share a chunk; that choice has no gradient
     assert red(report) == {"causal"}
     assert report["causal"].measured is not None
@@ -172,7 +172,7 @@ def test_routing_transformer_sees_the_future() -> None:
         found: Tensor = net(tokens)[0]
         return found
 
-    adapter = Adapter(logits=logits, vocab=VOCAB, longest=128, multiple=32, module=net)
+    adapter = Adapter(logits=logits, vocab=VOCAB, max_length=128, multiple=32, module=net)
     report = mf.check(adapter, only=CAUSAL)
     assert red(report) == {"causal"}
     assert report["causal"].measured is not None
@@ -184,7 +184,7 @@ def test_routing_transformer_sees_the_future() -> None:
 def test_performer_pytorch_sees_the_future() -> None:
     performer = installed("performer_pytorch")
     net = performer.PerformerLM(num_tokens=VOCAB, dim=32, depth=1, heads=2, max_seq_len=64, causal=True)
-    report = mf.check(Adapter(logits=net, vocab=VOCAB, longest=64), only=CAUSAL)
+    report = mf.check(Adapter(logits=net, vocab=VOCAB, max_length=64), only=CAUSAL)
     # its features are stabilised by the largest key of the whole row, through which no gradient flows
     assert red(report) == {"causal"}
     assert report["causal"].measured is not None
@@ -205,10 +205,10 @@ def test_x_transformers_with_shifted_tokens_decodes_something_else(shift: int) -
         logits, cache = net(whole, cache=cache, return_intermediates=True)
         return logits[:, -tokens.shape[1] :], (whole, cache)
 
-    def start(batch: int) -> Any:
+    def init_state(batch: int) -> Any:
         return torch.zeros(batch, 0, dtype=torch.long), None
 
-    adapter = Adapter(logits=net, vocab=VOCAB, longest=64, step=step, start=start, chunked=False)
+    adapter = Adapter(logits=net, vocab=VOCAB, max_length=64, step=step, start=init_state, chunked=False)
     report = mf.check(adapter, only=[*CAUSAL, "cached", "prefill"])
     assert red(report) == ({"cached", "prefill"} if shift else set())
     if shift:

@@ -9,18 +9,24 @@ from pairs import DEPTH, DIM, HEADS, HIDDEN, VOCAB, shaken
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.core import PADDING, Place, Plain
-from manyformer.position import NTK, DynamicNTK, Linear, Rotary, YaRN
-from manyformer.position.scaling import Scaling
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions
+from manyformer.position import (
+    DynamicNTKRotaryScaling,
+    LinearRotaryScaling,
+    NTKRotaryScaling,
+    RotaryPosition,
+    YaRNRotaryScaling,
+)
+from manyformer.position.rotary_scaling import RotaryScaling
 
 pytestmark = pytest.mark.oracle
 
 WIDTH, LENGTH = 16, 40
 
 
-def place_of(length: int) -> Place:
+def place_of(length: int) -> TokenPositions:
     pos = torch.arange(length)[None]
-    return Place(pos, torch.zeros_like(pos), Plain())
+    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout())
 
 
 @pytest.fixture
@@ -37,7 +43,7 @@ def test_gptj(queries: Tensor, rotated: int) -> None:
     x = queries.transpose(1, 2)
     turned = apply_rotary_pos_emb(x[..., :rotated], sin[None], cos[None])
     expected = torch.cat([turned, x[..., rotated:]], dim=-1).transpose(1, 2)
-    found = Rotary(WIDTH, rotated=rotated).query(queries, place_of(LENGTH))
+    found = RotaryPosition(WIDTH, rotated=rotated).query(queries, place_of(LENGTH))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
@@ -51,14 +57,14 @@ def test_roformer_pairs(queries: Tensor) -> None:
     table.weight = torch.nn.Parameter(table.create_weight(), requires_grad=False)
     sines = table(torch.Size([2, LENGTH]))[None, None]
     expected = RoFormerSelfAttention.apply_rotary_position_embeddings(sines, queries, queries)[0]
-    torch.testing.assert_close(Rotary(WIDTH).query(queries, place_of(LENGTH)), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(RotaryPosition(WIDTH).query(queries, place_of(LENGTH)), expected, atol=1e-5, rtol=0)
 
 
-ROPES: list[tuple[dict[str, Any], Scaling | None]] = [
+ROPES: list[tuple[dict[str, Any], RotaryScaling | None]] = [
     ({"rope_type": "default"}, None),
-    ({"rope_type": "linear", "factor": 4.0}, Linear(4.0)),
-    ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}, YaRN(4.0, 24)),
-    ({"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048}, YaRN(16.0, 2048)),
+    ({"rope_type": "linear", "factor": 4.0}, LinearRotaryScaling(4.0)),
+    ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}, YaRNRotaryScaling(4.0, 24)),
+    ({"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048}, YaRNRotaryScaling(16.0, 2048)),
 ]
 
 
@@ -81,13 +87,13 @@ def llama_config(rope: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(("rope", "scaling"), ROPES, ids=[str(rope) for rope, _ in ROPES])
-def test_llama_halves(rope: dict[str, Any], scaling: Scaling | None) -> None:
+def test_llama_halves(rope: dict[str, Any], scaling: RotaryScaling | None) -> None:
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
     x, pos = torch.randn(2, HEADS, LENGTH, DIM // HEADS), torch.arange(LENGTH)[None]
     cos, sin = LlamaRotaryEmbedding(llama_config(rope))(x, pos)
     expected = apply_rotary_pos_emb(x, x, cos, sin)[0]
-    found = Rotary(DIM // HEADS, pairs="halves", scaling=scaling).query(x, place_of(LENGTH))
+    found = RotaryPosition(DIM // HEADS, pairs="halves", scaling=scaling).query(x, place_of(LENGTH))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
@@ -100,11 +106,11 @@ def test_scaled_rates(name: str, length: int) -> None:
     theirs, gain = ROPE_INIT_FUNCTIONS[name](config, "cpu", seq_len=length)
     width = DIM // HEADS
     if name == "dynamic":
-        ours = DynamicNTK(4.0, 24).rates(width, 10_000.0, torch.tensor(length))
+        ours = DynamicNTKRotaryScaling(4.0, 24).rates(width, 10_000.0, torch.tensor(length))
         if length > 24:
-            torch.testing.assert_close(ours, NTK(4.0 * length / 24 - 3).rates(width, 10_000.0))
+            torch.testing.assert_close(ours, NTKRotaryScaling(4.0 * length / 24 - 3).rates(width, 10_000.0))
     else:
-        scaling = Linear(4.0) if name == "linear" else YaRN(4.0, 24)
+        scaling = LinearRotaryScaling(4.0) if name == "linear" else YaRNRotaryScaling(4.0, 24)
         ours = scaling.rates(width, 10_000.0)
         assert scaling.gain == pytest.approx(gain, abs=1e-12)
     torch.testing.assert_close(ours, theirs.double(), atol=4e-8, rtol=1e-6)
@@ -127,13 +133,13 @@ def test_roformer_as_a_whole(lengths: list[int]) -> None:
     with torch.no_grad():
         # the sentence type of all tokens is part of every word
         theirs.roformer.embeddings.token_type_embeddings.weight.zero_()
-    ours: Any = mf.build("roformer", vocab=VOCAB, dim=DIM, depth=DEPTH, heads=HEADS, hidden=HIDDEN).eval()
+    ours: Any = mf.build("roformer", vocab=VOCAB, dim=DIM, depth=DEPTH, heads=HEADS, ff_dim=HIDDEN).eval()
     ours.load_state_dict(roformer(weights_of(theirs)))
     real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     tokens = torch.randint(3, VOCAB, real.shape)
     with torch.no_grad():
         expected = theirs(tokens, attention_mask=real.long()).logits
-        found = ours(tokens, torch.where(real, 0, PADDING)).logits
+        found = ours(tokens, torch.where(real, 0, PADDING_SEGMENT)).logits
     assert expected.std() > 0.3
     torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=0)
 
@@ -148,8 +154,8 @@ def test_llama_as_a_whole(rope: str, position: str) -> None:
     theirs = shaken(LlamaForCausalLM(config))
     ours: Any = mf.build(
         "compose",
-        **{"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "kv_heads": 2, "hidden": HIDDEN},
-        **{"feedforward": "swiglu", "norm_kind": "rms", "position": position, "longest": 24, "stretch": 4.0},
+        **{"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "kv_heads": 2, "ff_dim": HIDDEN},
+        **{"feedforward": "swiglu", "norm_kind": "rms", "position": position, "max_length": 24, "length_scale": 4.0},
     ).eval()
     ours.load_state_dict(llama(weights_of(theirs), dim=DIM, heads=HEADS, kv_heads=2))
     tokens = torch.randint(3, VOCAB, (2, 70))

@@ -12,11 +12,11 @@ from torch import Tensor
 import manyformer as mf
 from manyformer import masks as m
 from manyformer.attention import Attention
-from manyformer.batches import IGNORE, MaskedBatch
-from manyformer.core import PADDING, Context
-from manyformer.kernels import Softmax
-from manyformer.mixers.global_local import GlobalLocal
-from manyformer.models.places import locate
+from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
+from manyformer.core import PADDING_SEGMENT, Context
+from manyformer.kernels import SoftmaxKernel
+from manyformer.mixers.global_local import GlobalLocalAttention
+from manyformer.models.token_positions import positions_of
 
 pytestmark = pytest.mark.oracle
 
@@ -46,7 +46,7 @@ def models() -> tuple[Any, Any]:
     )
     theirs = shaken(LongformerForMaskedLM(config))
     sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "hidden": HIDDEN, "longest": LONGEST}
-    ours = mf.build("longformer", **sizes, window=WINDOW, globals=GLOBALS, dropout=0.0).eval()
+    ours = mf.build("longformer", **sizes, window=WINDOW, global_tokens=GLOBALS, dropout=0.0).eval()
     ours.load_state_dict(longformer(weights_of(theirs)))
     return ours, theirs
 
@@ -72,7 +72,7 @@ def test_longformer_with_padding(models: tuple[Any, Any]) -> None:
     real = torch.arange(33) < lengths
     tokens = torch.where(real, tokens, 1)
     with torch.no_grad():
-        found = ours(tokens, torch.where(real, 0, PADDING)).logits
+        found = ours(tokens, torch.where(real, 0, PADDING_SEGMENT)).logits
         wanted = theirs(tokens, attention_mask=real.long(), **words).logits
     torch.testing.assert_close(found[real], wanted[real], atol=1e-5, rtol=1e-5)
 
@@ -80,10 +80,10 @@ def test_longformer_with_padding(models: tuple[Any, Any]) -> None:
 def test_longformer_gradients(models: tuple[Any, Any]) -> None:
     ours, theirs = models
     tokens, words = draw(2, 40)
-    targets = torch.where(torch.rand(2, 40) < 0.3, tokens, IGNORE)
-    loss = ours.loss(MaskedBatch(tokens, targets, None))
+    targets = torch.where(torch.rand(2, 40) < 0.3, tokens, IGNORE_INDEX)
+    loss = ours.loss(MaskedLMBatch(tokens, targets, None))
     (loss.total / loss.targets).backward()
-    theirs(tokens, labels=torch.where(targets == IGNORE, -100, targets), **words).loss.backward()
+    theirs(tokens, labels=torch.where(targets == IGNORE_INDEX, -100, targets), **words).loss.backward()
     mapped = longformer(gradients_of(theirs))
     for name, value in ours.named_parameters():
         if name == "embed.position.weight":
@@ -101,7 +101,7 @@ def test_any_token_can_be_global() -> None:
     config = LongformerConfig(hidden_size=DIM, num_attention_heads=HEADS, attention_window=[8])
     config.attention_probs_dropout_prob = 0.0
     theirs: Any = shaken(LongformerSelfAttention(config, 0))
-    ours = GlobalLocal(DIM, HEADS, m.around(4), m.Role(1))
+    ours = GlobalLocalAttention(DIM, HEADS, m.symmetric_window(4), m.WithRole(1))
     weights = weights_of(theirs)
     packed = {}
     for kind in ("weight", "bias"):
@@ -111,13 +111,13 @@ def test_any_token_can_be_global() -> None:
     ours.load_state_dict(packed | global_projections(weights, "", ""))
     x, role = torch.randn(2, 24, DIM), torch.zeros(2, 24, dtype=torch.long)
     role[0, [3, 11]] = role[1, 20] = 1
-    segments = torch.tensor([[0] * 24, [0] * 21 + [PADDING] * 3])
-    marks = torch.where(segments == PADDING, -10000.0, 10000.0 * role)
+    segments = torch.tensor([[0] * 24, [0] * 21 + [PADDING_SEGMENT] * 3])
+    marks = torch.where(segments == PADDING_SEGMENT, -10000.0, 10000.0 * role)
     with torch.no_grad():
-        place = locate(role, segments, None)[0]._replace(role=role)
+        place = positions_of(role, segments, None)[0]._replace(roles=role)
         found = ours(x, Context(place)).y
         wanted = theirs(x, marks, marks < 0, marks > 0, bool((marks > 0).any()))[0]
-    real = segments != PADDING
+    real = segments != PADDING_SEGMENT
     torch.testing.assert_close(found[real], wanted[real], atol=1e-5, rtol=1e-5)
 
 
@@ -132,27 +132,27 @@ def test_bigbird_with_our_random_blocks(padding: int, monkeypatch: pytest.Monkey
     )
     # evaluation would look at block 0 instead of random ones
     theirs: Any = shaken(BigBirdBlockSparseAttention(config, seed=0)).train()
-    chance = m.RandomBlocks(size, count, blocks, seed=3, lead=1, tail=1)
-    lists: list[Any] = [chance.head(head) for head in range(HEADS)]
+    chance = m.RandomBlocks(size, count, blocks, seed=3, skip_first=1, skip_last=1)
+    lists: list[Any] = [chance.for_head(head) for head in range(HEADS)]
     rows = [np.array(one.rows[1:-1]) for one in lists]
     assert {row.shape for row in rows} == {(blocks - 2, count)}
     monkeypatch.setattr(theirs, "_bigbird_block_rand_mask_with_head", lambda **words: rows)
-    ends = m.Positions(*range(size), *range(size * (blocks - 1), size * blocks))
-    mask = m.Blocks(size, before=size, after=size) | m.Global(ends) | chance
-    ours = Attention(DIM, HEADS, Softmax(mask, path="sparse"))
+    ends = m.AtPositions(*range(size), *range(size * (blocks - 1), size * blocks))
+    mask = m.LocalBlocks(size, lookback=size, lookahead=size) | m.GlobalTokens(ends) | chance
+    ours = Attention(DIM, HEADS, SoftmaxKernel(mask, path="sparse"))
     names = ("query", "key", "value", "query")
     weights = {f"x.{name}": value for name, value in weights_of(theirs).items()}
     mapped = {name.removeprefix("y."): value for name, value in _attention(weights, "x", "y", names).items()}
     ours.load_state_dict(mapped)
     with torch.no_grad():
-        ours.out.weight.copy_(torch.eye(DIM))
-        ours.out.bias.zero_()
+        ours.out_proj.weight.copy_(torch.eye(DIM))
+        ours.out_proj.bias.zero_()
     length = size * blocks
     x = torch.randn(2, length, DIM)
     keep = torch.ones(2, length)
     keep[1, length - padding :] = 0 if padding else 1
     blocked, band, before, after = BigBirdModel.create_masks_for_block_sparse_attn(keep, size)
-    found = ours(x, Context(locate(keep.long(), torch.where(keep > 0, 0, PADDING), None)[0])).y
+    found = ours(x, Context(positions_of(keep.long(), torch.where(keep > 0, 0, PADDING_SEGMENT), None)[0])).y
     wanted = theirs(x, band, before, after, blocked, blocked)[0]
     real = keep > 0
     torch.testing.assert_close(found[real], wanted[real], atol=1e-5, rtol=1e-5)

@@ -17,7 +17,7 @@ from test_transformers import assert_near, assert_same_gradients
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.batches import ImageBatch
+from manyformer.batches import ImageClassificationBatch
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 
@@ -51,11 +51,11 @@ def vit(theirs: Tensors) -> dict[str, Tensor]:
     ours["embed.leading"], ours["embed.position.weight"] = theirs["cls_token"][0], theirs["pos_embed"][0]
     for i in range(DEPTH):
         old, new = f"blocks.{i}", f"body.{i}"
-        names |= {f"{old}.norm1": f"{new}.attention.before", f"{old}.attn.proj": f"{new}.attention.inner.out"}
+        names |= {f"{old}.norm1": f"{new}.attention.pre_norm", f"{old}.attn.proj": f"{new}.attention.inner.out_proj"}
         names |= channels(f"{old}.norm2", f"{old}.mlp", new)
         for kind in ("weight", "bias"):
             packed, inner = theirs[f"{old}.attn.qkv.{kind}"], f"{new}.attention.inner"
-            ours[f"{inner}.to_q.{kind}"], ours[f"{inner}.to_kv.{kind}"] = packed[:DIM], packed[DIM:]
+            ours[f"{inner}.q_proj.{kind}"], ours[f"{inner}.kv_proj.{kind}"] = packed[:DIM], packed[DIM:]
     return ours | renamed(theirs, names)
 
 
@@ -64,14 +64,14 @@ def mixer(theirs: Tensors) -> dict[str, Tensor]:
     ours, names = ends(theirs, "stem.proj"), {}
     for i in range(DEPTH):
         old, new = f"blocks.{i}", f"body.{i}"
-        names |= {f"{old}.norm1": f"{new}.mixer.before", f"{old}.mlp_tokens.fc1": f"{new}.mixer.inner.up"}
+        names |= {f"{old}.norm1": f"{new}.mixer.pre_norm", f"{old}.mlp_tokens.fc1": f"{new}.mixer.inner.up"}
         names |= {f"{old}.mlp_tokens.fc2": f"{new}.mixer.inner.down"}
         names |= channels(f"{old}.norm2", f"{old}.mlp_channels", new)
     return ours | renamed(theirs, names)
 
 
 def channels(norm: str, mlp: str, new: str) -> dict[str, str]:
-    return {norm: f"{new}.ff.before", f"{mlp}.fc1": f"{new}.ff.inner.up", f"{mlp}.fc2": f"{new}.ff.inner.down"}
+    return {norm: f"{new}.ff.pre_norm", f"{mlp}.fc1": f"{new}.ff.inner.up", f"{mlp}.fc2": f"{new}.ff.inner.down"}
 
 
 def pair(name: str) -> tuple[nn.Module, Any, Any]:
@@ -96,5 +96,5 @@ def test_outputs_and_gradients(name: str) -> None:
     logits = theirs(images.permute(0, 3, 1, 2))
     assert_near(ours(images).logits, logits)
     nn.functional.cross_entropy(logits, labels, reduction="sum").backward()
-    ours.loss(ImageBatch(images, labels)).total.backward()
+    ours.loss(ImageClassificationBatch(images, labels)).total.backward()
     assert_same_gradients(ours, convert(gradients_of(theirs)))

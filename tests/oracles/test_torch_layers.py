@@ -11,27 +11,29 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
 from manyformer.attention import Attention
-from manyformer.core import PADDING, Chain, Context, Memory, Place, Plain
+from manyformer.core import PADDING_SEGMENT, Chain, Context, ContiguousLayout, MemorySequence, TokenPositions
 from manyformer.feedforward import FeedForward
-from manyformer.kernels import Softmax
-from manyformer.masks import Causal, Document, Everything, Heads, Mask, Nothing
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import AllKeys, Causal, Mask, NoKeys, PerHead, SameDocument
 from manyformer.position import NoPosition
 from manyformer.recipes.stacks import branch
-from manyformer.sources import Encoded
+from manyformer.sources import CrossAttentionSource
 
 pytestmark = pytest.mark.oracle
 
 DIM, HEADS, HIDDEN = 24, 4, 40
 
 
-def plain(batch: int, length: int) -> Place:
-    return Place(torch.arange(length).expand(batch, -1), torch.zeros(batch, length, dtype=torch.long), Plain())
+def plain(batch: int, length: int) -> TokenPositions:
+    return TokenPositions(
+        torch.arange(length).expand(batch, -1), torch.zeros(batch, length, dtype=torch.long), ContiguousLayout()
+    )
 
 
-def padded(lengths: list[int]) -> Place:
+def padded(lengths: list[int]) -> TokenPositions:
     width = max(lengths)
     column = torch.arange(width).expand(len(lengths), -1)
-    return Place(column, torch.where(column < torch.tensor(lengths)[:, None], 0, PADDING))
+    return TokenPositions(column, torch.where(column < torch.tensor(lengths)[:, None], 0, PADDING_SEGMENT))
 
 
 def shaken(module: Any) -> Any:
@@ -43,9 +45,9 @@ def shaken(module: Any) -> Any:
 
 def block(order: str, *, cross: bool) -> Chain:
     """Self-attention, perhaps cross-attention, feed-forward, as torch's layers have them."""
-    parts: dict[str, Any] = {"attention": Attention(DIM, HEADS, Softmax(Causal() if cross else Everything()))}
+    parts: dict[str, Any] = {"attention": Attention(DIM, HEADS, SoftmaxKernel(Causal() if cross else AllKeys()))}
     if cross:
-        parts["cross"] = Attention(DIM, HEADS, Softmax(), source=Encoded())
+        parts["cross"] = Attention(DIM, HEADS, SoftmaxKernel(), source=CrossAttentionSource())
     parts["ff"] = FeedForward(DIM, HIDDEN)
     return Chain(**{n: branch(p, order=order, norm=lambda: nn.LayerNorm(DIM)) for n, p in parts.items()}).eval()
 
@@ -57,7 +59,7 @@ def test_encoder_layer(order: str) -> None:
     norm = "before" if order == "pre" else "after"
     ours.load_state_dict(torch_layer(weights_of(theirs), norm))
     place = padded([9, 5])
-    real = place.seg != PADDING
+    real = place.segment_ids != PADDING_SEGMENT
     x, up = torch.randn(2, 9, DIM), torch.randn(2, 9, DIM) * real[..., None]
     # under grad mode torch takes its written-out form, not the inference fast path
     expected = theirs(x, src_key_padding_mask=~real)
@@ -78,15 +80,15 @@ def test_decoder_layer(order: str) -> None:
     x, length = torch.randn(2, 7, DIM), 7
     later = torch.ones(length, length, dtype=torch.bool).triu(1)
     with torch.no_grad():
-        expected = theirs(x, source, tgt_mask=later, memory_key_padding_mask=place.seg == PADDING)
-        y = ours(x, Context(plain(2, length), Memory(source, place))).y
+        expected = theirs(x, source, tgt_mask=later, memory_key_padding_mask=place.segment_ids == PADDING_SEGMENT)
+        y = ours(x, Context(plain(2, length), MemorySequence(source, place))).y
     torch.testing.assert_close(y, expected, atol=1e-5, rtol=0)
 
 
 MASKS: list[tuple[str, Mask]] = [
-    ("everything", Everything()),
+    ("everything", AllKeys()),
     ("causal", Causal()),
-    ("per head", Heads({0: Causal(), 2: ~Causal() | Causal()}, rest=Causal())),
+    ("per head", PerHead({0: Causal(), 2: ~Causal() | Causal()}, default=Causal())),
 ]
 
 
@@ -94,7 +96,7 @@ MASKS: list[tuple[str, Mask]] = [
 @pytest.mark.parametrize("path", ["auto", "naive"])
 def test_multihead_attention(_: str, mask: Mask, path: Any) -> None:
     theirs = shaken(nn.MultiheadAttention(DIM, HEADS, batch_first=True))
-    ours = Attention(DIM, HEADS, Softmax(mask, path=path))
+    ours = Attention(DIM, HEADS, SoftmaxKernel(mask, path=path))
     ours.load_state_dict(multihead(weights_of(theirs)))
     x, place = torch.randn(2, 8, DIM), plain(2, 8)
     hidden = ~mask.dense(place, place, HEADS).expand(2, HEADS, 8, 8).flatten(0, 1)
@@ -110,27 +112,27 @@ def test_multihead_attention(_: str, mask: Mask, path: Any) -> None:
 
 def test_watched_weights_are_those_of_torch() -> None:
     theirs = shaken(nn.MultiheadAttention(DIM, HEADS, batch_first=True))
-    ours = Attention(DIM, HEADS, Softmax())
+    ours = Attention(DIM, HEADS, SoftmaxKernel())
     ours.load_state_dict(multihead(weights_of(theirs)))
     x, place = torch.randn(2, 8, DIM), padded([8, 3])
-    _y, expected = theirs(x, x, x, key_padding_mask=place.seg == PADDING, average_attn_weights=False)
+    _y, expected = theirs(x, x, x, key_padding_mask=place.segment_ids == PADDING_SEGMENT, average_attn_weights=False)
     seen: list[tuple[str, Tensor]] = []
     ours(x, Context(place, watch=lambda module, name, value: seen.append((name, value))))
     assert [name for name, _ in seen] == ["weights"]
-    real = place.seg != PADDING
+    real = place.segment_ids != PADDING_SEGMENT
     for row in range(2):
         torch.testing.assert_close(seen[0][1][row][:, real[row]], expected[row][:, real[row]], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_grouped_heads_are_repeated_heads(kv_heads: int) -> None:
-    grouped = shaken(Attention(DIM, HEADS, Softmax(Causal()), kv_heads=kv_heads))
-    whole = Attention(DIM, HEADS, Softmax(Causal()))
+    grouped = shaken(Attention(DIM, HEADS, SoftmaxKernel(Causal()), kv_heads=kv_heads))
+    whole = Attention(DIM, HEADS, SoftmaxKernel(Causal()))
     repeats, width = HEADS // kv_heads, DIM // HEADS
     with torch.no_grad():
-        whole.to_q.load_state_dict(grouped.to_q.state_dict())
-        whole.out.load_state_dict(grouped.out.state_dict())
-        for old, new in ((grouped.to_kv.weight, whole.to_kv.weight), (grouped.to_kv.bias, whole.to_kv.bias)):
+        whole.q_proj.load_state_dict(grouped.q_proj.state_dict())
+        whole.out_proj.load_state_dict(grouped.out_proj.state_dict())
+        for old, new in ((grouped.kv_proj.weight, whole.kv_proj.weight), (grouped.kv_proj.bias, whole.kv_proj.bias)):
             # (k or v) x heads x width, every head as often as it has queries
             parts = old.view(2, kv_heads, width, -1).repeat_interleave(repeats, dim=1)
             new.copy_(parts.reshape(new.shape))
@@ -140,11 +142,11 @@ def test_grouped_heads_are_repeated_heads(kv_heads: int) -> None:
 
 def test_key_and_value_widths_against_a_loop() -> None:
     heads, kv_heads, key, value, length = 4, 2, 5, 3, 6
-    attention = shaken(Attention(DIM, heads, Softmax(Causal()), kv_heads=kv_heads, key=key, value=value))
+    attention = shaken(Attention(DIM, heads, SoftmaxKernel(Causal()), kv_heads=kv_heads, head_dim=key, value_dim=value))
     x = torch.randn(2, length, DIM)
     y = attention(x, Context(plain(2, length))).y
-    q = F.linear(x, attention.to_q.weight, attention.to_q.bias)
-    kv = F.linear(x, attention.to_kv.weight, attention.to_kv.bias)
+    q = F.linear(x, attention.q_proj.weight, attention.q_proj.bias)
+    kv = F.linear(x, attention.kv_proj.weight, attention.kv_proj.bias)
     for b in range(2):
         for i in range(length):
             joined = []
@@ -155,14 +157,14 @@ def test_key_and_value_widths_against_a_loop() -> None:
                 weights = torch.stack(scores).softmax(0)
                 at = kv_heads * key + g * value
                 joined.append(sum(weights[j] * kv[b, j, at : at + value] for j in range(i + 1)))
-            expected = attention.out(torch.cat(joined))
+            expected = attention.out_proj(torch.cat(joined))
             torch.testing.assert_close(y[b, i], expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("scale", [None, 0.7])
 def test_naive_is_scaled_dot_product_attention(scale: float | None) -> None:
     q, k, v = (torch.randn(2, HEADS, n, 8) for n in (5, 7, 7))
-    kernel = Softmax(path="naive", scale=scale)
+    kernel = SoftmaxKernel(path="naive", scale=scale)
     y = kernel(q, k, v, plain(2, 5), plain(2, 7), NoPosition()).y
     torch.testing.assert_close(y, F.scaled_dot_product_attention(q, k, v, scale=scale), atol=1e-6, rtol=1e-5)
 
@@ -170,7 +172,7 @@ def test_naive_is_scaled_dot_product_attention(scale: float | None) -> None:
 FLEX: list[tuple[str, Mask]] = [
     ("causal documents", Causal()),
     ("not causal", ~Causal()),
-    ("or", Heads({1: Everything()}, rest=Nothing()) | Causal() & Document()),
+    ("or", PerHead({1: AllKeys()}, default=NoKeys()) | Causal() & SameDocument()),
 ]
 
 
@@ -179,16 +181,22 @@ FLEX: list[tuple[str, Mask]] = [
 @pytest.mark.parametrize(("_", "mask"), FLEX, ids=[name for name, _ in FLEX])
 def test_masks_are_those_of_flex_attention(_: str, mask: Mask) -> None:
     """A mask asked with the scalar places of one query and one key, as FlexAttention asks its `mask_mod`."""
-    place = Place(torch.tensor([[0, 1, 2, 0, 1, 0, 0, 0]]), torch.tensor([[0, 0, 0, 1, 1, 2, PADDING, PADDING]]))
+    place = TokenPositions(
+        torch.tensor([[0, 1, 2, 0, 1, 0, 0, 0]]), torch.tensor([[0, 0, 0, 1, 1, 2, PADDING_SEGMENT, PADDING_SEGMENT]])
+    )
     q, k, v = (torch.randn(1, HEADS, 8, 16) for _ in range(3))
 
     def scored(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        at, of = (Place(place.pos[b, n], place.seg[b, n]) for n in (i, j))
-        return torch.where(mask(h, at, of) & (at.seg == of.seg) & (of.seg != PADDING), score, -torch.inf)
+        at, of = (TokenPositions(place.position_ids[b, n], place.segment_ids[b, n]) for n in (i, j))
+        return torch.where(
+            mask(h, at, of) & (at.segment_ids == of.segment_ids) & (of.segment_ids != PADDING_SEGMENT),
+            score,
+            -torch.inf,
+        )
 
     with torch.no_grad():
         expected = flex_attention(q, k, v, score_mod=scored)
-    y = Softmax(mask)(q, k, v, place, place, NoPosition()).y
+    y = SoftmaxKernel(mask)(q, k, v, place, place, NoPosition()).y
     seen = mask.dense(place, place, HEADS).expand(1, HEADS, 8, 8).any(-1)
     torch.testing.assert_close(y[seen], expected[seen], atol=1e-5, rtol=0)
     assert (y[~seen] == 0).all()

@@ -8,9 +8,9 @@ from mapping import bert, gpt2, gradients_of, marian
 from pairs import END, LONGEST, VOCAB, bert_pair, gpt2_pair, marian_pair
 from torch import Tensor, nn
 
-from manyformer.batches import IGNORE, MaskedBatch, PairBatch, TextBatch
-from manyformer.core import PADDING
-from manyformer.generate import Average, Beam, Decoding, Hypothesis, Likely, generate
+from manyformer.batches import IGNORE_INDEX, CausalLMBatch, MaskedLMBatch, Seq2SeqBatch
+from manyformer.core import PADDING_SEGMENT
+from manyformer.generate import AverageLogProbPenalty, BeamSettings, Decoding, Hypothesis, LikelyStopping, generate
 
 pytestmark = pytest.mark.oracle
 
@@ -25,7 +25,7 @@ def words(*shape: int) -> Tensor:
 
 
 def attention_of(segments: Tensor) -> Tensor:
-    return (segments != PADDING).long()
+    return (segments != PADDING_SEGMENT).long()
 
 
 def padded(lengths: list[int], side: str) -> Tensor:
@@ -34,7 +34,7 @@ def padded(lengths: list[int], side: str) -> Tensor:
     column = torch.arange(width)
     counts = torch.tensor(lengths)[:, None]
     real = column < counts if side == "right" else column >= width - counts
-    return torch.where(real, 0, PADDING)
+    return torch.where(real, 0, PADDING_SEGMENT)
 
 
 def assert_near(ours: Tensor, theirs: Tensor) -> None:
@@ -87,13 +87,13 @@ def test_gpt2_cache(gpt2_models: tuple[Any, Any], capacity: int | None) -> None:
 def test_gpt2_gradients(gpt2_models: tuple[Any, Any]) -> None:
     ours, theirs = gpt2_models
     tokens = words(3, 12)
-    targets = torch.where(torch.rand(3, 12) < 0.3, IGNORE, words(3, 12))
+    targets = torch.where(torch.rand(3, 12) < 0.3, IGNORE_INDEX, words(3, 12))
     ours.zero_grad()
     theirs.zero_grad()
-    loss = ours.loss(TextBatch(tokens, targets))
+    loss = ours.loss(CausalLMBatch(tokens, targets))
     loss.total.div(loss.targets).backward()
     # they shift the labels themselves
-    labels = torch.cat([torch.full((3, 1), IGNORE), targets], dim=1)
+    labels = torch.cat([torch.full((3, 1), IGNORE_INDEX), targets], dim=1)
     theirs(torch.cat([tokens, tokens[:, :1]], dim=1), labels=labels).loss.backward()
     assert_same_gradients(ours, gpt2(gradients_of(theirs)))
 
@@ -112,10 +112,10 @@ def test_bert_gradients(bert_models: tuple[Any, Any]) -> None:
     ours, theirs = bert_models
     segments = padded([12, 5, 9], "right")
     tokens, mask = words(3, 12), attention_of(segments)
-    targets = torch.where((torch.rand(3, 12) < 0.5) & mask.bool(), words(3, 12), IGNORE)
+    targets = torch.where((torch.rand(3, 12) < 0.5) & mask.bool(), words(3, 12), IGNORE_INDEX)
     ours.zero_grad()
     theirs.zero_grad()
-    loss = ours.loss(MaskedBatch(tokens, targets, segments))
+    loss = ours.loss(MaskedLMBatch(tokens, targets, segments))
     loss.total.div(loss.targets).backward()
     theirs(tokens, attention_mask=mask, labels=targets).loss.backward()
     assert_same_gradients(ours, bert(gradients_of(theirs)))
@@ -150,10 +150,10 @@ def test_marian_gradients(marian_models: tuple[Any, Any]) -> None:
     ours, theirs = marian_models
     segments = padded([10, 4, 6], "right")
     source, target = words(3, 10), words(3, 8)
-    targets = torch.where(padded([8, 5, 6], "right") == PADDING, IGNORE, words(3, 8))
+    targets = torch.where(padded([8, 5, 6], "right") == PADDING_SEGMENT, IGNORE_INDEX, words(3, 8))
     ours.zero_grad()
     theirs.zero_grad()
-    loss = ours.loss(PairBatch(source, target, targets, segments))
+    loss = ours.loss(Seq2SeqBatch(source, target, targets, segments))
     loss.total.div(loss.targets).backward()
     mask = attention_of(segments)
     theirs(source, attention_mask=mask, decoder_input_ids=target, labels=targets).loss.backward()
@@ -162,8 +162,8 @@ def test_marian_gradients(marian_models: tuple[Any, Any]) -> None:
 
 def beamed(width: int, best: int, alpha: float, max_new: int) -> Decoding:
     """The rules of `transformers`: its length penalty, its way to end."""
-    pick = Beam(width, Average(alpha), best, Likely())
-    return Decoding(pick=pick, max_new=max_new, stop_ids=(END,), ban=())
+    pick = BeamSettings(width, AverageLogProbPenalty(alpha), best, LikelyStopping())
+    return Decoding(choice=pick, max_new=max_new, stop_ids=(END,), ban=())
 
 
 def assert_same_beams(answers: tuple[tuple[Hypothesis, ...], ...], sequences: Tensor, scores: Tensor) -> None:

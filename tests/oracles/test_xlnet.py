@@ -27,7 +27,7 @@ def theirs() -> Any:
 
 def ours(model: Any) -> LanguageModel:
     words = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "hidden": HIDDEN, "dropout": 0.0}
-    mine = mf.build("transformer-xl", **words, remembered=MEMORY, biases="own").double()
+    mine = mf.build("transformer-xl", **words, memory_length=MEMORY, bias_sharing="own").double()
     assert isinstance(mine, LanguageModel)
     state = dict(mine.state_dict())
     state["embed.token.weight"] = model.word_embedding.weight / DIM**0.5
@@ -35,9 +35,9 @@ def ours(model: Any) -> LanguageModel:
     for number, layer in enumerate(model.layer):
         at, ff, attention = f"body.{number}.attention.", f"body.{number}.ff.", layer.rel_attn
         state |= {
-            f"{at}inner.to_q.weight": attention.q.flatten(1).T,
-            f"{at}inner.to_kv.weight": torch.cat([attention.k.flatten(1), attention.v.flatten(1)], 1).T,
-            f"{at}inner.out.weight": attention.o.flatten(1),
+            f"{at}inner.q_proj.weight": attention.q.flatten(1).T,
+            f"{at}inner.kv_proj.weight": torch.cat([attention.k.flatten(1), attention.v.flatten(1)], 1).T,
+            f"{at}inner.out_proj.weight": attention.o.flatten(1),
             f"{at}inner.position.to_r.weight": attention.r.flatten(1).T,
             f"{at}inner.position.biases.u": attention.r_w_bias,
             f"{at}inner.position.biases.v": attention.r_r_bias,
@@ -55,7 +55,7 @@ def test_segments_that_remember(training: bool) -> None:
     released = theirs()
     model = ours(released).train(training)
     tokens = torch.randint(0, VOCAB, (2, 20))
-    state, memories = model.start(2), None
+    state, memories = model.init_state(2), None
     for columns in tokens.split(5, dim=1):
         with torch.no_grad():
             out = released(columns, mems=memories, use_mems=True)

@@ -7,28 +7,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.core import PADDING, Context, Place, Plain
-from manyformer.models.places import locate
+from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, TokenPositions
+from manyformer.models.token_positions import positions_of
 from manyformer.position import (
-    XL,
-    GridConcat,
-    GridSum,
-    Learned,
-    LearnedSteps,
+    ConcatenatedGridPosition,
+    LearnedPosition,
+    LearnedStepSignal,
     NoPosition,
-    Placed,
-    Sinusoid,
-    SinusoidSteps,
-    Timing,
+    PositionLayer,
+    PositionStepSignal,
+    SinusoidalPosition,
+    SinusoidalStepSignal,
+    SummedGridPosition,
+    TransformerXLPosition,
 )
-from manyformer.position.absolute import Absolute
+from manyformer.position.absolute import AbsolutePosition
 
 LAYOUTS = ("interleaved", "halves", "timing")
 
 
-def place_of(length: int, start: int = 0, *, plain: bool = True) -> Place:
+def place_of(length: int, start: int = 0, *, plain: bool = True) -> TokenPositions:
     pos = torch.arange(start, start + length)[None]
-    return Place(pos, torch.zeros_like(pos), Plain(start) if plain else None)
+    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout(start) if plain else None)
 
 
 def by_hand(length: int, dim: int, layout: str) -> Tensor:
@@ -46,7 +46,7 @@ def by_hand(length: int, dim: int, layout: str) -> Tensor:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sinusoid_is_the_formula(layout: Any, dim: int) -> None:
     expected = by_hand(50, dim, layout)
-    sinusoid = Sinusoid(dim, layout=layout)
+    sinusoid = SinusoidalPosition(dim, layout=layout)
     torch.testing.assert_close(sinusoid.table[:50], expected, atol=1e-6, rtol=0)
     for plain in (True, False):
         added = sinusoid.embed(torch.ones(2, 30, dim), place_of(30, 20, plain=plain))
@@ -58,7 +58,7 @@ def test_sinusoid_is_the_formula(layout: Any, dim: int) -> None:
 
 
 def test_the_layouts_differ_as_they_should() -> None:
-    interleaved, halves, timing = (Sinusoid(64, layout=layout).table[:128] for layout in LAYOUTS)  # type: ignore[arg-type]
+    interleaved, halves, timing = (SinusoidalPosition(64, layout=layout).table[:128] for layout in LAYOUTS)  # type: ignore[arg-type]
     assert torch.equal(torch.cat([interleaved[:, ::2], interleaved[:, 1::2]], dim=1), halves)
     assert (timing - halves).abs().max() > 1
     # Tensor2Tensor's slowest wave is 10,000 positions to the radian exactly
@@ -67,7 +67,7 @@ def test_the_layouts_differ_as_they_should() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_products_know_the_distance_and_shifts_are_rotations(layout: Any) -> None:
-    table = Sinusoid(16, layout=layout).table.double()
+    table = SinusoidalPosition(16, layout=layout).table.double()
     products = table @ table.T
     for shift in (0, 1, 7, 100):
         torch.testing.assert_close(products[3, 3 + shift], products[200, 200 + shift], atol=1e-5, rtol=0)
@@ -83,51 +83,51 @@ def test_gpt_j_has_the_same_halves(length: int) -> None:
     """Their angles are float32, so that one of 2047 radians is off by as much as its last bit, 1e-4."""
     from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
 
-    ours = Sinusoid(64, layout="halves").rows(torch.arange(length))
+    ours = SinusoidalPosition(64, layout="halves").rows(torch.arange(length))
     torch.testing.assert_close(ours, create_sinusoidal_positions(length, 64), atol=length * 2**-24, rtol=0)
 
 
 def test_far_positions_do_not_collide_in_half_precision() -> None:
-    table = Sinusoid(64).to(torch.bfloat16)
+    table = SinusoidalPosition(64).to(torch.bfloat16)
     near, far = (table.embed(torch.zeros(1, 1, 64), place_of(1, at, plain=False)) for at in (70_000, 70_001))
     assert (near - far).abs().max() > 0.5
 
 
 @pytest.mark.parametrize("dim", [64, 63])
 def test_learned_positions_start_as_scaled_sinusoids(dim: int) -> None:
-    table = Learned(dim, 40, std=0.05).weight.detach()
+    table = LearnedPosition(dim, 40, std=0.05).weight.detach()
     assert table.shape == (40, dim)
     assert 0.045 < table.pow(2).mean().sqrt() < 0.055
     near, far = (torch.cosine_similarity(table[0], table[k], dim=0) for k in (1, 30))
     assert near > 0.9 > far
     if dim == 64:
-        torch.testing.assert_close(table / (0.05 * math.sqrt(2)), Sinusoid(dim).table[:40])
+        torch.testing.assert_close(table / (0.05 * math.sqrt(2)), SinusoidalPosition(dim).table[:40])
 
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_learned_position_that_does_not_exist_is_refused(plain: bool) -> None:
     with pytest.raises(ValueError, match="position 5 does not exist: the model was built for longest=5"):
-        Learned(4, 5).embed(torch.zeros(1, 4, 4), place_of(4, 2, plain=plain))
+        LearnedPosition(4, 5).embed(torch.zeros(1, 4, 4), place_of(4, 2, plain=plain))
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_widths_that_cannot_be_filled_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"Sinusoid: dim \(7\) must be even"):
-        Sinusoid(7)
-    with pytest.raises(ValueError, match=r"SinusoidSteps: dim \(7\) must be even"):
-        SinusoidSteps(7)
+    with pytest.raises(ValueError, match=r"SinusoidalPosition: dim \(7\) must be even"):
+        SinusoidalPosition(7)
+    with pytest.raises(ValueError, match=r"SinusoidalStepSignal: dim \(7\) must be even"):
+        SinusoidalStepSignal(7)
     wrong: Any = "thirds"
     with pytest.raises(ValueError, match=r"layout \('thirds'\) must be one of interleaved, halves, timing"):
-        Sinusoid(8, layout=wrong)
-    with pytest.raises(ValueError, match=r"Placed: XL acts on \['query', 'score'\] inside attention"):
-        Placed(XL(8, 2))
+        SinusoidalPosition(8, layout=wrong)
+    with pytest.raises(ValueError, match=r"PositionLayer: XL acts on \['query', 'score'\] inside attention"):
+        PositionLayer(TransformerXLPosition(8, 2))
 
 
-PARTS: dict[str, Absolute] = {
-    "sinusoid": Sinusoid(8, layout="timing"),
-    "learned": Learned(8, 40, std=1.0),
-    "sum": GridSum((4, 5), [Learned(8, 4, std=1.0), Sinusoid(8)], before=1),
-    "concat": GridConcat((4, 5), [Sinusoid(2), Learned(6, 5, std=1.0)]),
+PARTS: dict[str, AbsolutePosition] = {
+    "sinusoid": SinusoidalPosition(8, layout="timing"),
+    "learned": LearnedPosition(8, 40, std=1.0),
+    "sum": SummedGridPosition((4, 5), [LearnedPosition(8, 4, std=1.0), SinusoidalPosition(8)], prefix_tokens=1),
+    "concat": ConcatenatedGridPosition((4, 5), [SinusoidalPosition(2), LearnedPosition(6, 5, std=1.0)]),
 }
 
 
@@ -139,8 +139,8 @@ def test_left_padding_packing_and_pieces_change_nothing(kind: str) -> None:
     torch.testing.assert_close(part.embed(x, place_of(9, plain=False)), whole)
     pieces = [part.embed(x[:, a:b], place_of(b - a, a)) for a, b in ((0, 1), (1, 6), (6, 9))]
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
-    segments = torch.tensor([[PADDING] * 4 + [0] * 9, [0] * 3 + [1] * 9 + [PADDING]])
-    place, _ = locate(segments, segments, None)
+    segments = torch.tensor([[PADDING_SEGMENT] * 4 + [0] * 9, [0] * 3 + [1] * 9 + [PADDING_SEGMENT]])
+    place, _ = positions_of(segments, segments, None)
     rows = torch.zeros(2, 13, 8)
     rows[0, 4:], rows[1, 3:12] = x[0], x[0]
     found = part.embed(rows, place)
@@ -149,17 +149,17 @@ def test_left_padding_packing_and_pieces_change_nothing(kind: str) -> None:
 
 
 def test_padding_may_carry_any_position() -> None:
-    place = Place(torch.tensor([[999, 0, 1]]), torch.tensor([[PADDING, 0, 0]]))
-    assert Learned(4, 2).embed(torch.zeros(1, 3, 4), place).isfinite().all()
+    place = TokenPositions(torch.tensor([[999, 0, 1]]), torch.tensor([[PADDING_SEGMENT, 0, 0]]))
+    assert LearnedPosition(4, 2).embed(torch.zeros(1, 3, 4), place).isfinite().all()
 
 
 def test_a_position_for_each_layer_is_added_where_it_stands() -> None:
-    x, tables = torch.randn(2, 6, 8), [Learned(8, 6, std=1.0) for _ in range(3)]
+    x, tables = torch.randn(2, 6, 8), [LearnedPosition(8, 6, std=1.0) for _ in range(3)]
     y = x
     for table in tables:
-        y = Placed(table)(y, Context(place_of(6))).y
+        y = PositionLayer(table)(y, Context(place_of(6))).y
     torch.testing.assert_close(y, x + sum(table.weight for table in tables))
-    out = Placed(NoPosition())(x, Context(place_of(6)), "kept")
+    out = PositionLayer(NoPosition())(x, Context(place_of(6)), "kept")
     assert torch.equal(out.y, x)
     assert out.state == "kept"
 
@@ -167,10 +167,10 @@ def test_a_position_for_each_layer_is_added_where_it_stands() -> None:
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_a_grid_reads_row_after_row(before: int) -> None:
     height, width = 3, 5
-    rows, columns = Learned(8, height, std=1.0), Learned(8, width, std=1.0)
-    grid = GridSum((height, width), [rows, columns], before=before)
-    assert grid.longest == before + 15
-    found = grid.embed(torch.zeros(1, grid.longest, 8), place_of(grid.longest))[0]
+    rows, columns = LearnedPosition(8, height, std=1.0), LearnedPosition(8, width, std=1.0)
+    grid = SummedGridPosition((height, width), [rows, columns], prefix_tokens=before)
+    assert grid.max_length == before + 15
+    found = grid.embed(torch.zeros(1, grid.max_length, 8), place_of(grid.max_length))[0]
     assert not found[:before].any()
     for r in range(height):
         for c in range(width):
@@ -179,8 +179,8 @@ def test_a_grid_reads_row_after_row(before: int) -> None:
 
 
 def test_a_grid_of_three_axes_one_after_the_other() -> None:
-    axes = [Sinusoid(4), Sinusoid(6, layout="halves"), Learned(2, 3, std=1.0)]
-    found = GridConcat((2, 2, 3), axes).rows(torch.arange(12))
+    axes = [SinusoidalPosition(4), SinusoidalPosition(6, layout="halves"), LearnedPosition(2, 3, std=1.0)]
+    found = ConcatenatedGridPosition((2, 2, 3), axes).rows(torch.arange(12))
     for pos, (r, c, k) in enumerate((r, c, k) for r in range(2) for c in range(2) for k in range(3)):
         torch.testing.assert_close(found[pos], torch.cat([axes[0].table[r], axes[1].table[c], axes[2].weight[k]]))  # type: ignore[attr-defined]
 
@@ -189,19 +189,19 @@ def test_a_grid_of_three_axes_one_after_the_other() -> None:
 def test_grids_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="position 20 does not exist: the model was built for 4 x 5 cells after 0"):
         PARTS["concat"].embed(torch.zeros(1, 2, 8), place_of(2, 19))
-    with pytest.raises(ValueError, match="GridSum: 2 sizes need as many positions, not 1"):
-        GridSum((2, 2), [Sinusoid(4)])
+    with pytest.raises(ValueError, match="SummedGridPosition: 2 sizes need as many positions, not 1"):
+        SummedGridPosition((2, 2), [SinusoidalPosition(4)])
     with pytest.raises(ValueError, match="axis 1 has 3 steps, and its position has longest=2"):
-        GridSum((2, 3), [Sinusoid(4), Learned(4, 2)])
-    with pytest.raises(ValueError, match=r"GridSum: shape \(2, 0\) must have sizes of at least 1"):
-        GridSum((2, 0), [Sinusoid(4), Sinusoid(4)])
+        SummedGridPosition((2, 3), [SinusoidalPosition(4), LearnedPosition(4, 2)])
+    with pytest.raises(ValueError, match=r"SummedGridPosition: shape \(2, 0\) must have sizes of at least 1"):
+        SummedGridPosition((2, 0), [SinusoidalPosition(4), SinusoidalPosition(4)])
 
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_the_signal_of_the_universal_transformer(plain: bool) -> None:
     """Section 2.1 of the paper: sines of the position and of the step, counted from 1, added up."""
     dim, length, start = 12, 6, 3
-    timing = Timing(Sinusoid(dim), SinusoidSteps(dim))
+    timing = PositionStepSignal(SinusoidalPosition(dim), SinusoidalStepSignal(dim))
     x = torch.randn(2, length, dim)
     for step in range(4):
         expected = x.clone()
@@ -215,7 +215,7 @@ def test_the_signal_of_the_universal_transformer(plain: bool) -> None:
 
 
 def test_the_signal_of_tensor2tensor() -> None:
-    timing = Timing(Sinusoid(16, layout="timing"), LearnedSteps(16, 6))
+    timing = PositionStepSignal(SinusoidalPosition(16, layout="timing"), LearnedStepSignal(16, 6))
     x = torch.randn(1, 4, 16)
     weight = timing.steps.weight
     assert isinstance(weight, Tensor)
@@ -223,15 +223,15 @@ def test_the_signal_of_tensor2tensor() -> None:
     assert 0.8 < (4 * weight).std() < 1.2
     with pytest.raises(ValueError, match="step 6 does not exist: the table was built for longest=6 steps"):
         timing(x, place_of(4), 6)
-    zero_based = SinusoidSteps(16, layout="timing", first=0)
+    zero_based = SinusoidalStepSignal(16, layout="timing", first=0)
     torch.testing.assert_close(zero_based(3), by_hand(4, 16, "timing")[3])
 
 
 def test_the_same_weights_at_every_step_tell_steps_apart() -> None:
-    timing = Timing(Learned(8, 5), SinusoidSteps(8))
+    timing = PositionStepSignal(LearnedPosition(8, 5), SinusoidalStepSignal(8))
     x = torch.zeros(1, 5, 8)
     first, second = (timing(x, place_of(5), step) for step in (0, 1))
     gap = second - first
     assert gap.abs().max() > 0.1
     torch.testing.assert_close(gap, gap[:, :1].expand_as(gap))
-    assert timing.longest == 5
+    assert timing.max_length == 5

@@ -11,36 +11,36 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.attention import Attention
-from manyformer.core import PADDING, Chain, Context, Place, Plain
+from manyformer.core import PADDING_SEGMENT, Chain, Context, ContiguousLayout, TokenPositions
 from manyformer.feedforward import FeedForward
-from manyformer.kernels import Softmax
-from manyformer.masks import Causal, Everything, Mask
-from manyformer.models import Embedding
-from manyformer.models.places import locate
-from manyformer.position import DistanceAware, NoPosition, Position, Sinusoid
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import AllKeys, Causal, Mask
+from manyformer.models import TokenEmbedding
+from manyformer.models.token_positions import positions_of
+from manyformer.position import DistanceAwarePosition, NoPosition, Position, SinusoidalPosition
 from manyformer.recipes.stacks import branch
 
 HEADS, DIM = 3, 12
 
 
-def place_of(length: int, start: int = 0, *, plain: bool = True) -> Place:
+def place_of(length: int, start: int = 0, *, plain: bool = True) -> TokenPositions:
     pos = torch.arange(start, start + length)[None]
-    return Place(pos, torch.zeros_like(pos), Plain(start) if plain else None)
+    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout(start) if plain else None)
 
 
 def double(numbers: Any) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def made(w: list[float], v: list[float]) -> DistanceAware:
-    part = DistanceAware(len(w)).double()
+def made(w: list[float], v: list[float]) -> DistanceAwarePosition:
+    part = DistanceAwarePosition(len(w)).double()
     with torch.no_grad():
         part.w.copy_(double(w))
         part.v.copy_(double(v))
     return part
 
 
-def of_each(part: DistanceAware, far: list[int]) -> Tensor:
+def of_each(part: DistanceAwarePosition, far: list[int]) -> Tensor:
     """The factor of each head (rows) at each distance."""
     return part.factor(torch.tensor(far))
 
@@ -78,18 +78,20 @@ def test_nothing_overflows(v: float) -> None:
 
 
 def test_heads_start_near_and_far() -> None:
-    assert DistanceAware(3).w.tolist() == pytest.approx([-0.1, 0.1, -0.1])
-    assert not DistanceAware(3).v.any()
+    assert DistanceAwarePosition(3).w.tolist() == pytest.approx([-0.1, 0.1, -0.1])
+    assert not DistanceAwarePosition(3).v.any()
 
 
-def by_hand(part: DistanceAware, q: Tensor, k: Tensor, v: Tensor, mask: Mask, place: Place) -> Tensor:
-    seen = mask.dense(place, place, HEADS)[0, 0]
+def by_hand(
+    part: DistanceAwarePosition, q: Tensor, k: Tensor, v: Tensor, mask: Mask, positions: TokenPositions
+) -> Tensor:
+    seen = mask.dense(positions, positions, HEADS)[0, 0]
     y = torch.zeros(*q.shape[:3], v.shape[-1], dtype=q.dtype)
     for h in range(HEADS):
         for i in range(q.shape[2]):
             scores = []
             for j in seen[i].nonzero()[:, 0].tolist():
-                far = part.w[h] * abs(int(place.pos[0, i] - place.pos[0, j]))
+                far = part.w[h] * abs(int(positions.position_ids[0, i] - positions.position_ids[0, j]))
                 factor = (1 + part.v[h].exp()) / (1 + (part.v[h] - far).exp())
                 scores.append(F.relu(q[0, h, i] @ k[0, h, j]) * factor / math.sqrt(q.shape[-1]))
             y[0, h, i] = torch.stack(scores).softmax(0) @ v[0, h, seen[i]]
@@ -97,13 +99,13 @@ def by_hand(part: DistanceAware, q: Tensor, k: Tensor, v: Tensor, mask: Mask, pl
 
 
 @pytest.mark.parametrize("plain", [True, False])
-@pytest.mark.parametrize("mask", [Causal(), Everything()], ids=repr)
+@pytest.mark.parametrize("mask", [Causal(), AllKeys()], ids=repr)
 def test_attention_is_the_definition_with_gradients(mask: Mask, plain: bool) -> None:
     part = made([-0.3, 0.2, 0.1], [0.4, -0.3, 1.0])
     q, k, v = (torch.randn(1, HEADS, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     place = place_of(6, plain=plain)
     expected = by_hand(part, q, k, v, mask, place)
-    found = Softmax(mask)(q, k, v, place, place, part).y
+    found = SoftmaxKernel(mask)(q, k, v, place, place, part).y
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
     up, leaves = torch.randn_like(expected), [q, k, v, part.w, part.v]
     pairs = zip(torch.autograd.grad(found, leaves, up), torch.autograd.grad(expected, leaves, up), strict=True)
@@ -124,7 +126,7 @@ def test_queries_after_a_memory_and_before_all_keys() -> None:
 
 def test_without_a_slope_it_is_attention_with_relu() -> None:
     q, k, v = torch.randn(3, 1, HEADS, 6, 4, dtype=torch.float64)
-    found = Softmax()(q, k, v, place_of(6), place_of(6), made([0.0] * 3, [0.7] * 3)).y
+    found = SoftmaxKernel()(q, k, v, place_of(6), place_of(6), made([0.0] * 3, [0.7] * 3)).y
     torch.testing.assert_close(found, (F.relu(q @ k.mT) / 2).softmax(-1) @ v, atol=1e-12, rtol=0)
 
 
@@ -132,7 +134,7 @@ def test_gradients_of_slope_and_limit() -> None:
     logits, far = torch.randn(2, 3, 3, dtype=torch.float64), torch.arange(3)[:, None] - torch.arange(3)
 
     def of(w: Tensor, v: Tensor) -> Tensor:
-        part = DistanceAware(2).double()
+        part = DistanceAwarePosition(2).double()
         del part.w, part.v
         part.w, part.v = w, v  # type: ignore[assignment]
         return logits.relu() * part.factor(far)
@@ -141,21 +143,21 @@ def test_gradients_of_slope_and_limit() -> None:
     assert torch.autograd.gradcheck(of, (w, v))
 
 
-@pytest.mark.parametrize("mask", [Causal(), Everything()], ids=repr)
+@pytest.mark.parametrize("mask", [Causal(), AllKeys()], ids=repr)
 def test_padding_packing_shifts_and_caches_change_nothing(mask: Mask) -> None:
-    layer = Attention(DIM, HEADS, Softmax(mask), position=DistanceAware(HEADS)).double()
+    layer = Attention(DIM, HEADS, SoftmaxKernel(mask), position=DistanceAwarePosition(HEADS)).double()
     x = torch.randn(1, 7, DIM, dtype=torch.float64)
     whole = layer(x, Context(place_of(7))).y[0]
     torch.testing.assert_close(layer(x, Context(place_of(7, 100_000))).y[0], whole, atol=1e-10, rtol=0)
-    segments = torch.tensor([[PADDING] * 4 + [0] * 7, [0] * 3 + [1] * 7 + [PADDING]])
-    place, _ = locate(segments, segments, None)
+    segments = torch.tensor([[PADDING_SEGMENT] * 4 + [0] * 7, [0] * 3 + [1] * 7 + [PADDING_SEGMENT]])
+    place, _ = positions_of(segments, segments, None)
     rows = torch.randn(2, 11, DIM, dtype=torch.float64)
     rows[0, 4:], rows[1, 3:10] = x[0], x[0]
     found = layer(rows, Context(place)).y
     torch.testing.assert_close(found[0, 4:], whole, atol=1e-10, rtol=0)
     torch.testing.assert_close(found[1, 3:10], whole, atol=1e-10, rtol=0)
     if mask == Causal():
-        state, pieces = layer.start(1, device=x.device, dtype=x.dtype), []
+        state, pieces = layer.init_state(1, device=x.device, dtype=x.dtype), []
         for a, b in ((0, 1), (1, 5), (5, 7)):
             out = layer(x[:, a:b], Context(place_of(b - a, a)), state)
             state, pieces = out.state, [*pieces, out.y[0]]
@@ -188,14 +190,14 @@ class Near(nn.Module):
     def __init__(self, inside: Callable[[], Position], outside: Position) -> None:
         super().__init__()
         dim, heads = 32, 4
-        self.embed = Embedding(8, dim, position=outside, scale=dim**0.5)
-        attention = Attention(dim, heads, Softmax(), position=inside())
+        self.embed = TokenEmbedding(8, dim, position=outside, scale=dim**0.5)
+        attention = Attention(dim, heads, SoftmaxKernel(), position=inside())
         parts = {"attention": attention, "ff": FeedForward(dim, 64)}
         self.body = Chain(**{n: branch(p, order="pre", norm=lambda: nn.LayerNorm(dim)) for n, p in parts.items()})
         self.head = nn.Linear(dim, 2)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        place, _ = locate(tokens, None, None)
+        place, _ = positions_of(tokens, None, None)
         logits: Tensor = self.head(self.body(self.embed(tokens, place), Context(place)).y)
         return logits
 
@@ -224,8 +226,8 @@ STEPS = 150
 
 def test_what_is_near_stays_near_in_longer_texts() -> None:
     """ "Is a mark at most three places away?", learnt at 48 tokens and asked at 96: distances carry over."""
-    aware = accuracy_at_twice_the_length(lambda: DistanceAware(4), NoPosition())
-    absolute = accuracy_at_twice_the_length(NoPosition, Sinusoid(32))
+    aware = accuracy_at_twice_the_length(lambda: DistanceAwarePosition(4), NoPosition())
+    absolute = accuracy_at_twice_the_length(NoPosition, SinusoidalPosition(32))
     blind = accuracy_at_twice_the_length(NoPosition, NoPosition())
     told = f"distance-aware {aware}, sinusoid {absolute}, none {blind}"
     assert aware[1] >= 0.95, told

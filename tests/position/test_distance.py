@@ -6,41 +6,41 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.core import PADDING, Place
-from manyformer.models.places import locate
-from manyformer.ops.softmax import naive
-from manyformer.position import Alibi, Position, Shaw, T5Buckets
-from manyformer.position.bias import bucket_edges
+from manyformer.core import PADDING_SEGMENT, TokenPositions
+from manyformer.models.token_positions import positions_of
+from manyformer.ops.softmax_attention import naive
+from manyformer.position import AlibiPosition, Position, ShawPosition, T5BiasPosition
+from manyformer.position.distance_bias import bucket_edges
 
 
-def place_of(segments: list[list[int]]) -> Place:
+def place_of(segments: list[list[int]]) -> TokenPositions:
     numbers = torch.tensor(segments)
-    return locate(numbers.clamp(min=0), numbers, None)[0]
+    return positions_of(numbers.clamp(min=0), numbers, None)[0]
 
 
-def attend(qkv: tuple[Tensor, ...], position: Position, place: Place, causal: bool) -> Tensor:
-    mask = torch.ones(1, 1, *[place.pos.shape[1]] * 2, dtype=torch.bool)
+def attend(qkv: tuple[Tensor, ...], position: Position, positions: TokenPositions, causal: bool) -> Tensor:
+    mask = torch.ones(1, 1, *[positions.position_ids.shape[1]] * 2, dtype=torch.bool)
     q, k, v = qkv
     scale = q.shape[-1] ** -0.5
     mask = mask.tril() if causal else mask
-    return naive(q, k, v, mask, scale=scale, position=position, at=place, of=place)[0]
+    return naive(q, k, v, mask, scale=scale, position=position, query_positions=positions, key_positions=positions)[0]
 
 
 def test_slopes_of_eight_and_of_twelve_heads() -> None:
     eight = [2.0**-n for n in range(1, 9)]
-    assert Alibi(8).slopes.tolist() == eight
-    torch.testing.assert_close(Alibi(12).slopes, torch.tensor([*eight, *(2.0 ** -(n + 0.5) for n in range(4))]))
+    assert AlibiPosition(8).slopes.tolist() == eight
+    torch.testing.assert_close(AlibiPosition(12).slopes, torch.tensor([*eight, *(2.0 ** -(n + 0.5) for n in range(4))]))
 
 
 def test_slopes_survive_a_change_of_type() -> None:
-    assert Alibi(12).bfloat16().slopes.equal(Alibi(12).slopes)
+    assert AlibiPosition(12).bfloat16().slopes.equal(AlibiPosition(12).slopes)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_alibi_is_the_formula(causal: bool) -> None:
     place, heads, length, width = place_of([[0] * 9]), 2, 9, 4
     q, k, v = (torch.randn(1, heads, length, width, dtype=torch.float64) for _ in range(3))
-    y = attend((q, k, v), Alibi(heads), place, causal)
+    y = attend((q, k, v), AlibiPosition(heads), place, causal)
     for h in range(heads):
         for i in range(length):
             keys = range(i + 1) if causal else range(length)
@@ -55,7 +55,7 @@ def test_alibi_is_the_formula(causal: bool) -> None:
 def test_shaw_is_the_formula(sides: str, each_head: bool) -> None:
     heads, length, width, clip = 2, 9, 4, 3
     causal = sides == "past"
-    position = Shaw(width, clip, heads=heads if each_head else None, sides=sides).double()  # type: ignore[arg-type]
+    position = ShawPosition(width, clip, heads=heads if each_head else None, sides=sides).double()  # type: ignore[arg-type]
     assert position.keys.shape[-2] == (clip + 1 if causal else 2 * clip + 1)
     q, k, v = (torch.randn(1, heads, length, width, dtype=torch.float64) for _ in range(3))
     y = attend((q, k, v), position, place_of([[0] * length]), causal)
@@ -71,11 +71,11 @@ def test_shaw_is_the_formula(sides: str, each_head: bool) -> None:
 
 
 def test_buckets_of_the_paper() -> None:
-    past = T5Buckets(1, sides="past").bucket(-torch.tensor([0, 1, 15, 16, 18, 19, 112, 113, 10_000]))
+    past = T5BiasPosition(1, sides="past").bucket(-torch.tensor([0, 1, 15, 16, 18, 19, 112, 113, 10_000]))
     assert past.tolist() == [0, 1, 15, 16, 16, 17, 30, 31, 31]
-    both = T5Buckets(1).bucket(torch.tensor([0, -1, 1, -7, 7, -8, 8, -1000, 1000]))
+    both = T5BiasPosition(1).bucket(torch.tensor([0, -1, 1, -7, 7, -8, 8, -1000, 1000]))
     assert both.tolist() == [0, 1, 17, 7, 23, 8, 24, 15, 31]
-    assert (T5Buckets(1, sides="past").bucket(torch.arange(1, 9)) == 0).all()
+    assert (T5BiasPosition(1, sides="past").bucket(torch.arange(1, 9)) == 0).all()
 
 
 def test_bucket_edges_are_the_logarithms_where_those_are_certain() -> None:
@@ -90,11 +90,11 @@ def test_bucket_edges_are_the_logarithms_where_those_are_certain() -> None:
 
 
 POSITIONS = {
-    "alibi": lambda: Alibi(3),
-    "t5": lambda: T5Buckets(3, buckets=8, far=9),
-    "t5 past": lambda: T5Buckets(3, buckets=8, far=9, sides="past"),
-    "shaw": lambda: Shaw(4, 3),
-    "shaw past": lambda: Shaw(4, 3, heads=3, sides="past"),
+    "alibi": lambda: AlibiPosition(3),
+    "t5": lambda: T5BiasPosition(3, buckets=8, max_distance=9),
+    "t5 past": lambda: T5BiasPosition(3, buckets=8, max_distance=9, sides="past"),
+    "shaw": lambda: ShawPosition(4, 3),
+    "shaw past": lambda: ShawPosition(4, 3, heads=3, sides="past"),
 }
 
 
@@ -102,7 +102,7 @@ POSITIONS = {
 def test_what_it_says_by_distance_is_what_it_does(name: str) -> None:
     position, length = POSITIONS[name](), 12
     place = place_of([[0] * length])
-    found = position.by_distance(length - 1, length - 1)
+    found = position.distance_terms(length - 1, length - 1)
     assert found is not None
     ahead = torch.arange(length) - torch.arange(length)[:, None]
     rows = ahead.clamp(-found.back, found.ahead) + found.back
@@ -122,7 +122,7 @@ def test_what_it_says_by_distance_is_what_it_does(name: str) -> None:
 def test_padding_and_packing_change_no_distance(name: str) -> None:
     position = POSITIONS[name]()
     q, k = torch.randn(2, 1, 3, 8, 4)
-    alone, packed = place_of([[0] * 5]), place_of([[PADDING, 3, 3] + [4] * 5])
+    alone, packed = place_of([[0] * 5]), place_of([[PADDING_SEGMENT, 3, 3] + [4] * 5])
     logits = torch.zeros(1, 3, 8, 8)
     wanted = position.score(logits[..., 3:, 3:], q[:, :, 3:], k[:, :, 3:], alone, alone)
     torch.testing.assert_close(position.score(logits, q, k, packed, packed)[..., 3:, 3:], wanted)
@@ -131,12 +131,12 @@ def test_padding_and_packing_change_no_distance(name: str) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match=r"heads \(0\) must be at least 1"):
-        Alibi(0)
+        AlibiPosition(0)
     with pytest.raises(ValueError, match=r"clip \(0\) must be at least 1"):
-        Shaw(4, 0)
+        ShawPosition(4, 0)
     with pytest.raises(ValueError, match=r"buckets \(6\) must be a multiple of 4"):
-        T5Buckets(2, buckets=6)
+        T5BiasPosition(2, buckets=6)
     with pytest.raises(ValueError, match=r"far \(16\) must be above 16"):
-        T5Buckets(2, far=16, sides="past")
+        T5BiasPosition(2, max_distance=16, sides="past")
     with pytest.raises(ValueError, match="sides 'left' must be one of past, both"):
-        Shaw(4, 2, sides="left")  # type: ignore[arg-type]
+        ShawPosition(4, 2, sides="left")  # type: ignore[arg-type]

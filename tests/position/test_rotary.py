@@ -7,19 +7,26 @@ import torch
 from torch import Tensor
 
 from manyformer.attention import Attention
-from manyformer.core import Context, Place, Plain
-from manyformer.kernels import Softmax
+from manyformer.core import Context, ContiguousLayout, TokenPositions
+from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.models.places import locate
-from manyformer.position import NTK, DynamicNTK, Linear, Rotary, YaRN, convert_pairs
-from manyformer.position.scaling import rates
+from manyformer.models.token_positions import positions_of
+from manyformer.position import (
+    DynamicNTKRotaryScaling,
+    LinearRotaryScaling,
+    NTKRotaryScaling,
+    RotaryPosition,
+    YaRNRotaryScaling,
+    convert_pairs,
+)
+from manyformer.position.rotary_scaling import rotary_frequencies
 
 PAIRS = ("interleaved", "halves")
 
 
-def place_of(length: int, start: int = 0, *, plain: bool = True) -> Place:
+def place_of(length: int, start: int = 0, *, plain: bool = True) -> TokenPositions:
     pos = torch.arange(start, start + length)[None]
-    return Place(pos, torch.zeros_like(pos), Plain(start) if plain else None)
+    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout(start) if plain else None)
 
 
 def by_matrices(x: Tensor, pos: Tensor, rates: Tensor, pairs: str, gain: float = 1.0) -> Tensor:
@@ -41,10 +48,10 @@ def by_matrices(x: Tensor, pos: Tensor, rates: Tensor, pairs: str, gain: float =
 @pytest.mark.parametrize("rotated", [8, 4])
 @pytest.mark.parametrize("pairs", PAIRS)
 def test_it_is_the_matrix_of_the_paper(pairs: Any, rotated: int, dtype: torch.dtype, atol: float) -> None:
-    rotary = Rotary(8, rotated=rotated, pairs=pairs)
+    rotary = RotaryPosition(8, rotated=rotated, pairs=pairs)
     x = torch.randn(2, 3, 7, 8, dtype=dtype, requires_grad=True)
     up = torch.randn_like(x)
-    expected = by_matrices(x, torch.arange(4, 11), rates(rotated, 10_000.0), pairs)
+    expected = by_matrices(x, torch.arange(4, 11), rotary_frequencies(rotated, 10_000.0), pairs)
     (wanted,) = torch.autograd.grad(expected, x, up)
     for plain in (True, False):
         found = rotary.query(x, place_of(7, 4, plain=plain))
@@ -55,7 +62,7 @@ def test_it_is_the_matrix_of_the_paper(pairs: Any, rotated: int, dtype: torch.dt
 
 @pytest.mark.parametrize("pairs", PAIRS)
 def test_scores_know_the_distance_alone(pairs: Any) -> None:
-    rotary = Rotary(16, pairs=pairs, base=100.0)
+    rotary = RotaryPosition(16, pairs=pairs, base=100.0)
     q, k = torch.randn(2, 1, 2, 9, 16, dtype=torch.float64).unbind()
     here, there = (rotary.query(q, place_of(9, s)) @ rotary.key(k, place_of(9, s)).mT for s in (0, 1000))
     torch.testing.assert_close(here, there, atol=1e-10, rtol=0)
@@ -64,15 +71,15 @@ def test_scores_know_the_distance_alone(pairs: Any) -> None:
 
 def test_far_positions_do_not_collide_in_half_precision() -> None:
     x = torch.ones(1, 1, 2, 64, dtype=torch.bfloat16)
-    turned = Rotary(64).query(x, place_of(2, 70_001))
+    turned = RotaryPosition(64).query(x, place_of(2, 70_001))
     assert turned.dtype == torch.bfloat16
-    exact = Rotary(64).query(x.double(), place_of(2, 70_001))
+    exact = RotaryPosition(64).query(x.double(), place_of(2, 70_001))
     torch.testing.assert_close(turned.double(), exact, atol=0.01, rtol=0)
     assert not torch.equal(turned[:, :, 0], turned[:, :, 1])
 
 
 def test_a_table_made_while_predicting_serves_training() -> None:
-    rotary, x = Rotary(8), torch.randn(1, 1, 4, 8, requires_grad=True)
+    rotary, x = RotaryPosition(8), torch.randn(1, 1, 4, 8, requires_grad=True)
     with torch.inference_mode():
         rotary.query(x.detach().clone(), place_of(4))
     rotary.query(x, place_of(4)).sum().backward()
@@ -80,7 +87,7 @@ def test_a_table_made_while_predicting_serves_training() -> None:
 
 
 def test_converting_the_model_leaves_the_table_alone() -> None:
-    rotary, x = Rotary(8), torch.randn(1, 1, 40, 8)
+    rotary, x = RotaryPosition(8), torch.randn(1, 1, 40, 8)
     before = rotary.query(x, place_of(40))
     rotary.to(torch.bfloat16).to(torch.float64)
     assert torch.equal(rotary.query(x, place_of(40)), before)
@@ -89,7 +96,7 @@ def test_converting_the_model_leaves_the_table_alone() -> None:
 
 def test_odd_memory_is_turned_all_the_same() -> None:
     """Complex numbers want even strides; values of odd width give keys others."""
-    rotary, packed = Rotary(4), torch.randn(2, 5, 7)
+    rotary, packed = RotaryPosition(4), torch.randn(2, 5, 7)
     keys = packed[..., :4].unflatten(-1, (1, 4)).transpose(1, 2)
     assert torch.equal(rotary.key(keys, place_of(5)), rotary.key(keys.contiguous(), place_of(5)))
 
@@ -97,7 +104,7 @@ def test_odd_memory_is_turned_all_the_same() -> None:
 @pytest.mark.parametrize("pairs", PAIRS)
 @pytest.mark.parametrize("rotated", [8, 4])
 def test_compiled_is_eager(pairs: Any, rotated: int, unchecked: None) -> None:
-    rotary, x = Rotary(8, rotated=rotated, pairs=pairs), torch.randn(2, 3, 5, 8)
+    rotary, x = RotaryPosition(8, rotated=rotated, pairs=pairs), torch.randn(2, 3, 5, 8)
     eager = rotary.query(x, place_of(5))
     compiled = torch.compile(rotary.query, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x, place_of(5)), eager, atol=1e-6, rtol=0)
@@ -109,42 +116,44 @@ def test_compiled_is_eager(pairs: Any, rotated: int, unchecked: None) -> None:
 def test_weights_are_converted_between_conventions(kv_heads: int, rotated: int) -> None:
     """Another convention and reordered rows of queries and keys: the same model."""
     one, other = (
-        Attention(16, 2, Softmax(Causal()), kv_heads=kv_heads, position=Rotary(8, pairs=p, rotated=rotated))  # type: ignore[arg-type]
+        Attention(
+            16, 2, SoftmaxKernel(Causal()), kv_heads=kv_heads, position=RotaryPosition(8, pairs=p, rotated=rotated)
+        )  # type: ignore[arg-type]
         for p in PAIRS
     )
-    for bias in (one.to_q.bias, one.to_kv.bias):
+    for bias in (one.q_proj.bias, one.kv_proj.bias):
         torch.nn.init.normal_(bias)
     other.load_state_dict(one.state_dict())
     split = kv_heads * 8
     with torch.no_grad():
-        for mine, theirs in ((one.to_q.weight, other.to_q.weight), (one.to_q.bias, other.to_q.bias)):
+        for mine, theirs in ((one.q_proj.weight, other.q_proj.weight), (one.q_proj.bias, other.q_proj.bias)):
             theirs.copy_(convert_pairs(mine, 2, to="halves", rotated=rotated))
             back = convert_pairs(theirs, 2, to="interleaved", rotated=rotated)
             assert torch.equal(back, mine)
-        for mine, theirs in ((one.to_kv.weight, other.to_kv.weight), (one.to_kv.bias, other.to_kv.bias)):
+        for mine, theirs in ((one.kv_proj.weight, other.kv_proj.weight), (one.kv_proj.bias, other.kv_proj.bias)):
             theirs[:split].copy_(convert_pairs(mine[:split], kv_heads, to="halves", rotated=rotated))
-    x, ctx = torch.randn(2, 11, 16), Context(locate(torch.zeros(2, 11, dtype=torch.long), None, None)[0])
+    x, ctx = torch.randn(2, 11, 16), Context(positions_of(torch.zeros(2, 11, dtype=torch.long), None, None)[0])
     torch.testing.assert_close(one(x, ctx).y, other(x, ctx).y, atol=1e-5, rtol=0)
     other.load_state_dict(one.state_dict())
     assert (one(x, ctx).y - other(x, ctx).y).abs().max() > 1e-3
 
 
 def test_scalings_are_what_their_formulas_say() -> None:
-    plain = rates(64, 10_000.0)
-    assert torch.equal(Linear(4.0).rates(64, 10_000.0), plain / 4)
-    ntk = NTK(4.0).rates(64, 10_000.0)
+    plain = rotary_frequencies(64, 10_000.0)
+    assert torch.equal(LinearRotaryScaling(4.0).rates(64, 10_000.0), plain / 4)
+    ntk = NTKRotaryScaling(4.0).rates(64, 10_000.0)
     assert ntk[0] == plain[0] == 1
     torch.testing.assert_close(ntk[-1], plain[-1] / 4)
-    dynamic = DynamicNTK(4.0, 100)
+    dynamic = DynamicNTKRotaryScaling(4.0, 100)
     short, long = dynamic.rates(64, 10_000.0, torch.tensor([[60], [100]])), torch.tensor(250)
     torch.testing.assert_close(short, plain.expand(2, 1, -1))
-    torch.testing.assert_close(dynamic.rates(64, 10_000.0, long), NTK(4 * 2.5 - 3).rates(64, 10_000.0))
+    torch.testing.assert_close(dynamic.rates(64, 10_000.0, long), NTKRotaryScaling(4 * 2.5 - 3).rates(64, 10_000.0))
 
 
 def test_yarn_leaves_fast_pairs_and_slows_slow_ones() -> None:
-    plain = rates(64, 10_000.0)
+    plain = rotary_frequencies(64, 10_000.0)
     turns = 2048 * plain / (2 * torch.pi)
-    by_pairs, by_turns = (YaRN(4.0, 2048, ramp=r).rates(64, 10_000.0) for r in ("pairs", "turns"))  # type: ignore[arg-type]
+    by_pairs, by_turns = (YaRNRotaryScaling(4.0, 2048, ramp=r).rates(64, 10_000.0) for r in ("pairs", "turns"))  # type: ignore[arg-type]
     for found in (by_pairs, by_turns):
         torch.testing.assert_close(found[turns > 40], plain[turns > 40])
         torch.testing.assert_close(found[turns < 0.8], plain[turns < 0.8] / 4)
@@ -156,10 +165,10 @@ def test_yarn_leaves_fast_pairs_and_slows_slow_ones() -> None:
 
 
 def test_yarn_multiplies_turned_channels_once() -> None:
-    scaling = YaRN(4.0, 32)
+    scaling = YaRNRotaryScaling(4.0, 32)
     x = torch.randn(1, 1, 3, 8, dtype=torch.float64)
     for pairs in PAIRS:
-        found = Rotary(8, rotated=4, pairs=pairs, scaling=scaling).key(x, place_of(3, 5))  # type: ignore[arg-type]
+        found = RotaryPosition(8, rotated=4, pairs=pairs, scaling=scaling).key(x, place_of(3, 5))  # type: ignore[arg-type]
         expected = by_matrices(x, torch.arange(5, 8), scaling.rates(4, 10_000.0), pairs, scaling.gain)
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
         assert torch.equal(found[..., 4:], x[..., 4:])
@@ -168,16 +177,19 @@ def test_yarn_multiplies_turned_channels_once() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Rotary(7), r"the width of a head \(7\) and rotated \(7\) must be even"),
-        (lambda: Rotary(8, rotated=10), r"rotated \(10\) must be from 2 to the width of a head \(8\)"),
-        (lambda: Rotary(8, pairs="split"), r"pairs \('split'\) must be interleaved .* or halves"),  # type: ignore[arg-type]
-        (lambda: Rotary(8, scaling=DynamicNTK(4.0, 64)), "use the kernel DynamicRotary instead"),  # type: ignore[arg-type]
-        (lambda: Linear(0.5), r"Linear: factor \(0.5\) must be at least 1"),
-        (lambda: YaRN(4.0, 0), r"YaRN: original \(0\) must be at least 1"),
-        (lambda: YaRN(4.0, 64, fast=1.0), r"YaRN: fast \(1.0\) must be greater than slow \(1.0\)"),
-        (lambda: YaRN(4.0, 64, ramp="code"), r"YaRN: ramp \('code'\) must be pairs"),  # type: ignore[arg-type]
+        (lambda: RotaryPosition(7), r"the width of a head \(7\) and rotated \(7\) must be even"),
+        (lambda: RotaryPosition(8, rotated=10), r"rotated \(10\) must be from 2 to the width of a head \(8\)"),
+        (lambda: RotaryPosition(8, pairs="split"), r"pairs \('split'\) must be interleaved .* or halves"),  # type: ignore[arg-type]
+        (lambda: RotaryPosition(8, scaling=DynamicNTKRotaryScaling(4.0, 64)), "use the kernel DynamicRotary instead"),  # type: ignore[arg-type]
+        (lambda: LinearRotaryScaling(0.5), r"Linear: factor \(0.5\) must be at least 1"),
+        (lambda: YaRNRotaryScaling(4.0, 0), r"YaRNRotaryScaling: original \(0\) must be at least 1"),
+        (
+            lambda: YaRNRotaryScaling(4.0, 64, fast=1.0),
+            r"YaRNRotaryScaling: fast \(1.0\) must be greater than slow \(1.0\)",
+        ),
+        (lambda: YaRNRotaryScaling(4.0, 64, ramp="code"), r"YaRNRotaryScaling: ramp \('code'\) must be pairs"),  # type: ignore[arg-type]
         (lambda: convert_pairs(torch.zeros(9, 3), 2, to="halves"), "9 rows are not 2 heads"),
-        (lambda: Rotary(8).query(torch.zeros(1, 1, 2, 6), place_of(2)), "width 8, these have 6 channels"),
+        (lambda: RotaryPosition(8).query(torch.zeros(1, 1, 2, 6), place_of(2)), "width 8, these have 6 channels"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, message: str, unchecked: None) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.position import Rotary
+from manyformer.position import RotaryPosition
 
 NAMES = ("rope", "rope-linear", "rope-ntk", "rope-dynamic", "rope-yarn")
 SCALED = ("rope-dynamic", "rope-yarn")
@@ -20,13 +20,13 @@ CONTRACTS = {
     "name", [pytest.param(name, marks=() if name in SCALED else pytest.mark.slow) for name in NAMES]
 )
 def test_promises(name: str) -> None:
-    report = mf.check("compose", keywords={"position": name, "longest": 16, "depth": 1}, only=CONTRACTS, length=40)
+    report = mf.check("compose", keywords={"position": name, "max_length": 16, "depth": 1}, only=CONTRACTS, length=40)
     assert not [row.sentence for row in report.rows if row.verdict != "passed"]
 
 
 def test_layers_share_one_table() -> None:
     model = mf.build("compose", vocab=11, dim=16, depth=3, heads=2, position="rope")
-    assert len({id(module) for module in model.modules() if isinstance(module, Rotary)}) == 1
+    assert len({id(module) for module in model.modules() if isinstance(module, RotaryPosition)}) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

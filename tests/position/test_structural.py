@@ -10,21 +10,28 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from manyformer.attention import Attention
-from manyformer.batches import IGNORE, TagBatch
-from manyformer.core import Context, Place, Plain, Tree
-from manyformer.kernels import Softmax
-from manyformer.models import Embedding, Head, Tagger
-from manyformer.position import Fused, Position, Shaw, Sinusoid, Structural, Together
-from manyformer.position.structural import offsets
+from manyformer.batches import IGNORE_INDEX, TaggingBatch
+from manyformer.core import Context, ContiguousLayout, DependencyTree, TokenPositions
+from manyformer.dependency_trees import NO_NODE, ROOT, preorder_columns
+from manyformer.kernels import SoftmaxKernel
+from manyformer.models import ClassHead, Tagger, TokenEmbedding
+from manyformer.position import (
+    ComposedPosition,
+    FusedTreePosition,
+    Position,
+    ShawPosition,
+    SinusoidalPosition,
+    TreeOffsetPosition,
+)
+from manyformer.position.tree_position import offsets
 from manyformer.recipes.stacks import stack
-from manyformer.trees import OUTSIDE, ROOT, walk
 
 
-def place_of(heads: Sequence[int], *, outside: int = 0) -> Place:
+def place_of(heads: Sequence[int], *, outside: int = 0) -> TokenPositions:
     """One sentence in a row, after so many tokens in no tree."""
-    numbers = torch.cat([torch.full((outside, 3), OUTSIDE), torch.from_numpy(walk(heads))])[None]
+    numbers = torch.cat([torch.full((outside, 3), NO_NODE), torch.from_numpy(preorder_columns(heads))])[None]
     pos = torch.arange(numbers.shape[1])[None]
-    return Place(pos, torch.zeros_like(pos), Plain(), Tree(*numbers.unbind(-1)))
+    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout(), DependencyTree(*numbers.unbind(-1)))
 
 
 @st.composite
@@ -72,34 +79,36 @@ def test_a_sentence_by_hand() -> None:
 
 
 def test_pieces_of_a_word_are_one_node() -> None:
-    numbers = torch.from_numpy(walk([2, 0, 2])).repeat_interleave(torch.tensor([1, 3, 2]), 0)[None]
-    place = Place(torch.arange(6)[None], torch.zeros(1, 6).long(), Plain(), Tree(*numbers.unbind(-1)))
+    numbers = torch.from_numpy(preorder_columns([2, 0, 2])).repeat_interleave(torch.tensor([1, 3, 2]), 0)[None]
+    place = TokenPositions(
+        torch.arange(6)[None], torch.zeros(1, 6).long(), ContiguousLayout(), DependencyTree(*numbers.unbind(-1))
+    )
     words = offsets(place_of([2, 0, 2]), place_of([2, 0, 2]))[0]
     word = torch.tensor([0, 1, 1, 1, 2, 2])
     assert torch.equal(offsets(place, place)[0], words[word][:, word])
 
 
-def shaw_as_structural(shaw: Shaw) -> Structural:
+def shaw_as_structural(shaw: ShawPosition) -> TreeOffsetPosition:
     """Structural tables with the rows of Shaw's."""
-    found = Structural(shaw.keys.shape[-1], shaw.clip)
+    found = TreeOffsetPosition(shaw.keys.shape[-1], shaw.clip)
     with torch.no_grad():
         found.keys[:-1], found.values[:-1] = shaw.keys, shaw.values
     return found
 
 
-def attended(position: Position, x: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+def attended(position: Position, x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
     """What attention gives and the gradient of its input."""
     torch.manual_seed(1)
-    layer = Attention(x.shape[-1], 2, Softmax(), position=position).double()
+    layer = Attention(x.shape[-1], 2, SoftmaxKernel(), position=position).double()
     x = x.detach().requires_grad_()
-    y = layer(x, Context(place)).y
+    y = layer(x, Context(positions)).y
     (grad,) = torch.autograd.grad(y.square().sum(), x)
     return y, grad
 
 
 def test_in_a_chain_it_is_shaw() -> None:
     x, place = torch.randn(1, 12, 16).double(), place_of(range(12))
-    shaw = Shaw(8, 4)
+    shaw = ShawPosition(8, 4)
     wanted = attended(shaw, x, place)
     torch.testing.assert_close(attended(shaw_as_structural(shaw), x, place), wanted, atol=1e-10, rtol=0)
 
@@ -107,22 +116,22 @@ def test_in_a_chain_it_is_shaw() -> None:
 def test_both_together_are_the_sum_of_their_tables() -> None:
     """In a chain the two offsets agree, so that one table with the sums of their rows does the same."""
     x, place = torch.randn(1, 12, 16).double(), place_of(range(12))
-    one, two = Shaw(8, 4), Shaw(8, 4)
-    summed = Shaw(8, 4)
+    one, two = ShawPosition(8, 4), ShawPosition(8, 4)
+    summed = ShawPosition(8, 4)
     with torch.no_grad():
         summed.keys[:], summed.values[:] = one.keys + two.keys, one.values + two.values
-    found = attended(Together(one, shaw_as_structural(two)), x, place)
+    found = attended(ComposedPosition(one, shaw_as_structural(two)), x, place)
     torch.testing.assert_close(found, attended(summed, x, place), atol=1e-6, rtol=0)
 
 
-def by_pairs(position: Structural, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
+def by_pairs(position: TreeOffsetPosition, q: Tensor, k: Tensor, v: Tensor, positions: TokenPositions) -> Tensor:
     """Attention with a vector for each pair of words, written with loops."""
-    found, tree = torch.zeros_like(v), place.tree
+    found, tree = torch.zeros_like(v), positions.tree
     assert tree is not None
     for b, h, i in torch.cartesian_prod(*(torch.arange(size) for size in q.shape[:3])).tolist():
         rows = []
         for j in range(k.shape[2]):
-            near = int(offsets(place, place)[b, i, j].clamp(-position.clip, position.clip)) + position.clip
+            near = int(offsets(positions, positions)[b, i, j].clamp(-position.clip, position.clip)) + position.clip
             outside = min(tree.depth[b, i], tree.depth[b, j]) < 0
             rows.append(2 * position.clip + 1 if outside else near)
         scores = [q[b, h, i] @ (k[b, h, j] + position.keys[row]) / q.shape[-1] ** 0.5 for j, row in enumerate(rows)]
@@ -133,22 +142,22 @@ def by_pairs(position: Structural, q: Tensor, k: Tensor, v: Tensor, place: Place
 
 def test_it_adds_a_vector_for_each_pair_to_keys_and_values() -> None:
     torch.manual_seed(3)
-    position = Structural(4, 2).double()
+    position = TreeOffsetPosition(4, 2).double()
     q, k, v = torch.randn(3, 1, 2, 9, 4).double().unbind()
     place = place_of([2, 0, 4, 2, 2, 5, 6, 7], outside=1)
-    found = Softmax()(q, k, v, place, place, position).y
+    found = SoftmaxKernel()(q, k, v, place, place, position).y
     torch.testing.assert_close(found, by_pairs(position, q, k, v, place), atol=1e-10, rtol=0)
 
 
 def test_tokens_in_no_tree_have_a_row_of_their_own() -> None:
     place = place_of([0, 1], outside=1)
-    found = Structural(4, 2).row(place, place)[0]
+    found = TreeOffsetPosition(4, 2).row(place, place)[0]
     assert found.tolist() == [[5, 5, 5], [5, 2, 3], [5, 1, 2]]
 
 
 def test_fused_positions_are_the_formula() -> None:
-    place, fused = place_of([2, 0, 2], outside=1), Fused(8)
-    order, depth = (Sinusoid(8).table[: n + 1] for n in (3, 1))
+    place, fused = place_of([2, 0, 2], outside=1), FusedTreePosition(8)
+    order, depth = (SinusoidalPosition(8).table[: n + 1] for n in (3, 1))
     nowhere = torch.stack([-depth[1, 0::2], depth[1, 1::2]], -1).flatten()
     depths = torch.stack([nowhere, depth[1], depth[0], depth[1]])
     wanted = torch.tanh(order @ fused.sequential.weight.T + depths @ fused.structural.weight.T)
@@ -157,25 +166,28 @@ def test_fused_positions_are_the_formula() -> None:
 
 def test_without_a_tree_there_are_no_structural_positions() -> None:
     place = place_of([0, 1])._replace(tree=None)
-    for use in (lambda: Fused(4).embed(torch.zeros(1, 2, 4), place), lambda: offsets(place, place_of([0, 1]))):
+    for use in (
+        lambda: FusedTreePosition(4).embed(torch.zeros(1, 2, 4), place),
+        lambda: offsets(place, place_of([0, 1])),
+    ):
         with pytest.raises(ValueError, match="structural positions need the tree of every sentence: pass `trees`"):
             use()
-    with pytest.raises(ValueError, match=r"Structural: clip \(0\) must be at least 1 edge"):
-        Structural(4, 0)
+    with pytest.raises(ValueError, match=r"TreeOffsetPosition: clip \(0\) must be at least 1 edge"):
+        TreeOffsetPosition(4, 0)
 
 
-def parents(generator: torch.Generator, rows: int, words: int, symbols: int) -> TagBatch:
+def parents(generator: torch.Generator, rows: int, words: int, symbols: int) -> TaggingBatch:
     """Random trees in random order of their words; the label of a word is the token of its parent."""
     tokens = torch.randint(symbols, (rows, words), generator=generator)
-    trees, targets = torch.empty(rows, words, 3, dtype=torch.long), torch.full((rows, words), IGNORE)
+    trees, targets = torch.empty(rows, words, 3, dtype=torch.long), torch.full((rows, words), IGNORE_INDEX)
     for row in range(rows):
         order = (torch.randperm(words, generator=generator) + 1).tolist()
         heads = [ROOT] * words
         for place, word in enumerate(order[1:], 1):
             heads[word - 1] = order[int(torch.randint(place, (), generator=generator))]
             targets[row, word - 1] = tokens[row, heads[word - 1] - 1]
-        trees[row] = torch.from_numpy(walk(heads))
-    return TagBatch(tokens, targets, None, trees)
+        trees[row] = torch.from_numpy(preorder_columns(heads))
+    return TaggingBatch(tokens, targets, None, trees)
 
 
 def accuracy_on_parents(position: Position, steps: int = 150) -> float:
@@ -183,10 +195,10 @@ def accuracy_on_parents(position: Position, steps: int = 150) -> float:
     torch.manual_seed(0)
     generator, dim, symbols = torch.Generator().manual_seed(0), 64, 10
     body = stack(
-        1, lambda: {"attention": Attention(dim, 4, Softmax(), position=position)}, order="pre",
+        1, lambda: {"attention": Attention(dim, 4, SoftmaxKernel(), position=position)}, order="pre",
         norm=lambda: nn.LayerNorm(dim), dropout=0.0,
     )  # fmt: skip
-    model = Tagger(Embedding(symbols, dim, scale=dim**0.5), body, Head(dim, symbols))
+    model = Tagger(TokenEmbedding(symbols, dim, scale=dim**0.5), body, ClassHead(dim, symbols))
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
     for step in range(steps):
         for group in optimiser.param_groups:
@@ -201,6 +213,9 @@ def accuracy_on_parents(position: Position, steps: int = 150) -> float:
 
 
 def test_only_the_tree_tells_the_parent() -> None:
-    found = {name: accuracy_on_parents(position) for name, position in (("s", Structural(16)), ("q", Shaw(16)))}
+    found = {
+        name: accuracy_on_parents(position)
+        for name, position in (("s", TreeOffsetPosition(16)), ("q", ShawPosition(16)))
+    }
     assert found["s"] >= 0.95, found
     assert found["q"] <= 0.4, found

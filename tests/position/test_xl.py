@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.attention import Attention
-from manyformer.core import PADDING, Context, Place, Plain
-from manyformer.kernels import Softmax
-from manyformer.masks import Causal, Everything, Mask
-from manyformer.models.places import locate
-from manyformer.position import XL, XLBiases
+from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, TokenPositions
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import AllKeys, Causal, Mask
+from manyformer.models.token_positions import positions_of
+from manyformer.position import TransformerXLBiases, TransformerXLPosition
 
 DIM, HEADS, WIDTH = 12, 3, 4
 
 
-def place_of(length: int, start: int = 0, *, plain: bool = True) -> Place:
+def place_of(length: int, start: int = 0, *, plain: bool = True) -> TokenPositions:
     pos = torch.arange(start, start + length)[None]
-    return Place(pos, torch.zeros_like(pos), Plain(start) if plain else None)
+    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout(start) if plain else None)
 
 
 def shaken(module: Any, size: float = 0.5) -> Any:
@@ -35,7 +35,9 @@ def wave(far: int, dim: int) -> Tensor:
     return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles]).double()
 
 
-def by_hand(xl: XL, q: Tensor, k: Tensor, at: Place, of: Place) -> Tensor:
+def by_hand(
+    xl: TransformerXLPosition, q: Tensor, k: Tensor, query_positions: TokenPositions, key_positions: TokenPositions
+) -> Tensor:
     """((q + u) k + (q + v) W R_{i-j}) / sqrt(e), one pair at a time."""
     u, v = xl.biases.u, xl.biases.v
     weight = xl.to_r.weight.unflatten(0, (HEADS, WIDTH))
@@ -44,26 +46,31 @@ def by_hand(xl: XL, q: Tensor, k: Tensor, at: Place, of: Place) -> Tensor:
         for h in range(HEADS):
             for i in range(q.shape[2]):
                 for j in range(k.shape[2]):
-                    i_pos, j_pos = (int(p.pos[min(b, len(p.pos) - 1), n]) for p, n in ((at, i), (of, j)))
+                    i_pos, j_pos = (
+                        int(p.position_ids[min(b, len(p.position_ids) - 1), n])
+                        for p, n in ((query_positions, i), (key_positions, j))
+                    )
                     content = (q[b, h, i] + u[h]) @ k[b, h, j]
                     where = (q[b, h, i] + v[h]) @ (weight[h] @ wave(i_pos - j_pos, DIM))
                     rows.append((content + where) / math.sqrt(WIDTH))
     return torch.stack(rows).view(*q.shape[:3], k.shape[2])
 
 
-def scores(xl: XL, q: Tensor, k: Tensor, at: Place, of: Place) -> Tensor:
-    q = xl.query(q, at)
-    return xl.score(q @ k.mT / math.sqrt(WIDTH), q, xl.key(k, of), at, of)
+def scores(
+    xl: TransformerXLPosition, q: Tensor, k: Tensor, query_positions: TokenPositions, key_positions: TokenPositions
+) -> Tensor:
+    q = xl.query(q, query_positions)
+    return xl.score(q @ k.mT / math.sqrt(WIDTH), q, xl.key(k, key_positions), query_positions, key_positions)
 
 
-PLACES: dict[str, tuple[Place, Place]] = {
+PLACES: dict[str, tuple[TokenPositions, TokenPositions]] = {
     "from the first token on": (place_of(5), place_of(5)),
     "after a memory": (place_of(3, 6), place_of(9)),
     "after a memory, not known to be plain": (place_of(3, 6, plain=False), place_of(9)),
     "before the keys": (place_of(2), place_of(3, 4)),
     "anywhere": (
-        Place(torch.tensor([[7, 2], [0, 5]]), torch.zeros(2, 2).long()),
-        Place(torch.tensor([[1, 9, 4], [2, 0, 30]]), torch.zeros(2, 3).long()),
+        TokenPositions(torch.tensor([[7, 2], [0, 5]]), torch.zeros(2, 2).long()),
+        TokenPositions(torch.tensor([[1, 9, 4], [2, 0, 30]]), torch.zeros(2, 3).long()),
     ),
 }
 
@@ -72,9 +79,9 @@ PLACES: dict[str, tuple[Place, Place]] = {
 def test_it_is_the_formula_with_gradients(where: str) -> None:
     """Also for keys ahead of their query, where a shifted table would hold other rows' numbers."""
     at, of = PLACES[where]
-    xl = shaken(XL(DIM, HEADS))
-    q = torch.randn(2, HEADS, at.pos.shape[1], WIDTH, dtype=torch.float64, requires_grad=True)
-    k = torch.randn(2, HEADS, of.pos.shape[1], WIDTH, dtype=torch.float64, requires_grad=True)
+    xl = shaken(TransformerXLPosition(DIM, HEADS))
+    q = torch.randn(2, HEADS, at.position_ids.shape[1], WIDTH, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(2, HEADS, of.position_ids.shape[1], WIDTH, dtype=torch.float64, requires_grad=True)
     expected, found = by_hand(xl, q, k, at, of), scores(xl, q, k, at, of)
     # R is float32: the loop takes it in float64
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
@@ -87,21 +94,21 @@ def test_it_is_the_formula_with_gradients(where: str) -> None:
 
 @pytest.mark.parametrize("clamp", [None, 3])
 def test_what_it_is_by_distance(clamp: int | None) -> None:
-    xl = shaken(XL(DIM, HEADS, clamp=clamp))
+    xl = shaken(TransformerXLPosition(DIM, HEADS, clamp=clamp))
     q, k = (torch.randn(1, HEADS, n, WIDTH, dtype=torch.float64) for n in (4, 9))
     at, of = place_of(4, 3), place_of(9)
-    table = xl.by_distance(6, 5)
+    table = xl.distance_terms(6, 5)
     assert table.turn is not None
     assert table.keys is not None
     asked = xl.query(q, at)
     each = (asked + table.turn[:, None]) @ table.keys.mT
-    ahead = of.pos[0][None, :] - at.pos[0][:, None]
+    ahead = of.position_ids[0][None, :] - at.position_ids[0][:, None]
     got = asked @ k.mT / math.sqrt(WIDTH) + each.gather(-1, (ahead + 6).expand(1, HEADS, 4, 9))
     torch.testing.assert_close(got, scores(xl, q, k, at, of), atol=1e-12, rtol=0)
 
 
 def test_distances_beyond_the_clamp_are_alike() -> None:
-    xl = shaken(XL(DIM, HEADS))
+    xl = shaken(TransformerXLPosition(DIM, HEADS))
     free, xl.clamp = xl.rows(6, 6), 4
     held = xl.rows(6, 6)
     xl.clamp = 0
@@ -114,8 +121,8 @@ def test_distances_beyond_the_clamp_are_alike() -> None:
 def test_the_table_that_is_kept_grows_to_both_sides_and_further_ones_are_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    xl = XL(DIM, HEADS)
-    monkeypatch.setattr("manyformer.position.xl.FARTHEST_KEPT", 40)
+    xl = TransformerXLPosition(DIM, HEADS)
+    monkeypatch.setattr("manyformer.position.transformer_xl.FARTHEST_KEPT", 40)
     for back, ahead in ((0, 0), (3, -1), (-2, 9), (20, 30), (50, 0), (5, 5)):
         with torch.inference_mode(mode=back == 3):
             found = xl.rows(back, ahead)
@@ -126,16 +133,16 @@ def test_the_table_that_is_kept_grows_to_both_sides_and_further_ones_are_compute
 
 
 def test_dropout_acts_on_the_table_while_training() -> None:
-    xl = shaken(XL(DIM, HEADS, dropout=0.5))
+    xl = shaken(TransformerXLPosition(DIM, HEADS, dropout=0.5))
     assert not torch.equal(xl.rows(4, 0), xl.rows(4, 0))
     xl.eval()
     assert torch.equal(xl.rows(4, 0), xl.rows(4, 0))
 
 
 def test_layers_share_the_biases_or_have_their_own() -> None:
-    shared = XLBiases(HEADS, WIDTH)
-    tied = nn.ModuleList(XL(DIM, HEADS, biases=shared) for _ in range(3))
-    untied = nn.ModuleList(XL(DIM, HEADS) for _ in range(3))
+    shared = TransformerXLBiases(HEADS, WIDTH)
+    tied = nn.ModuleList(TransformerXLPosition(DIM, HEADS, biases=shared) for _ in range(3))
+    untied = nn.ModuleList(TransformerXLPosition(DIM, HEADS) for _ in range(3))
     table = HEADS * WIDTH * DIM
     assert sum(p.numel() for p in tied.parameters()) == 3 * table + 2 * DIM
     assert sum(p.numel() for p in untied.parameters()) == 3 * (table + 2 * DIM)
@@ -144,15 +151,18 @@ def test_layers_share_the_biases_or_have_their_own() -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_widths_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"XL: dim \(12\) must be a multiple of heads \(5\)"):
-        XL(12, 5)
+        TransformerXLPosition(12, 5)
     with pytest.raises(ValueError, match=r"XL: dim \(15\) must be even"):
-        XL(15, 3)
+        TransformerXLPosition(15, 3)
     with pytest.raises(ValueError, match=r"XL: biases of shape \(3, 4\) do not fit 2 heads of width 6"):
-        XL(12, 2, biases=XLBiases(3, 4))
+        TransformerXLPosition(12, 2, biases=TransformerXLBiases(3, 4))
 
 
 def attention(mask: Mask, path: Any = "auto") -> Attention:
-    return shaken(Attention(DIM, HEADS, Softmax(mask, path=path), position=XL(DIM, HEADS), bias=False), 0.3)
+    return shaken(
+        Attention(DIM, HEADS, SoftmaxKernel(mask, path=path), position=TransformerXLPosition(DIM, HEADS), bias=False),
+        0.3,
+    )
 
 
 @pytest.mark.oracle
@@ -163,7 +173,7 @@ def test_xlnet_attends_alike(kind: str, memory: int) -> None:
     from transformers import XLNetConfig, XLNetModel
 
     length, batch = 6, 2
-    ours = attention(Causal() if kind == "uni" else Everything())
+    ours = attention(Causal() if kind == "uni" else AllKeys())
     sizes = {"d_model": DIM, "n_head": HEADS, "d_inner": 8, "n_layer": 1, "vocab_size": 7}
     model = XLNetModel(XLNetConfig(**sizes, attn_type=kind, dropout=0.0)).double()
     theirs = shaken(model.layer[0].rel_attn)
@@ -184,26 +194,26 @@ def test_xlnet_attends_alike(kind: str, memory: int) -> None:
 def memory_of(ours: Attention, theirs: Any) -> Callable[[Tensor, int], Tensor]:
     """Our attention with XLNet's weights, for the tokens after a memory."""
     xl = ours.position
-    assert isinstance(xl, XL)
+    assert isinstance(xl, TransformerXLPosition)
     with torch.no_grad():
-        ours.to_q.weight.copy_(theirs.q.flatten(1).T)
-        ours.to_kv.weight.copy_(torch.cat([theirs.k.flatten(1), theirs.v.flatten(1)], dim=1).T)
-        ours.out.weight.copy_(theirs.o.flatten(1))
+        ours.q_proj.weight.copy_(theirs.q.flatten(1).T)
+        ours.kv_proj.weight.copy_(torch.cat([theirs.k.flatten(1), theirs.v.flatten(1)], dim=1).T)
+        ours.out_proj.weight.copy_(theirs.o.flatten(1))
         xl.to_r.weight.copy_(theirs.r.flatten(1).T)
         xl.biases.u.copy_(theirs.r_w_bias)
         xl.biases.v.copy_(theirs.r_r_bias)
     return lambda x, memory: ours(x, Context(place_of(x.shape[1]))).y[:, memory:]
 
 
-@pytest.mark.parametrize("mask", [Causal(), Everything()], ids=repr)
+@pytest.mark.parametrize("mask", [Causal(), AllKeys()], ids=repr)
 def test_padding_packing_and_shifts_change_nothing(mask: Mask) -> None:
     layer = attention(mask)
     x = torch.randn(1, 7, DIM, dtype=torch.float64)
     whole = layer(x, Context(place_of(7))).y[0]
     shifted = layer(x, Context(place_of(7, 100_000))).y[0]
     torch.testing.assert_close(shifted, whole, atol=1e-10, rtol=0)
-    segments = torch.tensor([[PADDING] * 4 + [0] * 7, [0] * 3 + [1] * 7 + [PADDING]])
-    place, _ = locate(segments, segments, None)
+    segments = torch.tensor([[PADDING_SEGMENT] * 4 + [0] * 7, [0] * 3 + [1] * 7 + [PADDING_SEGMENT]])
+    place, _ = positions_of(segments, segments, None)
     rows = torch.randn(2, 11, DIM, dtype=torch.float64)
     rows[0, 4:], rows[1, 3:10] = x[0], x[0]
     found = layer(rows, Context(place)).y
@@ -216,7 +226,7 @@ def test_padding_packing_and_shifts_change_nothing(mask: Mask) -> None:
 def test_cached_is_parallel(sizes: list[int], capacity: int | None) -> None:
     layer, x = attention(Causal()), torch.randn(2, 7, DIM, dtype=torch.float64)
     whole = layer(x, Context(place_of(7))).y
-    state = layer.start(2, capacity=capacity, device=x.device, dtype=x.dtype)
+    state = layer.init_state(2, capacity=capacity, device=x.device, dtype=x.dtype)
     begin = 0
     for size in sizes:
         with torch.no_grad():
@@ -228,7 +238,7 @@ def test_cached_is_parallel(sizes: list[int], capacity: int | None) -> None:
 def test_distances_in_unknown_places_never_cost_more_than_the_rows_need() -> None:
     """Documents of a row lie at unlike positions; what cannot meet must not stretch the table."""
     pos = torch.tensor([[1_000_000_000, 1_000_000_001, 0, 1]])
-    place = Place(pos, torch.tensor([[0, 0, 1, 1]]))
+    place = TokenPositions(pos, torch.tensor([[0, 0, 1, 1]]))
     layer, x = attention(Causal()), torch.randn(1, 4, DIM, dtype=torch.float64)
     y = layer(x, Context(place)).y
     torch.testing.assert_close(y[:, 2:], layer(x[:, 2:], Context(place_of(2))).y, atol=1e-10, rtol=0)

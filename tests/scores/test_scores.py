@@ -7,7 +7,7 @@ import re
 import pytest
 
 from manyformer.scores import (
-    Score,
+    ScoreRecord,
     accuracy,
     bits_per_byte,
     bits_per_character,
@@ -105,7 +105,7 @@ def test_bleu_by_hand() -> None:
         (ter(TEXTS, REFERENCES), "TER", ["case:lc", "tok:tercom"]),
     ],
 )
-def test_signatures_say_how(score: Score, name: str, parts: list[str]) -> None:
+def test_signatures_say_how(score: ScoreRecord, name: str, parts: list[str]) -> None:
     assert {*parts} <= {*score.signature.split("|")}
     assert re.search(r"\|version:\d", score.signature)
     assert str(score) == f"{name} {score.value:.2f} ({score.signature})"

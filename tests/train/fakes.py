@@ -6,10 +6,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from manyformer.batches import IGNORE, Batch, LabelBatch, MaskedBatch, PairBatch, TagBatch, TextBatch
-from manyformer.config import Run
-from manyformer.data.characters import Bytes
-from manyformer.trees import walk
+from manyformer.batches import (
+    IGNORE_INDEX,
+    Batch,
+    CausalLMBatch,
+    ClassificationBatch,
+    MaskedLMBatch,
+    Seq2SeqBatch,
+    TaggingBatch,
+)
+from manyformer.config import RunConfig
+from manyformer.data.characters import ByteTokenizer
+from manyformer.dependency_trees import preorder_columns
 
 VOCAB = 11
 
@@ -27,18 +35,18 @@ def make(task: str, seed: int, rows: int = 4, length: int = 8) -> Batch:
     chain = (start + torch.arange(length + 1) - 5) % (VOCAB - 5) + 5
     tokens, targets = chain[:, :-1].contiguous(), chain[:, 1:].contiguous()
     if task == "language-model":
-        return TextBatch(tokens, targets)
+        return CausalLMBatch(tokens, targets)
     if task == "translation":
-        targets[0, -2:] = IGNORE
-        return PairBatch(tokens, tokens, targets)
+        targets[0, -2:] = IGNORE_INDEX
+        return Seq2SeqBatch(tokens, tokens, targets)
     if task == "masked":
         chosen = torch.rand(tokens.shape, generator=generator) < 0.3
         chosen[:, 0] = True
-        return MaskedBatch(tokens.masked_fill(chosen, 4), tokens.masked_fill(~chosen, IGNORE))
+        return MaskedLMBatch(tokens.masked_fill(chosen, 4), tokens.masked_fill(~chosen, IGNORE_INDEX))
     if task == "tagging":
-        trees = torch.from_numpy(walk(range(length))).expand(rows, -1, -1)
-        return TagBatch(tokens, tokens % 3, None, trees)
-    return LabelBatch(tokens, start[:, 0] % 3)
+        trees = torch.from_numpy(preorder_columns(range(length))).expand(rows, -1, -1)
+        return TaggingBatch(tokens, tokens % 3, None, trees)
+    return ClassificationBatch(tokens, start[:, 0] % 3)
 
 
 class FakeSpan(NamedTuple):
@@ -110,7 +118,7 @@ class FakeSource:
         assert longest is None or longest >= 8
 
     def save(self, folder: Path) -> None:
-        Bytes().save(folder / "tokenizer.json")
+        ByteTokenizer().save(folder / "tokenizer.json")
 
 
 TASKS = {
@@ -123,11 +131,11 @@ TASKS = {
 }
 
 
-def opener(run: Run, out: Path, say: Callable[[str], None]) -> FakeSource:
+def opener(run: RunConfig, out: Path, say: Callable[[str], None]) -> FakeSource:
     return FakeSource(TASKS[run.recipe])
 
 
-def a_run(out: Path, recipe: str = "transformer-lm", **given: Any) -> Run:
+def a_run(out: Path, recipe: str = "transformer-lm", **given: Any) -> RunConfig:
     """A run of a tiny model, with dropout, so that random numbers matter; `given` sections go over the usual ones."""
     usual: dict[str, Any] = {
         "recipe": recipe,
@@ -149,4 +157,4 @@ def a_run(out: Path, recipe: str = "transformer-lm", **given: Any) -> Run:
         usual["data"] = {"kind": "trees", "path": "made-up", "longest": 8}
     else:
         usual["data"] = {"kind": "text", "length": 8}
-    return Run.model_validate(usual | given)
+    return RunConfig.model_validate(usual | given)

@@ -7,42 +7,44 @@ from typing import Any
 
 from fakes import opener
 
-from manyformer.config import Run
-from manyformer.train.events import Event, Note, Progress
-from manyformer.train.folder import locked
-from manyformer.train.session import Opener, Session, TrainResult
-from manyformer.train.signals import Interrupted, Wish
+from manyformer.config import RunConfig
+from manyformer.train.events import TrainingEvent, TrainingNote, TrainingProgress
+from manyformer.train.run_folder import locked_folder
+from manyformer.train.session import DataOpener, TrainingSession, TrainResult
+from manyformer.train.signals import StopSignal, TrainingInterrupted
 
 
-class Heard(list[Event]):
+class Heard(list[TrainingEvent]):
     """All events, and what to do on some."""
 
     def __init__(self, on_step: Callable[[int], None] = lambda step: None) -> None:
         super().__init__()
         self.on_step = on_step
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: TrainingEvent) -> None:
         self.append(event)
-        if isinstance(event, Progress):
+        if isinstance(event, TrainingProgress):
             self.on_step(event.step)
 
     @property
     def notes(self) -> str:
-        return "\n".join(event.text for event in self if isinstance(event, Note))
+        return "\n".join(event.text for event in self if isinstance(event, TrainingNote))
 
 
-def go(run: Run, heard: Heard | None = None, *, wish: Wish | None = None, opened: Opener = opener) -> TrainResult:
+def go(
+    run: RunConfig, heard: Heard | None = None, *, wish: StopSignal | None = None, opened: DataOpener = opener
+) -> TrainResult:
     """The run to its end, or as far as it gets."""
     assert run.out is not None
     out = Path(run.out)
-    wish = Wish() if wish is None else wish
-    with locked(out):
-        return Session(run, out, Heard() if heard is None else heard, wish, opened).train()
+    wish = StopSignal() if wish is None else wish
+    with locked_folder(out):
+        return TrainingSession(run, out, Heard() if heard is None else heard, wish, opened).train()
 
 
-def stopped(run: Run, step: int, *, opened: Opener = opener) -> str:
+def stopped(run: RunConfig, step: int, *, opened: DataOpener = opener) -> str:
     """The run until somebody asks to stop after `step`; what is said then."""
-    wish = Wish()
+    wish = StopSignal()
 
     def ask(now: int) -> None:
         if now == step:
@@ -50,7 +52,7 @@ def stopped(run: Run, step: int, *, opened: Opener = opener) -> str:
 
     try:
         go(run, Heard(ask), wish=wish, opened=opened)
-    except Interrupted as stop:
+    except TrainingInterrupted as stop:
         return str(stop)
     raise AssertionError("the run was not stopped")
 

@@ -9,12 +9,12 @@ from fakes import FakeSource, FakeSpan, a_run
 from runs import go, learned
 
 import manyformer as mf
-from manyformer.config import Run
-from manyformer.data.characters import Characters
+from manyformer.config import RunConfig
+from manyformer.data.characters import CharTokenizer
 from manyformer.errors import UserError
-from manyformer.train.begin import begin_with
-from manyformer.train.events import Note
-from manyformer.train.session import Opener
+from manyformer.train.events import TrainingNote
+from manyformer.train.init_from import load_initial_weights
+from manyformer.train.session import DataOpener
 
 SIZES = {"dim": 16, "depth": 2, "heads": 2, "dropout": 0.0}
 WINDOWS: list[dict[str, Any]] = [{"window": 2, "top": 3, "dilated": 1}, {"window": 4, "top": 6, "dilated": 1}]
@@ -24,7 +24,7 @@ class OtherWords(FakeSource):
     """As many tokens, but other ones."""
 
     def save(self, folder: Path) -> None:
-        Characters("abcdef").save(folder / "tokenizer.json")
+        CharTokenizer("abcdef").save(folder / "tokenizer.json")
 
 
 def source(task: str, longest: int = 8, kind: type[FakeSource] = FakeSource) -> FakeSource:
@@ -33,11 +33,11 @@ def source(task: str, longest: int = 8, kind: type[FakeSource] = FakeSource) -> 
     return found
 
 
-def opened(found: FakeSource) -> Opener:
+def opened(found: FakeSource) -> DataOpener:
     return lambda run, out, say: found
 
 
-def stage(out: Path, model: dict[str, Any], **given: Any) -> Run:
+def stage(out: Path, model: dict[str, Any], **given: Any) -> RunConfig:
     return a_run(out, "longformer-lm", model=SIZES | model, limits={"steps": 4}, save={"every": 100}, **given)
 
 
@@ -51,7 +51,7 @@ def test_windows_twice_as_long_go_on_where_shorter_ones_stopped(tmp_path: Path) 
     assert repr(windows[0][0]) == "Window(2)"
     assert repr(windows[1][0]) == "Window(4)"
     begun: Any = mf.build("longformer-lm", vocab=11, **SIZES, **WINDOWS[1])
-    begin_with(begun, str(tmp_path / "1"), text)
+    load_initial_weights(begun, str(tmp_path / "1"), text)
     assert all(torch.equal(a, b) for a, b in zip(begun.parameters(), first.load().parameters(), strict=True))
     # four steps from nothing lead nowhere near
     fresh = go(stage(tmp_path / "3", WINDOWS[1]), opened=opened(text))
@@ -74,8 +74,8 @@ def test_learned_positions_are_repeated(tmp_path: Path) -> None:
     """Section 5: a table of 512 positions copied eight times serves 4,096."""
     run = a_run(tmp_path / "1", "longformer", model=SIZES | {"window": 2}, limits={"steps": 4}, save={"every": 9})
     short = go(run, opened=opened(source("masked"))).load()
-    longer: Any = mf.build("longformer", vocab=11, **SIZES, window=4, longest=20)
-    begin_with(longer, str(tmp_path / "1"), source("masked", 20))
+    longer: Any = mf.build("longformer", vocab=11, **SIZES, window=4, max_length=20)
+    load_initial_weights(longer, str(tmp_path / "1"), source("masked", 20))
     table: Any = short.get_parameter("embed.position.weight")
     assert torch.equal(longer.embed.position.weight, torch.cat([table, table, table[:4]]))
 
@@ -85,11 +85,11 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     go(stage(tmp_path / "1", WINDOWS[0]), opened=opened(text))
     wider: Any = mf.build("longformer-lm", vocab=11, **SIZES | {"dim": 24})
     with pytest.raises(UserError, match=r"start: .*/1/model: \S+ has the shape"):
-        begin_with(wider, str(tmp_path / "1"), text)
+        load_initial_weights(wider, str(tmp_path / "1"), text)
     with pytest.raises(UserError, match="was trained with another tokenizer"):
-        begin_with(wider, str(tmp_path / "1"), source("language-model", kind=OtherWords))
+        load_initial_weights(wider, str(tmp_path / "1"), source("language-model", kind=OtherWords))
     with pytest.raises(UserError, match="holds no weights"):
-        begin_with(wider, str(tmp_path), FakeSourceWithout("language-model"))
+        load_initial_weights(wider, str(tmp_path), FakeSourceWithout("language-model"))
 
 
 class FakeSourceWithout(FakeSource):
@@ -106,5 +106,6 @@ def test_it_is_told(tmp_path: Path) -> None:
     go(stage(tmp_path / "1", WINDOWS[0]), opened=opened(text))
     go(stage(tmp_path / "2", WINDOWS[1], start=str(tmp_path / "1")), heard, opened=opened(text))
     assert any(
-        isinstance(event, Note) and f"begins with the weights of {tmp_path / '1'}" in event.text for event in heard
+        isinstance(event, TrainingNote) and f"begins with the weights of {tmp_path / '1'}" in event.text
+        for event in heard
     )

@@ -16,17 +16,17 @@ from runs import Heard, go, learned, stopped
 from safetensors.torch import load_file
 
 import manyformer as mf
-from manyformer.batches import Batch, TextBatch
-from manyformer.config import AdamW, Run
+from manyformer.batches import Batch, CausalLMBatch
+from manyformer.config import AdamWConfig, RunConfig
 from manyformer.errors import UserError
-from manyformer.train import checkpoints, evaluation, saving
-from manyformer.train.checkpoints import Store
-from manyformer.train.disk import DiskFull, damage
-from manyformer.train.engine import Engine
-from manyformer.train.events import Event, Saved
-from manyformer.train.loop import Diverged
-from manyformer.train.objective import Objective
-from manyformer.train.sharing import Alone
+from manyformer.train import checkpoint_writer, checkpoints, validation
+from manyformer.train.checkpoints import CheckpointStore
+from manyformer.train.durable_files import DiskFull, find_damage
+from manyformer.train.engine import TrainingEngine
+from manyformer.train.events import CheckpointSaved, TrainingEvent
+from manyformer.train.objective import TrainingObjective
+from manyformer.train.parallel_strategy import SingleProcess
+from manyformer.train.training_loop import TrainingDiverged
 
 
 def cut(file: Path) -> None:
@@ -56,7 +56,7 @@ def test_damage_is_told_by_name_and_passed_over(
     whole, run = a_run(tmp_path / "whole"), a_run(tmp_path / "run")
     go(whole)
     stopped(run, 9)
-    store = Store(tmp_path / "run/checkpoints")
+    store = CheckpointStore(tmp_path / "run/checkpoints")
     assert store.steps() == [4, 8, 9]
     harm(store.path(9) / name)
     heard = Heard()
@@ -90,16 +90,16 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", limits={"steps": 20}, evaluate={"every": 3}, save={"every": 4, "last": 2, "best": 2})
     scores = iter([5.0, 1.0, 2.0, 4.0, 4.0, 4.0, 3.0])
     seen: dict[int, set[int]] = {}
-    store = Store(tmp_path / "run/checkpoints")
+    store = CheckpointStore(tmp_path / "run/checkpoints")
 
-    def watch(event: Event) -> None:
-        if isinstance(event, Saved):
+    def watch(event: TrainingEvent) -> None:
+        if isinstance(event, CheckpointSaved):
             seen[event.step] = set(store.steps())
 
     heard = Heard()
     heard.append = watch  # type: ignore[method-assign,assignment]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "scores", lambda *sums: {"loss": next(scores), "accuracy": 0.0})
+        patch.setattr(validation, "scores", lambda *sums: {"loss": next(scores), "accuracy": 0.0})
         result = go(run, heard)
     # evaluated at 3, 6, 9, ..., 18 and 20; the best are 6 and 9, the last regular ones 16 and 20
     assert store.steps() == [6, 9, 16, 20]
@@ -129,9 +129,9 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     assert "the checkpoint of step 8" in str(full.value)
     assert "\n" not in str(full.value)
     assert "step-00000005 is whole. Free some space: the same command continues." in str(full.value)
-    store = Store(tmp_path / "run/checkpoints")
+    store = CheckpointStore(tmp_path / "run/checkpoints")
     assert store.steps() == [4, 5]
-    assert damage(store.path(5)) is None
+    assert find_damage(store.path(5)) is None
     assert not list(store.folder.glob(".*"))
     go(run)
     assert learned(tmp_path / "run") == learned(tmp_path / "whole")
@@ -145,10 +145,10 @@ def test_no_space_left_on_device(place: str, tmp_path: Path, monkeypatch: pytest
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(saving if place == "write_json" else checkpoints, place, refuse)
+    monkeypatch.setattr(checkpoint_writer if place == "write_json" else checkpoints, place, refuse)
     with pytest.raises(DiskFull, match=r"^the disk is full: the checkpoint of step 8 "):
         go(run)
-    assert Store(tmp_path / "run/checkpoints").steps() == [4, 5]
+    assert CheckpointStore(tmp_path / "run/checkpoints").steps() == [4, 5]
 
 
 def test_a_loss_that_is_no_number_stops(tmp_path: Path) -> None:
@@ -158,7 +158,9 @@ def test_a_loss_that_is_no_number_stops(tmp_path: Path) -> None:
     def spoil(weights: dict[str, Any]) -> None:
         weights["embed.token.weight"].data.fill_(float("nan"))
 
-    with pytest.raises(Diverged, match=r"the loss is nan at step 7; the last good checkpoint is .*step-00000004"):
+    with pytest.raises(
+        TrainingDiverged, match=r"the loss is nan at step 7; the last good checkpoint is .*step-00000004"
+    ):
         _with_poison(run, source, spoil)
     _is_finite(tmp_path / "run")
 
@@ -171,7 +173,7 @@ def test_a_gradient_that_is_not_finite_stops(tmp_path: Path) -> None:
         weights["body.0.ff.inner.up.weight"].register_hook(lambda gradient: gradient * float("inf"))
 
     with pytest.raises(
-        Diverged, match=r"the norm of the gradient is (nan|inf) at step 7; the last good .*step-00000006"
+        TrainingDiverged, match=r"the norm of the gradient is (nan|inf) at step 7; the last good .*step-00000006"
     ):
         _with_poison(run, source, spoil)
     _is_finite(tmp_path / "run")
@@ -184,12 +186,12 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     def spoil(weights: dict[str, Any]) -> None:
         weights["body.0.ff.inner.up.weight"].register_hook(lambda gradient: gradient * float("inf"))
 
-    with pytest.raises(Diverged, match=r"the weights are not finite at step 7; the last good .*step-00000006"):
+    with pytest.raises(TrainingDiverged, match=r"the weights are not finite at step 7; the last good .*step-00000006"):
         _with_poison(run, source, spoil)
     _is_finite(tmp_path / "run")
 
 
-def _with_poison(run: Run, source: FakeSource, spoil: Callable[[dict[str, Any]], None]) -> None:
+def _with_poison(run: RunConfig, source: FakeSource, spoil: Callable[[dict[str, Any]], None]) -> None:
     from manyformer.train import session
 
     made = session.build_model
@@ -217,7 +219,7 @@ def _with_poison(run: Run, source: FakeSource, spoil: Callable[[dict[str, Any]],
 
 
 def _is_finite(out: Path) -> None:
-    store = Store(out / "checkpoints")
+    store = CheckpointStore(out / "checkpoints")
     assert store.steps()
     for step in store.steps():
         for file in ("model", "optimiser"):
@@ -244,10 +246,10 @@ def test_no_pickle(tmp_path: Path) -> None:
 
 
 def test_average(tmp_path: Path) -> None:
-    a, b, c = (mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=1, longest=8) for _ in range(3))
+    a, b, c = (mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=1, max_length=8) for _ in range(3))
     for name, model in (("a", a), ("b", b)):
         model.save(tmp_path / name)
-    engine = Engine(Objective(c, smoothing=0.0, autocast=None), AdamW(lr=0.1), Alone())
+    engine = TrainingEngine(TrainingObjective(c, smoothing=0.0, autocast=None), AdamWConfig(lr=0.1), SingleProcess())
     engine.average([tmp_path / "a", tmp_path / "b", tmp_path / "b"])
     assert c.embed.token.weight is c.head.weight
     for one, two, three in zip(a.parameters(), b.parameters(), c.parameters(), strict=True):
@@ -262,9 +264,11 @@ def test_the_average_is_the_model_only_where_it_is_better(
 ) -> None:
     # at steps 4, 8, 12, and the average of all three
     scores = iter([2.0, 1.0, 3.0, of_average])
-    monkeypatch.setattr(evaluation, "scores", lambda *sums: {"loss": next(scores), "accuracy": 0.0})
+    monkeypatch.setattr(validation, "scores", lambda *sums: {"loss": next(scores), "accuracy": 0.0})
     result = go(a_run(tmp_path / "run", save={"every": 4, "last": 3, "average": 3}))
-    kept = [load_file(Store(tmp_path / "run/checkpoints").path(step) / "model.safetensors") for step in (4, 8, 12)]
+    kept = [
+        load_file(CheckpointStore(tmp_path / "run/checkpoints").path(step) / "model.safetensors") for step in (4, 8, 12)
+    ]
     final = load_file(tmp_path / "run/model/model.safetensors")
     if of_average < 1.0:
         assert result.chosen == "the average of the last 3 checkpoints, better than those of step 8, the best"
@@ -278,8 +282,10 @@ def test_the_average_is_the_model_only_where_it_is_better(
 
 
 def test_batches_without_targets_are_harmless() -> None:
-    batch = TextBatch(torch.full((1, 2), 5), torch.full((1, 2), -100))
-    model = mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=1, longest=8)
-    engine = Engine(Objective(model, smoothing=0.0, autocast=None), AdamW(lr=0.1), Alone())
+    batch = CausalLMBatch(torch.full((1, 2), 5), torch.full((1, 2), -100))
+    model = mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=1, max_length=8)
+    engine = TrainingEngine(
+        TrainingObjective(model, smoothing=0.0, autocast=None), AdamWConfig(lr=0.1), SingleProcess()
+    )
     assert engine.step([batch], 0.1).figures.isfinite().all()
     assert engine.finite()

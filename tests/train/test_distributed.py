@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 
 import manyformer as mf
-from manyformer.config import Run
+from manyformer.config import RunConfig
 from manyformer.errors import UserError
-from manyformer.train import Event, Finished, Interrupted, Progress, Started, TrainResult, silent
+from manyformer.train import (
+    TrainingEvent,
+    TrainingFinished,
+    TrainingInterrupted,
+    TrainingProgress,
+    TrainingStarted,
+    TrainResult,
+    silent,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +41,7 @@ def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
     return mf.train(a_run(text, tmp_path_factory.mktemp("alone") / "run"), on_event=silent)
 
 
-def a_run(text: Path, out: Path, **given: Any) -> Run:
+def a_run(text: Path, out: Path, **given: Any) -> RunConfig:
     """Without dropout, which differs between processes; rows of a batch do not divide evenly."""
     usual = {
         "recipe": "transformer-lm",
@@ -47,7 +55,7 @@ def a_run(text: Path, out: Path, **given: Any) -> Run:
         "device": "cpu",
         "out": str(out),
     }
-    return Run.model_validate(usual | given)
+    return RunConfig.model_validate(usual | given)
 
 
 def same(out: Path, alone: TrainResult) -> None:
@@ -62,12 +70,12 @@ def same(out: Path, alone: TrainResult) -> None:
         assert [row[name] for row in rows if name in row] == pytest.approx(expected, rel=1e-4)
 
 
-def asking(step: int, heard: list[Event]) -> Callable[[Event], None]:
+def asking(step: int, heard: list[TrainingEvent]) -> Callable[[TrainingEvent], None]:
     """A listener that presses Ctrl-C after a step."""
 
-    def listen(event: Event) -> None:
+    def listen(event: TrainingEvent) -> None:
         heard.append(event)
-        if isinstance(event, Progress) and event.step == step:
+        if isinstance(event, TrainingProgress) and event.step == step:
             os.kill(os.getpid(), signal.SIGINT)
 
     return listen
@@ -75,12 +83,12 @@ def asking(step: int, heard: list[Event]) -> Callable[[Event], None]:
 
 def test_one_then_two_with_shares_then_one(text: Path, alone: TrainResult, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    heard: list[Event] = []
-    with pytest.raises(Interrupted):
+    heard: list[TrainingEvent] = []
+    with pytest.raises(TrainingInterrupted):
         mf.train(a_run(text, out), on_event=asking(3, []))
-    with pytest.raises(Interrupted, match=r"stopped at step \d+, saved. The same command continues."):
+    with pytest.raises(TrainingInterrupted, match=r"stopped at step \d+, saved. The same command continues."):
         mf.train(a_run(text, out, devices=2, strategy="fsdp", save={"every": 1}), on_event=asking(6, heard))
-    assert isinstance(heard[0], Started)
+    assert isinstance(heard[0], TrainingStarted)
     assert "2 processes (fsdp)" in dict(heard[0].lines)["device"]
     last = sorted((out / "checkpoints").iterdir())[-1]
     assert len(list(last.glob("shard-*.safetensors"))) == 2
@@ -92,12 +100,12 @@ def test_one_then_two_with_shares_then_one(text: Path, alone: TrainResult, tmp_p
 
 def test_two_with_copies_go_on_from_one_to_the_end(text: Path, alone: TrainResult, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    heard: list[Event] = []
-    with pytest.raises(Interrupted):
+    heard: list[TrainingEvent] = []
+    with pytest.raises(TrainingInterrupted):
         mf.train(a_run(text, out), on_event=asking(6, []))
     result = mf.train(a_run(text, out, devices=2), on_event=heard.append)
     same(out, alone)
-    assert isinstance(heard[-1], Finished)
+    assert isinstance(heard[-1], TrainingFinished)
     assert result.scores == pytest.approx(alone.scores, rel=1e-4)
     assert not list(out.rglob("*.part"))
 
@@ -117,11 +125,11 @@ def test_a_mistake_is_told_once_and_in_a_sentence(tmp_path: Path, capfd: pytest.
 
 
 def test_several_processes_need_a_strategy(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyformer.train.build import choose_sharing
-    from manyformer.train.world import World
+    from manyformer.train.build_model import choose_sharing
+    from manyformer.train.process_group import ProcessGroup
 
     with pytest.raises(UserError, match="2 processes were started, but strategy is none"):
-        choose_sharing("none", World(0, 2))
+        choose_sharing("none", ProcessGroup(0, 2))
 
 
 def test_two_with_shares_of_weights_that_layers_have_in_common(text: Path, tmp_path: Path) -> None:
@@ -147,7 +155,7 @@ def test_each_process_remembers_its_own_rows(strategy: str, recipe: str, text: P
     lanes: dict[str, Any] = {"recipe": recipe, "model": model, "data": data}
     one = mf.train(a_run(text, tmp_path / "one", **lanes), on_event=silent)
     two = a_run(text, tmp_path / "two", **lanes, devices=2, strategy=strategy)
-    with pytest.raises(Interrupted):
+    with pytest.raises(TrainingInterrupted):
         mf.train(two, on_event=asking(6, []))
     newest = max((tmp_path / "two/checkpoints").iterdir())
     assert len(list(newest.glob("memory-?-of-2.safetensors"))) == 2

@@ -13,17 +13,17 @@ from fakes import TASKS, FakeFeed, a_run, make
 from torch import nn
 
 import manyformer as mf
-from manyformer.batches import IGNORE, LabelBatch, MaskedBatch, PairBatch, TextBatch
-from manyformer.config import Adam, AdamW
-from manyformer.hooks import Scheduled
+from manyformer.batches import IGNORE_INDEX, CausalLMBatch, ClassificationBatch, MaskedLMBatch, Seq2SeqBatch
+from manyformer.config import AdamConfig, AdamWConfig
 from manyformer.models import Model
-from manyformer.train.engine import Engine, Stepped
+from manyformer.train.activation_checkpointing import checkpoint_activations, numbered_layers
+from manyformer.train.engine import StepResult, TrainingEngine
 from manyformer.train.events import silent
-from manyformer.train.loop import Loop, Parts
-from manyformer.train.objective import Objective, targets_in, tokens_in
-from manyformer.train.remat import numbered_layers, remat
-from manyformer.train.sharing import Alone
-from manyformer.train.signals import Wish
+from manyformer.train.objective import TrainingObjective, targets_in, tokens_in
+from manyformer.train.parallel_strategy import SingleProcess
+from manyformer.train.signals import StopSignal
+from manyformer.train.training_loop import LoopParts, TrainingLoop
+from manyformer.training_hooks import TracksProgress
 
 SMALL: dict[str, Any] = {"vocab": 11, "dim": 16, "depth": 2, "heads": 2}
 
@@ -33,8 +33,10 @@ def small(recipe: str = "transformer-lm", **given: Any) -> Model:
     return mf.build(recipe, **SMALL, **given)
 
 
-def engine(model: Model, *, smoothing: float = 0.0, clip: float | None = None) -> Engine:
-    return Engine(Objective(model, smoothing=smoothing, autocast=None), Adam(lr=1.0, clip=clip), Alone())
+def engine(model: Model, *, smoothing: float = 0.0, clip: float | None = None) -> TrainingEngine:
+    return TrainingEngine(
+        TrainingObjective(model, smoothing=smoothing, autocast=None), AdamConfig(lr=1.0, clip=clip), SingleProcess()
+    )
 
 
 def gradients(model: nn.Module) -> Iterator[torch.Tensor]:
@@ -46,14 +48,14 @@ def gradients(model: nn.Module) -> Iterator[torch.Tensor]:
 def test_accumulation_is_one_large_batch() -> None:
     """Micro-batches with different numbers of targets weigh by their targets, not alike."""
     whole = make("language-model", 1, rows=6)
-    assert isinstance(whole, TextBatch)
-    whole.targets[0, 2:] = IGNORE
-    whole.targets[4] = IGNORE
-    parts = [TextBatch(whole.tokens[i : i + 2], whole.targets[i : i + 2]) for i in (0, 2, 4)]
+    assert isinstance(whole, CausalLMBatch)
+    whole.targets[0, 2:] = IGNORE_INDEX
+    whole.targets[4] = IGNORE_INDEX
+    parts = [CausalLMBatch(whole.tokens[i : i + 2], whole.targets[i : i + 2]) for i in (0, 2, 4)]
     one, three = small(), small()
     first = engine(one, clip=0.5).step([whole], 0.01)
     second = engine(three, clip=0.5).step(parts, 0.01)
-    assert first.targets == second.targets == int((whole.targets != IGNORE).sum())
+    assert first.targets == second.targets == int((whole.targets != IGNORE_INDEX).sum())
     torch.testing.assert_close(first.figures, second.figures)
     for a, b in zip(one.parameters(), three.parameters(), strict=True):
         # Adam's first step is the rate times the sign: tiny gradients may round to either side
@@ -63,7 +65,7 @@ def test_accumulation_is_one_large_batch() -> None:
 def test_the_figures_are_the_mean_loss_and_the_norm() -> None:
     model = small()
     batch = make("language-model", 1)
-    assert isinstance(batch, TextBatch)
+    assert isinstance(batch, CausalLMBatch)
     logits = model(batch.tokens).logits
     mean = nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
     norm = torch.stack([g.norm() for g in torch.autograd.grad(mean, list(model.parameters()))]).norm()
@@ -95,7 +97,7 @@ def test_remat_changes_no_gradient(recipe: str) -> None:
     extra = {"classes": 3} if TASKS[recipe] in ("classification", "tagging") else {}
     kept, made_again = small(recipe, dropout=0.3, **extra), small(recipe, dropout=0.3, **extra)
     names = list(made_again.state_dict())
-    remat(made_again)
+    checkpoint_activations(made_again)
     assert list(made_again.state_dict()) == names
     calls = []
     for layer in numbered_layers(made_again):
@@ -118,7 +120,7 @@ def test_remat_leaves_streaming_alone() -> None:
     model = small().eval()
     tokens = torch.randint(5, 11, (1, 6))
     wanted = model(tokens).logits
-    remat(model)
+    checkpoint_activations(model)
     torch.testing.assert_close(model(tokens, state=model.start(1)).logits, wanted)
 
 
@@ -127,7 +129,9 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_weights_and_loss_in_float32() -
     kinds = []
     up = next(m for n, m in model.named_modules() if n.endswith("ff.inner.up"))
     up.register_forward_hook(lambda module, given, out: kinds.append(out.dtype))
-    made = Engine(Objective(model, smoothing=0.0, autocast=torch.bfloat16), AdamW(lr=0.1), Alone())
+    made = TrainingEngine(
+        TrainingObjective(model, smoothing=0.0, autocast=torch.bfloat16), AdamWConfig(lr=0.1), SingleProcess()
+    )
     figures = made.step([make("language-model", 1)], 0.01).figures
     assert torch.bfloat16 in kinds
     assert figures.dtype == torch.float32
@@ -144,7 +148,7 @@ from manyformer.batches import TextBatch
 from manyformer.config import Adam
 from manyformer.train.engine import Engine
 from manyformer.train.objective import Objective
-from manyformer.train.sharing import Alone
+from manyformer.train.parallel_strategy import Alone
 
 torch.set_num_threads(1)
 models = []
@@ -178,27 +182,27 @@ class Idle:
     """An engine that does nothing."""
 
     device = torch.device("cpu")
-    world = Alone.world
+    world = SingleProcess.world
     clip = 1.0
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
-    def step(self, batches: object, rate: float) -> Stepped:
-        return Stepped(torch.ones(3), 100, 100)
+    def step(self, batches: object, rate: float) -> StepResult:
+        return StepResult(torch.ones(3), 100, 100)
 
 
 def test_the_loop_tells_parts_how_far_training_has_got(tmp_path: Path) -> None:
     heard: list[float] = []
 
-    class Listening(nn.Module, Scheduled):
-        def advance(self, share: float) -> None:
+    class Listening(nn.Module, TracksProgress):
+        def set_progress(self, share: float) -> None:
             heard.append(share)
 
     run = a_run(tmp_path, limits={"steps": 4}, evaluate={"every": None}, save={"every": 10**6}, log={"every": 10})
     engine: Any = Idle(nn.Sequential(nn.Linear(1, 1), Listening()))
     rate: Any = lambda *_: 0.1  # noqa: E731
-    loop = Loop(run, Parts(engine, FakeFeed("language-model"), None, rate, None, (), silent, Wish()))  # type: ignore[arg-type]
+    loop = TrainingLoop(run, LoopParts(engine, FakeFeed("language-model"), None, rate, None, (), silent, StopSignal()))  # type: ignore[arg-type]
     # as after an interruption
     loop.standing.step = 1
     for _ in range(3):
@@ -210,8 +214,10 @@ def test_the_loop_costs_nearly_nothing(tmp_path: Path) -> None:
     """Everything besides data, forward, backward and optimiser; a small model's step takes 50 ms and more."""
 
     run = a_run(tmp_path, limits={"steps": 10**6}, evaluate={"every": None}, save={"every": 10**6}, log={"every": 10})
-    parts: Any = Parts(Idle(nn.Module()), FakeFeed("language-model"), None, lambda *_: 0.1, None, (), silent, Wish())  # type: ignore[arg-type]
-    loop = Loop(run, parts)
+    parts: Any = LoopParts(
+        Idle(nn.Module()), FakeFeed("language-model"), None, lambda *_: 0.1, None, (), silent, StopSignal()
+    )  # type: ignore[arg-type]
+    loop = TrainingLoop(run, parts)
     loop._advance()
     fetch = time.thread_time()
     for _ in range(300):
@@ -225,10 +231,10 @@ def test_the_loop_costs_nearly_nothing(tmp_path: Path) -> None:
 
 def test_what_counts_as_a_token() -> None:
     tokens = torch.full((2, 3), 5)
-    targets = torch.tensor([[5, IGNORE, IGNORE], [5, 5, IGNORE]])
+    targets = torch.tensor([[5, IGNORE_INDEX, IGNORE_INDEX], [5, 5, IGNORE_INDEX]])
     segments = torch.tensor([[0, 0, -1], [0, 0, 0]])
-    assert tokens_in(TextBatch(tokens, targets, segments)) == 3
-    assert tokens_in(PairBatch(tokens, tokens, targets)) == 3
-    assert tokens_in(MaskedBatch(tokens, targets, segments)) == 5
-    assert tokens_in(LabelBatch(tokens, torch.tensor([1, IGNORE]))) == 6
-    assert targets_in(LabelBatch(tokens, torch.tensor([1, IGNORE]))) == 1
+    assert tokens_in(CausalLMBatch(tokens, targets, segments)) == 3
+    assert tokens_in(Seq2SeqBatch(tokens, tokens, targets)) == 3
+    assert tokens_in(MaskedLMBatch(tokens, targets, segments)) == 5
+    assert tokens_in(ClassificationBatch(tokens, torch.tensor([1, IGNORE_INDEX]))) == 6
+    assert targets_in(ClassificationBatch(tokens, torch.tensor([1, IGNORE_INDEX]))) == 1

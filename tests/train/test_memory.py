@@ -11,22 +11,22 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import manyformer as mf
-from manyformer.batches import TextBatch
-from manyformer.config import AdamW, Evaluate, Run
+from manyformer.batches import CausalLMBatch
+from manyformer.config import AdamWConfig, EvaluateConfig, RunConfig
 from manyformer.models import LanguageModel
-from manyformer.models.carrying import Carrying, has_memory
-from manyformer.train.engine import Engine
-from manyformer.train.evaluation import Judge
-from manyformer.train.events import Started
-from manyformer.train.objective import Objective
-from manyformer.train.sharing import Alone
-from manyformer.train.verb import open_source
-from manyformer.train.world import ALONE
+from manyformer.models.carried_state import CarriedState, has_memory
+from manyformer.train.engine import TrainingEngine
+from manyformer.train.events import TrainingStarted
+from manyformer.train.objective import TrainingObjective
+from manyformer.train.parallel_strategy import SingleProcess
+from manyformer.train.process_group import ALONE
+from manyformer.train.run_training import open_source
+from manyformer.train.validation import Validator
 
 WORDS: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "remembered": 12, "dropout": 0.1}
 
 
-def a_lane_run(tmp_path: Path, name: str, recipe: str = "transformer-xl", **given: Any) -> Run:
+def a_lane_run(tmp_path: Path, name: str, recipe: str = "transformer-xl", **given: Any) -> RunConfig:
     text = tmp_path / "text.txt"
     text.write_text("It was the best of times, it was the worst of times. " * 30)
     data = {"kind": "text", "path": str(text), "length": 8, "packing": "lanes", "valid": 0.2}
@@ -36,8 +36,8 @@ def a_lane_run(tmp_path: Path, name: str, recipe: str = "transformer-xl", **give
 
 MORE: dict[str, dict[str, Any]] = {
     "transformer-xl": {},
-    "compressive-transformer": {"compressed": 6, "rate": 2, "teacher": "through-time"},
-    "memorizing-transformer": {"memory": 20, "neighbours": 4, "block": 8},
+    "compressive-transformer": {"compressed_length": 6, "rate": 2, "teacher": "through-time"},
+    "memorizing-transformer": {"knn_memory_size": 20, "neighbours": 4, "block": 8},
 }
 
 
@@ -54,7 +54,7 @@ def test_a_killed_run_goes_on_with_its_memory(recipe: str, tmp_path: Path) -> No
     # not byte by byte: the file lists several tied weights in any order
     one, other = (load_file(tmp_path / name / "model/model.safetensors") for name in ("run", "whole"))
     assert all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
-    (started,) = (event for event in heard if isinstance(event, Started))
+    (started,) = (event for event in heard if isinstance(event, TrainingStarted))
     assert ("memory", "goes on from batch to batch") in started.lines
     kept = sorted((tmp_path / "run/checkpoints").glob("*/memory-0-of-1.safetensors"))
     assert kept
@@ -67,7 +67,7 @@ def test_without_rows_that_go_on_the_memory_stays_empty_and_this_is_told(tmp_pat
     stream = run.model_copy(update={"data": run.data.model_copy(update={"packing": "stream"})})
     heard = Heard()
     go(stream, heard, opened=open_source)
-    (started,) = (event for event in heard if isinstance(event, Started))
+    (started,) = (event for event in heard if isinstance(event, TrainingStarted))
     (told,) = (text for name, text in started.lines if name == "memory")
     assert "data.packing=lanes" in told
     assert not list((tmp_path / "run/checkpoints").glob("*/memory*"))
@@ -76,31 +76,33 @@ def test_without_rows_that_go_on_the_memory_stays_empty_and_this_is_told(tmp_pat
 def test_a_model_that_looks_things_up_is_told_where_nothing_is_to_be_found(tmp_path: Path) -> None:
     heard = Heard()
     go(a_lane_run(tmp_path, "run", recipe="spalm"), heard, opened=open_source)
-    (started,) = (event for event in heard if isinstance(event, Started))
+    (started,) = (event for event in heard if isinstance(event, TrainingStarted))
     (told,) = (text for name, text in started.lines if name == "neighbours")
     assert "data.neighbours" in told
 
 
-def batches(count: int, length: int = 6, rows: int = 3) -> list[TextBatch]:
+def batches(count: int, length: int = 6, rows: int = 3) -> list[CausalLMBatch]:
     tokens = torch.randint(0, 11, (rows, count * length + 1))
     return [
-        TextBatch(tokens[:, n * length : (n + 1) * length], tokens[:, n * length + 1 : (n + 1) * length + 1])
+        CausalLMBatch(tokens[:, n * length : (n + 1) * length], tokens[:, n * length + 1 : (n + 1) * length + 1])
         for n in range(count)
     ]
 
 
 def tiny(**words: Any) -> LanguageModel:
-    model = mf.build("transformer-xl", **{**WORDS, "vocab": 11, "dropout": 0.0, "remembered": 50, **words})
+    model = mf.build("transformer-xl", **{**WORDS, "vocab": 11, "dropout": 0.0, "memory_length": 50, **words})
     assert isinstance(model, LanguageModel)
     return model
 
 
 def test_steps_learn_from_what_was_read_before() -> None:
     model, read = tiny(), batches(3)
-    engine = Engine(Objective(model, smoothing=0.0, autocast=None), AdamW(lr=1e-3), Alone(), goes_on=True)
+    engine = TrainingEngine(
+        TrainingObjective(model, smoothing=0.0, autocast=None), AdamWConfig(lr=1e-3), SingleProcess(), goes_on=True
+    )
     for batch in read:
         stepped = engine.step([batch], 0.0)
-    whole = TextBatch(*(torch.cat([batch[n] for batch in read], 1) for n in (0, 1)))  # type: ignore[arg-type]
+    whole = CausalLMBatch(*(torch.cat([batch[n] for batch in read], 1) for n in (0, 1)))  # type: ignore[arg-type]
     logits = model(whole.tokens).logits[:, 12:]
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), whole.targets[:, 12:].flatten())
     torch.testing.assert_close(stepped.figures[0], expected.detach())
@@ -108,7 +110,7 @@ def test_steps_learn_from_what_was_read_before() -> None:
     assert engine.memory.rows == 2
 
 
-class Held(list[TextBatch]):
+class Held(list[CausalLMBatch]):
     units = None
     goes_on = True
 
@@ -118,18 +120,20 @@ class Held(list[TextBatch]):
 
 def test_every_validation_begins_with_an_empty_memory_and_leaves_that_of_training_alone() -> None:
     model, read = tiny(), Held(batches(4))
-    engine = Engine(Objective(model, smoothing=0.0, autocast=None), AdamW(lr=1e-3), Alone(), goes_on=True)
+    engine = TrainingEngine(
+        TrainingObjective(model, smoothing=0.0, autocast=None), AdamWConfig(lr=1e-3), SingleProcess(), goes_on=True
+    )
     engine.step([read[0]], 0.0)
     before = engine.memory.state
-    judge = Judge(engine.scorer, read, Evaluate(), ALONE)
+    judge = Validator(engine.scorer, read, EvaluateConfig(), ALONE)
     first, second = judge(), judge()
     assert first == second
     assert engine.memory.state is before
-    part = Judge(engine.scorer, read, Evaluate(batches=2), ALONE)()
+    part = Validator(engine.scorer, read, EvaluateConfig(batches=2), ALONE)()
     for found, length in ((first, 24), (part, 12)):
         tokens, targets = (torch.cat([batch[n] for batch in read], 1)[:, :length] for n in (0, 1))  # type: ignore[misc]
         with torch.no_grad():
-            nll = float(model.eval().score(TextBatch(tokens, targets)).nll)
+            nll = float(model.eval().score(CausalLMBatch(tokens, targets)).nll)
         assert found is not None
         assert found["loss"] == pytest.approx(nll / targets.numel(), abs=1e-5)
 
@@ -138,4 +142,4 @@ def test_only_models_with_a_memory_carry_one() -> None:
     assert has_memory(tiny())
     assert not has_memory(tiny(remembered=None))
     assert not has_memory(mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=2))
-    assert Carrying(tiny(), goes_on=False).before(batches(1)[0]) is None
+    assert CarriedState(tiny(), goes_on=False).before(batches(1)[0]) is None

@@ -13,20 +13,30 @@ from runs import Heard, go, stopped
 import manyformer as mf
 from manyformer.config import differences
 from manyformer.errors import UserError
-from manyformer.train.events import Event, Finished, Note, Progress, Saved, Started, Validated
-from manyformer.train.folder import as_run, refuse_foreign
-from manyformer.train.reporter import Lines, Live, LogFile, duration, reporter
-from manyformer.train.wire import decode, encode
+from manyformer.train.event_protocol import decode, encode
+from manyformer.train.events import (
+    CheckpointSaved,
+    TrainingEvent,
+    TrainingFinished,
+    TrainingNote,
+    TrainingProgress,
+    TrainingStarted,
+    TrainingValidated,
+)
+from manyformer.train.reporter import LineReporter, LiveReporter, LogFileReporter, duration, reporter
+from manyformer.train.run_folder import as_run, refuse_foreign
 
 OUT = Path("runs/x")
-EVENTS: list[Event] = [
-    Started((("data", "a rule"), ("model", "transformer-lm, 12 parameters")), OUT),
-    Progress(10, 100, 2.34567, 0.00123, 1234.5, 0.1, 65.0, logged=True),
-    Progress(11, 100, 2.3, 0.00123, 1234.5, 0.11, 65.0, logged=False),
-    Validated(20, {"loss": 1.5, "accuracy": 0.25}, best=True, seconds=0.5),
-    Saved(20, OUT / "checkpoints/step-00000020"),
-    Note("a [bold] sentence"),
-    Finished(100, "limits.steps 100 reached", "those of the last step, 100", {"loss": 1.5}, OUT, ("one", "two")),
+EVENTS: list[TrainingEvent] = [
+    TrainingStarted((("data", "a rule"), ("model", "transformer-lm, 12 parameters")), OUT),
+    TrainingProgress(10, 100, 2.34567, 0.00123, 1234.5, 0.1, 65.0, logged=True),
+    TrainingProgress(11, 100, 2.3, 0.00123, 1234.5, 0.11, 65.0, logged=False),
+    TrainingValidated(20, {"loss": 1.5, "accuracy": 0.25}, best=True, seconds=0.5),
+    CheckpointSaved(20, OUT / "checkpoints/step-00000020"),
+    TrainingNote("a [bold] sentence"),
+    TrainingFinished(
+        100, "limits.steps 100 reached", "those of the last step, 100", {"loss": 1.5}, OUT, ("one", "two")
+    ),
 ]
 PLAIN = """\
 data     a rule
@@ -44,8 +54,8 @@ next     one
 def test_plain_lines(tmp_path: Path) -> None:
     stream = io.StringIO()
     tell = reporter(stream)
-    assert isinstance(tell, Lines)
-    log = LogFile(tmp_path / "log.txt")
+    assert isinstance(tell, LineReporter)
+    log = LogFileReporter(tmp_path / "log.txt")
     for event in EVENTS:
         tell(event)
         log(event)
@@ -58,7 +68,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     stream.isatty = lambda: True  # type: ignore[method-assign]
     tell = reporter(stream)
-    assert isinstance(tell, Live)
+    assert isinstance(tell, LiveReporter)
     for event in EVENTS:
         tell(event)
     text = stream.getvalue()
@@ -78,7 +88,7 @@ def test_duration(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_events_travel_between_processes(event: Event) -> None:
+def test_events_travel_between_processes(event: TrainingEvent) -> None:
     assert decode(encode(event)) == event
 
 
@@ -112,10 +122,10 @@ def test_the_folder_of_a_run(tmp_path: Path) -> None:
         assert part in card
     assert mf.load(out).tokenizer is not None
     started, finished = heard[0], heard[-1]
-    assert isinstance(started, Started)
-    assert isinstance(finished, Finished)
+    assert isinstance(started, TrainingStarted)
+    assert isinstance(finished, TrainingFinished)
     assert [subject for subject, _ in started.lines] == ["data", "model", "device", "run"]
-    assert [line.split()[1] for line in finished.next] == ["generate", "evaluate", "plot"]
+    assert [line.split()[1] for line in finished.next_commands] == ["generate", "evaluate", "plot"]
     result = json.loads((out / "result.json").read_text())
     assert result["scores"] == finished.scores
 

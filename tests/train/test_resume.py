@@ -10,10 +10,10 @@ from fakes import FakeFeed, FakeHeld, FakeSource, a_run, opener
 from runs import Heard, go, learned, stopped
 
 from manyformer.batches import Batch
-from manyformer.config import Run
+from manyformer.config import RunConfig
 from manyformer.errors import UserError
-from manyformer.train.events import Finished
-from manyformer.train.signals import Interrupted, Wish
+from manyformer.train.events import TrainingFinished
+from manyformer.train.signals import StopSignal, TrainingInterrupted
 
 SETTINGS: dict[str, Any] = {
     "limits": {"steps": 11},
@@ -50,9 +50,9 @@ def test_stopped_between_steps(step: int, tmp_path: Path, whole: Path) -> None:
     same(tmp_path / "run", whole)
 
 
-def stopped_at(run: Run, step: int) -> str:
+def stopped_at(run: RunConfig, step: int) -> str:
     """Asked to stop while the batches of that step are fetched."""
-    wish, source = Wish(), FakeSource("language-model")
+    wish, source = StopSignal(), FakeSource("language-model")
 
     class Asking(FakeFeed):
         fetched = 0
@@ -64,7 +64,7 @@ def stopped_at(run: Run, step: int) -> str:
             return super().__next__()
 
     source.train = Asking("language-model")
-    with pytest.raises(Interrupted) as stop:
+    with pytest.raises(TrainingInterrupted) as stop:
         go(run, wish=wish, opened=lambda *_: source)
     return str(stop.value)
 
@@ -93,7 +93,7 @@ def test_features_that_are_drawn_anew_are_drawn_alike(tmp_path: Path) -> None:
 
 
 def test_stopped_while_evaluating(tmp_path: Path, whole: Path) -> None:
-    run, wish = a_run(tmp_path / "run", **SETTINGS), Wish()
+    run, wish = a_run(tmp_path / "run", **SETTINGS), StopSignal()
 
     class Asking(FakeHeld):
         passes = 0
@@ -107,7 +107,7 @@ def test_stopped_while_evaluating(tmp_path: Path, whole: Path) -> None:
 
     source = FakeSource("language-model")
     source.valid = Asking("language-model")
-    with pytest.raises(Interrupted, match="stopped at step 6"):
+    with pytest.raises(TrainingInterrupted, match="stopped at step 6"):
         go(run, wish=wish, opened=lambda *_: source)
     go(run)
     same(tmp_path / "run", whole)
@@ -132,7 +132,7 @@ def test_a_finished_run_is_finished(tmp_path: Path) -> None:
     heard = Heard()
     assert go(run, heard) == first
     assert "finished before" in heard.notes
-    assert isinstance(heard[-1], Finished)
+    assert isinstance(heard[-1], TrainingFinished)
     # another way to choose the final weights is worth another look
     again = go(run.model_copy(update={"save": run.save.model_copy(update={"average": 0})}))
     assert "average" not in again.chosen

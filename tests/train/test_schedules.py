@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.config import Adam, AdamW, Run
-from manyformer.train.optimisers import divide, make_optimiser, named_state, restore_state, set_rate
+from manyformer.config import AdamConfig, AdamWConfig, RunConfig
+from manyformer.train.optimizers import make_optimiser, named_state, restore_state, set_rate, weight_decay_groups
 from manyformer.train.schedules import cosine, noam, rise, schedule
 
 
@@ -29,8 +29,8 @@ def test_cosine_and_warm_up() -> None:
     assert cosine(1.0, final=0.1) == cosine(2.0, final=0.1) == pytest.approx(0.1)
 
 
-def a_run(**given: Any) -> Run:
-    return Run.model_validate({"recipe": "transformer-lm", **given})
+def a_run(**given: Any) -> RunConfig:
+    return RunConfig.model_validate({"recipe": "transformer-lm", **given})
 
 
 def test_schedules_of_a_run() -> None:
@@ -63,7 +63,7 @@ def test_no_jump_at_the_end_of_the_warm_up() -> None:
 def test_only_matrices_decay(recipe: str) -> None:
     model = mf.build(recipe, vocab=11, dim=8, depth=1, heads=1)
     names = {id(weight): name for name, weight in model.named_parameters()}
-    decays, stays = ({names[id(weight)] for weight in group} for group in divide(model))
+    decays, stays = ({names[id(weight)] for weight in group} for group in weight_decay_groups(model))
     assert decays | stays == set(names.values())
     assert all(
         "embed" in name
@@ -78,8 +78,8 @@ def test_only_matrices_decay(recipe: str) -> None:
     assert any(name.endswith("up.weight") for name in decays)
 
 
-@pytest.mark.parametrize("config", [AdamW(lr=0.1, weight_decay=0.5), Adam(lr=0.1)])
-def test_steps_equal_the_formula(config: Adam | AdamW) -> None:
+@pytest.mark.parametrize("config", [AdamWConfig(lr=0.1, weight_decay=0.5), AdamConfig(lr=0.1)])
+def test_steps_equal_the_formula(config: AdamConfig | AdamWConfig) -> None:
     torch.manual_seed(1)
     layer = torch.nn.Linear(3, 2).double()
     weight = layer.weight.detach().clone()
@@ -94,7 +94,7 @@ def test_steps_equal_the_formula(config: Adam | AdamW) -> None:
         optimiser.step()
         optimiser.zero_grad()
         mean, square = one * mean + (1 - one) * gradient, two * square + (1 - two) * gradient**2
-        decay = 1 - rate * config.weight_decay if isinstance(config, AdamW) else 1.0
+        decay = 1 - rate * config.weight_decay if isinstance(config, AdamWConfig) else 1.0
         update = (mean / (1 - one**step)) / ((square / (1 - two**step)).sqrt() + config.eps)
         weight = decay * weight - rate * update
         torch.testing.assert_close(layer.weight.detach(), weight)
@@ -108,7 +108,7 @@ def test_the_optimiser_goes_on_where_it_was() -> None:
         optimiser.zero_grad()
 
     one, two = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-    first, second = make_optimiser(one, AdamW(lr=1.0)), make_optimiser(two, AdamW(lr=1.0))
+    first, second = make_optimiser(one, AdamWConfig(lr=1.0)), make_optimiser(two, AdamWConfig(lr=1.0))
     for number in range(3):
         stepped(one, first, number)
     two.load_state_dict(one.state_dict())

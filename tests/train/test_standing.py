@@ -8,8 +8,8 @@ import pytest
 from fakes import a_run
 from runs import go, learned
 
-from manyformer.train.evaluation import scores
-from manyformer.train.standing import Ranked, Standing, Window, ended, share
+from manyformer.train.train_state import MetricsWindow, RankedCheckpoint, TrainState, ended, share
+from manyformer.train.validation import scores
 
 
 @pytest.mark.parametrize(
@@ -29,14 +29,14 @@ from manyformer.train.standing import Ranked, Standing, Window, ended, share
 )
 def test_limits(limits: dict[str, Any], done: float, why: str | None, tmp_path: Path) -> None:
     run = a_run(tmp_path, limits=limits)
-    standing = Standing(step=5, tokens=300, epochs=0.4, seconds=120.0, processor=90.0)
+    standing = TrainState(step=5, tokens=300, epochs=0.4, seconds=120.0, processor=90.0)
     assert share(run, standing) == pytest.approx(done)
     assert ended(run, standing) == why
 
 
 def test_patience_counts_from_the_best(tmp_path: Path) -> None:
     run = a_run(tmp_path, evaluate={"every": 1, "patience": 2})
-    standing = Standing()
+    standing = TrainState()
     told = []
     for step, loss in enumerate([3.0, 2.0, 2.5, 1.9, 2.0, 1.9], start=1):
         standing.step = step
@@ -49,9 +49,9 @@ def test_patience_counts_from_the_best(tmp_path: Path) -> None:
 
 
 def test_a_standing_survives_json() -> None:
-    ranking = [Ranked(0.1, 3, {"loss": 0.1})]
-    standing = Standing(7, 11, 0.1 + 0.2, 1.5, ranking=ranking, window=Window(nats=0.1, targets=3))
-    assert Standing.from_json(json.loads(json.dumps(standing.as_json()))) == standing
+    ranking = [RankedCheckpoint(0.1, 3, {"loss": 0.1})]
+    standing = TrainState(7, 11, 0.1 + 0.2, 1.5, ranking=ranking, window=MetricsWindow(nats=0.1, targets=3))
+    assert TrainState.from_json(json.loads(json.dumps(standing.as_json()))) == standing
 
 
 def test_scores() -> None:

@@ -6,18 +6,18 @@ import pytest
 from fakes import TASKS, a_run, opener
 
 import manyformer as mf
-from manyformer.config import Run
+from manyformer.config import RunConfig
 from manyformer.train.events import silent
 from manyformer.train.metrics import read_rows
-from manyformer.train.session import Session, TrainResult
-from manyformer.train.signals import Wish
+from manyformer.train.session import TrainingSession, TrainResult
+from manyformer.train.signals import StopSignal
 
 
-def go(run: Run) -> TrainResult:
+def go(run: RunConfig) -> TrainResult:
     assert run.out is not None
     out = Path(run.out)
     out.mkdir(exist_ok=True)
-    return Session(run, out, silent, Wish(), opener).train()
+    return TrainingSession(run, out, silent, StopSignal(), opener).train()
 
 
 @pytest.mark.parametrize("recipe", TASKS)

@@ -17,21 +17,21 @@ from typing import Any
 import torch
 
 import manyformer as mf
-from manyformer.config import Run
+from manyformer.config import RunConfig
 from manyformer.errors import UserError
-from manyformer.train import Event, Interrupted, Progress, silent
+from manyformer.train import TrainingEvent, TrainingInterrupted, TrainingProgress, silent
 
 # Forking is safe only while there is one thread.
 torch.set_num_threads(1)
 
 
-def a_run(folder: Path, name: str, steps: int = 40) -> Run:
+def a_run(folder: Path, name: str, steps: int = 40) -> RunConfig:
     """Real text, dropout, evaluations and checkpoints that do not fall together."""
     text = folder / "text.txt"
     if not text.exists():
         words = random.Random(0).choices(["to", "be", "or", "not", "that", "is", "the", "question"], k=3000)
         text.write_text(" ".join(words))
-    return Run.model_validate(
+    return RunConfig.model_validate(
         {
             "recipe": "transformer-lm",
             "model": {"dim": 16, "depth": 2, "heads": 2, "dropout": 0.2},
@@ -46,7 +46,7 @@ def a_run(folder: Path, name: str, steps: int = 40) -> Run:
     )
 
 
-def begin(run: Run, *, listen: Callable[[Event], None] = silent, fresh: bool = False) -> int:
+def begin(run: RunConfig, *, listen: Callable[[TrainingEvent], None] = silent, fresh: bool = False) -> int:
     """Train in a new process; its exit code is 0, 130 when interrupted, 2 for a mistake told in a sentence."""
     child = os.fork()
     if child:
@@ -55,7 +55,7 @@ def begin(run: Run, *, listen: Callable[[Event], None] = silent, fresh: bool = F
     try:
         mf.train(run, on_event=listen, fresh=fresh)
         code = 0
-    except Interrupted as stop:
+    except TrainingInterrupted as stop:
         (Path(str(run.out)) / "said.txt").write_text(str(stop))
         code = 130
     except UserError as error:
@@ -79,7 +79,7 @@ def end(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def outcome(run: Run) -> dict[str, Any]:
+def outcome(run: RunConfig) -> dict[str, Any]:
     """Everything that must not depend on interruptions."""
     out = Path(str(run.out))
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -121,12 +121,12 @@ def wait_for(path: Path) -> None:
         time.sleep(0.005)
 
 
-def pausing(folder: Path, seconds: float) -> tuple[Path, Callable[[Event], None]]:
+def pausing(folder: Path, seconds: float) -> tuple[Path, Callable[[TrainingEvent], None]]:
     """A listener that waits after step 6, and the file that appears when it does."""
     reached = folder / "reached"
 
-    def listen(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == 6:
+    def listen(event: TrainingEvent) -> None:
+        if isinstance(event, TrainingProgress) and event.step == 6:
             reached.touch()
             time.sleep(seconds)
 

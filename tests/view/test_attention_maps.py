@@ -9,11 +9,11 @@ import torch
 import manyformer as mf
 from manyformer.data import Tokenizer
 from manyformer.errors import UserError
-from manyformer.view.attention import Map, choose, describe, draw_maps, maps
+from manyformer.view.attention_maps import AttentionMap, attention_maps, describe, draw_maps, select_map
 
 TEXT = "abcdabcdefgh abc"
 SMALL: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2}
-PAIR = {"transformer": SMALL, "bahdanau": {"dim": 8, "words": 6, "align": 5, "maxout": 4}}
+PAIR = {"transformer": SMALL, "bahdanau": {"dim": 8, "embedding_dim": 6, "align_dim": 5, "maxout": 4}}
 OVER_SOURCE = {"transformer": ["decoder.0.cross", "decoder.1.cross"], "bahdanau": ["decoder"]}
 
 
@@ -31,7 +31,7 @@ def built(name: str, **keywords: Any) -> Any:
 @pytest.mark.parametrize("name", PAIR)
 def test_an_encoder_decoder_looks_at_its_source(name: str, answer: str | None) -> None:
     model = built(name, **PAIR[name])
-    found = maps(model, "abcd", answer)
+    found = attention_maps(model, "abcd", answer)
     crossing = [one for one in found if one.crossing]
     assert [one.part for one in crossing] == OVER_SOURCE[name]
     for one in crossing:
@@ -46,7 +46,7 @@ def test_an_encoder_decoder_looks_at_its_source(name: str, answer: str | None) -
 
 def test_the_alignment_is_what_the_decoder_takes_its_context_from() -> None:
     model = built("bahdanau", **PAIR["bahdanau"])
-    [one] = maps(model, "abcd", "abcd")
+    [one] = attention_maps(model, "abcd", "abcd")
     words, decoder = model.tokenizer, model.decoder
     source, target = torch.tensor([[*words.encode("abcd"), 2]]), torch.tensor([[1, *words.encode("abcd")]])
     memory, state = model.encode(source), model.start(1)
@@ -65,7 +65,7 @@ def first(model: Any, memory: Any) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["transformer-lm", "bert", "transformer-classifier"])
 def test_a_text_looks_at_itself(name: str) -> None:
     given = {"classes": 2} if name == "transformer-classifier" else {}
-    found = maps(built(name, **SMALL, **given), "abc")
+    found = attention_maps(built(name, **SMALL, **given), "abc")
     assert [one.part for one in found] == ["body.0.attention", "body.1.attention"]
     assert (
         found[0].rows == found[0].columns == ("<bos>", "a", "b", "c", "<eos>")[: 4 if name == "transformer-lm" else 5]
@@ -75,22 +75,22 @@ def test_a_text_looks_at_itself(name: str) -> None:
 
 
 def test_a_part_is_chosen_by_name_and_number() -> None:
-    found = maps(built("transformer", **SMALL), "abcd", "ab")
-    assert choose(found).part == choose(found, layer=9).part == "decoder.1.cross"
-    assert choose(found, layer=1).part == "decoder.0.cross"
-    assert choose(found, part="encoder", layer=1).part == "encoder.0.attention"
+    found = attention_maps(built("transformer", **SMALL), "abcd", "ab")
+    assert select_map(found).part == select_map(found, layer=9).part == "decoder.1.cross"
+    assert select_map(found, layer=1).part == "decoder.0.cross"
+    assert select_map(found, part="encoder", layer=1).part == "encoder.0.attention"
     with pytest.raises(UserError, match=r"no part 'encodr'; known: decoder\.0\.attention, "):
-        choose(found, part="encodr")
+        select_map(found, part="encodr")
 
 
 def test_the_text_form_names_what_is_looked_at_most() -> None:
     weights = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.1, 0.9]]])
-    told = describe(Map("x", ("ja", "nein"), ("yes", "no"), weights, crossing=True))
+    told = describe(AttentionMap("x", ("ja", "nein"), ("yes", "no"), weights, crossing=True))
     assert told.splitlines() == ["  ja ▒▒ yes 50%", "nein ░▓ no 70%"]
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    one = choose(maps(built("transformer", **SMALL), "abcd", "ab"))
+    one = select_map(attention_maps(built("transformer", **SMALL), "abcd", "ab"))
     draw_maps({"one": one, "two": one}, tmp_path / "both.png")
     draw_maps({"one": one}, tmp_path / "heads.svg", apart=True)
     assert all((tmp_path / name).stat().st_size > 1000 for name in ("both.png", "heads.svg"))
@@ -98,10 +98,10 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 
 def test_what_cannot_be_drawn_is_said() -> None:
     with pytest.raises(UserError, match="only an encoder-decoder writes an answer"):
-        maps(built("transformer-lm", **SMALL), "abc", "abc")
+        attention_maps(built("transformer-lm", **SMALL), "abc", "abc")
     with pytest.raises(UserError, match="no part of fnet has weights"):
-        maps(built("fnet", dim=16, depth=1, longest=32), "abc")
+        attention_maps(built("fnet", dim=16, depth=1, longest=32), "abc")
     silent = built("transformer-lm", **SMALL)
     silent.tokenizer = None
     with pytest.raises(UserError, match="without a tokenizer"):
-        maps(silent, "abc")
+        attention_maps(silent, "abc")

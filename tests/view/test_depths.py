@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from manyformer.errors import UserError
-from manyformer.view.depths import ACROSS, Counted, describe_steps, draw_counted, draw_steps
+from manyformer.view.token_counts import ACROSS, TokenCounts, describe_steps, draw_counted, draw_steps
 
 
 def test_every_token_has_a_line_and_a_bar_as_long_as_its_number() -> None:
@@ -15,7 +15,7 @@ def test_every_token_has_a_line_and_a_bar_as_long_as_its_number() -> None:
 
 def test_long_texts_go_on_below_and_any_token_can_be_drawn(tmp_path: Path) -> None:
     tokens = ["$x$", "", "␣"] * ACROSS
-    one = Counted("decoder", tuple(tokens), tuple(float(n % 5 + 1) for n in range(len(tokens))), 5.0)
+    one = TokenCounts("decoder", tuple(tokens), tuple(float(n % 5 + 1) for n in range(len(tokens))), 5.0)
     draw_counted([one, one._replace(title="encoder")], tmp_path / "steps.png")
     assert (tmp_path / "steps.png").stat().st_size > 1000
     assert len(describe_steps(one).split("\n")) == len(tokens)

@@ -11,7 +11,7 @@ import manyformer as mf
 from manyformer.cli import run
 from manyformer.data import Tokenizer
 from manyformer.errors import UserError
-from manyformer.view.efforts import describe_spans, draw_spans, efforts, spans, spans_for
+from manyformer.view.token_work import describe_spans, draw_spans, spans, spans_for, token_work
 
 TEXT = "abcdabcdefgh abc"
 
@@ -28,9 +28,9 @@ def built(name: str, **keywords: Any) -> Any:
 
 def test_the_steps_of_a_text_are_those_that_the_model_took() -> None:
     model = built("universal-transformer-lm", depth=5).eval()
-    [one] = efforts(model, "abcd")
+    [one] = token_work(model, "abcd")
     assert one.tokens == ("<bos>", "a", "b", "c", "d")
-    assert (one.title, one.most) == ("body: steps", 5.0)
+    assert (one.title, one.maximum) == ("body: steps", 5.0)
     assert all(1 <= number <= 5 for number in one.numbers)
     loss = model(torch.tensor([[1, *model.tokenizer.encode("abcd")]])).loss.item()
     assert one.halting is not None
@@ -42,7 +42,7 @@ def test_the_steps_of_a_text_are_those_that_the_model_took() -> None:
 
 
 def test_both_sides_of_a_translation_are_counted() -> None:
-    encoder, decoder = efforts(built("universal-transformer", depth=3), "abc", "hg")
+    encoder, decoder = token_work(built("universal-transformer", depth=3), "abc", "hg")
     assert (encoder.title, decoder.title) == ("encoder: steps", "decoder: steps")
     assert encoder.label == "steps"
     assert (encoder.tokens[-1], decoder.tokens) == ("<eos>", ("<bos>", "h", "g"))
@@ -68,19 +68,19 @@ def test_spans_are_told_and_drawn(tmp_path: Path) -> None:
 def test_models_that_count_nothing_say_so() -> None:
     plain = built("transformer-lm", depth=1)
     with pytest.raises(UserError, match="transformer-lm does the same for every token"):
-        efforts(plain, "abc")
+        token_work(plain, "abc")
     with pytest.raises(UserError, match="only an encoder-decoder writes"):
-        efforts(plain, "abc", "d")
+        token_work(plain, "abc", "d")
     for ask in (lambda: spans(plain), lambda: spans_for(plain, "abc")):
         with pytest.raises(UserError, match="adaptive-span does"):
             ask()
     plain.tokenizer = None
     with pytest.raises(UserError, match="without a tokenizer"):
-        efforts(plain, "abc")
+        token_work(plain, "abc")
 
 
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, keywords in (("universal-transformer-lm", {"depth": 3}), ("adaptive-span", {"depth": 1, "span": 9})):
+    for name, keywords in (("universal-transformer-lm", {"depth": 3}), ("adaptive-span", {"depth": 1, "max_span": 9})):
         model = built(name, **keywords)
         model.save(tmp_path / name)
         model.tokenizer.save(tmp_path / name / "tokenizer.json")

@@ -6,33 +6,33 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.batches import TextBatch
-from manyformer.data import Held
+from manyformer.batches import CausalLMBatch
+from manyformer.data import HeldOutBatches
 from manyformer.errors import UserError
-from manyformer.view.regions import masses
+from manyformer.view.region_masses import region_masses
 
 SMALL: dict[str, Any] = {"vocab": 11, "dim": 8, "depth": 2, "heads": 2, "remembered": 6, "dropout": 0.0}
 MORE: dict[str, dict[str, Any]] = {
     "transformer-xl": {},
-    "compressive-transformer": {"compressed": 4, "rate": 2},
-    "memorizing-transformer": {"memory": 12, "neighbours": 3, "block": 4, "layer": 2},
+    "compressive-transformer": {"compressed_length": 4, "rate": 2},
+    "memorizing-transformer": {"knn_memory_size": 12, "neighbours": 3, "block": 4, "layer": 2},
 }
 
 
-class Read(list[TextBatch]):
+class Read(list[CausalLMBatch]):
     goes_on = True
 
 
 def text(count: int) -> Any:
     tokens = torch.randint(0, 11, (2, 6 * count + 1))
-    return Read(TextBatch(tokens[:, n : n + 6], tokens[:, n + 1 : n + 7]) for n in range(0, 6 * count, 6))
+    return Read(CausalLMBatch(tokens[:, n : n + 6], tokens[:, n + 1 : n + 7]) for n in range(0, 6 * count, 6))
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("recipe", MORE)
 def test_every_layer_tells_its_regions(recipe: str) -> None:
-    held: Held = text(5)
-    found = masses(mf.build(recipe, **SMALL, **MORE[recipe]), held)
+    held: HeldOutBatches = text(5)
+    found = region_masses(mf.build(recipe, **SMALL, **MORE[recipe]), held)
     assert len(found) == 2
     for one in found:
         assert sum(one.shares.values()) == pytest.approx(1, abs=1e-5)
@@ -49,4 +49,4 @@ def test_every_layer_tells_its_regions(recipe: str) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_without_a_memory_there_is_nothing_to_tell() -> None:
     with pytest.raises(UserError, match="there is no memory"):
-        masses(mf.build("transformer-xl", **{**SMALL, "remembered": None}), text(2))
+        region_masses(mf.build("transformer-xl", **{**SMALL, "memory_length": None}), text(2))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-Job = Callable[[], object]
+TimedJob = Callable[[], object]
 
 SHORTEST = 0.02
 """A job that takes less than this many seconds is run several times in a row and the time divided."""
@@ -23,7 +23,7 @@ RESTLESS = 0.25
 
 
 def take_turns(
-    jobs: Mapping[str, Job], rounds: int, device: torch.device, *, about: Mapping[str, float] | None = None
+    jobs: Mapping[str, TimedJob], rounds: int, device: torch.device, *, about: Mapping[str, float] | None = None
 ) -> dict[str, list[float]]:
     """Seconds of each job in each round; a round runs every job, and each round begins with another one.
 
@@ -41,7 +41,7 @@ def take_turns(
     return times
 
 
-def once(job: Job, device: torch.device, repeats: int = 1) -> float:
+def once(job: TimedJob, device: torch.device, repeats: int = 1) -> float:
     """Seconds of one run, the mean of `repeats` in a row; an accelerator is waited for."""
     _wait(device)
     begun = time.perf_counter()
@@ -51,7 +51,7 @@ def once(job: Job, device: torch.device, repeats: int = 1) -> float:
     return (time.perf_counter() - begun) / repeats
 
 
-class Middle(NamedTuple):
+class MedianWithQuartiles(NamedTuple):
     """The median of some numbers, and the quartiles around it."""
 
     median: float
@@ -59,27 +59,27 @@ class Middle(NamedTuple):
     high: float
 
 
-def middle(numbers: Iterable[float]) -> Middle:
+def middle(numbers: Iterable[float]) -> MedianWithQuartiles:
     """Of one number, three times that number."""
     known = list(numbers)
     if len(known) == 1:
-        return Middle(*known * 3)
+        return MedianWithQuartiles(*known * 3)
     low, median, high = statistics.quantiles(known, n=4, method="inclusive")
-    return Middle(median, low, high)
+    return MedianWithQuartiles(median, low, high)
 
 
-def paired(times: Sequence[float], others: Sequence[float]) -> Middle:
+def paired(times: Sequence[float], others: Sequence[float]) -> MedianWithQuartiles:
     """The middle over rounds of the ratio within a round: what disturbs a whole round falls out."""
     return middle(a / b for a, b in zip(times, others, strict=True))
 
 
-def restless(times: Sequence[float]) -> bool:
+def is_noisy(times: Sequence[float]) -> bool:
     """Whether the times of one job differ more than a quiet machine would let them."""
     median, low, high = middle(times)
     return (high - low) / median > RESTLESS
 
 
-def crowd() -> str | None:
+def load_warning() -> str | None:
     """A warning where other processes are at work, None where all is quiet or nobody can tell."""
     try:
         load = os.getloadavg()[0]

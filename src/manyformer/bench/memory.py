@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from manyformer.bench.clock import Job
+from manyformer.bench.clock import TimedJob
 
 PROCESS = Path("/proc/self")
 
 
-def extra_memory(job: Job, device: torch.device) -> int | None:
+def extra_memory(job: TimedJob, device: torch.device) -> int | None:
     """The peak of memory during one run of `job` minus what was in use before, in bytes; None where nobody can tell.
 
     On an accelerator it is what torch allocated; on a CPU the resident memory of the process, as Linux keeps it. Run

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from manyformer.check.subject import Inputs
-from manyformer.check.trial import Trial
+from manyformer.check.trial import ContractTrial
 from manyformer.core import State
 
 
 def in_chunks(
-    trial: Trial, inputs: Inputs, sizes: Sequence[int], *, capacity: int | None = None
+    trial: ContractTrial, inputs: Inputs, sizes: Sequence[int], *, capacity: int | None = None
 ) -> tuple[Tensor, State]:
     """The logits of all tokens, taken in chunks of these sizes, and the state at the end."""
-    state, begin, parts = trial.subject.start(inputs, capacity=capacity), 0, []
+    state, begin, parts = trial.subject.init_state(inputs, capacity=capacity), 0, []
     for size in sizes:
         result = trial.subject(inputs.columns(begin, begin + size), state)
         state, begin = result.state, begin + size
@@ -22,7 +22,7 @@ def in_chunks(
     return torch.cat(parts, dim=1), state
 
 
-def chunkings(trial: Trial, length: int) -> list[list[int]]:
+def chunkings(trial: ContractTrial, length: int) -> list[list[int]]:
     """Ways to cut a row: threes; one, three, the rest; all but one; halves. Else a prompt and single tokens."""
     half = length // 2
     if not trial.subject.chunked:
@@ -31,6 +31,6 @@ def chunkings(trial: Trial, length: int) -> list[list[int]]:
     return [threes, [1, 3, length - 4], [length - 1, 1], [half, length - half]]
 
 
-def tell(sizes: Sequence[int]) -> str:
+def format_sizes(sizes: Sequence[int]) -> str:
     """The sizes for people."""
     return "+".join(map(str, sizes)) if len(sizes) <= 4 else f"{sizes[0]}+{sizes[1]}+..."

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from manyformer.check.trial import Finding, Trial
+from manyformer.check.trial import ContractFinding, ContractTrial
 
 
 @final
@@ -18,7 +18,7 @@ class Contract:
 
     name: str
     promise: str
-    run: Callable[[Trial], Finding]
+    run: Callable[[ContractTrial], ContractFinding]
     needs: tuple[str, ...] = ()
     exact: bool = False
     usual: bool = True
@@ -26,10 +26,10 @@ class Contract:
 
 def contract(
     name: str, promise: str, *, needs: tuple[str, ...] = (), exact: bool = False, usual: bool = True
-) -> Callable[[Callable[[Trial], Finding]], Contract]:
+) -> Callable[[Callable[[ContractTrial], ContractFinding]], Contract]:
     """Make a function a contract; `promises.CONTRACTS` lists them all."""
 
-    def make(run: Callable[[Trial], Finding]) -> Contract:
+    def make(run: Callable[[ContractTrial], ContractFinding]) -> Contract:
         return Contract(name, promise, run, needs, exact, usual)
 
     return make

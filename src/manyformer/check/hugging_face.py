@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from manyformer.check.subject import Inputs, Result, Subject
-from manyformer.core import PADDING, State, tree_map
+from manyformer.check.subject import Inputs, Subject, SubjectOutput
+from manyformer.core import PADDING_SEGMENT, State, tree_map
 
 
-class Past(NamedTuple):
+class HFState(NamedTuple):
     """Their cache, which tokens so far were real (None: all), and the encoder's output of an encoder-decoder."""
 
     cache: Any = None
@@ -37,62 +37,64 @@ class HuggingFace(Subject):
         # wrappers around a model take anything and pass it on; what arrives is told by the class below
         forwards = [vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind)]
         self.takes = frozenset(name for forward in forwards for name in inspect.signature(forward).parameters)
-        self.sourced = bool(getattr(config, "is_encoder_decoder", False))
-        self.longest = getattr(config, "max_position_embeddings", None)
-        self.ids = _plain_tokens(config).to(next(module.parameters()).device)
-        self.lacks = {name: why for name, why in REFUSED.items() if name != "cross" or not self.sourced}
+        self.takes_source = bool(getattr(config, "is_encoder_decoder", False))
+        self.max_length = getattr(config, "max_position_embeddings", None)
+        self.token_ids = _plain_tokens(config).to(next(module.parameters()).device)
+        self.not_promised = {
+            name: why for name, why in REFUSED.items() if name != "cross_attention" or not self.takes_source
+        }
         if "past_key_values" not in self.takes:
-            self.lacks["streams"] = "its forward takes no past_key_values"
+            self.not_promised["incremental_decoding"] = "its forward takes no past_key_values"
         # their encoders number positions by column
         self.source_sides = ("right",)
-        if self.sourced:
+        if self.takes_source:
             # their decoders number positions by column and take no other numbers
             why = "their decoders are padded on the right only"
-            self.lacks |= {"padding-left": why, "padding-state": why}
+            self.not_promised |= {"padding-left": why, "padding-state": why}
 
-    def forward(self, inputs: Inputs, state: State = None) -> Result:
+    def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
         assert self.module is not None
-        past: Past = Past() if state is None else state
+        past: HFState = HFState() if state is None else state
         length = inputs.tokens.shape[1]
-        real = None if inputs.segments is None else inputs.segments != PADDING
+        real = None if inputs.segments is None else inputs.segments != PADDING_SEGMENT
         if past.real is not None:
             new = torch.ones_like(inputs.tokens, dtype=torch.bool) if real is None else real
             real = torch.cat([past.real, new], dim=1)
         call: dict[str, Any] = {"use_cache": state is not None}
         if past.cache is not None:
             call["past_key_values"] = past.cache
-        tokens, mask = ("decoder_input_ids", "decoder_attention_mask") if self.sourced else NAMES
+        tokens, mask = ("decoder_input_ids", "decoder_attention_mask") if self.takes_source else NAMES
         call[tokens] = inputs.tokens
         if real is not None:
             call[mask] = real.long()
-            if not self.sourced and "position_ids" in self.takes:
+            if not self.takes_source and "position_ids" in self.takes:
                 call["position_ids"] = (real.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
         memory = self._source(inputs, past, call)
         out = self.module(**call)
-        return Result(out.logits, Past(getattr(out, "past_key_values", None), real, memory))
+        return SubjectOutput(out.logits, HFState(getattr(out, "past_key_values", None), real, memory))
 
-    def _source(self, inputs: Inputs, past: Past, call: dict[str, Any]) -> Tensor | None:
+    def _source(self, inputs: Inputs, past: HFState, call: dict[str, Any]) -> Tensor | None:
         """Hand over the source, encoded where a state has it; the encoder's output where there is a state."""
-        if not self.sourced:
+        if not self.takes_source:
             return None
         if inputs.source_segments is not None:
-            call["attention_mask"] = (inputs.source_segments != PADDING).long()
+            call["attention_mask"] = (inputs.source_segments != PADDING_SEGMENT).long()
         if past.memory is not None:
             call["encoder_outputs"] = (past.memory,)
         else:
             call["input_ids"] = inputs.source
         return past.memory
 
-    def start(self, inputs: Inputs, *, capacity: int | None = None) -> State:
-        if not self.sourced:
-            return Past()
+    def init_state(self, inputs: Inputs, *, capacity: int | None = None) -> State:
+        if not self.takes_source:
+            return HFState()
         assert self.module is not None
-        mask = None if inputs.source_segments is None else (inputs.source_segments != PADDING).long()
+        mask = None if inputs.source_segments is None else (inputs.source_segments != PADDING_SEGMENT).long()
         encoder: Any = self.module.get_encoder()  # type: ignore[operator]
-        return Past(memory=encoder(input_ids=inputs.source, attention_mask=mask).last_hidden_state)
+        return HFState(memory=encoder(input_ids=inputs.source, attention_mask=mask).last_hidden_state)
 
     def reorder(self, state: State, index: Sequence[int]) -> State:
-        rows = torch.tensor(index, device=self.ids.device)
+        rows = torch.tensor(index, device=self.token_ids.device)
         if hasattr(state.cache, "reorder_cache"):
             state.cache.reorder_cache(rows)
             return tree_map(lambda t: t.index_select(0, rows), state)
@@ -107,13 +109,13 @@ class HuggingFace(Subject):
 
     def copy_from(self, folder: str) -> Self:
         made: nn.Module = type(self.module).from_pretrained(folder)  # type: ignore[union-attr]
-        return type(self)(made.to(self.ids.device).eval())
+        return type(self)(made.to(self.token_ids.device).eval())
 
 
 NAMES = ("input_ids", "attention_mask")
 
 REFUSED = {
-    "cross": "it reads one sequence only",
+    "cross_attention": "it reads one sequence only",
     "packing": "Hugging Face models take no document numbers",
     "ragged": "their generate pads prompts on the left, and only prompts",
     "capacity": "their static caches are for compiled generation",

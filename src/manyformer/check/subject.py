@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyformer.core import State, tree_map
 
-Side = Literal["left", "right"]
+PaddingSide = Literal["left", "right"]
 
 
 class Inputs(NamedTuple):
@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
         return self._replace(tokens=self.tokens[:, begin:end], segments=segments)
 
 
-class Result(NamedTuple):
+class SubjectOutput(NamedTuple):
     """What comes out: logits (b, l, v), or (b, classes) of a model that gives a row one label."""
 
     logits: Float[Tensor, "b *l v"]
@@ -47,36 +47,35 @@ class Result(NamedTuple):
 class Subject(ABC):
     """A model under test.
 
-    `lacks` says what it does not promise, and why, by the name of a contract or of what contracts need; nothing in it
-    is ever reported as passed. `ids` are the tokens that may be drawn. `exact` allows the whole model to be converted
-    to float64, so that a mistake cannot hide behind rounding. `told` are contracts that are measured even where they
-    are not promised, because the number says how far the model is from keeping them.
-    """
+    `not_promised` says what it does not promise, and why, by the name of a contract or of what contracts need; nothing
+    in it is ever reported as passed. `token_ids` are the tokens that may be drawn. `exact` allows the whole model to be
+    converted to float64, so that a mistake cannot hide behind rounding. `measured_anyway` are contracts that are
+    measured even where they are not promised, because the number says how far the model is from keeping them."""
 
     name: str
-    ids: Int[Tensor, " n"]
-    lacks: Mapping[str, str]
-    told: frozenset[str] = frozenset()
+    token_ids: Int[Tensor, " n"]
+    not_promised: Mapping[str, str]
+    measured_anyway: frozenset[str] = frozenset()
     module: nn.Module | None = None
-    longest: int | None = None
-    multiple: int = 1
+    max_length: int | None = None
+    length_multiple: int = 1
     seed: int = 0
-    sourced: bool = False
-    tokenwise: bool = True
+    takes_source: bool = False
+    per_token: bool = True
     exact: bool = False
     chunked: bool = True
-    source_sides: tuple[Side, ...] = ("left", "right")
+    source_sides: tuple[PaddingSide, ...] = ("left", "right")
 
-    def __call__(self, inputs: Inputs, state: State = None) -> Result:
+    def __call__(self, inputs: Inputs, state: State = None) -> SubjectOutput:
         """One forward, with the same random numbers each time: only what the contract changes may change."""
         seed_everything(self.seed)
         return self.forward(inputs, state)
 
     @abstractmethod
-    def forward(self, inputs: Inputs, state: State = None) -> Result:
+    def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
         """The bare forward; with a state, `inputs` is what comes next."""
 
-    def start(self, inputs: Inputs, *, capacity: int | None = None) -> State:
+    def init_state(self, inputs: Inputs, *, capacity: int | None = None) -> State:
         """The state before any token of these rows."""
         raise NotImplementedError
 

@@ -4,20 +4,22 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.core import PADDING
-from manyformer.trees import OUTSIDE, ROOT, walk
+from manyformer.core import PADDING_SEGMENT
+from manyformer.dependency_trees import NO_NODE, ROOT, preorder_columns
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def grow(tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None) -> Int[Tensor, "b l 3"]:
-    """A tree for each document, as `walk` tells it; the first of several tokens is in none, as a start token is."""
-    found = torch.full((*tokens.shape, 3), OUTSIDE)
+    """A tree for each document, as `preorder_columns` tells it; the first of several tokens is in none, as a start
+    token is.
+    """
+    found = torch.full((*tokens.shape, 3), NO_NODE)
     owners = (torch.zeros_like(tokens) if segments is None else segments).tolist()
     for row, numbers in enumerate(tokens.tolist()):
-        for document in set(owners[row]) - {PADDING}:
+        for document in set(owners[row]) - {PADDING_SEGMENT}:
             columns = [column for column, owner in enumerate(owners[row]) if owner == document]
             words = columns[1:] or columns
-            found[row, words] = torch.from_numpy(walk(_heads([numbers[column] for column in words])))
+            found[row, words] = torch.from_numpy(preorder_columns(_heads([numbers[column] for column in words])))
     return found.to(tokens.device)
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.check.guard import training
+from manyformer.check.isolation import training
 from manyformer.check.subject import Inputs, Subject
 
 Backend = Literal["aot_eager", "inductor"]
@@ -17,23 +17,23 @@ Backend = Literal["aot_eager", "inductor"]
 T = TypeVar("T")
 
 
-class Finding(NamedTuple):
-    """What a contract found; `good` is its verdict."""
+class ContractFinding(NamedTuple):
+    """What a contract found; `passed` is its verdict."""
 
-    good: bool
+    passed: bool
     sentence: str
     measured: float | None = None
     tolerance: float | None = None
 
 
-def kept(sentence: str, measured: float | None = None, tolerance: float | None = None) -> Finding:
+def passed(sentence: str, measured: float | None = None, tolerance: float | None = None) -> ContractFinding:
     """The finding that a promise is kept."""
-    return Finding(good=True, sentence=sentence, measured=measured, tolerance=tolerance)
+    return ContractFinding(passed=True, sentence=sentence, measured=measured, tolerance=tolerance)
 
 
-def broken(sentence: str, measured: float | None = None, tolerance: float | None = None) -> Finding:
+def failed(sentence: str, measured: float | None = None, tolerance: float | None = None) -> ContractFinding:
     """The finding that a promise is broken."""
-    return Finding(good=False, sentence=sentence, measured=measured, tolerance=tolerance)
+    return ContractFinding(passed=False, sentence=sentence, measured=measured, tolerance=tolerance)
 
 
 class Untestable(Exception):
@@ -42,19 +42,19 @@ class Untestable(Exception):
 
 @final
 @dataclass(frozen=True)
-class Trial:
-    """One contract's run: `length` tokens where many steps are taken, `reach` where few calls are."""
+class ContractTrial:
+    """One contract's run: `length` tokens where many steps are taken, `long_length` where few calls are."""
 
     subject: Subject
     generator: torch.Generator
     length: int
-    reach: int
+    long_length: int
     tolerance: float
     backend: Backend = "aot_eager"
 
-    def fit(self, length: int) -> int:
+    def round_length(self, length: int) -> int:
         """The nearest length that the model takes: a multiple of what it asks for, at least one of them."""
-        multiple = self.subject.multiple
+        multiple = self.subject.length_multiple
         return max(round(length / multiple), 1) * multiple
 
     def number(self, below: int) -> int:
@@ -63,18 +63,18 @@ class Trial:
 
     def tokens(self, rows: int, length: int) -> Int[Tensor, "b l"]:
         """Random tokens."""
-        ids = self.subject.ids
+        ids = self.subject.token_ids
         return ids[torch.randint(len(ids), (rows, length), generator=self.generator).to(ids.device)]
 
-    def others(self, tokens: Int[Tensor, "b l"]) -> Int[Tensor, "b l"]:
+    def different_tokens(self, tokens: Int[Tensor, "b l"]) -> Int[Tensor, "b l"]:
         """Random tokens that differ from the given ones everywhere."""
-        ids = self.subject.ids
+        ids = self.subject.token_ids
         shift = torch.randint(1, len(ids), tokens.shape, generator=self.generator).to(ids.device)
         return ids[(torch.searchsorted(ids, tokens.contiguous()) + shift) % len(ids)]
 
     def draw(self, rows: int, length: int, *, source: int | None = None) -> Inputs:
         """Random rows of `length` tokens; an encoder-decoder also gets sources, of about that length or of `source`."""
-        if not self.subject.sourced:
+        if not self.subject.takes_source:
             return Inputs(self.tokens(rows, length))
         return Inputs(self.tokens(rows, length), None, self.tokens(rows, source or length * 2 // 3 + 1))
 
@@ -82,12 +82,12 @@ class Trial:
         """One row for each length, with sources of other lengths, none longer than the longest row."""
         most = max(lengths)
         return [
-            self.draw(1, self.fit(length), source=1 + (5 * number + length) % most)
+            self.draw(1, self.round_length(length), source=1 + (5 * number + length) % most)
             for number, length in enumerate(lengths)
         ]
 
 
-def gradients_of(trial: Trial, loss: Callable[[], Tensor]) -> dict[str, Tensor | None]:
+def gradients_of(trial: ContractTrial, loss: Callable[[], Tensor]) -> dict[str, Tensor | None]:
     """The gradient of each parameter that asks for one, by name.
 
     They are accumulated, not asked for one by one: what differentiates itself, such as a reversible stack, knows no
@@ -107,7 +107,7 @@ def gradients_of(trial: Trial, loss: Callable[[], Tensor]) -> dict[str, Tensor |
     return differentiate(trial, backward)
 
 
-def differentiate(trial: Trial, run: Callable[[], T]) -> T:
+def differentiate(trial: ContractTrial, run: Callable[[], T]) -> T:
     """`run` with gradients; in training mode where evaluation mode has no backward pass, as some released models."""
     module = trial.subject.module
     with torch.enable_grad():
@@ -120,7 +120,7 @@ def differentiate(trial: Trial, run: Callable[[], T]) -> T:
                 return run()
 
 
-class Worst:
+class WorstDifference:
     """Comparisons, each relative to the size of what is right: where they first fail, and how far apart they get."""
 
     def __init__(self) -> None:
@@ -134,13 +134,13 @@ class Worst:
             got, want = got.detach().double(), want.detach().double()
             self.found.append((float((got - want).abs().max() / want.abs().max().clamp(min=1e-12)), where))
 
-    def finding(self, good: str, tolerance: float) -> Finding:
-        """`good` is the sentence where all agree; otherwise it names the first place that does not."""
+    def finding(self, good: str, tolerance: float) -> ContractFinding:
+        """`passed` is the sentence where all agree; otherwise it names the first place that does not."""
         # a NaN is worse than any number
         worst = max((apart for apart, _ in self.found), key=lambda apart: (math.isnan(apart), apart), default=0.0)
         # not "above the tolerance", which no NaN is
         bad = [(apart, where) for apart, where in self.found if not apart <= tolerance]
         if not bad:
-            return kept(good, worst, tolerance)
+            return passed(good, worst, tolerance)
         first, where = bad[0]
-        return broken(f"{where}: {first:.1e} apart, one of {len(bad)} in {len(self.found)}", worst, tolerance)
+        return failed(f"{where}: {first:.1e} apart, one of {len(bad)} in {len(self.found)}", worst, tolerance)

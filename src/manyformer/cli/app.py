@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from manyformer import __version__
-from manyformer.cli.console import say_error
+from manyformer.cli.console import print_error
 from manyformer.errors import UserErrors
 
 DONE, DEFECT, MISTAKE, STOPPED = 0, 1, 2, 130
@@ -79,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
         return DONE
     except KeyboardInterrupt:
         # on a line of its own: text may have been under way
-        say_error("stopped", mark="\n")
+        print_error("stopped", mark="\n")
         return STOPPED
     except Exception as error:
         if debug:
@@ -117,17 +117,17 @@ def _tell(error: Exception, *, debug: bool) -> int:
         return _tell_usage(error)
     if isinstance(error, UserErrors):
         for line in error.lines:
-            say_error(line)
+            print_error(line)
         return MISTAKE
     if isinstance(error, ValueError):
-        say_error(str(error))
+        print_error(str(error))
         return MISTAKE
     if isinstance(error, OSError) and error.strerror:
-        say_error(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
+        print_error(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
         return MISTAKE
-    say_error(f"{type(error).__name__}: {error}")
+    print_error(f"{type(error).__name__}: {error}")
     if not debug:
-        say_error("this should not happen; the same command with --debug shows where it did")
+        print_error("this should not happen; the same command with --debug shows where it did")
     return DEFECT
 
 
@@ -139,9 +139,9 @@ def _tell_usage(error: typer.TyperException) -> int:
         if near is not None:
             known = f"did you mean {' or '.join(sorted(near))}?" if near else "--help lists the options"
             message = f"there is no option {option}; {known}"
-    say_error(message[:1].lower() + message[1:])
+    print_error(message[:1].lower() + message[1:])
     if context is not None:
-        say_error(f"'{context.command_path} --help' explains the command", mark="")
+        print_error(f"'{context.command_path} --help' explains the command", mark="")
     return MISTAKE
 
 

@@ -9,7 +9,7 @@ from manyformer.cli.app import USE, app, examples
 
 if TYPE_CHECKING:
     from manyformer.models import Model
-    from manyformer.view.attention import Map
+    from manyformer.view.attention_maps import AttentionMap
 
 
 @app.command(
@@ -53,61 +53,61 @@ def attention(
     line ends in the token that gets the most of the look. With --beside, several models read the same text. With
     --regions a run with a memory reads its own held-out text.
     """
-    from manyformer.cli.console import note, say, say_json
+    from manyformer.cli.console import print_json, print_note, print_result
     from manyformer.errors import UserError
-    from manyformer.view.attention import choose, describe, draw_maps, maps
+    from manyformer.view.attention_maps import attention_maps, describe, draw_maps, select_map
 
     if regions:
         _regions(run, device, as_json=as_json)
         return
     if text is None:
         raise UserError("what is the model to read? give a text, or --regions for a run with a memory")
-    found = {name: maps(load_model(name, device), text, answer) for name in (run, *(beside or []))}
+    found = {name: attention_maps(load_model(name, device), text, answer) for name in (run, *(beside or []))}
     if as_json:
-        say_json({name: [_record(one) for one in several] for name, several in found.items()})
+        print_json({name: [_record(one) for one in several] for name, several in found.items()})
         return
-    chosen = {name: choose(several, part=part, layer=layer) for name, several in found.items()}
+    chosen = {name: select_map(several, part=part, layer=layer) for name, several in found.items()}
     for name, one in chosen.items():
         mean = f", mean of {len(one.weights)} heads" if len(one.weights) > 1 else ""
-        say(f"{name}: {one.part}{mean}")
-        say(describe(one) + "\n")
+        print_result(f"{name}: {one.part}{mean}")
+        print_result(describe(one) + "\n")
     if out is not None:
         draw_maps(_titled(chosen), out, apart=heads)
-        note(f"wrote {out}")
+        print_note(f"wrote {out}")
 
 
 def _regions(run: str, device: str | None, *, as_json: bool) -> None:
     """How much goes to a memory, in each layer."""
-    from manyformer.cli.console import say_json, say_table, watching
-    from manyformer.evaluate.held import split_of
-    from manyformer.recipes import get
-    from manyformer.train.folder import as_run
-    from manyformer.view.regions import masses
+    from manyformer.cli.console import print_json, print_table, status_line
+    from manyformer.evaluate.eval_data import split_of
+    from manyformer.recipes import get_recipe
+    from manyformer.train.run_folder import as_run
+    from manyformer.view.region_masses import region_masses
 
     model, record = load_model(run, device), as_run(Path(run))
-    held = split_of(record, get(record.recipe).card.task, Path(run), None).held
+    held = split_of(record, get_recipe(record.recipe).card.task, Path(run), None).held
     assert held is not None
-    with watching(f"reading with {run}"):
-        found = masses(model, held)
+    with status_line(f"reading with {run}"):
+        found = region_masses(model, held)
     if as_json:
-        say_json({one.part: one.shares for one in found})
+        print_json({one.part: one.shares for one in found})
         return
     names = list(dict.fromkeys(name for one in found for name in one.shares))
     rows = [
         (one.part, *(f"{100 * one.shares[name]:.1f}%" if name in one.shares else "" for name in names)) for one in found
     ]
-    say_table(("part", *names), rows, right=tuple(range(1, 1 + len(names))))
+    print_table(("part", *names), rows, right=tuple(range(1, 1 + len(names))))
 
 
 def load_model(name: str, device: str | None) -> "Model":
     """The trained model that a name on the command line means, on the device that is asked for."""
-    from manyformer.cli.targets import model_folder, place
-    from manyformer.face import load
+    from manyformer.api import load
+    from manyformer.cli.model_arguments import model_folder, place
 
     return load(model_folder(name)).to(place(device))
 
 
-def _titled(chosen: "dict[str, Map]") -> "dict[str, Map]":
+def _titled(chosen: "dict[str, AttentionMap]") -> "dict[str, AttentionMap]":
     """The maps under the ends of their folders' names, as far as these differ."""
     words = {name: Path(name).resolve().parts for name in chosen}
     for length in range(1, 1 + max(map(len, words.values()))):
@@ -117,5 +117,5 @@ def _titled(chosen: "dict[str, Map]") -> "dict[str, Map]":
     return chosen
 
 
-def _record(one: "Map") -> dict[str, Any]:
+def _record(one: "AttentionMap") -> dict[str, Any]:
     return {"part": one.part, "rows": one.rows, "columns": one.columns, "weights": one.weights.tolist()}

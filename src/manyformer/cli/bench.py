@@ -7,7 +7,7 @@ import typer
 from manyformer.cli.app import JUDGE, app, examples
 
 if TYPE_CHECKING:
-    from manyformer.bench import Report
+    from manyformer.bench import BenchReport
 
 
 @app.command(
@@ -63,16 +63,16 @@ def bench(
     machine disturbs all alike. Says how each grows with length, and from which length on it is faster than softmax.
     """
     from manyformer.bench import bench as measure
-    from manyformer.cli.benching import named, read_candidates, read_lengths
-    from manyformer.cli.console import say, watching
-    from manyformer.cli.targets import place
+    from manyformer.cli.bench_arguments import named, read_candidates, read_lengths
+    from manyformer.cli.console import print_result, status_line
+    from manyformer.cli.model_arguments import place
 
     if threads is not None:
         import torch
 
         torch.set_num_threads(threads)
     candidates, keywords = read_candidates(context, words)
-    with watching("measuring") as status:
+    with status_line("measuring") as status:
         report = measure(
             candidates,
             read_lengths(lengths),
@@ -86,18 +86,18 @@ def bench(
             precision=named(precision, "precision")[0],
             each=lambda text: status(f"measuring: {text}"),
         )
-    say(report.to_json() if as_json else "\n".join(report.lines()))
+    print_result(report.to_json() if as_json else "\n".join(report.lines()))
     _save(report, out, as_json=as_json)
 
 
-def _save(report: "Report", out: str | None, *, as_json: bool) -> None:
+def _save(report: "BenchReport", out: str | None, *, as_json: bool) -> None:
     from pathlib import Path
 
-    from manyformer.cli.console import note
+    from manyformer.cli.console import print_note
 
     if out is None and as_json:
         return
     path = Path(out or "bench")
     for file in [path] if path.suffix else [path.with_suffix(".png"), path.with_suffix(".csv")]:
         report.save(file)
-        note(f"wrote {file}")
+        print_note(f"wrote {file}")

@@ -7,7 +7,7 @@ import typer
 from manyformer.cli.app import JUDGE, app, examples
 
 if TYPE_CHECKING:
-    from manyformer.exits.testing import Tested
+    from manyformer.exits.learn_then_test import ThresholdTest
 
 
 @app.command(
@@ -48,18 +48,18 @@ def calibrate(
     """
     from pathlib import Path
 
-    from manyformer.cli.console import say, say_json, say_table, watching
-    from manyformer.cli.targets import model_folder, place
+    from manyformer.cli.console import print_json, print_result, print_table, status_line
+    from manyformer.cli.model_arguments import model_folder, place
     from manyformer.exits import calibrate as find
-    from manyformer.exits.calibrated import save_calibrated
-    from manyformer.exits.material import material
+    from manyformer.exits.prompts_from_run import material
+    from manyformer.exits.save_calibrated import save_calibrated
 
     folder = Path(run) / "calibrated" if out is None else Path(out)
     trained = model_folder(run)
     found_prompts = material(run, split=split, count=prompts, max_new=max_new, rows=batch, device=place(device))
-    with watching(f"calibrating {run}") as status:
+    with status_line(f"calibrating {run}") as status:
 
-        def tell(tested: "Tested") -> None:
+        def tell(tested: "ThresholdTest") -> None:
             status(f"{run}: threshold {tested.threshold:g}, mean loss {tested.risk:.4f}")
 
         found = find(
@@ -73,7 +73,7 @@ def calibrate(
         )
     save_calibrated(found_prompts.task.model, found, trained, folder)
     if as_json:
-        say_json({**found.as_json(), "out": str(folder)})
+        print_json({**found.as_json(), "out": str(folder)})
         return
     rows = [
         (
@@ -84,6 +84,6 @@ def calibrate(
         )
         for one in found.tested
     ]
-    say_table(("threshold", "mean loss", "p-value", ""), rows, right=(0, 1, 2))
-    say(found.statement)
-    say(f"wrote {folder}")
+    print_table(("threshold", "mean loss", "p-value", ""), rows, right=(0, 1, 2))
+    print_result(found.statement)
+    print_result(f"wrote {folder}")

@@ -37,20 +37,20 @@ def check(
 
     Ends with exit code 1 if a promise is broken. What a recipe does not promise is listed with the reason.
     """
-    from manyformer.cli.console import say, watching
-    from manyformer.cli.targets import is_folder, read_keywords
-    from manyformer.cli.words import with_options
-    from manyformer.recipes import get
+    from manyformer.cli.console import print_result, status_line
+    from manyformer.cli.model_arguments import is_folder, read_keywords
+    from manyformer.cli.split_arguments import with_options
+    from manyformer.recipes import get_recipe
 
     words = keywords or []
-    given = {} if is_folder(name) else with_options(context, words, lambda: read_keywords(get(name), words))
+    given = {} if is_folder(name) else with_options(context, words, lambda: read_keywords(get_recipe(name), words))
     if is_folder(name) and words:
         from manyformer.errors import UserError
 
         raise UserError(f"'{words[0]}' is for a recipe; the model in {name} is built already")
     from manyformer.check import check as run
 
-    with watching(f"checking {name}") as status:
+    with status_line(f"checking {name}") as status:
         report = run(
             name,
             length=length,
@@ -61,7 +61,7 @@ def check(
             each=lambda row: status(f"checking {name}: {row.contract} {row.verdict}"),
         )
     if as_json:
-        say(report.to_json())
+        print_result(report.to_json())
     else:
         _print(report)
     if not report.ok:
@@ -75,9 +75,9 @@ def _listed(text: str) -> list[str]:
 def _print(report: object) -> None:
     import sys
 
-    from manyformer.check import Report
+    from manyformer.check import CheckReport
 
-    assert isinstance(report, Report)
+    assert isinstance(report, CheckReport)
     if sys.stdout.isatty():
         from rich.console import Console
 

@@ -34,29 +34,29 @@ def collaborate(
     """
     from pathlib import Path
 
-    from manyformer.cli.console import say, say_json, say_table, watching
-    from manyformer.cli.targets import copy_tokenizers, model_folder
-    from manyformer.collaborate import collaborate as share
+    from manyformer.api import load
+    from manyformer.cli.console import print_json, print_result, print_table, status_line
+    from manyformer.cli.model_arguments import copy_tokenizers, model_folder
     from manyformer.errors import UserError
-    from manyformer.face import load
-    from manyformer.summary import count_parameters
+    from manyformer.head_sharing import collaborate as share
+    from manyformer.model_summary import count_parameters
 
     folder = model_folder(run)
     if Path(out).exists():
         raise UserError(f"{out} exists already; choose another --out")
     model = load(folder)
-    with watching(f"decomposing the heads of {run}"):
+    with status_line(f"decomposing the heads of {run}"):
         found = share(model, shared=shared, rounds=rounds, starts=starts, seed=seed)
     found.model.save(out)
     copy_tokenizers(folder, Path(out))
     before, after = count_parameters(model), count_parameters(found.model)
     if as_json:
-        say_json({"out": out, "shared": shared, "errors": found.errors, "parameters": [before, after]})
+        print_json({"out": out, "shared": shared, "errors": found.errors, "parameters": [before, after]})
         return
-    say_table(
+    print_table(
         ("attention", "relative error of the scores' weights"),
         [(name, f"{error:.4f}") for name, error in found.errors.items()],
         right=(1,),
     )
-    say(f"{before:,} parameters before, {after:,} now")
-    say(f"wrote {out}")
+    print_result(f"{before:,} parameters before, {after:,} now")
+    print_result(f"wrote {out}")

@@ -7,7 +7,7 @@ import typer
 from manyformer.cli.app import JUDGE, STOPPED, app, examples
 
 if TYPE_CHECKING:
-    from manyformer.compare import Compared
+    from manyformer.compare import ComparisonResult
     from manyformer.config.comparison import Comparison
 
 
@@ -56,7 +56,7 @@ def compare(
     training is kept: after Ctrl-C or a kill the same command goes on. All is written to comparisons/NAME unless --out
     is given: table.md, table.csv, results.json, picture.png and a run's folder for each case and seed.
     """
-    from manyformer.cli.words import split_words, with_options
+    from manyformer.cli.split_arguments import split_words, with_options
 
     target, overrides = split_words(words or [])
     if target is None and not overrides:
@@ -73,27 +73,27 @@ def compare(
 
 
 def _list(*, as_json: bool) -> None:
-    from manyformer.cli.console import say, say_json, say_table
+    from manyformer.cli.console import print_json, print_result, print_table
     from manyformer.config import about_run, shipped_comparisons
 
     found = {name: about_run(path) for name, path in shipped_comparisons().items()}
     if as_json:
-        say_json([{"name": name, "about": about} for name, about in found.items()])
+        print_json([{"name": name, "about": about} for name, about in found.items()])
         return
-    say_table(("comparison", "about"), list(found.items()))
-    say()
-    say("`manyformer compare NAME` carries one out, with --dry-run it says what that is.")
+    print_table(("comparison", "about"), list(found.items()))
+    print_result()
+    print_result("`manyformer compare NAME` carries one out, with --dry-run it says what that is.")
 
 
 def _show(target: str | None) -> None:
-    from manyformer.cli.console import say
+    from manyformer.cli.console import print_result
     from manyformer.config.comparison import find_comparison
 
-    say(find_comparison(target or "")[1].read_text(encoding="utf-8").rstrip())
+    print_result(find_comparison(target or "")[1].read_text(encoding="utf-8").rstrip())
 
 
 def _read(target: str | None, overrides: list[str]) -> "Comparison":
-    from manyformer.compare.verb import read
+    from manyformer.compare.compare import read
     from manyformer.errors import UserError
 
     if target is None:
@@ -102,51 +102,53 @@ def _read(target: str | None, overrides: list[str]) -> "Comparison":
 
 
 def _print_plan(comparison: "Comparison", seeds: int) -> None:
-    from manyformer.cli.console import say, say_table
+    from manyformer.cli.console import print_result, print_table
     from manyformer.config import differences
 
-    say(f"{comparison.file.title}: {sum(case.trained is None for case in comparison.cases) * seeds} trainings")
-    say()
+    print_result(
+        f"{comparison.file.title}: {sum(case.trained_by is None for case in comparison.cases) * seeds} trainings"
+    )
+    print_result()
     first = comparison.cases[0]
     rows = []
     for case in comparison.cases:
         changed = [] if case is first else [line.replace(", now ", " -> ") for line in differences(first.run, case.run)]
-        own = f"weights of {case.trained}; " if case.trained else ""
+        own = f"weights of {case.trained_by}; " if case.trained_by else ""
         rows.append((case.name, case.run.recipe, own + "; ".join(changed)))
-    say_table(("case", "recipe", f"differs from {first.name} in"), rows)
-    say()
+    print_table(("case", "recipe", f"differs from {first.name} in"), rows)
+    print_result()
     under = (
         "" if comparison.setting is None else f" under {comparison.setting} {', '.join(map(str, comparison.values))}"
     )
-    say(f"scored by {', '.join(comparison.file.score)} on the {comparison.file.split} data{under}")
+    print_result(f"scored by {', '.join(comparison.file.score)} on the {comparison.file.split} data{under}")
     for claim in comparison.file.claims:
-        say(f"claim: {claim}")
+        print_result(f"claim: {claim}")
 
 
 def _compare(comparison: "Comparison", *, seeds: int | None, out: str | None, fresh: bool, as_json: bool) -> None:
-    from manyformer.cli.console import note, say, say_error, watching
+    from manyformer.cli.console import print_error, print_note, print_result, status_line
     from manyformer.compare import compare as carry_out
-    from manyformer.train import Interrupted
+    from manyformer.train import TrainingInterrupted
 
     try:
-        with watching(f"comparing {comparison.name}") as status:
-            found = carry_out(comparison, seeds=seeds, out=out, fresh=fresh, each=status, tell=note)
-    except Interrupted as stop:
-        say_error(str(stop), mark="")
+        with status_line(f"comparing {comparison.name}") as status:
+            found = carry_out(comparison, seeds=seeds, out=out, fresh=fresh, each=status, tell=print_note)
+    except TrainingInterrupted as stop:
+        print_error(str(stop), mark="")
         raise typer.Exit(STOPPED) from None
-    say(found.to_json().rstrip()) if as_json else _print(found)
+    print_result(found.to_json().rstrip()) if as_json else _print(found)
 
 
-def _print(found: "Compared") -> None:
-    from manyformer.cli.console import say, say_table
+def _print(found: "ComparisonResult") -> None:
+    from manyformer.cli.console import print_result, print_table
 
-    say(found.comparison.file.title)
-    say()
-    say_table(found.headers, found.rows, right=range(1, len(found.headers)))
-    say()
+    print_result(found.comparison.file.title)
+    print_result()
+    print_table(found.headers, found.rows, right=range(1, len(found.headers)))
+    print_result()
     for line in found.notes:
-        say(f"note: {line}")
+        print_result(f"note: {line}")
     for verdict in found.verdicts:
-        say(f"claim {verdict.words}")
+        print_result(f"claim {verdict.words}")
     for file in found.files:
-        say(f"wrote {file}")
+        print_result(f"wrote {file}")

@@ -10,23 +10,23 @@ UNCUT = 10_000
 """The width of a table where no terminal limits it."""
 
 
-def say(text: str = "") -> None:
+def print_result(text: str = "") -> None:
     """A line of the result, on stdout."""
     print(text)
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """A line about the work, on stderr, out of the way of what a script reads."""
     print(text, file=sys.stderr)
 
 
-def say_error(text: str, *, mark: str = "error: ") -> None:
+def print_error(text: str, *, mark: str = "error: ") -> None:
     """A mistake, each of its lines marked, on stderr."""
     for line in text.splitlines() or [""]:
         print(f"{mark}{line}", file=sys.stderr)
 
 
-def say_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     """One JSON document on stdout; numbers that JSON has not (inf, nan) become null."""
     print(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
 
@@ -41,7 +41,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | None) else str(value)
 
 
-def say_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[int] = ()) -> None:
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[int] = ()) -> None:
     """A table: fitted to a terminal, or one uncut line a row where a script or a file reads it.
 
     The columns `right` (counted from 0) are flush right.
@@ -65,7 +65,7 @@ def say_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, right: I
         print(line.rstrip())
 
 
-def heading(text: str) -> None:
+def print_heading(text: str) -> None:
     """The title of a section of a longer answer."""
     from rich.console import Console
 
@@ -73,7 +73,7 @@ def heading(text: str) -> None:
     Console().print(text, style="bold", highlight=False, markup=False)
 
 
-def count(number: float) -> str:
+def format_count(number: float) -> str:
     """A large number for people: 63.1 M."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= 10 * size or (abs(number) >= size > 1e3):
@@ -81,7 +81,7 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def size(bytes_: float) -> str:
+def format_bytes(bytes_: float) -> str:
     """A number of bytes for people, in powers of 1024."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if abs(bytes_) >= 1 << power:
@@ -90,7 +90,7 @@ def size(bytes_: float) -> str:
 
 
 @contextmanager
-def watching(text: str) -> Iterator[Callable[[str], None]]:
+def status_line(text: str) -> Iterator[Callable[[str], None]]:
     """A line on stderr that says what goes on while the block runs, where a person watches; its text can be changed."""
     if not sys.stderr.isatty():
         yield lambda text: None

@@ -13,16 +13,16 @@ def doctor(*, as_json: Annotated[bool, typer.Option("--json", help="Print the fi
 
     Ends with exit code 1 if something that the core needs does not work.
     """
-    from manyformer.cli.console import say, say_json, say_table
-    from manyformer.cli.examine import examine
+    from manyformer.cli.console import print_json, print_result, print_table
+    from manyformer.cli.doctor_checks import examine
 
     findings = examine()
     broken = [finding for finding in findings if finding.state == "broken"]
     if as_json:
-        say_json([finding._asdict() for finding in findings])
+        print_json([finding._asdict() for finding in findings])
     else:
-        say_table(("what", "", "found"), [(f.what, f.state, f.found) for f in findings])
-        say()
-        say(f"{len(broken)} broken, see above." if broken else "All is well.")
+        print_table(("what", "", "found"), [(f.what, f.state, f.found) for f in findings])
+        print_result()
+        print_result(f"{len(broken)} broken, see above." if broken else "All is well.")
     if broken:
         raise typer.Exit(1)

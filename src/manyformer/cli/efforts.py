@@ -1,4 +1,4 @@
-"""`manyformer efforts` and `manyformer spans`: how much work each token gets, and how far heads look back."""
+"""`manyformer token_work` and `manyformer spans`: how much work each token gets, and how far heads look back."""
 
 from pathlib import Path
 from typing import Annotated
@@ -32,19 +32,19 @@ def efforts(
     Where tokens halt by adaptive computation time, the picture shows with what probability at each step.
     """
     from manyformer.cli.attention import load_model
-    from manyformer.cli.console import note, say, say_json
-    from manyformer.view.depths import describe_steps, draw_counted
-    from manyformer.view.efforts import efforts
+    from manyformer.cli.console import print_json, print_note, print_result
+    from manyformer.view.token_counts import describe_steps, draw_counted
+    from manyformer.view.token_work import token_work
 
-    found = efforts(load_model(run, device), text, answer)
+    found = token_work(load_model(run, device), text, answer)
     if as_json:
-        say_json([{**one._asdict(), "mean": one.mean} for one in found])
+        print_json([{**one._asdict(), "mean": one.mean} for one in found])
     else:
         for one in found:
-            say(f"{one.title}, mean {one.mean:.2f} of at most {one.most:g}\n{describe_steps(one)}\n")
+            print_result(f"{one.title}, mean {one.mean:.2f} of at most {one.maximum:g}\n{describe_steps(one)}\n")
     if out is not None:
         draw_counted(found, out)
-        note(f"wrote {out}")
+        print_note(f"wrote {out}")
 
 
 @app.command(
@@ -67,15 +67,15 @@ def spans(
 ) -> None:
     """Show how far back each head of each layer looks, where that is learned."""
     from manyformer.cli.attention import load_model
-    from manyformer.cli.console import note, say, say_json
-    from manyformer.view.efforts import describe_spans, draw_spans, spans, spans_for
+    from manyformer.cli.console import print_json, print_note, print_result
+    from manyformer.view.token_work import describe_spans, draw_spans, spans, spans_for
 
     model = load_model(run, device)
     layers = spans(model) if text is None else spans_for(model, text)
     if as_json:
-        say_json([one._asdict() for one in layers])
+        print_json([one._asdict() for one in layers])
     else:
-        say(describe_spans(layers))
+        print_result(describe_spans(layers))
     if out is not None:
         draw_spans(layers, out, title=run)
-        note(f"wrote {out}")
+        print_note(f"wrote {out}")

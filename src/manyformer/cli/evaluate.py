@@ -48,14 +48,14 @@ def evaluate(
     Language models: perplexity, bits per character and byte. Translations: BLEU, chrF and TER with sacrebleu's
     signatures, exact matches. Classifiers: accuracy and F1. Each score says how it was computed.
     """
-    from manyformer.cli.console import watching
-    from manyformer.cli.targets import changed_keywords, paths_of, place
-    from manyformer.evaluate import Settings
+    from manyformer.cli.console import status_line
+    from manyformer.cli.model_arguments import changed_keywords, paths_of, place
+    from manyformer.evaluate import EvaluationSettings
     from manyformer.evaluate import evaluate as score
 
     changed = changed_keywords(run, keywords or [])
-    chosen = Settings(beam=beam, alpha=alpha, tokenize=tokenize, lowercase=lowercase)
-    with watching(f"scoring {run}") as status:
+    chosen = EvaluationSettings(beam=beam, alpha=alpha, tokenize=tokenize, lowercase=lowercase)
+    with status_line(f"scoring {run}") as status:
         found = score(
             run,
             split=split,
@@ -71,11 +71,11 @@ def evaluate(
 def _print(run: str, found: "Evaluation", *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from manyformer.cli.console import say, say_json, say_table
+    from manyformer.cli.console import print_json, print_result, print_table
 
     if as_json:
-        say_json({"run": run, **asdict(found)})
+        print_json({"run": run, **asdict(found)})
         return
-    say(f"{run} on {found.material}: {found.how}")
+    print_result(f"{run} on {found.material}: {found.how}")
     rows = [(score.name, f"{score.value:.{score.digits}f}", score.signature) for score in found.scores]
-    say_table(("score", "value", "how"), rows, right=(1,))
+    print_table(("score", "value", "how"), rows, right=(1,))

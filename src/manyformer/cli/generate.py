@@ -8,7 +8,7 @@ import typer
 from manyformer.cli.app import USE, app, examples
 
 if TYPE_CHECKING:
-    from manyformer.datastore import Looking
+    from manyformer.datastore import RetrievalAugmentedModel
     from manyformer.models import Model
 
 TEMPERATURE = 0.8
@@ -85,16 +85,16 @@ def generate(
     ] = False,
 ) -> None:
     """Let a trained language model go on from a prompt; the text appears as it is written."""
-    from manyformer.cli.prompts import read_prompts
-    from manyformer.cli.targets import writer
-    from manyformer.cli.writing import Writing
+    from manyformer.cli.model_arguments import writer
+    from manyformer.cli.prompt_input import read_prompts
+    from manyformer.cli.text_output import TextOutput
     from manyformer.errors import UserError
-    from manyformer.generate import settings
+    from manyformer.generate import decoding_from_options
 
     sampling = beam is None and not greedy and temperature > 0
     if not sampling:
         _refuse_sampling({"--top-k": top_k, "--top-p": top_p, "--min-p": min_p}, "--beam" if beam else "--greedy")
-    decoding = settings(
+    decoding = decoding_from_options(
         max_new=max_new,
         temperature=temperature if sampling else None,
         top_k=top_k,
@@ -113,21 +113,23 @@ def generate(
         option = "--weight" if retriever is None else "--retriever"
         raise UserError(f"{option} is of what a datastore says; name one with --datastore")
     own = writer(run, device)
-    model: "Model | Looking" = own
+    model: "Model | RetrievalAugmentedModel" = own
     if datastore is not None:
         model = _looking(own, datastore, None if retriever is None else writer(retriever, device), weight)
     prompts = read_prompts(prompt, lines=lines)
-    writing = Writing(model, decoding, sys.stdout, as_json=as_json)
+    writing = TextOutput(model, decoding, sys.stdout, as_json=as_json)
     writing.write(prompts)
     if stats:
-        from manyformer.cli.console import note
+        from manyformer.cli.console import print_note
 
-        note(str(writing.stats))
+        print_note(str(writing.stats))
 
 
-def _looking(model: "Model", folder: str, retriever: "Model | None", weight: float | None) -> "Model | Looking":
+def _looking(
+    model: "Model", folder: str, retriever: "Model | None", weight: float | None
+) -> "Model | RetrievalAugmentedModel":
     """The model with a datastore: mixed with what followed its own neighbours, or given those of a retriever."""
-    from manyformer.datastore import Datastore, Looking, knn_lm
+    from manyformer.datastore import Datastore, RetrievalAugmentedModel, knn_lm
     from manyformer.errors import UserError
 
     store = Datastore(folder)
@@ -135,7 +137,7 @@ def _looking(model: "Model", folder: str, retriever: "Model | None", weight: flo
         return knn_lm(model, store, weight=weight)
     if weight is not None:
         raise UserError("--weight is for models that have no gate of their own: leave it or --retriever out")
-    return Looking(model, retriever, store)
+    return RetrievalAugmentedModel(model, retriever, store)
 
 
 def _refuse_sampling(given: dict[str, float | None], other: str) -> None:

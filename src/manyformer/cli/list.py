@@ -7,7 +7,7 @@ import typer
 from manyformer.cli.app import FIND, app, examples
 
 if TYPE_CHECKING:
-    from manyformer.recipes import Card
+    from manyformer.recipes import RecipeCard
 
 
 @app.command(
@@ -36,33 +36,33 @@ def list_recipes(
     (step by step gives the same as all at once), [bold]cross[/bold] (attends to a second sequence),
     [bold]padding[/bold] (padding and packing change nothing).
     """
-    from manyformer.cli.console import say, say_json, say_table
-    from manyformer.recipes.card import promises, year
+    from manyformer.cli.console import print_json, print_result, print_table
+    from manyformer.recipes.card_text import promises, year
 
     cards = _chosen(pattern, task)
     if as_json:
-        say_json([as_record(card) for card in cards])
+        print_json([as_record(card) for card in cards])
         return
     rows = [(card.name, card.title, year(card) or "", " ".join(promises(card)), card.cost) for card in cards]
-    say_table(("recipe", "title", "year", "promises", "cost"), rows)
-    say()
-    say("`manyformer show NAME` explains one, `manyformer train NAME` trains it.")
+    print_table(("recipe", "title", "year", "promises", "cost"), rows)
+    print_result()
+    print_result("`manyformer show NAME` explains one, `manyformer train NAME` trains it.")
 
 
-def as_record(card: "Card") -> dict[str, Any]:
+def as_record(card: "RecipeCard") -> dict[str, Any]:
     """A card for scripts."""
     from dataclasses import asdict
 
-    from manyformer.recipes.card import promises, year
+    from manyformer.recipes.card_text import promises, year
 
     return {**asdict(card), "year": year(card), "promises": promises(card)}
 
 
-def _chosen(pattern: str, task: str | None) -> "list[Card]":
+def _chosen(pattern: str, task: str | None) -> "list[RecipeCard]":
     from typing import get_args
 
+    from manyformer.api import recipes
     from manyformer.errors import UserError, nearest
-    from manyformer.face import recipes
     from manyformer.recipes.registry import Task
 
     if task is not None and task not in get_args(Task):
@@ -75,7 +75,7 @@ def _chosen(pattern: str, task: str | None) -> "list[Card]":
     return found
 
 
-def _matches(pattern: str, card: "Card") -> bool:
+def _matches(pattern: str, card: "RecipeCard") -> bool:
     from fnmatch import fnmatch
 
     if any(sign in pattern for sign in "*?["):

@@ -39,13 +39,13 @@ def memorize(
     """
     from pathlib import Path
 
-    from manyformer.cli.console import say
-    from manyformer.cli.targets import copy_tokenizers, model_folder
+    from manyformer.api import load
+    from manyformer.cli.console import print_result
+    from manyformer.cli.model_arguments import copy_tokenizers, model_folder
     from manyformer.errors import UserError
-    from manyformer.face import load
-    from manyformer.memorize import GATE
-    from manyformer.memorize import memorize as give
-    from manyformer.recipes import get
+    from manyformer.knn_memory import GATE
+    from manyformer.knn_memory import memorize as give
+    from manyformer.recipes import get_recipe
 
     folder = model_folder(run)
     if Path(out).exists():
@@ -55,8 +55,8 @@ def memorize(
     model.save(out)
     copy_tokenizers(folder, Path(out))
     recipe, words = model.spec
-    usual = get(recipe).signature.parameters
+    usual = get_recipe(recipe).signature.parameters
     changed = {name: value for name, value in words.items() if value != usual[name].default and name != "vocab"}
     told = " ".join(f"model.{name}={value}" for name, value in changed.items())
-    say(f"{recipe}: {told}")
-    say(f"wrote {out}")
+    print_result(f"{recipe}: {told}")
+    print_result(f"wrote {out}")

@@ -44,32 +44,32 @@ def paint(
 
     Every value is drawn given those before it, row by row or block by block as the model has learned to.
     """
-    from manyformer.cli.console import note, say, watching
-    from manyformer.cli.targets import writer
+    from manyformer.cli.console import print_note, print_result, status_line
+    from manyformer.cli.model_arguments import writer
     from manyformer.errors import UserError
     from manyformer.evaluate import held_images
-    from manyformer.generate import painting
+    from manyformer.generate import image_generation
     from manyformer.view import draw_completed, draw_samples
 
     if not samples and not complete:
         raise UserError("there is nothing to paint: give --samples or --complete a number above 0")
     model, folder, done = writer(run, device), Path(run) if out is None else out, []
-    with watching(f"painting with {run}") as status:
+    with status_line(f"painting with {run}") as status:
         how: dict[str, Any] = {
             "temperature": temperature,
             "seed": seed,
             "each": lambda share: status(f"{run}: {share:.0%}"),
         }
         if samples:
-            done.append(painting.paint(model, samples, **how))
+            done.append(image_generation.paint(model, samples, **how))
             draw_samples(done[-1].images, folder / SAMPLES)
-            say(str(folder / SAMPLES))
+            print_result(str(folder / SAMPLES))
         if complete:
-            rows = painting.half(painting.levels_of(model))
+            rows = image_generation.half(image_generation.levels_of(model))
             originals = held_images(run, complete, data=data)
-            done.append(painting.complete(model, originals, rows=rows, tries=tries, **how))
+            done.append(image_generation.complete(model, originals, rows=rows, tries=tries, **how))
             draw_completed(originals, done[-1].images, rows, folder / COMPLETED)
-            say(str(folder / COMPLETED))
+            print_result(str(folder / COMPLETED))
     if stats:
         for found in done:
-            note(str(found.stats))
+            print_note(str(found.stats))

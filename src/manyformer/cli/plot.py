@@ -28,9 +28,9 @@ def plot(
 
     Works while a run is going on, too.
     """
-    from manyformer.cli.console import say
+    from manyformer.cli.console import print_result
     from manyformer.view import plot_runs
 
     picture = out or (Path(runs[0]) / "curves.png" if len(runs) == 1 else Path("curves.png"))
     plot_runs(runs, picture)
-    say(str(picture))
+    print_result(str(picture))

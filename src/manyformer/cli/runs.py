@@ -28,7 +28,7 @@ def _default(context: typer.Context) -> None:
 @runs.command("list", epilog=examples("manyformer runs list --json"))
 def list_runs(*, as_json: AsJson = False) -> None:
     """List the shipped runs: name, recipe, and what each one is for."""
-    from manyformer.cli.console import say, say_json, say_table
+    from manyformer.cli.console import print_json, print_result, print_table
     from manyformer.config import about_run, shipped_runs
 
     found = shipped_runs()
@@ -37,19 +37,19 @@ def list_runs(*, as_json: AsJson = False) -> None:
             {"name": name, "recipe": _recipe(path), "about": about_run(path), "path": str(path)}
             for name, path in found.items()
         ]
-        say_json(records)
+        print_json(records)
         return
-    say_table(("run", "recipe", "about"), [(name, _recipe(path), about_run(path)) for name, path in found.items()])
-    say()
-    say("`manyformer train NAME` starts one, `manyformer runs copy NAME` makes a copy to change.")
+    print_table(("run", "recipe", "about"), [(name, _recipe(path), about_run(path)) for name, path in found.items()])
+    print_result()
+    print_result("`manyformer train NAME` starts one, `manyformer runs copy NAME` makes a copy to change.")
 
 
 @runs.command("show", epilog=examples("manyformer runs show lm/stdlib"))
 def show_run(name: Name) -> None:
     """Print a run file as it was written, with its comments."""
-    from manyformer.cli.console import say
+    from manyformer.cli.console import print_result
 
-    say(_path(name).read_text(encoding="utf-8").rstrip())
+    print_result(_path(name).read_text(encoding="utf-8").rstrip())
 
 
 @runs.command("copy", epilog=examples("manyformer runs copy lm/stdlib", "manyformer runs copy lm/stdlib mine.yaml"))
@@ -60,7 +60,7 @@ def copy_run(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")] = False,
 ) -> None:
     """Copy a run file, to change it and train from the copy."""
-    from manyformer.cli.console import say
+    from manyformer.cli.console import print_result
     from manyformer.errors import UserError
 
     source = _path(name)
@@ -71,16 +71,16 @@ def copy_run(
         raise UserError(f"{target} is there already; choose another name, or replace it with --force")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
-    say(f"wrote {target}; train it with `manyformer train {target}`")
+    print_result(f"wrote {target}; train it with `manyformer train {target}`")
 
 
 @runs.command("schema", epilog=examples("manyformer runs schema > run.schema.json"))
 def run_schema() -> None:
     """Print the JSON Schema of run files, with which editors complete and check them."""
-    from manyformer.cli.console import say_json
+    from manyformer.cli.console import print_json
     from manyformer.config import json_schema
 
-    say_json(json_schema())
+    print_json(json_schema())
 
 
 def _path(name: str) -> Path:
@@ -95,7 +95,7 @@ def _path(name: str) -> Path:
 
 def _recipe(path: Path) -> str:
     """The recipe that a run file names, or the one that it extends."""
-    from manyformer.config.yamlfile import read_run_file
+    from manyformer.config.run_file import read_run_file
 
     file = read_run_file(path)
     named = file.layer.data.get("recipe")

@@ -8,10 +8,10 @@ import typer
 from manyformer.cli.app import FIND, app, examples
 
 if TYPE_CHECKING:
-    from manyformer.core import Fronted
+    from manyformer.core import PrefixedLayout
+    from manyformer.model_summary import ForwardCost
     from manyformer.models import Model
-    from manyformer.recipes import Card, Recipe
-    from manyformer.summary import Cost
+    from manyformer.recipes import Recipe, RecipeCard
 
 PATTERN = 64
 """Tokens of a pattern unless another length is given: one for each character of a line."""
@@ -46,25 +46,25 @@ def show(
 
     Nothing is computed, so models of any size are shown at once.
     """
-    from manyformer.cli.console import say_json
-    from manyformer.cli.pages import print_page
-    from manyformer.cli.targets import model_of
-    from manyformer.cli.words import with_options
-    from manyformer.summary import sketch
+    from manyformer.cli.console import print_json
+    from manyformer.cli.model_arguments import model_of
+    from manyformer.cli.recipe_page import print_page
+    from manyformer.cli.split_arguments import with_options
+    from manyformer.model_summary import build_on_meta
 
     words = keywords or []
     recipe, given = with_options(context, words, lambda: model_of(name, words))
-    model = sketch(recipe.card.name, given)
+    model = build_on_meta(recipe.card.name, given)
     if pattern:
         _draw(model, length or PATTERN, out)
     elif as_json:
-        say_json(_record(recipe, model, _cost(model, length)))
+        print_json(_record(recipe, model, _cost(model, length)))
     else:
         print_page(recipe, model, _cost(model, length))
 
 
 def _draw(model: "Model", length: int, out: Path | None) -> None:
-    from manyformer.cli.console import note, say
+    from manyformer.cli.console import print_note, print_result
     from manyformer.errors import UserError
     from manyformer.view import draw, patterns
 
@@ -73,47 +73,47 @@ def _draw(model: "Model", length: int, out: Path | None) -> None:
         raise UserError("no part of this model keeps to a mask, so there is nothing to draw")
     heads = model.spec.keywords.get("heads", 1)
     layout, told = _summaries(model, length)
-    length += 0 if layout is None else layout.front
+    length += 0 if layout is None else layout.prefix
     for number, (mask, names) in enumerate(found.items()):
         path = out if out is None or len(found) == 1 else out.with_stem(f"{out.stem}-{number + 1}")
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        say(f"{mask!r}\n{names[0]}{more}, {told}{length} tokens, queries downwards, keys to the right")
-        say(draw(mask, length, heads=heads, path=path, layout=layout) + "\n")
+        print_result(f"{mask!r}\n{names[0]}{more}, {told}{length} tokens, queries downwards, keys to the right")
+        print_result(draw(mask, length, heads=heads, path=path, layout=layout) + "\n")
         if path is not None:
-            note(f"wrote {path}")
+            print_note(f"wrote {path}")
 
 
-def _summaries(model: "Model", length: int) -> "tuple[Fronted | None, str]":
+def _summaries(model: "Model", length: int) -> "tuple[PrefixedLayout | None, str]":
     """What stands before a text of this length, where anything does."""
-    from manyformer.mixers.summaries import Summarised
+    from manyformer.mixers.global_summaries import SummaryPrefixedLayer
 
     body = getattr(model, "body", None)
-    if not isinstance(body, Summarised):
+    if not isinstance(body, SummaryPrefixedLayer):
         return None, ""
     layout = body.kinds.layout(length)
-    return layout, f"the first {layout.front} summaries, "
+    return layout, f"the first {layout.prefix} summaries, "
 
 
-def _cost(model: "Model", length: int | None) -> "Cost":
-    from manyformer.summary import cost
+def _cost(model: "Model", length: int | None) -> "ForwardCost":
+    from manyformer.model_summary import forward_cost
 
-    usual = 512 if model.longest is None else min(512, model.longest)
-    return cost(model, usual if length is None else length)
+    usual = 512 if model.max_length is None else min(512, model.max_length)
+    return forward_cost(model, usual if length is None else length)
 
 
-def _record(recipe: "Recipe", model: "Model", cost: "Cost") -> dict[str, Any]:
+def _record(recipe: "Recipe", model: "Model", cost: "ForwardCost") -> dict[str, Any]:
     from dataclasses import asdict
 
     from manyformer.cli.list import as_record
-    from manyformer.recipes.card import keywords
-    from manyformer.summary import count_parameters, parts
+    from manyformer.model_summary import count_parameters, module_rows
+    from manyformer.recipes.card_text import keywords
 
-    card: Card = recipe.card
+    card: RecipeCard = recipe.card
     return {
         **as_record(card),
         "doc": recipe.build.__doc__,
         "keywords": [{**keyword._asdict(), "value": model.spec.keywords[keyword.name]} for keyword in keywords(recipe)],
         "parameters": count_parameters(model),
-        "modules": [asdict(part) for part in parts(model)],
+        "modules": [asdict(part) for part in module_rows(model)],
         "at_length": cost._asdict(),
     }

@@ -25,7 +25,7 @@ def tag(
 
     The trees (column 7) are read, the labels that may be there already are not.
     """
-    from manyformer.cli.targets import model_folder, place
+    from manyformer.cli.model_arguments import model_folder, place
     from manyformer.evaluate import tag as label
 
     model_folder(run)

@@ -7,8 +7,8 @@ import typer
 from manyformer.cli.app import JUDGE, app, examples
 
 if TYPE_CHECKING:
-    from manyformer.exits import Material, Point
-    from manyformer.exits.writing import Thresholds
+    from manyformer.exits import PromptSet, ThresholdPoint
+    from manyformer.exits.early_decoding import ThresholdValues
 
 
 @app.command(
@@ -49,20 +49,20 @@ def thresholds(
     from dataclasses import asdict
     from pathlib import Path
 
-    from manyformer.cli.console import say, say_json, say_table, watching
-    from manyformer.cli.targets import model_folder, place
+    from manyformer.cli.console import print_json, print_result, print_table, status_line
+    from manyformer.cli.model_arguments import model_folder, place
     from manyformer.errors import UserError
-    from manyformer.exits.material import material
+    from manyformer.exits.prompts_from_run import material
     from manyformer.exits.sweep import HEADS, VALUES, sweep, table, write_points
 
     if values and draws:
         raise UserError("give either --values or --draws, not both")
-    found: list[Point] = []
-    with watching(f"writing with {len(runs)} models") as status:
+    found: list[ThresholdPoint] = []
+    with status_line(f"writing with {len(runs)} models") as status:
         for run in runs:
             model_folder(run)
             there = material(run, split=split, count=prompts, rows=batch, device=place(device))
-            chosen: list[Thresholds] = list(values or VALUES) if draws is None else _drawn(there, draws, seed)
+            chosen: list[ThresholdValues] = list(values or VALUES) if draws is None else _drawn(there, draws, seed)
             points = sweep(
                 Path(run).name, there, chosen, tokenize=tokenize, rounds=rounds,
                 each=lambda point: status(f"{point.model}: threshold {point.label}, {point.layers:.2f} layers"),
@@ -70,20 +70,20 @@ def thresholds(
             found += points if draws is None else _best(points)
     files = write_points(found, Path(out))
     if as_json:
-        say_json([asdict(point) for point in found])
+        print_json([asdict(point) for point in found])
         return
-    say_table(HEADS, table(found), right=(2, 3, 4, 5, 6))
-    say(f"wrote {', '.join(map(str, files))}")
+    print_table(HEADS, table(found), right=(2, 3, 4, 5, 6))
+    print_result(f"wrote {', '.join(map(str, files))}")
 
 
-def _drawn(there: "Material", draws: int, seed: int) -> "list[Thresholds]":
+def _drawn(there: "PromptSet", draws: int, seed: int) -> "list[ThresholdValues]":
+    from manyformer.exits.early_decoding import stack_of
     from manyformer.exits.sweep import drawn
-    from manyformer.exits.writing import stack_of
 
     return list(drawn(stack_of(there.task.model).depth, draws, seed))
 
 
-def _best(points: "list[Point]") -> "list[Point]":
+def _best(points: "list[ThresholdPoint]") -> "list[ThresholdPoint]":
     from manyformer.exits.sweep import best_in_bins
 
     return [points[0], *best_in_bins(points[1:])]

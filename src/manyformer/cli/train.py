@@ -9,7 +9,7 @@ import typer
 from manyformer.cli.app import STOPPED, TRAIN, app, examples
 
 if TYPE_CHECKING:
-    from manyformer.config import Run
+    from manyformer.config import RunConfig
     from manyformer.train import TrainResult
 
 
@@ -57,7 +57,7 @@ def train(
     Ctrl-C saves first. Everything is kept in the run's folder (runs/NAME unless out=FOLDER is given): the merged run
     file, metrics, checkpoints, curves and the final model.
     """
-    from manyformer.cli.words import split_words, with_options
+    from manyformer.cli.split_arguments import split_words, with_options
 
     target, overrides = split_words(words or [])
     if wants_help and target is None:
@@ -65,7 +65,7 @@ def train(
         return
     run = with_options(context, overrides, lambda: _read(target, overrides))
     if wants_help:
-        from manyformer.cli.settings import print_settings
+        from manyformer.cli.settings_help import print_settings
 
         print_settings(str(target), run)
     elif print_config or dry_run:
@@ -74,8 +74,8 @@ def train(
         _train(run, fresh=fresh, quiet=quiet, as_json=as_json)
 
 
-def _read(target: str | None, overrides: list[str]) -> "Run":
-    from manyformer.cli.loading import read_run
+def _read(target: str | None, overrides: list[str]) -> "RunConfig":
+    from manyformer.cli.read_run import read_run
     from manyformer.errors import UserError
 
     if target is None:
@@ -83,40 +83,40 @@ def _read(target: str | None, overrides: list[str]) -> "Run":
     return read_run(target, overrides)
 
 
-def _print_plan(run: "Run", *, summary: bool) -> None:
-    from manyformer.cli.console import say
+def _print_plan(run: "RunConfig", *, summary: bool) -> None:
+    from manyformer.cli.console import print_result
     from manyformer.config import dump_run
 
-    say(dump_run(run).rstrip())
+    print_result(dump_run(run).rstrip())
     if summary:
-        from manyformer.cli.plan import print_summary
+        from manyformer.cli.dry_run import print_summary
 
         print_summary(run)
 
 
-def _train(run: "Run", *, fresh: bool, quiet: bool, as_json: bool) -> None:
+def _train(run: "RunConfig", *, fresh: bool, quiet: bool, as_json: bool) -> None:
     from contextlib import closing
 
-    from manyformer.cli.console import note, say_error
-    from manyformer.cli.ending import Ending
-    from manyformer.train import Interrupted, silent, train
+    from manyformer.cli.after_training import AfterTraining
+    from manyformer.cli.console import print_error, print_note
+    from manyformer.train import TrainingInterrupted, silent, train
 
     if os.environ.get("RANK", "0") != "0":
         # torchrun has started us beside a first process, which speaks for all
         train(run, fresh=fresh, on_event=silent)
         return
     out = sys.stderr if as_json else sys.stdout
-    ending = Ending(out, quiet=quiet)
+    ending = AfterTraining(out, quiet=quiet)
     try:
         with closing(ending):
             result = train(run, fresh=fresh, on_event=ending)
-    except Interrupted as stop:
-        say_error(str(stop), mark="")
+    except TrainingInterrupted as stop:
+        print_error(str(stop), mark="")
         raise typer.Exit(STOPPED) from None
     try:
         ending.show(run, result)
     except KeyboardInterrupt:
-        note("\nstopped; the model is trained and saved")
+        print_note("\nstopped; the model is trained and saved")
         raise typer.Exit(STOPPED) from None
     if as_json:
         _print_result(result)
@@ -125,6 +125,6 @@ def _train(run: "Run", *, fresh: bool, quiet: bool, as_json: bool) -> None:
 def _print_result(result: "TrainResult") -> None:
     from dataclasses import asdict
 
-    from manyformer.cli.console import say_json
+    from manyformer.cli.console import print_json
 
-    say_json(asdict(result))
+    print_json(asdict(result))

@@ -50,19 +50,19 @@ def translate(
 
     An empty line stays empty.
     """
-    from manyformer.cli.console import note
-    from manyformer.cli.prompts import asked_lines, read_lines
-    from manyformer.cli.targets import translator
+    from manyformer.cli.console import print_note
+    from manyformer.cli.model_arguments import translator
+    from manyformer.cli.prompt_input import asked_lines, read_lines
     from manyformer.errors import UserError
-    from manyformer.generate import settings
+    from manyformer.generate import decoding_from_options
 
     if text is not None and file is not None:
         raise UserError("give either a text or --input, not both")
-    decoding = settings(beam=beam, alpha=alpha, best=n_best, max_new=max_new)
+    decoding = decoding_from_options(beam=beam, alpha=alpha, best=n_best, max_new=max_new)
     translating = translator(run, decoding, device)
     show = _Shower(n_best, as_json=as_json)
     if file is None and text is None and sys.stdin.isatty():
-        note("one line at a time; Ctrl-D ends")
+        print_note("one line at a time; Ctrl-D ends")
         for line in asked_lines("> "):
             show(line, next(translating([line])))
     else:
@@ -71,7 +71,7 @@ def translate(
         for line, answers in _paired(translating, sources):
             show(line, answers)
     if stats:
-        note(str(translating.stats))
+        print_note(str(translating.stats))
 
 
 def _paired(translating: "Translator", sources: "Iterable[str]") -> "Iterator[tuple[str, tuple[Hypothesis, ...]]]":

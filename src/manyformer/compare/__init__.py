@@ -3,7 +3,7 @@
 `compare("positions/extrapolation")` does it all; a killed one goes on where it was.
 """
 
-from manyformer.compare.report import Compared, Measured
-from manyformer.compare.verb import compare
+from manyformer.compare.compare import compare
+from manyformer.compare.comparison_report import CaseMeasurement, ComparisonResult
 
-__all__ = ["Compared", "Measured", "compare"]
+__all__ = ["CaseMeasurement", "ComparisonResult", "compare"]

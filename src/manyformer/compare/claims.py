@@ -17,14 +17,14 @@ _HOLDS: dict[str, Callable[[float, float], bool]] = {
 }
 
 
-class Place(NamedTuple):
+class TableCell(NamedTuple):
     """A cell of the table: a case, and which value of the sweep."""
 
     case: str
     number: int
 
 
-class Claim(NamedTuple):
+class ScoreClaim(NamedTuple):
     """A score at one place against that at another, or against a number, with something added or multiplied.
 
     `score` is its name, or a cost's.
@@ -32,30 +32,30 @@ class Claim(NamedTuple):
 
     text: str
     score: str
-    left: Place
+    left: TableCell
     sign: str
-    right: Place | float
+    right: TableCell | float
     how: str
     number: float
 
 
-class Verdict(NamedTuple):
+class ClaimVerdict(NamedTuple):
     """What became of a claim; `holds` is None where a value is missing."""
 
     text: str
     holds: bool | None
-    found: str
+    measured: str
 
     @property
     def words(self) -> str:
         """One line for people."""
         says = {True: "holds", False: "DOES NOT HOLD", None: "cannot be told"}[self.holds]
-        return f"{says}: {self.text} ({self.found})"
+        return f"{says}: {self.text} ({self.measured})"
 
 
 def parse(
     text: str, cases: Sequence[str], values: Sequence[Any], scores: Sequence[str] = ("",), costs: Sequence[str] = ()
-) -> Claim:
+) -> ScoreClaim:
     """The claim that a line makes about the first score, or about the score or cost that it begins with.
 
     Costs know nothing of a sweep. Raises UserError with what would be right.
@@ -73,20 +73,20 @@ def parse(
     if number is None:
         raise UserError(f"claims: '{text}': {found['number']} is no number")
     there = _place(found["right"], cases, swept, text) if right is None else right
-    return Claim(text.strip(), name, left, found["sign"], there, found["how"] or "+", number)
+    return ScoreClaim(text.strip(), name, left, found["sign"], there, found["how"] or "+", number)
 
 
-def judge(claim: Claim, mean: Callable[[Place], float | None]) -> Verdict:
+def judge(claim: ScoreClaim, mean: Callable[[TableCell], float | None]) -> ClaimVerdict:
     """Whether the claim holds of the means over seeds."""
     left = mean(claim.left)
     right = claim.right if isinstance(claim.right, float) else mean(claim.right)
     if left is None or right is None:
-        return Verdict(claim.text, None, "a value is missing")
+        return ClaimVerdict(claim.text, None, "a value is missing")
     bound = right * claim.number if claim.how == "*" else right + (claim.number if claim.how == "+" else -claim.number)
-    return Verdict(claim.text, _HOLDS[claim.sign](left, bound), f"{left:.4g} against {bound:.4g}")
+    return ClaimVerdict(claim.text, _HOLDS[claim.sign](left, bound), f"{left:.4g} against {bound:.4g}")
 
 
-def _place(word: str, cases: Sequence[str], values: Sequence[Any], text: str) -> Place:
+def _place(word: str, cases: Sequence[str], values: Sequence[Any], text: str) -> TableCell:
     case, at, value = word.strip().rpartition("@") if "@" in word else (word.strip(), "", "")
     if case not in cases:
         raise UserError(f"claims: '{text}': there is no case '{case}'; {nearest(case, cases)}")
@@ -96,7 +96,7 @@ def _place(word: str, cases: Sequence[str], values: Sequence[Any], text: str) ->
         raise UserError(f"claims: '{text}': write {example}{'' if at else ', for one value of the sweep'}")
     if at and value not in known:
         raise UserError(f"claims: '{text}': the sweep has no value {value}; {nearest(value, known)}")
-    return Place(case, known.index(value) if at else 0)
+    return TableCell(case, known.index(value) if at else 0)
 
 
 def _number(word: str) -> float | None:

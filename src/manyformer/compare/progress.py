@@ -3,25 +3,25 @@
 import time
 from collections.abc import Callable
 
-from manyformer.train.events import Event, Listener, Progress
+from manyformer.train.events import EventListener, TrainingEvent, TrainingProgress
 from manyformer.train.reporter import duration
 
-Say = Callable[[str], None]
+LogFn = Callable[[str], None]
 
 
-class Meter:
+class ProgressMeter:
     """Tells `each` of every glimpse and `tell` of every training that ended; `total` trainings are left to do."""
 
-    def __init__(self, total: int, each: Say, tell: Say) -> None:
+    def __init__(self, total: int, each: LogFn, tell: LogFn) -> None:
         self.total, self.done = total, 0
         self._each, self.tell = each, tell
         self._begun = time.perf_counter()
 
-    def listener(self, name: str) -> Listener:
+    def listener(self, name: str) -> EventListener:
         """Hears the events of the training called `name`."""
 
-        def hear(event: Event) -> None:
-            if isinstance(event, Progress):
+        def hear(event: TrainingEvent) -> None:
+            if isinstance(event, TrainingProgress):
                 self.glimpse(f"{name}: step {event.step}, loss {event.loss:.3f}", event.share)
 
         return hear

@@ -1,7 +1,6 @@
 """A training run as one validated record, and the YAML and command-line layer that fills it. Never imports torch."""
 
-from manyformer.config.compare import FREE_ON_RESUME, differences, dump_run
-from manyformer.config.data import (
+from manyformer.config.data_sections import (
     DataConfig,
     ImagesData,
     LabelsData,
@@ -12,23 +11,24 @@ from manyformer.config.data import (
     TreesData,
     longest_row,
 )
-from manyformer.config.describe import Setting, describe_settings, json_schema
+from manyformer.config.describe import SettingHelp, describe_settings, json_schema
 from manyformer.config.load import KINDS, RUN_FILE, load_run
-from manyformer.config.run import Run
+from manyformer.config.run import RunConfig
+from manyformer.config.run_diff import FREE_ON_RESUME, differences, dump_run
 from manyformer.config.shipped import about_run, shipped_comparisons, shipped_runs
-from manyformer.config.training import (
-    Adam,
-    AdamW,
+from manyformer.config.training_sections import (
+    AdamConfig,
+    AdamWConfig,
     BatchConfig,
-    Constant,
-    Cosine,
-    Evaluate,
-    Limits,
-    Log,
+    ConstantSchedule,
+    CosineSchedule,
+    EvaluateConfig,
+    LimitsConfig,
+    LogConfig,
     LossConfig,
-    Noam,
+    NoamSchedule,
     OptimConfig,
-    Save,
+    SaveConfig,
     ScheduleConfig,
 )
 
@@ -36,25 +36,25 @@ __all__ = [
     "FREE_ON_RESUME",
     "KINDS",
     "RUN_FILE",
-    "Adam",
-    "AdamW",
+    "AdamConfig",
+    "AdamWConfig",
     "BatchConfig",
-    "Constant",
-    "Cosine",
+    "ConstantSchedule",
+    "CosineSchedule",
     "DataConfig",
-    "Evaluate",
+    "EvaluateConfig",
     "ImagesData",
     "LabelsData",
-    "Limits",
-    "Log",
+    "LimitsConfig",
+    "LogConfig",
     "LossConfig",
-    "Noam",
+    "NoamSchedule",
     "OptimConfig",
     "PairsData",
-    "Run",
-    "Save",
+    "RunConfig",
+    "SaveConfig",
     "ScheduleConfig",
-    "Setting",
+    "SettingHelp",
     "SyntheticData",
     "TextData",
     "TokenizerKind",

@@ -9,8 +9,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError, WrapValidator
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
-from manyformer.config.names import suggest
-from manyformer.config.scalars import show
+from manyformer.config.setting_names import suggest
+from manyformer.config.yaml_scalars import show
 from manyformer.errors import nearest
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}

@@ -5,14 +5,14 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyformer.config.names import chosen, tag_of
-from manyformer.config.overrides import Override, parse_overrides, place_overrides
-from manyformer.config.report import validate
-from manyformer.config.run import Run
+from manyformer.config.overrides import SettingOverride, parse_overrides, place_overrides
+from manyformer.config.run import RunConfig
+from manyformer.config.run_file import read_run_file
+from manyformer.config.setting_layers import SettingError, SettingLayer, SourceLocation, stack
+from manyformer.config.setting_names import chosen, tag_of
 from manyformer.config.shipped import shipped_runs
-from manyformer.config.training import Noam
-from manyformer.config.tree import Layer, Mistake, Spot, stack
-from manyformer.config.yamlfile import read_run_file
+from manyformer.config.training_sections import NoamSchedule
+from manyformer.config.validation_errors import validate
 from manyformer.errors import UserError, UserErrors, nearest
 
 RUN_FILE = "run.yaml"
@@ -29,12 +29,12 @@ KINDS = {
 }
 
 
-class Target(NamedTuple):
+class RunTarget(NamedTuple):
     """Layers of settings, the lowest first, under the name of the run that they describe; and what is wrong there."""
 
     name: str
-    layers: list[Layer]
-    mistakes: list[Mistake]
+    layers: list[SettingLayer]
+    mistakes: list[SettingError]
 
 
 def load_run(
@@ -44,7 +44,7 @@ def load_run(
     signature_of: Callable[[str], inspect.Signature],
     task_of: Callable[[str], str] | None = None,
     recipes: Iterable[str] = (),
-) -> Run:
+) -> RunConfig:
     """The run that a target and overrides describe, `out` filled in.
 
     `target` is the path of a YAML run file, a run's folder, the name of a shipped run, or a recipe's name. Overrides
@@ -57,12 +57,12 @@ def load_run(
 
 
 def merge_run(
-    found: Target,
+    found: RunTarget,
     overrides: Sequence[str] | Mapping[str, Any],
     *,
     signature_of: Callable[[str], inspect.Signature],
     task_of: Callable[[str], str] | None = None,
-) -> Run:
+) -> RunConfig:
     """The run that layers of settings and overrides describe. Raises UserErrors with every mistake found."""
     given, mistakes = parse_overrides(overrides)
     mistakes = found.mistakes + mistakes
@@ -70,10 +70,10 @@ def merge_run(
     below = stack(_exchanged(found.layers, recipe, signature_of))
     signature, task, unknown = None, None, _complaint(recipe, signature_of) if recipe else ""
     if unknown:
-        mistakes.append(Mistake(spot, "recipe", unknown))
+        mistakes.append(SettingError(spot, "recipe", unknown))
     elif isinstance(recipe, str) and recipe:
         signature, task = signature_of(recipe), task_of(recipe) if task_of else None
-    usual = Layer({"data": {"kind": KINDS[task][0]}} if task in KINDS else {})
+    usual = SettingLayer({"data": {"kind": KINDS[task][0]}} if task in KINDS else {})
     base = stack([usual, below])
     top, misplaced = place_overrides(given, base, signature)
     merged = stack([base, top])
@@ -83,35 +83,39 @@ def merge_run(
         wrong = [mistake for mistake in wrong if not mistake.path.startswith("data.")]  # of data that is not wanted
     mistakes += misplaced + wrong + unfit
     if any(mistake.path == "extends" for mistake in mistakes):
-        mistakes = [mistake for mistake in mistakes if not mistake.what.startswith("is missing")]  # it may be there
+        mistakes = [mistake for mistake in mistakes if not mistake.message.startswith("is missing")]  # it may be there
     if mistakes or run is None:
         raise UserErrors(dict.fromkeys(str(mistake) for mistake in sorted(mistakes, key=_order)))
     return run if run.out else run.model_copy(update={"out": f"runs/{found.name}"})
 
 
-def _unfit(merged: Layer, recipe: Any, signature: inspect.Signature | None, task: str | None) -> list[Mistake]:
+def _unfit(
+    merged: SettingLayer, recipe: Any, signature: inspect.Signature | None, task: str | None
+) -> list[SettingError]:
     """What is wrong between the recipe and the rest of the run."""
     mistakes = []
     data = chosen("data", merged.data)
     if task in KINDS and data is not None and tag_of(data, "kind") not in KINDS[task]:
         what = f"{recipe} ({task}) learns from {' or '.join(KINDS[task])}, not from {tag_of(data, 'kind')}"
-        mistakes.append(Mistake(merged.spot(("data", "kind")), "data.kind", what))
-    if chosen("schedule", merged.data) is Noam and signature and "dim" not in signature.parameters:
+        mistakes.append(SettingError(merged.spot(("data", "kind")), "data.kind", what))
+    if chosen("schedule", merged.data) is NoamSchedule and signature and "dim" not in signature.parameters:
         schedule = merged.data["schedule"]
         if schedule.get("width") is None:
             what = f"is needed: noam's rate follows the model's dim, and {recipe} has no such keyword"
-            mistakes.append(Mistake(merged.spot(("schedule", "name")), "schedule.width", what))
+            mistakes.append(SettingError(merged.spot(("schedule", "name")), "schedule.width", what))
     return mistakes
 
 
-def _recipe(below: Layer, given: list[Override]) -> tuple[Any, Spot]:
+def _recipe(below: SettingLayer, given: list[SettingOverride]) -> tuple[Any, SourceLocation]:
     for override in reversed(given):
         if override.key == "recipe":
             return override.value, override.spot
     return below.data.get("recipe"), below.spot(("recipe",))
 
 
-def _exchanged(layers: list[Layer], recipe: Any, signature_of: Callable[[str], inspect.Signature]) -> list[Layer]:
+def _exchanged(
+    layers: list[SettingLayer], recipe: Any, signature_of: Callable[[str], inspect.Signature]
+) -> list[SettingLayer]:
     """The layers for this recipe: without keywords that only the recipe has that they were written for."""
     found, own = [], None
     for layer in layers:
@@ -125,37 +129,37 @@ def _keywords(recipe: Any, signature_of: Callable[[str], inspect.Signature]) -> 
     return set(signature_of(recipe).parameters) if isinstance(recipe, str) else set()
 
 
-def leave_out(layer: Layer, keywords: Container[str]) -> Layer:
+def leave_out(layer: SettingLayer, keywords: Container[str]) -> SettingLayer:
     """The layer without these keywords of the model."""
     if not isinstance(layer.data.get("model"), dict):
         return layer
     model = {name: value for name, value in layer.data["model"].items() if name not in keywords}
-    return Layer({**layer.data, "model": model}, layer.spots)
+    return SettingLayer({**layer.data, "model": model}, layer.locations)
 
 
-def _order(mistake: Mistake) -> tuple[bool, str, int, int]:
+def _order(mistake: SettingError) -> tuple[bool, str, int, int]:
     return bool(mistake.spot.typed), mistake.spot.file, mistake.spot.line, mistake.spot.column
 
 
-def _open(target: str | Path, signature_of: Callable[[str], inspect.Signature], recipes: Iterable[str]) -> Target:
+def _open(target: str | Path, signature_of: Callable[[str], inspect.Signature], recipes: Iterable[str]) -> RunTarget:
     name, path, shipped = str(target), Path(target), shipped_runs()
     if path.is_dir() and (path / RUN_FILE).is_file():
         path = path / RUN_FILE
     is_yaml = path.suffix in (".yaml", ".yml")
     if name in shipped and not (is_yaml and path.is_file()):
         # with its folder, because the stems of lm/stdlib and masked/stdlib are the same
-        return Target(name.replace("/", "-"), *chain(shipped[name]))
+        return RunTarget(name.replace("/", "-"), *chain(shipped[name]))
     unknown = _complaint(name, signature_of)
     # A file that happens to be called bert is not in the way of the recipe; ./bert means the file.
     if path.is_file() and (is_yaml or unknown or path.name != name):
-        return Target(path.stem, *chain(path))
+        return RunTarget(path.stem, *chain(path))
     if is_yaml:
         there = [str(other) for other in path.parent.glob(f"*{path.suffix}")]
         raise UserErrors([f"{name}: there is no such run file" + _did(nearest(name, there))])
     if unknown:
         near = _did(nearest(name, [*shipped, *recipes]))
         raise UserErrors([f"there is no run file, shipped run or recipe '{name}'{near}" if near else unknown])
-    return Target(name, [Layer({"recipe": name})], [])
+    return RunTarget(name, [SettingLayer({"recipe": name})], [])
 
 
 def _complaint(name: object, signature_of: Callable[[str], inspect.Signature]) -> str:
@@ -173,10 +177,10 @@ def _did(ending: str) -> str:
     return f"; {ending}" if ending.startswith("did") else ""
 
 
-def chain(path: Path) -> tuple[list[Layer], list[Mistake]]:
+def chain(path: Path) -> tuple[list[SettingLayer], list[SettingError]]:
     """The layers of a file and of all that it extends, the lowest first."""
-    layers: list[Layer] = []
-    mistakes: list[Mistake] = []
+    layers: list[SettingLayer] = []
+    mistakes: list[SettingError] = []
     seen: list[Path] = []
     following: Path | None = path
     while following is not None:
@@ -196,7 +200,7 @@ def chain(path: Path) -> tuple[list[Layer], list[Mistake]]:
         if base is not None and base.resolve() in seen:
             base, what = None, f"{file.extends} extends this file in turn"
         if base is None:
-            mistakes.append(Mistake(spot, "extends", what))
+            mistakes.append(SettingError(spot, "extends", what))
         following = base
     return layers, mistakes
 

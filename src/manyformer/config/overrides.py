@@ -5,29 +5,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from manyformer.config.names import SECTIONS, known_settings, leaf, suggest
-from manyformer.config.run import Run
-from manyformer.config.scalars import show
-from manyformer.config.tree import Layer, Mistake, Path, Spot, cover
-from manyformer.config.yamlfile import parse_value
+from manyformer.config.run import RunConfig
+from manyformer.config.run_file import parse_value
+from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath, SourceLocation, overlay
+from manyformer.config.setting_names import SECTIONS, known_settings, leaf, suggest
+from manyformer.config.yaml_scalars import show
 from manyformer.errors import UserError
 
 
-class Override(NamedTuple):
+class SettingOverride(NamedTuple):
     """One setting from the command line, its key with underscores."""
 
     key: str
     value: Any
-    spot: Spot
+    spot: SourceLocation
 
 
-def parse_overrides(given: Sequence[str] | Mapping[str, Any]) -> tuple[list[Override], list[Mistake]]:
+def parse_overrides(given: Sequence[str] | Mapping[str, Any]) -> tuple[list[SettingOverride], list[SettingError]]:
     """The settings in the words of a command line (or in a mapping, from Python), and what cannot be read of them."""
     if isinstance(given, Mapping):
         plain = {key: str(value) if isinstance(value, PurePath) else value for key, value in given.items()}
         return [_override(key, value, show(value)) for key, value in plain.items()], []
-    found: list[Override] = []
-    mistakes: list[Mistake] = []
+    found: list[SettingOverride] = []
+    mistakes: list[SettingError] = []
     words = list(given)
     while words:
         word = words.pop(0)
@@ -37,26 +37,26 @@ def parse_overrides(given: Sequence[str] | Mapping[str, Any]) -> tuple[list[Over
         if not equals or not key.strip():
             dashed = word.startswith("--") and key
             what = f"needs a value, as in `{word} true`" if dashed else "is no setting; write key=value or --key value"
-            mistakes.append(Mistake(Spot(typed=word), "", what))
+            mistakes.append(SettingError(SourceLocation(typed=word), "", what))
             continue
         try:
             found.append(_override(key, parse_value(text), text))
         except UserError as error:
-            mistakes.append(Mistake(_spot(key, text), "", str(error)))
+            mistakes.append(SettingError(_spot(key, text), "", str(error)))
     return found, mistakes
 
 
 def place_overrides(
-    overrides: Sequence[Override], base: Layer, signature: inspect.Signature | None
-) -> tuple[Layer, list[Mistake]]:
+    overrides: Sequence[SettingOverride], base: SettingLayer, signature: inspect.Signature | None
+) -> tuple[SettingLayer, list[SettingError]]:
     """One layer of all overrides, later ones over earlier ones, with bare model keywords put where they belong."""
-    layer, mistakes = Layer(), list[Mistake]()
-    dotted = [override for override in overrides if "." in override.key or override.key in Run.model_fields]
+    layer, mistakes = SettingLayer(), list[SettingError]()
+    dotted = [override for override in overrides if "." in override.key or override.key in RunConfig.model_fields]
     # The dotted ones choose the members of unions, and so decide which settings a bare keyword could mean.
-    settings = Layer()
+    settings = SettingLayer()
     for override in dotted:
         _put(settings, override.key, override)
-    chosen = cover(base, settings).data
+    chosen = overlay(base, settings).data
     known = known_settings(chosen, signature)
     for override in overrides:
         key, what = (override.key, "") if override in dotted else _short(override.key, known, signature)
@@ -64,7 +64,7 @@ def place_overrides(
         if not what and rest and (head not in {*SECTIONS, "model"} or "." in rest):
             what = f"no such setting; {suggest(key, known)}"
         if what:
-            mistakes.append(Mistake(override.spot, override.key, what))
+            mistakes.append(SettingError(override.spot, override.key, what))
         else:
             _put(layer, key, override)
     return layer, mistakes
@@ -84,9 +84,9 @@ def _short(key: str, known: list[str], signature: inspect.Signature | None) -> t
     return keyword, ""
 
 
-def _put(layer: Layer, key: str, override: Override) -> None:
+def _put(layer: SettingLayer, key: str, override: SettingOverride) -> None:
     path = tuple(key.split(".")[:2])
-    spots: dict[Path, Spot] = {(): override.spot}
+    spots: dict[SettingPath, SourceLocation] = {(): override.spot}
     value = override.value
     if len(path) == 1 and (path[0] in SECTIONS or path[0] == "model"):
         if value is None:
@@ -100,12 +100,12 @@ def _put(layer: Layer, key: str, override: Override) -> None:
     layer.put(path, value, spots)
 
 
-def _override(key: str, value: Any, text: str) -> Override:
+def _override(key: str, value: Any, text: str) -> SettingOverride:
     spot = _spot(key, text)
-    return Override(spot.key, value, spot)
+    return SettingOverride(spot.key, value, spot)
 
 
-def _spot(key: str, text: str) -> Spot:
+def _spot(key: str, text: str) -> SourceLocation:
     quoted = f"'{text}'" if not text or any(sign.isspace() for sign in text) else text
     key = key.strip()
-    return Spot(typed=f"--{key} {quoted}", key=key.replace("-", "_"))
+    return SourceLocation(typed=f"--{key} {quoted}", key=key.replace("-", "_"))

@@ -4,21 +4,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
 
-from manyformer.config.data import DataConfig, TextData
-from manyformer.config.section import Conflict, Count, PathText, Positive, Section
-from manyformer.config.training import (
+from manyformer.config.data_sections import DataConfig, TextData
+from manyformer.config.section import ConfigSection, NonNegativeInt, PathText, PositiveInt, SettingConflict
+from manyformer.config.training_sections import (
     WARMUP,
-    Adam,
-    AdamW,
+    AdamConfig,
+    AdamWConfig,
     BatchConfig,
-    Cosine,
-    Evaluate,
-    Limits,
-    Log,
+    CosineSchedule,
+    EvaluateConfig,
+    LimitsConfig,
+    LogConfig,
     LossConfig,
-    Noam,
+    NoamSchedule,
     OptimConfig,
-    Save,
+    SaveConfig,
     ScheduleConfig,
 )
 
@@ -36,7 +36,7 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
-class Run(Section):
+class RunConfig(ConfigSection):
     """Everything that decides what a training run does."""
 
     recipe: PathText
@@ -49,21 +49,21 @@ class Run(Section):
     Keywords may differ that decide no weights, such as windows, and learned positions may be more."""
     data: Annotated[DataConfig, Field(discriminator="kind"), _usual_member("data")] = TextData()
     """What it learns from."""
-    optim: Annotated[OptimConfig, Field(discriminator="name"), _usual_member("optim")] = AdamW()
+    optim: Annotated[OptimConfig, Field(discriminator="name"), _usual_member("optim")] = AdamWConfig()
     """The optimiser."""
-    schedule: Annotated[ScheduleConfig, Field(discriminator="name"), _usual_member("schedule")] = Cosine()
+    schedule: Annotated[ScheduleConfig, Field(discriminator="name"), _usual_member("schedule")] = CosineSchedule()
     """The learning rate over time."""
     loss: LossConfig = LossConfig()
     """What is minimised."""
     batch: BatchConfig = BatchConfig()
     """How much one step sees."""
-    limits: Limits = Limits(steps=2000)
+    limits: LimitsConfig = LimitsConfig(steps=2000)
     """When it ends: the first limit reached; 2000 steps when none is given."""
-    evaluate: Evaluate = Evaluate()
+    evaluate: EvaluateConfig = EvaluateConfig()
     """When the validation data is scored."""
-    save: Save = Save()
+    save: SaveConfig = SaveConfig()
     """When checkpoints are written and which are kept."""
-    log: Log = Log()
+    log: LogConfig = LogConfig()
     """What is written while training."""
     track: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_listed)] = ()
     """Trackers to write to besides the metrics files: `tensorboard`."""
@@ -73,11 +73,11 @@ class Run(Section):
     """Compile the model with torch.compile: auto means on a GPU alone."""
     remat: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
-    seed: Count = 0
+    seed: NonNegativeInt = 0
     """Decides initial weights, dropout and the order of the data."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train: auto means a GPU where there is one."""
-    devices: Positive = 1
+    devices: PositiveInt = 1
     """How many processes train together, one on each GPU (or on CPUs)."""
     strategy: Literal["none", "ddp", "fsdp"] = "none"
     """How processes share the work: `ddp` copies the model, `fsdp` shards it; ddp when left out and devices > 1."""
@@ -101,27 +101,27 @@ class Run(Section):
             given["optim"] = _with_rate(given.get("optim", {}))
         return given
 
-    def conflicts(self) -> list[Conflict]:
+    def conflicts(self) -> list[SettingConflict]:
         found = []
-        if isinstance(self.schedule, Noam) and self.optim.lr is not None:
+        if isinstance(self.schedule, NoamSchedule) and self.optim.lr is not None:
             what = "noam sets the learning rate itself; leave optim.lr out or null, and change schedule.scale"
-            found.append(Conflict(("optim", "lr"), what, ("schedule.name",)))
+            found.append(SettingConflict(("optim", "lr"), what, ("schedule.name",)))
         steps, warmup = self.limits.steps, self.schedule.warmup
         if steps is not None and warmup is not None and warmup >= steps:
             what = f"{warmup} steps of warm-up do not fit in limits.steps {steps}; the rate would never reach its peak"
-            found.append(Conflict(("schedule", "warmup"), what, ("limits.steps",)))
+            found.append(SettingConflict(("schedule", "warmup"), what, ("limits.steps",)))
         if self.devices > 1 and self.strategy == "none":
             what = f"{self.devices} devices need strategy ddp or fsdp to share the work, not none"
-            found.append(Conflict(("strategy",), what, ("devices",)))
+            found.append(SettingConflict(("strategy",), what, ("devices",)))
         return found
 
 
 def _is_noam(schedule: Any) -> bool:
-    return isinstance(schedule, Noam) or (isinstance(schedule, dict) and schedule.get("name") == "noam")
+    return isinstance(schedule, NoamSchedule) or (isinstance(schedule, dict) and schedule.get("name") == "noam")
 
 
 def _with_rate(optim: Any) -> Any:
-    if isinstance(optim, AdamW | Adam) and optim.lr is None:
+    if isinstance(optim, AdamWConfig | AdamConfig) and optim.lr is None:
         return optim.model_copy(update={"lr": LEARNING_RATE})
     if isinstance(optim, dict) and optim.get("lr") is None:
         return {**optim, "lr": LEARNING_RATE}

@@ -16,15 +16,15 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
-class Conflict(NamedTuple):
+class SettingConflict(NamedTuple):
     """Settings that are fine alone and wrong together: the one to blame, why, and the others (dotted, from the top)."""
 
     path: tuple[str, ...]
-    what: str
-    involves: tuple[str, ...] = ()
+    message: str
+    other_settings: tuple[str, ...] = ()
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """A frozen group of settings; the docstring under a field is its help."""
 
     model_config = ConfigDict(
@@ -42,7 +42,7 @@ class Section(BaseModel):
         """The settings as given, with those defaults filled in that depend on other settings."""
         return given
 
-    def conflicts(self) -> Iterable[Conflict]:
+    def conflicts(self) -> Iterable[SettingConflict]:
         """Mistakes between settings; empty when all is well."""
         return ()
 
@@ -60,8 +60,8 @@ class Section(BaseModel):
         return self
 
 
-def _detail(conflict: Conflict) -> InitErrorDetails:
-    error = PydanticCustomError("conflict", "{what}", {"what": conflict.what, "involves": conflict.involves})
+def _detail(conflict: SettingConflict) -> InitErrorDetails:
+    error = PydanticCustomError("conflict", "{what}", {"what": conflict.message, "involves": conflict.other_settings})
     return InitErrorDetails(type=error, loc=conflict.path, input=None)
 
 
@@ -88,8 +88,8 @@ def one_of_forms(sentence: str) -> WrapValidator:
     return WrapValidator(check)
 
 
-Count = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
-Positive = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
-PositiveNumber = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, lt=1)]
+NonNegativeInt = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+PositiveInt = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 PathText = Annotated[str, Field(min_length=1)]

@@ -1,21 +1,21 @@
-"""Data: text, pairs, labelled texts, trees and images from files, data sets or the default corpora, to batches."""
+"""OpenedData: text, pairs, labelled texts, trees and images from files, data sets or the default corpora, to batches."""
 
-from manyformer.data.opened import Data, Example
+from manyformer.data.epochs import HeldOutBatches, TextUnits
+from manyformer.data.opened import HeldOutExample, OpenedData
 from manyformer.data.opening import open_data
-from manyformer.data.plan import Held, Units
 from manyformer.data.sampler import Sampler
-from manyformer.data.saved import Tokenizers, load_tokenizers
-from manyformer.data.tokenizer import Decoder, Tokenizer
+from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
+from manyformer.data.tokenizer import StreamDecoder, Tokenizer
 
 __all__ = [
-    "Data",
-    "Decoder",
-    "Example",
-    "Held",
+    "HeldOutBatches",
+    "HeldOutExample",
+    "OpenedData",
     "Sampler",
+    "StreamDecoder",
+    "TextUnits",
     "Tokenizer",
-    "Tokenizers",
-    "Units",
+    "TokenizerPair",
     "load_tokenizers",
     "open_data",
 ]

@@ -8,13 +8,13 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from manyformer.data.tokenizer import SPECIALS, Ids, Tokenizer
+from manyformer.data.tokenizer import SPECIALS, TokenIds, Tokenizer
 from manyformer.errors import UserError
 
 _SMALLEST = len(SPECIALS) + 256
 
 
-class Bpe(Tokenizer):
+class BPETokenizer(Tokenizer):
     """Frequent byte sequences as tokens (Sennrich et al. 2016, on bytes as GPT-2): any text, exactly back."""
 
     kind = "bpe"
@@ -39,10 +39,10 @@ class Bpe(Tokenizer):
         ids: list[int] = self._inner.encode(_valid(text)).ids
         return ids
 
-    def encode_array(self, text: str) -> Ids:
+    def encode_array(self, text: str) -> TokenIds:
         return np.asarray(self.encode(text), dtype=np.int32)
 
-    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+    def encode_many(self, texts: Sequence[str]) -> list[TokenIds]:
         # The fast variant leaves out the character offsets, which nobody asks for.
         done = self._inner.encode_batch_fast([_valid(text) for text in texts])
         return [np.asarray(encoding.ids, dtype=np.int32) for encoding in done]
@@ -54,7 +54,7 @@ class Bpe(Tokenizer):
         return {"tokenizers": json.loads(self._inner.to_str())}
 
     @classmethod
-    def restore(cls, content: dict[str, Any]) -> "Bpe":
+    def restore(cls, content: dict[str, Any]) -> "BPETokenizer":
         text = json.dumps(content["tokenizers"])
         try:
             inner = tokenizers.Tokenizer.from_str(text)
@@ -64,7 +64,7 @@ class Bpe(Tokenizer):
         return cls(inner)
 
     @classmethod
-    def learn(cls, texts: Iterable[str], size: int | None) -> "Bpe":
+    def learn(cls, texts: Iterable[str], size: int | None) -> "BPETokenizer":
         if size is None or size < _SMALLEST:
             raise UserError(f"vocab is {size}, but a bpe vocabulary holds 256 bytes and 5 special tokens: at least 261")
         inner = tokenizers.Tokenizer(models.BPE())

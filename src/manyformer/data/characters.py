@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from manyformer.data.tokenizer import SPECIALS, Ids, Tokenizer
+from manyformer.data.tokenizer import SPECIALS, TokenIds, Tokenizer
 from manyformer.errors import UserError
 
 _FIRST = len(SPECIALS)
 
 
-class Characters(Tokenizer):
+class CharTokenizer(Tokenizer):
     """One token a character of the training text, in code point order; any other character is unk."""
 
     kind = "char"
@@ -27,12 +27,12 @@ class Characters(Tokenizer):
         return _FIRST + len(self.characters)
 
     @cached_property
-    def _numbers(self) -> Ids:
+    def _numbers(self) -> TokenIds:
         table = np.full(0x110000, self.unk, dtype=np.int32)
         table[_code_points(self.characters)] = np.arange(_FIRST, self.vocab, dtype=np.int32)
         return table
 
-    def encode_array(self, text: str) -> Ids:
+    def encode_array(self, text: str) -> TokenIds:
         return self._numbers[_code_points(text)]
 
     def piece(self, token: int) -> bytes:
@@ -42,11 +42,11 @@ class Characters(Tokenizer):
         return {"characters": self.characters}
 
     @classmethod
-    def restore(cls, content: dict[str, Any]) -> "Characters":
+    def restore(cls, content: dict[str, Any]) -> "CharTokenizer":
         return cls(content["characters"])
 
     @classmethod
-    def learn(cls, texts: Iterable[str], size: int | None) -> "Characters":
+    def learn(cls, texts: Iterable[str], size: int | None) -> "CharTokenizer":
         assert size is None
         seen: set[str] = set()
         for text in texts:
@@ -54,7 +54,7 @@ class Characters(Tokenizer):
         return cls(seen)
 
 
-class Bytes(Tokenizer):
+class ByteTokenizer(Tokenizer):
     """One token a byte of UTF-8: 256 and the special ones, no unknown text."""
 
     kind = "byte"
@@ -63,7 +63,7 @@ class Bytes(Tokenizer):
     def vocab(self) -> int:
         return _FIRST + 256
 
-    def encode_array(self, text: str) -> Ids:
+    def encode_array(self, text: str) -> TokenIds:
         return np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8).astype(np.int32) + _FIRST
 
     def piece(self, token: int) -> bytes:
@@ -73,15 +73,15 @@ class Bytes(Tokenizer):
         return {}
 
     @classmethod
-    def restore(cls, content: dict[str, Any]) -> "Bytes":
+    def restore(cls, content: dict[str, Any]) -> "ByteTokenizer":
         return cls()
 
     @classmethod
-    def learn(cls, texts: Iterable[str], size: int | None) -> "Bytes":
+    def learn(cls, texts: Iterable[str], size: int | None) -> "ByteTokenizer":
         assert size is None
         return cls()
 
 
-def _code_points(text: str) -> Ids:
+def _code_points(text: str) -> TokenIds:
     # Lone surrogates (half a character, from a terminal in another encoding) are unknown characters, not a crash.
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.int32)

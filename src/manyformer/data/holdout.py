@@ -8,28 +8,28 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.plan import FIXED, generator
-from manyformer.data.sources import Part, Source
+from manyformer.data.epochs import FIXED, generator
+from manyformer.data.text_sources import TextPart, TextSource
 
 # With fewer documents a whole one is too coarse a share.
 FEW = 10
 
 
-class Piece(NamedTuple):
+class DocumentPiece(NamedTuple):
     """A part of a document and the split ("train", "valid", "test") that it belongs to."""
 
     split: str
-    part: Part
+    part: TextPart
 
 
-class Survey(NamedTuple):
+class TextSurvey(NamedTuple):
     """What a first reading tells: the characters of each document, and a hash of each source's text."""
 
     lengths: NDArray[np.int64]
     hashes: dict[str, str]
 
 
-def survey(sources: Iterable[Source]) -> Survey:
+def survey(sources: Iterable[TextSource]) -> TextSurvey:
     """Reads everything once, which also finds wrong encodings and missing columns before anything is made."""
     lengths = array("q")
     hashes = {}
@@ -41,10 +41,10 @@ def survey(sources: Iterable[Source]) -> Survey:
             lengths[-1] += len(part.text)
             text.update(part.text.encode())
         hashes[source.name] = text.hexdigest()
-    return Survey(np.array(lengths, dtype=np.int64), hashes)
+    return TextSurvey(np.array(lengths, dtype=np.int64), hashes)
 
 
-class Holdout:
+class HoldoutSplitter:
     """Divides documents of known lengths: `shares` names the held-out splits and their fraction of the characters."""
 
     def __init__(self, lengths: NDArray[np.int64], shares: dict[str, float]) -> None:
@@ -53,7 +53,7 @@ class Holdout:
         self.names = ["train", *shares]
         self._split = self._choose()
         enough = len(set(self._split.tolist())) == len(self.names)
-        self.whole = not shares or (enough and len(lengths) >= FEW)
+        self.by_document = not shares or (enough and len(lengths) >= FEW)
 
     def _choose(self) -> NDArray[np.int8]:
         chosen = np.zeros(len(self._lengths), np.int8)
@@ -68,20 +68,20 @@ class Holdout:
             chosen[free[before < share * total]] = number
         return chosen
 
-    def divide(self, parts: Iterable[Part]) -> Iterator[Piece]:
+    def divide(self, parts: Iterable[TextPart]) -> Iterator[DocumentPiece]:
         """Each part with its split, cut where the boundary lies inside it."""
         number = -1
         where = 0
         for part in parts:
             if part.begins:
                 number, where = number + 1, 0
-            if self.whole:
-                yield Piece(self.names[self._split[number]], part)
+            if self.by_document:
+                yield DocumentPiece(self.names[self._split[number]], part)
             else:
                 yield from self._cut(part, where, int(self._lengths[number]))
             where += len(part.text)
 
-    def _cut(self, part: Part, where: int, length: int) -> Iterator[Piece]:
+    def _cut(self, part: TextPart, where: int, length: int) -> Iterator[DocumentPiece]:
         # Neither side of a cut is an end of the document, but every split begins somewhere: its first text does so.
         kept = 1 - sum(self._shares.values())
         begin = 0
@@ -89,5 +89,7 @@ class Holdout:
             end = length if name == self.names[-1] else begin + int(share * length)
             low, high = max(begin, where), min(end, where + len(part.text))
             if low < high:
-                yield Piece(name, Part(part.text[low - where : high - where], begins=low == begin, ends=False))
+                yield DocumentPiece(
+                    name, TextPart(part.text[low - where : high - where], begins=low == begin, ends=False)
+                )
             begin = end

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from manyformer.data.records import Column, Row, cell
+from manyformer.data.table_files import ColumnKey, TableRow, cell
 from manyformer.errors import UserError
 
 PREFIX = "hf:"
@@ -29,13 +29,15 @@ class HubSet:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def rows(self, columns: Sequence[Column]) -> Iterator[Row]:
+    def rows(self, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
         """The asked columns, record after record, in order; labels that have names come as their names."""
         names = {column: _label_names(self._rows.features, column) for column in columns}
         for number, record in enumerate(self._rows):
             where = f"{self.path}, record {number}"
             cells = (cell(record, column, where) for column in columns)
-            yield Row(tuple(_named(text, names[column]) for text, column in zip(cells, columns, strict=True)), where)
+            yield TableRow(
+                tuple(_named(text, names[column]) for text, column in zip(cells, columns, strict=True)), where
+            )
 
 
 def _named(text: str, names: list[str] | None) -> str:
@@ -43,7 +45,7 @@ def _named(text: str, names: list[str] | None) -> str:
     return names[int(text)] if names and text.isdecimal() else text
 
 
-def _label_names(features: Any, column: Column) -> list[str] | None:
+def _label_names(features: Any, column: ColumnKey) -> list[str] | None:
     names = getattr(features.get(column), "names", None)
     return list(names) if names else None
 

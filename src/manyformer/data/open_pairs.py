@@ -10,18 +10,18 @@ import numpy as np
 import tokenizers
 
 from manyformer.config import PairsData
-from manyformer.data.buckets import Buckets
-from manyformer.data.examples import Pairs
-from manyformer.data.opened import Data, Span, read_examples
-from manyformer.data.plan import Held, Units
-from manyformer.data.prepared import Made, Prepared, prepared
-from manyformer.data.ragged import Whole
-from manyformer.data.records import Row
+from manyformer.data.cache_folder import PreparationResult, PreparedData, load_or_prepare
+from manyformer.data.epochs import HeldOutBatches, TextUnits
+from manyformer.data.length_buckets import LengthBuckets
+from manyformer.data.opened import LengthLimit, OpenedData, read_examples
+from manyformer.data.padded_examples import PairDataset
+from manyformer.data.pair_tables import NORMALIZATION, table
+from manyformer.data.ragged import IntArray
 from manyformer.data.sampler import Sampler
-from manyformer.data.saved import Tokenizers
-from manyformer.data.shards import Writers, writing_shards
-from manyformer.data.splits import Record, Splits
-from manyformer.data.tables import NORMALIZATION, table
+from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.splits import SplitRecorder, TableSplits
+from manyformer.data.table_files import TableRow
+from manyformer.data.token_shards import ShardWriters, writing_shards
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
 
@@ -32,20 +32,20 @@ _BLOCK = 2000
 _TEST_SHARE = 0.02
 
 
-def open_pairs(data: PairsData, *, batch_tokens: int, cache: Path, seed: int, say: Say) -> Data:
+def open_pairs(data: PairsData, *, batch_tokens: int, cache: Path, seed: int, say: Say) -> OpenedData:
     """Pairs for an encoder-decoder; `batch_tokens` bounds the padded tokens of the longer side."""
     splits = _splits(data, cache)
     asked: dict[str, Any] = {"kind": "pairs", "tokenizer": data.tokenizer, "vocab": data.vocab, "shared": data.shared}
     asked |= {"shares": splits.shares, "stamps": splits.stamps(), "library": tokenizers.__version__}
-    ready = prepared(cache, asked, lambda: _make(data, splits, cache, say))
-    pairs = {name: Pairs(ready.shards[f"{name}.source"], ready.shards[f"{name}.target"]) for name in splits.names}
-    kept = np.flatnonzero(pairs["train"].lengths <= data.longest)
-    _refuse_little(pairs["train"].lengths[kept], batch_tokens, data.longest)
+    ready = load_or_prepare(cache, asked, lambda: _make(data, splits, cache, say))
+    pairs = {name: PairDataset(ready.shards[f"{name}.source"], ready.shards[f"{name}.target"]) for name in splits.names}
+    kept = np.flatnonzero(pairs["train"].lengths <= data.max_length)
+    _refuse_little(pairs["train"].lengths[kept], batch_tokens, data.max_length)
     held = {name: _held(pairs[name], ready, name, batch_tokens) for name in splits.names if name != "train"}
-    return Data(
+    return OpenedData(
         task="translation",
         tokenizers=ready.tokenizers,
-        train=Sampler(Buckets(pairs["train"], kept, batch_tokens), seed),
+        train=Sampler(LengthBuckets(pairs["train"], kept, batch_tokens), seed),
         valid=held["valid"],
         test=held.get("test"),
         lines=tuple(_lines(data, splits, ready, pairs, kept)),
@@ -54,41 +54,41 @@ def open_pairs(data: PairsData, *, batch_tokens: int, cache: Path, seed: int, sa
     )
 
 
-def _splits(data: PairsData, cache: Path) -> Splits:
+def _splits(data: PairsData, cache: Path) -> TableSplits:
     columns, usual = (data.source, data.target), ("source", "target")
-    splits = Splits.read(lambda path: [table(path, columns, usual, cache)], data.path, data.valid, data.test)
+    splits = TableSplits.read(lambda path: [table(path, columns, usual, cache)], data.path, data.valid, data.test)
     if data.test is None and data.path == NORMALIZATION:
         splits.shares["test"] = min(_TEST_SHARE, (1 - sum(splits.shares.values())) / 2)
     return splits
 
 
-def _make(data: PairsData, splits: Splits, cache: Path, say: Say) -> Made:
+def _make(data: PairsData, splits: TableSplits, cache: Path, say: Say) -> PreparationResult:
     say(f"preparing pairs: {splits.tables['train'][0].name} ({data.tokenizer} tokens)")
     made = _learn(data, splits)
     names = [f"{name}.{side}" for name in splits.names for side in ("source", "target")]
     vocab = max(made.source.vocab, made.target.vocab)
     with ExitStack() as stack:
         writers = stack.enter_context(writing_shards(cache, names, vocab))
-        record = Record(splits, cache, stack)
+        record = SplitRecorder(splits, cache, stack)
         for name, rows in record.blocks(_BLOCK):
             _add(writers, name, rows, made)
         hashes = record.hashes()
-    return Made(made, writers.facts, hashes, {"pairs": record.counts})
+    return PreparationResult(made, writers.facts, hashes, {"pairs": record.counts})
 
 
-def _learn(data: PairsData, splits: Splits) -> Tokenizers:
+def _learn(data: PairsData, splits: TableSplits) -> TokenizerPair:
     def cells(side: int) -> Iterator[str]:
         return (row.cells[side] for row in splits.training())
 
     if data.shared:
         both = chain.from_iterable(row.cells for row in splits.training())
         tokenizer = Tokenizer.train(data.tokenizer, both, data.vocab)
-        return Tokenizers(tokenizer, tokenizer)
+        return TokenizerPair(tokenizer, tokenizer)
     source, target = (Tokenizer.train(data.tokenizer, cells(side), data.vocab) for side in (0, 1))
-    return Tokenizers(source, target)
+    return TokenizerPair(source, target)
 
 
-def _add(writers: Writers, name: str, rows: list[Row], made: Tokenizers) -> None:
+def _add(writers: ShardWriters, name: str, rows: list[TableRow], made: TokenizerPair) -> None:
     source, target = ([row.cells[side] for row in rows] for side in (0, 1))
     for text, ids in zip(source, made.source.encode_many(source), strict=True):
         writers.shards[f"{name}.source"].add(np.append(ids, made.source.eos), begins=True, text=text)
@@ -97,10 +97,10 @@ def _add(writers: Writers, name: str, rows: list[Row], made: Tokenizers) -> None
         writers.shards[f"{name}.target"].add(np.concatenate([[bos], ids, [eos]]), begins=True, text=text)
 
 
-def _refuse_little(lengths: Whole, batch_tokens: int, longest: int) -> None:
+def _refuse_little(lengths: IntArray, batch_tokens: int, max_length: int) -> None:
     if not len(lengths):
         raise UserError(
-            f"no training pair is as short as data.longest allows ({longest} tokens on a side); set it higher"
+            f"no training pair is as short as data.longest allows ({max_length} tokens on a side); set it higher"
         )
     if int(lengths.max()) > batch_tokens:
         raise UserError(
@@ -114,24 +114,28 @@ def _refuse_little(lengths: Whole, batch_tokens: int, longest: int) -> None:
         )
 
 
-def _held(pairs: Pairs, ready: Prepared, name: str, batch_tokens: int) -> Held:
+def _held(pairs: PairDataset, ready: PreparedData, name: str, batch_tokens: int) -> HeldOutBatches:
     facts = ready.shards[f"{name}.target"].facts
-    units = Units(facts.tokens - facts.documents, facts.characters, facts.bytes)
-    return Held(Buckets(pairs, np.arange(len(pairs.lengths)), batch_tokens).fixed(), units)
+    units = TextUnits(facts.tokens - facts.documents, facts.characters, facts.bytes)
+    return HeldOutBatches(LengthBuckets(pairs, np.arange(len(pairs.lengths)), batch_tokens).fixed(), units)
 
 
-def _spans(pairs: dict[str, Pairs], kept: Whole, cache: Path) -> Iterator[Span]:
-    longest = int(pairs["train"].lengths[kept].max())
-    yield Span(longest, "the longest training pair", "leave such pairs out with data.longest, or build a longer model")
+def _spans(pairs: dict[str, PairDataset], kept: IntArray, cache: Path) -> Iterator[LengthLimit]:
+    max_length = int(pairs["train"].lengths[kept].max())
+    yield LengthLimit(
+        max_length, "the longest training pair", "leave such pairs out with data.longest, or build a longer model"
+    )
     for name, one in pairs.items():
         if name != "train":
             place = int(one.lengths.argmax())
             example = next(islice(read_examples(cache, name), place, None))
             mend = "no held-out pair is left out: build a longer model or shorten the text"
-            yield Span(int(one.lengths[place]), f"the longest {name} pair ({example.where})", mend)
+            yield LengthLimit(int(one.lengths[place]), f"the longest {name} pair ({example.where})", mend)
 
 
-def _lines(data: PairsData, splits: Splits, ready: Prepared, pairs: dict[str, Pairs], kept: Whole) -> Iterator[str]:
+def _lines(
+    data: PairsData, splits: TableSplits, ready: PreparedData, pairs: dict[str, PairDataset], kept: IntArray
+) -> Iterator[str]:
     counts = ready.counts["pairs"]
     yield f"pairs: {splits.tables['train'][0].name}"
     sizes = f"{ready.tokenizers.target.vocab:,}"
@@ -139,7 +143,7 @@ def _lines(data: PairsData, splits: Splits, ready: Prepared, pairs: dict[str, Pa
         sizes = f"{ready.tokenizers.source.vocab:,} (source) and {sizes} (target)"
     yield f"tokens: {data.tokenizer}, vocabulary {sizes}{', shared by both sides' * data.shared}"
     left_out = len(pairs["train"].lengths) - len(kept)
-    longer = f" ({left_out:,} longer than {data.longest} tokens left out)" if left_out else ""
+    longer = f" ({left_out:,} longer than {data.max_length} tokens left out)" if left_out else ""
     yield f"train: {len(kept):,} pairs{longer}; " + "; ".join(
         f"{name}: {count:,} pairs" for name, count in counts.items() if name != "train"
     )

@@ -10,59 +10,59 @@ import numpy as np
 import tokenizers
 
 from manyformer.config import TextData
-from manyformer.data.holdout import Holdout, Piece, Survey, survey
-from manyformer.data.lanes import Lanes
-from manyformer.data.lookups import lookups_of
-from manyformer.data.opened import Data, Span, amount
-from manyformer.data.plan import Held, Units
-from manyformer.data.prepared import Made, Prepared, prepared
-from manyformer.data.rows import Documents, Layout, Windows
+from manyformer.data.cache_folder import PreparationResult, PreparedData, load_or_prepare
+from manyformer.data.epochs import HeldOutBatches, TextUnits
+from manyformer.data.holdout import DocumentPiece, HoldoutSplitter, TextSurvey, survey
+from manyformer.data.lanes import LaneLayout
+from manyformer.data.neighbour_tables import lookups_of
+from manyformer.data.opened import LengthLimit, OpenedData, human_amount
+from manyformer.data.row_layouts import DocumentLayout, RowLayout, WindowLayout
 from manyformer.data.sampler import Sampler
-from manyformer.data.saved import Tokenizers
-from manyformer.data.shards import Shard, ShardWriter, writing_shards
-from manyformer.data.sources import Part, Source, text_sources
-from manyformer.data.text_plan import Finish, Masked, NextToken, TextPlan
+from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.text_epochs import BatchMaker, MaskedBatches, NextTokenBatches, TextPlan
+from manyformer.data.text_sources import TextPart, TextSource, text_sources
+from manyformer.data.token_shards import ShardWriter, TokenShard, writing_shards
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
 
-Say = Callable[[str], None]
+LogFn = Callable[[str], None]
 # More text does not make a better vocabulary of byte pairs, and takes memory.
 LEARNED_FROM = 64_000_000
 # Characters tokenized in one call.
 _BLOCK = 1 << 20
 
 
-class Texts(NamedTuple):
+class TextSplits(NamedTuple):
     """The sources of each split; without any for a split, `shares` of the training text are held out for it."""
 
-    sources: dict[str, list[Source]]
+    sources: dict[str, list[TextSource]]
     shares: dict[str, float]
 
 
-def open_text(data: TextData, task: str, *, batch_tokens: int, cache: Path, seed: int, say: Say) -> Data:
+def open_text(data: TextData, task: str, *, batch_tokens: int, cache: Path, seed: int, say: LogFn) -> OpenedData:
     """Text for a language model (task "language-model") or a masked one ("masked")."""
     texts = _texts(data, cache)
     stamps = {name: [source.stamp() for source in sources] for name, sources in texts.sources.items()}
     asked = {"kind": "text", "tokenizer": data.tokenizer, "vocab": data.vocab, "shares": texts.shares, "stamps": stamps}
     asked["library"] = tokenizers.__version__
-    ready = prepared(cache, asked, lambda: _make(data, texts, cache, say))
+    ready = load_or_prepare(cache, asked, lambda: _make(data, texts, cache, say))
     _refuse_little(ready.shards, batch_tokens, data.length)
     plans = {name: _plan(shard, data, task, ready, batch_tokens) for name, shard in ready.shards.items()}
     units = {name: None if task == "masked" else _units(shard) for name, shard in ready.shards.items()}
-    held = {name: Held(plan.fixed(), units[name]) for name, plan in plans.items() if name != "train"}
-    return Data(
+    held = {name: HeldOutBatches(plan.fixed(), units[name]) for name, plan in plans.items() if name != "train"}
+    return OpenedData(
         task=task,
         tokenizers=ready.tokenizers,
         train=Sampler(plans["train"], seed),
         valid=held["valid"],
         test=held.get("test"),
         lines=tuple(_lines(data, ready)),
-        spans=(Span(data.length, "a row (data.length)", "set data.length to that or less"),),
+        spans=(LengthLimit(data.length, "a row (data.length)", "set data.length to that or less"),),
         cache=cache,
     )
 
 
-def _texts(data: TextData, cache: Path) -> Texts:
+def _texts(data: TextData, cache: Path) -> TextSplits:
     sources = {"train": text_sources(data.path, data.column, cache)}
     shares = {}
     if isinstance(data.valid, float):
@@ -73,10 +73,10 @@ def _texts(data: TextData, cache: Path) -> Texts:
         sources["test"] = text_sources(data.test, data.column, cache)
     elif data.path == "stdlib" and isinstance(data.valid, float):
         shares["test"] = min(data.valid, (1 - data.valid) / 2)
-    return Texts(sources, shares)
+    return TextSplits(sources, shares)
 
 
-def _make(data: TextData, texts: Texts, cache: Path, say: Say) -> Made:
+def _make(data: TextData, texts: TextSplits, cache: Path, say: LogFn) -> PreparationResult:
     surveys = {name: survey(sources) for name, sources in texts.sources.items()}
     for name, found in surveys.items():
         if not found.lengths.sum():
@@ -84,37 +84,37 @@ def _make(data: TextData, texts: Texts, cache: Path, say: Say) -> Made:
                 f"there is no text at all in {', '.join(source.name for source in texts.sources[name][:3])}"
             )
     characters = int(surveys["train"].lengths.sum())
-    holdout = Holdout(surveys["train"].lengths, texts.shares)
-    say(f"preparing {amount(characters, 'characters')} of text ({data.tokenizer} tokens)")
+    holdout = HoldoutSplitter(surveys["train"].lengths, texts.shares)
+    say(f"preparing {human_amount(characters, 'characters')} of text ({data.tokenizer} tokens)")
     tokenizer = Tokenizer.train(data.tokenizer, _learned(texts, holdout, characters, data.tokenizer), data.vocab)
     names = list(dict.fromkeys(["train", *texts.shares, *texts.sources]))
     with writing_shards(cache, names, tokenizer.vocab) as writers:
         for piece in _blocks(_pieces(texts, holdout), lambda piece: len(piece.part.text)):
             _add(writers.shards, piece, tokenizer)
-    counts = {"documents": sum(len(found.lengths) for found in surveys.values()), "whole": holdout.whole}
-    return Made(Tokenizers(tokenizer, tokenizer), writers.facts, _hashes(surveys.values()), counts)
+    counts = {"documents": sum(len(found.lengths) for found in surveys.values()), "whole": holdout.by_document}
+    return PreparationResult(TokenizerPair(tokenizer, tokenizer), writers.facts, _hashes(surveys.values()), counts)
 
 
-def _parts(sources: Iterable[Source]) -> Iterator[Part]:
+def _parts(sources: Iterable[TextSource]) -> Iterator[TextPart]:
     for source in sources:
         yield from source.parts()
 
 
-def _pieces(texts: Texts, holdout: Holdout) -> Iterator[Piece]:
+def _pieces(texts: TextSplits, holdout: HoldoutSplitter) -> Iterator[DocumentPiece]:
     yield from holdout.divide(_parts(texts.sources["train"]))
     for name, sources in texts.sources.items():
         if name != "train":
-            yield from (Piece(name, part) for part in _parts(sources))
+            yield from (DocumentPiece(name, part) for part in _parts(sources))
 
 
-def _learned(texts: Texts, holdout: Holdout, characters: int, kind: str) -> Iterator[str]:
+def _learned(texts: TextSplits, holdout: HoldoutSplitter, characters: int, kind: str) -> Iterator[str]:
     training = (p.part.text for p in holdout.divide(_parts(texts.sources["train"])) if p.split == "train")
     # Characters must all be seen; of byte pairs a sample spread over the text is enough.
     return islice(training, 0, None, max(1, characters // LEARNED_FROM) if kind == "bpe" else 1)
 
 
-def _blocks(pieces: Iterable[Piece], size: Callable[[Piece], int]) -> Iterator[list[Piece]]:
-    block: list[Piece] = []
+def _blocks(pieces: Iterable[DocumentPiece], size: Callable[[DocumentPiece], int]) -> Iterator[list[DocumentPiece]]:
+    block: list[DocumentPiece] = []
     total = 0
     for piece in pieces:
         block.append(piece)
@@ -125,35 +125,35 @@ def _blocks(pieces: Iterable[Piece], size: Callable[[Piece], int]) -> Iterator[l
     yield block
 
 
-def _add(shards: dict[str, ShardWriter], block: list[Piece], tokenizer: Tokenizer) -> None:
+def _add(shards: dict[str, ShardWriter], block: list[DocumentPiece], tokenizer: Tokenizer) -> None:
     for (name, part), ids in zip(block, tokenizer.encode_many([piece.part.text for piece in block]), strict=True):
         bos, eos = [tokenizer.bos] * part.begins, [tokenizer.eos] * part.ends
         whole = np.concatenate([np.array(bos, np.int32), ids, np.array(eos, np.int32)])
         shards[name].add(whole, begins=part.begins, text=part.text)
 
 
-def _hashes(surveys: Iterable[Survey]) -> dict[str, str]:
+def _hashes(surveys: Iterable[TextSurvey]) -> dict[str, str]:
     return {name: text for found in surveys for name, text in found.hashes.items()}
 
 
-def _plan(shard: Shard, data: TextData, task: str, ready: Prepared, batch_tokens: int) -> TextPlan:
+def _plan(shard: TokenShard, data: TextData, task: str, ready: PreparedData, batch_tokens: int) -> TextPlan:
     masked = task == "masked"
-    finish: Finish = Masked(data.masking, ready.tokenizers.target.vocab) if masked else NextToken()
+    finish: BatchMaker = MaskedBatches(data.masking, ready.tokenizers.target.vocab) if masked else NextTokenBatches()
     rows = max(1, batch_tokens // data.length)
     layout = layout_of(data, shard, rows, shifted=not masked)
     known = f"{shard.facts.sha256[:16]}-{data.packing}-{data.length}"
     return TextPlan(layout, rows, finish, known, None if masked else lookups_of(data.neighbours, shard))
 
 
-def layout_of(data: TextData, shard: Shard, rows: int, *, shifted: bool) -> Layout:
+def layout_of(data: TextData, shard: TokenShard, rows: int, *, shifted: bool) -> RowLayout:
     """How `shard` is put into batches of `rows` rows."""
     if data.packing == "lanes":
-        return Lanes(shard, data.length, rows, shifted=shifted)
-    shape: type[Windows] | type[Documents] = Windows if data.packing == "stream" else Documents
+        return LaneLayout(shard, data.length, rows, shifted=shifted)
+    shape: type[WindowLayout] | type[DocumentLayout] = WindowLayout if data.packing == "stream" else DocumentLayout
     return shape(shard, data.length, shifted=shifted)
 
 
-def _refuse_little(shards: dict[str, Shard], batch_tokens: int, length: int) -> None:
+def _refuse_little(shards: dict[str, TokenShard], batch_tokens: int, length: int) -> None:
     if batch_tokens < length:
         raise UserError(
             f"batch.tokens is {batch_tokens}, less than one row of {length} (data.length); set it to {length} or more"
@@ -169,12 +169,12 @@ def _refuse_little(shards: dict[str, Shard], batch_tokens: int, length: int) -> 
             raise UserError(f"data.{name} holds no text; hold out a larger fraction or give a path")
 
 
-def _units(shard: Shard) -> Units:
+def _units(shard: TokenShard) -> TextUnits:
     # Every token but the one that begins a document is a target.
-    return Units(shard.facts.tokens - shard.facts.documents, shard.facts.characters, shard.facts.bytes)
+    return TextUnits(shard.facts.tokens - shard.facts.documents, shard.facts.characters, shard.facts.bytes)
 
 
-def _lines(data: TextData, ready: Prepared) -> list[str]:
+def _lines(data: TextData, ready: PreparedData) -> list[str]:
     places: Sequence[str] = [data.path] if isinstance(data.path, str) else data.path
     names = {"stdlib": f"the source text of Python {python_version()}'s standard library", "-": "standard input"}
     documents, vocab = ready.counts["documents"], ready.tokenizers.target.vocab
@@ -184,7 +184,7 @@ def _lines(data: TextData, ready: Prepared) -> list[str]:
     ]
     for name, shard in ready.shards.items():
         facts: Any = shard.facts
-        lines.append(f"{name}: {amount(facts.tokens, 'tokens')}, {amount(facts.characters, 'characters')}")
+        lines.append(f"{name}: {human_amount(facts.tokens, 'tokens')}, {human_amount(facts.characters, 'characters')}")
     rows = {
         "documents": "packed documents that cannot see each other",
         "stream": "documents end to end",

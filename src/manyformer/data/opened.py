@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from manyformer.data.levels import Levels
-from manyformer.data.plan import Held
+from manyformer.data.epochs import HeldOutBatches
+from manyformer.data.pixel_tokenizer import PixelTokenizer
 from manyformer.data.sampler import Sampler
-from manyformer.data.saved import Tokenizers
+from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
 
 
-class Span(NamedTuple):
+class LengthLimit(NamedTuple):
     """The longest sequence of a split, and what to say where a model does not allow it."""
 
     length: int
-    what: str
-    mend: str
+    subject: str
+    remedy: str
 
 
-class Example(NamedTuple):
+class HeldOutExample(NamedTuple):
     """A held-out pair (or text and label) as it was read, and where it stands."""
 
     source: str
@@ -32,16 +32,16 @@ class Example(NamedTuple):
 
 @final
 @dataclass(frozen=True)
-class Data:
+class OpenedData:
     """One data set, opened: batches for training and held-out ones, and what a model has to know of it."""
 
     task: str
-    tokenizers: Tokenizers
+    tokenizers: TokenizerPair
     train: Sampler
-    valid: Held
-    test: Held | None
+    valid: HeldOutBatches
+    test: HeldOutBatches | None
     lines: tuple[str, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[LengthLimit, ...]
     cache: Path
 
     @property
@@ -65,7 +65,7 @@ class Data:
         return self.target.vocab
 
     @property
-    def needs(self) -> dict[str, Any]:
+    def required_keywords(self) -> dict[str, Any]:
         """The model keywords that the data determines, all of which the model must have."""
         found: dict[str, Any] = {} if self.task == "image-classification" else {"vocab": self.vocab}
         if self.source is not self.target:
@@ -75,9 +75,9 @@ class Data:
         return found
 
     @property
-    def offers(self) -> dict[str, int]:
+    def offered_keywords(self) -> dict[str, int]:
         """Model keywords that the data determines where a model has them: the size of images, the blocks of them."""
-        if not isinstance(self.source, Levels):
+        if not isinstance(self.source, PixelTokenizer):
             return {}
         rows, columns = self.source.block
         blocks = {"rows": rows, "columns": columns} if self.task == "language-model" else {}
@@ -87,13 +87,15 @@ class Data:
         """For people: what it is, how much of it, and where it is from."""
         return list(self.lines)
 
-    def check_length(self, longest: int | None) -> None:
-        """UserError where a sequence is longer than the `longest` that the model allows (None: any length)."""
+    def check_length(self, max_length: int | None) -> None:
+        """UserError where a sequence is longer than the `max_length` that the model allows (None: any length)."""
         for span in self.spans:
-            if longest is not None and span.length > longest:
-                raise UserError(f"{span.what} has {span.length} tokens, but the model allows {longest}; {span.mend}")
+            if max_length is not None and span.length > max_length:
+                raise UserError(
+                    f"{span.subject} has {span.length} tokens, but the model allows {max_length}; {span.remedy}"
+                )
 
-    def examples(self, split: str) -> Iterator[Example]:
+    def examples(self, split: str) -> Iterator[HeldOutExample]:
         """The held-out pairs or labelled texts ("valid" or "test") as they were read, in the order they were read."""
         return read_examples(self.cache, split)
 
@@ -102,14 +104,14 @@ class Data:
         self.tokenizers.save(Path(folder))
 
 
-def read_examples(cache: Path, split: str) -> Iterator[Example]:
+def read_examples(cache: Path, split: str) -> Iterator[HeldOutExample]:
     """The held-out rows that preparing wrote down."""
     with (cache / f"{split}.jsonl").open(encoding="utf-8") as file:
         for line in file:
-            yield Example(*json.loads(line))
+            yield HeldOutExample(*json.loads(line))
 
 
-def amount(number: float, unit: str) -> str:
+def human_amount(number: float, unit: str) -> str:
     """A quantity for people: "11.1 M characters"."""
     for size, sign in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
         if number >= size:

@@ -10,7 +10,7 @@ from manyformer.data.open_pairs import open_pairs
 from manyformer.data.open_synthetic import open_synthetic
 from manyformer.data.open_text import open_text
 from manyformer.data.open_trees import open_trees
-from manyformer.data.opened import Data
+from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
 
 _KINDS: dict[str, tuple[type[DataConfig], ...]] = {
@@ -36,7 +36,7 @@ def open_data(
     seed: int,
     model_longest: int | None = None,
     say: Callable[[str], None] = _silent,
-) -> Data:
+) -> OpenedData:
     """The data of a run for a `task`, such as "language-model" or "image-classification" (a card's `task`).
 
     `batch_tokens` is the most padded tokens of a batch; `cache` the folder for what is prepared once; `say` is told of
@@ -52,7 +52,9 @@ def open_data(
     return opened
 
 
-def _opened(data: DataConfig, task: str, batch_tokens: int, cache: Path, seed: int, say: Callable[[str], None]) -> Data:
+def _opened(
+    data: DataConfig, task: str, batch_tokens: int, cache: Path, seed: int, say: Callable[[str], None]
+) -> OpenedData:
     match data:
         case TextData():
             return open_text(data, task, batch_tokens=batch_tokens, cache=cache, seed=seed, say=say)

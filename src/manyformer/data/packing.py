@@ -5,32 +5,32 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manyformer.data.ragged import Whole, within
+from manyformer.data.ragged import IntArray, ragged_arange
 
 
-class Packed(NamedTuple):
+class PackedRows(NamedTuple):
     """Piece p is `sizes[p]` tokens from `starts[p]`; row r holds the pieces `pieces[first[r]:first[r + 1]]`."""
 
-    starts: Whole
-    sizes: Whole
-    pieces: Whole
-    first: Whole
+    starts: IntArray
+    sizes: IntArray
+    pieces: IntArray
+    first: IntArray
 
 
-def pack(offsets: Whole, length: int, *, spare: int) -> Packed:
+def pack(offsets: IntArray, length: int, *, spare: int) -> PackedRows:
     """Documents between `offsets`, less `spare` tokens at the end of each, cut to pieces of `length` and packed."""
     sizes = np.diff(offsets) - spare
     begins, sizes = offsets[:-1][sizes > 0], sizes[sizes > 0]
     cuts = -(-sizes // length)
-    starts = np.repeat(begins, cuts) + within(cuts) * length
+    starts = np.repeat(begins, cuts) + ragged_arange(cuts) * length
     left = np.minimum(length, np.repeat(begins + sizes, cuts) - starts)
     row = best_fit(left, length)
     order = np.argsort(row, kind="stable")
     first = np.searchsorted(row[order], np.arange((row.max() + 1 if len(row) else 0) + 1))
-    return Packed(starts, left, order, first)
+    return PackedRows(starts, left, order, first)
 
 
-def best_fit(sizes: Whole, length: int) -> Whole:
+def best_fit(sizes: IntArray, length: int) -> IntArray:
     """The row of each piece, the largest piece first into the row where it leaves least room (Johnson 1973)."""
     assert not len(sizes) or int(sizes.max()) <= length
     rows = np.empty(len(sizes), dtype=np.int64)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, final
 
 from manyformer.batches import Batch
-from manyformer.data.plan import Epoch, Plan, Share, shared
+from manyformer.data.epochs import Epoch, EpochPlan, ProcessShare, shared
 from manyformer.errors import UserError
 
 
@@ -12,9 +12,9 @@ from manyformer.errors import UserError
 class Sampler(Iterator[Batch]):
     """Epoch after epoch, each shuffled anew; `epoch` counts the finished ones, `batch` the batches given since."""
 
-    def __init__(self, plan: Plan, seed: int, share: Share | None = None) -> None:
+    def __init__(self, plan: EpochPlan, seed: int, share: ProcessShare | None = None) -> None:
         self._plan, self._seed = plan, seed
-        self._share = share or Share()
+        self._share = share or ProcessShare()
         self._now: Epoch | None = None
         self.epoch = self.batch = 0
 
@@ -39,7 +39,7 @@ class Sampler(Iterator[Batch]):
     def shard(self, rank: int, world: int) -> "Sampler":
         """From this position on, every `world`-th row of each batch: together the ranks see what one alone would."""
         assert 0 <= rank < world
-        part = Sampler(self._plan, self._seed, Share(rank, world))
+        part = Sampler(self._plan, self._seed, ProcessShare(rank, world))
         part.epoch, part.batch = self.epoch, self.batch
         return part
 

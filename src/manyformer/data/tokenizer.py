@@ -12,15 +12,15 @@ from typing import Any, ClassVar, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.atomic import write_text
+from manyformer.data.atomic_files import write_text
 from manyformer.errors import UserError, nearest
 
-Ids = NDArray[np.int32]
+TokenIds = NDArray[np.int32]
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>", "<mask>")
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
-class Decoder:
+class StreamDecoder:
     """Text pieces as token numbers arrive; a character whose bytes are not all there yet waits for the next token."""
 
     def __init__(self, piece: Callable[[int], bytes]) -> None:
@@ -52,7 +52,7 @@ class Tokenizer(ABC):
         """How many numbers there are, the special ones among them."""
 
     @abstractmethod
-    def encode_array(self, text: str) -> Ids:
+    def encode_array(self, text: str) -> TokenIds:
         """The text's token numbers as an array; neither bos nor eos is added."""
 
     @abstractmethod
@@ -73,7 +73,7 @@ class Tokenizer(ABC):
         tokens: list[int] = self.encode_array(text).tolist()
         return tokens
 
-    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+    def encode_many(self, texts: Sequence[str]) -> list[TokenIds]:
         """`encode_array` of each."""
         return [self.encode_array(text) for text in texts]
 
@@ -81,9 +81,9 @@ class Tokenizer(ABC):
         """The text of these numbers: special ones give nothing, unk and broken UTF-8 the replacement character."""
         return b"".join(self._bytes_of(int(token)) for token in tokens).decode("utf-8", errors="replace")
 
-    def stream(self) -> Decoder:
+    def stream(self) -> StreamDecoder:
         """A decoder for tokens that arrive one by one."""
-        return Decoder(self._bytes_of)
+        return StreamDecoder(self._bytes_of)
 
     def token(self, number: SupportsIndex) -> str:
         """How one token is shown to people: the special ones by name."""
@@ -131,12 +131,14 @@ class Tokenizer(ABC):
 
 def _kind(name: str) -> type[Tokenizer]:
     # Imported here: these modules need the class above.
-    from manyformer.data.bpe import Bpe
-    from manyformer.data.characters import Bytes, Characters
-    from manyformer.data.levels import Levels
-    from manyformer.data.words import Words
+    from manyformer.data.bpe import BPETokenizer
+    from manyformer.data.characters import ByteTokenizer, CharTokenizer
+    from manyformer.data.pixel_tokenizer import PixelTokenizer
+    from manyformer.data.word_tokenizer import WordTokenizer
 
-    kinds: dict[str, type[Tokenizer]] = {kind.kind: kind for kind in (Characters, Bytes, Bpe, Words, Levels)}
+    kinds: dict[str, type[Tokenizer]] = {
+        kind.kind: kind for kind in (CharTokenizer, ByteTokenizer, BPETokenizer, WordTokenizer, PixelTokenizer)
+    }
     if name not in kinds:
         raise UserError(f"there is no tokenizer {name!r}; {nearest(str(name), kinds)}")
     return kinds[name]

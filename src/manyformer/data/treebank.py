@@ -6,12 +6,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyformer.data.files import STDIN, Line, find, keep_stdin, lines
-from manyformer.data.records import Row
-from manyformer.data.sources import stamp_of
-from manyformer.data.tables import Table
+from manyformer.data.pair_tables import RowTable
+from manyformer.data.table_files import TableRow
+from manyformer.data.text_files import STDIN, NumberedLine, existing_path, keep_stdin, lines
+from manyformer.data.text_sources import stamp_of
+from manyformer.dependency_trees import preorder_columns
 from manyformer.errors import UserError
-from manyformer.trees import walk
 
 # What no word, label or number of a file in columns can hold.
 SEPARATOR = "\t"
@@ -29,7 +29,7 @@ UNKNOWN = "_"
 """What stands for a label that is not given."""
 
 
-class Sentence(NamedTuple):
+class TreebankSentence(NamedTuple):
     """What stands in the cells of a row: the words, the label of each and the number of its head (0 for the root)."""
 
     words: list[str]
@@ -37,13 +37,13 @@ class Sentence(NamedTuple):
     heads: list[int]
 
     @classmethod
-    def of(cls, row: Row) -> "Sentence":
+    def of(cls, row: TableRow) -> "TreebankSentence":
         """The sentence of a row that `Treebank` gave."""
         words, labels, heads = (cell.split(SEPARATOR) for cell in row.cells)
         return cls(words, labels, [int(head) for head in heads])
 
 
-class Treebank(Table):
+class Treebank(RowTable):
     """A CoNLL-U file (universaldependencies.org/format.html); multiword tokens and empty nodes are left out.
 
     `label` None leaves all labels UNKNOWN, whatever the file says.
@@ -55,12 +55,12 @@ class Treebank(Table):
 
     # the library takes its time, and even the largest treebanks are small enough to be kept
     @cached_property
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[TableRow]:
         return [_row(block, self._path, self._label) for block in self.blocks()]
 
-    def blocks(self) -> Iterator[list[Line]]:
+    def blocks(self) -> Iterator[list[NumberedLine]]:
         """The lines of each sentence."""
-        block: list[Line] = []
+        block: list[NumberedLine] = []
         for line in lines(self._path):
             if line.text.strip():
                 block.append(line)
@@ -70,7 +70,7 @@ class Treebank(Table):
         if block:
             yield block
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[TableRow]:
         return iter(self._rows)
 
     def stamp(self) -> list[str | int]:
@@ -79,7 +79,7 @@ class Treebank(Table):
 
 def treebank(path: str, label: str | None, cache: Path) -> Treebank:
     """The treebank at `path`, with one kind of label (a key of `LABELS`) or none."""
-    place = keep_stdin(cache / "stdin.txt") if path == STDIN else find(path)
+    place = keep_stdin(cache / "stdin.txt") if path == STDIN else existing_path(path)
     if place.is_dir():
         raise UserError(f"{place}: this is a folder; give a CoNLL-U file or a list of them")
     return Treebank(place, label)
@@ -93,7 +93,7 @@ def _library() -> Any:
     return conllu
 
 
-def _row(block: list[Line], path: Path, label: str | None) -> Row:
+def _row(block: list[NumberedLine], path: Path, label: str | None) -> TableRow:
     tokens, name = _parsed(block, path)
     where = f"{path}:{block[0].number}" + (f" (sentence {name})" if name else "")
     text = [line for line in block if not line.text.startswith("#")]
@@ -105,18 +105,18 @@ def _row(block: list[Line], path: Path, label: str | None) -> Row:
             raise UserError(f"{path}:{line.number}: {wrong}" + (f" (sentence {name})" if name else ""))
     heads = [word["head"] for _, word in words]
     try:
-        walk(heads)
+        preorder_columns(heads)
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
     labels = [_label(word, label) for _, word in words]
-    return Row(tuple(map(SEPARATOR.join, ([word["form"] for _, word in words], labels, map(str, heads)))), where)
+    return TableRow(tuple(map(SEPARATOR.join, ([word["form"] for _, word in words], labels, map(str, heads)))), where)
 
 
 def _label(word: Any, label: str | None) -> str:
     return UNKNOWN if label is None else LABELS[label](word) or UNKNOWN
 
 
-def _parsed(block: list[Line], path: Path) -> tuple[list[Any], str]:
+def _parsed(block: list[NumberedLine], path: Path) -> tuple[list[Any], str]:
     """The lines that are no comments as the library reads them, and the name of the sentence where it has one."""
     conllu = _library()
     try:
@@ -126,7 +126,7 @@ def _parsed(block: list[Line], path: Path) -> tuple[list[Any], str]:
     return list(sentence), sentence.metadata.get("sent_id") or ""
 
 
-def _guilty(block: list[Line]) -> int:
+def _guilty(block: list[NumberedLine]) -> int:
     """The number of the first line that the library cannot read."""
     conllu = _library()
     for line in block:
@@ -137,7 +137,7 @@ def _guilty(block: list[Line]) -> int:
     return block[0].number
 
 
-def _wrong(line: Line, word: Any, number: int, label: str | None) -> str:
+def _wrong(line: NumberedLine, word: Any, number: int, label: str | None) -> str:
     """What is wrong with a word, in a sentence; empty where nothing is."""
     if (columns := line.text.count(SEPARATOR) + 1) < len(_FIELDS):
         return f"this line has {columns} columns separated by tabs, and CoNLL-U has 10"

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.shards import Facts as ShardFacts
-from manyformer.data.shards import whole
-from manyformer.datastore.keys import KeyName
+from manyformer.data.token_shards import ShardFacts as ShardFacts
+from manyformer.data.token_shards import is_complete
+from manyformer.datastore.context_keys import KeyLayer
 from manyformer.errors import UserError
 
 FORMAT = 1
@@ -18,20 +18,20 @@ FACTS, BUILDING, TUNED = "datastore.json", "building.json", "tuned.json"
 KEYS, INDEX, TEXT = "keys", "index.faiss", "text"
 """Keys are one flat file, the text a shard as in the data of a run: its tokens and where documents begin."""
 
-Precision = Literal["float16", "float32"]
-BYTES: dict[Precision, int] = {"float16": 2, "float32": 4}
+KeyPrecision = Literal["float16", "float32"]
+BYTES: dict[KeyPrecision, int] = {"float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class DatastoreFacts:
     """How a datastore was made: equal facts make equal files."""
 
     model: str
     """The fingerprint of the weights, and below it the recipe, for people."""
     recipe: str
-    keys: KeyName
+    keys: KeyLayer
     width: int
-    precision: Precision
+    precision: KeyPrecision
     source: str
     """The text, for people."""
     text: ShardFacts
@@ -66,13 +66,13 @@ class Facts:
         return {**asdict(self), "text": self.text._asdict(), "entries": self.entries}
 
     @classmethod
-    def read(cls, found: dict[str, Any]) -> "Facts":
+    def read(cls, found: dict[str, Any]) -> "DatastoreFacts":
         """What `json` gave."""
         words = {field.name: found[field.name] for field in fields(cls)}
         return cls(**{**words, "text": ShardFacts(**found["text"])})
 
 
-def read_facts(folder: Path) -> Facts:
+def read_facts(folder: Path) -> DatastoreFacts:
     """The facts of a finished datastore. Raises UserError where there is none, or where a file is missing or cut."""
     file = folder / FACTS
     if not folder.is_dir():
@@ -83,7 +83,7 @@ def read_facts(folder: Path) -> Facts:
         raise UserError(f"{folder} holds no datastore: {FACTS} is missing")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        facts = Facts.read(content)
+        facts = DatastoreFacts.read(content)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is damaged: it is not the description of a datastore ({error})") from error
     if content.get("format") != FORMAT:
@@ -92,7 +92,7 @@ def read_facts(folder: Path) -> Facts:
     size = keys.stat().st_size if keys.exists() else 0
     if size != facts.key_bytes:
         raise UserError(f"{keys} is damaged: it has {size:,} bytes instead of {facts.key_bytes:,}; build it anew")
-    if not whole(folder, TEXT, facts.text):
+    if not is_complete(folder, TEXT, facts.text):
         raise UserError(f"the text of {folder} is missing or cut; build it anew")
     return facts
 

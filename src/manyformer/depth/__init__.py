@@ -1,8 +1,16 @@
 """How layers follow each other: what is not simply one after the other."""
 
-from manyformer.depth.adaptive import Adaptive
-from manyformer.depth.halting import Graves, Halting, Released
-from manyformer.depth.reversible import Reversible
-from manyformer.depth.universal import Block, Repeated
+from manyformer.depth.adaptive import AdaptiveComputation
+from manyformer.depth.halting import GravesHalting, HaltingUnit, ReleasedHalting
+from manyformer.depth.reversible import ReversibleStack
+from manyformer.depth.universal import FixedSteps, UniversalBlock
 
-__all__ = ["Adaptive", "Block", "Graves", "Halting", "Released", "Repeated", "Reversible"]
+__all__ = [
+    "AdaptiveComputation",
+    "FixedSteps",
+    "GravesHalting",
+    "HaltingUnit",
+    "ReleasedHalting",
+    "ReversibleStack",
+    "UniversalBlock",
+]

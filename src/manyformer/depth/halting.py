@@ -8,27 +8,27 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from manyformer.precision import full_precision
+from manyformer.autocast import autocast_disabled
 
 
-class Tally(NamedTuple):
+class HaltingState(NamedTuple):
     """Which tokens still run, the probability that each has spent, its steps, and what was left when it halted."""
 
     running: Bool[Tensor, "b l"]
-    spent: Float[Tensor, "b l"]
+    probability_sum: Float[Tensor, "b l"]
     steps: Float[Tensor, "b l"]
-    rest: Float[Tensor, "b l"]
+    remainder: Float[Tensor, "b l"]
 
 
-class Rule(ABC):
-    """What a step's probability means; `freezes` says that the state of a token that has halted stays as it is."""
+class HaltingRule(ABC):
+    """What a step's probability means; `freezes_state` says that the state of a token that has halted stays as it is."""
 
-    freezes: bool
+    freezes_state: bool
 
     @abstractmethod
     def weigh(
-        self, tally: Tally, chance: Float[Tensor, "b l"], *, slack: float, last: bool
-    ) -> tuple[Float[Tensor, "b l"], Tally]:
+        self, tally: HaltingState, chance: Float[Tensor, "b l"], *, slack: float, last: bool
+    ) -> tuple[Float[Tensor, "b l"], HaltingState]:
         """The weights of this step's states, 0 where a token does not run, and the tally after it.
 
         A token halts where its probabilities come to more than 1 - `slack`.
@@ -42,23 +42,25 @@ class Rule(ABC):
 
 
 @final
-class Graves(Rule):
+class GravesHalting(HaltingRule):
     """The output is the sum of all states by their probabilities, the last one having all that remains.
 
     Graves 2016 (arXiv:1603.08983), section 2; Dehghani et al. 2019, section 2.2: a token that has halted is copied. So
     weights always sum to 1: at the last step there is, a token halts whatever its probability.
     """
 
-    freezes = True
+    freezes_state = True
 
     def weigh(
-        self, tally: Tally, chance: Float[Tensor, "b l"], *, slack: float, last: bool
-    ) -> tuple[Float[Tensor, "b l"], Tally]:
-        full = torch.ones_like(tally.running) if last else tally.spent + chance > 1 - slack
+        self, tally: HaltingState, chance: Float[Tensor, "b l"], *, slack: float, last: bool
+    ) -> tuple[Float[Tensor, "b l"], HaltingState]:
+        full = torch.ones_like(tally.running) if last else tally.probability_sum + chance > 1 - slack
         halts, goes = tally.running & full, tally.running & ~full
-        rest = torch.where(halts, 1 - tally.spent, 0.0)
+        rest = torch.where(halts, 1 - tally.probability_sum, 0.0)
         goes_on = torch.where(goes, chance, 0.0)
-        return goes_on + rest, Tally(goes, tally.spent + goes_on, tally.steps + tally.running, tally.rest + rest)
+        return goes_on + rest, HaltingState(
+            goes, tally.probability_sum + goes_on, tally.steps + tally.running, tally.remainder + rest
+        )
 
     def mix(
         self, mixed: Float[Tensor, "b l d"], states: Float[Tensor, "b l d"], weights: Float[Tensor, "b l"]
@@ -67,7 +69,7 @@ class Graves(Rule):
 
 
 @final
-class Released(Rule):
+class ReleasedHalting(HaltingRule):
     """As Tensor2Tensor's Universal Transformer does it by default (`act_type="basic"`), which differs from the papers.
 
     Each state is mixed into the output with its weight, which takes that share of all earlier ones away: of
@@ -76,16 +78,18 @@ class Released(Rule):
     has no remainder.
     """
 
-    freezes = False
+    freezes_state = False
 
     def weigh(
-        self, tally: Tally, chance: Float[Tensor, "b l"], *, slack: float, last: bool
-    ) -> tuple[Float[Tensor, "b l"], Tally]:
-        full = tally.spent + chance > 1 - slack
+        self, tally: HaltingState, chance: Float[Tensor, "b l"], *, slack: float, last: bool
+    ) -> tuple[Float[Tensor, "b l"], HaltingState]:
+        full = tally.probability_sum + chance > 1 - slack
         halts, goes = tally.running & full, tally.running & ~full
-        rest = torch.where(halts, 1 - tally.spent, 0.0)
+        rest = torch.where(halts, 1 - tally.probability_sum, 0.0)
         weights = torch.where(goes, chance, rest)
-        return weights, Tally(goes, tally.spent + weights, tally.steps + tally.running, tally.rest + rest)
+        return weights, HaltingState(
+            goes, tally.probability_sum + weights, tally.steps + tally.running, tally.remainder + rest
+        )
 
     def mix(
         self, mixed: Float[Tensor, "b l d"], states: Float[Tensor, "b l d"], weights: Float[Tensor, "b l"]
@@ -94,53 +98,55 @@ class Released(Rule):
 
 
 @final
-class Halting(nn.Module):
+class HaltingUnit(nn.Module):
     """A probability of halting for each token and step, a sigmoid of the stream (Graves 2016, section 2).
 
-    There are `most` steps at most; the loss is `cost` times the mean over tokens of steps and remainder, whose gradient
-    is that of the remainder alone. `bias` is where the sigmoid begins: with 1 a token first takes two steps.
+    There are `max_steps` steps at most; the loss is `cost` times the mean over tokens of steps and remainder, whose
+    gradient is that of the remainder alone. `bias` is where the sigmoid begins: with 1 a token first takes two steps.
     """
 
     def __init__(
         self,
         dim: int,
-        most: int,
+        max_steps: int,
         *,
-        rule: Rule | None = None,
+        rule: HaltingRule | None = None,
         cost: float = 0.01,
         slack: float = 0.01,
         bias: float = 1.0,
     ) -> None:
         super().__init__()
-        if most < 1:
-            raise ValueError(f"Halting: most ({most}) must be at least 1 step")
+        if max_steps < 1:
+            raise ValueError(f"HaltingUnit: most ({max_steps}) must be at least 1 step")
         if not 0 <= slack < 1 or cost < 0:
-            raise ValueError(f"Halting: slack ({slack}) must be in [0, 1), cost ({cost}) at least 0")
-        self.rule = Graves() if rule is None else rule
-        self.most, self.cost, self.slack = most, cost, slack
+            raise ValueError(f"HaltingUnit: slack ({slack}) must be in [0, 1), cost ({cost}) at least 0")
+        self.rule = GravesHalting() if rule is None else rule
+        self.max_steps, self.cost, self.slack = max_steps, cost, slack
         self.weight = nn.Parameter(torch.empty(dim))
         self.bias = nn.Parameter(torch.tensor(float(bias)))
         nn.init.normal_(self.weight, std=dim**-0.5)
 
-    def begin(self, real: Bool[Tensor, "b l"], like: Float[Tensor, "b l d"]) -> Tally:
+    def begin(self, real: Bool[Tensor, "b l"], like: Float[Tensor, "b l d"]) -> HaltingState:
         """Every token runs that is no padding."""
         nothing = like.new_zeros(real.shape, dtype=torch.promote_types(like.dtype, torch.float32))
-        return Tally(real, nothing, nothing, nothing)
+        return HaltingState(real, nothing, nothing, nothing)
 
     def forward(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b l"]:
         """The probability that each token halts at this step; in float32 at least, as they are added up."""
         wide = torch.promote_types(x.dtype, torch.float32)
-        with full_precision(x.device):
+        with autocast_disabled(x.device):
             return torch.sigmoid(F.linear(x.to(wide), self.weight[None].to(wide))[..., 0] + self.bias.to(wide))
 
-    def weigh(self, tally: Tally, chance: Float[Tensor, "b l"], step: int) -> tuple[Float[Tensor, "b l"], Tally]:
+    def weigh(
+        self, tally: HaltingState, chance: Float[Tensor, "b l"], step: int
+    ) -> tuple[Float[Tensor, "b l"], HaltingState]:
         """The weights of the states of step number `step`, and the tally after it."""
-        return self.rule.weigh(tally, chance, slack=self.slack, last=step == self.most - 1)
+        return self.rule.weigh(tally, chance, slack=self.slack, last=step == self.max_steps - 1)
 
-    def loss(self, tally: Tally, real: Bool[Tensor, "b l"]) -> Tensor:
+    def loss(self, tally: HaltingState, real: Bool[Tensor, "b l"]) -> Tensor:
         """The ponder cost: the mean over tokens that are no padding."""
-        each = torch.where(real, tally.steps + tally.rest, 0.0)
+        each = torch.where(real, tally.steps + tally.remainder, 0.0)
         return self.cost * each.sum() / real.sum().clamp(min=1)
 
     def extra_repr(self) -> str:
-        return f"{type(self.rule).__name__}, at most {self.most} steps, cost={self.cost}"
+        return f"{type(self.rule).__name__}, at most {self.max_steps} steps, cost={self.cost}"

@@ -9,17 +9,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.core import Add, Chain, Context, Layer, Memory, Out, Residual, State, ignore
-from manyformer.replay import Tape, recorded, replayed
+from manyformer.core import AddJoin, Chain, Context, Layer, LayerOutput, MemorySequence, Residual, State, no_watch
+from manyformer.recompute import ChoiceTape, recording_choices, replaying_choices
 
 
 @final
-class Reversible(Layer):
+class ReversibleStack(Layer):
     """Branches that add in turn to two streams (Gomez et al. 2017; Kitaev et al. 2020, section 3).
 
     With attention F and feed-forward G a layer is y1 = x1 + F(x2), y2 = x2 + G(y1), from which x2 = y2 - G(y1) and
     x1 = y1 - F(x2) follow: only the last outputs are kept, and every branch is computed again for its gradient, with
-    the same random numbers and the same choices (see `manyformer.replay`). Any number of branches a layer will do.
+    the same random numbers and the same choices (see `manyformer.recompute`). Any number of branches a layer will do.
     Both streams begin as the input; their mean is the output, where the released models lay them side by side. They are
     summed more precisely than branches are computed, so that what is subtracted is what was added, to the last bit.
 
@@ -32,19 +32,23 @@ class Reversible(Layer):
         for name, layer in layers.items():
             self.add_module(name, layer)
             for part in layer.children():
-                if not isinstance(part, Residual) or part.after is not None or not isinstance(part.join, Add | None):
+                if (
+                    not isinstance(part, Residual)
+                    or part.post_norm is not None
+                    or not isinstance(part.join, AddJoin | None)
+                ):
                     raise ValueError(
                         f"layer {name}: only a branch that is added can be taken back, so norms must stand before it "
                         "(norm='pre') or around it (norm='sandwich')"
                     )
 
-    def start(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        return [part.start(batch, capacity=capacity, device=device, dtype=dtype) for part in self._branches()]
+    def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+        return [part.init_state(batch, capacity=capacity, device=device, dtype=dtype) for part in self._branches()]
 
-    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         branches = list(self._branches())
-        if state is None and torch.is_grad_enabled() and ctx.watch is ignore:
-            found: Out = _backwards(branches, x, ctx)
+        if state is None and torch.is_grad_enabled() and ctx.watch is no_watch:
+            found: LayerOutput = _backwards(branches, x, ctx)
             return found
         one = other = _wide(x)
         loss: Tensor | float = 0.0
@@ -54,18 +58,18 @@ class Reversible(Layer):
             one, other = other, one + branch
             after.append(new)
             loss = loss + extra
-        return Out(_mean(one, other, x), None if state is None else after, loss)
+        return LayerOutput(_mean(one, other, x), None if state is None else after, loss)
 
     def _branches(self) -> Iterator[Residual]:
         for layer in self.children():
             yield from layer.children()  # type: ignore[misc]
 
 
-def _branch(part: Residual, x: Tensor, ctx: Context, state: State = None) -> Out:
+def _branch(part: Residual, x: Tensor, ctx: Context, state: State = None) -> LayerOutput:
     """What the branch adds to the stream."""
-    y, state, loss = part.inner(x if part.before is None else part.before(x), ctx, state)
-    y = y if part.within is None else part.within(y)
-    return Out(part.join.dropout(y) if isinstance(part.join, Add) else y, state, loss)
+    y, state, loss = part.inner(x if part.pre_norm is None else part.pre_norm(x), ctx, state)
+    y = y if part.inner_norm is None else part.inner_norm(y)
+    return LayerOutput(part.join.dropout(y) if isinstance(part.join, AddJoin) else y, state, loss)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -80,7 +84,7 @@ def _mean(one: Tensor, other: Tensor, x: Tensor) -> Tensor:
     return ((one + other) / 2).to(x.dtype)
 
 
-class Call(NamedTuple):
+class ReversibleCall(NamedTuple):
     """What one pass over the branches needs beside tensors that take gradients."""
 
     branches: Sequence[Residual]
@@ -89,23 +93,25 @@ class Call(NamedTuple):
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _backwards(branches: Sequence[Residual], x: Tensor, ctx: Context) -> Out:
+def _backwards(branches: Sequence[Residual], x: Tensor, ctx: Context) -> LayerOutput:
     weights = {id(w): w for part in branches for w in part.parameters() if w.requires_grad}
-    call = Call(branches, ctx, list(weights.values()))
+    call = ReversibleCall(branches, ctx, list(weights.values()))
     memory = None if ctx.memory is None else ctx.memory.y
     one, other, loss = _Backwards.apply(call, x, memory, *call.weights)  # type: ignore[no-untyped-call]
-    return Out(_mean(one, other, x), None, loss)
+    return LayerOutput(_mean(one, other, x), None, loss)
 
 
 class _Backwards(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, x: Tensor, memory: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, call: ReversibleCall, x: Tensor, memory: Tensor | None, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.call, ctx.first = call, []
         wide = _wide(x)
         one, other = wide.clone(), wide.clone()
         loss = x.new_zeros(())
         for part in call.branches:
-            ctx.first.append(First(x))
+            ctx.first.append(RecordedPass(x))
             with ctx.first[-1].recorded():
                 branch, _, extra = _branch(part, other.to(x.dtype), call.ctx)
             one, other, loss = other, one.add_(branch), loss + extra
@@ -123,7 +129,7 @@ class _Backwards(torch.autograd.Function):
         shared = ctx.call.ctx
         if memory is not None:
             memory = memory.detach().requires_grad_()
-            shared = replace(shared, memory=Memory(memory, shared.memory.place))
+            shared = replace(shared, memory=MemorySequence(memory, shared.memory.positions))
         found = _Found([*ctx.call.weights, *([] if memory is None else [memory])])
         for part, first in zip(reversed(ctx.call.branches), reversed(ctx.first)):
             inputs = [one.detach().to(ctx.dtype).requires_grad_(), *([] if memory is None else [memory])]
@@ -167,11 +173,11 @@ def _gradients(ends: list[tuple[Tensor | float, Tensor]], inputs: list[Tensor]) 
 
 
 @final
-class First:
+class RecordedPass:
     """What a branch's first computation drew, chose, and how precisely it computed."""
 
     def __init__(self, x: Tensor) -> None:
-        self.choices: Tape = []
+        self.choices: ChoiceTape = []
         self.kind, self.numbers = x.device.type, [torch.get_rng_state()]
         self.devices = [x.device] if self.kind == "cuda" else []
         self.numbers += [torch.cuda.get_rng_state(device) for device in self.devices]
@@ -182,13 +188,13 @@ class First:
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """Inside, the branch is computed for the first time."""
-        with self._precision(), recorded(self.choices):
+        with self._precision(), recording_choices(self.choices):
             yield
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
         """Inside, it is computed again; afterwards random numbers go on as if it had not been."""
-        with torch.random.fork_rng(self.devices), self._precision(), replayed(self.choices):
+        with torch.random.fork_rng(self.devices), self._precision(), replaying_choices(self.choices):
             torch.set_rng_state(self.numbers[0])
             for device, state in zip(self.devices, self.numbers[1:]):
                 torch.cuda.set_rng_state(state, device)

@@ -3,10 +3,10 @@
 `held_images(run, count)` are images that it has not learned from.
 """
 
-from manyformer.evaluate.held import Material
-from manyformer.evaluate.painting import held_images
-from manyformer.evaluate.tagging import Labelled, tag
-from manyformer.evaluate.tasks import Settings
-from manyformer.evaluate.verb import Evaluation, evaluate
+from manyformer.evaluate.eval_data import EvaluationData
+from manyformer.evaluate.evaluate import Evaluation, evaluate
+from manyformer.evaluate.held_out_images import held_images
+from manyformer.evaluate.tag_file import LabelledSentence, tag
+from manyformer.evaluate.tasks import EvaluationSettings
 
-__all__ = ["Evaluation", "Labelled", "Material", "Settings", "evaluate", "held_images", "tag"]
+__all__ = ["Evaluation", "EvaluationData", "EvaluationSettings", "LabelledSentence", "evaluate", "held_images", "tag"]

@@ -7,17 +7,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from manyformer.batches import IGNORE, Batch, ImageBatch, TagBatch
-from manyformer.config import ImagesData, LabelsData, Run, longest_row
-from manyformer.core import PADDING
-from manyformer.data import Tokenizers
+from manyformer.batches import IGNORE_INDEX, Batch, ImageClassificationBatch, TaggingBatch
+from manyformer.config import ImagesData, LabelsData, RunConfig, longest_row
+from manyformer.core import PADDING_SEGMENT
+from manyformer.data import TokenizerPair
 from manyformer.errors import UserError
-from manyformer.evaluate.held import Material
-from manyformer.generate import Translator, settings
-from manyformer.models import Classifier, EncoderDecoder, ImageClassifier, Model, Tagger
-from manyformer.models.carrying import Carrying
+from manyformer.evaluate.eval_data import EvaluationData
+from manyformer.generate import Translator, decoding_from_options
+from manyformer.models import EncoderDecoder, ImageClassifier, Model, Tagger, TextClassifier
+from manyformer.models.carried_state import CarriedState
 from manyformer.scores import (
-    Score,
+    ScoreRecord,
     accuracy,
     bits_per_byte,
     bits_per_character,
@@ -33,7 +33,7 @@ from manyformer.scores import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class EvaluationSettings:
     """How translations are searched for and compared; `tokenize` and `lowercase` are sacrebleu's."""
 
     beam: int = 4
@@ -46,10 +46,10 @@ class Ask(NamedTuple):
     """All that a task needs to be scored."""
 
     model: Model
-    tokenizers: Tokenizers
-    run: Run
-    material: Material
-    settings: Settings
+    tokenizers: TokenizerPair
+    run: RunConfig
+    material: EvaluationData
+    settings: EvaluationSettings
     each: Callable[[float], None]
 
 
@@ -61,7 +61,7 @@ class Sums(NamedTuple):
     correct: int
 
 
-Answer = tuple[list[Score], str]
+Answer = tuple[list[ScoreRecord], str]
 
 
 def text(ask: Ask) -> Answer:
@@ -94,7 +94,7 @@ def pairs(ask: Ask) -> Answer:
     assert isinstance(ask.model, EncoderDecoder)
     sums, wanted = _likelihood(ask, upto=0.1), [example.target for example in ask.material.examples]
     chosen = ask.settings
-    decoding = settings(beam=chosen.beam, alpha=chosen.alpha)
+    decoding = decoding_from_options(beam=chosen.beam, alpha=chosen.alpha)
     translate = Translator(ask.model, tokenizer=(ask.tokenizers.source, ask.tokenizers.target), decoding=decoding)
     texts = []
     for answers in translate(example.source for example in ask.material.examples):
@@ -113,7 +113,7 @@ def pairs(ask: Ask) -> Answer:
 
 def labels(ask: Ask) -> Answer:
     """Accuracy and F1 over classes."""
-    assert isinstance(ask.model, Classifier)
+    assert isinstance(ask.model, TextClassifier)
     examples, names = ask.material.examples, _names(ask)
     order = sorted(range(len(examples)), key=lambda number: len(examples[number].source))
     found = [""] * len(examples)
@@ -134,9 +134,9 @@ def tags(ask: Ask) -> Answer:
     names, found, wanted = _names(ask), list[str](), list[str]()
     for number, batch in enumerate(ask.material.held, 1):
         there = _there(batch, ask.model.device)
-        assert isinstance(there, TagBatch)
+        assert isinstance(there, TaggingBatch)
         logits = ask.model(there.tokens, there.segments, there.trees).logits
-        at = there.targets != IGNORE
+        at = there.targets != IGNORE_INDEX
         found += [names[chosen] for chosen in logits[at].argmax(-1).tolist()]
         wanted += [names[right] for right in there.targets[at].tolist()]
         ask.each(number / len(ask.material.held))
@@ -150,7 +150,7 @@ def images(ask: Ask) -> Answer:
     names, found, wanted = _names(ask), list[str](), list[str]()
     for number, batch in enumerate(ask.material.held, 1):
         there = _there(batch, ask.model.device)
-        assert isinstance(there, ImageBatch)
+        assert isinstance(there, ImageClassificationBatch)
         found += [names[chosen] for chosen in ask.model(there.pixels).logits.argmax(-1).tolist()]
         wanted += [names[right] for right in there.labels.tolist()]
         ask.each(number / len(ask.material.held))
@@ -173,7 +173,7 @@ TASKS: dict[str, Callable[[Ask], Answer]] = {
 def _likelihood(ask: Ask, *, upto: float) -> Sums:
     assert ask.material.held is not None
     sums, device = Sums(0.0, 0, 0), ask.model.device
-    memory = Carrying(ask.model, goes_on=ask.material.held.goes_on)
+    memory = CarriedState(ask.model, goes_on=ask.material.held.goes_on)
     for number, batch in enumerate(ask.material.held, 1):
         state = memory.before(batch)
         words = {} if state is None else {"state": state}
@@ -199,9 +199,11 @@ def _names(ask: Ask) -> tuple[str, ...]:
 def _rows(ask: Ask, texts: list[str]) -> tuple[Tensor, Tensor]:
     """Texts as the classifier saw them in training, padded at the right."""
     assert isinstance(ask.run.data, LabelsData)
-    words, longest = ask.tokenizers.source, ask.run.data.longest
-    rows = [[words.bos, *words.encode(one)[: longest - 2], words.eos] for one in texts]
+    words, max_length = ask.tokenizers.source, ask.run.data.max_length
+    rows = [[words.bos, *words.encode(one)[: max_length - 2], words.eos] for one in texts]
     width = max(map(len, rows))
     tokens = torch.tensor([row + [words.pad] * (width - len(row)) for row in rows], device=ask.model.device)
-    segments = torch.tensor([[0] * len(row) + [PADDING] * (width - len(row)) for row in rows], device=ask.model.device)
+    segments = torch.tensor(
+        [[0] * len(row) + [PADDING_SEGMENT] * (width - len(row)) for row in rows], device=ask.model.device
+    )
     return tokens, segments

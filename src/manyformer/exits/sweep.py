@@ -10,22 +10,22 @@ from pathlib import Path
 import torch
 
 from manyformer.errors import UserError
-from manyformer.exits.likeness import rouge_l
-from manyformer.exits.material import Material
-from manyformer.exits.writing import Thresholds, Written, stack_of
+from manyformer.exits.early_decoding import DecodedTexts, ThresholdValues, stack_of
+from manyformer.exits.prompts_from_run import PromptSet
+from manyformer.exits.text_distance import rouge_l
 
 VALUES = (0.99, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
 
 
 @dataclass(frozen=True)
-class Point:
+class ThresholdPoint:
     """What came of one threshold: `bleu` where there are references, `consistency` with the full model from 0 to 1.
 
     `threshold` None is the full model, and "foretold" a rule that knows no threshold.
     """
 
     model: str
-    threshold: Thresholds | str | None
+    threshold: ThresholdValues | str | None
     bleu: float | None
     consistency: float
     layers: float
@@ -43,13 +43,13 @@ class Point:
 
 def sweep(
     name: str,
-    material: Material,
-    values: Sequence[Thresholds] = VALUES,
+    material: PromptSet,
+    values: Sequence[ThresholdValues] = VALUES,
     *,
     tokenize: str | None = None,
     rounds: int = 1,
-    each: Callable[[Point], None] = lambda point: None,
-) -> list[Point]:
+    each: Callable[[ThresholdPoint], None] = lambda point: None,
+) -> list[ThresholdPoint]:
     """Let the model write under each threshold; the full model comes first.
 
     A rule without a threshold is tried as it is. Times are the medians of `rounds` that take turns, in each of which
@@ -57,30 +57,32 @@ def sweep(
     """
     _check(values)
     task = material.task
-    known: list[Thresholds | str | None] = [None, *(values if takes_thresholds(material) else ["foretold"])]
-    written: dict[int, list[Written]] = {number: [] for number in range(len(known))}
+    known: list[ThresholdValues | str | None] = [None, *(values if takes_thresholds(material) else ["foretold"])]
+    written: dict[int, list[DecodedTexts]] = {number: [] for number in range(len(known))}
     for _ in range(rounds):
         for number, value in enumerate(known):
-            written[number].append(task.write_as_it_is() if isinstance(value, str) else task.write(value))
+            written[number].append(task.decode_with_own_rule() if isinstance(value, str) else task.write(value))
     full = written[0][0].texts
     points = []
     for number, value in enumerate(known):
         first = written[number][0]
         speed = statistics.median(one.tokens_per_second for one in written[number])
         alike = 1 - statistics.fmean(map(rouge_l, first.texts, full))
-        points.append(Point(name, value, _bleu(first.texts, material.references, tokenize), alike, first.layers, speed))
+        points.append(
+            ThresholdPoint(name, value, _bleu(first.texts, material.references, tokenize), alike, first.layers, speed)
+        )
         each(points[-1])
     return points
 
 
-def _check(values: Sequence[Thresholds]) -> None:
+def _check(values: Sequence[ThresholdValues]) -> None:
     for value in values:
         for one in (value,) if isinstance(value, float | int) else value:
             if not one >= 0:
                 raise UserError(f"a threshold ({one:g}) must be at least 0: with 0 all leave at once, above 1 none do")
 
 
-def takes_thresholds(material: Material) -> bool:
+def takes_thresholds(material: PromptSet) -> bool:
     """Whether the model's rule has a threshold."""
     return hasattr(stack_of(material.task.model).rule, "values")
 
@@ -91,9 +93,9 @@ def drawn(depth: int, count: int, seed: int) -> list[tuple[float, ...]]:
     return [tuple(row) for row in numbers.tolist()]
 
 
-def best_in_bins(points: Sequence[Point], width: float = 0.5) -> list[Point]:
+def best_in_bins(points: Sequence[ThresholdPoint], width: float = 0.5) -> list[ThresholdPoint]:
     """Of the points whose mean layers fall into the same stretch of `width`, the best one, as the paper keeps them."""
-    best: dict[int, Point] = {}
+    best: dict[int, ThresholdPoint] = {}
     for point in points:
         place = int(point.layers / width)
         if place not in best or _worth(point) > _worth(best[place]):
@@ -101,9 +103,9 @@ def best_in_bins(points: Sequence[Point], width: float = 0.5) -> list[Point]:
     return [best[place] for place in sorted(best)]
 
 
-def write_points(points: Sequence[Point], folder: Path) -> list[Path]:
+def write_points(points: Sequence[ThresholdPoint], folder: Path) -> list[Path]:
     """The table as Markdown and as JSON, and the picture, into `folder`."""
-    from manyformer.exits.drawing import draw_points
+    from manyformer.exits.draw_points import draw_points
 
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / name for name in ("early-exit.md", "early-exit.json", "early-exit.png")]
@@ -117,7 +119,7 @@ def write_points(points: Sequence[Point], folder: Path) -> list[Path]:
 HEADS = ("model", "threshold", "BLEU", "consistency", "layers", "tokens/s", "times as fast")
 
 
-def table(points: Sequence[Point]) -> list[tuple[str, ...]]:
+def table(points: Sequence[ThresholdPoint]) -> list[tuple[str, ...]]:
     """A row a point; speeds also as multiples of the same model's without early exits."""
     return [
         (
@@ -133,7 +135,7 @@ def table(points: Sequence[Point]) -> list[tuple[str, ...]]:
     ]
 
 
-def paces(points: Sequence[Point]) -> list[float]:
+def paces(points: Sequence[ThresholdPoint]) -> list[float]:
     """Speeds as multiples of the same model's without early exits; 0 where that is not among the points."""
     full = {point.model: point.tokens_per_second for point in points if point.threshold is None}
     return [point.tokens_per_second / full.get(point.model, math.inf) for point in points]
@@ -147,5 +149,5 @@ def _bleu(texts: Sequence[str], references: Sequence[str] | None, tokenize: str 
     return bleu(texts, references, tokenize=tokenize).value
 
 
-def _worth(point: Point) -> float:
+def _worth(point: ThresholdPoint) -> float:
     return point.consistency if point.bleu is None else point.bleu

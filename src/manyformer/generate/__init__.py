@@ -1,62 +1,70 @@
 """Writing with a model: greedy, sampling and beam search, in batches, through the model's explicit state.
 
-`generate(model, prompts, ...)` is the usual way in. A way to choose (`Greedy`, `Sample`, `Beam`), changes to the
-logits (`TopP(0.9)`, ...) and limits make a `Decoding`; everything needs only `model.start`, `model(tokens, state)` and
-`tree_map`.
-"""
+`generate(model, prompts, ...)` is the usual way in. A way to choose (`GreedyChoice`, `SampledChoice`, `BeamSettings`),
+changes to the logits (`TopPProcessor(0.9)`, ...) and limits make a `Decoding`; everything needs only `model.start`,
+`model(tokens, state)` and `tree_map`."""
 
-from manyformer.generate.api import generate, stream
-from manyformer.generate.decoding import BeyondSource, Decoding, settings
-from manyformer.generate.painting import Painting, complete, paint
-from manyformer.generate.picking import (
-    GNMT,
-    Average,
-    Beam,
-    Ending,
-    Full,
-    Greedy,
-    LengthPenalty,
-    Likely,
-    Pick,
-    Proved,
-    Sample,
+from manyformer.generate.decoding import Decoding, SourceLengthLimit, decoding_from_options
+from manyformer.generate.generate import generate, stream
+from manyformer.generate.image_generation import GeneratedImages, complete, paint
+from manyformer.generate.logits_processors import (
+    BanTokensProcessor,
+    LogitsProcessor,
+    MinPProcessor,
+    NoRepeatNGramProcessor,
+    RepetitionPenaltyProcessor,
+    TemperatureProcessor,
+    TopKProcessor,
+    TopPProcessor,
 )
-from manyformer.generate.result import Generated, Hypothesis, Piece, Stats
-from manyformer.generate.shaping import Ban, MinP, NoRepeat, RepetitionPenalty, Shaping, Temperature, TopK, TopP
+from manyformer.generate.result import GenerationResult, GenerationStats, Hypothesis, StreamPiece
+from manyformer.generate.token_choice import (
+    AverageLogProbPenalty,
+    BeamSettings,
+    BeamStopping,
+    ExactStopping,
+    FullBeamStopping,
+    GNMTPenalty,
+    GreedyChoice,
+    LengthPenalty,
+    LikelyStopping,
+    SampledChoice,
+    TokenChoice,
+)
 from manyformer.generate.translator import Translator, translate
 
 __all__ = [
-    "GNMT",
-    "Average",
-    "Ban",
-    "Beam",
-    "BeyondSource",
+    "AverageLogProbPenalty",
+    "BanTokensProcessor",
+    "BeamSettings",
+    "BeamStopping",
     "Decoding",
-    "Ending",
-    "Full",
-    "Generated",
-    "Greedy",
+    "ExactStopping",
+    "FullBeamStopping",
+    "GNMTPenalty",
+    "GeneratedImages",
+    "GenerationResult",
+    "GenerationStats",
+    "GreedyChoice",
     "Hypothesis",
     "LengthPenalty",
-    "Likely",
-    "MinP",
-    "NoRepeat",
-    "Painting",
-    "Pick",
-    "Piece",
-    "Proved",
-    "RepetitionPenalty",
-    "Sample",
-    "Shaping",
-    "Stats",
-    "Temperature",
-    "TopK",
-    "TopP",
+    "LikelyStopping",
+    "LogitsProcessor",
+    "MinPProcessor",
+    "NoRepeatNGramProcessor",
+    "RepetitionPenaltyProcessor",
+    "SampledChoice",
+    "SourceLengthLimit",
+    "StreamPiece",
+    "TemperatureProcessor",
+    "TokenChoice",
+    "TopKProcessor",
+    "TopPProcessor",
     "Translator",
     "complete",
+    "decoding_from_options",
     "generate",
     "paint",
-    "settings",
     "stream",
     "translate",
 ]

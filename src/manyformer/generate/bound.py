@@ -14,25 +14,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyformer.attention import Attention, AttentionState
-from manyformer.core import Chain, Context, Layer, Memory, Place, Plain, Pointwise, Residual, State
-from manyformer.depth.leaving import EarlyExit
+from manyformer.core import (
+    Chain,
+    Context,
+    ContiguousLayout,
+    Layer,
+    MemorySequence,
+    Pointwise,
+    Residual,
+    State,
+    TokenPositions,
+)
+from manyformer.depth.early_exit_stack import EarlyExit
 from manyformer.feedforward import FeedForward, GatedFeedForward
 from manyformer.generate.folded import fold, folds
 from manyformer.generate.leaving import Tools, leaving
-from manyformer.generate.protocol import Continues, Translates
+from manyformer.generate.protocol import ContinuesText, TranslatesText
 from manyformer.generate.seen import Seen
-from manyformer.kernels import Softmax
-from manyformer.masks import Causal, Everything
-from manyformer.masks.lasting import lasts
-from manyformer.models import Embedding, EncoderDecoder, Head, LanguageModel, Output
-from manyformer.models.exits import Exits
-from manyformer.models.language_model import Stream
-from manyformer.models.places import locate
-from manyformer.sources import Own, Recent
-from manyformer.sources.own import Cache
-from manyformer.sources.ring import Ring
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import AllKeys, Causal
+from manyformer.masks.eviction import is_never_evicted
+from manyformer.models import ClassHead, EncoderDecoder, LanguageModel, OutputHead, TokenEmbedding
+from manyformer.models.exit_classifiers import ExitClassifiers
+from manyformer.models.language_model import ModelState
+from manyformer.models.token_positions import positions_of
+from manyformer.sources import SelfSource, WindowSource
+from manyformer.sources.self_attention import KVCache
+from manyformer.sources.window_cache import RingCache
 
-Next = Callable[[Tensor, State, Memory | None], tuple[Tensor, State]]
+Next = Callable[[Tensor, State, MemorySequence | None], tuple[Tensor, State]]
 """From tokens (r, 1), a state and, for a decoder, the encoded source to logits (r, 1, v) and the next state."""
 
 Step = Callable[[Tensor, Context, State], tuple[Tensor, State]]
@@ -41,7 +51,7 @@ Step = Callable[[Tensor, Context, State], tuple[Tensor, State]]
 Map = Callable[[Tensor], Tensor]
 
 
-def bind(model: Continues | Translates) -> Next:
+def bind(model: ContinuesText | TranslatesText) -> Next:
     """`model` for one token more, as it is now: bind again after its weights have changed."""
     # no protocol, but one of our own classes, which are final: what they compute is known
     own: object = model
@@ -50,8 +60,8 @@ def bind(model: Continues | Translates) -> Next:
     if isinstance(own, EncoderDecoder) and _still(own):
         return _following(own.embed_target, own.decoder, own.head)
 
-    def general(tokens: Tensor, state: State, memory: Memory | None) -> tuple[Tensor, State]:
-        if isinstance(model, Translates):
+    def general(tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
+        if isinstance(model, TranslatesText):
             assert memory is not None
             out = model.decode(tokens, memory, None, state)
         else:
@@ -61,16 +71,16 @@ def bind(model: Continues | Translates) -> Next:
     return general
 
 
-def _following(embed: Embedding, body: Layer, head: Output) -> Next:
-    if isinstance(body, EarlyExit) and isinstance(head, Exits) and not (_watched(body) or _watched(head)):
+def _following(embed: TokenEmbedding, body: Layer, head: OutputHead) -> Next:
+    if isinstance(body, EarlyExit) and isinstance(head, ExitClassifiers) and not (_watched(body) or _watched(head)):
         return leaving(embed, body, head, Tools(_layer, _sure, _simple))
     layers, words = _layer(body), _head(head)
 
-    def following(tokens: Tensor, state: Stream, memory: Memory | None) -> tuple[Tensor, State]:
-        place, tail = locate(tokens, None, state.tail)
+    def following(tokens: Tensor, state: ModelState, memory: MemorySequence | None) -> tuple[Tensor, State]:
+        place, tail = positions_of(tokens, None, state.tail)
         assert tail is not None
         x, after = layers(embed(tokens, place), Context(place, memory), state.body)
-        return words(x), Stream(after, tail)
+        return words(x), ModelState(after, tail)
 
     return following
 
@@ -103,7 +113,7 @@ def _chain(chain: Chain) -> Step:
 
 def _residual(residual: Residual) -> Step:
     inner = _layer(residual.inner)
-    before, within, after = (_map(part) for part in (residual.before, residual.within, residual.after))
+    before, within, after = (_map(part) for part in (residual.pre_norm, residual.inner_norm, residual.post_norm))
     join = residual.join
 
     def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
@@ -140,67 +150,67 @@ def _attention(layer: Attention) -> Step:
     if any(_watched(part) for part in (source, *kernel.modules())):
         return general
     if folds(layer):
-        assert layer.to_q is not None
-        return fold(layer, _sure(layer.to_q), _sure(layer.to_kv), _sure(layer.out), general)
+        assert layer.q_proj is not None
+        return fold(layer, _sure(layer.q_proj), _sure(layer.kv_proj), _sure(layer.out_proj), general)
     if not _simple(layer):
         return general
-    assert isinstance(kernel, Softmax)
-    if type(source) is Own and kernel.mask in (Causal(), Everything()):
+    assert isinstance(kernel, SoftmaxKernel)
+    if type(source) is SelfSource and kernel.mask in (Causal(), AllKeys()):
         return _over_cache(layer, kernel, general)
-    return _over_ring(layer, kernel, source, general) if isinstance(source, Recent) else general
+    return _over_ring(layer, kernel, source, general) if isinstance(source, WindowSource) else general
 
 
-def _over_cache(layer: Attention, kernel: Softmax, general: Step) -> Step:
+def _over_cache(layer: Attention, kernel: SoftmaxKernel, general: Step) -> Step:
     fresh, attend = _fresh(layer), _attend(layer, kernel)
 
     def step(x: Tensor, ctx: Context, state: AttentionState) -> tuple[Tensor, State]:
-        cache: Cache = state.source
-        begin, layout = cache.length, ctx.place.layout
-        expected = cache.plain and isinstance(layout, Plain) and layout.start == begin
+        cache: KVCache = state.source
+        begin, layout = cache.length, ctx.positions.layout
+        expected = cache.plain and isinstance(layout, ContiguousLayout) and layout.start == begin
         if not expected or x.shape[1] != 1 or cache.room is None or begin >= cache.room:
             return general(x, ctx, state)
-        q = fresh(x, ctx.place, cache.k, cache.v, begin)
+        q = fresh(x, ctx.positions, cache.k, cache.v, begin)
         y = attend(q, cache.k.narrow(2, 0, begin + 1), cache.v.narrow(2, 0, begin + 1), None)
-        after = Cache(cache.k, cache.v, cache.pos, cache.seg, begin + 1, cache.room)
+        after = KVCache(cache.k, cache.v, cache.pos, cache.seg, begin + 1, cache.room)
         return y, AttentionState(after, state.kernel)
 
     return step
 
 
-def _over_ring(layer: Attention, kernel: Softmax, source: Recent, general: Step) -> Step:
+def _over_ring(layer: Attention, kernel: SoftmaxKernel, source: WindowSource, general: Step) -> Step:
     fresh, attend, seen = _fresh(layer), _attend(layer, kernel), Seen(kernel.mask, layer.heads, source.slots)
     mask, slots = source.mask, source.slots
 
     def step(x: Tensor, ctx: Context, state: AttentionState) -> tuple[Tensor, State]:
-        ring, place = state.source, ctx.place
-        begin = ring.length if isinstance(ring, Ring) and ring.reserved else None
-        expected = isinstance(place.layout, Plain) and place.layout.start == begin
-        if begin is None or not expected or x.shape[1] != 1 or lasts(mask, begin):
+        ring, place = state.source, ctx.positions
+        begin = ring.length if isinstance(ring, RingCache) and ring.reserved else None
+        expected = isinstance(place.layout, ContiguousLayout) and place.layout.start == begin
+        if begin is None or not expected or x.shape[1] != 1 or is_never_evicted(mask, begin):
             return general(x, ctx, state)
         slot = begin % slots
         q = fresh(x, place, ring.k, ring.v, slot)
-        ring.pos.narrow(1, slot, 1).copy_(place.pos)
-        ring.seg.narrow(1, slot, 1).copy_(place.seg)
+        ring.pos.narrow(1, slot, 1).copy_(place.position_ids)
+        ring.seg.narrow(1, slot, 1).copy_(place.segment_ids)
         y = attend(q, ring.k, ring.v, seen(ring, begin))
         return y, AttentionState(ring._replace(length=begin + 1), state.kernel)
 
     return step
 
 
-def _fresh(layer: Attention) -> Callable[[Tensor, Place, Tensor, Tensor, int], Tensor]:
+def _fresh(layer: Attention) -> Callable[[Tensor, TokenPositions, Tensor, Tensor, int], Tensor]:
     """Project one token a row, write its key and value into a column, and return its query."""
-    assert layer.to_q is not None
-    heads, (groups, key, value) = layer.heads, layer.shape
-    to_q, to_kv = _sure(layer.to_q), _sure(layer.to_kv)
-    turned = layer.position if layer.position.touches() - {"embed"} else None
+    assert layer.q_proj is not None
+    heads, (groups, key, value) = layer.heads, layer.kv_shape
+    to_q, to_kv = _sure(layer.q_proj), _sure(layer.kv_proj)
+    turned = layer.position if layer.position.required_seams() - {"embed"} else None
 
-    def write(x: Tensor, place: Place, k: Tensor, v: Tensor, column: int) -> Tensor:
+    def write(x: Tensor, positions: TokenPositions, k: Tensor, v: Tensor, column: int) -> Tensor:
         rows = x.shape[0]
         q, kv = to_q(x).view(rows, heads, 1, key), to_kv(x)
         # with one token a row, heads in front of the sequence are only another view
         fresh = kv.narrow(-1, 0, groups * key).view(rows, groups, 1, key)
         if turned is not None:
-            q, fresh = turned.query(q, place), turned.key(fresh, place)
+            q, fresh = turned.query(q, positions), turned.key(fresh, positions)
         k.narrow(2, column, 1).copy_(fresh)
         v.narrow(2, column, 1).copy_(kv.narrow(-1, groups * key, groups * value).view(rows, groups, 1, value))
         return q
@@ -208,9 +218,9 @@ def _fresh(layer: Attention) -> Callable[[Tensor, Place, Tensor, Tensor, int], T
     return write
 
 
-def _attend(layer: Attention, kernel: Softmax) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
+def _attend(layer: Attention, kernel: SoftmaxKernel) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
     """Attention of one query a row and head, and the output projection."""
-    heads, (groups, key, value), out = layer.heads, layer.shape, _sure(layer.out)
+    heads, (groups, key, value), out = layer.heads, layer.kv_shape, _sure(layer.out_proj)
     scale = 1 / math.sqrt(key) if kernel.scale is None else kernel.scale
 
     def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
@@ -224,16 +234,16 @@ def _simple(layer: Attention) -> bool:
     """Whether a new token attends by nothing but queries, keys and a mask."""
     kernel = layer.kernel
     return (
-        layer.before is None
-        and layer.to_q is not None
-        and type(kernel) is Softmax
+        layer.pre_norm is None
+        and layer.q_proj is not None
+        and type(kernel) is SoftmaxKernel
         and kernel.path in ("auto", "sdpa")
-        and layer.position.touches() <= {"embed", "query", "key"}
+        and layer.position.required_seams() <= {"embed", "query", "key"}
     )
 
 
-def _head(head: Output) -> Map:
-    if not isinstance(head, Head) or head.transform is not None or _watched(head):
+def _head(head: OutputHead) -> Map:
+    if not isinstance(head, ClassHead) or head.transform is not None or _watched(head):
         return head
     weight, bias = head.weight, head.bias
     return lambda x: F.linear(x, weight, bias)

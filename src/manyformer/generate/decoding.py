@@ -4,13 +4,21 @@ from dataclasses import dataclass, field
 from typing import final
 
 from manyformer.errors import UserError
-from manyformer.generate.picking import GNMT, Beam, Greedy, Pick, Sample
-from manyformer.generate.shaping import MinP, NoRepeat, RepetitionPenalty, Shaping, Temperature, TopK, TopP
+from manyformer.generate.logits_processors import (
+    LogitsProcessor,
+    MinPProcessor,
+    NoRepeatNGramProcessor,
+    RepetitionPenaltyProcessor,
+    TemperatureProcessor,
+    TopKProcessor,
+    TopPProcessor,
+)
+from manyformer.generate.token_choice import BeamSettings, GNMTPenalty, GreedyChoice, SampledChoice, TokenChoice
 
 
 @final
 @dataclass(frozen=True)
-class BeyondSource:
+class SourceLengthLimit:
     """As many new tokens as the source has, and `extra` more (Vaswani et al. 2017, section 6.1)."""
 
     extra: int = 50
@@ -31,9 +39,9 @@ class Decoding:
     `use_cache` None uses the model's state where the model promises that it changes nothing. Raises UserError.
     """
 
-    pick: Pick = field(default_factory=Greedy)
-    shape: tuple[Shaping, ...] = ()
-    max_new: int | BeyondSource | None = None
+    choice: TokenChoice = field(default_factory=GreedyChoice)
+    processors: tuple[LogitsProcessor, ...] = ()
+    max_new: int | SourceLengthLimit | None = None
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] | None = None
     ban: tuple[int, ...] | None = None
@@ -44,15 +52,15 @@ class Decoding:
             raise UserError(f"max_new must be 1 or more tokens, got {self.max_new}")
         if "" in self.stop:
             raise UserError("a stop string must not be empty: it would stop before the first letter")
-        if isinstance(self.pick, Beam) and self.stop:
+        if isinstance(self.choice, BeamSettings) and self.stop:
             raise UserError("beam search cannot end at stop strings: use stop_ids, or sample")
-        useless = [type(s).__name__ for s in self.shape if s.sampling]
-        if useless and not isinstance(self.pick, Sample):
-            what = "beam search" if isinstance(self.pick, Beam) else "greedy decoding"
+        useless = [type(s).__name__ for s in self.processors if s.sampling]
+        if useless and not isinstance(self.choice, SampledChoice):
+            what = "beam search" if isinstance(self.choice, BeamSettings) else "greedy decoding"
             raise UserError(f"{what} takes the likeliest tokens, so {useless[0]} would change nothing: leave it out")
 
 
-def settings(
+def decoding_from_options(
     *,
     max_new: int | None = None,
     temperature: float | None = None,
@@ -84,19 +92,19 @@ def settings(
             raise UserError(
                 f"temperature 0 always takes the likeliest token: leave out {asked[0]} or raise temperature"
             )
-        pick = Sample(seed, samples) if asked and temperature != 0 else Greedy()
+        pick = SampledChoice(seed, samples) if asked and temperature != 0 else GreedyChoice()
     shape = (
-        None if repetition_penalty is None else RepetitionPenalty(repetition_penalty),
-        None if no_repeat_ngram is None else NoRepeat(no_repeat_ngram),
+        None if repetition_penalty is None else RepetitionPenaltyProcessor(repetition_penalty),
+        None if no_repeat_ngram is None else NoRepeatNGramProcessor(no_repeat_ngram),
         # a temperature or a share of 1 changes nothing and should cost nothing
-        None if temperature in (None, 0, 1) else Temperature(temperature),
-        None if top_k is None else TopK(top_k),
-        None if top_p in (None, 1) else TopP(top_p),
-        None if min_p is None else MinP(min_p),
+        None if temperature in (None, 0, 1) else TemperatureProcessor(temperature),
+        None if top_k is None else TopKProcessor(top_k),
+        None if top_p in (None, 1) else TopPProcessor(top_p),
+        None if min_p is None else MinPProcessor(min_p),
     )
     return Decoding(
-        pick=pick,
-        shape=tuple(change for change in shape if change is not None),
+        choice=pick,
+        processors=tuple(change for change in shape if change is not None),
         max_new=max_new,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_ids=stop_ids,
@@ -104,7 +112,7 @@ def settings(
     )
 
 
-def _search(beam: int | None, alpha: float | None, best: int, asked: list[str]) -> Pick | None:
+def _search(beam: int | None, alpha: float | None, best: int, asked: list[str]) -> TokenChoice | None:
     """The beam search that was asked for, if any; `asked` names what was asked of sampling."""
     if beam is None:
         if alpha is not None or best != 1:
@@ -112,4 +120,4 @@ def _search(beam: int | None, alpha: float | None, best: int, asked: list[str]) 
         return None
     if asked:
         raise UserError(f"beam search does not sample: leave out {asked[0]}, or leave out beam")
-    return Beam(beam, GNMT() if alpha is None else GNMT(alpha), best)
+    return BeamSettings(beam, GNMTPenalty() if alpha is None else GNMTPenalty(alpha), best)

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from manyformer.attention import Attention, AttentionState
-from manyformer.core import Context, Plain, State
-from manyformer.kernels import Linear
-from manyformer.kernels.linear import Stream
-from manyformer.kernels.rules import Tokens
+from manyformer.core import Context, ContiguousLayout, State
+from manyformer.kernels import LinearKernel
+from manyformer.kernels.linear_kernel import LinearState
+from manyformer.kernels.memory_rules import TokenFeatures
 from manyformer.masks import Causal
 
 Map = Callable[[Tensor], Tensor]
@@ -19,11 +19,11 @@ def folds(layer: Attention) -> bool:
     """Whether a new token is all that the layer's memory takes in, and all heads have keys of their own."""
     kernel = layer.kernel
     return (
-        type(kernel) is Linear
+        type(kernel) is LinearKernel
         and kernel.mask == Causal()
         and kernel.path in ("auto", "recurrent")
-        and layer.before is None
-        and layer.heads == layer.shape.kv_heads
+        and layer.pre_norm is None
+        and layer.heads == layer.kv_shape.kv_heads
     )
 
 
@@ -36,15 +36,15 @@ def fold(
 ) -> Callable[[Tensor, Context, State], tuple[Tensor, State]]:
     """One token a row goes on with the memory of its plain document; `general` does what is left."""
     kernel, heads = layer.kernel, layer.heads
-    assert isinstance(kernel, Linear)
+    assert isinstance(kernel, LinearKernel)
     features, rule = kernel.features.forward, kernel.rule.forward
-    gated, chunk, floor = kernel.gates > 0, kernel.chunk, kernel.floor
-    widths = [heads * layer.shape.key, heads * layer.shape.value]
-    turned = layer.position if layer.position.touches() - {"embed"} else None
+    gated, chunk, floor = kernel.gate_dim > 0, kernel.chunk, kernel.floor
+    widths = [heads * layer.kv_shape.key, heads * layer.kv_shape.value]
+    turned = layer.position if layer.position.required_seams() - {"embed"} else None
 
     def step(x: Tensor, ctx: Context, state: AttentionState) -> tuple[Tensor, State]:
-        place, before = ctx.place, state.kernel
-        begun = isinstance(place.layout, Plain) and not before.empty
+        place, before = ctx.positions, state.kernel
+        begun = isinstance(place.layout, ContiguousLayout) and not before.empty
         if not begun or x.shape[1] != 1 or torch.is_autocast_enabled(x.device.type):
             return general(x, ctx, state)
         rows, wide = x.shape[0], torch.promote_types(x.dtype, torch.float32)
@@ -56,10 +56,10 @@ def fold(
         c, log = features(k.to(wide), place)
         v = v.to(wide)
         v, gate = (v[..., :-1], v[..., -1]) if gated else (v, None)
-        tokens = Tokens(features(q.to(wide), place).y, c, v, log, gate, None, None)
+        tokens = TokenFeatures(features(q.to(wide), place).y, c, v, log, gate, None, None)
         y, memory, _ = rule(tokens, before.memory, form="recurrent", chunk=chunk, floor=floor)
         return out(y.to(x.dtype).transpose(1, 2).flatten(2)), AttentionState(
-            state.source, Stream(memory, place.seg[:, -1])
+            state.source, LinearState(memory, place.segment_ids[:, -1])
         )
 
     return step

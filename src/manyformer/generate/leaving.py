@@ -14,20 +14,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyformer.attention import Attention, AttentionState
-from manyformer.core import Chain, Context, Layer, Memory, Place, Plain, Pointwise, Residual, State
-from manyformer.depth.leaving import Copies, EarlyExit, plain_place
-from manyformer.depth.rules import Seen
+from manyformer.core import (
+    Chain,
+    Context,
+    ContiguousLayout,
+    Layer,
+    MemorySequence,
+    Pointwise,
+    Residual,
+    State,
+    TokenPositions,
+)
+from manyformer.depth.early_exit_stack import EarlyExit, EarlyExitState, plain_place
+from manyformer.depth.exit_rules import ExitRuleInput
 from manyformer.feedforward import FeedForward, GatedFeedForward
-from manyformer.masks import Causal, Everything
-from manyformer.models.exits import Exits
-from manyformer.models.language_model import Stream
-from manyformer.models.places import locate
-from manyformer.sources import Encoded, Own
-from manyformer.sources.encoder import Projected
-from manyformer.sources.own import Cache
+from manyformer.masks import AllKeys, Causal
+from manyformer.models.exit_classifiers import ExitClassifiers
+from manyformer.models.language_model import ModelState
+from manyformer.models.token_positions import positions_of
+from manyformer.sources import CrossAttentionSource, SelfSource
+from manyformer.sources.cross_attention import ProjectedMemory
+from manyformer.sources.self_attention import KVCache
 
 Map = Callable[[Tensor], Tensor]
-Next = Callable[[Tensor, State, Memory | None], tuple[Tensor, State]]
+Next = Callable[[Tensor, State, MemorySequence | None], tuple[Tensor, State]]
 Step = Callable[[Tensor, Context, State], tuple[Tensor, State]]
 
 
@@ -43,25 +53,25 @@ class Call(NamedTuple):
     """What all layers share for one token: which rows go on (None: all), where they are, and what they may look at."""
 
     rows: Tensor | None
-    place: Place
-    memory: Memory | None
+    positions: TokenPositions
+    memory: MemorySequence | None
     shown: Tensor | None
 
 
-def leaving(embed: nn.Module, body: EarlyExit, head: Exits, tools: Tools) -> Next:
+def leaving(embed: nn.Module, body: EarlyExit, head: ExitClassifiers, tools: Tools) -> Next:
     """Logits and state after one token more a row, as the model itself gives them."""
     levels = [_level(layer, tools) for layer in body.layers]
-    ready = [tools.step(layer) for layer in body.others]
+    ready = [tools.step(layer) for layer in body.final_layers]
     fast = _Fast(embed, body, head, [level for level in levels if level is not None], ready)
 
-    def following(tokens: Tensor, state: Stream, memory: Memory | None) -> tuple[Tensor, State]:
-        place, tail = locate(tokens, None, state.tail)
+    def following(tokens: Tensor, state: ModelState, memory: MemorySequence | None) -> tuple[Tensor, State]:
+        place, tail = positions_of(tokens, None, state.tail)
         assert tail is not None
         if None not in levels and fast.serves(tokens, place, state.body):
             logits, after = fast(tokens, place, state.body, memory)
-            return logits, Stream(after, tail)
+            return logits, ModelState(after, tail)
         y, kept, _ = body(embed(tokens, place), Context(place, memory), state.body)
-        return head(y), Stream(kept, tail)
+        return head(y), ModelState(kept, tail)
 
     return following
 
@@ -73,9 +83,9 @@ def _level(layer: Layer, tools: Tools) -> "_Level | None":
     if type(layer) is not Chain or watched or not all(type(branch) is Residual for branch in branches):
         return None
     own, *others = [branch.inner for branch in branches]
-    if not isinstance(own, Attention) or type(own.source) is not Own or not tools.simple(own):
+    if not isinstance(own, Attention) or type(own.source) is not SelfSource or not tools.simple(own):
         return None
-    if own.kernel.sight not in (Causal(), Everything()) or not all(_alone(other, tools) for other in others):
+    if own.kernel.cache_mask not in (Causal(), AllKeys()) or not all(_alone(other, tools) for other in others):
         return None
     return _Level(branches, tools)  # type: ignore[arg-type]
 
@@ -83,34 +93,43 @@ def _level(layer: Layer, tools: Tools) -> "_Level | None":
 def _alone(inner: Any, tools: Tools) -> bool:
     """Whether it treats each token by itself, but for a source that it may look at."""
     if isinstance(inner, Attention):
-        return type(inner.source) is Encoded and tools.simple(inner) and inner.kernel.sight == Everything()
+        return (
+            type(inner.source) is CrossAttentionSource and tools.simple(inner) and inner.kernel.cache_mask == AllKeys()
+        )
     return isinstance(inner, FeedForward | GatedFeedForward | Pointwise)
 
 
 @final
 class _Fast:
     def __init__(
-        self, embed: nn.Module, body: EarlyExit, head: Exits, levels: "list[_Level]", others: list[Step]
+        self, embed: nn.Module, body: EarlyExit, head: ExitClassifiers, levels: "list[_Level]", others: list[Step]
     ) -> None:
         self.embed, self.body, self.head, self.levels, self.others = embed, body, head, levels, others
 
-    def serves(self, tokens: Tensor, place: Place, state: Copies) -> bool:
+    def serves(self, tokens: Tensor, positions: TokenPositions, state: EarlyExitState) -> bool:
         """Whether this is one token more of rows that are one plain document each, and there is room for it."""
-        layout, at = place.layout, state.columns
-        if tokens.shape[1] != 1 or not isinstance(layout, Plain) or layout.start != at or torch.is_grad_enabled():
+        layout, at = positions.layout, state.columns
+        if (
+            tokens.shape[1] != 1
+            or not isinstance(layout, ContiguousLayout)
+            or layout.start != at
+            or torch.is_grad_enabled()
+        ):
             return False
-        caches: list[Cache] = [branches[0].source for branches in state.layers]
+        caches: list[KVCache] = [branches[0].source for branches in state.layers]
         return all(cache.plain and (cache.room is None or at < cache.room) for cache in caches)
 
-    def __call__(self, tokens: Tensor, place: Place, state: Copies, memory: Memory | None) -> tuple[Tensor, Copies]:
+    def __call__(
+        self, tokens: Tensor, positions: TokenPositions, state: EarlyExitState, memory: MemorySequence | None
+    ) -> tuple[Tensor, EarlyExitState]:
         at, rule, total = state.columns, self.body.rule, tokens.shape[0]
-        ctx = Context(place, memory)
-        x: Tensor = self.embed(tokens, place)
-        call = Call(None, place, memory, None if memory is None else _shown(memory))
+        ctx = Context(positions, memory)
+        x: Tensor = self.embed(tokens, positions)
+        call = Call(None, positions, memory, None if memory is None else _shown(memory))
         plan = rule.begin(ctx, x)
-        pos = place.pos.expand(total, -1)
-        layers, done, active = list(state.layers), list(state.done), x
-        copied: Any = state.copied
+        pos = positions.position_ids.expand(total, -1)
+        layers, done, active = list(state.layers), list(state.filled), x
+        copied: Any = state.pending
         said = _Said(self.head)
         for number, level in enumerate(self.levels, 1):
             begin = done[number - 1]
@@ -118,7 +137,7 @@ class _Fast:
             y, layers[number - 1] = level(missed, active, begin, call, layers[number - 1])
             done[number - 1] = at + 1
             x = y if call.rows is None else x.index_copy(0, call.rows, y)
-            if number < len(self.levels) and not rule.asks(number):
+            if number < len(self.levels) and not rule.applies_after(number):
                 active = y
                 continue
             ready = y
@@ -127,7 +146,7 @@ class _Fast:
             if number == len(self.levels):
                 said.add(call.rows, number, ready, None)
                 break
-            verdict = rule.forward(Seen(number, y, active, ready, pos), plan)
+            verdict = rule.forward(ExitRuleInput(number, y, active, ready, pos), plan)
             stays = (~verdict.leaves[:, 0]).nonzero()[:, 0]
             active, plan = y, verdict.plan
             if len(stays) == len(y):
@@ -140,22 +159,26 @@ class _Fast:
                 break
             active, pos, plan = y[stays], pos[stays], None if plan is None else plan[stays]
             call = call._replace(rows=_among(call.rows, stays))
-        return said.logits(), Copies(layers, at + 1, tuple(done), _copied(state, x))
+        return said.logits(), EarlyExitState(layers, at + 1, tuple(done), _copied(state, x))
 
 
 def _among(rows: Tensor | None, chosen: Tensor) -> Tensor:
     return chosen if rows is None else rows[chosen]
 
 
-def _shown(memory: Memory) -> Tensor | None:
+def _shown(memory: MemorySequence) -> Tensor | None:
     """What of a source may be seen by a target that is one document; None where all of it."""
-    return None if isinstance(memory.place.layout, Plain) else (memory.place.seg == 0)[:, None, None, :]
+    return (
+        None
+        if isinstance(memory.positions.layout, ContiguousLayout)
+        else (memory.positions.segment_ids == 0)[:, None, None, :]
+    )
 
 
-def _copied(state: Copies, x: Tensor) -> Tensor:
+def _copied(state: EarlyExitState, x: Tensor) -> Tensor:
     """With what this token leaves to the layers above."""
     at, cache = state.columns, state.layers[0][0].source
-    copied = state.copied
+    copied = state.pending
     if copied is None:
         copied = x.new_zeros(x.shape[0], at if cache.room is None else cache.room, x.shape[2])
     if cache.room is None:
@@ -168,13 +191,13 @@ def _copied(state: Copies, x: Tensor) -> Tensor:
 class _Said:
     """Collects what the rows say, from whichever layer; one product serves all that have the same classifier."""
 
-    def __init__(self, head: Exits) -> None:
+    def __init__(self, head: ExitClassifiers) -> None:
         self.head = head
         self.parts: list[tuple[Tensor | None, Tensor, bool]] = []
 
     def add(self, rows: Tensor | None, number: int, ready: Tensor, logits: Tensor | None) -> None:
         """These rows leave after layer `number` with what classifiers read, or with the logits that are known."""
-        if logits is None and len(self.head.own):
+        if logits is None and len(self.head.per_layer):
             logits = self.head.at(ready, number)
         self.parts.append((rows, ready if logits is None else logits, logits is not None))
 
@@ -182,7 +205,7 @@ class _Said:
         """Those of all rows, in their order."""
         waiting = [part for _, part, known in self.parts if not known]
         product: Tensor | None = (
-            self.head.last(waiting[0] if len(waiting) == 1 else torch.cat(waiting)) if waiting else None
+            self.head.shared(waiting[0] if len(waiting) == 1 else torch.cat(waiting)) if waiting else None
         )
         pieces = [] if product is None else list(torch.split(product, [len(part) for part in waiting]))
         found = [part if known else pieces.pop(0) for _, part, known in self.parts]
@@ -210,16 +233,16 @@ class _Level:
         newest = normed[:, -1:]
         query = newest if call.rows is None else newest[call.rows]
         k, v = cache.k.narrow(2, 0, cache.length), cache.v.narrow(2, 0, cache.length)
-        y = self.first.join(active, self.own(query, call.place, *_of(call.rows, k, v), None))
+        y = self.first.join(active, self.own(query, call.positions, *_of(call.rows, k, v), None))
         after = [AttentionState(cache, state[0].kernel)]
         for (branch, looks, step), kept in zip(self.rest, state[1:]):
             if looks is None:
-                part, new = step(branch.before(y), Context(call.place, call.memory), kept)
+                part, new = step(branch.before(y), Context(call.positions, call.memory), kept)
             else:
                 assert call.memory is not None
                 new = kept if kept.source.k is not None else AttentionState(looks.project(call.memory), kept.kernel)
                 shown = call.shown if call.shown is None or call.rows is None else call.shown[call.rows]
-                part = looks(branch.before(y), call.place, *_of(call.rows, new.source.k, new.source.v), shown)
+                part = looks(branch.before(y), call.positions, *_of(call.rows, new.source.k, new.source.v), shown)
             y = branch.join(y, part)
             after.append(new)
         return y, after
@@ -229,7 +252,7 @@ def _of(rows: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return (k, v) if rows is None else (k.index_select(0, rows), v.index_select(0, rows))
 
 
-def _stored(cache: Cache, k: Tensor, v: Tensor, begin: int) -> Cache:
+def _stored(cache: KVCache, k: Tensor, v: Tensor, begin: int) -> KVCache:
     """The cache with columns from `begin` on, where nothing is yet."""
     rows, _, count, _ = k.shape
     end = begin + count
@@ -238,8 +261,8 @@ def _stored(cache: Cache, k: Tensor, v: Tensor, begin: int) -> Cache:
         cache.v.narrow(2, begin, count).copy_(v)
         return cache._replace(length=end)
     place = plain_place(rows, begin, end, k.device)
-    pos, seg = torch.cat([cache.pos, place.pos], 1), torch.cat([cache.seg, place.seg], 1)
-    return Cache(torch.cat([cache.k, k], 2), torch.cat([cache.v, v], 2), pos, seg, end)
+    pos, seg = torch.cat([cache.pos, place.position_ids], 1), torch.cat([cache.seg, place.segment_ids], 1)
+    return KVCache(torch.cat([cache.k, k], 2), torch.cat([cache.v, v], 2), pos, seg, end)
 
 
 @final
@@ -247,7 +270,7 @@ class _Branch:
     """What stands around a branch."""
 
     def __init__(self, residual: Residual, tools: Tools) -> None:
-        parts = (residual.before, residual.within, residual.after)
+        parts = (residual.pre_norm, residual.inner_norm, residual.post_norm)
         self._before, self._within, self._after = (None if part is None else tools.sure(part) for part in parts)
         self._join = residual.join
 
@@ -265,10 +288,14 @@ class _Looks:
     """Attention of one query a row to keys that are there."""
 
     def __init__(self, layer: Attention, tools: Tools) -> None:
-        assert layer.to_q is not None
-        self.heads, (self.groups, self.key, self.value) = layer.heads, layer.shape
-        self.to_q, self.to_kv, self.out = tools.sure(layer.to_q), tools.sure(layer.to_kv), tools.sure(layer.out)
-        self.turned = layer.position if layer.position.touches() - {"embed"} else None
+        assert layer.q_proj is not None
+        self.heads, (self.groups, self.key, self.value) = layer.heads, layer.kv_shape
+        self.to_q, self.to_kv, self.out = (
+            tools.sure(layer.q_proj),
+            tools.sure(layer.kv_proj),
+            tools.sure(layer.out_proj),
+        )
+        self.turned = layer.position if layer.position.required_seams() - {"embed"} else None
         scale: float | None = layer.kernel.scale  # type: ignore[assignment]
         self.scale = 1 / math.sqrt(self.key) if scale is None else scale
         self.layer = layer
@@ -283,16 +310,21 @@ class _Looks:
             k = self.turned.key(k, plain_place(rows, begin, begin + count, k.device))
         return k, v
 
-    def project(self, memory: Memory) -> Projected:
-        return Projected(*self.layer.project(memory.y, memory.place))
+    def project(self, memory: MemorySequence) -> ProjectedMemory:
+        return ProjectedMemory(*self.layer.project(memory.y, memory.positions))
 
-    def __call__(self, normed: Tensor, place: Place, k: Tensor, v: Tensor, shown: Tensor | None) -> Tensor:
+    def __call__(self, normed: Tensor, positions: TokenPositions, k: Tensor, v: Tensor, shown: Tensor | None) -> Tensor:
         rows = normed.shape[0]
         q = self.to_q(normed).view(rows, self.heads, 1, self.key)
         if self.turned is not None:
             # all rows are at the same position
             q = self.turned.query(
-                q, Place(place.pos[:1].expand(rows, -1), place.seg[:1].expand(rows, -1), place.layout)
+                q,
+                TokenPositions(
+                    positions.position_ids[:1].expand(rows, -1),
+                    positions.segment_ids[:1].expand(rows, -1),
+                    positions.layout,
+                ),
             )
         many = self.heads != self.groups
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=shown, scale=self.scale, enable_gqa=many)

@@ -8,11 +8,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.errors import UserError
-from manyformer.generate.decoding import BeyondSource, Decoding
-from manyformer.generate.protocol import Model, Translates, Words
+from manyformer.generate.decoding import Decoding, SourceLengthLimit
+from manyformer.generate.protocol import GenerativeModelProtocol, TokenizerProtocol, TranslatesText
 
 Prompt = str | Sequence[int] | Tensor
-Prompts = Prompt | Sequence[Prompt]
+PromptBatch = Prompt | Sequence[Prompt]
 
 USUAL = 256
 """New tokens of a language model that nobody limited."""
@@ -21,7 +21,7 @@ PAD, BOS, EOS = 0, 1, 2
 """Padding, the start and the end of a sequence, in every tokenizer of this library."""
 
 
-class Specials(NamedTuple):
+class SpecialTokens(NamedTuple):
     """What begins and what ends a sequence, and what must never be written."""
 
     begin: int | None
@@ -29,19 +29,21 @@ class Specials(NamedTuple):
     ban: tuple[int, ...]
 
 
-def specials(model: Model, words: Words | None, decoding: Decoding) -> Specials:
+def specials(model: GenerativeModelProtocol, words: TokenizerProtocol | None, decoding: Decoding) -> SpecialTokens:
     """From the tokenizer where there is one; an encoder-decoder without one has this library's usual numbers."""
-    usual = Specials(None, (), ())
+    usual = SpecialTokens(None, (), ())
     if words is not None:
         # a model may have more outputs than there are words, to be of a rounder size
-        usual = Specials(words.bos, (words.eos,), (words.pad, words.bos, *range(words.vocab, model.vocab)))
-    elif isinstance(model, Translates):
-        usual = Specials(BOS, (EOS,), (PAD, BOS))
+        usual = SpecialTokens(words.bos, (words.eos,), (words.pad, words.bos, *range(words.vocab, model.vocab)))
+    elif isinstance(model, TranslatesText):
+        usual = SpecialTokens(BOS, (EOS,), (PAD, BOS))
     ends = usual.ends if decoding.stop_ids is None else decoding.stop_ids
-    return Specials(usual.begin, ends, usual.ban if decoding.ban is None else decoding.ban)
+    return SpecialTokens(usual.begin, ends, usual.ban if decoding.ban is None else decoding.ban)
 
 
-def read_prompts(prompts: Prompts, words: Words | None, *, source: bool, begin: bool = False) -> list[list[int]]:
+def read_prompts(
+    prompts: PromptBatch, words: TokenizerProtocol | None, *, source: bool, begin: bool = False
+) -> list[list[int]]:
     """One list of ids a prompt; a string goes through the tokenizer, a `source` gets the end token after it.
 
     `begin` puts the start token before a string, which an empty one gets in any case.
@@ -58,13 +60,13 @@ def read_prompts(prompts: Prompts, words: Words | None, *, source: bool, begin: 
     return rows
 
 
-def _is_one(prompts: Prompts) -> bool:
+def _is_one(prompts: PromptBatch) -> bool:
     if isinstance(prompts, Tensor):
         return prompts.ndim == 1
     return isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(token, int) for token in prompts))
 
 
-def _read(number: int, prompt: object, words: Words | None, *, source: bool, begin: bool) -> list[int]:
+def _read(number: int, prompt: object, words: TokenizerProtocol | None, *, source: bool, begin: bool) -> list[int]:
     if isinstance(prompt, str):
         if words is None:
             raise UserError(f"prompt {number} is a string, which needs a tokenizer: give tokenizer=, or token ids")
@@ -87,39 +89,39 @@ def check_tokens(rows: list[list[int]], vocab: int) -> None:
             raise UserError(f"prompt {number} has token {wrong[0]}, but the model's tokens are 0 to {vocab - 1}")
 
 
-def limits(model: Model, rows: list[list[int]], decoding: Decoding) -> list[int]:
+def new_token_limits(model: GenerativeModelProtocol, rows: list[list[int]], decoding: Decoding) -> list[int]:
     """How many new tokens each row may get, the end token included. Raises UserError where there is no room."""
-    if isinstance(model, Translates):
-        return [_target_limit(number, len(row), model.longest, decoding) for number, row in enumerate(rows)]
-    if isinstance(decoding.max_new, BeyondSource):
+    if isinstance(model, TranslatesText):
+        return [_target_limit(number, len(row), model.max_length, decoding) for number, row in enumerate(rows)]
+    if isinstance(decoding.max_new, SourceLengthLimit):
         raise UserError("a limit that depends on the source is for translation: give max_new as a number")
-    return [_text_limit(number, len(row), model.longest, decoding.max_new) for number, row in enumerate(rows)]
+    return [_text_limit(number, len(row), model.max_length, decoding.max_new) for number, row in enumerate(rows)]
 
 
-def _text_limit(number: int, length: int, longest: int | None, wanted: int | None) -> int:
-    if longest is None:
+def _text_limit(number: int, length: int, max_length: int | None, wanted: int | None) -> int:
+    if max_length is None:
         return USUAL if wanted is None else wanted
-    room = longest - length
+    room = max_length - length
     if room < 1:
         raise UserError(
-            f"prompt {number} has {length} tokens, and the model allows {longest} in all: shorten it to {longest - 1}"
+            f"prompt {number} has {length} tokens, and the model allows {max_length} in all: shorten it to {max_length - 1}"
         )
     if wanted is not None and wanted > room:
         raise UserError(
-            f"prompt {number} has {length} tokens and max_new is {wanted}, but the model allows {longest} in all: "
+            f"prompt {number} has {length} tokens and max_new is {wanted}, but the model allows {max_length} in all: "
             f"ask for at most {room}"
         )
     return min(USUAL, room) if wanted is None else wanted
 
 
-def _target_limit(number: int, length: int, longest: int | None, decoding: Decoding) -> int:
-    if longest is not None and length > longest:
-        raise UserError(f"source {number} has {length} tokens, but the model allows at most {longest}")
-    wanted = BeyondSource() if decoding.max_new is None else decoding.max_new
-    if isinstance(wanted, BeyondSource):
-        return min(length + wanted.extra, length + wanted.extra if longest is None else longest)
-    if longest is not None and wanted > longest:
-        raise UserError(f"max_new is {wanted}, but the model writes at most {longest} tokens")
+def _target_limit(number: int, length: int, max_length: int | None, decoding: Decoding) -> int:
+    if max_length is not None and length > max_length:
+        raise UserError(f"source {number} has {length} tokens, but the model allows at most {max_length}")
+    wanted = SourceLengthLimit() if decoding.max_new is None else decoding.max_new
+    if isinstance(wanted, SourceLengthLimit):
+        return min(length + wanted.extra, length + wanted.extra if max_length is None else max_length)
+    if max_length is not None and wanted > max_length:
+        raise UserError(f"max_new is {wanted}, but the model writes at most {max_length} tokens")
     return wanted
 
 

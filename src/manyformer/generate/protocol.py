@@ -5,11 +5,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from manyformer.core import Memory, State
+from manyformer.core import MemorySequence, State
 
 
 @runtime_checkable
-class Predicted(Protocol):
+class LogitsAndState(Protocol):
     """What a model returns: `logits` (b, l, v), and the state to go on from."""
 
     @property
@@ -19,36 +19,36 @@ class Predicted(Protocol):
 
 
 @runtime_checkable
-class Decodes(Protocol):
+class DecoderProtocol(Protocol):
     """What both kinds of models share."""
 
     @property
     def vocab(self) -> int: ...
     @property
-    def longest(self) -> int | None: ...
-    def start(self, batch: int, *, capacity: int | None = None) -> State: ...
+    def max_length(self) -> int | None: ...
+    def init_state(self, batch: int, *, capacity: int | None = None) -> State: ...
 
 
 @runtime_checkable
-class Continues(Decodes, Protocol):
+class ContinuesText(DecoderProtocol, Protocol):
     """A language model: it goes on from a prompt."""
 
-    def __call__(self, tokens: Tensor, segments: Tensor | None = None, state: State = None) -> Predicted: ...
+    def __call__(self, tokens: Tensor, segments: Tensor | None = None, state: State = None) -> LogitsAndState: ...
 
 
 @runtime_checkable
-class Translates(Protocol):
+class TranslatesText(Protocol):
     """An encoder-decoder: it answers a source."""
 
     @property
     def vocab(self) -> int: ...
     @property
-    def longest(self) -> int | None: ...
-    def start(self, batch: int, *, capacity: int | None = None) -> State: ...
-    def encode(self, source: Tensor, source_segments: Tensor | None = None) -> Memory: ...
+    def max_length(self) -> int | None: ...
+    def init_state(self, batch: int, *, capacity: int | None = None) -> State: ...
+    def encode(self, source: Tensor, source_segments: Tensor | None = None) -> MemorySequence: ...
     def decode(
-        self, target: Tensor, memory: Memory, target_segments: Tensor | None = None, state: State = None
-    ) -> Predicted: ...
+        self, target: Tensor, memory: MemorySequence, target_segments: Tensor | None = None, state: State = None
+    ) -> LogitsAndState: ...
     def __call__(
         self,
         source: Tensor,
@@ -56,14 +56,14 @@ class Translates(Protocol):
         source_segments: Tensor | None = None,
         target_segments: Tensor | None = None,
         state: State = None,
-    ) -> Predicted: ...
+    ) -> LogitsAndState: ...
 
 
-Model = Continues | Translates
+GenerativeModelProtocol = ContinuesText | TranslatesText
 
 
 @runtime_checkable
-class Letters(Protocol):
+class TextStreamProtocol(Protocol):
     """Text from tokens that arrive one by one; a letter whose bytes are not all there yet waits."""
 
     def push(self, token: int) -> str: ...
@@ -71,7 +71,7 @@ class Letters(Protocol):
 
 
 @runtime_checkable
-class Words(Protocol):
+class TokenizerProtocol(Protocol):
     """A tokenizer: text to tokens and back, how many tokens there are, and the numbers of the special ones."""
 
     @property
@@ -84,10 +84,10 @@ class Words(Protocol):
     def eos(self) -> int: ...
     def encode(self, text: str) -> list[int]: ...
     def decode(self, tokens: list[int]) -> str: ...
-    def stream(self) -> Letters: ...
+    def stream(self) -> TextStreamProtocol: ...
 
 
-def device_of(model: Model) -> torch.device:
+def device_of(model: GenerativeModelProtocol) -> torch.device:
     """Where the model's parameters are; the CPU for a model without any."""
     first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     return torch.device("cpu") if first is None else first.device

@@ -5,18 +5,18 @@ from typing import Literal, NamedTuple
 
 from manyformer.errors import UserError
 
-Finish = Literal["end", "stop", "limit"]
+FinishReason = Literal["end", "stop", "limit"]
 """Why a row ended: an end token, a stop string, or the limit on new tokens."""
 
 
-class Piece(NamedTuple):
+class StreamPiece(NamedTuple):
     """What one step adds to one row while it is written; `text` holds back what may turn out to be a stop string."""
 
     row: int
     token: int | None
     text: str
-    copy: int = 0
-    finish: Finish | None = None
+    sample: int = 0
+    finish: FinishReason | None = None
 
 
 class Hypothesis(NamedTuple):
@@ -28,11 +28,11 @@ class Hypothesis(NamedTuple):
     tokens: list[int]
     text: str | None = None
     score: float | None = None
-    finish: Finish = "limit"
+    finish: FinishReason = "limit"
 
 
 @dataclass(frozen=True)
-class Stats:
+class GenerationStats:
     """What it took; the end tokens count as new, and `seconds` include reading the prompts."""
 
     prompts: int
@@ -51,9 +51,9 @@ class Stats:
         size = f", {self.cache_bytes / 1e6:.1f} MB" if self.cache_bytes else ""
         return f"{rate} after {self.prompt_tokens} of prompt; {self.cache}{size}"
 
-    def __add__(self, other: "Stats") -> "Stats":
+    def __add__(self, other: "GenerationStats") -> "GenerationStats":
         """Both runs, one after the other."""
-        return Stats(
+        return GenerationStats(
             self.prompts + other.prompts,
             self.prompt_tokens + other.prompt_tokens,
             self.new_tokens + other.new_tokens,
@@ -64,11 +64,11 @@ class Stats:
 
 
 @dataclass(frozen=True)
-class Generated:
+class GenerationResult:
     """For each prompt its answers, best first (beam search) or in the order of their seeds; and what it took."""
 
     rows: tuple[tuple[Hypothesis, ...], ...]
-    stats: Stats
+    stats: GenerationStats
     seeds: tuple[int, ...] = ()
 
     @property

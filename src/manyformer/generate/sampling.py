@@ -8,12 +8,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.errors import UserError
-from manyformer.generate.feeds import Feed
-from manyformer.generate.picking import StepPick
-from manyformer.generate.protocol import Words
-from manyformer.generate.result import Finish, Hypothesis, Piece
-from manyformer.generate.shaping import Shape, Shaping
-from manyformer.generate.text import Typewriter
+from manyformer.generate.logits_processors import LogitsFn, LogitsProcessor
+from manyformer.generate.next_token import LogitsFeed
+from manyformer.generate.protocol import TokenizerProtocol
+from manyformer.generate.result import FinishReason, Hypothesis, StreamPiece
+from manyformer.generate.text_stream import StopStringStream
+from manyformer.generate.token_choice import StepChoice
 
 GLANCE = 16
 """On an accelerator, reading tokens back waits for it: so it is done only every so many steps."""
@@ -22,36 +22,36 @@ CROWDED = 0.75
 """Rows that have ended are dropped from the batch once no more than this share of it still grows."""
 
 
-class Job(NamedTuple):
+class DecodeBatch(NamedTuple):
     """One batch, ready to be decoded: the model, the beginning of each row, and how many tokens each may get."""
 
-    feed: Feed
+    feed: LogitsFeed
     tokens: Int[Tensor, "b p"]
     limits: list[int]
     ends: tuple[int, ...]
-    shape: tuple[Shaping, ...]
+    shape: tuple[LogitsProcessor, ...]
 
 
-class Reading(NamedTuple):
+class TextReading(NamedTuple):
     """Who reads the text while it is written: stop strings need it, and so does streaming."""
 
-    words: Words | None = None
+    words: TokenizerProtocol | None = None
     stops: tuple[str, ...] = ()
-    live: bool = False
+    streaming: bool = False
 
 
 @final
-class Line:
+class DecodedRow:
     """One row as Python sees it: its tokens so far, and whether and why it has ended."""
 
-    def __init__(self, row: int, copy: int, limit: int, reading: Reading) -> None:
+    def __init__(self, row: int, copy: int, limit: int, reading: TextReading) -> None:
         self.row, self.copy, self.limit = row, copy, limit
         self.tokens: list[int] = []
-        self.finish: Finish | None = None
-        watched = reading.words is not None and (reading.live or reading.stops)
-        self.text = Typewriter(reading.words, reading.stops) if reading.words is not None and watched else None
+        self.finish: FinishReason | None = None
+        watched = reading.words is not None and (reading.streaming or reading.stops)
+        self.text = StopStringStream(reading.words, reading.stops) if reading.words is not None and watched else None
 
-    def add(self, token: int, ends: frozenset[int]) -> Piece:
+    def add(self, token: int, ends: frozenset[int]) -> StreamPiece:
         """Take in one more token."""
         text, end = "", token in ends
         if end:
@@ -65,19 +65,19 @@ class Line:
                 self.finish = "limit"
         if self.finish and self.text is not None:
             text += self.text.close()
-        return Piece(self.row, None if end else token, text, self.copy, self.finish)
+        return StreamPiece(self.row, None if end else token, text, self.copy, self.finish)
 
-    def result(self, words: Words | None) -> Hypothesis:
+    def result(self, words: TokenizerProtocol | None) -> Hypothesis:
         """What has become of the row."""
         text = self.text.text if self.text is not None else None if words is None else words.decode(self.tokens)
         return Hypothesis(self.tokens, text, None, self.finish or "limit")
 
 
 @final
-class Sampling:
-    """Decodes one batch with a `StepPick`: call `advance` until `over`, under `torch.inference_mode()`."""
+class StepwiseDecoder:
+    """Decodes one batch with a `StepChoice`: call `advance` until `over`, under `torch.inference_mode()`."""
 
-    def __init__(self, job: Job, pick: StepPick, reading: Reading) -> None:
+    def __init__(self, job: DecodeBatch, pick: StepChoice, reading: TextReading) -> None:
         self.job, self.reading, self.ends = job, reading, frozenset(job.ends)
         prompts, self.begin = job.tokens.shape
         self.seeds = pick.seeds(prompts)
@@ -85,15 +85,17 @@ class Sampling:
         room = max(job.limits)
         device = job.tokens.device
         self.chooser = pick.chooser(self.seeds, room, device)
-        self.lines = [Line(r, c, limit, reading) for r, limit in enumerate(job.limits) for c in range(self.copies)]
+        self.lines = [
+            DecodedRow(r, c, limit, reading) for r, limit in enumerate(job.limits) for c in range(self.copies)
+        ]
         self.live = list(self.lines)
         self.tokens = job.tokens.new_zeros(len(self.lines), self.begin + room)
         self.tokens[:, : self.begin] = job.tokens.repeat_interleave(self.copies, 0)
         # chosen but not yet read back: the tokens, and the numbers that tell whether there was a choice
         self.unread: list[tuple[Tensor, Tensor]] = []
-        self.shape: list[Shape] = []
+        self.shape: list[LogitsFn] = []
         self.at = self.read = self.begin
-        self.glance = 1 if device.type == "cpu" or reading.live or reading.stops else GLANCE
+        self.glance = 1 if device.type == "cpu" or reading.streaming or reading.stops else GLANCE
         self.nearest = min(job.limits)
         self.due = self._next_look()
         self.new_tokens = self.kept = 0
@@ -103,7 +105,7 @@ class Sampling:
         """Whether every row has ended."""
         return not self.live
 
-    def advance(self) -> list[Piece]:
+    def advance(self) -> list[StreamPiece]:
         """One more token for every row that has not ended."""
         at = self.at
         logits = self._first() if at == self.begin else self.job.feed(self.tokens, at)
@@ -130,17 +132,17 @@ class Sampling:
             rows = torch.arange(logits.shape[0], device=logits.device).repeat_interleave(self.copies)
             self.job.feed.take(rows)
             logits = logits.index_select(0, rows)
-        self.kept = self.job.feed.kept
+        self.kept = self.job.feed.cache_bytes
         return logits
 
-    def _look(self) -> list[Piece]:
+    def _look(self) -> list[StreamPiece]:
         """Read back what was chosen since the last time."""
         tokens, sure = zip(*self.unread)
         # one step is read as it is: stacking would cost more than all the rest of this function
         steps = [tokens[0].tolist()] if len(tokens) == 1 else torch.stack(tokens).tolist()
         certain = [sure[0].tolist()] if len(sure) == 1 else torch.stack(sure).tolist()
         self.unread, self.read = [], self.at
-        pieces: list[Piece] = []
+        pieces: list[StreamPiece] = []
         for new, numbers in zip(steps, certain):
             for line, token, number in zip(self.live, new, numbers):
                 if line.finish:
@@ -162,7 +164,7 @@ class Sampling:
         return min(self.read + self.glance, self.begin + self.nearest)
 
     def _keep(self, growing: list[int]) -> None:
-        self.kept = max(self.kept, self.job.feed.kept)
+        self.kept = max(self.kept, self.job.feed.cache_bytes)
         self.live = [self.live[number] for number in growing]
         if growing:
             self.nearest = min(line.limit for line in self.live)
@@ -171,6 +173,6 @@ class Sampling:
             self.chooser.take(rows)
             self.tokens = self.tokens.index_select(0, rows)
 
-    def _no_choice(self, line: Line) -> str:
+    def _no_choice(self, line: DecodedRow) -> str:
         where = f"prompt {line.row} after {len(line.tokens)} new tokens"
         return f"there is nothing to choose from for {where}: the logits are not finite, or every token is forbidden"

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from manyformer.core import Place
+from manyformer.core import TokenPositions
 from manyformer.masks import Mask
-from manyformer.masks.lasting import lasting
-from manyformer.sources.ring import Ring
+from manyformer.masks.eviction import never_evicted
+from manyformer.sources.window_cache import RingCache
 
 STRETCH = 64
 """So many tokens are looked ahead."""
@@ -24,7 +24,7 @@ class Seen:
         self._known: tuple[int, int, torch.device] | None = None
         self._rows: list[Tensor] = []
 
-    def __call__(self, ring: Ring, at: int) -> Bool[Tensor, "1 h 1 n"]:
+    def __call__(self, ring: RingCache, at: int) -> Bool[Tensor, "1 h 1 n"]:
         """What the token at position `at`, whose own key is in the ring, sees of it; h is 1 where heads agree."""
         # keys that stay are the first so many that do, so their number tells them
         name = (at // STRETCH, ring.pos.shape[1], ring.pos.device)
@@ -33,17 +33,17 @@ class Seen:
             self._known = name
         return self._rows[at % STRETCH]
 
-    def _look(self, ring: Ring, begin: int) -> Bool[Tensor, "1 h stretch n"]:
+    def _look(self, ring: RingCache, begin: int) -> Bool[Tensor, "1 h stretch n"]:
         device = ring.pos.device
         query = torch.arange(begin, begin + STRETCH, device=device)[None, None, :, None]
         slot = torch.arange(self.slots, device=device)
         # the last position that belongs there, unless it was kept elsewhere
         inside = query - (query - slot) % self.slots
-        there = (inside >= 0) & ~lasting(self.mask, inside)
+        there = (inside >= 0) & ~never_evicted(self.mask, inside)
         kept = ring.pos[:1, None, None, self.slots :].expand(1, 1, STRETCH, -1)
         pos, real = torch.cat([inside, kept], -1), torch.cat([there, torch.ones_like(kept, dtype=torch.bool)], -1)
-        at, of = Place(query, torch.zeros_like(query)), Place(pos, torch.zeros_like(pos))
-        kinds = [self.mask.head(head) for head in range(self.heads)] if self.mask.per_head else [self.mask]
+        at, of = TokenPositions(query, torch.zeros_like(query)), TokenPositions(pos, torch.zeros_like(pos))
+        kinds = [self.mask.for_head(head) for head in range(self.heads)] if self.mask.per_head else [self.mask]
         numbers = torch.arange(len(kinds), device=device)
         shown = [kind(number, at, of).expand(pos.shape) & real for kind, number in zip(kinds, numbers)]
         return torch.cat(shown, 1)

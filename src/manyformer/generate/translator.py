@@ -5,12 +5,12 @@ from itertools import islice
 from typing import final
 
 from manyformer.errors import UserError
+from manyformer.generate.decode_plan import DecodeJob, DecodePlan, TokenizerChoice, sides
 from manyformer.generate.decoding import Decoding
-from manyformer.generate.picking import Beam
-from manyformer.generate.plan import Plan, Tokenizers, Work, sides
-from manyformer.generate.prompts import check_tokens, limits, read_prompts
-from manyformer.generate.protocol import Translates
-from manyformer.generate.result import Hypothesis, Stats
+from manyformer.generate.prompts import check_tokens, new_token_limits, read_prompts
+from manyformer.generate.protocol import TranslatesText
+from manyformer.generate.result import GenerationStats, Hypothesis
+from manyformer.generate.token_choice import BeamSettings
 
 WINDOW = 1024
 """Sentences that are read ahead and sorted together."""
@@ -25,9 +25,9 @@ class Translator:
 
     def __init__(
         self,
-        model: Translates,
+        model: TranslatesText,
         *,
-        tokenizer: Tokenizers,
+        tokenizer: TokenizerChoice,
         decoding: Decoding | None = None,
         tokens: int = TOKENS,
         window: int = WINDOW,
@@ -35,9 +35,9 @@ class Translator:
         if tokens < 1 or window < 1:
             raise UserError(f"tokens and window must be 1 or more, got {tokens} and {window}")
         self.model, self.sides = model, sides(tokenizer)
-        self.decoding = Decoding(pick=Beam()) if decoding is None else decoding
+        self.decoding = Decoding(choice=BeamSettings()) if decoding is None else decoding
         self.tokens, self.window = tokens, window
-        self.stats = Stats(0, 0, 0, 0.0, 0, "")
+        self.stats = GenerationStats(0, 0, 0, 0.0, 0, "")
         self.lines = 0
 
     def __call__(self, sentences: Iterable[str]) -> Iterator[tuple[Hypothesis, ...]]:
@@ -62,20 +62,20 @@ class Translator:
         return iter([answers.get(number, nothing) for number in range(len(chunk))])
 
     def _check(self, rows: dict[int, list[int]]) -> None:
-        longest = self.model.longest
+        max_length = self.model.max_length
         for number, row in rows.items():
-            if longest is not None and len(row) > longest:
+            if max_length is not None and len(row) > max_length:
                 line = self.lines + number + 1
-                raise UserError(f"line {line} has {len(row)} tokens, but the model allows at most {longest}")
+                raise UserError(f"line {line} has {len(row)} tokens, but the model allows at most {max_length}")
         check_tokens(list(rows.values()), self.model.vocab)
 
     def _batches(self, rows: dict[int, list[int]]) -> Iterator[dict[int, list[int]]]:
         """Rows of similar length together, the longest first: what does not fit into memory fails at once."""
-        width = self.decoding.pick.width if isinstance(self.decoding.pick, Beam) else 1
+        width = self.decoding.choice.width if isinstance(self.decoding.choice, BeamSettings) else 1
         batch: dict[int, list[int]] = {}
         for number in sorted(rows, key=lambda n: len(rows[n]), reverse=True):
-            longest = len(next(iter(batch.values()), rows[number]))
-            if batch and (len(batch) + 1) * longest * width > self.tokens:
+            max_length = len(next(iter(batch.values()), rows[number]))
+            if batch and (len(batch) + 1) * max_length * width > self.tokens:
                 yield batch
                 batch = {}
             batch[number] = rows[number]
@@ -83,8 +83,10 @@ class Translator:
 
     def _translate(self, batch: dict[int, list[int]]) -> Iterator[tuple[int, tuple[Hypothesis, ...]]]:
         rows = list(batch.values())
-        plan = Plan(self.model, rows, limits(self.model, rows, self.decoding), self.decoding, self.sides.write)
-        work = Work(plan, len(rows))
+        plan = DecodePlan(
+            self.model, rows, new_token_limits(self.model, rows, self.decoding), self.decoding, self.sides.write
+        )
+        work = DecodeJob(plan, len(rows))
         for _ in work:
             pass
         self.stats = self.stats + work.stats
@@ -92,7 +94,7 @@ class Translator:
 
 
 def translate(
-    model: Translates, sentences: Iterable[str], *, tokenizer: Tokenizers, decoding: Decoding | None = None
+    model: TranslatesText, sentences: Iterable[str], *, tokenizer: TokenizerChoice, decoding: Decoding | None = None
 ) -> list[str]:
     """The best translation of each sentence, by beam search of width 4 with Vaswani's length penalty unless told."""
     translator = Translator(model, tokenizer=tokenizer, decoding=decoding)

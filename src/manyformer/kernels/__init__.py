@@ -1,29 +1,29 @@
 """How queries, keys and values become outputs."""
 
-from manyformer.kernels.base import Kernel
-from manyformer.kernels.dynamic_rotary import DynamicRotary
-from manyformer.kernels.linear import Linear
-from manyformer.kernels.linformer import Linformer
-from manyformer.kernels.lsh import LSH
-from manyformer.kernels.memorizing import Memorizing
-from manyformer.kernels.normed import Normed
-from manyformer.kernels.pairs import Pairs
-from manyformer.kernels.routing import Routing
-from manyformer.kernels.sinkhorn import Sinkhorn
-from manyformer.kernels.softmax import Softmax
-from manyformer.kernels.together import Together
+from manyformer.kernels.dynamic_rotary import DynamicRotaryKernel
+from manyformer.kernels.kernel import Kernel
+from manyformer.kernels.linear_kernel import LinearKernel
+from manyformer.kernels.linformer_kernel import LinformerKernel
+from manyformer.kernels.lsh_kernel import LSHKernel
+from manyformer.kernels.memorizing_kernel import MemorizingKernel
+from manyformer.kernels.pairwise_kernel import PairwiseKernel
+from manyformer.kernels.qk_norm_kernel import QKNormKernel
+from manyformer.kernels.routing_kernel import RoutingKernel
+from manyformer.kernels.sinkhorn_kernel import SinkhornKernel
+from manyformer.kernels.softmax_kernel import SoftmaxKernel
+from manyformer.kernels.sum_kernel import SumKernel
 
 __all__ = [
-    "LSH",
-    "DynamicRotary",
+    "DynamicRotaryKernel",
     "Kernel",
-    "Linear",
-    "Linformer",
-    "Memorizing",
-    "Normed",
-    "Pairs",
-    "Routing",
-    "Sinkhorn",
-    "Softmax",
-    "Together",
+    "LSHKernel",
+    "LinearKernel",
+    "LinformerKernel",
+    "MemorizingKernel",
+    "PairwiseKernel",
+    "QKNormKernel",
+    "RoutingKernel",
+    "SinkhornKernel",
+    "SoftmaxKernel",
+    "SumKernel",
 ]

@@ -8,22 +8,22 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyformer.hooks import Renewing
-from manyformer.replay import once
+from manyformer.recompute import choose_once
+from manyformer.training_hooks import PostStepUpdate
 
 ROUNDS = 10
 """How often Lloyd's algorithm is gone through to begin with."""
 
 
-class Sums(NamedTuple):
+class CentroidSums(NamedTuple):
     """Of the keys nearest to each centroid the sum, and how many keys there were at all."""
 
-    near: Float[Tensor, "h k e"]
+    sums: Float[Tensor, "h k e"]
     total: Float[Tensor, ""]
 
 
 @final
-class Centroids(nn.Module, Renewing):
+class KMeansCentroids(nn.Module, PostStepUpdate):
     """`clusters` directions for each head, to which keys are near by their angle.
 
     They begin as random directions, good enough for any use. The first batch of training moves them to where its keys
@@ -42,9 +42,11 @@ class Centroids(nn.Module, Renewing):
         super().__init__()
         for name, value in (("heads", heads), ("clusters", clusters), ("key", key)):
             if value < 1:
-                raise ValueError(f"Centroids: {name} ({value}) must be at least 1")
+                raise ValueError(f"KMeansCentroids: {name} ({value}) must be at least 1")
         if not 0 <= decay < 1 or commitment < 0:
-            raise ValueError(f"Centroids: decay ({decay}) must be in [0, 1), commitment ({commitment}) at least 0")
+            raise ValueError(
+                f"KMeansCentroids: decay ({decay}) must be in [0, 1), commitment ({commitment}) at least 0"
+            )
         self.decay, self.commitment = decay, commitment
         mean = F.normalize(torch.randn(heads, clusters, key), dim=-1)
         self.register_buffer("mean", mean)
@@ -52,12 +54,12 @@ class Centroids(nn.Module, Renewing):
         self.register_buffer("sums", mean * 0.0)
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
         self.register_buffer("seed", torch.empty((), dtype=torch.long, device="cpu").random_(2**40).to(mean.device))
-        self._pending: Sums | None = None
+        self._pending: CentroidSums | None = None
 
     def forward(self, x: Float[Tensor, "b h s e"], real: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b h s k"]:
         """The cosines of keys, whose length is 1, with all centroids; in training they are also learnt from."""
         if self.training:
-            once(lambda: self._learn(x.detach(), real))
+            choose_once(lambda: self._learn(x.detach(), real))
         return x @ self.mean.to(x.dtype).mT
 
     def loss(self, near: Float[Tensor, "b h s k"], real: Bool[Tensor, "b s"] | None) -> Tensor | float:
@@ -71,7 +73,7 @@ class Centroids(nn.Module, Renewing):
         return self.commitment * (apart * real[:, None]).sum() / count
 
     @torch.no_grad()
-    def renew(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         """Let each centroid follow the keys that were nearest to it since the last step."""
         if self._pending is None:
             return
@@ -93,9 +95,9 @@ class Centroids(nn.Module, Renewing):
         keys = keys if counted is None else keys[:, counted]
         if not self.started:
             self._start(keys)
-        found = sums(keys, nearest(keys, self.mean.to(keys.dtype)), self.mean.shape[1])
+        found = centroid_sums(keys, nearest_centroid(keys, self.mean.to(keys.dtype)), self.mean.shape[1])
         before = self._pending
-        self._pending = found if before is None else Sums(before.near + found.near, before.total + found.total)
+        self._pending = found if before is None else CentroidSums(before.sums + found.sums, before.total + found.total)
 
     def _start(self, keys: Float[Tensor, "h n e"]) -> None:
         """Lloyd's algorithm on the keys of all processes, from some of the first one's."""
@@ -108,22 +110,22 @@ class Centroids(nn.Module, Renewing):
         if _together():
             dist.broadcast(self.mean, 0)
         for _ in range(ROUNDS):
-            found = sums(keys, nearest(keys, self.mean.to(keys.dtype)), self.mean.shape[1])
+            found = centroid_sums(keys, nearest_centroid(keys, self.mean.to(keys.dtype)), self.mean.shape[1])
             near, count = (_over_processes(part) for part in found)
             self.sums.copy_(near / count.clamp(min=1))
             self.mean.copy_(_directions(self.sums, self.mean))
         self.started.fill_(1)
 
 
-def nearest(x: Float[Tensor, "h n e"], mean: Float[Tensor, "h k e"]) -> Int[Tensor, "h n"]:
+def nearest_centroid(x: Float[Tensor, "h n e"], mean: Float[Tensor, "h k e"]) -> Int[Tensor, "h n"]:
     """The number of the centroid with the smallest angle."""
     return (x @ mean.mT).argmax(-1)
 
 
-def sums(x: Float[Tensor, "h n e"], label: Int[Tensor, "h n"], clusters: int) -> Sums:
+def centroid_sums(x: Float[Tensor, "h n e"], label: Int[Tensor, "h n"], clusters: int) -> CentroidSums:
     """The sum of the keys with each label."""
     near = x.new_zeros(x.shape[0], clusters, x.shape[2]).scatter_add(1, _wide(label, x), x)
-    return Sums(near, x.new_tensor(float(x.shape[1])))
+    return CentroidSums(near, x.new_tensor(float(x.shape[1])))
 
 
 def _directions(sums: Tensor, before: Tensor) -> Tensor:

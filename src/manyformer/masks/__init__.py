@@ -5,61 +5,71 @@ places of queries and keys, which broadcast against each other, so one definitio
 memories and gathers. Kernels always add the rule that a token sees its own segment only.
 """
 
-from manyformer.masks.base import And, Everything, Mask, Not, Nothing, Or
-from manyformer.masks.blocks import Above2D, Blocks, Local2D, Permuted
-from manyformer.masks.heads import Heads
-from manyformer.masks.local import Causal, Document, Part, Stride, Window
-from manyformer.masks.patterns import (
-    Schedule,
-    around,
-    by_head,
-    fixed,
-    growing,
-    interleaved,
-    pieces,
-    prefix,
-    strided,
+from manyformer.masks.block_masks import Local2D, LocalBlocks, PermutedBlocks, RowsAbove2D
+from manyformer.masks.local import Causal, SameDocument, SamePart, Stride, Window
+from manyformer.masks.mask import AllKeys, AndMask, Mask, NoKeys, NotMask, OrMask
+from manyformer.masks.paper_patterns import (
+    MaskByLayer,
+    alternate_heads,
+    alternate_layers,
+    fixed_pattern,
+    four_piece_pattern,
+    growing_windows,
+    prefix_lm,
+    strided_pattern,
+    symmetric_window,
     union,
 )
-from manyformer.masks.random import Listed, RandomBlocks
-from manyformer.masks.tokens import By, Columns, Either, First, Global, Positions, Role, To, Tokens
+from manyformer.masks.per_head import PerHead
+from manyformer.masks.random_blocks import ListedBlocks, RandomBlocks
+from manyformer.masks.token_sets import (
+    AtPositions,
+    AttendsToAll,
+    FirstTokens,
+    GlobalTokens,
+    PeriodicTokens,
+    TokenSet,
+    TokenUnion,
+    VisibleToAll,
+    WithRole,
+)
 
 __all__ = [
-    "Above2D",
-    "And",
-    "Blocks",
-    "By",
+    "AllKeys",
+    "AndMask",
+    "AtPositions",
+    "AttendsToAll",
     "Causal",
-    "Columns",
-    "Document",
-    "Either",
-    "Everything",
-    "First",
-    "Global",
-    "Heads",
-    "Listed",
+    "FirstTokens",
+    "GlobalTokens",
+    "ListedBlocks",
     "Local2D",
+    "LocalBlocks",
     "Mask",
-    "Not",
-    "Nothing",
-    "Or",
-    "Part",
-    "Permuted",
-    "Positions",
+    "MaskByLayer",
+    "NoKeys",
+    "NotMask",
+    "OrMask",
+    "PerHead",
+    "PeriodicTokens",
+    "PermutedBlocks",
     "RandomBlocks",
-    "Role",
-    "Schedule",
+    "RowsAbove2D",
+    "SameDocument",
+    "SamePart",
     "Stride",
-    "To",
-    "Tokens",
+    "TokenSet",
+    "TokenUnion",
+    "VisibleToAll",
     "Window",
-    "around",
-    "by_head",
-    "fixed",
-    "growing",
-    "interleaved",
-    "pieces",
-    "prefix",
-    "strided",
+    "WithRole",
+    "alternate_heads",
+    "alternate_layers",
+    "fixed_pattern",
+    "four_piece_pattern",
+    "growing_windows",
+    "prefix_lm",
+    "strided_pattern",
+    "symmetric_window",
     "union",
 ]

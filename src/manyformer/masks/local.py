@@ -6,9 +6,9 @@ from typing import final
 from jaxtyping import Bool
 from torch import Tensor
 
-from manyformer.core import Place
-from manyformer.masks.base import Mask, part_of
-from manyformer.masks.spans import Bounds, Span
+from manyformer.core import TokenPositions
+from manyformer.masks.bounds import TokenBounds, VisibilityBounds
+from manyformer.masks.mask import Mask, part_of
 
 
 @final
@@ -16,54 +16,54 @@ from manyformer.masks.spans import Bounds, Span
 class Causal(Mask):
     """The past and the present (Vaswani et al. 2017, section 3.2.3)."""
 
-    def __call__(self, h: Tensor, q: Place, k: Place) -> Bool[Tensor, "..."]:
-        return k.pos <= q.pos
+    def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+        return k.position_ids <= q.position_ids
 
-    def bounds(self, q: Span, k: Span) -> Bounds:
-        return Bounds(k.first <= q.last, k.last <= q.first)
+    def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
+        return VisibilityBounds(k.first <= q.last, k.last <= q.first)
 
     @property
     def causal(self) -> bool:
         return True
 
     @property
-    def reach(self) -> int | None:
+    def max_lookback(self) -> int | None:
         return 0
 
 
 @final
 @dataclass(frozen=True)
-class Document(Mask):
+class SameDocument(Mask):
     """The own document. Kernels apply it anyway; written out it can be negated or drawn."""
 
-    def __call__(self, h: Tensor, q: Place, k: Place) -> Bool[Tensor, "..."]:
-        return q.seg == k.seg
+    def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+        return q.segment_ids == k.segment_ids
 
-    def bounds(self, q: Span, k: Span) -> Bounds:
+    def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         may = (q.seg[0] <= k.seg[1]) & (k.seg[0] <= q.seg[1])
-        return Bounds(may, may & (q.seg[0] == q.seg[1]) & (k.seg[0] == k.seg[1]))
+        return VisibilityBounds(may, may & (q.seg[0] == q.seg[1]) & (k.seg[0] == k.seg[1]))
 
     @property
-    def reach(self) -> int | None:
+    def max_lookback(self) -> int | None:
         return 0
 
 
 @final
 @dataclass(frozen=True)
-class Part(Mask):
+class SamePart(Mask):
     """The own part of the own document, such as a sentence; a token of no part sees none (Ainslie et al. 2020)."""
 
-    def __call__(self, h: Tensor, q: Place, k: Place) -> Bool[Tensor, "..."]:
+    def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         mine, other = part_of(q), part_of(k)
         return (mine == other) & (mine >= 0)
 
-    def bounds(self, q: Span, k: Span) -> Bounds:
+    def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         (low, high), (first, last) = q.part, k.part
         may = (low <= last) & (first <= high) & (high >= 0) & (last >= 0)
-        return Bounds(may, (low == high) & (first == last) & (low == first) & (low >= 0))
+        return VisibilityBounds(may, (low == high) & (first == last) & (low == first) & (low >= 0))
 
     @property
-    def reach(self) -> int | None:
+    def max_lookback(self) -> int | None:
         return 0
 
 
@@ -84,26 +84,26 @@ class Window(Mask):
         if self.size < 1 or self.ahead < 0 or self.dilation < 1:
             raise ValueError(f"{self!r}: size and dilation must be at least 1, ahead at least 0")
 
-    def __call__(self, h: Tensor, q: Place, k: Place) -> Bool[Tensor, "..."]:
-        back = q.pos - k.pos
+    def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+        back = q.position_ids - k.position_ids
         seen = (back <= (self.size - 1) * self.dilation) & (back >= -self.ahead * self.dilation)
         return seen if self.dilation == 1 else seen & (back % self.dilation == 0)
 
-    def bounds(self, q: Span, k: Span) -> Bounds:
+    def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         nearest, farthest = q.first - k.last, q.last - k.first
         most, least = (self.size - 1) * self.dilation, -self.ahead * self.dilation
         may, must = (nearest <= most) & (farthest >= least), (farthest <= most) & (nearest >= least)
         if self.dilation == 1:
-            return Bounds(may, must)
+            return VisibilityBounds(may, must)
         step = Stride(self.dilation).bounds(q, k)
-        return Bounds(may & step.may, must & step.must)
+        return VisibilityBounds(may & step.any_visible, must & step.all_visible)
 
     @property
     def causal(self) -> bool:
         return self.ahead == 0
 
     @property
-    def reach(self) -> int | None:
+    def max_lookback(self) -> int | None:
         return (self.size - 1) * self.dilation
 
     @property
@@ -127,16 +127,16 @@ class Stride(Mask):
         if self.step < 1:
             raise ValueError(f"{self!r}: the step must be at least 1")
 
-    def __call__(self, h: Tensor, q: Place, k: Place) -> Bool[Tensor, "..."]:
-        return (q.pos - k.pos) % self.step == 0
+    def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+        return (q.position_ids - k.position_ids) % self.step == 0
 
-    def bounds(self, q: Span, k: Span) -> Bounds:
+    def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         (q_low, q_high), (k_low, k_high) = q.rest(self.step), k.rest(self.step)
         may = (q_low <= k_high) & (k_low <= q_high)
-        return Bounds(may, may & (q_low == q_high) & (k_low == k_high))
+        return VisibilityBounds(may, may & (q_low == q_high) & (k_low == k_high))
 
     @property
-    def reach(self) -> int | None:
+    def max_lookback(self) -> int | None:
         return 0
 
     @property

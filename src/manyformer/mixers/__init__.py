@@ -1,33 +1,39 @@
 """Layers that mix tokens without queries, keys and values of the usual kind."""
 
-from manyformer.mixers.beside import Beside
-from manyformer.mixers.convolution import SeparableConv
-from manyformer.mixers.fourier import Fourier
-from manyformer.mixers.pairs import Pairs, Product, Shifts, Table
-from manyformer.mixers.recall import Recall
-from manyformer.mixers.recurrent import AttendingGRU, BidirectionalGRU
-from manyformer.mixers.scores import Dense, DotProduct, FactorizedDense, Fixed, Scores
+from manyformer.mixers.fourier_mixer import FourierMixer
+from manyformer.mixers.gru import AttendingGRU, BidirectionalGRU
+from manyformer.mixers.neighbour_attention import NeighbourAttention
+from manyformer.mixers.parallel import ParallelLayers
+from manyformer.mixers.position_pairs import FactorizedPairs, PairTable, PositionPairs, ToeplitzPairs
+from manyformer.mixers.separable_conv import SeparableConv
 from manyformer.mixers.spatial_gate import SpatialGate
-from manyformer.mixers.synthesizer import Synthesizer
+from manyformer.mixers.synthesizer_attention import SynthesizerAttention
+from manyformer.mixers.synthesizer_scores import (
+    DenseScores,
+    DotProductScores,
+    FactorizedDenseScores,
+    FixedScores,
+    SynthesizerScores,
+)
 from manyformer.mixers.token_mlp import TokenMLP
 
 __all__ = [
     "AttendingGRU",
-    "Beside",
     "BidirectionalGRU",
-    "Dense",
-    "DotProduct",
-    "FactorizedDense",
-    "Fixed",
-    "Fourier",
-    "Pairs",
-    "Product",
-    "Recall",
-    "Scores",
+    "DenseScores",
+    "DotProductScores",
+    "FactorizedDenseScores",
+    "FactorizedPairs",
+    "FixedScores",
+    "FourierMixer",
+    "NeighbourAttention",
+    "PairTable",
+    "ParallelLayers",
+    "PositionPairs",
     "SeparableConv",
-    "Shifts",
     "SpatialGate",
-    "Synthesizer",
-    "Table",
+    "SynthesizerAttention",
+    "SynthesizerScores",
+    "ToeplitzPairs",
     "TokenMLP",
 ]

@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.core import Context, Layer, Out, Packed, Place, Plain, State
-from manyformer.masks import Everything, Mask
-from manyformer.mixers.pairs import Pairs, positions
-from manyformer.ops.softmax import each_document
-from manyformer.sources import Own
-from manyformer.sources.base import Shape
+from manyformer.core import Context, ContiguousLayout, Layer, LayerOutput, PackedLayout, State, TokenPositions
+from manyformer.masks import AllKeys, Mask
+from manyformer.mixers.position_pairs import PositionPairs, position_index
+from manyformer.ops.softmax_attention import each_document
+from manyformer.sources import SelfSource
+from manyformer.sources.kv_source import KVShape
 
 
 class GateState(NamedTuple):
@@ -28,82 +28,97 @@ class SpatialGate(Layer):
     `weights` are W, a number for each pair of positions, which `mask` cuts: under a causal one a token is mixed with
     earlier ones alone. They start near 0 and b at 1, so that the layer begins as an ordinary feed-forward. Positions
     count within each document, so padding and packing change nothing. `attention`, from the stream to half of
-    `hidden` channels, adds to the gate (aMLP, section 4.3). Raises ValueError for what has more positions than W.
+    `ff_dim` channels, adds to the gate (aMLP, section 4.3). Raises ValueError for what has more positions than W.
     """
 
     def __init__(
-        self, dim: int, hidden: int, weights: Pairs, *, mask: Mask | None = None, attention: Layer | None = None
+        self, dim: int, ff_dim: int, weights: PositionPairs, *, mask: Mask | None = None, attention: Layer | None = None
     ) -> None:
         super().__init__()
-        if hidden % 2:
-            raise ValueError(f"hidden ({hidden}) must be even: one half gates the other")
+        if ff_dim % 2:
+            raise ValueError(f"hidden ({ff_dim}) must be even: one half gates the other")
         if weights.heads != 1:
             raise ValueError(f"SpatialGate mixes all channels alike: its weights must have 1 head, not {weights.heads}")
-        self.mask = Everything() if mask is None else mask
-        self.up, self.down = nn.Linear(dim, hidden), nn.Linear(hidden // 2, dim)
-        self.activation, self.norm = nn.GELU(), nn.LayerNorm(hidden // 2)
-        self.weights, self.bias = weights, nn.Parameter(torch.ones(weights.longest))
-        self.attention, self.source = attention, Own()
+        self.mask = AllKeys() if mask is None else mask
+        self.up, self.down = nn.Linear(dim, ff_dim), nn.Linear(ff_dim // 2, dim)
+        self.activation, self.norm = nn.GELU(), nn.LayerNorm(ff_dim // 2)
+        self.weights, self.bias = weights, nn.Parameter(torch.ones(weights.max_length))
+        self.attention, self.source = attention, SelfSource()
         for layer in (self.up, self.down):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def start(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        shape = Shape(1, 0, self.norm.normalized_shape[0])
-        kept = self.source.start(batch, shape, folds=False, capacity=capacity, device=device, dtype=dtype)
+    def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+        shape = KVShape(1, 0, self.norm.normalized_shape[0])
+        kept = self.source.init_state(batch, shape, folds=False, capacity=capacity, device=device, dtype=dtype)
         if self.attention is None:
             return GateState(kept, ())
-        return GateState(kept, self.attention.start(batch, capacity=capacity, device=device, dtype=dtype))
+        return GateState(kept, self.attention.init_state(batch, capacity=capacity, device=device, dtype=dtype))
 
-    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         kept, attended = (None, None) if state is None else state
         z1, z2 = self.activation(self.up(x)).chunk(2, dim=-1)
         # what is kept of a token are values that have no keys
         keys = self.source(z2, ctx, self._project, kept, folds=False)
-        gate = self._mix(keys.v, ctx.place, keys.place) + self._bias(ctx.place)
+        gate = self._mix(keys.v, ctx.positions, keys.positions) + self._bias(ctx.positions)
         loss = keys.loss
         if self.attention is not None:
             more, attended, loss = self.attention(x, ctx, attended)
             gate = gate + more
-        return Out(self.down(z1 * gate), None if state is None else GateState(keys.state, attended), loss)
+        return LayerOutput(self.down(z1 * gate), None if state is None else GateState(keys.state, attended), loss)
 
     def extra_repr(self) -> str:
         return repr(self.mask)
 
-    def _project(self, z: Float[Tensor, "b s d"], place: Place) -> tuple[Tensor, Tensor]:
+    def _project(self, z: Float[Tensor, "b s d"], positions: TokenPositions) -> tuple[Tensor, Tensor]:
         return z.new_empty(z.shape[0], 1, z.shape[1], 0), self.norm(z)[:, None]
 
-    def _mix(self, z: Float[Tensor, "b 1 s f"], at: Place, of: Place) -> Float[Tensor, "b l f"]:
-        if isinstance(at.layout, Packed) and at.layout is of.layout and at.layout.documents:
-            return each_document(z, z, z, at.layout, self._alone)[:, 0]
-        return weigh(self._weights(at, of), z)[:, 0]
+    def _mix(
+        self, z: Float[Tensor, "b 1 s f"], query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> Float[Tensor, "b l f"]:
+        if (
+            isinstance(query_positions.layout, PackedLayout)
+            and query_positions.layout is key_positions.layout
+            and query_positions.layout.documents
+        ):
+            return each_document(z, z, z, query_positions.layout, self._alone)[:, 0]
+        return apply_weights(self._weights(query_positions, key_positions), z)[:, 0]
 
     def _alone(self, q: Tensor, k: Tensor, z: Tensor) -> Float[Tensor, "1 1 l f"]:
-        place = plain_place(z.shape[2], z.device)
-        return weigh(self._weights(place, place), z)
+        place = single_document_positions(z.shape[2], z.device)
+        return apply_weights(self._weights(place, place), z)
 
-    def _weights(self, at: Place, of: Place) -> Float[Tensor, "#b 1 l s"]:
-        return self.weights(at, of).masked_fill(~visible(self.mask, at, of, 1), 0.0)
+    def _weights(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Float[Tensor, "#b 1 l s"]:
+        return self.weights(query_positions, key_positions).masked_fill(
+            ~visible(self.mask, query_positions, key_positions, 1), 0.0
+        )
 
-    def _bias(self, place: Place) -> Float[Tensor, "#b l 1"]:
-        found = self.bias[positions(place, self.weights.longest)]
+    def _bias(self, positions: TokenPositions) -> Float[Tensor, "#b l 1"]:
+        found = self.bias[position_index(positions, self.weights.max_length)]
         return found[None, :, None] if found.ndim == 1 else found[..., None]
 
 
-def plain_place(length: int, device: torch.device) -> Place:
+def single_document_positions(length: int, device: torch.device) -> TokenPositions:
     """The place of one row that is one document without padding."""
     pos = torch.arange(length, device=device)[None]
-    return Place(pos, torch.zeros_like(pos), Plain())
+    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout())
 
 
-def visible(mask: Mask, at: Place, of: Place, heads: int) -> Tensor:
+def visible(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> Tensor:
     """The mask written out, (1, h, l, s) where all rows are alike."""
-    if isinstance(at.layout, Plain) and isinstance(of.layout, Plain):
-        at, of = at._replace(pos=at.pos[:1], seg=at.seg[:1]), of._replace(pos=of.pos[:1], seg=of.seg[:1])
-    return mask.dense(at, of, heads)
+    if isinstance(query_positions.layout, ContiguousLayout) and isinstance(key_positions.layout, ContiguousLayout):
+        query_positions, key_positions = (
+            query_positions._replace(
+                position_ids=query_positions.position_ids[:1], segment_ids=query_positions.segment_ids[:1]
+            ),
+            key_positions._replace(
+                position_ids=key_positions.position_ids[:1], segment_ids=key_positions.segment_ids[:1]
+            ),
+        )
+    return mask.dense(query_positions, key_positions, heads)
 
 
-def weigh(weights: Float[Tensor, "#b h l s"], v: Float[Tensor, "b h s f"]) -> Float[Tensor, "b h l f"]:
+def apply_weights(weights: Float[Tensor, "#b h l s"], v: Float[Tensor, "b h s f"]) -> Float[Tensor, "b h l f"]:
     """weights @ v; weights that all rows share are one product, not one a row."""
     if weights.shape[0] == v.shape[0]:
         return weights @ v

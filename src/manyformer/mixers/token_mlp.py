@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.core import Context, Layer, Out, Plain, State
+from manyformer.core import Context, ContiguousLayout, Layer, LayerOutput, State
 
 
 @final
@@ -17,24 +17,24 @@ class TokenMLP(Layer):
     padding or packing, and for a state to go on from.
     """
 
-    def __init__(self, tokens: int, hidden: int, *, activation: nn.Module | None = None) -> None:
+    def __init__(self, tokens: int, ff_dim: int, *, activation: nn.Module | None = None) -> None:
         super().__init__()
         self.tokens = tokens
-        self.up, self.down = nn.Linear(tokens, hidden), nn.Linear(hidden, tokens)
+        self.up, self.down = nn.Linear(tokens, ff_dim), nn.Linear(ff_dim, tokens)
         self.activation = nn.GELU() if activation is None else activation
         for layer in (self.up, self.down):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def start(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+    def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         raise ValueError("TokenMLP cannot go on from a state: a later token changes all earlier outputs")
 
-    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> Out:
-        if not isinstance(ctx.place.layout, Plain):
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        if not isinstance(ctx.positions.layout, ContiguousLayout):
             raise ValueError("TokenMLP has a weight for each place in the row: it allows neither padding nor packing")
         if x.shape[1] != self.tokens:
             raise ValueError(f"TokenMLP mixes exactly {self.tokens} tokens, and there are {x.shape[1]}")
-        return Out(self.down(self.activation(self.up(x.transpose(1, 2)))).transpose(1, 2))
+        return LayerOutput(self.down(self.activation(self.up(x.transpose(1, 2)))).transpose(1, 2))
 
     def extra_repr(self) -> str:
         return f"{self.tokens} tokens"

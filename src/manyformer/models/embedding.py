@@ -6,13 +6,13 @@ from typing import final
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import Place
+from manyformer.core import TokenPositions
 from manyformer.dropout import Dropout
 from manyformer.position import NoPosition, Position
 
 
 @final
-class Embedding(nn.Module):
+class TokenEmbedding(nn.Module):
     """Token vectors, scaled, with positions, a norm where asked for, and dropout (Vaswani et al. 2017, section 3.4).
 
     With `scale` sqrt(dim) and vectors drawn from N(0, 1/dim), as in the paper, token and position are of equal size.
@@ -39,13 +39,13 @@ class Embedding(nn.Module):
         self.token = nn.Embedding(tables * vocab, dim)
         nn.init.normal_(self.token.weight, std=1 / math.sqrt(dim) if std is None else std)
 
-    def forward(self, tokens: Int[Tensor, "b l"], place: Place) -> Float[Tensor, "b l d"]:
+    def forward(self, tokens: Int[Tensor, "b l"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
         if self.tables > 1:
-            tokens = tokens + (place.pos - 1) % self.tables * self.vocab
+            tokens = tokens + (positions.position_ids - 1) % self.tables * self.vocab
         x = self.token(tokens)
         if self.scale != 1.0:
             x = x * self.scale
-        x = self.position.embed(x, place)
+        x = self.position.embed(x, positions)
         x = x if self.norm is None else self.norm(x)
         dropped: Tensor = self.dropout(x)
         return dropped

@@ -14,7 +14,7 @@ from torch import Tensor
 BLOCK = 64
 
 
-class Band(NamedTuple):
+class DiagonalBand(NamedTuple):
     """Query i has the keys i + first, ..., i + first + width - 1, of which only those from 0 to `keys` - 1 exist."""
 
     first: int
@@ -38,19 +38,23 @@ class Band(NamedTuple):
         return (key >= 0) & (key < self.keys)
 
 
-def inner(x: Float[Tensor, "b h l e"], y: Float[Tensor, "b h s e"], band: Band) -> Float[Tensor, "b h l w"]:
+def band_products(
+    x: Float[Tensor, "b h l e"], y: Float[Tensor, "b h s e"], band: DiagonalBand
+) -> Float[Tensor, "b h l w"]:
     """The products x_i y_j of all pairs in the band; keys that do not exist count as zeros."""
     pairs = blocks_of(x, band) @ windows_of(y, band).mT
     return _slanted(pairs, band).flatten(2, 3)[:, :, : band.queries]
 
 
-def outer(weights: Float[Tensor, "b h l w"], y: Float[Tensor, "b h s f"], band: Band) -> Float[Tensor, "b h l f"]:
+def band_weighted_sum(
+    weights: Float[Tensor, "b h l w"], y: Float[Tensor, "b h s f"], band: DiagonalBand
+) -> Float[Tensor, "b h l f"]:
     """For each query the sum of the keys' y, weighted."""
     return (_spread(weights, band) @ windows_of(y, band)).flatten(2, 3)[:, :, : band.queries]
 
 
-def outer_transposed(
-    weights: Float[Tensor, "b h l w"], x: Float[Tensor, "b h l f"], band: Band
+def band_weighted_sum_transposed(
+    weights: Float[Tensor, "b h l w"], x: Float[Tensor, "b h l f"], band: DiagonalBand
 ) -> Float[Tensor, "b h s f"]:
     """For each key the sum of the queries' x, weighted."""
     parts = _spread(weights, band).mT @ blocks_of(x, band)
@@ -65,13 +69,13 @@ def outer_transposed(
     return F.pad(padded, (0, 0, left, right))
 
 
-def blocks_of(x: Float[Tensor, "b h l e"], band: Band) -> Float[Tensor, "b h n c e"]:
+def blocks_of(x: Float[Tensor, "b h l e"], band: DiagonalBand) -> Float[Tensor, "b h n c e"]:
     """Queries in blocks, the last one filled up with zeros."""
     padded = F.pad(x, (0, 0, 0, band.blocks * BLOCK - band.queries))
     return padded.view(*x.shape[:2], band.blocks, BLOCK, x.shape[-1])
 
 
-def windows_of(y: Float[Tensor, "b h s f"], band: Band) -> Float[Tensor, "b h n window f"]:
+def windows_of(y: Float[Tensor, "b h s f"], band: DiagonalBand) -> Float[Tensor, "b h n window f"]:
     """The keys that each block sees, zeros where there are none."""
     length = band.blocks * BLOCK + band.width - 1
     # negative padding cuts off what no block sees
@@ -79,14 +83,14 @@ def windows_of(y: Float[Tensor, "b h s f"], band: Band) -> Float[Tensor, "b h n 
     return padded.unfold(2, band.window, BLOCK).mT.contiguous()
 
 
-def _slanted(pairs: Float[Tensor, "b h n c s"], band: Band) -> Float[Tensor, "b h n c w"]:
+def _slanted(pairs: Float[Tensor, "b h n c s"], band: DiagonalBand) -> Float[Tensor, "b h n c w"]:
     """The band as a view of the rectangles: one column to the right in each next row."""
     pairs = pairs.contiguous()
     strides = (*pairs.stride()[:3], pairs.shape[4] + 1, 1)
     return pairs.as_strided((*pairs.shape[:4], band.width), strides)
 
 
-def _spread(weights: Float[Tensor, "b h l w"], band: Band) -> Float[Tensor, "b h n c s"]:
+def _spread(weights: Float[Tensor, "b h l w"], band: DiagonalBand) -> Float[Tensor, "b h n c s"]:
     """Rectangles with the band in its place and zeros around it."""
     rows = blocks_of(weights, band)
     pairs = weights.new_zeros(*rows.shape[:4], band.window)

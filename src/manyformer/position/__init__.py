@@ -1,54 +1,66 @@
 """Where a token is: parts that add or rotate position into embeddings, queries, keys, scores or values."""
 
-from manyformer.position.absolute import Absolute, Learned, Sinusoid
-from manyformer.position.aware import DistanceAware
-from manyformer.position.base import NoPosition, Position
-from manyformer.position.bias import Alibi, T5Buckets
-from manyformer.position.distance import ByDistance
-from manyformer.position.distances import Distances
-from manyformer.position.grid import GridConcat, GridSum
-from manyformer.position.labels import Labels
-from manyformer.position.layerwise import LearnedHeads, Placed
-from manyformer.position.relative import Shaw
-from manyformer.position.rotary import Rotary, convert_pairs
-from manyformer.position.scaling import NTK, DynamicNTK, Linear, Scaling, YaRN
-from manyformer.position.structural import Fused, Structural
-from manyformer.position.timing import LearnedSteps, NoSteps, SinusoidSteps, Steps, Timing
-from manyformer.position.together import Together
-from manyformer.position.xl import XL, XLBiases
+from manyformer.position.absolute import AbsolutePosition, LearnedPosition, SinusoidalPosition
+from manyformer.position.composed import ComposedPosition
+from manyformer.position.distance_aware import DistanceAwarePosition
+from manyformer.position.distance_bias import AlibiPosition, T5BiasPosition
+from manyformer.position.distance_terms import DistanceTerms
+from manyformer.position.grid_position import ConcatenatedGridPosition, SummedGridPosition
+from manyformer.position.key_distance import KeyDistancePosition
+from manyformer.position.layerwise import LearnedQKPosition, PositionLayer
+from manyformer.position.position import NoPosition, Position
+from manyformer.position.relative import ShawPosition
+from manyformer.position.relative_labels import RelativeLabelPosition
+from manyformer.position.rotary import RotaryPosition, convert_pairs
+from manyformer.position.rotary_scaling import (
+    DynamicNTKRotaryScaling,
+    LinearRotaryScaling,
+    NTKRotaryScaling,
+    RotaryScaling,
+    YaRNRotaryScaling,
+)
+from manyformer.position.step_signal import (
+    LearnedStepSignal,
+    NoStepSignal,
+    PositionStepSignal,
+    SinusoidalStepSignal,
+    StepSignal,
+)
+from manyformer.position.transformer_xl import TransformerXLBiases, TransformerXLPosition
+from manyformer.position.tree_position import FusedTreePosition, TreeOffsetPosition
 
 __all__ = [
-    "NTK",
-    "XL",
-    "Absolute",
-    "Alibi",
-    "ByDistance",
-    "DistanceAware",
-    "Distances",
-    "DynamicNTK",
-    "Fused",
-    "GridConcat",
-    "GridSum",
-    "Labels",
-    "Learned",
-    "LearnedHeads",
-    "LearnedSteps",
-    "Linear",
+    "AbsolutePosition",
+    "AlibiPosition",
+    "ComposedPosition",
+    "ConcatenatedGridPosition",
+    "DistanceAwarePosition",
+    "DistanceTerms",
+    "DynamicNTKRotaryScaling",
+    "FusedTreePosition",
+    "KeyDistancePosition",
+    "LearnedPosition",
+    "LearnedQKPosition",
+    "LearnedStepSignal",
+    "LinearRotaryScaling",
+    "NTKRotaryScaling",
     "NoPosition",
-    "NoSteps",
-    "Placed",
+    "NoStepSignal",
     "Position",
-    "Rotary",
-    "Scaling",
-    "Shaw",
-    "Sinusoid",
-    "SinusoidSteps",
-    "Steps",
-    "Structural",
-    "T5Buckets",
-    "Timing",
-    "Together",
-    "XLBiases",
-    "YaRN",
+    "PositionLayer",
+    "PositionStepSignal",
+    "RelativeLabelPosition",
+    "RotaryPosition",
+    "RotaryScaling",
+    "ShawPosition",
+    "SinusoidalPosition",
+    "SinusoidalStepSignal",
+    "StepSignal",
+    "SummedGridPosition",
+    "T5BiasPosition",
+    "TransformerXLBiases",
+    "TransformerXLPosition",
+    "TreeOffsetPosition",
+    "YaRNRotaryScaling",
     "convert_pairs",
 ]

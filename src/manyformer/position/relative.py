@@ -6,14 +6,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import Place
-from manyformer.position.base import Position
-from manyformer.position.bias import Sides, check_sides
-from manyformer.position.distance import ByDistance, distance
+from manyformer.core import TokenPositions
+from manyformer.position.distance_bias import BiasDirection, check_sides
+from manyformer.position.distance_terms import DistanceTerms, distance
+from manyformer.position.position import Position
 
 
 @final
-class Shaw(Position):
+class ShawPosition(Position):
     """A vector for each distance, added to keys and another one to values (Shaw et al. 2018, arXiv:1803.02155).
 
     Section 3.1: e_ij = q_i (k_j + keys[r]) / sqrt(e) and z_i = sum_j a_ij (v_j + values[r]), with r = j - i clipped to
@@ -24,14 +24,20 @@ class Shaw(Position):
     """
 
     def __init__(
-        self, width: int, clip: int = 16, *, value: int | None = None, heads: int | None = None, sides: Sides = "both"
+        self,
+        width: int,
+        clip: int = 16,
+        *,
+        value: int | None = None,
+        heads: int | None = None,
+        sides: BiasDirection = "both",
     ) -> None:
         super().__init__()
         if clip < 1:
-            raise ValueError(f"Shaw: clip ({clip}) must be at least 1; beyond it all distances are alike")
+            raise ValueError(f"ShawPosition: clip ({clip}) must be at least 1; beyond it all distances are alike")
         check_sides(sides)
         rows = (clip if sides == "past" else 2 * clip) + 1
-        self.clip = self.horizon = clip
+        self.clip = self.max_distance = clip
         self.sides = sides
         tables = () if heads is None else (heads,)
         self.keys = nn.Parameter(torch.empty(*tables, rows, width))
@@ -49,21 +55,25 @@ class Shaw(Position):
         logits: Float[Tensor, "b h l s"],
         q: Float[Tensor, "b h l e"],
         k: Float[Tensor, "b h s e"],
-        at: Place,
-        of: Place,
+        query_positions: TokenPositions,
+        key_positions: TokenPositions,
     ) -> Float[Tensor, "b h l s"]:
-        return logits + from_keys(q, self.keys, self.row(distance(at, of)))
+        return logits + from_keys(q, self.keys, self.row(distance(query_positions, key_positions)))
 
     def value(
-        self, y: Float[Tensor, "b h l f"], weights: Float[Tensor, "b h l s"], at: Place, of: Place
+        self,
+        y: Float[Tensor, "b h l f"],
+        weights: Float[Tensor, "b h l s"],
+        query_positions: TokenPositions,
+        key_positions: TokenPositions,
     ) -> Float[Tensor, "b h l f"]:
-        return y + from_values(weights, self.values, self.row(distance(at, of)))
+        return y + from_values(weights, self.values, self.row(distance(query_positions, key_positions)))
 
-    def by_distance(self, back: int, ahead: int) -> ByDistance:
+    def distance_terms(self, back: int, ahead: int) -> DistanceTerms:
         back, ahead = min(back, self.clip), min(ahead, 0 if self.sides == "past" else self.clip)
         rows = slice(self.clip - back, self.clip + ahead + 1)
         keys, values = (table.view(-1, *table.shape[-2:])[:, rows] for table in (self.keys, self.values))
-        return ByDistance(back, ahead, keys=keys * keys.shape[-1] ** -0.5, values=values)
+        return DistanceTerms(back, ahead, keys=keys * keys.shape[-1] ** -0.5, values=values)
 
     def extra_repr(self) -> str:
         return f"clip={self.clip}, sides={self.sides}, tables for {'each head' if self.keys.ndim == 3 else 'all heads'}"

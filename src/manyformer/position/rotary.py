@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.core import Place, Plain
-from manyformer.position.base import Position
-from manyformer.position.scaling import DynamicNTK, Scaling, rates
+from manyformer.core import ContiguousLayout, TokenPositions
+from manyformer.position.position import Position
+from manyformer.position.rotary_scaling import DynamicNTKRotaryScaling, RotaryScaling, rotary_frequencies
 
-Pairs = Literal["interleaved", "halves"]
+RotaryPairing = Literal["interleaved", "halves"]
 """Which channels turn together: 2k with 2k + 1 (RoFormer, GPT-J), or k with k + width / 2 (Llama, GPT-NeoX)."""
 
 MOST_ROWS = 1 << 16
@@ -18,7 +18,7 @@ MOST_ROWS = 1 << 16
 
 
 @final
-class Rotary(Position):
+class RotaryPosition(Position):
     """Each pair of channels of queries and keys turns by position x rate (Su et al. 2021, RoFormer, section 3.2).
 
     `width` is that of a head, of which the first `rotated` channels turn (all unless given) at the rates
@@ -32,48 +32,48 @@ class Rotary(Position):
         width: int,
         *,
         rotated: int | None = None,
-        pairs: Pairs = "interleaved",
+        pairs: RotaryPairing = "interleaved",
         base: float = 10_000.0,
-        scaling: Scaling | None = None,
+        scaling: RotaryScaling | None = None,
     ) -> None:
         super().__init__()
         rotated = width if rotated is None else rotated
         check_widths(width, rotated, pairs)
-        if isinstance(scaling, DynamicNTK):
+        if isinstance(scaling, DynamicNTKRotaryScaling):
             raise ValueError(
                 "Rotary turns keys before they are cached, and DynamicNTK turns them otherwise for every later query; "
                 "use the kernel DynamicRotary instead"
             )
         self.width, self.rotated, self.pairs, self.base, self.scaling = width, rotated, pairs, base, scaling
-        found = rates(rotated, base) if scaling is None else scaling.rates(rotated, base)
+        found = rotary_frequencies(rotated, base) if scaling is None else scaling.rates(rotated, base)
         self._rates: tuple[float, ...] = tuple(found.tolist())
         # no buffer: converting the model to another type must not round the table
         self._table: Tensor | None = None
 
-    def query(self, q: Float[Tensor, "b h l e"], place: Place) -> Float[Tensor, "b h l e"]:
-        return turn(q, self._rows(place, q), self.pairs)
+    def query(self, q: Float[Tensor, "b h l e"], positions: TokenPositions) -> Float[Tensor, "b h l e"]:
+        return rotate(q, self._rows(positions, q), self.pairs)
 
-    def key(self, k: Float[Tensor, "b g l e"], place: Place) -> Float[Tensor, "b g l e"]:
-        return turn(k, self._rows(place, k), self.pairs)
+    def key(self, k: Float[Tensor, "b g l e"], positions: TokenPositions) -> Float[Tensor, "b g l e"]:
+        return rotate(k, self._rows(positions, k), self.pairs)
 
     def extra_repr(self) -> str:
         return f"{self.width}, rotated={self.rotated}, pairs={self.pairs}, base={self.base:g}, scaling={self.scaling}"
 
-    def _rows(self, place: Place, x: Tensor) -> Float[Tensor, "*b l p 2"]:
+    def _rows(self, positions: TokenPositions, x: Tensor) -> Float[Tensor, "*b l p 2"]:
         """Cosine and sine for every token and pair, one axis short of `x` for rows that agree."""
         if x.shape[-1] != self.width:
             raise ValueError(f"Rotary was made for heads of width {self.width}, these have {x.shape[-1]} channels")
         kind = torch.promote_types(x.dtype, torch.float32)
-        if isinstance(place.layout, Plain):
-            first, last = place.layout.start, place.layout.start + x.shape[2]
+        if isinstance(positions.layout, ContiguousLayout):
+            first, last = positions.layout.start, positions.layout.start + x.shape[2]
             table = self._upto(last, x.device, kind)
-            return self._compute(place.pos[:1], kind)[0] if table is None else table[first:last]
+            return self._compute(positions.position_ids[:1], kind)[0] if table is None else table[first:last]
         # a GPU would have to be waited for to know the largest position
-        if x.device.type == "cpu" and place.pos.numel():
-            table = self._upto(int(place.pos.max()) + 1, x.device, kind)
+        if x.device.type == "cpu" and positions.position_ids.numel():
+            table = self._upto(int(positions.position_ids.max()) + 1, x.device, kind)
             if table is not None:
-                return table[place.pos][:, None]
-        return self._compute(place.pos, kind)[:, None]
+                return table[positions.position_ids][:, None]
+        return self._compute(positions.position_ids, kind)[:, None]
 
     def _upto(self, last: int, device: torch.device, kind: torch.dtype) -> Tensor | None:
         """The table of at least `last` positions, made where there is none; None for positions beyond any table."""
@@ -91,7 +91,7 @@ class Rotary(Position):
         pace = torch.tensor(self._rates, dtype=torch.float64, device=pos.device)
         gain = 1.0 if self.scaling is None else self.scaling.gain
         idle = 0 if self.pairs == "halves" else (self.width - self.rotated) // 2
-        return angles(pos[..., None] * pace, gain=gain, idle=idle).to(kind)
+        return rotation_table(pos[..., None] * pace, gain=gain, idle=idle).to(kind)
 
 
 def check_widths(width: int, rotated: int, pairs: str) -> None:
@@ -106,7 +106,7 @@ def check_widths(width: int, rotated: int, pairs: str) -> None:
         raise ValueError(f"rotated ({rotated}) must be from 2 to the width of a head ({width})")
 
 
-def angles(angle: Float[Tensor, "*l p"], *, gain: float = 1.0, idle: int = 0) -> Float[Tensor, "*l q 2"]:
+def rotation_table(angle: Float[Tensor, "*l p"], *, gain: float = 1.0, idle: int = 0) -> Float[Tensor, "*l q 2"]:
     """Cosine and sine times `gain`; `idle` more pairs do not turn, and are not multiplied either."""
     found = gain * torch.stack([angle.cos(), angle.sin()], dim=-1)
     if not idle:
@@ -115,7 +115,9 @@ def angles(angle: Float[Tensor, "*l p"], *, gain: float = 1.0, idle: int = 0) ->
     return torch.cat([found, still], dim=-2)
 
 
-def turn(x: Float[Tensor, "b h l e"], table: Float[Tensor, "*b l p 2"], pairs: Pairs) -> Float[Tensor, "b h l e"]:
+def rotate(
+    x: Float[Tensor, "b h l e"], table: Float[Tensor, "*b l p 2"], pairs: RotaryPairing
+) -> Float[Tensor, "b h l e"]:
     """Every pair of channels turned by the angle whose cosine and sine stand in `table`.
 
     Nothing of `x` is kept for the gradient, which is the same turn backwards. Channels beyond those in the table stay.
@@ -148,12 +150,12 @@ def _halves(x: Tensor, table: Tensor) -> Tensor:
 
 
 def convert_pairs(
-    rows: Float[Tensor, "he ..."], heads: int, *, to: Pairs, rotated: int | None = None
+    rows: Float[Tensor, "he ..."], heads: int, *, to: RotaryPairing, rotated: int | None = None
 ) -> Float[Tensor, "he ..."]:
     """The output rows of a projection to queries or keys (weight or bias), reordered for the other convention of pairs.
 
-    A model of `Rotary(pairs="halves")` with rows converted to "halves" computes what the model of interleaved pairs
-    with the rows as they were does, and the other way round. Raises ValueError where the rows are no whole heads.
+    A model of `RotaryPosition(pairs="halves")` with rows converted to "halves" computes what the model of interleaved
+    pairs with the rows as they were does, and the other way round. Raises ValueError where the rows are no whole heads.
     """
     if rows.shape[0] % heads:
         raise ValueError(f"{rows.shape[0]} rows are not {heads} heads of equal width")

@@ -26,7 +26,7 @@ from manyformer.recipes.memorizing_transformer import memorizing_transformer
 from manyformer.recipes.mlp_mixer import mlp_mixer
 from manyformer.recipes.performer import performer, performer_encoder
 from manyformer.recipes.reformer import reformer, reformer_encoder, reformer_strict
-from manyformer.recipes.registry import RECIPES, Card, Recipe, build, get, recipe
+from manyformer.recipes.registry import RECIPES, Recipe, RecipeCard, build, get_recipe, recipe
 from manyformer.recipes.rfa import rfa
 from manyformer.recipes.roformer import roformer
 from manyformer.recipes.routing_transformer import routing_transformer, routing_transformer_strict
@@ -49,8 +49,8 @@ from manyformer.recipes.vit import vit
 
 __all__ = [
     "RECIPES",
-    "Card",
     "Recipe",
+    "RecipeCard",
     "adaptive_span",
     "alibi",
     "bahdanau",
@@ -75,7 +75,7 @@ __all__ = [
     "early_exit_seq2seq",
     "etc",
     "fnet",
-    "get",
+    "get_recipe",
     "gmlp",
     "gmlp_encoder",
     "image_transformer",

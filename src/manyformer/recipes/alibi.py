@@ -7,33 +7,33 @@ from torch import nn
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
-from manyformer.kernels import Softmax
+from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.models import Embedding, Head, LanguageModel
-from manyformer.position import Alibi
+from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.position import AlibiPosition
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, shrink_outputs, small_std, stack
+from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
 
 
 @recipe(
     "ALiBi",
     paper="Press et al. 2022, Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation, "
     "arXiv:2108.12409",
-    new="A penalty that grows with distance takes the place of positions, and longer texts than in training are read.",
+    summary="A penalty that grows with distance takes the place of positions, and longer texts than in training are read.",
     task="language-model",
     causal=True,
-    streams=True,
+    incremental_decoding=True,
     cost="O(l^2 d + l d^2) per layer",
-    because={"cross": "a language model reads one sequence only"},
+    reasons={"cross_attention": "a language model reads one sequence only"},
 )
 def alibi(
     vocab: int = 256,
     dim: int = 512,
     depth: int = 8,
     heads: int = 8,
-    hidden: int | None = None,
+    ff_dim: int | None = None,
     dropout: float = 0.0,
-    norm: NormOrder = "pre",
+    norm_order: NormOrder = "pre",
 ) -> LanguageModel:
     """`transformer-lm` with biases instead of learned positions, and so without a longest sequence. Section 3.
 
@@ -41,16 +41,16 @@ def alibi(
     is `transformer-lm`, theirs that of Baevski and Auli (2019) with 16 layers of width 1024.
     """
     # without weights, so that one part serves all layers
-    position = Alibi(heads)
+    position = AlibiPosition(heads)
 
     def layer() -> dict[str, Layer]:
         return {
-            "attention": Attention(dim, heads, Softmax(Causal()), position=position),
-            "ff": FeedForward(dim, hidden, activation=nn.GELU()),
+            "attention": Attention(dim, heads, SoftmaxKernel(Causal()), position=position),
+            "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
         }
 
-    std = small_std(dim)
-    embed = Embedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, layer, order=norm, norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    shrink_outputs(body, depth, std=std)
-    return LanguageModel(embed, body, Head(dim, vocab, tied=embed.token))
+    std = init_std(dim)
+    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
+    body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout)
+    scale_residual_init(body, depth, std=std)
+    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from manyformer.mixers import AttendingGRU, BidirectionalGRU
-from manyformer.models import Embedding, EncoderDecoder, Head
+from manyformer.models import ClassHead, EncoderDecoder, TokenEmbedding
 from manyformer.recipes.registry import recipe
 
 
@@ -14,20 +14,20 @@ from manyformer.recipes.registry import recipe
     "Bahdanau",
     paper="Bahdanau et al. 2015, Neural Machine Translation by Jointly Learning to Align and Translate, "
     "arXiv:1409.0473",
-    new="Before each word the decoder looks for those of the source that matter, instead of remembering one vector.",
+    summary="Before each word the decoder looks for those of the source that matter, instead of remembering one vector.",
     task="translation",
     causal=True,
-    streams=True,
-    cross=True,
+    incremental_decoding=True,
+    cross_attention=True,
     cost="O(l s d + (l + s) d^2), one token after the other",
-    small={"words": 12, "align": 10, "maxout": 14},
+    tiny_keywords={"embedding_dim": 12, "align_dim": 10, "maxout": 14},
 )
 def bahdanau(
     vocab: int = 30000,
     source_vocab: int | None = None,
     dim: int = 1000,
-    words: int = 620,
-    align: int = 1000,
+    embedding_dim: int = 620,
+    align_dim: int = 1000,
     maxout: int = 500,
     dropout: float = 0.0,
 ) -> EncoderDecoder:
@@ -40,18 +40,18 @@ def bahdanau(
     """
     spread = math.sqrt(1000 / dim)
 
-    def embedding(size: int) -> Embedding:
-        return Embedding(size, words, std=0.01 * spread, dropout=dropout)
+    def embedding(size: int) -> TokenEmbedding:
+        return TokenEmbedding(size, embedding_dim, std=0.01 * spread, dropout=dropout)
 
-    encoder = BidirectionalGRU(words, dim)
-    decoder = AttendingGRU(words, dim, 2 * dim, align=align, out=maxout, dropout=dropout)
-    head = Head(maxout, vocab, bias=True)
+    encoder = BidirectionalGRU(embedding_dim, dim)
+    decoder = AttendingGRU(embedding_dim, dim, 2 * dim, align=align_dim, out=maxout, dropout=dropout)
+    head = ClassHead(maxout, vocab, bias=True)
     for part in (encoder, decoder, head):
-        start(part, std=0.01 * spread)
+        init_rnnsearch(part, std=0.01 * spread)
     return EncoderDecoder(embedding(source_vocab or vocab), encoder, embedding(vocab), decoder, head)
 
 
-def start(part: nn.Module, *, std: float) -> None:
+def init_rnnsearch(part: nn.Module, *, std: float) -> None:
     """Appendix B.1: orthogonal where states become states, N(0, std^2) elsewhere; of size 1 what scores give."""
     for name, weight in part.named_parameters():
         last = name.rpartition(".")[0]

@@ -8,25 +8,25 @@ from torch import nn
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
-from manyformer.kernels import Softmax
-from manyformer.mixers.summaries import Summaries, Summarised
-from manyformer.models import Embedding, Head, MaskedLM
-from manyformer.models.contrast import Contrast
-from manyformer.position import Learned, Position
+from manyformer.kernels import SoftmaxKernel
+from manyformer.mixers.global_summaries import SummaryPrefixedLayer, SummaryTokens
+from manyformer.models import ClassHead, MaskedLM, TokenEmbedding
+from manyformer.models.contrastive_loss import PartContrastiveLoss
+from manyformer.position import LearnedPosition, Position
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import shrink_outputs, small_std, stack
+from manyformer.recipes.stacks import init_std, scale_residual_init, stack
 
 
 @recipe(
     "BERT",
     paper="Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers, arXiv:1810.04805",
-    new="Hiding a seventh of the tokens lets an encoder learn from both sides at once.",
+    summary="Hiding a seventh of the tokens lets an encoder learn from both sides at once.",
     task="masked",
     cost="O(l^2 d + l d^2) per layer",
-    because={
+    reasons={
         "causal": "every token sees both sides: that is the point",
-        "streams": "a later token changes all earlier outputs, so nothing can be kept",
-        "cross": "it reads one sequence only",
+        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "cross_attention": "it reads one sequence only",
     },
 )
 def bert(
@@ -34,8 +34,8 @@ def bert(
     dim: int = 768,
     depth: int = 12,
     heads: int = 12,
-    hidden: int | None = None,
-    longest: int = 512,
+    ff_dim: int | None = None,
+    max_length: int = 512,
     dropout: float = 0.1,
 ) -> MaskedLM:
     """BERT base by default: post-norm, GELU, learned positions, a normed embedding, and a head with its own layer.
@@ -43,8 +43,8 @@ def bert(
     Section 3 and appendix A.2. Left out are the next-sentence task and its sentence types, which Liu et al. (2019,
     arXiv:1907.11692) found to help nothing, and dropout of attention weights.
     """
-    position = Learned(dim, longest, std=small_std(dim))
-    return masked_encoder(vocab, dim, depth, heads, hidden, dropout, embedded=position)
+    position = LearnedPosition(dim, max_length, std=init_std(dim))
+    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, embedded=position)
 
 
 def masked_encoder(
@@ -52,14 +52,14 @@ def masked_encoder(
     dim: int,
     depth: int,
     heads: int,
-    hidden: int | None,
+    ff_dim: int | None,
     dropout: float,
     *,
     embedded: Position | None = None,
     attended: Callable[[], Position | None] = lambda: None,
     mixer: Callable[[], Layer] | None = None,
-    summaries: Summaries | None = None,
-    contrast: Contrast | None = None,
+    summaries: SummaryTokens | None = None,
+    contrast: PartContrastiveLoss | None = None,
 ) -> MaskedLM:
     """BERT with a position at its embedding, or one made by `attended` inside the attention of each layer.
 
@@ -69,16 +69,16 @@ def masked_encoder(
 
     def layer() -> dict[str, Layer]:
         return {
-            "attention": Attention(dim, heads, Softmax(), position=attended()) if mixer is None else mixer(),
-            "ff": FeedForward(dim, hidden, activation=nn.GELU()),
+            "attention": Attention(dim, heads, SoftmaxKernel(), position=attended()) if mixer is None else mixer(),
+            "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
         }
 
-    std = small_std(dim)
-    embed = Embedding(vocab, dim, position=embedded, std=std, norm=layer_norm(), dropout=dropout)
+    std = init_std(dim)
+    embed = TokenEmbedding(vocab, dim, position=embedded, std=std, norm=layer_norm(), dropout=dropout)
     body: Layer = stack(depth, layer, order="post", norm=layer_norm, dropout=dropout)
-    shrink_outputs(body, depth, std=std)
+    scale_residual_init(body, depth, std=std)
     if summaries is not None:
-        body = Summarised(body, dim, summaries)
+        body = SummaryPrefixedLayer(body, dim, summaries)
     transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), layer_norm())
-    head = Head(dim, vocab, tied=embed.token, transform=transform, bias=True)
+    head = ClassHead(dim, vocab, tied=embed.token, transform=transform, bias=True)
     return MaskedLM(embed, body, head, contrast=contrast)

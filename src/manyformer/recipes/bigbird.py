@@ -5,18 +5,28 @@ from functools import partial
 from torch import nn
 
 from manyformer.attention import Attention
-from manyformer.core import SUMMARY, Layer
+from manyformer.core import SUMMARY_ROLE, Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward
-from manyformer.kernels import Softmax
-from manyformer.masks import Blocks, Causal, First, Global, Mask, RandomBlocks, Role, To, pieces
-from manyformer.mixers.summaries import Leading
-from manyformer.models import EncoderDecoder, Head, LanguageModel, MaskedLM
-from manyformer.position import Labels, Learned
-from manyformer.recipes.alike import learned
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import (
+    Causal,
+    FirstTokens,
+    GlobalTokens,
+    LocalBlocks,
+    Mask,
+    RandomBlocks,
+    VisibleToAll,
+    WithRole,
+    four_piece_pattern,
+)
+from manyformer.mixers.global_summaries import LeadingSummaries
+from manyformer.models import ClassHead, EncoderDecoder, LanguageModel, MaskedLM
+from manyformer.position import LearnedPosition, RelativeLabelPosition
+from manyformer.recipes.baselines import learned_embedding
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, shrink_outputs, small_std, stack
+from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
 from manyformer.recipes.transformer import encoder_decoder
 
 PAPER = "Zaheer et al. 2020, Big Bird: Transformers for Longer Sequences, arXiv:2007.14062"
@@ -25,23 +35,23 @@ PAPER = "Zaheer et al. 2020, Big Bird: Transformers for Longer Sequences, arXiv:
 @recipe(
     "BigBird",
     paper=PAPER,
-    new="Random blocks beside a window and global tokens: any two tokens are a few steps apart.",
+    summary="Random blocks beside a window and global tokens: any two tokens are a few steps apart.",
     task="masked",
     cost="O(l b d + l d^2) per layer, b keys in a handful of blocks",
-    because={
+    reasons={
         "causal": "every token sees both sides: that is the point",
-        "streams": "a later token changes all earlier outputs, so nothing can be kept",
-        "cross": "it reads one sequence only",
+        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "cross_attention": "it reads one sequence only",
     },
-    small={"block": 4, "random": 1, "longest": 128},
+    tiny_keywords={"block": 4, "random": 1, "max_length": 128},
 )
 def bigbird(
     vocab: int = 50358,
     dim: int = 768,
     depth: int = 12,
     heads: int = 12,
-    hidden: int | None = None,
-    longest: int = 4096,
+    ff_dim: int | None = None,
+    max_length: int = 4096,
     block: int = 64,
     random: int | None = 3,
     dropout: float = 0.1,
@@ -50,79 +60,82 @@ def bigbird(
 
     Sections 2 and 3, internal global tokens (ITC). The paper's last block is global, too; here it is not, because where
     a text ends must not change what is computed at its beginning. Random blocks are drawn once by seed, never twice
-    the same and never one that is seen anyway, for texts of `longest` tokens: in shorter ones some lie beyond the end.
+    the same and never one that is seen anyway, for texts of `max_length` tokens: in shorter ones some lie beyond the end.
     A call may name more global tokens by their roles.
     """
-    masks = iter(both_sides(block, random or 0, _blocks(longest, block), layer) for layer in range(depth))
-    position = Learned(dim, longest, std=small_std(dim))
+    masks = iter(both_sides(block, random or 0, _blocks(max_length, block), layer) for layer in range(depth))
+    position = LearnedPosition(dim, max_length, std=init_std(dim))
 
     def mixer() -> Layer:
-        return Attention(dim, heads, Softmax(next(masks)))
+        return Attention(dim, heads, SoftmaxKernel(next(masks)))
 
-    return masked_encoder(vocab, dim, depth, heads, hidden, dropout, embedded=position, mixer=mixer)
+    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, embedded=position, mixer=mixer)
 
 
 @recipe(
     "BigBird with external tokens",
     paper=PAPER,
-    new="Global tokens of their own before the text, and labels for how tokens are related.",
+    summary="Global tokens of their own before the text, and labels for how tokens are related.",
     task="masked",
     cost="O(l (b + g) d + (l + g) d^2) per layer, b keys in a handful of blocks",
-    because={
+    reasons={
         "causal": "every token sees both sides: that is the point",
-        "streams": "a later token changes all earlier outputs, so nothing can be kept",
-        "cross": "it reads one sequence only",
+        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "cross_attention": "it reads one sequence only",
     },
-    small={"block": 4, "random": 1, "longest": 128, "summaries": 3, "clip": 3},
+    tiny_keywords={"block": 4, "random": 1, "max_length": 128, "summaries": 3, "max_relative_distance": 3},
 )
 def bigbird_etc(
     vocab: int = 50358,
     dim: int = 768,
     depth: int = 12,
     heads: int = 12,
-    hidden: int | None = None,
-    longest: int = 4116,
+    ff_dim: int | None = None,
+    max_length: int = 4116,
     block: int = 84,
     random: int | None = None,
     summaries: int = 256,
-    clip: int = 12,
+    max_relative_distance: int = 12,
     dropout: float = 0.1,
 ) -> MaskedLM:
     """BigBird's second form (ETC): `summaries` global tokens before the text, three blocks around each, and labels.
 
     Section 2 and appendix E, whose base model has no random blocks. Each global token has a vector of its own; what
-    goes into them is up to the task there. Positions are labels alone, so that texts may be longer than `longest`,
+    goes into them is up to the task there. Positions are labels alone, so that texts may be longer than `max_length`,
     beyond which there are no random blocks.
     """
-    blocks, labels = _blocks(longest, block), partial(Labels, dim // heads, heads, clip, across=1)
+    blocks, labels = (
+        _blocks(max_length, block),
+        partial(RelativeLabelPosition, dim // heads, heads, max_relative_distance, across=1),
+    )
 
     def mask(layer: int) -> Mask:
-        near = Blocks(block, before=block, after=block) | Global(Role())
+        near = LocalBlocks(block, lookback=block, lookahead=block) | GlobalTokens(WithRole())
         return near | RandomBlocks(block, random, blocks, seed=layer) if random else near
 
-    masks = iter(pieces(Role(SUMMARY), l2l=mask(layer)) for layer in range(depth))
+    masks = iter(four_piece_pattern(WithRole(SUMMARY_ROLE), l2l=mask(layer)) for layer in range(depth))
     return masked_encoder(
         vocab,
         dim,
         depth,
         heads,
-        hidden,
+        ff_dim,
         dropout,
-        mixer=lambda: Attention(dim, heads, Softmax(next(masks)), position=labels()),
-        summaries=Leading(summaries),
+        mixer=lambda: Attention(dim, heads, SoftmaxKernel(next(masks)), position=labels()),
+        summaries=LeadingSummaries(summaries),
     )
 
 
 @recipe(
     "BigBird encoder-decoder",
     paper=PAPER,
-    new="A long source read at a linear price, a short target written with full attention.",
+    summary="A long source read at a linear price, a short target written with full attention.",
     task="translation",
     causal=True,
-    streams=True,
-    cross=True,
+    incremental_decoding=True,
+    cross_attention=True,
     cost="O(s b d + t^2 d + s t d + (s + t) d^2) per layer for s source and t target tokens, b keys in a few blocks",
-    small={"block": 4, "random": 1, "longest": 128},
+    tiny_keywords={"block": 4, "random": 1, "max_length": 128},
 )
 def bigbird_seq2seq(
     vocab: int = 96103,
@@ -130,47 +143,47 @@ def bigbird_seq2seq(
     dim: int = 768,
     depth: int = 12,
     heads: int = 12,
-    hidden: int | None = None,
-    longest: int = 4096,
+    ff_dim: int | None = None,
+    max_length: int = 4096,
     block: int = 64,
     random: int | None = 3,
     dropout: float = 0.1,
-    norm: NormOrder = "post",
+    norm_order: NormOrder = "post",
 ) -> EncoderDecoder:
     """`transformer` with learned positions whose encoder is that of `bigbird`, section 4.1 and appendix E.5."""
-    masks = iter(both_sides(block, random or 0, _blocks(longest, block), layer) for layer in range(depth))
+    masks = iter(both_sides(block, random or 0, _blocks(max_length, block), layer) for layer in range(depth))
     return encoder_decoder(
         vocab,
         source_vocab,
         dim,
         depth,
         heads,
-        hidden,
+        ff_dim,
         dropout,
-        norm,
-        position=lambda: Learned(dim, longest, std=1.0),
-        reader=lambda: Attention(dim, heads, Softmax(next(masks))),
+        norm_order,
+        position=lambda: LearnedPosition(dim, max_length, std=1.0),
+        reader=lambda: Attention(dim, heads, SoftmaxKernel(next(masks))),
     )
 
 
 @recipe(
     "BigBird language model",
     paper=PAPER,
-    new="Random blocks of the past alone: the pattern as a language model that truly sees no future.",
+    summary="Random blocks of the past alone: the pattern as a language model that truly sees no future.",
     task="language-model",
     causal=True,
-    streams=True,
+    incremental_decoding=True,
     cost="O(l b d + l d^2) per layer, b keys in a handful of blocks",
-    because={"cross": "a language model reads one sequence only"},
-    small={"block": 4, "random": 1, "longest": 128},
+    reasons={"cross_attention": "a language model reads one sequence only"},
+    tiny_keywords={"block": 4, "random": 1, "max_length": 128},
 )
 def bigbird_lm(
     vocab: int = 256,
     dim: int = 512,
     depth: int = 8,
     heads: int = 8,
-    hidden: int | None = None,
-    longest: int = 4096,
+    ff_dim: int | None = None,
+    max_length: int = 4096,
     block: int = 64,
     random: int | None = 3,
     dropout: float = 0.1,
@@ -180,36 +193,36 @@ def bigbird_lm(
     Released causal forms draw random blocks from both sides and so see the future. All that a token sees is decided
     before it is read: tokens of the own block up to itself, and blocks that have ended.
     """
-    masks = iter(past(block, random or 0, _blocks(longest, block), layer) for layer in range(depth))
-    std = small_std(dim)
+    masks = iter(past(block, random or 0, _blocks(max_length, block), layer) for layer in range(depth))
+    std = init_std(dim)
 
     def layer() -> dict[str, Layer]:
         return {
-            "attention": Attention(dim, heads, Softmax(next(masks))),
-            "ff": FeedForward(dim, hidden, activation=nn.GELU()),
+            "attention": Attention(dim, heads, SoftmaxKernel(next(masks))),
+            "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
         }
 
-    embed = learned(vocab, dim, longest, dropout=dropout)
+    embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
     body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    shrink_outputs(body, depth, std=std)
-    return LanguageModel(embed, body, Head(dim, vocab, tied=embed.token))
+    scale_residual_init(body, depth, std=std)
+    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 
 def both_sides(block: int, random: int, blocks: int, seed: int) -> Mask:
     """The blocks around, the first one in both directions, and random ones."""
-    near = Blocks(block, before=block, after=block) | Global(First(block) | Role())
-    return near | RandomBlocks(block, random, blocks, seed=seed, lead=1) if random else near
+    near = LocalBlocks(block, lookback=block, lookahead=block) | GlobalTokens(FirstTokens(block) | WithRole())
+    return near | RandomBlocks(block, random, blocks, seed=seed, skip_first=1) if random else near
 
 
 def past(block: int, random: int, blocks: int, seed: int) -> Mask:
     """The block before, the first one, and random earlier ones."""
-    near = Blocks(block, before=block) | To(First(block))
+    near = LocalBlocks(block, lookback=block) | VisibleToAll(FirstTokens(block))
     if not random:
         return Causal() & near
-    return Causal() & (near | RandomBlocks(block, random, blocks, seed=seed, lead=1, past=True))
+    return Causal() & (near | RandomBlocks(block, random, blocks, seed=seed, skip_first=1, past_only=True))
 
 
-def _blocks(longest: int, block: int) -> int:
-    if longest % block:
-        raise UserError(f"longest ({longest}) must be a multiple of block ({block})")
-    return longest // block
+def _blocks(max_length: int, block: int) -> int:
+    if max_length % block:
+        raise UserError(f"longest ({max_length}) must be a multiple of block ({block})")
+    return max_length // block

@@ -6,42 +6,42 @@ from typing import Literal
 
 from manyformer.core import Layer
 from manyformer.errors import UserError
-from manyformer.kernels import Softmax
+from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.mixers.compression import (
-    AttentionReconstruction,
-    AutoEncoding,
-    Compression,
-    Convolution,
-    MaxPooling,
-    MeanPooling,
-    MostUsed,
-    Teacher,
-    ThroughTime,
+    AttentionReconstructionLoss,
+    AutoEncodingLoss,
+    CompressionLoss,
+    ConvolutionCompression,
+    MaxPoolCompression,
+    MeanPoolCompression,
+    MemoryCompression,
+    MostAttendedCompression,
+    ThroughTimeLoss,
 )
-from manyformer.mixers.compressive import Compressive
+from manyformer.mixers.compressive_attention import CompressiveAttention
 from manyformer.models import LanguageModel
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
-from manyformer.recipes.transformer_xl import Biases, Parts, xl_model, xl_positions
-from manyformer.sources import After
+from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionParts, xl_model, xl_positions
+from manyformer.sources import PrefixSource
 
 CompressionName = Literal["max", "mean", "convolution", "dilated", "most-used"]
 TeacherName = Literal["usual", "attention", "auto-encoding", "through-time"]
 
-COMPRESSIONS: dict[CompressionName, Callable[[int, int], Compression]] = {
-    "max": lambda dim, rate: MaxPooling(rate),
-    "mean": lambda dim, rate: MeanPooling(rate),
-    "convolution": Convolution,
-    "dilated": partial(Convolution, dilation=2),
-    "most-used": lambda dim, rate: MostUsed(rate),
+COMPRESSIONS: dict[CompressionName, Callable[[int, int], MemoryCompression]] = {
+    "max": lambda dim, rate: MaxPoolCompression(rate),
+    "mean": lambda dim, rate: MeanPoolCompression(rate),
+    "convolution": ConvolutionCompression,
+    "dilated": partial(ConvolutionCompression, dilation=2),
+    "most-used": lambda dim, rate: MostAttendedCompression(rate),
 }
 
-TEACHERS: dict[TeacherName, Callable[[int, int], Teacher]] = {
-    "usual": lambda dim, rate: AttentionReconstruction(),
-    "attention": lambda dim, rate: AttentionReconstruction(),
-    "auto-encoding": AutoEncoding,
-    "through-time": lambda dim, rate: ThroughTime(),
+TEACHERS: dict[TeacherName, Callable[[int, int], CompressionLoss]] = {
+    "usual": lambda dim, rate: AttentionReconstructionLoss(),
+    "attention": lambda dim, rate: AttentionReconstructionLoss(),
+    "auto-encoding": AutoEncodingLoss,
+    "through-time": lambda dim, rate: ThroughTimeLoss(),
 }
 
 LEARNT = ("convolution", "dilated")
@@ -50,32 +50,32 @@ LEARNT = ("convolution", "dilated")
 @recipe(
     "Compressive Transformer",
     paper="Rae et al. 2020, Compressive Transformers for Long-Range Sequence Modelling, arXiv:1911.05507",
-    new="What leaves the memory of Transformer-XL is compressed, and attended to for several times as long.",
+    summary="What leaves the memory of Transformer-XL is compressed, and attended to for several times as long.",
     task="language-model",
     causal=True,
     cost="O(l (l + m + c) d + l d^2) per layer, m tokens remembered, c slots that stand for `rate` tokens each",
-    because={
-        "cross": "a language model reads one sequence only",
-        "streams": "what has been compressed is known less exactly than in one pass over everything",
+    reasons={
+        "cross_attention": "a language model reads one sequence only",
+        "incremental_decoding": "what has been compressed is known less exactly than in one pass over everything",
     },
-    small={"remembered": 8, "compressed": 6, "rate": 2},
+    tiny_keywords={"memory_length": 8, "compressed_length": 6, "rate": 2},
 )
 def compressive_transformer(
     vocab: int = 256,
     dim: int = 512,
     depth: int = 12,
     heads: int = 8,
-    hidden: int | None = None,
-    remembered: int = 512,
-    compressed: int = 512,
+    ff_dim: int | None = None,
+    memory_length: int = 512,
+    compressed_length: int = 512,
     rate: int = 3,
     compression: CompressionName = "convolution",
     teacher: TeacherName = "usual",
     block: int | None = None,
-    clamp: int | None = None,
-    biases: Biases = "shared",
+    clamp_length: int | None = None,
+    bias_sharing: BiasSharing = "shared",
     dropout: float = 0.1,
-    norm: NormOrder = "post",
+    norm_order: NormOrder = "post",
 ) -> LanguageModel:
     """Transformer-XL (see `transformer_xl`) with slots; of the paper's size for enwik8 with `dim=1024, depth=24`.
 
@@ -87,15 +87,15 @@ def compressive_transformer(
         raise UserError(f"compression '{compression}' has no weights to be taught; leave teacher out")
     taught = TEACHERS[teacher] if compression in LEARNT else None
 
-    def attention(parts: Parts) -> Layer:
-        return Compressive(
-            parts.attention(Softmax(Causal()), After()),
+    def attention(parts: XLAttentionParts) -> Layer:
+        return CompressiveAttention(
+            parts.attention(SoftmaxKernel(Causal()), PrefixSource()),
             COMPRESSIONS[compression](dim, rate),
-            remembered=remembered,
-            compressed=compressed,
+            remembered=memory_length,
+            compressed=compressed_length,
             teacher=None if taught is None else taught(dim, rate),
             block=block,
         )
 
-    positions = xl_positions(dim, heads, clamp, biases, dropout)
-    return xl_model(vocab, dim, depth, heads, hidden, attention, positions, dropout, norm)
+    positions = xl_positions(dim, heads, clamp_length, bias_sharing, dropout)
+    return xl_model(vocab, dim, depth, heads, ff_dim, attention, positions, dropout, norm_order)

@@ -7,9 +7,9 @@ from torch import nn
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
-from manyformer.kernels import Softmax
-from manyformer.models import Classifier, Embedding, Head
-from manyformer.position import DistanceAware
+from manyformer.kernels import SoftmaxKernel
+from manyformer.models import ClassHead, TextClassifier, TokenEmbedding
+from manyformer.position import DistanceAwarePosition
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
 
@@ -17,13 +17,13 @@ from manyformer.recipes.stacks import NormOrder, stack
 @recipe(
     "DA-Transformer",
     paper="Wu et al. 2021, DA-Transformer: Distance-aware Transformer, arXiv:2010.06925",
-    new="Each head learns by how much real distances strengthen or weaken attention, instead of encoding positions.",
+    summary="Each head learns by how much real distances strengthen or weaken attention, instead of encoding positions.",
     task="classification",
     cost="O(l^2 d + l d^2) per layer",
-    because={
+    reasons={
         "causal": "a label may depend on the whole text",
-        "streams": "a later token changes all earlier outputs, so nothing can be kept",
-        "cross": "it reads one sequence only",
+        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "cross_attention": "it reads one sequence only",
         "learns": "its distances have no direction, so a text and its reverse are alike, and the toy asks for an order",
     },
 )
@@ -33,19 +33,19 @@ def da_transformer(
     dim: int = 256,
     depth: int = 4,
     heads: int = 4,
-    hidden: int | None = None,
+    ff_dim: int | None = None,
     dropout: float = 0.1,
-    norm: NormOrder = "pre",
-) -> Classifier:
-    """An encoder whose only sign of places are distances inside attention; `hidden` is 4 dim unless given.
+    norm_order: NormOrder = "pre",
+) -> TextClassifier:
+    """An encoder whose only sign of places are distances inside attention; `ff_dim` is 4 dim unless given.
 
     Section 3: a slope and a limit for each head. All else is as in `transformer-classifier`, for comparison with it.
     """
 
     def layer() -> dict[str, Layer]:
-        attention = Attention(dim, heads, Softmax(), position=DistanceAware(heads))
-        return {"attention": attention, "ff": FeedForward(dim, hidden)}
+        attention = Attention(dim, heads, SoftmaxKernel(), position=DistanceAwarePosition(heads))
+        return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
 
-    embed = Embedding(vocab, dim, scale=dim**0.5, dropout=dropout)
-    body = stack(depth, layer, order=norm, norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    return Classifier(embed, body, Head(dim, classes, bias=True))
+    embed = TokenEmbedding(vocab, dim, scale=dim**0.5, dropout=dropout)
+    body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout)
+    return TextClassifier(embed, body, ClassHead(dim, classes, bias=True))

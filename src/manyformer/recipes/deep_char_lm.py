@@ -7,57 +7,59 @@ from torch import nn
 from manyformer.attention import Attention
 from manyformer.core import Chain, Layer, Pointwise
 from manyformer.feedforward import FeedForward
-from manyformer.kernels import Softmax
+from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.models import Head, LanguageModel
-from manyformer.models.auxiliary import DeepTargets
-from manyformer.position import Learned, Placed
-from manyformer.recipes.alike import learned
+from manyformer.models import ClassHead, LanguageModel
+from manyformer.models.auxiliary_losses import LayerwiseNextTokenLoss
+from manyformer.position import LearnedPosition, PositionLayer
+from manyformer.recipes.baselines import learned_embedding
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, branch, small_std
+from manyformer.recipes.stacks import NormOrder, branch, init_std
 
 
 @recipe(
     "Deep character language model",
     paper="Al-Rfou et al. 2019, Character-Level Language Modeling with Deeper Self-Attention, arXiv:1808.04444",
-    new="Auxiliary losses, which fade from below, train 64 layers; each layer learns positions of its own.",
+    summary="Auxiliary losses, which fade from below, train 64 layers; each layer learns positions of its own.",
     task="language-model",
     causal=True,
-    streams=True,
+    incremental_decoding=True,
     cost="O(l^2 d + l d^2) per layer",
-    because={"cross": "a language model reads one sequence only"},
+    reasons={"cross_attention": "a language model reads one sequence only"},
 )
 def deep_char_lm(
     vocab: int = 256,
     dim: int = 512,
     depth: int = 12,
     heads: int = 2,
-    hidden: int | None = None,
-    longest: int = 512,
+    ff_dim: int | None = None,
+    max_length: int = 512,
     dropout: float = 0.1,
-    norm: NormOrder = "post",
+    norm_order: NormOrder = "post",
 ) -> LanguageModel:
-    """The smaller of the two published models by default; the larger has `depth=64`. `hidden` is 4 dim unless given.
+    """The smaller of the two published models by default; the larger has `depth=64`. `ff_dim` is 4 dim unless given.
 
     Below the last layer each has classifiers for the next token and the one after it, which count until their time is
     over and are not used to predict; the last layer keeps its own for the token after the next. The paper drops out
     0.55, and inside attention and feed-forward layers, where we drop out what these give to the stream.
     """
-    layer_norm, std = partial(nn.LayerNorm, dim), small_std(dim)
+    layer_norm, std = partial(nn.LayerNorm, dim), init_std(dim)
 
     def layer(number: int) -> Chain:
         parts: dict[str, Layer] = {
-            "attention": Attention(dim, heads, Softmax(Causal())),
-            "ff": FeedForward(dim, hidden),
+            "attention": Attention(dim, heads, SoftmaxKernel(Causal())),
+            "ff": FeedForward(dim, ff_dim),
         }
-        branches = {name: branch(part, order=norm, norm=layer_norm, dropout=dropout) for name, part in parts.items()}
+        branches = {
+            name: branch(part, order=norm_order, norm=layer_norm, dropout=dropout) for name, part in parts.items()
+        }
         # the embedding has that of the first layer
-        positions = {"position": Placed(Learned(dim, longest, std=std))} if number else {}
+        positions = {"position": PositionLayer(LearnedPosition(dim, max_length, std=std))} if number else {}
         return Chain(**positions, **branches)
 
     layers: dict[str, Layer] = {str(number): layer(number) for number in range(depth)}
-    if norm != "post":
+    if norm_order != "post":
         layers["norm"] = Pointwise(layer_norm())
-    embed = learned(vocab, dim, longest, dropout=dropout)
-    targets = DeepTargets(dim, vocab, depth, norm=None if norm == "post" else layer_norm)
-    return LanguageModel(embed, Chain(**layers), Head(dim, vocab), auxiliary=targets)
+    embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
+    targets = LayerwiseNextTokenLoss(dim, vocab, depth, norm=None if norm_order == "post" else layer_norm)
+    return LanguageModel(embed, Chain(**layers), ClassHead(dim, vocab), auxiliary=targets)

@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-from manyformer.kernels import Linear
-from manyformer.kernels.features import Deterministic, EluPlusOne
-from manyformer.kernels.rules import Delta
+from manyformer.kernels import LinearKernel
+from manyformer.kernels.features import DPFPFeatures, EluPlusOneFeatures
+from manyformer.kernels.memory_rules import DeltaRule
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
-from manyformer.recipes.alike import language_model, sinusoids
+from manyformer.recipes.baselines import language_model, sinusoidal_embedding
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 
@@ -15,33 +15,33 @@ from manyformer.recipes.stacks import NormOrder
 @recipe(
     "Linear Transformer",
     paper="Katharopoulos et al. 2020, Transformers are RNNs, arXiv:2006.16236; Schlag et al. 2021, arXiv:2102.11174",
-    new="With features for exp(q.k) keys are summed once: linear training, and writing with a memory of fixed size.",
+    summary="With features for exp(q.k) keys are summed once: linear training, and writing with a memory of fixed size.",
     task="language-model",
     causal=True,
-    streams=True,
+    incremental_decoding=True,
     cost="O(l d^2) per layer; O(d^2) per written token, whatever came before",
-    because={"cross": "a language model reads one sequence only"},
+    reasons={"cross_attention": "a language model reads one sequence only"},
 )
 def linear_transformer(
     vocab: int = 256,
     dim: int = 512,
     depth: int = 8,
     heads: int = 8,
-    hidden: int | None = None,
+    ff_dim: int | None = None,
     dropout: float = 0.0,
-    norm: NormOrder = "pre",
-    memory: Literal["sum", "delta"] = "sum",
+    norm_order: NormOrder = "pre",
+    update_rule: Literal["sum", "delta"] = "sum",
 ) -> LanguageModel:
     """elu(x) + 1 as features; sinusoids, else as `transformer-lm`, where the paper's models are post-norm.
 
-    Section 3. `memory="delta"` is the fast-weight programmer of Schlag et al. (2021, section 4.2): a token corrects
+    Section 3. `update_rule="delta"` is the fast-weight programmer of Schlag et al. (2021, section 4.2): a token corrects
     what the memory says for its key, and features are DPFP, products of neighbouring channels.
     """
 
-    def kernel() -> Linear:
-        if memory == "delta":
-            return Linear(Deterministic(), Causal(), rule=Delta())
-        return Linear(EluPlusOne(), Causal())
+    def kernel() -> LinearKernel:
+        if update_rule == "delta":
+            return LinearKernel(DPFPFeatures(), Causal(), rule=DeltaRule())
+        return LinearKernel(EluPlusOneFeatures(), Causal())
 
-    embed = sinusoids(vocab, dim, dropout=dropout)
-    return language_model(embed, depth, heads, hidden, kernel, dropout=dropout, norm=norm)
+    embed = sinusoidal_embedding(vocab, dim, dropout=dropout)
+    return language_model(embed, depth, heads, ff_dim, kernel, dropout=dropout, norm_order=norm_order)

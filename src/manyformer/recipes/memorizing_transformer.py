@@ -6,99 +6,99 @@ from typing import Literal
 
 from manyformer.core import Layer
 from manyformer.errors import UserError
-from manyformer.kernels import Kernel, Memorizing, Normed, Softmax
-from manyformer.kernels.memorizing import Combine, Gate, Joint
-from manyformer.kernels.search import Exact, Faiss, Search
+from manyformer.kernels import Kernel, MemorizingKernel, QKNormKernel, SoftmaxKernel
+from manyformer.kernels.key_search import ExactSearch, FaissSearch, KeySearch
+from manyformer.kernels.memorizing_kernel import GatedCombiner, JointSoftmaxCombiner, MemoryCombiner
 from manyformer.masks import Causal, Window
 from manyformer.models import LanguageModel
-from manyformer.position import Position, T5Buckets
+from manyformer.position import Position, T5BiasPosition
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
-from manyformer.recipes.transformer_xl import Biases, Parts, check_heads, xl_model, xl_positions
-from manyformer.sources import Remembered
+from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionParts, check_heads, xl_model, xl_positions
+from manyformer.sources import SegmentMemorySource
 
-SEARCHES: dict[Literal["exact", "faiss"], Callable[[], Search]] = {"exact": Exact, "faiss": Faiss}
+SEARCHES: dict[Literal["exact", "faiss"], Callable[[], KeySearch]] = {"exact": ExactSearch, "faiss": FaissSearch}
 
 
 @recipe(
     "Memorizing Transformer",
     paper="Wu et al. 2022, Memorizing Transformers, arXiv:2203.08913",
-    new="One layer also attends to the most similar of very many old keys, each head by a gate of its own.",
+    summary="One layer also attends to the most similar of very many old keys, each head by a gate of its own.",
     task="language-model",
     causal=True,
-    streams=True,
+    incremental_decoding=True,
     cost="O(l (l + m) d + l d^2) per layer, m tokens remembered; in one layer also O(l M d) to find k of M pairs",
-    because={"cross": "a language model reads one sequence only"},
-    small={"remembered": 6, "memory": 12, "neighbours": 3, "block": 4, "layer": 1},
+    reasons={"cross_attention": "a language model reads one sequence only"},
+    tiny_keywords={"memory_length": 6, "knn_memory_size": 12, "neighbours": 3, "block": 4, "layer": 1},
 )
 def memorizing_transformer(
     vocab: int = 256,
     dim: int = 512,
     depth: int = 12,
     heads: int = 8,
-    hidden: int | None = None,
-    remembered: int = 512,
-    memory: int | None = 8192,
+    ff_dim: int | None = None,
+    memory_length: int = 512,
+    knn_memory_size: int | None = 8192,
     neighbours: int = 32,
     block: int = 512,
     layer: int | None = None,
     combine: Literal["gate", "joint"] = "gate",
     gate: float = 0.5,
     search: Literal["exact", "faiss"] = "exact",
-    scores: Literal["cosine", "product"] = "cosine",
+    qk_similarity: Literal["cosine", "product"] = "cosine",
     position: Literal["t5", "xl"] = "t5",
-    view: Literal["growing", "equal"] = "equal",
-    clamp: int | None = None,
-    biases: Biases = "shared",
+    context: Literal["growing", "equal"] = "equal",
+    clamp_length: int | None = None,
+    bias_sharing: BiasSharing = "shared",
     dropout: float = 0.1,
-    norm: NormOrder = "pre",
+    norm_order: NormOrder = "pre",
 ) -> LanguageModel:
     """Of the paper's size with `dim=1024`; `layer` (from 1) is its 9th of 12, as far up in others, unless given.
 
-    `memory` may be larger in evaluation than in training, as may `neighbours` and `remembered`; None is the model
+    `knn_memory_size` may be larger in evaluation than in training, as may `neighbours` and `memory_length`; None is the model
     without one. A document enters it in pieces of `block` tokens, so that any pieces may be read. Layers remember their
     inputs, as Transformer-XL does, where the authors' code keeps keys. The first version of the paper had
-    `combine="joint"` and `scores="product"`; with `position="xl"` it is a Transformer-XL with a memory, and `clamp` and
-    `biases` are as there. `gate` is what the memory counts at first. Data in lanes makes use of both memories.
+    `combine="joint"` and `qk_similarity="product"`; with `position="xl"` it is a Transformer-XL with a memory, and `clamp_length` and
+    `bias_sharing` are as there. `gate` is what the memory counts at first. Data in lanes makes use of both memories.
     """
     number = depth - depth // 4 if layer is None else layer
     if number > depth:
         raise UserError(f"layer ({layer}) must be at most depth ({depth})")
     if not 0 < gate < 1:
         raise UserError(f"gate ({gate}) must be above 0 and below 1")
-    if (position, scores) == ("xl", "cosine"):
+    if (position, qk_similarity) == ("xl", "cosine"):
         raise UserError("position 'xl' needs products as they are; set scores to product, or position to t5")
     check_heads(dim, heads)
-    joined: Callable[[], Combine] = (
-        Joint if combine == "joint" else lambda: Gate(heads, bias=math.log(gate / (1 - gate)))
+    joined: Callable[[], MemoryCombiner] = (
+        JointSoftmaxCombiner if combine == "joint" else lambda: GatedCombiner(heads, bias=math.log(gate / (1 - gate)))
     )
 
     def kernel(here: int) -> Kernel:
-        seen = Causal() if view == "growing" else Window(remembered)
-        near = Softmax(seen, scale=1.0 if scores == "cosine" else None)
+        seen = Causal() if context == "growing" else Window(memory_length)
+        near = SoftmaxKernel(seen, scale=1.0 if qk_similarity == "cosine" else None)
         sizes = {"neighbours": neighbours, "block": block}
         found: Kernel = near
-        if memory is not None and here == number:
+        if knn_memory_size is not None and here == number:
             parts = {"combine": joined(), "search": SEARCHES[search]()}
-            found = Memorizing(near, heads, dim // heads, size=memory, **sizes, **parts)  # type: ignore[arg-type]
-        return Normed(found, heads) if scores == "cosine" else found
+            found = MemorizingKernel(near, heads, dim // heads, size=knn_memory_size, **sizes, **parts)  # type: ignore[arg-type]
+        return QKNormKernel(found, heads) if qk_similarity == "cosine" else found
 
-    def attention(parts: Parts) -> Layer:
-        return parts.attention(kernel(parts.number + 1), Remembered(remembered, dim))
+    def attention(parts: XLAttentionParts) -> Layer:
+        return parts.attention(kernel(parts.number + 1), SegmentMemorySource(memory_length, dim))
 
     return xl_model(
         vocab,
         dim,
         depth,
         heads,
-        hidden,
+        ff_dim,
         attention,
-        _t5(heads) if position == "t5" else xl_positions(dim, heads, clamp, biases, dropout),
+        _t5(heads) if position == "t5" else xl_positions(dim, heads, clamp_length, bias_sharing, dropout),
         dropout,
-        norm,
+        norm_order,
     )
 
 
 def _t5(heads: int) -> Callable[[], Position]:
     """A table for each layer, as the authors' code has."""
-    return lambda: T5Buckets(heads, sides="past")
+    return lambda: T5BiasPosition(heads, sides="past")

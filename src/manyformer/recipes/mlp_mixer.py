@@ -8,7 +8,7 @@ from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
 from manyformer.mixers import TokenMLP
 from manyformer.models import ImageClassifier
-from manyformer.models.patches import Patches, count_patches
+from manyformer.models.patch_embedding import PatchEmbedding, count_patches
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import stack
 from manyformer.recipes.vit import NO_TEXT, SMALL_IMAGES, zero_head
@@ -17,12 +17,12 @@ from manyformer.recipes.vit import NO_TEXT, SMALL_IMAGES, zero_head
 @recipe(
     "MLP-Mixer",
     paper="Tolstikhin et al. 2021, MLP-Mixer: An all-MLP Architecture for Vision, arXiv:2105.01601",
-    new="The same feed-forward layer along the patches of every channel takes the place of attention.",
+    summary="The same feed-forward layer along the patches of every channel takes the place of attention.",
     task="image-classification",
-    padding=False,
+    padding_invariant=False,
     cost="O(l mixing d + l d^2) per layer, for l = height width / patch^2 patches",
-    because=NO_TEXT,
-    small={**SMALL_IMAGES, "mixing": 10},
+    reasons=NO_TEXT,
+    tiny_keywords={**SMALL_IMAGES, "token_mlp_dim": 10},
 )
 def mlp_mixer(
     classes: int = 1000,
@@ -32,23 +32,23 @@ def mlp_mixer(
     patch: int = 16,
     dim: int = 768,
     depth: int = 12,
-    mixing: int | None = None,
-    hidden: int | None = None,
+    token_mlp_dim: int | None = None,
+    ff_dim: int | None = None,
     dropout: float = 0.0,
 ) -> ImageClassifier:
     """Mixer-B/16 by default: pre-norm, GELU, no positions, the mean over patches, a head that starts at 0; section 2.
 
-    `mixing` is the width of the layer along the patches, dim / 2 unless given; its weights are for exactly as many
+    `token_mlp_dim` is the width of the layer along the patches, dim / 2 unless given; its weights are for exactly as many
     patches as the images have.
     """
     shape = (height, width, channels)
     patches = count_patches(shape, patch)
 
     def layer() -> dict[str, Layer]:
-        tokens = TokenMLP(patches, max(1, dim // 2) if mixing is None else mixing)
-        return {"mixer": tokens, "ff": FeedForward(dim, hidden, activation=nn.GELU())}
+        tokens = TokenMLP(patches, max(1, dim // 2) if token_mlp_dim is None else token_mlp_dim)
+        return {"mixer": tokens, "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
 
     norm = partial(nn.LayerNorm, dim, eps=1e-6)
     body = stack(depth, layer, order="pre", norm=norm, dropout=dropout)
-    embed = Patches(shape, patch, dim, dropout=dropout)
+    embed = PatchEmbedding(shape, patch, dim, dropout=dropout)
     return ImageClassifier(embed, body, zero_head(dim, classes), pool="mean")

@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-from manyformer.kernels import Linear
-from manyformer.kernels.features import FeatureMap, Generalized, Positive
-from manyformer.kernels.features.positive import Directions
+from manyformer.kernels import LinearKernel
+from manyformer.kernels.features import FavorPlusFeatures, FeatureMap, GeneralizedFavorFeatures
+from manyformer.kernels.features.favor import DirectionSampling
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel, MaskedLM
-from manyformer.recipes.alike import language_model, masked_lm, sinusoids
+from manyformer.recipes.baselines import language_model, masked_lm, sinusoidal_embedding
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 
@@ -15,82 +15,84 @@ PAPER = "Choromanski et al. 2021, Rethinking Attention with Performers, arXiv:20
 NEW = "Positive, orthogonal random features estimate softmax attention without bias, in linear time."
 SMALL = {"features": 32}
 
-Estimated = Literal["softmax", "relu"]
+FavorKernel = Literal["softmax", "relu"]
 
 
 @recipe(
     "Performer",
     paper=PAPER,
-    new=NEW,
+    summary=NEW,
     task="language-model",
     causal=True,
-    streams=True,
+    incremental_decoding=True,
     cost="O(l features d + l d^2) per layer; O(features d + d^2) per written token, whatever came before",
-    because={"cross": "a language model reads one sequence only"},
-    small=SMALL,
+    reasons={"cross_attention": "a language model reads one sequence only"},
+    tiny_keywords=SMALL,
 )
 def performer(
     vocab: int = 256,
     dim: int = 512,
     depth: int = 8,
     heads: int = 8,
-    hidden: int | None = None,
+    ff_dim: int | None = None,
     features: int = 256,
-    kernel: Estimated = "softmax",
-    directions: Directions = "orthogonal",
+    feature_kernel: FavorKernel = "softmax",
+    directions: DirectionSampling = "orthogonal",
     redraw: int | None = 1000,
     dropout: float = 0.0,
-    norm: NormOrder = "pre",
+    norm_order: NormOrder = "pre",
 ) -> LanguageModel:
-    """Causal; sinusoids, else as `transformer-lm`. `kernel="relu"` is the generalised attention of section 4.
+    """Causal; sinusoids, else as `transformer-lm`. `feature_kernel="relu"` is the generalised attention of section 4.
 
     Sections 2.3 and 2.4. Features are drawn anew after every `redraw` training steps. The published code scales all
     keys by the largest of the whole row, so that the future moves the past; here only the past sets the scale.
     """
 
-    def attend() -> Linear:
-        return Linear(_features(kernel, dim // heads, features, directions, redraw), Causal())
+    def attend() -> LinearKernel:
+        return LinearKernel(_features(feature_kernel, dim // heads, features, directions, redraw), Causal())
 
-    embed = sinusoids(vocab, dim, dropout=dropout)
-    return language_model(embed, depth, heads, hidden, attend, dropout=dropout, norm=norm)
+    embed = sinusoidal_embedding(vocab, dim, dropout=dropout)
+    return language_model(embed, depth, heads, ff_dim, attend, dropout=dropout, norm_order=norm_order)
 
 
 @recipe(
     "Performer encoder",
     paper=PAPER,
-    new=NEW,
+    summary=NEW,
     task="masked",
     cost="O(l features d + l d^2) per layer",
-    because={
+    reasons={
         "causal": "every token sees both sides; `performer` is the causal one",
-        "streams": "a later token changes all earlier outputs, so nothing can be kept",
-        "cross": "it reads one sequence only",
+        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "cross_attention": "it reads one sequence only",
     },
-    small=SMALL,
+    tiny_keywords=SMALL,
 )
 def performer_encoder(
     vocab: int = 256,
     dim: int = 512,
     depth: int = 8,
     heads: int = 8,
-    hidden: int | None = None,
+    ff_dim: int | None = None,
     features: int = 256,
-    kernel: Estimated = "softmax",
-    directions: Directions = "orthogonal",
+    feature_kernel: FavorKernel = "softmax",
+    directions: DirectionSampling = "orthogonal",
     redraw: int | None = 1000,
     dropout: float = 0.1,
-    norm: NormOrder = "pre",
+    norm_order: NormOrder = "pre",
 ) -> MaskedLM:
     """`performer` without the causal mask, for masked tokens, as the bidirectional protein models of section 4.3."""
 
-    def attend() -> Linear:
-        return Linear(_features(kernel, dim // heads, features, directions, redraw))
+    def attend() -> LinearKernel:
+        return LinearKernel(_features(feature_kernel, dim // heads, features, directions, redraw))
 
-    embed = sinusoids(vocab, dim, dropout=dropout)
-    return masked_lm(embed, depth, heads, hidden, attend, dropout=dropout, norm=norm)
+    embed = sinusoidal_embedding(vocab, dim, dropout=dropout)
+    return masked_lm(embed, depth, heads, ff_dim, attend, dropout=dropout, norm_order=norm_order)
 
 
-def _features(kernel: Estimated, key: int, features: int, directions: Directions, redraw: int | None) -> FeatureMap:
+def _features(
+    kernel: FavorKernel, key: int, features: int, directions: DirectionSampling, redraw: int | None
+) -> FeatureMap:
     if kernel == "relu":
-        return Generalized(key, features, directions=directions, redraw=redraw)
-    return Positive(key, features, directions=directions, redraw=redraw)
+        return GeneralizedFavorFeatures(key, features, directions=directions, redraw=redraw)
+    return FavorPlusFeatures(key, features, directions=directions, redraw=redraw)

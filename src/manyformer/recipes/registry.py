@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from manyformer.errors import UserError, nearest
-from manyformer.models import Model, Spec
+from manyformer.models import Model, ModelSpec
 
 Task = Literal["language-model", "translation", "masked", "classification", "tagging", "image-classification"]
 
@@ -16,32 +16,32 @@ M = TypeVar("M", bound=Model)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
+class RecipeCard:
     """What a recipe is and what it promises; the contracts hold it to that, and the docs are made from it.
 
-    `causal`: no output depends on a later token. `streams`: it goes on from a state, step by step as in one pass.
-    `cross`: it attends to a second sequence. `padding`: padding and packing leave results unchanged. `because` gives
-    the reason for every promise that is not made; a contract of `manyformer.check` that fails for a good reason is
-    excused by its own name. `small` are keywords, beyond the common ones, that build it tiny for the contracts.
-    """
+    `causal`: no output depends on a later token. `incremental_decoding`: it goes on from a state, step by step as in
+    one pass. `cross_attention`: it attends to a second sequence. `padding_invariant`: padding and packing leave results
+    unchanged. `reasons` gives the reason for every promise that is not made; a contract of `manyformer.check` that
+    fails for a good reason is excused by its own name. `tiny_keywords` are keywords, beyond the common ones, that build
+    it tiny for the contracts."""
 
     name: str
     title: str
     paper: str
-    new: str
+    summary: str
     task: Task
     causal: bool
-    streams: bool
-    cross: bool
-    padding: bool
+    incremental_decoding: bool
+    cross_attention: bool
+    padding_invariant: bool
     cost: str
     backends: tuple[str, ...] = ("cpu", "cuda")
-    because: dict[str, str] = field(default_factory=dict)
-    small: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    tiny_keywords: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for promise in ("causal", "streams", "cross", "padding"):
-            if not getattr(self, promise) and promise not in self.because:
+        for promise in ("causal", "incremental_decoding", "cross_attention", "padding_invariant"):
+            if not getattr(self, promise) and promise not in self.reasons:
                 raise ValueError(f"the card of {self.name} must say why it does not promise '{promise}'")
 
 
@@ -49,7 +49,7 @@ class Card:
 class Recipe:
     """A published model as a function of a few keywords."""
 
-    card: Card
+    card: RecipeCard
     build: Callable[..., Model]
 
     @property
@@ -65,35 +65,35 @@ def recipe(
     title: str,
     *,
     paper: str,
-    new: str,
+    summary: str,
     task: Task,
     causal: bool = False,
-    streams: bool = False,
-    cross: bool = False,
-    padding: bool = True,
+    incremental_decoding: bool = False,
+    cross_attention: bool = False,
+    padding_invariant: bool = True,
     cost: str,
     backends: tuple[str, ...] = ("cpu", "cuda"),
-    because: dict[str, str] | None = None,
-    small: dict[str, Any] | None = None,
+    reasons: dict[str, str] | None = None,
+    tiny_keywords: dict[str, Any] | None = None,
 ) -> Callable[[Callable[P, M]], Callable[P, M]]:
     """Enter a function into the list of recipes, under its own name with dashes, and let it give its models a spec."""
 
     def enter(function: Callable[P, M]) -> Callable[P, M]:
         name = function.__name__.replace("_", "-")
-        card = Card(
+        card = RecipeCard(
             name=name,
             title=title,
             paper=paper,
-            new=new,
+            summary=summary,
             task=task,
             causal=causal,
-            streams=streams,
-            cross=cross,
-            padding=padding,
+            incremental_decoding=incremental_decoding,
+            cross_attention=cross_attention,
+            padding_invariant=padding_invariant,
             cost=cost,
             backends=backends,
-            because=because or {},
-            small=small or {},
+            reasons=reasons or {},
+            tiny_keywords=tiny_keywords or {},
         )
 
         def build(*args: P.args, **kwargs: P.kwargs) -> M:
@@ -101,7 +101,7 @@ def recipe(
             bound.apply_defaults()
             _check_keywords(function, bound.arguments)
             model = function(*args, **kwargs)
-            model.spec = Spec(name, dict(bound.arguments))
+            model.spec = ModelSpec(name, dict(bound.arguments))
             return model
 
         build.__wrapped__ = function  # type: ignore[attr-defined]
@@ -112,14 +112,14 @@ def recipe(
     return enter
 
 
-def get(name: str) -> Recipe:
+def get_recipe(name: str) -> Recipe:
     """The recipe of that name. Raises UserError with the nearest names."""
     if name not in RECIPES:
         raise UserError(f"there is no recipe '{name}'; {nearest(name, RECIPES)}")
     return RECIPES[name]
 
 
-def card_of(spec: Spec) -> Card | None:
+def card_of(spec: ModelSpec) -> RecipeCard | None:
     """The card of a model's recipe; of one that wraps another, without what the other does not promise.
 
     None where the recipe is not known.
@@ -129,13 +129,16 @@ def card_of(spec: Spec) -> Card | None:
     card, inner = RECIPES[spec.recipe].card, RECIPES.get(spec.keywords.get("of", ""))
     if inner is None:
         return card
-    kept = {name: getattr(card, name) and getattr(inner.card, name) for name in ("causal", "streams", "padding")}
-    return replace(card, **kept, because={**inner.card.because, **card.because})
+    kept = {
+        name: getattr(card, name) and getattr(inner.card, name)
+        for name in ("causal", "incremental_decoding", "padding_invariant")
+    }
+    return replace(card, **kept, reasons={**inner.card.reasons, **card.reasons})
 
 
 def build(name: str, **keywords: Any) -> Model:
     """A fresh model: `build("transformer-lm", vocab=256, depth=4)`. Raises UserError for unknown names or keywords."""
-    found = get(name)
+    found = get_recipe(name)
     known = found.signature.parameters
     for keyword in keywords:
         if keyword not in known:

@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-from manyformer.kernels import Linear
-from manyformer.kernels.features import ArcCosine, Fourier
-from manyformer.kernels.rules import Gated, Sum
+from manyformer.kernels import LinearKernel
+from manyformer.kernels.features import ArcCosineFeatures, RandomFourierFeatures
+from manyformer.kernels.memory_rules import GatedRule, SumRule
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
-from manyformer.recipes.alike import language_model, sinusoids
+from manyformer.recipes.baselines import language_model, sinusoidal_embedding
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 
@@ -22,26 +22,26 @@ steps was at 1.74.
 @recipe(
     "Random feature attention",
     paper="Peng et al. 2021, Random Feature Attention, arXiv:2103.02143",
-    new="Random Fourier features of unit vectors for softmax, and a learned gate that lets the memory forget.",
+    summary="Random Fourier features of unit vectors for softmax, and a learned gate that lets the memory forget.",
     task="language-model",
     causal=True,
-    streams=True,
+    incremental_decoding=True,
     cost="O(l features d + l d^2) per layer; O(features d + d^2) per written token, whatever came before",
-    because={"cross": "a language model reads one sequence only"},
-    small={"features": 64},
+    reasons={"cross_attention": "a language model reads one sequence only"},
+    tiny_keywords={"features": 64},
 )
 def rfa(
     vocab: int = 256,
     dim: int = 512,
     depth: int = 8,
     heads: int = 8,
-    hidden: int | None = None,
+    ff_dim: int | None = None,
     features: int = 128,
-    kernel: Literal["gaussian", "arccos"] = "gaussian",
-    memory: Literal["gated", "sum"] = "gated",
+    feature_kernel: Literal["gaussian", "arccos"] = "gaussian",
+    update_rule: Literal["gated", "sum"] = "gated",
     redraw: int | None = 1,
     dropout: float = 0.0,
-    norm: NormOrder = "pre",
+    norm_order: NormOrder = "pre",
 ) -> LanguageModel:
     """RFA-Gate of section 3.2 by default; sinusoids, else as `transformer-lm`.
 
@@ -49,10 +49,10 @@ def rfa(
     steps, where the published code chooses among 500 sets at each step.
     """
 
-    def attend() -> Linear:
-        chosen = Fourier if kernel == "gaussian" else ArcCosine
+    def attend() -> LinearKernel:
+        chosen = RandomFourierFeatures if feature_kernel == "gaussian" else ArcCosineFeatures
         random = chosen(dim // heads, features, heads=heads, redraw=redraw)
-        return Linear(random, Causal(), rule=Gated() if memory == "gated" else Sum(), floor=FLOOR)
+        return LinearKernel(random, Causal(), rule=GatedRule() if update_rule == "gated" else SumRule(), floor=FLOOR)
 
-    embed = sinusoids(vocab, dim, dropout=dropout)
-    return language_model(embed, depth, heads, hidden, attend, dropout=dropout, norm=norm)
+    embed = sinusoidal_embedding(vocab, dim, dropout=dropout)
+    return language_model(embed, depth, heads, ff_dim, attend, dropout=dropout, norm_order=norm_order)

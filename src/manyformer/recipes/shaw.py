@@ -8,26 +8,26 @@ from torch import nn
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
-from manyformer.kernels import Softmax
+from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.models import Embedding, EncoderDecoder, Head
-from manyformer.position import Shaw
-from manyformer.position.bias import Sides
+from manyformer.models import ClassHead, EncoderDecoder, TokenEmbedding
+from manyformer.position import ShawPosition
+from manyformer.position.distance_bias import BiasDirection
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
-from manyformer.sources import Encoded
+from manyformer.sources import CrossAttentionSource
 
 
 @recipe(
     "Relative positions",
     paper="Shaw et al. 2018, Self-Attention with Relative Position Representations, arXiv:1803.02155",
-    new="How far apart two tokens are is a vector added to the key and to the value that one has for the other.",
+    summary="How far apart two tokens are is a vector added to the key and to the value that one has for the other.",
     task="translation",
     causal=True,
-    streams=True,
-    cross=True,
+    incremental_decoding=True,
+    cross_attention=True,
     cost="O(l^2 d + l d^2) per layer",
-    small={"clip": 3},
+    tiny_keywords={"max_relative_distance": 3},
 )
 def shaw(
     vocab: int = 37000,
@@ -35,39 +35,41 @@ def shaw(
     dim: int = 512,
     depth: int = 6,
     heads: int = 8,
-    hidden: int | None = None,
-    clip: int = 16,
+    ff_dim: int | None = None,
+    max_relative_distance: int = 16,
     tables: Literal["head", "layer"] = "head",
     dropout: float = 0.1,
-    norm: NormOrder = "post",
+    norm_order: NormOrder = "post",
 ) -> EncoderDecoder:
     """`transformer` with the positions of section 3 in the self-attention of either side, and no sinusoids.
 
-    Distances beyond `clip` are alike. Section 4.1: the base model has tables for each head (`tables="head"`) and clips
+    Distances beyond `max_relative_distance` are alike. Section 4.1: the base model has tables for each head (`tables="head"`) and clips
     at 16, the big one tables for each layer and clips at 8. Tokens of the other sequence are at no distance, so
     attention to the encoder has no positions. A language model with the same is `compose` with `position="shaw"`.
     """
     layer_norm = partial(nn.LayerNorm, dim)
 
-    def own(kernel: Softmax, sides: Sides) -> Attention:
-        position = Shaw(dim // heads, clip, heads=heads if tables == "head" else None, sides=sides)
+    def own(kernel: SoftmaxKernel, sides: BiasDirection) -> Attention:
+        position = ShawPosition(
+            dim // heads, max_relative_distance, heads=heads if tables == "head" else None, sides=sides
+        )
         return Attention(dim, heads, kernel, position=position)
 
     def encoder_layer() -> dict[str, Layer]:
-        return {"attention": own(Softmax(), "both"), "ff": FeedForward(dim, hidden)}
+        return {"attention": own(SoftmaxKernel(), "both"), "ff": FeedForward(dim, ff_dim)}
 
     def decoder_layer() -> dict[str, Layer]:
         return {
-            "attention": own(Softmax(Causal()), "past"),
-            "cross": Attention(dim, heads, Softmax(), source=Encoded()),
-            "ff": FeedForward(dim, hidden),
+            "attention": own(SoftmaxKernel(Causal()), "past"),
+            "cross": Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource()),
+            "ff": FeedForward(dim, ff_dim),
         }
 
-    def embedding(size: int) -> Embedding:
-        return Embedding(size, dim, scale=dim**0.5, dropout=dropout)
+    def embedding(size: int) -> TokenEmbedding:
+        return TokenEmbedding(size, dim, scale=dim**0.5, dropout=dropout)
 
     embed = embedding(vocab)
     embed_source = embed if source_vocab is None else embedding(source_vocab)
-    encoder = stack(depth, encoder_layer, order=norm, norm=layer_norm, dropout=dropout)
-    decoder = stack(depth, decoder_layer, order=norm, norm=layer_norm, dropout=dropout)
-    return EncoderDecoder(embed_source, encoder, embed, decoder, Head(dim, vocab, tied=embed.token))
+    encoder = stack(depth, encoder_layer, order=norm_order, norm=layer_norm, dropout=dropout)
+    decoder = stack(depth, decoder_layer, order=norm_order, norm=layer_norm, dropout=dropout)
+    return EncoderDecoder(embed_source, encoder, embed, decoder, ClassHead(dim, vocab, tied=embed.token))

@@ -1,42 +1,42 @@
 """SPALM: Transformer-XL that also attends to what followed like contexts in a text that it looks into."""
 
 from manyformer.core import Chain, Layer
-from manyformer.kernels import Softmax
+from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.mixers import Recall
+from manyformer.mixers import NeighbourAttention
 from manyformer.models import LanguageModel
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
-from manyformer.recipes.transformer_xl import Biases, Parts, xl_model, xl_positions
-from manyformer.sources import Remembered
+from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionParts, xl_model, xl_positions
+from manyformer.sources import SegmentMemorySource
 
 
 @recipe(
     "SPALM",
     paper="Yogatama et al. 2021, Adaptive Semiparametric Language Models, TACL 9, arXiv:2102.02557",
-    new="A gate decides for each token between Transformer-XL and the tokens that followed like contexts elsewhere.",
+    summary="A gate decides for each token between Transformer-XL and the tokens that followed like contexts elsewhere.",
     task="language-model",
     causal=True,
-    streams=True,
+    incremental_decoding=True,
     cost="O(l (l + m) d + l d^2) per layer, m tokens remembered; k looked-up tokens cost O(l k d) once",
-    because={
-        "cross": "a language model reads one sequence only",
+    reasons={
+        "cross_attention": "a language model reads one sequence only",
         "gradients": "the gate is idle where nothing was looked up: neighbours come with the data",
     },
     # streaming is one pass as long as the memory holds everything
-    small={"remembered": 512},
+    tiny_keywords={"memory_length": 512},
 )
 def spalm(
     vocab: int = 256,
     dim: int = 512,
     depth: int = 12,
     heads: int = 8,
-    hidden: int | None = None,
-    remembered: int = 512,
-    clamp: int | None = None,
-    biases: Biases = "shared",
+    ff_dim: int | None = None,
+    memory_length: int = 512,
+    clamp_length: int | None = None,
+    bias_sharing: BiasSharing = "shared",
     dropout: float = 0.1,
-    norm: NormOrder = "post",
+    norm_order: NormOrder = "post",
 ) -> LanguageModel:
     """Transformer-XL (see `transformer_xl`) whose output passes the gate; with nothing looked up it is Transformer-XL.
 
@@ -44,11 +44,11 @@ def spalm(
     that is trained before and stays as it is), as token numbers: their embeddings are the model's own, and learn.
     """
 
-    def attention(parts: Parts) -> Layer:
-        return parts.attention(Softmax(Causal()), Remembered(remembered, dim))
+    def attention(parts: XLAttentionParts) -> Layer:
+        return parts.attention(SoftmaxKernel(Causal()), SegmentMemorySource(memory_length, dim))
 
-    positions = xl_positions(dim, heads, clamp, biases, dropout)
-    model = xl_model(vocab, dim, depth, heads, hidden, attention, positions, dropout, norm)
+    positions = xl_positions(dim, heads, clamp_length, bias_sharing, dropout)
+    model = xl_model(vocab, dim, depth, heads, ff_dim, attention, positions, dropout, norm_order)
     assert isinstance(model.body, Chain)
-    model.body.add_module("recall", Recall(dim))
+    model.body.add_module("recall", NeighbourAttention(dim))
     return model

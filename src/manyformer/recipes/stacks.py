@@ -6,23 +6,23 @@ from typing import Literal
 
 from torch import nn
 
-from manyformer.core import Add, Chain, Layer, Pointwise, Residual
-from manyformer.depth import Reversible
+from manyformer.core import AddJoin, Chain, Layer, Pointwise, Residual
+from manyformer.depth import ReversibleStack
 
 NormOrder = Literal["post", "pre", "sandwich"]
-Streams = Literal["plain", "reversible"]
-Norm = Callable[[], nn.Module]
+ResidualStreams = Literal["plain", "reversible"]
+NormMaker = Callable[[], nn.Module]
 
 
-def branch(inner: Layer, *, order: NormOrder, norm: Norm, dropout: float = 0.0) -> Residual:
+def branch(inner: Layer, *, order: NormOrder, norm: NormMaker, dropout: float = 0.0) -> Residual:
     """`inner` on a residual stream, its norms placed after the sum, before the branch, or around the branch."""
-    join = Add(dropout=dropout) if dropout else None
+    join = AddJoin(dropout=dropout) if dropout else None
     if order == "post":
-        return Residual(inner, after=norm(), join=join)
+        return Residual(inner, post_norm=norm(), join=join)
     if order == "pre":
-        return Residual(inner, before=norm(), join=join)
+        return Residual(inner, pre_norm=norm(), join=join)
     if order == "sandwich":
-        return Residual(inner, before=norm(), within=norm(), join=join)
+        return Residual(inner, pre_norm=norm(), inner_norm=norm(), join=join)
     raise ValueError(f"norm ('{order}') must be post, pre or sandwich")
 
 
@@ -31,13 +31,13 @@ def stack(
     layer: Callable[[], dict[str, Layer]],
     *,
     order: NormOrder,
-    norm: Norm,
+    norm: NormMaker,
     dropout: float,
-    streams: Streams = "plain",
+    streams: ResidualStreams = "plain",
 ) -> Chain:
     """`depth` layers, each a chain of branches; all orders but post-norm end in one more norm, as their papers say.
 
-    With "reversible" streams, branches add in turn to two of them, and keep no activations (see `Reversible`).
+    With "reversible" streams, branches add in turn to two of them, and keep no activations (see `ReversibleStack`).
     """
     layers: dict[str, Chain] = {
         str(number): Chain(
@@ -45,13 +45,13 @@ def stack(
         )
         for number in range(depth)
     }
-    body: dict[str, Layer] = {"layers": Reversible(**layers)} if streams == "reversible" else {**layers}
+    body: dict[str, Layer] = {"layers": ReversibleStack(**layers)} if streams == "reversible" else {**layers}
     if order != "post":
         body["norm"] = Pointwise(norm())
     return Chain(**body)
 
 
-def small_std(dim: int) -> float:
+def init_std(dim: int) -> float:
     """The deviation sqrt(2 / (5 dim)) of Nguyen and Salazar 2019 (arXiv:1910.05895), section 2.2; 0.023 at dim 768.
 
     GPT-2 and BERT have 0.02 at that width. Kept at 0.02 in narrow models, it leaves them untrained for longer.
@@ -59,14 +59,14 @@ def small_std(dim: int) -> float:
     return math.sqrt(2 / (5 * dim))
 
 
-def shrink_outputs(body: nn.Module, depth: int, *, std: float) -> None:
+def scale_residual_init(body: nn.Module, depth: int, *, std: float) -> None:
     """Draw all matrices from N(0, std^2), those that write to the stream by 1/sqrt(2 depth) smaller.
 
     Radford et al. 2019, section 2.3: the sum of 2 x depth branches then starts at the size of one.
     """
     for name, module in body.named_modules():
         if isinstance(module, nn.Linear):
-            writes = name.endswith((".out", ".down"))
+            writes = name.endswith((".out_proj", ".down"))
             nn.init.normal_(module.weight, std=std / (2 * depth) ** 0.5 if writes else std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)

@@ -10,13 +10,22 @@ from torch import nn
 from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
 from manyformer.masks import Causal
-from manyformer.mixers import Dense, DotProduct, FactorizedDense, Fixed, Product, Scores, Synthesizer, Table
-from manyformer.models import Head, LanguageModel
-from manyformer.recipes.alike import learned
+from manyformer.mixers import (
+    DenseScores,
+    DotProductScores,
+    FactorizedDenseScores,
+    FactorizedPairs,
+    FixedScores,
+    PairTable,
+    SynthesizerAttention,
+    SynthesizerScores,
+)
+from manyformer.models import ClassHead, LanguageModel
+from manyformer.recipes.baselines import learned_embedding
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, shrink_outputs, small_std, stack
+from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
 
-Kind = Literal[
+ScoreKindName = Literal[
     "dense", "random", "frozen", "factorized-dense", "factorized-random", "random+dense", "dense+dot", "random+dot"
 ]
 RANK = 8
@@ -26,25 +35,25 @@ RANK = 8
 @recipe(
     "Synthesizer",
     paper="Tay et al. 2021, Synthesizer: Rethinking Self-Attention in Transformer Models, arXiv:2005.00743",
-    new="Attention weights can come from the query alone, or be learned numbers that see no token at all.",
+    summary="Attention weights can come from the query alone, or be learned numbers that see no token at all.",
     task="language-model",
     causal=True,
-    streams=True,
+    incremental_decoding=True,
     cost="O(l^2 d + l d^2) per layer",
-    because={"cross": "a language model reads one sequence only"},
+    reasons={"cross_attention": "a language model reads one sequence only"},
 )
 def synthesizer(
     vocab: int = 256,
     dim: int = 512,
     depth: int = 8,
     heads: int = 8,
-    hidden: int | None = None,
-    longest: int = 1024,
-    scores: Kind = "random+dot",
+    ff_dim: int | None = None,
+    max_length: int = 1024,
+    score_kind: ScoreKindName = "random+dot",
     dropout: float = 0.0,
-    norm: NormOrder = "pre",
+    norm_order: NormOrder = "pre",
 ) -> LanguageModel:
-    """Sections 3.1 to 3.4; else as `transformer-lm`. `scores` tells where attention weights come from.
+    """Sections 3.1 to 3.4; else as `transformer-lm`. `score_kind` tells where attention weights come from.
 
     "dense": the query alone; "random": a learned number for each pair of positions, "frozen" where it is drawn and
     stays; both also "factorized"; "dot": products of queries and keys, as usual. Those joined by + are mixed with
@@ -52,26 +61,30 @@ def synthesizer(
     """
 
     def layer() -> dict[str, Layer]:
-        mixer = Synthesizer(dim, [SCORES[name](dim, heads, longest) for name in scores.split("+")], mask=Causal())
-        return {"mixer": mixer, "ff": FeedForward(dim, hidden, activation=nn.GELU())}
+        mixer = SynthesizerAttention(
+            dim, [SCORES[name](dim, heads, max_length) for name in score_kind.split("+")], mask=Causal()
+        )
+        return {"mixer": mixer, "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
 
-    embed = learned(vocab, dim, longest, dropout=dropout)
-    body = stack(depth, layer, order=norm, norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    shrink_outputs(body, depth, std=small_std(dim))
-    return LanguageModel(embed, body, Head(dim, vocab, tied=embed.token))
+    embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
+    body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout)
+    scale_residual_init(body, depth, std=init_std(dim))
+    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 
-def _flat(longest: int) -> float:
+def _flat(max_length: int) -> float:
     """Glorot's deviation: weights start nearly equal."""
-    return 1 / math.sqrt(longest)
+    return 1 / math.sqrt(max_length)
 
 
-SCORES: dict[str, Callable[[int, int, int], Scores]] = {
-    "dense": Dense,
-    "random": lambda dim, heads, longest: Fixed(Table(longest, heads=heads, std=_flat(longest))),
+SCORES: dict[str, Callable[[int, int, int], SynthesizerScores]] = {
+    "dense": DenseScores,
+    "random": lambda dim, heads, longest: FixedScores(PairTable(longest, heads=heads, std=_flat(longest))),
     # what is never trained must tell positions apart from the start
-    "frozen": lambda dim, heads, longest: Fixed(Table(longest, heads=heads, std=1.0, trained=False)),
-    "factorized-dense": FactorizedDense,
-    "factorized-random": lambda dim, heads, longest: Fixed(Product(longest, RANK, heads=heads, std=_flat(longest))),
-    "dot": lambda dim, heads, longest: DotProduct(dim, heads),
+    "frozen": lambda dim, heads, longest: FixedScores(PairTable(longest, heads=heads, std=1.0, trained=False)),
+    "factorized-dense": FactorizedDenseScores,
+    "factorized-random": lambda dim, heads, longest: FixedScores(
+        FactorizedPairs(longest, RANK, heads=heads, std=_flat(longest))
+    ),
+    "dot": lambda dim, heads, longest: DotProductScores(dim, heads),
 }

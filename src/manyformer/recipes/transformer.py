@@ -8,23 +8,23 @@ from torch import nn
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
-from manyformer.kernels import Softmax
+from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.models import Embedding, EncoderDecoder, Head
-from manyformer.position import Position, Sinusoid
+from manyformer.models import ClassHead, EncoderDecoder, TokenEmbedding
+from manyformer.position import Position, SinusoidalPosition
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
-from manyformer.sources import Encoded
+from manyformer.sources import CrossAttentionSource
 
 
 @recipe(
     "Transformer",
     paper="Vaswani et al. 2017, Attention Is All You Need, arXiv:1706.03762",
-    new="Attention alone carries information between positions: no recurrence, no convolution.",
+    summary="Attention alone carries information between positions: no recurrence, no convolution.",
     task="translation",
     causal=True,
-    streams=True,
-    cross=True,
+    incremental_decoding=True,
+    cross_attention=True,
     cost="O(l^2 d + l d^2) per layer",
 )
 def transformer(
@@ -33,18 +33,18 @@ def transformer(
     dim: int = 512,
     depth: int = 6,
     heads: int = 8,
-    hidden: int | None = None,
+    ff_dim: int | None = None,
     dropout: float = 0.1,
-    norm: NormOrder = "post",
+    norm_order: NormOrder = "post",
 ) -> EncoderDecoder:
     """Base of table 3 by default; `depth` layers on either side, one matrix for both embeddings and the output.
 
-    A `source_vocab` gives the source an embedding of its own, for languages that share no vocabulary. `hidden` is
-    4 dim unless given. Sections 3.1 to 3.5 and 5.4; the published model is post-norm, `norm="pre"` trains
+    A `source_vocab` gives the source an embedding of its own, for languages that share no vocabulary. `ff_dim` is
+    4 dim unless given. Sections 3.1 to 3.5 and 5.4; the published model is post-norm, `norm_order="pre"` trains
     more easily at larger depth.
     """
-    position = partial(Sinusoid, dim)
-    return encoder_decoder(vocab, source_vocab, dim, depth, heads, hidden, dropout, norm, position=position)
+    position = partial(SinusoidalPosition, dim)
+    return encoder_decoder(vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order, position=position)
 
 
 def encoder_decoder(
@@ -53,9 +53,9 @@ def encoder_decoder(
     dim: int,
     depth: int,
     heads: int,
-    hidden: int | None,
+    ff_dim: int | None,
     dropout: float,
-    norm: NormOrder,
+    norm_order: NormOrder,
     *,
     position: Callable[[], Position],
     reader: Callable[[], Layer] | None = None,
@@ -64,21 +64,21 @@ def encoder_decoder(
     layer_norm = partial(nn.LayerNorm, dim)
 
     def encoder_layer() -> dict[str, Layer]:
-        attention = Attention(dim, heads, Softmax()) if reader is None else reader()
-        return {"attention": attention, "ff": FeedForward(dim, hidden)}
+        attention = Attention(dim, heads, SoftmaxKernel()) if reader is None else reader()
+        return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
 
     def decoder_layer() -> dict[str, Layer]:
         return {
-            "attention": Attention(dim, heads, Softmax(Causal())),
-            "cross": Attention(dim, heads, Softmax(), source=Encoded()),
-            "ff": FeedForward(dim, hidden),
+            "attention": Attention(dim, heads, SoftmaxKernel(Causal())),
+            "cross": Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource()),
+            "ff": FeedForward(dim, ff_dim),
         }
 
-    def embedding(size: int) -> Embedding:
-        return Embedding(size, dim, position=position(), scale=dim**0.5, dropout=dropout)
+    def embedding(size: int) -> TokenEmbedding:
+        return TokenEmbedding(size, dim, position=position(), scale=dim**0.5, dropout=dropout)
 
     embed = embedding(vocab)
     embed_source = embed if source_vocab is None else embedding(source_vocab)
-    encoder = stack(depth, encoder_layer, order=norm, norm=layer_norm, dropout=dropout)
-    decoder = stack(depth, decoder_layer, order=norm, norm=layer_norm, dropout=dropout)
-    return EncoderDecoder(embed_source, encoder, embed, decoder, Head(dim, vocab, tied=embed.token))
+    encoder = stack(depth, encoder_layer, order=norm_order, norm=layer_norm, dropout=dropout)
+    decoder = stack(depth, decoder_layer, order=norm_order, norm=layer_norm, dropout=dropout)
+    return EncoderDecoder(embed_source, encoder, embed, decoder, ClassHead(dim, vocab, tied=embed.token))

@@ -9,21 +9,21 @@ from torch import nn
 from manyformer.attention import Attention
 from manyformer.core import Chain, Layer
 from manyformer.feedforward import FeedForward
-from manyformer.kernels import Softmax
-from manyformer.models import Head, ImageClassifier
-from manyformer.models.image_classifier import Pool
-from manyformer.models.patches import Patches, count_patches
-from manyformer.position import GridConcat, Learned, NoPosition, Position
+from manyformer.kernels import SoftmaxKernel
+from manyformer.models import ClassHead, ImageClassifier
+from manyformer.models.image_classifier import Pooling
+from manyformer.models.patch_embedding import PatchEmbedding, count_patches
+from manyformer.position import ConcatenatedGridPosition, LearnedPosition, NoPosition, Position
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import shrink_outputs, small_std, stack
+from manyformer.recipes.stacks import init_std, scale_residual_init, stack
 
-Places = Literal["learned", "axes", "none"]
+PatchPositionKind = Literal["learned", "axes", "none"]
 
 NO_TEXT = {
     "causal": "every patch sees all others",
-    "streams": "an image is there as a whole",
-    "cross": "it reads one image only",
-    "padding": "all images are of one size, so that there is none",
+    "incremental_decoding": "an image is there as a whole",
+    "cross_attention": "it reads one image only",
+    "padding_invariant": "all images are of one size, so that there is none",
 }
 """Why a classifier of images promises nothing of what sequences are about."""
 
@@ -36,12 +36,12 @@ SMALL_IMAGES = {"height": 8, "width": 12, "channels": 2, "patch": 4}
 @recipe(
     "Vision Transformer",
     paper="Dosovitskiy et al. 2021, An Image is Worth 16x16 Words, arXiv:2010.11929",
-    new="An image is a sequence of patches, which an ordinary encoder can read.",
+    summary="An image is a sequence of patches, which an ordinary encoder can read.",
     task="image-classification",
-    padding=False,
+    padding_invariant=False,
     cost="O(l^2 d + l d^2) per layer, for l = height width / patch^2 patches",
-    because=NO_TEXT,
-    small=SMALL_IMAGES,
+    reasons=NO_TEXT,
+    tiny_keywords=SMALL_IMAGES,
 )
 def vit(
     classes: int = 1000,
@@ -52,9 +52,9 @@ def vit(
     dim: int = 768,
     depth: int = 12,
     heads: int = 12,
-    hidden: int | None = None,
-    positions: Places = "learned",
-    pool: Pool = "first",
+    ff_dim: int | None = None,
+    positions: PatchPositionKind = "learned",
+    pool: Pooling = "first",
     dropout: float = 0.1,
 ) -> ImageClassifier:
     """ViT-B/16 by default: pre-norm, GELU, a class token, learned positions in one dimension; section 3.1.
@@ -67,36 +67,41 @@ def vit(
     shape = (height, width, channels)
     leading = 1 if pool == "first" else 0
     position = patch_positions(positions, shape, patch, dim, leading)
-    embed = Patches(shape, patch, dim, position=position, leading=leading, dropout=dropout)
+    embed = PatchEmbedding(shape, patch, dim, position=position, leading=leading, dropout=dropout)
 
     def layer() -> dict[str, Layer]:
-        return {"attention": Attention(dim, heads, Softmax()), "ff": FeedForward(dim, hidden, activation=nn.GELU())}
+        return {
+            "attention": Attention(dim, heads, SoftmaxKernel()),
+            "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
+        }
 
     body = image_body(dim, depth, layer, dropout)
     return ImageClassifier(embed, body, zero_head(dim, classes), pool=pool)
 
 
-def patch_positions(kind: Places, shape: tuple[int, int, int], patch: int, dim: int, leading: int) -> Position:
+def patch_positions(
+    kind: PatchPositionKind, shape: tuple[int, int, int], patch: int, dim: int, leading: int
+) -> Position:
     """Positions of patches after `leading` other tokens."""
     if kind == "none":
         return NoPosition()
     if kind == "learned":
-        return Learned(dim, leading + count_patches(shape, patch), std=START)
+        return LearnedPosition(dim, leading + count_patches(shape, patch), std=START)
     if dim % 2:
         raise ValueError(f"dim ({dim}) must be even for positions='axes': one half is for the row, one for the column")
-    axes = [Learned(dim // 2, size // patch, std=START) for size in shape[:2]]
-    return GridConcat([size // patch for size in shape[:2]], axes, before=leading)
+    axes = [LearnedPosition(dim // 2, size // patch, std=START) for size in shape[:2]]
+    return ConcatenatedGridPosition([size // patch for size in shape[:2]], axes, prefix_tokens=leading)
 
 
 def image_body(dim: int, depth: int, layer: Callable[[], dict[str, Layer]], dropout: float) -> Chain:
     """A pre-norm stack with the published models' epsilon."""
     body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim, eps=1e-6), dropout=dropout)
-    shrink_outputs(body, depth, std=small_std(dim))
+    scale_residual_init(body, depth, std=init_std(dim))
     return body
 
 
-def zero_head(dim: int, classes: int) -> Head:
+def zero_head(dim: int, classes: int) -> ClassHead:
     """A projection for which all classes are equal at first."""
-    head = Head(dim, classes, bias=True)
+    head = ClassHead(dim, classes, bias=True)
     nn.init.zeros_(head.weight)
     return head

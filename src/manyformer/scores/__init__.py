@@ -1,18 +1,18 @@
 """Scores as small records: `.value`, `.signature` (how exactly it was computed), and a line for people by `str`."""
 
-from manyformer.scores.classes import accuracy, f1
-from manyformer.scores.likelihood import (
+from manyformer.scores.classification_scores import accuracy, f1
+from manyformer.scores.likelihood_scores import (
     bits_per_byte,
     bits_per_character,
     bits_per_dimension,
     perplexity,
     token_accuracy,
 )
-from manyformer.scores.record import Score
-from manyformer.scores.texts import bleu, chrf, exact, ter
+from manyformer.scores.record import ScoreRecord
+from manyformer.scores.text_scores import bleu, chrf, exact, ter
 
 __all__ = [
-    "Score",
+    "ScoreRecord",
     "accuracy",
     "bits_per_byte",
     "bits_per_character",

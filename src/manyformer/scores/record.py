@@ -7,7 +7,7 @@ from manyformer.errors import UserError
 
 
 @dataclass(frozen=True)
-class Score:
+class ScoreRecord:
     """One number with its `signature`: two scores may be compared where their signatures agree.
 
     `parts` holds what it was made of, such as the F1 of each class or BLEU's precisions.

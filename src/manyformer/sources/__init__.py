@@ -1,12 +1,24 @@
 """Which tokens become keys and values."""
 
-from manyformer.sources.after import After
-from manyformer.sources.base import Keys, Project, Source
-from manyformer.sources.encoder import Encoded
-from manyformer.sources.own import Own
-from manyformer.sources.remembered import Remembered
-from manyformer.sources.ring import Recent
-from manyformer.sources.still import Beside, Still
-from manyformer.sources.trimmed import Trimmed
+from manyformer.sources.cross_attention import CrossAttentionSource
+from manyformer.sources.halted_tokens import HaltedKV, HaltedTokenSource
+from manyformer.sources.kv_source import KeysValues, KVSource, ProjectKV
+from manyformer.sources.prefix import PrefixSource
+from manyformer.sources.segment_memory import SegmentMemorySource
+from manyformer.sources.self_attention import SelfSource
+from manyformer.sources.span_cache import SpanCacheSource
+from manyformer.sources.window_cache import WindowSource
 
-__all__ = ["After", "Beside", "Encoded", "Keys", "Own", "Project", "Recent", "Remembered", "Source", "Still", "Trimmed"]
+__all__ = [
+    "CrossAttentionSource",
+    "HaltedKV",
+    "HaltedTokenSource",
+    "KVSource",
+    "KeysValues",
+    "PrefixSource",
+    "ProjectKV",
+    "SegmentMemorySource",
+    "SelfSource",
+    "SpanCacheSource",
+    "WindowSource",
+]

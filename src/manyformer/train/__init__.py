@@ -1,29 +1,38 @@
-"""Training: `manyformer.train(run)` from its record to its final model, interrupted and continued exactly.
+"""ExitTraining: `manyformer.train(run)` from its record to its final model, interrupted and continued exactly.
 
-A run is `Session` (opens what is needed) around `Loop` (steps, metrics, evaluations, checkpoints) around `Engine`
-(model and optimiser). Whoever wants to see something listens to `events`.
-"""
+A run is `TrainingSession` (opens what is needed) around `TrainingLoop` (steps, metrics, evaluations, checkpoints)
+around `TrainingEngine` (model and optimiser). Whoever wants to see something listens to `events`."""
 
-from manyformer.train.disk import DiskFull
-from manyformer.train.events import Event, Finished, Listener, Note, Progress, Saved, Started, Validated, silent
-from manyformer.train.loop import Diverged
+from manyformer.train.durable_files import DiskFull
+from manyformer.train.events import (
+    CheckpointSaved,
+    EventListener,
+    TrainingEvent,
+    TrainingFinished,
+    TrainingNote,
+    TrainingProgress,
+    TrainingStarted,
+    TrainingValidated,
+    silent,
+)
+from manyformer.train.run_training import train
 from manyformer.train.session import TrainResult
-from manyformer.train.signals import Interrupted
-from manyformer.train.verb import train
+from manyformer.train.signals import TrainingInterrupted
+from manyformer.train.training_loop import TrainingDiverged
 
 __all__ = [
+    "CheckpointSaved",
     "DiskFull",
-    "Diverged",
-    "Event",
-    "Finished",
-    "Interrupted",
-    "Listener",
-    "Note",
-    "Progress",
-    "Saved",
-    "Started",
+    "EventListener",
     "TrainResult",
-    "Validated",
+    "TrainingDiverged",
+    "TrainingEvent",
+    "TrainingFinished",
+    "TrainingInterrupted",
+    "TrainingNote",
+    "TrainingProgress",
+    "TrainingStarted",
+    "TrainingValidated",
     "silent",
     "train",
 ]

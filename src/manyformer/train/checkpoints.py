@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from manyformer.errors import UserError
-from manyformer.train.disk import damage, remove_drafts, room_for, seal, sync_folder
-from manyformer.train.world import ALONE, World
+from manyformer.train.durable_files import find_damage, remove_drafts, room_for, sync_folder, write_manifest
+from manyformer.train.process_group import ALONE, ProcessGroup
 
 STATE = "state.json"
 _PREFIX = "step-"
@@ -25,10 +25,10 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]
 
 
-class Store:
+class CheckpointStore:
     """The folder of a run's checkpoints."""
 
-    def __init__(self, folder: Path, world: World = ALONE) -> None:
+    def __init__(self, folder: Path, world: ProcessGroup = ALONE) -> None:
         self.folder, self.world = folder, world
 
     def path(self, step: int) -> Path:
@@ -60,7 +60,7 @@ class Store:
                     yield draft
                 with self.world.agreed():
                     if self.world.first:
-                        seal(draft)
+                        write_manifest(draft)
                         os.rename(draft, final)
                         sync_folder(self.folder)
             except BaseException:
@@ -86,7 +86,7 @@ class Store:
         faults: list[str] = []
         for step in reversed(steps):
             folder = self.path(step)
-            fault = damage(folder)
+            fault = find_damage(folder)
             if fault is None:
                 if faults:
                     self._set_aside(newer=step)

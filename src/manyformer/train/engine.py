@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from manyformer.batches import Batch
 from manyformer.config import OptimConfig
-from manyformer.models import Loss, Model, Score
-from manyformer.models.carrying import Carrying
-from manyformer.train.objective import Objective, targets_in, to_device, tokens_in
-from manyformer.train.optimisers import make_optimiser, set_rate
-from manyformer.train.sharing import Sharing
+from manyformer.models import BatchLoss, BatchScore, Model
+from manyformer.models.carried_state import CarriedState
+from manyformer.train.objective import TrainingObjective, targets_in, to_device, tokens_in
+from manyformer.train.optimizers import make_optimiser, set_rate
+from manyformer.train.parallel_strategy import ParallelStrategy
 
 
-class Stepped(NamedTuple):
+class StepResult(NamedTuple):
     """What a step gave: mean loss, mean auxiliary loss and norm of the gradient, still on the device; and its size.
 
     The figures are our part of what the sum over all processes gives; the counts are those of all.
@@ -27,22 +27,24 @@ class Stepped(NamedTuple):
     tokens: int
 
 
-class Engine:
+class TrainingEngine:
     """Trains the model of an objective, alone or together with other processes.
 
     `goes_on` says that rows go on from batch to batch: a model with a memory then remembers the batches before.
     """
 
-    def __init__(self, objective: Objective, optim: OptimConfig, sharing: Sharing, *, goes_on: bool = False) -> None:
+    def __init__(
+        self, objective: TrainingObjective, optim: OptimConfig, sharing: ParallelStrategy, *, goes_on: bool = False
+    ) -> None:
         self.sharing, self.world, self.clip = sharing, sharing.world, optim.clip
         self.model: Model = objective.model
         self.device = self.model.device
         self._call = sharing.prepare(objective)
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimiser = make_optimiser(self.model, optim)
-        self.memory = Carrying(self.model, goes_on=goes_on)
+        self.memory = CarriedState(self.model, goes_on=goes_on)
 
-    def step(self, batches: Sequence[Batch], rate: float) -> Stepped:
+    def step(self, batches: Sequence[Batch], rate: float) -> StepResult:
         """One step on the sum of these batches and those of the other processes, normalised by all of their targets."""
         self._call.train()
         ours = [sum(map(targets_in, batches)), sum(map(tokens_in, batches))]
@@ -58,18 +60,18 @@ class Engine:
         set_rate(self.optimiser, rate)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        return Stepped(figures, targets, tokens)
+        return StepResult(figures, targets, tokens)
 
-    def scorer(self, *, goes_on: bool) -> Callable[[Batch], Score]:
+    def scorer(self, *, goes_on: bool) -> Callable[[Batch], BatchScore]:
         """What scores our parts of the batches of one pass, in their order, without dropout."""
-        memory = Carrying(self.model, goes_on=goes_on)
+        memory = CarriedState(self.model, goes_on=goes_on)
 
-        def score(batch: Batch) -> Score:
+        def score(batch: Batch) -> BatchScore:
             self._call.eval()
             with torch.no_grad():
                 found = self._call(to_device(batch, self.device), memory.before(batch))
             self.sharing.after_scoring(self._call)
-            assert isinstance(found, Score)
+            assert isinstance(found, BatchScore)
             memory.after(found)
             return found
 
@@ -108,7 +110,7 @@ class Engine:
 
     def _backward(self, batch: Batch, targets: int, parts: int) -> Tensor:
         loss = self._call(to_device(batch, self.device), self.memory.before(batch))
-        assert isinstance(loss, Loss)
+        assert isinstance(loss, BatchLoss)
         self.memory.after(loss)
         mean = whole = loss.total.float() / targets
         extra = torch.zeros_like(mean)

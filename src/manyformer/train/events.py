@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Started(NamedTuple):
+class TrainingStarted(NamedTuple):
     """What is trained on what: pairs of a subject and a line about it."""
 
     lines: tuple[tuple[str, str], ...]
     out: Path
 
 
-class Progress(NamedTuple):
+class TrainingProgress(NamedTuple):
     """After a step: its loss and learning rate, tokens learned from per second, share of the run done, seconds left.
 
     `logged` where the step is one of those that go into the metrics; the others come a few times a second at most.
@@ -28,7 +28,7 @@ class Progress(NamedTuple):
     logged: bool
 
 
-class Validated(NamedTuple):
+class TrainingValidated(NamedTuple):
     """The validation data was scored; `best` where no earlier score was better."""
 
     step: int
@@ -37,42 +37,44 @@ class Validated(NamedTuple):
     seconds: float
 
 
-class Saved(NamedTuple):
+class CheckpointSaved(NamedTuple):
     """A checkpoint is on the disk, whole."""
 
     step: int
     folder: Path
 
 
-class Note(NamedTuple):
+class TrainingNote(NamedTuple):
     """A sentence for people: what was found, chosen or repaired."""
 
     text: str
 
 
-class Finished(NamedTuple):
-    """The run is over and the final model is saved; `next` are commands that go on from here."""
+class TrainingFinished(NamedTuple):
+    """The run is over and the final model is saved; `next_commands` are commands that go on from here."""
 
     step: int
     why: str
     chosen: str
     scores: dict[str, float]
     out: Path
-    next: tuple[str, ...]
+    next_commands: tuple[str, ...]
 
 
-Event = Started | Progress | Validated | Saved | Note | Finished
-Listener = Callable[[Event], None]
+TrainingEvent = (
+    TrainingStarted | TrainingProgress | TrainingValidated | CheckpointSaved | TrainingNote | TrainingFinished
+)
+EventListener = Callable[[TrainingEvent], None]
 
 
-def silent(event: Event) -> None:
+def silent(event: TrainingEvent) -> None:
     """The listener that says nothing."""
 
 
-def several(*listeners: Listener) -> Listener:
+def broadcast(*listeners: EventListener) -> EventListener:
     """One listener that passes every event on to all of these."""
 
-    def tell(event: Event) -> None:
+    def tell(event: TrainingEvent) -> None:
         for listener in listeners:
             listener(event)
 

@@ -9,19 +9,19 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from manyformer.config import Run, dump_run
+from manyformer.config import RunConfig, dump_run
 from manyformer.errors import UserError
-from manyformer.train.disk import replace_text
-from manyformer.train.events import Finished, Listener
+from manyformer.train.durable_files import replace_text
+from manyformer.train.event_protocol import decode
+from manyformer.train.events import EventListener, TrainingFinished
 from manyformer.train.session import TrainResult
-from manyformer.train.signals import Wish, listening
-from manyformer.train.wire import decode
+from manyformer.train.signals import StopSignal, listening
 
 # How often the events are looked for, in seconds.
 GLANCE = 0.05
 
 
-def launch(run: Run, *, fresh: bool, tell: Listener) -> TrainResult:
+def launch(run: RunConfig, *, fresh: bool, tell: EventListener) -> TrainResult:
     """Train with `run.devices` processes on this machine."""
     with tempfile.TemporaryDirectory(prefix="manyformer-") as room, listening(patient=True) as wish:
         run_file, events = Path(room) / "run.yaml", Path(room) / "events"
@@ -37,7 +37,7 @@ def launch(run: Run, *, fresh: bool, tell: Listener) -> TrainResult:
                 workers.wait()
 
 
-def _start(run: Run, run_file: Path, events: Path, *, fresh: bool) -> subprocess.Popen[bytes]:
+def _start(run: RunConfig, run_file: Path, events: Path, *, fresh: bool) -> subprocess.Popen[bytes]:
     module = ["-m", "manyformer.train.worker", str(run_file), str(events), *(["fresh"] if fresh else [])]
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={run.devices}"]
     threads = str(max(1, (os.cpu_count() or 1) // run.devices))
@@ -49,10 +49,10 @@ def _start(run: Run, run_file: Path, events: Path, *, fresh: bool) -> subprocess
 class _Follower:
     """Reads what the workers say, as far as it is there."""
 
-    def __init__(self, file: TextIO, tell: Listener) -> None:
+    def __init__(self, file: TextIO, tell: EventListener) -> None:
         self._file, self._tell, self._rest = file, tell, ""
         self.first: int | None = None
-        self.end: Finished | UserError | None = None
+        self.end: TrainingFinished | UserError | None = None
 
     def catch_up(self) -> None:
         self._rest += self._file.read()
@@ -66,11 +66,11 @@ class _Follower:
                 self.end = said
                 continue
             self._tell(said)
-            if isinstance(said, Finished):
+            if isinstance(said, TrainingFinished):
                 self.end = said
 
 
-def _follow(follower: _Follower, workers: subprocess.Popen[bytes], wish: Wish) -> TrainResult:
+def _follow(follower: _Follower, workers: subprocess.Popen[bytes], wish: StopSignal) -> TrainResult:
     passed_on = False
     while True:
         over = workers.poll() is not None
@@ -83,7 +83,7 @@ def _follow(follower: _Follower, workers: subprocess.Popen[bytes], wish: Wish) -
             passed_on = True
         time.sleep(GLANCE)
     end = follower.end
-    if isinstance(end, Finished):
+    if isinstance(end, TrainingFinished):
         return TrainResult(end.out, end.step, end.why, end.chosen, end.scores)
     if end is not None:
         raise end

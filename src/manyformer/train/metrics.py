@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.train.disk import replace_text, room_for
+from manyformer.train.durable_files import replace_text, room_for
 
-Row = dict[str, Any]
+MetricsRow = dict[str, Any]
 COLUMNS = (
     "step",
     "tokens",
@@ -28,7 +28,7 @@ COLUMNS = (
 )
 
 
-class Metrics:
+class MetricsFiles:
     """Appends to metrics.jsonl and metrics.csv after the first `rows`; later ones are of steps that are made again."""
 
     def __init__(self, folder: Path, *, rows: int) -> None:
@@ -38,7 +38,7 @@ class Metrics:
             replace_text(self._jsonl, "".join(json.dumps(row) + "\n" for row in kept))
             replace_text(self._csv, "".join(_table(kept)))
 
-    def add(self, row: Row) -> None:
+    def add(self, row: MetricsRow) -> None:
         """One more row, on its way to the disk when this returns. Numbers that are not finite become null."""
         clean = {name: _finite(value) for name, value in row.items()}
         assert set(clean) <= set(COLUMNS), f"no column for {set(clean) - set(COLUMNS)}"
@@ -52,7 +52,7 @@ class Metrics:
         """Nothing is left to do: every row is written when it comes."""
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[MetricsRow]:
     """The rows of a metrics.jsonl as far as they are whole: a kill may have cut the last one."""
     if not path.is_file():
         return
@@ -71,18 +71,18 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _table(rows: Iterable[Row]) -> Iterator[str]:
+def _table(rows: Iterable[MetricsRow]) -> Iterator[str]:
     yield ",".join(COLUMNS) + "\n"
     for row in rows:
         yield _line(row)
 
 
-def _line(row: Row) -> str:
+def _line(row: MetricsRow) -> str:
     # numbers and empty cells only: nothing to quote
     return ",".join("" if row.get(column) is None else str(row[column]) for column in COLUMNS) + "\n"
 
 
-class TensorBoard:
+class TensorBoardSink:
     """The same rows as TensorBoard's event files, in the folder `tensorboard` of the run."""
 
     def __init__(self, folder: Path, *, last: int) -> None:
@@ -93,7 +93,7 @@ class TensorBoard:
         # rows after the checkpoint that a run goes on from are hidden
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=last + 1)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: MetricsRow) -> None:
         for name, value in row.items():
             if name != "step" and isinstance(value, int | float):
                 group = "valid" if name.startswith("valid_") else "train"

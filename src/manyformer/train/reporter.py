@@ -5,37 +5,46 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from manyformer.train.disk import room_for
-from manyformer.train.events import Event, Finished, Listener, Note, Progress, Saved, Started, Validated
+from manyformer.train.durable_files import room_for
+from manyformer.train.events import (
+    CheckpointSaved,
+    EventListener,
+    TrainingEvent,
+    TrainingFinished,
+    TrainingNote,
+    TrainingProgress,
+    TrainingStarted,
+    TrainingValidated,
+)
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
 
-def reporter(stream: TextIO | None = None) -> Listener:
+def reporter(stream: TextIO | None = None) -> EventListener:
     """The live bar where `stream` (standard output by default) is a terminal, else plain lines."""
     stream = sys.stdout if stream is None else stream
-    return Live(stream) if stream.isatty() else Lines(stream)
+    return LiveReporter(stream) if stream.isatty() else LineReporter(stream)
 
 
-def as_lines(event: Event) -> list[str]:
+def as_lines(event: TrainingEvent) -> list[str]:
     """An event as plain lines, empty where there is nothing to say; a line's first word says what it is."""
     match event:
-        case Started():
+        case TrainingStarted():
             return [f"{subject:<8} {text}" for subject, text in event.lines]
-        case Progress():
+        case TrainingProgress():
             return [_progress(event)] if event.logged else []
-        case Validated():
+        case TrainingValidated():
             best = " (best)" if event.best else ""
             return [f"valid    step {event.step}  {in_words(event.scores)}{best}"]
-        case Saved():
+        case CheckpointSaved():
             return []
-        case Note():
+        case TrainingNote():
             return [f"note     {event.text}"]
-        case Finished():
+        case TrainingFinished():
             chosen = f"model    {event.chosen}  {in_words(event.scores)}  → {event.out / 'model'}"
-            commands = [f"{'next' if number == 0 else '':<8} {line}" for number, line in enumerate(event.next)]
+            commands = [f"{'next' if number == 0 else '':<8} {line}" for number, line in enumerate(event.next_commands)]
             return [f"done     step {event.step}: {event.why}", chosen, *commands]
 
 
@@ -48,7 +57,7 @@ def in_words(scores: dict[str, float]) -> str:
     return "  ".join(parts)
 
 
-def _progress(event: Progress) -> str:
+def _progress(event: TrainingProgress) -> str:
     of = "" if event.steps is None else f"/{event.steps}"
     return (
         f"step     {event.step}{of}  loss {event.loss:.4f}  lr {event.learning_rate:.3g}  "
@@ -65,31 +74,31 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class Lines:
+class LineReporter:
     """Plain lines, each on its way when it is written."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: TrainingEvent) -> None:
         for line in as_lines(event):
             print(line, file=self._stream, flush=True)
 
 
-class LogFile:
+class LogFileReporter:
     """The plain lines in a file of the run's folder, after those of earlier parts of the run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: TrainingEvent) -> None:
         lines = as_lines(event)
         if lines:
             with room_for(f"the log {self._path}"), self._path.open("a", encoding="utf-8") as file:
                 file.write("".join(f"{line}\n" for line in lines))
 
 
-class Live:
+class LiveReporter:
     """A bar that is redrawn in place, with all other lines above it."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -99,11 +108,11 @@ class Live:
         self._bar: Bar | None = None
         self._task: TaskID | None = None
 
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Progress):
+    def __call__(self, event: TrainingEvent) -> None:
+        if isinstance(event, TrainingProgress):
             self._move(event)
             return
-        if isinstance(event, Finished):
+        if isinstance(event, TrainingFinished):
             self.close()
         for line in as_lines(event):
             self._console.print(line, soft_wrap=True, markup=False)
@@ -114,7 +123,7 @@ class Live:
             self._bar.stop()
             self._bar = None
 
-    def _move(self, event: Progress) -> None:
+    def _move(self, event: TrainingProgress) -> None:
         if self._bar is None:
             self._open()
         assert self._bar is not None

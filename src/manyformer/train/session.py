@@ -8,32 +8,32 @@ from pathlib import Path
 
 import torch
 
-from manyformer.config import Run
-from manyformer.hooks import recalls
+from manyformer.config import RunConfig
 from manyformer.models import Model
-from manyformer.models.carrying import has_memory
-from manyformer.recipes import get
-from manyformer.train.begin import begin_afresh, begin_with
-from manyformer.train.build import build_model, choose_device, choose_sharing, make_objective
-from manyformer.train.card import model_card
-from manyformer.train.checkpoints import Checkpoint, Store
-from manyformer.train.disk import DiskFull, replace_text, room_for
-from manyformer.train.engine import Engine
-from manyformer.train.evaluation import Judge
-from manyformer.train.events import Finished, Listener, Note, Started
-from manyformer.train.final import Choice, choose, save_model
-from manyformer.train.folder import RESULT_FILE, claim, write_environment
-from manyformer.train.loop import Loop, Parts, Sink
-from manyformer.train.metrics import Metrics, TensorBoard
+from manyformer.models.carried_state import has_memory
+from manyformer.recipes import get_recipe
+from manyformer.train.build_model import build_model, choose_device, choose_sharing, make_objective
+from manyformer.train.checkpoint_writer import CheckpointWriter
+from manyformer.train.checkpoints import Checkpoint, CheckpointStore
+from manyformer.train.data_protocols import TrainingDataProtocol
+from manyformer.train.durable_files import DiskFull, replace_text, room_for
+from manyformer.train.engine import TrainingEngine
+from manyformer.train.events import EventListener, TrainingFinished, TrainingNote, TrainingStarted
+from manyformer.train.final_model import WeightChoice, choose, save_model
+from manyformer.train.init_from import check_random_init, load_initial_weights
+from manyformer.train.metrics import MetricsFiles, TensorBoardSink
+from manyformer.train.model_card import model_card
+from manyformer.train.process_group import ALONE, ProcessGroup
 from manyformer.train.rng import seed_everything
-from manyformer.train.saving import Saver
+from manyformer.train.run_folder import RESULT_FILE, write_environment, write_run_file
 from manyformer.train.schedules import schedule
-from manyformer.train.signals import Wish
-from manyformer.train.source import Source
-from manyformer.train.standing import ended
-from manyformer.train.world import ALONE, World
+from manyformer.train.signals import StopSignal
+from manyformer.train.train_state import ended
+from manyformer.train.training_loop import LoopParts, MetricsSink, TrainingLoop
+from manyformer.train.validation import Validator
+from manyformer.training_hooks import uses_neighbours
 
-Opener = Callable[[Run, Path, Callable[[str], None]], Source]
+DataOpener = Callable[[RunConfig, Path, Callable[[str], None]], TrainingDataProtocol]
 """Opens the data of a run; what it makes of it goes into the run's folder, what takes long is told."""
 
 
@@ -49,52 +49,58 @@ class TrainResult:
 
     def load(self) -> Model:
         """The final model."""
-        from manyformer.face import load
+        from manyformer.api import load
 
         return load(self.out / "model")
 
 
-class Session:
+class TrainingSession:
     """Opens what a run needs and carries it out."""
 
     def __init__(
-        self, run: Run, out: Path, tell: Listener, wish: Wish, open_data: Opener, world: World = ALONE
+        self,
+        run: RunConfig,
+        out: Path,
+        tell: EventListener,
+        wish: StopSignal,
+        open_data: DataOpener,
+        world: ProcessGroup = ALONE,
     ) -> None:
         self.run, self.out, self.tell, self.world = run, out, tell, world
-        self.card = get(run.recipe).card
+        self.card = get_recipe(run.recipe).card
         device = choose_device(run.device, world)
         sharing = choose_sharing(run.strategy, world)
-        self.store = Store(out / "checkpoints", world)
-        checkpoint = self.store.newest(lambda text: tell(Note(text)))
+        self.store = CheckpointStore(out / "checkpoints", world)
+        checkpoint = self.store.newest(lambda text: tell(TrainingNote(text)))
         with world.agreed():
             if world.first:
-                claim(out, run, begun=checkpoint is not None, tell=lambda text: tell(Note(text)))
+                write_run_file(out, run, begun=checkpoint is not None, tell=lambda text: tell(TrainingNote(text)))
                 write_environment(out, device)
         with world.first_goes_ahead():
-            self.data = open_data(run, out, lambda text: tell(Note(text)))
+            self.data = open_data(run, out, lambda text: tell(TrainingNote(text)))
         seed_everything(run.seed)
         self.model = build_model(run, self.data)
         if checkpoint is None:
             self._begin(run.start)
         self.weights = sum(weight.numel() for weight in self.model.parameters())
         goes_on = self.data.train.goes_on
-        self.engine = Engine(make_objective(run, self.model, device), run.optim, sharing, goes_on=goes_on)
+        self.engine = TrainingEngine(make_objective(run, self.model, device), run.optim, sharing, goes_on=goes_on)
         if world.rank:
             # equal weights, but dropout of one's own
             seed_everything(run.seed + 7919 * world.rank)
-        self.judge = Judge(self.engine.scorer, self.data.valid, run.evaluate, world)
+        self.judge = Validator(self.engine.scorer, self.data.valid, run.evaluate, world)
         self.loop = self._loop(checkpoint, wish)
         self._introduce(device)
         if checkpoint is not None:
             self.loop.resume(checkpoint)
-            tell(Note(f"going on from step {checkpoint.step}"))
+            tell(TrainingNote(f"going on from step {checkpoint.step}"))
 
     def _begin(self, start: str | None) -> None:
         if start is None:
-            begin_afresh(self.model)
+            check_random_init(self.model)
             return
-        begin_with(self.model, start, self.data)
-        self.tell(Note(f"it begins with the weights of {start}"))
+        load_initial_weights(self.model, start, self.data)
+        self.tell(TrainingNote(f"it begins with the weights of {start}"))
 
     def train(self) -> TrainResult:
         """Train to the end, choose the weights and save the model."""
@@ -113,7 +119,7 @@ class Session:
         return self._ended(result)
 
     def _ended(self, result: TrainResult) -> TrainResult:
-        self.tell(Finished(result.step, result.why, result.chosen, result.scores, self.out, self._next()))
+        self.tell(TrainingFinished(result.step, result.why, result.chosen, result.scores, self.out, self._next()))
         return result
 
     def _finished(self) -> TrainResult | None:
@@ -124,7 +130,7 @@ class Session:
         found = json.loads(file.read_text(encoding="utf-8"))
         if found["step"] != standing.step or found.pop("save") != self.run.save.model_dump():
             return None
-        self.tell(Note("this run was finished before; its model is as it was"))
+        self.tell(TrainingNote("this run was finished before; its model is as it was"))
         return self._ended(TrainResult(**{**found, "out": self.out}))
 
     def _go(self) -> str:
@@ -138,27 +144,27 @@ class Session:
             kept = f"; {self.store.path(steps[-1])} is whole" if steps else ""
             raise DiskFull(f"{error}{kept}. Free some space: the same command continues.") from error
 
-    def _loop(self, checkpoint: Checkpoint | None, wish: Wish) -> Loop:
+    def _loop(self, checkpoint: Checkpoint | None, wish: StopSignal) -> TrainingLoop:
         run, feed, world = self.run, self.data.train, self.world
         if world.size > 1:
             feed = feed.shard(world.rank, world.size)
-        parts = Parts(
+        parts = LoopParts(
             engine=self.engine,
             feed=feed,
             judge=self.judge,
             rate=schedule(run, width=self.model.spec.keywords.get("dim")),
-            saver=Saver(self.store, self.engine, feed, lambda text: self.tell(Note(text))),
+            saver=CheckpointWriter(self.store, self.engine, feed, lambda text: self.tell(TrainingNote(text))),
             sinks=self._sinks(checkpoint) if world.first else (),
             tell=self.tell,
-            wish=wish,
+            stop_signal=wish,
         )
-        return Loop(run, parts)
+        return TrainingLoop(run, parts)
 
-    def _sinks(self, checkpoint: Checkpoint | None) -> list[Sink]:
+    def _sinks(self, checkpoint: Checkpoint | None) -> list[MetricsSink]:
         rows = 0 if checkpoint is None else int(checkpoint.state["standing"]["rows"])
-        sinks: list[Sink] = [Metrics(self.out, rows=rows)]
+        sinks: list[MetricsSink] = [MetricsFiles(self.out, rows=rows)]
         if "tensorboard" in self.run.track:
-            sinks.append(TensorBoard(self.out, last=0 if checkpoint is None else checkpoint.step))
+            sinks.append(TensorBoardSink(self.out, last=0 if checkpoint is None else checkpoint.step))
         return sinks
 
     def _introduce(self, device: torch.device) -> None:
@@ -174,7 +180,7 @@ class Session:
             ("device", f"{device}{threads}{together}, seed {self.run.seed}"),
             ("run", str(self.out)),
         )
-        self.tell(Started(lines, self.out))
+        self.tell(TrainingStarted(lines, self.out))
 
     def _remembers(self) -> list[tuple[str, str]]:
         """What becomes of a model's memory, where it has one."""
@@ -186,24 +192,24 @@ class Session:
 
     def _looks_up(self) -> list[tuple[str, str]]:
         """Where a model that looks things up has them from."""
-        if not recalls(self.model):
+        if not uses_neighbours(self.model):
             return []
         none = "none: nothing is looked up (data.neighbours names what `manyformer datastore neighbours` found)"
         return [("neighbours", str(getattr(self.run.data, "neighbours", None) or none))]
 
-    def _choose(self) -> Choice:
+    def _choose(self) -> WeightChoice:
         standing, save = self.loop.standing, self.run.save
-        last = Choice(f"those of the last step, {standing.step}", standing.scores)
+        last = WeightChoice(f"those of the last step, {standing.step}", standing.scores)
         best = None
         if save.best and (first := standing.ranking[0]).step != standing.step:
             folder = self.store.path(first.step)
             if folder.is_dir():
-                best = folder, Choice(f"those of step {first.step}, the best", first.scores)
+                best = folder, WeightChoice(f"those of step {first.step}, the best", first.scores)
         regular = [self.store.path(step) for step in self.loop.regular()]
         averaged = regular[-save.average :] if save.average else []
         return choose(self.engine, last=last, best=best, averaged=averaged, judge=self.judge)
 
-    def _dress(self, folder: Path, choice: Choice) -> None:
+    def _dress(self, folder: Path, choice: WeightChoice) -> None:
         """Tokenizers and a card beside the weights."""
         self.data.save(folder)
         step = self.loop.standing.step

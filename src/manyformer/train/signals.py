@@ -9,11 +9,11 @@ from types import FrameType
 from manyformer.errors import UserError
 
 
-class Interrupted(UserError):
+class TrainingInterrupted(UserError):
     """The run was asked to stop, has saved, and can be gone on with; the command line ends with 130."""
 
 
-class Wish:
+class StopSignal:
     """Whether somebody asked to stop."""
 
     def __init__(self) -> None:
@@ -24,12 +24,12 @@ class Wish:
 
 
 @contextmanager
-def listening(*, patient: bool = False) -> Iterator[Wish]:
+def listening(*, patient: bool = False) -> Iterator[StopSignal]:
     """While the block runs the first Ctrl-C or SIGTERM becomes a wish; a second Ctrl-C stops at once unless `patient`.
 
     Outside the main thread, where Python allows no handlers, nobody can ask.
     """
-    wish = Wish()
+    wish = StopSignal()
 
     def ask(number: int, frame: FrameType | None) -> None:
         if wish and number == signal.SIGINT and not patient:

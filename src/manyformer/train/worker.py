@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 from manyformer.errors import UserError
-from manyformer.train.folder import as_run
-from manyformer.train.verb import take_part
-from manyformer.train.wire import encode
-from manyformer.train.world import from_environment
+from manyformer.train.event_protocol import encode
+from manyformer.train.process_group import from_environment
+from manyformer.train.run_folder import as_run
+from manyformer.train.run_training import take_part
 
 
 def main(run_file: str, events: str, *options: str) -> None:

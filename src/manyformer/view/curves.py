@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manyformer.errors import UserError
 from manyformer.train.metrics import read_rows
-from manyformer.view.drawing import check_picture, colour, panels, style, write_picture
+from manyformer.view.figures import check_picture, colour, panels, style, write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Row = dict[str, Any]
+MetricsRow = dict[str, Any]
 
 CRAMPED = 60
 """From this many points on a curve is drawn without marks."""
 
 
-class Curves(NamedTuple):
+class RunCurves(NamedTuple):
     """The metrics of one run, under the name of its folder."""
 
     name: str
-    rows: list[Row]
+    rows: list[MetricsRow]
 
     def of(self, column: str) -> tuple[list[float], list[float]]:
         """Steps and values of one column, where it has any."""
@@ -49,17 +49,17 @@ def plot_runs(runs: Sequence[str | Path], picture: str | Path) -> None:
     write_picture(figure, Path(picture))
 
 
-def _read(folder: Path) -> Curves:
+def _read(folder: Path) -> RunCurves:
     file = folder / "metrics.jsonl"
     if not file.is_file():
         raise UserError(f"{folder} holds no run: {file.name} is missing")
     rows = list(read_rows(file))
     if not rows:
         raise UserError(f"{file} has no metrics yet: train the run for some steps")
-    return Curves(folder.resolve().name, rows)
+    return RunCurves(folder.resolve().name, rows)
 
 
-def _losses(axis: "Axes", curves: list[Curves]) -> None:
+def _losses(axis: "Axes", curves: list[RunCurves]) -> None:
     """Training thin, validation thick, in nats per token."""
     several = len(curves) > 1
     for number, run in enumerate(curves):
@@ -70,14 +70,14 @@ def _losses(axis: "Axes", curves: list[Curves]) -> None:
     _legend(axis)
 
 
-def _validation(axis: "Axes", curves: list[Curves]) -> None:
+def _validation(axis: "Axes", curves: list[RunCurves]) -> None:
     """What people ask of held-out data: bits per byte for text, else accuracy."""
     bits = any(run.of("valid_bits_per_byte")[0] for run in curves)
     column, label = ("valid_bits_per_byte", "bits per byte") if bits else ("valid_accuracy", "accuracy")
     _column(axis, curves, column, f"validation: {label}")
 
 
-def _column(axis: "Axes", curves: list[Curves], column: str, label: str) -> None:
+def _column(axis: "Axes", curves: list[RunCurves], column: str, label: str) -> None:
     for number, run in enumerate(curves):
         _draw(axis, number, run.of(column), run.name, width=1.4)
     axis.set_ylabel(label)

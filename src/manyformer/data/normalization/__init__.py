@@ -1,5 +1,5 @@
 """Generated pairs of real text normalisation: dates, amounts and numbers as languages write them, to plain form."""
 
-from manyformer.data.normalization.corpus import Pair, pairs
+from manyformer.data.normalization.corpus import NormalizationPair, pairs
 
-__all__ = ["Pair", "pairs"]
+__all__ = ["NormalizationPair", "pairs"]

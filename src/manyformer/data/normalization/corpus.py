@@ -5,22 +5,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manyformer.data.normalization.reading import Atlas
-from manyformer.data.normalization.writing import KINDS, LANGUAGES, Kind, Written, write
+from manyformer.data.normalization.ambiguity import LocaleConventions
+from manyformer.data.normalization.formats import KINDS, LANGUAGES, FormattedValue, ValueFormat, write
 
 COUNT = 100_000
 
 
-class Pair(NamedTuple):
+class NormalizationPair(NamedTuple):
     """A text in some language and its plain form, for instance "7. März 1998" and "1998-03-07"."""
 
     source: str
     target: str
 
 
-def pairs(count: int = COUNT, seed: int = 0) -> list[Pair]:
+def pairs(count: int = COUNT, seed: int = 0) -> list[NormalizationPair]:
     """So many pairs with different sources (case set aside), the same for equal seeds."""
-    atlas = Atlas()
+    atlas = LocaleConventions()
     targets: dict[str, str] = {}
     sources: dict[str, str] = {}
     torn: set[str] = set()
@@ -34,18 +34,18 @@ def pairs(count: int = COUNT, seed: int = 0) -> list[Pair]:
             sources[key] = source
             if len(sources) == count:
                 break
-    return [Pair(source, targets[key]) for key, source in sources.items()]
+    return [NormalizationPair(source, targets[key]) for key, source in sources.items()]
 
 
-def _drawn(seed: int, atlas: Atlas) -> Iterator[Pair]:
+def _drawn(seed: int, atlas: LocaleConventions) -> Iterator[NormalizationPair]:
     random = np.random.default_rng(seed)
-    kinds: list[Kind] = list(KINDS)
+    kinds: list[ValueFormat] = list(KINDS)
     weights = np.array([KINDS[kind] for kind in kinds])
     while True:
         # Drawn in blocks: one call of numpy's for each number would take longer than the rest.
         for kind, language in zip(
             random.choice(len(kinds), 1000, p=weights / weights.sum()), random.integers(len(LANGUAGES), size=1000)
         ):
-            written: Written | None = write(kinds[kind], LANGUAGES[language], random)
+            written: FormattedValue | None = write(kinds[kind], LANGUAGES[language], random)
             if written and written.source != written.target and atlas.clear(written):
-                yield Pair(written.source, written.target)
+                yield NormalizationPair(written.source, written.target)

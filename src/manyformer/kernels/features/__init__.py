@@ -1,20 +1,25 @@
 """Feature maps for linear attention."""
 
-from manyformer.kernels.features.base import FeatureMap, Features, RandomFeatures
-from manyformer.kernels.features.fourier import ArcCosine, Fourier
-from manyformer.kernels.features.plain import Cosine, Deterministic, EluPlusOne, Taylor
-from manyformer.kernels.features.positive import Generalized, Positive
+from manyformer.kernels.features.deterministic import (
+    CosineReweightingFeatures,
+    DPFPFeatures,
+    EluPlusOneFeatures,
+    TaylorFeatures,
+)
+from manyformer.kernels.features.favor import FavorPlusFeatures, GeneralizedFavorFeatures
+from manyformer.kernels.features.feature_map import FeatureMap, FeatureValues, RandomFeatures
+from manyformer.kernels.features.random_fourier import ArcCosineFeatures, RandomFourierFeatures
 
 __all__ = [
-    "ArcCosine",
-    "Cosine",
-    "Deterministic",
-    "EluPlusOne",
+    "ArcCosineFeatures",
+    "CosineReweightingFeatures",
+    "DPFPFeatures",
+    "EluPlusOneFeatures",
+    "FavorPlusFeatures",
     "FeatureMap",
-    "Features",
-    "Fourier",
-    "Generalized",
-    "Positive",
+    "FeatureValues",
+    "GeneralizedFavorFeatures",
     "RandomFeatures",
-    "Taylor",
+    "RandomFourierFeatures",
+    "TaylorFeatures",
 ]

@@ -1,0 +1,70 @@
+"""The loss that training sees is the cross entropy of the logits that everybody else sees."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from manyformer.batches import (
+    IGNORE_INDEX,
+    Batch,
+    CausalLMBatch,
+    ClassificationBatch,
+    ImageClassificationBatch,
+    MaskedLMBatch,
+    Seq2SeqBatch,
+    TaggingBatch,
+)
+from manyformer.check.contract import contract
+from manyformer.check.contracts.padding_contract import lengths
+from manyformer.check.padded_rows import pad
+from manyformer.check.subject import Inputs
+from manyformer.check.trees import grow
+from manyformer.check.trial import ContractFinding, ContractTrial, WorstDifference
+from manyformer.models import EncoderDecoder, ImageClassifier, MaskedLM, Model, Tagger, TextClassifier
+
+
+def as_batch(model: Model, inputs: Inputs, targets: Tensor) -> Batch:
+    """The batch that training would hand to this model."""
+    if isinstance(model, EncoderDecoder):
+        assert inputs.source is not None
+        return Seq2SeqBatch(inputs.source, inputs.tokens, targets, inputs.source_segments, inputs.segments)
+    if isinstance(model, TextClassifier):
+        return ClassificationBatch(inputs.tokens, targets, inputs.segments)
+    if isinstance(model, ImageClassifier):
+        return ImageClassificationBatch(images_of(model, inputs.tokens), targets)
+    if isinstance(model, MaskedLM):
+        return MaskedLMBatch(inputs.tokens, targets, inputs.segments)
+    if isinstance(model, Tagger):
+        return TaggingBatch(inputs.tokens, targets, inputs.segments, grow(inputs.tokens, inputs.segments))
+    return CausalLMBatch(inputs.tokens, targets, inputs.segments)
+
+
+def images_of(model: ImageClassifier, tokens: Int[Tensor, "b l"]) -> UInt8[Tensor, "b height width channels"]:
+    """Images whose values are these tokens, row by row."""
+    return tokens.view(-1, *model.embed.shape).to(torch.uint8)
+
+
+@contract("loss", "training loss and score == cross entropy of the logits", needs=("loss",))
+def loss(trial: ContractTrial) -> ContractFinding:
+    """With padding, with ignored targets and with label smoothing."""
+    model, worst = trial.subject.module, WorstDifference()
+    assert isinstance(model, Model)
+    inputs, _ = pad(trial, trial.documents(lengths(trial)), "right")
+    result = trial.subject(inputs)
+    classes = result.logits.shape[-1]
+    targets = torch.randint(classes, result.logits.shape[:-1], generator=trial.generator).to(inputs.tokens.device)
+    if inputs.segments is not None and targets.ndim == 2:
+        # every fifth target is left out, as well as padding
+        left_out = torch.arange(targets.numel(), device=targets.device).view_as(targets) % 5 == 0
+        targets = targets.masked_fill((inputs.segments < 0) | left_out, IGNORE_INDEX)
+    batch, logits = as_batch(model, inputs, targets), result.logits.flatten(0, -2).double()
+    for smoothing in (0.0, 0.1):
+        want = F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing, reduction="sum")
+        worst.add(model.loss(batch, smoothing=smoothing).total, want, f"the loss with smoothing {smoothing}")
+    scored, counted = model.score(batch), targets != IGNORE_INDEX
+    right = (result.logits.argmax(-1) == targets) & counted
+    worst.add(scored.nll.cpu(), F.cross_entropy(logits, targets.flatten(), reduction="sum").cpu(), "the score")
+    worst.add(scored.targets, counted.sum(), "the number of targets")
+    worst.add(scored.correct, right.sum(), "the number of right answers")
+    return worst.finding(f"loss and score of {int(counted.sum())} targets are those of the logits", trial.tolerance)

@@ -1,0 +1,131 @@
+"""What the doctor looks at; each finding says what was found and, where something is missing, what to do."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CheckStatus = Literal["ok", "absent", "broken"]
+
+EXTRAS = (
+    ("hf", "transformers", "tokenizers and models of Hugging Face"),
+    ("data", "datasets", "Hugging Face data sets by name"),
+    ("data", "conllu", "treebanks in CoNLL-U"),
+    ("track", "tensorboard", "TensorBoard logs"),
+    ("decompose", "tensorly", "fewer dimensions for trained heads"),
+    ("knn", "faiss", "indexes over large datastores"),
+)
+"""An extra, a module that shows whether it is there, and what that is for."""
+
+
+class DoctorFinding(NamedTuple):
+    """One thing looked at: `absent` is fine and only limits what can be done."""
+
+    what: str
+    state: CheckStatus
+    found: str
+
+
+def examine() -> list[DoctorFinding]:
+    """Look at everything; what fails is told, never raised."""
+    looks: list[Callable[[], Iterator[DoctorFinding]]] = [_python, _torch, _device, _attention, _extras, _disk, _corpus]
+    return [finding for look in looks for finding in _safely(look)]
+
+
+def _safely(look: Callable[[], Iterator[DoctorFinding]]) -> list[DoctorFinding]:
+    try:
+        return list(look())
+    except Exception as error:
+        return [DoctorFinding(look.__name__.strip("_"), "broken", f"{type(error).__name__}: {error}")]
+
+
+def _python() -> Iterator[DoctorFinding]:
+    from manyformer import __version__
+
+    yield DoctorFinding("manyformer", "ok", f"{__version__} in {Path(__file__).parents[1]}")
+    state: CheckStatus = "ok" if sys.version_info >= (3, 11) else "broken"
+    yield DoctorFinding("Python", state, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def _torch() -> Iterator[DoctorFinding]:
+    import torch
+
+    fits = torch.__version__.startswith("2.13.")
+    yield DoctorFinding("torch", "ok" if fits else "broken", torch.__version__ + ("" if fits else "; 2.13 is needed"))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield DoctorFinding("threads", "ok", f"{torch.get_num_threads()} on {cores} cores (OMP_NUM_THREADS sets them)")
+
+
+def _device() -> Iterator[DoctorFinding]:
+    import torch
+
+    if not torch.cuda.is_available():
+        yield DoctorFinding("GPU", "absent", "none that torch can use; all runs on the CPU")
+        return
+    for number in range(torch.cuda.device_count()):
+        known = torch.cuda.get_device_properties(number)
+        half = "has bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
+        yield DoctorFinding("GPU", "ok", f"{known.name}, {known.total_memory / 2**30:.0f} GiB, {half}")
+
+
+def _attention() -> Iterator[DoctorFinding]:
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+    from torch.nn.functional import scaled_dot_product_attention
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    q, k, v = torch.randn(3, 1, 2, 8, 16, device=device).unbind()
+    expected = (q @ k.mT / 4).softmax(-1) @ v
+    yield _compare("SDPA", scaled_dot_product_attention(q, k, v), expected)
+    with warnings.catch_warnings():
+        # without compilation it is torch's own reference form, and warns that it is slow
+        warnings.simplefilter("ignore")
+        yield _compare("FlexAttention", flex_attention(q, k, v), expected)
+
+
+def _compare(what: str, answer: object, expected: "Tensor") -> DoctorFinding:
+    assert isinstance(answer, type(expected))
+    apart = float((answer - expected).abs().max())
+    if apart > 1e-2:
+        return DoctorFinding(what, "broken", f"differs from softmax(q k') v by {apart:.0e}")
+    return DoctorFinding(what, "ok", f"agrees with softmax(q k') v to {apart:.0e}")
+
+
+def _extras() -> Iterator[DoctorFinding]:
+    for extra, module, purpose in EXTRAS:
+        if importlib.util.find_spec(module) is None:
+            yield DoctorFinding(f"extra {extra}", "absent", f"{purpose}: pip install 'manyformer[{extra}]'")
+        else:
+            # a distribution may have another name than its module
+            (name, *_) = importlib.metadata.packages_distributions().get(module, [module])
+            yield DoctorFinding(f"extra {extra}", "ok", f"{module} {importlib.metadata.version(name)}: {purpose}")
+
+
+def _disk() -> Iterator[DoctorFinding]:
+    free = shutil.disk_usage(Path.cwd()).free
+    writable = os.access(Path.cwd(), os.W_OK)
+    state: CheckStatus = "ok" if writable and free > 2**30 else "broken"
+    where = "" if writable else ", but this folder cannot be written to"
+    yield DoctorFinding("disk", state, f"{free / 2**30:.1f} GiB free in {Path.cwd()}{where}")
+
+
+def _corpus() -> Iterator[DoctorFinding]:
+    from manyformer.data.stdlib_corpus import files
+    from manyformer.errors import UserError
+
+    try:
+        found = files()
+    except UserError as error:
+        yield DoctorFinding("data stdlib", "absent", str(error))
+        return
+    total = sum(file.stat().st_size for file in found)
+    yield DoctorFinding("data stdlib", "ok", f"{len(found)} files of Python's own library, {total / 1e6:.1f} MB")

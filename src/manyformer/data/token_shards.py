@@ -1,0 +1,109 @@
+"""Tokens on disk, memory-mapped: one file of tokens and one of document boundaries a split, made streaming."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyformer.data.atomic_files import atomic_write
+from manyformer.data.tokenizer import TokenIds
+
+TokenArray = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
+
+
+class ShardFacts(NamedTuple):
+    """What the manifest says of one shard: sizes, the text behind it, and a hash of its tokens."""
+
+    tokens: int
+    documents: int
+    characters: int
+    bytes: int
+    dtype: str
+    sha256: str
+
+
+class TokenShard(NamedTuple):
+    """One split: document i is `tokens[offsets[i]:offsets[i + 1]]`, both arrays mapped from disk."""
+
+    tokens: TokenArray
+    offsets: NDArray[np.int64]
+    facts: ShardFacts
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each document."""
+        return np.diff(self.offsets)
+
+
+class ShardWriter:
+    """Takes documents in pieces; holds no more than one piece in memory."""
+
+    def __init__(self, tokens: BinaryIO, offsets: BinaryIO, vocab: int) -> None:
+        self._tokens, self._offsets = tokens, offsets
+        self.dtype = np.dtype("u1" if vocab <= 1 << 8 else "<u2" if vocab <= 1 << 16 else "<u4")
+        self._hash = hashlib.sha256()
+        self._count = self._documents = self._characters = self._bytes = 0
+
+    def add(self, ids: TokenIds | Sequence[int], *, begins: bool, text: str = "") -> None:
+        """Appends tokens to the open document, or to a new one where it `begins`; `text` is what they stand for."""
+        if begins:
+            self._offsets.write(np.int64(self._count).astype("<i8").tobytes())
+            self._documents += 1
+        raw = np.asarray(ids).astype(self.dtype).tobytes()
+        self._tokens.write(raw)
+        self._hash.update(b"document" if begins else b"")
+        self._hash.update(raw)
+        self._count += len(ids)
+        self._characters += len(text)
+        self._bytes += len(text) if text.isascii() else len(text.encode())
+
+    def close(self) -> ShardFacts:
+        """Writes the last boundary and says what there is."""
+        self._offsets.write(np.int64(self._count).astype("<i8").tobytes())
+        name, digest = self.dtype.name, self._hash.hexdigest()
+        return ShardFacts(self._count, self._documents, self._characters, self._bytes, name, digest)
+
+
+class ShardWriters(NamedTuple):
+    """The shards being written, and where their facts will stand once the block has ended."""
+
+    shards: dict[str, ShardWriter]
+    facts: dict[str, ShardFacts]
+
+
+@contextmanager
+def writing_shards(folder: Path, names: Sequence[str], vocab: int) -> Iterator[ShardWriters]:
+    """Shards with these names under `folder`, there as a whole when the block ends well, and not at all otherwise."""
+    with ExitStack() as stack:
+        writers = ShardWriters({}, {})
+        for name in names:
+            tokens, offsets = (stack.enter_context(atomic_write(path)) for path in _paths(folder, name))
+            writers.shards[name] = ShardWriter(tokens, offsets, vocab)
+        yield writers
+        writers.facts.update({name: writer.close() for name, writer in writers.shards.items()})
+
+
+def is_complete(folder: Path, name: str, facts: ShardFacts) -> bool:
+    """Whether the files of a shard are there with the sizes that these facts tell."""
+    tokens, offsets = _paths(folder, name)
+    sizes = {tokens: facts.tokens * np.dtype(facts.dtype).itemsize, offsets: (facts.documents + 1) * 8}
+    return all(path.exists() and path.stat().st_size == size for path, size in sizes.items())
+
+
+def open_shard(folder: Path, name: str, facts: ShardFacts) -> TokenShard:
+    """Maps a shard that is `is_complete`."""
+    tokens, offsets = _paths(folder, name)
+    return TokenShard(_map(tokens, facts.dtype), _map(offsets, "int64"), facts)
+
+
+def _map(path: Path, dtype: str) -> NDArray[Any]:
+    # An empty file cannot be mapped.
+    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
+
+
+def _paths(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / f"{name}.tokens", folder / f"{name}.offsets"

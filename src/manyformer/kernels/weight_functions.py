@@ -1,0 +1,66 @@
+"""From scores to weights: softmax and what can stand for it."""
+
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+
+class WeightFunction(nn.Module, ABC):
+    """A weight for each visible key, 0 for all others; a row that sees nothing has zeros."""
+
+    @abstractmethod
+    def forward(self, scores: Float[Tensor, "*b l s"], seen: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]: ...
+
+
+@final
+class SoftmaxWeights(WeightFunction):
+    """Softmax."""
+
+    def forward(self, scores: Float[Tensor, "*b l s"], seen: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]:
+        some = seen.any(-1, keepdim=True)
+        scores = scores.masked_fill(~seen, -torch.inf).masked_fill(~some, 0.0)
+        return scores.softmax(-1).masked_fill(~seen, 0.0)
+
+
+@final
+class ReluWeights(WeightFunction):
+    """relu(score)^power over their sum; where all are 0, and so near `floor`, so are the weights.
+
+    Power 2 is the squared ReLU. Weights are exactly 0 for whatever has a score below 0.
+    """
+
+    def __init__(self, *, power: int = 1, floor: float = 1e-6) -> None:
+        super().__init__()
+        if power < 1:
+            raise ValueError(f"ReluWeights: power ({power}) must be at least 1")
+        self.power, self.floor = power, floor
+
+    def forward(self, scores: Float[Tensor, "*b l s"], seen: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]:
+        weights = scores.relu().pow(self.power).masked_fill(~seen, 0.0)
+        return weights / weights.sum(-1, keepdim=True).clamp(min=self.floor)
+
+    def extra_repr(self) -> str:
+        return f"power={self.power}, floor={self.floor}"
+
+
+@final
+class ReluMeanWeights(WeightFunction):
+    """relu(score) over the number of visible keys (Wortsman et al. 2023, arXiv:2309.08586); they need not sum to 1."""
+
+    def forward(self, scores: Float[Tensor, "*b l s"], seen: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]:
+        return scores.relu().masked_fill(~seen, 0.0) / seen.sum(-1, keepdim=True).clamp(min=1)
+
+
+@final
+class SigmoidWeights(WeightFunction):
+    """sigmoid(score - log n), n the number of visible keys (Ramapuram et al. 2024, arXiv:2409.04431, section 3.3).
+
+    Keys do not compete: the weights need not sum to 1, and begin near softmax's only in sum.
+    """
+
+    def forward(self, scores: Float[Tensor, "*b l s"], seen: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]:
+        number = seen.sum(-1, keepdim=True).clamp(min=1).to(scores.dtype)
+        return (scores - number.log()).sigmoid().masked_fill(~seen, 0.0)

@@ -1,0 +1,78 @@
+"""Attention whose heads share the dimensions of queries and keys, and differ in how much they count each."""
+
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyformer.attention import AttentionState, default_source, split_heads
+from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import Mask
+from manyformer.position import NoPosition
+from manyformer.sources import KVSource
+from manyformer.sources.kv_source import KVShape
+
+
+@final
+class CollaborativeAttention(Layer):
+    """Collaborative multi-head attention (Cordonnier et al. 2020, arXiv:2006.16362, section 3).
+
+    In head h a query x gives a key y the score (m_h * (W_Q x)).(W_K y) + c_h.y over sqrt(shared / heads). W_Q and W_K,
+    of width `shared`, serve all heads, and `mixing` holds the m_h: with `shared` = dim and each m_h 1 in a share of its
+    own and 0 elsewhere it is ordinary attention. `content` holds the c_h, which is what biases of queries come to;
+    those of keys give all keys of a query the same. Values are as in `Attention`. What is kept of a token is one key
+    for all heads, and its values. It needs positions in the stream. Raises ValueError for widths that cannot be.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, mask: Mask | None = None, *, shared: int, source: KVSource | None = None
+    ) -> None:
+        super().__init__()
+        if dim % heads:
+            raise ValueError(f"dim ({dim}) must be a multiple of heads ({heads})")
+        if shared < 1:
+            raise ValueError(f"shared ({shared}) must be at least 1 dimension")
+        self.heads, self.shared = heads, shared
+        self.kernel = SoftmaxKernel(mask, scale=(heads / shared) ** 0.5)
+        self.source, self.position = default_source(self.kernel) if source is None else source, NoPosition()
+        self.q_proj, self.k_proj = nn.Linear(dim, shared, bias=False), nn.Linear(dim, shared, bias=False)
+        self.content = nn.Linear(dim, heads, bias=False)
+        self.v_proj, self.out_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.mixing = nn.Parameter(torch.empty(heads, shared))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot's uniform initialisation; mixing weights from N(0, 0.2^2), as in the published code."""
+        for layer in (self.q_proj, self.k_proj, self.content, self.v_proj, self.out_proj):
+            nn.init.xavier_uniform_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        nn.init.normal_(self.mixing, std=0.2)
+
+    def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+        shape = KVShape(1, self.shared + self.heads, self.v_proj.out_features)
+        kept = self.source.init_state(batch, shape, folds=False, capacity=capacity, device=device, dtype=dtype)
+        return AttentionState(kept, self.kernel.init_state(batch, device=device, dtype=dtype))
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        kept, folded = (None, None) if state is None else state
+        keys = self.source(x, ctx, self._project, kept, folds=False)
+        v = split_heads(keys.v[:, 0], self.heads)
+        k = keys.k.expand(-1, self.heads, -1, -1)
+        y = self.kernel(self._queries(x), k, v, ctx.positions, keys.positions, self.position, folded, ctx.watch).y
+        y = self.out_proj(y.transpose(1, 2).flatten(2))
+        return LayerOutput(y, None if state is None else AttentionState(keys.state, folded), keys.loss)
+
+    def extra_repr(self) -> str:
+        return f"{self.heads} heads, shared={self.shared}"
+
+    def _queries(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b h l e"]:
+        """The mixed queries, and behind them a 1 for the head's own share of what keys have by themselves."""
+        mixed = self.q_proj(x)[:, None] * self.mixing[:, None]
+        one = torch.eye(self.heads, dtype=x.dtype, device=x.device)[:, None].expand(x.shape[0], -1, x.shape[1], -1)
+        return torch.cat([mixed, one.to(mixed.dtype)], dim=-1)
+
+    def _project(self, x: Float[Tensor, "b s d"], positions: TokenPositions) -> tuple[Tensor, Tensor]:
+        return torch.cat([self.k_proj(x), self.content(x)], dim=-1)[:, None], self.v_proj(x)[:, None]

@@ -1,0 +1,112 @@
+"""A model as a folder: config.json (the spec) and model.safetensors (the weights); no pickle."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_model
+from torch import Tensor
+
+from manyformer.errors import UserError
+
+if TYPE_CHECKING:
+    from manyformer.models.model import Model
+
+FORMAT = 1
+WEIGHTS = "model.safetensors"
+
+
+def write_model(model: "Model", path: Path) -> None:
+    """Write `path` completely beside itself first, then put it in place: a kill leaves the old or the new.
+
+    Raises UserError for a model that was put together of others, which no recipe could make again.
+    """
+    if not hasattr(model, "spec"):
+        raise UserError(f"no recipe made this {type(model).__name__}, so it cannot be saved; save what it is made of")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        write_parts(model, fresh)
+        replace_folder(fresh, path)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+
+
+def write_parts(model: "Model", folder: Path) -> None:
+    """Write the two files of a model into an existing folder, in which other processes may be writing theirs."""
+    config = {"format": FORMAT, "recipe": model.spec.recipe, "keywords": model.spec.keywords}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    save_model(model, str(folder / WEIGHTS))
+
+
+def replace_folder(fresh: Path, path: Path) -> None:
+    """Force `fresh` to the disk and put it where `path` is; what was there goes after the new one has its name."""
+    for file in fresh.iterdir():
+        with open(file, "rb") as handle:
+            os.fsync(handle.fileno())
+    os.chmod(fresh, 0o755)
+    if not path.exists():
+        os.rename(fresh, path)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent))
+    os.rename(path, old / "was")
+    os.rename(fresh, path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def read_config(path: Path) -> tuple[str, dict[str, Any]]:
+    """The recipe and keywords of the model in the folder `path`. Raises UserError where the folder holds no model."""
+    file = path / "config.json"
+    if not file.is_file():
+        raise UserError(f"{path} holds no model: {file.name} is missing")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        return config["recipe"], config["keywords"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} is damaged: it is not the description of a model ({error})") from error
+
+
+def read_weights(model: "Model", path: Path) -> None:
+    """Fill `model` from the folder `path`. Raises UserError where the file is damaged or does not fit."""
+    fill(model, read_tensors(path), f"{path / WEIGHTS} does not fit its config.json")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The weights in the folder `path` by name. Raises UserError where there are none, or where the file is damaged."""
+    file = path / WEIGHTS
+    try:
+        return load_file(str(file))
+    except FileNotFoundError as error:
+        raise UserError(f"{path} holds no weights: {file.name} is missing") from error
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged: {error}") from error
+
+
+def fill(model: "Model", tensors: dict[str, Tensor], complaint: str) -> None:
+    """Give `model` these weights. Raises UserError, which begins with `complaint`, where they are not its own."""
+    wanted = dict(model.named_parameters(remove_duplicate=False)) | dict(_saved_buffers(model))
+    if unknown := sorted(set(tensors) - set(wanted)):
+        raise UserError(f"{complaint}: it holds {unknown[0]}, which the model has not")
+    for name, value in tensors.items():
+        if wanted[name].shape != value.shape:
+            shapes = f"{tuple(value.shape)}, the model {tuple(wanted[name].shape)}"
+            raise UserError(f"{complaint}: {name} has the shape {shapes}")
+    # a tied weight is stored once, under one of its names
+    filled = {id(wanted[name]) for name in tensors}
+    if missing := [name for name, tensor in wanted.items() if id(tensor) not in filled]:
+        raise UserError(f"{complaint}: {missing[0]} is missing")
+    with torch.no_grad():
+        for name, value in tensors.items():
+            wanted[name].copy_(value)
+
+
+def _saved_buffers(model: "Model") -> Iterator[tuple[str, Tensor]]:
+    kept = model.state_dict().keys()
+    return ((name, buffer) for name, buffer in model.named_buffers() if name in kept)

@@ -1,0 +1,93 @@
+"""Models that differ in the kernel of their attention alone, so that recipes of kernels compare."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Chain, Layer
+from manyformer.feedforward import FeedForward
+from manyformer.kernels import Kernel
+from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
+from manyformer.position import LearnedPosition, SinusoidalPosition
+from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
+
+KernelMaker = Callable[[], Kernel]
+"""Makes the kernel of one layer after the other."""
+
+AddedPosition = Literal["sinusoid", "learned"]
+"""Positions that are added to tokens."""
+
+
+def sinusoidal_embedding(vocab: int, dim: int, *, dropout: float) -> TokenEmbedding:
+    """Tokens with sinusoids, which allow any length."""
+    return TokenEmbedding(vocab, dim, position=SinusoidalPosition(dim), scale=dim**0.5, dropout=dropout)
+
+
+def learned_embedding(vocab: int, dim: int, max_length: int, *, dropout: float) -> TokenEmbedding:
+    """Tokens with learned positions, for up to `max_length` tokens."""
+    std = init_std(dim)
+    return TokenEmbedding(vocab, dim, position=LearnedPosition(dim, max_length, std=std), std=std, dropout=dropout)
+
+
+def embedding_with(position: AddedPosition, vocab: int, dim: int, max_length: int, *, dropout: float) -> TokenEmbedding:
+    """Tokens with positions of either kind."""
+    if position == "sinusoid":
+        return sinusoidal_embedding(vocab, dim, dropout=dropout)
+    return learned_embedding(vocab, dim, max_length, dropout=dropout)
+
+
+def language_model(
+    embed: TokenEmbedding,
+    depth: int,
+    heads: int,
+    ff_dim: int | None,
+    kernel: KernelMaker,
+    *,
+    dropout: float,
+    norm_order: NormOrder,
+) -> LanguageModel:
+    """`transformer-lm` with another kernel."""
+    body = _body(embed, depth, heads, ff_dim, kernel, dropout, norm_order)
+    return LanguageModel(embed, body, ClassHead(*embed.token.weight.shape[::-1], tied=embed.token))
+
+
+def masked_lm(
+    embed: TokenEmbedding,
+    depth: int,
+    heads: int,
+    ff_dim: int | None,
+    kernel: KernelMaker,
+    *,
+    dropout: float,
+    norm_order: NormOrder,
+) -> MaskedLM:
+    """The same as an encoder, with the head of BERT: a layer of its own, and a bias."""
+    vocab, dim = embed.token.weight.shape
+    body = _body(embed, depth, heads, ff_dim, kernel, dropout, norm_order)
+    transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.LayerNorm(dim))
+    return MaskedLM(embed, body, ClassHead(dim, vocab, tied=embed.token, transform=transform, bias=True))
+
+
+def _body(
+    embed: TokenEmbedding,
+    depth: int,
+    heads: int,
+    ff_dim: int | None,
+    kernel: KernelMaker,
+    dropout: float,
+    norm_order: NormOrder,
+) -> Chain:
+    dim = embed.token.weight.shape[1]
+
+    def layer() -> dict[str, Layer]:
+        return {
+            "attention": Attention(dim, heads, kernel()),
+            "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
+        }
+
+    body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout)
+    scale_residual_init(body, depth, std=init_std(dim))
+    return body
