@@ -169,7 +169,8 @@ def test_states_are_chosen_copied_and_moved_like_any_other() -> None:
         found = model(tokens[order, 10:], segments[order, 10:], chosen).logits
         torch.testing.assert_close(found, expected[order], atol=1e-12, rtol=0)
         again = pickle.loads(pickle.dumps(tree_map(lambda t: t.to("cpu", copy=True), state)))
-        assert torch.equal(model(tokens[:, 10:], segments[:, 10:], again).logits, expected)
+        copied = model(tokens[:, 10:], segments[:, 10:], again).logits
+        torch.testing.assert_close(copied, expected, atol=1e-12, rtol=0)
         reset = segments[:, 10:] + torch.tensor([[9], [0], [0]])
         others = model(tokens[:, 10:], reset, state).logits
     torch.testing.assert_close(others[1:], expected[1:], atol=1e-12, rtol=0)

@@ -26,9 +26,8 @@ def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None) -> Mode
     """The model saved in the folder `path`, or the final model of the run in it, ready for use (in evaluation mode).
 
     It carries the tokenizer that it was trained with, where one was saved. `keywords` of its recipe may be changed
-    where weights stay as they are: `load("runs/copy", keywords={"num_hashes": 8})`. Raises UserError where the folder holds
-    no model, is damaged or incomplete. No pickle is ever read.
-    """
+    where weights stay as they are: `load("runs/copy", keywords={"num_hashes": 8})`. Raises UserError where the folder
+    holds no model, is damaged or incomplete. No pickle is ever read."""
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; a saved model is a folder with config.json and model.safetensors")

@@ -93,11 +93,12 @@ class DependencyTree(NamedTuple):
 class TokenPositions(NamedTuple):
     """Where tokens are; it travels with them through caches, memories and gathers.
 
-    `position_ids` is the position within the token's document, `segment_ids` the document within the row (`PADDING_SEGMENT` for
-    padding); a token sees only its own segment. `layout` is what is known of both without looking at the tensors, which
-    lets a kernel pick its fastest exact path; None promises nothing. `tree` is there where the model was told of trees.
-    `roles` is a number that masks may ask for, such as `GLOBAL_ROLE`; None means 0 for every token. `part_ids` is the number
-    of the stretch of its document, such as a sentence, that a token belongs to, -1 or None for none."""
+    `position_ids` is the position within the token's document, `segment_ids` the document within the row
+    (`PADDING_SEGMENT` for padding); a token sees only its own segment. `layout` is what is known of both without
+    looking at the tensors, which lets a kernel pick its fastest exact path; None promises nothing. `tree` is there
+    where the model was told of trees. `roles` is a number that masks may ask for, such as `GLOBAL_ROLE`; None means 0
+    for every token. `part_ids` is the number of the stretch of its document, such as a sentence, that a token belongs
+    to, -1 or None for none."""
 
     position_ids: Int[Tensor, "b l"]
     segment_ids: Int[Tensor, "b l"]

@@ -118,13 +118,13 @@ def forward_cost(model: Model, length: int) -> ForwardCost:
     Raises ValueError where the model allows no such length. `model` may be a `build_on_meta`; where what is computed
     depends on what the tokens are like, a sketch is made real, by a fixed seed."""
     model.check_length(length)
-    by_content = any(getattr(part, "by_content", False) for part in model.modules())
-    if by_content and model.device.type == "meta":
+    content_based = any(getattr(part, "content_based", False) for part in model.modules())
+    if content_based and model.device.type == "meta":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = build(model.spec.recipe, **model.spec.keywords).eval()
     tokens = torch.zeros(1, length, dtype=torch.long, device=model.device)
-    if by_content:
+    if content_based:
         tokens = torch.arange(length, device=model.device)[None] % model.spec.keywords["vocab"]
     if isinstance(model, ImageClassifier):
         assert model.max_length is not None

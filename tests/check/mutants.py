@@ -61,6 +61,38 @@ class LateLeak(Simple):
         return x if x.shape[1] <= 64 else x + x[:, -1:]
 
 
+class Rescaled(Simple):
+    """The future decides by what each number is multiplied and divided again, which moves its last bits."""
+
+    def change(self, x: Tensor, ctx: Context) -> Tensor:
+        factor = self.positive(x) + 3
+        return x * factor / factor
+
+    def positive(self, x: Tensor) -> Tensor:
+        return (x[..., 0] > 0).sum()
+
+
+class RescaledByWidth(Rescaled):
+    """Sound: the same as the rounding of a computation on some tokens, whose number is that of the rows gathered."""
+
+    def positive(self, x: Tensor) -> Tensor:
+        gathered = x.flatten(0, 1)[(x[..., 0] > 0).flatten()]
+        return torch.ones_like(gathered[:, 0]).sum()
+
+
+class RescaledByContent(Rescaled):
+    """Sound: says itself that what it computes follows from the content of tokens."""
+
+    content_based = True
+
+
+class GatheredLeak(Simple):
+    """A small trace of the mean of some tokens, later ones among them, whose number follows from their content."""
+
+    def change(self, x: Tensor, ctx: Context) -> Tensor:
+        return x + 1e-6 * x[:, (x[..., 0] > 0).any(0)].mean(1, keepdim=True)
+
+
 class Constant(Simple):
     """Nothing goes through."""
 

@@ -9,7 +9,7 @@ import torch
 from mutants import language_model, named, with_mistake
 
 import manyformer as mf
-from manyformer.check import CONTRACTS, CheckReport, ContractRow
+from manyformer.check import CONTRACTS, Adapter, CheckReport, ContractRow
 from manyformer.core import Layer
 from manyformer.models import LanguageModel, Model
 from manyformer.recipes import RECIPES, recipe
@@ -52,6 +52,48 @@ def test_a_leak_of_long_rows_alone_is_found_unless_shorter_ones_are_asked_for() 
     model = with_mistake(mf.build("compose", vocab=23, dim=16, depth=1, heads=2), mutants.LateLeak())
     assert red(mf.check(model, only=["causal"])) == {"causal"}
     assert mf.check(model, only=["causal"], length=64).ok
+
+
+def test_rounding_that_follows_from_later_tokens_is_a_leak_where_shapes_are_fixed_alone() -> None:
+    row = check_one(language_model(mutants.Rescaled()), "causal")
+    assert (row.verdict, row.tolerance) == ("failed", 0.0)
+    for sound in (mutants.RescaledByWidth, mutants.RescaledByContent):
+        row = check_one(language_model(sound()), "causal")
+        assert row.verdict == "passed", row.sentence
+        assert "but for rounding" in row.sentence
+        assert row.measured is not None
+        assert row.tolerance is not None
+        assert 0 < row.measured < 1e-12 < row.tolerance < 1e-7
+
+
+def test_rounding_of_a_foreign_module_is_no_leak_where_float64_says_so() -> None:
+    model = language_model(mutants.Rescaled())
+    for module, verdict in ((model, "passed"), (None, "failed")):
+        adapter = Adapter(logits=lambda tokens: model(tokens).logits, vocab=23, longest=64, module=module)
+        assert check_one(adapter, "causal").verdict == verdict
+
+
+@pytest.mark.parametrize("mistake", [mutants.Leak, mutants.HiddenLeak, mutants.GatheredLeak])
+def test_a_leak_of_a_foreign_module_is_found(mistake: Callable[[], Layer]) -> None:
+    model = language_model(mistake())
+    adapter = Adapter(logits=lambda tokens: model(tokens).logits, vocab=23, longest=64, module=model)
+    assert check_one(adapter, "causal").verdict == "failed"
+
+
+@pytest.mark.parametrize("mistake", [mutants.Leak, mutants.HiddenLeak])
+@pytest.mark.parametrize("name", ["universal-transformer-lm", "routing-transformer-strict"])
+def test_a_leak_is_found_among_layers_that_compute_by_content(name: str, mistake: Callable[[], Layer]) -> None:
+    torch.manual_seed(3)
+    model = with_mistake(mf.build(name, vocab=23, dim=16, depth=1, heads=2), mistake())
+    row = mf.check(model, only=["causal"], length=48)["causal"]
+    assert row.verdict == "failed"
+    assert "the future leaks" in row.sentence
+
+
+def test_a_leak_is_found_whose_size_follows_from_content() -> None:
+    row = check_one(language_model(mutants.GatheredLeak()), "causal")
+    assert row.verdict == "failed"
+    assert "the future leaks" in row.sentence
 
 
 def test_a_model_that_hears_nothing_shows_nothing() -> None:

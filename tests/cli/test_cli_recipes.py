@@ -89,7 +89,7 @@ def test_a_sketch_costs_what_the_model_does() -> None:
     for name, recipe in mf.recipes().items():
         given = {word: value for word, value in keywords.items() if word in recipe.signature.parameters}
         model = mf.build(name, **given)
-        if any(getattr(part, "by_content", False) for part in model.modules()):
+        if any(getattr(part, "content_based", False) for part in model.modules()):
             # other weights, other pairs
             assert forward_cost(build_on_meta(name, given), 16) == forward_cost(build_on_meta(name, given), 16)
         else:

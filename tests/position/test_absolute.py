@@ -59,7 +59,7 @@ def test_sinusoid_is_the_formula(layout: Any, dim: int) -> None:
 
 def test_the_layouts_differ_as_they_should() -> None:
     interleaved, halves, timing = (SinusoidalPosition(64, layout=layout).table[:128] for layout in LAYOUTS)  # type: ignore[arg-type]
-    assert torch.equal(torch.cat([interleaved[:, ::2], interleaved[:, 1::2]], dim=1), halves)
+    torch.testing.assert_close(torch.cat([interleaved[:, ::2], interleaved[:, 1::2]], dim=1), halves, atol=1e-6, rtol=0)
     assert (timing - halves).abs().max() > 1
     # Tensor2Tensor's slowest wave is 10,000 positions to the radian exactly
     torch.testing.assert_close(timing[:, 31], torch.sin(torch.arange(128) / 10000), atol=1e-6, rtol=0)

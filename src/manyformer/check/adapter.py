@@ -23,8 +23,8 @@ class Adapter:
     """How to call a module that we do not know: `mf.check(Adapter(logits=lambda tokens: net(tokens), vocab=256))`.
 
     `logits` gives (b, l, vocab) for tokens (b, l); what else is given is checked as well:
-    `step(tokens, state) -> (logits, state)` with `init_state(batch) -> state` (None unless given) goes on from a state, and
-    `reorder(state, rows) -> state` picks rows of it (unless given, the first axis of all its tensors); with
+    `step(tokens, state) -> (logits, state)` with `init_state(batch) -> state` (None unless given) goes on from a state,
+    and `reorder(state, rows) -> state` picks rows of it (unless given, the first axis of all its tensors); with
     `chunked=False` it takes one token at a time once there is a state. `padding(tokens, real) -> logits` knows padding
     by a boolean (b, l), `packing(tokens, segments) -> logits` documents by number, -1 being padding. `module` is the
     module itself, for its parameters. `causal=False` is an encoder. Lengths are multiples of `length_multiple` and at

@@ -18,7 +18,7 @@ from manyformer.check.isolation import in_dtype, unchanged, untouched, working_d
 from manyformer.check.own_subject import own
 from manyformer.check.subject import Subject, seed_everything
 from manyformer.check.tiny_models import build_small
-from manyformer.check.trial import Backend, ContractTrial, Untestable
+from manyformer.check.trial import EXACT, SINGLE, Backend, ContractTrial, Untestable
 from manyformer.errors import UserError, nearest
 from manyformer.models import Model
 from manyformer.recipes import RECIPES
@@ -31,9 +31,6 @@ REACH = 512
 
 LEAST = 12
 """Below that, documents packed in a row would have no tokens."""
-
-EXACT, SINGLE = 1e-9, 2e-5
-"""How far apart equal results may be, relative to the logits, in float64 and in float32."""
 
 
 def check(

@@ -158,7 +158,7 @@ class OwnClassifier(OwnSubject):
         "incremental_decoding": "a later token may change the label, so nothing can be kept",
         "cross_attention": "it reads one sequence only",
         "packing": "a row has one label, so it holds one document",
-        "tokenwise": "a row has one label, tokens have none",
+        "per_token": "a row has one label, tokens have none",
     }
 
 
@@ -177,7 +177,7 @@ class OwnImageClassifier(OwnSubject):
         "cross_attention": "it reads one image only",
         "padding_invariant": "all images are of one size, so that there is none",
         "packing": "an image is not part of a row",
-        "tokenwise": "an image has one label, its patches have none",
+        "per_token": "an image has one label, its patches have none",
     }
 
     def __init__(self, model: Model, token_ids: int, name: str | None) -> None:

@@ -16,6 +16,9 @@ Backend = Literal["aot_eager", "inductor"]
 
 T = TypeVar("T")
 
+EXACT, SINGLE = 1e-9, 2e-5
+"""How far apart equal results may be, relative to the logits, in float64 and in float32."""
+
 
 class ContractFinding(NamedTuple):
     """What a contract found; `passed` is its verdict."""

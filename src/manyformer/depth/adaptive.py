@@ -55,7 +55,7 @@ class AdaptiveComputation(Layer):
     follow from the stream alone.
     """
 
-    by_content = True
+    content_based = True
 
     def __init__(self, block: UniversalBlock, timing: PositionStepSignal, halting: HaltingUnit) -> None:
         super().__init__()

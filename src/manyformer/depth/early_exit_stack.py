@@ -48,7 +48,7 @@ class EarlyExit(LayeredStack):
     ValueError for a chain whose other layers let tokens meet.
     """
 
-    by_content = True
+    content_based = True
 
     def __init__(self, chain: Chain, rule: ExitRule, *, draws: int | None = None) -> None:
         super().__init__()

@@ -94,14 +94,14 @@ def early_exit(
     but the last) are "softmax" (the difference of the two largest probabilities), "saturation" (how parallel the stream
     stays), "likeliest" (the largest probability) and "classifier" (a unit trained last, with all else frozen);
     "geometric" (threshold 0.5), "multinomial" and "sequence" are trained with the model to foretell the layer; "never"
-    lets nobody leave. A threshold with `threshold_decay` (4 in the paper) falls along the `horizon` (the longest output).
+    lets nobody leave. A threshold with `threshold_decay` (4 in the paper) falls along the `horizon` (the longest
+    output).
 
     All layers have the model's classifier, or, with "own", each a copy of it to begin with. They learn in "aligned"
-    training from every layer, by `weights` alike or rising with their numbers, in "mixed" training from `mixed_samples` passes
-    that tokens leave at random. Rules that foretell learn from an `oracle`: the layer at which what was right is
-    likeliest, or is chosen, less `layer_penalty` a layer, its scores smoothed over neighbours; `exit_weight` weighs that.
-    Raises UserError where the stack shows no layers, and for words that contradict each other.
-    """
+    training from every layer, by `weights` alike or rising with their numbers, in "mixed" training from `mixed_samples`
+    passes that tokens leave at random. Rules that foretell learn from an `oracle`: the layer at which what was right is
+    likeliest, or is chosen, less `layer_penalty` a layer, its scores smoothed over neighbours; `exit_weight` weighs
+    that. Raises UserError where the stack shows no layers, and for words that contradict each other."""
     leaving = EarlyExitConfig(
         rule=rule, threshold=threshold, threshold_decay=threshold_decay, horizon=horizon, classifier_sharing=classifier_sharing,
         layer_weights=layer_weights, exit_training=exit_training, mixed_samples=mixed_samples, oracle=oracle, smoothing=smoothing,

@@ -60,9 +60,8 @@ def bigbird(
 
     Sections 2 and 3, internal global tokens (ITC). The paper's last block is global, too; here it is not, because where
     a text ends must not change what is computed at its beginning. Random blocks are drawn once by seed, never twice
-    the same and never one that is seen anyway, for texts of `max_length` tokens: in shorter ones some lie beyond the end.
-    A call may name more global tokens by their roles.
-    """
+    the same and never one that is seen anyway, for texts of `max_length` tokens: in shorter ones some lie beyond the
+    end. A call may name more global tokens by their roles."""
     masks = iter(both_sides(block, random or 0, _blocks(max_length, block), layer) for layer in range(depth))
     position = LearnedPosition(dim, max_length, std=init_std(dim))
 

@@ -36,10 +36,9 @@ def blockwise(
 ) -> MaskedLM:
     """BERT whose first heads, most of them, see their own block, and whose others see a block further on, cyclically.
 
-    Section 3.1 and table 3: of 12 heads 10 and 2 for two blocks, 8, 2 and 2 for three. A block is `max_length` / `blocks`
-    positions whatever the length of a text, so that padding changes nothing; in the last block of a short text, heads
-    whose block is not there give zeros.
-    """
+    Section 3.1 and table 3: of 12 heads 10 and 2 for two blocks, 8, 2 and 2 for three. A block is `max_length` /
+    `blocks` positions whatever the length of a text, so that padding changes nothing; in the last block of a short
+    text, heads whose block is not there give zeros."""
     if max_length % blocks:
         raise UserError(f"longest ({max_length}) must be a multiple of blocks ({blocks})")
     mask = shifts(heads, max_length // blocks, blocks)

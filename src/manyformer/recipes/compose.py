@@ -182,8 +182,8 @@ def compose(
 ) -> LanguageModel:
     """A causal language model; `max_length` is what learned positions and "cosine" need, the others take any length.
 
-    "rope" is rotary (RoFormer's causal form); its scalings reach `length_scale` times `max_length`, the length trained for.
-    """
+    "rope" is rotary (RoFormer's causal form); its scalings reach `length_scale` times `max_length`, the length trained
+    for."""
     sizes = ComposeSizes(dim, dim // heads, heads, kv_heads or heads, max_length, length_scale)
     make = POSITIONS[position](sizes)
     embedded = make()

@@ -59,7 +59,8 @@ def early_exit_lm(
     layer_penalty: float = 0.01,
     exit_weight: float = 0.1,
 ) -> LanguageModel:
-    """The language model of the recipe `base_recipe` with keywords `base_keywords`; `manyformer.early_exit` says what the rest is.
+    """The language model of the recipe `base_recipe` with keywords `base_keywords`; `manyformer.early_exit` says what
+    the rest is.
 
     `mf.early_exit(model, ...)` makes one of a model that is there already.
     """
@@ -104,7 +105,8 @@ def early_exit_seq2seq(
     layer_penalty: float = 0.01,
     exit_weight: float = 0.1,
 ) -> EncoderDecoder:
-    """The encoder-decoder of the recipe `base_recipe` with keywords `base_keywords`; `manyformer.early_exit` says what the rest is.
+    """The encoder-decoder of the recipe `base_recipe` with keywords `base_keywords`; `manyformer.early_exit` says what
+    the rest is.
 
     `mf.early_exit(model, ...)` makes one of a model that is there already.
     """

@@ -47,11 +47,10 @@ def etc(
     """The base model: tokens see `window` positions on either side and all summaries, one for each part of the text.
 
     The paper's sections on relative positions, global-local attention and pre-training. Summaries read the whole text,
-    or with `summary_reads="part_length"` their own part alone. Parts are what a call says they are, as sentences in the paper, else
-    `part_length` tokens each. Projections are shared by all four pieces, as in the smaller base model, or each has its own.
-    `contrast_weight` is the share of contrastive predictive coding in the training loss. Tokens of the text that a call makes
-    global stay in the text here; the paper moves them before it.
-    """
+    or with `summary_reads="part_length"` their own part alone. Parts are what a call says they are, as sentences in the
+    paper, else `part_length` tokens each. Projections are shared by all four pieces, as in the smaller base model, or
+    each has its own. `contrast_weight` is the share of contrastive predictive coding in the training loss. Tokens of
+    the text that a call makes global stay in the text here; the paper moves them before it."""
     if contrast_weight is not None and not 0 < contrast_weight < 1:
         raise UserError(f"contrast ({contrast_weight}) must lie between 0 and 1, or be null for none")
     if contrast_weight is None and projections == "separate":

@@ -39,10 +39,9 @@ def fnet(
 ) -> MaskedLM:
     """FNet base by default: `bert` without its attention, and a projection of the embedded words; sections 3 and 4.1.
 
-    `attention_layers` makes the paper's FNet-Hybrid: so many of the topmost layers attend, with `heads`. The paper fills all
-    rows up to one length and lets the padding mix in; here each document is transformed at its own length. GELU is the
-    exact one. Left out are sentence types and the next-sentence task.
-    """
+    `attention_layers` makes the paper's FNet-Hybrid: so many of the topmost layers attend, with `heads`. The paper
+    fills all rows up to one length and lets the padding mix in; here each document is transformed at its own length.
+    GELU is the exact one. Left out are sentence types and the next-sentence task."""
     norm = partial(nn.LayerNorm, dim, eps=1e-12)
     std = init_std(dim)
     position = LearnedPosition(dim, max_length, std=std)

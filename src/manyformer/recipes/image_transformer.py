@@ -57,9 +57,8 @@ def image_transformer(
 
     Sections 3 to 3.3; defaults are the best model for CIFAR-10 as released, `ff_dim` being 4 dim unless given. Values
     come row by row, the channels of a pixel together, after a start token. They are one of 256 classes, or with
-    `logistic_mixtures` cut from as many logistic distributions, in which neighbouring levels are alike (section 3, "discretized
-    mixture of logistics"); those have a position a value here, the paper's a position a pixel.
-    """
+    `logistic_mixtures` cut from as many logistic distributions, in which neighbouring levels are alike (section 3,
+    "discretized mixture of logistics"); those have a position a value here, the paper's a position a pixel."""
     mask = Causal() & LocalBlocks(block, lookback=memory_block or 0)
 
     def layer() -> dict[str, Layer]:
@@ -108,12 +107,12 @@ def image_transformer_2d(
 ) -> LanguageModel:
     """Local attention in two dimensions: the own block up to the own value, and pixels around the block.
 
-    Section 3.3. These are `memory_height` rows over it with `memory_width` columns on either side, and `memory_width` columns on its left,
-    all of them written earlier, because blocks are written row by row and so are the pixels within each: the data must
-    come in that order (`data.block`), and in a run it decides `block_height` and `block_width`. Everything else is as in
-    `image-transformer`. A value enters at the place of the next one in this order, the last of a block thus at the
-    first place of the next block; the released code leaves it out there. Blocks must divide the image.
-    """
+    Section 3.3. These are `memory_height` rows over it with `memory_width` columns on either side, and `memory_width`
+    columns on its left, all of them written earlier, because blocks are written row by row and so are the pixels within
+    each: the data must come in that order (`data.block`), and in a run it decides `block_height` and `block_width`.
+    Everything else is as in `image-transformer`. A value enters at the place of the next one in this order, the last of
+    a block thus at the first place of the next block; the released code leaves it out there. Blocks must divide the
+    image."""
     # first, because it refuses blocks that do not divide the image
     embed = _embedding(vocab, dim, (height, width, channels), (block_height, block_width), dropout)
     mask = Local2D(

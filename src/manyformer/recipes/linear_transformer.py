@@ -34,9 +34,8 @@ def linear_transformer(
 ) -> LanguageModel:
     """elu(x) + 1 as features; sinusoids, else as `transformer-lm`, where the paper's models are post-norm.
 
-    Section 3. `update_rule="delta"` is the fast-weight programmer of Schlag et al. (2021, section 4.2): a token corrects
-    what the memory says for its key, and features are DPFP, products of neighbouring channels.
-    """
+    Section 3. `update_rule="delta"` is the fast-weight programmer of Schlag et al. (2021, section 4.2): a token
+    corrects what the memory says for its key, and features are DPFP, products of neighbouring channels."""
 
     def kernel() -> LinearKernel:
         if update_rule == "delta":

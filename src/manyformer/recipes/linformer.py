@@ -48,9 +48,9 @@ def linformer(
 ) -> MaskedLM:
     """Learns masked tokens as the paper's RoBERTa does, sections 4 and 5; otherwise as `bert`.
 
-    `projected_length` are those of the lowest layer; towards the topmost they change evenly to `top_projected_length`. `projection_sharing` says who
-    has the same projection: nobody, all heads, also keys and values, also all layers. Of any length up to `max_length`.
-    """
+    `projected_length` are those of the lowest layer; towards the topmost they change evenly to `top_projected_length`.
+    `projection_sharing` says who has the same projection: nobody, all heads, also keys and values, also all layers. Of
+    any length up to `max_length`."""
     last = projected_length if top_projected_length is None else top_projected_length
     if projection_sharing == "layers" and last != projected_length:
         raise ValueError(

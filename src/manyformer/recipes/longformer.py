@@ -118,7 +118,9 @@ def longformer_lm(
 
 
 def layer_mask(size: int, number: int, depth: int, dilated: int) -> Mask:
-    """The mask of a layer: its first `dilated_heads` heads have gaps of 1, 2 and 3 in the three parts of the upper half."""
+    """The mask of a layer: its first `dilated_heads` heads have gaps of 1, 2 and 3 in the three parts of the upper
+    half.
+    """
     above = number - depth // 2
     if above < 0 or not dilated:
         return Window(size)

@@ -55,12 +55,12 @@ def memorizing_transformer(
 ) -> LanguageModel:
     """Of the paper's size with `dim=1024`; `layer` (from 1) is its 9th of 12, as far up in others, unless given.
 
-    `knn_memory_size` may be larger in evaluation than in training, as may `neighbours` and `memory_length`; None is the model
-    without one. A document enters it in pieces of `block` tokens, so that any pieces may be read. Layers remember their
-    inputs, as Transformer-XL does, where the authors' code keeps keys. The first version of the paper had
-    `combine="joint"` and `qk_similarity="product"`; with `position="xl"` it is a Transformer-XL with a memory, and `clamp_length` and
-    `bias_sharing` are as there. `gate` is what the memory counts at first. Data in lanes makes use of both memories.
-    """
+    `knn_memory_size` may be larger in evaluation than in training, as may `neighbours` and `memory_length`; None is the
+    model without one. A document enters it in pieces of `block` tokens, so that any pieces may be read. Layers remember
+    their inputs, as Transformer-XL does, where the authors' code keeps keys. The first version of the paper had
+    `combine="joint"` and `qk_similarity="product"`; with `position="xl"` it is a Transformer-XL with a memory, and
+    `clamp_length` and `bias_sharing` are as there. `gate` is what the memory counts at first. Data in lanes makes use
+    of both memories."""
     number = depth - depth // 4 if layer is None else layer
     if number > depth:
         raise UserError(f"layer ({layer}) must be at most depth ({depth})")

@@ -38,9 +38,8 @@ def mlp_mixer(
 ) -> ImageClassifier:
     """Mixer-B/16 by default: pre-norm, GELU, no positions, the mean over patches, a head that starts at 0; section 2.
 
-    `token_mlp_dim` is the width of the layer along the patches, dim / 2 unless given; its weights are for exactly as many
-    patches as the images have.
-    """
+    `token_mlp_dim` is the width of the layer along the patches, dim / 2 unless given; its weights are for exactly as
+    many patches as the images have."""
     shape = (height, width, channels)
     patches = count_patches(shape, patch)
 

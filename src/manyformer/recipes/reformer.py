@@ -58,14 +58,13 @@ def reformer(
 ) -> LanguageModel:
     """The published algorithm as a language model: sections 2 and 3, pre-norm, with a tied output.
 
-    Of `lsh_every` layers the last one hashes and the others look at their own block of `chunk_length` tokens and the one before;
-    1 means that all hash. `num_hashes` is no weight: a trained model may be given more of them or fewer. The number of
-    buckets does not depend on the length, as it does in the paper (2 l / chunk there). The streams are averaged in the
-    end, where the released code lays them side by side. Scores, products with keys of length 1, are multiplied by
-    `scale`: 1 as in the paper, 1 / sqrt(e) in a widespread package. A small one lets vectors become alike before
-    attention is sharp, which positions that must find each other need. Positions are sinusoids, or learned ones up to
-    `max_length`; the released models' are learned and axial.
-    """
+    Of `lsh_every` layers the last one hashes and the others look at their own block of `chunk_length` tokens and the
+    one before; 1 means that all hash. `num_hashes` is no weight: a trained model may be given more of them or fewer.
+    The number of buckets does not depend on the length, as it does in the paper (2 l / chunk there). The streams are
+    averaged in the end, where the released code lays them side by side. Scores, products with keys of length 1, are
+    multiplied by `scale`: 1 as in the paper, 1 / sqrt(e) in a widespread package. A small one lets vectors become alike
+    before attention is sharp, which positions that must find each other need. Positions are sinusoids, or learned ones
+    up to `max_length`; the released models' are learned and axial."""
     lsh = partial(LSHKernel, buckets=num_buckets, chunk=chunk_length, rounds=num_hashes, scale=scale, form="published")
     near = Causal() & LocalBlocks(chunk_length, lookback=chunk_length)
     embed = embedding_with(position, vocab, dim, max_length, dropout=dropout)

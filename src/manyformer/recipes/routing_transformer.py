@@ -69,10 +69,10 @@ def routing_transformer(
 ) -> LanguageModel:
     """As published, sections 4 and 5, with the sizes for enwik8: gradients never run from the future to the past.
 
-    Of the heads `local_heads`, half of them unless given, see a window with rotary positions, where the paper has blocks with
-    relative ones; sinusoids tell the others of positions, or learned ones up to `max_length`. Scores are divided by
-    sqrt(e), and a token's own key counts only where it has no other: in the released code, where queries are keys, it
-    outweighs all others. Whoever trains it by other means than `manyformer.train` calls
+    Of the heads `local_heads`, half of them unless given, see a window with rotary positions, where the paper has
+    blocks with relative ones; sinusoids tell the others of positions, or learned ones up to `max_length`. Scores are
+    divided by sqrt(e), and a token's own key counts only where it has no other: in the released code, where queries are
+    keys, it outweighs all others. Whoever trains it by other means than `manyformer.train` calls
     `manyformer.training_hooks.renew` after each step, or the centroids stay."""
     sizes = RoutingSizes(
         dim, heads, heads // 2 if local_heads is None else local_heads, window, clusters, centroid_decay, commitment

@@ -43,10 +43,10 @@ def shaw(
 ) -> EncoderDecoder:
     """`transformer` with the positions of section 3 in the self-attention of either side, and no sinusoids.
 
-    Distances beyond `max_relative_distance` are alike. Section 4.1: the base model has tables for each head (`tables="head"`) and clips
-    at 16, the big one tables for each layer and clips at 8. Tokens of the other sequence are at no distance, so
-    attention to the encoder has no positions. A language model with the same is `compose` with `position="shaw"`.
-    """
+    Distances beyond `max_relative_distance` are alike. Section 4.1: the base model has tables for each head
+    (`tables="head"`) and clips at 16, the big one tables for each layer and clips at 8. Tokens of the other sequence
+    are at no distance, so attention to the encoder has no positions. A language model with the same is `compose` with
+    `position="shaw"`."""
     layer_norm = partial(nn.LayerNorm, dim)
 
     def own(kernel: SoftmaxKernel, sides: BiasDirection) -> Attention:

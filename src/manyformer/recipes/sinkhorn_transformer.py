@@ -50,11 +50,10 @@ def sinkhorn_transformer(
 ) -> LanguageModel:
     """Section 3.3: a block is given earlier blocks, by what is known at its first token; otherwise as `transformer-lm`.
 
-    Balancing is off unless `sinkhorn_iterations` says how often: among earlier blocks only, the one matrix whose rows and columns all
-    sum to one gives every block the one before it, and balancing goes there. `sorting="network"` is the paper's, up to
-    `max_length` tokens; "products" compares keys, with sinusoids and for any length. `mix_with="softmax"` adds vanilla
-    attention of the same queries, keys and values (section 3.5).
-    """
+    Balancing is off unless `sinkhorn_iterations` says how often: among earlier blocks only, the one matrix whose rows
+    and columns all sum to one gives every block the one before it, and balancing goes there. `sorting="network"` is the
+    paper's, up to `max_length` tokens; "products" compares keys, with sinusoids and for any length.
+    `mix_with="softmax"` adds vanilla attention of the same queries, keys and values (section 3.5)."""
 
     def kernel() -> Kernel:
         net = _network(sorting, heads, dim // heads, -(-max_length // block), causal=True)
@@ -97,11 +96,11 @@ def sinkhorn_encoder(
     dropout: float = 0.1,
     norm_order: NormOrder = "pre",
 ) -> MaskedLM:
-    """Sections 3.1, 3.2 and 3.4, for masked tokens: blocks are sorted among all blocks, balanced in `sinkhorn_iterations` steps.
+    """Sections 3.1, 3.2 and 3.4, for masked tokens: blocks are sorted among all blocks, balanced in
+    `sinkhorn_iterations` steps.
 
-    With `sortcut_blocks` every token sees the first so many sorted blocks alone (SortCut). The other keywords are those of
-    `sinkhorn-transformer`.
-    """
+    With `sortcut_blocks` every token sees the first so many sorted blocks alone (SortCut). The other keywords are those
+    of `sinkhorn-transformer`."""
 
     def kernel() -> Kernel:
         net = _network(sorting, heads, dim // heads, -(-max_length // block), causal=False)

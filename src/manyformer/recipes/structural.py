@@ -57,8 +57,8 @@ def structural(
 
     `absolute` positions are added to embeddings: order alone ("sequential", as in the Transformer) or fused with depth.
     `relative` ones are added to keys and values: order ("sequential", Shaw et al. 2018), tree ("structural"), or both
-    ("fused"); distances are clipped to `max_relative_distance`. "sequential" twice is the paper's baseline. Trees come with the data.
-    """
+    ("fused"); distances are clipped to `max_relative_distance`. "sequential" twice is the paper's baseline. Trees come
+    with the data."""
     width = dim // heads
     absolutes: dict[TreeAbsoluteKind, Callable[[], Position]] = {
         "none": NoPosition,

@@ -43,9 +43,8 @@ def transformer_lm(
     """Pre-norm, GELU, learned positions, tied output, as in GPT-2; `ff_dim` is 4 dim unless given.
 
     Attention weights have no dropout, unlike GPT-2's: on a CPU it costs six times the attention itself. GPT-2 takes
-    `gelu_approximate="tanh"`, an approximation to within 5e-4 that on a CPU costs three times the exact function. Reversible layers
-    and feed-forwards in pieces (Kitaev et al. 2020, section 3) save memory.
-    """
+    `gelu_approximate="tanh"`, an approximation to within 5e-4 that on a CPU costs three times the exact function.
+    Reversible layers and feed-forwards in pieces (Kitaev et al. 2020, section 3) save memory."""
 
     form = "none" if gelu_approximate == "exact" else "tanh"
 

@@ -48,12 +48,12 @@ def transformer_xl(
 ) -> LanguageModel:
     """The 12-layer model for enwik8 by default; `ff_dim` is 4 dim unless given. Data in lanes makes use of the memory.
 
-    Memory and segment may be of other lengths in evaluation than in training: `memory_length`, `context` and `clamp_length` (for
-    much longer memories, 820 in the paper's code) change no weight. With `context="equal"` the loss does not depend on how
-    a text is cut. We drop out what branches give to the stream, embeddings and the sinusoids of distances; the code
-    also inside the feed-forward layers and before the output. Matrices start as N(0, 0.4 / dim) where it has 0.02.
-    With other norms than the paper's, the memory is of the bare stream, normed again when it is used.
-    """
+    Memory and segment may be of other lengths in evaluation than in training: `memory_length`, `context` and
+    `clamp_length` (for much longer memories, 820 in the paper's code) change no weight. With `context="equal"` the loss
+    does not depend on how a text is cut. We drop out what branches give to the stream, embeddings and the sinusoids of
+    distances; the code also inside the feed-forward layers and before the output. Matrices start as N(0, 0.4 / dim)
+    where it has 0.02. With other norms than the paper's, the memory is of the bare stream, normed again when it is
+    used."""
     if context == "equal" and memory_length is None:
         raise UserError("view 'equal' is of as many tokens as are remembered; set remembered, or view to growing")
 

@@ -127,9 +127,8 @@ def universal_transformer(
     """One layer on either side, at most `depth` times; `ff_dim` is 4 dim unless given, all embeddings are one matrix.
 
     Section 2. The released base model is wider (1024), with signals of steps that are learned; its norms stand before
-    the branches (`norm_order="pre"`). Sums that halt are Graves's, with a remainder at the last step; `halting="released"`
-    does what Tensor2Tensor does. It allows 12 steps where a fixed model takes 6.
-    """
+    the branches (`norm_order="pre"`). Sums that halt are Graves's, with a remainder at the last step;
+    `halting="released"` does what Tensor2Tensor does. It allows 12 steps where a fixed model takes 6."""
     chosen = UniversalConfig(
         dim, depth, heads, ff_dim, dropout, norm_order, halting, ponder_cost, transition, step_signal, halting_bias
     )
@@ -167,9 +166,8 @@ def universal_transformer_lm(
 ) -> LanguageModel:
     """The decoder alone, as in the paper's experiments on LAMBADA (section 3.4); `ff_dim` is 4 dim unless given.
 
-    With a `window`, what is further away is reached by more steps; with `step_signal="none"` steps that were never taken
-    in training look like those that were.
-    """
+    With a `window`, what is further away is reached by more steps; with `step_signal="none"` steps that were never
+    taken in training look like those that were."""
     chosen = UniversalConfig(
         dim,
         depth,

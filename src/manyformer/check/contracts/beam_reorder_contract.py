@@ -9,7 +9,7 @@ STEPS = 4
 
 
 @contract(
-    "beams", "a state of chosen rows goes on as those rows", needs=("incremental_decoding", "tokenwise"), exact=True
+    "beams", "a state of chosen rows goes on as those rows", needs=("incremental_decoding", "per_token"), exact=True
 )
 def beams(trial: ContractTrial) -> ContractFinding:
     """Choose rows in the middle and go on, twice; each must be as if it had been there from the start."""

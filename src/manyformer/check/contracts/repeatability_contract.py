@@ -28,7 +28,7 @@ def traceless(trial: ContractTrial) -> ContractFinding:
     first = trial.subject(inputs).logits
     short = trial.draw(1, trial.round_length(max(trial.long_length // 8, 4)))
     trial.subject(short)
-    if not {"incremental_decoding", "tokenwise"} & trial.subject.not_promised.keys():
+    if not {"incremental_decoding", "per_token"} & trial.subject.not_promised.keys():
         in_chunks(trial, short, [short.tokens.shape[1] - 1, 1])
     apart = float((trial.subject(inputs).logits - first).abs().max())
     if apart:

@@ -6,7 +6,7 @@ from manyformer.check.chunks import chunkings, format_sizes, in_chunks
 from manyformer.check.contract import contract
 from manyformer.check.trial import ContractFinding, ContractTrial, WorstDifference
 
-NEEDS = ("incremental_decoding", "tokenwise")
+NEEDS = ("incremental_decoding", "per_token")
 
 
 @contract("cached", "token by token from a state == one pass", needs=NEEDS, exact=True)
