@@ -24,7 +24,7 @@ SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
 BUCKETS, CHUNK = 32, 64
 LENGTHS = (2048, 4096, 8192, 16384)
 GROWTH_GOALS = {"operations": 1.25, "seconds": 1.4}
-REPEATING: dict[str, Any] = {"vocab": 128, "dim": 128, "depth": 1, "heads": 2, "hidden": 128, "longest": 1024}
+REPEATING: dict[str, Any] = {"vocab": 128, "dim": 128, "depth": 1, "heads": 2, "ff_dim": 128, "max_length": 1024}
 REPEATED_CHUNKS, REPEATED_GOAL = {512: 64, 1024: 128}, 1.0
 SHALLOW, DEEP, DEPTH_GOAL = 4, 16, 1.3
 MEMBERS, BLOCK = 128, 128
@@ -48,7 +48,7 @@ def ours(recipe: str, **words: Any) -> Make:
 
     def make(length: int) -> nn.Module:
         known = mf.recipes()[recipe].signature.parameters
-        return mf.build(recipe, **{**SIZE, **words, **({"longest": length} if "longest" in known else {})})
+        return mf.build(recipe, **{**SIZE, **words, **({"max_length": length} if "longest" in known else {})})
 
     return make
 

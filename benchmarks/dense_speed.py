@@ -15,15 +15,15 @@ from peers import MODELS, Size, writer_of
 from steps import language_step
 from torch import nn
 
-from manyformer.bench import paired, take_turns
+from manyformer.bench import paired_ratio, take_turns
 
-STEP = Size(dim=256, depth=4, heads=4, vocab=256, longest=2048)
+STEP = Size(dim=256, depth=4, heads=4, vocab=256, max_length=2048)
 SHAPES = ((4, 512), (1, 2048))
 STEP_GOALS = {"x-transformers": 1.0, "GPT-2": 0.9}
 # the allocator rounds and splits: less than this share is no difference
 MEMORY_GOALS = {"x-transformers": 1.02, "GPT-2": 1.02}
 
-WRITE = Size(dim=384, depth=6, heads=6, vocab=256, longest=1024)
+WRITE = Size(dim=384, depth=6, heads=6, vocab=256, max_length=1024)
 PROMPT, NEW = 16, 128
 # 1.6 times as many tokens a second
 WRITE_GOAL = 1 / 1.6
@@ -49,7 +49,7 @@ def decoding(rounds: int) -> Iterator[frame.Row]:
         row: frame.Row = {"what": f"decoding, {NEW} tokens after {PROMPT}", "candidate": name}
         row |= {"tokens_per_second": NEW / statistics.median(times[name])}
         if name != "ours":
-            row |= {"ratio": paired(times["ours"], times[name])._asdict(), "goal": WRITE_GOAL}
+            row |= {"ratio": paired_ratio(times["ours"], times[name])._asdict(), "goal": WRITE_GOAL}
         yield row
 
 

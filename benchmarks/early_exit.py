@@ -19,26 +19,26 @@ from frame import parser_of, settle
 import manyformer as mf
 from manyformer.config import RunConfig
 from manyformer.errors import UserError
-from manyformer.exits import ThresholdPoint, calibrate, material, sweep
-from manyformer.exits.sweep import HEADS, table, write_points
-from manyformer.train.reporter import duration
+from manyformer.exits import ThresholdPoint, calibrate, load_prompts, sweep
+from manyformer.exits.sweep import TABLE_HEADER, table_rows, write_points
+from manyformer.train.reporter import format_duration
 
-MODEL = {"dim": 128, "depth": 6, "heads": 4, "hidden": 384, "dropout": 0.1, "norm": "pre"}
+MODEL = {"dim": 128, "depth": 6, "heads": 4, "ff_dim": 384, "dropout": 0.1, "norm_order": "pre"}
 STAGES: dict[str, dict[str, Any]] = {
-    "calm-softmax": {"recipe": "calm", "model": {"fade": None}, "share": 0.75, "lr": 2e-3},
+    "calm-softmax": {"recipe": "calm", "model": {"threshold_decay": None}, "share": 0.75, "lr": 2e-3},
     "calm-saturation": {"trained": "calm-softmax", "threshold": (0.99, 0.97, 0.95, 0.9, 0.85, 0.8)},
     "calm-classifier": {
         "recipe": "calm",
-        "model": {"confidence": "classifier", "fade": None},
+        "model": {"confidence": "classifier", "threshold_decay": None},
         "share": 0.05,
-        "start": "calm-softmax",
+        "init_from": "calm-softmax",
         "lr": 1e-2,
     },
     "depth-adaptive": {
         "recipe": "depth-adaptive-transformer",
-        "model": {"classifiers": "shared", "predictor": "geometric"},
+        "model": {"classifier_sharing": "shared", "predictor": "geometric"},
         "share": 0.2,
-        "start": "calm-softmax",
+        "init_from": "calm-softmax",
         "lr": 5e-4,
     },
 }
@@ -56,7 +56,7 @@ def main() -> None:
     points: list[ThresholdPoint] = []
     for name, stage in STAGES.items():
         folder = _trained(name, stage, words, out)
-        there = material(folder, split="test", count=words.sentences, rows=words.batch)
+        there = load_prompts(folder, split="test", count=words.sentences, rows=words.batch)
         if name == "calm-saturation":
             there = _as_saturation(there)
         values = stage.get("threshold", VALUES)
@@ -79,26 +79,26 @@ def _trained(name: str, stage: dict[str, Any], words: argparse.Namespace, out: P
     run = {
         "recipe": stage["recipe"],
         "model": MODEL | stage["model"],
-        "start": str(out / stage["start"]) if "start" in stage else None,
+        "init_from": str(out / stage["init_from"]) if "init_from" in stage else None,
         "data": {
             "kind": "pairs",
             **_pairs(Path(words.data)),
             "tokenizer": "bpe",
             "vocab": 2000,
             "shared": True,
-            "longest": 100,
+            "max_length": 100,
         },
         "optim": {"lr": stage["lr"], "weight_decay": 0.01},
-        "schedule": {"warmup": 20 if "start" in stage else 200},
-        "loss": {"smoothing": 0.0},
+        "schedule": {"warmup": 20 if "init_from" in stage else 200},
+        "loss": {"label_smoothing": 0.0},
         "batch": {"tokens": 1024},
-        "limits": {"processor": stage["share"] * words.minutes},
+        "limits": {"cpu_minutes": stage["share"] * words.minutes},
         "evaluate": {"every": None},
         "save": {"every": 100},
         "device": "cpu",
         "out": str(folder),
     }
-    print(f"training {name} for {duration(60 * stage['share'] * words.minutes)} of one core", flush=True)
+    print(f"training {name} for {format_duration(60 * stage['share'] * words.minutes)} of one core", flush=True)
     result = mf.train(RunConfig.model_validate(run), on_event=lambda event: None)
     print(
         f"   {result.step} steps, {', '.join(f'{key} {value:.3f}' for key, value in result.scores.items())}", flush=True
@@ -133,7 +133,7 @@ def _as_saturation(there: Any) -> Any:
 
 
 def _show(points: list[ThresholdPoint]) -> None:
-    for row in (HEADS, *table(points)):
+    for row in (TABLE_HEADER, *table_rows(points)):
         print("  ".join(f"{cell:>15}" for cell in row), flush=True)
 
 
@@ -148,14 +148,14 @@ def _verdict(points: list[ThresholdPoint], loss: float = 1.0) -> None:
 
 
 def _calibrated(folder: Path, words: argparse.Namespace) -> None:
-    there = material(folder, split="valid", count=words.prompts, rows=words.batch)
+    there = load_prompts(folder, split="valid", count=words.prompts, rows=words.batch)
     try:
-        found = calibrate(there.task, tolerance=words.tolerance, confidence=0.95)
+        found = calibrate(there.workload, tolerance=words.tolerance, confidence=0.95)
     except UserError as error:
         print(f"calibration: {error}")
         return
     print(f"calibration: {found.statement}")
-    test = material(folder, split="test", count=words.sentences, rows=words.batch)
+    test = load_prompts(folder, split="test", count=words.sentences, rows=words.batch)
     _show(sweep("calibrated", test, [found.threshold], tokenize="none", rounds=words.rounds))
 
 

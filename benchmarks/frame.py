@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from manyformer.bench import extra_memory, load_warning, paired, take_turns
+from manyformer.bench import extra_memory, load_warning, paired_ratio, take_turns
 from manyformer.flops import count_flops
 
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ def contest(
     for name in steps:
         row: Row = {"what": what, "candidate": name, "seconds": statistics.median(times[name]), "memory": memory[name]}
         if name != first:
-            row |= {"ratio": paired(times[first], times[name])._asdict(), "goal": goals.get(name)}
+            row |= {"ratio": paired_ratio(times[first], times[name])._asdict(), "goal": goals.get(name)}
             row |= {"memory_ratio": memory[first] / memory[name], "memory_goal": (memory_goals or {}).get(name)}
         yield row
 

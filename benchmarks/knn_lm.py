@@ -20,7 +20,7 @@ from frame import parser_of, settle
 import manyformer as mf
 from manyformer.datastore import Datastore, IVFPQIndex, build, datastore_job, make_index
 from manyformer.datastore.facts import INDEX
-from manyformer.datastore.score_datastore import score
+from manyformer.datastore.score_datastore import score_datastore
 from manyformer.datastore.tuning import tune
 from manyformer.train import silent
 
@@ -68,11 +68,11 @@ def trained(words: argparse.Namespace, folder: Path) -> Path:
     """The model: four layers, 128 wide, 4000 byte pairs."""
     texts = folder.parent / "texts"
     settings = [
-        *(f"data.path={texts}/wiki-train.txt", f"data.valid={texts}/wiki-tune.txt", "data.packing=stream"),
+        *(f"data.path={texts}/wiki-train.txt", f"data.valid={texts}/wiki-tune.txt", "data.packing=concat"),
         *("data.tokenizer=bpe", f"data.vocab={words.vocab}", "data.length=128"),
         *(f"dim={words.dim}", "depth=4", "heads=4", "dropout=0.0", "batch.tokens=4096"),
         *("optim.lr=0.002", "schedule.name=cosine", "schedule.warmup=100", "limits.epochs=null"),
-        *(f"limits.processor={words.minutes}", "evaluate.every=null", f"out={folder}"),
+        *(f"limits.cpu_minutes={words.minutes}", "evaluate.every=null", f"out={folder}"),
     ]
     mf.train("transformer-lm", settings, on_event=silent)
     return folder
@@ -84,16 +84,16 @@ def contest(run: Path, what: str, known: str, tuned: str, scored: str, words: ar
     store = build(datastore_job(run, data=known), folder)
     print(f"{folder}: {len(store):,} entries, {store.bytes / 1e6:,.0f} MB", flush=True)
     if len(store) > words.exact and store.index is None:
-        make_index(store.keys, folder / INDEX, IVFPQIndex(codes=32, learn=100_000))
+        make_index(store.keys, folder / INDEX, IVFPQIndex(codes=32, train_keys=100_000))
     store = Datastore(folder)
-    best = tune(datastore_job(run), store, data=tuned, neighbours=NEIGHBOURS, most=words.tuned)
-    store.tune(best.best)
+    best = tune(datastore_job(run), store, data=tuned, neighbours=NEIGHBOURS, max_tokens=words.tuned)
+    store.save_settings(best.best)
     print(f"{what}: {best.best}", flush=True)
-    found = score(run, store, best.best, data=scored)
+    found = score_datastore(run, store, best.best, data=scored)
     facts = {"entries": len(store), "bytes": store.bytes, "search": "all keys" if store.index is None else "IVF-PQ"}
     for name, one, speed in (
-        ("alone", found.alone, found.alone_speed),
-        ("datastore", found.together, found.together_speed),
+        ("alone", found.model_scores, found.model_speed),
+        ("datastore", found.combined_scores, found.combined_speed),
     ):
         row: Row = {"text": what, "with": name, "tokens a second": speed}
         row |= {score.name: score.value for score in one.scores}

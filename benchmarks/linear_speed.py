@@ -20,9 +20,9 @@ from steps import language_step
 from torch import nn
 
 import manyformer as mf
-from manyformer.bench import paired
+from manyformer.bench import paired_ratio
 from manyformer.generate.bound import bind
-from manyformer.generate.next_token import size_of
+from manyformer.generate.next_token import state_bytes
 from manyformer.recipes.baselines import language_model, sinusoidal_embedding
 
 SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
@@ -130,13 +130,13 @@ def decoding(_: int) -> Iterator[frame.Row]:
                     begun = time.perf_counter()
                     following(token, state, None)
                     times[position].append(time.perf_counter() - begun)
-        sizes = [size_of(state) for state in states.values()]
+        sizes = [state_bytes(state) for state in states.values()]
         assert sizes[0] == sizes[1], sizes
         yield {
             "what": f"a token at position {LATE} against one at {EARLY}",
             "candidate": recipe,
             "seconds": statistics.median(times[LATE]),
-            "ratio": paired(times[LATE], times[EARLY])._asdict(),
+            "ratio": paired_ratio(times[LATE], times[EARLY])._asdict(),
             "goal": STEADY_GOAL,
             "memory": sizes[1],
         }
@@ -147,7 +147,7 @@ def ours(recipe: str, **words: Any) -> Callable[[int], nn.Module]:
 
     def make(length: int) -> nn.Module:
         known = mf.recipes()[recipe].signature.parameters
-        return mf.build(recipe, **SIZE, **words, **({"longest": length} if "longest" in known else {}))
+        return mf.build(recipe, **SIZE, **words, **({"max_length": length} if "longest" in known else {}))
 
     return make
 

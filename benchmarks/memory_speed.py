@@ -22,12 +22,12 @@ from torch import Tensor, nn
 import manyformer as mf
 from manyformer.batches import CausalLMBatch
 from manyformer.config import RunConfig
-from manyformer.evaluate.eval_data import split_of
+from manyformer.evaluate.eval_data import load_split
 from manyformer.models import LanguageModel
-from manyformer.ops.top_products import naive, top_products
+from manyformer.ops.top_products import top_products, top_products_reference
 from manyformer.train.run_folder import as_run
 
-SIZE = Size(dim=256, depth=4, heads=4, vocab=256, longest=512)
+SIZE = Size(dim=256, depth=4, heads=4, vocab=256, max_length=512)
 BATCH, SEGMENT, MEMORY = 4, 512, 512
 TRAINING_GOALS = {"x-transformers, rel_pos_bias": 0.6, "XLNet": 0.7}
 
@@ -39,7 +39,7 @@ LOOKUP_GOALS = {"one product": 3.0}
 RUN = {
     "recipe": "transformer-xl",
     "model": {"dim": 128, "depth": 3, "heads": 4, "remembered": 128, "dropout": 0.0, "norm": "pre"},
-    "data": {"path": "stdlib", "length": 128, "packing": "lanes"},
+    "data": {"path": "stdlib", "length": 128, "packing": "contiguous"},
     "batch": {"tokens": 2048},
     "optim": {"lr": 2e-3},
     "limits": {"steps": 300},
@@ -147,7 +147,7 @@ def lookup(rounds: int) -> Iterator[frame.Row]:
     q, k = (nn.functional.normalize(torch.randn(heads, LOOKED_UP[n], width), dim=-1) for n in ("queries", "pairs"))
     count = LOOKED_UP["neighbours"]
     torch.testing.assert_close(
-        top_products(q[:1, :64], k[:1], count).products, naive(q[:1, :64], k[:1], count).products
+        top_products(q[:1, :64], k[:1], count).products, top_products_reference(q[:1, :64], k[:1], count).products
     )
     ways: dict[str, frame.Step] = {
         "lookup": lambda: top_products(q, k, count),
@@ -180,7 +180,7 @@ def by_reading(model: LanguageModel, text: Tensor) -> float:
 
 
 def _text(folder: Path) -> Tensor:
-    held = split_of(as_run(folder), "language-model", folder, "valid").held
+    held = load_split(as_run(folder), "language-model", folder, "valid").batches
     assert held is not None
     rows = torch.cat([batch.tokens[:1] for batch, _ in zip(held, range(1 + (WINDOW + SCORED) // 128))], 1)
     return rows[:, : WINDOW + SCORED]

@@ -18,7 +18,7 @@ from torch import nn
 
 import manyformer as mf
 
-SIZE = Size(dim=256, depth=4, heads=4, vocab=256, longest=8192)
+SIZE = Size(dim=256, depth=4, heads=4, vocab=256, max_length=8192)
 BATCH, LENGTH = 1, 2048
 LENGTHS = (1024, 2048, 4096, 8192)
 NONE = "none"

@@ -26,7 +26,7 @@ from manyformer.batches import IGNORE_INDEX, CausalLMBatch
 from manyformer.bench import LargestTensorMode
 from manyformer.feedforward import FeedForward
 from manyformer.generate.bound import bind
-from manyformer.generate.next_token import size_of
+from manyformer.generate.next_token import state_bytes
 from manyformer.kernels import Kernel, SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
@@ -55,7 +55,7 @@ BLOCK, RANDOM = 64, 3
 LINEAR: dict[str, Callable[[int], Mask]] = {
     "window": lambda _: m.Window(WINDOW),
     "dilated window": lambda _: m.Window(WINDOW // 4, dilation=4),
-    "asymmetric window": lambda _: m.Window(200, ahead=56),
+    "asymmetric window": lambda _: m.Window(200, lookahead=56),
     "two sides and global": lambda _: m.symmetric_window(128) | m.GlobalTokens(m.FirstTokens(16)),
     "four pieces": lambda _: m.four_piece_pattern(m.FirstTokens(64), l2l=m.symmetric_window(84)),
     "first tokens and window": lambda _: m.Causal() & (m.Window(WINDOW) | m.VisibleToAll(m.FirstTokens(4))),
@@ -99,7 +99,7 @@ def encoders(rounds: int) -> Iterator[frame.Row]:
         targets = torch.where(torch.rand(1, length) < 0.15, tokens, IGNORE_INDEX)
         first = torch.zeros_like(tokens)
         first[:, 0] = 1
-        sizes: dict[str, Any] = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "longest": length}
+        sizes: dict[str, Any] = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "max_length": length}
         ours = mf.build("longformer", **sizes, window=WINDOW, global_tokens=1, dropout=0.0)
         theirs = masked_step(longformer(length), tokens, targets, global_attention_mask=first)
         pairs = {"Longformer": (masked_step(ours, tokens, targets), theirs)}
@@ -188,7 +188,7 @@ def decoding(_: int) -> Iterator[frame.Row]:
                 token = logits.argmax(-1)
             ends.append(begin + STRETCH)
             seconds.append(time.perf_counter() - started)
-            sizes.append(size_of(state))
+            sizes.append(state_bytes(state))
             yield {
                 "what": f"decoding with window {WINDOW}",
                 "candidate": f"tokens {begin} to {begin + STRETCH}",
@@ -219,7 +219,7 @@ def bigbird(length: int, kernel: Callable[[Mask], Kernel] = SoftmaxKernel) -> nn
     """BERT with BigBird's pattern, or what else a kernel makes of it."""
     mask, position = their_pattern(length), LearnedPosition(DIM, length)
     return masked_encoder(
-        VOCAB, DIM, DEPTH, HEADS, None, 0.0, embedded=position, mixer=lambda: Attention(DIM, HEADS, kernel(mask))
+        VOCAB, DIM, DEPTH, HEADS, None, 0.0, position=position, make_mixer=lambda: Attention(DIM, HEADS, kernel(mask))
     )
 
 

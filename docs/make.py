@@ -5,9 +5,15 @@ from pathlib import Path
 
 from manyformer.api import recipes
 from manyformer.config import describe_settings
-from manyformer.config.setting_names import SECTIONS, TAGS
+from manyformer.config.setting_names import SECTIONS, UNION_TAGS
 from manyformer.recipes import RecipeCard
-from manyformer.recipes.card_text import COMMON_KEYWORDS, PROMISES, keywords, promises, year
+from manyformer.recipes.card_text import (
+    COMMON_KEYWORDS,
+    CONTRACT_MEANINGS,
+    keyword_docs,
+    promised_contracts,
+    publication_year,
+)
 
 HERE = Path(__file__).parent
 MARK = "<!-- made by docs/make.py from the code: change that, not this -->\n"
@@ -17,16 +23,16 @@ def recipes_page() -> str:
     """All recipes: a table, then each with what is new, its keywords and why it does not promise what it does not."""
     found = recipes()
     lines = [MARK, "# Recipes", "", "A promise is something that `manyformer check NAME` tests:", ""]
-    lines += [f"- **{name}**: {meaning}" for name, meaning in PROMISES.items()]
+    lines += [f"- **{name}**: {meaning}" for name, meaning in CONTRACT_MEANINGS.items()]
     lines += ["", "| recipe | title | year | task | promises | cost |", "| --- | --- | --- | --- | --- | --- |"]
     for name, recipe in found.items():
         card = recipe.card
-        cells = (f"[`{name}`](#{name})", card.title, year(card) or "", card.task, ", ".join(promises(card)), card.cost)
+        cells = (f"[`{name}`](#{name})", card.title, publication_year(card) or "", card.task, ", ".join(promised_contracts(card)), card.cost)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     for name, recipe in found.items():
         lines += ["", f"## {name}", "", *_about(recipe.card)]
         lines += ["", "| keyword | type | default |", "| --- | --- | --- |"]
-        lines += [f"| `{k.name}` | {k.type} | {_shown(k.default)} |" for k in keywords(recipe)]
+        lines += [f"| `{k.name}` | {k.type} | {_shown(k.default)} |" for k in keyword_docs(recipe)]
     lines += ["", "## Keywords that recipes share", ""]
     lines += [f"- `{name}`: {meaning}" for name, meaning in COMMON_KEYWORDS.items()]
     return "\n".join(lines) + "\n"
@@ -52,7 +58,7 @@ def settings_page() -> str:
     rows = [row for row in describe_settings() if not row.key.startswith("model.")]
     lines += ["", "| setting | default | what it may be | meaning |", "| --- | --- | --- | --- |"]
     lines += [f"| `{r.key}` | {_cell(r.default)} | {_cell(r.type)} | {_cell(r.doc)} |" for r in rows]
-    for section, (tag, usual) in TAGS.items():
+    for section, (tag, usual) in UNION_TAGS.items():
         for member in SECTIONS[section]:
             name = str(member.model_fields[tag].default)
             if name != usual:

@@ -16,8 +16,8 @@ ROOT = Path(mf.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
-    {"dropout", "errors", "precision"},
-    {"batches", "core", "flops", "hooks", "replay", "tiles", "trees"},
+    {"autocast", "dropout", "errors"},
+    {"batches", "core", "dependency_trees", "flops", "pixel_order", "recompute", "training_hooks"},
     {"masks", "position"},
     {"ops"},
     {"kernels", "sources"},
@@ -27,7 +27,7 @@ LEVELS = [
     {"recipes"},
     {"config"},
     {"data"},
-    {"collaborate", "face", "interop", "memorize", "summary"},
+    {"api", "head_sharing", "interop", "knn_memory", "model_summary"},
     {"generate", "scores"},
     {"train", "check"},
     {"evaluate", "view"},
@@ -41,7 +41,7 @@ LEVELS = [
 
 ONLY = {
     "config": {"errors"},
-    "data": {"batches", "config", "errors", "tiles", "trees"},
+    "data": {"batches", "config", "dependency_trees", "errors", "pixel_order"},
     "core": {"dropout"},
     "errors": set(),
 }
@@ -136,7 +136,7 @@ def test_help_and_mistakes_do_not_wait_for_torch(names: str) -> None:
 
 
 def test_nothing_is_added_to_what_a_call_shares() -> None:
-    assert [field.name for field in dataclasses.fields(Context)] == ["place", "memory", "watch"]
+    assert [field.name for field in dataclasses.fields(Context)] == ["positions", "memory", "watch"]
     assert Context.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
 

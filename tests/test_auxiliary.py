@@ -14,11 +14,11 @@ from manyformer.core import PADDING_SEGMENT, Chain
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
-from manyformer.models.auxiliary_losses import LayerwiseNextTokenLoss, two_ahead
+from manyformer.models.auxiliary_losses import LayerwiseNextTokenLoss, targets_two_ahead
 from manyformer.position import LearnedPosition, LearnedQKPosition, PositionLayer
 from manyformer.training_hooks import set_training_progress
 
-SMALL: dict[str, Any] = {"vocab": 11, "dim": 8, "depth": 4, "heads": 2, "longest": 12, "dropout": 0.0}
+SMALL: dict[str, Any] = {"vocab": 11, "dim": 8, "depth": 4, "heads": 2, "max_length": 12, "dropout": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ def test_the_target_two_ahead_stays_in_its_document() -> None:
     targets = torch.tensor([[4, 5, 6, 7, 8], [4, 5, IGNORE_INDEX, 7, 8]])
     segments, one = torch.tensor([[0, 0, 1, 1, PADDING_SEGMENT], [0] * 5]), torch.zeros(2, 5, dtype=torch.long)
     x = IGNORE_INDEX
-    assert two_ahead(targets, one).tolist() == [[5, 6, 7, 8, x], [5, x, 7, 8, x]]
-    assert two_ahead(targets, segments).tolist() == [[5, x, 7, x, x], [5, x, 7, 8, x]]
+    assert targets_two_ahead(targets, one).tolist() == [[5, 6, 7, 8, x], [5, x, 7, 8, x]]
+    assert targets_two_ahead(targets, segments).tolist() == [[5, x, 7, x, x], [5, x, 7, 8, x]]
 
 
 def mean(head: nn.Module, x: Tensor, targets: Tensor, smoothing: float) -> Tensor:
@@ -59,7 +59,7 @@ def test_the_extra_loss_is_the_sum_of_the_paper(share: float, norm: str, smoothi
         layer = model.body.get_submodule(str(number))
         layer.register_forward_hook(lambda _, __, out, number=number: seen.update({str(number): out.y}))
     loss = model.loss(CausalLMBatch(tokens, targets, segments), smoothing=smoothing)
-    deep, later = model.auxiliary, two_ahead(targets, segments)
+    deep, later = model.auxiliary, targets_two_ahead(targets, segments)
     last = seen["3"] if norm == "post" else model.body.get_submodule("norm").inner(seen["3"])
     expected = 0.5 * mean(deep.ahead[3], last, later, smoothing)
     for number in range(3):
@@ -123,7 +123,7 @@ def test_every_layer_has_its_own_positions() -> None:
 
 
 def test_a_stack_that_shows_no_layers_is_refused() -> None:
-    with pytest.raises(ValueError, match="auxiliary losses need the layers of a Chain, and a Placed shows none"):
+    with pytest.raises(ValueError, match="auxiliary losses need the layers of a Chain, and a PositionLayer has none"):
         LanguageModel(
             TokenEmbedding(5, 4),
             PositionLayer(LearnedPosition(4, 3)),

@@ -13,7 +13,7 @@ from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
 from manyformer.core import PADDING_SEGMENT, Context
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.models import MaskedLM
-from manyformer.models.contrastive_loss import MASK, PartContrastiveLoss
+from manyformer.models.contrastive_loss import MASK_ID, PartContrastiveLoss
 from manyformer.models.token_positions import positions_of
 
 SMALL = {
@@ -21,7 +21,7 @@ SMALL = {
     "dim": 16,
     "heads": 2,
     "depth": 2,
-    "hidden": 24,
+    "ff_dim": 24,
     "dropout": 0.0,
     "window": 3,
     "part": 4,
@@ -53,7 +53,7 @@ def test_what_is_hidden_and_what_is_compared(monkeypatch: pytest.MonkeyPatch) ->
     chosen_all_but(model, 1, monkeypatch)
     found = model.loss(MaskedLMBatch(tokens, targets, segments))
     hidden = tokens.clone()
-    hidden[0, 4:], hidden[1, 4:6] = MASK, MASK
+    hidden[0, 4:], hidden[1, 4:6] = MASK_ID, MASK_ID
     place = positions_of(tokens, segments, None)[0]
     whole = model.body.both(model.embed(hidden, place), Context(place))
     wanted = F.cross_entropy(model.head(whole.text.y).flatten(0, 1), targets.flatten(), reduction="sum")
@@ -88,15 +88,15 @@ def test_a_single_part_is_never_hidden_and_nothing_is_while_scoring() -> None:
 
 def test_it_can_be_left_out_and_needs_parts() -> None:
     assert built(contrast=None).contrast is None
-    assert Tokenizer.mask == MASK
+    assert Tokenizer.mask == MASK_ID
     bert: Any = mf.build("bert", vocab=9, dim=8, heads=2, depth=1)
-    with pytest.raises(ValueError, match="a Chain has none of parts"):
+    with pytest.raises(ValueError, match="needs summaries of parts, and a Chain has none"):
         MaskedLM(bert.embed, bert.body, bert.head, contrast=PartContrastiveLoss())
-    with pytest.raises(ValueError, match="share and rate must lie between 0 and 1"):
-        PartContrastiveLoss(share=1.0)
-    with pytest.raises(ValueError, match=r"contrast \(0.0\) must lie between 0 and 1"):
+    with pytest.raises(ValueError, match="loss_fraction and mask_rate must lie between 0 and 1"):
+        PartContrastiveLoss(loss_fraction=1.0)
+    with pytest.raises(ValueError, match=r"contrast_weight \(0.0\) must lie between 0 and 1"):
         built(contrast=0.0)
-    with pytest.raises(ValueError, match="nothing would train the summaries of the last layer"):
+    with pytest.raises(ValueError, match="no other loss trains the summaries of the last layer"):
         built(contrast=None, projections="separate")
 
 

@@ -17,7 +17,7 @@ from manyformer.pixel_order import pixel_order
 from manyformer.scores import bits_per_dimension
 from manyformer.sources.window_cache import RingCache
 
-SMALL: dict[str, Any] = {"vocab": 21, "dim": 16, "depth": 1, "heads": 2, "hidden": 8, "dropout": 0.0}
+SMALL: dict[str, Any] = {"vocab": 21, "dim": 16, "depth": 1, "heads": 2, "ff_dim": 8, "dropout": 0.0}
 
 
 def built(recipe: str, seed: int = 0, **keywords: Any) -> Any:
@@ -146,7 +146,7 @@ def test_bits_by_hand() -> None:
     output.requires_grad_(False)
     x, targets = torch.randn(2, 3, 4), torch.tensor([[5, 5, 6], [6, 5, IGNORE_INDEX]])
     bits = (3 * -math.log2(3 / 4) + 2 * -math.log2(1 / 4)) / 5
-    scored, lost = output.score(x, targets), output.loss(x, targets, smoothing=0.0)
+    scored, lost = output.score(x, targets), output.loss(x, targets, label_smoothing=0.0)
     assert int(scored.targets) == int(lost.targets) == 5
     assert int(scored.correct) == 3
     for nats in (scored.nll, lost.total):
@@ -181,7 +181,7 @@ def test_mixtures_are_sums_of_their_parts() -> None:
     targets = torch.tensor([5, 12, 20])
     for smoothing in (0.0, 0.2):
         want = F.cross_entropy(output(x), targets, reduction="sum", label_smoothing=smoothing)
-        torch.testing.assert_close(output.loss(x, targets, smoothing=smoothing).total, want)
+        torch.testing.assert_close(output.loss(x, targets, label_smoothing=smoothing).total, want)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_rows_above_are_needed_for_stripes() -> None:
     """Columns that are black or white by chance: four values back tell nothing, the row above tells all."""
 
     def learnt(recipe: str, order: Tensor, **keywords: Any) -> float:
-        model = built(recipe, vocab=7, depth=2, dim=32, hidden=64, height=8, width=8, channels=1, **keywords).train()
+        model = built(recipe, vocab=7, depth=2, dim=32, ff_dim=64, height=8, width=8, channels=1, **keywords).train()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         bits = []
         for step in range(300):

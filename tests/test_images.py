@@ -38,12 +38,12 @@ def test_brightness_is_taken_as_minus_one_to_one() -> None:
     dark, bright = (torch.full((1, 4, 4, 1), level, dtype=torch.uint8) for level in (0, 255))
     ones = torch.ones(1, 4, 4, 1)
     for given, want in ((dark, -ones), (bright, ones)):
-        torch.testing.assert_close(embed(given, embed.place(given)), embed(want, embed.place(want)))
+        torch.testing.assert_close(embed(given, embed.token_positions(given)), embed(want, embed.token_positions(want)))
 
 
 def test_leading_tokens_stand_before_all_patches() -> None:
     embed = PatchEmbedding((8, 12, 2), 4, 16, position=LearnedPosition(16, 8), leading=2)
-    place = embed.place(images())
+    place = embed.token_positions(images())
     assert embed.tokens == place.position_ids.shape[1] == 8
     assert embed.leading is not None
     with torch.no_grad():
@@ -59,9 +59,9 @@ def test_pooling() -> None:
     mean = ImageClassifier(PatchEmbedding((8, 12, 2), 4, 16), body, head, pool="mean")
     given = images()
     assert (first(given).logits == 0).all()
-    want = head(mean.embed(given, mean.embed.place(given)).mean(1))
+    want = head(mean.embed(given, mean.embed.token_positions(given)).mean(1))
     torch.testing.assert_close(mean(given).logits, want)
-    with pytest.raises(ValueError, match="pool='first' needs a token that stands for the whole image"):
+    with pytest.raises(ValueError, match="pool='first' needs a class token"):
         ImageClassifier(PatchEmbedding((8, 12, 2), 4, 16), body, head, pool="first")
 
 
@@ -82,7 +82,7 @@ def test_images_of_another_size_are_refused() -> None:
     model = mf.build("vit", **SMALL, heads=2)
     with pytest.raises(ValueError, match=r"images \(1, 12, 8, 2\) must be \(b, 8, 12, 2\): the model was built for"):
         model(torch.zeros(1, 12, 8, 2, dtype=torch.uint8))
-    with pytest.raises(ValueError, match="7 tokens need as many positions, and there are 6"):
+    with pytest.raises(ValueError, match="7 tokens need as many positions, and the position encoding has 6"):
         PatchEmbedding((8, 12, 2), 4, 16, position=LearnedPosition(16, 6), leading=1)
 
 
@@ -141,7 +141,7 @@ def test_one_command_trains_and_scores(recipe: str, tmp_path: Path, monkeypatch:
     result = train(recipe, [*words, "optim.lr=0.005", "dropout=0.0"], on_event=silent)
     assert result.scores["accuracy"] > 0.9
     found = evaluate(result.out)
-    assert found.material == "test"
+    assert found.data == "test"
     assert found["accuracy"].value > 90
     assert evaluate(result.out, data="a.npz")["accuracy"].value == found["accuracy"].value
     model = mf.load(result.out)

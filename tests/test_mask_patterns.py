@@ -9,9 +9,9 @@ from torch import Tensor
 from manyformer import masks as m
 from manyformer.core import TokenPositions
 from manyformer.masks import Mask
-from manyformer.recipes.blockwise import shifts
+from manyformer.recipes.blockwise import shifted_blocks_mask
 from manyformer.recipes.longformer import layer_mask
-from manyformer.recipes.sparse_transformer import schedule
+from manyformer.recipes.sparse_transformer import masks_by_layer
 
 N = 24
 
@@ -31,10 +31,10 @@ def pairs(rule: object, length: int = N) -> Tensor:
     ("mask", "rule"),
     [
         (m.Window(5), lambda i, j: 0 <= i - j < 5),
-        (m.Window(3, ahead=2), lambda i, j: -2 <= i - j <= 2),
+        (m.Window(3, lookahead=2), lambda i, j: -2 <= i - j <= 2),
         (m.symmetric_window(4), lambda i, j: abs(i - j) <= 4),
         (m.Window(4, dilation=3), lambda i, j: i - j in (0, 3, 6, 9)),
-        (m.Window(2, ahead=1, dilation=2), lambda i, j: i - j in (-2, 0, 2)),
+        (m.Window(2, lookahead=1, dilation=2), lambda i, j: i - j in (-2, 0, 2)),
         (m.Stride(5), lambda i, j: (i - j) % 5 == 0),
         (m.LocalBlocks(5), lambda i, j: i // 5 == j // 5),
         (m.LocalBlocks(5, lookback=3, lookahead=1), lambda i, j: i // 5 * 5 - 3 <= j <= i // 5 * 5 + 5),
@@ -46,7 +46,7 @@ def pairs(rule: object, length: int = N) -> Tensor:
         (m.prefix_lm(m.FirstTokens(5)), lambda i, j: j <= i or j < 5),
         (m.union(m.strided_pattern(5)), lambda i, j: j <= i and (i - j <= 5 or (i - j) % 5 == 0)),
         (m.union(m.fixed_pattern(6, 2)), lambda i, j: j <= i and (i // 6 == j // 6 or j % 6 >= 4)),
-        (m.fixed_pattern(6, 2, verse=1)[1], lambda i, j: j <= i and j % 6 in (2, 3)),
+        (m.fixed_pattern(6, 2, part_index=1)[1], lambda i, j: j <= i and j % 6 in (2, 3)),
         (
             m.four_piece_pattern(
                 m.FirstTokens(3),
@@ -153,19 +153,19 @@ def test_two_steps_of_a_sparse_transformer_lead_anywhere() -> None:
 
 def test_three_uses_of_two_patterns() -> None:
     near, far = m.fixed_pattern(8, 2)
-    assert schedule("fixed", "merged", 8, 2, 4)(3) == near | far
-    turns = schedule("fixed", "interleaved", 8, 2, 4)
+    assert masks_by_layer("fixed", "merged", 8, 2, 4)(3) == near | far
+    turns = masks_by_layer("fixed", "interleaved", 8, 2, 4)
     assert [turns(0), turns(1), turns(2)] == [near, far, near]
-    by_heads = schedule("fixed", "heads", 8, 2, 4)(0)
-    assert by_heads == m.PerHead({0: near, 1: far, 2: near, 3: m.fixed_pattern(8, 2, verse=1)[1]})
-    assert schedule("strided", "heads", 8, 2, 2)(1) == m.alternate_heads(m.strided_pattern(8), 2)
+    by_heads = masks_by_layer("fixed", "heads", 8, 2, 4)(0)
+    assert by_heads == m.PerHead({0: near, 1: far, 2: near, 3: m.fixed_pattern(8, 2, part_index=1)[1]})
+    assert masks_by_layer("strided", "heads", 8, 2, 2)(1) == m.alternate_heads(m.strided_pattern(8), 2)
 
 
 def test_windows_grow_and_get_gaps() -> None:
     sizes = m.growing_windows(5, 32, 512)
     assert [sizes(layer) for layer in range(5)] == [32, 64, 128, 256, 512]
     assert m.growing_windows(1, 7, 9)(0) == 7
-    with pytest.raises(ValueError, match="lowest \\(0\\)"):
+    with pytest.raises(ValueError, match="bottom \\(0\\)"):
         m.growing_windows(2, 0, 3)
     # appendix A: small model, 12 layers, gaps of 0 in the lower half, then 1, 2, 3 in two layers each, in two heads
     gaps = [layer_mask(4, layer, 12, 2).for_head(0).periods for layer in range(12)]
@@ -177,11 +177,11 @@ def test_windows_grow_and_get_gaps() -> None:
 def test_heads_of_blockwise_attention() -> None:
     """Qiu et al., table 3: 10 and 2 heads of 12 for two blocks, 8, 2 and 2 for three."""
     for blocks, counts in ((2, [10, 2]), (3, [8, 2, 2])):
-        mask = shifts(12, 4, blocks)
+        mask = shifted_blocks_mask(12, 4, blocks)
         kinds = [mask.for_head(head) for head in range(12)]
         orders = [tuple((b + d) % blocks for b in range(blocks)) for d in range(blocks)]
         assert [kinds.count(m.PermutedBlocks(4, *order)) for order in orders] == counts
-    reached = seen(shifts(2, 12, 2), heads=2).any(0).float()
+    reached = seen(shifted_blocks_mask(2, 12, 2), heads=2).any(0).float()
     assert (reached @ reached > 0).all()
 
 
@@ -203,7 +203,7 @@ def test_nonsense_is_refused() -> None:
         lambda: m.FirstTokens(-1),
         lambda: m.RandomBlocks(0, 1, 1),
         lambda: m.ListedBlocks(0, ()),
-        lambda: m.fixed_pattern(8, 5, verse=1),
+        lambda: m.fixed_pattern(8, 5, part_index=1),
     ):
         with pytest.raises(ValueError, match=r"\d"):
             make()

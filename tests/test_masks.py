@@ -156,9 +156,9 @@ def test_causal_is_known_where_it_matters() -> None:
 @pytest.mark.parametrize(
     ("mask", "text"),
     [
-        (Causal() & (SameDocument() | ~NoKeys()), "Causal() & (Document() | ~Nothing())"),
-        (~(Causal() & SameDocument()), "~(Causal() & Document())"),
-        (PerHead({1: Causal()}), "Heads({1: Causal()}, rest=Nothing())"),
+        (Causal() & (SameDocument() | ~NoKeys()), "Causal() & (SameDocument() | ~NoKeys())"),
+        (~(Causal() & SameDocument()), "~(Causal() & SameDocument())"),
+        (PerHead({1: Causal()}), "PerHead({1: Causal()}, default=NoKeys())"),
     ],
 )
 def test_repr(mask: Mask, text: str) -> None:

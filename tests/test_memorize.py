@@ -10,7 +10,7 @@ import manyformer as mf
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel
 
-SMALL: dict[str, Any] = {"vocab": 13, "dim": 8, "depth": 2, "heads": 2, "hidden": 12, "dropout": 0.0, "remembered": 6}
+SMALL: dict[str, Any] = {"vocab": 13, "dim": 8, "depth": 2, "heads": 2, "ff_dim": 12, "dropout": 0.0, "remembered": 6}
 
 
 def made(recipe: str, **words: Any) -> LanguageModel:
@@ -24,7 +24,7 @@ def made(recipe: str, **words: Any) -> LanguageModel:
 
 
 PLAIN: dict[str, dict[str, Any]] = {
-    "transformer-xl": {"norm_order": "post", "bias_sharing": "own", "context": "equal"},
+    "transformer-xl": {"norm_order": "post", "bias_sharing": "per-layer", "context": "same-length"},
     "memorizing-transformer": {"knn_memory_size": None, "block": 4},
 }
 
@@ -64,9 +64,9 @@ def test_a_memory_may_grow_later() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UserError, match="a transformer-lm cannot be given a memory; a transformer-xl or a memorizing"):
         mf.memorize(mf.build("transformer-lm", vocab=5, dim=4, depth=1, heads=2), memory=5)
-    with pytest.raises(UserError, match="set remembered"):
+    with pytest.raises(UserError, match="set memory_length"):
         mf.memorize(mf.build("transformer-xl", **{**SMALL, "memory_length": None}), memory=5)
-    with pytest.raises(UserError, match=r"layer \(2\): the memory"):
+    with pytest.raises(UserError, match=r"layer \(2\) must be \d, the layer that has"):
         mf.memorize(made("memorizing-transformer", memory=4, layer=1), memory=5, layer=2)
     with pytest.raises(UserError, match=r"layer \(3\) must be at most depth \(2\)"):
         mf.memorize(made("transformer-xl"), memory=5, layer=3)

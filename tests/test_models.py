@@ -24,7 +24,7 @@ from manyformer.core import PADDING_SEGMENT
 from manyformer.dependency_trees import NO_NODE, preorder_columns
 from manyformer.errors import UserError
 from manyformer.models import ClassHead
-from manyformer.models.head import LARGE
+from manyformer.models.head import MIN_CHUNKED_CLASSES
 from manyformer.models.model_files import write_parts
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 2, "heads": 4}
@@ -74,7 +74,7 @@ def test_loss_is_the_cross_entropy_of_the_logits(name: str, smoothing: float) ->
     expected = F.cross_entropy(
         logits.flatten(0, -2), wanted.flatten(), ignore_index=IGNORE_INDEX, label_smoothing=smoothing, reduction="sum"
     )
-    loss = model.loss(batch, smoothing=smoothing)
+    loss = model.loss(batch, label_smoothing=smoothing)
     torch.testing.assert_close(loss.total, expected)
     assert loss.targets == (wanted != IGNORE_INDEX).sum()
     assert loss.extra == 0.0
@@ -89,14 +89,14 @@ def test_loss_is_the_cross_entropy_of_the_logits(name: str, smoothing: float) ->
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("bias", [True, False])
 def test_large_vocabularies_lose_in_chunks_and_just_as_much(bias: bool, smoothing: float) -> None:
-    head = ClassHead(8, LARGE, bias=bias, transform=nn.Linear(8, 8))
+    head = ClassHead(8, MIN_CHUNKED_CLASSES, bias=bias, transform=nn.Linear(8, 8))
     with torch.no_grad():
         for value in head.parameters():
             value.normal_()
     # more tokens than one chunk, and not a multiple of it
     x = torch.randn(2, 300, 8, requires_grad=True)
-    targets = torch.where(torch.rand(2, 300) < 0.2, IGNORE_INDEX, torch.randint(0, LARGE, (2, 300)))
-    loss = head.loss(x, targets, smoothing=smoothing)
+    targets = torch.where(torch.rand(2, 300) < 0.2, IGNORE_INDEX, torch.randint(0, MIN_CHUNKED_CLASSES, (2, 300)))
+    loss = head.loss(x, targets, label_smoothing=smoothing)
     expected = F.cross_entropy(
         head(x).flatten(0, 1), targets.flatten(), label_smoothing=smoothing, ignore_index=IGNORE_INDEX, reduction="sum"
     )
@@ -110,7 +110,7 @@ def test_large_vocabularies_lose_in_chunks_and_just_as_much(bias: bool, smoothin
 
 def test_the_chunked_loss_never_holds_all_logits() -> None:
     """2048 tokens x 16384 classes are 134 MB of logits; saving them for the way back must show."""
-    head, x = ClassHead(16, 2 * LARGE), torch.randn(2048, 16, requires_grad=True)
+    head, x = ClassHead(16, 2 * MIN_CHUNKED_CLASSES), torch.randn(2048, 16, requires_grad=True)
     saved: list[int] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -118,8 +118,8 @@ def test_the_chunked_loss_never_holds_all_logits() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        head.loss(x, torch.randint(0, 2 * LARGE, (2048,)), smoothing=0.1)
-    assert max(saved) < 2048 * 2 * LARGE / 4
+        head.loss(x, torch.randint(0, 2 * MIN_CHUNKED_CLASSES, (2048,)), label_smoothing=0.1)
+    assert max(saved) < 2048 * 2 * MIN_CHUNKED_CLASSES / 4
 
 
 def test_no_targets_lose_nothing() -> None:
@@ -157,10 +157,10 @@ def test_a_tagger_is_told_of_trees_in_three_numbers_a_token(unchecked: None) -> 
 
 def test_too_long_a_sequence_is_refused() -> None:
     model = mf.build("transformer-lm", **SMALL, max_length=5)
-    with pytest.raises(ValueError, match="6 tokens are more than this model allows: it was built with longest=5"):
+    with pytest.raises(ValueError, match="6 tokens are more than this model allows: it was built with max_length=5"):
         model(torch.zeros(1, 6, dtype=torch.long))
     state = model(torch.zeros(1, 5, dtype=torch.long), state=model.start(1)).state  # type: ignore[operator]
-    with pytest.raises(ValueError, match="position 5 does not exist: the model was built for longest=5"):
+    with pytest.raises(ValueError, match="position 5 does not exist: the model was built for max_length=5"):
         model(torch.zeros(1, 1, dtype=torch.long), state=state)
 
 

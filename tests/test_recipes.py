@@ -16,12 +16,12 @@ from manyformer.recipes import RECIPES, RecipeCard, transformer_lm
 KINDS = {
     "language-model": LanguageModel,
     "translation": EncoderDecoder,
-    "masked": MaskedLM,
+    "masked-lm": MaskedLM,
     "classification": TextClassifier,
     "tagging": Tagger,
     "image-classification": ImageClassifier,
 }
-FACTS: dict[str, Any] = {"title": "A", "paper": "B", "new": "C", "task": "masked", "cost": "O(1)"}
+FACTS: dict[str, Any] = {"title": "A", "paper": "B", "summary": "C", "task": "masked-lm", "cost": "O(1)"}
 
 
 def test_the_first_recipes_are_there() -> None:
@@ -51,7 +51,7 @@ def test_a_card_must_give_its_reasons() -> None:
         "cross_attention": True,
         "padding_invariant": True,
     }
-    with pytest.raises(ValueError, match="the card of x must say why it does not promise 'incremental_decoding'"):
+    with pytest.raises(ValueError, match="the card of x must give a reason why it does not promise 'incremental_decoding'"):
         RecipeCard(name="x", **promises, **FACTS)
     RecipeCard(name="x", **promises, **FACTS, reasons={"incremental_decoding": "it cannot"})
 
@@ -77,7 +77,7 @@ def test_signatures_are_command_lines(name: str) -> None:
     images = {"classes", "height", "width", "channels", "patch"}
     needed = images if mf.recipes()[name].card.task == "image-classification" else {"vocab"}
     layers = set() if name in ONE_LAYER else {"depth"}
-    sizes = {"inner"} if name in AROUND else layers | {"dim"}
+    sizes = {"base_keywords"} if name in AROUND else layers | {"dim"}
     assert needed | sizes <= set(signature.parameters)
     assert not {"n_heads", "num_heads", "d_model", "n_layers", "layers", "vocab_size"} & set(signature.parameters)
 
@@ -100,7 +100,7 @@ def test_a_recipe_is_a_function() -> None:
     model = transformer_lm(29, dim=16, depth=1, heads=2)
     assert model.spec.recipe == "transformer-lm"
     assert model.spec.keywords["vocab"] == 29
-    assert model.spec.keywords["norm"] == "pre"
+    assert model.spec.keywords["norm_order"] == "pre"
     assert "GPT-2" in str(transformer_lm.__doc__)
 
 
@@ -110,7 +110,7 @@ def test_a_recipe_is_a_function() -> None:
         ("transfromer", {}, r"there is no recipe 'transfromer'; did you mean transformer"),
         ("xyzzy", {}, r"there is no recipe 'xyzzy'; known: .*bert.*transformer"),
         ("transformer-lm", {"deph": 3}, r"transformer-lm has no keyword 'deph'; did you mean depth\?"),
-        ("transformer-lm", {"norm_order": "mid"}, r"norm \('mid'\) must be one of post, pre, sandwich"),
+        ("transformer-lm", {"norm_order": "mid"}, r"norm_order \('mid'\) must be one of post, pre, sandwich"),
         ("compose", {"position": "rotory"}, r"position \('rotory'\) must be one of sinusoid"),
         ("transformer-lm", {"dim": 0}, r"dim \(0\) must be at least 1"),
         ("transformer-lm", {"depth": -1}, r"depth \(-1\) must be at least 1"),

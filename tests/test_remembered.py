@@ -20,7 +20,7 @@ from manyformer.position import TransformerXLPosition
 from manyformer.sources import SegmentMemorySource
 from manyformer.sources.segment_memory import RememberedBuffer, RememberedInputs, RememberedKV
 
-VOCAB, SMALL = 13, {"vocab": 13, "dim": 8, "depth": 2, "heads": 2, "hidden": 12, "dropout": 0.0}
+VOCAB, SMALL = 13, {"vocab": 13, "dim": 8, "depth": 2, "heads": 2, "ff_dim": 12, "dropout": 0.0}
 
 
 def made(**words: Any) -> LanguageModel:
@@ -127,7 +127,7 @@ def test_the_state_holds_what_the_layer_was_given_last() -> None:
     x = model.embed(tokens, positions_of(tokens, None, None)[0])
     torch.testing.assert_close(kept.x, x[:, -5:])
     assert not kept.x.requires_grad
-    assert kept.pos.tolist() == [[7, 8, 9, 10, 11]] * 2
+    assert kept.position_ids.tolist() == [[7, 8, 9, 10, 11]] * 2
     _, state = read(model.eval(), tokens, [6, 6])
     assert isinstance(state.body[0][0].source, RememberedKV)
     assert state.body[0][0].source.k.shape == (2, 2, 5, 4)
@@ -136,7 +136,7 @@ def test_the_state_holds_what_the_layer_was_given_last() -> None:
 @pytest.mark.parametrize("capacity", [None, 30])
 def test_with_an_equal_view_it_does_not_matter_how_a_text_is_cut(capacity: int | None) -> None:
     """Every token sees as many as are remembered, itself among them: also far beyond the memory."""
-    model, tokens = made(remembered=6, view="equal").eval(), torch.randint(0, VOCAB, (2, 30))
+    model, tokens = made(memory_length=6, context="same-length").eval(), torch.randint(0, VOCAB, (2, 30))
     with torch.no_grad():
         whole = model(tokens).logits
         for sizes in ([1] * 30, [10, 10, 10], [4, 25, 1]):
@@ -180,7 +180,7 @@ def test_states_are_chosen_copied_and_moved_like_any_other() -> None:
 @pytest.mark.parametrize("remembered", [40, 6])
 def test_it_writes_from_its_memory(remembered: int) -> None:
     """With a memory of everything as without any cache; with an equal view in the same way however short it is."""
-    model = made(remembered=remembered, view="growing" if remembered == 40 else "equal").float().eval()
+    model = made(memory_length=remembered, context="growing" if remembered == 40 else "same-length").float().eval()
     prompt = torch.randint(0, VOCAB, (9,)).tolist()
     written = [
         mf.generate(model, prompt, max_new=30, seed=1, use_cache=use, stop_ids=()).tokens for use in (True, False)
@@ -197,8 +197,8 @@ def test_a_reserved_state_is_for_writing() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(UserError, match="view 'equal'"):
-        mf.build("transformer-xl", **SMALL, memory_length=None, context="equal")
+    with pytest.raises(UserError, match="context 'same-length'"):
+        mf.build("transformer-xl", **SMALL, memory_length=None, context="same-length")
     with pytest.raises(UserError, match=r"dim \(8\) must be a multiple of heads \(3\)"):
         mf.build("transformer-xl", **{**SMALL, "heads": 3})
     with pytest.raises(ValueError, match=r"SegmentMemorySource: size \(0\)"):
@@ -206,7 +206,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_layers_share_the_biases_or_have_their_own() -> None:
-    shared, own = (sum(p.numel() for p in made(biases=kind).parameters()) for kind in ("shared", "own"))
+    shared, own = (sum(p.numel() for p in made(bias_sharing=kind).parameters()) for kind in ("all-layers", "per-layer"))
     assert own - shared == 2 * 8
 
 
@@ -232,16 +232,16 @@ def test_kept_rows_of_distances_follow_the_weights() -> None:
     """Projected once for many steps; anew after any change of the weights."""
     xl = TransformerXLPosition(8, 2).eval()
     with torch.no_grad():
-        first = xl.rows(5, 0)
-        assert xl.rows(4, 0).data_ptr() == first[:, 1:].data_ptr()
-        xl.to_r.weight.mul_(2)
-        torch.testing.assert_close(xl.rows(5, 0), 2 * first)
-    assert xl.rows(5, 0).requires_grad
+        first = xl.distance_vectors(5, 0)
+        assert xl.distance_vectors(4, 0).data_ptr() == first[:, 1:].data_ptr()
+        xl.r_proj.weight.mul_(2)
+        torch.testing.assert_close(xl.distance_vectors(5, 0), 2 * first)
+    assert xl.distance_vectors(5, 0).requires_grad
 
 
 def test_weights_made_in_inference_mode_keep_no_rows() -> None:
     with torch.inference_mode():
         xl = TransformerXLPosition(8, 2).eval()
-        first = xl.rows(5, 0)
-        xl.to_r.weight.mul_(2)
-        torch.testing.assert_close(xl.rows(5, 0), 2 * first)
+        first = xl.distance_vectors(5, 0)
+        xl.r_proj.weight.mul_(2)
+        torch.testing.assert_close(xl.distance_vectors(5, 0), 2 * first)

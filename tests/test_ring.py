@@ -141,7 +141,7 @@ def test_what_lasts() -> None:
 def test_a_ring_in_place_refuses_gradients_and_roles() -> None:
     layer, x = attention(MASKS["window"]), torch.zeros(1, 2, DIM, dtype=torch.float64)
     place = positions_of(torch.zeros(1, 2, dtype=torch.long), None, None)[0]
-    with pytest.raises(ValueError, match=r"use it under torch.no_grad\(\), or start without"):
+    with pytest.raises(ValueError, match=r"use it under torch.no_grad\(\), or create it without capacity"):
         layer(x, Context(place), begin(layer, 1, 9))
-    with pytest.raises(ValueError, match="keeps no roles"):
+    with pytest.raises(ValueError, match="does not store roles"):
         layer(x, Context(place._replace(roles=torch.ones(1, 2, dtype=torch.long))), begin(layer, 1, None))

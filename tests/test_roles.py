@@ -10,7 +10,7 @@ import manyformer as mf
 from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
 from manyformer.core import GLOBAL_ROLE, PADDING_SEGMENT
 
-SMALL = {"vocab": 23, "dim": 16, "heads": 2, "depth": 1, "hidden": 24, "dropout": 0.0}
+SMALL = {"vocab": 23, "dim": 16, "heads": 2, "depth": 1, "ff_dim": 24, "dropout": 0.0}
 ENCODERS: dict[str, dict[str, Any]] = {
     "longformer": {"window": 2, "global_tokens": None, "max_length": 64},
     "bigbird": {"block": 4, "random": None, "max_length": 64},
@@ -90,10 +90,10 @@ def test_parts_are_what_a_call_says() -> None:
 def test_who_does_not_ask_refuses() -> None:
     tokens = torch.zeros(1, 4, dtype=torch.long)
     bert: Any = mf.build("bert", **SMALL, max_length=8)
-    with pytest.raises(ValueError, match="nothing in this model asks for the roles of tokens"):
+    with pytest.raises(ValueError, match="this model does not use the roles of tokens"):
         bert(tokens, None, tokens)
     longformer = built("longformer")
-    with pytest.raises(ValueError, match="nothing in this model asks for the parts of tokens"):
+    with pytest.raises(ValueError, match="this model does not use the parts of tokens"):
         longformer(tokens, None, None, tokens)
     with pytest.raises(ValueError, match=r"roles \(1, 3\) must have the shape of the tokens \(1, 4\)"):
         longformer(tokens, None, tokens[:, :3])

@@ -42,9 +42,9 @@ class Bent(Position):
 POSITIONS: dict[str, Callable[[], Position]] = {
     "alibi": lambda: AlibiPosition(HEADS),
     "t5": lambda: T5BiasPosition(HEADS, buckets=8, max_distance=9),
-    "t5 past": lambda: T5BiasPosition(HEADS, buckets=8, max_distance=9, sides="past"),
-    "shaw": lambda: ShawPosition(KEY, 3, value=VALUE),
-    "shaw past": lambda: ShawPosition(KEY, 3, value=VALUE, heads=HEADS, sides="past"),
+    "t5 past": lambda: T5BiasPosition(HEADS, buckets=8, max_distance=9, direction="past"),
+    "shaw": lambda: ShawPosition(KEY, 3, value_width=VALUE),
+    "shaw past": lambda: ShawPosition(KEY, 3, value_width=VALUE, heads=HEADS, direction="past"),
     "bent": Bent,
 }
 
@@ -62,7 +62,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks, and nothing too small for them."""
     for module, name, value in (
         *((module, "BLOCK", size) for module, size in ((blocked_attention, 7), (toeplitz_attention, 8), (band, 4))),
-        *((softmax_with_bias, name, 0) for name in ("FEW_PAIRS", "FEW_QUERIES", "SHORT", "BLOCK")),
+        *((softmax_with_bias, name, 0) for name in ("MAX_REFERENCE_PAIRS", "MAX_REFERENCE_QUERIES", "MIN_DOCUMENT_LENGTH", "BLOCK")),
     ):
         monkeypatch.setattr(module, name, value)
 
@@ -139,7 +139,7 @@ def test_every_path_is_the_definition(name: str, layout: str, mask: Mask) -> Non
         assert said.startswith("blocked: ")
     cut = name == "bent" or isinstance(mask, PerHead) or layout == "in pieces"
     if not (mask == AllKeys() and "past" in name):
-        assert ("written out for" in said) == cut, said
+        assert ("computed in" in said) == cut, said
 
 
 @pytest.mark.usefixtures("small")
@@ -178,22 +178,22 @@ def test_it_says_which_way_it_goes_and_why() -> None:
     def say(position: Position, where: TokenPositions, **words: Any) -> str:
         return SoftmaxKernel(Causal(), **words).explain(*draw(where, where), where, where, position)
 
-    fused = "a fused call for 256 queries at a time, its mask a view of one short vector"
-    assert say(AlibiPosition(HEADS), place) == f"blocked: Alibi adds a number for each distance: {fused}"
-    assert say(AlibiPosition(HEADS), packed).endswith(f"{fused}, each of 2 documents by itself")
-    near = "near keys written out, all others in fused calls"
-    assert say(T5BiasPosition(HEADS), place) == f"blocked: T5Buckets takes keys beyond a distance for alike: {near}"
+    fused = "one fused call per 256 queries, its bias a view of one vector"
+    assert say(AlibiPosition(HEADS), place) == f"blocked: AlibiPosition adds a number for each distance: {fused}"
+    assert say(AlibiPosition(HEADS), packed).endswith(f"{fused}, one call for each of 2 documents")
+    near = "a band of close keys, fused calls for all other keys"
+    assert say(T5BiasPosition(HEADS), place) == f"blocked: T5BiasPosition clips distances: {near}"
     with torch.no_grad():
-        assert say(T5BiasPosition(HEADS), place) == f"blocked: T5Buckets adds a number for each distance: {fused}"
+        assert say(T5BiasPosition(HEADS), place) == f"blocked: T5BiasPosition adds a number for each distance: {fused}"
     acts = "acts on the score and value of each pair"
-    assert say(ShawPosition(KEY, value=VALUE), short) == f"naive: Shaw {acts}, and there are few"
-    assert say(Bent(), place) == f"blocked: Bent {acts}: written out for 128 queries at a time"
-    assert say(AlibiPosition(HEADS), place, dropout=0.1).endswith("written out for 128 queries at a time")
+    assert say(ShawPosition(KEY, value_width=VALUE), short) == f"naive: ShawPosition {acts}, and there are few pairs"
+    assert say(Bent(), place) == f"blocked: Bent {acts}: computed in blocks of 128 queries"
+    assert say(AlibiPosition(HEADS), place, dropout=0.1).endswith("computed in blocks of 128 queries")
     assert say(AlibiPosition(HEADS), short, path="flex").startswith(
-        "flex: Alibi acts on the score of each pair: one compiled"
+        "flex: AlibiPosition acts on the score of each pair: one compiled"
     )
     for position, words in (
-        (ShawPosition(KEY, value=VALUE), {}),
+        (ShawPosition(KEY, value_width=VALUE), {}),
         (Bent(), {}),
         (AlibiPosition(HEADS), {"dropout": 0.5}),
     ):
@@ -210,7 +210,7 @@ def test_dropout_acts_on_weights_and_keeps_the_mean() -> None:
     assert y.std() > 0.05
     assert abs(y.mean().item() - 1) < 0.05
     # a dropped weight takes the value and the vector of its position alike: where these cancel, nothing is left
-    position = ShawPosition(KEY, value=VALUE)
+    position = ShawPosition(KEY, value_width=VALUE)
     torch.nn.init.constant_(position.values.data, -1.0)
     assert kernel(q, q, v, place, place, position).y.abs().max() < 1e-5
 

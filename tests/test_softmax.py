@@ -24,8 +24,8 @@ from manyformer.masks import (
     symmetric_window,
 )
 from manyformer.models.token_positions import positions_of
-from manyformer.ops.softmax_attention import naive, per_document
-from manyformer.ops.sparse_plan import _spelled as plans
+from manyformer.ops.softmax_attention import attention_per_document, softmax_attention_reference
+from manyformer.ops.sparse_plan import _plan_for_layouts as plans
 from manyformer.position import NoPosition, Position
 
 HEADS, KEY, VALUE = 4, 6, 5
@@ -215,7 +215,7 @@ def test_softmax_is_taken_in_float32() -> None:
     place = place_of([[0] * 300])
     q, k, v = (torch.ones(1, 1, 300, 2, dtype=torch.bfloat16) for _ in range(3))
     mask = AllKeys().dense(place, place, 1)
-    weights = naive(q, k, v, mask, scale=1.0, position=NoPosition(), query_positions=place, key_positions=place)[1]
+    weights = softmax_attention_reference(q, k, v, mask, scale=1.0, position=NoPosition(), query_positions=place, key_positions=place)[1]
     assert weights.dtype == torch.bfloat16
     assert (weights.float() - 1 / 300).abs().max() < 1 / 300 / 128
 
@@ -240,7 +240,7 @@ def test_it_says_which_way_it_goes_and_why() -> None:
     assert choice(SoftmaxKernel(Causal()), seventh, plain) == "sdpa: every key lies in the past"
     padded = place_of(LAYOUTS["right padding"])
     assert choice(SoftmaxKernel(Causal()), padded) == "sdpa: causal with padding on the right, which no token sees"
-    assert choice(SoftmaxKernel(), padded) == "sdpa: the mask Everything() written out for these places"
+    assert choice(SoftmaxKernel(), padded) == "sdpa: the dense mask of AllKeys() for these positions"
     assert choice(SoftmaxKernel(Causal(), path="naive"), plain) == "naive: forced"
     assert choice(SoftmaxKernel(Causal(), path="documents"), padded) == "documents: forced"
     few = "naive: Later acts on the score of each pair, and there are few"
@@ -248,7 +248,7 @@ def test_it_says_which_way_it_goes_and_why() -> None:
     packed = place_of([[n // 50 for n in range(200)]] * 2)
     assert choice(SoftmaxKernel(Causal()), packed) == "documents: 8 documents in 2 packed rows, one call each"
     tiny = place_of([[0, 0, 1, 1]])
-    assert choice(SoftmaxKernel(Causal()), tiny) == "sdpa: the mask Causal() written out for these places"
+    assert choice(SoftmaxKernel(Causal()), tiny) == "sdpa: the dense mask of Causal() for these positions"
 
 
 def test_watching_takes_the_written_out_form() -> None:
@@ -271,7 +271,7 @@ def test_a_forced_path_that_cannot_serve_is_refused() -> None:
         with pytest.raises(ValueError, match="path 'documents' needs packed self-attention"):
             kernel(*inputs(rows, HEADS), rows, rows, NoPosition())
     wrong: Any = "fused"
-    with pytest.raises(ValueError, match="path 'fused' does not exist; known: auto, naive, sdpa, documents, sparse"):
+    with pytest.raises(ValueError, match="path 'fused' does not exist; choose from auto, naive, sdpa, documents, sparse"):
         SoftmaxKernel(path=wrong)
 
 
@@ -283,9 +283,9 @@ def test_a_forced_path_that_cannot_serve_is_refused() -> None:
 )
 def test_packed_documents_are_seen_one_by_one(mask: Mask, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as under one mask for whole rows, with documents of every size: dense, in blocks, taken for longer."""
-    monkeypatch.setattr(softmax_kernel, "WORTH_A_PLAN", 50)
-    monkeypatch.setattr(softmax_kernel, "ROUND", {1: 4, 50: 8})
-    monkeypatch.setattr(softmax_kernel, "SHORT", 12)
+    monkeypatch.setattr(softmax_kernel, "MIN_PAIRS_FOR_PLAN", 50)
+    monkeypatch.setattr(softmax_kernel, "LENGTH_ROUNDING", {1: 4, 50: 8})
+    monkeypatch.setattr(softmax_kernel, "MIN_DOCUMENT_LENGTH", 12)
     place = place_of(
         [[0] + [1] * 5 + [2] * 30 + [3] * 9, [PADDING_SEGMENT] * 3 + [4] * 12 + [PADDING_SEGMENT] + [5] * 27 + [6] * 2]
     )
@@ -332,7 +332,7 @@ def test_documents_keep_their_gradient_in_one_piece() -> None:
     """Rows laid end to end and cut: many slices would each cost a gradient of full size."""
     place = place_of(LAYOUTS["packed"])
     q, k, v = inputs(place, HEADS)
-    y = per_document(q, k, v, place.layout, causal=True, scale=1.0)  # type: ignore[arg-type]
+    y = attention_per_document(q, k, v, place.layout, causal=True, scale=1.0)  # type: ignore[arg-type]
     names, todo = [], [y.grad_fn]
     while todo:
         node = todo.pop()

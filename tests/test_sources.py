@@ -101,13 +101,13 @@ def test_reserved_room_is_written_in_place() -> None:
 
 def test_a_full_cache_says_what_it_needs() -> None:
     layer, x = attention(), torch.zeros(1, 5, DIM, dtype=torch.float64)
-    with torch.no_grad(), pytest.raises(ValueError, match="room for capacity=4 tokens, 5 are needed: start with more"):
+    with torch.no_grad(), pytest.raises(ValueError, match="created with capacity=4, but 5 tokens need space"):
         layer(x, Context(place_of(None, 1, 5, None)[0]), begin(layer, 1, 4))
 
 
 def test_writing_in_place_refuses_gradients() -> None:
     layer, x = attention(), torch.zeros(1, 2, DIM, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"use it under torch.no_grad\(\), or start without"):
+    with pytest.raises(ValueError, match=r"use it under torch.no_grad\(\), or create it without capacity"):
         layer(x, Context(place_of(None, 1, 2, None)[0]), begin(layer, 1, 4))
 
 
@@ -136,5 +136,5 @@ def test_an_encoders_keys_are_projected_once() -> None:
 
 
 def test_cross_attention_without_a_memory_is_an_error() -> None:
-    with pytest.raises(ValueError, match="cross-attention needs a memory"):
+    with pytest.raises(ValueError, match="cross-attention needs a sequence"):
         attention(cross=True)(torch.zeros(1, 2, DIM, dtype=torch.float64), Context(place_of(None, 1, 2, None)[0]))

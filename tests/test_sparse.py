@@ -16,7 +16,7 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import AndMask, Mask, NotMask, OrMask, PerHead
 from manyformer.masks.mask import take_tokens
 from manyformer.ops import block_sparse_attention, flex_mask_attention, tile_steps
-from manyformer.ops.block_cover import cover_blocks, order_into_blocks, span_of
+from manyformer.ops.block_cover import block_bounds, cover_blocks, order_into_blocks
 from manyformer.ops.sparse_plan import make_sparse_plan
 from manyformer.position import NoPosition
 from test_softmax import HEADS, inputs, place_of, run
@@ -37,7 +37,7 @@ leaves: st.SearchStrategy[Mask] = st.one_of(
     st.builds(lambda order: m.PermutedBlocks(7, *order), st.permutations(range(4))),
     st.builds(lambda w, r, a, b: m.Local2D(2 * w, r, w, a, b), *[st.integers(1, 4)] * 4),
     st.builds(m.RandomBlocks, st.integers(1, 8), st.integers(0, 3), st.integers(1, 9), st.integers(0, 3)),
-    st.builds(m.RandomBlocks, st.just(5), st.just(2), st.just(8), past=st.just(True)),
+    st.builds(m.RandomBlocks, st.just(5), st.just(2), st.just(8), past_only=st.just(True)),
     st.builds(m.VisibleToAll, tokens),
     st.builds(m.AttendsToAll, tokens),
     st.builds(m.GlobalTokens, tokens),
@@ -89,11 +89,11 @@ def test_bounds_are_never_wrong(
     assert not mask.per_head
     row, column = take_tokens(query_positions, 0), take_tokens(key_positions, 1 % key_positions.position_ids.shape[0])
     q, k = order_into_blocks(row, None, period, size), order_into_blocks(column, None, None, size)
-    spans = [span_of(place, order.blocks, mask.periods) for place, order in ((row, q), (column, k))]
+    spans = [block_bounds(place, order.blocks, mask.periods) for place, order in ((row, q), (column, k))]
     dense = mask(torch.tensor(0), take_tokens(row, (slice(None), None)), take_tokens(column, (None, slice(None))))
     dense = dense.expand(len(row.position_ids), len(column.position_ids))
     blocks = dense[q.blocks][:, :, k.blocks].transpose(1, 2)
-    bounds = mask.bounds(spans[0].at((slice(None), None)), spans[1].at(None))
+    bounds = mask.bounds(spans[0].select((slice(None), None)), spans[1].select(None))
     assert (bounds.any_visible | ~blocks.flatten(2).any(-1)).all()
     assert (~bounds.all_visible | blocks.flatten(2).all(-1)).all()
     found = cover_blocks(mask, *spans)
@@ -137,7 +137,7 @@ def small_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
     patch.setattr(plan_search, "RATES", {size: 1.0, 2 * size: 1.0})
     patch.setattr(plan_search, "CALL", 0)
     patch.setattr(plan_search, "GATHER", 0)
-    plans._spelled.cache_clear()
+    plans._plan_for_layouts.cache_clear()
 
 
 def alike(positions: TokenPositions, groups: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -195,9 +195,9 @@ def test_patterns_are_dense_attention(name: str, rows: str) -> None:
 @pytest.mark.parametrize(("kept", "held"), [(True, True), (True, False), (False, False)])
 def test_kept_or_made_anew(kept: bool, held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With weights and gathered keys that are kept for the gradient and without, a few scores at a time."""
-    monkeypatch.setattr(block_sparse_attention, "KEPT", block_sparse_attention.KEPT if kept else 0)
-    monkeypatch.setattr(block_sparse_attention, "HELD", block_sparse_attention.HELD if held else 0)
-    monkeypatch.setattr(tile_steps, "CACHED", 1 << 13)
+    monkeypatch.setattr(block_sparse_attention, "MAX_SAVED_WEIGHTS", block_sparse_attention.MAX_SAVED_WEIGHTS if kept else 0)
+    monkeypatch.setattr(block_sparse_attention, "MAX_SAVED_KEYS_VALUES", block_sparse_attention.MAX_SAVED_KEYS_VALUES if held else 0)
+    monkeypatch.setattr(tile_steps, "SCORES_PER_STEP", 1 << 13)
     place = place_of(ROWS["packed"])
     q, k, v = alike(place, 2)
     real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
@@ -235,10 +235,10 @@ def test_rows_that_see_a_block_less_share_a_call() -> None:
     assert [lane.heads for lane in single] == [(head,) for head in range(HEADS)]
     for lane in single:
         ((tiles,),) = (part.tiles for part in lane.parts)
-        assert tiles.beside
+        assert tiles.rows_adjacent
         assert tiles.rows.tolist() == list(range(1, 17))
-        assert tiles.short == ((0, 7), (15, 7))
-    assert all(part.alone for lane in (shared, *single) for part in lane.parts)
+        assert tiles.shorter_rows == ((0, 7), (15, 7))
+    assert all(part.is_exclusive for lane in (shared, *single) for part in lane.parts)
     qkv = inputs(place, HEADS)
     up = torch.randn(1, HEADS, 1152, qkv[2].shape[-1], dtype=torch.float64)
     found = [run(SoftmaxKernel(mask, path=path), qkv, up, place, place) for path in ("sparse", "blocked", "naive")]  # type: ignore[arg-type]
@@ -326,14 +326,14 @@ def test_it_says_what_it_leaves_out_and_refuses_dropout() -> None:
     place, short = place_of([[0] * 1024]), place_of([[0] * 64])
     kernel = SoftmaxKernel(m.Window(128), dropout=0.1)
     said = kernel.explain(*inputs(place, 2), place, place, NoPosition())
-    assert said == "sdpa: the mask Window(128) written out for these places, because dropout acts on the weights"
+    assert said == "sdpa: the dense mask of Window(128) for these positions, because dropout acts on the weights"
     kernel.eval()
     said = kernel.explain(*inputs(place, 2), place, place, NoPosition())
     assert said.startswith("sparse: Window(128) for ")
     assert "of the cost of all pairs, in blocks of " in said
-    assert kernel.explain(*inputs(short, 2), short, short, NoPosition()).startswith("sdpa: the mask Window(128)")
+    assert kernel.explain(*inputs(short, 2), short, short, NoPosition()).startswith("sdpa: the dense mask of Window(128)")
     forced = SoftmaxKernel(m.Window(128), dropout=0.1, path="sparse")
-    with pytest.raises(ValueError, match="never forms the weights that dropout is to act on"):
+    with pytest.raises(ValueError, match="does not form the weights that dropout acts on"):
         forced(*inputs(short, 2), short, short, NoPosition())
 
 
@@ -348,7 +348,7 @@ def test_what_flex_attention_is_given(name: str, rows: str) -> None:
         place = place._replace(roles=(torch.rand(place.position_ids.shape) < 0.02).long())
     q, k, v = (x.detach() for x in alike(place, 2))
     real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
-    found = flex_mask_attention.attend(q, k, v, mask, place, place, scale=0.4) * real
+    found = flex_mask_attention.flex_mask_attention(q, k, v, mask, place, place, scale=0.4) * real
     wanted = SoftmaxKernel(mask, path="naive", scale=0.4)(q, k, v, place, place, NoPosition()).y * real
     torch.testing.assert_close(found, wanted, atol=1e-10, rtol=0)
     blocks = flex_mask_attention.block_mask(mask, place, place, HEADS)

@@ -16,7 +16,7 @@ from manyformer.model_summary import build_on_meta, forward_cost
 from manyformer.models.token_positions import positions_of
 from manyformer.position import NoPosition
 
-SMALL = {"vocab": 17, "dim": 8, "heads": 2, "depth": 1, "hidden": 8}
+SMALL = {"vocab": 17, "dim": 8, "heads": 2, "depth": 1, "ff_dim": 8}
 MODELS: dict[str, dict[str, Any]] = {
     "longformer-lm": {"window": 30, "top_window": 30},
     "longformer": {"window": 30, "max_length": 1024},
@@ -62,7 +62,7 @@ LINEAR: dict[str, Callable[[int], Mask]] = {
     "dilated heads": lambda _: m.PerHead({0: m.Window(256, dilation=2)}, default=m.Window(256)),
     "ragged blocks": lambda _: m.PerHead({0: m.LocalBlocks(128)}, default=m.Causal() & m.LocalBlocks(100, lookback=30)),
     "sinks": lambda _: m.Causal() & (m.Window(200) | m.VisibleToAll(m.FirstTokens(4))),
-    "asymmetric": lambda _: m.Window(200, ahead=50),
+    "asymmetric": lambda _: m.Window(200, lookahead=50),
 }
 
 

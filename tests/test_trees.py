@@ -64,9 +64,9 @@ def test_a_long_chain_needs_no_deep_recursion() -> None:
         ([0, 3], "word 2 has the head 3, which does not exist: there are 2 words"),
         ([0, -1], "word 2 has the head -1, which does not exist"),
         ([0, 2, 1], "word 2 is its own head"),
-        ([0, 3, 4, 2, 2], r"the words 2, 3, 4 hang on each other in a circle, and not on the root"),
-        ([2, 1], "the words 1, 2 hang on each other in a circle"),
-        ([0, 4, 4, 3], "the words 4, 3 hang on each other in a circle"),
+        ([0, 3, 4, 2, 2], r"the heads of the words 2, 3, 4 form a cycle that does not reach the root"),
+        ([2, 1], "the heads of the words 1, 2 form a cycle"),
+        ([0, 4, 4, 3], "the heads of the words 4, 3 form a cycle"),
     ],
 )
 def test_what_is_no_tree_is_refused(heads: list[int], message: str) -> None:

@@ -1,4 +1,4 @@
-"""The whole Transformer family in one library and command line.
+"""The entire Transformer family in one library and command line.
 
 `import manyformer as mf`, then `mf.recipes()`, `mf.build(name, **keywords)`, `mf.load(path)`, `model.save(path)`,
 `mf.train(...)`, `mf.generate(model, prompts)`, `mf.check(model)`, `mf.explain(model, tokens)`, `mf.draw(mask, length)`,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "Datastore": "manyformer.datastore",
     "build": "manyformer.api",
     "check": "manyformer.check",
@@ -59,16 +59,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'manyformer' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 class _Package(ModuleType):
-    """Some verbs share their name with the folder that holds them; importing the folder must not hide the verb."""
+    """The package's module type: importing a subpackage must not hide the public function of the same name."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
+        if not (name in _MODULES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 

@@ -1,4 +1,4 @@
-"""The verbs of the Python interface that concern models themselves."""
+"""The functions of the Python interface that build, load and explain models."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,45 +23,47 @@ def recipes() -> dict[str, Recipe]:
 
 
 def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None) -> Model:
-    """The model saved in the folder `path`, or the final model of the run in it, ready for use (in evaluation mode).
+    """The model saved in the folder `path`, or the final model of the run in that folder, in evaluation mode.
 
-    It carries the tokenizer that it was trained with, where one was saved. `keywords` of its recipe may be changed
-    where weights stay as they are: `load("runs/copy", keywords={"num_hashes": 8})`. Raises UserError where the folder
-    holds no model, is damaged or incomplete. No pickle is ever read."""
+    `model.tokenizer` is the tokenizer that it was trained with, if one was saved. `keywords` of its recipe may be
+    changed if the shapes of the weights stay the same: `load("runs/copy", keywords={"num_hashes": 8})`. Raises
+    UserError if the folder holds no model or is damaged or incomplete. No pickle is ever read."""
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; a saved model is a folder with config.json and model.safetensors")
     if not (folder / "config.json").is_file() and (folder / "model" / "config.json").is_file():
         folder = folder / "model"
-    recipe, saved = read_config(folder)
-    model = build(recipe, **{**saved, **(keywords or {})})
+    recipe, saved_keywords = read_config(folder)
+    model = build(recipe, **{**saved_keywords, **(keywords or {})})
     read_weights(model, folder)
     if any(folder.glob("tokenizer*.json")):
-        # not above: a model that is only built needs no readers of data
+        # imported here because loading a model without a tokenizer needs none of the data modules
         from manyformer.data.saved_tokenizers import load_tokenizers
 
-        both = load_tokenizers(folder)
-        model.tokenizer = both.source if both.source is both.target else (both.source, both.target)
+        tokenizers = load_tokenizers(folder)
+        model.tokenizer = (
+            tokenizers.source if tokenizers.source is tokenizers.target else (tokenizers.source, tokenizers.target)
+        )
     return model.eval()
 
 
 def explain(model: nn.Module, *inputs: Any) -> dict[str, str]:
-    """For each kernel of `model`, which path computes it for these inputs, and why."""
-    said: dict[str, str] = {}
+    """For each kernel of `model` by name, which path computes it for these inputs and why."""
+    descriptions: dict[str, str] = {}
 
-    def note(name: str) -> Any:
+    def make_hook(name: str) -> Any:
         def hook(kernel: nn.Module, arguments: tuple[Tensor, ...]) -> None:
             assert isinstance(kernel, Kernel)
-            said[name] = kernel.explain(*arguments)  # type: ignore[arg-type]
+            descriptions[name] = kernel.explain(*arguments)  # type: ignore[arg-type]
 
         return hook
 
     kernels = [(name, module) for name, module in model.named_modules() if isinstance(module, Kernel)]
-    handles = [module.register_forward_pre_hook(note(name)) for name, module in kernels]
+    handles = [module.register_forward_pre_hook(make_hook(name)) for name, module in kernels]
     try:
         with torch.no_grad():
             model(*inputs)
     finally:
         for handle in handles:
             handle.remove()
-    return said
+    return descriptions

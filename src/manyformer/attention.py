@@ -1,4 +1,4 @@
-"""Multi-head attention: projections, a position, a source and a kernel; no variants inside."""
+"""Multi-head attention, composed of projections, a position encoding, a source of keys and values, and a kernel."""
 
 from typing import NamedTuple, final
 
@@ -15,7 +15,7 @@ from manyformer.sources.kv_source import KVShape, ProjectKV
 
 
 class AttentionState(NamedTuple):
-    """What the source keeps of keys, and what the kernel keeps of them."""
+    """The states of an attention layer: that of its source (cached keys and values) and that of its kernel."""
 
     source: State
     kernel: State
@@ -23,15 +23,15 @@ class AttentionState(NamedTuple):
 
 @final
 class Attention(Layer):
-    """Multi-head attention (Vaswani et al. 2017, section 3.2.2), the frame of every attention in the library.
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2), which every attention of the library configures.
 
     `kv_heads` below `heads` shares keys and values among groups of heads (Ainslie et al. 2023; 1 is Shazeer 2019);
-    `head_dim` and `value_dim` are the widths per head, dim / heads unless given, and `out_dim` that of the output, else
-    dim. Keys and values are projected by one matrix. Without a `source` it attends to its own stream and remembers of
-    it what the kernel's mask can still show. Where the kernel `tied_qk`, the queries are the keys of the same tokens.
-    `pre_norm` is a norm of all that is projected, also of what a source remembers, for branches whose memory is of the
-    bare stream. Raises ValueError where widths do not divide, or where the position needs a seam that the kernel never
-    forms."""
+    `head_dim` and `value_dim` are the widths per head, dim / heads by default, and `out_dim` that of the output, dim by
+    default. Keys and values are projected by one matrix. Without a `source` the layer attends to its own input and
+    caches the tokens that the kernel's mask can still make visible. If `kernel.tied_qk`, the queries are the keys of
+    the same tokens. `pre_norm` normalizes everything that is projected, including the inputs that a source remembers,
+    for branches whose memory holds the stream before the norm. Raises ValueError if widths do not divide, or if the
+    position encoding needs a seam (a place where positions enter the computation) that the kernel does not have."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class Attention(Layer):
             raise ValueError(f"heads ({heads}) must be a multiple of kv_heads ({kv_heads})")
         self.position = NoPosition() if position is None else position
         if missing := self.position.required_seams() - {"embed"} - kernel.supports:
-            names = f"{type(kernel).__name__} never forms {sorted(missing)}"
-            raise ValueError(f"{names}, which {type(self.position).__name__} needs")
+            conflict = f"{type(kernel).__name__} does not support {sorted(missing)}"
+            raise ValueError(f"{conflict}, which {type(self.position).__name__} needs")
         if kernel.tied_qk and (source is not None or kv_heads != heads):
             raise ValueError(
-                f"{type(kernel).__name__} takes keys as queries: it is for the own stream, with as many key heads "
-                f"({kv_heads}) as heads ({heads})"
+                f"{type(kernel).__name__} uses keys as queries, so it needs self-attention (no source) with as many "
+                f"kv_heads ({kv_heads}) as heads ({heads})"
             )
         self.kernel, self.source = kernel, default_source(kernel) if source is None else source
         self.heads, self.pre_norm = heads, pre_norm
@@ -69,7 +69,7 @@ class Attention(Layer):
             dim // heads if head_dim is None else head_dim,
             dim // heads if value_dim is None else value_dim,
         )
-        # what a kernel asks of the stream for each token is projected and kept with the values
+        # the gates that a kernel needs for each token are projected and cached together with the values
         self.kv_shape = KVShape(kv_heads, head_dim, value_dim + kernel.gate_dim)
         self.q_proj = None if kernel.tied_qk else nn.Linear(dim, heads * (head_dim + kernel.extra_query_dim), bias=bias)
         self.kv_proj = nn.Linear(dim, kv_heads * (head_dim + value_dim + kernel.gate_dim), bias=bias)
@@ -77,47 +77,60 @@ class Attention(Layer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot's uniform initialisation of each of the projections by itself."""
-        split = self.kv_shape.kv_heads * self.kv_shape.key
-        queries = [] if self.q_proj is None else [self.q_proj]
-        weights = [layer.weight for layer in queries]
-        for weight in (*weights, self.kv_proj.weight[:split], self.kv_proj.weight[split:], self.out_proj.weight):
+        """Initialize each projection separately with Glorot's uniform distribution."""
+        num_key_rows = self.kv_shape.kv_heads * self.kv_shape.head_dim
+        query_layers = [] if self.q_proj is None else [self.q_proj]
+        weights = [layer.weight for layer in query_layers]
+        for weight in (
+            *weights,
+            self.kv_proj.weight[:num_key_rows],
+            self.kv_proj.weight[num_key_rows:],
+            self.out_proj.weight,
+        ):
             nn.init.xavier_uniform_(weight.data)
-        for layer in (*queries, self.kv_proj, self.out_proj):
+        for layer in (*query_layers, self.kv_proj, self.out_proj):
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        folds = self.kernel.recurrent
-        kept = self.source.init_state(batch, self.kv_shape, folds=folds, capacity=capacity, device=device, dtype=dtype)
-        return AttentionState(kept, self.kernel.init_state(batch, device=device, dtype=dtype))
+        recurrent = self.kernel.recurrent
+        source_state = self.source.init_state(
+            batch, self.kv_shape, recurrent=recurrent, capacity=capacity, device=device, dtype=dtype
+        )
+        return AttentionState(source_state, self.kernel.init_state(batch, device=device, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        kept, folded = (None, None) if state is None else state
-        q, project = self._queries(x, ctx.positions)
-        k, v, place, kept, loss = self.source(x, ctx, project, kept, folds=self.kernel.recurrent)
-        y, folded, extra = self.kernel(q, k, v, ctx.positions, place, self.position, folded, ctx.watch)
+        source_state, kernel_state = (None, None) if state is None else state
+        q, project_kv = self._project_queries(x, ctx.positions)
+        k, v, key_positions, source_state, loss = self.source(
+            x, ctx, project_kv, source_state, recurrent=self.kernel.recurrent
+        )
+        y, kernel_state, kernel_loss = self.kernel(
+            q, k, v, ctx.positions, key_positions, self.position, kernel_state, ctx.watch
+        )
         y = self.out_proj(y.transpose(1, 2).flatten(2))
         return LayerOutput(
-            y, None if state is None else AttentionState(kept, folded), loss + extra + self.position.penalty()
+            y,
+            None if state is None else AttentionState(source_state, kernel_state),
+            loss + kernel_loss + self.position.penalty(),
         )
 
-    def _queries(
+    def _project_queries(
         self, x: Float[Tensor, "b l d"], positions: TokenPositions
     ) -> tuple[Float[Tensor, "b h l e"], ProjectKV]:
-        """Queries, and what projects keys and values."""
+        """The queries, and the function that projects keys and values."""
         if self.q_proj is not None:
             normed = x if self.pre_norm is None else self.pre_norm(x)
             q = split_heads(self.q_proj(normed), self.heads)
             if not self.kernel.extra_query_dim:
-                return self.position.query(q, positions), self.project
-            q, asked = torch.split(q, [self.kv_shape.key, self.kernel.extra_query_dim], -1)
-            return torch.cat([self.position.query(q, positions), asked], -1), self.project
-        keys = self.project(x, positions)
-        return keys[0], lambda *_: keys
+                return self.position.query(q, positions), self.project_kv
+            q, extra_queries = torch.split(q, [self.kv_shape.head_dim, self.kernel.extra_query_dim], -1)
+            return torch.cat([self.position.query(q, positions), extra_queries], -1), self.project_kv
+        keys_values = self.project_kv(x, positions)
+        return keys_values[0], lambda *_: keys_values
 
-    def project(self, x: Float[Tensor, "b s d"], positions: TokenPositions) -> tuple[Tensor, Tensor]:
-        """Keys (b, g, s, e) and values (b, g, s, f) of tokens at these places."""
+    def project_kv(self, x: Float[Tensor, "b s d"], positions: TokenPositions) -> tuple[Tensor, Tensor]:
+        """Keys (b, g, s, e) and values (b, g, s, f) of tokens at these positions."""
         heads, key, value = self.kv_shape
         # one split, not two slices: its gradient is a single concatenation
         k, v = self.kv_proj(x if self.pre_norm is None else self.pre_norm(x)).split(
@@ -127,11 +140,15 @@ class Attention(Layer):
 
 
 def default_source(kernel: Kernel) -> KVSource:
-    """The stream's own tokens, of which only those are kept that the kernel's mask can still show."""
-    sight = kernel.cache_mask
-    return SelfSource() if sight is None or kernel.recurrent or not can_evict(sight) else WindowSource(sight)
+    """The source for self-attention; if the mask evicts tokens, it caches only those that can still be visible."""
+    cache_mask = kernel.cache_mask
+    return (
+        SelfSource()
+        if cache_mask is None or kernel.recurrent or not can_evict(cache_mask)
+        else WindowSource(cache_mask)
+    )
 
 
 def split_heads(x: Float[Tensor, "b l he"], heads: int) -> Float[Tensor, "b h l e"]:
-    """The channels of `x` as `heads` heads, each with its contiguous share, in front of the sequence axis."""
+    """The channels of `x` split into `heads` contiguous groups, with the head axis before the sequence axis."""
     return x.view(*x.shape[:2], heads, -1).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Arithmetic that must not be cut short."""
+"""Full-precision regions inside autocast."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -6,6 +6,6 @@ import torch
 
 
 def autocast_disabled(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast off, on devices that have one: sums of many terms in half precision lose the later ones."""
-    there = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if there else nullcontext()
+    """A context manager that disables autocast on `device`: long sums in half precision lose their later terms."""
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if available else nullcontext()

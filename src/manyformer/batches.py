@@ -1,27 +1,27 @@
-"""The records that data hands to training: tensors on the CPU, one row a sequence, int64 but for images."""
+"""The batch records that data loading produces: CPU tensors, one sequence per row, int64 except for images."""
 
 from typing import NamedTuple
 
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-# The target of a position that is not scored: torch's own convention for cross-entropy.
+# The target of a position that is not scored: torch's convention for cross-entropy.
 IGNORE_INDEX = -100
 
 
 class CausalLMBatch(NamedTuple):
-    """A language model's rows: `targets[:, i]` is the token that follows `tokens[:, i]`, or IGNORE."""
+    """A language model's rows: `targets[:, i]` is the token that follows `tokens[:, i]`, or `IGNORE_INDEX`."""
 
     tokens: Int64[Tensor, "b l"]
     targets: Int64[Tensor, "b l"]
-    # Equal numbers are one document, -1 is padding; None: every row is one document without padding.
+    # Equal ids are one document, -1 is padding; None: every row is one document without padding.
     segments: Int64[Tensor, "b l"] | None = None
-    # Tokens that followed contexts like that of each token elsewhere, 0 for none; None: nothing was looked up.
+    # The k tokens retrieved for each token (those that followed similar contexts), 0 for none; None: no retrieval.
     neighbours: Int64[Tensor, "b l k"] | None = None
 
 
 class Seq2SeqBatch(NamedTuple):
-    """A translation's rows: `target` is BOS + y, `targets` is y + EOS with IGNORE at padding."""
+    """Pairs of source and target sequence y: `target` is BOS + y, `targets` is y + EOS, `IGNORE_INDEX` at padding."""
 
     source: Int64[Tensor, "b s"]
     target: Int64[Tensor, "b t"]
@@ -31,10 +31,10 @@ class Seq2SeqBatch(NamedTuple):
 
 
 class MaskedLMBatch(NamedTuple):
-    """A masked language model's rows: `tokens` corrupted, `targets` the original where it was chosen, else IGNORE.
+    """A masked language model's rows: `tokens` are corrupted, `targets` the originals of selected tokens.
 
-    `roles` are 1 for global tokens, 0 for others; `parts` number the stretches, such as sentences, of each document
-    from 0, -1 for none. Models may have no use for them.
+    Targets of all other tokens are `IGNORE_INDEX`. `roles` are 1 for global tokens and 0 otherwise; `parts` number the
+    parts (such as sentences) of each document from 0, -1 for none. Both are optional inputs of a model.
     """
 
     tokens: Int64[Tensor, "b l"]
@@ -45,7 +45,7 @@ class MaskedLMBatch(NamedTuple):
 
 
 class ClassificationBatch(NamedTuple):
-    """A classifier's rows: one class number for each."""
+    """A text classifier's rows, with one class index per row."""
 
     tokens: Int64[Tensor, "b l"]
     labels: Int64[Tensor, " b"]
@@ -53,10 +53,10 @@ class ClassificationBatch(NamedTuple):
 
 
 class TaggingBatch(NamedTuple):
-    """A tagger's rows: the class of each word at its first token, IGNORE elsewhere.
+    """A tagger's rows: the class of each word is the target of its first token, `IGNORE_INDEX` elsewhere.
 
-    `trees` are depth, preorder number and last preorder number below each token (`manyformer.dependency_trees`), -1 in
-    no tree."""
+    `trees` holds depth, preorder number and last descendant's preorder number of each token's node
+    (`manyformer.dependency_trees`), -1 for tokens in no tree."""
 
     tokens: Int64[Tensor, "b l"]
     targets: Int64[Tensor, "b l"]
@@ -65,7 +65,7 @@ class TaggingBatch(NamedTuple):
 
 
 class ImageClassificationBatch(NamedTuple):
-    """A classifier's images, the channels of a pixel last, and one class number for each."""
+    """Images with channels last, and one class index per image."""
 
     pixels: UInt8[Tensor, "b height width channels"]
     labels: Int64[Tensor, " b"]

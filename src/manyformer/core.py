@@ -1,8 +1,9 @@
-"""The few abstractions that everything else is made of; read this first.
+"""The base classes and records that every other module builds on; read this first.
 
-Data flows tokens -> embedding -> layers -> head. Whatever changes the residual stream is a `Layer`: it takes the
-stream, what the whole call shares (`Context`) and its own state, and returns an `LayerOutput`. One alphabet names the
-axes: `b` batch, `l` queries, `s` keys, `h` heads, `g` key/value heads, `d` model, `e` head, `v` vocabulary, `m` memory.
+Data flows tokens -> embedding -> layers -> head. Every module that changes the residual stream is a `Layer`: it takes
+the stream, the values that all layers of a call share (`Context`) and its own state, and returns a `LayerOutput`. The
+axes of tensors are `b` batch, `l` queries, `s` keys, `h` heads, `g` key/value heads, `d` model, `e` head, `v`
+vocabulary, `m` memory.
 """
 
 from abc import ABC, abstractmethod
@@ -19,28 +20,28 @@ from manyformer.dropout import Dropout
 State = Any
 """A tree (tuples, lists, dicts) of batch-first tensors, with plain numbers and None as further leaves.
 
-Only its maker looks inside; everybody else passes it on or maps over its tensors with `tree_map`."""
+Only the module that created a state reads its contents; others pass it on or map over its tensors with `tree_map`."""
 
 WatchFn = Callable[[nn.Module, str, Tensor], None]
 
 PADDING_SEGMENT = -1
-"""The segment number of a token that nobody may see."""
+"""The segment id of padding, which no token may attend to."""
 
 
 def no_watch(module: nn.Module, name: str, value: Tensor) -> None:
-    """The watcher of a call that nobody watches."""
+    """The default `WatchFn`: discards every reported value."""
 
 
 class ContiguousLayout(NamedTuple):
-    """Every row is one document, number 0, without padding, at positions `init_state`, `init_state` + 1, and so on."""
+    """Every row is one document with segment id 0, without padding, at positions `start`, `start` + 1, and so on."""
 
     start: int = 0
 
 
 class AlignedLayout(NamedTuple):
-    """Tokens of one document stand side by side in their row: their positions differ as their columns do.
+    """The tokens of each document occupy adjacent columns, so that their positions differ as their columns do.
 
-    `init_state` is the number of the first column, counted from the beginning of the stream. Rows may be at different
+    `start` is the index of the first column, counted from the beginning of the stream. Rows may be at different
     positions, and may hold several documents, one after the other.
     """
 
@@ -48,22 +49,22 @@ class AlignedLayout(NamedTuple):
 
 
 class PackedLayout(NamedTuple):
-    """Where the documents of each row lie: (row, first column, column after the last); all else is padding."""
+    """The documents of packed rows as (row, first column, column after the last); all other columns are padding."""
 
     documents: tuple[tuple[int, int, int], ...]
 
     @property
     def right_padded(self) -> bool:
-        """Whether each row is at most one document that begins in the first column."""
+        """Whether each row holds at most one document, which begins in the first column."""
         rows = [row for row, _, _ in self.documents]
         return len(set(rows)) == len(rows) and all(begin == 0 for _, begin, _ in self.documents)
 
 
 class PrefixedLayout(NamedTuple):
-    """The first `prefix` columns are summaries, which stand before a text, or padding; `text_layout` tells of the text.
+    """The first `prefix` columns are summary tokens or padding; the text follows, with the layout `text_layout`.
 
-    Where that is `ContiguousLayout()` there is no padding and summary i is at position i, of part i where parts are of
-    `part_length` tokens each, of none where that is None."""
+    If `text_layout` is `ContiguousLayout()`, there is no padding and summary i is at position i; it summarizes part i
+    of the text where parts have `part_length` tokens each, and no part where `part_length` is None."""
 
     prefix: int
     text_layout: ContiguousLayout | None = None
@@ -71,19 +72,19 @@ class PrefixedLayout(NamedTuple):
 
 
 GLOBAL_ROLE = 1
-"""The role of a token that sees all and is seen by all, where masks let it."""
+"""The role of a global token: it attends to all tokens and all attend to it, where the mask uses roles."""
 
 SUMMARY_ROLE = -1
-"""The role of a token that belongs to no text but stands before one; nobody gives it to tokens of a text."""
+"""The role of a summary token, which precedes a text and belongs to none; tokens of a text never have it."""
 
 
 class DependencyTree(NamedTuple):
-    """Where tokens hang in the dependency trees of their documents; -1 in all three for a token in no tree.
+    """The node of each token in the dependency tree of its document; -1 in all three fields for a token in no tree.
 
     `depth` counts the edges to the root, `preorder` numbers the nodes of a document's tree in preorder, and
-    `last_descendant` is the highest number in the subtree of the token's node: token i hangs on j, or on what hangs on
-    j, or is of the same node, where first_j <= first_i <= last_j. `manyformer.dependency_trees.walk` makes the three
-    from heads."""
+    `last_descendant` is the highest number in the subtree of the token's node: token i is of the same node as j or of
+    one of its descendants where preorder_j <= preorder_i <= last_descendant_j.
+    `manyformer.dependency_trees.preorder_columns` computes the three from heads."""
 
     depth: Int[Tensor, "b l"]
     preorder: Int[Tensor, "b l"]
@@ -91,14 +92,14 @@ class DependencyTree(NamedTuple):
 
 
 class TokenPositions(NamedTuple):
-    """Where tokens are; it travels with them through caches, memories and gathers.
+    """Positions, documents and roles of tokens; caches, memories and gathers carry them along with the tokens.
 
     `position_ids` is the position within the token's document, `segment_ids` the document within the row
-    (`PADDING_SEGMENT` for padding); a token sees only its own segment. `layout` is what is known of both without
-    looking at the tensors, which lets a kernel pick its fastest exact path; None promises nothing. `tree` is there
-    where the model was told of trees. `roles` is a number that masks may ask for, such as `GLOBAL_ROLE`; None means 0
-    for every token. `part_ids` is the number of the stretch of its document, such as a sentence, that a token belongs
-    to, -1 or None for none."""
+    (`PADDING_SEGMENT` for padding); a token attends only to its own segment. `layout` states what is known about both
+    without reading the tensors, which lets a kernel select its fastest exact path; None states nothing. `tree` is set
+    where the model was given dependency trees. `roles` is a number that masks may select, such as `GLOBAL_ROLE`; None
+    means 0 for every token. `part_ids` is the part of its document, such as a sentence, that a token belongs to, -1 or
+    None for no part."""
 
     position_ids: Int[Tensor, "b l"]
     segment_ids: Int[Tensor, "b l"]
@@ -107,17 +108,18 @@ class TokenPositions(NamedTuple):
     roles: Int[Tensor, "b l"] | None = None
     part_ids: Int[Tensor, "b l"] | None = None
 
-    def columns(self, begin: int, end: int) -> "TokenPositions":
-        """The places of the tokens from column `begin` to before column `end`."""
-        tree = None if self.tree is None else DependencyTree(*(part[:, begin:end] for part in self.tree))
-        known = self.layout
-        layout = type(known)(known.start + begin) if isinstance(known, ContiguousLayout | AlignedLayout) else None
-        role, part = (None if field is None else field[:, begin:end] for field in (self.roles, self.part_ids))
-        return TokenPositions(self.position_ids[:, begin:end], self.segment_ids[:, begin:end], layout, tree, role, part)
+    def columns(self, start: int, stop: int) -> "TokenPositions":
+        """The positions of the tokens in the columns `start` to `stop` - 1."""
+        tree = None if self.tree is None else DependencyTree(*(part[:, start:stop] for part in self.tree))
+        current = self.layout
+        layout = type(current)(current.start + start) if isinstance(current, ContiguousLayout | AlignedLayout) else None
+        roles, parts = (None if field is None else field[:, start:stop] for field in (self.roles, self.part_ids))
+        position_ids, segment_ids = self.position_ids[:, start:stop], self.segment_ids[:, start:stop]
+        return TokenPositions(position_ids, segment_ids, layout, tree, roles, parts)
 
 
 class LayerOutput(NamedTuple):
-    """What a layer returns; auxiliary losses (ponder cost, span penalty, ...) are summed on the way up."""
+    """What a layer returns: the stream, the next state, and the sum of auxiliary losses (ponder cost, span penalty)."""
 
     y: Float[Tensor, "b l d"]
     state: State = None
@@ -133,7 +135,7 @@ class MemorySequence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a whole call shares; nothing that belongs to one model may be added."""
+    """What all layers of one call share; nothing that only one model needs may be added."""
 
     positions: TokenPositions
     memory: MemorySequence | None = None
@@ -141,15 +143,15 @@ class Context:
 
 
 class Layer(nn.Module, ABC):
-    """Whatever changes the residual stream: attention, a mixer, a feed-forward, a whole stack."""
+    """A module that changes the residual stream: attention, a mixer, a feed-forward layer, an entire stack."""
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        """The state before any token; `capacity` reserves room for that many tokens, to be written in place."""
+        """The state before any token; `capacity` preallocates buffers for that many tokens, written in place."""
         return ()
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        """With `state` None nothing is remembered; otherwise go on from it and return the next one."""
+        """Apply the layer; a `state` is continued and the next state returned, with None no state is kept."""
 
     if TYPE_CHECKING:
 
@@ -158,7 +160,7 @@ class Layer(nn.Module, ABC):
 
 @final
 class Pointwise(Layer):
-    """A module that treats each token by itself, as a layer: a final norm, a projection."""
+    """A module that processes each token independently, as a layer: a final norm, a projection."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -169,16 +171,16 @@ class Pointwise(Layer):
 
 
 class LayeredStack(Layer):
-    """Layers within a layer, between which losses may be taken."""
+    """A layer made of layers, whose intermediate outputs are available for auxiliary losses."""
 
     @abstractmethod
     def layer_outputs(self, x: Float[Tensor, "b l d"], ctx: Context) -> list[LayerOutput]:
-        """What comes out of each layer in turn, without a state; what comes last is what `forward` gives."""
+        """The output of every layer in order, without a state; the last one equals the result of `forward`."""
 
 
 @final
 class Chain(LayeredStack):
-    """Layers one after the other, named by their keywords: the names become part of the checkpoint."""
+    """Layers applied in sequence, named by their keywords: the names become part of the checkpoint."""
 
     def __init__(self, **layers: Layer) -> None:
         super().__init__()
@@ -190,27 +192,27 @@ class Chain(LayeredStack):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         loss: Tensor | float = 0.0
-        after: list[State] = []
-        for number, layer in enumerate(self._layers()):
-            x, new, extra = layer(x, ctx, None if state is None else state[number])
-            after.append(new)
-            loss = loss + extra
-        return LayerOutput(x, None if state is None else after, loss)
+        next_states: list[State] = []
+        for index, layer in enumerate(self._layers()):
+            x, next_state, layer_loss = layer(x, ctx, None if state is None else state[index])
+            next_states.append(next_state)
+            loss = loss + layer_loss
+        return LayerOutput(x, None if state is None else next_states, loss)
 
     def layer_outputs(self, x: Float[Tensor, "b l d"], ctx: Context) -> list[LayerOutput]:
-        outs: list[LayerOutput] = []
+        outputs: list[LayerOutput] = []
         for layer in self._layers():
-            outs.append(layer(x, ctx))
-            x = outs[-1].y
-        return outs
+            outputs.append(layer(x, ctx))
+            x = outputs[-1].y
+        return outputs
 
     def _layers(self) -> Iterable[Layer]:
-        # `children()` looks for repetitions first, which takes longer than a small layer does for one token
+        # `children()` removes duplicates first, which takes longer than a small layer needs for one token
         return self._modules.values()  # type: ignore[return-value]
 
 
 class ResidualJoin(nn.Module, ABC):
-    """How a branch joins the residual stream."""
+    """Combines the output of a branch with the residual stream."""
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "b l d"], branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]: ...
@@ -231,7 +233,7 @@ class AddJoin(ResidualJoin):
 
 @final
 class Residual(Layer):
-    """A branch around `inner`: y = after(join(x, within(inner(before(x))))).
+    """A residual branch around `inner`: y = post_norm(join(x, inner_norm(inner(pre_norm(x))))).
 
     Post-norm (Vaswani et al. 2017) sets `post_norm`, pre-norm (Xiong et al. 2020) `pre_norm`, sandwich norm (Ding et
     al. 2021, section 2.4) `pre_norm` and `inner_norm`. None is the identity, or the plain sum for `join`."""
@@ -264,9 +266,9 @@ def tree_map(fn: Callable[[Tensor], Tensor], state: State) -> State:
     if isinstance(state, Tensor):
         return fn(state)
     if isinstance(state, tuple) and hasattr(state, "_fields"):
-        return type(state)(*(tree_map(fn, part) for part in state))
+        return type(state)(*(tree_map(fn, child) for child in state))
     if isinstance(state, list | tuple):
-        return type(state)(tree_map(fn, part) for part in state)
+        return type(state)(tree_map(fn, child) for child in state)
     if isinstance(state, dict):
-        return {name: tree_map(fn, part) for name, part in state.items()}
+        return {name: tree_map(fn, child) for name, child in state.items()}
     return state

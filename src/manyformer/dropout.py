@@ -1,4 +1,4 @@
-"""Dropout whose random numbers cost little on a CPU."""
+"""Dropout with a fast random number generation on a CPU."""
 
 from typing import final
 
@@ -8,22 +8,23 @@ from torch import Tensor, nn
 
 
 def drop(x: Float[Tensor, "..."], p: float) -> Float[Tensor, "..."]:
-    """`x` with a share `p` of its values zero and the rest divided by 1 - p (Srivastava et al. 2014, section 10).
+    """`x` with a fraction `p` of its values zeroed, the others divided by 1 - p (Srivastava et al. 2014, section 10).
 
-    On a CPU torch draws one random number for each value, which takes longer than all else that a small model does
-    with it. Here one draw of 64 bits serves four values: eight times faster, with p rounded to a multiple of 2^-16.
+    On a CPU torch draws one random number per value, which takes longer than everything else that a small model
+    computes with it. Here one draw of 64 bits serves four values: eight times faster, with p rounded to a multiple of
+    2^-16.
     """
     if p == 0.0 or x.device.type != "cpu":
         return nn.functional.dropout(x, p)
-    dropped = round(p * 65536)
+    threshold = round(p * 65536)
     bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    kept = (bits.view(torch.int16)[: x.numel()] >= dropped - 32768).view(x.shape)
-    return (x * kept).mul_(65536 / (65536 - dropped))
+    keep_mask = (bits.view(torch.int16)[: x.numel()] >= threshold - 32768).view(x.shape)
+    return (x * keep_mask).mul_(65536 / (65536 - threshold))
 
 
 @final
 class Dropout(nn.Module):
-    """`drop` while training, nothing otherwise."""
+    """Applies `drop` in training mode and is the identity otherwise."""
 
     def __init__(self, p: float) -> None:
         super().__init__()

@@ -1,25 +1,25 @@
-"""Mistakes that a user can mend, told in one sentence; the command line prints them bare and exits with 2."""
+"""Errors caused by user input, one sentence each; the command line prints the bare message and exits with 2."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave: the message names the value and says what would be right."""
+    """An error in the user's input: the message names the value and says what would be right."""
 
 
 class UserErrors(UserError):
-    """Several mistakes found together, one line each."""
+    """Several input errors reported together, one line each."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self.lines = list(lines)
         super().__init__("\n".join(self.lines))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown `word`: the nearest known one, or all of them when none is near."""
-    names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=3, cutoff=0.6)
-    if near:
-        return f"did you mean {' or '.join(near)}?"
+def suggest_names(name: str, valid_names: Iterable[str]) -> str:
+    """The end of an error message about an unknown `name`: the most similar valid names, or all if none is similar."""
+    names = sorted(valid_names)
+    matches = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    if matches:
+        return f"did you mean {' or '.join(matches)}?"
     return f"known: {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Feed-forward layers: each token by itself, through a wider space."""
+"""Feed-forward layers: position-wise projections to a wider space and back."""
 
 from typing import final
 
@@ -14,7 +14,7 @@ from manyformer.core import Context, Layer, LayerOutput, State
 class FeedForward(Layer):
     """Two projections with an activation between them (Vaswani et al. 2017, section 3.3).
 
-    `ff_dim` is 4 dim unless given.
+    `ff_dim` is 4 dim by default.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class FeedForward(Layer):
         ff_dim = 4 * dim if ff_dim is None else ff_dim
         self.up, self.down = nn.Linear(dim, ff_dim, bias=bias), nn.Linear(ff_dim, dim, bias=bias)
         self.activation = nn.ReLU() if activation is None else activation
-        _glorot(self.up, self.down)
+        _init_glorot(self.up, self.down)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         ctx.watch(self, "input", x)
@@ -35,7 +35,7 @@ class FeedForward(Layer):
 class GatedFeedForward(Layer):
     """Two parallel projections, one the gate of the other (Shazeer 2020, section 2): down(act(gate(x)) * up(x)).
 
-    `ff_dim` is 8/3 dim unless given, rounded up to a multiple of 8: as many parameters as `FeedForward` has.
+    `ff_dim` is 8/3 dim by default, rounded up to a multiple of 8: as many parameters as `FeedForward` has.
     SiLU as activation gives SwiGLU, GELU gives GEGLU.
     """
 
@@ -47,7 +47,7 @@ class GatedFeedForward(Layer):
         self.gate, self.up = nn.Linear(dim, ff_dim, bias=bias), nn.Linear(dim, ff_dim, bias=bias)
         self.down = nn.Linear(ff_dim, dim, bias=bias)
         self.activation = nn.SiLU() if activation is None else activation
-        _glorot(self.gate, self.up, self.down)
+        _init_glorot(self.gate, self.up, self.down)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         ctx.watch(self, "input", x)
@@ -56,16 +56,16 @@ class GatedFeedForward(Layer):
 
 @final
 class ChunkedLayer(Layer):
-    """A layer that treats each token by itself, given `size` tokens at a time (Kitaev et al. 2020, section 3).
+    """A position-wise layer applied to chunks of `size` tokens (Kitaev et al. 2020, section 3).
 
-    What is wide inside exists for so many tokens only; for the gradient it is computed again. Raises ValueError for a
-    layer that lets tokens meet.
+    The wide activations exist for one chunk at a time and are recomputed for the gradient. Raises ValueError for a
+    layer that mixes tokens.
     """
 
     def __init__(self, inner: Layer, size: int) -> None:
         super().__init__()
         if not isinstance(inner, FeedForward | GatedFeedForward):
-            raise ValueError(f"ChunkedLayer: the tokens of a {type(inner).__name__} may meet, so it needs all of them")
+            raise ValueError(f"ChunkedLayer: a {type(inner).__name__} may mix tokens, so it cannot be chunked")
         if size < 1:
             raise ValueError(f"ChunkedLayer: size ({size}) must be at least 1 token")
         self.inner, self.size = inner, size
@@ -74,24 +74,26 @@ class ChunkedLayer(Layer):
         if x.shape[1] <= self.size:
             return self.inner(x, ctx, state)
 
-        def part(tokens: Tensor) -> Tensor:
-            return self.inner(tokens, ctx).y
+        def run_chunk(chunk: Tensor) -> Tensor:
+            return self.inner(chunk, ctx).y
 
-        parts = torch.split(x, self.size, dim=1)
+        chunks = torch.split(x, self.size, dim=1)
         if torch.is_grad_enabled():
-            return LayerOutput(torch.cat([checkpoint(part, tokens, use_reentrant=False) for tokens in parts], 1), state)
-        return LayerOutput(torch.cat([part(tokens) for tokens in parts], 1), state)
+            y = torch.cat([checkpoint(run_chunk, chunk, use_reentrant=False) for chunk in chunks], 1)
+        else:
+            y = torch.cat([run_chunk(chunk) for chunk in chunks], 1)
+        return LayerOutput(y, state)
 
     def extra_repr(self) -> str:
         return f"{self.size} tokens at a time"
 
 
 def chunked(layer: Layer, size: int | None) -> Layer:
-    """The layer, `size` tokens at a time; None means all at once."""
+    """`layer` applied to chunks of `size` tokens; None leaves it as it is."""
     return layer if size is None else ChunkedLayer(layer, size)
 
 
-def _glorot(*layers: nn.Linear) -> None:
+def _init_glorot(*layers: nn.Linear) -> None:
     for layer in layers:
         nn.init.xavier_uniform_(layer.weight)
         if layer.bias is not None:

@@ -1,4 +1,4 @@
-"""How many operations a computation takes, by watching which matrix products torch is asked for."""
+"""Floating-point operations of a computation, counted with torch's FLOP counter and additional formulas."""
 
 import contextlib
 import importlib
@@ -12,22 +12,23 @@ FLOP_CONVENTION = (
     "matrix products, convolutions and attention, a multiply-add as two, causal attention in full; not counted: "
     "softmax, norms, activations, gathers, sorting, Fourier transforms, the optimiser"
 )
-"""What the number means, in words for people."""
+"""The counting convention as text for reports."""
 
 
 def count_flops(job: Callable[[], object]) -> int:
-    """The operations of one run of `job`; `FLOP_CONVENTION` says which."""
-    counter = FlopCounterMode(display=False, custom_mapping=_unknown_to_torch())
-    counter.mod_tracker = _Whole()  # type: ignore[assignment]
+    """The floating-point operations of one call of `job`, counted by `FLOP_CONVENTION`."""
+    counter = FlopCounterMode(display=False, custom_mapping=_extra_flop_formulas())
+    counter.mod_tracker = _NoModuleTracker()  # type: ignore[assignment]
     with counter:
         job()
     return int(counter.get_total_flops())
 
 
-class _Whole:
-    """In place of torch's tracker of modules, whose hooks forbid gradients within gradients: all belongs to one whole.
+class _NoModuleTracker:
+    """Replaces torch's module tracker and attributes all operations to one "Global" module.
 
-    Layers that are made again on the way back, such as reversible ones, take such gradients.
+    The hooks of torch's tracker forbid nested gradients, which layers that are recomputed in the backward pass, such
+    as reversible ones, take.
     """
 
     parents = frozenset({"Global"})
@@ -37,30 +38,30 @@ class _Whole:
     def __exit__(self, *_: object) -> None: ...
 
 
-def _unknown_to_torch() -> dict[Any, Callable[..., int]]:
-    """Products inside operators that torch's counter passes over: attention on a CPU, and the chunked loss."""
+def _extra_flop_formulas() -> dict[Any, Callable[..., int]]:
+    """FLOP formulas of operators that torch's counter ignores: attention on a CPU, and the chunked loss."""
     mapping: dict[Any, Callable[..., int]] = {
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
     }
     # importing it registers the operator; it is private, and a later torch may have it elsewhere
     with contextlib.suppress(ImportError):
         importlib.import_module("torch.nn.modules.linear_cross_entropy")
     if hasattr(torch.ops.torch_nn, "_linear_cross_entropy_batch_chunked"):
-        mapping[torch.ops.torch_nn._linear_cross_entropy_batch_chunked] = _chunked_loss
+        mapping[torch.ops.torch_nn._linear_cross_entropy_batch_chunked] = _chunked_loss_flops
     return mapping
 
 
-def _attention(q: Any, k: Any, v: Any, *rest: Any, **named: Any) -> int:
+def _attention_flops(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
     return int(sdpa_flop_count(q, k, v))  # type: ignore[no-untyped-call]
 
 
-def _attention_backward(up: Any, q: Any, k: Any, v: Any, *rest: Any, **named: Any) -> int:
-    return int(sdpa_backward_flop_count(up, q, k, v))  # type: ignore[no-untyped-call]
+def _attention_backward_flops(grad_output: Any, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
+    return int(sdpa_backward_flop_count(grad_output, q, k, v))  # type: ignore[no-untyped-call]
 
 
-def _chunked_loss(x: Any, weight: Any, *rest: Any, **named: Any) -> int:
-    """It takes the gradients on the way forward, so that its way back has no products."""
-    input_grad, weight_grad, _ = rest[-3:]
+def _chunked_loss_flops(x: Any, weight: Any, *args: Any, **kwargs: Any) -> int:
+    """The operator computes its gradients in the forward pass, so that its backward pass has no products."""
+    input_grad, weight_grad, _ = args[-3:]
     products = 1 + bool(input_grad) + bool(weight_grad)
     return int(2 * products * x[0] * weight[0] * weight[1])

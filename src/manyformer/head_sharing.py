@@ -1,10 +1,9 @@
-"""Trained heads made to share the dimensions of their queries and keys, by decomposing what they compute."""
+"""Conversion of trained attention to collaborative attention, whose heads share query and key dimensions."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from manyformer.attention import Attention
@@ -13,22 +12,21 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers.collaborative_attention import CollaborativeAttention
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
+from manyformer.type_aliases import FloatArray
 
 COUNTERPART_RECIPES = {"transformer-lm": "collaborative", "bert": "collaborative-encoder"}
-"""The recipe that a model of a recipe can be made one of."""
-
-FloatArray = NDArray[np.float64]
+"""The recipe with shared dimensions that models of a recipe can be converted to."""
 
 
 class HeadSharingResult(NamedTuple):
-    """The new model; of each of its attentions by name, how far its scores' weights are from the old, relatively."""
+    """The converted model, and for each attention layer by name the relative error of its score matrices."""
 
     model: Model
     errors: dict[str, float]
 
 
 class CanonicalFactors(NamedTuple):
-    """T[x, h, y] = sum over r of query[x, r] mixing[h, r] key[y, r], and the relative error of that."""
+    """T[x, h, y] = sum over r of query[x, r] mixing[h, r] key[y, r], and the relative error of this decomposition."""
 
     query: FloatArray
     mixing: FloatArray
@@ -37,81 +35,83 @@ class CanonicalFactors(NamedTuple):
 
 
 def collaborate(model: Model, *, shared: int, rounds: int = 100, starts: int = 2, seed: int = 0) -> HeadSharingResult:
-    """`model` with `shared` dimensions of queries and keys for all heads of a layer, and nothing else changed.
+    """Convert `model` so that all heads of a layer share `shared` query and key dimensions; nothing else changes.
 
-    Cordonnier et al. (2020, arXiv:2006.16362), section 3.2: the products of the heads' projections are one tensor,
-    decomposed by alternating least squares of at most `rounds` rounds, the best of `starts`: the first from the heads'
-    own largest singular vectors, the others from random numbers. With as many dimensions as there were the result is
-    exact. Needs tensorly otherwise. Raises UserError for a recipe that has no such counterpart, and for too many
-    dimensions.
+    Cordonnier et al. (2020, arXiv:2006.16362), section 3.2: the products of the heads' projections form one tensor,
+    which is decomposed by alternating least squares of at most `rounds` iterations. Of `starts` initializations, the
+    first from the heads' largest singular vectors, the others random, the best result is used. With as many dimensions
+    as the model has the result is exact; with fewer, tensorly is needed. Raises UserError for a recipe without such a
+    counterpart, and for too many dimensions.
     """
-    fresh = _counterpart(model, shared)
-    found: dict[str, float] = {}
-    kept = dict(model.state_dict())
+    counterpart = _build_counterpart(model, shared)
+    errors: dict[str, float] = {}
+    copied_weights = dict(model.state_dict())
     for name, layer in model.named_modules():
         if isinstance(layer, Attention):
-            other = fresh.get_submodule(name)
-            assert isinstance(other, CollaborativeAttention)
-            found[name] = share_dimensions(layer, other, rounds=rounds, starts=starts, seed=seed)
-            kept = {key: value for key, value in kept.items() if not key.startswith(f"{name}.")}
-    for key, value in fresh.state_dict().items():
-        if key in kept:
-            value.copy_(kept[key])
-    fresh.tokenizer = model.tokenizer
-    return HeadSharingResult(fresh.train(model.training), found)
+            shared_layer = counterpart.get_submodule(name)
+            assert isinstance(shared_layer, CollaborativeAttention)
+            errors[name] = share_dimensions(layer, shared_layer, rounds=rounds, starts=starts, seed=seed)
+            copied_weights = {key: value for key, value in copied_weights.items() if not key.startswith(f"{name}.")}
+    for key, value in counterpart.state_dict().items():
+        if key in copied_weights:
+            value.copy_(copied_weights[key])
+    counterpart.tokenizer = model.tokenizer
+    return HeadSharingResult(counterpart.train(model.training), errors)
 
 
 @torch.no_grad()
-def share_dimensions(layer: Attention, to: CollaborativeAttention, *, rounds: int, starts: int, seed: int) -> float:
-    """Make `to` compute what `layer` does, as nearly as its dimensions allow; gives the relative error of the scores.
+def share_dimensions(layer: Attention, target: CollaborativeAttention, *, rounds: int, starts: int, seed: int) -> float:
+    """Set the weights of `target` so that it approximates `layer`; returns the relative error of the scores.
 
-    Biases of queries become what keys count by themselves, which is exact; those of keys add the same to all keys of a
-    query, which the softmax does not see.
+    Query biases become the content bias of the keys, which is exact; key biases add the same number to all keys of a
+    query, which the softmax ignores.
     """
     kernel, heads = layer.kernel, layer.heads
     assert isinstance(kernel, SoftmaxKernel)
-    assert to.kernel.scale is not None
+    assert target.kernel.scale is not None
     assert layer.q_proj is not None
     groups, key, value = layer.kv_shape
     assert groups == heads
     q, (k, v) = layer.q_proj.weight, torch.split(layer.kv_proj.weight, [heads * key, heads * value])
-    found = factorise(_by_head(q, heads), _by_head(k, heads), to.shared, rounds=rounds, starts=starts, seed=seed)
-    # scores are scaled by the old width, whatever the new one is
-    scale = (key**-0.5 if kernel.scale is None else kernel.scale) / to.kernel.scale
+    factors = factorize(
+        _rows_by_head(q, heads), _rows_by_head(k, heads), target.shared, rounds=rounds, starts=starts, seed=seed
+    )
+    # scores stay scaled by the original head dimension
+    scale = (key**-0.5 if kernel.scale is None else kernel.scale) / target.kernel.scale
     for weight, factor in (
-        (to.q_proj.weight, found.query.T),
-        (to.k_proj.weight, found.key.T),
-        (to.mixing, found.mixing),
+        (target.q_proj.weight, factors.query.T),
+        (target.k_proj.weight, factors.key.T),
+        (target.mixing, factors.mixing),
     ):
         weight.copy_(torch.from_numpy(np.ascontiguousarray(factor)))
-    to.mixing.mul_(scale)
+    target.mixing.mul_(scale)
     bias = torch.zeros_like(q[:, 0]) if layer.q_proj.bias is None else layer.q_proj.bias
-    to.content.weight.copy_(scale * torch.einsum("ha,had->hd", bias.view(heads, key), k.view(heads, key, -1)))
-    to.v_proj.weight.copy_(v)
-    to.v_proj.bias.copy_(0.0 if layer.kv_proj.bias is None else layer.kv_proj.bias[heads * key :])
-    to.out_proj.load_state_dict(layer.out_proj.state_dict())
-    return found.error
+    target.key_bias.weight.copy_(scale * torch.einsum("ha,had->hd", bias.view(heads, key), k.view(heads, key, -1)))
+    target.v_proj.weight.copy_(v)
+    target.v_proj.bias.copy_(0.0 if layer.kv_proj.bias is None else layer.kv_proj.bias[heads * key :])
+    target.out_proj.load_state_dict(layer.out_proj.state_dict())
+    return factors.error
 
 
-def factorise(q: FloatArray, k: FloatArray, shared: int, *, rounds: int, starts: int, seed: int) -> CanonicalFactors:
-    """The products q_h^T k_h of all heads, (h, e, d) each, as one canonical polyadic decomposition of rank `shared`."""
+def factorize(q: FloatArray, k: FloatArray, shared: int, *, rounds: int, starts: int, seed: int) -> CanonicalFactors:
+    """The canonical polyadic decomposition of rank `shared` of the products q_h^T k_h of all heads, (h, e, d) each."""
     heads, width, _ = q.shape
     if shared == heads * width:
         mixing = np.repeat(np.eye(heads), width, axis=1)
         return CanonicalFactors(q.reshape(shared, -1).T, mixing, k.reshape(shared, -1).T, 0.0)
     tensor = np.einsum("hax,hay->xhy", q, k)
-    first = _largest(q, k, shared)
-    tries = [_refined(tensor, first, rounds)]
+    initial = _svd_factors(q, k, shared)
+    candidates = [_alternate_least_squares(tensor, initial, rounds)]
     generator = np.random.default_rng(seed)
     for _ in range(starts - 1):
-        drawn = [generator.standard_normal((size, shared)) for size in tensor.shape]
-        tries.append(_refined(tensor, drawn, rounds))
-    return min(tries, key=lambda found: found.error)
+        random_factors = [generator.standard_normal((size, shared)) for size in tensor.shape]
+        candidates.append(_alternate_least_squares(tensor, random_factors, rounds))
+    return min(candidates, key=lambda factors: factors.error)
 
 
-def _largest(q: FloatArray, k: FloatArray, shared: int) -> list[FloatArray]:
+def _svd_factors(q: FloatArray, k: FloatArray, shared: int) -> list[FloatArray]:
     """The best approximation in which each dimension serves one head: the largest singular values of all heads."""
-    # of width x width matrices, not of the whole products
+    # QR first, so that the SVD is of width x width matrices, not of the products
     (left, upper), (right, lower) = (np.linalg.qr(x.transpose(0, 2, 1)) for x in (q, k))
     u, sizes, v = np.linalg.svd(upper @ lower.transpose(0, 2, 1))
     order = np.argsort(-sizes, axis=None)[:shared]
@@ -122,8 +122,8 @@ def _largest(q: FloatArray, k: FloatArray, shared: int) -> list[FloatArray]:
     return [queries, np.eye(len(q))[:, head], keys]
 
 
-def _refined(tensor: FloatArray, factors: list[FloatArray], rounds: int) -> CanonicalFactors:
-    """The three factors after alternating least squares, balanced in size."""
+def _alternate_least_squares(tensor: FloatArray, factors: list[FloatArray], rounds: int) -> CanonicalFactors:
+    """The three factor matrices after alternating least squares, their columns scaled to equal norms."""
     try:
         import tensorly
         from tensorly.cp_tensor import CPTensor, cp_to_tensor
@@ -132,36 +132,36 @@ def _refined(tensor: FloatArray, factors: list[FloatArray], rounds: int) -> Cano
         raise UserError("sharing fewer dimensions needs tensorly: pip install 'manyformer[decompose]'") from None
     rank = factors[0].shape[1]
     with tensorly.backend_context("numpy"):
-        start = CPTensor((np.ones(rank), factors))
-        found: Any = parafac(tensor, rank, init=start, n_iter_max=rounds, tol=1e-9, normalize_factors=False)
-        rebuilt = cp_to_tensor(found)
+        initial = CPTensor((np.ones(rank), factors))
+        decomposition: Any = parafac(tensor, rank, init=initial, n_iter_max=rounds, tol=1e-9, normalize_factors=False)
+        rebuilt = cp_to_tensor(decomposition)
     error = float(np.linalg.norm(rebuilt - tensor) / np.linalg.norm(tensor))
-    weights, parts = found
-    sizes = [np.maximum(np.linalg.norm(part, axis=0), np.finfo(float).tiny) for part in parts]
+    weights, matrices = decomposition
+    sizes = [np.maximum(np.linalg.norm(part, axis=0), np.finfo(float).tiny) for part in matrices]
     mean = np.cbrt(weights * sizes[0] * sizes[1] * sizes[2])
-    query, mixing, key = (part / size * mean for part, size in zip(parts, sizes, strict=True))
+    query, mixing, key = (part / size * mean for part, size in zip(matrices, sizes, strict=True))
     return CanonicalFactors(query, mixing, key, error)
 
 
-def _by_head(weight: Tensor, heads: int) -> FloatArray:
-    found: FloatArray = weight.detach().double().cpu().numpy().reshape(heads, -1, weight.shape[1])
-    return found
+def _rows_by_head(weight: Tensor, heads: int) -> FloatArray:
+    rows_by_head: FloatArray = weight.detach().double().cpu().numpy().reshape(heads, -1, weight.shape[1])
+    return rows_by_head
 
 
-def _counterpart(model: Model, shared: int) -> Model:
-    """A new model of the recipe that `model` can become, where it was and of its type."""
+def _build_counterpart(model: Model, shared: int) -> Model:
+    """A new model of the counterpart recipe with shared dimensions, on the device and of the dtype of `model`."""
     recipe, keywords = model.spec
     if recipe not in COUNTERPART_RECIPES:
-        raise UserError(
-            f"heads of {recipe} cannot be made to share dimensions; those of {', '.join(COUNTERPART_RECIPES)} can"
-        )
+        raise UserError(f"the heads of {recipe} cannot share dimensions; those of {', '.join(COUNTERPART_RECIPES)} can")
     if not 1 <= shared <= keywords["dim"]:
         raise UserError(f"shared ({shared}) must be at least 1 and at most dim ({keywords['dim']}), which is exact")
-    known = get_recipe(COUNTERPART_RECIPES[recipe]).signature.parameters
-    usual = get_recipe(recipe).signature.parameters
+    valid_names = get_recipe(COUNTERPART_RECIPES[recipe]).signature.parameters
+    defaults = get_recipe(recipe).signature.parameters
     for name, value in keywords.items():
-        if name not in known and value != usual[name].default:
-            raise UserError(f"{COUNTERPART_RECIPES[recipe]} has no {name}, which this model has as {value}")
-    words = {name: value for name, value in keywords.items() if name in known}
-    like = next(model.parameters())
-    return build(COUNTERPART_RECIPES[recipe], **words, shared=shared).to(device=like.device, dtype=like.dtype)
+        if name not in valid_names and value != defaults[name].default:
+            raise UserError(f"{COUNTERPART_RECIPES[recipe]} has no keyword {name}, which this model sets to {value}")
+    shared_keywords = {name: value for name, value in keywords.items() if name in valid_names}
+    parameter = next(model.parameters())
+    return build(COUNTERPART_RECIPES[recipe], **shared_keywords, shared_dim=shared).to(
+        device=parameter.device, dtype=parameter.dtype
+    )

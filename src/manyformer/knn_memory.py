@@ -1,4 +1,4 @@
-"""A trained language model given a memory of very many old keys, or a larger one than it has."""
+"""Conversion of a trained language model to one with a kNN memory of past keys, or with a larger one."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from manyformer.recipes import build, get_recipe
 MEMORIZING_RECIPE = "memorizing-transformer"
 
 COUNTERPART_KEYWORDS: dict[str, dict[str, Any]] = {
-    "transformer-xl": {"position": "xl", "scores": "product"},
+    "transformer-xl": {"position": "xl", "qk_similarity": "product"},
     MEMORIZING_RECIPE: {},
 }
-"""The recipes whose models can be given a memory, and what they are then besides."""
+"""The recipes whose models can be given a memory, with the keywords that the converted model then needs."""
 
-GATE = 0.02
+DEFAULT_GATE = 0.02
 
 
 def memorize(
@@ -25,37 +25,42 @@ def memorize(
     layer: int | None = None,
     neighbours: int | None = None,
     block: int | None = None,
-    gate: float = GATE,
+    gate: float = DEFAULT_GATE,
 ) -> LanguageModel:
-    """`model` with `memory` pairs of key and value to look up in one layer, and nothing else changed (Wu et al. 2022).
+    """Convert `model` so that one layer retrieves from a memory of `memory` key-value pairs (Wu et al. 2022).
 
-    It is a new `memorizing-transformer` with the old weights. The memory counts `gate` at first, so that the model
-    begins near the old one; train it further to make use of the memory (section 4.4 of the paper; 20,000 steps there).
-    Where there is a memory already it only changes its size, and `layer` and `gate` are as they were. What is not given
-    is as in the model, or usual. Raises UserError for a recipe that remembers nothing of its own.
+    The result is a new `memorizing-transformer` with the weights of `model`. The memory's weight is `gate` at first, so
+    that the new model starts close to the old one; train it further to use the memory (section 4.4 of the paper;
+    20,000 steps there). If `model` has such a memory already, only its size changes, and `layer` and `gate` keep their
+    values. Arguments that are None are taken from the model, else from the recipe's defaults. Raises UserError for a
+    recipe without a segment memory.
     """
-    recipe, old = model.spec
+    recipe, old_keywords = model.spec
     if recipe not in COUNTERPART_KEYWORDS:
         raise UserError(f"a {recipe} cannot be given a memory; a {' or a '.join(COUNTERPART_KEYWORDS)} can")
-    if old["remembered"] is None:
-        raise UserError("a memory of long ago is beside one of what was lately: set remembered")
-    known = get_recipe(MEMORIZING_RECIPE).signature.parameters
-    words = (
-        {name: value for name, value in old.items() if name in known}
+    if old_keywords["memory_length"] is None:
+        raise UserError("a kNN memory needs a segment memory as well: set memory_length")
+    valid_names = get_recipe(MEMORIZING_RECIPE).signature.parameters
+    keywords = (
+        {name: value for name, value in old_keywords.items() if name in valid_names}
         | COUNTERPART_KEYWORDS[recipe]
-        | {"memory": memory}
+        | {"knn_memory_size": memory}
     )
-    words |= {name: value for name, value in {"neighbours": neighbours, "block": block}.items() if value is not None}
-    if old.get("memory") is None:
-        words |= {"layer": layer, "gate": gate, "combine": "gate"}
-    elif layer not in (None, old["layer"]):
-        raise UserError(f"layer ({layer}): the memory that this model has stays in its layer")
-    like = next(model.parameters())
-    fresh = build(MEMORIZING_RECIPE, **words).to(device=like.device, dtype=like.dtype)
-    kept = {name for name in fresh.state_dict() if ".combine." in name and old.get("memory") is None}
-    missing = fresh.load_state_dict(tree_map(lambda t: t.detach().clone(), dict(model.state_dict())), strict=False)
-    assert set(missing.missing_keys) == kept
-    assert not missing.unexpected_keys
-    fresh.tokenizer = model.tokenizer
-    assert isinstance(fresh, LanguageModel)
-    return fresh.train(model.training)
+    keywords |= {name: value for name, value in {"neighbours": neighbours, "block": block}.items() if value is not None}
+    if old_keywords.get("knn_memory_size") is None:
+        keywords |= {"layer": layer, "gate": gate, "combine": "gate"}
+    elif layer not in (None, old_keywords["layer"]):
+        raise UserError(f"layer ({layer}) must be {old_keywords['layer']}, the layer that has the model's memory")
+    parameter = next(model.parameters())
+    memorizing = build(MEMORIZING_RECIPE, **keywords).to(device=parameter.device, dtype=parameter.dtype)
+    new_weights = {
+        name for name in memorizing.state_dict() if ".combine." in name and old_keywords.get("knn_memory_size") is None
+    }
+    load_result = memorizing.load_state_dict(
+        tree_map(lambda t: t.detach().clone(), dict(model.state_dict())), strict=False
+    )
+    assert set(load_result.missing_keys) == new_weights
+    assert not load_result.unexpected_keys
+    memorizing.tokenizer = model.tokenizer
+    assert isinstance(memorizing, LanguageModel)
+    return memorizing.train(model.training)

@@ -1,4 +1,4 @@
-"""What a model consists of and what it costs, told without computing anything: parameters, structure, operations."""
+"""The structure, parameter counts and forward cost of a model, also without allocating its weights."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from manyformer.training_hooks import eval_mode
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """One module of a model: its name, how deep it lies, what it is, and how many parameters are at home in it.
+    """One module of a model: its name, nesting level, class with settings, and number of parameters.
 
-    `times` counts equal neighbours that are told once; `parameters` is the sum over all of them. A parameter that
-    several modules share is at home where it is met first; `note` says so at the others.
+    `times` counts equal siblings that share one row; `parameters` is the sum over all of them. A parameter that
+    several modules share is counted at the first of them only; `note` says so for the others.
     """
 
     name: str
@@ -32,10 +32,10 @@ class ModuleRow:
 
 
 class ForwardCost(NamedTuple):
-    """One forward pass over one sequence of `length`: operations (a multiply-add counts two), and the state after it.
+    """The cost of one forward pass over one sequence of `length` tokens: FLOPs (a multiply-add counts two) and state.
 
-    `state_bytes` is the state's size in float32 after `length` tokens, of which each token adds `bytes_per_token`;
-    both are None for a model without a state.
+    `state_bytes` is the state's size in float32 after `length` tokens, and `bytes_per_token` what each token adds to
+    it; both are None for a model without a state.
     """
 
     length: int
@@ -45,78 +45,78 @@ class ForwardCost(NamedTuple):
 
 
 def build_on_meta(recipe: str, keywords: dict[str, Any]) -> Model:
-    """The model without its numbers, on the `meta` device: quick and free of memory, however large it is."""
+    """The model on the `meta` device, without storage for its weights: fast for any size."""
     with torch.device("meta"):
         return build(recipe, **keywords)
 
 
 def count_parameters(model: nn.Module) -> int:
-    """How many numbers are learned; a shared one counts once."""
+    """The number of parameters of `model`; shared ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def module_rows(model: nn.Module) -> list[ModuleRow]:
-    """The modules of `model` from the top down, equal neighbours once."""
-    homes = {id(parameter): name for name, parameter in model.named_parameters()}
-    return list(_parts(model, "", 0, homes))
+    """The modules of `model` in depth-first order, with one row for equal siblings."""
+    owners = {id(parameter): name for name, parameter in model.named_parameters()}
+    return list(_iterate_rows(model, "", 0, owners))
 
 
-def _parts(module: nn.Module, prefix: str, level: int, homes: dict[int, str]) -> Iterator[ModuleRow]:
-    names_of: dict[int, str] = {}
-    for names in _runs_of_equals(module):
-        first, where = module.get_submodule(names[0]), f"{prefix}{names[0]}"
-        if id(first) in names_of:
-            yield ModuleRow(names[0], level, _kind(first), 0, note=f"the same as {names_of[id(first)]}")
+def _iterate_rows(module: nn.Module, prefix: str, level: int, owners: dict[int, str]) -> Iterator[ModuleRow]:
+    path_by_id: dict[int, str] = {}
+    for group in _group_equal_siblings(module):
+        child, path = module.get_submodule(group[0]), f"{prefix}{group[0]}"
+        if id(child) in path_by_id:
+            yield ModuleRow(group[0], level, _module_text(child), 0, note=f"the same as {path_by_id[id(child)]}")
             continue
-        names_of[id(first)] = where
-        label = names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
-        fresh = sum(_at_home(module.get_submodule(name), f"{prefix}{name}.", homes) for name in names)
-        note = _sharing(first, f"{where}.", homes)
-        yield ModuleRow(label, level, _kind(first), fresh, len(names), note)
-        yield from _parts(first, f"{where}.", level + 1, homes)
+        path_by_id[id(child)] = path
+        label = group[0] if len(group) == 1 else f"{group[0]}..{group[-1]}"
+        parameters = sum(_count_owned(module.get_submodule(name), f"{prefix}{name}.", owners) for name in group)
+        note = _describe_sharing(child, f"{path}.", owners)
+        yield ModuleRow(label, level, _module_text(child), parameters, len(group), note)
+        yield from _iterate_rows(child, f"{path}.", level + 1, owners)
 
 
-def _runs_of_equals(module: nn.Module) -> list[list[str]]:
-    """The names of the children, numbered neighbours of the same structure together."""
-    runs: list[list[str]] = []
-    drawn = ""
-    # not named_children, which leaves out the second name of a module that stands in two places
+def _group_equal_siblings(module: nn.Module) -> list[list[str]]:
+    """The names of the children, with adjacent numbered children of equal structure in one group."""
+    groups: list[list[str]] = []
+    last_repr = ""
+    # not named_children, which leaves out the second name of a module that is registered twice
     for name, child in module._modules.items():
         if child is None:
             continue
-        if runs and name.isdigit() and runs[-1][-1].isdigit() and repr(child) == drawn:
-            runs[-1].append(name)
+        if groups and name.isdigit() and groups[-1][-1].isdigit() and repr(child) == last_repr:
+            groups[-1].append(name)
         else:
-            runs.append([name])
-            drawn = repr(child)
-    return runs
+            groups.append([name])
+            last_repr = repr(child)
+    return groups
 
 
-def _at_home(module: nn.Module, prefix: str, homes: dict[int, str]) -> int:
-    return sum(parameter.numel() for parameter in module.parameters() if homes[id(parameter)].startswith(prefix))
+def _count_owned(module: nn.Module, prefix: str, owners: dict[int, str]) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if owners[id(parameter)].startswith(prefix))
 
 
-def _sharing(module: nn.Module, prefix: str, homes: dict[int, str]) -> str:
-    """Which of the module's own parameters are at home elsewhere."""
+def _describe_sharing(module: nn.Module, prefix: str, owners: dict[int, str]) -> str:
+    """The module's direct parameters that are shared with, and counted at, another module."""
     shared = [
-        f"{name} is {homes[id(parameter)]}"
+        f"{name} is {owners[id(parameter)]}"
         for name, parameter in module.named_parameters(recurse=False)
-        if homes[id(parameter)] != f"{prefix}{name}"
+        if owners[id(parameter)] != f"{prefix}{name}"
     ]
     return ", ".join(shared)
 
 
-def _kind(module: nn.Module) -> str:
+def _module_text(module: nn.Module) -> str:
     name, extra = type(module).__name__, module.extra_repr()
     return f"{name}({extra})" if extra and "\n" not in extra else name
 
 
 def forward_cost(model: Model, length: int) -> ForwardCost:
-    """What one forward pass over one sequence of `length` tokens costs; for a translation both sides are that long.
+    """The cost of one forward pass over one sequence of `length` tokens; encoder-decoders take that many on both sides.
 
-    It is a pass without dropout, not the first one; for a classifier of images that of one image, whatever the length.
-    Raises ValueError where the model allows no such length. `model` may be a `build_on_meta`; where what is computed
-    depends on what the tokens are like, a sketch is made real, by a fixed seed."""
+    The pass is one in evaluation mode after a warm-up; an image classifier is given one image, whatever `length` is.
+    Raises ValueError if the model does not allow that length. `model` may come from `build_on_meta`; if the cost
+    depends on the content of the tokens, a copy with real weights is then built with a fixed seed."""
     model.check_length(length)
     content_based = any(getattr(part, "content_based", False) for part in model.modules())
     if content_based and model.device.type == "meta":
@@ -130,42 +130,42 @@ def forward_cost(model: Model, length: int) -> ForwardCost:
         assert model.max_length is not None
         length = model.max_length
     with torch.no_grad(), eval_mode(model):
-        # first what later passes find made: plans of sparse attention, for which a counter would take ten times as
-        # long, and what is remembered for as long as weights stay as they are
-        _pass(model, tokens)
-        flops = count_flops(lambda: _pass(model, tokens))
-    half = max(1, length // 2)
+        # a warm-up fills the caches of later passes: plans of sparse attention, which would take ten times as long
+        # under the counter, and values that are cached until the weights change
+        _run_forward(model, tokens)
+        flops = count_flops(lambda: _run_forward(model, tokens))
+    half_length = max(1, length // 2)
     card = RECIPES[model.spec.recipe].card
-    if not isinstance(model, LanguageModel | EncoderDecoder) or not card.incremental_decoding or half == length:
+    if not isinstance(model, LanguageModel | EncoderDecoder) or not card.incremental_decoding or half_length == length:
         return ForwardCost(length, flops, None, None)
-    early, late = (_state_bytes(model, tokens, upto) for upto in (half, length))
-    return ForwardCost(length, flops, late, (late - early) / (length - half))
+    half_bytes, full_bytes = (_state_bytes(model, tokens, upto) for upto in (half_length, length))
+    return ForwardCost(length, flops, full_bytes, (full_bytes - half_bytes) / (length - half_length))
 
 
-def _pass(model: Model, tokens: Tensor) -> None:
+def _run_forward(model: Model, tokens: Tensor) -> None:
     if isinstance(model, EncoderDecoder):
         model(tokens, tokens)
     elif isinstance(model, ImageClassifier):
         model(torch.zeros(1, *model.embed.shape, dtype=torch.uint8, device=tokens.device))
     elif isinstance(model, Tagger):
-        # which tree it is makes no difference
+        # the cost does not depend on the tree
         model(tokens, None, torch.from_numpy(preorder_columns(range(tokens.shape[1])))[None].to(tokens.device))
     else:
         model(tokens)
 
 
-def _state_bytes(model: LanguageModel | EncoderDecoder, tokens: Tensor, upto: int) -> int:
+def _state_bytes(model: LanguageModel | EncoderDecoder, tokens: Tensor, length: int) -> int:
     with torch.no_grad():
         state: State = model.init_state(1)
         if isinstance(model, EncoderDecoder):
-            state = model.decode(tokens[:, :upto], model.encode(tokens), None, state).state
+            state = model.decode(tokens[:, :length], model.encode(tokens), None, state).state
         else:
-            state = model(tokens[:, :upto], None, state).state
+            state = model(tokens[:, :length], None, state).state
     sizes: list[int] = []
 
-    def measure(tensor: Tensor) -> Tensor:
+    def record_size(tensor: Tensor) -> Tensor:
         sizes.append(tensor.numel() * tensor.element_size())
         return tensor
 
-    tree_map(measure, state)
+    tree_map(record_size, state)
     return sum(sizes)

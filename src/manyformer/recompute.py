@@ -1,8 +1,8 @@
-"""Choices that must be the same when a layer is computed again: hashes, routes, random permutations.
+"""Recording and replay of discrete choices (hashes, routes, random permutations) for layers that are recomputed.
 
-A reversible stack computes each branch a second time, from a reconstruction that differs in the last bits. What is
-continuous does not mind; a discrete choice would now and then fall the other way, and the gradient would be that of
-another function. Such a choice is made in `choose_once`.
+A reversible stack computes each branch a second time, from a reconstruction that differs in the last bits. Continuous
+operations tolerate that; a discrete choice would occasionally differ, and the gradient would be that of another
+function. Such choices are therefore made inside `choose_once`.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,24 +20,24 @@ _replaying: ContextVar[Iterator[Any] | None] = ContextVar("replaying", default=N
 
 
 def choose_once(choose: Callable[[], T]) -> T:
-    """What `choose` gives; where the computation is repeated, what it gave the first time.
+    """The result of `choose()`, or the result of the first computation while that is replayed.
 
-    So it is also the place for what may happen only once, such as moving an average.
+    Side effects that must happen once per computation, such as updating a moving average, belong into `choose` too.
     """
     replaying = _replaying.get()
     if replaying is not None:
-        found: T = next(replaying)
-        return found
-    made = choose()
-    recording = _recording.get()
-    if recording is not None:
-        recording.append(made)
-    return made
+        replayed: T = next(replaying)
+        return replayed
+    choice = choose()
+    tape = _recording.get()
+    if tape is not None:
+        tape.append(choice)
+    return choice
 
 
 @contextmanager
 def recording_choices(tape: ChoiceTape) -> Iterator[None]:
-    """Inside, the choices are kept on the tape."""
+    """Append every choice made inside the block to `tape`."""
     token = _recording.set(tape)
     try:
         yield
@@ -47,7 +47,7 @@ def recording_choices(tape: ChoiceTape) -> Iterator[None]:
 
 @contextmanager
 def replaying_choices(tape: ChoiceTape) -> Iterator[None]:
-    """Inside, the choices of the tape are made again, in their order."""
+    """Return the choices of `tape`, in order, from `choose_once` inside the block."""
     token = _replaying.set(iter(tape))
     try:
         yield

@@ -1,4 +1,4 @@
-"""What parts of a model do, and are told, while it is trained."""
+"""Interfaces between the modules of a model and the training loop: updates, progress, checkpoints of other models."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -9,82 +9,84 @@ from torch import nn
 
 
 class PostStepUpdate(ABC):
-    """A part that changes between training steps by itself, such as random features that are drawn anew."""
+    """A module that updates itself between training steps, such as random features that are redrawn."""
 
     @abstractmethod
     def after_step(self, step: int) -> None:
-        """Called after training step number `step`, the first being 1: be what that many steps make of it."""
+        """Update the module after training step `step`, counted from 1."""
 
 
 def run_post_step_updates(model: nn.Module, step: int) -> None:
-    """Let every part of `model` that renews itself do so; `manyformer.train` calls it after every step."""
+    """Call `after_step` of every `PostStepUpdate` in `model`; `manyformer.train` does so after every step."""
     with torch.no_grad():
-        for part in model.modules():
-            if isinstance(part, PostStepUpdate):
-                part.after_step(step)
+        for module in model.modules():
+            if isinstance(module, PostStepUpdate):
+                module.after_step(step)
 
 
 class OwnOptimizerEpsilon:
-    """A part whose own weights follow their gradient as it is, where an optimiser takes equal steps for others.
+    """A module whose own parameters need an epsilon of their own in Adam, `optimizer_eps`.
 
-    Adam divides a gradient by its size, so that one that is tiny, but always points the same way, is obeyed like any
-    other. With `optimizer_eps` added to what it divides by, far more than the gradient has, the step is that of
-    gradient descent with momentum, at the rate / `optimizer_eps`."""
+    Adam divides a gradient by its magnitude, so that a tiny gradient of constant sign moves a parameter as fast as a
+    large one. With an `optimizer_eps` far above the gradient's magnitude the step is that of gradient descent with
+    momentum, at the learning rate / `optimizer_eps`."""
 
     optimizer_eps: float = 0.03
 
 
 class StatefulAcrossBatches:
-    """A part with a memory: its state is carried from batch to batch of a training whose rows go on."""
+    """A module whose state is carried from batch to batch while training on rows that continue."""
 
 
 class OptionalOnLoad:
-    """A part that a model may have been trained without: it begins with weights of its own where an earlier run is
-    begun with that had none, and what that run had of it is left behind where it is there no longer."""
+    """A module that a checkpoint may lack or have in excess when another run's weights are loaded.
+
+    It keeps its initial weights where the other run had none; weights of it that the model does not have are ignored.
+    """
 
 
 class WrapsLoadedModule:
-    """A part that stands where another stood, which is now inside of it under the name `wrapped_name`."""
+    """A module that replaces another one of a loaded checkpoint and holds it as its child `wrapped_name`."""
 
     wrapped_name: str
 
 
 class RequiresPretrained:
-    """A part that learns from what the rest of a model has learned before, which does not change any more.
+    """A module that is trained on top of a pretrained model, all other weights of which are frozen.
 
-    `requirement` says what it takes, for people.
+    `requirement` is a sentence about that for error messages.
     """
 
     requirement: str
 
 
 class UsesNeighbours:
-    """A part that attends to tokens that were looked up for each token of a language model."""
+    """A module that attends to tokens retrieved for each token of a language model."""
 
 
 def uses_neighbours(model: nn.Module) -> bool:
-    """Whether some part of `model` takes what was looked up."""
-    return any(isinstance(part, UsesNeighbours) for part in model.modules())
+    """Whether `model` contains a module that attends to retrieved tokens."""
+    return any(isinstance(module, UsesNeighbours) for module in model.modules())
 
 
 class TracksProgress(ABC):
-    """A part that does something else as training goes on, such as a loss that ends halfway."""
+    """A module whose behavior depends on the training progress, such as a loss that ends halfway."""
 
     @abstractmethod
-    def set_progress(self, share: float) -> None:
-        """Called before each training step with the share of the training that lies behind, from 0 to 1."""
+    def set_progress(self, fraction: float) -> None:
+        """Set the completed fraction of the training, from 0 to 1; called before each training step."""
 
 
-def set_training_progress(model: nn.Module, share: float) -> None:
-    """Tell every part of `model` that asks how far training has got; `manyformer.train` calls it before every step."""
-    for part in model.modules():
-        if isinstance(part, TracksProgress):
-            part.set_progress(share)
+def set_training_progress(model: nn.Module, fraction: float) -> None:
+    """Call `set_progress` of every `TracksProgress` in `model`; `manyformer.train` does so before every step."""
+    for module in model.modules():
+        if isinstance(module, TracksProgress):
+            module.set_progress(fraction)
 
 
 @contextmanager
 def eval_mode(model: object) -> Iterator[None]:
-    """Dropout off for as long as it lasts, and back on after it where it was on; none where no module is."""
+    """Put `model` into evaluation mode inside the block and restore its mode afterwards; no effect on other objects."""
     if not isinstance(model, nn.Module):
         yield
         return

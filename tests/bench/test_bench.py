@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from manyformer.bench import BenchCandidate, BenchCell, BenchReport, MachineInfo, bench
-from manyformer.bench.candidate import NEW, BenchSetting, CandidateBench
+from manyformer.bench.candidate import NEW_TOKENS, BenchSetting, CandidateBench
 from manyformer.errors import UserError
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 1, "heads": 2}
@@ -25,7 +25,7 @@ def synthetic(times: dict[str, list[float]], lengths: list[int], spread: float =
     for label, seconds in times.items():
         for length, time, base in zip(lengths, seconds, times[against]):
             if math.isnan(time):
-                cells.append(BenchCell(label, "step", length, why="too slow"))
+                cells.append(BenchCell(label, "step", length, reason="too slow"))
                 continue
             ratio = time / base
             cells.append(
@@ -45,13 +45,13 @@ def report() -> BenchReport:
 def test_everything_is_measured(report: BenchReport) -> None:
     labels = ["transformer-lm", "compose", "gated", "bert", "transformer"]
     assert report.labels == labels
-    assert report.whats == ["forward", "step", "decode"]
+    assert report.kinds == ["forward", "step", "decode"]
     assert report.lengths == [8, 16]
     assert len(report.cells) == 5 * 3 * 2
     for cell in report.cells:
         if (cell.label, cell.kind) == ("bert", "decode"):
             assert cell.seconds is cell.ratio is cell.memory is cell.flops is None
-            assert cell.why == "a later token changes all earlier outputs, so nothing can be kept"
+            assert cell.reason == "a later token changes all earlier outputs, so no state can be cached"
             continue
         assert cell.seconds is not None
         assert cell.lower_quartile is not None
@@ -73,7 +73,7 @@ def test_operations_and_states_are_those_of_the_recipes(report: BenchReport) -> 
         step = 3 * length * (linear + head) + pair * length * length * 7 // 2
         assert report.cell("transformer-lm", "step", length).flops == step
         # the tokens of a decoding job see length + 1, ..., length + NEW keys
-        keys = length + (NEW + 1) / 2
+        keys = length + (NEW_TOKENS + 1) / 2
         assert report.cell("transformer-lm", "decode", length).flops == int(linear + head + pair * keys)
         # keys and values in float32, a position and a segment for each token, a position and a segment for the row
         assert report.cell("transformer-lm", "decode", length).memory == length * (2 * 16 * 4 + 2 * 8) + 2 * 8
@@ -99,7 +99,7 @@ def test_files_hold_everything(report: BenchReport, tmp_path: Path) -> None:
     assert read["machine"]["threads"] == 1
     assert set(read["summary"]["gated"]["step"]) == {"growth", "faster_from"}
     rows = list(csv.DictReader(io.StringIO((tmp_path / "deep" / "a.csv").read_text())))
-    assert [(row["label"], row["what"], int(row["length"])) for row in rows] == [
+    assert [(row["label"], row["kind"], int(row["length"])) for row in rows] == [
         (cell.label, cell.kind, cell.length) for cell in report.cells
     ]
     assert float(rows[0]["seconds"]) == report.cells[0].seconds
@@ -147,7 +147,7 @@ def test_a_step_changes_the_model_and_decoding_begins_anew_each_time() -> None:
         assert all(value.grad is None for value in one.model.parameters())
         job = one.job("decode", 16)
         first, again = job(), job()
-        assert first.shape == (2, NEW)
+        assert first.shape == (2, NEW_TOKENS)
         assert torch.equal(first, again)
 
 
@@ -155,18 +155,18 @@ def test_candidates_are_built_alike() -> None:
     setting = BenchSetting(torch.device("cpu"), 1, 40, "auto", 0, {"dim": 16, "heads": 2, "classes": 7})
     one = CandidateBench(BenchCandidate("x", "transformer-lm", {"depth": 3}), setting).model.spec.keywords
     assert (one["vocab"], one["dim"], one["depth"], one["heads"]) == (256, 16, 3, 2)
-    assert one["longest"] == 40 + NEW
+    assert one["max_length"] == 40 + NEW_TOKENS
     assert CandidateBench(BenchCandidate("y", "transformer-classifier"), setting).model.spec.keywords["classes"] == 7
 
 
 def test_a_slow_candidate_is_spared_greater_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
     report = bench(
-        ["compose"], [8, 16], what=["forward"], keywords=SMALL, rounds=1, patience=0.0, device="cpu", each=heard.append
+        ["compose"], [8, 16], what=["forward"], keywords=SMALL, rounds=1, patience=0.0, device="cpu", on_progress=heard.append
     )
     assert heard == ["forward, length 8", "forward, length 16"]
     assert all(cell.seconds is None for cell in report.cells)
-    reasons = {cell.why for cell in report.cells}
+    reasons = {cell.reason for cell in report.cells}
     assert reasons == {"too slow from length 8 on: one run takes 0 s, the patience is 0 s"}
     assert "–" in "\n".join(report.lines())
 
@@ -183,7 +183,7 @@ def test_no_memory_is_a_result(error: Exception, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(CandidateBench, "job", job)
     report = bench(["compose"], [8, 16, 24], what=["forward"], keywords=SMALL, rounds=1, device="cpu")
     assert report.cell("compose", "forward", 8).seconds is not None
-    assert {report.cell("compose", "forward", n).why for n in (16, 24)} == {"out of memory at length 16"}
+    assert {report.cell("compose", "forward", n).reason for n in (16, 24)} == {"out of memory at length 16"}
     assert report.cell("transformer-lm", "forward", 24).seconds is not None
 
 
@@ -191,7 +191,7 @@ def test_no_memory_is_a_result(error: Exception, monkeypatch: pytest.MonkeyPatch
     ("recipes", "words", "message"),
     [
         ([], {}, "nothing to measure: give at least one recipe"),
-        (["bert", "bert"], {}, "'bert' is there twice"),
+        (["bert", "bert"], {}, "the label 'bert' is used twice"),
         (["brt"], {}, r"there is no recipe 'brt'; did you mean bert\?"),
         (["bert"], {"lengths": []}, "lengths must be 1 or more tokens"),
         (["bert"], {"lengths": [0]}, "lengths must be 1 or more tokens"),

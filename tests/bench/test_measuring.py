@@ -10,7 +10,15 @@ import torch
 
 import manyformer as mf
 from manyformer.batches import CausalLMBatch
-from manyformer.bench import clock, extra_memory, load_warning, middle, once, paired, take_turns
+from manyformer.bench import (
+    clock,
+    extra_memory,
+    load_warning,
+    median_with_quartiles,
+    paired_ratio,
+    take_turns,
+    time_job,
+)
 from manyformer.bench.clock import is_noisy
 from manyformer.bench.memory import PROCESS
 from manyformer.flops import count_flops
@@ -22,7 +30,7 @@ MEGABYTE = 1_000_000
 def test_jobs_take_turns_and_none_is_always_first() -> None:
     order: list[str] = []
     jobs = {name: (lambda name=name: order.append(name)) for name in "abc"}
-    times = take_turns(jobs, 4, CPU, about=dict.fromkeys("abc", 1.0))
+    times = take_turns(jobs, 4, CPU, expected_seconds=dict.fromkeys("abc", 1.0))
     assert "".join(order) == "abc" + "bca" + "cab" + "abc"
     assert {name: len(seconds) for name, seconds in times.items()} == {"a": 4, "b": 4, "c": 4}
 
@@ -36,23 +44,23 @@ def test_short_jobs_are_repeated_and_the_time_divided() -> None:
 
     (seconds,) = take_turns({"nap": job}, 1, CPU)["nap"]
     # once to find out how long it takes, then until it lasts long enough to be timed
-    assert next(calls) >= 1 + clock.SHORTEST / 0.01
+    assert next(calls) >= 1 + clock.MIN_SECONDS / 0.01
     assert 0.002 <= seconds < 0.02
 
 
 def test_times_are_those_of_the_wall() -> None:
-    assert 0.03 <= once(lambda: time.sleep(0.03), CPU) < 0.3
+    assert 0.03 <= time_job(lambda: time.sleep(0.03), CPU) < 0.3
 
 
 def test_a_disturbed_round_does_not_move_a_paired_ratio() -> None:
     reference = [1.0, 1.1, 0.9, 10.0, 1.0]
-    assert paired([2 * seconds for seconds in reference], reference) == (2.0, 2.0, 2.0)
-    assert paired([2.0, 2.2, 1.8, 2.0, 2.0], reference).median == 2.0
+    assert paired_ratio([2 * seconds for seconds in reference], reference) == (2.0, 2.0, 2.0)
+    assert paired_ratio([2.0, 2.2, 1.8, 2.0, 2.0], reference).median == 2.0
 
 
 def test_the_middle_of_numbers() -> None:
-    assert middle([3.0]) == (3.0, 3.0, 3.0)
-    assert middle([4.0, 1.0, 3.0, 2.0, 5.0]) == (3.0, 2.0, 4.0)
+    assert median_with_quartiles([3.0]) == (3.0, 3.0, 3.0)
+    assert median_with_quartiles([4.0, 1.0, 3.0, 2.0, 5.0]) == (3.0, 2.0, 4.0)
 
 
 @pytest.mark.parametrize(("times", "verdict"), [([1.0, 1.01, 0.99, 1.02, 5.0], False), ([1.0, 1.5, 0.7, 2.0], True)])
@@ -118,9 +126,9 @@ def test_layers_made_again_on_the_way_back_are_counted_again() -> None:
 def test_the_chunked_loss_is_known_from_its_first_use_on() -> None:
     """Its operator is registered when torch first needs it; a count before that must not miss it."""
     code = (
-        "import torch\nfrom manyformer.flops import count_flops\nfrom manyformer.models import Head\n"
-        "head, x = Head(16, 8192), torch.randn(8, 16, requires_grad=True)\n"
-        "job = lambda: head.loss(x, torch.zeros(8, dtype=torch.long), smoothing=0.0)\n"
+        "import torch\nfrom manyformer.flops import count_flops\nfrom manyformer.models import ClassHead\n"
+        "head, x = ClassHead(16, 8192), torch.randn(8, 16, requires_grad=True)\n"
+        "job = lambda: head.loss(x, torch.zeros(8, dtype=torch.long), label_smoothing=0.0)\n"
         "assert count_flops(job) == 3 * 2 * 8 * 16 * 8192"
     )
     import subprocess

@@ -9,7 +9,7 @@ import manyformer as mf
 from manyformer.core import PADDING_SEGMENT, Chain, Context, Layer, LayerOutput, State
 from manyformer.models import LanguageModel, Model
 
-SMALL = {"vocab": 23, "dim": 16, "depth": 1, "heads": 2, "longest": 64}
+SMALL = {"vocab": 23, "dim": 16, "depth": 1, "heads": 2, "max_length": 64}
 
 
 def language_model(mistake: Layer | None = None) -> LanguageModel:

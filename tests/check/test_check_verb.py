@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.check import CONTRACTS, Adapter, ContractRow
-from manyformer.check.contracts.causality_contract import borders
-from manyformer.check.tiny_models import SMALL
+from manyformer.check.contracts.causality_contract import cut_positions
+from manyformer.check.tiny_models import TINY_KEYWORDS
 from manyformer.errors import UserError
 from manyformer.recipes import RECIPES, recipe
 
@@ -114,7 +114,7 @@ def test_lengths_are_multiples_of_what_an_adapter_asks_for() -> None:
         seen.append(tokens.shape[1])
         return net(tokens)
 
-    adapter = Adapter(logits=logits, vocab=VOCAB, causal=False, multiple=10, max_length=64)
+    adapter = Adapter(logits=logits, vocab=VOCAB, causal=False, length_multiple=10, max_length=64)
     mf.check(adapter, skip=["compile"])
     assert set(seen) == {10, 50, 60}
 
@@ -157,10 +157,10 @@ def test_names_keywords_and_folders(tmp_path: Path) -> None:
         ({"model": "bert", "length": 11}, r"length \(11\) must be from 12 to 128 tokens"),
         ({"model": "bert", "length": 129}, r"length \(129\) must be from 12 to 128 tokens"),
         ({"model": "compose", "length": 1}, "must be at least 12 tokens"),
-        ({"model": "bert", "keywords": {"longest": 8}}, "allows at most 8 tokens, too few to check"),
+        ({"model": "bert", "keywords": {"max_length": 8}}, "allows at most 8 tokens, too few to check"),
         ({"model": "bert", "keywords": {"depht": 8}}, "did you mean depth"),
         ({"model": mutants.language_model(), "keywords": {"depth": 1}}, "this model is built already"),
-        ({"model": mutants.language_model(), "device": "cpu"}, "this model is where it is"),
+        ({"model": mutants.language_model(), "device": "cpu"}, "this model has a device already"),
     ],
 )
 def test_wrong_questions_get_a_sentence(arguments: dict[str, Any], told: str) -> None:
@@ -170,7 +170,7 @@ def test_wrong_questions_get_a_sentence(arguments: dict[str, Any], told: str) ->
 
 def test_rows_arrive_one_by_one_in_the_order_of_the_report() -> None:
     heard: list[ContractRow] = []
-    report = mf.check("transformer-classifier", skip=["compile"], each=heard.append)
+    report = mf.check("transformer-classifier", skip=["compile"], on_row=heard.append)
     assert tuple(heard) == report.rows
     assert [row.contract for row in heard] == [name for name in CONTRACTS if name not in {"compile", "learns"}]
 
@@ -224,18 +224,18 @@ def test_a_card_excuses_by_promise_or_by_contract_and_by_nothing_else() -> None:
         assert report["rewind"] == ContractRow("rewind", "not promised", "not promised: its memory is written in place")
         assert report["cached"].verdict == "passed"
         enter(rewnid="a slip")
-        with pytest.raises(UserError, match="excuses itself from 'rewnid'"):
+        with pytest.raises(UserError, match="has a reason for 'rewnid'"):
             mf.check("excused")
     finally:
         del RECIPES["excused"]
 
 
 def test_small_models_are_shaken_in_every_parameter() -> None:
-    from manyformer.check.tiny_models import build_small
+    from manyformer.check.tiny_models import build_tiny
 
     torch.manual_seed(0)
-    model = build_small("bert", {}, 0)
-    assert model.spec.keywords.items() >= (SMALL | {"vocab": 29}).items() - {("classes", 3)}
+    model = build_tiny("bert", {}, 0)
+    assert model.spec.keywords.items() >= (TINY_KEYWORDS | {"vocab": 29}).items() - {("classes", 3)}
     for name, weight in model.named_parameters():
         assert weight.unique().numel() > 1, f"{name} is still constant"
 
@@ -245,7 +245,7 @@ def test_cuts_are_at_both_ends_and_around_powers_of_two(length: int) -> None:
     class Fake:
         generator = torch.Generator().manual_seed(0)
 
-    cuts = borders(Fake(), length)  # type: ignore[arg-type]
+    cuts = cut_positions(Fake(), length)  # type: ignore[arg-type]
     assert cuts[0] == 1
     assert cuts[-1] == length - 1
     assert cuts == sorted(set(cuts))

@@ -21,5 +21,5 @@ def test_a_translation_is_told_with_what_it_looked_at(cli: Cli, pairs_run: Path,
 def test_mistakes_are_told(cli: Cli, text_run: Path, trees_run: Path) -> None:
     assert cli("attention", str(text_run), "the cat").code == 0
     assert "only an encoder-decoder writes" in cli("attention", str(text_run), "the", "--answer", "cat").err
-    assert "there is no part 'cross'" in cli("attention", str(text_run), "the", "--part", "cross").err
+    assert "there is no part 'cross'" in cli("attention", str(text_run), "the", "--module", "cross").err
     assert "a Tagger reads something else" in cli("attention", str(trees_run), "cats").err

@@ -30,7 +30,7 @@ def test_built_and_told(cli: Cli, text_run: Path, tmp_path: Path) -> None:
 
 def test_tuned_scored_and_shown(cli: Cli, text_run: Path, store: Path) -> None:
     words = (str(text_run), str(store))
-    grid = ("--neighbours", "4,16", "--weights", "0,0.5", "--temperatures", "1,10", "--most", "100")
+    grid = ("--neighbours", "4,16", "--weights", "0,0.5", "--temperatures", "1,10", "--max-tokens", "100")
     tuned = json.loads(cli("datastore", "tune", *words, *grid, "--json").out)
     assert len(tuned["all"]) == 8
     assert tuned["best"] == min(tuned["all"], key=lambda row: row["perplexity"])
@@ -66,11 +66,11 @@ def test_writing_looks_into_it(cli: Cli, text_run: Path, store: Path) -> None:
         ),
         (("look", "{run}", "{store}", "x", "--weight", "2"), "weight (2.0) must lie between 0 and 1"),
         (("look", "{pairs}", "{store}", "x"), "a EncoderDecoder predicts no next tokens"),
-        (("build", "{pairs}"), "is no language model of text, and a datastore continues texts"),
+        (("build", "{pairs}"), "is not a language model of text, which a datastore needs"),
         (("build", "{run}", "--keys", "middle"), "keys ('middle') must be one of feed-forward, final"),
         (("build", "{run}", "--split", "tset"), "has no split 'tset'; known: train, valid"),
         (("build", "{run}", "--data", "nowhere.txt"), "nowhere.txt"),
-        (("build", "nowhere"), "nowhere is no run's folder: run.yaml is missing"),
+        (("build", "nowhere"), "nowhere is not the folder of a run: run.yaml"),
         (("index", "{store}", "--kind", "tree"), "there is no index 'tree'; known: flat, ivfpq"),
         (("look", "{run}", "{store}", "x", "--probe", "3"), "probe (3) is for an index, and "),
     ],
@@ -95,20 +95,20 @@ def test_an_index_is_made_and_removed(cli: Cli, text_run: Path, store: Path) -> 
     assert same[0] == same[1]
     assert "has no index now" in cli("datastore", "index", str(store), "--remove").out
     few = cli("datastore", "index", str(store))
-    assert (few.code, "codes of keys are learned from 9,984 or more" in few.err) == (2, True)
+    assert (few.code, "quantization is trained on 9,984 keys or more" in few.err) == (2, True)
 
 
 def test_neighbours_are_found_for_a_model_that_learns_from_them(
     cli: Cli, text_run: Path, store: Path, tmp_path: Path
 ) -> None:
     out = str(tmp_path / "neighbours")
-    words = ("datastore", "neighbours", str(text_run), str(store), "--out", out, "-k", "2", "--apart", "3")
+    words = ("datastore", "neighbours", str(text_run), str(store), "--out", out, "-k", "2", "--min-distance", "3")
     assert json.loads(cli(*words, "--json").out) == {"neighbours": out, "k": 2, "splits": ["train", "valid"]}
     again = cli(*words)
     assert f"next: manyformer train spalm data.neighbours={out}" in again.out
     other = cli(*words[:-1], "9")
-    assert (other.code, "holds neighbours from elsewhere" in other.err) == (2, True)
+    assert (other.code, "holds neighbours from another search" in other.err) == (2, True)
     alone = cli("generate", str(text_run), "the", "--retriever", str(text_run))
     assert (alone.code, alone.err) == (2, "error: --retriever is of what a datastore says; name one with --datastore\n")
     plain = cli("generate", str(text_run), "the", "--datastore", str(store), "--retriever", str(text_run))
-    assert (plain.code, "nothing in this model takes what was looked up" in plain.err) == (2, True)
+    assert (plain.code, "this model does not use retrieved tokens" in plain.err) == (2, True)

@@ -7,8 +7,8 @@ from commands import Cli
 
 def test_a_pattern_is_drawn(cli: Cli, tmp_path: Path) -> None:
     out = cli("show", "longformer", "window=1", "global_tokens=1", "depth=2", "--pattern", "--length", "6").out
-    assert "Window(2, ahead=1) | To(First(1) | Role(1))" in out
-    assert "body.0.attention.inner.local and 1 more, 6 tokens" in out
+    assert "Window(2, lookahead=1) | VisibleToAll(FirstTokens(1) | WithRole(1))" in out
+    assert "body.0.attention.inner.local_kernel and 1 more, 6 tokens" in out
     assert "··███·" not in out.splitlines()
     assert "█·███·" in out.splitlines()
     picture = tmp_path / "pattern.png"

@@ -10,7 +10,7 @@ from commands import Cli
 from torch import nn
 
 import manyformer as mf
-from manyformer.check.tiny_models import small_keywords
+from manyformer.check.tiny_models import tiny_keywords
 from manyformer.config import shipped_runs
 from manyformer.model_summary import build_on_meta, count_parameters, forward_cost, module_rows
 
@@ -25,8 +25,8 @@ def test_list_can_be_narrowed(cli: Cli) -> None:
     def names(*words: str) -> list[str]:
         return [record["name"] for record in json.loads(cli("list", *words, "--json").out)]
 
-    masked = [name for name, recipe in mf.recipes().items() if recipe.card.task == "masked"]
-    assert "bert" in names("--task", "masked") == masked
+    masked = [name for name, recipe in mf.recipes().items() if recipe.card.task == "masked-lm"]
+    assert "bert" in names("--task", "masked-lm") == masked
     assert "transformer-lm" in names("*-lm") == [name for name in mf.recipes() if name.endswith("-lm")]
     assert "transformer-classifier" in names("classif") == [name for name in mf.recipes() if "classif" in name]
     assert set(names()) == set(mf.recipes())
@@ -35,7 +35,7 @@ def test_list_can_be_narrowed(cli: Cli) -> None:
 @pytest.mark.parametrize("name", sorted(mf.recipes()))
 def test_show_tells_all_of_a_recipe(cli: Cli, name: str) -> None:
     card = mf.recipes()[name].card
-    small = small_keywords(name)
+    small = tiny_keywords(name)
     words = [f"{word}={json.dumps(value)}" for word, value in small.items()]
     out = cli("show", name, *words, "--length", "32").out
     for what in (card.title, card.paper, card.summary, card.cost, *card.reasons.values()):
@@ -99,7 +99,7 @@ def test_a_sketch_costs_what_the_model_does() -> None:
 def test_cost_refuses_a_length_that_the_model_does_not_allow(cli: Cli) -> None:
     ended = cli("show", "bert", "--length", "513")
     assert ended.code == 2
-    assert "longest=512" in ended.err
+    assert "max_length=512" in ended.err
 
 
 def test_check_is_a_table_and_json(cli: Cli) -> None:

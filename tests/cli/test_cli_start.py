@@ -165,7 +165,7 @@ def test_a_run_stopped_by_ctrl_c_saves_and_goes_on(tmp_path: Path) -> None:
     again = [*words, "--json", f"limits.steps={step + 5}", "evaluate.every=5"]
     ended = subprocess.run(module(*again), cwd=tmp_path, capture_output=True, text=True, env=one_thread(), check=False)
     assert ended.returncode == 0, ended.stderr
-    assert f"going on from step {step}" in ended.stderr
+    assert f"resuming from step {step}" in ended.stderr
     assert json.loads(ended.stdout)["step"] == step + 5
 
 

@@ -12,7 +12,7 @@ import yaml
 from commands import TEXT, TINY, Cli, lines
 
 import manyformer as mf
-from manyformer.cli.split_arguments import split_words
+from manyformer.cli.split_arguments import split_arguments
 
 PNG = b"\x89PNG\r\n\x1a\n"
 WORDS = ("train", "transformer-lm", "data.path=text.txt", "data.tokenizer=char", "data.length=64", *TINY)
@@ -27,12 +27,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_name_is_told_from_settings_wherever_it_stands(here: Path) -> None:
-    assert split_words(["lm/stdlib", "depth=4"]) == ("lm/stdlib", ["depth=4"])
-    assert split_words(["--model.depth", "4", "lm/stdlib", "--lr=1"]) == ("lm/stdlib", ["--model.depth", "4", "--lr=1"])
-    assert split_words(["a=b"]) == (None, ["a=b"])
-    assert split_words(["a", "b"]) == ("a", ["b"])
+    assert split_arguments(["lm/stdlib", "depth=4"]) == ("lm/stdlib", ["depth=4"])
+    assert split_arguments(["--model.depth", "4", "lm/stdlib", "--lr=1"]) == ("lm/stdlib", ["--model.depth", "4", "--lr=1"])
+    assert split_arguments(["a=b"]) == (None, ["a=b"])
+    assert split_arguments(["a", "b"]) == ("a", ["b"])
     (here / "a=b").write_text("recipe: bert")
-    assert split_words(["a=b"]) == ("a=b", [])
+    assert split_arguments(["a=b"]) == ("a=b", [])
 
 
 def test_training_ends_in_a_sample_a_picture_and_what_to_do_next(cli: Cli, here: Path) -> None:

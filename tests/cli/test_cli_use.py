@@ -79,12 +79,12 @@ def test_generate_reads_a_pipe(cli: Cli, text_run: Path, pipe: Callable[[bytes],
 
 
 def test_generate_several_texts(cli: Cli, text_run: Path) -> None:
-    out = cli("generate", str(text_run), "the", "--n", "2", "--seed", "5", "--max-new", "4").out
+    out = cli("generate", str(text_run), "the", "--samples", "2", "--seed", "5", "--max-new", "4").out
     assert out.count("--- text") == 2
     assert "seed 5" in out
     assert "seed 6" in out
     beams = cli(
-        "generate", str(text_run), "the", "--beam", "3", "--n", "2", "--max-new", "4", "--json"
+        "generate", str(text_run), "the", "--beam", "3", "--samples", "2", "--max-new", "4", "--json"
     ).out.splitlines()
     scores = [json.loads(line)["score"] for line in beams]
     assert scores == sorted(scores, reverse=True)
@@ -110,7 +110,7 @@ def test_generate_refuses_what_makes_no_sense(cli: Cli, text_run: Path, words: t
 
 def test_models_are_used_for_what_they_can_do(cli: Cli, text_run: Path, pairs_run: Path, labels_run: Path) -> None:
     assert "`manyformer generate`" in cli("translate", str(text_run), "x").err
-    assert "does not write" in cli("generate", str(labels_run), "x").err
+    assert "does not generate text" in cli("generate", str(labels_run), "x").err
     assert cli("generate", str(pairs_run), "red tan", "--greedy").code == 0
 
 
@@ -138,7 +138,7 @@ def test_translate_a_text_a_file_and_a_pipe(
 def _translated(model: object, texts: list[str]) -> list[object]:
     from manyformer.generate import Translator, decoding_from_options
 
-    decoding = decoding_from_options(beam=4, alpha=0.6)
+    decoding = decoding_from_options(beam=4, length_penalty=0.6)
     return [answers[0] for answers in Translator(model, tokenizer=model.tokenizer, decoding=decoding)(texts)]
 
 
@@ -247,7 +247,7 @@ def test_tag_and_evaluate_say_what_is_wrong_with_trees(
         ),
         (
             ("tag", str(trees_run), str(tmp_path / "ring.conllu")),
-            "(sentence s0): the words 1, 2 hang on each other in a",
+            "(sentence s0): the heads of the words 1, 2 form a cycle",
         ),
         (("tag", str(labels_run), str(tmp_path / "odd.conllu")), "labels no words"),
     ):
@@ -268,7 +268,7 @@ def test_evaluate_says_what_is_missing(cli: Cli, text_run: Path, tmp_path: Path)
 
 def test_bench_is_tables_files_and_json(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ("bench", "compose:norm=post", "dim=16", "--depth", "1", "heads=2", "--lengths", "8:16", "--rounds", "1")
+    words = ("bench", "compose:norm_order=post", "dim=16", "--depth", "1", "heads=2", "--lengths", "8:16", "--rounds", "1")
     ended = cli(*words, "--what", "forward")
     assert ended.code == 0, ended.err
     assert "growth over the longer half" in ended.out
@@ -276,7 +276,7 @@ def test_bench_is_tables_files_and_json(cli: Cli, tmp_path: Path, monkeypatch: p
     assert (tmp_path / "bench.csv").read_text().count("\n") == 5
     record = json.loads(cli(*words, "--what", "forward", "--json", "--against", "none").out)
     assert [cell["length"] for cell in record["cells"]] == [8, 16]
-    assert record["candidates"] == [{"label": "compose:norm=post", "recipe": "compose", "keywords": {"norm": "post"}}]
+    assert record["candidates"] == [{"label": "compose:norm_order=post", "recipe": "compose", "keywords": {"norm_order": "post"}}]
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_bench_is_tables_files_and_json(cli: Cli, tmp_path: Path, monkeypatch: p
         (("compose", "--what", "fwd"), "did you mean forward?"),
         (("compose", "dimm=3"), "did you mean dim?"),
         (("compose", "--lengts", "8"), "(or the option --lengths?)"),
-        (("compose:norm=psot",), "did you mean pre"),
+        (("compose:norm_order=psot",), "did you mean pre"),
     ],
 )
 def test_bench_refuses_with_the_nearest_right_word(cli: Cli, words: tuple[str, ...], said: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from manyformer.compare import CaseMeasurement, ComparisonResult, compare
-from manyformer.compare.claims import judge, parse
+from manyformer.compare.claims import judge_claim, parse_claim
 from manyformer.config import RUN_FILE
 from manyformer.errors import UserError
 
@@ -32,7 +32,7 @@ run:
 cases:
   learned: {model: {position: learned}}
   rope: {model: {position: rope}}
-  rope, YaRN: {trained: rope, model: {position: rope-yarn, stretch: 2.0}}
+  rope, YaRN: {trained: rope, model: {position: rope-yarn, length_scale: 2.0}}
 sweep: {data.length: [16, 32]}
 claims: [rope@16 <= learned@16 + 9, rope@32 < 0, learned@32 <= 9]
 """
@@ -44,14 +44,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ComparisonResu
     folder = tmp_path_factory.mktemp("compared")
     (folder / "mine.yaml").write_text(FILE)
     said: list[str] = []
-    return folder, compare(folder / "mine.yaml", out=folder / "out", tell=said.append), said
+    return folder, compare(folder / "mine.yaml", out=folder / "out", log=said.append), said
 
 
 def test_every_case_is_trained_with_every_seed(done: tuple[Path, ComparisonResult, list[str]]) -> None:
     folder, found, said = done
     runs = sorted(str(path.parent.relative_to(folder / "out")) for path in (folder / "out").rglob(RUN_FILE))
     assert runs == ["learned/seed-0", "learned/seed-1", "rope/seed-0", "rope/seed-1"]
-    assert [(one.case, one.seed) for one in found.measured] == [
+    assert [(one.case, one.seed) for one in found.measurements] == [
         (case, seed) for case in ("learned", "rope", "rope, YaRN") for seed in (0, 1)
     ]
     assert len(said) == 4
@@ -63,15 +63,17 @@ def test_what_cannot_be_scored_is_a_dash_with_its_reason(done: tuple[Path, Compa
     _, found, _ = done
     assert found.values("learned", "loss", 1) == []
     assert found.rows[0][2] == "–"
-    assert "learned at data.length 32: it was built for 16 positions, and there are 32" in found.notes
+    assert "learned at data.length 32: it was built for 16 positions, but there are 32" in found.notes
     assert found.mean("rope", "loss", 1) is not None
 
 
 def test_scores_are_those_of_the_trained_model(done: tuple[Path, ComparisonResult, list[str]]) -> None:
     folder, found, _ = done
     result = json.loads((folder / "out/rope/seed-1/result.json").read_text())
-    assert found.of("rope")[1].scores[0]["loss"] == pytest.approx(result["scores"]["loss"], abs=1e-6)
-    assert found.of("rope")[1].scores[0]["accuracy"] == pytest.approx(100 * result["scores"]["accuracy"], abs=1e-6)
+    assert found.measurements_of("rope")[1].scores[0]["loss"] == pytest.approx(result["scores"]["loss"], abs=1e-6)
+    assert found.measurements_of("rope")[1].scores[0]["accuracy"] == pytest.approx(
+        100 * result["scores"]["accuracy"], abs=1e-6
+    )
     # other angles, same weights: near, and not the same
     plain, scaled = (found.values(case, "loss") for case in ("rope", "rope, YaRN"))
     assert all(a != b and abs(a - b) < 0.5 for a, b in zip(plain, scaled, strict=True))
@@ -88,7 +90,7 @@ def test_the_table_has_mean_and_deviation(done: tuple[Path, ComparisonResult, li
     assert f"| rope | {row[1]} |" in table
     assert "claim holds: rope@16 <= learned@16 + 9" in table
     assert "claim DOES NOT HOLD: rope@32 < 0" in table
-    assert "claim cannot be told: learned@32 <= 9 (a value is missing)" in table
+    assert "claim cannot be checked: learned@32 <= 9 (a value is missing)" in table
 
 
 def test_scripts_find_everything(done: tuple[Path, ComparisonResult, list[str]]) -> None:
@@ -110,7 +112,7 @@ def test_what_is_done_is_not_done_again(
     folder, found, _ = done
     monkeypatch.setattr("manyformer.compare.runner.train", lambda *a, **k: pytest.fail("trained again"))
     again = compare(folder / "mine.yaml", out=folder / "out")
-    assert again.measured == found.measured
+    assert again.measurements == found.measurements
     fewer = compare(folder / "mine.yaml", out=folder / "out", seeds=1)
     assert fewer.rows[1][1] == f"{found.values('rope', 'loss')[0]:.3f}"
     monkeypatch.undo()
@@ -145,7 +147,7 @@ def test_steps_are_timed_and_one_setting_needs_no_sweep(tmp_path: Path) -> None:
 def test_a_case_may_begin_with_the_weights_of_another(tmp_path: Path) -> None:
     text = FILE.split("cases:")[0] + (
         "cases:\n"
-        "  second: {start: first, model: {position: rope}, optim: {lr: 1.0e-20}, limits: {steps: 1}}\n"
+        "  second: {init_from: first, model: {position: rope}, optim: {lr: 1.0e-20}, limits: {steps: 1}}\n"
         "  first: {model: {position: rope}}\n"
     )
     (tmp_path / "mine.yaml").write_text(text)
@@ -154,12 +156,12 @@ def test_a_case_may_begin_with_the_weights_of_another(tmp_path: Path) -> None:
     assert found.values("first", "loss")[0] != pytest.approx(found.values("first", "loss")[1], abs=1e-4)
     (tmp_path / "out").rename(tmp_path / "moved")
     again = compare(tmp_path / "mine.yaml", out=tmp_path / "moved")
-    assert again.measured == found.measured
+    assert again.measurements == found.measurements
 
 
 def test_a_training_that_diverges_is_a_dash(tmp_path: Path) -> None:
     text = FILE.replace(
-        "rope: {model: {position: rope}}", "rope: {model: {position: rope}, optim: {lr: 1.0e+30, clip: null}}"
+        "rope: {model: {position: rope}}", "rope: {model: {position: rope}, optim: {lr: 1.0e+30, max_grad_norm: null}}"
     )
     (tmp_path / "mine.yaml").write_text(text.split("  rope, YaRN")[0] + "sweep: {data.length: [16]}\n")
     found = compare(tmp_path / "mine.yaml", out=tmp_path / "out", seeds=1)
@@ -200,12 +202,12 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path: Path, number: signal
             begun.append(int(text.split()[4].rstrip(",")))
 
     found = compare(
-        tmp_path / "mine.yaml", ["limits.steps=120", "save.every=10"], seeds=1, out=tmp_path / "out", each=hear
+        tmp_path / "mine.yaml", ["limits.steps=120", "save.every=10"], seeds=1, out=tmp_path / "out", on_progress=hear
     )
     assert begun[0] > 10, "it began from the beginning"
     assert (tmp_path / "out/learned/seed-0/measured.json").stat().st_mtime_ns == kept
     whole = compare(tmp_path / "mine.yaml", ["limits.steps=120", "save.every=10"], seeds=1, out=tmp_path / "whole")
-    assert [one.scores for one in whole.measured] == [one.scores for one in found.measured]
+    assert [one.scores for one in whole.measurements] == [one.scores for one in found.measurements]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +225,9 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path: Path, number: signal
 )
 def test_claims(text: str, holds: bool | None) -> None:
     values = {("a", 0): 1.0, ("b", 0): 2.0, ("a + c", 0): 2.4}
-    verdict = judge(parse(text, ["a", "b", "a + c"], [1, 2]), lambda place: values.get((place.case, place.number)))
+    verdict = judge_claim(
+        parse_claim(text, ["a", "b", "a + c"], [1, 2]), lambda place: values.get((place.case, place.value_index))
+    )
     assert verdict.holds is holds
 
 
@@ -279,14 +283,14 @@ def test_what_models_count_of_their_own_work_is_a_score(tmp_path: Path) -> None:
         + """run:
   recipe: universal-transformer-lm
   model: {dim: 16, depth: 3, heads: 2}
-  data: {kind: synthetic, task: hops, symbols: 4, length: 8, valid: 256}
+  data: {kind: synthetic, rule: hops, symbols: 4, length: 8, valid: 256}
   batch: {tokens: 64}
   limits: {steps: 2}
   evaluate: {every: null}
 cases:
   universal: {}
-  spans: {recipe: adaptive-span, model: {depth: 1, span: 12, begin: 0.5}}
-sweep: {data.asked: [1, 3]}
+  spans: {recipe: adaptive-span, model: {depth: 1, max_span: 12, span_init: 0.5}}
+sweep: {data.num_hops: [1, 3]}
 """
     )
     found = compare(tmp_path / "mine.yaml", out=tmp_path / "out")

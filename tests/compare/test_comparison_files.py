@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from manyformer.compare.compare import read
+from manyformer.compare.compare import read_comparison
 from manyformer.config import shipped_comparisons, shipped_runs
 from manyformer.errors import UserErrors
 
@@ -23,7 +23,7 @@ cases:
   rope:
     model:
       position: rope
-  yarn: {trained: rope, model: {position: rope-yarn, stretch: 2.0}}
+  yarn: {trained: rope, model: {position: rope-yarn, length_scale: 2.0}}
   lm: {recipe: transformer-lm}
 sweep: {data.length: [16, 32]}
 claims: [rope@16 <= learned@16 + 0.1]
@@ -37,7 +37,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_cases_are_runs_over_the_base(tmp_path: Path) -> None:
-    found = read(written(tmp_path, FILE), ["limits.steps=7", "depth=2"])
+    found = read_comparison(written(tmp_path, FILE), ["limits.steps=7", "depth=2"])
     assert (found.name, found.about) == ("mine", "Which position is best? In two lines.")
     assert (found.setting, found.values) == ("data.length", (16, 32))
     assert [case.name for case in found.cases] == ["learned", "rope", "yarn", "lm"]
@@ -48,21 +48,21 @@ def test_cases_are_runs_over_the_base(tmp_path: Path) -> None:
         assert [point.data.length for point in case.points] == [16, 32]  # type: ignore[union-attr]
     assert found.case("rope").run.model["position"] == "rope"
     assert found.case("lm").run.recipe == "transformer-lm"
-    assert (found.case("yarn").trained_by, found.case("yarn").run.model["stretch"]) == ("rope", 2.0)
+    assert (found.case("yarn").trained_by, found.case("yarn").run.model["length_scale"]) == ("rope", 2.0)
 
 
 def test_the_sweep_wins_over_the_command_line(tmp_path: Path) -> None:
-    found = read(written(tmp_path, FILE), ["data.length=20"])
+    found = read_comparison(written(tmp_path, FILE), ["data.length=20"])
     assert found.case("rope").run.data.length == 20  # type: ignore[union-attr]
     assert [point.data.length for point in found.case("rope").points] == [16, 32]  # type: ignore[union-attr]
 
 
 def test_a_sweep_over_a_keyword_leaves_out_who_has_none(tmp_path: Path) -> None:
-    found = read(
-        written(tmp_path, FILE.replace("data.length: [16, 32]", "model.stretch: [1.0, 2.0]").replace("@16", "@1.0"))
+    found = read_comparison(
+        written(tmp_path, FILE.replace("data.length: [16, 32]", "model.length_scale: [1.0, 2.0]").replace("@16", "@1.0"))
     )
     assert found.case("lm").points == (None, None)
-    assert [point.model["stretch"] for point in found.case("rope").points if point is not None] == [1.0, 2.0]
+    assert [point.model["length_scale"] for point in found.case("rope").points if point is not None] == [1.0, 2.0]
 
 
 def test_one_base_serves_recipes_with_other_keywords(tmp_path: Path) -> None:
@@ -70,17 +70,21 @@ def test_one_base_serves_recipes_with_other_keywords(tmp_path: Path) -> None:
         "title: T\nrun: {model: {dim: 16, heads: 2, kv_heads: 1, norm_kind: rms}}\n"
         "cases:\n  a: {recipe: compose}\n  b: {recipe: transformer-lm}\n"
     )
-    found = read(written(tmp_path, text))
+    found = read_comparison(written(tmp_path, text))
     assert found.case("a").run.model == {"dim": 16, "heads": 2, "kv_heads": 1, "norm_kind": "rms"}
     assert found.case("b").run.model == {"dim": 16, "heads": 2}
     assert refused(tmp_path, text.replace("norm_kind", "norm_knid")) == [
         "mine.yaml:2:47: model.norm_knid: no such setting in the recipe of any case"
     ]
+    assert refused(tmp_path, text.replace("norm_kind: rms", "length_scale: 2.0")) == [
+        "mine.yaml:2:47: model.length_scale: no such setting in the recipe of any case; "
+        "model.length_scale is now model.length_scale"
+    ]
 
 
 def test_a_base_may_extend_a_shipped_run(tmp_path: Path) -> None:
     text = "title: T\nrun: {extends: lm/stdlib, limits: {steps: 9}}\ncases:\n  a: {}\n  b: {model: {depth: 2}}\n"
-    found = read(written(tmp_path, text))
+    found = read_comparison(written(tmp_path, text))
     assert [case.run.model["depth"] for case in found.cases] == [4, 2]
     assert found.cases[0].run.limits.steps == 9
     assert found.cases[0].run.limits.minutes == 3
@@ -89,7 +93,7 @@ def test_a_base_may_extend_a_shipped_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(shipped_comparisons()))
 def test_shipped_ones_are_valid_and_no_runs(name: str) -> None:
-    found = read(name)
+    found = read_comparison(name)
     assert found.about
     assert name not in shipped_runs()
     assert f"comparisons/{name}" not in shipped_runs()
@@ -97,7 +101,7 @@ def test_shipped_ones_are_valid_and_no_runs(name: str) -> None:
 
 def refused(tmp_path: Path, text: str, *overrides: str) -> list[str]:
     with pytest.raises(UserErrors) as caught:
-        read(written(tmp_path, text), overrides)
+        read_comparison(written(tmp_path, text), overrides)
     return [line.replace(f"{tmp_path}/", "") for line in caught.value.lines]
 
 
@@ -106,7 +110,7 @@ def refused(tmp_path: Path, text: str, *overrides: str) -> list[str]:
     [
         ("position: learned", "position: lerned", "mine.yaml:12:21: model.position: 'lerned' is not one of"),
         ("heads: 2", "haeds: 2", "mine.yaml:8:30: model.haeds: no such setting; did you mean model.heads?"),
-        ("title: Positions", "titel: Positions", "mine.yaml:1:1: title: is missing: What is compared, in a line"),
+        ("title: Positions", "titel: Positions", "mine.yaml:1:1: title: is missing: What is compared, in one line"),
         ("title: Positions", "titel: Positions", "mine.yaml:3:1: titel: no such setting; did you mean title?"),
         ("seeds: 2", "seeds: 0", "mine.yaml:4:1: seeds: must be greater than 0, got 0"),
         (
@@ -122,10 +126,14 @@ def refused(tmp_path: Path, text: str, *overrides: str) -> list[str]:
         ),
         (
             "lm: {recipe",
-            "lm: {start: lm, recipe",
-            "case lm: start: lm must be a case that is trained itself, and before",
+            "lm: {init_from: lm, recipe",
+            "case lm: init_from: lm must be a case that is trained itself, and before",
         ),
-        ("lm: {recipe", "lm: {start: yarn, recipe", "case lm: start: yarn must be a case that is trained itself"),
+        (
+            "lm: {recipe",
+            "lm: {init_from: yarn, recipe",
+            "case lm: init_from: yarn must be a case that is trained itself",
+        ),
         ("data.length: [16, 32]", "optim.lr: [1, 2]", "sweep: 'optim.lr' cannot be changed after training"),
         ("data.length: [16, 32]", "data.length: [0]", "--data.length 0: must be greater than 0, got 0"),
         ("score: [loss, accuracy]", "score: los", "there is no score 'los'; did you mean loss?"),
@@ -138,7 +146,7 @@ def refused(tmp_path: Path, text: str, *overrides: str) -> list[str]:
         ("rope@16 <=", "roep@16 <=", "there is no case 'roep'; did you mean rope?"),
         ("rope@16 <=", "rope@17 <=", "the sweep has no value 17"),
         ("rope@16 <=", "rope <=", "write rope@16, for one value of the sweep"),
-        ("rope@16 <= learned@16 + 0.1", "rope is better", "claims: 'rope is better' is none; write CASE@VALUE"),
+        ("rope@16 <= learned@16 + 0.1", "rope is better", "claims: 'rope is better' is no claim; write CASE@VALUE"),
         ("recipe: compose", "recipe: componse", "mine.yaml:7:3: recipe: there is no recipe 'componse'"),
     ],
 )
@@ -175,4 +183,4 @@ def test_unknown_names_get_the_nearest() -> None:
     with pytest.raises(
         ValueError, match="no comparison and no file 'positions/extrapolaton'; did you mean positions/extra"
     ):
-        read("positions/extrapolaton")
+        read_comparison("positions/extrapolaton")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from manyformer.config import RunConfig, load_run
-from manyformer.errors import UserError, UserErrors, nearest
+from manyformer.errors import UserError, UserErrors, suggest_names
 
 
 def _lm(
@@ -13,12 +13,12 @@ def _lm(
     dim: int = 64,
     depth: int = 2,
     heads: int = 4,
-    hidden: int | None = None,
+    ff_dim: int | None = None,
     dropout: float = 0.0,
     tied: bool = True,
-    norm: Literal["pre", "post", "sandwich"] = "pre",
+    norm_order: Literal["pre", "post", "sandwich"] = "pre",
     widths: tuple[int, ...] = (1, 2),
-    longest: int = 1024,
+    max_length: int = 1024,
 ) -> None: ...
 
 
@@ -29,7 +29,7 @@ FUNCTIONS = {"lm": _lm, "seq2seq": _lm, "bert": _lm, "classifier": _lm, "fourier
 TASKS = {
     "lm": "language-model",
     "seq2seq": "translation",
-    "bert": "masked",
+    "bert": "masked-lm",
     "classifier": "classification",
     "fourier": "language-model",
 }
@@ -37,7 +37,7 @@ TASKS = {
 
 def signature_of(name: str) -> inspect.Signature:
     if name not in FUNCTIONS:
-        raise UserError(f"there is no recipe '{name}'; {nearest(name, FUNCTIONS)}")
+        raise UserError(f"there is no recipe '{name}'; {suggest_names(name, FUNCTIONS)}")
     return inspect.signature(FUNCTIONS[name])
 
 

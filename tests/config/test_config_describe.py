@@ -9,8 +9,8 @@ def test_help_shows_the_runs_own_values_as_defaults() -> None:
     run = load("lm", "depth=9", "optim.name=adam", "optim.lr=0.25", "data.length=77")
     rows = {row.key: row for row in describe_settings(run, signature_of("lm"), {"depth": "Layers."})}
     assert rows["model.depth"] == ("model.depth", "a whole number", "9", "Layers.")
-    assert (rows["model.heads"].default, rows["model.hidden"].type) == ("4", "a whole number or null")
-    assert rows["model.norm"][1:3] == ("one of pre, post, sandwich", "pre")
+    assert (rows["model.heads"].default, rows["model.ff_dim"].type) == ("4", "a whole number or null")
+    assert rows["model.norm_order"][1:3] == ("one of pre, post, sandwich", "pre")
     assert rows["optim.lr"].default == "0.25"
     assert rows["optim.name"][1:3] == ("one of adamw, adam", "adam")
     assert "optim.weight_decay" not in rows, "adam has none"
@@ -19,10 +19,10 @@ def test_help_shows_the_runs_own_values_as_defaults() -> None:
     assert rows["data.valid"].type == "a fraction between 0 and 1, a path or a list of paths"
     assert rows["optim.betas"][1:3] == ("two numbers from 0 up to 1, such as [0.9, 0.98]", "[0.9, 0.98]")
     assert rows["batch.tokens"].type == "a whole number > 0"
-    assert rows["loss.smoothing"].type == "a number >= 0 and < 1"
+    assert rows["loss.label_smoothing"].type == "a number >= 0 and < 1"
     assert rows["limits.steps"].type == "a whole number > 0 or null"
-    assert rows["track"].type == "a list of one of tensorboard"
-    assert rows["remat"][1:3] == ("true or false", "false")
+    assert rows["trackers"].type == "a list of one of tensorboard"
+    assert rows["activation_checkpointing"][1:3] == ("true or false", "false")
     assert rows["out"].default == "runs/lm"
 
 
@@ -35,11 +35,11 @@ def test_every_row_says_something_and_every_setting_has_a_row() -> None:
 
 
 def test_every_default_can_be_typed_back() -> None:
-    run = load("lm", "data.path=x y", "model.hidden=3")
+    run = load("lm", "data.path=x y", "model.ff_dim=3")
     words = [f"{row.key}={row.default}" for row in describe_settings(run, signature_of("lm"))]
     given = load("lm", *words)
     assert given.model_copy(update={"model": {}}) == run.model_copy(update={"model": {}})
-    assert given.model["hidden"] == 3
+    assert given.model["ff_dim"] == 3
 
 
 def test_the_schema_knows_sections_members_and_help() -> None:
@@ -49,6 +49,6 @@ def test_the_schema_knows_sections_members_and_help() -> None:
     assert {"required": ["recipe"]} in schema["anyOf"]
     assert "required" not in schema
     members = schema["properties"]["optim"]["oneOf"]
-    assert [member["$ref"] for member in members] == ["#/$defs/AdamW", "#/$defs/Adam"]
+    assert [member["$ref"] for member in members] == ["#/$defs/AdamWConfig", "#/$defs/AdamConfig"]
     assert schema["properties"]["optim"]["discriminator"]["propertyName"] == "name"
     assert schema["$defs"]["TextData"]["properties"]["length"]["description"] == "Tokens in a row."

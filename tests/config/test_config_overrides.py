@@ -52,18 +52,18 @@ def test_values_are_yaml_and_other_words_are_themselves(word: str, value: Any) -
 
 
 def test_bare_model_keywords() -> None:
-    run = load("lm", "depth=7", "--dropout", "0", "--norm=post", "hidden=null", "widths=[3]", "dim=1e2")
-    assert run.model == {"depth": 7, "dropout": 0.0, "norm": "post", "hidden": None, "widths": [3], "dim": 100}
+    run = load("lm", "depth=7", "--dropout", "0", "--norm-order=post", "ff_dim=null", "widths=[3]", "dim=1e2")
+    assert run.model == {"depth": 7, "dropout": 0.0, "norm_order": "post", "ff_dim": None, "widths": [3], "dim": 100}
     assert isinstance(run.model["dropout"], float)
 
 
 def test_a_bare_keyword_that_could_mean_two_settings() -> None:
     assert refused("lm", "vocab=300") == ["--vocab 300: could mean model.vocab or data.vocab; write one of them"]
-    assert refused("seq2seq", "longest=30") == [
-        "--longest 30: could mean model.longest or data.longest; write one of them"
+    assert refused("seq2seq", "max_length=30") == [
+        "--max_length 30: could mean model.max_length or data.max_length; write one of them"
     ]
-    # Rows of running text have a length, so here only the model has a longest.
-    assert load("lm", "longest=30").model == {"longest": 30}
+    # Rows of running text have a length, so here only the model has a max_length.
+    assert load("lm", "max_length=30").model == {"max_length": 30}
     # And the width of noam's formula is a setting only where noam is chosen.
     assert load("fourier", "width=30").model == {"width": 30}
     assert refused("fourier", "width=30", "schedule={name: noam, width: 3}") == [
@@ -88,8 +88,8 @@ def test_a_bare_keyword_that_could_mean_two_settings() -> None:
         (["data=[1"], "--data [1: this list is not closed with ]"),
         (["optim=adam"], "--optim adam: must be a mapping of settings, got 'adam'; did you mean optim.name?"),
         (["depth"], "depth: is no setting; write key=value or --key value"),
-        (["--remat"], "--remat: needs a value, as in `--remat true`"),
-        (["--remat", "--seed", "1"], "--remat: needs a value, as in `--remat true`"),
+        (["--compile"], "--compile: needs a value, as in `--compile true`"),
+        (["--compile", "--seed", "1"], "--compile: needs a value, as in `--compile true`"),
         (["=3"], "=3: is no setting; write key=value or --key value"),
         (["out="], ""),
         (["recipe=brt"], "--recipe brt: there is no recipe 'brt'; did you mean bert?"),
@@ -106,13 +106,34 @@ def test_a_wrong_word_gets_the_nearest_right_one(words: list[str], line: str) ->
     assert found[0].startswith(line)
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["loss.smoothing=0.1"], "--loss.smoothing 0.1: no such setting; loss.smoothing is now loss.label_smoothing"),
+        (["smoothing=0.1"], "--smoothing 0.1: no such setting; loss.smoothing is now loss.label_smoothing"),
+        (["--start", "runs/a"], "--start runs/a: no such setting; start is now init_from"),
+        (["remat=true"], "--remat true: no such setting; remat is now activation_checkpointing"),
+        (["limits.processor=3"], "--limits.processor 3: no such setting; limits.processor is now limits.cpu_minutes"),
+        (["save.best=3"], "--save.best 3: no such setting; save.best is now save.keep_best"),
+        (["hidden=64"], "--hidden 64: no such setting; model.hidden is now model.ff_dim"),
+        (["model.longest=64"], "--model.longest 64: no such setting; model.longest is now model.max_length"),
+        # only what the chosen members and the recipe have is suggested
+        (["data.task=hops"], "--data.task hops: no such setting; known in data: "),
+        (["model.rounds=2"], "--model.rounds 2: no such setting; known in model: "),
+    ],
+)
+def test_an_earlier_name_is_answered_with_the_new_one(words: list[str], line: str) -> None:
+    (found,) = refused("lm", *words)
+    assert found.startswith(line)
+
+
 def test_negative_values_are_no_options() -> None:
     assert refused("lm", "--seed", "-1") == ["--seed -1: must be at least 0, got -1"]
 
 
 def test_only_the_chosen_member_is_suggested() -> None:
     assert refused("lm", "optim.name=adam", "optim.weight_deca=1")[0].startswith(
-        "--optim.weight_deca 1: no such setting; known in optim: betas, clip, eps, lr, name"
+        "--optim.weight_deca 1: no such setting; known in optim: betas, eps, lr, max_grad_norm, name"
     )
     assert refused("lm", "optim.weight_deca=1") == [
         "--optim.weight_deca 1: no such setting; did you mean optim.weight_decay?"
@@ -143,7 +164,7 @@ def test_a_model_keyword_that_no_recipe_of_the_run_has_is_refused() -> None:
 
 
 def test_overrides_from_python_are_a_mapping() -> None:
-    given = {"depth": 3, "optim.lr": 0.5, "track": ["tensorboard"], "data.path": Path("x") / "y"}
+    given = {"depth": 3, "optim.lr": 0.5, "trackers": ["tensorboard"], "data.path": Path("x") / "y"}
     run = load_run("lm", given, signature_of=signature_of)
     assert run.data.path == "x/y"
-    assert (run.model, run.optim.lr, run.track) == ({"depth": 3}, 0.5, ("tensorboard",))
+    assert (run.model, run.optim.lr, run.trackers) == ({"depth": 3}, 0.5, ("tensorboard",))

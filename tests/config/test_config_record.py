@@ -79,10 +79,10 @@ def test_a_record_is_frozen_all_the_way() -> None:
 
 def test_the_tag_may_be_left_out() -> None:
     run = RunConfig.model_validate(
-        {"recipe": "lm", "optim": {"lr": 0.1}, "schedule": {"final": 0.0}, "data": {"length": 8}}
+        {"recipe": "lm", "optim": {"lr": 0.1}, "schedule": {"final_ratio": 0.0}, "data": {"length": 8}}
     )
     assert run.optim == AdamWConfig(lr=0.1)
-    assert run.schedule == CosineSchedule(final=0.0)
+    assert run.schedule == CosineSchedule(final_ratio=0.0)
     assert run.data == TextData(length=8)
 
 
@@ -96,8 +96,8 @@ def test_defaults_that_depend_on_other_settings() -> None:
 
 
 def test_words_are_not_numbers_and_numbers_are_not_truths() -> None:
-    found = complaints(seed="1", remat="yes", batch={"tokens": True}, limits={"steps": 1.5}, optim={"lr": "0.1"})
-    assert set(found) == {"seed", "remat", "batch.tokens", "limits.steps", "optim.adamw.lr"}
+    found = complaints(seed="1", activation_checkpointing="yes", batch={"tokens": True}, limits={"steps": 1.5}, optim={"lr": "0.1"})
+    assert set(found) == {"seed", "activation_checkpointing", "batch.tokens", "limits.steps", "optim.adamw.lr"}
     assert RunConfig.model_validate({"recipe": "lm", "limits": {"steps": 1e5}}).limits.steps == 100_000
 
 
@@ -111,7 +111,7 @@ def test_words_are_not_numbers_and_numbers_are_not_truths() -> None:
         ({"optim": {"name": "adam", "weight_decay": 0.1}}, "optim.adam.weight_decay"),
         ({"batch": {"tokens": 0}}, "batch.tokens"),
         ({"limits": {"minutes": -1}}, "limits.minutes"),
-        ({"loss": {"smoothing": 1.0}}, "loss.smoothing"),
+        ({"loss": {"label_smoothing": 1.0}}, "loss.label_smoothing"),
         ({"data": {"valid": 1.0}}, "data.text.valid"),
         ({"data": {"valid": 0}}, "data.text.valid"),
         ({"data": {"path": []}}, "data.text.path"),
@@ -120,7 +120,7 @@ def test_words_are_not_numbers_and_numbers_are_not_truths() -> None:
         ({"data": {"kind": "pairs", "source": -1}}, "data.pairs.source"),
         ({"data": {"kind": "labels"}}, "data.labels.path"),
         ({"data": {"masking": 0.0}}, "data.text.masking"),
-        ({"track": ["wandb"]}, "track.0"),
+        ({"trackers": ["wandb"]}, "trackers.0"),
         ({"recipe": ""}, "recipe"),
         ({"nonsense": 1}, "nonsense"),
     ],
@@ -132,12 +132,12 @@ def test_a_wrong_setting_is_refused_where_it_is(settings: Any, path: str) -> Non
 @pytest.mark.parametrize(
     ("settings", "path", "word"),
     [
-        ({"limits": {}}, "limits", "at least one of steps, epochs, tokens, minutes and processor"),
+        ({"limits": {}}, "limits", "at least one of steps, epochs, tokens, minutes and cpu_minutes"),
         ({"schedule": {"name": "noam"}, "optim": {"lr": 0.1}}, "optim.lr", "noam"),
         ({"schedule": {"warmup": 10}, "limits": {"steps": 10}}, "schedule.warmup", "limits.steps 10"),
         ({"schedule": {"warmup": 9, "steps": 9}}, "schedule.cosine.warmup", "schedule.steps 9"),
         ({"evaluate": {"every": None, "patience": 2}}, "evaluate.patience", "evaluate.every"),
-        ({"save": {"average": 5}}, "save.average", "save.last"),
+        ({"save": {"average_last": 5}}, "save.average_last", "save.keep_last"),
         ({"devices": 2, "strategy": "none"}, "strategy", "ddp"),
         ({"data": {"tokenizer": "byte", "vocab": 500}}, "data.text.vocab", "bpe"),
     ],

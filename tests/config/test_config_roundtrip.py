@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stand_in_recipes import TASKS, load, signature_of
 
-from manyformer.config import FREE_ON_RESUME, KINDS, RUN_FILE, RunConfig, differences, dump_run, load_run
+from manyformer.config import DATA_KINDS, FREE_ON_RESUME, RUN_FILE, RunConfig, differences, dump_run, load_run
 
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 paths = text | st.sampled_from(
@@ -43,7 +43,7 @@ data = {
         "text",
         path=paths | st.lists(paths, min_size=1),
         length=positive,
-        packing=st.sampled_from(["documents", "stream", "lanes"]),
+        packing=st.sampled_from(["documents", "concat", "contiguous"]),
         valid=fraction | paths,
         test=st.none() | paths,
         column=st.none() | paths,
@@ -56,7 +56,7 @@ data = {
         source=st.none() | st.integers(0, 9) | paths,
         shared=st.booleans(),
     ),
-    "labels": with_tokens("labels", label=st.none() | st.integers(0, 9) | paths, longest=positive).flatmap(
+    "labels": with_tokens("labels", label=st.none() | st.integers(0, 9) | paths, max_length=positive).flatmap(
         lambda given: paths.map(lambda path: {**given, "path": path})
     ),
     "images": tagged(
@@ -73,7 +73,7 @@ data = {
     ),
 }
 betas = st.tuples(share, share).map(list)
-adams = tagged("name", "adam", betas=betas, eps=rate, clip=st.none() | rate)
+adams = tagged("name", "adam", betas=betas, eps=rate, max_grad_norm=st.none() | rate)
 adamws = tagged("name", "adamw", betas=betas, eps=rate, weight_decay=rate)
 learning = st.one_of(
     st.fixed_dictionaries(
@@ -82,25 +82,25 @@ learning = st.one_of(
     st.fixed_dictionaries(
         {
             "optim": st.tuples(adams | adamws, rate).map(lambda both: {**both[0], "lr": both[1]}),
-            "schedule": tagged("name", "cosine", warmup=st.none() | st.integers(0, 9), final=share)
+            "schedule": tagged("name", "cosine", warmup=st.none() | st.integers(0, 9), final_ratio=share)
             | tagged("name", "constant"),
         }
     ),
 )
 keywords = some(
-    dim=positive, hidden=st.none() | positive, dropout=share, tied=st.booleans(), norm=st.sampled_from(["pre", "post"]),
-    widths=st.lists(positive),
+    dim=positive, ff_dim=st.none() | positive, dropout=share, tied=st.booleans(),
+    norm_order=st.sampled_from(["pre", "post"]), widths=st.lists(positive),
 )  # fmt: skip
 rest = some(
-    loss=some(smoothing=share),
+    loss=some(label_smoothing=share),
     batch=some(tokens=positive, accumulate=positive),
     limits=st.fixed_dictionaries({"steps": st.integers(10, 10**15)}, optional={"minutes": rate, "epochs": rate}),
     evaluate=some(every=positive, patience=st.none() | positive, metric=st.sampled_from(["loss", "accuracy"])),
-    save=some(every=positive, last=st.integers(3, 9), average=st.integers(0, 2)),
-    track=st.sampled_from([[], ["tensorboard"]]),
+    save=some(every=positive, keep_last=st.integers(3, 9), average_last=st.integers(0, 2)),
+    trackers=st.sampled_from([[], ["tensorboard"]]),
     precision=st.sampled_from(["auto", "float32", "bfloat16"]),
     compile=st.sampled_from(["auto", "on", "off"]),
-    remat=st.booleans(),
+    activation_checkpointing=st.booleans(),
     seed=st.integers(0, 2**63),
     devices=st.integers(1, 8),
 )
@@ -110,7 +110,7 @@ rest = some(
 def runs(draw: st.DrawFn) -> dict[str, Any]:
     recipe = draw(st.sampled_from(["lm", "seq2seq", "bert", "classifier"]))
     given = {"recipe": recipe, "model": draw(keywords), "out": draw(text), **draw(learning), **draw(rest)}
-    return {**given, "data": draw(st.one_of([data[kind] for kind in KINDS[TASKS[recipe]]]))}
+    return {**given, "data": draw(st.one_of([data[kind] for kind in DATA_KINDS[TASKS[recipe]]]))}
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
@@ -147,7 +147,7 @@ def test_a_dump_is_for_people() -> None:
     lines = dump_run(RunConfig(recipe="lm", out="runs/lm")).splitlines()
     assert lines[0] == "recipe: lm"
     assert "  betas: [0.9, 0.98]" in lines
-    assert [line for line in lines if not line.startswith(" ")][1:5] == ["model: {}", "start: null", "data:", "optim:"]
+    assert [line for line in lines if not line.startswith(" ")][1:5] == ["model: {}", "init_from: null", "data:", "optim:"]
 
 
 BASE = {"recipe": "lm", "model": {"depth": 2}}
@@ -168,7 +168,7 @@ BASE = {"recipe": "lm", "model": {"depth": 2}}
         (
             {
                 "limits": {"minutes": 3}, "log": {"every": 1}, "out": "x", "evaluate": {"every": 5, "patience": 3},
-                "save": {"every": 7, "average": 1}, "track": ["tensorboard"], "devices": 2, "remat": True,
+                "save": {"every": 7, "average_last": 1}, "trackers": ["tensorboard"], "devices": 2, "activation_checkpointing": True,
             },
             [],
         ),

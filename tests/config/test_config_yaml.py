@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from stand_in_recipes import load, refused
 
-from manyformer.config import TextData, about_run, load_run, shipped_runs
-from manyformer.config.yaml_scalars import resolve
+from manyformer.config import TextData, load_run, run_description, shipped_runs
+from manyformer.config.yaml_scalars import resolve_scalar
 from manyformer.errors import UserErrors
 
 
@@ -29,7 +29,7 @@ recipe: lm
 model:
   d_modle: 64
   heads: seven
-  norm: prre
+  norm_order: prre
 optim: {lr: -1, learning_rate: 3}
 data:
   kind: text
@@ -40,10 +40,10 @@ data:
     assert refused(file) == [
         "run.yaml:3:3: model.d_modle: no such setting; did you mean model.dim?",
         "run.yaml:4:3: model.heads: must be a whole number, got 'seven'",
-        "run.yaml:5:3: model.norm: 'prre' is not one of pre, post, sandwich; did you mean pre?",
+        "run.yaml:5:3: model.norm_order: 'prre' is not one of pre, post, sandwich; did you mean pre?",
         "run.yaml:6:9: optim.lr: must be greater than 0, got -1",
         "run.yaml:6:17: optim.learning_rate: no such setting; did you mean optim.lr?",
-        "run.yaml:9:3: data.packing: 'document' is not one of documents, stream, lanes; did you mean documents?",
+        "run.yaml:9:3: data.packing: 'document' is not one of documents, concat, contiguous; did you mean documents?",
         "run.yaml:10:3: data.betas: no such setting; did you mean optim.betas?",
     ]
 
@@ -58,15 +58,15 @@ def test_mistakes_of_a_file_and_of_the_command_line_together() -> None:
 
 
 def test_conflicts_are_found_beside_other_mistakes() -> None:
-    file = write("recipe: lm\nseed: x\nsave:\n  average: 5\nlimits: {}\nschedule:\n  warmup: 7\n  steps: 7\n")
+    file = write("recipe: lm\nseed: x\nsave:\n  average_last: 5\nlimits: {}\nschedule:\n  warmup: 7\n  steps: 7\n")
     lines = refused(file)
     assert [line.split(": ")[0] for line in lines] == ["run.yaml:2:1", "run.yaml:4:3", "run.yaml:5:1", "run.yaml:7:3"]
 
 
 def test_a_conflict_with_a_broken_setting_is_not_reported() -> None:
-    file = write("recipe: lm\nsave: {average: 5, last: five}\nlimits: {steps: many}\nschedule: {warmup: 3000}\n")
+    file = write("recipe: lm\nsave: {average_last: 5, keep_last: five}\nlimits: {steps: many}\nschedule: {warmup: 3000}\n")
     assert refused(file) == [
-        "run.yaml:2:20: save.last: must be a whole number, got 'five'",
+        "run.yaml:2:25: save.keep_last: must be a whole number, got 'five'",
         "run.yaml:3:10: limits.steps: must be a whole number, got 'many'",
     ]
 
@@ -95,19 +95,19 @@ def test_a_conflict_with_a_broken_setting_is_not_reported() -> None:
         ("modle: {depth: 1}", "run.yaml:2:1: modle: no such setting; did you mean model?"),
         ("out: 3", "run.yaml:2:1: out: must be text, got 3; for text write '3'"),
         (
-            "track: [tensorbord]",
-            "run.yaml:2:9: track: 'tensorbord' is not one of tensorboard; did you mean tensorboard?",
+            "trackers: [tensorbord]",
+            "run.yaml:2:12: trackers: 'tensorbord' is not one of tensorboard; did you mean tensorboard?",
         ),
         ("compile: true", "run.yaml:2:1: compile: true is not one of auto, on, off"),
         (
             "data: {kind: labels}",
             "run.yaml:2:8: data.kind: lm (language-model) learns from text or synthetic or images, not from labels",
         ),
-        ("model: {hidden: big}", "run.yaml:2:9: model.hidden: must be a whole number or null, got 'big'"),
+        ("model: {ff_dim: big}", "run.yaml:2:9: model.ff_dim: must be a whole number or null, got 'big'"),
         ("model: {widths: [1, x]}", "run.yaml:2:9: model.widths: must be a list of a whole number, got [1, 'x']"),
         ("model: {tied: 1}", "run.yaml:2:9: model.tied: must be true or false, got 1"),
         ("model: {dropout: .inf}", "run.yaml:2:9: model.dropout: must be a number, got inf"),
-        ("model: {norm: 3}", "run.yaml:2:9: model.norm: 3 is not one of pre, post, sandwich"),
+        ("model: {norm_order: 3}", "run.yaml:2:9: model.norm_order: 3 is not one of pre, post, sandwich"),
     ],
 )
 def test_one_mistake_one_sentence(text: str, line: str) -> None:
@@ -117,7 +117,7 @@ def test_one_mistake_one_sentence(text: str, line: str) -> None:
 
 def test_what_is_missing_is_asked_for() -> None:
     assert refused(write("seed: 1\n")) == [
-        "run.yaml:1:1: recipe: is missing; it is the architecture: a name that `manyformer list` shows"
+        "run.yaml:1:1: recipe: is missing; it is the architecture: a name from `manyformer list`"
     ]
     assert refused(write("recipe: classifier\ndata:\n  kind: labels\n"))[0].startswith(
         "run.yaml:2:1: data.path: is missing; it is a TSV or JSONL file"
@@ -188,17 +188,17 @@ def test_a_section_whose_settings_are_all_commented_out_is_empty() -> None:
     ],
 )  # fmt: skip
 def test_plain_words_are_read_as_people_mean_them(word: str, value: object) -> None:
-    found = resolve(word)
+    found = resolve_scalar(word)
     assert found == value
     assert type(found) is type(value)
 
 
 def test_extends_lays_a_file_over_another() -> None:
-    write("recipe: lm\nmodel: {depth: 3, dim: 8}\noptim: {lr: 0.5, clip: 2.0}\nseed: 9\n", "bases/base.yaml")
+    write("recipe: lm\nmodel: {depth: 3, dim: 8}\noptim: {lr: 0.5, max_grad_norm: 2.0}\nseed: 9\n", "bases/base.yaml")
     write("extends: base.yaml\nmodel: {depth: 5}\n", "bases/middle.yaml")
     run = load(write("extends: bases/middle.yaml\noptim: {lr: 0.25}\n", "top.yaml"))
     assert run.model == {"depth": 5, "dim": 8}
-    assert (run.optim.lr, run.optim.clip, run.seed, run.out) == (0.25, 2.0, 9, "runs/top")
+    assert (run.optim.lr, run.optim.max_grad_norm, run.seed, run.out) == (0.25, 2.0, 9, "runs/top")
 
 
 def test_another_optimiser_starts_from_its_own_defaults() -> None:
@@ -234,7 +234,7 @@ def test_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("extends: lm/stdlib\n", "mine.yaml")
     write("recipe: lm\nseed: 6\nout: elsewhere\n", "runs/x/run.yaml")
     assert list(shipped_runs()) == ["lm/stdlib"]
-    assert about_run(shipped_runs()["lm/stdlib"]) == "Bytes of the standard library."
+    assert run_description(shipped_runs()["lm/stdlib"]) == "Bytes of the standard library."
     assert (load("lm/stdlib").seed, load("lm/stdlib").out) == (5, "runs/lm-stdlib")
     assert (load("mine.yaml").seed, load("mine.yaml").out) == (5, "runs/mine")
     assert (load("runs/x").seed, load("runs/x").out) == (6, "elsewhere")

@@ -10,20 +10,20 @@ import pytest
 
 from manyformer.config import PairsData, TextData
 from manyformer.data import normalization, open_data, pair_tables, stdlib_corpus
-from manyformer.data.normalization.ambiguity import LocaleConventions, numbers
-from manyformer.data.normalization.formats import LANGUAGES, FormattedValue, spell, write_date
+from manyformer.data.normalization.ambiguity import LocaleConventions, number_values
+from manyformer.data.normalization.formats import LANGUAGES, FormattedValue, format_date, spell_number
 from manyformer.errors import UserError
 
 
 @pytest.fixture(scope="module")
 def pairs() -> list[normalization.NormalizationPair]:
-    return normalization.pairs(6000, seed=0)
+    return normalization.generate_pairs(6000, seed=0)
 
 
 def test_pairs_are_distinct_plain_and_the_same_for_a_seed(pairs: list[normalization.NormalizationPair]) -> None:
     assert len(pairs) == len({pair.source.casefold() for pair in pairs}) == 6000
-    assert normalization.pairs(300, seed=0) == normalization.pairs(300, seed=0)
-    assert normalization.pairs(300, seed=0) != normalization.pairs(300, seed=1)
+    assert normalization.generate_pairs(300, seed=0) == normalization.generate_pairs(300, seed=0)
+    assert normalization.generate_pairs(300, seed=0) != normalization.generate_pairs(300, seed=1)
     plain = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d)?|\d\d:\d\d:\d\d|-?\d+(\.\d+)?|\d+(\.\d+)?%|\d+(\.\d\d)? [A-Z]{3}")
     assert all(plain.fullmatch(pair.target) for pair in pairs)
     assert not any(pair.source == pair.target for pair in pairs)
@@ -47,27 +47,27 @@ def test_pairs_are_distinct_plain_and_the_same_for_a_seed(pairs: list[normalizat
     ],
 )
 def test_numbers_in_words(language: str, number: int, words: str) -> None:
-    assert spell(number, language) == words
+    assert spell_number(number, language) == words
 
 
 def test_dates_as_languages_write_them() -> None:
     day = datetime.date(1998, 3, 7)
-    assert write_date(day, "full", "de") == "Samstag, 7. März 1998"
-    assert write_date(day, "long", "en") == "March 7, 1998"
-    assert write_date(day, "long", "es") == "7 de marzo de 1998"
-    assert write_date(day, "numeric", "hu") == "1998. 03. 07."
-    assert write_date(day, "long", "ja") == "1998年3月7日"
+    assert format_date(day, "full", "de") == "Samstag, 7. März 1998"
+    assert format_date(day, "long", "en") == "March 7, 1998"
+    assert format_date(day, "long", "es") == "7 de marzo de 1998"
+    assert format_date(day, "numeric", "hu") == "1998. 03. 07."
+    assert format_date(day, "long", "ja") == "1998年3月7日"
 
 
 def test_no_word_for_two_numbers(pairs: list[normalization.NormalizationPair]) -> None:
     meanings: dict[str, set[int]] = {}
     for language in LANGUAGES:
         for number in [*range(400), *range(400, 1100, 50), *range(2000, 10_000, 1000), 10**5]:
-            meanings.setdefault(spell(number, language).casefold(), set()).add(number)
+            meanings.setdefault(spell_number(number, language).casefold(), set()).add(number)
     torn = {words: found for words, found in meanings.items() if len(found) > 1}
     # Spanish three is Danish sixty; no other words of these languages collide.
     assert torn == {"tres": {3, 60}}
-    assert not LocaleConventions().clear(FormattedValue("tres", "3", "tres", "3"))
+    assert not LocaleConventions().is_unambiguous(FormattedValue("tres", "3", "tres", "3"))
     assert not {pair.source.casefold() for pair in pairs} & set(torn)
 
 
@@ -75,7 +75,7 @@ def test_what_can_be_read_in_two_ways_is_left_out(pairs: list[normalization.Norm
     atlas = LocaleConventions()
 
     def clear(source: str, answer: str) -> bool:
-        return atlas.clear(FormattedValue(source, answer, source, answer))
+        return atlas.is_unambiguous(FormattedValue(source, answer, source, answer))
 
     assert not clear("03/07/1998", "1998-07-03")
     assert clear("23/07/1998", "1998-07-23")
@@ -84,7 +84,7 @@ def test_what_can_be_read_in_two_ways_is_left_out(pairs: list[normalization.Norm
     assert not clear("1,234", "1.234")
     assert clear("1.234,5", "1234.5")
     assert clear("1 234 567", "1234567")
-    assert numbers("12.34") == {*numbers("12,34")}
+    assert number_values("12.34") == {*number_values("12,34")}
     # A crown or a billion is not the same everywhere.
     sources = {pair.source for pair in pairs}
     assert not [source for source in sources if source.endswith((" kr", " billion")) or source.startswith("¥")]
@@ -109,7 +109,7 @@ def test_amounts_agree_with_their_digits(pairs: list[normalization.Normalization
 def test_the_default_pairs_open(
     pairs: list[normalization.NormalizationPair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pair_tables, "pairs", lambda: pairs)
+    monkeypatch.setattr(pair_tables, "generate_pairs", lambda: pairs)
     config = PairsData(tokenizer="char", valid=0.05)
     data = open_data(config, "translation", batch_tokens=2000, cache=tmp_path, seed=0)
     assert data.test is not None
@@ -127,7 +127,7 @@ def test_the_default_pairs_open(
 
 
 def test_the_standard_library(tmp_path: Path) -> None:
-    files = stdlib_corpus.files()
+    files = stdlib_corpus.stdlib_files()
     root = Path(sysconfig.get_paths()["stdlib"])
     names = [path.relative_to(root).as_posix() for path in files]
     assert len(files) > 300
@@ -148,4 +148,4 @@ def test_the_standard_library(tmp_path: Path) -> None:
 def test_a_stripped_standard_library_is_refused(tmp_path: Path) -> None:
     (tmp_path / "os.py").write_text("x = 1\n")
     with pytest.raises(UserError, match=r"holds only 6 bytes of source text, .* data\.path=FILE_OR_FOLDER"):
-        stdlib_corpus.files(tmp_path)
+        stdlib_corpus.stdlib_files(tmp_path)

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from manyformer.data import text_files
-from manyformer.data.table_files import parallel, rows
+from manyformer.data.table_files import read_parallel, read_rows
 from manyformer.data.text_sources import text_sources
 from manyformer.errors import UserError
 
@@ -27,7 +27,7 @@ def documents(path: str, cache: Path, column: str | None = None) -> list[str]:
     found: list[str] = []
     for source in text_sources(path, column, cache):
         for part in source.parts():
-            if part.begins:
+            if part.starts_document:
                 found.append("")
             found[-1] += part.text
     return found
@@ -38,19 +38,19 @@ def documents(path: str, cache: Path, column: str | None = None) -> list[str]:
 @settings(max_examples=150, deadline=None)
 def test_parts_of_any_size_give_the_whole_text(tmp_path_factory: pytest.TempPathFactory, text: str, size: int) -> None:
     path = written(tmp_path_factory.mktemp("text"), "a.txt", text)
-    assert "".join(text_files.chunks(path, size)) == text.removeprefix("\ufeff")
+    assert "".join(text_files.read_chunks(path, size)) == text.removeprefix("\ufeff")
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"))))
 @settings(max_examples=100, deadline=None)
 def test_lines_end_at_newlines_alone(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     path = written(tmp_path_factory.mktemp("lines"), "a.txt.gz", "x\r\n" + "".join(text + "\n" for text in texts))
-    assert [line.text for line in text_files.lines(path)] == ["x", *texts]
-    assert [line.number for line in text_files.lines(path)] == list(range(1, len(texts) + 2))
+    assert [line.text for line in text_files.read_lines(path)] == ["x", *texts]
+    assert [line.number for line in text_files.read_lines(path)] == list(range(1, len(texts) + 2))
 
 
 def test_a_long_document_comes_in_parts_cut_at_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files.chunks, "__defaults__", (50,))
+    monkeypatch.setattr(text_files.read_chunks, "__defaults__", (50,))
     text = "".join(f"line number {number}\n" for number in range(40))
     path = written(tmp_path, "long.txt", text)
     (source,) = text_sources(str(path), None, tmp_path)
@@ -58,8 +58,8 @@ def test_a_long_document_comes_in_parts_cut_at_lines(tmp_path: Path, monkeypatch
     assert len(parts) > 5
     assert "".join(part.text for part in parts) == text
     assert all(part.text.endswith("\n") for part in parts)
-    assert [part.begins for part in parts] == [True] + [False] * (len(parts) - 1)
-    assert [part.ends for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert [part.starts_document for part in parts] == [True] + [False] * (len(parts) - 1)
+    assert [part.ends_document for part in parts] == [False] * (len(parts) - 1) + [True]
 
 
 def test_a_folder_gives_its_text_files_in_order(tmp_path: Path) -> None:
@@ -81,27 +81,27 @@ def test_standard_input_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("größe\n".encode())))
     assert documents("-", tmp_path) == ["größe\n"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"other\n")))
-    with pytest.raises(UserError, match="what is piped in differs from what this run began with"):
+    with pytest.raises(UserError, match="standard input differs from the text that this run started with"):
         documents("-", tmp_path)
 
 
 def test_jsonl_with_columns_inside(tmp_path: Path) -> None:
     lines = '{"translation": {"en": "a\\tb", "de": "c"}, "id": 7}\n{"translation": {"en": "d", "de": "e"}, "id": 8}\n'
     path = written(tmp_path, "pairs.jsonl.gz", lines)
-    found = [row.cells for row in rows(path, ["translation.en", "translation.de", "id"])]
+    found = [row.cells for row in read_rows(path, ["translation.en", "translation.de", "id"])]
     assert found == [("a\tb", "c", "7"), ("d", "e", "8")]
 
 
 def test_tsv_by_number_and_by_name(tmp_path: Path) -> None:
     path = written(tmp_path, "data.tsv", 'text\tlabel\nhello "there\tgood\nbye\tbad\n')
-    assert [row.cells for row in rows(path, ["label", "text"])] == [("good", 'hello "there'), ("bad", "bye")]
-    assert next(row.cells for row in rows(path, [0, 1])) == ("text", "label")
-    assert [row.where for row in rows(path, ["text"])] == [f"{path}:2", f"{path}:3"]
+    assert [row.cells for row in read_rows(path, ["label", "text"])] == [("good", 'hello "there'), ("bad", "bye")]
+    assert next(row.cells for row in read_rows(path, [0, 1])) == ("text", "label")
+    assert [row.location for row in read_rows(path, ["text"])] == [f"{path}:2", f"{path}:3"]
 
 
 def test_parallel_files(tmp_path: Path) -> None:
     one, two = written(tmp_path, "a.en", "a\nb \u2028 c\n"), written(tmp_path, "a.de.gz", "x\ny")
-    assert [row.cells for row in parallel(one, two)] == [("a", "x"), ("b \u2028 c", "y")]
+    assert [row.cells for row in read_parallel(one, two)] == [("a", "x"), ("b \u2028 c", "y")]
 
 
 def test_wrong_encodings_name_the_byte(tmp_path: Path) -> None:
@@ -109,9 +109,9 @@ def test_wrong_encodings_name_the_byte(tmp_path: Path) -> None:
     for name in ("a.txt", "a.txt.gz"):
         path = written(tmp_path, name, raw + b"caf\xe9 \n")
         with pytest.raises(UserError, match=rf"{name}: not UTF-8 at byte {len(raw) + 3} \(0xe9\)"):
-            list(text_files.chunks(path, 1001))
+            list(text_files.read_chunks(path, 1001))
     with pytest.raises(UserError, match=r"cut\.txt: not UTF-8 at byte 1 \(0xc3\)"):
-        list(text_files.chunks(written(tmp_path, "cut.txt", b"a\xc3")))
+        list(text_files.read_chunks(written(tmp_path, "cut.txt", b"a\xc3")))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_unequal_parallel_files_name_the_line(tmp_path: Path, one: str, two: str
         rf"one\.txt has {one.count(chr(10))} lines and .*two\.txt has {two.count(chr(10))}: line {line} .* in .*{short}"
     )
     with pytest.raises(UserError, match=sentence):
-        list(parallel(*paths))
+        list(read_parallel(*paths))
 
 
 def test_bad_files_get_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,12 +141,12 @@ def test_bad_files_get_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     written(tmp_path, "blank/a.txt", "")
     with pytest.raises(UserError, match="blank: all files in this folder are empty"):
         text_sources(str(tmp_path / "blank"), None, tmp_path)
-    with pytest.raises(UserError, match="this is a folder, and a file is needed"):
-        list(text_files.lines(tmp_path / "blank"))
+    with pytest.raises(UserError, match="this is a folder; give a file"):
+        list(text_files.read_lines(tmp_path / "blank"))
     damaged = written(tmp_path, "damaged.txt.gz", "text " * 1000)
     damaged.write_bytes(damaged.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"damaged\.txt\.gz: this gzip file is damaged or not whole"):
-        list(text_files.chunks(damaged))
+    with pytest.raises(UserError, match=r"damaged\.txt\.gz: this gzip file is damaged or incomplete"):
+        list(text_files.read_chunks(damaged))
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UserError, match="nothing is piped in"):
         text_sources("-", None, tmp_path)
@@ -163,7 +163,7 @@ def test_bad_files_get_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             ["text"],
             r"a\.jsonl:2: column 'text' is missing; did you mean txt\?",
         ),
-        ("b.jsonl", '{"text": "a"}\n{"text":\n', ["text"], r"b\.jsonl:2: not a JSON object on a line of its own"),
+        ("b.jsonl", '{"text": "a"}\n{"text":\n', ["text"], r"b\.jsonl:2: this line is not a JSON object"),
         ("c.jsonl", '["a"]\n', ["text"], r"c\.jsonl:1: a JSON object such as"),
         ("d.jsonl", '{"text": null}\n', ["text"], r"d\.jsonl:1: column 'text' must be text, and this is null"),
         ("e.jsonl", '{"text": "\\ud800"}\n', ["text"], r"e\.jsonl:1: column 'text' holds half a character"),
@@ -174,4 +174,4 @@ def test_bad_rows_name_the_line(
 ) -> None:
     path = written(tmp_path, name, content)
     with pytest.raises(UserError, match=sentence):
-        list(rows(path, columns))
+        list(read_rows(path, columns))

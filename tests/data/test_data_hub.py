@@ -7,7 +7,7 @@ import pytest
 
 from manyformer.config import LabelsData, PairsData, TextData
 from manyformer.data import open_data
-from manyformer.data.hub import HubSet
+from manyformer.data.hub import HubDataset
 from manyformer.errors import UserError
 
 datasets = pytest.importorskip("datasets", reason="the data extra is not installed")
@@ -71,12 +71,12 @@ def test_pairs_in_a_translation_column_of_a_folder_of_files(tmp_path: Path) -> N
 
 
 def test_what_is_wrong_is_said(reviews: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="there is no split 'valid'; known: train, test"):
-        HubSet(f"{reviews}#valid")
+    with pytest.raises(UserError, match="there is no split 'valid'; it has train, test"):
+        HubDataset(f"{reviews}#valid")
     with pytest.raises(UserError, match="record 0: column 'txt' is missing; did you mean text"):
-        list(HubSet(reviews).rows(["txt"]))
+        list(HubDataset(reviews).rows(["txt"]))
     with pytest.raises(UserError, match=r"hf:.*nowhere: this data set cannot be loaded"):
-        HubSet(f"hf:{tmp_path / 'nowhere'}")
+        HubDataset(f"hf:{tmp_path / 'nowhere'}")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"needs the `datasets` library: pip install 'manyformer\[data\]'"):
-        HubSet(reviews)
+        HubDataset(reviews)

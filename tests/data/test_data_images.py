@@ -70,7 +70,7 @@ def test_archives(names: tuple[str, str], tmp_path: Path) -> None:
     assert_same_images(together, images[..., None], (labels // 5).tolist())
     assert 1 <= len(valid[1]) <= 15
     assert data.test is None
-    assert data.spans[0].length == 20
+    assert data.length_limits[0].length == 20
     batch = next(data.train)
     assert batch[0].dtype == torch.uint8
     assert batch[0].shape == (3, 4, 5, 1)
@@ -130,7 +130,7 @@ def test_modes_of_image_files(tmp_path: Path) -> None:
     for name, (image, want) in files.items():
         (tmp_path / name).mkdir()
         image.save(tmp_path / name / "one.png")
-        (picture,) = open_image_files(str(tmp_path / name)).pictures("")
+        (picture,) = open_image_files(str(tmp_path / name)).images("")
         assert picture.label is None
         if want is None:
             assert picture.pixels.shape == (4, 4, 3)
@@ -204,10 +204,10 @@ def test_the_tokenizer() -> None:
     # as it was saved before there were blocks
     assert PixelTokenizer.restore({"levels": 16, "height": 1, "width": 2, "channels": 3}).content() == levels.content()
     assert levels.image([5 + 15, 5, 1, 5 + 8]).tolist() == [[[255, 0, 0], [136, 0, 0]]]
-    for text, message in (("0 16", "levels go from 0 to 15"), ("dark", "levels from 0 to 15, not as 'dark'")):
+    for text, message in (("0 16", "levels range from 0 to 15"), ("dark", "levels from 0 to 15, not 'dark'")):
         with pytest.raises(UserError, match=message):
             levels.encode(text)
-    assert levels.quantise(np.arange(256, dtype=np.uint8)).tolist() == [n // 16 for n in range(256)]
+    assert levels.quantize(np.arange(256, dtype=np.uint8)).tolist() == [n // 16 for n in range(256)]
 
 
 def test_images_are_scaled_and_made_grey(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_what_is_prepared_is_kept_until_something_changes(tmp_path: Path) -> Non
     def said(**more: Any) -> list[str]:
         lines: list[str] = []
         config = ImagesData(path=str(tmp_path / "a.npz"), valid=0.3, **more)
-        open_data(config, "image-classification", batch_tokens=36, cache=tmp_path / "c", seed=0, say=lines.append)
+        open_data(config, "image-classification", batch_tokens=36, cache=tmp_path / "c", seed=0, log=lines.append)
         return lines
 
     np.savez(tmp_path / "a.npz", x=drawn(30, 3, 3), y=labels_of(30))
@@ -264,20 +264,24 @@ def test_training_goes_on_where_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "given", "message"),
     [
-        ({"z": drawn(9, 3, 3)}, {}, r"a\.npz: there are no images in it; it holds z, and x or train_x is needed"),
+        ({"z": drawn(9, 3, 3)}, {}, r"a\.npz: there are no images in it; it has z, but x or train_x is needed"),
         ({"x": drawn(9, 3, 3)}, {}, "these images have no labels, which a classifier needs"),
         (
             {"x": drawn(9, 3, 3), "y": labels_of(8)},
             {},
-            r"9 images need as many labels in one row, and these are \(8,\)",
+            r"9 images need labels of shape \(9,\), not \(8,\)",
         ),
         (
             {"x": drawn(9, 3, 3) / 255, "y": labels_of(9)},
             {},
-            "must be whole numbers from 0 to 255 .*, and this is float64",
+            "must be integers from 0 to 255 .*, but they are float64",
         ),
-        ({"x": drawn(9, 3, 3, 2), "y": labels_of(9)}, {}, r"height x width x 3, and this is \(3, 3, 2\)"),
-        ({"x": drawn(9, 9), "y": labels_of(9)}, {}, r"images are an array of 3 or 4 axes, and this one is \(9, 9\)"),
+        ({"x": drawn(9, 3, 3, 2), "y": labels_of(9)}, {}, r"or \(h, w, 3\), but it has \(3, 3, 2\)"),
+        (
+            {"x": drawn(9, 9), "y": labels_of(9)},
+            {},
+            r"images must be an array of 3 or 4 axes, but this one is \(9, 9\)",
+        ),
         ({"x": drawn(9, 3, 3), "y": np.zeros(9)}, {}, "all training images have the label '0.0'"),
         ({"x": drawn(9, 3, 3), "y": labels_of(9)}, {"batch": 8}, r"batch\.tokens is 8, less than the 9 values of one"),
         (
@@ -306,11 +310,11 @@ def test_mistakes_in_files(tmp_path: Path) -> None:
     (tmp_path / "broken" / "dog").mkdir()
     (tmp_path / "broken" / "dog" / "b.png").write_bytes(b"nothing")
     for name, message in (
-        ("a.npz", "this is not a whole NumPy archive"),
-        ("a-idx3-ubyte", "not an IDX file of bytes; it begins with 00 00 0d 03, and 00 00 08 is due"),
-        ("b-idx3-ubyte", "this file is not whole: it promises 2 x 3 x 3 bytes and holds 3"),
+        ("a.npz", "this is not a complete NumPy archive"),
+        ("a-idx3-ubyte", "not an IDX file of bytes; it starts with 00 00 0d 03 instead of 00 00 08"),
+        ("b-idx3-ubyte", "this file is incomplete: its header gives 2 x 3 x 3 bytes, but it has 3"),
         ("c.txt", r"images come as a NumPy archive \(\.npz\), an IDX file"),
-        ("empty", "this folder holds no images"),
+        ("empty", "this folder has no images"),
         ("broken", r"a\.png: Pillow cannot read this image"),
         ("b.npz", r"there is no such file; did you mean .*a\.npz"),
     ):

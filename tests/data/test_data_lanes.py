@@ -15,7 +15,7 @@ from test_data_rows import documents, pairs_of, shard_of
 from manyformer.batches import IGNORE_INDEX
 from manyformer.config import SyntheticData, TextData
 from manyformer.data import open_data
-from manyformer.data.epochs import generator
+from manyformer.data.epochs import random_generator
 from manyformer.data.lanes import LaneLayout
 from manyformer.data.row_layouts import TextRows
 from manyformer.data.text_epochs import NextTokenBatches, TextPlan
@@ -26,7 +26,7 @@ from manyformer.data.text_epochs import NextTokenBatches, TextPlan
 def test_every_target_once_and_rows_go_on(sizes: list[int], length: int, rows: int, seed: int) -> None:
     shard = shard_of(sizes)
     wanted = Counter(pair for tokens in documents(shard) for pair in itertools.pairwise(tokens))
-    for epoch, random in enumerate((None, generator(seed, 0), generator(seed, 1))):
+    for epoch, random in enumerate((None, random_generator(seed, 0), random_generator(seed, 1))):
         arrangement = LaneLayout(shard, length, rows, shifted=True).arrange(random, epoch)
         found = arrangement.rows(np.arange(arrangement.count))
         assert pairs_of(found) == wanted
@@ -52,10 +52,10 @@ def test_every_target_once_and_rows_go_on(sizes: list[int], length: int, rows: i
 def test_numbers_rise_through_all_epochs_and_positions_are_kept(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_text("In the beginning was the word. " * 40)
-    config: Any = TextData(path=str(file), length=16, packing="lanes", valid=0.2)
+    config: Any = TextData(path=str(file), length=16, packing="contiguous", valid=0.2)
     data, again = (open_data(config, "language-model", batch_tokens=64, cache=tmp_path / "c", seed=0) for _ in "12")
-    assert data.train.goes_on
-    assert data.valid.goes_on
+    assert data.train.rows_continue
+    assert data.valid.rows_continue
     last = torch.full((4,), -1)
     for _ in range(3 * data.train.batches):
         batch = next(data.train)
@@ -68,20 +68,20 @@ def test_numbers_rise_through_all_epochs_and_positions_are_kept(tmp_path: Path) 
     assert found._fields == wanted._fields
     assert not [field for field in found._fields if (getattr(found, field) is None) != (getattr(wanted, field) is None)]
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True) if one is not None)
-    assert "each going on where it ended in the batch before" in data.describe()[-1]
+    assert "each continuing the same row of the previous batch" in data.describe()[-1]
 
 
 def test_ranks_have_lanes_of_their_own() -> None:
     shard = shard_of([50, 60])
     whole = TextPlan(LaneLayout(shard, 4, 4, shifted=True), 4, NextTokenBatches(), "x").epoch(0, 0)
-    assert whole.goes_on
+    assert whole.rows_continue
     assert all(len(whole.batch(number).tokens) == 4 for number in range(len(whole)))
 
 
 @pytest.mark.parametrize("task", ["periodic", "marked"])
 def test_a_rule_s_sequences_in_parts(task: str, tmp_path: Path) -> None:
     words: dict[str, Any] = {"task": task, "symbols": 17, "length": 8, "valid": 640, "period": 5}
-    parts, whole = (SyntheticData(**words, parts=4), SyntheticData(**{**words, "length": 32}))
+    parts, whole = (SyntheticData(**words, rows_per_sequence=4), SyntheticData(**{**words, "length": 32}))
     cut, one = (
         open_data(data, "language-model", batch_tokens=3 * data.length, cache=tmp_path, seed=0)
         for data in (parts, whole)
@@ -92,8 +92,8 @@ def test_a_rule_s_sequences_in_parts(task: str, tmp_path: Path) -> None:
         assert torch.equal(torch.cat([piece.tokens for piece in mine], 1), expected[number].tokens)
         assert torch.equal(torch.cat([piece.targets for piece in mine], 1), expected[number].targets)
         assert all((piece.segments == number).all() for piece in mine)
-    assert cut.train.goes_on
-    assert not one.train.goes_on
+    assert cut.train.rows_continue
+    assert not one.train.rows_continue
     assert len(cut.valid) % 4 == 0
     if task == "periodic":
         assert torch.equal(expected[0].tokens[:, 5:], expected[0].tokens[:, :-5])

@@ -49,7 +49,7 @@ def shard_text(cache: Path, name: str, data: OpenedData) -> list[str]:
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe"])
-@pytest.mark.parametrize("packing", ["stream", "documents", "lanes"])
+@pytest.mark.parametrize("packing", ["concat", "documents", "contiguous"])
 def test_units_are_exact(tokenizer: Any, packing: Any, folder: Path, tmp_path: Path) -> None:
     vocab = 300 if tokenizer == "bpe" else None
     config = TextData(path=str(folder), valid=0.3, length=16, tokenizer=tokenizer, vocab=vocab, packing=packing)
@@ -75,8 +75,8 @@ def test_of_few_documents_the_ends_are_held_out(lengths: list[int]) -> None:
         parts += [TextPart(piece, n == 0, n == len(pieces) - 1) for n, piece in enumerate(pieces)]
     found: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
     for split, part in holdout.divide(parts):
-        assert not part.ends
-        if part.begins:
+        assert not part.ends_document
+        if part.starts_document:
             found[split].append("")
         found[split][-1] += part.text
     for number, text in enumerate(text for text in texts if text):
@@ -97,8 +97,8 @@ def test_documents_are_held_out_whole_and_by_share() -> None:
 def test_what_was_prepared_is_used_again_and_only_while_it_fits(folder: Path, tmp_path: Path) -> None:
     said: list[str] = []
     config = TextData(path=str(folder), length=16, valid=0.2)
-    first = opened(config, tmp_path / "run", say=said.append)
-    opened(config.model_copy(update={"length": 8, "packing": "stream"}), tmp_path / "run", say=said.append)
+    first = opened(config, tmp_path / "run", log=said.append)
+    opened(config.model_copy(update={"length": 8, "packing": "concat"}), tmp_path / "run", log=said.append)
     assert len(said) == 1
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert len(manifest["sources"]) == 40
@@ -106,12 +106,12 @@ def test_what_was_prepared_is_used_again_and_only_while_it_fits(folder: Path, tm
     # A damaged or changed file, or other settings: made again, not trusted.
     tokens = tmp_path / "run" / "train.tokens"
     tokens.write_bytes(tokens.read_bytes()[:-2])
-    again = opened(config, tmp_path / "run", say=said.append)
+    again = opened(config, tmp_path / "run", log=said.append)
     assert len(said) == 2
     assert (next(again.train).tokens == next(first.train).tokens).all()
     (folder / "00.txt").write_text("something new")
-    opened(config, tmp_path / "run", say=said.append)
-    opened(config.model_copy(update={"tokenizer": "char"}), tmp_path / "run", say=said.append)
+    opened(config, tmp_path / "run", log=said.append)
+    opened(config.model_copy(update={"tokenizer": "char"}), tmp_path / "run", log=said.append)
     assert len(said) == 4
     # Nothing half-written stays behind.
     assert not [name for name in os.listdir(tmp_path / "run") if name.endswith(".part")]
@@ -119,7 +119,7 @@ def test_what_was_prepared_is_used_again_and_only_while_it_fits(folder: Path, tm
 
 def test_preparing_streams(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = opened(TextData(path=str(folder), length=16, valid=0.2), tmp_path / "one")
-    monkeypatch.setattr(open_text, "_BLOCK", 50)
+    monkeypatch.setattr(open_text, "_BLOCK_CHARACTERS", 50)
     parts = opened(TextData(path=str(folder), length=16, valid=0.2), tmp_path / "two")
     assert (next(whole.train).tokens == next(parts.train).tokens).all()
     shard = np.memmap(tmp_path / "two" / "train.tokens", dtype="<u2")
@@ -132,7 +132,7 @@ def test_files_larger_than_memory(lines: bool, tmp_path: Path) -> None:
     text = ("0123456789abcde" + "\n" * lines) * 2**16
     with (tmp_path / "large.txt").open("w") as file:
         file.writelines(text for _ in range(48))
-    config = TextData(path=str(tmp_path / "large.txt"), length=256, valid=0.01, packing="stream")
+    config = TextData(path=str(tmp_path / "large.txt"), length=256, valid=0.01, packing="concat")
     tracemalloc.start()
     data = opened(config, tmp_path / "run", batch_tokens=8192)
     next(data.train)
@@ -202,8 +202,10 @@ def test_text_that_will_not_do(folder: Path, tmp_path: Path) -> None:
     config, cache = TextData(path=str(folder), length=16, valid=0.2), tmp_path / "run"
     refused(config, cache, r"training text has [\d,]+ tokens, fewer than one batch of 1,000,000", batch_tokens=10**6)
     refused(config, cache, r"batch\.tokens is 8, less than one row of 16", batch_tokens=8)
-    refused(config, cache, r"a row \(data\.length\) has 16 tokens, but the model allows 12; set data", model_longest=12)
-    opened(config, cache, model_longest=16)
+    refused(
+        config, cache, r"a row \(data\.length\) has 16 tokens, but the model allows 12; set data", model_max_length=12
+    )
+    opened(config, cache, model_max_length=16)
     refused(config.model_copy(update={"valid": str(tmp_path / "no.txt")}), cache, r"no\.txt: there is no such file")
     (tmp_path / "tiny.txt").write_text("abc")
     refused(config.model_copy(update={"path": str(tmp_path / "tiny.txt")}), cache, "fewer than one batch of 64")
@@ -224,17 +226,19 @@ def test_pairs_that_will_not_do(tmp_path: Path) -> None:
     assert "100 pairs (1 longer than 128 tokens left out)" in data.describe()[2]
     refused(config, cache, "the 100 training pairs have .* fewer than one batch of 9,000", batch_tokens=9000)
     refused(config, cache, "longest training pair has 10 tokens on a side, more than a batch of 9", batch_tokens=9)
-    refused(config.model_copy(update={"longest": 3}), cache, r"no training pair is as short as data\.longest allows")
+    refused(config.model_copy(update={"max_length": 3}), cache, r"no training pair is as short as data\.longest allows")
     held = (
         r"the longest valid pair \(.*held\.tsv:2\) has 71 tokens, but the model allows 40; no held-out pair is left out"
     )
-    refused(config, cache, held, model_longest=40)
-    refused(config, cache, "the longest training pair has 10 tokens, but the model allows 9", model_longest=9)
+    refused(config, cache, held, model_max_length=40)
+    refused(config, cache, "the longest training pair has 10 tokens, but the model allows 9", model_max_length=9)
     path.write_text("")
-    refused(config, cache, r"pairs\.tsv: there is nothing in it \(data\.path\)")
+    refused(config, cache, r"pairs\.tsv: there are no rows in it \(data\.path\)")
     path.write_text("a\tb\n")
     refused(
-        config.model_copy(update={"valid": 0.001}), cache, r"too little to hold out 0\.001 of it; give data\.valid=FILE"
+        config.model_copy(update={"valid": 0.001}),
+        cache,
+        r"too few rows to hold out 0\.001 of them; give data\.valid=FILE",
     )
     refused(config.model_copy(update={"path": str(tmp_path)}), cache, "this is a folder; give a TSV or JSONL file")
     assert not [name for name in os.listdir(cache) if name.endswith(".part")]
@@ -248,7 +252,7 @@ def test_labels_that_will_not_do(tmp_path: Path) -> None:
     config = LabelsData(path=path, valid=str(tmp_path / "b.tsv"), tokenizer="byte")
     refused(config, cache, r"b\.tsv:1: the label 'goof' does not occur in the training data; did you mean good\?")
     fine = config.model_copy(update={"valid": path})
-    refused(fine, cache, "the longest text has 9 tokens, but the model allows 6", model_longest=6)
+    refused(fine, cache, "the longest text has 9 tokens, but the model allows 6", model_max_length=6)
     refused(fine, cache, "the 50 training texts have 440 tokens, fewer than one batch of 1,000", batch_tokens=1000)
     refused(fine, cache, "the longest text has 9 tokens, more than a batch of 8", batch_tokens=8)
     single = config.model_copy(update={"path": str(tmp_path / "one.tsv"), "valid": str(tmp_path / "one.tsv")})

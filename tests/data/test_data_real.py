@@ -7,13 +7,13 @@ import pytest
 
 from manyformer.config import LabelsData, PairsData, TextData
 from manyformer.data import open_data
-from manyformer.data.text_files import lines
+from manyformer.data.text_files import read_lines
 from real_data import shared_data
 
 
 def test_tinyshakespeare_is_divided_as_everywhere(tmp_path: Path) -> None:
     path = shared_data("tinyshakespeare", "input.txt")
-    config = TextData(path=str(path), tokenizer="char", packing="stream", valid=0.1, length=256)
+    config = TextData(path=str(path), tokenizer="char", packing="concat", valid=0.1, length=256)
     data = open_data(config, "language-model", batch_tokens=16_384, cache=tmp_path, seed=0)
     text = path.read_text()
     assert data.required_keywords == {"vocab": 65 + 5}
@@ -51,7 +51,7 @@ def test_multi30k(multi30k: tuple[PairsData, Path]) -> None:
         ("valid", "val.lc.norm.tok.de", "target", 1014),
         ("test", "test_2016_flickr.lc.norm.tok.de", "target", 1000),
     ):
-        texts = [line.text for line in lines(shared_data("multi30k", "tok", name))]
+        texts = [line.text for line in read_lines(shared_data("multi30k", "tok", name))]
         assert len(texts) == count
         assert [getattr(one, side) for one in data.examples(split)] == texts
         assert [data.target.decode(data.target.encode(text)) for text in texts] == texts

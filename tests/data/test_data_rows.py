@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.data.epochs import generator
+from manyformer.data.epochs import random_generator
 from manyformer.data.lanes import LaneLayout
 from manyformer.data.masking import mask_tokens
 from manyformer.data.packing import best_fit
@@ -59,7 +59,7 @@ def test_every_target_once_an_epoch(
     # What follows what inside each document: that is what a language model has to learn, no less and no more.
     wanted = Counter(pair for tokens in documents(shard) for pair in itertools.pairwise(tokens))
     layout: RowLayout = shape(shard, length, shifted=True)
-    for random in (None, generator(seed, 0), generator(seed, 1)):
+    for random in (None, random_generator(seed, 0), random_generator(seed, 1)):
         rows = everything(layout.arrange(random))
         assert pairs_of(rows) == wanted
         assert rows.tokens.shape[1] == length or len(rows.tokens) == 1
@@ -73,7 +73,7 @@ def test_without_a_shift_every_token_once(
 ) -> None:
     shard = shard_of(sizes)
     layout: RowLayout = shape(shard, length, shifted=False)
-    for random in (None, generator(0, 0)):
+    for random in (None, random_generator(0, 0)):
         rows = everything(layout.arrange(random))
         assert Counter(rows.tokens[rows.is_first_copy].tolist()) == Counter(shard.tokens.tolist())
 
@@ -133,12 +133,12 @@ def test_full_rows_of_one_document_need_no_segments() -> None:
 @pytest.mark.parametrize("mixed", [False, True], ids=["fixed", "mixed"])
 def test_places_tell_where_tokens_are_from(layout: Any, mixed: bool) -> None:
     shard = shard_of([15, 38, 0, 21])
-    arrangement = layout(shard, length=10, shifted=True).arrange(generator(0) if mixed else None)
+    arrangement = layout(shard, length=10, shifted=True).arrange(random_generator(0) if mixed else None)
     numbers = np.arange(arrangement.count)
-    rows, places = arrangement.rows(numbers), arrangement.places(numbers)
+    rows, places = arrangement.rows(numbers), arrangement.token_indices(numbers)
     there = places >= 0
     assert (rows.tokens[there] == shard.tokens[places[there]]).all()
-    assert (there >= rows.own).all()
+    assert (there >= rows.is_first_copy).all()
     scored = rows.targets != IGNORE_INDEX
     following = places[scored] + 1
     assert (rows.targets[scored] == shard.tokens[following]).all()
@@ -154,7 +154,7 @@ def masked_rows(count: int, length: int) -> TextRows:
 
 def test_masks_are_fifteen_percent_and_eighty_ten_ten() -> None:
     rows = masked_rows(800, 128)
-    tokens, targets = mask_tokens(rows, 0.15, 1000, generator(0))
+    tokens, targets = mask_tokens(rows, 0.15, 1000, random_generator(0))
     chosen = targets != IGNORE_INDEX
     assert (targets[chosen] == rows.tokens[chosen]).all()
     assert (tokens[~chosen] == rows.tokens[~chosen]).all()
@@ -174,18 +174,18 @@ def test_masks_are_fifteen_percent_and_eighty_ten_ten() -> None:
 
 def test_every_row_has_something_to_fill_in() -> None:
     rows = masked_rows(500, 4)
-    tokens, targets = mask_tokens(rows, 0.15, 1000, generator(1))
+    tokens, targets = mask_tokens(rows, 0.15, 1000, random_generator(1))
     chosen = targets != IGNORE_INDEX
     assert chosen.any(1).all()
     assert (tokens[chosen] == 4).mean() == pytest.approx(0.8, abs=0.06)
     # A row of special tokens alone has nothing.
     empty = TextRows(np.array([[BOS, EOS, 0]]), np.zeros((1, 3), np.int64), None, np.ones((1, 3), bool))
-    assert (mask_tokens(empty, 0.15, 1000, generator(1))[1] == IGNORE_INDEX).all()
+    assert (mask_tokens(empty, 0.15, 1000, random_generator(1))[1] == IGNORE_INDEX).all()
 
 
 def test_masks_depend_on_their_seeds_alone() -> None:
     rows = masked_rows(20, 50)
-    one, again, other = (mask_tokens(rows, 0.15, 1000, generator(*seeds)) for seeds in ((1, 2), (1, 2), (1, 3)))
+    one, again, other = (mask_tokens(rows, 0.15, 1000, random_generator(*seeds)) for seeds in ((1, 2), (1, 2), (1, 3)))
     assert (one[0] == again[0]).all()
     assert (one[1] == again[1]).all()
     assert (one[1] != other[1]).any()

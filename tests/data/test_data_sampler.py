@@ -42,10 +42,10 @@ def write_pairs(folder: Path, *, rows: int = 300) -> Path:
 def opened(what: str, folder: Path, seed: int = 0, **changed: Any) -> OpenedData:
     (folder / "text").mkdir(exist_ok=True)
     cache = folder / f"cache-{what}"
-    if what in ("stream", "documents", "masked"):
-        packing = "stream" if what == "stream" else "documents"
+    if what in ("concat", "documents", "masked-lm"):
+        packing = "concat" if what == "concat" else "documents"
         config: Any = TextData(path=str(write_text(folder / "text")), length=32, packing=packing, valid=0.2)
-        task = "masked" if what == "masked" else "language-model"
+        task = "masked-lm" if what == "masked-lm" else "language-model"
         return open_data(config, task, batch_tokens=160, cache=cache, seed=seed, **changed)
     path = str(write_pairs(folder))
     if what == "pairs":
@@ -58,7 +58,7 @@ def opened(what: str, folder: Path, seed: int = 0, **changed: Any) -> OpenedData
     return open_data(config, task, batch_tokens=400, cache=cache, seed=seed, **changed)
 
 
-KINDS = ["stream", "documents", "masked", "pairs", "labels"]
+KINDS = ["concat", "documents", "masked-lm", "pairs", "labels"]
 
 
 def same(one: Batch, other: Batch) -> bool:
@@ -110,7 +110,7 @@ def scored(batch: Batch) -> int:
 
 
 def test_other_tokens_are_masked_in_every_epoch(tmp_path: Path) -> None:
-    sampler = opened("masked", tmp_path).train
+    sampler = opened("masked-lm", tmp_path).train
     chosen: list[set[int]] = [set(), set()]
     for epoch in (0, 1):
         while sampler.epoch == epoch:
@@ -194,14 +194,14 @@ def test_cuts_fill_the_budget(lengths: list[int], budget: int) -> None:
 
 def test_positions_in_other_data_are_refused(tmp_path: Path) -> None:
     state = opened("documents", tmp_path).train.state_dict()
-    with pytest.raises(UserError, match="the data is not what this run was trained on"):
-        opened("stream", tmp_path).train.load_state_dict(state)
-    with pytest.raises(UserError, match="started with seed 0, and now the seed is 4"):
+    with pytest.raises(UserError, match="the data differs from what this run was trained on"):
+        opened("concat", tmp_path).train.load_state_dict(state)
+    with pytest.raises(UserError, match="started with seed 0, but the seed is 4"):
         opened("documents", tmp_path, seed=4).train.load_state_dict(state)
     (tmp_path / "text" / "00.txt").write_text("something else entirely")
     fresh = tmp_path / "other"
     fresh.mkdir()
     config = TextData(path=str(tmp_path / "text"), length=32, valid=0.2)
     changed: Sampler = open_data(config, "language-model", batch_tokens=160, cache=fresh, seed=0).train
-    with pytest.raises(UserError, match="the data is not what this run was trained on"):
+    with pytest.raises(UserError, match="the data differs from what this run was trained on"):
         changed.load_state_dict(state)

@@ -34,8 +34,8 @@ def test_every_two_symbols_have_four_successors_with_their_chances() -> None:
     for counts in seen.values():
         shares = sorted((n / counts.total() for n in counts.values()), reverse=True)
         if counts.total() > 2000:
-            assert shares == pytest.approx(MarkovRule.CHANCES, abs=0.04)
-    assert rule.entropy == pytest.approx(-sum(p * math.log(p) for p in MarkovRule.CHANCES))
+            assert shares == pytest.approx(MarkovRule.PROBABILITIES, abs=0.04)
+    assert rule.entropy == pytest.approx(-sum(p * math.log(p) for p in MarkovRule.PROBABILITIES))
     assert rule.entropy == pytest.approx(0.914, abs=5e-4)
 
 
@@ -48,7 +48,7 @@ def test_batches_are_of_the_model_s_kind(tmp_path: Path) -> None:
     assert int(batch[0].min()) >= 5
     assert int(batch[0].max()) < 17
     assert data.source.decode(batch[0][0]) == "".join(chr(ord("a") + int(t) - 5) for t in batch[0][0])
-    assert "0.914 nats a symbol at best" in data.describe()[0]
+    assert "best loss 0.914 nats per symbol" in data.describe()[0]
 
 
 def test_training_never_repeats_and_can_be_gone_on_with(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_training_never_repeats_and_can_be_gone_on_with(tmp_path: Path) -> None:
     assert not torch.equal(next(third.train)[0], first[0])
     other.train.load_state_dict(one.train.state_dict())
     assert torch.equal(next(other.train)[0], next(one.train)[0])
-    with pytest.raises(UserError, match="the data is not what this run was trained on"):
+    with pytest.raises(UserError, match="the data differs from what this run was trained on"):
         opened(tmp_path, symbols=13).train.load_state_dict(one.train.state_dict())
 
 
@@ -101,7 +101,7 @@ def test_one_command_trains_and_scores(tmp_path: Path, monkeypatch: pytest.Monke
     result = train("transformer-lm", [*words, "data.valid=2048"], on_event=silent)
     assert result.load().max_length == 64
     test, valid = evaluate(result.out), evaluate(result.out, split="valid")
-    assert test.material == "test"
+    assert test.data == "test"
     assert valid["perplexity"].parts["nats"] == pytest.approx(result.scores["loss"], abs=1e-5)
     with pytest.raises(UserError, match="learned from a rule, not from files"):
         evaluate(result.out, data="x.txt")
@@ -119,11 +119,11 @@ def test_a_word_comes_twice_and_is_scored_once(tmp_path: Path) -> None:
     assert bool((batch[1][:, 15] == IGNORE_INDEX).all())
     assert "a word of 7 out of 8 symbols, twice" in data.describe()[0]
     with pytest.raises(ValueError, match="must be even"):
-        SyntheticData(task="duplicate", length=15)
+        SyntheticData(rule="duplicate", length=15)
 
 
 def test_hops_lead_where_the_pointers_say() -> None:
-    data = SyntheticData(task="hops", symbols=5, hops=3, length=12)
+    data = SyntheticData(rule="hops", symbols=5, hops=3, length=12)
     made = RULES["hops"](data).rows(np.random.default_rng(2), 40)
     for symbols, targets in zip(made.symbols.tolist(), made.targets.tolist()):
         points = dict(divmod(symbol, 5) for symbol in symbols[:5])
@@ -139,7 +139,7 @@ def test_hops_lead_where_the_pointers_say() -> None:
 
 
 def test_sums_are_those_of_the_numbers() -> None:
-    made = RULES["addition"](SyntheticData(task="addition", symbols=4, digits=9, length=20)).rows(
+    made = RULES["addition"](SyntheticData(rule="addition", symbols=4, digits=9, length=20)).rows(
         np.random.default_rng(3), 200
     )
     for symbols, targets in zip(made.symbols, made.targets):
@@ -153,13 +153,13 @@ def test_sums_are_those_of_the_numbers() -> None:
         total = int(one @ weights + other @ weights)
         assert [(total >> place) & 1 for place in range(9)] == targets[first : last + 1].tolist()
     with pytest.raises(ValueError, match="must be 4"):
-        SyntheticData(task="addition")
+        SyntheticData(rule="addition")
     with pytest.raises(ValueError, match=r"must be at most data\.length"):
-        SyntheticData(task="addition", symbols=4, digits=70)
+        SyntheticData(rule="addition", symbols=4, digits=70)
     with pytest.raises(ValueError, match=r"must be above data\.symbols"):
-        SyntheticData(task="hops", length=12)
+        SyntheticData(rule="hops", length=12)
     with pytest.raises(ValueError, match=r"must be at most data\.hops"):
-        SyntheticData(task="hops", asked=4)
+        SyntheticData(rule="hops", num_hops=4)
 
 
 def test_the_letters_of_a_rule_are_its_symbols(tmp_path: Path) -> None:

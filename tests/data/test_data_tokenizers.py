@@ -106,7 +106,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, bpe: Tokenizer) -> None:
         Tokenizer.load(tmp_path / "nowhere.json")
     bpe.save(tmp_path / "cut.json")
     (tmp_path / "cut.json").write_text((tmp_path / "cut.json").read_text()[:500])
-    with pytest.raises(UserError, match=r"cut\.json: this is not a whole tokenizer file"):
+    with pytest.raises(UserError, match=r"cut\.json: this file is not a complete tokenizer"):
         Tokenizer.load(tmp_path / "cut.json")
-    with pytest.raises(ValueError, match="no token has the number 320; this bpe tokenizer knows 0 to 319"):
+    with pytest.raises(ValueError, match="token id 320 is out of range; this bpe tokenizer has 0 to 319"):
         bpe.decode([320])

@@ -10,7 +10,7 @@ import pytest
 from manyformer.batches import IGNORE_INDEX, TaggingBatch
 from manyformer.config import TreesData
 from manyformer.data import OpenedData, load_tokenizers, open_data
-from manyformer.data.treebank import TreebankSentence, treebank
+from manyformer.data.treebank import TreebankSentence, open_treebank
 from manyformer.errors import UserError
 from real_data import shared_data
 
@@ -111,7 +111,7 @@ def test_words_seen_once_stand_for_unknown_ones_unless_the_size_says_less(tmp_pa
 
 def test_long_sentences_are_left_out_of_training_alone(tmp_path: Path) -> None:
     short = "1\tRead\t_\tVERB\t_\t_\t0\troot\t_\t_\n2\tbooks\t_\tNOUN\t_\t_\t1\tobj\t_\t_\n"
-    data = opened(f"{BOOKS}\n{short}\n{short}", tmp_path, 8, longest=4)
+    data = opened(f"{BOOKS}\n{short}\n{short}", tmp_path, 8, max_length=4)
     assert "1 training sentences longer than 4 tokens left out" in data.describe()
     assert next(data.train).tokens.shape == (2, 4)
     assert sum(len(batch.tokens) for batch in data.valid) == 3
@@ -121,9 +121,9 @@ def test_long_sentences_are_left_out_of_training_alone(tmp_path: Path) -> None:
     ("wrong", "right", "message"),
     [
         ("\t4\tnsubj", "\t7\tnsubj", r"\.conllu:1 \(sentence s-1\): word 1 has the head 7, which does not exist"),
-        ("\t0\troot", "\t6\troot", r"\.conllu:1 \(sentence s-1\): the words 4, 6 hang on each other in a circle"),
+        ("\t0\troot", "\t6\troot", r"\.conllu:1 \(sentence s-1\): the heads of the words 4, 6 form a cycle"),
         ("\t6\tamod", "\t5\tamod", r"\.conllu:1 \(sentence s-1\): word 5 is its own head"),
-        ("\t6\tamod", "\t_\tamod", r"\.conllu:8: word 5 has no head \(column 7\), and a tree is needed \(sentence s-1"),
+        ("\t6\tamod", "\t_\tamod", r"\.conllu:8: word 5 has no head \(column 7\), which a tree needs \(sentence s-1"),
         ("\t6\tamod", "\tx\tamod", r"\.conllu:8: this line is not CoNLL-U \(.*'x' is not a valid value"),
         ("\t6\tamod", "\t6\t_", r"\.conllu:8: word 5 has no relation"),
         (
@@ -136,7 +136,7 @@ def test_long_sentences_are_left_out_of_training_alone(tmp_path: Path) -> None:
             "old",
             r"\.conllu:8: this line is not CoNLL-U \(Invalid line format",
         ),
-        ("\n5\told", "\n7\told", r"\.conllu:8: word 7 stands where word 5 is due"),
+        ("\n5\told", "\n7\told", r"\.conllu:8: this word has id 7, but the next id is 5"),
         (
             "# sent_id = s-1",
             "# sent_id = s-1\n\n# lost = 1\n",
@@ -153,7 +153,7 @@ def test_mistakes_are_told_with_line_and_sentence(wrong: str, right: str, messag
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"longest": 3}, r"no training sentence is as short as data\.longest allows \(3 tokens\)"),
+        ({"max_length": 3}, r"no training sentence is as short as data\.longest allows \(3 tokens\)"),
         ({"batch_tokens": 7}, r"the longest training sentence has 8 tokens, more than a batch of 7"),
         ({"batch_tokens": 9}, r"the 1 training sentences have 8 tokens, fewer than one batch of 9"),
         ({"vocab": 4}, r"vocab is 4, but a vocabulary of words holds 5 special tokens"),
@@ -172,9 +172,9 @@ def test_one_label_is_nothing_to_learn(tmp_path: Path) -> None:
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="this is a folder; give a CoNLL-U file"):
-        treebank(str(tmp_path), "upos", tmp_path)
+        open_treebank(str(tmp_path), "upos", tmp_path)
     (tmp_path / "empty.conllu").write_text("\n\n")
-    with pytest.raises(UserError, match=r"empty\.conllu: there is nothing in it"):
+    with pytest.raises(UserError, match=r"empty\.conllu: there are no rows in it"):
         opened(BOOKS, tmp_path, test=str(tmp_path / "empty.conllu"))
 
 
@@ -203,12 +203,12 @@ def test_a_shuffled_share_is_held_out(tmp_path: Path) -> None:
 )
 def test_real_treebanks(name: str, sentences: int, words: int, relations: int | None, tmp_path: Path) -> None:
     path = shared_data(*name.split("/"))
-    found = [TreebankSentence.of(row) for row in treebank(str(path), "relation", tmp_path).rows()]
+    found = [TreebankSentence.from_row(row) for row in open_treebank(str(path), "relation", tmp_path).rows()]
     assert len(found) == sentences
     # counted without the library: lines that begin with a whole number
     with gzip.open(path, "rt", encoding="utf-8") as file:
         numbered = [line.split("\t") for line in file if line.partition("\t")[0].isdecimal()]
-    assert [word for one in found for word in one.words] == [cells[1] for cells in numbered]
+    assert [word for one in found for word in one.forms] == [cells[1] for cells in numbered]
     assert [head for one in found for head in one.heads] == [int(cells[6]) for cells in numbered]
     assert len(numbered) == words
     for one in found[:100]:

@@ -15,4 +15,4 @@ def plain_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def memory_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Transformer-XL whose memory is carried along lanes."""
-    return trained(tmp_path_factory.mktemp("memory"), "transformer-xl", "memory_length=16", "data.packing=lanes")
+    return trained(tmp_path_factory.mktemp("memory"), "transformer-xl", "memory_length=16", "data.packing=contiguous")

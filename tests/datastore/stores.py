@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.cli import run
-from manyformer.data.token_shards import writing_shards
+from manyformer.data.token_shards import write_shards
 from manyformer.datastore import Datastore, DatastoreFacts
 from manyformer.datastore.context_keys import KeyLayer, fingerprint
 from manyformer.models import Model
@@ -29,9 +29,9 @@ def written(
     name: KeyLayer = "final",
 ) -> Datastore:
     """A datastore of documents of token numbers, with one key for each token but the last of each."""
-    with writing_shards(folder, ["text"], 1000) as writers:
+    with write_shards(folder, ["text"], 1000) as writers:
         for text in texts:
-            writers.shards["text"].add(list(text), begins=True)
+            writers.shards["text"].add(list(text), starts_document=True)
     facts = DatastoreFacts(
         model="" if model is None else fingerprint(model),
         recipe="by hand",
@@ -46,7 +46,7 @@ def written(
         rows=1,
     )
     (folder / "keys").write_bytes(keys.astype("<f4").tobytes())
-    (folder / "datastore.json").write_text(json.dumps({"format": 1, **facts.json()}))
+    (folder / "datastore.json").write_text(json.dumps({"format": 1, **facts.to_json()}))
     return Datastore(folder)
 
 

@@ -13,7 +13,7 @@ from stores import OTHER
 import manyformer as mf
 from manyformer.datastore import Datastore, build, build_datastore, datastore_job, plan
 from manyformer.datastore.build_job import DatastoreJob, default_folder
-from manyformer.datastore.context_keys import keyed
+from manyformer.datastore.context_keys import extract_keys
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel
 from manyformer.train.run_folder import locked_folder
@@ -31,10 +31,10 @@ def test_keys_are_the_states_and_values_the_next_tokens(plain_run: Path, tmp_pat
     text = [1, *work.tokenizers.source.encode(OTHER), 2]
     assert store.text.tokens.tolist() == text
     assert len(store) == len(text) - 1
-    assert store.following(torch.arange(len(store))).tolist() == text[1:]
+    assert store.next_tokens(torch.arange(len(store))).tolist() == text[1:]
     model = mf.load(plain_run)
     assert isinstance(model, LanguageModel)
-    reader = LanguageModel(model.embed, keyed(model, "feed-forward").body, model.head)
+    reader = LanguageModel(model.embed, extract_keys(model, "feed-forward").body, model.head)
     with torch.no_grad():
         # the run packs pieces of 32 tokens, each with what follows its last one
         pieces = [torch.tensor([text[begin : begin + 32]]) for begin in range(0, len(text) - 1, 32)]
@@ -84,14 +84,14 @@ def test_after_a_kill_it_goes_on_to_the_same_files(
 
     child = os.fork()
     if not child:
-        build(work, killed, each=kill)
+        build(work, killed, on_progress=kill)
         os._exit(1)
     assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
     assert not (killed / "datastore.json").exists()
-    with pytest.raises(UserError, match="is not finished: the same `manyformer datastore build` goes on"):
+    with pytest.raises(UserError, match="is not finished: the same `manyformer datastore build` resumes it"):
         Datastore(killed)
     done: list[int] = []
-    build(work, killed, each=lambda now, of: done.append(now))
+    build(work, killed, on_progress=lambda now, of: done.append(now))
     assert 0 < len(done) < len(wanted["keys"]) / (2 * 16 * 128)
     assert made(work, killed) == wanted
 
@@ -100,9 +100,9 @@ def test_a_finished_one_is_left_as_it_is(plain_run: Path, tmp_path: Path) -> Non
     work, folder = datastore_job(plain_run, split="valid"), tmp_path / "store"
     wanted = made(work, folder)
     done: list[int] = []
-    build(work, folder, each=lambda now, of: done.append(now))
+    build(work, folder, on_progress=lambda now, of: done.append(now))
     assert not done
-    with pytest.raises(UserError, match=r"is of another datastore \(another keys\); choose another folder"):
+    with pytest.raises(UserError, match=r"holds a different datastore \(another keys\); choose another folder"):
         build(datastore_job(plain_run, split="valid", keys="final"), folder)
     assert made(work, folder) == wanted
 

@@ -10,11 +10,11 @@ from stores import trained
 import manyformer as mf
 from manyformer.batches import CausalLMBatch
 from manyformer.data.cache_folder import load_prepared
-from manyformer.data.neighbour_tables import lookups_of
+from manyformer.data.neighbour_tables import open_neighbour_table
 from manyformer.datastore import Datastore, RetrievalAugmentedModel, build, datastore_job, find_neighbours
 from manyformer.errors import UserError
 from manyformer.evaluate import evaluate
-from manyformer.evaluate.eval_data import split_of
+from manyformer.evaluate.eval_data import load_split
 from manyformer.models import LanguageModel
 from manyformer.train.run_folder import as_run
 
@@ -31,7 +31,7 @@ def found(plain_run: Path, store: Datastore) -> Path:
     out = store.folder.parent / "neighbours"
     said: list[tuple[int, int]] = []
     work = datastore_job(plain_run)
-    splits = find_neighbours(work, store, out, k=K, apart=APART, each=lambda *now: said.append(now))
+    splits = find_neighbours(work, store, out, k=K, min_distance=APART, on_progress=lambda *now: said.append(now))
     assert splits == ("train", "valid")
     assert said[-1][0] <= said[-1][1]
     return out
@@ -45,7 +45,7 @@ def looking_run(found: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_neighbours_are_from_elsewhere(plain_run: Path, store: Datastore, found: Path) -> None:
     ready = load_prepared(plain_run / "data")
     assert ready is not None
-    lookups = lookups_of(str(found), ready.shards["train"])
+    lookups = open_neighbour_table(str(found), ready.shards["train"])
     assert lookups is not None
     keys = torch.from_numpy(np.array(store.keys))
     every = np.arange(len(store))
@@ -57,15 +57,15 @@ def test_neighbours_are_from_elsewhere(plain_run: Path, store: Datastore, found:
         1
     )
     assert sure.float().mean() > 0.5
-    got = torch.from_numpy(lookups.at(store.places(every)))
-    assert torch.equal(got[sure], store.following(wanted.indices[:, :K])[sure])
+    got = torch.from_numpy(lookups.lookup(store.text_positions(every)))
+    assert torch.equal(got[sure], store.next_tokens(wanted.indices[:, :K])[sure])
 
 
 def test_it_learns_and_is_scored_with_them(looking_run: Path, found: Path) -> None:
     record = as_run(looking_run)
-    material = split_of(record, "language-model", looking_run, "valid")
-    assert material.held is not None
-    batch = next(iter(material.held))
+    material = load_split(record, "language-model", looking_run, "valid")
+    assert material.batches is not None
+    batch = next(iter(material.batches))
     assert isinstance(batch, CausalLMBatch)
     assert batch.neighbours is not None
     assert batch.neighbours.shape == (*batch.tokens.shape, K)
@@ -73,7 +73,7 @@ def test_it_learns_and_is_scored_with_them(looking_run: Path, found: Path) -> No
     assert model.body.get_submodule("recall.gate").bias.abs() > 0, "the gate has learned"
     scored = evaluate(looking_run, split="valid")["perplexity"].parts["nats"]
     with torch.no_grad():
-        sums = [model.score(one) for one in material.held]
+        sums = [model.score(one) for one in material.batches]
     assert scored == pytest.approx(float(sum(one.nll for one in sums) / sum(one.targets for one in sums)), rel=1e-5)
     with pytest.raises(UserError, match="holds no neighbours for this text as it is tokenized here"):
         evaluate(looking_run, data=str(looking_run.parent / "other.txt"))
@@ -84,17 +84,17 @@ def test_writing_finds_them_as_it_goes(plain_run: Path, looking_run: Path, store
     assert isinstance(model, LanguageModel)
     both = RetrievalAugmentedModel(model, retriever, store, k=K)
     tokens = torch.randint(5, model.vocab, (2, 12))
-    entries = store.search(both.reader.hidden(tokens).y[..., -16:].flatten(0, 1), K).entries
-    wanted = model(tokens, neighbours=store.following(entries).view(2, 12, K)).logits
+    entries = store.search(both.retriever.hidden(tokens).y[..., -16:].flatten(0, 1), K).entries
+    wanted = model(tokens, neighbours=store.next_tokens(entries).view(2, 12, K)).logits
     torch.testing.assert_close(both(tokens).logits, wanted)
     answers = [mf.generate(both, [[5, 6, 7], [8]], max_new=6, use_cache=cache) for cache in (True, False)]
     assert [row[0].tokens for row in answers[0].rows] == [row[0].tokens for row in answers[1].rows]
-    with pytest.raises(UserError, match="nothing in this model takes what was looked up"):
+    with pytest.raises(UserError, match="this model does not use retrieved tokens"):
         RetrievalAugmentedModel(retriever, retriever, store)
     with pytest.raises(UserError, match="was built with another model"):
         RetrievalAugmentedModel(model, model, store)
 
 
 def test_one_document_needs_a_distance(plain_run: Path, store: Datastore, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the datastore's text is one document, all of which would not count"):
+    with pytest.raises(UserError, match="the datastore's text is one document, all contexts of which would be excluded"):
         find_neighbours(datastore_job(plain_run), store, tmp_path)

@@ -11,7 +11,7 @@ from torch import Tensor
 import manyformer as mf
 from manyformer.batches import IGNORE_INDEX, CausalLMBatch
 from manyformer.datastore import Datastore, KNNHead, knn_lm
-from manyformer.datastore.context_keys import KeyLayer, keyed
+from manyformer.datastore.context_keys import KeyLayer, extract_keys
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel
 
@@ -31,7 +31,7 @@ def model_of(recipe: str = "transformer-lm", **keywords: object) -> LanguageMode
 
 
 def reads(model: LanguageModel, name: KeyLayer) -> LanguageModel:
-    return LanguageModel(model.embed, keyed(model, name).body, model.head).eval()
+    return LanguageModel(model.embed, extract_keys(model, name).body, model.head).eval()
 
 
 def store_of(folder: Path, model: LanguageModel, *, name: KeyLayer = "final", copies: int = 1) -> Datastore:
@@ -65,7 +65,7 @@ def test_the_distribution_by_brute_force(tmp_path: Path, name: KeyLayer) -> None
             counts = np.exp([-distances[entry] / 2.0 for entry in near])
             wanted = 0.7 * own[row, column]
             for entry, count in zip(near, counts / counts.sum()):
-                wanted[store.following(torch.tensor(entry))] += 0.3 * count
+                wanted[store.next_tokens(torch.tensor(entry))] += 0.3 * count
             torch.testing.assert_close(got[row, column], wanted, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(got.sum(-1), torch.ones(2, 15))
 
@@ -89,7 +89,7 @@ def test_weights_at_their_limits(tmp_path: Path) -> None:
     torch.testing.assert_close(alone, model(tokens).logits.log_softmax(-1))
     nearest = knn_lm(model, store, neighbours=1, weight=1.0)(tokens).logits.exp()
     found = store.search(model.hidden(tokens).y.reshape(-1, 16), 1)
-    assert torch.equal(nearest.argmax(-1).flatten(), store.following(found.entries)[:, 0])
+    assert torch.equal(nearest.argmax(-1).flatten(), store.next_tokens(found.entries)[:, 0])
     torch.testing.assert_close(nearest.amax(-1), torch.ones(2, 15))
 
 
@@ -97,7 +97,7 @@ def test_a_high_temperature_counts_neighbours(tmp_path: Path) -> None:
     model = model_of()
     store = store_of(tmp_path, model)
     got = knn_lm(model, store, neighbours=len(store), weight=1.0, temperature=1e9)(drawn()).logits.exp()
-    every = store.following(torch.arange(len(store)))
+    every = store.next_tokens(torch.arange(len(store)))
     torch.testing.assert_close(got[0, 0], torch.bincount(every, minlength=VOCAB) / len(store), rtol=1e-4, atol=1e-6)
 
 
@@ -169,8 +169,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="gmlp has no feed-forward layer whose input could be the key; use keys 'final'"
     ):
-        keyed(mf.build("gmlp", vocab=VOCAB, dim=16, depth=1), "feed-forward")
-    with pytest.raises(UserError, match="no recipe made this LanguageModel, so it cannot be saved"):
+        extract_keys(mf.build("gmlp", vocab=VOCAB, dim=16, depth=1), "feed-forward")
+    with pytest.raises(UserError, match="this LanguageModel was not built by a recipe, so it cannot be saved"):
         knn_lm(model, store).save(tmp_path / "both")
     head = knn_lm(model, store).head
     assert isinstance(head, KNNHead)

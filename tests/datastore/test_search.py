@@ -9,7 +9,7 @@ import torch
 from stores import written
 
 from manyformer.datastore import Datastore, ExcludedRange, exact_search
-from manyformer.datastore.exact_search import measured, nearest
+from manyformer.datastore.exact_search import nearest_entries, with_distances
 from manyformer.errors import UserError
 
 
@@ -20,7 +20,7 @@ def test_neighbours_are_the_nearest(monkeypatch: pytest.MonkeyPatch, dtype: torc
     monkeypatch.setattr(exact_search, "MOST", 17)
     keys = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     queries = torch.randn(9, 5, dtype=dtype)
-    found = measured(keys, queries, nearest(keys, queries, k))
+    found = with_distances(keys, queries, nearest_entries(keys, queries, k))
     wanted = (queries[:, None] - torch.from_numpy(keys).to(dtype)).square().sum(-1).sort(1)
     assert (found.entries == wanted.indices[:, :k]).all()
     torch.testing.assert_close(found.distances, wanted.values[:, :k])
@@ -30,16 +30,16 @@ def test_entries_that_do_not_count_are_passed_over(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(exact_search, "MOST", 10)
     keys = np.arange(30, dtype=np.float32)[:, None]
     ban = ExcludedRange(torch.tensor([4, 0, 0]), torch.tensor([7, 0, 28]))
-    entries = nearest(keys, torch.tensor([[5.2], [5.2], [5.2]]), 3, ban=ban)
+    entries = nearest_entries(keys, torch.tensor([[5.2], [5.2], [5.2]]), 3, excluded=ban)
     assert entries.sort(1).values.tolist() == [[3, 7, 8], [4, 5, 6], [-1, 28, 29]]
-    found = measured(keys, torch.tensor([[5.2]] * 3), entries)
+    found = with_distances(keys, torch.tensor([[5.2]] * 3), entries)
     assert found.entries[2].tolist() == [28, 29, -1]
     assert found.distances[2, 2] == torch.inf
 
 
 def test_equal_distances_are_in_the_order_of_the_text() -> None:
     keys = np.zeros((4, 2), np.float32)
-    found = measured(keys, torch.ones(1, 2), torch.tensor([[3, 1, -1, 0]]))
+    found = with_distances(keys, torch.ones(1, 2), torch.tensor([[3, 1, -1, 0]]))
     assert found.entries.tolist() == [[0, 1, 3, -1]]
     assert found.distances.tolist() == [[2.0, 2.0, 2.0, torch.inf]]
 
@@ -49,10 +49,10 @@ def test_entries_and_places_of_a_text(tmp_path: Path) -> None:
     store = written(tmp_path, np.zeros((8, 2), np.float32), texts)
     assert len(store) == 8
     every = np.arange(8)
-    assert store.places(every).tolist() == [0, 1, 2, 4, 6, 7, 8, 9]
-    assert store.entries(store.places(every)).tolist() == every.tolist()
-    assert store.documents(every).tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
-    assert store.following(torch.tensor([[0, 2], [-1, 5]])).tolist() == [[10, 2], [0, 21]]
+    assert store.text_positions(every).tolist() == [0, 1, 2, 4, 6, 7, 8, 9]
+    assert store.entries_at(store.text_positions(every)).tolist() == every.tolist()
+    assert store.documents_of(every).tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
+    assert store.next_tokens(torch.tensor([[0, 2], [-1, 5]])).tolist() == [[10, 2], [0, 21]]
     assert store.context(5, 3, 1) == ([1, 20], 21, [22])
     assert store.context(7, 2, 4) == ([21, 22], 2, [])
 
@@ -82,4 +82,4 @@ def test_more_neighbours_than_entries_are_refused(tmp_path: Path) -> None:
     store = written(tmp_path, np.zeros((3, 2), np.float32), [[1, 5, 6, 2]])
     with pytest.raises(UserError, match=r"neighbours \(4\) must be from 1 to 3, the entries of"):
         store.search(torch.zeros(1, 2), 4)
-    assert store.mix().neighbours == 3
+    assert store.load_settings().neighbours == 3

@@ -9,7 +9,7 @@ from stores import TEXT
 import manyformer as mf
 from manyformer.datastore import Datastore, KNNSettings, build, datastore_job, knn_lm
 from manyformer.datastore.inspect_prompt import inspect_prompt
-from manyformer.datastore.score_datastore import score
+from manyformer.datastore.score_datastore import score_datastore
 from manyformer.datastore.tuning import tune
 from manyformer.errors import UserError
 from manyformer.evaluate import evaluate
@@ -37,34 +37,34 @@ def test_every_setting_costs_what_scoring_says(fixture: str, request: pytest.Fix
         scored = evaluate(run, split="valid", wrap=lambda model, mix=mix: knn_lm(model, store, **mix._asdict()))  # type: ignore[misc]
         nats = scored["perplexity"].parts["nats"] * found.targets
         assert found.nats[mix] == pytest.approx(nats, rel=1e-4)
-    store.tune(found.best)
-    assert store.mix() == found.best
-    assert Datastore(store.folder).mix() == found.best
+    store.save_settings(found.best)
+    assert store.load_settings() == found.best
+    assert Datastore(store.folder).load_settings() == found.best
 
 
 def test_a_glance_at_some_of_the_text(plain_run: Path, store: Datastore) -> None:
     other = str(plain_run.parent / "other.txt")
     found = tune(
-        datastore_job(plain_run), store, data=other, neighbours=[8], weights=[0.5], temperatures=[1.0], most=50
+        datastore_job(plain_run), store, data=other, neighbours=[8], weights=[0.5], temperatures=[1.0], max_tokens=50
     )
-    assert (found.targets, found.material) == (50, other)
+    assert (found.targets, found.data_name) == (50, other)
     with pytest.raises(UserError, match="there is nothing to try"):
         tune(datastore_job(plain_run), store, weights=[])
 
 
 def test_with_and_without(plain_run: Path, store: Datastore) -> None:
     said: list[str] = []
-    found = score(plain_run, store, KNNSettings(16, 0.8, 1.0), split="valid", each=said.append)
-    assert found.alone["perplexity"].value == pytest.approx(evaluate(plain_run, split="valid")["perplexity"].value)
-    assert found.together["perplexity"].value < found.alone["perplexity"].value
-    assert min(found.alone_speed, found.together_speed) > 0
+    found = score_datastore(plain_run, store, KNNSettings(16, 0.8, 1.0), split="valid", on_status=said.append)
+    assert found.model_scores["perplexity"].value == pytest.approx(evaluate(plain_run, split="valid")["perplexity"].value)
+    assert found.combined_scores["perplexity"].value < found.model_scores["perplexity"].value
+    assert min(found.model_speed, found.combined_speed) > 0
     assert said[-1].endswith("train: 100%")
 
 
 def test_what_was_found_is_shown(plain_run: Path, store: Datastore) -> None:
     model = mf.load(plain_run)
     both = knn_lm(model, store, neighbours=20, weight=0.9)
-    found = inspect_prompt(both, "the dog lay by the d", shown=6, guesses=4)
+    found = inspect_prompt(both, "the dog lay by the d", num_neighbours=6, num_guesses=4)
     assert len(found.neighbours) == 6
     assert [one.distance for one in found.neighbours] == sorted(one.distance for one in found.neighbours)
     first = found.neighbours[0]
@@ -72,13 +72,13 @@ def test_what_was_found_is_shown(plain_run: Path, store: Datastore) -> None:
     assert len(first.token) == 1
     assert len(first.continuation) == 4
     assert f"{first.context}{first.token}{first.continuation}" in TEXT
-    assert 0 < first.share <= 1
+    assert 0 < first.weight <= 1
     tokens = torch.tensor([[1, *model.tokenizer.encode("the dog lay by the d")]])
     likely = both(tokens).logits[0, -1].exp().topk(4)
     assert [guess.token for guess in found.guesses] == [model.tokenizer.token(t) for t in likely.indices.tolist()]
-    assert [guess.both for guess in found.guesses] == pytest.approx(likely.values.tolist(), rel=1e-4)
-    few = inspect_prompt(knn_lm(model, store, neighbours=2), "the", shown=5)
-    assert [one.share > 0 for one in few.neighbours] == [True, True, False, False, False]
+    assert [guess.combined for guess in found.guesses] == pytest.approx(likely.values.tolist(), rel=1e-4)
+    few = inspect_prompt(knn_lm(model, store, neighbours=2), "the", num_neighbours=5)
+    assert [one.weight > 0 for one in few.neighbours] == [True, True, False, False, False]
     assert isinstance(model, LanguageModel)
-    with pytest.raises(UserError, match="this model looks into no datastore"):
+    with pytest.raises(UserError, match="this model does not retrieve from a datastore"):
         inspect_prompt(model, "the")

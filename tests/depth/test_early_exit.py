@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.batches import IGNORE_INDEX, CausalLMBatch, Seq2SeqBatch
-from manyformer.check.tiny_models import SMALL
+from manyformer.check.tiny_models import TINY_KEYWORDS
 from manyformer.core import PADDING_SEGMENT, Context, TokenPositions
 from manyformer.depth.early_exit_stack import EarlyExit
 from manyformer.depth.exit_predictors import GeometricExitRule
@@ -19,12 +19,12 @@ from manyformer.depth.exit_rules import ExitRuleInput, MarginExitRule
 from manyformer.errors import UserError
 from manyformer.models.exit_classifiers import ExitClassifiers
 from manyformer.models.exit_oracles import best_layers
-from manyformer.models.head import LARGE, ClassHead
+from manyformer.models.head import MIN_CHUNKED_CLASSES, ClassHead
 from manyformer.models.with_early_exit import early_exit
 from manyformer.recipes import RECIPES
 from manyformer.recipes.registry import card_of
 
-SIZES: dict[str, Any] = {"vocab": 13, "dim": 8, "depth": 4, "heads": 2, "hidden": 12, "dropout": 0.0}
+SIZES: dict[str, Any] = {"vocab": 13, "dim": 8, "depth": 4, "heads": 2, "ff_dim": 12, "dropout": 0.0}
 ALL_RULES = ["softmax", "saturation", "likeliest", "classifier", "geometric"]
 
 
@@ -96,7 +96,7 @@ def test_copied_states_are_projected_by_each_layer() -> None:
 def test_own_classifiers_say_what_their_layer_would(rule: Any) -> None:
     words: dict[str, Any] = {"threshold": 0.2} if rule == "softmax" else {}
     wrapped: Any = shaken(
-        early_exit(mf.build("transformer", **SIZES, norm_order="pre"), rule=rule, classifier_sharing="own", **words),
+        early_exit(mf.build("transformer", **SIZES, norm_order="pre"), rule=rule, classifier_sharing="per-layer", **words),
         0.5,
     )
     for name, weight in wrapped.decoder.rule.named_parameters():
@@ -114,11 +114,11 @@ def test_own_classifiers_say_what_their_layer_would(rule: Any) -> None:
             torch.testing.assert_close(logits[row, t], expected)
 
 
-@pytest.mark.parametrize("vocab", [13, LARGE])
+@pytest.mark.parametrize("vocab", [13, MIN_CHUNKED_CLASSES])
 def test_classifiers_without_tokens_have_a_gradient_of_zero(vocab: int) -> None:
     exits = ExitClassifiers(ClassHead(4, vocab), [ClassHead(4, vocab)])
     y = torch.cat([torch.randn(3, 4), torch.full((3, 1), 2.0)], 1)
-    exits.loss(y, torch.tensor([1, 2, IGNORE_INDEX]), smoothing=0.1).total.backward()  # type: ignore[no-untyped-call]
+    exits.loss(y, torch.tensor([1, 2, IGNORE_INDEX]), label_smoothing=0.1).total.backward()  # type: ignore[no-untyped-call]
     (other,) = exits.per_layer.parameters()
     assert other.grad is not None
     assert not other.grad.any()
@@ -129,7 +129,7 @@ def test_decaying_threshold_in_numbers() -> None:
     rule = MarginExitRule(unused, (0.8,), decay=4.0, horizon=10)
     pos = torch.tensor([[0, 5, 10]])
     expected = [0.9 * 0.8 + 0.1 * math.exp(-4 * t / 10) for t in (0, 5, 10)]
-    torch.testing.assert_close(rule.decayed(0.8, pos)[0], torch.tensor(expected))
+    torch.testing.assert_close(rule.decayed_threshold(0.8, pos)[0], torch.tensor(expected))
     seen = ExitRuleInput(1, *(torch.zeros(1, 3, 2),) * 3, pos)
     assert not MarginExitRule(unused, (1.01,), decay=4.0, horizon=10)(seen, None).leaves.any()
 
@@ -137,7 +137,7 @@ def test_decaying_threshold_in_numbers() -> None:
 def test_geometric_shares_are_those_of_the_paper() -> None:
     rule, streams = GeometricExitRule(4, (0.5,) * 3), [torch.randn(2, 5, 4) for _ in range(4)]
     leaves = [torch.sigmoid(rule.leave(stream))[..., 0] for stream in streams[:-1]]
-    shares = rule.log_shares(streams).exp()
+    shares = rule.log_exit_probabilities(streams).exp()
     torch.testing.assert_close(shares[..., 0], leaves[0])
     torch.testing.assert_close(shares[..., 2], leaves[2] * (1 - leaves[0]) * (1 - leaves[1]))
     torch.testing.assert_close(shares[..., 3], (1 - leaves[0]) * (1 - leaves[1]) * (1 - leaves[2]))
@@ -148,7 +148,7 @@ def choices(scores: Tensor, *, smoothing: float, penalty: float, counted: list[b
     length = scores.shape[1]
     pos, seg = torch.arange(length)[None], torch.zeros(1, length, dtype=torch.long)
     there = torch.ones(1, length, dtype=torch.bool) if counted is None else torch.tensor([counted])
-    return best_layers(scores[:, None], TokenPositions(pos, seg), there, smoothing=smoothing, penalty=penalty)[
+    return best_layers(scores[:, None], TokenPositions(pos, seg), there, smoothing=smoothing, layer_penalty=penalty)[
         0
     ].tolist()
 
@@ -170,7 +170,7 @@ def test_smoothing_in_numbers() -> None:
         torch.randn(3, 1, 5),
         TokenPositions(torch.tensor([[0, 1, 2, 0, 1]]), torch.tensor([[0, 0, 0, 1, 1]])),
     )
-    found = best_layers(scores, place, torch.ones(1, 5, dtype=torch.bool), smoothing=2.0, penalty=0.1)
+    found = best_layers(scores, place, torch.ones(1, 5, dtype=torch.bool), smoothing=2.0, layer_penalty=0.1)
     for t, (begin, end) in enumerate([(0, 3)] * 3 + [(3, 5)] * 2):
         sums = [sum(scores[n, 0, s] * math.exp(-((t - s) ** 2) / 2) for s in range(begin, end)) for n in range(3)]
         assert found[0, t] == max(range(3), key=lambda n: float(sums[n]) - 0.1 * n) + 1
@@ -182,7 +182,7 @@ def mean(logits: Tensor, targets: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("weights", ["even", "rising"])
 def test_aligned_training_is_the_mean_over_layers(weights: Any) -> None:
-    model: Any = early_exit(text_model(), layer_weights=weights, classifier_sharing="own").train()
+    model: Any = early_exit(text_model(), layer_weights=weights, classifier_sharing="per-layer").train()
     shaken(model).train()
     tokens = torch.randint(0, 13, (2, 6))
     targets = torch.where(torch.rand(2, 6) < 0.2, IGNORE_INDEX, tokens.roll(-1, 1))
@@ -219,7 +219,7 @@ def test_mixed_training_leaves_at_random_and_copies() -> None:
 @pytest.mark.parametrize("rule", ["geometric", "multinomial", "sequence"])
 def test_what_a_predictor_learns(rule: Any, oracle: Any) -> None:
     """Targets, penalties and padding by hand; the gradient goes on into the model."""
-    words: dict[str, Any] = {"smoothing": 0.0, "penalty": 0.05, "exit_weight": 0.7}
+    words: dict[str, Any] = {"smoothing": 0.0, "layer_penalty": 0.05, "exit_weight": 0.7}
     model: Any = shaken(early_exit(mf.build("transformer", **SIZES), rule=rule, oracle=oracle, **words)).train()
     source, target = torch.randint(0, 13, (2, 5)), torch.randint(0, 13, (2, 6))
     targets = target.roll(-1, 1)
@@ -280,7 +280,7 @@ WRITERS = sorted(
 @pytest.mark.parametrize("name", WRITERS)
 def test_any_recipe_that_writes_can_be_wrapped(name: str, tmp_path: Path) -> None:
     recipe = RECIPES[name]
-    sizes = {key: value for key, value in SMALL.items() if key in recipe.signature.parameters}
+    sizes = {key: value for key, value in TINY_KEYWORDS.items() if key in recipe.signature.parameters}
     model: Any = shaken(mf.build(name, **(sizes | recipe.card.tiny_keywords)))
     body = model.body if hasattr(model, "body") else model.decoder
     # those of spalm are followed by a layer that looks elsewhere
@@ -301,26 +301,26 @@ def test_any_recipe_that_writes_can_be_wrapped(name: str, tmp_path: Path) -> Non
     assert card_of(wrapped.spec).incremental_decoding == recipe.card.incremental_decoding  # type: ignore[union-attr]
     wrapped.save(tmp_path / "model")
     again: Any = mf.load(tmp_path / "model", keywords={"threshold": 0.01})
-    assert again.spec.keywords["of"] == name
+    assert again.spec.keywords["base_recipe"] == name
     assert depths(again, *inputs).unique().numel() >= 1
 
 
 def test_what_contradicts_itself_is_refused() -> None:
     model = text_model()
     for words, complaint in (
-        ({"rule": "multinomial", "threshold": 0.5}, "knows no threshold"),
-        ({"rule": "never", "fade": 4.0}, "knows no threshold that could fade"),
+        ({"rule": "multinomial", "threshold": 0.5}, "has no threshold"),
+        ({"rule": "never", "threshold_decay": 4.0}, "has no threshold, so threshold_decay"),
         ({"threshold": (0.5, 0.5)}, "2 thresholds: there must be one for all layers, or one for each but the last, 3"),
-        ({"threshold": -0.1}, "must be 0, where all leave, or more"),
-        ({"rule": "geometric", "training": "mixed"}, "mixed training is for the classifiers alone"),
-        ({"rule": "sequence"}, "a language model has none"),
-        ({"rule": "geometric", "penalty": -1.0}, "penalty"),
+        ({"threshold": -0.1}, "must be at least 0"),
+        ({"rule": "geometric", "exit_training": "mixed"}, "mixed training is for the classifiers only"),
+        ({"rule": "sequence"}, "a language model does not have"),
+        ({"rule": "geometric", "layer_penalty": -1.0}, "layer_penalty"),
     ):
         with pytest.raises(UserError, match=complaint):
             early_exit(model, **words)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="already"):
         early_exit(early_exit(model))
-    with pytest.raises(UserError, match="writes nothing"):
+    with pytest.raises(UserError, match="generates no tokens"):
         early_exit(mf.build("bert", **{**SIZES, "depth": 1}))
-    with pytest.raises(ValueError, match="but one Reversible"):
+    with pytest.raises(ValueError, match="this stack is one Reversible"):
         early_exit(mf.build("transformer-lm", **SIZES, residual_streams="reversible"))

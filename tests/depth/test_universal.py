@@ -27,8 +27,8 @@ SEGMENTS = torch.tensor([[0, 0, 0, 0, 0, 0], [-1, -1, 3, 3, 3, 4], [0, 0, 0, -1,
 
 
 def made(*, causal: bool = False, cross: bool = False, **chosen: Any) -> Any:
-    words = {"norm": "post", "halting": "adaptive", "transition": "feedforward", "signal": "sinusoid", **chosen}
-    body = UniversalConfig(DIM, STEPS, 2, 12, 0.0, ponder=0.1, **words).body(causal=causal, cross=cross).double()
+    words = {"norm_order": "post", "halting": "act", "transition": "feedforward", "step_signal": "sinusoid", **chosen}
+    body = UniversalConfig(DIM, STEPS, 2, 12, 0.0, ponder_cost=0.1, **words).body(causal=causal, cross=cross).double()
     with torch.no_grad():
         for weight in body.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.3)
@@ -62,7 +62,7 @@ def all_at_once(layer: AdaptiveComputation, x: Tensor, ctx: Context) -> tuple[Te
         y = (y if freezes else (1 - u[..., None]) * y) + u[..., None] * h
         spent, steps = spent + u, steps + running
         rest, running = rest + torch.where(halts, u, 0.0), running & ~full
-    return y, layer.halting.cost * (steps + rest)[real].mean(), steps
+    return y, layer.halting.ponder_cost * (steps + rest)[real].mean(), steps
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -71,7 +71,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pre": {"norm": "pre"},
     "cross": {"causal": True, "cross": True},
     "convolution": {"transition": "convolution"},
-    "released": {"halting": "released"},
+    "released": {"halting": "act-released"},
     "window": {"causal": True, "signal": "none", "bias": -1.0, "window": 2},
 }
 
@@ -119,17 +119,17 @@ def test_fixed_steps_are_a_stack_that_shares_its_weights(norm: str) -> None:
     for one in tied.body.children():
         one.load_state_dict({name.replace("transition", "ff"): w for name, w in own.body.block.state_dict().items()})
         one.ff.inner.activation = nn.ReLU()
-    own.body.timing.forward = own.body.timing.at_step = lambda x, *_: x
+    own.body.timing.forward = own.body.timing.add_signals = lambda x, *_: x
     tied.embed, tied.head = own.embed, own.head
     torch.testing.assert_close(own(rows).logits, tied(rows).logits)
 
 
 @pytest.mark.parametrize("rule", [GravesHalting(), ReleasedHalting()], ids=["graves", "released"])
 def test_weights_and_cost_of_three_steps_by_hand(rule: HaltingRule) -> None:
-    halting = HaltingUnit(1, 3, rule=rule, cost=1.0)
+    halting = HaltingUnit(1, 3, rule=rule, ponder_cost=1.0)
     one, real = torch.ones(1, 1, 1), torch.ones(1, 1, dtype=torch.bool)
     p = torch.tensor([0.3, 0.4, 0.9], requires_grad=True)
-    tally, mixed = halting.begin(real, one), torch.zeros(1, 1, 3)
+    tally, mixed = halting.init_state(real, one), torch.zeros(1, 1, 3)
     for step in range(3):
         weights, tally = halting.weigh(tally, p[step].view(1, 1), step)
         mixed = rule.mix(mixed, torch.eye(3)[step].view(1, 1, 3), weights)
@@ -146,7 +146,7 @@ def test_who_does_not_halt_before_the_last_step() -> None:
     one, real = torch.ones(1, 1, 1), torch.ones(1, 1, dtype=torch.bool)
     for rule, left in ((GravesHalting(), 0.8), (ReleasedHalting(), 0.0)):
         halting = HaltingUnit(1, 2, rule=rule)
-        tally = halting.begin(real, one)
+        tally = halting.init_state(real, one)
         for step, chance in enumerate((0.2, 0.3)):
             _, tally = halting.weigh(tally, torch.full((1, 1), chance), step)
         assert (float(tally.steps), float(tally.remainder)) == pytest.approx((2.0, left))
@@ -197,7 +197,7 @@ def test_what_is_watched() -> None:
     "chosen",
     [
         {"transition": "convolution"},
-        {"halting": "released", "signal": "learned"},
+        {"halting": "act-released", "step_signal": "learned"},
         {"halting": "fixed", "norm": "pre"},
         {"signal": "none", "window": 3, "bias": -2.0},
     ],
@@ -211,14 +211,14 @@ def test_variants_keep_their_promises(chosen: dict[str, Any]) -> None:
 
 def test_mistakes_are_refused() -> None:
     block, timing = made(halting="fixed").block, PositionStepSignal(SinusoidalPosition(DIM), SinusoidalStepSignal(DIM))
-    with pytest.raises(ValueError, match=r"source=Still\(\)"):
+    with pytest.raises(ValueError, match=r"source=HaltedTokenSource\(\)"):
         AdaptiveComputation(block, timing, HaltingUnit(DIM, 3))
     with pytest.raises(ValueError, match=r"steps \(0\)"):
         FixedSteps(block, timing, 0)
     with pytest.raises(ValueError, match=r"most \(0\)"):
         HaltingUnit(DIM, 0)
     with pytest.raises(ValueError, match="cost"):
-        HaltingUnit(DIM, 1, cost=-1.0)
+        HaltingUnit(DIM, 1, ponder_cost=-1.0)
     with pytest.raises(ValueError, match="must be an Attention, not a FeedForward"):
         UniversalBlock(block.transition, block.transition)
     with pytest.raises(ValueError, match="step 2 does not exist"):

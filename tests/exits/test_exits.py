@@ -12,12 +12,12 @@ from manyformer.cli import run as command
 from manyformer.config import RunConfig
 from manyformer.depth.early_exit_stack import EarlyExit
 from manyformer.errors import UserError
-from manyformer.exits import DecodingWorkload, calibrate, depths, material, sweep
+from manyformer.exits import DecodingWorkload, calibrate, exit_layers, load_prompts, sweep
 from manyformer.exits.early_decoding import exit_threshold
-from manyformer.exits.sweep import best_in_bins, drawn
+from manyformer.exits.sweep import best_in_bins, random_thresholds
 from manyformer.generate import generate
 
-TINY: dict[str, Any] = {"dim": 16, "depth": 3, "heads": 2, "hidden": 24, "dropout": 0.0}
+TINY: dict[str, Any] = {"dim": 16, "depth": 3, "heads": 2, "ff_dim": 24, "dropout": 0.0}
 
 
 def trained(out: Path, recipe: str, model: dict[str, Any], **given: Any) -> Path:
@@ -40,43 +40,47 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_later_stages_begin_with_earlier_ones(run: Path, tmp_path: Path) -> None:
     """The unit of confidence is new in its stage, and alone learns; an untrained plain model will do as a beginning."""
-    second = trained(tmp_path / "unit", "calm", {"confidence": "classifier", "threshold_decay": None}, start=str(run))
+    second = trained(
+        tmp_path / "unit", "calm", {"confidence": "classifier", "threshold_decay": None}, init_from=str(run)
+    )
     before, after = (mf.load(folder).state_dict() for folder in (run, second))
     new = set(after) - set(before)
     assert new == {"decoder.rule.leave.weight", "decoder.rule.leave.bias"}
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert after["decoder.rule.leave.bias"].any()
     plain = trained(tmp_path / "plain", "transformer", {"norm_order": "pre"})
-    words = {"norm": "pre", "predictor": "multinomial", "classifiers": "shared"}
-    third = trained(tmp_path / "da", "depth-adaptive-transformer", words, start=str(plain))
+    words = {"norm_order": "pre", "predictor": "multinomial", "classifier_sharing": "shared"}
+    third = trained(tmp_path / "da", "depth-adaptive-transformer", words, init_from=str(plain))
     assert mf.load(third).spec.recipe == "depth-adaptive-transformer"
     # another rule leaves what it does not need behind
-    fourth = trained(tmp_path / "own", "calm", {"classifier_sharing": "own", "threshold_decay": None}, start=str(third))
+    fourth = trained(
+        tmp_path / "own", "calm", {"classifier_sharing": "per-layer", "threshold_decay": None}, init_from=str(third)
+    )
     assert "head.own.0.weight" in mf.load(fourth).state_dict()
 
 
 def test_a_later_stage_needs_an_earlier_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"learned from what the layers of a trained model say.*give the folder.*start"):
+    with pytest.raises(UserError, match=r"predictions of a trained, frozen model.*give the folder.*start"):
         trained(tmp_path / "unit", "calm", {"confidence": "classifier", "threshold_decay": None})
 
 
 def test_writing_tells_the_layers(run: Path) -> None:
-    task = material(run, count=4, max_new=6).task
-    full, least = task.write(None), task.write(0.0)
+    task = load_prompts(run, count=4, max_new=6).workload
+    full, least = task.decode(None), task.decode(0.0)
     assert (full.layers, least.layers) == (3.0, 1.0)
     assert full.tokens_per_second > 0
     model: Any = task.model
     with exit_threshold(model, 0.02):
         found = generate(model, task.prompts[:2], max_new=6).tokens
-        told = depths(model, task.prompts[:2], found)
+        told = exit_layers(model, task.prompts[:2], found)
     assert [len(row) for row in told] == [len(row) for row in found]
     assert isinstance(model.decoder, EarlyExit)
     assert model.decoder.rule.values == (0.9, 0.9)
 
 
 def test_calibration_refuses_what_it_cannot_certify(run: Path) -> None:
-    task = material(run, count=8, max_new=6).task
-    with pytest.raises(UserError, match=r"8 prompts cannot certify anything: .* at least 59"):
+    task = load_prompts(run, count=8, max_new=6).workload
+    with pytest.raises(UserError, match=r"8 prompts cannot certify any threshold: .* at least 59"):
         calibrate(task, tolerance=0.05)
     with pytest.raises(UserError, match=r"quality.* needs a reference"):
         calibrate(task, tolerance=0.5, confidence=0.5, risk="quality")
@@ -84,7 +88,7 @@ def test_calibration_refuses_what_it_cannot_certify(run: Path) -> None:
     with torch.no_grad():
         # the lower layers now say something else
         model.decoder.get_submodule("2").ff.inner.down.weight.normal_(std=9.0)
-    with pytest.raises(UserError, match="nothing can be certified: at a threshold of 0 "):
+    with pytest.raises(UserError, match="no threshold can be certified: at 0 "):
         calibrate(DecodingWorkload(model, task.prompts, 6), tolerance=0.3, confidence=0.6, grid=(0.0,))
 
 
@@ -101,7 +105,7 @@ def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     )
     assert again.tokenizer is not None
     assert command(["calibrate", str(run), "--tolerance", "0.01", "--prompts", "9"]) == 2
-    assert "cannot certify anything" in capsys.readouterr().err
+    assert "cannot certify any threshold" in capsys.readouterr().err
     table = tmp_path / "table"
     assert (
         command(["thresholds", str(run), "--prompts", "3", "--values", "0.5", "--values", "0", "--out", str(table)])
@@ -138,8 +142,8 @@ def test_refused_before_anything_is_written_to(
 
 
 def test_random_thresholds_keep_the_best_of_each_cost(run: Path) -> None:
-    thresholds = drawn(3, 4, seed=1)
+    thresholds = random_thresholds(3, 4, seed=1)
     assert len(thresholds) == 4
     assert all(0 <= value < 1 for row in thresholds for value in row)
-    points = sweep("calm", material(run, count=2, max_new=4), thresholds)
+    points = sweep("calm", load_prompts(run, count=2, max_new=4), thresholds)
     assert [point.layers for point in best_in_bins(points)] == sorted(point.layers for point in best_in_bins(points))

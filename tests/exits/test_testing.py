@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 
 from manyformer.errors import UserError
-from manyformer.exits.learn_then_test import binomial_cdf, fixed_sequence, hoeffding, hoeffding_bentkus, prompts_needed
-from manyformer.exits.text_distance import rouge_l, token_f1
+from manyformer.exits.learn_then_test import (
+    binomial_cdf,
+    fixed_sequence_test,
+    hoeffding_bentkus_p_value,
+    hoeffding_p_value,
+    min_prompt_count,
+)
+from manyformer.exits.text_distance import rouge_l_distance, token_f1_distance
 
 
 @pytest.mark.parametrize(("count", "share"), [(1, 0.3), (7, 0.5), (60, 0.05), (200, 0.9)])
@@ -23,15 +29,17 @@ def test_coins_are_those_of_exact_arithmetic(count: int, share: float) -> None:
 
 def test_hoeffding_in_numbers() -> None:
     """h(0.1, 0.2) = 0.1 ln 0.5 + 0.9 ln 1.125; no risk at all gives (1 - tolerance)^n, too much nothing."""
-    assert hoeffding(0.1, 50, 0.2) == pytest.approx(math.exp(-50 * (0.1 * math.log(0.5) + 0.9 * math.log(1.125))))
-    assert hoeffding(0.0, 10, 0.3) == pytest.approx(0.7**10)
-    assert hoeffding(0.5, 10, 0.3) == 1.0
+    assert hoeffding_p_value(0.1, 50, 0.2) == pytest.approx(
+        math.exp(-50 * (0.1 * math.log(0.5) + 0.9 * math.log(1.125)))
+    )
+    assert hoeffding_p_value(0.0, 10, 0.3) == pytest.approx(0.7**10)
+    assert hoeffding_p_value(0.5, 10, 0.3) == 1.0
     # the plain form is looser
-    assert hoeffding(0.1, 50, 0.2) < math.exp(-2 * 50 * 0.1**2)
+    assert hoeffding_p_value(0.1, 50, 0.2) < math.exp(-2 * 50 * 0.1**2)
 
 
 def test_more_loss_never_makes_surer() -> None:
-    values = [hoeffding_bentkus(risk, 90, 0.1) for risk in np.linspace(0, 0.3, 61)]
+    values = [hoeffding_bentkus_p_value(risk, 90, 0.1) for risk in np.linspace(0, 0.3, 61)]
     assert all(a <= b for a, b in itertools.pairwise(values))
 
 
@@ -44,7 +52,7 @@ def test_p_values_are_those_of_mapie() -> None:
     for count in (20, 133, 1000):
         for tolerance in (0.02, 0.1, 0.3):
             theirs = np.ravel(compute_hoeffding_bentkus_p_value(risks, count, np.array([tolerance])))
-            ours = [hoeffding_bentkus(float(risk), count, tolerance) for risk in risks]
+            ours = [hoeffding_bentkus_p_value(float(risk), count, tolerance) for risk in risks]
             np.testing.assert_allclose(ours, np.minimum(theirs, 1.0), rtol=0.0, atol=1e-12)
 
 
@@ -56,7 +64,7 @@ def test_the_first_failure_ends_it() -> None:
             asked.append(threshold)
             yield threshold, [1.0] * bad + [0.0] * (200 - bad)
 
-    found = list(fixed_sequence(losses(), tolerance=0.1, confidence=0.95))  # type: ignore[arg-type]
+    found = list(fixed_sequence_test(losses(), tolerance=0.1, confidence=0.95))  # type: ignore[arg-type]
     assert [one.certified for one in found] == [True, True, False]
     assert asked == [0.9, 0.8, 0.7]
     assert [one.risk for one in found] == [0.0, 0.005, 0.3]
@@ -64,13 +72,13 @@ def test_the_first_failure_ends_it() -> None:
 
 def test_what_cannot_be_tested_is_refused() -> None:
     with pytest.raises(UserError, match="tolerance"):
-        list(fixed_sequence([(0.5, [0.0])], tolerance=1.0, confidence=0.9))
-    with pytest.raises(UserError, match="without a prompt"):
-        list(fixed_sequence([(0.5, [])], tolerance=0.1, confidence=0.9))
-    with pytest.raises(UserError, match=r"thresholds must fall, and 0\.6 comes after 0\.5"):
-        list(fixed_sequence([(0.5, [0.0] * 99), (0.6, [0.0] * 99)], tolerance=0.1, confidence=0.9))
-    assert prompts_needed(0.05, 0.95) == 59
-    assert hoeffding_bentkus(0.0, 59, 0.05) <= 0.05 < hoeffding_bentkus(0.0, 58, 0.05)
+        list(fixed_sequence_test([(0.5, [0.0])], tolerance=1.0, confidence=0.9))
+    with pytest.raises(UserError, match="without prompts"):
+        list(fixed_sequence_test([(0.5, [])], tolerance=0.1, confidence=0.9))
+    with pytest.raises(UserError, match=r"descending order, but 0\.6 follows 0\.5"):
+        list(fixed_sequence_test([(0.5, [0.0] * 99), (0.6, [0.0] * 99)], tolerance=0.1, confidence=0.9))
+    assert min_prompt_count(0.05, 0.95) == 59
+    assert hoeffding_bentkus_p_value(0.0, 59, 0.05) <= 0.05 < hoeffding_bentkus_p_value(0.0, 58, 0.05)
 
 
 @pytest.mark.parametrize("kind", ["coins", "shares"])
@@ -86,7 +94,9 @@ def test_the_guarantee_holds_in_200_resamplings(kind: str) -> None:
             rows = draw.random((len(means), count)) < means[:, None]
         else:
             rows = draw.beta(2 * means[:, None], 2 * (1 - means[:, None]), (len(means), count))
-        found = fixed_sequence(zip(thresholds.tolist(), rows.astype(float)), tolerance=tolerance, confidence=confidence)
+        found = fixed_sequence_test(
+            zip(thresholds.tolist(), rows.astype(float)), tolerance=tolerance, confidence=confidence
+        )
         passed = [one for one in found if one.certified]
         chosen.append(means[len(passed) - 1] if passed else 0.0)
     wrong = np.mean(np.array(chosen) > tolerance)
@@ -97,9 +107,9 @@ def test_the_guarantee_holds_in_200_resamplings(kind: str) -> None:
 
 def test_likeness_in_numbers() -> None:
     """Of "the cat sat" and "the sat cat down" two words are in the same order, and three are in both."""
-    assert rouge_l("the cat sat", "the sat cat down") == pytest.approx(1 - 2 * 2 / 7)
-    assert token_f1("the cat sat", "the sat cat down") == pytest.approx(1 - 2 * 3 / 7)
-    assert rouge_l("a b", "a b") == 0.0
-    assert rouge_l("", "") == 0.0
-    assert rouge_l("a", "") == 1.0
-    assert token_f1("a a b", "a") == pytest.approx(1 - 2 / 4)
+    assert rouge_l_distance("the cat sat", "the sat cat down") == pytest.approx(1 - 2 * 2 / 7)
+    assert token_f1_distance("the cat sat", "the sat cat down") == pytest.approx(1 - 2 * 3 / 7)
+    assert rouge_l_distance("a b", "a b") == 0.0
+    assert rouge_l_distance("", "") == 0.0
+    assert rouge_l_distance("a", "") == 1.0
+    assert token_f1_distance("a a b", "a") == pytest.approx(1 - 2 / 4)

@@ -94,7 +94,7 @@ def chain() -> Table:
 @pytest.mark.parametrize(("alpha", "tokens"), [(0.0, []), (0.2, []), (0.22, [3, 4, 5]), (1.0, [3, 4, 5])])
 def test_the_length_penalty_decides_between_short_and_long(alpha: float, tokens: list[int]) -> None:
     # 1 token against 4: were the end token not counted, 0.2 would do; were the start token counted, 0.22 would not
-    answer = generate(chain(), [[0]], beam=3, alpha=alpha, max_new=6, stop_ids=(END,)).rows[0][0]
+    answer = generate(chain(), [[0]], beam=3, length_penalty=alpha, max_new=6, stop_ids=(END,)).rows[0][0]
     assert answer.tokens == tokens
     assert answer.finish == "end"
     score = math.log(0.6 * 0.85**3) / 1.5**alpha if tokens else math.log(0.4)
@@ -107,16 +107,18 @@ def test_growing_sequences_compete_without_the_penalty() -> None:
     p[0, 3], p[0, 4] = 0.6, 0.4
     p[3, END], p[3, 5] = 0.3, 0.3
     p[4, END] = 0.99
-    answer = generate(Table(p.log()), [[0]], beam=1, alpha=2.0, max_new=4, stop_ids=(END,))
+    answer = generate(Table(p.log()), [[0]], beam=1, length_penalty=2.0, max_new=4, stop_ids=(END,))
     assert answer.tokens[0][0] == 3
-    assert generate(Table(p.log()), [[0]], beam=2, alpha=0.0, max_new=4, stop_ids=(END,)).tokens[0] == [4]
+    assert generate(Table(p.log()), [[0]], beam=2, length_penalty=0.0, max_new=4, stop_ids=(END,)).tokens[0] == [4]
 
 
 class Never(BeamStopping):
     """Goes on to the limit."""
 
-    def open(self, alive: Tensor, done: Tensor, best: int, now: Tensor, last: Tensor) -> Tensor:
-        return torch.ones_like(alive, dtype=torch.bool)
+    def can_improve(
+        self, live_scores: Tensor, finished_scores: Tensor, best: int, penalty: Tensor, final_penalty: Tensor
+    ) -> Tensor:
+        return torch.ones_like(live_scores, dtype=torch.bool)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
@@ -138,7 +140,7 @@ def test_a_prompt_ends_for_itself() -> None:
     model = Recurrent(12, seed=3, sharp=1.5).eval()
     prompts = [[start] * (1 + start % 3) for start in range(6, 12)]
     for until in (ExactStopping(), LikelyStopping(), FullBeamStopping()):
-        decoding = Decoding(choice=BeamSettings(3, best=2, until=until), max_new=25, stop_ids=(END,))
+        decoding = Decoding(choice=BeamSettings(3, best=2, stopping=until), max_new=25, stop_ids=(END,))
         alone = [generate(model, [prompt], decoding=decoding).rows[0] for prompt in prompts]
         for row, other in zip(generate(model, prompts, decoding=decoding).rows, alone):
             assert [(a.tokens, a.finish) for a in row] == [(a.tokens, a.finish) for a in other]
@@ -170,7 +172,7 @@ def test_a_source_is_encoded_once() -> None:
 
 def test_scores_are_the_models_own() -> None:
     model = Recurrent(12, seed=5).eval()
-    for answer in generate(model, [[3, 4]], beam=4, best=4, alpha=0.6, max_new=8, stop_ids=(END,)).rows[0]:
+    for answer in generate(model, [[3, 4]], beam=4, best=4, length_penalty=0.6, max_new=8, stop_ids=(END,)).rows[0]:
         tokens = complete(answer.tokens, answer.finish)
         with torch.no_grad():
             gain = log_probability(model, [3, 4], tokens)
@@ -192,7 +194,7 @@ def test_limits_beyond_the_source_are_each_their_own() -> None:
     model = Pair(20, sharp=0.1).eval()
     answers = generate(model, SOURCES, decoding=Decoding(choice=BeamSettings(2), stop_ids=()))
     assert [len(tokens) for tokens in answers.tokens] == [len(source) + 50 for source in SOURCES]
-    short = Pair(20, sharp=0.1, longest=9).eval()
+    short = Pair(20, sharp=0.1, max_length=9).eval()
     assert [len(tokens) for tokens in generate(short, SOURCES, beam=2, stop_ids=()).tokens] == [9, 9, 9]
 
 
@@ -203,7 +205,7 @@ def test_what_beam_search_refuses() -> None:
     with pytest.raises(ValueError, match="best must be from 1 to the beam's width 3, got 4"):
         generate(model, [[1]], beam=3, best=4)
     with pytest.raises(ValueError, match="alpha must be 0"):
-        generate(model, [[1]], beam=3, alpha=-0.5)
+        generate(model, [[1]], beam=3, length_penalty=-0.5)
     with pytest.raises(ValueError, match="stop strings"):
         generate(model, [[1]], beam=3, stop="x")
     with pytest.raises(ValueError, match="nothing to stream"):

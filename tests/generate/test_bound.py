@@ -12,7 +12,7 @@ from manyformer.core import PADDING_SEGMENT, LayerOutput, tree_map
 from manyformer.flops import count_flops
 from manyformer.generate import bound
 from manyformer.generate.bound import bind
-from manyformer.generate.next_token import size_of
+from manyformer.generate.next_token import state_bytes
 from manyformer.kernels import Kernel
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 2, "heads": 4}
@@ -159,7 +159,7 @@ def test_a_memory_is_as_large_and_as_quick_later() -> None:
         for length in (4, 40):
             following, state = bind(model), model(torch.zeros(2, length, dtype=torch.long), state=model.start(2)).state
             flops = count_flops(lambda f=following, s=state: f(torch.zeros(2, 1, dtype=torch.long), s, None))
-            found.append((size_of(state), flops))
+            found.append((state_bytes(state), flops))
     assert found[0] == found[1]
 
 
@@ -192,7 +192,7 @@ def test_what_has_been_changed_is_called_as_it_is() -> None:
 
 def test_other_peoples_models_are_called_as_they_are() -> None:
     class Echo:
-        vocab, longest = 5, None
+        vocab, max_length = 5, None
 
         def init_state(self, batch: int, *, capacity: int | None = None) -> Any:
             return 0

@@ -13,13 +13,13 @@ from manyformer.generate import BeamSettings, Decoding, generate
 from manyformer.generate.bound import bind
 from manyformer.models.with_early_exit import early_exit
 
-SIZES: dict[str, Any] = {"vocab": 29, "dim": 16, "depth": 5, "heads": 4, "hidden": 24}
+SIZES: dict[str, Any] = {"vocab": 29, "dim": 16, "depth": 5, "heads": 4, "ff_dim": 24}
 RULES: list[dict[str, Any]] = [
     {"rule": "softmax", "threshold": 0.4},
-    {"rule": "softmax", "threshold": 0.8, "fade": 4.0, "horizon": 9, "classifiers": "own"},
+    {"rule": "softmax", "threshold": 0.8, "threshold_decay": 4.0, "horizon": 9, "classifier_sharing": "per-layer"},
     {"rule": "likeliest", "threshold": (0.6, 2.0, 0.6, 0.6)},
     {"rule": "saturation", "threshold": 0.6},
-    {"rule": "geometric", "threshold": 0.8, "classifiers": "own"},
+    {"rule": "geometric", "threshold": 0.8, "classifier_sharing": "per-layer"},
     {"rule": "multinomial"},
     {"rule": "sequence"},
     {"rule": "never"},

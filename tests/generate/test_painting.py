@@ -12,7 +12,7 @@ from manyformer.cli import run
 from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.errors import UserError
 from manyformer.generate import complete, paint
-from manyformer.generate.image_generation import half
+from manyformer.generate.image_generation import half_image_rows
 from manyformer.pixel_order import pixel_order
 
 BLOCKS = {"1d": None, "2d": (2, 3)}
@@ -43,7 +43,7 @@ def test_cold_images_are_the_likeliest_values_in_turn(kind: str, mixtures: int |
 
 def test_seeds() -> None:
     model, shares = painter("1d"), list[float]()
-    images = paint(model, 4, seed=7, each=shares.append).images
+    images = paint(model, 4, seed=7, on_progress=shares.append).images
     assert np.array_equal(paint(model, 2, seed=9).images, images[2:])
     assert (images[0] != images[1]).any()
     assert shares[-1] == 1
@@ -71,9 +71,9 @@ def test_halves() -> None:
     def levels(height: int, *block: int) -> PixelTokenizer:
         return PixelTokenizer(4, ImageShape(height, 6, 1), block or None)  # type: ignore[arg-type]
 
-    assert [half(levels(7)), half(levels(8, 2, 3)), half(levels(6, 2, 3)), half(levels(4, 4, 6))] == [3, 4, 2, 2]
-    with pytest.raises(UserError, match="this model writes blocks 4 rows high, so that no half comes first"):
-        half(levels(4, 4, 3))
+    assert [half_image_rows(levels(7)), half_image_rows(levels(8, 2, 3)), half_image_rows(levels(6, 2, 3)), half_image_rows(levels(4, 4, 6))] == [3, 4, 2, 2]
+    with pytest.raises(UserError, match="this model generates blocks 4 rows high, so no half of an image comes first"):
+        half_image_rows(levels(4, 4, 3))
 
 
 def test_mistakes() -> None:
@@ -87,7 +87,7 @@ def test_mistakes() -> None:
     with pytest.raises(UserError, match="ask for at least one"):
         paint(model, 0)
     model.tokenizer = None
-    with pytest.raises(UserError, match="this model writes no images"):
+    with pytest.raises(UserError, match="this model generates no images"):
         paint(model, 1)
 
 

@@ -86,8 +86,8 @@ def test_each_row_is_limited_by_its_own_length() -> None:
             assert {row[0].finish for row in found.rows} == {"limit"}
 
 
-@pytest.mark.parametrize("glance", [3, 16])
-def test_looking_seldom_changes_nothing(glance: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("interval", [3, 16])
+def test_looking_seldom_changes_nothing(interval: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # what is done on an accelerator, where reading back each token would cost time
     for model in [*language_models(), pairs()[0]]:
         for options in ({"max_new": 25, "stop_ids": (2, 3, 4)}, {"seed": 2, "stop_ids": (9,)}):
@@ -96,8 +96,8 @@ def test_looking_seldom_changes_nothing(glance: int, monkeypatch: pytest.MonkeyP
 
             def seldom(self: Any, *arguments: Any, search: Any = search) -> None:
                 search(self, *arguments)
-                self.glance = glance
-                self.due = self._next_look()
+                self.readback_interval = interval
+                self.readback_column = self._next_readback_column()
 
             with monkeypatch.context() as patch:
                 patch.setattr(sampling.StepwiseDecoder, "__init__", seldom)

@@ -29,7 +29,7 @@ from manyformer.generate import (
         ({"temperature": 0, "seed": 3}, Decoding(choice=GreedyChoice())),
         ({"temperature": 1}, Decoding(choice=SampledChoice())),
         ({"seed": 3}, Decoding(choice=SampledChoice(3))),
-        ({"samples": 2}, Decoding(choice=SampledChoice(copies=2))),
+        ({"samples": 2}, Decoding(choice=SampledChoice(samples=2))),
         ({"temperature": 0.5, "top_p": 1}, Decoding(choice=SampledChoice(), processors=(TemperatureProcessor(0.5),))),
         (
             {"temperature": 2, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 1},
@@ -64,7 +64,7 @@ def test_words_make_objects(words: dict[str, Any], decoding: Decoding) -> None:
         ({"beam": 3, "temperature": 0.5}, "beam search does not sample: leave out temperature"),
         ({"beam": 3, "seed": 1}, "beam search does not sample: leave out seed"),
         ({"beam": 3, "samples": 2}, "beam search does not sample: leave out samples"),
-        ({"alpha": 0.5}, "alpha is for beam search: give beam as well"),
+        ({"length_penalty": 0.5}, "length_penalty is for beam search: give beam as well"),
         ({"best": 2}, "best is for beam search"),
         ({"max_new": 0}, "max_new must be 1 or more tokens, got 0"),
         ({"samples": 0}, "samples must be 1 or more, got 0"),
@@ -79,9 +79,9 @@ def test_contradictions_are_told(words: dict[str, Any], message: str) -> None:
 
 
 def test_an_object_without_effect_is_refused() -> None:
-    with pytest.raises(ValueError, match="greedy decoding takes the likeliest tokens, so TopP would change nothing"):
+    with pytest.raises(ValueError, match="greedy decoding takes the likeliest tokens, so TopPProcessor would change nothing"):
         Decoding(processors=(TopPProcessor(0.5),))
-    with pytest.raises(ValueError, match="beam search takes the likeliest tokens, so Temperature"):
+    with pytest.raises(ValueError, match="beam search takes the likeliest tokens, so TemperatureProcessor"):
         Decoding(choice=BeamSettings(), processors=(NoRepeatNGramProcessor(2), TemperatureProcessor(0.5)))
     with pytest.raises(ValueError, match="extra must be 0 or more"):
         SourceLengthLimit(-1)

@@ -97,7 +97,7 @@ def test_ban_forbids_and_changes_nothing_else() -> None:
         (lambda: RepetitionPenaltyProcessor(0.0), "repetition_penalty must be above 0"),
         (lambda: NoRepeatNGramProcessor(0), "no_repeat_ngram must be 1 or more, got 0"),
         (
-            lambda: BanTokensProcessor((7,)).ready(5, torch.device("cpu")),
+            lambda: BanTokensProcessor((7,)).prepare(5, torch.device("cpu")),
             "cannot ban token 7: the model's tokens are 0 to 4",
         ),
     ],

@@ -46,26 +46,26 @@ def test_stop_strings_wherever_tokens_end(words: Any) -> None:
         shown = []
         for token in words.encode(text):
             if not writer.stopped:
-                shown.append(writer.add(token))
+                shown.append(writer.push(token))
                 # what has been shown is never taken back
                 assert by_letter(text, stops).startswith("".join(shown))
-        shown.append(writer.close())
+        shown.append(writer.finish())
         assert "".join(shown) == writer.text == by_letter(text, stops)
         assert writer.stopped == any(stop in text for stop in stops)
 
 
 def test_only_what_may_become_a_stop_string_is_held_back() -> None:
     writer = StopStringStream(BYTES, ("END",))
-    assert [writer.add(token) for token in BYTES.encode("xENEN!")] == ["x", "", "", "EN", "", "EN!"]
+    assert [writer.push(token) for token in BYTES.encode("xENEN!")] == ["x", "", "", "EN", "", "EN!"]
 
 
 def test_letters_of_several_tokens_are_shown_whole() -> None:
     writer = StopStringStream(BYTES, ())
-    shown = [writer.add(token) for token in BYTES.encode("€a")]
+    shown = [writer.push(token) for token in BYTES.encode("€a")]
     assert shown == ["", "", "€", "a"]
     broken = StopStringStream(BYTES, ())
-    assert [broken.add(token) for token in BYTES.encode("€")[:2]] == ["", ""]
-    assert broken.close() == broken.text == "\ufffd"
+    assert [broken.push(token) for token in BYTES.encode("€")[:2]] == ["", ""]
+    assert broken.finish() == broken.text == "\ufffd"
 
 
 def test_a_stop_string_ends_a_row() -> None:
@@ -165,12 +165,12 @@ def test_prompts_in_every_form() -> None:
 )
 def test_mistakes_are_told(prompts: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        generate(Recurrent(9, longest=12).eval(), prompts, **options)
+        generate(Recurrent(9, max_length=12).eval(), prompts, **options)
 
 
 def test_other_models_do_not_write() -> None:
     model = mf.build("bert", vocab=20, dim=32, depth=1, heads=2)
-    with pytest.raises(ValueError, match="a MaskedLM does not write: generate needs a language model or an encoder-"):
+    with pytest.raises(ValueError, match="a MaskedLM does not generate text: generate needs a language model or an enc"):
         generate(model, [[5]])  # type: ignore[arg-type]
 
 

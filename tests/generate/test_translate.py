@@ -58,7 +58,7 @@ def test_lines_are_read_only_as_they_are_needed() -> None:
 
 
 def test_a_line_that_is_too_long_is_named() -> None:
-    translator = Translator(model(longest=12), tokenizer=BYTES, window=2)
+    translator = Translator(model(max_length=12), tokenizer=BYTES, window=2)
     with pytest.raises(ValueError, match="line 6 has 20 tokens, but the model allows at most 12"):
         list(translator(LINES))
 

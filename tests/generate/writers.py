@@ -23,10 +23,10 @@ class Mind(NamedTuple):
 class Recurrent(nn.Module):
     """A language model that never forgets a token or its place: any mistake with states or rows changes its logits."""
 
-    def __init__(self, vocab: int, *, seed: int = 0, sharp: float = 2.0, longest: int | None = None) -> None:
+    def __init__(self, vocab: int, *, seed: int = 0, sharp: float = 2.0, max_length: int | None = None) -> None:
         super().__init__()
         draw = torch.Generator().manual_seed(seed)
-        self.vocab, self.longest = vocab, longest
+        self.vocab, self.max_length = vocab, max_length
         self.embed = nn.Parameter(torch.randn(vocab, 8, generator=draw))
         self.mix = nn.Parameter(torch.randn(8, 8, generator=draw) * 0.4)
         self.out = nn.Parameter(torch.randn(8, vocab, generator=draw) * sharp)
@@ -51,10 +51,10 @@ class Recurrent(nn.Module):
 class Pair(nn.Module):
     """An encoder-decoder made of two of these: the decoder begins with what the encoder has read."""
 
-    def __init__(self, vocab: int, *, seed: int = 0, sharp: float = 2.0, longest: int | None = None) -> None:
+    def __init__(self, vocab: int, *, seed: int = 0, sharp: float = 2.0, max_length: int | None = None) -> None:
         super().__init__()
         self.reader, self.writer = Recurrent(vocab, seed=seed), Recurrent(vocab, seed=seed + 1, sharp=sharp)
-        self.vocab, self.longest, self.encoded = vocab, longest, 0
+        self.vocab, self.max_length, self.encoded = vocab, max_length, 0
 
     def init_state(self, batch: int, *, capacity: int | None = None) -> Mind:
         return self.writer.init_state(batch)
@@ -87,7 +87,7 @@ class Pair(nn.Module):
 class Table:
     """A language model without parameters: the logits of the next token follow from the last one by a table."""
 
-    longest = None
+    max_length = None
 
     def __init__(self, logits: Tensor) -> None:
         self.logits, self.vocab = logits, logits.shape[-1]

@@ -74,19 +74,19 @@ def test_gradients_are_those_of_differences() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"DynamicRotary never forms .*query.*, which Rotary needs"):
+    with pytest.raises(ValueError, match=r"DynamicRotaryKernel does not support .*query.*, which RotaryPosition needs"):
         attention(position=RotaryPosition(8))
     with pytest.raises(ValueError, match="must be even"):
         DynamicRotaryKernel(SoftmaxKernel(), 7, DynamicNTKRotaryScaling(4.0, 8))
 
     class Folding(SoftmaxKernel.__bases__[0]):  # type: ignore[misc, name-defined]
-        folds = True
+        recurrent = True
 
         def forward(self, *inputs: Any) -> Any: ...
         def explain(self, *inputs: Any) -> str:
             return ""
 
-    with pytest.raises(ValueError, match="but Folding does not keep them"):
+    with pytest.raises(ValueError, match="but Folding is recurrent"):
         DynamicRotaryKernel(Folding(), 8, DynamicNTKRotaryScaling(4.0, 8))
 
 
@@ -95,5 +95,5 @@ def test_it_says_what_it_costs() -> None:
     q = k = v = torch.zeros(2, 2, 20, 8)
     place: TokenPositions = context(20).positions
     assert kernel.explain(q, k, v, place, place, Attention(16, 2, SoftmaxKernel()).position).endswith(
-        "the keys are turned for each of 12 queries beyond 8"
+        "the keys are rotated for each of 12 queries beyond 8"
     )

@@ -38,7 +38,7 @@ def place(length: int) -> TokenPositions:
 def kernel_of(features: FeatureMap, q: Tensor, k: Tensor) -> Tensor:
     """The kernel of every pair that the features stand for, their scale included."""
     found = [features(x, place(x.shape[2])) for x in (q, k)]
-    a, c = (f.y if f.log is None else f.y * f.log.exp()[..., None] for f in found)
+    a, c = (f.y if f.log_scale is None else f.y * f.log_scale.exp()[..., None] for f in found)
     return a @ c.mT
 
 
@@ -130,9 +130,9 @@ def test_the_variance_of_independent_positive_features_is_that_of_the_paper() ->
     count = 200_000
     features = FavorPlusFeatures(KEY, count, directions="independent", floor=0.0).double()
     left, right = (features(x, place(4)) for x in (q, k))
-    assert left.log is not None
-    assert right.log is not None
-    scale = (left.log[..., :, None] + right.log[..., None, :]).exp() * count
+    assert left.log_scale is not None
+    assert right.log_scale is not None
+    scale = (left.log_scale[..., :, None] + right.log_scale[..., None, :]).exp() * count
     each = left.y[..., :, None, :] * right.y[..., None, :, :] * scale[..., None]
     both = (q[..., :, None, :] + k[..., None, :, :]).square().sum(-1) / math.sqrt(KEY)
     wanted = both.exp() * softmax_kernel(q, k).square() * (1 - (-both).exp())

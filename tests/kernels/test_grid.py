@@ -5,14 +5,14 @@ import torch
 from layouts import LAYOUTS, LENGTH, ROWS, place_of
 
 from manyformer.core import PADDING_SEGMENT
-from manyformer.ops.document_grid import by_run
+from manyformer.ops.document_grid import grid_by_run
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 @pytest.mark.parametrize("last", [LENGTH, 6])
 def test_tokens_come_back_from_the_grid(layout: str, last: int) -> None:
     of = place_of(layout)
-    lines = by_run(of)
+    lines = grid_by_run(of)
     x = torch.randn(ROWS, 2, last, 3)
     real = (of.segment_ids[:, -last:] != PADDING_SEGMENT)[:, None, :, None].expand_as(x)
     laid = lines.scatter(x)

@@ -61,7 +61,7 @@ PAIRS = [(name, rule) for name in MAPS for rule in RULES if not (rule == "delta"
 def test_every_causal_form_is_the_definition(layout: str, features: str, name: str) -> None:
     place, real, groups, rule = place_of(layout), real_of(layout), 2, RULES[name]
     made: FeatureMap = MAPS[features](groups).double()
-    qkv = tensors(HEADS, groups, KEY, VALUE + rule.gates)
+    qkv = tensors(HEADS, groups, KEY, VALUE + rule.gate_dim)
     up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
     found = {
         path: run(LinearKernel(made, Causal(), rule=rule, chunk=8, floor=1e-3, path=path), qkv, up, place, real)
@@ -80,7 +80,7 @@ def test_every_causal_form_is_the_definition(layout: str, features: str, name: s
 def test_a_stream_gives_what_one_pass_gives(layout: str, features: str, rule: MemoryRule, sizes: list[int]) -> None:
     """Documents begin and end anywhere between steps; what was before them is forgotten."""
     kernel = LinearKernel(MAPS[features](2).double(), Causal(), rule=rule, chunk=4)
-    q, k, v = (x.detach() for x in tensors(HEADS, 2, KEY, VALUE + rule.gates))
+    q, k, v = (x.detach() for x in tensors(HEADS, 2, KEY, VALUE + rule.gate_dim))
     place, state, outputs = place_of(layout), kernel.init_state(ROWS, device=q.device, dtype=q.dtype), []
     for part, at in in_steps(layout, sizes):
         y, state, _ = kernel(q[:, :, part], k[:, :, part], v[:, :, part], at, at, NOWHERE, state)
@@ -199,7 +199,7 @@ def test_a_correction_replaces_what_was_said() -> None:
 def test_a_constant_gate_is_a_moving_average() -> None:
     """With one feature of 1 and a gate g, y_t is the mean of values weighted by g^(t - j)."""
     gate = torch.tensor(0.3, dtype=torch.float64)
-    rule = GatedRule(start=float(torch.logit(gate)))
+    rule = GatedRule(gate_bias=float(torch.logit(gate)))
     place = place_of("plain")
     values = torch.randn(ROWS, 1, LENGTH, 3, dtype=torch.float64)
     v = torch.cat([values, torch.zeros_like(values[..., :1])], -1)
@@ -217,11 +217,11 @@ def test_a_constant_gate_is_a_moving_average() -> None:
 
 
 def test_an_open_gate_writes_nothing_and_forgets_nothing() -> None:
-    kernel = LinearKernel(EluPlusOneFeatures(), Causal(), rule=GatedRule(start=800.0))
+    kernel = LinearKernel(EluPlusOneFeatures(), Causal(), rule=GatedRule(gate_bias=800.0))
     q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE + 1))
     place = place_of("plain")
     state = kernel.init_state(ROWS, device=q.device, dtype=q.dtype)
-    state = LinearKernel(EluPlusOneFeatures(), Causal(), rule=GatedRule(start=0.0))(
+    state = LinearKernel(EluPlusOneFeatures(), Causal(), rule=GatedRule(gate_bias=0.0))(
         q, k, v, place, place, NOWHERE, state
     ).state
     later = TokenPositions(place.position_ids + LENGTH, place.segment_ids, ContiguousLayout(LENGTH))
@@ -323,7 +323,7 @@ def test_it_says_how() -> None:
     arguments = (q, q, q, place, place, NOWHERE)
     assert LinearKernel(EluPlusOneFeatures(), Causal()).explain(*arguments) == "chunked: causal, 64 tokens at a time"
     assert (
-        LinearKernel(EluPlusOneFeatures()).explain(*arguments) == "summed: every key is visible, so all are summed once"
+        LinearKernel(EluPlusOneFeatures()).explain(*arguments) == "summed: every key is visible, so the keys are summed once"
     )
     assert LinearKernel(EluPlusOneFeatures(), Causal(), path="recurrent").explain(*arguments) == "recurrent: forced"
 
@@ -331,8 +331,8 @@ def test_it_says_how() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LinearKernel(EluPlusOneFeatures(), ~Causal()), r"mask ~Causal\(\) must be Causal\(\) or None"),
-        (lambda: LinearKernel(EluPlusOneFeatures(), rule=GatedRule()), r"Gated takes in one token after the other"),
+        (lambda: LinearKernel(EluPlusOneFeatures(), ~Causal()), r"mask ~Causal\(\) must be Causal\(\), AllKeys\(\) or None"),
+        (lambda: LinearKernel(EluPlusOneFeatures(), rule=GatedRule()), r"GatedRule updates its memory token by token"),
         (lambda: LinearKernel(EluPlusOneFeatures(), Causal(), chunk=0), r"chunk \(0\) must be at least 1"),
         (
             lambda: LinearKernel(EluPlusOneFeatures(), path="chunked"),
@@ -344,9 +344,9 @@ def test_it_says_how() -> None:
         ),
         (
             lambda: LinearKernel(TaylorFeatures(), Causal(), rule=DeltaRule()),
-            r"Delta divides features by their sum, .* Taylor",
+            r"DeltaRule divides features by their sum, .* TaylorFeatures",
         ),
-        (lambda: CosineReweightingFeatures(0), r"longest \(0\) must be at least 1"),
+        (lambda: CosineReweightingFeatures(0), r"max_length \(0\) must be at least 1"),
         (lambda: FavorPlusFeatures(4, 0), r"features \(0\) must be at least 1"),
         (lambda: FavorPlusFeatures(4, 8, redraw=0), r"redraw \(0\) must be at least 1"),
         (lambda: RandomFourierFeatures(4, 7, heads=1), r"features \(7\) must be even"),
@@ -361,17 +361,17 @@ def test_mistakes_get_a_sentence(make: Any, message: str) -> None:
 def test_calls_that_cannot_be_get_a_sentence() -> None:
     q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE))
     place = place_of("plain")
-    with pytest.raises(ValueError, match="takes in one key with each token, not 5 with 23"):
+    with pytest.raises(ValueError, match="needs a key for each query, got 5 keys, 23 queries"):
         LinearKernel(EluPlusOneFeatures(), Causal())(q, k[:, :, :5], v[:, :, :5], place, place, NOWHERE)
-    with pytest.raises(ValueError, match="position 22 does not exist: Cosine was built for longest=22"):
+    with pytest.raises(ValueError, match="position 22 does not exist: CosineReweightingFeatures was built for max_length=22"):
         LinearKernel(CosineReweightingFeatures(22), Causal())(q, k, v, place, place, NOWHERE)
     packed = place_of("packed")
-    with pytest.raises(ValueError, match="position 9 does not exist: Cosine was built for longest=9"):
+    with pytest.raises(ValueError, match="position 9 does not exist: CosineReweightingFeatures was built for max_length=9"):
         LinearKernel(CosineReweightingFeatures(9), Causal())(q, k, v, packed, packed, NOWHERE)
     kernel = LinearKernel(EluPlusOneFeatures(), Causal(), path="quadratic")
     state = kernel(q, k, v, place, place, NOWHERE, kernel.init_state(ROWS, device=q.device, dtype=q.dtype)).state
     later = TokenPositions(place.position_ids + LENGTH, place.segment_ids, ContiguousLayout(LENGTH))
-    with pytest.raises(ValueError, match="'quadratic' needs all keys, and a state keeps none"):
+    with pytest.raises(ValueError, match="'quadratic' needs all keys, but the state holds only their sum"):
         kernel(q, k, v, later, later, NOWHERE, state)
 
 

@@ -28,9 +28,9 @@ MAKERS: dict[str, Any] = {
     "learned": lambda width: LearnedLengthProjection(40, 7),
     "learned by head": lambda width: LearnedLengthProjection(40, 7, heads=GROUPS),
     "mean": lambda width: PooledLengthProjection(40, 7),
-    "max": lambda width: PooledLengthProjection(40, 7, by="max"),
-    "convolution": lambda width: ConvolvedLengthProjection(40, 7, key=width),
-    "convolution by head": lambda width: ConvolvedLengthProjection(40, 7, key=width, heads=GROUPS),
+    "max": lambda width: PooledLengthProjection(40, 7, reduction="max"),
+    "convolution": lambda width: ConvolvedLengthProjection(40, 7, key_dim=width),
+    "convolution by head": lambda width: ConvolvedLengthProjection(40, 7, key_dim=width, heads=GROUPS),
 }
 
 
@@ -51,7 +51,7 @@ def mixed_by_hand(lengthwise: LengthProjection, x: Tensor, head: int) -> Tensor:
     for begin in range(0, len(x), width):
         part = x[begin : begin + width]
         if isinstance(lengthwise, PooledLengthProjection):
-            slots.append(part.mean(0) if lengthwise.by == "mean" else part.amax(0))
+            slots.append(part.mean(0) if lengthwise.reduction == "mean" else part.amax(0))
         else:
             assert isinstance(lengthwise, ConvolvedLengthProjection)
             weight = lengthwise.weight[head % len(lengthwise.weight)]
@@ -124,25 +124,25 @@ def test_random_projections_keep_products() -> None:
     [
         (
             lambda: LinformerKernel(LearnedLengthProjection(8, 4), mask=Causal()),
-            r"mask Causal\(\): each of its slots mixes all tokens, later",
+            r"mask Causal\(\): each slot mixes all tokens",
         ),
         (
             lambda: LinformerKernel(LearnedLengthProjection(8, 4), LearnedLengthProjection(8, 3)),
-            r"4 slots of keys need as many of values, not 3",
+            r"keys have 4 slots, so values need as many, not 3",
         ),
         (lambda: LearnedLengthProjection(8, 0), r"slots \(0\) must be at least 1"),
-        (lambda: PooledLengthProjection(8, 9), r"9 slots for at most 8 tokens are no reduction"),
+        (lambda: PooledLengthProjection(8, 9), r"slots \(9\) must not exceed max_length \(8\)"),
         (
             lambda: Attention(8, 2, LinformerKernel(LearnedLengthProjection(8, 4)), position=RotaryPosition(4)),
-            r"Linformer never forms",
+            r"LinformerKernel does not support",
         ),
         (
             lambda: mf.build("linformer", top_projected_length=3),
-            r"one projection for all layers: they cannot have 128 to 3",
+            r"one projection for all layers: they cannot have projected lengths from 128 to 3",
         ),
         (
             lambda: mf.build("linformer", projection="max", projection_sharing="heads"),
-            r"learns nothing that could be shared",
+            r"has no weights to share",
         ),
     ],
 )
@@ -154,7 +154,7 @@ def test_mistakes_get_a_sentence(make: Any, message: str) -> None:
 @pytest.mark.parametrize("layout", ["plain", "packed"])
 def test_documents_that_are_too_long_get_a_sentence(layout: str) -> None:
     place = place_of(layout)
-    with pytest.raises(ValueError, match="more than this Linformer allows: it was built for longest=9"):
+    with pytest.raises(ValueError, match="built for max_length=9"):
         LinformerKernel(LearnedLengthProjection(9, 4))(
             *tensors(HEADS, GROUPS, KEY, VALUE, torch.float32), place, place, NOWHERE
         )

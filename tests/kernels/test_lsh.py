@@ -20,9 +20,9 @@ from manyformer.sources import CrossAttentionSource
 from manyformer.training_hooks import run_post_step_updates
 
 FORMS: dict[str, dict[str, Any]] = {
-    "strict": {"form": "strict"},
-    "published": {"form": "published"},
-    "both sides": {"form": "published", "after": 1},
+    "strict": {"variant": "strict"},
+    "published": {"variant": "published"},
+    "both sides": {"variant": "published", "chunks_after": 1},
 }
 
 
@@ -46,7 +46,7 @@ def full(q: Tensor, v: Tensor, positions: TokenPositions, *, both: bool) -> Tens
     )[:, None, None]
     mask = same & (here != there if both else here > there)
     mask = mask | (same & (here == there) & ~mask.any(-1, keepdim=True))
-    y, _ = ops.naive(
+    y, _ = ops.softmax_attention_reference(
         q,
         normalize_keys(q),
         v,
@@ -63,7 +63,7 @@ def full(q: Tensor, v: Tensor, positions: TokenPositions, *, both: bool) -> Tens
 @pytest.mark.parametrize("form", FORMS)
 def test_sorted_is_written_out(form: str, layout: str) -> None:
     (q, v), place, up = inputs(), place_of(layout), torch.randn(2, 2, 23, 6).double() * real_of(layout)
-    words: dict[str, Any] = {"buckets": 4, "chunk": 3, "rounds": 3, **FORMS[form]}
+    words: dict[str, Any] = {"num_buckets": 4, "chunk_length": 3, "num_hashes": 3, **FORMS[form]}
     kernels = [LSHKernel(**words, path=path) for path in ("sorted", "naive")]
     kernels[1].load_state_dict(kernels[0].state_dict())
     found = [differentiated(run(kernel, q, v, place).y, up, (q, v)) for kernel in kernels]
@@ -76,19 +76,19 @@ def test_sorted_is_written_out(form: str, layout: str) -> None:
 def test_one_bucket_and_one_chunk_are_full_attention(form: str, layout: str) -> None:
     (q, v), place, real = inputs(), place_of(layout), real_of(layout)
     want = full(q, v, place, both="after" in FORMS[form]) * real
-    assert apart((run(LSHKernel(buckets=1, chunk=12, rounds=2, **FORMS[form]), q, v, place).y * real,), (want,)) < 1e-12
+    assert apart((run(LSHKernel(num_buckets=1, chunk_length=12, num_hashes=2, **FORMS[form]), q, v, place).y * real,), (want,)) < 1e-12
     if form != "strict":
         # the published form does not hash what fits into a chunk
-        kernel = LSHKernel(buckets=8, chunk=23, rounds=1, **FORMS[form])
+        kernel = LSHKernel(num_buckets=8, chunk_length=23, num_hashes=1, **FORMS[form])
         assert apart((run(kernel, q, v, place).y * real,), (want,)) < 1e-12
 
 
 def test_enough_rounds_are_full_attention() -> None:
     (q, v), place = inputs(), place_of("plain")
-    kernel = LSHKernel(buckets=2, chunk=12, rounds=1)
+    kernel = LSHKernel(num_buckets=2, chunk_length=12, num_hashes=1)
     want, errors = full(q, v, place, both=False), []
     for rounds in (1, 2, 4, 8, 64):
-        kernel.rounds = rounds
+        kernel.num_hashes = rounds
         errors.append(float((run(kernel, q, v, place).y - want).detach().abs().mean()))
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 0.1
@@ -98,7 +98,7 @@ def test_enough_rounds_are_full_attention() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_steps_are_one_pass(layout: str) -> None:
     (q, v), place = inputs(), place_of(layout)
-    kernel = LSHKernel(buckets=4, chunk=2, rounds=2)
+    kernel = LSHKernel(num_buckets=4, chunk_length=2, num_hashes=2)
     want, real = run(kernel, q, v, place).y, real_of(layout)
     for sizes in ([1] * 23, [9, 1, 1, 12]):
         state, parts = kernel.init_state(2, device=q.device, dtype=q.dtype), []
@@ -115,7 +115,7 @@ def test_rotations_follow_from_the_seed_and_the_step() -> None:
 
     def made(**words: Any) -> LSHKernel:
         torch.manual_seed(7)
-        return LSHKernel(buckets=8, chunk=4, rounds=2, **words)
+        return LSHKernel(num_buckets=8, chunk_length=4, num_hashes=2, **words)
 
     one, other = made(), made()
     assert torch.equal(one._hash(q), other._hash(q))
@@ -126,7 +126,7 @@ def test_rotations_follow_from_the_seed_and_the_step() -> None:
     other.load_state_dict(one.state_dict())
     assert torch.equal(one._hash(q), other._hash(q))
     # more rounds begin with the same ones, and are no part of what is saved
-    other.rounds = 5
+    other.num_hashes = 5
     assert torch.equal(other._hash(q)[:2], one._hash(q))
     assert one.state_dict().keys() == {"seed", "number"}
     seldom, never = made(redraw=2), made(redraw=None)
@@ -139,7 +139,7 @@ def test_rotations_follow_from_the_seed_and_the_step() -> None:
 
 def test_weights_can_be_watched() -> None:
     (q, v), place, seen = inputs(), place_of("packed"), []
-    kernel = LSHKernel(buckets=4, chunk=3, rounds=2)
+    kernel = LSHKernel(num_buckets=4, chunk_length=3, num_hashes=2)
     y = run(kernel, q, v, place, watch=lambda module, name, value: seen.append(value)).y
     assert apart((y,), (seen[0] @ v,)) < 1e-12
     assert "2 rounds of 4 buckets" in kernel.explain(q, q, v, place, place, NoPosition())
@@ -148,28 +148,28 @@ def test_weights_can_be_watched() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ({"buckets": 5}, r"buckets \(5\) must be 1 or even"),
-        ({"chunk": 0}, r"chunk \(0\) must be at least 1"),
-        ({"rounds": 0}, r"rounds \(0\) must be at least 1"),
-        ({"after": 1}, r"after \(1\) must be 0 in the form 'strict'"),
-        ({"before": -1}, r"before \(-1\)"),
+        ({"num_buckets": 5}, r"buckets \(5\) must be 1 or even"),
+        ({"chunk_length": 0}, r"chunk_length \(0\) must be at least 1"),
+        ({"num_hashes": 0}, r"num_hashes \(0\) must be at least 1"),
+        ({"chunks_after": 1}, r"chunks_after \(1\) must be 0 in the variant 'strict'"),
+        ({"chunks_before": -1}, r"chunks_before \(-1\)"),
     ],
 )
 def test_what_cannot_be_is_refused(words: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        LSHKernel(**{"buckets": 4, "chunk": 4, "rounds": 1, **words})
+        LSHKernel(**{"num_buckets": 4, "chunk_length": 4, "num_hashes": 1, **words})
 
 
 def test_other_streams_are_refused() -> None:
-    kernel = LSHKernel(buckets=4, chunk=4, rounds=1)
-    with pytest.raises(ValueError, match="own stream"):
+    kernel = LSHKernel(num_buckets=4, chunk_length=4, num_hashes=1)
+    with pytest.raises(ValueError, match="self-attention"):
         Attention(8, 2, kernel, source=CrossAttentionSource())
-    with pytest.raises(ValueError, match="own stream"):
+    with pytest.raises(ValueError, match="self-attention"):
         Attention(8, 2, kernel, kv_heads=1)
     published: LSHVariant = "published"
     (q, v), place = inputs(), place_of("plain")
-    other = LSHKernel(buckets=4, chunk=4, rounds=1, form=published)
-    with pytest.raises(ValueError, match="cannot go on from a state"):
+    other = LSHKernel(num_buckets=4, chunk_length=4, num_hashes=1, variant=published)
+    with pytest.raises(ValueError, match="cannot continue from a state"):
         run(other, q, v, place, other.init_state(2, device=q.device, dtype=q.dtype))
 
 
@@ -179,12 +179,12 @@ def test_a_saved_model_may_be_given_more_rounds(tmp_path: Path) -> None:
     model.save(tmp_path / "m")
     again = mf.load(tmp_path / "m", keywords={"num_hashes": 4})
     kernels = [part for part in again.modules() if isinstance(part, LSHKernel)]
-    assert [kernel.rounds for kernel in kernels] == [4]
+    assert [kernel.num_hashes for kernel in kernels] == [4]
     assert again.spec.keywords["num_hashes"] == 4
     tokens = torch.randint(11, (2, 30))
     with torch.no_grad():
         assert not torch.equal(model(tokens).logits, again(tokens).logits)
-        kernels[0].rounds = 1
+        kernels[0].num_hashes = 1
         assert torch.equal(model(tokens).logits, again(tokens).logits)
     with pytest.raises(UserError, match="does not fit"):
         mf.load(tmp_path / "m", keywords={"dim": 16})

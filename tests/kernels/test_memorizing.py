@@ -14,7 +14,15 @@ from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions, tree_map
 from manyformer.kernels import MemorizingKernel, QKNormKernel, SoftmaxKernel
 from manyformer.kernels.key_search import ExactSearch, FaissSearch
-from manyformer.kernels.kv_buffer import UNUSED, BlockHistory, KVBuffer, append, empty_buffer, shared_key_ranges, trim
+from manyformer.kernels.kv_buffer import (
+    UNUSED_SEGMENT,
+    BlockHistory,
+    KVBuffer,
+    append,
+    empty_buffer,
+    shared_key_ranges,
+    trim,
+)
 from manyformer.kernels.memorizing_kernel import GatedCombiner, JointSoftmaxCombiner
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
@@ -115,8 +123,8 @@ def test_who_sees_what(size: int, block: int, sizes: list[int], data: st.DataObj
         for rows, queries, keys in found:
             assert not seen[rows, queries].any()
             seen[rows, queries, keys] = True
-        assert torch.equal(seen, ~sight.hidden(at, of))
-        assert not (sight.nothing(at) and seen.any())
+        assert torch.equal(seen, ~sight.masked_keys(at, of))
+        assert not (sight.has_no_visible_keys(at) and seen.any())
 
 
 def test_first_in_first_out_in_place_and_every_state_stays_as_it_was() -> None:
@@ -132,7 +140,7 @@ def test_first_in_first_out_in_place_and_every_state_stays_as_it_was() -> None:
         held = state.used
         expected = list(range(max(0, begin + 5 - keep), begin + 5))
         assert held.k.flatten().tolist() == [-x for x in held.v.flatten().tolist()] == expected
-        assert held.pos.flatten().tolist() == expected
+        assert held.position_ids.flatten().tolist() == expected
         assert state.k.shape[2] <= 2 * keep + 16
         states.append(state)
     # a whole room is filled before anything is moved
@@ -151,13 +159,13 @@ def test_columns_of_padding_and_of_old_documents_leave_when_room_is_needed() -> 
         seg = torch.tensor([[0, PADDING_SEGMENT, 0], [begin, begin, begin]])
         new = torch.zeros(2, 1, 3, 1, dtype=torch.float64)
         state = trim(append(state, new, new, TokenPositions(pos, seg), keep), TokenPositions(pos, seg), keep)
-    assert state.seg.shape[1] < 60
-    assert int((state.seg == UNUSED).sum()) == 2 * (state.seg.shape[1] - state.end)
+    assert state.segment_ids.shape[1] < 60
+    assert int((state.segment_ids == UNUSED_SEGMENT).sum()) == 2 * (state.segment_ids.shape[1] - state.stop)
 
 
 def made(**words: Any) -> LanguageModel:
     torch.manual_seed(3)
-    sizes = {"vocab": VOCAB, "dim": 8, "depth": 2, "heads": 2, "hidden": 12, "dropout": 0.0, "remembered": 6}
+    sizes = {"vocab": VOCAB, "dim": 8, "depth": 2, "heads": 2, "ff_dim": 12, "dropout": 0.0, "remembered": 6}
     own = {"memory": 12, "neighbours": 3, "block": 4, "layer": 1}
     model = mf.build("memorizing-transformer", **{**sizes, **own, **words}).double()
     with torch.no_grad():
@@ -291,7 +299,7 @@ def test_queries_and_keys_are_of_one_length() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"Memorizing never forms \['key'\], which Rotary needs"):
+    with pytest.raises(ValueError, match=r"MemorizingKernel does not support \['key'\], which RotaryPosition needs"):
         Attention(8, 2, kernel(), position=RotaryPosition(4))
     with pytest.raises(ValueError, match=r"size \(0\)"):
         kernel(size=0)

@@ -60,7 +60,7 @@ def test_one_cluster_is_full_attention_to_shared_keys(membership: ClusterMembers
     keys = F.layer_norm(k, (6,))
     earlier = torch.ones(23, 23, dtype=torch.bool).tril(-1)
     earlier[0, 0] = True
-    want = ops.fused(keys, keys, v, earlier[None, None], causal=False, scale=1 / math.sqrt(6))
+    want = ops.fused_attention(keys, keys, v, earlier[None, None], causal=False, scale=1 / math.sqrt(6))
     up = torch.randn_like(got)
     assert apart(differentiated(got, up, (k, v)), differentiated(want, up, (k, v))) < 1e-10
 
@@ -101,9 +101,9 @@ def test_a_token_sees_members_of_its_own_cluster_alone() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"Balanced\(size=None\): a later token changes"):
+    with pytest.raises(ValueError, match=r"BalancedMembership\(size=None\) is not causal"):
         kernel(BalancedMembership()).init_state(1, device=torch.device("cpu"), dtype=torch.float32)
-    with pytest.raises(ValueError, match="never forms"):
+    with pytest.raises(ValueError, match="does not support"):
         Attention(12, 2, kernel(NearestMembership(3)), position=RotaryPosition(6))
     with pytest.raises(ValueError, match="at least 1 token"):
         NearestMembership(0)
@@ -215,7 +215,7 @@ def test_processes_average_together(monkeypatch: pytest.MonkeyPatch) -> None:
     pending = [half._pending for half in halves]
     assert all(isinstance(part, CentroidSums) for part in pending)
     sums = iter([pending[0].sums + pending[1].sums, pending[0].total + pending[1].total] * 2)  # type: ignore[union-attr]
-    monkeypatch.setattr(centroids, "_over_processes", lambda _: next(sums))
+    monkeypatch.setattr(centroids, "_sum_over_processes", lambda _: next(sums))
     for half in halves:
         half.after_step(1)
         torch.testing.assert_close(half.state_dict(), whole.state_dict())
@@ -227,7 +227,7 @@ def test_routing_finds_more_of_full_attention_than_chance() -> None:
     means = KMeansCentroids(1, 4, 8).train()
     means(x, None)
     label = means.eval()(x, None).argmax(-1)[0, 0]
-    full = ops.weights_of(8 * x @ x.mT, ~torch.eye(64, dtype=torch.bool)[None, None])[0, 0]
+    full = ops.masked_softmax(8 * x @ x.mT, ~torch.eye(64, dtype=torch.bool)[None, None])[0, 0]
     random = label[torch.randperm(64)]
     found, chance = (float((full * (by[:, None] == by)).sum()) for by in (label, random))
     assert found > 2 * chance

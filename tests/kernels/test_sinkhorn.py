@@ -80,7 +80,7 @@ def test_noise_is_for_training_and_follows_from_the_seed() -> None:
     sort.train()
     assert torch.equal(run(), run())
     assert not torch.allclose(run(), still)
-    sort.noise = 0.0
+    sort.gumbel_noise = 0.0
     assert torch.equal(run(), still)
 
 
@@ -102,19 +102,19 @@ def test_a_sum_of_kernels_is_their_sum() -> None:
 def test_what_cannot_be_is_refused() -> None:
     for words, what in (
         ({"mask": Window(3)}, "must be Causal"),
-        ({"mask": Causal(), "cut": 2}, "later ones too"),
+        ({"mask": Causal(), "sortcut_blocks": 2}, "must not be Causal"),
         ({"mask": None, "temperature": 0.0}, "temperature"),
-        ({"mask": None, "cut": 0}, "cut"),
+        ({"mask": None, "sortcut_blocks": 0}, "sortcut_blocks"),
     ):
         with pytest.raises(ValueError, match=what):
             kernel(**words)
-    with pytest.raises(ValueError, match="looks at whole blocks"):
+    with pytest.raises(ValueError, match="needs a sorting network with causal=True"):
         SinkhornKernel(BilinearSorting(2, 6, causal=False), 4, Causal())
-    with pytest.raises(ValueError, match="sorts a sequence as a whole"):
+    with pytest.raises(ValueError, match="sorts whole sequences"):
         kernel(None).init_state(1, device=torch.device("cpu"), dtype=torch.float32)
     q, k, v = tensors(2, 2, 6, 6)
     place = place_of("plain")
-    with pytest.raises(ValueError, match="more than this sorting network allows: it was built for 8"):
+    with pytest.raises(ValueError, match="built for max_blocks=8"):
         kernel(None, block=2)(q, k, v, place, place, NoPosition())
     with pytest.raises(ValueError, match="cross-attention"):
         kernel(None)(q[:, :, :5], k, v, place.columns(0, 5), place, NoPosition())

@@ -25,7 +25,7 @@ from manyformer.models.token_positions import positions_of
 from manyformer.position import KeyDistancePosition, NoPosition, Position
 from manyformer.sources import SpanCacheSource
 from manyformer.sources.window_cache import RingCache
-from manyformer.train.optimizers import make_optimiser
+from manyformer.train.optimizers import make_optimizer
 from manyformer.training_hooks import run_post_step_updates
 
 HEADS, WIDTH, LONGEST = 3, 4, 40
@@ -65,11 +65,11 @@ def test_the_ramp_as_in_the_paper() -> None:
 @pytest.mark.parametrize("position", [KeyDistancePosition(WIDTH, LONGEST), NoPosition()], ids=["distances", "none"])
 @pytest.mark.parametrize(
     "spans",
-    [lengths_of(0.0, 0.11, 0.9), DynamicAttentionSpans(HEADS, LONGEST, ramp=6, begin=0.2)],
+    [lengths_of(0.0, 0.11, 0.9), DynamicAttentionSpans(HEADS, LONGEST, ramp=6, initial_share=0.2)],
     ids=["own", "dynamic"],
 )
 def test_cropped_is_uncropped(spans: AttentionSpans, position: Position, segments: Tensor | None) -> None:
-    kernel, given, place = AdaptiveSpanKernel(spans.double(), cost=0.5), qkv(more=spans.query_dim), place_of(segments)
+    kernel, given, place = AdaptiveSpanKernel(spans.double(), span_loss=0.5), qkv(more=spans.query_dim), place_of(segments)
     position = position.double()
     weights = [*given, *spans.parameters(), *position.parameters()]
     one = kernel(*given, place, place, position)
@@ -107,13 +107,13 @@ def test_the_longest_span_is_windowed_attention() -> None:
 
 def test_the_penalty_is_of_the_mean_span() -> None:
     spans, place = lengths_of(0.2, 0.5, 0.5), place_of(None, 1, 3)
-    loss = AdaptiveSpanKernel(spans, cost=0.3)(*qkv(1, 3), place, place, NoPosition()).loss
+    loss = AdaptiveSpanKernel(spans, span_loss=0.3)(*qkv(1, 3), place, place, NoPosition()).loss
     torch.testing.assert_close(loss, torch.tensor(0.3 * 0.4 * LONGEST, dtype=torch.float64))
     torch.testing.assert_close(torch.autograd.grad(loss, spans.share)[0], torch.full((3,), 0.1 * LONGEST).double())
     dynamic = DynamicAttentionSpans(HEADS, LONGEST).double()
     padded = place_of(torch.tensor([[0, 0, -1]]), 1, 3)
     q, k, v = qkv(1, 3, more=1)
-    loss = AdaptiveSpanKernel(dynamic, cost=1.0)(q, k, v, padded, padded, NoPosition()).loss
+    loss = AdaptiveSpanKernel(dynamic, span_loss=1.0)(q, k, v, padded, padded, NoPosition()).loss
     torch.testing.assert_close(loss, LONGEST * torch.sigmoid(q[:, :, :2, -1]).mean())
 
 
@@ -138,7 +138,7 @@ def test_spans_are_clipped_and_follow_their_gradient() -> None:
     assert spans.share.tolist() == [0.0, 0.5, 1.0]
     both = nn.ModuleList([spans, nn.Linear(2, 2, dtype=torch.float64)])
     for config in (AdamConfig(lr=1e-3), AdamWConfig(lr=1e-3)):
-        optimiser = make_optimiser(both, config)
+        optimiser = make_optimizer(both, config)
         assert sum(len(group["params"]) for group in optimiser.param_groups) == 3
         spans.share.data.fill_(0.5)
         for _ in range(30):
@@ -194,7 +194,7 @@ def test_a_penalty_shortens_what_is_not_needed() -> None:
         span_loss=0.01,
         dropout=0.0,
     )
-    optimiser, tokens = make_optimiser(model, AdamConfig()), torch.arange(33)[None] % 6
+    optimiser, tokens = make_optimizer(model, AdamConfig()), torch.arange(33)[None] % 6
     for step in range(25):
         for group in optimiser.param_groups:
             group["lr"] = 0.03
@@ -207,21 +207,21 @@ def test_a_penalty_shortens_what_is_not_needed() -> None:
 
 
 def test_mistakes_are_refused() -> None:
-    for wrong in ({"longest": 0}, {"ramp": 1}):
-        with pytest.raises(ValueError, match="must be at least 1, ramp"):
-            FixedAttentionSpans(2, **{"longest": 4, "ramp": 4, **wrong})
-    with pytest.raises(ValueError, match=r"begin \(1.5\)"):
-        LearnedAttentionSpans(2, 4, begin=1.5)
-    with pytest.raises(ValueError, match=r"begin \(1.0\)"):
-        DynamicAttentionSpans(2, 4, begin=1.0)
-    with pytest.raises(ValueError, match=r"cost \(-1.0\)"):
-        AdaptiveSpanKernel(FixedAttentionSpans(2, 4), cost=-1.0)
+    for wrong in ({"max_length": 0}, {"ramp": 1}):
+        with pytest.raises(ValueError, match="must be at least 1 and ramp"):
+            FixedAttentionSpans(2, **{"max_length": 4, "ramp": 4, **wrong})
+    with pytest.raises(ValueError, match=r"initial_share \(1.5\)"):
+        LearnedAttentionSpans(2, 4, initial_share=1.5)
+    with pytest.raises(ValueError, match=r"initial_share \(1.0\)"):
+        DynamicAttentionSpans(2, 4, initial_share=1.0)
+    with pytest.raises(ValueError, match=r"span_loss \(-1.0\)"):
+        AdaptiveSpanKernel(FixedAttentionSpans(2, 4), span_loss=-1.0)
     with pytest.raises(ValueError, match=r"farthest \(0\)"):
         KeyDistancePosition(4, 0)
 
 
 def test_grouped_heads_and_the_layer_around() -> None:
-    spans, place = LearnedAttentionSpans(4, 16, ramp=4, begin=0.5), place_of(None, 1, 30)
+    spans, place = LearnedAttentionSpans(4, 16, ramp=4, initial_share=0.5), place_of(None, 1, 30)
     layer = Attention(8, 4, AdaptiveSpanKernel(spans), kv_heads=2, source=SpanCacheSource(spans))
     x = torch.randn(1, 30, 8)
     watched: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, PackedLa
 from manyformer.flops import count_flops
 from manyformer.kernels.weight_functions import SoftmaxWeights
 from manyformer.mixers import AttendingGRU, BidirectionalGRU
-from manyformer.mixers.gru import GRUWeights, mirrored
+from manyformer.mixers.gru import GRUWeights, mirrored_columns
 from manyformer.models.token_positions import positions_of
 
 DIM, WORDS, ALIGN, MAXOUT, VOCAB = 5, 4, 6, 3, 11
@@ -38,7 +38,7 @@ def built() -> Any:
 
 def written_out(unit: GRUWeights, x: Tensor, more: Tensor | None, state: Tensor) -> Tensor:
     """Appendix A.1.1, equation by equation."""
-    said = unit.into.weight @ x + unit.into.bias + (0 if more is None else more)
+    said = unit.input_proj.weight @ x + unit.input_proj.bias + (0 if more is None else more)
     update, reset = ((said[i * DIM : (i + 1) * DIM] + unit.gates.weight[i * DIM : (i + 1) * DIM] @ state).sigmoid()
                      for i in (0, 1))  # fmt: skip
     candidate = (said[2 * DIM :] + unit.candidate.weight @ (reset * state)).tanh()
@@ -53,10 +53,12 @@ def weights_for_torch(unit: GRUWeights) -> dict[str, Tensor]:
         return torch.cat([reset, -update, *rest])
 
     state = turned(torch.cat([unit.gates.weight, unit.candidate.weight]))
-    zeros = torch.zeros_like(unit.into.bias)
-    return {"weight_ih": turned(unit.into.weight), "weight_hh": state, "bias_ih": turned(unit.into.bias)} | {
-        "bias_hh": zeros
-    }
+    zeros = torch.zeros_like(unit.input_proj.bias)
+    return {
+        "weight_ih": turned(unit.input_proj.weight),
+        "weight_hh": state,
+        "bias_ih": turned(unit.input_proj.bias),
+    } | {"bias_hh": zeros}
 
 
 def by_torch(unit: GRUWeights, x: Tensor, more: Tensor | None, state: Tensor) -> Tensor:
@@ -75,11 +77,11 @@ def logits_by_hand(model: Any, source: Tensor, target: Tensor, step: Step) -> Te
     words, past = model.embed_source.token.weight[source], torch.zeros(2, DIM, dtype=torch.float64)
     ahead, back = [past[0]], [past[1]]
     for x in words:
-        ahead.append(step(encoder.ahead, x, None, ahead[-1]))
+        ahead.append(step(encoder.forward_gru, x, None, ahead[-1]))
     for x in words.flip(0):
-        back.append(step(encoder.back, x, None, back[-1]))
+        back.append(step(encoder.backward_gru, x, None, back[-1]))
     annotations = [torch.cat(pair) for pair in zip(ahead[1:], back[:0:-1])]
-    state = (decoder.first.weight @ annotations[0][DIM:] + decoder.first.bias).tanh()
+    state = (decoder.initial_proj.weight @ annotations[0][DIM:] + decoder.initial_proj.bias).tanh()
     logits = []
     for token in target:
         x = model.embed_target.token.weight[token]
@@ -90,14 +92,16 @@ def logits_by_hand(model: Any, source: Tensor, target: Tensor, step: Step) -> Te
         both = decoder.readout.weight @ torch.cat([state, x, context]) + decoder.readout.bias
         paired = torch.maximum(both[:MAXOUT], both[MAXOUT:])
         logits.append(head.weight @ paired + head.bias)
-        state = step(decoder.unit, x, decoder.context.weight @ context, state)
+        state = step(decoder.gru, x, decoder.context_proj.weight @ context, state)
     return torch.stack(logits)
 
 
 @pytest.mark.parametrize("unit", ["written out", "torch"])
 def test_a_padded_batch_is_every_pair_by_hand(unit: str) -> None:
     model, step = built(), by_torch if unit == "torch" else written_out
-    squares = [part.candidate.weight for part in (model.encoder.ahead, model.encoder.back, model.decoder.unit)]
+    squares = [
+        part.candidate.weight for part in (model.encoder.forward_gru, model.encoder.backward_gru, model.decoder.gru)
+    ]
     if unit == "torch":
         for square in squares:
             square.data.mul_(torch.eye(DIM))
@@ -128,10 +132,10 @@ def padded(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 def test_the_encoder_is_torch_s_own_where_resets_commute() -> None:
     layer = BidirectionalGRU(WORDS, DIM).double()
-    for unit in (layer.ahead, layer.back):
+    for unit in (layer.forward_gru, layer.backward_gru):
         unit.candidate.weight.data.mul_(torch.eye(DIM))
     theirs = nn.GRU(WORDS, DIM, bidirectional=True, batch_first=True).double()
-    for unit, suffix in ((layer.ahead, "l0"), (layer.back, "l0_reverse")):
+    for unit, suffix in ((layer.forward_gru, "l0"), (layer.backward_gru, "l0_reverse")):
         for name, weight in weights_for_torch(unit).items():
             getattr(theirs, f"{name}_{suffix}").data.copy_(weight)
     tokens, segments = padded((7, 3, 5))
@@ -147,11 +151,11 @@ def test_a_document_is_mirrored_where_it_stands() -> None:
     segments = torch.tensor([[-1, 4, 4, 4, 7, -1, 7, 9], [0, 0, -1, -1, 2, 2, 2, 2], [-1, -1, -1, -1, -1, -1, -1, -1]])
     place, _ = positions_of(torch.zeros_like(segments), segments, None)
     wanted = [[0, 3, 2, 1, 6, 5, 4, 7], [1, 0, 2, 3, 7, 6, 5, 4], list(range(8))]
-    assert mirrored(place).tolist() == wanted
+    assert mirrored_columns(place).tolist() == wanted
     whole = TokenPositions(torch.arange(4)[None], torch.zeros(1, 4, dtype=torch.long), ContiguousLayout())
     assert (
-        mirrored(whole).tolist()
-        == mirrored(whole._replace(layout=PackedLayout(((0, 0, 4),)))).tolist()
+        mirrored_columns(whole).tolist()
+        == mirrored_columns(whole._replace(layout=PackedLayout(((0, 0, 4),)))).tolist()
         == [[3, 2, 1, 0]]
     )
 
@@ -164,7 +168,7 @@ def test_the_alignment_is_the_additive_kernel_s() -> None:
     [(module, name, weights)] = watched
     assert isinstance(module, AttendingGRU)
     assert (name, weights.shape) == ("weights", (3, 1, 5, 6))
-    state = module.first(memory.y[:, :1, DIM:]).tanh()
+    state = module.initial_proj(memory.y[:, :1, DIM:]).tanh()
     seen = (source_segments != PADDING_SEGMENT)[:, None]
     torch.testing.assert_close(weights[:, 0, :1], SoftmaxWeights()(module.score(state, memory.y), seen))
 
@@ -189,9 +193,9 @@ def test_what_does_not_need_the_state_is_projected_once() -> None:
 
 
 def test_a_decoder_needs_a_source() -> None:
-    layer = AttendingGRU(4, 4, 8, align=4, out=4, dropout=0.0)
+    layer = AttendingGRU(4, 4, 8, align_dim=4, out_dim=4, dropout=0.0)
     place = TokenPositions(torch.arange(2)[None], torch.zeros(1, 2, dtype=torch.long), ContiguousLayout())
-    with pytest.raises(ValueError, match="needs a memory"):
+    with pytest.raises(ValueError, match="the context has no memory"):
         layer(torch.zeros(1, 2, 4), Context(place))
-    with pytest.raises(ValueError, match="cannot go on from a state"):
+    with pytest.raises(ValueError, match="cannot continue from a state"):
         BidirectionalGRU(4, 4)(torch.zeros(1, 2, 4), Context(place), ())

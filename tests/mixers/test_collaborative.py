@@ -11,13 +11,13 @@ import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, MemorySequence, TokenPositions
 from manyformer.errors import UserError
-from manyformer.head_sharing import factorise
+from manyformer.head_sharing import factorize
 from manyformer.masks import Causal
 from manyformer.mixers.collaborative_attention import CollaborativeAttention
 from manyformer.sources import CrossAttentionSource
 
 DIM, HEADS, SHARED, LENGTH = 12, 3, 8, 7
-WORDS: dict[str, Any] = {"vocab": 19, "dim": DIM, "depth": 2, "heads": HEADS, "hidden": 16, "longest": 32}
+WORDS: dict[str, Any] = {"vocab": 19, "dim": DIM, "depth": 2, "heads": HEADS, "ff_dim": 16, "max_length": 32}
 
 
 def place(length: int) -> TokenPositions:
@@ -40,7 +40,7 @@ def one_by_one(layer: CollaborativeAttention, x: Tensor, y: Tensor, *, causal: b
         for h in range(HEADS):
             seen = range(i + 1 if causal else len(y))
             middle = layer.q_proj.weight.T @ layer.mixing[h].diag() @ layer.k_proj.weight
-            scores = [query @ middle @ y[j] + layer.content.weight[h] @ y[j] for j in seen]
+            scores = [query @ middle @ y[j] + layer.key_bias.weight[h] @ y[j] for j in seen]
             weights = torch.stack(scores).div((layer.shared / HEADS) ** 0.5).softmax(0)
             heads.append(sum(w * v[j, h] for w, j in zip(weights, seen)))
         rows.append(torch.cat(heads))  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def test_what_heads_share_is_found() -> None:
     products = np.einsum("hax,hay->hxy", q, k)
     errors = []
     for shared in (1, 2, 3, 4):
-        found = factorise(q, k, shared, rounds=400, starts=3, seed=0)
+        found = factorize(q, k, shared, rounds=400, starts=3, seed=0)
         apart = np.linalg.norm(rebuilt(found) - products) / np.linalg.norm(products)
         assert found.error == pytest.approx(apart, abs=1e-9)
         errors.append(found.error)
@@ -125,7 +125,7 @@ def test_the_first_start_is_never_worse_than_the_best_heads_apart() -> None:
     q, k = random.normal(size=(2, 3, 4, DIM))
     sizes = np.sort(np.linalg.svd(np.einsum("hax,hay->hxy", q, k), compute_uv=False).ravel())[::-1]
     apart = np.sqrt((sizes[5:] ** 2).sum() / (sizes**2).sum())
-    assert factorise(q, k, 5, rounds=1, starts=1, seed=0).error < apart
+    assert factorize(q, k, 5, rounds=1, starts=1, seed=0).error < apart
 
 
 def test_fewer_dimensions_come_near_and_say_how_near(tmp_path: Any) -> None:
@@ -145,11 +145,11 @@ def test_fewer_dimensions_come_near_and_say_how_near(tmp_path: Any) -> None:
     torch.testing.assert_close(logits, model(tokens).logits, atol=2e-2, rtol=0)
     found.model.save(tmp_path / "model")
     torch.testing.assert_close(mf.load(tmp_path / "model")(tokens).logits, logits)
-    assert found.model.spec.keywords["shared"] == 4
+    assert found.model.spec.keywords["shared_dim"] == 4
 
 
 def test_what_cannot_share_is_refused() -> None:
-    with pytest.raises(UserError, match="heads of performer cannot be made to share"):
+    with pytest.raises(UserError, match="heads of performer cannot share dimensions"):
         mf.collaborate(mf.build("performer", vocab=5, dim=4, depth=1, heads=2, features=4), shared=2)
     with pytest.raises(UserError, match=r"shared \(13\) must be at least 1 and at most dim \(12\)"):
         mf.collaborate(mf.build("transformer-lm", **WORDS), shared=13)

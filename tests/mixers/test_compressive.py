@@ -25,7 +25,7 @@ from manyformer.mixers.compression import (
     MemorySlots,
     MostAttendedCompression,
     ThroughTimeLoss,
-    common,
+    slot_segments,
 )
 from manyformer.mixers.compressive_attention import CompressiveAttention
 from manyformer.models import LanguageModel
@@ -54,7 +54,7 @@ def attention(source: Any, norm: bool = False) -> Attention:
 
 
 def layer(compression: MemoryCompression, teacher: Any = None, **words: Any) -> CompressiveAttention:
-    sizes: dict[str, Any] = {"remembered": 4, "compressed": 6, **words}
+    sizes: dict[str, Any] = {"memory_length": 4, "compressed_length": 6, **words}
     return CompressiveAttention(attention(PrefixSource()), compression.double(), teacher=teacher, **sizes).double()
 
 
@@ -64,7 +64,7 @@ def place(begin: int, end: int, rows: int = 2) -> TokenPositions:
 
 
 def read(mixer: Any, x: Tensor, sizes: list[int]) -> tuple[list[Tensor], list[Any], list[Any]]:
-    state = mixer.start(len(x), device=x.device, dtype=x.dtype)
+    state = mixer.init_state(len(x), device=x.device, dtype=x.dtype)
     ys, states, losses, begin = [], [], [], 0
     for size in sizes:
         y, state, loss = mixer(x[:, begin : begin + size], Context(place(begin, begin + size, len(x))), state)
@@ -79,7 +79,7 @@ def read(mixer: Any, x: Tensor, sizes: list[int]) -> tuple[list[Tensor], list[An
 def test_slots_of_one_token_are_a_longer_memory(sizes: list[int]) -> None:
     """A convolution of one weight starts as the identity."""
     x = torch.randn(2, 20, DIM, dtype=torch.float64)
-    mine = layer(ConvolutionCompression(DIM, 1), remembered=4, compressed=5)
+    mine = layer(ConvolutionCompression(DIM, 1), memory_length=4, compressed_length=5)
     xl = attention(SegmentMemorySource(9, DIM)).train()
     for found, expected in zip(read(mine, x, sizes)[0], read(xl, x, sizes)[0], strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
@@ -87,17 +87,17 @@ def test_slots_of_one_token_are_a_longer_memory(sizes: list[int]) -> None:
 
 def test_what_leaves_the_memory_becomes_slots_in_order() -> None:
     x = torch.arange(20.0, dtype=torch.float64)[None, :, None].expand(1, -1, DIM)
-    mine = layer(MeanPoolCompression(2), remembered=4, compressed=5)
+    mine = layer(MeanPoolCompression(2), memory_length=4, compressed_length=5)
     _, states, _ = read(mine, x, [4, 4, 4, 3, 5])
-    assert [state.new[0, :, 0].tolist() for state in states[:3]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert [state.old[0, :, 0].tolist() for state in states[:3]] == [[], [0.5, 2.5], [0.5, 2.5, 4.5, 6.5]]
+    assert [state.memory[0, :, 0].tolist() for state in states[:3]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [state.slots[0, :, 0].tolist() for state in states[:3]] == [[], [0.5, 2.5], [0.5, 2.5, 4.5, 6.5]]
     # three more: one pair leaves, the odd one stays until its slot is full
-    assert states[3].new[0, :, 0].tolist() == [10, 11, 12, 13, 14]
-    assert states[4].new[0, :, 0].tolist() == [16, 17, 18, 19]
-    assert states[4].old[0, :, 0].tolist() == [6.5, 8.5, 10.5, 12.5, 14.5]
-    blocks = layer(MeanPoolCompression(2), remembered=4, compressed=5, block=4)
+    assert states[3].memory[0, :, 0].tolist() == [10, 11, 12, 13, 14]
+    assert states[4].memory[0, :, 0].tolist() == [16, 17, 18, 19]
+    assert states[4].slots[0, :, 0].tolist() == [6.5, 8.5, 10.5, 12.5, 14.5]
+    blocks = layer(MeanPoolCompression(2), memory_length=4, compressed_length=5, block=4)
     _, states, _ = read(blocks, x, [4, 3, 1, 4])
-    assert [state.new.shape[1] for state in states] == [4, 7, 4, 4]
+    assert [state.memory.shape[1] for state in states] == [4, 7, 4, 4]
 
 
 def test_the_five_compressions() -> None:
@@ -107,7 +107,7 @@ def test_the_five_compressions() -> None:
     torch.testing.assert_close(MeanPoolCompression(2)(MemorySlots(x, seg)).x, pairs.mean(2))
     torch.testing.assert_close(ConvolutionCompression(DIM, 2)(MemorySlots(x, seg)).x, pairs.mean(2))
     dilated = ConvolutionCompression(DIM, 2, dilation=2)
-    weight, bias = dilated.inner.weight, dilated.inner.bias
+    weight, bias = dilated.conv.weight, dilated.conv.bias
     assert bias is not None
     nn.init.normal_(weight)
     earlier = torch.cat([torch.zeros(2, 1, DIM), x[:, 1:5:2]], 1)
@@ -121,8 +121,8 @@ def test_the_five_compressions() -> None:
 
 def test_slots_of_several_documents_belong_to_none() -> None:
     seg = torch.tensor([[0, 0, 0, 1, 1, 1], [PADDING_SEGMENT, 2, 2, 2, 3, 3]])
-    assert common(seg, 2, 2).tolist() == [[0, PADDING_SEGMENT, 1], [PADDING_SEGMENT, 2, 3]]
-    assert common(seg, 2, 3).tolist() == [[0, PADDING_SEGMENT, 1], [PADDING_SEGMENT, 2, PADDING_SEGMENT]]
+    assert slot_segments(seg, 2, 2).tolist() == [[0, PADDING_SEGMENT, 1], [PADDING_SEGMENT, 2, 3]]
+    assert slot_segments(seg, 2, 3).tolist() == [[0, PADDING_SEGMENT, 1], [PADDING_SEGMENT, 2, PADDING_SEGMENT]]
 
 
 def test_rows_reset_where_their_documents_end() -> None:
@@ -156,10 +156,10 @@ def test_attention_reconstruction_is_its_closed_form(norm: bool) -> None:
     at, old = torch.randn(2, 5, DIM, dtype=torch.float64), torch.randn(2, 6, DIM, dtype=torch.float64)
     inner = attention(PrefixSource(), norm)
     compression = ConvolutionCompression(DIM, 3).double()
-    nn.init.normal_(compression.inner.weight, std=0.3)
+    nn.init.normal_(compression.conv.weight, std=0.3)
     zeros = (torch.zeros(2, n, dtype=torch.long) for n in (5, 6))
     here, tokens = (MemorySlots(x.requires_grad_(), seg) for x, seg in zip((at, old), zeros))
-    made = compression(MemorySlots(tokens.x.detach(), tokens.seg))
+    made = compression(MemorySlots(tokens.x.detach(), tokens.segment_ids))
     loss = AttentionReconstructionLoss()(inner, here, tokens, made)
 
     def attend(to: Tensor) -> Tensor:
@@ -182,20 +182,20 @@ def test_nothing_is_lost_where_tokens_of_a_slot_are_alike() -> None:
     x = torch.randn(2, 3, DIM, dtype=torch.float64).repeat_interleave(2, 1)
     old = MemorySlots(x, torch.zeros(2, 6, dtype=torch.long))
     made = MeanPoolCompression(2)(old)
-    loss = AttentionReconstructionLoss()(attention(PrefixSource()), MemorySlots(x, old.seg), old, made)
+    loss = AttentionReconstructionLoss()(attention(PrefixSource()), MemorySlots(x, old.segment_ids), old, made)
     torch.testing.assert_close(loss, torch.zeros_like(loss))  # type: ignore[arg-type]
     coder = AutoEncodingLoss(DIM, 2).double()
     with torch.no_grad():
         coder.decoder.weight.copy_(torch.eye(DIM)[:, :, None].expand(-1, -1, 2))
         coder.decoder.bias.zero_()  # type: ignore[union-attr]
-    lost = coder(attention(PrefixSource()), MemorySlots(x, old.seg), old, made)
+    lost = coder(attention(PrefixSource()), MemorySlots(x, old.segment_ids), old, made)
     torch.testing.assert_close(lost, torch.zeros_like(lost))
 
 
 def test_auto_encoding_counts_whole_slots_alone() -> None:
     coder = AutoEncodingLoss(DIM, 2)
     x, seg = torch.randn(1, 6, DIM), torch.tensor([[0, 0, 0, 1, 1, 1]])
-    made = MemorySlots(torch.randn(1, 3, DIM), common(seg, 2, 2))
+    made = MemorySlots(torch.randn(1, 3, DIM), slot_segments(seg, 2, 2))
     told = coder.decoder(made.x.mT).mT
     expected = (told - x)[:, [0, 1, 4, 5]].square().mean()
     torch.testing.assert_close(
@@ -229,8 +229,8 @@ def taught(model: nn.Module, loss: Tensor, names: list[str]) -> set[str]:
 
 
 def small(**words: Any) -> LanguageModel:
-    sizes = {"vocab": VOCAB, "dim": DIM, "depth": 2, "heads": 2, "hidden": 12, "dropout": 0.0}
-    memories = {"remembered": 8, "compressed": 6, "rate": 2}
+    sizes = {"vocab": VOCAB, "dim": DIM, "depth": 2, "heads": 2, "ff_dim": 12, "dropout": 0.0}
+    memories = {"memory_length": 8, "compressed_length": 6, "rate": 2}
     model = mf.build("compressive-transformer", **{**sizes, **memories, **words})
     assert isinstance(model, LanguageModel)
     return model
@@ -244,7 +244,7 @@ def test_every_compression_reads_on_in_steps_of_any_length(compression: str) -> 
         for columns in tokens.split([9, 1, 1, 12, 7], dim=1):
             logits, state, _ = model(columns, None, state)
             assert logits.isfinite().all()
-    assert state.body[0][0].old.shape == (2, 6, DIM)
+    assert state.body[0][0].slots.shape == (2, 6, DIM)
 
 
 def test_pooled_slots_do_not_depend_on_the_pieces_a_text_is_read_in() -> None:
@@ -256,7 +256,7 @@ def test_pooled_slots_do_not_depend_on_the_pieces_a_text_is_read_in() -> None:
             for columns in tokens[:, :30].split(sizes, dim=1):
                 _, state, _ = model(columns, None, state)
             states.append(state)
-        torch.testing.assert_close(*(s.body[0][0].old for s in states))
+        torch.testing.assert_close(*(s.body[0][0].slots for s in states))
         torch.testing.assert_close(*(model(tokens[:, 30:], None, s).logits for s in states))
 
 
@@ -304,8 +304,8 @@ def test_what_cannot_be_is_refused() -> None:
         small(compression="mean", teacher="attention")
     with pytest.raises(ValueError, match=r"block \(3\) must be a multiple of the rate \(2\)"):
         small(block=3)
-    with pytest.raises(ValueError, match=r"the source must be After\(\), not Own"):
-        CompressiveAttention(attention(SelfSource()), MeanPoolCompression(2), remembered=2, compressed=2)
+    with pytest.raises(ValueError, match=r"the source must be PrefixSource\(\), not SelfSource"):
+        CompressiveAttention(attention(SelfSource()), MeanPoolCompression(2), memory_length=2, compressed_length=2)
     with pytest.raises(ValueError, match=r"MaxPoolCompression: rate \(0\)"):
         MaxPoolCompression(0)
     assert ThroughTimeLoss().next_step_gradients

@@ -11,7 +11,7 @@ from manyformer.core import Context, TokenPositions
 from manyformer.masks import AllKeys, Causal
 from manyformer.mixers import FourierMixer
 from manyformer.models.token_positions import positions_of
-from manyformer.ops.dft import dft_real, naive
+from manyformer.ops.dft import dft_real, dft_real_reference
 
 SEGMENTS = torch.tensor(
     [
@@ -36,7 +36,7 @@ def test_all_three_ways_agree_with_torch(shape: tuple[int, int], norm: Any) -> N
     x = torch.randn(3, *shape, dtype=torch.float64, requires_grad=True)
     place, up = place_of(None, 3, shape[0]), torch.randn(3, *shape, dtype=torch.float64)
     want = torch.fft.fft2(x, dim=(1, 2), norm=norm).real
-    for found in (dft_real(x, place, norm), naive(x, place, norm)):
+    for found in (dft_real(x, place, norm), dft_real_reference(x, place, norm)):
         torch.testing.assert_close(found, want, atol=1e-10, rtol=0)
         mine, theirs = (torch.autograd.grad((y * up).sum(), x, retain_graph=True)[0] for y in (found, want))
         torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
@@ -57,7 +57,7 @@ def test_documents_are_transformed_by_themselves(norm: Any) -> None:
     # a document in two pieces, and places of which nothing is known in advance
     for given in (place, place._replace(layout=None)):
         found = dft_real(x, given, norm)
-        torch.testing.assert_close(found, naive(x, given, norm), atol=1e-10, rtol=0)
+        torch.testing.assert_close(found, dft_real_reference(x, given, norm), atol=1e-10, rtol=0)
         for row in range(6):
             for number in set(SEGMENTS[row].tolist()):
                 columns = SEGMENTS[row] == number
@@ -65,7 +65,7 @@ def test_documents_are_transformed_by_themselves(norm: Any) -> None:
                 want = torch.zeros_like(alone) if number == -1 else alone
                 torch.testing.assert_close(found[row, columns], want, atol=1e-10, rtol=0)
     up = torch.randn_like(x)
-    one, other = (torch.autograd.grad((f(x, place, norm) * up).sum(), x)[0] for f in (dft_real, naive))
+    one, other = (torch.autograd.grad((f(x, place, norm) * up).sum(), x)[0] for f in (dft_real, dft_real_reference))
     torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
 
 
@@ -92,9 +92,11 @@ def test_half_precision_is_summed_in_single() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"Fourier cannot apply the mask Causal\(\): each output is a sum over all"):
+    with pytest.raises(
+        ValueError, match=r"FourierMixer cannot apply the mask Causal\(\): each output is a sum over all"
+    ):
         FourierMixer(Causal())
-    with pytest.raises(ValueError, match="cannot go on from a state: a later token changes all earlier outputs"):
+    with pytest.raises(ValueError, match="cannot continue from a state: a later token changes all earlier outputs"):
         FourierMixer(AllKeys()).init_state(1, device=torch.device("cpu"), dtype=torch.float32)
 
 

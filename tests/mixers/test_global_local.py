@@ -42,5 +42,5 @@ def test_without_global_tokens() -> None:
     layer = GlobalLocalAttention(DIM, HEADS, m.symmetric_window(3), m.WithRole(1))
     x = torch.randn(1, LENGTH, DIM)
     layer(x, Context(positions_of(torch.zeros(1, LENGTH, dtype=torch.long), None, None)[0])).y.sum().backward()
-    assert layer.global_kv.weight.grad is not None
-    assert not layer.global_kv.weight.grad.any()
+    assert layer.global_kv_proj.weight.grad is not None
+    assert not layer.global_kv_proj.weight.grad.any()

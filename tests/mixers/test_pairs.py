@@ -60,7 +60,7 @@ def test_slices_and_lookups_say_the_same(kind: int) -> None:
 @pytest.mark.parametrize("kind", range(3))
 def test_positions_that_do_not_exist_are_refused(kind: int) -> None:
     pairs = kinds()[kind]
-    message = "position 9 does not exist: the model was built for longest=9"
+    message = "position 9 does not exist: the model was built for max_length=9"
     with pytest.raises(ValueError, match=message):
         pairs(plain(0, 10), plain(0, 10))
     with pytest.raises(ValueError, match=message):
@@ -77,6 +77,6 @@ def test_they_start_as_large_as_asked_for() -> None:
         pairs = make()
         found = pairs.weight if isinstance(pairs, ToeplitzPairs) else pairs(plain(0, 200), plain(0, 200))
         assert float(found.detach().std()) == pytest.approx(0.1, rel=0.1)
-    assert not PairTable(4, std=1.0, trained=False).weight.requires_grad
-    with pytest.raises(ValueError, match=r"Table: longest \(0\) must be at least 1"):
+    assert not PairTable(4, std=1.0, trainable=False).weight.requires_grad
+    with pytest.raises(ValueError, match=r"Table: max_length \(0\) must be at least 1"):
         PairTable(0, std=1.0)

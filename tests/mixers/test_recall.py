@@ -9,7 +9,7 @@ from manyformer.batches import CausalLMBatch
 from manyformer.models import LanguageModel
 
 VOCAB, DIM = 23, 16
-SMALL = {"vocab": VOCAB, "dim": DIM, "depth": 2, "heads": 2, "hidden": 24, "dropout": 0.0}
+SMALL = {"vocab": VOCAB, "dim": DIM, "depth": 2, "heads": 2, "ff_dim": 24, "dropout": 0.0}
 
 
 def model_of(recipe: str = "spalm", **keywords: object) -> LanguageModel:
@@ -93,5 +93,5 @@ def test_a_state_goes_on_with_neighbours() -> None:
 
 def test_a_model_that_takes_nothing_refuses() -> None:
     tokens, neighbours = drawn()
-    with pytest.raises(ValueError, match="nothing in this model takes what was looked up"):
+    with pytest.raises(ValueError, match="this model does not use retrieved tokens"):
         model_of("transformer-xl")(tokens, neighbours=neighbours)

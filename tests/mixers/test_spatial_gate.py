@@ -106,12 +106,12 @@ def test_the_future_has_no_weight() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"hidden \(9\) must be even"):
+    with pytest.raises(ValueError, match=r"ff_dim \(9\) must be even"):
         SpatialGate(DIM, 9, PairTable(LONGEST, std=0.1))
-    with pytest.raises(ValueError, match="its weights must have 1 head, not 2"):
+    with pytest.raises(ValueError, match="they must have 1 head, not 2"):
         SpatialGate(DIM, HIDDEN, PairTable(LONGEST, heads=2, std=0.1))
     layer = SpatialGate(DIM, HIDDEN, PairTable(4, std=0.1))
     place, _ = positions_of(torch.zeros(1, 5, dtype=torch.long), None, None)
     assert isinstance(place.layout, ContiguousLayout)
-    with pytest.raises(ValueError, match="position 4 does not exist: the model was built for longest=4"):
+    with pytest.raises(ValueError, match="position 4 does not exist: the model was built for max_length=4"):
         layer(torch.randn(1, 5, DIM), Context(place))

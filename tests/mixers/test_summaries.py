@@ -39,7 +39,7 @@ def body(kinds: PartSummaries | LeadingSummaries) -> SummaryPrefixedLayer:
 
 
 def test_a_whole_document_and_its_summaries() -> None:
-    place = body(PartSummaries(STRETCH)).place(place_of([[0] * LENGTH] * 2), 2)
+    place = body(PartSummaries(STRETCH)).prefixed_positions(place_of([[0] * LENGTH] * 2), 2)
     assert place.layout == PrefixedLayout(3, ContiguousLayout(), STRETCH)
     assert place.position_ids.tolist() == [[0, 1, 2, *range(LENGTH)]] * 2
     assert place.roles is not None
@@ -48,27 +48,29 @@ def test_a_whole_document_and_its_summaries() -> None:
     assert place.part_ids.tolist() == [[0, 1, 2, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2]] * 2
     # what the layout spells out is what the numbers are
     told = materialize(place.layout, LENGTH + 3)
-    for name in ("pos", "seg", "role", "part"):
+    for name in ("position_ids", "segment_ids", "roles", "part_ids"):
         assert (getattr(told, name) == getattr(place, name)).all()
 
 
 def test_packed_rows_and_parts_of_their_own() -> None:
     text = place_of([[3] * 5 + [7] * 6, [PADDING_SEGMENT] * 9 + [0] * 2])
-    place = body(PartSummaries(STRETCH)).place(text, 2)
+    place = body(PartSummaries(STRETCH)).prefixed_positions(text, 2)
     assert place.layout == PrefixedLayout(4)
     assert place.segment_ids[:, :4].tolist() == [[3, 3, 7, 7], [0, PADDING_SEGMENT, PADDING_SEGMENT, PADDING_SEGMENT]]
     assert place.position_ids[0, :4].tolist() == [0, 1, 0, 1]
     parts = torch.tensor([[0, 0, 1, -1, 2, 0, 0, 0, 0, 0, 0], [-1] * 9 + [5, 5]])
-    place = body(PartSummaries(STRETCH)).place(text._replace(part_ids=parts), 2)
+    place = body(PartSummaries(STRETCH)).prefixed_positions(text._replace(part_ids=parts), 2)
     assert place.segment_ids[:, :4].tolist() == [[3, 3, 3, 7], [0, PADDING_SEGMENT, PADDING_SEGMENT, PADDING_SEGMENT]]
     assert place.part_ids is not None
     assert place.part_ids[:, :4].tolist() == [[0, 1, 2, 0], [5, -1, -1, -1]]
-    leading = body(LeadingSummaries(2)).place(text, 2)
+    leading = body(LeadingSummaries(2)).prefixed_positions(text, 2)
     assert leading.segment_ids[:, :4].tolist() == [[3, 3, 7, 7], [0, 0, PADDING_SEGMENT, PADDING_SEGMENT]]
     assert leading.position_ids[0, :4].tolist() == [0, 1, 0, 1]
     assert leading.part_ids is not None
     assert (leading.part_ids == -1).all()
-    assert body(LeadingSummaries(2)).place(place_of([[0] * 4]), 1).layout == PrefixedLayout(2, ContiguousLayout())
+    assert body(LeadingSummaries(2)).prefixed_positions(place_of([[0] * 4]), 1).layout == PrefixedLayout(
+        2, ContiguousLayout()
+    )
 
 
 def label(query_positions: TokenPositions, key_positions: TokenPositions, i: int, j: int) -> int:
@@ -125,7 +127,7 @@ def test_shared_projections(reads: Mask) -> None:
     layer = shaken(
         Attention(DIM, HEADS, SoftmaxKernel(mask), position=RelativeLabelPosition(DIM // HEADS, HEADS, CLIP))
     )
-    place = body(PartSummaries(STRETCH)).place(place_of([[0] * LENGTH]), 1)
+    place = body(PartSummaries(STRETCH)).prefixed_positions(place_of([[0] * LENGTH]), 1)
     x = torch.randn(1, LENGTH + 3, DIM, dtype=torch.float64)
     k, v = (heads_of(part[0]) for part in layer.kv_proj(x).chunk(2, -1))
     y = by_hand(
@@ -147,21 +149,21 @@ def test_each_piece_with_keys_and_values_of_its_own(reads: Mask) -> None:
             DIM, HEADS, g2l=reads, l2l=l2l, position=lambda: RelativeLabelPosition(DIM // HEADS, HEADS, CLIP)
         )
     )
-    place = body(PartSummaries(STRETCH)).place(place_of([[0] * LENGTH]), 1)
+    place = body(PartSummaries(STRETCH)).prefixed_positions(place_of([[0] * LENGTH]), 1)
     x = torch.randn(1, LENGTH + 3, DIM, dtype=torch.float64)
 
     def side(i: int) -> Any:
         return layer.summaries if i < 3 else layer.text
 
     def pair(i: int, j: int, which: int) -> Tensor:
-        project = side(i).summaries if j < 3 else side(i).text
+        project = side(i).summary_kv_proj if j < 3 else side(i).text_kv_proj
         return heads_of(project(x[0]).chunk(2, -1)[which])[:, j]
 
-    q = heads_of(torch.cat([layer.summaries.q(x[0, :3]), layer.text.q(x[0, 3:])]))
+    q = heads_of(torch.cat([layer.summaries.q_proj(x[0, :3]), layer.text.q_proj(x[0, 3:])]))
     y = by_hand(place, q, lambda i, j: pair(i, j, 0), lambda i, j: pair(i, j, 1), lambda i: side(i).position, reads)
     wanted = torch.cat([layer.summaries.out_proj(y[:3]), layer.text.out_proj(y[3:])])
     torch.testing.assert_close(layer(x, Context(place)).y[0], wanted, atol=1e-12, rtol=0)
-    with pytest.raises(ValueError, match="put it into Summarised"):
+    with pytest.raises(ValueError, match="wrap it in a SummaryPrefixedLayer"):
         layer(x, Context(place._replace(layout=None)))
 
 
@@ -170,13 +172,13 @@ def test_a_wide_window_without_labels_is_ordinary_attention() -> None:
     mask = four_piece_pattern(WithRole(SUMMARY_ROLE), l2l=symmetric_window(LENGTH))
     layer, plain = (Attention(DIM, HEADS, SoftmaxKernel(kind)).double() for kind in (mask, AllKeys()))
     plain.load_state_dict(layer.state_dict())
-    place = body(PartSummaries(STRETCH)).place(place_of([[0] * LENGTH]), 1)
+    place = body(PartSummaries(STRETCH)).prefixed_positions(place_of([[0] * LENGTH]), 1)
     x = torch.randn(1, LENGTH + 3, DIM, dtype=torch.float64)
     torch.testing.assert_close(layer(x, Context(place)).y, plain(x, Context(place)).y, atol=1e-12, rtol=0)
 
 
-SMALL = {"vocab": 23, "dim": 16, "heads": 2, "hidden": 24, "dropout": 0.0}
-BIGBIRD = {"block": 4, "longest": 64, "random": 1, "summaries": 2}
+SMALL = {"vocab": 23, "dim": 16, "heads": 2, "ff_dim": 24, "dropout": 0.0}
+BIGBIRD = {"block": 4, "max_length": 64, "random": 1, "summaries": 2}
 
 
 @pytest.mark.parametrize(
@@ -216,11 +218,11 @@ def test_any_two_tokens_are_two_steps_apart() -> None:
 
 
 def test_nonsense_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one token, not 0"):
+    with pytest.raises(ValueError, match="part_length \\(0\\) must be at least 1"):
         PartSummaries(0)
-    with pytest.raises(ValueError, match="at least one summary, not 0"):
+    with pytest.raises(ValueError, match="count \\(0\\) must be at least 1"):
         LeadingSummaries(0)
     with pytest.raises(ValueError, match="clip \\(0\\)"):
         RelativeLabelPosition(4, 2, 0)
-    with pytest.raises(ValueError, match="cannot go on from a state"):
+    with pytest.raises(ValueError, match="cannot continue from a state"):
         body(LeadingSummaries(1))(torch.zeros(1, 2, DIM), Context(place_of([[0, 0]])), [()])

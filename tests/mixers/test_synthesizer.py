@@ -59,14 +59,18 @@ def score(part: SynthesizerScores, head: int, x: Tensor, i: int, j: int) -> Tens
     numbers = part.up(x[i])[mine].relu() @ part.weight[head] + part.bias[head, 0]
     if isinstance(part, DenseScores):
         return numbers[j]
-    a, b = numbers[: part.rest], numbers[part.rest :]
+    a, b = numbers[: part.remainders], numbers[part.remainders :]
     # a is repeated as a whole, each number of b by itself
-    return (a.repeat(part.quotient) * b.repeat_interleave(part.rest))[j]
+    return (a.repeat(part.quotients) * b.repeat_interleave(part.remainders))[j]
 
 
 def written_out(layer: SynthesizerAttention, x: Tensor, *, causal: bool) -> Tensor:
     """One document (l, d), score by score."""
-    shares = [torch.ones(())] if layer.shares is None else list(layer.shares.exp() / layer.shares.exp().sum())
+    shares = (
+        [torch.ones(())]
+        if layer.mixing_logits is None
+        else list(layer.mixing_logits.exp() / layer.mixing_logits.exp().sum())
+    )
     rows = []
     for i in range(len(x)):
         keys, heads = range(i + 1 if causal else len(x)), []
@@ -139,8 +143,8 @@ def test_products_of_queries_and_keys_alone_are_attention() -> None:
 
 def test_a_mixture_with_all_of_its_share_on_one_part_is_that_part() -> None:
     mixed, alone = shaken("random+dense+dot", AllKeys()), shaken("dot", AllKeys())
-    assert mixed.shares is not None
-    mixed.shares.data = torch.tensor([-800.0, -800.0, 0.0]).double()
+    assert mixed.mixing_logits is not None
+    mixed.mixing_logits.data = torch.tensor([-800.0, -800.0, 0.0]).double()
     mixed.scores[2].load_state_dict(alone.scores[0].state_dict())
     for name in ("to_v", "out"):
         getattr(mixed, name).load_state_dict(getattr(alone, name).state_dict())
@@ -162,9 +166,9 @@ def test_weights_that_see_no_token_do_not_change_with_tokens() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"all scores must have the same heads, and these have \[2, 1\]"):
+    with pytest.raises(ValueError, match=r"all scores must have the same number of heads, not \[2, 1\]"):
         SynthesizerAttention(DIM, [DotProductScores(DIM, 2), FixedScores(PairTable(4, std=1.0))])
     for kind in ("random", "dense", "factorized-dense"):
         place, _ = positions_of(torch.zeros(1, LONGEST + 4, dtype=torch.long), None, None)
-        with pytest.raises(ValueError, match="does not exist: the model was built for longest=13"):
+        with pytest.raises(ValueError, match="does not exist: the model was built for max_length=13"):
             shaken(kind, Causal())(torch.randn(1, LONGEST + 4, DIM).double(), Context(place))

@@ -12,9 +12,9 @@ from manyformer.ops import small_batch_attention
 @pytest.mark.parametrize(
     ("form", "value", "kept"),
     [
-        (small_batch_attention.attend, 8, 1 << 24),
-        (small_batch_attention.attend, 5, 0),
-        (small_batch_attention.fused, 5, 0),
+        (small_batch_attention.small_batch_attention, 8, 1 << 24),
+        (small_batch_attention.small_batch_attention, 5, 0),
+        (small_batch_attention.sdpa_attention, 5, 0),
     ],
     ids=["kept", "computed again", "fused"],
 )
@@ -22,8 +22,8 @@ from manyformer.ops import small_batch_attention
 def test_it_is_the_definition(
     form: Any, dtype: torch.dtype, near: float, value: int, kept: int, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small_batch_attention, "PAIRS", 70)
-    monkeypatch.setattr(small_batch_attention, "KEPT", kept)
+    monkeypatch.setattr(small_batch_attention, "PAIRS_PER_THREAD", 70)
+    monkeypatch.setattr(small_batch_attention, "MAX_SAVED_WEIGHTS", kept)
     # as projections lay them
     q = torch.randn(5, 7, 2, 8, dtype=dtype).transpose(1, 2).requires_grad_()
     k, v = (torch.randn(5, 2, 11, width, dtype=dtype, requires_grad=True) for width in (8, value))
@@ -31,7 +31,7 @@ def test_it_is_the_definition(
     mask[:, 0] = True
     bias = torch.randn(5, 1 if shared else 2, 11, dtype=dtype)
     bias[:2], bias[2, :, 1:] = 0.0, -torch.inf
-    fast, slow = (one(q, k, v, scale=0.4, mask=mask, bias=bias) for one in (form, small_batch_attention.naive))
+    fast, slow = (one(q, k, v, scale=0.4, mask=mask, bias=bias) for one in (form, small_batch_attention.small_batch_attention_reference))
     torch.testing.assert_close(fast, slow, atol=near, rtol=0)
     up = torch.randn_like(fast)
     got, want = (torch.autograd.grad(y, (q, k, v), up) for y in (fast, slow))

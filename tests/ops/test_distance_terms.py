@@ -70,7 +70,7 @@ def test_a_bias_that_is_a_view(place: str, causal: bool, width: int) -> None:
     back = -int(ahead.min())
     bias = torch.randn(HEADS, back + int(ahead.max()) + 1, dtype=torch.float64)
     assert_same(
-        lambda: toeplitz_attention.attend(*qkv, bias, back, QueryOffset(-int(ahead[0, 0]), causal), scale=SCALE),
+        lambda: toeplitz_attention.toeplitz_attention(*qkv, bias, back, QueryOffset(-int(ahead[0, 0]), causal), scale=SCALE),
         lambda: by_hand(qkv, ahead, bias[:, ahead + back], 0.0, causal),
         list(qkv),
     )
@@ -98,7 +98,7 @@ def test_terms_that_are_alike_far_away(place: str, causal: bool, clip: int, kind
 
     inputs = [*qkv, terms, *([values] if with_values else [])]
     assert_same(
-        lambda: clipped_distance_attention.attend(*qkv, terms, values if with_values else None, reach, scale=SCALE),
+        lambda: clipped_distance_attention.clipped_distance_attention(*qkv, terms, values if with_values else None, reach, scale=SCALE),
         reference,
         inputs,
     )
@@ -110,11 +110,11 @@ def test_what_counts_for_nothing_is_left_out(steep: float) -> None:
     qkv, ahead = draw("square"), distances("square")
     bias = steep * torch.arange(-18.0, 1.0, dtype=torch.float64).expand(HEADS, -1)
     span = QueryOffset(0, causal=True)
-    sums = toeplitz_attention._sums(bias, 18, span, 19, 19)
-    kept = toeplitz_attention._without_the_negligible(sums, *qkv[:2], span, SCALE).isfinite().sum(-1)
+    sums = toeplitz_attention._bias_by_index_sum(bias, 18, span, 19, 19)
+    kept = toeplitz_attention._mask_negligible(sums, *qkv[:2], span, SCALE).isfinite().sum(-1)
     assert (kept == 19).all() if steep == 1.0 else (kept < 10).all()
     assert_same(
-        lambda: toeplitz_attention.attend(*qkv, bias, 18, span, scale=SCALE),
+        lambda: toeplitz_attention.toeplitz_attention(*qkv, bias, 18, span, scale=SCALE),
         lambda: by_hand(qkv, ahead, bias[:, (ahead + 18).clamp(max=18)], 0.0, causal=True),
         list(qkv),
     )
@@ -129,11 +129,11 @@ def test_narrow_types(dtype: torch.dtype) -> None:
     values = torch.randn(1, 4, 6, dtype=dtype, requires_grad=True)
     runs: list[tuple[Tensor, Tensor]] = [
         (
-            toeplitz_attention.attend(*qkv, bias, 18, QueryOffset(0, causal=True), scale=SCALE),  # type: ignore[arg-type]
+            toeplitz_attention.toeplitz_attention(*qkv, bias, 18, QueryOffset(0, causal=True), scale=SCALE),  # type: ignore[arg-type]
             by_hand(wide, ahead, bias[:, (ahead + 18).clamp(max=18)], 0.0, causal=True),
         ),
         (
-            clipped_distance_attention.attend(*qkv, terms, values, ClippedDistances(3, 0, 0, causal=True), scale=SCALE),  # type: ignore[arg-type]
+            clipped_distance_attention.clipped_distance_attention(*qkv, terms, values, ClippedDistances(3, 0, 0, causal=True), scale=SCALE),  # type: ignore[arg-type]
             by_hand(wide, ahead, terms[0, :, 0, ahead.clamp(-3, 0) + 3], values[:, ahead.clamp(-3, 0) + 3], True),
         ),
     ]
@@ -156,6 +156,6 @@ def test_what_flex_attention_is_given(place: str, causal: bool, kind: str, recwa
     which = ahead.clamp(-3, 2) + 3
     with torch.no_grad():
         q, k, v = (x.detach() for x in qkv)
-        y = flex_bias_attention.attend(q, k, v, terms, 3, 2, QueryOffset(-int(ahead[0, 0]), causal), scale=SCALE)
+        y = flex_bias_attention.flex_bias_attention(q, k, v, terms, 3, 2, QueryOffset(-int(ahead[0, 0]), causal), scale=SCALE)
         each = terms.expand(2, -1, len(ahead), -1).gather(-1, which.expand(2, HEADS, -1, -1))
         torch.testing.assert_close(y, by_hand((q, k, v), ahead, each, 0.0, causal), atol=1e-10, rtol=0)

@@ -65,7 +65,7 @@ def test_the_same_as_a_dense_softmax(unit: ChunkUnit, before: int, after: int, d
     ways = tuple(sort_into_chunks(one, SEG, CHUNK, unit=unit, reach=before + after) for one in bucket)
     sight = ChunkVisibility(ways, before, after, causal=not after)
     q, k, v = (x.flatten(0, 1) for x in inputs)
-    got = chunk_gather_attention.attend(q, k, v, sight, scale=0.7).view(4, LENGTH, -1)
+    got = chunk_gather_attention.chunk_gather_attention(q, k, v, sight, scale=0.7).view(4, LENGTH, -1)
     tolerance = 1e-10 if dtype == torch.float64 else 1e-5
     assert (got[real] - want).abs().max() < tolerance
     up = torch.randn_like(want)
@@ -80,9 +80,9 @@ def test_in_pieces_and_without_weights_that_are_kept(monkeypatch: pytest.MonkeyP
     q, k, v = (x.flatten(0, 1) for x in inputs)
     found = []
     for pairs, kept in ((1 << 18, 1 << 24), (100, 1 << 24), (100, 0)):
-        monkeypatch.setitem(chunk_gather_attention.PAIRS, "cpu", pairs)
-        monkeypatch.setattr(chunk_gather_attention, "KEPT", kept)
-        y = chunk_gather_attention.attend(q, k, v, sight, scale=1.0)
+        monkeypatch.setitem(chunk_gather_attention.PAIRS_PER_CALL, "cpu", pairs)
+        monkeypatch.setattr(chunk_gather_attention, "MAX_SAVED_WEIGHTS", kept)
+        y = chunk_gather_attention.chunk_gather_attention(q, k, v, sight, scale=1.0)
         found.append([y, *torch.autograd.grad(y.square().sum(), inputs)])
     for one, *others in zip(*found):
         assert all((one - other).abs().max() < 1e-13 for other in others)
@@ -112,7 +112,7 @@ def test_nothing_but_padding() -> None:
     way = sort_into_chunks(torch.zeros_like(seg), seg, 2, unit="document", reach=1)
     assert way.tokens.shape == (0, 2)
     x = torch.randn(10, 3, requires_grad=True)
-    y = chunk_gather_attention.attend(x, x, x, ChunkVisibility((way,), 1, 0, causal=True), scale=1.0)
+    y = chunk_gather_attention.chunk_gather_attention(x, x, x, ChunkVisibility((way,), 1, 0, causal=True), scale=1.0)
     assert bool(torch.isfinite(torch.autograd.grad(y.sum(), x)[0]).all())
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.ops.gru_scan import ScanResult, StateResets, StepAttention, naive, scan
+from manyformer.ops.gru_scan import ScanResult, StateResets, StepAttention, gru_scan, gru_scan_reference
 
 LENGTH, ROWS, SOURCE, DIM, ALIGN = 6, 3, 5, 4, 7
 
@@ -52,7 +52,7 @@ class Inputs:
 @pytest.mark.parametrize("case", CASES)
 def test_the_gradient_by_hand_is_that_of_every_step(case: str, dtype: torch.dtype, bound: float) -> None:
     inputs = Inputs(dtype, **CASES[case])  # type: ignore[arg-type]
-    (fast, grads), (slow, wanted) = inputs(scan), inputs(naive)
+    (fast, grads), (slow, wanted) = inputs(gru_scan), inputs(gru_scan_reference)
     for got, want in zip([*fast, *grads], [*slow, *wanted]):
         if want is not None:
             torch.testing.assert_close(got, want, atol=bound, rtol=bound)
@@ -62,7 +62,7 @@ def test_what_nobody_asks_for_costs_no_gradient() -> None:
     inputs = Inputs(torch.float64, look="some")
     for kept in range(3):
         grads = [torch.autograd.grad(ScanResult(*run(*inputs.own, inputs.look))[kept].sin().sum(), inputs.leaves[:3])
-                 for run in (scan, naive)]  # fmt: skip
+                 for run in (gru_scan, gru_scan_reference)]  # fmt: skip
         for got, want in zip(*grads):
             torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10)
 
@@ -71,7 +71,7 @@ def test_weights_are_shares_of_what_is_seen() -> None:
     inputs = Inputs(torch.float32, look="some")
     assert inputs.look is not None
     assert inputs.look.visible is not None
-    weights = naive(*inputs.own, inputs.look).weights
+    weights = gru_scan_reference(*inputs.own, inputs.look).weights
     assert weights is not None
     assert not weights[~inputs.look.visible].any()
     torch.testing.assert_close(weights.sum(-1), inputs.look.visible.any(-1).float())
@@ -80,4 +80,4 @@ def test_weights_are_shares_of_what_is_seen() -> None:
 def test_it_stays_in_single_precision() -> None:
     inputs = Inputs(torch.bfloat16, look="all")
     with torch.no_grad():
-        assert {part.dtype for part in scan(*inputs.own, inputs.look) if part is not None} == {torch.float32}
+        assert {part.dtype for part in gru_scan(*inputs.own, inputs.look) if part is not None} == {torch.float32}

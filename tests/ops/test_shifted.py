@@ -51,7 +51,7 @@ def blocks(xl: TransformerXLPosition, q: Tensor, k: Tensor, v: Tensor, offset: i
     assert found.keys is not None
     q = xl.query(q, place_of(q.shape[2], offset))
     span = QueryOffset(offset, causal)
-    return distance_vector_attention.attend(q, k, v, found.keys, found.turn, found.back, span, scale=WIDTH**-0.5)
+    return distance_vector_attention.distance_vector_attention(q, k, v, found.keys, found.query_bias, found.lookback, span, scale=WIDTH**-0.5)
 
 
 @pytest.mark.parametrize("mask", [Causal(), AllKeys()], ids=repr)
@@ -61,9 +61,9 @@ def test_blocks_are_the_definition(
     mask: Mask, queries: int, offset: int, later: int, kept: int, cached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With blocks of 16, whole ones and rests; a row, a head or both heads at a time; with gradients of everything."""
-    monkeypatch.setattr(distance_vector_blocks, "ROWS", 16)
-    monkeypatch.setattr(distance_vector_blocks, "CACHED", cached * 16 * (offset + queries + later))
-    monkeypatch.setattr(distance_vector_blocks, "KEPT", kept)
+    monkeypatch.setattr(distance_vector_blocks, "MAX_BLOCK_QUERIES", 16)
+    monkeypatch.setattr(distance_vector_blocks, "SCORES_PER_THREAD", cached * 16 * (offset + queries + later))
+    monkeypatch.setattr(distance_vector_blocks, "MAX_SAVED_WEIGHTS", kept)
     xl, keys = made(), offset + queries + later
     sizes = (queries, keys, keys)
     q, k, v = (torch.randn(2, HEADS, n, WIDTH, dtype=torch.float64, requires_grad=True) for n in sizes)
@@ -94,7 +94,7 @@ def test_rows_of_several_documents_that_stand_side_by_side(kind: torch.dtype, ap
         kernel = SoftmaxKernel(Causal(), path=path, dropout=dropout)  # type: ignore[arg-type]
         y = kernel(xl.query(q, at), k, v, at, of, xl).y
         found.append([y, *torch.autograd.grad(y, leaves, up)])
-    assert "rows whose tokens stand side by side" in kernel.explain(q, k, v, at, of, xl)
+    assert "rows of contiguous tokens" in kernel.explain(q, k, v, at, of, xl)
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, atol=apart, rtol=apart)
 
@@ -104,7 +104,7 @@ def test_dropout_draws_the_same_weights_for_the_gradient(monkeypatch: pytest.Mon
     monkeypatch.setattr(distance_vector_attention, "BLOCK", 4)
     vectors, v = torch.zeros(1, 23, WIDTH), torch.randn(1, 1, 12, WIDTH, requires_grad=True)
     still = torch.zeros(1, 1, 12, WIDTH)
-    y = distance_vector_attention.attend(
+    y = distance_vector_attention.distance_vector_attention(
         still, still, v, vectors, None, 11, QueryOffset(0, causal=False), scale=1.0, dropout=0.5
     )
     torch.testing.assert_close(y.sum(), (torch.autograd.grad(y.sum(), v)[0] * v).sum())
@@ -114,7 +114,7 @@ def test_the_kernel_takes_it_for_positions_with_a_vector_for_each_distance() -> 
     xl, place = made(), place_of(150, 0)
     q, k, v = (torch.randn(1, HEADS, 150, WIDTH, dtype=torch.float64) for _ in range(3))
     kernel = SoftmaxKernel(Causal())
-    assert kernel.explain(q, k, v, place, place, xl).startswith("blocked: XL has a vector for each distance")
+    assert kernel.explain(q, k, v, place, place, xl).startswith("blocked: TransformerXLPosition has a vector for each distance")
     expected = SoftmaxKernel(Causal(), path="naive")(q, k, v, place, place, xl).y
     torch.testing.assert_close(kernel(q, k, v, place, place, xl).y, expected, atol=1e-10, rtol=0)
     late, seen = place_of(3, 147), q[:, :, 147:]
@@ -129,7 +129,7 @@ def test_packed_documents_each_by_itself(mask: Mask) -> None:
     xl, real = made(), (segments != PADDING_SEGMENT)[:, None, :, None]
     q, k, v = (torch.randn(2, HEADS, 180, WIDTH, dtype=torch.float64) for _ in range(3))
     kernel = SoftmaxKernel(mask)
-    assert "each of 3 documents by itself" in kernel.explain(q, k, v, place, place, xl)
+    assert "one call for each of 3 documents" in kernel.explain(q, k, v, place, place, xl)
     expected = SoftmaxKernel(mask, path="naive")(q, k, v, place, place, xl).y
     torch.testing.assert_close(kernel(q, k, v, place, place, xl).y * real, expected * real, atol=1e-10, rtol=0)
 

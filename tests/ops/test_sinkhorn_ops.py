@@ -80,7 +80,7 @@ def drawn(dtype: torch.dtype, blocks: int = 4, size: int = 3, queries: int | Non
 def test_attention_is_the_definition(dtype: torch.dtype, near: float, causal: bool, queries: int) -> None:
     inputs = drawn(dtype, queries=queries)
     fast, slow = (
-        form(*inputs, causal=causal, scale=0.4) for form in (sinkhorn_attention.attend, sinkhorn_attention.naive)
+        form(*inputs, causal=causal, scale=0.4) for form in (sinkhorn_attention.sinkhorn_attention, sinkhorn_attention.sinkhorn_attention_reference)
     )
     torch.testing.assert_close(fast, slow, atol=near, rtol=0)
     up = torch.randn_like(fast)
@@ -93,17 +93,17 @@ def test_a_permutation_is_a_mask() -> None:
     q, k, v, _ = drawn(torch.float64)
     order = torch.tensor([2, 3, 1, 0])
     sort = torch.eye(4, dtype=torch.float64)[order].expand(2, 2, 4, 4)
-    y = sinkhorn_attention.attend(q, k, v, sort, causal=False, scale=0.4).flatten(2, 3)
+    y = sinkhorn_attention.sinkhorn_attention(q, k, v, sort, causal=False, scale=0.4).flatten(2, 3)
     block = torch.arange(12) // 3
     mask = (block[:, None] == block) | (order[block][:, None] == block)
-    dense = softmax_ops.fused(*(x.flatten(2, 3) for x in (q, k, v)), mask[None, None], causal=False, scale=0.4)
+    dense = softmax_ops.fused_attention(*(x.flatten(2, 3) for x in (q, k, v)), mask[None, None], causal=False, scale=0.4)
     torch.testing.assert_close(y, dense)
 
 
 def test_the_identity_is_local_attention() -> None:
     q, k, v, _ = drawn(torch.float64)
     sort = torch.eye(4, dtype=torch.float64).expand(2, 2, 4, 4)
-    y = sinkhorn_attention.attend(q, k, v, sort, causal=False, scale=0.4)
+    y = sinkhorn_attention.sinkhorn_attention(q, k, v, sort, causal=False, scale=0.4)
     torch.testing.assert_close(y, (q @ k.mT * 0.4).softmax(-1) @ v)
 
 
@@ -115,10 +115,10 @@ def test_absent_tokens_are_sorted_too() -> None:
     k, v = (x.detach() * present[:, None, ..., None] for x in (k, v))
     order = torch.tensor([3, 2, 1, 0])
     sort = torch.eye(4, dtype=torch.float64)[order].expand(2, 2, 4, 4)
-    y = sinkhorn_attention.attend(q, k, v, sort, causal=False, scale=0.4, present=present).flatten(2, 3)
+    y = sinkhorn_attention.sinkhorn_attention(q, k, v, sort, causal=False, scale=0.4, present=present).flatten(2, 3)
     block = torch.arange(12) // 3
     mask = ((block[:, None] == block) | (order[block][:, None] == block)) & present[0].flatten()
-    dense = softmax_ops.fused(*(x.flatten(2, 3) for x in (q, k, v)), mask[None, None], causal=False, scale=0.4)
+    dense = softmax_ops.fused_attention(*(x.flatten(2, 3) for x in (q, k, v)), mask[None, None], causal=False, scale=0.4)
     torch.testing.assert_close(y[:, :, :10], dense[:, :, :10])
 
 
@@ -129,8 +129,8 @@ def test_a_cut_shows_all_the_same_blocks(short: bool) -> None:
     present[:, 3, 1:] = not short
     k, v = (x.detach() * present[:, None, ..., None] for x in (k, v))
     sort = torch.eye(4, dtype=torch.float64)[torch.tensor([1, 3])].expand(2, 2, 2, 4)
-    y = sinkhorn_attention.attend_cut(q, k, v, sort, scale=0.4, present=present if short else None).flatten(2, 3)
+    y = sinkhorn_attention.sortcut_attention(q, k, v, sort, scale=0.4, present=present if short else None).flatten(2, 3)
     block = torch.arange(12) // 3
     mask = ((block == 1) | (block == 3)) & present[0].flatten()
-    dense = softmax_ops.fused(*(x.flatten(2, 3) for x in (q, k, v)), mask.expand(1, 1, 12, 12), causal=False, scale=0.4)
+    dense = softmax_ops.fused_attention(*(x.flatten(2, 3) for x in (q, k, v)), mask.expand(1, 1, 12, 12), causal=False, scale=0.4)
     torch.testing.assert_close(y, dense)

@@ -39,7 +39,7 @@ ROWS = {
 }
 POSITIONS: dict[str, Callable[[], Position]] = {
     "labels": lambda: RelativeLabelPosition(KEY, HEADS, 4),
-    "distances on values": lambda: ShawPosition(KEY, 5, value=VALUE, heads=HEADS),
+    "distances on values": lambda: ShawPosition(KEY, 5, value_width=VALUE, heads=HEADS),
     "slopes": lambda: AlibiPosition(HEADS),
     "weights": lambda: DistanceAwarePosition(HEADS),
     "sinusoids": lambda: TransformerXLPosition(8, HEADS, width=KEY),
@@ -83,10 +83,10 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_search, "CALL", 0)
     monkeypatch.setattr(plan_search, "GATHER", 0)
     # several pieces of each kind
-    monkeypatch.setattr(tiled_attention, "AT_ONCE", 1 << 12)
+    monkeypatch.setattr(tiled_attention, "SCORES_PER_PIECE", 1 << 12)
     monkeypatch.setattr(softmax_with_bias, "BLOCK", 8)
-    monkeypatch.setattr(softmax_with_bias, "FEW_PAIRS", 64)
-    plans._spelled.cache_clear()
+    monkeypatch.setattr(softmax_with_bias, "MAX_REFERENCE_PAIRS", 64)
+    plans._plan_for_layouts.cache_clear()
 
 
 @pytest.mark.usefixtures("small_blocks", "unchecked")
@@ -101,7 +101,7 @@ def test_it_is_the_definition(name: str, position: str, rows: str) -> None:
     made = POSITIONS[position]().double()
     mask = MASKS[name]
     qkv = inputs(place)
-    assert "written out for" in SoftmaxKernel(mask, path="blocked").explain(*qkv, place, place, made)
+    assert "computed in visible blocks" in SoftmaxKernel(mask, path="blocked").explain(*qkv, place, place, made)
     assert "of the cost of all pairs" in SoftmaxKernel(mask, path="blocked").explain(*qkv, place, place, made)
     found, wanted = both(mask, place, made, 2)
     for a, b in zip(found, wanted, strict=True):

@@ -199,5 +199,5 @@ def global_projections(theirs: Tensors, old: str, new: str) -> dict[str, Tensor]
     ours = {}
     for kind in ("weight", "bias"):
         q, k, v = (theirs[f"{old}{name}_global.{kind}"] for name in ("query", "key", "value"))
-        ours |= {f"{new}global_q.{kind}": q, f"{new}global_kv.{kind}": torch.cat([k, v])}
+        ours |= {f"{new}global_q_proj.{kind}": q, f"{new}global_kv_proj.{kind}": torch.cat([k, v])}
     return ours

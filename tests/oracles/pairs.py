@@ -39,7 +39,7 @@ def gpt2_pair() -> tuple[Any, Any]:
         pad_token_id=0,
     )
     theirs = shaken(GPT2LMHeadModel(config))
-    sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "hidden": HIDDEN, "longest": LONGEST}
+    sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "ff_dim": HIDDEN, "max_length": LONGEST}
     ours = mf.build("transformer-lm", **sizes, gelu_approximate="tanh").eval()
     ours.load_state_dict(gpt2(weights_of(theirs)))
     return ours, theirs

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from manyformer.kernels.pair_scores import AdditiveScore
-from manyformer.ops.gru_scan import StepAttention, scan
+from manyformer.ops.gru_scan import StepAttention, gru_scan
 
 pytestmark = pytest.mark.oracle
 
@@ -16,7 +16,7 @@ ROWS, SOURCE, DIM, MEMORY, ALIGN = 3, 7, 5, 8, 6
 
 def test_the_look_is_that_of_joeynmt() -> None:
     theirs = theirs_.BahdanauAttention(hidden_size=ALIGN, key_size=MEMORY, query_size=DIM).double()
-    ours = AdditiveScore(DIM, ALIGN, of=MEMORY).double()
+    ours = AdditiveScore(DIM, ALIGN, key_dim=MEMORY).double()
     for name in ("query", "key", "energy"):
         getattr(ours, name).weight.data.copy_(getattr(theirs, f"{name}_layer").weight)
     state = torch.randn(ROWS, DIM, dtype=torch.float64, requires_grad=True)
@@ -30,7 +30,7 @@ def test_the_look_is_that_of_joeynmt() -> None:
     ]
     values = torch.zeros(ROWS, SOURCE, 3 * DIM, dtype=torch.float64)
     look = StepAttention(ours.query.weight.mT, ours.key(memory), values, ours.energy.weight[0], seen[None])
-    found = scan(*no_gates, state[None], look).weights
+    found = gru_scan(*no_gates, state[None], look).weights
     assert found is not None
     ours_context = (found.transpose(0, 1) @ memory)[:, 0]
     torch.testing.assert_close(found[0], weights[:, 0], atol=1e-10, rtol=1e-10)

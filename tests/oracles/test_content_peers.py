@@ -72,7 +72,7 @@ def test_causal_sorted_blocks_are_those_of_sinkhorn_transformer() -> None:
     # its first column is the learned block
     sort = matrix[:, None, :, 1:].clone()
     cut = [x[:, :1].unflatten(2, (blocks, size)) for x in (q, k, v)]
-    ours = sinkhorn_attention.attend(*cut, sort, causal=True, scale=1 / math.sqrt(6)).flatten(2, 3)[:, 0]
+    ours = sinkhorn_attention.sinkhorn_attention(*cut, sort, causal=True, scale=1 / math.sqrt(6)).flatten(2, 3)[:, 0]
     inside = (sort.sum(-1) > 0)[:, 0].repeat_interleave(size, 1)
     inside[:, :size] = True
     assert inside[:, size:].any()

@@ -45,7 +45,7 @@ def test_buckets(sides: Any, buckets: int, far: int) -> None:
     from x_transformers.x_transformers import RelativePositionBias
 
     ahead = torch.arange(-300, 301)
-    ours = T5BiasPosition(1, buckets=buckets, max_distance=far, sides=sides).bucket(ahead)
+    ours = T5BiasPosition(1, buckets=buckets, max_distance=far, direction=sides).bucket_index(ahead)
     both = sides == "both"
     bucket = T5Attention._relative_position_bucket
     assert ours.equal(bucket(ahead, bidirectional=both, num_buckets=buckets, max_distance=far))

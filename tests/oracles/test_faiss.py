@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from manyformer.datastore import ExcludedRange, FlatIndex, IVFPQIndex, make_index
-from manyformer.datastore.exact_search import measured, nearest
+from manyformer.datastore.exact_search import nearest_entries, with_distances
 from manyformer.datastore.faiss_index import KeyIndex
 from manyformer.errors import UserError
 
@@ -34,11 +34,11 @@ def test_a_flat_index_finds_the_same_neighbours(tmp_path: Path) -> None:
     plain = faiss.IndexFlatL2(16)
     plain.add(keys)
     distances, entries = plain.search(queries.numpy(), 20)
-    ours = measured(keys, queries, nearest(keys, queries, 20))
+    ours = with_distances(keys, queries, nearest_entries(keys, queries, 20))
     assert np.array_equal(ours.entries, entries)
     np.testing.assert_allclose(ours.distances, distances, rtol=1e-3, atol=1e-4)
     make_index(keys, tmp_path / "index", FlatIndex())
-    theirs = measured(keys, queries, KeyIndex(tmp_path / "index", None).search(queries, 20))
+    theirs = with_distances(keys, queries, KeyIndex(tmp_path / "index", None).search(queries, 20))
     assert torch.equal(theirs.entries, ours.entries)
     assert torch.equal(theirs.distances, ours.distances)
 
@@ -49,8 +49,8 @@ def test_entries_that_do_not_count(tmp_path: Path) -> None:
     queries, begin = torch.from_numpy(keys[:5]), torch.tensor([0, 1, 2, 3, 0])
     for end in (begin + 30, torch.tensor([6, 300, 20, 399, 400])):
         ban = ExcludedRange(begin, end)
-        found = measured(keys, queries, KeyIndex(tmp_path / "index", None).search(queries, 9, ban=ban))
-        wanted = measured(keys, queries, nearest(keys, queries, 9, ban=ban))
+        found = with_distances(keys, queries, KeyIndex(tmp_path / "index", None).search(queries, 9, excluded=ban))
+        wanted = with_distances(keys, queries, nearest_entries(keys, queries, 9, excluded=ban))
         assert torch.equal(found.entries, wanted.entries)
 
 
@@ -60,19 +60,19 @@ def test_codes_in_lists_find_most_neighbours(tmp_path: Path) -> None:
     make_index(keys, tmp_path / "index", IVFPQIndex(lists=16, codes=8))
     index = KeyIndex(tmp_path / "index", 8)
     assert index.kind == "IndexIVFPQ"
-    wanted = nearest(keys, queries, 10)
+    wanted = nearest_entries(keys, queries, 10)
     found = index.search(queries, 10)
     hits = [len(set(a.tolist()) & set(b.tolist())) for a, b in zip(found, wanted)]
     assert np.mean(hits) > 6
     # whatever the codes say, distances are those of the keys
-    exact = measured(keys, queries, found)
+    exact = with_distances(keys, queries, found)
     assert torch.equal(exact.distances[:, 0], torch.zeros(40))
     with pytest.raises(UserError, match=r"codes \(5\) must divide the width of the keys \(16\)"):
         make_index(keys, tmp_path / "other", IVFPQIndex(codes=5))
-    with pytest.raises(UserError, match="codes of keys are learned from 9,984 or more, and there are 100; use flat"):
+    with pytest.raises(UserError, match="quantization is trained on 9,984 keys or more, and there are 100; use flat"):
         make_index(keys[:100], tmp_path / "other", IVFPQIndex())
     assert not (tmp_path / "other").exists()
     (tmp_path / "cut").write_bytes(b"nothing")
     (tmp_path / "cut.json").write_text((tmp_path / "index.json").read_text())
-    with pytest.raises(UserError, match="is missing or cut; make the index anew"):
+    with pytest.raises(UserError, match="is missing or truncated; make the index anew"):
         KeyIndex(tmp_path / "cut", None)

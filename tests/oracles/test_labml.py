@@ -55,7 +55,7 @@ def ours(layer: Any) -> tuple[Attention, ConvolutionCompression]:
             [torch.zeros(DIM).double() if one.linear.bias is None else one.linear.bias for one in part]
         )
     mine.load_state_dict(state)
-    compression.inner.load_state_dict(layer.compress.conv.state_dict())
+    compression.conv.load_state_dict(layer.compress.conv.state_dict())
     return mine, compression
 
 
@@ -71,7 +71,7 @@ def test_attention_reconstruction() -> None:
     found = AttentionReconstructionLoss()(attention, here, old, compression(old))
     assert isinstance(found, torch.Tensor)
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
-    mine = torch.autograd.grad(found, list(compression.inner.parameters()))
+    mine = torch.autograd.grad(found, list(compression.conv.parameters()))
     other = torch.autograd.grad(expected, list(layer.compress.conv.parameters()))
     for one, two in zip(mine, other, strict=True):
         torch.testing.assert_close(one, two, atol=1e-10, rtol=0)

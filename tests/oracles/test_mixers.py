@@ -219,7 +219,7 @@ def gmlp_pair(*, causal: bool, attention: int | None) -> tuple[Any, Any]:
     torch.manual_seed(7)
     theirs = gMLP(num_tokens=VOCAB, dim=DIM, depth=DEPTH, seq_len=LONGEST, ff_mult=2, attn_dim=attention, causal=causal)
     shaken(theirs)
-    sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "hidden": 2 * DIM, "longest": LONGEST}
+    sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "ff_dim": 2 * DIM, "max_length": LONGEST}
     ours: Any = mf.build("gmlp" if causal else "gmlp-encoder", **sizes, weights="table", attention=attention)
     # theirs has a projection of its own, with a bias, where we have the embedding's matrix
     ours.head = nn.Linear(DIM, VOCAB)
@@ -266,7 +266,7 @@ def mixer_pair() -> tuple[Any, Any]:
         expansion_factor_token=2.5,
     )
     with_epsilon(shaken(theirs), 1e-6)
-    sizes = {"height": HEIGHT, "width": WIDTH, "patch": PATCH, "classes": CLASSES, "mixing": 24, "hidden": 80}
+    sizes = {"height": HEIGHT, "width": WIDTH, "patch": PATCH, "classes": CLASSES, "mixing": 24, "ff_dim": 80}
     ours = mf.build("mlp-mixer", **sizes, dim=DIM, depth=DEPTH)
     ours.load_state_dict(from_mixer(weights_of(theirs)))
     return ours, theirs

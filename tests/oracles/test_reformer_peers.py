@@ -90,7 +90,7 @@ def test_lsh_attention_of_transformers(causal: bool, monkeypatch: pytest.MonkeyP
     offset = hashes + 4 * torch.arange(2)[:, None]
     x = torch.randn(2, LENGTH, DIM, dtype=torch.float64)
     want = peer(x, buckets=offset.flatten(2)).hidden_states
-    kernel = LSHKernel(buckets=4, chunk=CHUNK, rounds=2, before=0, after=0 if causal else 1, form="published")
+    kernel = LSHKernel(num_buckets=4, chunk_length=CHUNK, num_hashes=2, chunks_before=0, chunks_after=0 if causal else 1, variant="published")
     monkeypatch.setattr(kernel, "_hash", lambda q: rearrange(hashes, "b h r l -> r b h l").int())
     got = attention(kernel, [peer.query_key.weight, peer.value.weight])(x, context()).y
     assert (got - want).abs().max() < 1e-6
@@ -123,7 +123,7 @@ def test_multi_round_attention_of_the_paper(causal: bool) -> None:
     ways = tuple(sort_into_chunks(hashes[:, r], seg, size, unit="document", reach=1) for r in range(rounds))
     sight = ChunkVisibility(ways, 1, 0, causal=causal)
     q, k, values = (x.flatten(0, 1) for x in (qk, nn.functional.normalize(qk, dim=-1), v))
-    got = chunk_gather_attention.attend(q, k, values, sight, scale=width**-0.5).view(2, length, width)
+    got = chunk_gather_attention.chunk_gather_attention(q, k, values, sight, scale=width**-0.5).view(2, length, width)
     assert (got - want).abs().max() < 1e-7
     up = torch.randn_like(got)
     for one, other in zip(torch.autograd.grad(got, [qk, v], up), torch.autograd.grad(want, [qk, v], up)):

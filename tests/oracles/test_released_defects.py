@@ -154,7 +154,7 @@ def test_reformer_pytorch_sees_the_future() -> None:
     net = reformer.ReformerLM(
         num_tokens=VOCAB, dim=32, depth=2, heads=2, max_seq_len=128, bucket_size=16, n_hashes=2, causal=True
     )
-    report = mf.check(Adapter(logits=net, vocab=VOCAB, max_length=128, multiple=32), only=[*CAUSAL, "gradients"])
+    report = mf.check(Adapter(logits=net, vocab=VOCAB, max_length=128, length_multiple=32), only=[*CAUSAL, "gradients"])
     # what later tokens change is which tokens share a chunk; that choice has no gradient
     assert red(report) == {"causal"}
     assert report["causal"].measured is not None
@@ -172,7 +172,7 @@ def test_routing_transformer_sees_the_future() -> None:
         found: Tensor = net(tokens)[0]
         return found
 
-    adapter = Adapter(logits=logits, vocab=VOCAB, max_length=128, multiple=32, module=net)
+    adapter = Adapter(logits=logits, vocab=VOCAB, max_length=128, length_multiple=32, module=net)
     report = mf.check(adapter, only=CAUSAL)
     assert red(report) == {"causal"}
     assert report["causal"].measured is not None
@@ -208,7 +208,7 @@ def test_x_transformers_with_shifted_tokens_decodes_something_else(shift: int) -
     def init_state(batch: int) -> Any:
         return torch.zeros(batch, 0, dtype=torch.long), None
 
-    adapter = Adapter(logits=net, vocab=VOCAB, max_length=64, step=step, start=init_state, chunked=False)
+    adapter = Adapter(logits=net, vocab=VOCAB, max_length=64, step=step, init_state=init_state, chunked=False)
     report = mf.check(adapter, only=[*CAUSAL, "cached", "prefill"])
     assert red(report) == ({"cached", "prefill"} if shift else set())
     if shift:

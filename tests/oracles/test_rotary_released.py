@@ -106,13 +106,13 @@ def test_scaled_rates(name: str, length: int) -> None:
     theirs, gain = ROPE_INIT_FUNCTIONS[name](config, "cpu", seq_len=length)
     width = DIM // HEADS
     if name == "dynamic":
-        ours = DynamicNTKRotaryScaling(4.0, 24).rates(width, 10_000.0, torch.tensor(length))
+        ours = DynamicNTKRotaryScaling(4.0, 24).frequencies(width, 10_000.0, torch.tensor(length))
         if length > 24:
-            torch.testing.assert_close(ours, NTKRotaryScaling(4.0 * length / 24 - 3).rates(width, 10_000.0))
+            torch.testing.assert_close(ours, NTKRotaryScaling(4.0 * length / 24 - 3).frequencies(width, 10_000.0))
     else:
         scaling = LinearRotaryScaling(4.0) if name == "linear" else YaRNRotaryScaling(4.0, 24)
-        ours = scaling.rates(width, 10_000.0)
-        assert scaling.gain == pytest.approx(gain, abs=1e-12)
+        ours = scaling.frequencies(width, 10_000.0)
+        assert scaling.attention_factor == pytest.approx(gain, abs=1e-12)
     torch.testing.assert_close(ours, theirs.double(), atol=4e-8, rtol=1e-6)
 
 

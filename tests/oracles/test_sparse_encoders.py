@@ -45,7 +45,7 @@ def models() -> tuple[Any, Any]:
         layer_norm_eps=1e-12,
     )
     theirs = shaken(LongformerForMaskedLM(config))
-    sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "hidden": HIDDEN, "longest": LONGEST}
+    sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "ff_dim": HIDDEN, "max_length": LONGEST}
     ours = mf.build("longformer", **sizes, window=WINDOW, global_tokens=GLOBALS, dropout=0.0).eval()
     ours.load_state_dict(longformer(weights_of(theirs)))
     return ours, theirs

@@ -26,8 +26,8 @@ def theirs() -> Any:
 
 
 def ours(model: Any) -> LanguageModel:
-    words = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "hidden": HIDDEN, "dropout": 0.0}
-    mine = mf.build("transformer-xl", **words, memory_length=MEMORY, bias_sharing="own").double()
+    words = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "ff_dim": HIDDEN, "dropout": 0.0}
+    mine = mf.build("transformer-xl", **words, memory_length=MEMORY, bias_sharing="per-layer").double()
     assert isinstance(mine, LanguageModel)
     state = dict(mine.state_dict())
     state["embed.token.weight"] = model.word_embedding.weight / DIM**0.5
@@ -38,7 +38,7 @@ def ours(model: Any) -> LanguageModel:
             f"{at}inner.q_proj.weight": attention.q.flatten(1).T,
             f"{at}inner.kv_proj.weight": torch.cat([attention.k.flatten(1), attention.v.flatten(1)], 1).T,
             f"{at}inner.out_proj.weight": attention.o.flatten(1),
-            f"{at}inner.position.to_r.weight": attention.r.flatten(1).T,
+            f"{at}inner.position.r_proj.weight": attention.r.flatten(1).T,
             f"{at}inner.position.biases.u": attention.r_w_bias,
             f"{at}inner.position.biases.v": attention.r_r_bias,
         }

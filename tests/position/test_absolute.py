@@ -106,7 +106,7 @@ def test_learned_positions_start_as_scaled_sinusoids(dim: int) -> None:
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_learned_position_that_does_not_exist_is_refused(plain: bool) -> None:
-    with pytest.raises(ValueError, match="position 5 does not exist: the model was built for longest=5"):
+    with pytest.raises(ValueError, match="position 5 does not exist: the model was built for max_length=5"):
         LearnedPosition(4, 5).embed(torch.zeros(1, 4, 4), place_of(4, 2, plain=plain))
 
 
@@ -119,7 +119,9 @@ def test_widths_that_cannot_be_filled_are_refused() -> None:
     wrong: Any = "thirds"
     with pytest.raises(ValueError, match=r"layout \('thirds'\) must be one of interleaved, halves, timing"):
         SinusoidalPosition(8, layout=wrong)
-    with pytest.raises(ValueError, match=r"PositionLayer: XL acts on \['query', 'score'\] inside attention"):
+    with pytest.raises(
+        ValueError, match=r"PositionLayer: TransformerXLPosition acts on \['query', 'score'\] inside attention"
+    ):
         PositionLayer(TransformerXLPosition(8, 2))
 
 
@@ -191,7 +193,7 @@ def test_grids_that_do_not_fit_are_refused() -> None:
         PARTS["concat"].embed(torch.zeros(1, 2, 8), place_of(2, 19))
     with pytest.raises(ValueError, match="SummedGridPosition: 2 sizes need as many positions, not 1"):
         SummedGridPosition((2, 2), [SinusoidalPosition(4)])
-    with pytest.raises(ValueError, match="axis 1 has 3 steps, and its position has longest=2"):
+    with pytest.raises(ValueError, match="axis 1 has 3 steps, but its position has max_length=2"):
         SummedGridPosition((2, 3), [SinusoidalPosition(4), LearnedPosition(4, 2)])
     with pytest.raises(ValueError, match=r"SummedGridPosition: shape \(2, 0\) must have sizes of at least 1"):
         SummedGridPosition((2, 0), [SinusoidalPosition(4), SinusoidalPosition(4)])
@@ -221,9 +223,9 @@ def test_the_signal_of_tensor2tensor() -> None:
     assert isinstance(weight, Tensor)
     torch.testing.assert_close(timing(x, place_of(4), 5), x + by_hand(4, 16, "timing") + 4 * weight[5])
     assert 0.8 < (4 * weight).std() < 1.2
-    with pytest.raises(ValueError, match="step 6 does not exist: the table was built for longest=6 steps"):
+    with pytest.raises(ValueError, match="step 6 does not exist: the table was built for max_length=6 steps"):
         timing(x, place_of(4), 6)
-    zero_based = SinusoidalStepSignal(16, layout="timing", first=0)
+    zero_based = SinusoidalStepSignal(16, layout="timing", first_step=0)
     torch.testing.assert_close(zero_based(3), by_hand(4, 16, "timing")[3])
 
 

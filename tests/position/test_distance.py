@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, TokenPositions
 from manyformer.models.token_positions import positions_of
-from manyformer.ops.softmax_attention import naive
+from manyformer.ops.softmax_attention import softmax_attention_reference
 from manyformer.position import AlibiPosition, Position, ShawPosition, T5BiasPosition
 from manyformer.position.distance_bias import bucket_edges
 
@@ -23,7 +23,9 @@ def attend(qkv: tuple[Tensor, ...], position: Position, positions: TokenPosition
     q, k, v = qkv
     scale = q.shape[-1] ** -0.5
     mask = mask.tril() if causal else mask
-    return naive(q, k, v, mask, scale=scale, position=position, query_positions=positions, key_positions=positions)[0]
+    return softmax_attention_reference(
+        q, k, v, mask, scale=scale, position=position, query_positions=positions, key_positions=positions
+    )[0]
 
 
 def test_slopes_of_eight_and_of_twelve_heads() -> None:
@@ -55,7 +57,7 @@ def test_alibi_is_the_formula(causal: bool) -> None:
 def test_shaw_is_the_formula(sides: str, each_head: bool) -> None:
     heads, length, width, clip = 2, 9, 4, 3
     causal = sides == "past"
-    position = ShawPosition(width, clip, heads=heads if each_head else None, sides=sides).double()  # type: ignore[arg-type]
+    position = ShawPosition(width, clip, heads=heads if each_head else None, direction=sides).double()  # type: ignore[arg-type]
     assert position.keys.shape[-2] == (clip + 1 if causal else 2 * clip + 1)
     q, k, v = (torch.randn(1, heads, length, width, dtype=torch.float64) for _ in range(3))
     y = attend((q, k, v), position, place_of([[0] * length]), causal)
@@ -71,11 +73,11 @@ def test_shaw_is_the_formula(sides: str, each_head: bool) -> None:
 
 
 def test_buckets_of_the_paper() -> None:
-    past = T5BiasPosition(1, sides="past").bucket(-torch.tensor([0, 1, 15, 16, 18, 19, 112, 113, 10_000]))
+    past = T5BiasPosition(1, direction="past").bucket_index(-torch.tensor([0, 1, 15, 16, 18, 19, 112, 113, 10_000]))
     assert past.tolist() == [0, 1, 15, 16, 16, 17, 30, 31, 31]
-    both = T5BiasPosition(1).bucket(torch.tensor([0, -1, 1, -7, 7, -8, 8, -1000, 1000]))
+    both = T5BiasPosition(1).bucket_index(torch.tensor([0, -1, 1, -7, 7, -8, 8, -1000, 1000]))
     assert both.tolist() == [0, 1, 17, 7, 23, 8, 24, 15, 31]
-    assert (T5BiasPosition(1, sides="past").bucket(torch.arange(1, 9)) == 0).all()
+    assert (T5BiasPosition(1, direction="past").bucket_index(torch.arange(1, 9)) == 0).all()
 
 
 def test_bucket_edges_are_the_logarithms_where_those_are_certain() -> None:
@@ -92,9 +94,9 @@ def test_bucket_edges_are_the_logarithms_where_those_are_certain() -> None:
 POSITIONS = {
     "alibi": lambda: AlibiPosition(3),
     "t5": lambda: T5BiasPosition(3, buckets=8, max_distance=9),
-    "t5 past": lambda: T5BiasPosition(3, buckets=8, max_distance=9, sides="past"),
+    "t5 past": lambda: T5BiasPosition(3, buckets=8, max_distance=9, direction="past"),
     "shaw": lambda: ShawPosition(4, 3),
-    "shaw past": lambda: ShawPosition(4, 3, heads=3, sides="past"),
+    "shaw past": lambda: ShawPosition(4, 3, heads=3, direction="past"),
 }
 
 
@@ -105,7 +107,7 @@ def test_what_it_says_by_distance_is_what_it_does(name: str) -> None:
     found = position.distance_terms(length - 1, length - 1)
     assert found is not None
     ahead = torch.arange(length) - torch.arange(length)[:, None]
-    rows = ahead.clamp(-found.back, found.ahead) + found.back
+    rows = ahead.clamp(-found.lookback, found.lookahead) + found.lookback
     q, k = torch.randn(2, 1, 3, length, 4)
     terms = torch.zeros(1, 3, length, length)
     if found.bias is not None:
@@ -136,7 +138,7 @@ def test_what_cannot_be_is_refused() -> None:
         ShawPosition(4, 0)
     with pytest.raises(ValueError, match=r"buckets \(6\) must be a multiple of 4"):
         T5BiasPosition(2, buckets=6)
-    with pytest.raises(ValueError, match=r"far \(16\) must be above 16"):
-        T5BiasPosition(2, max_distance=16, sides="past")
-    with pytest.raises(ValueError, match="sides 'left' must be one of past, both"):
-        ShawPosition(4, 2, sides="left")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"max_distance \(16\) must be above 16"):
+        T5BiasPosition(2, max_distance=16, direction="past")
+    with pytest.raises(ValueError, match="direction 'left' must be one of past, both"):
+        ShawPosition(4, 2, direction="left")  # type: ignore[arg-type]

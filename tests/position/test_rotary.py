@@ -141,20 +141,22 @@ def test_weights_are_converted_between_conventions(kv_heads: int, rotated: int) 
 
 def test_scalings_are_what_their_formulas_say() -> None:
     plain = rotary_frequencies(64, 10_000.0)
-    assert torch.equal(LinearRotaryScaling(4.0).rates(64, 10_000.0), plain / 4)
-    ntk = NTKRotaryScaling(4.0).rates(64, 10_000.0)
+    assert torch.equal(LinearRotaryScaling(4.0).frequencies(64, 10_000.0), plain / 4)
+    ntk = NTKRotaryScaling(4.0).frequencies(64, 10_000.0)
     assert ntk[0] == plain[0] == 1
     torch.testing.assert_close(ntk[-1], plain[-1] / 4)
     dynamic = DynamicNTKRotaryScaling(4.0, 100)
-    short, long = dynamic.rates(64, 10_000.0, torch.tensor([[60], [100]])), torch.tensor(250)
+    short, long = dynamic.frequencies(64, 10_000.0, torch.tensor([[60], [100]])), torch.tensor(250)
     torch.testing.assert_close(short, plain.expand(2, 1, -1))
-    torch.testing.assert_close(dynamic.rates(64, 10_000.0, long), NTKRotaryScaling(4 * 2.5 - 3).rates(64, 10_000.0))
+    torch.testing.assert_close(
+        dynamic.frequencies(64, 10_000.0, long), NTKRotaryScaling(4 * 2.5 - 3).frequencies(64, 10_000.0)
+    )
 
 
 def test_yarn_leaves_fast_pairs_and_slows_slow_ones() -> None:
     plain = rotary_frequencies(64, 10_000.0)
     turns = 2048 * plain / (2 * torch.pi)
-    by_pairs, by_turns = (YaRNRotaryScaling(4.0, 2048, ramp=r).rates(64, 10_000.0) for r in ("pairs", "turns"))  # type: ignore[arg-type]
+    by_pairs, by_turns = (YaRNRotaryScaling(4.0, 2048, ramp=r).frequencies(64, 10_000.0) for r in ("pairs", "turns"))  # type: ignore[arg-type]
     for found in (by_pairs, by_turns):
         torch.testing.assert_close(found[turns > 40], plain[turns > 40])
         torch.testing.assert_close(found[turns < 0.8], plain[turns < 0.8] / 4)
@@ -170,7 +172,7 @@ def test_yarn_multiplies_turned_channels_once() -> None:
     x = torch.randn(1, 1, 3, 8, dtype=torch.float64)
     for pairs in PAIRS:
         found = RotaryPosition(8, rotated=4, pairs=pairs, scaling=scaling).key(x, place_of(3, 5))  # type: ignore[arg-type]
-        expected = by_matrices(x, torch.arange(5, 8), scaling.rates(4, 10_000.0), pairs, scaling.gain)
+        expected = by_matrices(x, torch.arange(5, 8), scaling.frequencies(4, 10_000.0), pairs, scaling.attention_factor)
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
         assert torch.equal(found[..., 4:], x[..., 4:])
 
@@ -181,12 +183,12 @@ def test_yarn_multiplies_turned_channels_once() -> None:
         (lambda: RotaryPosition(7), r"the width of a head \(7\) and rotated \(7\) must be even"),
         (lambda: RotaryPosition(8, rotated=10), r"rotated \(10\) must be from 2 to the width of a head \(8\)"),
         (lambda: RotaryPosition(8, pairs="split"), r"pairs \('split'\) must be interleaved .* or halves"),  # type: ignore[arg-type]
-        (lambda: RotaryPosition(8, scaling=DynamicNTKRotaryScaling(4.0, 64)), "use the kernel DynamicRotary instead"),  # type: ignore[arg-type]
-        (lambda: LinearRotaryScaling(0.5), r"Linear: factor \(0.5\) must be at least 1"),
-        (lambda: YaRNRotaryScaling(4.0, 0), r"YaRNRotaryScaling: original \(0\) must be at least 1"),
+        (lambda: RotaryPosition(8, scaling=DynamicNTKRotaryScaling(4.0, 64)), "use DynamicRotaryKernel instead"),  # type: ignore[arg-type]
+        (lambda: LinearRotaryScaling(0.5), r"LinearRotaryScaling: factor \(0.5\) must be at least 1"),
+        (lambda: YaRNRotaryScaling(4.0, 0), r"YaRNRotaryScaling: original_length \(0\) must be at least 1"),
         (
-            lambda: YaRNRotaryScaling(4.0, 64, fast=1.0),
-            r"YaRNRotaryScaling: fast \(1.0\) must be greater than slow \(1.0\)",
+            lambda: YaRNRotaryScaling(4.0, 64, beta_fast=1.0),
+            r"YaRNRotaryScaling: beta_fast \(1.0\) must be greater than beta_slow \(1.0\)",
         ),
         (lambda: YaRNRotaryScaling(4.0, 64, ramp="code"), r"YaRNRotaryScaling: ramp \('code'\) must be pairs"),  # type: ignore[arg-type]
         (lambda: convert_pairs(torch.zeros(9, 3), 2, to="halves"), "9 rows are not 2 heads"),

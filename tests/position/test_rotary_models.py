@@ -32,7 +32,7 @@ def test_layers_share_one_table() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_up_to_the_original_length_only_what_should_be_is_changed(name: str) -> None:
     """Scalings have no weights: a model trained with plain rotary positions is read by them as it is."""
-    small = {"vocab": 11, "dim": 16, "depth": 2, "heads": 2, "longest": 12}
+    small = {"vocab": 11, "dim": 16, "depth": 2, "heads": 2, "max_length": 12}
     plain, scaled = (mf.build("compose", **small, position=one) for one in ("rope", name))
     scaled.load_state_dict(plain.state_dict())
     tokens = torch.randint(0, 11, (2, 12))

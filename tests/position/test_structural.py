@@ -23,7 +23,7 @@ from manyformer.position import (
     SinusoidalPosition,
     TreeOffsetPosition,
 )
-from manyformer.position.tree_position import offsets
+from manyformer.position.tree_position import tree_offsets
 from manyformer.recipes.stacks import stack
 
 
@@ -58,7 +58,7 @@ def test_offsets_are_the_papers(heads: list[int]) -> None:
     lengths = nx.single_source_shortest_path_length(graph, ROOT)
     depth = {word: length - (heads.count(ROOT) == 1) for word, length in lengths.items()}
     place = place_of(heads)
-    found = offsets(place, place)[0]
+    found = tree_offsets(place, place)[0]
     assert torch.equal(found, -found.T)
     for query in range(1, len(heads) + 1):
         for key in range(1, len(heads) + 1):
@@ -69,7 +69,7 @@ def test_offsets_are_the_papers(heads: list[int]) -> None:
 def test_a_sentence_by_hand() -> None:
     # Bush(2) nominated(0) two(4) men(2) today(2)
     place = place_of([2, 0, 4, 2, 2])
-    assert offsets(place, place)[0].tolist() == [
+    assert tree_offsets(place, place)[0].tolist() == [
         [0, -1, 3, 2, 2],
         [1, 0, 2, 1, 1],
         [-3, -2, 0, -1, 3],
@@ -83,9 +83,9 @@ def test_pieces_of_a_word_are_one_node() -> None:
     place = TokenPositions(
         torch.arange(6)[None], torch.zeros(1, 6).long(), ContiguousLayout(), DependencyTree(*numbers.unbind(-1))
     )
-    words = offsets(place_of([2, 0, 2]), place_of([2, 0, 2]))[0]
+    words = tree_offsets(place_of([2, 0, 2]), place_of([2, 0, 2]))[0]
     word = torch.tensor([0, 1, 1, 1, 2, 2])
-    assert torch.equal(offsets(place, place)[0], words[word][:, word])
+    assert torch.equal(tree_offsets(place, place)[0], words[word][:, word])
 
 
 def shaw_as_structural(shaw: ShawPosition) -> TreeOffsetPosition:
@@ -131,7 +131,7 @@ def by_pairs(position: TreeOffsetPosition, q: Tensor, k: Tensor, v: Tensor, posi
     for b, h, i in torch.cartesian_prod(*(torch.arange(size) for size in q.shape[:3])).tolist():
         rows = []
         for j in range(k.shape[2]):
-            near = int(offsets(positions, positions)[b, i, j].clamp(-position.clip, position.clip)) + position.clip
+            near = int(tree_offsets(positions, positions)[b, i, j].clamp(-position.clip, position.clip)) + position.clip
             outside = min(tree.depth[b, i], tree.depth[b, j]) < 0
             rows.append(2 * position.clip + 1 if outside else near)
         scores = [q[b, h, i] @ (k[b, h, j] + position.keys[row]) / q.shape[-1] ** 0.5 for j, row in enumerate(rows)]
@@ -151,7 +151,7 @@ def test_it_adds_a_vector_for_each_pair_to_keys_and_values() -> None:
 
 def test_tokens_in_no_tree_have_a_row_of_their_own() -> None:
     place = place_of([0, 1], outside=1)
-    found = TreeOffsetPosition(4, 2).row(place, place)[0]
+    found = TreeOffsetPosition(4, 2).row_index(place, place)[0]
     assert found.tolist() == [[5, 5, 5], [5, 2, 3], [5, 1, 2]]
 
 
@@ -168,7 +168,7 @@ def test_without_a_tree_there_are_no_structural_positions() -> None:
     place = place_of([0, 1])._replace(tree=None)
     for use in (
         lambda: FusedTreePosition(4).embed(torch.zeros(1, 2, 4), place),
-        lambda: offsets(place, place_of([0, 1])),
+        lambda: tree_offsets(place, place_of([0, 1])),
     ):
         with pytest.raises(ValueError, match="structural positions need the tree of every sentence: pass `trees`"):
             use()

@@ -40,7 +40,7 @@ def by_hand(
 ) -> Tensor:
     """((q + u) k + (q + v) W R_{i-j}) / sqrt(e), one pair at a time."""
     u, v = xl.biases.u, xl.biases.v
-    weight = xl.to_r.weight.unflatten(0, (HEADS, WIDTH))
+    weight = xl.r_proj.weight.unflatten(0, (HEADS, WIDTH))
     rows = []
     for b in range(q.shape[0]):
         for h in range(HEADS):
@@ -98,10 +98,10 @@ def test_what_it_is_by_distance(clamp: int | None) -> None:
     q, k = (torch.randn(1, HEADS, n, WIDTH, dtype=torch.float64) for n in (4, 9))
     at, of = place_of(4, 3), place_of(9)
     table = xl.distance_terms(6, 5)
-    assert table.turn is not None
+    assert table.query_bias is not None
     assert table.keys is not None
     asked = xl.query(q, at)
-    each = (asked + table.turn[:, None]) @ table.keys.mT
+    each = (asked + table.query_bias[:, None]) @ table.keys.mT
     ahead = of.position_ids[0][None, :] - at.position_ids[0][:, None]
     got = asked @ k.mT / math.sqrt(WIDTH) + each.gather(-1, (ahead + 6).expand(1, HEADS, 4, 9))
     torch.testing.assert_close(got, scores(xl, q, k, at, of), atol=1e-12, rtol=0)
@@ -109,10 +109,10 @@ def test_what_it_is_by_distance(clamp: int | None) -> None:
 
 def test_distances_beyond_the_clamp_are_alike() -> None:
     xl = shaken(TransformerXLPosition(DIM, HEADS))
-    free, xl.clamp = xl.rows(6, 6), 4
-    held = xl.rows(6, 6)
+    free, xl.clamp = xl.distance_vectors(6, 6), 4
+    held = xl.distance_vectors(6, 6)
     xl.clamp = 0
-    torch.testing.assert_close(xl.rows(2, 2), free[:, 6:7].expand(-1, 5, -1))
+    torch.testing.assert_close(xl.distance_vectors(2, 2), free[:, 6:7].expand(-1, 5, -1))
     torch.testing.assert_close(held[:, 2:11], free[:, 2:11])
     torch.testing.assert_close(held[:, :2], free[:, 2:3].expand(-1, 2, -1))
     torch.testing.assert_close(held[:, 11:], free[:, 10:11].expand(-1, 2, -1))
@@ -122,21 +122,21 @@ def test_the_table_that_is_kept_grows_to_both_sides_and_further_ones_are_compute
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     xl = TransformerXLPosition(DIM, HEADS)
-    monkeypatch.setattr("manyformer.position.transformer_xl.FARTHEST_KEPT", 40)
+    monkeypatch.setattr("manyformer.position.transformer_xl.MAX_TABLE_DISTANCE", 40)
     for back, ahead in ((0, 0), (3, -1), (-2, 9), (20, 30), (50, 0), (5, 5)):
         with torch.inference_mode(mode=back == 3):
-            found = xl.rows(back, ahead)
-        expected = torch.stack([wave(far, DIM) for far in range(back, -ahead - 1, -1)]).float() @ xl.to_r.weight.T
+            found = xl.distance_vectors(back, ahead)
+        expected = torch.stack([wave(far, DIM) for far in range(back, -ahead - 1, -1)]).float() @ xl.r_proj.weight.T
         torch.testing.assert_close(found.transpose(0, 1).flatten(1), expected, atol=1e-6, rtol=0)
-    xl.rows(2, 2).sum().backward()
+    xl.distance_vectors(2, 2).sum().backward()
     assert not [name for name in xl.state_dict() if "table" in name]
 
 
 def test_dropout_acts_on_the_table_while_training() -> None:
     xl = shaken(TransformerXLPosition(DIM, HEADS, dropout=0.5))
-    assert not torch.equal(xl.rows(4, 0), xl.rows(4, 0))
+    assert not torch.equal(xl.distance_vectors(4, 0), xl.distance_vectors(4, 0))
     xl.eval()
-    assert torch.equal(xl.rows(4, 0), xl.rows(4, 0))
+    assert torch.equal(xl.distance_vectors(4, 0), xl.distance_vectors(4, 0))
 
 
 def test_layers_share_the_biases_or_have_their_own() -> None:
@@ -150,11 +150,13 @@ def test_layers_share_the_biases_or_have_their_own() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_widths_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"XL: dim \(12\) must be a multiple of heads \(5\)"):
+    with pytest.raises(ValueError, match=r"TransformerXLPosition: dim \(12\) must be a multiple of heads \(5\)"):
         TransformerXLPosition(12, 5)
-    with pytest.raises(ValueError, match=r"XL: dim \(15\) must be even"):
+    with pytest.raises(ValueError, match=r"TransformerXLPosition: dim \(15\) must be even"):
         TransformerXLPosition(15, 3)
-    with pytest.raises(ValueError, match=r"XL: biases of shape \(3, 4\) do not fit 2 heads of width 6"):
+    with pytest.raises(
+        ValueError, match=r"TransformerXLPosition: biases of shape \(3, 4\) do not fit 2 heads of width 6"
+    ):
         TransformerXLPosition(12, 2, biases=TransformerXLBiases(3, 4))
 
 
@@ -199,7 +201,7 @@ def memory_of(ours: Attention, theirs: Any) -> Callable[[Tensor, int], Tensor]:
         ours.q_proj.weight.copy_(theirs.q.flatten(1).T)
         ours.kv_proj.weight.copy_(torch.cat([theirs.k.flatten(1), theirs.v.flatten(1)], dim=1).T)
         ours.out_proj.weight.copy_(theirs.o.flatten(1))
-        xl.to_r.weight.copy_(theirs.r.flatten(1).T)
+        xl.r_proj.weight.copy_(theirs.r.flatten(1).T)
         xl.biases.u.copy_(theirs.r_w_bias)
         xl.biases.v.copy_(theirs.r_r_bias)
     return lambda x, memory: ours(x, Context(place_of(x.shape[1]))).y[:, memory:]

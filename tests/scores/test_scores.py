@@ -13,7 +13,7 @@ from manyformer.scores import (
     bits_per_character,
     bleu,
     chrf,
-    exact,
+    exact_match,
     f1,
     perplexity,
     ter,
@@ -117,10 +117,10 @@ def test_tokenised_text_is_scored_without_a_warning(caplog: pytest.LogCaptureFix
 
 
 def test_exact() -> None:
-    assert exact(["1998-03-03", "x"], ["1998-03-03", "y"]).value == 50
+    assert exact_match(["1998-03-03", "x"], ["1998-03-03", "y"]).value == 50
 
 
-@pytest.mark.parametrize("score", [accuracy, f1, bleu, chrf, ter, exact])
+@pytest.mark.parametrize("score", [accuracy, f1, bleu, chrf, ter, exact_match])
 def test_nothing_and_unequal_lengths(score: object) -> None:
     assert callable(score)
     with pytest.raises(ValueError, match=r"there are no (texts|predictions) to score"):

@@ -39,7 +39,7 @@ def make(task: str, seed: int, rows: int = 4, length: int = 8) -> Batch:
     if task == "translation":
         targets[0, -2:] = IGNORE_INDEX
         return Seq2SeqBatch(tokens, tokens, targets)
-    if task == "masked":
+    if task == "masked-lm":
         chosen = torch.rand(tokens.shape, generator=generator) < 0.3
         chosen[:, 0] = True
         return MaskedLMBatch(tokens.masked_fill(chosen, 4), tokens.masked_fill(~chosen, IGNORE_INDEX))
@@ -55,45 +55,45 @@ class FakeSpan(NamedTuple):
 
 class FakeHeld:
     units = FakeUnits()
-    goes_on = False
+    rows_continue = False
 
-    def __init__(self, task: str, rank: int = 0, world: int = 1) -> None:
-        self.task, self.rank, self.world = task, rank, world
+    def __init__(self, task: str, rank: int = 0, world_size: int = 1) -> None:
+        self.task, self.rank, self.world_size = task, rank, world_size
 
     def __len__(self) -> int:
         return 2
 
     def __iter__(self) -> Iterator[Batch]:
         for seed in range(2):
-            yield part(make(self.task, 1000 + seed), self.rank, self.world)
+            yield part(make(self.task, 1000 + seed), self.rank, self.world_size)
 
-    def shard(self, rank: int, world: int) -> "FakeHeld":
-        return FakeHeld(self.task, rank, world)
+    def shard(self, rank: int, world_size: int) -> "FakeHeld":
+        return FakeHeld(self.task, rank, world_size)
 
 
-def part(batch: Batch, rank: int, world: int) -> Batch:
-    return type(batch)(*(None if t is None else t[rank::world] for t in batch))
+def part(batch: Batch, rank: int, world_size: int) -> Batch:
+    return type(batch)(*(None if t is None else t[rank::world_size] for t in batch))
 
 
 class FakeFeed:
     """Five batches an epoch."""
 
     batches = 5
-    goes_on = False
+    rows_continue = False
 
-    def __init__(self, task: str, rank: int = 0, world: int = 1) -> None:
-        self.task, self.rank, self.world = task, rank, world
+    def __init__(self, task: str, rank: int = 0, world_size: int = 1) -> None:
+        self.task, self.rank, self.world_size = task, rank, world_size
         self.epoch = self.batch = 0
 
     def __next__(self) -> Batch:
-        batch = part(make(self.task, 7 * self.epoch + self.batch), self.rank, self.world)
+        batch = part(make(self.task, 7 * self.epoch + self.batch), self.rank, self.world_size)
         self.batch += 1
         if self.batch == self.batches:
             self.epoch, self.batch = self.epoch + 1, 0
         return batch
 
-    def shard(self, rank: int, world: int) -> "FakeFeed":
-        return FakeFeed(self.task, rank, world)
+    def shard(self, rank: int, world_size: int) -> "FakeFeed":
+        return FakeFeed(self.task, rank, world_size)
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "batch": self.batch}
@@ -105,11 +105,11 @@ class FakeFeed:
 class FakeSource:
     def __init__(self, task: str) -> None:
         self.train, self.valid = FakeFeed(task), FakeHeld(task)
-        self.spans = [FakeSpan(8)]
-        self.needs: dict[str, Any] = {"vocab": VOCAB}
-        self.offers: dict[str, int] = {}
+        self.length_limits = [FakeSpan(8)]
+        self.required_keywords: dict[str, Any] = {"vocab": VOCAB}
+        self.offered_keywords: dict[str, int] = {}
         if task in ("classification", "tagging"):
-            self.needs["classes"] = 3
+            self.required_keywords["classes"] = 3
 
     def describe(self) -> list[str]:
         return ["a rule, made up"]
@@ -125,7 +125,7 @@ TASKS = {
     "transformer-lm": "language-model",
     "performer": "language-model",
     "transformer": "translation",
-    "bert": "masked",
+    "bert": "masked-lm",
     "transformer-classifier": "classification",
     "structural": "tagging",
 }
@@ -150,11 +150,11 @@ def a_run(out: Path, recipe: str = "transformer-lm", **given: Any) -> RunConfig:
         "out": str(out),
     }
     if recipe == "transformer":
-        usual["data"] = {"kind": "pairs", "longest": 8}
+        usual["data"] = {"kind": "pairs", "max_length": 8}
     elif recipe == "transformer-classifier":
-        usual["data"] = {"kind": "labels", "path": "made-up", "longest": 8}
+        usual["data"] = {"kind": "labels", "path": "made-up", "max_length": 8}
     elif recipe == "structural":
-        usual["data"] = {"kind": "trees", "path": "made-up", "longest": 8}
+        usual["data"] = {"kind": "trees", "path": "made-up", "max_length": 8}
     else:
         usual["data"] = {"kind": "text", "length": 8}
     return RunConfig.model_validate(usual | given)

@@ -48,7 +48,7 @@ def stopped(run: RunConfig, step: int, *, opened: DataOpener = opener) -> str:
 
     def ask(now: int) -> None:
         if now == step:
-            wish.name = "SIGINT"
+            wish.signal_name = "SIGINT"
 
     try:
         go(run, Heard(ask), wish=wish, opened=opened)

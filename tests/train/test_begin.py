@@ -29,7 +29,7 @@ class OtherWords(FakeSource):
 
 def source(task: str, longest: int = 8, kind: type[FakeSource] = FakeSource) -> FakeSource:
     found = kind(task)
-    found.spans = [FakeSpan(longest)]
+    found.length_limits = [FakeSpan(longest)]
     return found
 
 
@@ -45,7 +45,7 @@ def test_windows_twice_as_long_go_on_where_shorter_ones_stopped(tmp_path: Path) 
     """Beltagy et al. 2020, section 4.2: windows and sequences double from stage to stage, the rate is halved."""
     text = source("language-model")
     first = go(stage(tmp_path / "1", WINDOWS[0]), opened=opened(text))
-    run = stage(tmp_path / "2", WINDOWS[1], start=str(tmp_path / "1"), optim={"lr": 5e-3}, evaluate={"every": 1})
+    run = stage(tmp_path / "2", WINDOWS[1], init_from=str(tmp_path / "1"), optim={"lr": 5e-3}, evaluate={"every": 1})
     second = go(run, opened=opened(source("language-model", 16)))
     windows = [[part.mask for part in run.load().modules() if hasattr(part, "mask")] for run in (first, second)]
     assert repr(windows[0][0]) == "Window(2)"
@@ -62,7 +62,7 @@ def test_windows_twice_as_long_go_on_where_shorter_ones_stopped(tmp_path: Path) 
 def test_an_interrupted_stage_goes_on_with_its_own_weights(tmp_path: Path) -> None:
     text = source("language-model")
     go(stage(tmp_path / "1", WINDOWS[0]), opened=opened(text))
-    run = stage(tmp_path / "2", WINDOWS[1], start=str(tmp_path / "1"))
+    run = stage(tmp_path / "2", WINDOWS[1], init_from=str(tmp_path / "1"))
     whole = go(run, opened=opened(text))
     # the earlier stage may be gone by now
     (tmp_path / "1").rename(tmp_path / "elsewhere")
@@ -73,9 +73,9 @@ def test_an_interrupted_stage_goes_on_with_its_own_weights(tmp_path: Path) -> No
 def test_learned_positions_are_repeated(tmp_path: Path) -> None:
     """Section 5: a table of 512 positions copied eight times serves 4,096."""
     run = a_run(tmp_path / "1", "longformer", model=SIZES | {"window": 2}, limits={"steps": 4}, save={"every": 9})
-    short = go(run, opened=opened(source("masked"))).load()
+    short = go(run, opened=opened(source("masked-lm"))).load()
     longer: Any = mf.build("longformer", vocab=11, **SIZES, window=4, max_length=20)
-    load_initial_weights(longer, str(tmp_path / "1"), source("masked", 20))
+    load_initial_weights(longer, str(tmp_path / "1"), source("masked-lm", 20))
     table: Any = short.get_parameter("embed.position.weight")
     assert torch.equal(longer.embed.position.weight, torch.cat([table, table, table[:4]]))
 
@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     text = source("language-model")
     go(stage(tmp_path / "1", WINDOWS[0]), opened=opened(text))
     wider: Any = mf.build("longformer-lm", vocab=11, **SIZES | {"dim": 24})
-    with pytest.raises(UserError, match=r"start: .*/1/model: \S+ has the shape"):
+    with pytest.raises(UserError, match=r"init_from: .*/1/model: \S+ has the shape"):
         load_initial_weights(wider, str(tmp_path / "1"), text)
     with pytest.raises(UserError, match="was trained with another tokenizer"):
         load_initial_weights(wider, str(tmp_path / "1"), source("language-model", kind=OtherWords))
@@ -104,7 +104,7 @@ def test_it_is_told(tmp_path: Path) -> None:
 
     text, heard = source("language-model"), Heard()
     go(stage(tmp_path / "1", WINDOWS[0]), opened=opened(text))
-    go(stage(tmp_path / "2", WINDOWS[1], start=str(tmp_path / "1")), heard, opened=opened(text))
+    go(stage(tmp_path / "2", WINDOWS[1], init_from=str(tmp_path / "1")), heard, opened=opened(text))
     assert any(
         isinstance(event, TrainingNote) and f"begins with the weights of {tmp_path / '1'}" in event.text
         for event in heard

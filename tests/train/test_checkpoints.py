@@ -42,7 +42,7 @@ def flip(file: Path) -> None:
 DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     ("model.safetensors", cut, "bytes instead of"),
     ("model.safetensors", flip, "not as it was written"),
-    ("optimiser.safetensors", Path.unlink, "is missing"),
+    ("optimizer.safetensors", Path.unlink, "is missing"),
     ("state.json", flip, "not as it was written"),
     ("manifest.json", Path.unlink, "is missing"),
     ("manifest.json", cut, "not the list of files"),
@@ -63,7 +63,7 @@ def test_damage_is_told_by_name_and_passed_over(
     go(run, heard)
     assert f"{store.path(9)} is damaged: {name}" in heard.notes
     assert said in heard.notes
-    assert "Going on from step 8" in heard.notes
+    assert "Resuming from step 8" in heard.notes
     assert learned(tmp_path / "run") == learned(tmp_path / "whole")
     assert not list(store.folder.glob("damaged-*"))
 
@@ -87,7 +87,9 @@ def test_drafts_of_a_killed_process_are_removed(tmp_path: Path) -> None:
 
 
 def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "run", limits={"steps": 20}, evaluate={"every": 3}, save={"every": 4, "last": 2, "best": 2})
+    run = a_run(
+        tmp_path / "run", limits={"steps": 20}, evaluate={"every": 3}, save={"every": 4, "keep_last": 2, "keep_best": 2}
+    )
     scores = iter([5.0, 1.0, 2.0, 4.0, 4.0, 4.0, 3.0])
     seen: dict[int, set[int]] = {}
     store = CheckpointStore(tmp_path / "run/checkpoints")
@@ -99,11 +101,11 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     heard = Heard()
     heard.append = watch  # type: ignore[method-assign,assignment]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(validation, "scores", lambda *sums: {"loss": next(scores), "accuracy": 0.0})
+        patch.setattr(validation, "compute_scores", lambda *sums: {"loss": next(scores), "accuracy": 0.0})
         result = go(run, heard)
     # evaluated at 3, 6, 9, ..., 18 and 20; the best are 6 and 9, the last regular ones 16 and 20
     assert store.steps() == [6, 9, 16, 20]
-    assert result.chosen == "those of step 6, the best"
+    assert result.chosen_weights == "those of step 6, the best"
     best = load_file(tmp_path / "run/checkpoints/step-00000006/model.safetensors")
     final = load_file(tmp_path / "run/model/model.safetensors")
     assert all(torch.equal(best[name], final[name]) for name in best)
@@ -128,7 +130,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
         go(run)
     assert "the checkpoint of step 8" in str(full.value)
     assert "\n" not in str(full.value)
-    assert "step-00000005 is whole. Free some space: the same command continues." in str(full.value)
+    assert "step-00000005 is intact. Free some space: the same command continues." in str(full.value)
     store = CheckpointStore(tmp_path / "run/checkpoints")
     assert store.steps() == [4, 5]
     assert find_damage(store.path(5)) is None
@@ -137,7 +139,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     assert learned(tmp_path / "run") == learned(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("place", ["write_json", "seal"])
+@pytest.mark.parametrize("place", ["write_json", "write_manifest"])
 def test_no_space_left_on_device(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = a_run(tmp_path / "run")
     stopped(run, 5)
@@ -181,7 +183,7 @@ def test_a_gradient_that_is_not_finite_stops(tmp_path: Path) -> None:
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     source = FakeSource("language-model")
-    run = a_run(tmp_path / "run", optim={"lr": 1e-2, "clip": None}, save={"every": 1})
+    run = a_run(tmp_path / "run", optim={"lr": 1e-2, "max_grad_norm": None}, save={"every": 1})
 
     def spoil(weights: dict[str, Any]) -> None:
         weights["body.0.ff.inner.up.weight"].register_hook(lambda gradient: gradient * float("inf"))
@@ -222,7 +224,7 @@ def _is_finite(out: Path) -> None:
     store = CheckpointStore(out / "checkpoints")
     assert store.steps()
     for step in store.steps():
-        for file in ("model", "optimiser"):
+        for file in ("model", "optimizer"):
             tensors = load_file(store.path(step) / f"{file}.safetensors")
             assert all(value.isfinite().all() for value in tensors.values())
 
@@ -249,7 +251,7 @@ def test_average(tmp_path: Path) -> None:
     a, b, c = (mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=1, max_length=8) for _ in range(3))
     for name, model in (("a", a), ("b", b)):
         model.save(tmp_path / name)
-    engine = TrainingEngine(TrainingObjective(c, smoothing=0.0, autocast=None), AdamWConfig(lr=0.1), SingleProcess())
+    engine = TrainingEngine(TrainingObjective(c, label_smoothing=0.0, autocast=None), AdamWConfig(lr=0.1), SingleProcess())
     engine.average([tmp_path / "a", tmp_path / "b", tmp_path / "b"])
     assert c.embed.token.weight is c.head.weight
     for one, two, three in zip(a.parameters(), b.parameters(), c.parameters(), strict=True):
@@ -264,19 +266,19 @@ def test_the_average_is_the_model_only_where_it_is_better(
 ) -> None:
     # at steps 4, 8, 12, and the average of all three
     scores = iter([2.0, 1.0, 3.0, of_average])
-    monkeypatch.setattr(validation, "scores", lambda *sums: {"loss": next(scores), "accuracy": 0.0})
-    result = go(a_run(tmp_path / "run", save={"every": 4, "last": 3, "average": 3}))
+    monkeypatch.setattr(validation, "compute_scores", lambda *sums: {"loss": next(scores), "accuracy": 0.0})
+    result = go(a_run(tmp_path / "run", save={"every": 4, "keep_last": 3, "average_last": 3}))
     kept = [
         load_file(CheckpointStore(tmp_path / "run/checkpoints").path(step) / "model.safetensors") for step in (4, 8, 12)
     ]
     final = load_file(tmp_path / "run/model/model.safetensors")
     if of_average < 1.0:
-        assert result.chosen == "the average of the last 3 checkpoints, better than those of step 8, the best"
+        assert result.chosen_weights == "the average of the last 3 checkpoints, better than those of step 8, the best"
         for name, value in final.items():
             torch.testing.assert_close(value, sum(one[name] for one in kept) / 3)
     else:
         said = "those of step 8, the best; the average of the last 3 checkpoints is not better (loss 1.5000)"
-        assert result.chosen == said
+        assert result.chosen_weights == said
         assert all(torch.equal(value, kept[1][name]) for name, value in final.items())
     assert result.scores["loss"] == min(of_average, 1.0)
 
@@ -285,7 +287,7 @@ def test_batches_without_targets_are_harmless() -> None:
     batch = CausalLMBatch(torch.full((1, 2), 5), torch.full((1, 2), -100))
     model = mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=1, max_length=8)
     engine = TrainingEngine(
-        TrainingObjective(model, smoothing=0.0, autocast=None), AdamWConfig(lr=0.1), SingleProcess()
+        TrainingObjective(model, label_smoothing=0.0, autocast=None), AdamWConfig(lr=0.1), SingleProcess()
     )
     assert engine.step([batch], 0.1).figures.isfinite().all()
-    assert engine.finite()
+    assert engine.has_finite_weights()

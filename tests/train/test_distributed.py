@@ -89,7 +89,7 @@ def test_one_then_two_with_shares_then_one(text: Path, alone: TrainResult, tmp_p
     with pytest.raises(TrainingInterrupted, match=r"stopped at step \d+, saved. The same command continues."):
         mf.train(a_run(text, out, devices=2, strategy="fsdp", save={"every": 1}), on_event=asking(6, heard))
     assert isinstance(heard[0], TrainingStarted)
-    assert "2 processes (fsdp)" in dict(heard[0].lines)["device"]
+    assert "2 processes (fsdp)" in dict(heard[0].summary_lines)["device"]
     last = sorted((out / "checkpoints").iterdir())[-1]
     assert len(list(last.glob("shard-*.safetensors"))) == 2
     assert not list(last.glob("*.metadata"))
@@ -125,11 +125,11 @@ def test_a_mistake_is_told_once_and_in_a_sentence(tmp_path: Path, capfd: pytest.
 
 
 def test_several_processes_need_a_strategy(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyformer.train.build_model import choose_sharing
+    from manyformer.train.build_model import choose_strategy
     from manyformer.train.process_group import ProcessGroup
 
     with pytest.raises(UserError, match="2 processes were started, but strategy is none"):
-        choose_sharing("none", ProcessGroup(0, 2))
+        choose_strategy("none", ProcessGroup(0, 2))
 
 
 def test_two_with_shares_of_weights_that_layers_have_in_common(text: Path, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_each_process_remembers_its_own_rows(strategy: str, recipe: str, text: P
     model: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "remembered": 24, "dropout": 0.0}
     if recipe == "memorizing-transformer":
         model |= {"memory": 64, "neighbours": 4, "block": 16}
-    data = {"kind": "text", "path": str(text), "tokenizer": "char", "length": 16, "packing": "lanes"}
+    data = {"kind": "text", "path": str(text), "tokenizer": "char", "length": 16, "packing": "contiguous"}
     lanes: dict[str, Any] = {"recipe": recipe, "model": model, "data": data}
     one = mf.train(a_run(text, tmp_path / "one", **lanes), on_event=silent)
     two = a_run(text, tmp_path / "two", **lanes, devices=2, strategy=strategy)

@@ -16,10 +16,10 @@ import manyformer as mf
 from manyformer.batches import IGNORE_INDEX, CausalLMBatch, ClassificationBatch, MaskedLMBatch, Seq2SeqBatch
 from manyformer.config import AdamConfig, AdamWConfig
 from manyformer.models import Model
-from manyformer.train.activation_checkpointing import checkpoint_activations, numbered_layers
+from manyformer.train.activation_checkpointing import checkpoint_activations, stack_layers
 from manyformer.train.engine import StepResult, TrainingEngine
 from manyformer.train.events import silent
-from manyformer.train.objective import TrainingObjective, targets_in, tokens_in
+from manyformer.train.objective import TrainingObjective, count_targets, count_tokens
 from manyformer.train.parallel_strategy import SingleProcess
 from manyformer.train.signals import StopSignal
 from manyformer.train.training_loop import LoopParts, TrainingLoop
@@ -35,7 +35,9 @@ def small(recipe: str = "transformer-lm", **given: Any) -> Model:
 
 def engine(model: Model, *, smoothing: float = 0.0, clip: float | None = None) -> TrainingEngine:
     return TrainingEngine(
-        TrainingObjective(model, smoothing=smoothing, autocast=None), AdamConfig(lr=1.0, clip=clip), SingleProcess()
+        TrainingObjective(model, label_smoothing=smoothing, autocast=None),
+        AdamConfig(lr=1.0, max_grad_norm=clip),
+        SingleProcess(),
     )
 
 
@@ -77,7 +79,7 @@ def test_the_figures_are_the_mean_loss_and_the_norm() -> None:
 def test_clipping(clip: float, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small()
     made = engine(model, clip=clip)
-    monkeypatch.setattr(made.optimiser, "zero_grad", lambda **_: None)
+    monkeypatch.setattr(made.optimizer, "zero_grad", lambda **_: None)
     norm = made.step([make("language-model", 1)], 0.0).figures[2]
     after = torch.stack([gradient.norm() for gradient in gradients(model)]).norm()
     torch.testing.assert_close(after, norm.clamp(max=clip), rtol=1e-3, atol=0)
@@ -86,7 +88,7 @@ def test_clipping(clip: float, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_smoothing_is_for_training_alone() -> None:
     plain, smooth = engine(small()), engine(small(), smoothing=0.3)
     batch = make("language-model", 1)
-    scores = [float(one.scorer(goes_on=False)(batch).nll) for one in (plain, smooth)]
+    scores = [float(one.scorer(rows_continue=False)(batch).nll) for one in (plain, smooth)]
     assert scores[0] == scores[1]
     assert float(plain.step([batch], 0.0).figures[0]) != float(smooth.step([batch], 0.0).figures[0])
 
@@ -100,7 +102,7 @@ def test_remat_changes_no_gradient(recipe: str) -> None:
     checkpoint_activations(made_again)
     assert list(made_again.state_dict()) == names
     calls = []
-    for layer in numbered_layers(made_again):
+    for layer in stack_layers(made_again):
         layer.register_forward_hook(lambda *_: calls.append(1))
         for part in layer.children():
             part.register_forward_hook(lambda *_: calls.append(2))
@@ -113,7 +115,7 @@ def test_remat_changes_no_gradient(recipe: str) -> None:
     layers = 4 if recipe == "transformer" else 2
     assert calls.count(1) == layers
     # the second computation stops as soon as it has all that the gradient asks for
-    assert calls.count(2) > sum(len(list(layer.children())) for layer in numbered_layers(kept))
+    assert calls.count(2) > sum(len(list(layer.children())) for layer in stack_layers(kept))
 
 
 def test_remat_leaves_streaming_alone() -> None:
@@ -130,7 +132,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_weights_and_loss_in_float32() -
     up = next(m for n, m in model.named_modules() if n.endswith("ff.inner.up"))
     up.register_forward_hook(lambda module, given, out: kinds.append(out.dtype))
     made = TrainingEngine(
-        TrainingObjective(model, smoothing=0.0, autocast=torch.bfloat16), AdamWConfig(lr=0.1), SingleProcess()
+        TrainingObjective(model, label_smoothing=0.0, autocast=torch.bfloat16), AdamWConfig(lr=0.1), SingleProcess()
     )
     figures = made.step([make("language-model", 1)], 0.01).figures
     assert torch.bfloat16 in kinds
@@ -182,7 +184,7 @@ class Idle:
     """An engine that does nothing."""
 
     device = torch.device("cpu")
-    world = SingleProcess.world
+    world = SingleProcess.process_group
     clip = 1.0
 
     def __init__(self, model: nn.Module) -> None:
@@ -204,9 +206,9 @@ def test_the_loop_tells_parts_how_far_training_has_got(tmp_path: Path) -> None:
     rate: Any = lambda *_: 0.1  # noqa: E731
     loop = TrainingLoop(run, LoopParts(engine, FakeFeed("language-model"), None, rate, None, (), silent, StopSignal()))  # type: ignore[arg-type]
     # as after an interruption
-    loop.standing.step = 1
+    loop.train_state.step = 1
     for _ in range(3):
-        loop._advance()
+        loop._take_step()
     assert heard == [0.25, 0.5, 0.75]
 
 
@@ -218,13 +220,13 @@ def test_the_loop_costs_nearly_nothing(tmp_path: Path) -> None:
         Idle(nn.Module()), FakeFeed("language-model"), None, lambda *_: 0.1, None, (), silent, StopSignal()
     )  # type: ignore[arg-type]
     loop = TrainingLoop(run, parts)
-    loop._advance()
+    loop._take_step()
     fetch = time.thread_time()
     for _ in range(300):
         next(parts.feed)
     began = time.thread_time()
     for _ in range(300):
-        loop._advance()
+        loop._take_step()
     spent = time.thread_time() - began - (began - fetch)
     assert spent / 300 < 0.001
 
@@ -233,8 +235,8 @@ def test_what_counts_as_a_token() -> None:
     tokens = torch.full((2, 3), 5)
     targets = torch.tensor([[5, IGNORE_INDEX, IGNORE_INDEX], [5, 5, IGNORE_INDEX]])
     segments = torch.tensor([[0, 0, -1], [0, 0, 0]])
-    assert tokens_in(CausalLMBatch(tokens, targets, segments)) == 3
-    assert tokens_in(Seq2SeqBatch(tokens, tokens, targets)) == 3
-    assert tokens_in(MaskedLMBatch(tokens, targets, segments)) == 5
-    assert tokens_in(ClassificationBatch(tokens, torch.tensor([1, IGNORE_INDEX]))) == 6
-    assert targets_in(ClassificationBatch(tokens, torch.tensor([1, IGNORE_INDEX]))) == 1
+    assert count_tokens(CausalLMBatch(tokens, targets, segments)) == 3
+    assert count_tokens(Seq2SeqBatch(tokens, tokens, targets)) == 3
+    assert count_tokens(MaskedLMBatch(tokens, targets, segments)) == 5
+    assert count_tokens(ClassificationBatch(tokens, torch.tensor([1, IGNORE_INDEX]))) == 6
+    assert count_targets(ClassificationBatch(tokens, torch.tensor([1, IGNORE_INDEX]))) == 1

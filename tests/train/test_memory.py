@@ -19,8 +19,8 @@ from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import TrainingStarted
 from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import SingleProcess
-from manyformer.train.process_group import ALONE
-from manyformer.train.run_training import open_source
+from manyformer.train.process_group import SINGLE_PROCESS_GROUP
+from manyformer.train.run_training import open_run_data
 from manyformer.train.validation import Validator
 
 WORDS: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "remembered": 12, "dropout": 0.1}
@@ -29,7 +29,7 @@ WORDS: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "remembered": 12, "d
 def a_lane_run(tmp_path: Path, name: str, recipe: str = "transformer-xl", **given: Any) -> RunConfig:
     text = tmp_path / "text.txt"
     text.write_text("It was the best of times, it was the worst of times. " * 30)
-    data = {"kind": "text", "path": str(text), "length": 8, "packing": "lanes", "valid": 0.2}
+    data = {"kind": "text", "path": str(text), "length": 8, "packing": "contiguous", "valid": 0.2}
     settings = {"model": WORDS, "data": data, "batch": {"tokens": 32, "accumulate": 2}, "limits": {"steps": 6}}
     return a_run(tmp_path / name, recipe, **{**settings, "evaluate": {"every": 2}, "save": {"every": 3}, **given})
 
@@ -45,17 +45,17 @@ MORE: dict[str, dict[str, Any]] = {
 def test_a_killed_run_goes_on_with_its_memory(recipe: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {"recipe": recipe, "model": WORDS | MORE[recipe]}
     heard = Heard()
-    go(a_lane_run(tmp_path, "whole", **given), heard, opened=open_source)
+    go(a_lane_run(tmp_path, "whole", **given), heard, opened=open_run_data)
     run = a_lane_run(tmp_path, "run", **given)
     for step in (2, 4):
-        stopped(run, step, opened=open_source)
-    go(run, opened=open_source)
+        stopped(run, step, opened=open_run_data)
+    go(run, opened=open_run_data)
     assert learned(tmp_path / "run") == learned(tmp_path / "whole")
     # not byte by byte: the file lists several tied weights in any order
     one, other = (load_file(tmp_path / name / "model/model.safetensors") for name in ("run", "whole"))
     assert all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
     (started,) = (event for event in heard if isinstance(event, TrainingStarted))
-    assert ("memory", "goes on from batch to batch") in started.lines
+    assert ("memory", "carried from batch to batch") in started.summary_lines
     kept = sorted((tmp_path / "run/checkpoints").glob("*/memory-0-of-1.safetensors"))
     assert kept
     with safe_open(kept[-1], "pt") as opened:
@@ -64,20 +64,20 @@ def test_a_killed_run_goes_on_with_its_memory(recipe: str, tmp_path: Path) -> No
 
 def test_without_rows_that_go_on_the_memory_stays_empty_and_this_is_told(tmp_path: Path) -> None:
     run = a_lane_run(tmp_path, "run", limits={"steps": 3}, evaluate={"every": None})
-    stream = run.model_copy(update={"data": run.data.model_copy(update={"packing": "stream"})})
+    stream = run.model_copy(update={"data": run.data.model_copy(update={"packing": "concat"})})
     heard = Heard()
-    go(stream, heard, opened=open_source)
+    go(stream, heard, opened=open_run_data)
     (started,) = (event for event in heard if isinstance(event, TrainingStarted))
-    (told,) = (text for name, text in started.lines if name == "memory")
-    assert "data.packing=lanes" in told
+    (told,) = (text for name, text in started.summary_lines if name == "memory")
+    assert "data.packing=contiguous" in told
     assert not list((tmp_path / "run/checkpoints").glob("*/memory*"))
 
 
 def test_a_model_that_looks_things_up_is_told_where_nothing_is_to_be_found(tmp_path: Path) -> None:
     heard = Heard()
-    go(a_lane_run(tmp_path, "run", recipe="spalm"), heard, opened=open_source)
+    go(a_lane_run(tmp_path, "run", recipe="spalm"), heard, opened=open_run_data)
     (started,) = (event for event in heard if isinstance(event, TrainingStarted))
-    (told,) = (text for name, text in started.lines if name == "neighbours")
+    (told,) = (text for name, text in started.summary_lines if name == "neighbours")
     assert "data.neighbours" in told
 
 
@@ -98,7 +98,10 @@ def tiny(**words: Any) -> LanguageModel:
 def test_steps_learn_from_what_was_read_before() -> None:
     model, read = tiny(), batches(3)
     engine = TrainingEngine(
-        TrainingObjective(model, smoothing=0.0, autocast=None), AdamWConfig(lr=1e-3), SingleProcess(), goes_on=True
+        TrainingObjective(model, label_smoothing=0.0, autocast=None),
+        AdamWConfig(lr=1e-3),
+        SingleProcess(),
+        rows_continue=True,
     )
     for batch in read:
         stepped = engine.step([batch], 0.0)
@@ -107,29 +110,32 @@ def test_steps_learn_from_what_was_read_before() -> None:
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), whole.targets[:, 12:].flatten())
     torch.testing.assert_close(stepped.figures[0], expected.detach())
     engine.step([batches(1, rows=2)[0]], 0.0)
-    assert engine.memory.rows == 2
+    assert engine.carried_state.rows == 2
 
 
 class Held(list[CausalLMBatch]):
     units = None
-    goes_on = True
+    rows_continue = True
 
-    def shard(self, rank: int, world: int) -> "Held":
+    def shard(self, rank: int, world_size: int) -> "Held":
         return self
 
 
 def test_every_validation_begins_with_an_empty_memory_and_leaves_that_of_training_alone() -> None:
     model, read = tiny(), Held(batches(4))
     engine = TrainingEngine(
-        TrainingObjective(model, smoothing=0.0, autocast=None), AdamWConfig(lr=1e-3), SingleProcess(), goes_on=True
+        TrainingObjective(model, label_smoothing=0.0, autocast=None),
+        AdamWConfig(lr=1e-3),
+        SingleProcess(),
+        rows_continue=True,
     )
     engine.step([read[0]], 0.0)
-    before = engine.memory.state
-    judge = Validator(engine.scorer, read, EvaluateConfig(), ALONE)
+    before = engine.carried_state.state
+    judge = Validator(engine.scorer, read, EvaluateConfig(), SINGLE_PROCESS_GROUP)
     first, second = judge(), judge()
     assert first == second
-    assert engine.memory.state is before
-    part = Validator(engine.scorer, read, EvaluateConfig(batches=2), ALONE)()
+    assert engine.carried_state.state is before
+    part = Validator(engine.scorer, read, EvaluateConfig(batches=2), SINGLE_PROCESS_GROUP)()
     for found, length in ((first, 24), (part, 12)):
         tokens, targets = (torch.cat([batch[n] for batch in read], 1)[:, :length] for n in (0, 1))  # type: ignore[misc]
         with torch.no_grad():
@@ -142,4 +148,4 @@ def test_only_models_with_a_memory_carry_one() -> None:
     assert has_memory(tiny())
     assert not has_memory(tiny(remembered=None))
     assert not has_memory(mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=2))
-    assert CarriedState(tiny(), goes_on=False).before(batches(1)[0]) is None
+    assert CarriedState(tiny(), rows_continue=False).state_for(batches(1)[0]) is None

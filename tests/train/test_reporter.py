@@ -23,8 +23,8 @@ from manyformer.train.events import (
     TrainingStarted,
     TrainingValidated,
 )
-from manyformer.train.reporter import LineReporter, LiveReporter, LogFileReporter, duration, reporter
-from manyformer.train.run_folder import as_run, refuse_foreign
+from manyformer.train.reporter import LineReporter, LiveReporter, LogFileReporter, format_duration, reporter
+from manyformer.train.run_folder import as_run, check_run_folder
 
 OUT = Path("runs/x")
 EVENTS: list[TrainingEvent] = [
@@ -84,7 +84,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     ("seconds", "text"), [(0.4, "0:00"), (65, "1:05"), (3601, "1:00:01"), (float("nan"), "?"), (float("inf"), "?")]
 )
 def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
@@ -102,7 +102,7 @@ def test_mistakes_travel_between_processes() -> None:
 
 
 def test_the_folder_of_a_run(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "run", track=["tensorboard"])
+    run = a_run(tmp_path / "run", trackers=["tensorboard"])
     heard = Heard()
     go(run, heard)
     out = tmp_path / "run"
@@ -124,7 +124,7 @@ def test_the_folder_of_a_run(tmp_path: Path) -> None:
     started, finished = heard[0], heard[-1]
     assert isinstance(started, TrainingStarted)
     assert isinstance(finished, TrainingFinished)
-    assert [subject for subject, _ in started.lines] == ["data", "model", "device", "run"]
+    assert [subject for subject, _ in started.summary_lines] == ["data", "model", "device", "run"]
     assert [line.split()[1] for line in finished.next_commands] == ["generate", "evaluate", "plot"]
     result = json.loads((out / "result.json").read_text())
     assert result["scores"] == finished.scores
@@ -133,14 +133,14 @@ def test_the_folder_of_a_run(tmp_path: Path) -> None:
 def test_tensorboard_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     with pytest.raises(UserError, match=r'pip install "manyformer\[track\]"'):
-        go(a_run(tmp_path / "run", track=["tensorboard"]))
+        go(a_run(tmp_path / "run", trackers=["tensorboard"]))
 
 
 def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(UserError, match=r"holds thesis\.tex but no run\.yaml"):
-        refuse_foreign(tmp_path)
-    refuse_foreign(tmp_path / "new")
+    with pytest.raises(UserError, match=r"contains thesis\.tex but no run\.yaml"):
+        check_run_folder(tmp_path)
+    check_run_folder(tmp_path / "new")
 
 
 def test_metrics_without_a_last_line_end(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from manyformer.train.signals import StopSignal, TrainingInterrupted
 SETTINGS: dict[str, Any] = {
     "limits": {"steps": 11},
     "evaluate": {"every": 3},
-    "save": {"every": 4, "last": 2, "average": 2},
+    "save": {"every": 4, "keep_last": 2, "average_last": 2},
     "batch": {"accumulate": 2},
     "log": {"every": 2},
 }
@@ -60,7 +60,7 @@ def stopped_at(run: RunConfig, step: int) -> str:
         def __next__(self) -> Batch:
             self.fetched += 1
             if self.fetched == 2 * step:
-                wish.name = "SIGTERM"
+                wish.signal_name = "SIGTERM"
             return super().__next__()
 
     source.train = Asking("language-model")
@@ -102,7 +102,7 @@ def test_stopped_while_evaluating(tmp_path: Path, whole: Path) -> None:
             Asking.passes += 1
             for number, batch in enumerate(super().__iter__()):
                 if Asking.passes == 2 and number == 0:
-                    wish.name = "SIGINT"
+                    wish.signal_name = "SIGINT"
                 yield batch
 
     source = FakeSource("language-model")
@@ -131,11 +131,11 @@ def test_a_finished_run_is_finished(tmp_path: Path) -> None:
     weights = (tmp_path / "run/model/model.safetensors").read_bytes()
     heard = Heard()
     assert go(run, heard) == first
-    assert "finished before" in heard.notes
+    assert "already finished" in heard.notes
     assert isinstance(heard[-1], TrainingFinished)
     # another way to choose the final weights is worth another look
     again = go(run.model_copy(update={"save": run.save.model_copy(update={"average": 0})}))
-    assert "average" not in again.chosen
+    assert "average" not in again.chosen_weights
     go(run)
     assert learned(tmp_path / "run") == before
     assert (tmp_path / "run/model/model.safetensors").read_bytes() == weights
@@ -144,11 +144,11 @@ def test_a_finished_run_is_finished(tmp_path: Path) -> None:
 def test_changed_settings_are_listed_and_refused(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", **SETTINGS)
     stopped(run, 4)
-    other = a_run(tmp_path / "run", **SETTINGS, seed=7, loss={"smoothing": 0.1})
+    other = a_run(tmp_path / "run", **SETTINGS, seed=7, loss={"label_smoothing": 0.1})
     with pytest.raises(UserError) as refused:
         go(other)
     assert "seed: 0, now 7" in str(refused.value)
-    assert "loss.smoothing: 0.0, now 0.1" in str(refused.value)
+    assert "loss.label_smoothing: 0.0, now 0.1" in str(refused.value)
     go(run)
 
 
@@ -188,4 +188,4 @@ def test_resumed_says_so(tmp_path: Path) -> None:
     stopped(run, 6)
     heard = Heard()
     go(run, heard, opened=opener)
-    assert "going on from step 6" in heard.notes
+    assert "resuming from step 6" in heard.notes

@@ -8,8 +8,14 @@ import torch
 
 import manyformer as mf
 from manyformer.config import AdamConfig, AdamWConfig, RunConfig
-from manyformer.train.optimizers import make_optimiser, named_state, restore_state, set_rate, weight_decay_groups
-from manyformer.train.schedules import cosine, noam, rise, schedule
+from manyformer.train.optimizers import (
+    make_optimizer,
+    named_optimizer_state,
+    restore_optimizer_state,
+    set_learning_rate,
+    weight_decay_groups,
+)
+from manyformer.train.schedules import cosine, linear_warmup, make_schedule, noam
 
 
 def test_noam_of_the_paper() -> None:
@@ -22,11 +28,11 @@ def test_noam_of_the_paper() -> None:
 
 
 def test_cosine_and_warm_up() -> None:
-    assert [rise(step, warmup=4) for step in (1, 2, 4, 9)] == [0.25, 0.5, 1.0, 1.0]
-    assert rise(1, warmup=0) == 1.0
-    assert cosine(0.0, final=0.1) == 1.0
-    assert cosine(0.5, final=0.1) == pytest.approx(0.55)
-    assert cosine(1.0, final=0.1) == cosine(2.0, final=0.1) == pytest.approx(0.1)
+    assert [linear_warmup(step, warmup=4) for step in (1, 2, 4, 9)] == [0.25, 0.5, 1.0, 1.0]
+    assert linear_warmup(1, warmup=0) == 1.0
+    assert cosine(0.0, final_ratio=0.1) == 1.0
+    assert cosine(0.5, final_ratio=0.1) == pytest.approx(0.55)
+    assert cosine(1.0, final_ratio=0.1) == cosine(2.0, final_ratio=0.1) == pytest.approx(0.1)
 
 
 def a_run(**given: Any) -> RunConfig:
@@ -34,12 +40,14 @@ def a_run(**given: Any) -> RunConfig:
 
 
 def test_schedules_of_a_run() -> None:
-    rate = schedule(a_run(schedule={"name": "noam", "warmup": 40, "scale": 2.0}, limits={"steps": 100}), width=64)
+    rate = make_schedule(a_run(schedule={"name": "noam", "warmup": 40, "scale": 2.0}, limits={"steps": 100}), width=64)
     assert rate(40, 0.4) == pytest.approx(2 * 64**-0.5 * 40**-0.5)
-    rate = schedule(a_run(optim={"lr": 0.5}, schedule={"name": "constant", "warmup": 10}), width=None)
+    rate = make_schedule(a_run(optim={"lr": 0.5}, schedule={"name": "constant", "warmup": 10}), width=None)
     assert [rate(step, 0.0) for step in (1, 10, 1000)] == [0.05, 0.5, 0.5]
     steps = {"steps": 110}
-    rate = schedule(a_run(optim={"lr": 0.5}, schedule={"warmup": 10, "final": 0.2}, limits=steps), width=None)
+    rate = make_schedule(
+        a_run(optim={"lr": 0.5}, schedule={"warmup": 10, "final_ratio": 0.2}, limits=steps), width=None
+    )
     assert rate(5, 0.0) == 0.25
     assert rate(10, 0.0) == 0.5
     # the share is not looked at where the end is a step: the rate is a function of the step alone
@@ -48,14 +56,16 @@ def test_schedules_of_a_run() -> None:
 
 
 def test_cosine_over_minutes_follows_the_clock() -> None:
-    rate = schedule(a_run(optim={"lr": 1.0}, schedule={"warmup": 1, "final": 0.0}, limits={"minutes": 5}), width=None)
+    rate = make_schedule(
+        a_run(optim={"lr": 1.0}, schedule={"warmup": 1, "final_ratio": 0.0}, limits={"minutes": 5}), width=None
+    )
     assert rate(1000, 0.5) == pytest.approx(0.5)
     assert rate(1000, 1.0) == pytest.approx(0.0)
 
 
 def test_no_jump_at_the_end_of_the_warm_up() -> None:
     for limits in ({"minutes": 5}, {"steps": 1000}, {"epochs": 2.0}):
-        rate = schedule(a_run(optim={"lr": 1.0}, schedule={"warmup": 100}, limits=limits), width=None)
+        rate = make_schedule(a_run(optim={"lr": 1.0}, schedule={"warmup": 100}, limits=limits), width=None)
         assert rate(101, 0.1) == pytest.approx(rate(100, 0.1), rel=0.03)
 
 
@@ -83,14 +93,14 @@ def test_steps_equal_the_formula(config: AdamConfig | AdamWConfig) -> None:
     torch.manual_seed(1)
     layer = torch.nn.Linear(3, 2).double()
     weight = layer.weight.detach().clone()
-    optimiser = make_optimiser(layer, config)
+    optimiser = make_optimizer(layer, config)
     mean = square = torch.zeros_like(weight)
     (one, two), rate = config.betas, 0.01
     for step in range(1, 4):
         layer(torch.randn(5, 3).double()).pow(2).sum().backward()
         assert layer.weight.grad is not None
         gradient = layer.weight.grad.clone()
-        set_rate(optimiser, rate)
+        set_learning_rate(optimiser, rate)
         optimiser.step()
         optimiser.zero_grad()
         mean, square = one * mean + (1 - one) * gradient, two * square + (1 - two) * gradient**2
@@ -103,22 +113,22 @@ def test_steps_equal_the_formula(config: AdamConfig | AdamWConfig) -> None:
 def test_the_optimiser_goes_on_where_it_was() -> None:
     def stepped(layer: torch.nn.Linear, optimiser: torch.optim.Optimizer, number: int) -> None:
         layer(torch.full((2, 3), float(number))).pow(2).sum().backward()
-        set_rate(optimiser, 0.1)
+        set_learning_rate(optimiser, 0.1)
         optimiser.step()
         optimiser.zero_grad()
 
     one, two = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-    first, second = make_optimiser(one, AdamWConfig(lr=1.0)), make_optimiser(two, AdamWConfig(lr=1.0))
+    first, second = make_optimizer(one, AdamWConfig(lr=1.0)), make_optimizer(two, AdamWConfig(lr=1.0))
     for number in range(3):
         stepped(one, first, number)
     two.load_state_dict(one.state_dict())
-    restore_state(two, second, named_state(one, first))
+    restore_optimizer_state(two, second, named_optimizer_state(one, first))
     stepped(one, first, 5)
     stepped(two, second, 5)
     assert torch.equal(one.weight, two.weight)
     with pytest.raises(ValueError, match="fits no weight"):
-        restore_state(two, second, {"nowhere/exp_avg": torch.zeros(2)})
+        restore_optimizer_state(two, second, {"nowhere/exp_avg": torch.zeros(2)})
 
 
 def test_a_share_is_never_beyond_one() -> None:
-    assert math.isclose(cosine(1.5, final=0.0), 0.0, abs_tol=1e-12)
+    assert math.isclose(cosine(1.5, final_ratio=0.0), 0.0, abs_tol=1e-12)

@@ -8,8 +8,8 @@ import pytest
 from fakes import a_run
 from runs import go, learned
 
-from manyformer.train.train_state import MetricsWindow, RankedCheckpoint, TrainState, ended, share
-from manyformer.train.validation import scores
+from manyformer.train.train_state import MetricsWindow, RankedCheckpoint, TrainState, end_reason, run_progress
+from manyformer.train.validation import compute_scores
 
 
 @pytest.mark.parametrize(
@@ -23,15 +23,15 @@ from manyformer.train.validation import scores
         ({"tokens": 300, "steps": 100}, 1.0, "limits.tokens 300 reached"),
         ({"minutes": 4}, 0.5, None),
         ({"minutes": 2, "epochs": 9}, 1.0, "limits.minutes 2 reached"),
-        ({"processor": 2, "minutes": 9}, 0.75, None),
-        ({"processor": 1.5}, 1.0, "limits.processor 1.5 reached"),
+        ({"cpu_minutes": 2, "minutes": 9}, 0.75, None),
+        ({"cpu_minutes": 1.5}, 1.0, "limits.cpu_minutes 1.5 reached"),
     ],
 )
 def test_limits(limits: dict[str, Any], done: float, why: str | None, tmp_path: Path) -> None:
     run = a_run(tmp_path, limits=limits)
-    standing = TrainState(step=5, tokens=300, epochs=0.4, seconds=120.0, processor=90.0)
-    assert share(run, standing) == pytest.approx(done)
-    assert ended(run, standing) == why
+    standing = TrainState(step=5, tokens=300, epochs=0.4, seconds=120.0, cpu_seconds=90.0)
+    assert run_progress(run, standing) == pytest.approx(done)
+    assert end_reason(run, standing) == why
 
 
 def test_patience_counts_from_the_best(tmp_path: Path) -> None:
@@ -40,10 +40,10 @@ def test_patience_counts_from_the_best(tmp_path: Path) -> None:
     told = []
     for step, loss in enumerate([3.0, 2.0, 2.5, 1.9, 2.0, 1.9], start=1):
         standing.step = step
-        assert ended(run, standing) is None
-        told.append(standing.rank({"loss": loss}, loss, keep=2))
+        assert end_reason(run, standing) is None
+        told.append(standing.record_scores({"loss": loss}, loss, keep=2))
     assert told == [True, True, False, True, False, False]
-    assert "2 evaluations in a row" in str(ended(run, standing))
+    assert "2 evaluations in a row" in str(end_reason(run, standing))
     # the earlier of equals comes first
     assert [entry.step for entry in standing.ranking] == [4, 6]
 
@@ -55,13 +55,13 @@ def test_a_standing_survives_json() -> None:
 
 
 def test_scores() -> None:
-    found = scores(10.0, 5, 2, 4.0)
+    found = compute_scores(10.0, 5, 2, 4.0)
     assert found["loss"] == 2.0
     assert found["accuracy"] == 0.4
     assert found["perplexity"] == pytest.approx(7.389, abs=1e-3)
     assert found["bits_per_byte"] == pytest.approx(2 / 0.6931472 / 4)
-    assert "bits_per_byte" not in scores(10.0, 5, 2, None)
-    assert scores(1e6, 1, 0, None)["perplexity"] == float("inf")
+    assert "bits_per_byte" not in compute_scores(10.0, 5, 2, None)
+    assert compute_scores(1e6, 1, 0, None)["perplexity"] == float("inf")
 
 
 def test_early_stopping(tmp_path: Path) -> None:
@@ -69,28 +69,31 @@ def test_early_stopping(tmp_path: Path) -> None:
     evaluate = {"every": 2, "patience": 3}
     result = go(
         a_run(
-            tmp_path / "run", limits={"steps": 400}, evaluate=evaluate, optim={"lr": 3.0, "name": "adam", "clip": 1.0}
+            tmp_path / "run",
+            limits={"steps": 400},
+            evaluate=evaluate,
+            optim={"lr": 3.0, "name": "adam", "max_grad_norm": 1.0},
         )
     )
     assert result.step < 400
-    assert result.why.startswith("3 evaluations in a row without a better one")
+    assert result.reason.startswith("3 evaluations in a row without a better one")
     valid = [row["valid_loss"] for row in learned(result.out) if "valid_loss" in row]
     assert result.scores["loss"] == min(valid)
 
 
 def test_epochs_and_evaluation_at_the_end_alone(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "run", limits={"epochs": 1.6}, evaluate={"every": None}, save={"every": 100, "best": 0})
+    run = a_run(tmp_path / "run", limits={"epochs": 1.6}, evaluate={"every": None}, save={"every": 100, "keep_best": 0})
     result = go(run)
     # five batches an epoch
     assert result.step == 8
     assert [row["step"] for row in learned(result.out) if "valid_loss" in row] == [8]
     assert [path.name for path in (result.out / "checkpoints").iterdir()] == ["step-00000008"]
-    assert result.chosen == "those of the last step, 8"
+    assert result.chosen_weights == "those of the last step, 8"
 
 
-@pytest.mark.parametrize("clock", ["minutes", "processor"])
+@pytest.mark.parametrize("clock", ["minutes", "cpu_minutes"])
 def test_minutes(clock: str, tmp_path: Path) -> None:
     result = go(a_run(tmp_path / "run", limits={clock: 0.005}, log={"every": 1}))
     rates = [row["learning_rate"] for row in learned(result.out) if "loss" in row]
-    assert result.why == f"limits.{clock} 0.005 reached"
+    assert result.reason == f"limits.{clock} 0.005 reached"
     assert rates[-1] < max(rates)

@@ -39,7 +39,7 @@ def a_run(folder: Path, name: str, steps: int = 40) -> RunConfig:
             "batch": {"tokens": 128, "accumulate": 2},
             "limits": {"steps": steps},
             "evaluate": {"every": 7, "batches": 2},
-            "save": {"every": 3, "last": 2, "average": 2},
+            "save": {"every": 3, "keep_last": 2, "average_last": 2},
             "log": {"every": 2},
             "out": str(folder / name),
         }

@@ -9,7 +9,7 @@ import torch
 import manyformer as mf
 from manyformer.data import Tokenizer
 from manyformer.errors import UserError
-from manyformer.view.attention_maps import AttentionMap, attention_maps, describe, draw_maps, select_map
+from manyformer.view.attention_maps import AttentionMap, attention_maps, describe_map, draw_maps, select_map
 
 TEXT = "abcdabcdefgh abc"
 SMALL: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2}
@@ -32,14 +32,14 @@ def built(name: str, **keywords: Any) -> Any:
 def test_an_encoder_decoder_looks_at_its_source(name: str, answer: str | None) -> None:
     model = built(name, **PAIR[name])
     found = attention_maps(model, "abcd", answer)
-    crossing = [one for one in found if one.crossing]
+    crossing = [one for one in found if one.is_cross_attention]
     assert [one.part for one in crossing] == OVER_SOURCE[name]
     for one in crossing:
         assert one.columns == ("a", "b", "c", "d", "<eos>")
         assert one.rows[-1] == "<eos>"
         assert answer is None or one.rows[:-1] == tuple(answer)
         torch.testing.assert_close(one.weights.sum(-1), torch.ones(one.weights.shape[:2]))
-    own = [one.part for one in found if not one.crossing]
+    own = [one.part for one in found if not one.is_cross_attention]
     parts = ["encoder.0.attention", "encoder.1.attention", "decoder.0.attention", "decoder.1.attention"]
     assert own == (parts if name == "transformer" else [])
 
@@ -49,7 +49,7 @@ def test_the_alignment_is_what_the_decoder_takes_its_context_from() -> None:
     [one] = attention_maps(model, "abcd", "abcd")
     words, decoder = model.tokenizer, model.decoder
     source, target = torch.tensor([[*words.encode("abcd"), 2]]), torch.tensor([[1, *words.encode("abcd")]])
-    memory, state = model.encode(source), model.start(1)
+    memory, state = model.encode(source), model.init_state(1)
     for i in range(target.shape[1]):
         energies = decoder.score(state.body.hidden[:, None] if i else first(model, memory), memory.y)
         torch.testing.assert_close(one.weights[0, i], energies.softmax(-1)[0, 0])
@@ -85,14 +85,14 @@ def test_a_part_is_chosen_by_name_and_number() -> None:
 
 def test_the_text_form_names_what_is_looked_at_most() -> None:
     weights = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.1, 0.9]]])
-    told = describe(AttentionMap("x", ("ja", "nein"), ("yes", "no"), weights, crossing=True))
+    told = describe_map(AttentionMap("x", ("ja", "nein"), ("yes", "no"), weights, is_cross_attention=True))
     assert told.splitlines() == ["  ja ▒▒ yes 50%", "nein ░▓ no 70%"]
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     one = select_map(attention_maps(built("transformer", **SMALL), "abcd", "ab"))
     draw_maps({"one": one, "two": one}, tmp_path / "both.png")
-    draw_maps({"one": one}, tmp_path / "heads.svg", apart=True)
+    draw_maps({"one": one}, tmp_path / "heads.svg", per_head=True)
     assert all((tmp_path / name).stat().st_size > 1000 for name in ("both.png", "heads.svg"))
 
 
@@ -100,7 +100,7 @@ def test_what_cannot_be_drawn_is_said() -> None:
     with pytest.raises(UserError, match="only an encoder-decoder writes an answer"):
         attention_maps(built("transformer-lm", **SMALL), "abc", "abc")
     with pytest.raises(UserError, match="no part of fnet has weights"):
-        attention_maps(built("fnet", dim=16, depth=1, longest=32), "abc")
+        attention_maps(built("fnet", dim=16, depth=1, max_length=32), "abc")
     silent = built("transformer-lm", **SMALL)
     silent.tokenizer = None
     with pytest.raises(UserError, match="without a tokenizer"):

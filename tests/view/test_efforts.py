@@ -11,7 +11,7 @@ import manyformer as mf
 from manyformer.cli import run
 from manyformer.data import Tokenizer
 from manyformer.errors import UserError
-from manyformer.view.token_work import describe_spans, draw_spans, spans, spans_for, token_work
+from manyformer.view.token_work import describe_spans, draw_spans, layer_spans, layer_spans_for_text, token_work
 
 TEXT = "abcdabcdefgh abc"
 
@@ -38,7 +38,7 @@ def test_the_steps_of_a_text_are_those_that_the_model_took() -> None:
     # who halts before the last step has come to nearly 1
     assert all(sum(chances) > 0.99 for chances in one.halting if len(chances) < 5)
     # the loss is of the mean of the steps and of what was left
-    assert one.mean < loss / model.body.halting.cost <= one.mean + 1
+    assert one.mean < loss / model.body.halting.ponder_cost <= one.mean + 1
 
 
 def test_both_sides_of_a_translation_are_counted() -> None:
@@ -50,19 +50,19 @@ def test_both_sides_of_a_translation_are_counted() -> None:
 
 def test_spans_are_told_and_drawn(tmp_path: Path) -> None:
     model = built("adaptive-span", depth=2, span=40, begin=0.5)
-    layers = spans(model)
+    layers = layer_spans(model)
     assert [one.part for one in layers] == ["body.0.attention", "body.1.attention"]
     shares = [layer.attention.inner.kernel.spans.share.clamp(0, 1) * 40 for layer in model.body.children()]
     for one, share in zip(layers, shares):
         assert one.spans == pytest.approx(share.tolist())
     mean = torch.stack(shares).mean().item()
     assert describe_spans(layers).endswith(f"mean {mean:.1f} of 40 tokens, and 32 more to fade out")
-    assert spans_for(model, "abc") == layers
+    assert layer_spans_for_text(model, "abc") == layers
     draw_spans(layers, tmp_path / "spans.png", title="two layers")
     assert (tmp_path / "spans.png").stat().st_size > 1000
     with pytest.raises(UserError, match="give a text"):
-        spans(built("adaptive-span", depth=1, span=40, begin=0.5, spans="dynamic"))
-    assert len(spans_for(built("adaptive-span", depth=1, span=40, begin=0.5, spans="dynamic"), "abc")) == 1
+        layer_spans(built("adaptive-span", depth=1, span=40, begin=0.5, spans="dynamic"))
+    assert len(layer_spans_for_text(built("adaptive-span", depth=1, span=40, begin=0.5, spans="dynamic"), "abc")) == 1
 
 
 def test_models_that_count_nothing_say_so() -> None:
@@ -71,7 +71,7 @@ def test_models_that_count_nothing_say_so() -> None:
         token_work(plain, "abc")
     with pytest.raises(UserError, match="only an encoder-decoder writes"):
         token_work(plain, "abc", "d")
-    for ask in (lambda: spans(plain), lambda: spans_for(plain, "abc")):
+    for ask in (lambda: layer_spans(plain), lambda: layer_spans_for_text(plain, "abc")):
         with pytest.raises(UserError, match="adaptive-span does"):
             ask()
     plain.tokenizer = None
@@ -91,5 +91,5 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     run(["spans", str(tmp_path / "adaptive-span"), "--out", str(tmp_path / "spans.svg")])
     assert "of 9 tokens" in capsys.readouterr().out
     run(["spans", str(tmp_path / "adaptive-span"), "abc", "--json"])
-    assert json.loads(capsys.readouterr().out)[0]["longest"] == 9
+    assert json.loads(capsys.readouterr().out)[0]["max_length"] == 9
     assert (tmp_path / "steps.png").stat().st_size > 1000

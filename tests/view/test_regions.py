@@ -20,7 +20,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 class Read(list[CausalLMBatch]):
-    goes_on = True
+    rows_continue = True
 
 
 def text(count: int) -> Any:

@@ -1,4 +1,4 @@
-"""`bench`: time, memory and operations of recipes against length."""
+"""`bench` measures time, memory and operations of recipes against length."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,26 +8,41 @@ from typing import Any, NamedTuple
 import torch
 
 from manyformer.bench.bench_report import BenchCell, BenchReport, MachineInfo
-from manyformer.bench.candidate import WHATS, BenchCandidate, BenchKind, BenchPrecision, BenchSetting, CandidateBench
-from manyformer.bench.clock import TimedJob, is_noisy, load_warning, middle, once, paired, take_turns
+from manyformer.bench.candidate import (
+    BENCH_KINDS,
+    BenchCandidate,
+    BenchKind,
+    BenchPrecision,
+    BenchSetting,
+    CandidateBench,
+)
+from manyformer.bench.clock import (
+    TimedJob,
+    is_noisy,
+    load_warning,
+    median_with_quartiles,
+    paired_ratio,
+    take_turns,
+    time_job,
+)
 from manyformer.bench.memory import extra_memory
 from manyformer.errors import UserError
 from manyformer.flops import count_flops
 
 REFERENCE = "transformer-lm"
-"""Dense softmax attention, which everything else has to beat."""
+"""Dense softmax attention, the baseline of all ratios."""
 
-DISTURBED = "its times spread widely: other work disturbed them; ratios are of paired runs and hold better"
+NOISY_NOTE = "its times vary widely because of other load on the machine; ratios of paired runs are more reliable"
 
 LENGTHS = (256, 512, 1024, 2048)
 
 
 class WarmJob(NamedTuple):
-    """A job that has run once: what it needs and how long it took."""
+    """A job that has run once, with its time, memory and operations; `runs` is the number of runs per job."""
 
     job: TimedJob
     seconds: float
-    share: int
+    runs: int
     memory: int | None
     flops: int | None
 
@@ -36,7 +51,7 @@ def bench(
     recipes: Sequence[str | BenchCandidate],
     lengths: Iterable[int] = LENGTHS,
     *,
-    what: Iterable[BenchKind] = WHATS,
+    what: Iterable[BenchKind] = BENCH_KINDS,
     against: str | None = REFERENCE,
     keywords: Mapping[str, Any] | None = None,
     batch: int = 1,
@@ -45,117 +60,125 @@ def bench(
     device: str | None = None,
     precision: BenchPrecision = "auto",
     seed: int = 0,
-    each: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> BenchReport:
     """Measure recipes side by side: forward pass, training step and decoding at each length.
 
-    All are built with the same sizes (`SIZES`, changed by `keywords`; what a recipe does not know is left out) and
-    take turns; `against` is measured as well and is what ratios refer to (None: no reference). A candidate that needs
-    more than `patience` seconds for one run is not asked for greater lengths. `each` hears what comes next. Raises
-    UserError.
+    All are built with the same sizes (`SIZES`, overridden by `keywords`; keywords that a recipe lacks are dropped) and
+    are timed in interleaved rounds. `against` is measured as well and is the reference of ratios (None: no reference).
+    A candidate that takes more than `patience` seconds for one run is not run at greater lengths. `on_progress` is
+    called with a description of each measurement. Raises UserError for invalid arguments.
     """
-    candidates = _candidates(recipes, against)
-    sizes = _checked(lengths, batch, rounds, what)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    setting = BenchSetting(place, batch, max(sizes), precision, seed, dict(keywords or {}))
-    before = _load()
+    candidates = _resolve_candidates(recipes, against)
+    sizes = _check_arguments(lengths, batch, rounds, what)
+    torch_device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    setting = BenchSetting(torch_device, batch, max(sizes), precision, seed, dict(keywords or {}))
+    initial_load = _load_average()
     notes = [warning] if (warning := load_warning()) else []
     benches = {candidate.label: CandidateBench(candidate, setting) for candidate in candidates}
     cells: list[BenchCell] = []
     for kind in dict.fromkeys(what):
-        slow: dict[str, str] = {}
+        reasons_to_skip: dict[str, str] = {}
         for length in sizes:
-            each(f"{kind}, length {length:,}")
-            cells += _measure(benches, kind, length, against=against, rounds=rounds, patience=patience, slow=slow)
+            on_progress(f"{kind}, length {length:,}")
+            cells += _measure(
+                benches,
+                kind,
+                length,
+                against=against,
+                rounds=rounds,
+                patience=patience,
+                reasons_to_skip=reasons_to_skip,
+            )
     machine = MachineInfo(
-        device=torch.cuda.get_device_name(place) if place.type == "cuda" else place.type,
+        device=torch.cuda.get_device_name(torch_device) if torch_device.type == "cuda" else torch_device.type,
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         precision=next(iter(benches.values())).precision,
         batch=batch,
         rounds=rounds,
-        load=before,
+        load=initial_load,
     )
     return BenchReport(tuple(candidates), against, machine, tuple(cells), tuple(notes))
 
 
-def _candidates(recipes: Sequence[str | BenchCandidate], against: str | None) -> list[BenchCandidate]:
-    found = [BenchCandidate(one, one) if isinstance(one, str) else one for one in recipes]
-    if not found:
-        raise UserError("there is nothing to measure: give at least one recipe")
-    labels = [candidate.label for candidate in found]
-    if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise UserError(f"'{twice}' is there twice: give the candidates different labels")
+def _resolve_candidates(recipes: Sequence[str | BenchCandidate], against: str | None) -> list[BenchCandidate]:
+    candidates = [BenchCandidate(recipe, recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
+    if not candidates:
+        raise UserError("nothing to measure: give at least one recipe")
+    labels = [candidate.label for candidate in candidates]
+    if repeated := next((label for label in labels if labels.count(label) > 1), None):
+        raise UserError(f"the label '{repeated}' is used twice: give the candidates different labels")
     if against is not None and against not in labels:
-        found = [BenchCandidate(against, against), *found]
-    return found
+        candidates = [BenchCandidate(against, against), *candidates]
+    return candidates
 
 
-def _checked(lengths: Iterable[int], batch: int, rounds: int, what: Iterable[BenchKind]) -> list[int]:
+def _check_arguments(lengths: Iterable[int], batch: int, rounds: int, kinds: Iterable[BenchKind]) -> list[int]:
     sizes = sorted(set(lengths))
     if not sizes or sizes[0] < 1:
         raise UserError(f"lengths must be 1 or more tokens, got {sizes}")
     for name, value in (("batch", batch), ("rounds", rounds)):
         if value < 1:
             raise UserError(f"{name} must be at least 1, got {value}")
-    if unknown := set(what) - set(WHATS):
-        raise UserError(f"what ('{min(unknown)}') must be among {', '.join(WHATS)}")
+    if unknown := set(kinds) - set(BENCH_KINDS):
+        raise UserError(f"what ('{min(unknown)}') must be among {', '.join(BENCH_KINDS)}")
     return sizes
 
 
 def _measure(
     benches: Mapping[str, CandidateBench],
-    what: BenchKind,
+    kind: BenchKind,
     length: int,
     *,
     against: str | None,
     rounds: int,
     patience: float,
-    slow: dict[str, str],
+    reasons_to_skip: dict[str, str],
 ) -> list[BenchCell]:
-    """One cell for each candidate; `slow` collects those that need no longer lengths."""
+    """One cell for each candidate; `reasons_to_skip` collects those that are not run at greater lengths."""
     cells: dict[str, BenchCell] = {}
-    ready: dict[str, WarmJob] = {}
-    for label, one in benches.items():
-        why = slow.get(label) or one.why_not(what)
-        if why is None:
-            result = _prepare(one, what, length, patience=patience)
+    warm_jobs: dict[str, WarmJob] = {}
+    for label, candidate_bench in benches.items():
+        reason = reasons_to_skip.get(label) or candidate_bench.unsupported_reason(kind)
+        if reason is None:
+            result = _prepare(candidate_bench, kind, length, patience=patience)
             if isinstance(result, WarmJob):
-                ready[label] = result
+                warm_jobs[label] = result
             else:
-                why = slow[label] = result
-        cells[label] = BenchCell(label, what, length, why=why)
-    jobs = {label: one.job for label, one in ready.items()}
-    about = {label: one.seconds for label, one in ready.items()}
-    times = take_turns(jobs, rounds, next(iter(benches.values())).setting.device, about=about)
-    for label, done in ready.items():
-        cells[label] = _cell(cells[label], done, times[label], times.get(against or ""))
+                reason = reasons_to_skip[label] = result
+        cells[label] = BenchCell(label, kind, length, reason=reason)
+    jobs = {label: warm_job.job for label, warm_job in warm_jobs.items()}
+    expected_seconds = {label: warm_job.seconds for label, warm_job in warm_jobs.items()}
+    times = take_turns(jobs, rounds, next(iter(benches.values())).setting.device, expected_seconds=expected_seconds)
+    for label, warm_job in warm_jobs.items():
+        cells[label] = _cell(cells[label], warm_job, times[label], times.get(against or ""))
     return list(cells.values())
 
 
-def _prepare(one: CandidateBench, what: BenchKind, length: int, *, patience: float) -> WarmJob | str:
-    """Run the job for the first times, or say why it cannot be run."""
-    device = one.setting.device
+def _prepare(candidate_bench: CandidateBench, kind: BenchKind, length: int, *, patience: float) -> WarmJob | str:
+    """Warm the job up and measure its memory and operations; a string is the reason why it cannot be run."""
+    device = candidate_bench.setting.device
     try:
-        job = one.job(what, length)
-        flops = count_flops(job) // one.runs_per_job(what)
-        seconds = once(job, device)
-        memory = one.state_bytes(length) if what == "decode" else extra_memory(job, device)
+        job = candidate_bench.job(kind, length)
+        flops = count_flops(job) // candidate_bench.runs_per_job(kind)
+        seconds = time_job(job, device)
+        memory = candidate_bench.state_bytes(length) if kind == "decode" else extra_memory(job, device)
     except (MemoryError, torch.OutOfMemoryError):
         return f"out of memory at length {length:,}"
     except RuntimeError as error:
-        # torch has no type of its own for an allocation that fails on a CPU
+        # torch has no exception type for a failed CPU allocation
         if "allocate memory" not in str(error):
             raise
         return f"out of memory at length {length:,}"
     if seconds > patience:
         return f"too slow from length {length:,} on: one run takes {seconds:.0f} s, the patience is {patience:.0f} s"
-    return WarmJob(job, seconds, one.runs_per_job(what), memory, flops)
+    return WarmJob(job, seconds, candidate_bench.runs_per_job(kind), memory, flops)
 
 
-def _cell(cell: BenchCell, ready: WarmJob, times: list[float], reference: list[float] | None) -> BenchCell:
-    seconds = middle(time / ready.share for time in times)
-    ratio = None if reference is None else paired(times, reference)
+def _cell(cell: BenchCell, warm_job: WarmJob, times: list[float], reference: list[float] | None) -> BenchCell:
+    seconds = median_with_quartiles(time / warm_job.runs for time in times)
+    ratio = None if reference is None else paired_ratio(times, reference)
     return replace(
         cell,
         seconds=seconds.median,
@@ -164,13 +187,13 @@ def _cell(cell: BenchCell, ready: WarmJob, times: list[float], reference: list[f
         ratio=None if ratio is None else ratio.median,
         ratio_low=None if ratio is None else ratio.low,
         ratio_high=None if ratio is None else ratio.high,
-        memory=ready.memory,
-        flops=ready.flops,
-        why=DISTURBED if is_noisy(times) else None,
+        memory=warm_job.memory,
+        flops=warm_job.flops,
+        reason=NOISY_NOTE if is_noisy(times) else None,
     )
 
 
-def _load() -> float | None:
+def _load_average() -> float | None:
     try:
         return os.getloadavg()[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""Time on a machine that may be busy: alternatives take turns, and what counts is their ratio within one round."""
+"""Timing on a machine that may be busy: jobs are interleaved, and ratios are taken within one round."""
 
 import gc
 import math
@@ -12,80 +12,86 @@ import torch
 
 TimedJob = Callable[[], object]
 
-SHORTEST = 0.02
-"""A job that takes less than this many seconds is run several times in a row and the time divided."""
+MIN_SECONDS = 0.02
+"""A job that takes less than this many seconds is repeated and its mean time taken."""
 
-CROWD = 0.5
-"""A load above this many busy cores leaves less than a whole core of a two-core machine."""
+BUSY_LOAD = 0.5
+"""Load average above which a warning is given: a two-core machine then has less than 1.5 cores free."""
 
-RESTLESS = 0.25
-"""Where the middle half of the times spreads by more than this share of their median, somebody disturbed them."""
+NOISY_SPREAD = 0.25
+"""Times are noisy where their interquartile range exceeds this share of their median."""
 
 
 def take_turns(
-    jobs: Mapping[str, TimedJob], rounds: int, device: torch.device, *, about: Mapping[str, float] | None = None
+    jobs: Mapping[str, TimedJob],
+    rounds: int,
+    device: torch.device,
+    *,
+    expected_seconds: Mapping[str, float] | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds of each job in each round; a round runs every job, and each round begins with another one.
+    """Seconds of each job in each round; a round runs every job, and the first job rotates.
 
-    `about` says how long the jobs take, roughly; without it each is run once to find out.
+    `expected_seconds` are rough times of the jobs; without it each job is run once to measure them.
     """
     names = list(jobs)
     times: dict[str, list[float]] = {name: [] for name in names}
-    expected = {name: once(job, device) for name, job in jobs.items()} if about is None else about
-    repeats = {name: max(1, math.ceil(SHORTEST / max(expected[name], 1e-6))) for name in names}
+    seconds_per_run = (
+        {name: time_job(job, device) for name, job in jobs.items()} if expected_seconds is None else expected_seconds
+    )
+    repeats = {name: max(1, math.ceil(MIN_SECONDS / max(seconds_per_run[name], 1e-6))) for name in names}
     for number in range(rounds):
         gc.collect()
         start = number % max(1, len(names))
         for name in names[start:] + names[:start]:
-            times[name].append(once(jobs[name], device, repeats[name]))
+            times[name].append(time_job(jobs[name], device, repeats[name]))
     return times
 
 
-def once(job: TimedJob, device: torch.device, repeats: int = 1) -> float:
-    """Seconds of one run, the mean of `repeats` in a row; an accelerator is waited for."""
+def time_job(job: TimedJob, device: torch.device, repeats: int = 1) -> float:
+    """Mean seconds of `repeats` consecutive runs; accelerators are synchronized."""
     _wait(device)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(repeats):
         job()
     _wait(device)
-    return (time.perf_counter() - begun) / repeats
+    return (time.perf_counter() - started) / repeats
 
 
 class MedianWithQuartiles(NamedTuple):
-    """The median of some numbers, and the quartiles around it."""
+    """The median of some numbers with their lower and upper quartile."""
 
     median: float
     low: float
     high: float
 
 
-def middle(numbers: Iterable[float]) -> MedianWithQuartiles:
-    """Of one number, three times that number."""
-    known = list(numbers)
-    if len(known) == 1:
-        return MedianWithQuartiles(*known * 3)
-    low, median, high = statistics.quantiles(known, n=4, method="inclusive")
+def median_with_quartiles(numbers: Iterable[float]) -> MedianWithQuartiles:
+    """The median and quartiles of `numbers`; of a single number, that number three times."""
+    values = list(numbers)
+    if len(values) == 1:
+        return MedianWithQuartiles(*values * 3)
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return MedianWithQuartiles(median, low, high)
 
 
-def paired(times: Sequence[float], others: Sequence[float]) -> MedianWithQuartiles:
-    """The middle over rounds of the ratio within a round: what disturbs a whole round falls out."""
-    return middle(a / b for a, b in zip(times, others, strict=True))
+def paired_ratio(times: Sequence[float], reference_times: Sequence[float]) -> MedianWithQuartiles:
+    """Median and quartiles of the ratio within each round, which cancels what slows a whole round."""
+    return median_with_quartiles(a / b for a, b in zip(times, reference_times, strict=True))
 
 
 def is_noisy(times: Sequence[float]) -> bool:
-    """Whether the times of one job differ more than a quiet machine would let them."""
-    median, low, high = middle(times)
-    return (high - low) / median > RESTLESS
+    """Whether the times of one job vary more than on an idle machine."""
+    median, low, high = median_with_quartiles(times)
+    return (high - low) / median > NOISY_SPREAD
 
 
 def load_warning() -> str | None:
-    """A warning where other processes are at work, None where all is quiet or nobody can tell."""
+    """A warning if other processes load the machine; None if it is idle or its load is unknown."""
     try:
         load = os.getloadavg()[0]
     except OSError:
         return None
-    if load <= CROWD:
+    if load <= BUSY_LOAD:
         return None
     cores = os.cpu_count() or 1
     return (

@@ -1,4 +1,4 @@
-"""A report as a picture or a file."""
+"""Draw a benchmark report, and write it to a file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 from manyformer.bench.bench_report import MEMORY_TITLES, TITLES, BenchCell, BenchReport
 from manyformer.bench.candidate import BenchKind
 from manyformer.errors import UserError
-from manyformer.view.figures import FORMATS, colour, panels, style, write_picture
+from manyformer.view.figures import FORMATS, curve_color, line_style, panels, write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 def check_target(path: Path) -> None:
-    """Raise UserError where a report cannot be written under this name."""
+    """Raise UserError if the path's suffix is no format of a report."""
     if path.suffix.lower() not in (*FORMATS, ".csv", ".json"):
         raise UserError(f"{path} must end in .csv, .json or one of {', '.join(FORMATS)}: the ending decides the format")
 
 
 def write_report(report: BenchReport, path: Path) -> None:
-    """Write what the ending of `path` asks for. Raises UserError."""
+    """Write the report in the format of the suffix of `path`. Raises UserError."""
     check_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     match path.suffix.lower():
@@ -33,33 +33,33 @@ def write_report(report: BenchReport, path: Path) -> None:
 
 
 def _draw(report: BenchReport, path: Path) -> None:
-    """Time above, memory below, against length, both axes logarithmic: a power law is a straight line."""
-    whats = report.whats
-    figure, axes = panels(2, len(whats))
-    for column, what in enumerate(whats):
-        _panel(axes[column], report, what, lambda cell: None if cell.seconds is None else 1e3 * cell.seconds)
-        axes[column].set_title(TITLES[what], fontsize="medium")
-        _panel(axes[len(whats) + column], report, what, lambda cell: None if not cell.memory else cell.memory / 1e6)
-        axes[len(whats) + column].set_title(MEMORY_TITLES[what], fontsize="medium")
+    """Time (top) and memory (bottom) against length on logarithmic axes, where a power law is a straight line."""
+    kinds = report.kinds
+    figure, axes = panels(2, len(kinds))
+    for column, kind in enumerate(kinds):
+        _panel(axes[column], report, kind, lambda cell: None if cell.seconds is None else 1e3 * cell.seconds)
+        axes[column].set_title(TITLES[kind], fontsize="medium")
+        _panel(axes[len(kinds) + column], report, kind, lambda cell: None if not cell.memory else cell.memory / 1e6)
+        axes[len(kinds) + column].set_title(MEMORY_TITLES[kind], fontsize="medium")
     axes[0].legend(frameon=False, fontsize="small")
-    figure.suptitle(report.machine.words)
+    figure.suptitle(report.machine.description)
     write_picture(figure, path)
 
 
-def _panel(axis: "Axes", report: BenchReport, what: BenchKind, value: Callable[[BenchCell], float | None]) -> None:
+def _panel(axis: "Axes", report: BenchReport, kind: BenchKind, value: Callable[[BenchCell], float | None]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for number, label in enumerate(report.labels):
-        cells = [report.cell(label, what, length) for length in report.lengths]
+        cells = [report.cell(label, kind, length) for length in report.lengths]
         points = [(cell.length, y) for cell in cells if (y := value(cell)) is not None]
         if points:
             xs, ys = zip(*points)
-            axis.plot(xs, ys, style(number), color=colour(number), marker="o", ms=3.5, lw=1.6, label=label)
+            axis.plot(xs, ys, line_style(number), color=curve_color(number), marker="o", ms=3.5, lw=1.6, label=label)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xticks(report.lengths, [f"{length:,}" for length in report.lengths], minor=False)
     axis.set_xticks([], minor=True)
-    # values within one decade would otherwise have no number beside them
+    # values within one decade would otherwise have no tick labels
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())

@@ -1,4 +1,4 @@
-"""How large the largest tensor is that a computation makes."""
+"""Measure the largest tensor that a computation allocates."""
 
 from typing import Any, final
 
@@ -9,9 +9,9 @@ from torch.utils._pytree import tree_leaves
 
 @final
 class LargestTensorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is on, `elements` becomes the number of elements of the largest tensor that any operator makes.
+    """Dispatch mode whose `elements` is the number of elements of the largest tensor that any operator returned.
 
-    What a tensor occupies counts, not its view.
+    The size of a tensor's storage counts, not that of the view.
     """
 
     def __init__(self) -> None:
@@ -19,8 +19,8 @@ class LargestTensorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(found):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self.elements = max(self.elements, leaf.untyped_storage().nbytes() // leaf.element_size())
-        return found
+        return result

@@ -1,4 +1,4 @@
-"""How much memory a job needs beyond what is there before it."""
+"""Measure the memory that a job needs beyond what was in use before."""
 
 import ctypes
 import gc
@@ -13,29 +13,29 @@ PROCESS = Path("/proc/self")
 
 
 def extra_memory(job: TimedJob, device: torch.device) -> int | None:
-    """The peak of memory during one run of `job` minus what was in use before, in bytes; None where nobody can tell.
+    """The peak of memory during one run of `job` minus what was in use before, in bytes; None if unknown.
 
-    On an accelerator it is what torch allocated; on a CPU the resident memory of the process, as Linux keeps it. Run
-    the job once before: the first run also sets up what stays.
+    On CUDA it is what torch allocated; on a CPU the resident memory of the process, as Linux reports it. Run the job
+    once before: the first run also allocates what persists.
     """
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+        initial_bytes = torch.cuda.memory_allocated(device)
         job()
         torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    if device.type != "cpu" or not _forget_peak():
+        return torch.cuda.max_memory_allocated(device) - initial_bytes
+    if device.type != "cpu" or not _reset_peak():
         return None
-    before = _resident("VmRSS")
+    initial_bytes = _status_bytes("VmRSS")
     job()
-    return max(0, _resident("VmHWM") - before)
+    return max(0, _status_bytes("VmHWM") - initial_bytes)
 
 
-def _forget_peak() -> bool:
-    """Give unused memory back and let the peak begin at what is left; False where the system has no such thing."""
-    # what the allocator keeps for later would be used again and not be seen
+def _reset_peak() -> bool:
+    """Return unused memory to the system and reset the peak; False if the system does not support it."""
+    # memory cached by the allocator would be reused and not counted
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     try:
@@ -45,7 +45,7 @@ def _forget_peak() -> bool:
     return True
 
 
-def _resident(field: str) -> int:
+def _status_bytes(field: str) -> int:
     """A size from the process's status, in bytes."""
     for line in (PROCESS / "status").read_text().splitlines():
         if line.startswith(f"{field}:"):

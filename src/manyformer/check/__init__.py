@@ -1,4 +1,4 @@
-"""The promises of a model as a library: `check` any recipe, run or foreign module, and read the report."""
+"""Contract tests for models: `check` verifies the promises of any recipe, run or third-party module."""
 
 from manyformer.check.adapter import Adapter
 from manyformer.check.check import check

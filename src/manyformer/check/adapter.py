@@ -1,4 +1,4 @@
-"""Anybody's module as a subject, in three lines."""
+"""An adapter that makes any third-party module a `Subject`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ TokenIdsArray = Int[Tensor, "b l"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """How to call a module that we do not know: `mf.check(Adapter(logits=lambda tokens: net(tokens), vocab=256))`.
+    """How to call a third-party module: `mf.check(Adapter(logits=lambda tokens: net(tokens), vocab=256))`.
 
-    `logits` gives (b, l, vocab) for tokens (b, l); what else is given is checked as well:
-    `step(tokens, state) -> (logits, state)` with `init_state(batch) -> state` (None unless given) goes on from a state,
-    and `reorder(state, rows) -> state` picks rows of it (unless given, the first axis of all its tensors); with
-    `chunked=False` it takes one token at a time once there is a state. `padding(tokens, real) -> logits` knows padding
-    by a boolean (b, l), `packing(tokens, segments) -> logits` documents by number, -1 being padding. `module` is the
-    module itself, for its parameters. `causal=False` is an encoder. Lengths are multiples of `length_multiple` and at
-    most `max_length`."""
+    `logits` computes (b, l, vocab) from tokens (b, l). Each optional callable enables more contracts:
+    `step(tokens, state) -> (logits, state)` decodes from a state, the first of which is `init_state(batch)` (default
+    None), and `reorder(state, rows) -> state` selects rows of it (by default on the first axis of all its tensors);
+    `chunked=False` means that a step after the first takes one token. `padding(tokens, valid) -> logits` takes a
+    boolean mask (b, l) of tokens that are not padding, `packing(tokens, segments) -> logits` document numbers, with -1
+    for padding. `module` is the module itself, for its parameters. `causal=False` is an encoder. Lengths are multiples
+    of `length_multiple` and at most `max_length`."""
 
     logits: Callable[[TokenIdsArray], LogitsArray]
     vocab: int
     step: Callable[[TokenIdsArray, Any], tuple[LogitsArray, Any]] | None = None
-    start: Callable[[int], Any] | None = None
+    init_state: Callable[[int], Any] | None = None
     reorder: Callable[[Any, Int[Tensor, " n"]], Any] | None = None
     chunked: bool = True
     padding: Callable[[TokenIdsArray, Bool[Tensor, "b l"]], LogitsArray] | None = None
@@ -41,38 +41,42 @@ class Adapter:
     module: nn.Module | None = None
     causal: bool = True
     max_length: int | None = None
-    multiple: int = 1
+    length_multiple: int = 1
     device: str | torch.device = "cpu"
     name: str | None = None
 
 
 @final
 class AdapterSubject(Subject):
-    """A module behind an adapter; it promises what the adapter can call."""
+    """The subject of an adapter; it promises what the adapter has callables for."""
 
     def __init__(self, adapter: Adapter) -> None:
         if adapter.vocab < 2:
-            raise UserError(f"vocab ({adapter.vocab}) must be at least 2 tokens, or none could be changed")
+            raise UserError(f"vocab ({adapter.vocab}) must be at least 2 tokens, because contracts exchange tokens")
         self.adapter = adapter
-        given = adapter.logits if isinstance(adapter.logits, nn.Module) else None
-        self.module = adapter.module or given
+        logits_module = adapter.logits if isinstance(adapter.logits, nn.Module) else None
+        self.module = adapter.module or logits_module
         self.name = adapter.name or ("module" if self.module is None else type(self.module).__name__)
-        self.max_length, self.length_multiple, self.chunked = adapter.max_length, adapter.multiple, adapter.chunked
+        self.max_length, self.length_multiple, self.chunked = (
+            adapter.max_length,
+            adapter.length_multiple,
+            adapter.chunked,
+        )
         self.token_ids = torch.arange(adapter.vocab, device=adapter.device)
-        absent = {
-            "causal": None if adapter.causal else "the adapter says causal=False",
+        reasons = {
+            "causal": None if adapter.causal else "the adapter has causal=False",
             "incremental_decoding": adapter.step or "the adapter has no `step`",
             "padding_invariant": adapter.padding or adapter.packing or "the adapter has no `padding`",
             "packing": adapter.packing or "the adapter has no `packing`",
             "module": self.module or "the adapter has no `module`",
         }
-        self.not_promised = {name: why for name, why in absent.items() if isinstance(why, str)} | UNKNOWN
+        self.not_promised = {name: reason for name, reason in reasons.items() if isinstance(reason, str)} | NOT_PROMISED
 
     def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
-        adapter, after = self.adapter, None
+        adapter, new_state = self.adapter, None
         if state is not None:
             assert adapter.step is not None
-            logits, after = adapter.step(inputs.tokens, state.value)
+            logits, new_state = adapter.step(inputs.tokens, state.value)
         elif inputs.segments is None:
             logits = adapter.logits(inputs.tokens)
         elif adapter.packing is not None:
@@ -80,14 +84,14 @@ class AdapterSubject(Subject):
         else:
             assert adapter.padding is not None
             logits = adapter.padding(inputs.tokens, inputs.segments != PADDING_SEGMENT)
-        wanted = (*inputs.tokens.shape, adapter.vocab)
-        if not isinstance(logits, Tensor) or tuple(logits.shape) != wanted:
-            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise UserError(f"the adapter must give logits {wanted} for tokens {wanted[:2]}, it gave {got}")
-        return SubjectOutput(logits, StateBox(after))
+        expected = (*inputs.tokens.shape, adapter.vocab)
+        if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
+            actual = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise UserError(f"the adapter must give logits {expected} for tokens {expected[:2]}, it gave {actual}")
+        return SubjectOutput(logits, StateBox(new_state))
 
     def init_state(self, inputs: Inputs, *, capacity: int | None = None) -> State:
-        return StateBox(None if self.adapter.start is None else self.adapter.start(inputs.tokens.shape[0]))
+        return StateBox(None if self.adapter.init_state is None else self.adapter.init_state(inputs.tokens.shape[0]))
 
     def reorder(self, state: State, index: Sequence[int]) -> State:
         rows = torch.tensor(index, device=self.token_ids.device)
@@ -99,30 +103,30 @@ class AdapterSubject(Subject):
 
 
 def find_opaque(state: State) -> str | None:
-    """The type of the first leaf that `tree_map` would pass over although it may hold tensors."""
+    """The type name of the first leaf that `tree_map` does not enter although it may contain tensors, or None."""
     if isinstance(state, tuple | list):
-        return next((found for part in state if (found := find_opaque(part))), None)
+        return next((opaque for item in state if (opaque := find_opaque(item))), None)
     if isinstance(state, dict):
         return find_opaque(list(state.values()))
     return None if state is None or isinstance(state, Tensor | int | float | str) else type(state).__name__
 
 
-UNKNOWN = {
+NOT_PROMISED = {
     "padding-state": "an adapter's `step` takes no padding",
     "ragged": "an adapter's `step` takes no padding",
     "packing-state": "an adapter's `step` takes no documents",
     "cross_attention": "an adapter has no source",
-    "capacity": "an adapter reserves no room",
+    "capacity": "an adapter has no preallocated state",
     "rewind": "an adapter's state may change in place",
     "loss": "an adapter has no loss",
     "saving": "an adapter cannot save",
-    "spec": "no recipe made it",
+    "spec": "it was not built from a recipe",
 }
 
 
 @final
 @dataclass(frozen=True)
 class StateBox:
-    """A foreign state, which may be None, in a box that never is."""
+    """A third-party state, which may be None, in a wrapper that is never None."""
 
     value: Any

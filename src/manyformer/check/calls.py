@@ -1,4 +1,4 @@
-"""Whether two calls run the same operators on the same shapes: only then must equal results be equal in every bit."""
+"""Comparison of the operators and shapes of two calls: only if they are equal must results agree in every bit."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -10,34 +10,34 @@ from torch.utils._pytree import tree_leaves
 
 from manyformer.check.subject import Inputs, Subject
 
-Call = tuple[str, tuple[torch.Size, ...]]
+OperatorCall = tuple[str, tuple[torch.Size, ...]]
 
 
-def content_based(module: nn.Module | None) -> bool:
-    """Whether some part says that what it computes follows from the content of tokens, not from their number alone."""
+def has_content_based_part(module: nn.Module | None) -> bool:
+    """Whether some part declares (`content_based`) that its operators depend on token values, not on shapes alone."""
     return module is not None and any(getattr(part, "content_based", False) for part in module.modules())
 
 
 def same_calls(subject: Subject, first: Inputs, second: Inputs) -> bool:
-    """Whether the model runs the same operators on tensors of the same shapes for both."""
-    return calls_of(subject, first) == calls_of(subject, second)
+    """Whether the model runs the same operators on tensors of the same shapes for both inputs."""
+    return record_calls(subject, first) == record_calls(subject, second)
 
 
-def calls_of(subject: Subject, inputs: Inputs) -> list[Call]:
-    """Every operator that one forward runs, and the shapes of the tensors that it is given."""
-    recorder = Recorder()
+def record_calls(subject: Subject, inputs: Inputs) -> list[OperatorCall]:
+    """Every operator of one forward pass, with the shapes of its tensor arguments."""
+    recorder = CallRecorder()
     with recorder:
         subject(inputs)
     return recorder.calls
 
 
 @final
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down every operator that torch runs, with the shapes of its tensors."""
+class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records every operator that torch dispatches, with the shapes of its tensor arguments."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[Call] = []
+        self.calls: list[OperatorCall] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""`check`: hold a model to its promises."""
+"""`check`: run the contracts that a model promises and report the results."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -14,23 +14,23 @@ from manyformer.check.check_report import CheckReport, ContractRow
 from manyformer.check.contract import Contract
 from manyformer.check.contracts import CONTRACTS
 from manyformer.check.hugging_face import HuggingFace, is_hugging_face
-from manyformer.check.isolation import in_dtype, unchanged, untouched, working_dtype
-from manyformer.check.own_subject import own
+from manyformer.check.isolation import in_dtype, restoring_attributes, restoring_model_and_rng, working_dtype
+from manyformer.check.own_subject import own_subject
 from manyformer.check.subject import Subject, seed_everything
-from manyformer.check.tiny_models import build_small
-from manyformer.check.trial import EXACT, SINGLE, Backend, ContractTrial, Untestable
-from manyformer.errors import UserError, nearest
+from manyformer.check.tiny_models import build_tiny
+from manyformer.check.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, Backend, ContractTrial, Untestable
+from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model
 from manyformer.recipes import RECIPES
 
-LENGTH = 48
-"""How long sequences are where many single steps are taken."""
+STEP_LENGTH = 48
+"""The length of sequences in contracts that take many single steps."""
 
-REACH = 512
-"""How long they are where the future might leak: patterns and chunks show only beyond their size."""
+LONG_LENGTH = 512
+"""The length of sequences in causality contracts: leaks of patterns and chunks show only beyond their size."""
 
-LEAST = 12
-"""Below that, documents packed in a row would have no tokens."""
+MIN_LENGTH = 12
+"""The least length: below it, the documents of the packing contracts would be empty."""
 
 
 def check(
@@ -43,35 +43,44 @@ def check(
     compiler: Backend = "aot_eager",
     keywords: Mapping[str, Any] | None = None,
     device: str | torch.device | None = None,
-    each: Callable[[ContractRow], None] | None = None,
+    on_row: Callable[[ContractRow], None] | None = None,
 ) -> CheckReport:
-    """Hold a model to its promises: causality, streaming, padding, packing, gradients, precision, saving and more.
+    """Run the contracts of a model: causality, recurrent decoding, padding, packing, gradients, precision and more.
 
-    `model` is a recipe's name (built small and shaken, with `keywords` on top), a run's or a saved model's folder, a
-    model, a Hugging Face model, or an `Adapter` around any module. `length` is that of all sequences; unless given, 48
-    tokens where many steps are taken and up to 512 where the future might leak. `only` and `skip` name contracts;
-    "compile" takes seconds, and "learns" runs only when named. `device` is for a name or a folder. `each` is told every
-    row as it is found. The model is left as it was. Raises UserError for what cannot be checked.
+    `model` is a recipe's name (built with tiny sizes, perturbed parameters and `keywords`), the folder of a run or a
+    saved model, a model, a Hugging Face model, or an `Adapter` of any module. `length` is the length of all sequences,
+    by default 48 tokens in contracts of many steps and up to 512 in causality contracts. `only` and `skip` name
+    contracts; "compile" takes seconds, and "learns" runs only if it is named. `device` is for a name or a folder.
+    `on_row` is called with each finished row. The model is left unchanged. Raises UserError for a model that cannot be
+    checked.
     """
     subject = find_subject(model, keywords or {}, seed, device)
-    chosen = _chosen(only, skip)
-    steps, reach = _lengths(subject, length)
+    selected = _select_contracts(only, skip)
+    step_length, long_length = _choose_lengths(subject, length)
     rows: list[ContractRow] = []
-    with untouched(subject.module), subject.session(), torch.no_grad():
+    with restoring_model_and_rng(subject.module), subject.session(), torch.no_grad():
         subject.seed = seed
         for contract in CONTRACTS.values():
-            if contract.name in chosen:
-                excuse = _excuse(contract, subject, rows)
-                told = (
-                    excuse is not None and excuse.verdict == "not promised" and contract.name in subject.measured_anyway
+            if contract.name in selected:
+                excused = _row_without_run(contract, subject, rows)
+                is_measured = (
+                    excused is not None
+                    and excused.verdict == "not promised"
+                    and contract.name in subject.measured_anyway
                 )
-                row = excuse if excuse and not told else _run(contract, subject, steps, reach, seed, compiler)
-                if excuse and told:
-                    row = row._replace(verdict=excuse.verdict, sentence=f"{excuse.sentence}; measured: {row.sentence}")
+                row = (
+                    excused
+                    if excused and not is_measured
+                    else _run_contract(contract, subject, step_length, long_length, seed, compiler)
+                )
+                if excused and is_measured:
+                    row = row._replace(
+                        verdict=excused.verdict, sentence=f"{excused.sentence}; measured: {row.sentence}"
+                    )
                 rows.append(row)
-                if each is not None:
-                    each(row)
-    return CheckReport(subject.name, tuple(rows), reach, seed)
+                if on_row is not None:
+                    on_row(row)
+    return CheckReport(subject.name, tuple(rows), long_length, seed)
 
 
 def find_subject(
@@ -80,21 +89,23 @@ def find_subject(
     seed: int = 0,
     device: str | torch.device | None = None,
 ) -> Subject:
-    """The subject for whatever `check` takes. Raises UserError with what would be right."""
+    """The subject for any `model` that `check` accepts. Raises UserError for others."""
     if isinstance(model, str) and model in RECIPES:
-        return own(build_small(model, keywords, seed).to(device))
+        return own_subject(build_tiny(model, keywords, seed).to(device))
     if keywords:
         raise UserError(f"keywords ({', '.join(keywords)}) are for a recipe's name; this model is built already")
     if isinstance(model, str | Path):
         if not Path(model).is_dir():
-            raise UserError(f"'{model}' is neither a recipe nor a folder with a model; {nearest(str(model), RECIPES)}")
-        return own(load(model).to(device), name=str(model))
+            raise UserError(
+                f"'{model}' is neither a recipe nor a folder with a model; {suggest_names(str(model), RECIPES)}"
+            )
+        return own_subject(load(model).to(device), name=str(model))
     if device is not None:
-        raise UserError(f"device ({device}) is for a name or a folder; this model is where it is")
+        raise UserError(f"device ({device}) is for a name or a folder; this model has a device already")
     if isinstance(model, Adapter):
         return AdapterSubject(model)
     if isinstance(model, Model):
-        return own(model)
+        return own_subject(model)
     if is_hugging_face(model):
         return HuggingFace(model)
     raise UserError(
@@ -103,53 +114,63 @@ def find_subject(
     )
 
 
-def _chosen(only: Collection[str] | None, skip: Collection[str]) -> set[str]:
+def _select_contracts(only: Collection[str] | None, skip: Collection[str]) -> set[str]:
     for name in (*(only or ()), *skip):
         if name not in CONTRACTS:
-            raise UserError(f"there is no contract '{name}'; {nearest(name, CONTRACTS)}")
-    usual = {name for name, contract in CONTRACTS.items() if contract.usual}
-    return (usual if only is None else set(only)) - set(skip)
+            raise UserError(f"there is no contract '{name}'; {suggest_names(name, CONTRACTS)}")
+    default_names = {name for name, contract in CONTRACTS.items() if contract.runs_by_default}
+    return (default_names if only is None else set(only)) - set(skip)
 
 
-def _lengths(subject: Subject, length: int | None) -> tuple[int, int]:
-    """How long sequences are in contracts of many steps and in those of few calls. Raises UserError."""
-    if subject.max_length is not None and subject.max_length < LEAST:
+def _choose_lengths(subject: Subject, length: int | None) -> tuple[int, int]:
+    """The sequence lengths of contracts of many steps and of contracts of few calls. Raises UserError."""
+    if subject.max_length is not None and subject.max_length < MIN_LENGTH:
         raise UserError(
-            f"{subject.name} allows at most {subject.max_length} tokens, too few to check: {LEAST} are needed"
+            f"{subject.name} allows at most {subject.max_length} tokens, too few to check: {MIN_LENGTH} are needed"
         )
-    if length is not None and not LEAST <= length <= (subject.max_length or length):
-        allowed = f"at least {LEAST}" if subject.max_length is None else f"from {LEAST} to {subject.max_length}"
+    if length is not None and not MIN_LENGTH <= length <= (subject.max_length or length):
+        allowed = (
+            f"at least {MIN_LENGTH}" if subject.max_length is None else f"from {MIN_LENGTH} to {subject.max_length}"
+        )
         raise UserError(f"length ({length}) must be {allowed} tokens")
-    most = subject.max_length or REACH
-    steps, reach = (min(LENGTH, most), min(REACH, most)) if length is None else (length, length)
+    max_length = subject.max_length or LONG_LENGTH
+    step_length, long_length = (
+        (min(STEP_LENGTH, max_length), min(LONG_LENGTH, max_length)) if length is None else (length, length)
+    )
     multiple = subject.length_multiple
-    # upwards, and down again where that would be more than the model allows
-    up, up_reach = (-(-n // multiple) * multiple for n in (steps, reach))
-    top = most // multiple * multiple if subject.max_length else max(up, up_reach)
-    return min(up, top), min(up_reach, top)
+    # rounded up, or down where that would exceed the model's max_length
+    rounded_step, rounded_long = (-(-size // multiple) * multiple for size in (step_length, long_length))
+    limit = max_length // multiple * multiple if subject.max_length else max(rounded_step, rounded_long)
+    return min(rounded_step, limit), min(rounded_long, limit)
 
 
-def _excuse(contract: Contract, subject: Subject, rows: list[ContractRow]) -> ContractRow | None:
-    """The row of a contract that the model does not promise, or that would mean nothing."""
+def _row_without_run(contract: Contract, subject: Subject, rows: list[ContractRow]) -> ContractRow | None:
+    """The row of a contract that is not promised or cannot be run; None if it is to be run."""
     for need in (contract.name, *contract.needs):
         if need in subject.not_promised:
             return ContractRow(contract.name, "not promised", f"not promised: {subject.not_promised[need]}")
     if any(row.contract == "repeatable" and row.verdict == "failed" for row in rows):
-        return ContractRow(contract.name, "not run", "not run: the model is not repeatable, so nothing can be compared")
+        return ContractRow(
+            contract.name, "not run", "not run: the model is not repeatable, so outputs cannot be compared"
+        )
     return None
 
 
-def _run(contract: Contract, subject: Subject, length: int, reach: int, seed: int, compiler: Backend) -> ContractRow:
+def _run_contract(
+    contract: Contract, subject: Subject, length: int, long_length: int, seed: int, compiler: Backend
+) -> ContractRow:
     exact = contract.exact and subject.exact
     generator = torch.Generator().manual_seed(seed)
-    trial = ContractTrial(subject, generator, length, reach, EXACT if exact else SINGLE, compiler)
+    trial = ContractTrial(
+        subject, generator, length, long_length, FLOAT64_TOLERANCE if exact else FLOAT32_TOLERANCE, compiler
+    )
     seed_everything(seed)
     try:
-        with unchanged(subject.module), in_dtype(subject.module, working_dtype(subject.module, exact=exact)):
-            good, sentence, measured, tolerance = contract.run(trial)
+        with restoring_attributes(subject.module), in_dtype(subject.module, working_dtype(subject.module, exact=exact)):
+            is_kept, sentence, measured, tolerance = contract.run(trial)
     except Untestable as error:
         return ContractRow(contract.name, "not run", f"not run: {error}")
     except Exception as error:
-        told = re.sub(r"\s+", " ", str(error)).strip()
-        return ContractRow(contract.name, "failed", f"raised {type(error).__name__}: {told[:300]}")
-    return ContractRow(contract.name, "passed" if good else "failed", sentence, measured, tolerance)
+        message = re.sub(r"\s+", " ", str(error)).strip()
+        return ContractRow(contract.name, "failed", f"raised {type(error).__name__}: {message[:300]}")
+    return ContractRow(contract.name, "passed" if is_kept else "failed", sentence, measured, tolerance)

@@ -1,4 +1,4 @@
-"""A row taken in pieces, each going on from the state after the one before."""
+"""Forward passes in chunks, each from the state after the previous chunk."""
 
 from collections.abc import Sequence
 
@@ -10,20 +10,20 @@ from manyformer.check.trial import ContractTrial
 from manyformer.core import State
 
 
-def in_chunks(
+def run_in_chunks(
     trial: ContractTrial, inputs: Inputs, sizes: Sequence[int], *, capacity: int | None = None
 ) -> tuple[Tensor, State]:
-    """The logits of all tokens, taken in chunks of these sizes, and the state at the end."""
-    state, begin, parts = trial.subject.init_state(inputs, capacity=capacity), 0, []
+    """Run the tokens in chunks of these sizes; returns the logits of all tokens and the final state."""
+    state, start, chunks = trial.subject.init_state(inputs, capacity=capacity), 0, []
     for size in sizes:
-        result = trial.subject(inputs.columns(begin, begin + size), state)
-        state, begin = result.state, begin + size
-        parts.append(result.logits)
-    return torch.cat(parts, dim=1), state
+        result = trial.subject(inputs.columns(start, start + size), state)
+        state, start = result.state, start + size
+        chunks.append(result.logits)
+    return torch.cat(chunks, dim=1), state
 
 
-def chunkings(trial: ContractTrial, length: int) -> list[list[int]]:
-    """Ways to cut a row: threes; one, three, the rest; all but one; halves. Else a prompt and single tokens."""
+def chunk_sizes(trial: ContractTrial, length: int) -> list[list[int]]:
+    """Several divisions of `length` tokens into chunks; if the model is not `chunked`, a prompt and single tokens."""
     half = length // 2
     if not trial.subject.chunked:
         return [[half] + [1] * (length - half), [length - 1, 1]]
@@ -32,5 +32,5 @@ def chunkings(trial: ContractTrial, length: int) -> list[list[int]]:
 
 
 def format_sizes(sizes: Sequence[int]) -> str:
-    """The sizes for people."""
+    """The chunk sizes as short text."""
     return "+".join(map(str, sizes)) if len(sizes) <= 4 else f"{sizes[0]}+{sizes[1]}+..."

@@ -1,4 +1,4 @@
-"""What a contract is."""
+"""The `Contract` record and the decorator that makes one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from manyformer.check.trial import ContractFinding, ContractTrial
 @final
 @dataclass(frozen=True)
 class Contract:
-    """A promise as a function of a trial.
+    """A promise of a model, with the function that tests it.
 
-    `needs` are what a model must promise for it. `exact` runs it in float64 where the model can be converted. A
-    contract that is not `usual` runs only when asked for by name.
+    `needs` are the promises that it requires of a model. `exact` runs it in float64 if the model can be converted. A
+    contract without `runs_by_default` runs only if it is named.
     """
 
     name: str
@@ -21,15 +21,15 @@ class Contract:
     run: Callable[[ContractTrial], ContractFinding]
     needs: tuple[str, ...] = ()
     exact: bool = False
-    usual: bool = True
+    runs_by_default: bool = True
 
 
 def contract(
-    name: str, promise: str, *, needs: tuple[str, ...] = (), exact: bool = False, usual: bool = True
+    name: str, promise: str, *, needs: tuple[str, ...] = (), exact: bool = False, runs_by_default: bool = True
 ) -> Callable[[Callable[[ContractTrial], ContractFinding]], Contract]:
-    """Make a function a contract; `promises.CONTRACTS` lists them all."""
+    """Decorate a test function to make it a `Contract`; `contracts.CONTRACTS` lists all contracts."""
 
-    def make(run: Callable[[ContractTrial], ContractFinding]) -> Contract:
-        return Contract(name, promise, run, needs, exact, usual)
+    def make_contract(run: Callable[[ContractTrial], ContractFinding]) -> Contract:
+        return Contract(name, promise, run, needs, exact, runs_by_default)
 
-    return make
+    return make_contract

@@ -1,4 +1,4 @@
-"""Leave no trace: what a check changes in a model or in the process, it puts back."""
+"""Context managers that restore what a check changes in a model or in the process."""
 
 import random
 from collections.abc import Iterator
@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-TABLES = ("_parameters", "_buffers", "_modules")
+COPIED_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 @contextmanager
-def untouched(module: nn.Module | None) -> Iterator[None]:
-    """Evaluation mode inside; afterwards modes, gradients and all random generators are as they were."""
-    numbers, others = np.random.get_state(), random.getstate()
+def restoring_model_and_rng(module: nn.Module | None) -> Iterator[None]:
+    """Set evaluation mode; on exit restore modes, gradients, attributes and the states of all random generators."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()
     grads = [] if module is None else [(weight, weight.grad) for weight in module.parameters()]
     devices = {weight.device for weight, _ in grads if weight.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(devices)), unchanged(module):
+    with torch.random.fork_rng(devices=list(devices)), restoring_attributes(module):
         try:
             for weight, _ in grads:
                 weight.grad = None
@@ -28,35 +28,35 @@ def untouched(module: nn.Module | None) -> Iterator[None]:
         finally:
             for weight, grad in grads:
                 weight.grad = grad
-            np.random.set_state(numbers)
-            random.setstate(others)
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
 
 
 @contextmanager
-def unchanged(module: nn.Module | None) -> Iterator[None]:
-    """Afterwards every attribute of every part is the same object as before.
+def restoring_attributes(module: nn.Module | None) -> Iterator[None]:
+    """On exit restore every attribute of every submodule to the same object.
 
-    Released models do change themselves when called: BigBird replaces its attention for good once it meets a short row.
+    Some released models change themselves when called: BigBird replaces its attention permanently at a short input.
     """
-    kept: list[tuple[nn.Module, dict[str, Any]]] = []
-    for part in () if module is None else list(module.modules()):
-        kept.append((part, {name: _hold(name, value) for name, value in vars(part).items()}))
+    saved: list[tuple[nn.Module, dict[str, Any]]] = []
+    for submodule in () if module is None else list(module.modules()):
+        saved.append((submodule, {name: _snapshot(name, value) for name, value in vars(submodule).items()}))
     try:
         yield
     finally:
-        for part, attributes in kept:
-            vars(part).clear()
-            vars(part).update(attributes)
+        for submodule, attributes in saved:
+            vars(submodule).clear()
+            vars(submodule).update(attributes)
 
 
-def _hold(name: str, value: Any) -> Any:
-    """The value itself, or a copy of the table that lists parts."""
-    return value.copy() if name in TABLES else value
+def _snapshot(name: str, value: Any) -> Any:
+    """The value itself, or a copy of a dictionary of parameters, buffers or submodules."""
+    return value.copy() if name in COPIED_TABLES else value
 
 
 @contextmanager
-def training(module: nn.Module) -> Iterator[None]:
-    """Training mode inside; afterwards evaluation mode, no gradients, and all values as they were."""
+def training_mode(module: nn.Module) -> Iterator[None]:
+    """Set training mode; on exit restore evaluation mode and all values, and remove gradients."""
     values = {name: value.clone() for name, value in module.state_dict().items()}
     module.train()
     try:
@@ -69,23 +69,23 @@ def training(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def in_dtype(module: nn.Module | None, dtype: torch.dtype | None) -> Iterator[None]:
-    """All floating parameters and buffers in `dtype`, in place, so that closures over the module see it too."""
-    kept: list[tuple[Tensor, Tensor]] = []
+    """Convert all floating parameters and buffers to `dtype` in place, so that closures over the module use it too."""
+    original: list[tuple[Tensor, Tensor]] = []
     if module is not None and dtype is not None:
         tensors = {id(t): t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()}
-        kept = [(tensor, tensor.data) for tensor in tensors.values() if tensor.dtype != dtype]
+        original = [(tensor, tensor.data) for tensor in tensors.values() if tensor.dtype != dtype]
     try:
-        for tensor, data in kept:
+        for tensor, data in original:
             tensor.data = data.to(dtype)
         yield
     finally:
-        for tensor, data in kept:
+        for tensor, data in original:
             tensor.grad = None
             tensor.data = data
 
 
 def working_dtype(module: nn.Module | None, *, exact: bool) -> torch.dtype | None:
-    """float64 where the model is known to bear it, float32 for weights in half precision, else what it has."""
+    """The dtype to check in: float64 if `exact`, float32 for weights in half precision, else None (unchanged)."""
     if exact:
         return torch.float64
     if module is not None and any(t.is_floating_point() and t.element_size() < 4 for t in module.parameters()):

@@ -1,4 +1,4 @@
-"""The library's own models as subjects."""
+"""The models of this library as subjects."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,11 +26,11 @@ from manyformer.models import (
 from manyformer.recipes import RecipeCard
 from manyformer.recipes.registry import card_of
 
-PROMISES = ("causal", "incremental_decoding", "cross_attention", "padding_invariant")
+CARD_PROMISES = ("causal", "incremental_decoding", "cross_attention", "padding_invariant")
 
 
-def own(model: Model, *, name: str | None = None) -> Subject:
-    """The subject for one of our models. Raises UserError for a kind of model that no contract knows."""
+def own_subject(model: Model, *, name: str | None = None) -> Subject:
+    """The subject of a model of this library. Raises UserError for an unknown kind of model."""
     if isinstance(model, LanguageModel):
         return OwnLanguageModel(model, model.embed.vocab, name)
     if isinstance(model, EncoderDecoder):
@@ -42,30 +42,30 @@ def own(model: Model, *, name: str | None = None) -> Subject:
     if isinstance(model, Tagger):
         return OwnTagger(model, model.embed.vocab, name)
     if isinstance(model, ImageClassifier):
-        return OwnImageClassifier(model, BRIGHTNESS, name)
-    raise UserError(f"no contract knows what a {type(model).__name__} takes and gives: wrap it in an Adapter")
+        return OwnImageClassifier(model, BRIGHTNESS_LEVELS, name)
+    raise UserError(f"contracts do not know the inputs and outputs of a {type(model).__name__}: wrap it in an Adapter")
 
 
 class OwnSubject(Subject):
-    """What our models have in common: their card says what they promise."""
+    """The common part of all subjects of this library: the recipe's card has the promises."""
 
-    silent: Mapping[str, str] = {}
-    """What a kind of model cannot promise, whatever its card says."""
+    unavailable: Mapping[str, str] = {}
+    """Promises that this kind of model cannot make, with the reasons."""
 
     def __init__(self, model: Model, token_ids: int, name: str | None) -> None:
         self.module = model
-        # Apple's devices know no float64
+        # Apple's devices have no float64
         self.exact = model.device.type != "mps"
         spec: ModelSpec | None = getattr(model, "spec", None)
         card = None if spec is None else card_of(spec)
         self.name = name or (type(model).__name__ if spec is None else spec.recipe)
         self.max_length = model.max_length
-        self.not_promised = {**self.silent, **_denied(card)}
+        self.not_promised = {**self.unavailable, **_not_promised(card)}
         self.token_ids = torch.arange(token_ids, device=model.device)
 
     @property
     def model(self) -> Model:
-        """The model."""
+        """The checked model."""
         assert isinstance(self.module, Model)
         return self.module
 
@@ -78,16 +78,16 @@ class OwnSubject(Subject):
         self.model.save(Path(folder) / "model")
 
     def copy_from(self, folder: str) -> Self:
-        again = own(load(Path(folder) / "model").to(self.token_ids.device), name=self.name)
-        assert isinstance(again, type(self))
-        return again
+        loaded = own_subject(load(Path(folder) / "model").to(self.token_ids.device), name=self.name)
+        assert isinstance(loaded, type(self))
+        return loaded
 
 
 @final
 class OwnLanguageModel(OwnSubject):
     """A decoder-only model."""
 
-    silent: Mapping[str, str] = {"cross_attention": "a language model reads one sequence only"}
+    unavailable: Mapping[str, str] = {"cross_attention": "a language model reads one sequence only"}
     measured_anyway = frozenset({"causal", "causal-gradient"})
 
     def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
@@ -100,7 +100,7 @@ class OwnLanguageModel(OwnSubject):
 
 @final
 class OwnEncoderDecoder(OwnSubject):
-    """A decoder given a source; with a state, the source is encoded once and kept beside it."""
+    """An encoder-decoder; its state is the encoded source and the decoder's state."""
 
     takes_source = True
 
@@ -109,9 +109,9 @@ class OwnEncoderDecoder(OwnSubject):
         if state is None:
             assert inputs.source is not None
             return SubjectOutput(*self.model(inputs.source, inputs.tokens, inputs.source_segments, inputs.segments))
-        memory, stream = state
-        logits, stream, loss = self.model.decode(inputs.tokens, memory, inputs.segments, stream)
-        return SubjectOutput(logits, (memory, stream), loss)
+        memory, decoder_state = state
+        logits, decoder_state, loss = self.model.decode(inputs.tokens, memory, inputs.segments, decoder_state)
+        return SubjectOutput(logits, (memory, decoder_state), loss)
 
     def init_state(self, inputs: Inputs, *, capacity: int | None = None) -> State:
         assert isinstance(self.model, EncoderDecoder)
@@ -121,25 +121,25 @@ class OwnEncoderDecoder(OwnSubject):
 
 
 BOTH_SIDES: Mapping[str, str] = {
-    "causal": "every token sees both sides",
-    "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+    "causal": "every token attends to both sides",
+    "incremental_decoding": "a later token changes all earlier outputs, so none can be cached",
     "cross_attention": "it reads one sequence only",
 }
-"""What a model cannot promise that reads a sequence as a whole."""
+"""Promises that a bidirectional model cannot make, with the reasons."""
 
 
 @final
 class OwnEncoder(OwnSubject):
     """A masked language model."""
 
-    silent = BOTH_SIDES
+    unavailable = BOTH_SIDES
 
 
 @final
 class OwnTagger(OwnSubject):
-    """A model that gives every word a label, told of trees that follow from the tokens."""
+    """A tagger, with dependency trees that are derived from the tokens."""
 
-    silent = BOTH_SIDES
+    unavailable = BOTH_SIDES
 
     def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
         assert state is None
@@ -150,32 +150,32 @@ class OwnTagger(OwnSubject):
 
 @final
 class OwnClassifier(OwnSubject):
-    """A model that gives a row one label."""
+    """A classifier of texts: one label per row."""
 
     per_token = False
-    silent: Mapping[str, str] = {
+    unavailable: Mapping[str, str] = {
         "causal": "a label may depend on the whole row",
-        "incremental_decoding": "a later token may change the label, so nothing can be kept",
+        "incremental_decoding": "a later token may change the label, so nothing can be cached",
         "cross_attention": "it reads one sequence only",
         "packing": "a row has one label, so it holds one document",
         "per_token": "a row has one label, tokens have none",
     }
 
 
-BRIGHTNESS = 256
-"""A token of an image is the brightness of one channel of one pixel."""
+BRIGHTNESS_LEVELS = 256
+"""The number of values of a pixel's channel, which is a token of an image."""
 
 
 @final
 class OwnImageClassifier(OwnSubject):
-    """A model that gives an image one label: its tokens are the values of its pixels, always as many."""
+    """A classifier of images: one label per image, whose tokens are a fixed number of pixel values."""
 
     per_token = False
-    silent: Mapping[str, str] = {
+    unavailable: Mapping[str, str] = {
         "causal": "a label may depend on the whole image",
-        "incremental_decoding": "an image is there as a whole",
+        "incremental_decoding": "an image is processed as a whole",
         "cross_attention": "it reads one image only",
-        "padding_invariant": "all images are of one size, so that there is none",
+        "padding_invariant": "all images have one size, so there is no padding",
         "packing": "an image is not part of a row",
         "per_token": "an image has one label, its patches have none",
     }
@@ -192,12 +192,16 @@ class OwnImageClassifier(OwnSubject):
         return SubjectOutput(logits, None, loss)
 
 
-def _denied(card: RecipeCard | None) -> dict[str, str]:
-    """What the card does not promise; without a card everything is promised but what only a recipe can give."""
+def _not_promised(card: RecipeCard | None) -> dict[str, str]:
+    """The promises that the card excludes, with the reasons; without a card, those that need a recipe."""
     if card is None:
-        why = "no recipe made this model, so nothing says how to make it again"
-        return {"saving": why, "spec": why}
-    known = {*PROMISES, *CONTRACTS, *(need for contract in CONTRACTS.values() for need in contract.needs)}
-    if unknown := sorted(card.reasons.keys() - known):
-        raise UserError(f"the card of {card.name} excuses itself from '{unknown[0]}', which nothing promises")
-    return {name: why for name, why in card.reasons.items() if name not in PROMISES or not getattr(card, name)}
+        reason = "this model was not built from a recipe, so it cannot be built again"
+        return {"saving": reason, "spec": reason}
+    valid_names = {*CARD_PROMISES, *CONTRACTS, *(need for contract in CONTRACTS.values() for need in contract.needs)}
+    if unknown_names := sorted(card.reasons.keys() - valid_names):
+        raise UserError(
+            f"the card of {card.name} has a reason for '{unknown_names[0]}', which is no promise and no contract"
+        )
+    return {
+        name: reason for name, reason in card.reasons.items() if name not in CARD_PROMISES or not getattr(card, name)
+    }

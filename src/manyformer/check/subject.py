@@ -1,4 +1,4 @@
-"""What a contract talks to: one face for our models, for Hugging Face's and for anybody's module."""
+"""`Subject`: the common interface of models under test, from this library, Hugging Face or an adapter."""
 
 import random
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ PaddingSide = Literal["left", "right"]
 
 
 class Inputs(NamedTuple):
-    """What goes into a model: tokens and, for an encoder-decoder, a source; segments as everywhere (-1 is padding)."""
+    """The inputs of a model: tokens, a source for an encoder-decoder, and segment ids, with -1 for padding."""
 
     tokens: Int[Tensor, "b l"]
     segments: Int[Tensor, "b l"] | None = None
@@ -25,19 +25,19 @@ class Inputs(NamedTuple):
     source_segments: Int[Tensor, "b s"] | None = None
 
     def rows(self, index: Sequence[int]) -> "Inputs":
-        """The chosen rows, in that order."""
-        tokens, *others = (None if part is None else part[list(index)] for part in self)
+        """The inputs of these rows, in this order."""
+        tokens, *optional_parts = (None if part is None else part[list(index)] for part in self)
         assert tokens is not None
-        return Inputs(tokens, *others)
+        return Inputs(tokens, *optional_parts)
 
-    def columns(self, begin: int, end: int) -> "Inputs":
-        """A stretch of the tokens; the source stays whole."""
-        segments = None if self.segments is None else self.segments[:, begin:end]
-        return self._replace(tokens=self.tokens[:, begin:end], segments=segments)
+    def columns(self, start: int, stop: int) -> "Inputs":
+        """The inputs with only the columns `start` to `stop` of the tokens; the source is unchanged."""
+        segments = None if self.segments is None else self.segments[:, start:stop]
+        return self._replace(tokens=self.tokens[:, start:stop], segments=segments)
 
 
 class SubjectOutput(NamedTuple):
-    """What comes out: logits (b, l, v), or (b, classes) of a model that gives a row one label."""
+    """The outputs of a model: logits (b, l, v), or (b, classes) if a row has one label."""
 
     logits: Float[Tensor, "b *l v"]
     state: State = None
@@ -47,10 +47,10 @@ class SubjectOutput(NamedTuple):
 class Subject(ABC):
     """A model under test.
 
-    `not_promised` says what it does not promise, and why, by the name of a contract or of what contracts need; nothing
-    in it is ever reported as passed. `token_ids` are the tokens that may be drawn. `exact` allows the whole model to be
-    converted to float64, so that a mistake cannot hide behind rounding. `measured_anyway` are contracts that are
-    measured even where they are not promised, because the number says how far the model is from keeping them."""
+    `not_promised` maps names of contracts, or of promises that contracts need, to the reasons why the model does not
+    make them; such contracts are never reported as passed. `token_ids` are the tokens to draw from. `exact` allows the
+    whole model to be converted to float64, so that rounding cannot hide a defect. `measured_anyway` are contracts that
+    are measured even if they are not promised, because the number shows how far the model is from keeping them."""
 
     name: str
     token_ids: Int[Tensor, " n"]
@@ -67,37 +67,37 @@ class Subject(ABC):
     source_sides: tuple[PaddingSide, ...] = ("left", "right")
 
     def __call__(self, inputs: Inputs, state: State = None) -> SubjectOutput:
-        """One forward, with the same random numbers each time: only what the contract changes may change."""
+        """One forward pass with a fixed seed, so that only what the contract changes can change the result."""
         seed_everything(self.seed)
         return self.forward(inputs, state)
 
     @abstractmethod
     def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
-        """The bare forward; with a state, `inputs` is what comes next."""
+        """The forward pass without seeding; with a state, `inputs` are the next tokens."""
 
     def init_state(self, inputs: Inputs, *, capacity: int | None = None) -> State:
-        """The state before any token of these rows."""
+        """The initial state of these rows."""
         raise NotImplementedError
 
     def reorder(self, state: State, index: Sequence[int]) -> State:
-        """The state of the chosen rows."""
+        """The state of these rows, in this order."""
         return tree_map(lambda t: t.index_select(0, torch.tensor(index, device=t.device)), state)
 
     def session(self) -> AbstractContextManager[None]:
-        """What surrounds a whole check."""
+        """A context manager that is entered for the duration of a check."""
         return nullcontext()
 
     def copy_from(self, folder: str) -> Self:
-        """A fresh subject read from what `save_to` wrote."""
+        """Load a new subject from a folder that `save_to` wrote."""
         raise NotImplementedError
 
     def save_to(self, folder: str) -> None:
-        """Write the model to the folder."""
+        """Save the model in the folder."""
         raise NotImplementedError
 
 
 def seed_everything(seed: int) -> None:
-    """Seed torch's, NumPy's and Python's generators, all of which released models draw from."""
+    """Seed the random generators of torch, NumPy and Python, all of which released models use."""
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)

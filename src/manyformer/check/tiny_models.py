@@ -1,4 +1,4 @@
-"""A recipe built small: everything that is new in it still happens, within milliseconds."""
+"""Recipes with tiny sizes, which use all mechanisms of the recipe and run within milliseconds."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
 
-SMALL: dict[str, Any] = {
+TINY_KEYWORDS: dict[str, Any] = {
     "vocab": 29,
     "classes": 3,
     "dim": 16,
@@ -18,28 +18,28 @@ SMALL: dict[str, Any] = {
     "max_length": 128,
     "dropout": 0.0,
 }
-"""The common keywords; what only one recipe has, its card gives in `tiny_keywords`."""
+"""Common keywords; those that only one recipe has are in the `tiny_keywords` of its card."""
 
 
-SHAKE = 0.1
+PERTURBATION = 0.1
 
 
-def small_keywords(name: str) -> dict[str, Any]:
-    """Small sizes for the recipe `name`, and its card's own. Raises UserError."""
+def tiny_keywords(name: str) -> dict[str, Any]:
+    """Tiny sizes for the recipe `name`, including those of its card. Raises UserError."""
     recipe = get_recipe(name)
-    sizes = {keyword: value for keyword, value in SMALL.items() if keyword in recipe.signature.parameters}
+    sizes = {keyword: value for keyword, value in TINY_KEYWORDS.items() if keyword in recipe.signature.parameters}
     return sizes | recipe.card.tiny_keywords
 
 
-def build_small(name: str, keywords: Mapping[str, Any], seed: int) -> Model:
-    """The recipe `name` with small sizes, its card's own small ones, and `keywords` on top. Raises UserError.
+def build_tiny(name: str, keywords: Mapping[str, Any], seed: int) -> Model:
+    """Build the recipe `name` with `tiny_keywords`, overridden by `keywords`. Raises UserError.
 
-    All parameters are moved away from where they start: zero biases, unit gains and closed gates would hide mistakes.
+    All parameters are perturbed: zero biases, unit gains and closed gates would hide defects.
     """
-    keywords = small_keywords(name) | dict(keywords)
+    keywords = tiny_keywords(name) | dict(keywords)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = build(name, **keywords)
         for weight in model.parameters():
-            weight.add_(torch.randn_like(weight), alpha=SHAKE)
+            weight.add_(torch.randn_like(weight), alpha=PERTURBATION)
     return model

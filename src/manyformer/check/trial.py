@@ -1,4 +1,4 @@
-"""What every contract is given: the model, the inputs to draw, and how near is near enough."""
+"""`ContractTrial`: the subject of a contract, random inputs, and the tolerance of comparisons."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,19 +9,19 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.check.isolation import training
+from manyformer.check.isolation import training_mode
 from manyformer.check.subject import Inputs, Subject
 
 Backend = Literal["aot_eager", "inductor"]
 
 T = TypeVar("T")
 
-EXACT, SINGLE = 1e-9, 2e-5
-"""How far apart equal results may be, relative to the logits, in float64 and in float32."""
+FLOAT64_TOLERANCE, FLOAT32_TOLERANCE = 1e-9, 2e-5
+"""The largest difference of equal results in float64 and in float32, relative to the logits."""
 
 
 class ContractFinding(NamedTuple):
-    """What a contract found; `passed` is its verdict."""
+    """The result of a contract: whether it passed, a sentence, the measured number and its upper bound."""
 
     passed: bool
     sentence: str
@@ -30,23 +30,23 @@ class ContractFinding(NamedTuple):
 
 
 def passed(sentence: str, measured: float | None = None, tolerance: float | None = None) -> ContractFinding:
-    """The finding that a promise is kept."""
+    """The finding of a contract that passed."""
     return ContractFinding(passed=True, sentence=sentence, measured=measured, tolerance=tolerance)
 
 
 def failed(sentence: str, measured: float | None = None, tolerance: float | None = None) -> ContractFinding:
-    """The finding that a promise is broken."""
+    """The finding of a contract that failed."""
     return ContractFinding(passed=False, sentence=sentence, measured=measured, tolerance=tolerance)
 
 
 class Untestable(Exception):
-    """A contract cannot be tested on this model or machine; the message says why."""
+    """Raised if a contract cannot be tested on this model or machine; the message is the reason."""
 
 
 @final
 @dataclass(frozen=True)
 class ContractTrial:
-    """One contract's run: `length` tokens where many steps are taken, `long_length` where few calls are."""
+    """One run of a contract: `length` tokens for tests of many steps, `long_length` for those of few calls."""
 
     subject: Subject
     generator: torch.Generator
@@ -56,45 +56,45 @@ class ContractTrial:
     backend: Backend = "aot_eager"
 
     def round_length(self, length: int) -> int:
-        """The nearest length that the model takes: a multiple of what it asks for, at least one of them."""
+        """The nearest positive multiple of the subject's `length_multiple`."""
         multiple = self.subject.length_multiple
         return max(round(length / multiple), 1) * multiple
 
-    def number(self, below: int) -> int:
-        """A random whole number from 0 on."""
+    def random_int(self, below: int) -> int:
+        """A random integer from 0 to `below` - 1."""
         return int(torch.randint(below, (), generator=self.generator))
 
     def tokens(self, rows: int, length: int) -> Int[Tensor, "b l"]:
-        """Random tokens."""
+        """Random tokens (rows, length)."""
         ids = self.subject.token_ids
         return ids[torch.randint(len(ids), (rows, length), generator=self.generator).to(ids.device)]
 
     def different_tokens(self, tokens: Int[Tensor, "b l"]) -> Int[Tensor, "b l"]:
-        """Random tokens that differ from the given ones everywhere."""
+        """Random tokens that differ from `tokens` at every position."""
         ids = self.subject.token_ids
         shift = torch.randint(1, len(ids), tokens.shape, generator=self.generator).to(ids.device)
         return ids[(torch.searchsorted(ids, tokens.contiguous()) + shift) % len(ids)]
 
     def draw(self, rows: int, length: int, *, source: int | None = None) -> Inputs:
-        """Random rows of `length` tokens; an encoder-decoder also gets sources, of about that length or of `source`."""
+        """Random inputs with `length` tokens; an encoder-decoder also gets sources of `source` or 2/3 as many."""
         if not self.subject.takes_source:
             return Inputs(self.tokens(rows, length))
         return Inputs(self.tokens(rows, length), None, self.tokens(rows, source or length * 2 // 3 + 1))
 
     def documents(self, lengths: Sequence[int]) -> list[Inputs]:
-        """One row for each length, with sources of other lengths, none longer than the longest row."""
-        most = max(lengths)
+        """Random inputs of one row for each length, with sources of other lengths, at most the largest length."""
+        max_length = max(lengths)
         return [
-            self.draw(1, self.round_length(length), source=1 + (5 * number + length) % most)
-            for number, length in enumerate(lengths)
+            self.draw(1, self.round_length(length), source=1 + (5 * index + length) % max_length)
+            for index, length in enumerate(lengths)
         ]
 
 
 def gradients_of(trial: ContractTrial, loss: Callable[[], Tensor]) -> dict[str, Tensor | None]:
-    """The gradient of each parameter that asks for one, by name.
+    """The gradient of each parameter that requires one, by name.
 
-    They are accumulated, not asked for one by one: what differentiates itself, such as a reversible stack, knows no
-    other way.
+    Gradients are accumulated by `backward`, because modules with their own backward pass, such as a reversible stack,
+    do not support `torch.autograd.grad`.
     """
     module = trial.subject.module
     assert module is not None
@@ -111,7 +111,7 @@ def gradients_of(trial: ContractTrial, loss: Callable[[], Tensor]) -> dict[str, 
 
 
 def differentiate(trial: ContractTrial, run: Callable[[], T]) -> T:
-    """`run` with gradients; in training mode where evaluation mode has no backward pass, as some released models."""
+    """Call `run` with gradients enabled; if that raises, in training mode, which some released models need."""
     module = trial.subject.module
     with torch.enable_grad():
         try:
@@ -119,31 +119,41 @@ def differentiate(trial: ContractTrial, run: Callable[[], T]) -> T:
         except Exception:
             if module is None:
                 raise
-            with training(module):
+            with training_mode(module):
                 return run()
 
 
 class WorstDifference:
-    """Comparisons, each relative to the size of what is right: where they first fail, and how far apart they get."""
+    """Comparisons of tensors, relative to the expected values: the largest difference and the first failure."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[float, str]] = []
+        self.differences: list[tuple[float, str]] = []
 
-    def add(self, got: Tensor, want: Tensor, where: str) -> None:
-        """Compare. A shape that differs is a mistake and raises ValueError."""
-        if got.shape != want.shape:
-            raise ValueError(f"{where}: the shape is {tuple(got.shape)}, {tuple(want.shape)} was expected")
-        if want.numel():
-            got, want = got.detach().double(), want.detach().double()
-            self.found.append((float((got - want).abs().max() / want.abs().max().clamp(min=1e-12)), where))
+    def add(self, actual: Tensor, expected: Tensor, where: str) -> None:
+        """Compare two tensors. Raises ValueError if their shapes differ."""
+        if actual.shape != expected.shape:
+            raise ValueError(f"{where}: the shape is {tuple(actual.shape)}, {tuple(expected.shape)} was expected")
+        if expected.numel():
+            actual, expected = actual.detach().double(), expected.detach().double()
+            self.differences.append(
+                (float((actual - expected).abs().max() / expected.abs().max().clamp(min=1e-12)), where)
+            )
 
-    def finding(self, good: str, tolerance: float) -> ContractFinding:
-        """`passed` is the sentence where all agree; otherwise it names the first place that does not."""
-        # a NaN is worse than any number
-        worst = max((apart for apart, _ in self.found), key=lambda apart: (math.isnan(apart), apart), default=0.0)
-        # not "above the tolerance", which no NaN is
-        bad = [(apart, where) for apart, where in self.found if not apart <= tolerance]
-        if not bad:
-            return passed(good, worst, tolerance)
-        first, where = bad[0]
-        return failed(f"{where}: {first:.1e} apart, one of {len(bad)} in {len(self.found)}", worst, tolerance)
+    def finding(self, sentence: str, tolerance: float) -> ContractFinding:
+        """The finding of all comparisons: `sentence` if all agree, else the location of the first that does not."""
+        # a NaN counts as larger than any number
+        worst = max(
+            (difference for difference, _ in self.differences),
+            key=lambda difference: (math.isnan(difference), difference),
+            default=0.0,
+        )
+        # not `>`, which is False for a NaN
+        failures = [(difference, where) for difference, where in self.differences if not difference <= tolerance]
+        if not failures:
+            return passed(sentence, worst, tolerance)
+        first_difference, where = failures[0]
+        return failed(
+            f"{where}: {first_difference:.1e} apart, one of {len(failures)} in {len(self.differences)}",
+            worst,
+            tolerance,
+        )

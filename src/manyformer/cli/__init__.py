@@ -1,4 +1,4 @@
-"""The command line. One file a command; nothing here loads torch before a command runs."""
+"""The command line: one file for each command; torch is imported only when a command runs."""
 
 import importlib
 
@@ -29,7 +29,7 @@ COMMANDS = (
     "plot",
     "doctor",
 )
-"""The files of the commands, in the order in which `manyformer --help` lists them."""
+"""The modules of the commands, in the order of `manyformer --help`."""
 
 for _command in COMMANDS:
     importlib.import_module(f"manyformer.cli.{_command}")

@@ -1,4 +1,4 @@
-"""The end of a training run: a sample of what the model can do now, the curves, and what to do next."""
+"""The output after a training run: a sample from the model, the curves, and suggested next commands."""
 
 import re
 from itertools import islice
@@ -13,94 +13,100 @@ from manyformer.models import EncoderDecoder, LanguageModel
 from manyformer.train import TrainingEvent, TrainingFinished, TrainResult
 from manyformer.train.reporter import LiveReporter, reporter
 
-SAMPLE = 160
-"""Tokens of the sample of a language model."""
+SAMPLE_TOKENS = 160
+"""Length in tokens of a language model's sample."""
 
 TEMPERATURE = 0.7
 
-LEAD = 40
-"""Characters of held-out text from which the sample goes on."""
+PROMPT_CHARACTERS = 40
+"""Length in characters of the held-out text that prompts the sample."""
 
-SHOWN = 3
-"""Translations that are shown."""
+SAMPLE_TRANSLATIONS = 3
+"""Number of translations shown."""
 
 
 class AfterTraining:
-    """Listens to a run and keeps back the commands that go on from it, to be the last lines."""
+    """An event listener of a run that holds back the suggested next commands until the end."""
 
     def __init__(self, out: TextIO, *, quiet: bool) -> None:
         self.out, self.quiet = out, quiet
-        self.next: tuple[str, ...] = ()
-        self.tell = reporter(out)
+        self.next_commands: tuple[str, ...] = ()
+        self.report = reporter(out)
 
     def __call__(self, event: TrainingEvent) -> None:
         if isinstance(event, TrainingFinished):
-            self.next = event.next_commands
+            self.next_commands = event.next_commands
             event = event._replace(next_commands=())
         if not self.quiet or isinstance(event, TrainingFinished):
-            self.tell(event)
+            self.report(event)
 
     def close(self) -> None:
-        """Give the terminal back: what is said next stands below the bar."""
-        if isinstance(self.tell, LiveReporter):
-            self.tell.close()
+        """Stop the progress bar, so that later output appears below it."""
+        if isinstance(self.report, LiveReporter):
+            self.report.close()
 
     def show(self, run: RunConfig, result: TrainResult) -> None:
-        """Print a sample, draw the curves, and say what to do next."""
+        """Print a sample, plot the curves, and print the next commands."""
         if not self.quiet:
-            self._sample(run, result)
-        self._curves(result)
-        for number, line in enumerate(self.next if not self.quiet else ()):
-            self._say(f"{'' if number else 'next':<8} {line}")
+            self._print_sample(run, result)
+        self._plot_curves(result)
+        for number, line in enumerate(self.next_commands if not self.quiet else ()):
+            self._print(f"{'' if number else 'next':<8} {line}")
 
-    def _sample(self, run: RunConfig, result: TrainResult) -> None:
+    def _print_sample(self, run: RunConfig, result: TrainResult) -> None:
         model = result.load()
-        # levels of brightness are nothing to read
+        # levels of brightness are not readable text
         if isinstance(model, LanguageModel) and not isinstance(run.data, ImagesData):
-            self._write(model, _lead(run, result), run.seed)
+            self._sample_text(model, _sample_prompt(run, result), run.seed)
         elif isinstance(model, EncoderDecoder):
-            self._translate(model, list(islice(read_examples(result.out / "data", "valid"), SHOWN)))
+            self._sample_translations(
+                model, list(islice(read_examples(result.out / "data", "valid"), SAMPLE_TRANSLATIONS))
+            )
 
-    def _write(self, model: LanguageModel, lead: str, seed: int) -> None:
-        room = SAMPLE if model.max_length is None else min(SAMPLE, model.max_length - len(model.tokenizer.encode(lead)))
-        if room < 1:
+    def _sample_text(self, model: LanguageModel, prompt: str, seed: int) -> None:
+        max_new = (
+            SAMPLE_TOKENS
+            if model.max_length is None
+            else min(SAMPLE_TOKENS, model.max_length - len(model.tokenizer.encode(prompt)))
+        )
+        if max_new < 1:
             return
-        self._say(f"sample   at temperature {TEMPERATURE}, after {lead!r}:")
-        self._say("")
-        decoding = decoding_from_options(temperature=TEMPERATURE, max_new=room, seed=seed)
-        print(lead, end="", file=self.out, flush=True)
-        for piece in stream(model, lead, decoding):
+        self._print(f"sample   at temperature {TEMPERATURE}, after {prompt!r}:")
+        self._print("")
+        decoding = decoding_from_options(temperature=TEMPERATURE, max_new=max_new, seed=seed)
+        print(prompt, end="", file=self.out, flush=True)
+        for piece in stream(model, prompt, decoding):
             print(piece.text, end="", file=self.out, flush=True)
-        self._say("\n")
+        self._print("\n")
 
-    def _translate(self, model: EncoderDecoder, examples: list[HeldOutExample]) -> None:
-        texts = translate(model, [one.source for one in examples], tokenizer=model.tokenizer)
+    def _sample_translations(self, model: EncoderDecoder, examples: list[HeldOutExample]) -> None:
+        texts = translate(model, [held_out.source for held_out in examples], tokenizer=model.tokenizer)
         for example, text in zip(examples, texts):
-            self._say(f"sample   {example.source}")
-            self._say(f"      →  {text}")
-            self._say(f"   ref.  {example.target}")
+            self._print(f"sample   {example.source}")
+            self._print(f"      →  {text}")
+            self._print(f"   ref.  {example.target}")
 
-    def _curves(self, result: TrainResult) -> None:
+    def _plot_curves(self, result: TrainResult) -> None:
         from manyformer.view import plot_runs
 
         picture = result.out / "curves.png"
         plot_runs([result.out], picture)
         if not self.quiet:
-            self._say(f"curves   {picture}")
+            self._print(f"curves   {picture}")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         print(text, file=self.out, flush=True)
 
 
-def _lead(run: RunConfig, result: TrainResult) -> str:
-    """What a sample begins with: a function of Python's library, or the first whole words of the validation text."""
+def _sample_prompt(run: RunConfig, result: TrainResult) -> str:
+    """The prompt of a sample: `def ` for Python's library, otherwise the first whole words of the validation text."""
     if getattr(run.data, "path", None) == "stdlib":
         return "def "
     if isinstance(run.data, SyntheticData):
-        made = open_data(run.data, "language-model", batch_tokens=run.batch.tokens, cache=result.out / "data", seed=0)
-        return made.source.decode(next(iter(made.valid))[0][0, : LEAD // 4])
-    ready = load_prepared(result.out / "data")
-    assert ready is not None
-    text = ready.tokenizers.source.decode(ready.shards["valid"].tokens[:LEAD])[:LEAD]
-    words = re.sub(r"^\S*\s+|\s+\S*$", "", text)
-    return words or text
+        data = open_data(run.data, "language-model", batch_tokens=run.batch.tokens, cache=result.out / "data", seed=0)
+        return data.source.decode(next(iter(data.valid))[0][0, : PROMPT_CHARACTERS // 4])
+    prepared = load_prepared(result.out / "data")
+    assert prepared is not None
+    text = prepared.tokenizers.source.decode(prepared.shards["valid"].tokens[:PROMPT_CHARACTERS])[:PROMPT_CHARACTERS]
+    whole_words = re.sub(r"^\S*\s+|\s+\S*$", "", text)
+    return whole_words or text

@@ -1,6 +1,6 @@
-"""The application: its commands, and how mistakes, interruptions and closed pipes end it.
+"""The command-line application: dispatch of commands, error messages and exit codes.
 
-Exit codes: 0 done, 1 a defect or a broken promise, 2 a mistake that the user can mend, 130 stopped by Ctrl-C.
+Exit codes: 0 success, 1 a defect or a failed contract, 2 an error in the user's input, 130 interrupted by Ctrl-C.
 """
 
 import inspect
@@ -25,7 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
     epilog="""[bold]Begin here[/bold]
 manyformer train lm/stdlib                 train a language model on Python's own library
-manyformer generate runs/lm-stdlib "def "  let it write
+manyformer generate runs/lm-stdlib "def "  generate text with it
 manyformer list                            all recipes; show NAME explains one
 manyformer COMMAND --help                  settings with defaults, and examples""",
 )
@@ -34,8 +34,8 @@ manyformer COMMAND --help                  settings with defaults, and examples"
 FIND, TRAIN, USE, JUDGE = "Find", "Train", "Use", "Judge and compare"
 
 
-def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer passes the value
-    if wanted:
+def _show_version(requested: bool) -> None:  # noqa: FBT001 - typer passes the value
+    if requested:
         typer.echo(f"manyformer {__version__}")
         raise typer.Exit
 
@@ -48,7 +48,7 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="After an error show the whole traceback; may stand anywhere.")
+        bool, typer.Option("--debug", help="Show the traceback of an error; may be given anywhere.")
     ] = False,
 ) -> None:
     """Train, check, score, run and compare every kind of Transformer."""
@@ -66,31 +66,31 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; messages go to stderr, results to stdout."""
-    debug, rest = _take_debug(list(arguments))
+    debug, command = _take_debug(list(arguments))
     if "_MANYFORMER_COMPLETE" in os.environ:
         app(prog_name="manyformer")
     try:
-        code = _invoke(rest)
+        code = _invoke(command)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # the reader has left (`| head`): nobody is there to be told, nor for Python's own flush at the end
+        # the reader closed the pipe (`| head`); Python's own flush at exit must not fail on it either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except KeyboardInterrupt:
-        # on a line of its own: text may have been under way
+        # on a new line, because a line of output may be incomplete
         print_error("stopped", mark="\n")
         return STOPPED
     except Exception as error:
         if debug:
             traceback.print_exc()
-        return _tell(error, debug=debug)
+        return _report_error(error, debug=debug)
 
 
 def _invoke(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
-    for part in getattr(command, "commands", {}).values():
-        part.help = _reflowed(part.help or "")
+    for subcommand in getattr(command, "commands", {}).values():
+        subcommand.help = _join_lines(subcommand.help or "")
     try:
         with command.make_context("manyformer", arguments) as context:
             result = command.invoke(context)
@@ -99,22 +99,22 @@ def _invoke(arguments: list[str]) -> int:
     return result if isinstance(result, int) else DONE
 
 
-def _reflowed(text: str) -> str:
-    """Docstrings break their lines for the source; help breaks them for the terminal."""
+def _join_lines(text: str) -> str:
+    """Join the lines of each paragraph of a docstring, so that help can wrap them to the terminal."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
 
 
 def _take_debug(arguments: list[str]) -> tuple[bool, list[str]]:
-    """`--debug` may stand anywhere before a bare `--`."""
+    """Remove `--debug`, which may be given anywhere before a bare `--`; return whether it was given, and the rest."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    before = [argument for argument in arguments[:end] if argument != "--debug"]
-    return len(before) < end, before + arguments[end:]
+    options = [argument for argument in arguments[:end] if argument != "--debug"]
+    return len(options) < end, options + arguments[end:]
 
 
-def _tell(error: Exception, *, debug: bool) -> int:
-    """Say what went wrong in one line a mistake, and return the exit code."""
+def _report_error(error: Exception, *, debug: bool) -> int:
+    """Print one line for each error and return the exit code."""
     if isinstance(error, typer.TyperException):
-        return _tell_usage(error)
+        return _report_usage_error(error)
     if isinstance(error, UserErrors):
         for line in error.lines:
             print_error(line)
@@ -127,18 +127,18 @@ def _tell(error: Exception, *, debug: bool) -> int:
         return MISTAKE
     print_error(f"{type(error).__name__}: {error}")
     if not debug:
-        print_error("this should not happen; the same command with --debug shows where it did")
+        print_error("this is a defect of manyformer; run the same command with --debug for a traceback")
     return DEFECT
 
 
-def _tell_usage(error: typer.TyperException) -> int:
+def _report_usage_error(error: typer.TyperException) -> int:
     context = getattr(error, "ctx", None)
     message = error.format_message()
     if option := getattr(error, "option_name", None):
-        near = getattr(error, "possibilities", None)
-        if near is not None:
-            known = f"did you mean {' or '.join(sorted(near))}?" if near else "--help lists the options"
-            message = f"there is no option {option}; {known}"
+        suggestions = getattr(error, "possibilities", None)
+        if suggestions is not None:
+            hint = f"did you mean {' or '.join(sorted(suggestions))}?" if suggestions else "--help lists the options"
+            message = f"there is no option {option}; {hint}"
     print_error(message[:1].lower() + message[1:])
     if context is not None:
         print_error(f"'{context.command_path} --help' explains the command", mark="")
@@ -146,5 +146,5 @@ def _tell_usage(error: typer.TyperException) -> int:
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help: whole commands to copy."""
+    """The epilog of a command's help: complete example commands."""
     return "[bold]Examples[/bold]\n" + "\n".join(line.replace("[", "\\[") for line in lines)

@@ -1,4 +1,4 @@
-"""`manyformer check`: does a model keep its promises?"""
+"""`manyformer check`: test the contracts of a model."""
 
 from typing import Annotated
 
@@ -19,35 +19,40 @@ from manyformer.cli.app import DEFECT, JUDGE, app, examples
 )
 def check(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="A recipe, built small, or the folder of a run or a saved model.")],
+    name: Annotated[str, typer.Argument(help="A recipe, built tiny, or the folder of a run or a saved model.")],
     keywords: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keywords of the recipe, such as norm=post.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Keywords of the recipe, such as norm_order=post."),
     ] = None,
     *,
     length: Annotated[
         int | None,
-        typer.Option(help="Tokens in all sequences; by default 48, and up to 512 where the future may leak."),
+        typer.Option(help="Tokens in each sequence; by default 48, and up to 512 in tests of causality."),
     ] = None,
     only: Annotated[str | None, typer.Option(help="Only these contracts, separated by commas.")] = None,
     skip: Annotated[str | None, typer.Option(help="All but these contracts, separated by commas.")] = None,
-    seed: Annotated[int, typer.Option(help="Draws weights and inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Hold a model to its promises: no look ahead, cached as uncached, padding, packing, gradients, precision, saving.
+    """Test a model's contracts: causality, caching, padding, packing, gradients, precision, saving and more.
 
-    Ends with exit code 1 if a promise is broken. What a recipe does not promise is listed with the reason.
+    Ends with exit code 1 if a contract fails. Contracts that a recipe does not promise are listed with the reason.
     """
     from manyformer.cli.console import print_result, status_line
     from manyformer.cli.model_arguments import is_folder, read_keywords
-    from manyformer.cli.split_arguments import with_options
+    from manyformer.cli.split_arguments import suggest_options
     from manyformer.recipes import get_recipe
 
-    words = keywords or []
-    given = {} if is_folder(name) else with_options(context, words, lambda: read_keywords(get_recipe(name), words))
-    if is_folder(name) and words:
+    arguments = keywords or []
+    model_keywords = (
+        {}
+        if is_folder(name)
+        else suggest_options(context, arguments, lambda: read_keywords(get_recipe(name), arguments))
+    )
+    if is_folder(name) and arguments:
         from manyformer.errors import UserError
 
-        raise UserError(f"'{words[0]}' is for a recipe; the model in {name} is built already")
+        raise UserError(f"'{arguments[0]}' is for a recipe; the model in {name} is built already")
     from manyformer.check import check as run
 
     with status_line(f"checking {name}") as status:
@@ -55,10 +60,10 @@ def check(
             name,
             length=length,
             seed=seed,
-            only=None if only is None else _listed(only),
-            skip=() if skip is None else _listed(skip),
-            keywords=given or None,
-            each=lambda row: status(f"checking {name}: {row.contract} {row.verdict}"),
+            only=None if only is None else _split_commas(only),
+            skip=() if skip is None else _split_commas(skip),
+            keywords=model_keywords or None,
+            on_row=lambda row: status(f"checking {name}: {row.contract} {row.verdict}"),
         )
     if as_json:
         print_result(report.to_json())
@@ -68,8 +73,8 @@ def check(
         raise typer.Exit(DEFECT)
 
 
-def _listed(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+def _split_commas(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _print(report: object) -> None:

@@ -1,4 +1,4 @@
-"""`manyformer collaborate`: let the heads of a trained model share the dimensions of queries and keys."""
+"""`manyformer collaborate`: convert a trained model to shared query and key dimensions."""
 
 from typing import Annotated
 
@@ -19,19 +19,22 @@ def collaborate(
     run: Annotated[str, typer.Argument(help="The folder of a run or a saved model: a transformer-lm or a bert.")],
     *,
     shared: Annotated[
-        int, typer.Option(min=1, help="Dimensions of queries and keys for all heads together; dim changes nothing.")
+        int,
+        typer.Option(min=1, help="Number of query and key dimensions that all heads share; dim gives the exact model."),
     ],
     out: Annotated[str, typer.Option(help="The folder of the new model.")],
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of alternating least squares at most.")] = 100,
-    starts: Annotated[int, typer.Option(min=1, help="How often to begin anew; the best is taken.")] = 2,
-    seed: Annotated[int, typer.Option(help="Draws the starts after the first.")] = 0,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Maximum number of iterations of alternating least squares.")
+    ] = 100,
+    starts: Annotated[int, typer.Option(min=1, help="Number of restarts, of which the best is taken.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of the restarts after the first.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the errors as JSON.")] = False,
 ) -> None:
-    """Let the heads of a trained model share the dimensions of their queries and keys (Cordonnier et al. 2020).
+    """Convert a trained model so that its heads share query and key dimensions (Cordonnier et al. 2020).
 
-    The products of all heads' projections are one tensor, decomposed into fewer dimensions; values and all other
-    weights stay. Tells how far the weights of the scores are from the old ones in each layer. Needs tensorly.
-    """
+    The products of all heads' query and key projections form one tensor, which is decomposed into fewer dimensions;
+    values and all other weights are unchanged. Reports the relative error of each layer's score weights. Needs
+    tensorly."""
     from pathlib import Path
 
     from manyformer.api import load
@@ -46,17 +49,19 @@ def collaborate(
         raise UserError(f"{out} exists already; choose another --out")
     model = load(folder)
     with status_line(f"decomposing the heads of {run}"):
-        found = share(model, shared=shared, rounds=rounds, starts=starts, seed=seed)
-    found.model.save(out)
+        result = share(model, shared=shared, rounds=rounds, starts=starts, seed=seed)
+    result.model.save(out)
     copy_tokenizers(folder, Path(out))
-    before, after = count_parameters(model), count_parameters(found.model)
+    parameters_before, parameters_after = count_parameters(model), count_parameters(result.model)
     if as_json:
-        print_json({"out": out, "shared": shared, "errors": found.errors, "parameters": [before, after]})
+        print_json(
+            {"out": out, "shared": shared, "errors": result.errors, "parameters": [parameters_before, parameters_after]}
+        )
         return
     print_table(
         ("attention", "relative error of the scores' weights"),
-        [(name, f"{error:.4f}") for name, error in found.errors.items()],
+        [(name, f"{error:.4f}") for name, error in result.errors.items()],
         right=(1,),
     )
-    print_result(f"{before:,} parameters before, {after:,} now")
+    print_result(f"{parameters_before:,} parameters before, {parameters_after:,} after")
     print_result(f"wrote {out}")

@@ -1,4 +1,4 @@
-"""`manyformer compare`: several trainings alike, one table, one picture."""
+"""`manyformer compare`: train and score several cases under equal conditions."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     context_settings={"ignore_unknown_options": True},
     epilog=examples(
         "manyformer compare                                        the comparisons that come with the package",
-        "manyformer compare positions/extrapolation --dry-run      what it would do",
+        "manyformer compare positions/extrapolation --dry-run      what would be trained",
         "manyformer compare positions/extrapolation --seeds 3",
         "manyformer compare mine.yaml limits.steps=100 --out try",
     ),
 )
 def compare(
     context: typer.Context,
-    words: Annotated[
+    arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[NAME-OR-FILE [KEY=VALUE]...]",
@@ -35,37 +35,39 @@ def compare(
     ] = None,
     *,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="How often each case is trained; the file says unless given.")
+        int | None, typer.Option(min=1, help="Number of trainings of each case; from the file unless given.")
     ] = None,
     out: Annotated[str | None, typer.Option(help="The folder of all runs, the table and the picture.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained and scored, and stop.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the file, to make one like it, and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be trained and scored, and stop.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the comparison's file and stop.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the earlier comparison is moved aside.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
 ) -> None:
-    """Train the cases of a comparison alike, score them alike, and show one table and one picture.
+    """Train and score the cases of a comparison in the same way, and show one table and one picture.
 
-    The file has a base run ([bold]run:[/bold], as in a run file, [bold]extends:[/bold] too) and [bold]cases:[/bold],
-    each a name and the settings in which it differs; a case with [bold]trained: OTHER[/bold] takes the weights of that
-    one. [bold]seeds:[/bold] says how often each is trained, [bold]score:[/bold] what is told of it (loss, accuracy,
-    bleu, ...), [bold]sweep:[/bold] one setting under whose values the trained models are scored again, such as
-    data.length, [bold]cost:[/bold] what else (parameters, minutes, tokens, step, memory), [bold]claims:[/bold] what
-    should come out, such as 'alibi@256 <= alibi@64 + 0.03'.
+    The file has a base run ([bold]run:[/bold], as in a run file, also with [bold]extends:[/bold]) and
+    [bold]cases:[/bold], each a name and the settings in which it differs; a case with [bold]trained: CASE[/bold] takes
+    the weights of that case. [bold]seeds:[/bold] is the number of trainings of each, [bold]score:[/bold] the scores
+    (loss, accuracy, bleu, ...), [bold]sweep:[/bold] one setting with values under which the trained models are scored
+    again, such as data.length, [bold]cost:[/bold] the costs in the table (parameters, minutes, tokens, step, memory),
+    [bold]claims:[/bold] the expected results, such as 'alibi@256 <= alibi@64 + 0.03'.
 
-    A score that a model cannot have, say beyond its longest sequence, is a dash and its reason stands below. Every
-    training is kept: after Ctrl-C or a kill the same command goes on. All is written to comparisons/NAME unless --out
+    A score that a model cannot have, for example beyond its max_length, is a dash with the reason in a note. All
+    trainings are saved: after Ctrl-C or a kill the same command continues. Results are in comparisons/NAME unless --out
     is given: table.md, table.csv, results.json, picture.png and a run's folder for each case and seed.
     """
-    from manyformer.cli.split_arguments import split_words, with_options
+    from manyformer.cli.split_arguments import split_arguments, suggest_options
 
-    target, overrides = split_words(words or [])
+    target, overrides = split_arguments(arguments or [])
     if target is None and not overrides:
         _list(as_json=as_json)
         return
     if show:
         _show(target)
         return
-    comparison = with_options(context, overrides, lambda: _read(target, overrides))
+    comparison = suggest_options(context, overrides, lambda: _read(target, overrides))
     if dry_run:
         _print_plan(comparison, seeds or comparison.file.seeds)
     else:
@@ -74,15 +76,15 @@ def compare(
 
 def _list(*, as_json: bool) -> None:
     from manyformer.cli.console import print_json, print_result, print_table
-    from manyformer.config import about_run, shipped_comparisons
+    from manyformer.config import run_description, shipped_comparisons
 
-    found = {name: about_run(path) for name, path in shipped_comparisons().items()}
+    comparisons = {name: run_description(path) for name, path in shipped_comparisons().items()}
     if as_json:
-        print_json([{"name": name, "about": about} for name, about in found.items()])
+        print_json([{"name": name, "about": about} for name, about in comparisons.items()])
         return
-    print_table(("comparison", "about"), list(found.items()))
+    print_table(("comparison", "about"), list(comparisons.items()))
     print_result()
-    print_result("`manyformer compare NAME` carries one out, with --dry-run it says what that is.")
+    print_result("`manyformer compare NAME` runs one; with --dry-run it prints the plan.")
 
 
 def _show(target: str | None) -> None:
@@ -93,12 +95,12 @@ def _show(target: str | None) -> None:
 
 
 def _read(target: str | None, overrides: list[str]) -> "Comparison":
-    from manyformer.compare.compare import read
+    from manyformer.compare.compare import read_comparison
     from manyformer.errors import UserError
 
     if target is None:
         raise UserError("compare needs a name or a file before the settings; `manyformer compare` lists the names")
-    return read(target, overrides)
+    return read_comparison(target, overrides)
 
 
 def _print_plan(comparison: "Comparison", seeds: int) -> None:
@@ -113,14 +115,14 @@ def _print_plan(comparison: "Comparison", seeds: int) -> None:
     rows = []
     for case in comparison.cases:
         changed = [] if case is first else [line.replace(", now ", " -> ") for line in differences(first.run, case.run)]
-        own = f"weights of {case.trained_by}; " if case.trained_by else ""
-        rows.append((case.name, case.run.recipe, own + "; ".join(changed)))
+        weights_note = f"weights of {case.trained_by}; " if case.trained_by else ""
+        rows.append((case.name, case.run.recipe, weights_note + "; ".join(changed)))
     print_table(("case", "recipe", f"differs from {first.name} in"), rows)
     print_result()
-    under = (
+    sweep_note = (
         "" if comparison.setting is None else f" under {comparison.setting} {', '.join(map(str, comparison.values))}"
     )
-    print_result(f"scored by {', '.join(comparison.file.score)} on the {comparison.file.split} data{under}")
+    print_result(f"scored by {', '.join(comparison.file.score)} on the {comparison.file.split} data{sweep_note}")
     for claim in comparison.file.claims:
         print_result(f"claim: {claim}")
 
@@ -132,23 +134,23 @@ def _compare(comparison: "Comparison", *, seeds: int | None, out: str | None, fr
 
     try:
         with status_line(f"comparing {comparison.name}") as status:
-            found = carry_out(comparison, seeds=seeds, out=out, fresh=fresh, each=status, tell=print_note)
+            result = carry_out(comparison, seeds=seeds, out=out, fresh=fresh, on_progress=status, log=print_note)
     except TrainingInterrupted as stop:
         print_error(str(stop), mark="")
         raise typer.Exit(STOPPED) from None
-    print_result(found.to_json().rstrip()) if as_json else _print(found)
+    print_result(result.to_json().rstrip()) if as_json else _print(result)
 
 
-def _print(found: "ComparisonResult") -> None:
+def _print(result: "ComparisonResult") -> None:
     from manyformer.cli.console import print_result, print_table
 
-    print_result(found.comparison.file.title)
+    print_result(result.comparison.file.title)
     print_result()
-    print_table(found.headers, found.rows, right=range(1, len(found.headers)))
+    print_table(result.headers, result.rows, right=range(1, len(result.headers)))
     print_result()
-    for line in found.notes:
+    for line in result.notes:
         print_result(f"note: {line}")
-    for verdict in found.verdicts:
-        print_result(f"claim {verdict.words}")
-    for file in found.files:
+    for verdict in result.verdicts:
+        print_result(f"claim {verdict.summary_line}")
+    for file in result.files:
         print_result(f"wrote {file}")

@@ -1,4 +1,4 @@
-"""What the commands share to speak: results to stdout, all else to stderr, tables that scripts can cut."""
+"""Output of the commands: results on stdout, notes and errors on stderr, tables and formatted numbers."""
 
 import json
 import sys
@@ -7,44 +7,44 @@ from contextlib import contextmanager
 from typing import Any
 
 UNCUT = 10_000
-"""The width of a table where no terminal limits it."""
+"""The width of a table when the output is not a terminal."""
 
 
 def print_result(text: str = "") -> None:
-    """A line of the result, on stdout."""
+    """Print a line of the result to stdout."""
     print(text)
 
 
 def print_note(text: str) -> None:
-    """A line about the work, on stderr, out of the way of what a script reads."""
+    """Print a note to stderr, so that scripts read only results from stdout."""
     print(text, file=sys.stderr)
 
 
 def print_error(text: str, *, mark: str = "error: ") -> None:
-    """A mistake, each of its lines marked, on stderr."""
+    """Print an error to stderr, each of its lines with the mark."""
     for line in text.splitlines() or [""]:
         print(f"{mark}{line}", file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout; numbers that JSON has not (inf, nan) become null."""
-    print(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+    """Print one JSON document to stdout; infinite numbers and NaN become null."""
+    print(json.dumps(_json_value(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): _json_value(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [_json_value(part) for part in value]
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None
     return value if isinstance(value, str | int | None) else str(value)
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[int] = ()) -> None:
-    """A table: fitted to a terminal, or one uncut line a row where a script or a file reads it.
+    """Print a table, fitted to a terminal, or with one full line for each row if the output is not a terminal.
 
-    The columns `right` (counted from 0) are flush right.
+    The columns `right` (counted from 0) are right-aligned.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -56,7 +56,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, right:
     for index, header in enumerate(headers):
         table.add_column(header, justify="right" if index in numbers else "left", overflow="fold")
     for row in rows:
-        # Text, because a cell may hold brackets, which rich would read as its markup
+        # Text, because rich would parse brackets in a cell as markup
         table.add_row(*(Text(str(cell)) for cell in row))
     console = Console(width=None if sys.stdout.isatty() else UNCUT)
     with console.capture() as captured:
@@ -66,7 +66,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, right:
 
 
 def print_heading(text: str) -> None:
-    """The title of a section of a longer answer."""
+    """Print the title of a section."""
     from rich.console import Console
 
     print()
@@ -74,7 +74,7 @@ def print_heading(text: str) -> None:
 
 
 def format_count(number: float) -> str:
-    """A large number for people: 63.1 M."""
+    """A large number with three digits and a unit: 63.1 M."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= 10 * size or (abs(number) >= size > 1e3):
             return f"{number / size:.3g} {unit}"
@@ -82,7 +82,7 @@ def format_count(number: float) -> str:
 
 
 def format_bytes(bytes_: float) -> str:
-    """A number of bytes for people, in powers of 1024."""
+    """A number of bytes with three digits and a unit (powers of 1024)."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if abs(bytes_) >= 1 << power:
             return f"{bytes_ / (1 << power):.3g} {unit}"
@@ -91,7 +91,7 @@ def format_bytes(bytes_: float) -> str:
 
 @contextmanager
 def status_line(text: str) -> Iterator[Callable[[str], None]]:
-    """A line on stderr that says what goes on while the block runs, where a person watches; its text can be changed."""
+    """Show a status line on stderr while the block runs, if stderr is a terminal; yields a function to update it."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return

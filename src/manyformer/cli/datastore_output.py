@@ -1,4 +1,4 @@
-"""How the datastore commands speak: a bar while they work, then what a person or a script wants to know."""
+"""Output of the datastore commands: a progress bar, then results as a table or JSON."""
 
 import sys
 import time
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 N = TypeVar("N", int, float)
 
-QUIET = 10.0
-"""Seconds between lines where nobody watches."""
+SECONDS_BETWEEN_LINES = 10.0
+"""Seconds between progress lines when stderr is not a terminal."""
 
-SHOWN = 12
-"""Settings in the table of a tuning."""
+MAX_TUNING_ROWS = 12
+"""Rows in the table of tuned settings."""
 
 
 class ProgressBar:
-    """A bar on stderr with rate and time left, or now and then a line where that is no terminal."""
+    """A progress bar on stderr with rate and time left, or a line at intervals if stderr is not a terminal."""
 
-    def __init__(self, what: str, unit: str) -> None:
-        self.what, self.unit = what, unit
-        self.begun = self.told = time.monotonic()
-        self.first: int | None = None
+    def __init__(self, description: str, unit: str) -> None:
+        self.description, self.unit = description, unit
+        self.start_time = self.last_line_time = time.monotonic()
+        self.first_count: int | None = None
         self._bar: Any = None
 
     def __enter__(self) -> Self:
@@ -38,9 +38,9 @@ class ProgressBar:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-            columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}")
+            columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[progress]}")
             self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
-            self._task = self._bar.add_task(self.what, total=None, told="")
+            self._task = self._bar.add_task(self.description, total=None, progress="")
             self._bar.start()
         return self
 
@@ -50,46 +50,47 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.stop()
         if kind is KeyboardInterrupt:
-            print_note("the same command goes on where this one was")
+            print_note("the same command continues where this one stopped")
 
     def announce(self, facts: "DatastoreFacts") -> None:
-        """What it will be, before it begins."""
-        line = f"{facts.entries:,} entries of {facts.width} numbers in {facts.precision}: {format_bytes(facts.bytes)} on the disk"
+        """Print the size of the datastore before it is built."""
+        size = format_bytes(facts.bytes)
+        line = f"{facts.entries:,} entries of {facts.width} numbers in {facts.precision}: {size} on the disk"
         if self._bar is None:
             print_note(line)
         else:
             self._bar.console.print(line)
 
-    def __call__(self, done: int, of: int) -> None:
-        now = time.monotonic()
-        if self.first is None:
-            # what an earlier process did is no measure of this one
-            self.first, self.begun = done, now
-        rate = (done - self.first) / (now - self.begun) if now > self.begun else 0.0
-        told = f"{format_count(done)} of {format_count(of)} {self.unit}, {format_count(rate)}/s"
+    def __call__(self, done: int, total: int) -> None:
+        current_time = time.monotonic()
+        if self.first_count is None:
+            # the rate counts only what this process has done
+            self.first_count, self.start_time = done, current_time
+        rate = (done - self.first_count) / (current_time - self.start_time) if current_time > self.start_time else 0.0
+        progress = f"{format_count(done)} of {format_count(total)} {self.unit}, {format_count(rate)}/s"
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=of, told=told)
-        elif now - self.told > QUIET:
-            left = f", {(of - done) / rate:,.0f} s left" if rate else ""
-            print_note(f"{self.what}: {told}{left}")
-            self.told = now
+            self._bar.update(self._task, completed=done, total=total, progress=progress)
+        elif current_time - self.last_line_time > SECONDS_BETWEEN_LINES:
+            time_left = f", {(total - done) / rate:,.0f} s left" if rate else ""
+            print_note(f"{self.description}: {progress}{time_left}")
+            self.last_line_time = current_time
 
 
-def numbers(option: str, text: str, kind: Callable[[str], N]) -> list[N]:
-    """The numbers of an option such as `0.1,1,10`. Raises UserError."""
+def read_numbers(option: str, text: str, kind: Callable[[str], N]) -> list[N]:
+    """The comma-separated numbers of an option such as `0.1,1,10`. Raises UserError."""
     try:
-        return [kind(word) for word in text.split(",")]
+        return [kind(number) for number in text.split(",")]
     except ValueError:
         raise UserError(f"{option} '{text}' must be numbers with commas between them, such as 1,10,100") from None
 
 
 def print_facts(folder: str, facts: "DatastoreFacts", *, done: bool, as_json: bool) -> None:
-    """What a datastore is or will be."""
+    """Print the facts about a datastore that exists or would be built."""
     if as_json:
-        print_json({"folder": folder, "done": done, "bytes": facts.bytes, **facts.json()})
+        print_json({"folder": folder, "done": done, "bytes": facts.bytes, **facts.to_json()})
         return
     rows = [
-        ("datastore", folder if done else f"{folder} (nothing is written yet)"),
+        ("datastore", folder if done else f"{folder} (not built yet)"),
         ("text", f"{facts.source}: {facts.text.tokens:,} tokens in {facts.text.documents:,} documents"),
         ("entries", f"{facts.entries:,}"),
         ("keys", f"{facts.keys}, {facts.width} numbers in {facts.precision}"),
@@ -99,68 +100,84 @@ def print_facts(folder: str, facts: "DatastoreFacts", *, done: bool, as_json: bo
     print_table(("", ""), rows)
 
 
-def print_tuned(folder: str, found: "TuningResult", *, as_json: bool) -> None:
-    """The best settings, and how good they are."""
+def print_tuning(folder: str, result: "TuningResult", *, as_json: bool) -> None:
+    """Print the best settings with their perplexities."""
     from manyformer.scores import perplexity
 
-    table = [{**mix._asdict(), "perplexity": perplexity(nats, found.targets).value} for mix, nats in found.nats.items()]
+    table = [
+        {**mix._asdict(), "perplexity": perplexity(nats, result.targets).value} for mix, nats in result.nats.items()
+    ]
     if as_json:
-        print_json({"folder": folder, "on": found.material, "tokens": found.targets, "best": table[0], "all": table})
+        print_json({"folder": folder, "on": result.data_name, "tokens": result.targets, "best": table[0], "all": table})
         return
-    rows = [[f"{row['neighbours']:,}", *(f"{row[n]:g}" for n in ("weight", "temperature"))] for row in table[:SHOWN]]
-    values = [f"{row['perplexity']:.2f}" for row in table[:SHOWN]]
-    headers = ("neighbours", "weight", "temperature", f"perplexity on {found.material}")
+    rows = [
+        [f"{row['neighbours']:,}", *(f"{row[n]:g}" for n in ("weight", "temperature"))]
+        for row in table[:MAX_TUNING_ROWS]
+    ]
+    values = [f"{row['perplexity']:.2f}" for row in table[:MAX_TUNING_ROWS]]
+    headers = ("neighbours", "weight", "temperature", f"perplexity on {result.data_name}")
     print_table(headers, [(*row, value) for row, value in zip(rows, values)], right=range(4))
-    print_result(f"the first of {len(table):,} settings is kept in {folder} ({found.targets:,} tokens)")
+    print_result(f"the first of {len(table):,} settings is saved in {folder} ({result.targets:,} tokens)")
 
 
-def print_scored(run: str, store: "Datastore", found: "DatastoreScores", *, as_json: bool) -> None:
-    """Scores side by side."""
-    sides = {"alone": (found.alone, found.alone_speed), "datastore": (found.together, found.together_speed)}
+def print_scores(run: str, store: "Datastore", result: "DatastoreScores", *, as_json: bool) -> None:
+    """Print the scores of the model alone and with the datastore."""
+    sides = {
+        "alone": (result.model_scores, result.model_speed),
+        "datastore": (result.combined_scores, result.combined_speed),
+    }
     if as_json:
         scores = {
-            name: {score.name: score.value for score in one.scores} | {"tokens a second": speed}
-            for name, (one, speed) in sides.items()
+            name: {score.name: score.value for score in evaluation.scores} | {"tokens a second": speed}
+            for name, (evaluation, speed) in sides.items()
         }
-        facts = {"entries": len(store), "bytes": store.bytes, **found.mix._asdict()}
-        print_json({"run": run, "folder": str(store.folder), "on": found.alone.material, **facts, **scores})
+        facts = {"entries": len(store), "bytes": store.bytes, **result.settings._asdict()}
+        print_json({"run": run, "folder": str(store.folder), "on": result.model_scores.data, **facts, **scores})
         return
-    print_result(f"{run} on {found.alone.material}: {found.alone.how}")
+    print_result(f"{run} on {result.model_scores.data}: {result.model_scores.how}")
     rows = [
-        (one.name, f"{one.value:.{one.digits}f}", f"{other.value:.{other.digits}f}")
-        for one, other in zip(found.alone.scores, found.together.scores)
+        (alone.name, f"{alone.value:.{alone.digits}f}", f"{combined.value:.{combined.digits}f}")
+        for alone, combined in zip(result.model_scores.scores, result.combined_scores.scores)
     ]
-    rows.append(("tokens a second", format_count(found.alone_speed), format_count(found.together_speed)))
+    rows.append(("tokens a second", format_count(result.model_speed), format_count(result.combined_speed)))
     print_table(("score", "model alone", "with datastore"), rows, right=(1, 2))
-    mix = f"{found.mix.neighbours:,} neighbours, weight {found.mix.weight:g}, temperature {found.mix.temperature:g}"
-    print_result(f"{store.folder}: {len(store):,} entries, {format_bytes(store.bytes)}; {mix}")
+    chosen = result.settings
+    settings = f"{chosen.neighbours:,} neighbours, weight {chosen.weight:g}, temperature {chosen.temperature:g}"
+    print_result(f"{store.folder}: {len(store):,} entries, {format_bytes(store.bytes)}; {settings}")
 
 
-def print_looked(store: "Datastore", found: "PromptNeighbours", *, as_json: bool) -> None:
-    """The likeliest next tokens and the nearest contexts."""
+def print_neighbours(store: "Datastore", result: "PromptNeighbours", *, as_json: bool) -> None:
+    """Print the most probable next tokens and the nearest contexts."""
     if as_json:
-        neighbours = [one._asdict() for one in found.neighbours]
+        neighbours = [neighbour._asdict() for neighbour in result.neighbours]
         print_json(
-            {"prompt": found.prompt, "guesses": [one._asdict() for one in found.guesses], "neighbours": neighbours}
+            {
+                "prompt": result.prompt,
+                "guesses": [guess._asdict() for guess in result.guesses],
+                "neighbours": neighbours,
+            }
         )
         return
-    guesses = [(_shown(g.token), *(f"{p:.1%}" for p in (g.both, g.model, g.neighbours))) for g in found.guesses]
+    guesses = [
+        (_visible_whitespace(g.token), *(f"{p:.1%}" for p in (g.combined, g.model, g.neighbours)))
+        for g in result.guesses
+    ]
     print_table(("next token", "together", "model", "neighbours"), guesses, right=(1, 2, 3))
     print_result()
     rows = [
         (
-            f"{one.distance:.3f}",
-            f"{one.share:.1%}",
-            f"{one.entry:,}",
-            f"…{_shown(one.context)}",
-            _shown(one.token),
-            _shown(one.continuation),
+            f"{neighbour.distance:.3f}",
+            f"{neighbour.weight:.1%}",
+            f"{neighbour.entry:,}",
+            f"…{_visible_whitespace(neighbour.context)}",
+            _visible_whitespace(neighbour.token),
+            _visible_whitespace(neighbour.continuation),
         )
-        for one in found.neighbours
+        for neighbour in result.neighbours
     ]
     print_table(("distance", "share", "entry", "context", "followed by", "and then"), rows, right=(0, 1, 2, 3))
     print_result(f"from {store.facts.source}")
 
 
-def _shown(text: str) -> str:
+def _visible_whitespace(text: str) -> str:
     return text.replace("\n", "⏎").replace("\t", "⇥")

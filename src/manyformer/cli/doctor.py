@@ -1,4 +1,4 @@
-"""`manyformer doctor`: is all well on this machine?"""
+"""`manyformer doctor`: check the installation and this machine."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from manyformer.cli.app import FIND, app, examples
 
 @app.command("doctor", rich_help_panel=FIND, epilog=examples("manyformer doctor", "manyformer doctor --json"))
 def doctor(*, as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
-    """Look at this machine: Python, torch, device, threads, extras, attention kernels, disk, default data.
+    """Check this machine: Python, torch, device, threads, extras, attention kernels, disk, default data.
 
     Ends with exit code 1 if something that the core needs does not work.
     """
@@ -21,8 +21,8 @@ def doctor(*, as_json: Annotated[bool, typer.Option("--json", help="Print the fi
     if as_json:
         print_json([finding._asdict() for finding in findings])
     else:
-        print_table(("what", "", "found"), [(f.what, f.state, f.found) for f in findings])
+        print_table(("subject", "", "result"), [(f.subject, f.state, f.result) for f in findings])
         print_result()
-        print_result(f"{len(broken)} broken, see above." if broken else "All is well.")
+        print_result(f"{len(broken)} broken, see above." if broken else "All checks passed.")
     if broken:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""What the doctor looks at; each finding says what was found and, where something is missing, what to do."""
+"""The checks of `manyformer doctor`: each result says what was found and, if something is missing, what to do."""
 
 import importlib.metadata
 import importlib.util
@@ -21,31 +21,39 @@ EXTRAS = (
     ("data", "datasets", "Hugging Face data sets by name"),
     ("data", "conllu", "treebanks in CoNLL-U"),
     ("track", "tensorboard", "TensorBoard logs"),
-    ("decompose", "tensorly", "fewer dimensions for trained heads"),
+    ("decompose", "tensorly", "shared dimensions for trained heads"),
     ("knn", "faiss", "indexes over large datastores"),
 )
-"""An extra, a module that shows whether it is there, and what that is for."""
+"""Each extra with a module that shows whether it is installed, and its purpose."""
 
 
 class DoctorFinding(NamedTuple):
-    """One thing looked at: `absent` is fine and only limits what can be done."""
+    """The result of one check; `absent` is not an error but limits what can be done."""
 
-    what: str
+    subject: str
     state: CheckStatus
-    found: str
+    result: str
 
 
 def examine() -> list[DoctorFinding]:
-    """Look at everything; what fails is told, never raised."""
-    looks: list[Callable[[], Iterator[DoctorFinding]]] = [_python, _torch, _device, _attention, _extras, _disk, _corpus]
-    return [finding for look in looks for finding in _safely(look)]
+    """Run all checks; an exception in one becomes a finding."""
+    checks: list[Callable[[], Iterator[DoctorFinding]]] = [
+        _python,
+        _torch,
+        _device,
+        _attention,
+        _extras,
+        _disk,
+        _corpus,
+    ]
+    return [finding for check in checks for finding in _run_check(check)]
 
 
-def _safely(look: Callable[[], Iterator[DoctorFinding]]) -> list[DoctorFinding]:
+def _run_check(check: Callable[[], Iterator[DoctorFinding]]) -> list[DoctorFinding]:
     try:
-        return list(look())
+        return list(check())
     except Exception as error:
-        return [DoctorFinding(look.__name__.strip("_"), "broken", f"{type(error).__name__}: {error}")]
+        return [DoctorFinding(check.__name__.strip("_"), "broken", f"{type(error).__name__}: {error}")]
 
 
 def _python() -> Iterator[DoctorFinding]:
@@ -59,8 +67,10 @@ def _python() -> Iterator[DoctorFinding]:
 def _torch() -> Iterator[DoctorFinding]:
     import torch
 
-    fits = torch.__version__.startswith("2.13.")
-    yield DoctorFinding("torch", "ok" if fits else "broken", torch.__version__ + ("" if fits else "; 2.13 is needed"))
+    is_supported = torch.__version__.startswith("2.13.")
+    yield DoctorFinding(
+        "torch", "ok" if is_supported else "broken", torch.__version__ + ("" if is_supported else "; 2.13 is needed")
+    )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield DoctorFinding("threads", "ok", f"{torch.get_num_threads()} on {cores} cores (OMP_NUM_THREADS sets them)")
 
@@ -72,9 +82,9 @@ def _device() -> Iterator[DoctorFinding]:
         yield DoctorFinding("GPU", "absent", "none that torch can use; all runs on the CPU")
         return
     for number in range(torch.cuda.device_count()):
-        known = torch.cuda.get_device_properties(number)
-        half = "has bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
-        yield DoctorFinding("GPU", "ok", f"{known.name}, {known.total_memory / 2**30:.0f} GiB, {half}")
+        properties = torch.cuda.get_device_properties(number)
+        bfloat16 = "has bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
+        yield DoctorFinding("GPU", "ok", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, {bfloat16}")
 
 
 def _attention() -> Iterator[DoctorFinding]:
@@ -85,19 +95,19 @@ def _attention() -> Iterator[DoctorFinding]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     q, k, v = torch.randn(3, 1, 2, 8, 16, device=device).unbind()
     expected = (q @ k.mT / 4).softmax(-1) @ v
-    yield _compare("SDPA", scaled_dot_product_attention(q, k, v), expected)
+    yield _compare_outputs("SDPA", scaled_dot_product_attention(q, k, v), expected)
     with warnings.catch_warnings():
-        # without compilation it is torch's own reference form, and warns that it is slow
+        # without compilation it is torch's reference implementation, and warns that it is slow
         warnings.simplefilter("ignore")
-        yield _compare("FlexAttention", flex_attention(q, k, v), expected)
+        yield _compare_outputs("FlexAttention", flex_attention(q, k, v), expected)
 
 
-def _compare(what: str, answer: object, expected: "Tensor") -> DoctorFinding:
-    assert isinstance(answer, type(expected))
-    apart = float((answer - expected).abs().max())
-    if apart > 1e-2:
-        return DoctorFinding(what, "broken", f"differs from softmax(q k') v by {apart:.0e}")
-    return DoctorFinding(what, "ok", f"agrees with softmax(q k') v to {apart:.0e}")
+def _compare_outputs(subject: str, output: object, expected: "Tensor") -> DoctorFinding:
+    assert isinstance(output, type(expected))
+    difference = float((output - expected).abs().max())
+    if difference > 1e-2:
+        return DoctorFinding(subject, "broken", f"differs from softmax(q k') v by {difference:.0e}")
+    return DoctorFinding(subject, "ok", f"agrees with softmax(q k') v to {difference:.0e}")
 
 
 def _extras() -> Iterator[DoctorFinding]:
@@ -114,18 +124,18 @@ def _disk() -> Iterator[DoctorFinding]:
     free = shutil.disk_usage(Path.cwd()).free
     writable = os.access(Path.cwd(), os.W_OK)
     state: CheckStatus = "ok" if writable and free > 2**30 else "broken"
-    where = "" if writable else ", but this folder cannot be written to"
-    yield DoctorFinding("disk", state, f"{free / 2**30:.1f} GiB free in {Path.cwd()}{where}")
+    note = "" if writable else ", but this folder cannot be written to"
+    yield DoctorFinding("disk", state, f"{free / 2**30:.1f} GiB free in {Path.cwd()}{note}")
 
 
 def _corpus() -> Iterator[DoctorFinding]:
-    from manyformer.data.stdlib_corpus import files
+    from manyformer.data.stdlib_corpus import stdlib_files
     from manyformer.errors import UserError
 
     try:
-        found = files()
+        source_files = stdlib_files()
     except UserError as error:
         yield DoctorFinding("data stdlib", "absent", str(error))
         return
-    total = sum(file.stat().st_size for file in found)
-    yield DoctorFinding("data stdlib", "ok", f"{len(found)} files of Python's own library, {total / 1e6:.1f} MB")
+    total = sum(file.stat().st_size for file in source_files)
+    yield DoctorFinding("data stdlib", "ok", f"{len(source_files)} files of Python's own library, {total / 1e6:.1f} MB")

@@ -1,4 +1,4 @@
-"""What a run would do, for `--dry-run`: the model that it makes."""
+"""The summary of a run's model for `--dry-run`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,68 +9,68 @@ from manyformer.model_summary import build_on_meta, count_parameters, forward_co
 from manyformer.recipes import get_recipe
 
 SPECIALS = 5
-"""Ids that every vocabulary has besides its own: padding, beginning, end, unknown, mask."""
+"""Special token ids of every vocabulary: padding, beginning, end, unknown, mask."""
 
-LETTERS = 256
-"""Stands for the vocabulary of a character model, whose size nobody knows before the data is read."""
+CHARACTERS = 256
+"""The assumed vocabulary size of a character model, unknown until the data is read."""
 
 WORDS = 10_000
-"""The same for a model of words."""
+"""The assumed vocabulary size of a word model."""
 
-SIDE = 28
-"""Height and width of images that are not read yet: those of MNIST."""
+IMAGE_SIZE = 28
+"""The assumed height and width of images, unknown until the data is read: those of MNIST."""
 
 CLASSES = 10
-"""The number of their labels."""
+"""The assumed number of image labels."""
 
 
 def print_summary(run: RunConfig) -> None:
-    """The model as comments, so that what `--dry-run` prints is a run file still."""
+    """Print the model as comments, so that the output of `--dry-run` is still a run file."""
     recipe = get_recipe(run.recipe)
-    decided, why = _decided(run)
-    model = build_on_meta(run.recipe, {**run.model, **decided})
+    keywords, assumption = _data_keywords(run)
+    model = build_on_meta(run.recipe, {**run.model, **keywords})
     print_result()
-    print_result(f"# {recipe.card.title}: {count_parameters(model):,} parameters ({why})")
+    print_result(f"# {recipe.card.title}: {count_parameters(model):,} parameters ({assumption})")
     for part in module_rows(model):
         if part.level < 2 and part.parameters:
             times = f" x {part.times}" if part.times > 1 else ""
             print_result(f"#   {'  ' * part.level}{part.name}{times} {part.kind}: {part.parameters:,}")
-    length = _values(run.data) if isinstance(run.data, ImagesData) else longest_row(run.data)
+    length = _count_values(run.data) if isinstance(run.data, ImagesData) else longest_row(run.data)
     step = 3 * forward_cost(model, length).flops * run.batch.tokens * run.batch.accumulate / length
     print_result(f"# a step: {run.batch.tokens * run.batch.accumulate:,} tokens, about {format_count(step)}FLOP")
-    print_result("# nothing was trained; without --dry-run it is")
+    print_result("# nothing was trained: this was --dry-run")
 
 
-def _values(data: ImagesData) -> int:
-    """Numbers in an image."""
-    size = data.size or SIDE
+def _count_values(data: ImagesData) -> int:
+    """The number of values in an image."""
+    size = data.size or IMAGE_SIZE
     return size * size * (data.channels or 1)
 
 
-def _images(data: ImagesData, known: Iterable[str]) -> tuple[dict[str, Any], str]:
-    """The same for images, whose size and labels are in their files."""
-    size = data.size or SIDE
-    decided = {"height": size, "width": size, "channels": data.channels or 1, "vocab": data.levels + SPECIALS}
+def _image_keywords(data: ImagesData, parameters: Iterable[str]) -> tuple[dict[str, Any], str]:
+    """Assumed keywords for image data, whose sizes and labels are in the files, and a description of the assumption."""
+    size = data.size or IMAGE_SIZE
+    keywords = {"height": size, "width": size, "channels": data.channels or 1, "vocab": data.levels + SPECIALS}
     rows, columns = data.block or (1, size)
-    decided |= {"classes": CLASSES, "max_length": _values(data), "rows": rows, "columns": columns}
-    colours = "grey" if decided["channels"] == 1 else "coloured"
-    told = f"as if for {colours} images of {size} x {size} with {CLASSES} labels"
-    return {name: value for name, value in decided.items() if name in known}, f"{told}; the data decides"
+    keywords |= {"classes": CLASSES, "max_length": _count_values(data), "block_height": rows, "block_width": columns}
+    colors = "grayscale" if keywords["channels"] == 1 else "color"
+    assumption = f"as if for {colors} images of {size} x {size} with {CLASSES} labels"
+    return {name: value for name, value in keywords.items() if name in parameters}, f"{assumption}; the data decides"
 
 
-def _decided(run: RunConfig) -> tuple[dict[str, Any], str]:
-    """The keywords that the data will decide, as far as that is known without reading it."""
-    decided: dict[str, Any] = {}
+def _data_keywords(run: RunConfig) -> tuple[dict[str, Any], str]:
+    """The keywords that the data will decide, assumed where unknown without reading it, and a description."""
+    keywords: dict[str, Any] = {}
     if isinstance(run.data, ImagesData):
-        return _images(run.data, get_recipe(run.recipe).signature.parameters)
+        return _image_keywords(run.data, get_recipe(run.recipe).signature.parameters)
     if "max_length" in get_recipe(run.recipe).signature.parameters and "max_length" not in run.model:
-        decided["max_length"] = longest_row(run.data)
+        keywords["max_length"] = longest_row(run.data)
     if isinstance(run.data, SyntheticData):
-        return {**decided, "vocab": run.data.symbols + SPECIALS}, f"{run.data.symbols} symbols"
+        return {**keywords, "vocab": run.data.symbols + SPECIALS}, f"{run.data.symbols} symbols"
     if run.data.tokenizer == "byte":
-        return {**decided, "vocab": 256 + SPECIALS}, "bytes"
+        return {**keywords, "vocab": 256 + SPECIALS}, "bytes"
     if run.data.vocab is not None:
-        return {**decided, "vocab": run.data.vocab}, f"vocabulary {run.data.vocab}, or less where the text is short"
+        return {**keywords, "vocab": run.data.vocab}, f"vocabulary {run.data.vocab}, or less where the text is short"
     if run.data.tokenizer == "word":
-        return {**decided, "vocab": WORDS}, f"as if there were {WORDS:,} different words; the data decides"
-    return {**decided, "vocab": LETTERS}, f"as if there were {LETTERS} different characters; the data decides"
+        return {**keywords, "vocab": WORDS}, f"as if there were {WORDS:,} different words; the data decides"
+    return {**keywords, "vocab": CHARACTERS}, f"as if there were {CHARACTERS} different characters; the data decides"

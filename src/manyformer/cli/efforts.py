@@ -1,4 +1,4 @@
-"""`manyformer token_work` and `manyformer spans`: how much work each token gets, and how far heads look back."""
+"""`manyformer efforts` and `manyformer spans`: computation per token, and learned attention spans."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,32 +18,34 @@ from manyformer.cli.app import USE, app, examples
 )
 def efforts(
     run: Annotated[str, typer.Argument(help="The folder of a run or a saved model.")],
-    text: Annotated[str, typer.Argument(help="What it reads.")],
+    text: Annotated[str, typer.Argument(help="The input text.")],
     *,
     answer: Annotated[
-        str | None, typer.Option(help="What an encoder-decoder writes; its own translation unless given.")
+        str | None, typer.Option(help="The target of an encoder-decoder; its own translation unless given.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A picture as well, .png, .svg or .pdf.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write a picture: .png, .svg or .pdf.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Show how much work each token of a text gets: the steps until it halts, or the layer that it leaves at.
+    """Computation per token of a text: the steps until a token halts, or the layer at which it exits.
 
-    Where tokens halt by adaptive computation time, the picture shows with what probability at each step.
+    For adaptive computation time the picture shows the halting probabilities of each step.
     """
     from manyformer.cli.attention import load_model
     from manyformer.cli.console import print_json, print_note, print_result
-    from manyformer.view.token_counts import describe_steps, draw_counted
+    from manyformer.view.token_counts import describe_counts, draw_counts
     from manyformer.view.token_work import token_work
 
-    found = token_work(load_model(run, device), text, answer)
+    counts = token_work(load_model(run, device), text, answer)
     if as_json:
-        print_json([{**one._asdict(), "mean": one.mean} for one in found])
+        print_json([{**count._asdict(), "mean": count.mean} for count in counts])
     else:
-        for one in found:
-            print_result(f"{one.title}, mean {one.mean:.2f} of at most {one.maximum:g}\n{describe_steps(one)}\n")
+        for count in counts:
+            print_result(
+                f"{count.title}, mean {count.mean:.2f} of at most {count.maximum:g}\n{describe_counts(count)}\n"
+            )
     if out is not None:
-        draw_counted(found, out)
+        draw_counts(counts, out)
         print_note(f"wrote {out}")
 
 
@@ -58,22 +60,23 @@ def efforts(
 def spans(
     run: Annotated[str, typer.Argument(help="The folder of a run or a saved model.")],
     text: Annotated[
-        str | None, typer.Argument(help="What it reads, for spans that each token has for itself: the mean is shown.")
+        str | None,
+        typer.Argument(help="The input text, for spans that are computed for each token: the mean is shown."),
     ] = None,
     *,
-    out: Annotated[Path | None, typer.Option(help="A picture as well, .png, .svg or .pdf.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write a picture: .png, .svg or .pdf.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Show how far back each head of each layer looks, where that is learned."""
+    """Show the learned attention span of each head of each layer."""
     from manyformer.cli.attention import load_model
     from manyformer.cli.console import print_json, print_note, print_result
-    from manyformer.view.token_work import describe_spans, draw_spans, spans, spans_for
+    from manyformer.view.token_work import describe_spans, draw_spans, layer_spans, layer_spans_for_text
 
     model = load_model(run, device)
-    layers = spans(model) if text is None else spans_for(model, text)
+    layers = layer_spans(model) if text is None else layer_spans_for_text(model, text)
     if as_json:
-        print_json([one._asdict() for one in layers])
+        print_json([layer._asdict() for layer in layers])
     else:
         print_result(describe_spans(layers))
     if out is not None:

@@ -1,4 +1,4 @@
-"""`manyformer list`: which recipes there are."""
+"""`manyformer list`: list the recipes."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,60 +19,67 @@ if TYPE_CHECKING:
 )
 def list_recipes(
     pattern: Annotated[
-        str, typer.Argument(help="Only names that match: part of a name or a title, or a pattern with * and ?.")
+        str, typer.Argument(help="Only recipes that match: part of a name or title, or a pattern with * and ?.")
     ] = "*",
     *,
     task: Annotated[
         str | None,
         typer.Option(
-            help="Only this task: language-model, translation, masked, classification, tagging or image-classification."
+            help="Only this task: language-model, translation, masked-lm, classification, tagging or "
+            "image-classification."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print whole cards as JSON.")] = False,
 ) -> None:
-    """List the recipes: name, title, year of the paper, promises and cost.
+    """List the recipes: name, title, year of the paper, promised contracts and cost.
 
-    A promise is something that 'manyformer check' tests: [bold]causal[/bold] (no look ahead), [bold]streams[/bold]
-    (step by step gives the same as all at once), [bold]cross[/bold] (attends to a second sequence),
-    [bold]padding[/bold] (padding and packing change nothing).
+    'manyformer check' tests the contracts: [bold]causal[/bold] (no output depends on later tokens),
+    [bold]incremental_decoding[/bold] (decoding from a cached state gives the same as one pass),
+    [bold]cross_attention[/bold] (attends to a second sequence), [bold]padding_invariant[/bold] (padding and packing do
+    not change the outputs).
     """
     from manyformer.cli.console import print_json, print_result, print_table
-    from manyformer.recipes.card_text import promises, year
+    from manyformer.recipes.card_text import promised_contracts, publication_year
 
-    cards = _chosen(pattern, task)
+    selected = _select_cards(pattern, task)
     if as_json:
-        print_json([as_record(card) for card in cards])
+        print_json([as_record(card) for card in selected])
         return
-    rows = [(card.name, card.title, year(card) or "", " ".join(promises(card)), card.cost) for card in cards]
+    rows = [
+        (card.name, card.title, publication_year(card) or "", " ".join(promised_contracts(card)), card.cost)
+        for card in selected
+    ]
     print_table(("recipe", "title", "year", "promises", "cost"), rows)
     print_result()
-    print_result("`manyformer show NAME` explains one, `manyformer train NAME` trains it.")
+    print_result("`manyformer show NAME` describes one, `manyformer train NAME` trains it.")
 
 
 def as_record(card: "RecipeCard") -> dict[str, Any]:
-    """A card for scripts."""
+    """A card as a JSON record."""
     from dataclasses import asdict
 
-    from manyformer.recipes.card_text import promises, year
+    from manyformer.recipes.card_text import promised_contracts, publication_year
 
-    return {**asdict(card), "year": year(card), "promises": promises(card)}
+    return {**asdict(card), "year": publication_year(card), "promises": promised_contracts(card)}
 
 
-def _chosen(pattern: str, task: str | None) -> "list[RecipeCard]":
+def _select_cards(pattern: str, task: str | None) -> "list[RecipeCard]":
     from typing import get_args
 
     from manyformer.api import recipes
-    from manyformer.errors import UserError, nearest
+    from manyformer.errors import UserError, suggest_names
     from manyformer.recipes.registry import Task
 
     if task is not None and task not in get_args(Task):
-        raise UserError(f"there is no task '{task}'; {nearest(task, get_args(Task))}")
+        raise UserError(f"there is no task '{task}'; {suggest_names(task, get_args(Task))}")
     cards = [recipe.card for recipe in recipes().values() if task in (None, recipe.card.task)]
-    found = [card for card in cards if _matches(pattern, card)]
-    if not found:
-        among = "" if task is None else f" for the task {task}"
-        raise UserError(f"no recipe{among} matches '{pattern}'; {nearest(pattern, (card.name for card in cards))}")
-    return found
+    matching = [card for card in cards if _matches(pattern, card)]
+    if not matching:
+        of_task = "" if task is None else f" for the task {task}"
+        raise UserError(
+            f"no recipe{of_task} matches '{pattern}'; {suggest_names(pattern, (card.name for card in cards))}"
+        )
+    return matching
 
 
 def _matches(pattern: str, card: "RecipeCard") -> bool:

@@ -1,10 +1,10 @@
-"""What a NAME on the command line means: a recipe, or a folder that holds a run or a saved model."""
+"""Resolution of a NAME on the command line: a recipe, or a folder of a run or a saved model."""
 
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyformer.errors import UserError, UserErrors, nearest
+from manyformer.errors import UserError, UserErrors, suggest_names
 
 if TYPE_CHECKING:
     from manyformer.generate import Decoding, Translator
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def is_folder(name: str) -> bool:
-    """Whether a name means a folder rather than a recipe: it exists, or it looks like a path."""
+    """Whether a name refers to a folder rather than a recipe: it exists, or contains a slash."""
     return Path(name).is_dir() or "/" in name
 
 
-def model_of(name: str, words: list[str]) -> "tuple[Recipe, dict[str, Any]]":
-    """The recipe that `name` means and its keywords: those of the saved model, changed by `words` (KEY=VALUE)."""
+def model_of(name: str, arguments: list[str]) -> "tuple[Recipe, dict[str, Any]]":
+    """The recipe that `name` refers to and its keywords: a saved model's, updated by `arguments` (KEY=VALUE)."""
     from manyformer.models.model_files import read_config
     from manyformer.recipes import get_recipe
 
@@ -26,97 +26,99 @@ def model_of(name: str, words: list[str]) -> "tuple[Recipe, dict[str, Any]]":
     if is_folder(name):
         name, keywords = read_config(model_folder(name))
     recipe = get_recipe(name)
-    return recipe, {**keywords, **read_keywords(recipe, words)}
+    return recipe, {**keywords, **read_keywords(recipe, arguments)}
 
 
-def changed_keywords(name: str, words: list[str]) -> "dict[str, Any]":
-    """What `words` (KEY=VALUE) change of the model in the folder `name`."""
+def changed_keywords(name: str, arguments: list[str]) -> "dict[str, Any]":
+    """The keywords in `arguments` (KEY=VALUE) for the recipe of the model in the folder `name`."""
     from manyformer.models.model_files import read_config
     from manyformer.recipes import get_recipe
 
     recipe, _ = read_config(model_folder(name))
-    return read_keywords(get_recipe(recipe), words)
+    return read_keywords(get_recipe(recipe), arguments)
 
 
 def model_folder(name: str) -> Path:
-    """The folder of the model that `name` holds, directly or as a run. Raises UserError with what there is instead."""
+    """The folder of the model in `name`, directly or as a run. Raises UserError with the nearest existing runs."""
     folder = Path(name)
     if not folder.is_dir():
-        raise UserError(f"there is no folder {name}; {_runs_beside(name)}")
+        raise UserError(f"there is no folder {name}; {_nearest_runs(name)}")
     for candidate in (folder, folder / "model"):
         if (candidate / "config.json").is_file():
             return candidate
     if (folder / "checkpoints").is_dir():
-        raise UserError(f"the run {name} has no final model yet: the same train command goes on with it")
-    raise UserError(f"{name} holds neither a model (config.json) nor a run; {_runs_beside(name)}")
+        raise UserError(f"the run {name} has no final model yet: repeat its train command to continue it")
+    raise UserError(f"{name} holds neither a model (config.json) nor a run; {_nearest_runs(name)}")
 
 
-def copy_tokenizers(folder: Path, to: Path) -> None:
-    """Let the model in the folder `to` read as the one in `folder` does."""
+def copy_tokenizers(folder: Path, target: Path) -> None:
+    """Copy the tokenizers of the model in `folder` to the model in `target`."""
     for file in folder.glob("tokenizer*.json"):
-        shutil.copy2(file, to / file.name)
+        shutil.copy2(file, target / file.name)
 
 
-def _runs_beside(name: str) -> str:
+def _nearest_runs(name: str) -> str:
     runs = sorted(str(path.parent.parent) for path in Path("runs").rglob("model/config.json"))
-    return nearest(name, runs) if runs else "no run in ./runs has a model: `manyformer train` makes one"
+    return suggest_names(name, runs) if runs else "no run in ./runs has a model: train one with `manyformer train`"
 
 
-def read_keywords(recipe: "Recipe", words: list[str]) -> dict[str, Any]:
-    """KEY=VALUE, --key=value or --key value as keywords of `recipe`. Raises UserErrors for all mistakes together."""
+def read_keywords(recipe: "Recipe", arguments: list[str]) -> dict[str, Any]:
+    """KEY=VALUE, --key=value or --key value as keywords of `recipe`. Raises UserErrors with all errors together."""
     from manyformer.config.keywords import check_keyword
     from manyformer.config.overrides import parse_overrides
     from manyformer.config.setting_layers import SettingError
 
-    found, mistakes = parse_overrides(words)
-    known = [f"model.{name}" for name in recipe.signature.parameters]
+    overrides, mistakes = parse_overrides(arguments)
+    valid_names = [f"model.{name}" for name in recipe.signature.parameters]
     keywords: dict[str, Any] = {}
-    for override in found:
+    for override in overrides:
         name = override.key.removeprefix("model.")
-        keywords[name], wrong = check_keyword(name, override.value, recipe.signature, known)
-        if wrong:
-            mistakes.append(SettingError(override.spot, override.key, wrong))
+        keywords[name], reason = check_keyword(name, override.value, recipe.signature, valid_names)
+        if reason:
+            mistakes.append(SettingError(override.location, override.key, reason))
     if mistakes:
         raise UserErrors(map(str, mistakes))
     return keywords
 
 
-def place(device: str | None) -> str:
-    """The device that is meant: a GPU where there is one, unless told otherwise. Raises UserError for a missing one."""
+def resolve_device(device: str | None) -> str:
+    """The requested device, by default a GPU if there is one. Raises UserError for a device that is not available."""
     import torch
 
-    there = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     if device is None:
-        return there[-1]
-    if device.partition(":")[0] not in there:
-        raise UserError(f"--device {device} is not to be had here; known: {', '.join(there)}")
+        return devices[-1]
+    if device.partition(":")[0] not in devices:
+        raise UserError(f"--device {device} is not available; available: {', '.join(devices)}")
     return device
 
 
-def paths_of(data: list[str] | None) -> str | list[str] | None:
-    """What --data names: nothing, one file, or several."""
+def data_paths(data: list[str] | None) -> str | list[str] | None:
+    """The value of --data: None, one path, or a list of paths."""
     return None if not data else data[0] if len(data) == 1 else data
 
 
-def writer(name: str, device: str | None = None) -> "Model":
-    """The model in the folder `name`, which writes text. Raises UserError for one that does not or has no tokenizer."""
+def load_generator(name: str, device: str | None = None) -> "Model":
+    """The generative model in the folder `name`. Raises UserError for other models and for one without a tokenizer."""
     from manyformer.api import load
     from manyformer.models import EncoderDecoder, LanguageModel
 
     model = load(model_folder(name))
     if not isinstance(model, LanguageModel | EncoderDecoder):
-        raise UserError(f"the model in {name} ({model.spec.recipe}) does not write; `manyformer evaluate` scores it")
+        raise UserError(
+            f"the model in {name} ({model.spec.recipe}) does not generate text; `manyformer evaluate` scores it"
+        )
     if model.tokenizer is None:
-        raise UserError(f"the model in {name} was saved without a tokenizer, so it cannot read or write text")
-    return model.to(place(device))
+        raise UserError(f"the model in {name} was saved without a tokenizer, which text needs")
+    return model.to(resolve_device(device))
 
 
-def translator(name: str, decoding: "Decoding", device: str | None = None) -> "Translator":
-    """The encoder-decoder in the folder `name`, ready to translate. Raises UserError for any other model."""
+def load_translator(name: str, decoding: "Decoding", device: str | None = None) -> "Translator":
+    """A translator with the encoder-decoder in the folder `name`. Raises UserError for any other model."""
     from manyformer.generate import Translator
     from manyformer.models import EncoderDecoder
 
-    model = writer(name, device)
+    model = load_generator(name, device)
     if not isinstance(model, EncoderDecoder):
-        raise UserError(f"the model in {name} goes on with a text; `manyformer generate` lets it write")
+        raise UserError(f"the model in {name} is a language model; `manyformer generate` continues texts")
     return Translator(model, tokenizer=model.tokenizer, decoding=decoding)

@@ -1,4 +1,4 @@
-"""`manyformer plot`: the curves of runs."""
+"""`manyformer plot`: plot the learning curves of runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,16 +17,16 @@ from manyformer.cli.app import JUDGE, app, examples
     ),
 )
 def plot(
-    runs: Annotated[list[str], typer.Argument(help="Folders of runs; several are drawn into one picture.")],
+    runs: Annotated[list[str], typer.Argument(help="Folders of runs; several are plotted in one picture.")],
     *,
     out: Annotated[
         Path | None,
         typer.Option(help="The picture (.png, .svg or .pdf): RUN/curves.png, or curves.png here for several runs."),
     ] = None,
 ) -> None:
-    """Draw loss, validation score, learning rate and gradient norm over the steps of one or several runs.
+    """Plot loss, validation score, learning rate and gradient norm over the steps of one or several runs.
 
-    Works while a run is going on, too.
+    Also works during a run.
     """
     from manyformer.cli.console import print_result
     from manyformer.view import plot_runs

@@ -1,4 +1,4 @@
-"""Where prompts come from: the command line, a pipe, a file or a person at a terminal."""
+"""Reading prompts from the command line, a pipe, a file or a terminal."""
 
 import sys
 from collections.abc import Iterator
@@ -10,24 +10,25 @@ from manyformer.errors import UserError
 def read_prompts(prompt: str | None, *, lines: bool) -> list[str]:
     """The prompts of `generate`: the one on the command line, or standard input as a whole or line by line.
 
-    Without either: one empty prompt. Raises UserError for lines without standard input and for bytes that are no text.
+    Without either: one empty prompt. Raises UserError for `lines` without standard input and for bytes that are not
+    UTF-8.
     """
-    piped = prompt == "-" or (prompt is None and not sys.stdin.isatty())
-    if lines and not piped:
+    is_piped = prompt == "-" or (prompt is None and not sys.stdin.isatty())
+    if lines and not is_piped:
         raise UserError("--lines reads prompts from standard input: pipe them in, or give '-' as the prompt")
-    if not piped:
+    if not is_piped:
         return ["" if prompt is None else prompt]
     text = read_text()
     if not lines:
         return [text.removesuffix("\n")]
-    found = [line for line in text.splitlines() if line]
-    if not found:
-        raise UserError("standard input has no line with a prompt")
-    return found
+    prompts = [line for line in text.splitlines() if line]
+    if not prompts:
+        raise UserError("standard input has no non-empty line")
+    return prompts
 
 
 def read_text() -> str:
-    """All of standard input."""
+    """All of standard input as text."""
     data = sys.stdin.buffer.read()
     try:
         return data.decode("utf-8")
@@ -46,11 +47,11 @@ def read_lines(name: str) -> Iterator[str]:
                 raise UserError(f"{name}, line {number}: this is not UTF-8 ({error.reason})") from error
 
 
-def asked_lines(mark: str) -> Iterator[str]:
-    """Lines that a person types, until the end of input (Ctrl-D)."""
+def typed_lines(prompt: str) -> Iterator[str]:
+    """Lines typed at a terminal, until the end of input (Ctrl-D)."""
     while True:
         try:
-            yield input(mark)
+            yield input(prompt)
         except EOFError:
             print(file=sys.stderr)
             return

@@ -1,4 +1,4 @@
-"""From the words of a command line to a validated run, with the recipes that exist."""
+"""Validated runs from the arguments of a command line, with the registered recipes."""
 
 import inspect
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from manyformer.recipes import RECIPES, get_recipe
 
 
 def signature_of(name: str) -> inspect.Signature:
-    """A recipe's keywords. Raises UserError with the nearest names."""
+    """A recipe's signature. Raises UserError with the nearest names."""
     return get_recipe(name).signature
 
 

@@ -1,4 +1,4 @@
-"""`manyformer runs`: the run files that come with the package."""
+"""`manyformer runs`: the run files shipped with the package."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 from manyformer.cli.app import TRAIN, app, examples
 
-runs = typer.Typer(rich_markup_mode="rich", help="List, show and copy the run files that come with the package.")
+runs = typer.Typer(rich_markup_mode="rich", help="List, show and copy the run files shipped with the package.")
 app.add_typer(
     runs,
     name="runs",
@@ -27,26 +27,28 @@ def _default(context: typer.Context) -> None:
 
 @runs.command("list", epilog=examples("manyformer runs list --json"))
 def list_runs(*, as_json: AsJson = False) -> None:
-    """List the shipped runs: name, recipe, and what each one is for."""
+    """List the shipped runs: name, recipe and description."""
     from manyformer.cli.console import print_json, print_result, print_table
-    from manyformer.config import about_run, shipped_runs
+    from manyformer.config import run_description, shipped_runs
 
-    found = shipped_runs()
+    shipped = shipped_runs()
     if as_json:
         records = [
-            {"name": name, "recipe": _recipe(path), "about": about_run(path), "path": str(path)}
-            for name, path in found.items()
+            {"name": name, "recipe": _recipe(path), "about": run_description(path), "path": str(path)}
+            for name, path in shipped.items()
         ]
         print_json(records)
         return
-    print_table(("run", "recipe", "about"), [(name, _recipe(path), about_run(path)) for name, path in found.items()])
+    print_table(
+        ("run", "recipe", "about"), [(name, _recipe(path), run_description(path)) for name, path in shipped.items()]
+    )
     print_result()
-    print_result("`manyformer train NAME` starts one, `manyformer runs copy NAME` makes a copy to change.")
+    print_result("`manyformer train NAME` starts one, `manyformer runs copy NAME` copies it for changes.")
 
 
 @runs.command("show", epilog=examples("manyformer runs show lm/stdlib"))
 def show_run(name: Name) -> None:
-    """Print a run file as it was written, with its comments."""
+    """Print a run file with its comments."""
     from manyformer.cli.console import print_result
 
     print_result(_path(name).read_text(encoding="utf-8").rstrip())
@@ -55,20 +57,22 @@ def show_run(name: Name) -> None:
 @runs.command("copy", epilog=examples("manyformer runs copy lm/stdlib", "manyformer runs copy lm/stdlib mine.yaml"))
 def copy_run(
     name: Name,
-    to: Annotated[Path | None, typer.Argument(help="The copy; NAME.yaml in this folder unless given.")] = None,
+    to: Annotated[
+        Path | None, typer.Argument(help="The target file; NAME.yaml in the current folder unless given.")
+    ] = None,
     *,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Copy a run file, to change it and train from the copy."""
+    """Copy a run file, for changes."""
     from manyformer.cli.console import print_result
     from manyformer.errors import UserError
 
     source = _path(name)
     target = Path(source.name) if to is None else to / source.name if to.is_dir() else to
     if target.suffix not in (".yaml", ".yml"):
-        raise UserError(f"{target}: a run file's name ends in .yaml")
+        raise UserError(f"{target}: a run file's name must end in .yaml")
     if target.exists() and not force:
-        raise UserError(f"{target} is there already; choose another name, or replace it with --force")
+        raise UserError(f"{target} exists already; choose another name, or replace it with --force")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
     print_result(f"wrote {target}; train it with `manyformer train {target}`")
@@ -76,7 +80,7 @@ def copy_run(
 
 @runs.command("schema", epilog=examples("manyformer runs schema > run.schema.json"))
 def run_schema() -> None:
-    """Print the JSON Schema of run files, with which editors complete and check them."""
+    """Print the JSON Schema of run files, for completion and validation in editors."""
     from manyformer.cli.console import print_json
     from manyformer.config import json_schema
 
@@ -85,12 +89,12 @@ def run_schema() -> None:
 
 def _path(name: str) -> Path:
     from manyformer.config import shipped_runs
-    from manyformer.errors import UserError, nearest
+    from manyformer.errors import UserError, suggest_names
 
-    found = shipped_runs()
-    if name not in found:
-        raise UserError(f"there is no shipped run '{name}'; {nearest(name, found)}")
-    return found[name]
+    shipped = shipped_runs()
+    if name not in shipped:
+        raise UserError(f"there is no shipped run '{name}'; {suggest_names(name, shipped)}")
+    return shipped[name]
 
 
 def _recipe(path: Path) -> str:

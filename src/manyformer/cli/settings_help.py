@@ -1,4 +1,4 @@
-"""`manyformer train NAME --help`: every setting of that run."""
+"""`manyformer train NAME --help`: all settings of a run."""
 
 import shutil
 import sys
@@ -11,7 +11,7 @@ from manyformer.recipes.card_text import COMMON_KEYWORDS
 
 
 def print_settings(target: str, run: RunConfig) -> None:
-    """All settings of a run, with its values as defaults, the recipe's keywords first."""
+    """Print all settings of a run with its values as defaults, the recipe's keywords first."""
     recipe = get_recipe(run.recipe)
     print_result(
         f"Usage: manyformer train {target} [KEY=VALUE]... [--dry-run] [--print-config] [--fresh] [--quiet] [--json]"

@@ -1,4 +1,4 @@
-"""`manyformer show NAME`: what a recipe is, what it consists of and what it costs."""
+"""`manyformer show NAME`: a recipe's description, modules and cost."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from manyformer.models import Model
     from manyformer.recipes import Recipe, RecipeCard
 
-PATTERN = 64
-"""Tokens of a pattern unless another length is given: one for each character of a line."""
+PATTERN_LENGTH = 64
+"""The default length of a mask pattern in tokens."""
 
 
 @app.command(
@@ -35,28 +35,26 @@ def show(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keywords of the recipe, such as depth=4.")
     ] = None,
     *,
-    length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens at which the cost is told; 512 unless given.")
-    ] = None,
-    pattern: Annotated[bool, typer.Option("--pattern", help="Draw who may look at whom, instead.")] = False,
-    out: Annotated[Path | None, typer.Option(help="With --pattern: a picture as well, .png, .svg or .pdf.")] = None,
+    length: Annotated[int | None, typer.Option(min=2, help="Length in tokens for the cost; 512 unless given.")] = None,
+    pattern: Annotated[bool, typer.Option("--pattern", help="Draw the attention mask instead.")] = False,
+    out: Annotated[Path | None, typer.Option(help="With --pattern: also write a picture, .png, .svg or .pdf.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Explain a recipe: what is new, the paper, promises and why not, keywords, modules with parameters, cost.
+    """Describe a recipe: summary, paper, contracts, keywords, modules with parameters, cost.
 
-    Nothing is computed, so models of any size are shown at once.
+    Weights are not allocated, so models of any size are shown immediately.
     """
     from manyformer.cli.console import print_json
     from manyformer.cli.model_arguments import model_of
     from manyformer.cli.recipe_page import print_page
-    from manyformer.cli.split_arguments import with_options
+    from manyformer.cli.split_arguments import suggest_options
     from manyformer.model_summary import build_on_meta
 
-    words = keywords or []
-    recipe, given = with_options(context, words, lambda: model_of(name, words))
-    model = build_on_meta(recipe.card.name, given)
+    arguments = keywords or []
+    recipe, model_keywords = suggest_options(context, arguments, lambda: model_of(name, arguments))
+    model = build_on_meta(recipe.card.name, model_keywords)
     if pattern:
-        _draw(model, length or PATTERN, out)
+        _draw(model, length or PATTERN_LENGTH, out)
     elif as_json:
         print_json(_record(recipe, model, _cost(model, length)))
     else:
@@ -66,39 +64,41 @@ def show(
 def _draw(model: "Model", length: int, out: Path | None) -> None:
     from manyformer.cli.console import print_note, print_result
     from manyformer.errors import UserError
-    from manyformer.view import draw, patterns
+    from manyformer.view import attention_masks, draw
 
-    found = patterns(model)
-    if not found:
-        raise UserError("no part of this model keeps to a mask, so there is nothing to draw")
+    masks = attention_masks(model)
+    if not masks:
+        raise UserError("no module of this model has an attention mask, so there is no pattern to draw")
     heads = model.spec.keywords.get("heads", 1)
-    layout, told = _summaries(model, length)
+    layout, summary_note = _summaries(model, length)
     length += 0 if layout is None else layout.prefix
-    for number, (mask, names) in enumerate(found.items()):
-        path = out if out is None or len(found) == 1 else out.with_stem(f"{out.stem}-{number + 1}")
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        print_result(f"{mask!r}\n{names[0]}{more}, {told}{length} tokens, queries downwards, keys to the right")
+    for number, (mask, names) in enumerate(masks.items()):
+        path = out if out is None or len(masks) == 1 else out.with_stem(f"{out.stem}-{number + 1}")
+        others_note = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        print_result(
+            f"{mask!r}\n{names[0]}{others_note}, {summary_note}{length} tokens, queries downwards, keys to the right"
+        )
         print_result(draw(mask, length, heads=heads, path=path, layout=layout) + "\n")
         if path is not None:
             print_note(f"wrote {path}")
 
 
 def _summaries(model: "Model", length: int) -> "tuple[PrefixedLayout | None, str]":
-    """What stands before a text of this length, where anything does."""
+    """The layout with summary tokens before a text of this length (None without summaries), and a note about it."""
     from manyformer.mixers.global_summaries import SummaryPrefixedLayer
 
     body = getattr(model, "body", None)
     if not isinstance(body, SummaryPrefixedLayer):
         return None, ""
-    layout = body.kinds.layout(length)
+    layout = body.summary_tokens.layout(length)
     return layout, f"the first {layout.prefix} summaries, "
 
 
 def _cost(model: "Model", length: int | None) -> "ForwardCost":
     from manyformer.model_summary import forward_cost
 
-    usual = 512 if model.max_length is None else min(512, model.max_length)
-    return forward_cost(model, usual if length is None else length)
+    default_length = 512 if model.max_length is None else min(512, model.max_length)
+    return forward_cost(model, default_length if length is None else length)
 
 
 def _record(recipe: "Recipe", model: "Model", cost: "ForwardCost") -> dict[str, Any]:
@@ -106,13 +106,15 @@ def _record(recipe: "Recipe", model: "Model", cost: "ForwardCost") -> dict[str, 
 
     from manyformer.cli.list import as_record
     from manyformer.model_summary import count_parameters, module_rows
-    from manyformer.recipes.card_text import keywords
+    from manyformer.recipes.card_text import keyword_docs
 
     card: RecipeCard = recipe.card
     return {
         **as_record(card),
         "doc": recipe.build.__doc__,
-        "keywords": [{**keyword._asdict(), "value": model.spec.keywords[keyword.name]} for keyword in keywords(recipe)],
+        "keywords": [
+            {**keyword._asdict(), "value": model.spec.keywords[keyword.name]} for keyword in keyword_docs(recipe)
+        ],
         "parameters": count_parameters(model),
         "modules": [asdict(part) for part in module_rows(model)],
         "at_length": cost._asdict(),

@@ -1,4 +1,4 @@
-"""`manyformer tag`: sentences with trees in, the same with labels out."""
+"""`manyformer tag`: label the words of sentences with dependency trees."""
 
 from typing import Annotated
 
@@ -21,13 +21,13 @@ def tag(
     *,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
 ) -> None:
-    """Label the words of a CoNLL-U file with a trained tagger, and print the file with these labels in their column.
+    """Label the words of a CoNLL-U file with a trained tagger, and print the file with the labels in their column.
 
-    The trees (column 7) are read, the labels that may be there already are not.
+    The trees (column 7) are read; existing labels are ignored.
     """
-    from manyformer.cli.model_arguments import model_folder, place
+    from manyformer.cli.model_arguments import model_folder, resolve_device
     from manyformer.evaluate import tag as label
 
     model_folder(run)
-    for sentence in label(run, file, device=place(device)):
+    for sentence in label(run, file, device=resolve_device(device)):
         print("\n".join(sentence.lines), end="\n\n")

@@ -1,4 +1,4 @@
-"""Text from a model to a stream: as it is written, or whole, or as JSON lines."""
+"""Output of generated text: streamed, complete, or as JSON lines."""
 
 import json
 from typing import Any, TextIO
@@ -7,7 +7,7 @@ from manyformer.generate import BeamSettings, Decoding, GenerationResult, Genera
 
 
 class TextOutput:
-    """Writes answers to prompts; `stats` says afterwards what it took."""
+    """Generates from prompts and writes the texts to a stream; afterwards `stats` has speed and cache size."""
 
     def __init__(self, model: Any, decoding: Decoding, out: TextIO, *, as_json: bool) -> None:
         self.model, self.decoding, self.out, self.as_json = model, decoding, out, as_json
@@ -15,40 +15,40 @@ class TextOutput:
         self.echo = ""
 
     def write(self, prompts: list[str]) -> None:
-        """All answers to all prompts; a single answer appears while it is written."""
-        single = len(prompts) == 1 and getattr(self.decoding.choice, "copies", 1) == 1
+        """Generate for all prompts; a single text is streamed."""
+        single = len(prompts) == 1 and getattr(self.decoding.choice, "samples", 1) == 1
         if single and not self.as_json and not isinstance(self.decoding.choice, BeamSettings):
-            # with the first piece, so that a prompt that is refused is not echoed
+            # echoed with the first piece, so that a rejected prompt is not echoed
             self.echo = prompts[0]
-            answer = generate(self.model, prompts, decoding=self.decoding, on_piece=self._piece)
-            self._say(f"{self.echo}\n")
+            result = generate(self.model, prompts, decoding=self.decoding, on_piece=self._write_piece)
+            self._write_out(f"{self.echo}\n")
         else:
-            answer = generate(self.model, prompts, decoding=self.decoding)
-            self._whole(prompts, answer)
-        self.stats = answer.stats
+            result = generate(self.model, prompts, decoding=self.decoding)
+            self._write_result(prompts, result)
+        self.stats = result.stats
 
-    def _piece(self, piece: StreamPiece) -> None:
+    def _write_piece(self, piece: StreamPiece) -> None:
         echo, self.echo = self.echo, ""
-        self._say(echo + piece.text)
+        self._write_out(echo + piece.text)
 
-    def _say(self, text: str) -> None:
+    def _write_out(self, text: str) -> None:
         self.out.write(text)
         self.out.flush()
 
-    def _whole(self, prompts: list[str], answer: GenerationResult) -> None:
-        several = sum(map(len, answer.rows)) > 1
-        seeds = iter(answer.seeds)
+    def _write_result(self, prompts: list[str], result: GenerationResult) -> None:
+        several = sum(map(len, result.rows)) > 1
+        seeds = iter(result.seeds)
         number = 0
-        for prompt, hypotheses in zip(prompts, answer.rows):
+        for prompt, hypotheses in zip(prompts, result.rows):
             for hypothesis in hypotheses:
                 number += 1
                 seed = next(seeds, None)
                 if self.as_json:
                     record = {"prompt": prompt, **hypothesis._asdict(), "seed": seed}
-                    self._say(json.dumps(record, ensure_ascii=False) + "\n")
+                    self._write_out(json.dumps(record, ensure_ascii=False) + "\n")
                     continue
                 if several:
-                    marks = [f"text {number}", *([] if seed is None else [f"seed {seed}"])]
-                    marks += [] if hypothesis.score is None else [f"score {hypothesis.score:.3f}"]
-                    self._say(f"--- {', '.join(marks)}\n")
-                self._say(f"{prompt}{hypothesis.text}\n")
+                    labels = [f"text {number}", *([] if seed is None else [f"seed {seed}"])]
+                    labels += [] if hypothesis.score is None else [f"score {hypothesis.score:.3f}"]
+                    self._write_out(f"--- {', '.join(labels)}\n")
+                self._write_out(f"{prompt}{hypothesis.text}\n")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 def train(
     context: typer.Context,
-    words: Annotated[
+    arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="NAME-OR-FILE [KEY=VALUE]...",
@@ -38,13 +38,13 @@ def train(
     ] = None,
     *,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the whole run as YAML, checked, and stop.")
+        bool, typer.Option("--print-config", help="Validate the run, print it as YAML, and stop.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the whole run and the model it makes, and stop.")
+        bool, typer.Option("--dry-run", help="Print the run and a summary of its model, and stop.")
     ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; an earlier run is moved aside.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show the end of the run only.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; an existing run's folder is renamed.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON; the progress goes to stderr.")
     ] = False,
@@ -52,18 +52,18 @@ def train(
         bool, typer.Option("--help", "-h", help="Show this message, or with a name all its settings, and exit.")
     ] = False,
 ) -> None:
-    """Train a model, or go on with a run that was interrupted: the same command continues it.
+    """Train a model, or continue an interrupted run: the same command resumes it.
 
-    Ctrl-C saves first. Everything is kept in the run's folder (runs/NAME unless out=FOLDER is given): the merged run
-    file, metrics, checkpoints, curves and the final model.
+    Ctrl-C saves a checkpoint first. The run's folder (runs/NAME unless out=FOLDER is given) holds the merged run file,
+    metrics, checkpoints, curves and the final model.
     """
-    from manyformer.cli.split_arguments import split_words, with_options
+    from manyformer.cli.split_arguments import split_arguments, suggest_options
 
-    target, overrides = split_words(words or [])
+    target, overrides = split_arguments(arguments or [])
     if wants_help and target is None:
         typer.echo(context.get_help(), nl=False)
         return
-    run = with_options(context, overrides, lambda: _read(target, overrides))
+    run = suggest_options(context, overrides, lambda: _read(target, overrides))
     if wants_help:
         from manyformer.cli.settings_help import print_settings
 
@@ -79,7 +79,7 @@ def _read(target: str | None, overrides: list[str]) -> "RunConfig":
     from manyformer.errors import UserError
 
     if target is None:
-        raise UserError("train needs a name or a file; `manyformer runs` and `manyformer list` show what there is")
+        raise UserError("train needs a name or a file; `manyformer runs` and `manyformer list` show them")
     return read_run(target, overrides)
 
 
@@ -102,19 +102,19 @@ def _train(run: "RunConfig", *, fresh: bool, quiet: bool, as_json: bool) -> None
     from manyformer.train import TrainingInterrupted, silent, train
 
     if os.environ.get("RANK", "0") != "0":
-        # torchrun has started us beside a first process, which speaks for all
+        # one of several processes of torchrun: only rank 0 prints
         train(run, fresh=fresh, on_event=silent)
         return
     out = sys.stderr if as_json else sys.stdout
-    ending = AfterTraining(out, quiet=quiet)
+    after_training = AfterTraining(out, quiet=quiet)
     try:
-        with closing(ending):
-            result = train(run, fresh=fresh, on_event=ending)
+        with closing(after_training):
+            result = train(run, fresh=fresh, on_event=after_training)
     except TrainingInterrupted as stop:
         print_error(str(stop), mark="")
         raise typer.Exit(STOPPED) from None
     try:
-        ending.show(run, result)
+        after_training.show(run, result)
     except KeyboardInterrupt:
         print_note("\nstopped; the model is trained and saved")
         raise typer.Exit(STOPPED) from None

@@ -1,4 +1,4 @@
-"""`manyformer translate`: lines in, translations out."""
+"""`manyformer translate`: translate text line by line."""
 
 import json
 import sys
@@ -29,59 +29,63 @@ def translate(
     text: Annotated[
         str | None,
         typer.Argument(
-            help="What to translate; '-' or a pipe reads lines from standard input, a terminal asks for them."
+            help="The text to translate; '-' or a pipe reads lines from standard input, a terminal prompts for them."
         ),
     ] = None,
     *,
     file: Annotated[str | None, typer.Option("--input", "-i", help="Translate each line of this file.")] = None,
-    beam: Annotated[int, typer.Option(min=1, help="Width of the beam; 1 takes the likeliest token each time.")] = 4,
-    alpha: Annotated[float, typer.Option(help="Length penalty (Wu et al. 2016): larger for longer answers.")] = 0.6,
+    beam: Annotated[int, typer.Option(min=1, help="Beam width; 1 is greedy decoding.")] = 4,
+    length_penalty: Annotated[
+        float, typer.Option(help="Length penalty (Wu et al. 2016): larger values favor longer translations.")
+    ] = 0.6,
     n_best: Annotated[
-        int, typer.Option(min=1, help="The best N of the beam, each after its line's number and score.")
+        int, typer.Option(min=1, help="Print the N best of the beam, each with its line number and score.")
     ] = 1,
     max_new: Annotated[
         int | None, typer.Option(min=1, help="At most this many tokens; source + 50 unless given.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Say how fast it was, on stderr.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print the speed to stderr.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each line.")] = False,
 ) -> None:
     """Translate a text, a file or standard input with a trained encoder-decoder, one line at a time, in order.
 
     An empty line stays empty.
     """
     from manyformer.cli.console import print_note
-    from manyformer.cli.model_arguments import translator
-    from manyformer.cli.prompt_input import asked_lines, read_lines
+    from manyformer.cli.model_arguments import load_translator
+    from manyformer.cli.prompt_input import read_lines, typed_lines
     from manyformer.errors import UserError
     from manyformer.generate import decoding_from_options
 
     if text is not None and file is not None:
         raise UserError("give either a text or --input, not both")
-    decoding = decoding_from_options(beam=beam, alpha=alpha, best=n_best, max_new=max_new)
-    translating = translator(run, decoding, device)
-    show = _Shower(n_best, as_json=as_json)
+    decoding = decoding_from_options(beam=beam, length_penalty=length_penalty, best=n_best, max_new=max_new)
+    translate_lines = load_translator(run, decoding, device)
+    print_answers = _TranslationPrinter(n_best, as_json=as_json)
     if file is None and text is None and sys.stdin.isatty():
         print_note("one line at a time; Ctrl-D ends")
-        for line in asked_lines("> "):
-            show(line, next(translating([line])))
+        for line in typed_lines("> "):
+            print_answers(line, next(translate_lines([line])))
     else:
         name = "-" if file is None else file
         sources = read_lines(name) if text in (None, "-") else [str(text)]
-        for line, answers in _paired(translating, sources):
-            show(line, answers)
+        for line, answers in _with_answers(translate_lines, sources):
+            print_answers(line, answers)
     if stats:
-        print_note(str(translating.stats))
+        print_note(str(translate_lines.stats))
 
 
-def _paired(translating: "Translator", sources: "Iterable[str]") -> "Iterator[tuple[str, tuple[Hypothesis, ...]]]":
-    """Each line with its answers; lines are read ahead only as far as the translator needs."""
-    lines, again = tee(sources)
-    return zip(lines, translating(again))
+def _with_answers(
+    translate_lines: "Translator", sources: "Iterable[str]"
+) -> "Iterator[tuple[str, tuple[Hypothesis, ...]]]":
+    """Each line with its translations; lines are read ahead only as far as the translator needs."""
+    lines, lines_to_translate = tee(sources)
+    return zip(lines, translate_lines(lines_to_translate))
 
 
-class _Shower:
-    """Prints answers line by line."""
+class _TranslationPrinter:
+    """Prints translations line by line."""
 
     def __init__(self, n_best: int, *, as_json: bool) -> None:
         self.n_best, self.as_json, self.number = n_best, as_json, 0
@@ -89,8 +93,8 @@ class _Shower:
     def __call__(self, source: str, answers: "tuple[Hypothesis, ...]") -> None:
         self.number += 1
         if self.as_json:
-            found = [{"text": answer.text, "score": answer.score, "finish": answer.finish} for answer in answers]
-            print(json.dumps({"source": source, "answers": found}, ensure_ascii=False), flush=True)
+            records = [{"text": answer.text, "score": answer.score, "finish": answer.finish} for answer in answers]
+            print(json.dumps({"source": source, "answers": records}, ensure_ascii=False), flush=True)
         elif self.n_best == 1:
             print(answers[0].text, flush=True)
         else:

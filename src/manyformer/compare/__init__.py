@@ -1,6 +1,6 @@
-"""Comparisons: the cases of a file are trained alike, scored alike and told in one table and one picture.
+"""Comparisons: the cases of a file are trained and scored under equal conditions, with one table and one figure.
 
-`compare("positions/extrapolation")` does it all; a killed one goes on where it was.
+`compare("positions/extrapolation")` runs one; an interrupted comparison resumes from its last checkpoint.
 """
 
 from manyformer.compare.compare import compare

@@ -1,15 +1,15 @@
-"""Claims about a comparison, and whether they hold: `alibi@256 <= alibi@64 + 0.03`, `step of short <= long * 0.9`."""
+"""Claims about scores and costs, such as `alibi@256 <= alibi@64 + 0.03` or `step of short <= long * 0.9`."""
 
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from manyformer.errors import UserError, nearest
+from manyformer.errors import UserError, suggest_names
 
 _CLAIM = re.compile(
-    r"(?P<left>.+?)\s*(?P<sign><=|>=|<|>)\s*(?P<right>.+?)(?:\s+(?P<how>[-+*])\s*(?P<number>[\d.eE-]+))?"
+    r"(?P<left>.+?)\s*(?P<comparison><=|>=|<|>)\s*(?P<right>.+?)(?:\s+(?P<operator>[-+*])\s*(?P<operand>[\d.eE-]+))?"
 )
-_HOLDS: dict[str, Callable[[float, float], bool]] = {
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<=": lambda a, b: a <= b,
     ">=": lambda a, b: a >= b,
     "<": lambda a, b: a < b,
@@ -18,89 +18,95 @@ _HOLDS: dict[str, Callable[[float, float], bool]] = {
 
 
 class TableCell(NamedTuple):
-    """A cell of the table: a case, and which value of the sweep."""
+    """A cell of the table: a case, and the index of a value of the sweep."""
 
     case: str
-    number: int
+    value_index: int
 
 
 class ScoreClaim(NamedTuple):
-    """A score at one place against that at another, or against a number, with something added or multiplied.
+    """A score of one cell compared with that of another cell, or with a number, plus, minus or times `operand`.
 
-    `score` is its name, or a cost's.
+    `score` is the name of a score or of a cost.
     """
 
     text: str
     score: str
     left: TableCell
-    sign: str
+    comparison: str
     right: TableCell | float
-    how: str
-    number: float
+    operator: str
+    operand: float
 
 
 class ClaimVerdict(NamedTuple):
-    """What became of a claim; `holds` is None where a value is missing."""
+    """Whether a claim holds, None if a value is missing, and the measured values."""
 
     text: str
     holds: bool | None
     measured: str
 
     @property
-    def words(self) -> str:
-        """One line for people."""
-        says = {True: "holds", False: "DOES NOT HOLD", None: "cannot be told"}[self.holds]
-        return f"{says}: {self.text} ({self.measured})"
+    def summary_line(self) -> str:
+        """The verdict in one line of text."""
+        verdict = {True: "holds", False: "DOES NOT HOLD", None: "cannot be checked"}[self.holds]
+        return f"{verdict}: {self.text} ({self.measured})"
 
 
-def parse(
+def parse_claim(
     text: str, cases: Sequence[str], values: Sequence[Any], scores: Sequence[str] = ("",), costs: Sequence[str] = ()
 ) -> ScoreClaim:
-    """The claim that a line makes about the first score, or about the score or cost that it begins with.
+    """Parse a claim about the first score, or about the score or cost named before " of ".
 
-    Costs know nothing of a sweep. Raises UserError with what would be right.
+    Costs have no sweep values. Raises UserError that gives the correct form.
     """
-    name, _, rest = text.strip().partition(" of ")
+    name, _, statement = text.strip().partition(" of ")
     if name not in (*scores, *costs):
-        name, rest = scores[0], text.strip()
-    found = _CLAIM.fullmatch(rest)
-    if found is None:
-        raise UserError(f"claims: '{text}' is none; write CASE@VALUE <= CASE@VALUE + 0.1, or a number at the right")
-    swept = [None] if name in costs else values
-    left = _place(found["left"], cases, swept, text)
-    right = _number(found["right"])
-    number = _number(found["number"] or "0")
-    if number is None:
-        raise UserError(f"claims: '{text}': {found['number']} is no number")
-    there = _place(found["right"], cases, swept, text) if right is None else right
-    return ScoreClaim(text.strip(), name, left, found["sign"], there, found["how"] or "+", number)
+        name, statement = scores[0], text.strip()
+    match = _CLAIM.fullmatch(statement)
+    if match is None:
+        raise UserError(
+            f"claims: '{text}' is no claim; write CASE@VALUE <= CASE@VALUE + 0.1, or a number on the right side"
+        )
+    sweep_values = [None] if name in costs else values
+    left = _parse_cell(match["left"], cases, sweep_values, text)
+    right_number = _parse_number(match["right"])
+    operand = _parse_number(match["operand"] or "0")
+    if operand is None:
+        raise UserError(f"claims: '{text}': {match['operand']} is no number")
+    right_side = _parse_cell(match["right"], cases, sweep_values, text) if right_number is None else right_number
+    return ScoreClaim(text.strip(), name, left, match["comparison"], right_side, match["operator"] or "+", operand)
 
 
-def judge(claim: ScoreClaim, mean: Callable[[TableCell], float | None]) -> ClaimVerdict:
-    """Whether the claim holds of the means over seeds."""
+def judge_claim(claim: ScoreClaim, mean: Callable[[TableCell], float | None]) -> ClaimVerdict:
+    """Check the claim on means over seeds."""
     left = mean(claim.left)
     right = claim.right if isinstance(claim.right, float) else mean(claim.right)
     if left is None or right is None:
         return ClaimVerdict(claim.text, None, "a value is missing")
-    bound = right * claim.number if claim.how == "*" else right + (claim.number if claim.how == "+" else -claim.number)
-    return ClaimVerdict(claim.text, _HOLDS[claim.sign](left, bound), f"{left:.4g} against {bound:.4g}")
+    bound = (
+        right * claim.operand
+        if claim.operator == "*"
+        else right + (claim.operand if claim.operator == "+" else -claim.operand)
+    )
+    return ClaimVerdict(claim.text, _COMPARISONS[claim.comparison](left, bound), f"{left:.4g} against {bound:.4g}")
 
 
-def _place(word: str, cases: Sequence[str], values: Sequence[Any], text: str) -> TableCell:
-    case, at, value = word.strip().rpartition("@") if "@" in word else (word.strip(), "", "")
+def _parse_cell(cell: str, cases: Sequence[str], values: Sequence[Any], text: str) -> TableCell:
+    case, separator, value = cell.strip().rpartition("@") if "@" in cell else (cell.strip(), "", "")
     if case not in cases:
-        raise UserError(f"claims: '{text}': there is no case '{case}'; {nearest(case, cases)}")
-    known = [str(one) for one in values]
-    if bool(at) != (values[0] is not None):
-        example = f"{case}@{known[0]}" if not at else case
-        raise UserError(f"claims: '{text}': write {example}{'' if at else ', for one value of the sweep'}")
-    if at and value not in known:
-        raise UserError(f"claims: '{text}': the sweep has no value {value}; {nearest(value, known)}")
-    return TableCell(case, known.index(value) if at else 0)
+        raise UserError(f"claims: '{text}': there is no case '{case}'; {suggest_names(case, cases)}")
+    value_names = [str(sweep_value) for sweep_value in values]
+    if bool(separator) != (values[0] is not None):
+        example = f"{case}@{value_names[0]}" if not separator else case
+        raise UserError(f"claims: '{text}': write {example}{'' if separator else ', for one value of the sweep'}")
+    if separator and value not in value_names:
+        raise UserError(f"claims: '{text}': the sweep has no value {value}; {suggest_names(value, value_names)}")
+    return TableCell(case, value_names.index(value) if separator else 0)
 
 
-def _number(word: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
-        return float(word)
+        return float(text)
     except ValueError:
         return None

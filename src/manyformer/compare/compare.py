@@ -1,4 +1,4 @@
-"""`compare`: from a comparison's name or file to its report."""
+"""`compare`: runs a comparison, given by name or file, and writes its report."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from manyformer.compare.claims import parse
+from manyformer.compare.claims import parse_claim
 from manyformer.compare.comparison_report import CaseMeasurement, ComparisonResult
-from manyformer.compare.cost import StepCost, steps
+from manyformer.compare.cost import StepCost, measure_steps
 from manyformer.compare.progress import ProgressMeter
 from manyformer.compare.runner import ComparisonRunner
 from manyformer.compare.scoring import check_score
@@ -18,31 +18,31 @@ from manyformer.errors import UserError, UserErrors
 from manyformer.model_summary import build_on_meta
 from manyformer.recipes import get_recipe
 
-FOLDER = "comparisons"
+DEFAULT_FOLDER = "comparisons"
 
 
-def read(target: str | Path, overrides: Sequence[str] = ()) -> Comparison:
-    """The comparison that is meant, checked as far as can be without training. Raises UserErrors."""
+def read_comparison(target: str | Path, overrides: Sequence[str] = ()) -> Comparison:
+    """Load a comparison and check its runs, scores and claims without training. Raises UserErrors."""
     recipes = RecipeLookup(lambda name: get_recipe(name).signature, lambda name: get_recipe(name).card.task)
     comparison = load_comparison(target, overrides, recipes=recipes)
     names = [case.name for case in comparison.cases]
     file = comparison.file
     checks: list[tuple[str, Callable[[], object]]] = [
-        *(("", partial(parse, text, names, comparison.values, file.score, file.cost)) for text in file.claims),
+        *(("", partial(parse_claim, text, names, comparison.values, file.score, file.cost)) for text in file.claims),
         *(("", partial(check_score, score, case.run)) for case in comparison.cases for score in file.score),
         *(
             (f"case {case.name}: ", partial(build_on_meta, case.run.recipe, case.run.model))
             for case in comparison.cases
         ),
     ]
-    mistakes = []
-    for where, check in checks:
+    errors = []
+    for prefix, check in checks:
         try:
             check()
         except ValueError as error:
-            mistakes.append(f"{where}{error}")
-    if mistakes:
-        raise UserErrors(dict.fromkeys(mistakes))
+            errors.append(f"{prefix}{error}")
+    if errors:
+        raise UserErrors(dict.fromkeys(errors))
     return comparison
 
 
@@ -53,55 +53,57 @@ def compare(
     seeds: int | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
-    each: Callable[[str], None] = lambda text: None,
-    tell: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> ComparisonResult:
     """Train and score every case of a comparison and write its table and picture below `out`.
 
-    `target` is a shipped comparison's name or a file, `overrides` such as `["limits.steps=100"]` are laid over the runs
-    of all cases. What was trained before in the same folder is kept, and an interrupted training goes on; `fresh` moves
-    all of it aside. `each` hears what goes on, `tell` what is done. Raises UserError where something can be mended,
-    `TrainingInterrupted` after Ctrl-C.
+    `target` is a shipped comparison's name or a file; `overrides` such as `["limits.steps=100"]` apply to the runs of
+    all cases. Finished trainings in the same folder are reused, and an interrupted training resumes; `fresh` moves them
+    aside. `on_progress` gets a line about the current activity, `log` one about each finished training. Raises
+    UserError for invalid settings, `TrainingInterrupted` after Ctrl-C.
     """
-    comparison = target if isinstance(target, Comparison) else read(target, overrides)
-    folder = Path(out) if out is not None else Path(FOLDER) / comparison.name.replace("/", "-")
-    count = comparison.file.seeds if seeds is None else seeds
-    if count < 1:
-        raise UserError(f"seeds ({count}) must be at least 1")
+    comparison = target if isinstance(target, Comparison) else read_comparison(target, overrides)
+    folder = Path(out) if out is not None else Path(DEFAULT_FOLDER) / comparison.name.replace("/", "-")
+    seed_count = comparison.file.seeds if seeds is None else seeds
+    if seed_count < 1:
+        raise UserError(f"seeds ({seed_count}) must be at least 1")
     if fresh:
-        _set_aside(folder, tell)
-    runner = ComparisonRunner(comparison, folder, count)
+        _move_aside(folder, log)
+    runner = ComparisonRunner(comparison, folder, seed_count)
     runner.check()
-    meter = ProgressMeter(runner.missing(), each, tell)
-    measured = _in_order(comparison, list(runner.go(meter)))
-    found = ComparisonResult(comparison, count, measured, _cost(comparison, runner, meter), _machine())
-    return replace(found, files=tuple(found.save(folder)))
+    meter = ProgressMeter(runner.count_missing(), on_progress, log)
+    measurements = _sort_measurements(comparison, list(runner.measure_all(meter)))
+    result = ComparisonResult(
+        comparison, seed_count, measurements, _measure_costs(comparison, runner, meter), _describe_machine()
+    )
+    return replace(result, files=tuple(result.save(folder)))
 
 
-def _in_order(comparison: Comparison, measured: list[CaseMeasurement]) -> tuple[CaseMeasurement, ...]:
+def _sort_measurements(comparison: Comparison, measurements: list[CaseMeasurement]) -> tuple[CaseMeasurement, ...]:
     names = [case.name for case in comparison.cases]
-    return tuple(sorted(measured, key=lambda one: (names.index(one.case), one.seed)))
+    return tuple(sorted(measurements, key=lambda measurement: (names.index(measurement.case), measurement.seed)))
 
 
-def _cost(comparison: Comparison, runner: ComparisonRunner, meter: ProgressMeter) -> dict[str, StepCost]:
+def _measure_costs(comparison: Comparison, runner: ComparisonRunner, meter: ProgressMeter) -> dict[str, StepCost]:
     if not {"step", "memory"} & set(comparison.file.cost):
         return {}
-    meter.glimpse("measuring steps", 1.0)
+    meter.report_progress("measuring steps", 1.0)
     runs = {case.name: runner.run(case, 0) for case in comparison.cases if case.trained_by is None}
-    return steps({name: (run, Path(str(run.out))) for name, run in runs.items()})
+    return measure_steps({name: (run, Path(str(run.out))) for name, run in runs.items()})
 
 
-def _set_aside(folder: Path, tell: Callable[[str], None]) -> None:
+def _move_aside(folder: Path, log: Callable[[str], None]) -> None:
     if not folder.exists():
         return
     number = 1
     while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1
     folder.rename(aside)
-    tell(f"the earlier comparison is now in {aside}")
+    log(f"the earlier comparison is now in {aside}")
 
 
-def _machine() -> str:
+def _describe_machine() -> str:
     from manyformer import __version__
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"

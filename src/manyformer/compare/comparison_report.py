@@ -1,4 +1,4 @@
-"""What a comparison found: a record, told as a table for people, Markdown, JSON, CSV or a picture."""
+"""The result of a comparison, as a table, Markdown, JSON, CSV or a figure."""
 
 import csv
 import io
@@ -10,23 +10,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from manyformer.compare.claims import ClaimVerdict, TableCell, judge, parse
+from manyformer.compare.claims import ClaimVerdict, TableCell, judge_claim, parse_claim
 from manyformer.compare.cost import StepCost
-from manyformer.compare.scoring import kind_of
+from manyformer.compare.scoring import score_kind
 from manyformer.config.comparison import Comparison
 from manyformer.train.durable_files import replace_text
 
-NOTHING = "–"
+NO_VALUE = "–"
 
 
 @dataclass(frozen=True)
 class CaseMeasurement:
-    """What one case gave with one seed: the scores under each value of the sweep, or why there are none there."""
+    """The measurement of a case with one seed: scores for each value of the sweep, or the reason why one is missing."""
 
     case: str
     seed: int
     scores: tuple[dict[str, float | None], ...]
-    why: tuple[str | None, ...]
+    reasons: tuple[str | None, ...]
     minutes: float | None
     steps: int
     tokens: int
@@ -35,34 +35,34 @@ class CaseMeasurement:
 
 @dataclass(frozen=True)
 class ComparisonResult:
-    """A comparison and all that was measured; `steps` holds the cost of a training step of each case, where asked.
+    """A comparison and its measurements; `steps` holds the cost of a training step of each case, if requested.
 
-    `files` are what was written of it.
+    `files` are the files that were written.
     """
 
     comparison: Comparison
     seeds: int
-    measured: tuple[CaseMeasurement, ...]
+    measurements: tuple[CaseMeasurement, ...]
     steps: dict[str, StepCost] = field(default_factory=dict)
     machine: str = ""
     files: tuple[Path, ...] = ()
 
-    def of(self, case: str) -> list[CaseMeasurement]:
-        """What a case gave, seed by seed."""
-        return [one for one in self.measured if one.case == case]
+    def measurements_of(self, case: str) -> list[CaseMeasurement]:
+        """The measurements of a case, one per seed."""
+        return [measurement for measurement in self.measurements if measurement.case == case]
 
     def values(self, case: str, score: str, index: int = 0) -> list[float]:
-        """A score of a case under the sweep's value number `index`, seed by seed; empty where there is none."""
-        found = [one.scores[index].get(score) for one in self.of(case)]
-        return [value for value in found if value is not None]
+        """A score of a case at index `index` of the sweep, one per seed; missing scores are left out."""
+        scores = [measurement.scores[index].get(score) for measurement in self.measurements_of(case)]
+        return [value for value in scores if value is not None]
 
     def mean(self, case: str, score: str, index: int = 0) -> float | None:
-        """The mean over seeds; None where there is nothing."""
+        """The mean over seeds; None if the score is missing."""
         values = self.values(case, score, index)
         return statistics.fmean(values) if values else None
 
     def deviation(self, case: str, score: str, index: int = 0) -> float | None:
-        """The standard deviation over seeds (of a sample); None below two of them."""
+        """The sample standard deviation over seeds; None for fewer than two."""
         values = self.values(case, score, index)
         return statistics.stdev(values) if len(values) > 1 else None
 
@@ -72,10 +72,10 @@ class ComparisonResult:
 
     @property
     def verdicts(self) -> list[ClaimVerdict]:
-        """What became of the claims."""
+        """Whether each claim holds."""
         file, values = self.comparison.file, self.comparison.values
-        claims = [parse(text, self.cases, values, file.score, file.cost) for text in file.claims]
-        return [judge(claim, partial(self._at, claim.score)) for claim in claims]
+        claims = [parse_claim(text, self.cases, values, file.score, file.cost) for text in file.claims]
+        return [judge_claim(claim, partial(self._cell_value, claim.score)) for claim in claims]
 
     @property
     def headers(self) -> list[str]:
@@ -85,106 +85,114 @@ class ComparisonResult:
     @property
     def rows(self) -> list[list[str]]:
         """A row for each case, as text."""
-        return [[case, *(tell(case) for _, tell in self._columns())] for case in self.cases]
+        return [[case, *(cell(case) for _, cell in self._columns())] for case in self.cases]
 
     @property
     def notes(self) -> list[str]:
-        """What must be known to read the table."""
+        """Notes on the table: seeds, split, shared weights, and the reasons for missing scores."""
         seeds = f"mean ± standard deviation over {self.seeds} seeds" if self.seeds > 1 else "one seed"
-        taken = [
+        shared_weights = [
             f"{case.name} has the weights of {case.trained_by}" for case in self.comparison.cases if case.trained_by
         ]
-        return [f"{seeds}; scored on the {self.comparison.file.split} data", *taken, *self._reasons()]
+        return [f"{seeds}; scored on the {self.comparison.file.split} data", *shared_weights, *self._missing_reasons()]
 
     def to_markdown(self) -> str:
-        """The whole report as Markdown, with the picture beside it."""
+        """The report as Markdown, with a link to the figure in the same folder."""
         lines = [f"# {self.comparison.file.title}", "", *([self.comparison.about, ""] if self.comparison.about else [])]
-        lines += ["| " + " | ".join(_escaped(self.headers)) + " |"]
+        lines += ["| " + " | ".join(_escape_cells(self.headers)) + " |"]
         lines += ["| " + " | ".join(["---", *["---:"] * (len(self.headers) - 1)]) + " |"]
-        lines += ["| " + " | ".join(_escaped(row)) + " |" for row in self.rows]
+        lines += ["| " + " | ".join(_escape_cells(row)) + " |" for row in self.rows]
         lines += ["", *(f"- {note}" for note in self.notes), ""]
-        lines += [f"- claim {_escaped([verdict.words])[0]}" for verdict in self.verdicts]
+        lines += [f"- claim {_escape_cells([verdict.summary_line])[0]}" for verdict in self.verdicts]
         return "\n".join([*lines, "", "![picture](picture.png)", "", f"Measured on {self.machine}.", ""])
 
     def to_json(self) -> str:
-        """AllKeys: single values, means, deviations, claims, and the runs themselves."""
+        """All results as JSON: single values, means, deviations, claims, and the runs."""
         comparison = self.comparison
-        found = {
+        content = {
             "name": comparison.name,
             "title": comparison.file.title,
             "setting": comparison.setting,
             "values": list(comparison.values),
             "seeds": self.seeds,
-            "table": [self._record(case) for case in self.cases],
+            "table": [self._case_record(case) for case in self.cases],
             "claims": [verdict._asdict() for verdict in self.verdicts],
-            "measured": [asdict(one) for one in self.measured],
+            "measured": [asdict(measurement) for measurement in self.measurements],
             "runs": {case.name: case.run.model_dump(mode="json") for case in comparison.cases},
             "machine": self.machine,
         }
-        return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
     def to_csv(self) -> str:
         """One row for each case, seed, value of the sweep and score."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["case", "seed", self.comparison.setting or "setting", "score", "value"])
-        for one in self.measured:
-            for value, scores in zip(self.comparison.values, one.scores, strict=True):
-                for score, number in scores.items():
-                    writer.writerow([one.case, one.seed, "" if value is None else value, score, number])
+        for measurement in self.measurements:
+            for value, scores in zip(self.comparison.values, measurement.scores, strict=True):
+                for score, score_value in scores.items():
+                    writer.writerow(
+                        [measurement.case, measurement.seed, "" if value is None else value, score, score_value]
+                    )
         return text.getvalue()
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write table.md, table.csv, results.json and picture.png; gives what was written."""
-        from manyformer.compare.draw_comparison import draw
+        """Write table.md, table.csv, results.json and picture.png, and return their paths."""
+        from manyformer.compare.draw_comparison import draw_comparison
 
-        place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
+        folder_path = Path(folder)
+        folder_path.mkdir(parents=True, exist_ok=True)
         texts = {"table.md": self.to_markdown(), "table.csv": self.to_csv(), "results.json": self.to_json()}
         for name, text in texts.items():
-            replace_text(place / name, text)
-        draw(self, place / "picture.png")
-        return [place / name for name in (*texts, "picture.png")]
+            replace_text(folder_path / name, text)
+        draw_comparison(self, folder_path / "picture.png")
+        return [folder_path / name for name in (*texts, "picture.png")]
 
     def _columns(self) -> Iterator[tuple[str, Callable[[str], str]]]:
         for score in self.comparison.file.score:
             for index, value in enumerate(self.comparison.values):
-                at = "" if value is None else f" at {value}"
-                yield f"{label(score)}{at}", partial(self._cell, score, index)
+                suffix = "" if value is None else f" at {value}"
+                yield f"{score_label(score)}{suffix}", partial(self._score_cell, score, index)
         for cost in self.comparison.file.cost:
-            yield COSTS[cost], partial(self._cost, cost)
+            yield COST_TITLES[cost], partial(self._cost_cell, cost)
 
-    def _cell(self, score: str, index: int, case: str) -> str:
+    def _score_cell(self, score: str, index: int, case: str) -> str:
         mean, deviation = self.mean(case, score, index), self.deviation(case, score, index)
-        digits = kind_of(score).digits
+        digits = score_kind(score).digits
         if mean is None:
-            return NOTHING
+            return NO_VALUE
         return f"{mean:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
 
-    def _cost(self, cost: str, case: str) -> str:
-        of, step = self.of(case), self.steps.get(case)
+    def _cost_cell(self, cost: str, case: str) -> str:
+        measurements, step = self.measurements_of(case), self.steps.get(case)
         if cost == "parameters":
-            known = [one.parameters for one in of if one.parameters is not None]
-            return f"{known[0]:,}" if known else NOTHING
+            parameter_counts = [
+                measurement.parameters for measurement in measurements if measurement.parameters is not None
+            ]
+            return f"{parameter_counts[0]:,}" if parameter_counts else NO_VALUE
         if cost == "minutes":
-            minutes = [one.minutes for one in of if one.minutes is not None]
-            return f"{statistics.fmean(minutes):.1f}" if minutes else NOTHING
+            minutes = [measurement.minutes for measurement in measurements if measurement.minutes is not None]
+            return f"{statistics.fmean(minutes):.1f}" if minutes else NO_VALUE
         if cost == "tokens":
-            return f"{statistics.fmean(one.tokens for one in of) / 1e6:.2f}" if of else NOTHING
+            return (
+                f"{statistics.fmean(measurement.tokens for measurement in measurements) / 1e6:.2f}"
+                if measurements
+                else NO_VALUE
+            )
         if step is None:
-            return NOTHING
+            return NO_VALUE
         if cost == "step":
             return f"{1e3 * step.seconds:.1f}"
-        return NOTHING if step.memory is None else f"{step.memory / 1e6:.0f}"
+        return NO_VALUE if step.memory is None else f"{step.memory / 1e6:.0f}"
 
-    def _at(self, score: str, positions: TableCell) -> float | None:
-        """What a claim is about."""
+    def _cell_value(self, score: str, table_cell: TableCell) -> float | None:
+        """The value of a score or cost in a cell, for claims."""
         if score in self.comparison.file.score:
-            return self.mean(positions.case, score, positions.number)
-        cell = self._cost(score, positions.case)
-        return None if cell == NOTHING else float(cell.replace(",", ""))
+            return self.mean(table_cell.case, score, table_cell.value_index)
+        text = self._cost_cell(score, table_cell.case)
+        return None if text == NO_VALUE else float(text.replace(",", ""))
 
-    def _record(self, case: str) -> dict[str, Any]:
+    def _case_record(self, case: str) -> dict[str, Any]:
         cells = [
             {
                 "value": value,
@@ -198,31 +206,31 @@ class ComparisonResult:
         step = self.steps.get(case)
         return {"case": case, "scores": cells, "step": None if step is None else step._asdict()}
 
-    def _reasons(self) -> Iterator[str]:
-        """Why there are dashes, the same reason once."""
-        told: dict[str, None] = {}
-        for one in self.measured:
-            for value, why in zip(self.comparison.values, one.why, strict=True):
-                if why is not None:
-                    at = "" if value is None else f" at {self.comparison.setting} {value}"
-                    told[f"{one.case}{at}: {why}"] = None
-        return iter(told)
+    def _missing_reasons(self) -> Iterator[str]:
+        """The distinct reasons for missing scores."""
+        reasons: dict[str, None] = {}
+        for measurement in self.measurements:
+            for value, reason in zip(self.comparison.values, measurement.reasons, strict=True):
+                if reason is not None:
+                    suffix = "" if value is None else f" at {self.comparison.setting} {value}"
+                    reasons[f"{measurement.case}{suffix}: {reason}"] = None
+        return iter(reasons)
 
 
-COSTS = {
+COST_TITLES = {
     "parameters": "parameters",
     "minutes": "minutes of training",
-    "tokens": "M tokens learned from",
+    "tokens": "M training tokens",
     "step": "ms a step",
     "memory": "MB a step",
 }
 
 
-def label(score: str) -> str:
-    """A score's name for people, with its unit."""
-    name, unit = score.replace("_", " "), kind_of(score).unit
+def score_label(score: str) -> str:
+    """The display name of a score, with its unit."""
+    name, unit = score.replace("_", " "), score_kind(score).unit
     return f"{name} ({unit})" if unit else name
 
 
-def _escaped(cells: Sequence[str]) -> list[str]:
+def _escape_cells(cells: Sequence[str]) -> list[str]:
     return [cell.replace("|", "\\|") for cell in cells]

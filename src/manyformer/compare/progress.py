@@ -1,46 +1,52 @@
-"""How far a comparison is, in a line for people."""
+"""Progress lines of a running comparison."""
 
 import time
 from collections.abc import Callable
 
 from manyformer.train.events import EventListener, TrainingEvent, TrainingProgress
-from manyformer.train.reporter import duration
+from manyformer.train.reporter import format_duration
 
 LogFn = Callable[[str], None]
 
 
 class ProgressMeter:
-    """Tells `each` of every glimpse and `tell` of every training that ended; `total` trainings are left to do."""
+    """Counts the finished trainings of a comparison and estimates the time left.
 
-    def __init__(self, total: int, each: LogFn, tell: LogFn) -> None:
-        self.total, self.done = total, 0
-        self._each, self.tell = each, tell
-        self._begun = time.perf_counter()
+    `on_progress` gets a line for every progress event, `log` one for every finished training; `total` trainings are to
+    be done.
+    """
+
+    def __init__(self, total: int, on_progress: LogFn, log: LogFn) -> None:
+        self.total, self.completed = total, 0
+        self._on_progress, self.log = on_progress, log
+        self._started = time.perf_counter()
 
     def listener(self, name: str) -> EventListener:
-        """Hears the events of the training called `name`."""
+        """A listener for the events of the training called `name`."""
 
-        def hear(event: TrainingEvent) -> None:
+        def on_event(event: TrainingEvent) -> None:
             if isinstance(event, TrainingProgress):
-                self.glimpse(f"{name}: step {event.step}, loss {event.loss:.3f}", event.share)
+                self.report_progress(f"{name}: step {event.step}, loss {event.loss:.3f}", event.progress)
 
-        return hear
+        return on_event
 
-    def glimpse(self, what: str, share: float = 0.0) -> None:
-        """Something goes on, of whose training `share` is done."""
-        self._each(f"{what}; {self._number()}, {self._left(share)} left")
+    def report_progress(self, activity: str, fraction: float = 0.0) -> None:
+        """Report the current activity; `fraction` is the completed share of the current training."""
+        self._on_progress(f"{activity}; {self._current()}, {self._time_left(fraction)} left")
 
-    def ended(self, what: str) -> None:
-        """A training is over and scored."""
-        self.done += 1
-        left = f", {self._left(0.0)} left" if self.done < self.total else ""
-        self.tell(f"{what}; {self.done} of {self.total} trained{left}")
+    def finish_training(self, outcome: str) -> None:
+        """Count a training that is finished and scored, and log its outcome."""
+        self.completed += 1
+        remaining = f", {self._time_left(0.0)} left" if self.completed < self.total else ""
+        self.log(f"{outcome}; {self.completed} of {self.total} trained{remaining}")
 
-    def _number(self) -> str:
-        return f"{min(self.done + 1, self.total)} of {self.total}"
+    def _current(self) -> str:
+        return f"{min(self.completed + 1, self.total)} of {self.total}"
 
-    def _left(self, share: float) -> str:
-        """The time left, if all trainings are as long as those so far."""
-        behind = (self.done + share) / max(1, self.total)
-        passed = time.perf_counter() - self._begun
-        return duration(passed * (1 - behind) / behind if behind else float("inf"))
+    def _time_left(self, fraction: float) -> str:
+        """The time left, estimated from the mean duration of the trainings so far."""
+        completed_fraction = (self.completed + fraction) / max(1, self.total)
+        elapsed = time.perf_counter() - self._started
+        return format_duration(
+            elapsed * (1 - completed_fraction) / completed_fraction if completed_fraction else float("inf")
+        )

@@ -1,4 +1,4 @@
-"""A training run as one validated record, and the YAML and command-line layer that fills it. Never imports torch."""
+"""Configuration of training runs: validated sections, run files and command-line overrides. Never imports torch."""
 
 from manyformer.config.data_sections import (
     DataConfig,
@@ -12,10 +12,10 @@ from manyformer.config.data_sections import (
     longest_row,
 )
 from manyformer.config.describe import SettingHelp, describe_settings, json_schema
-from manyformer.config.load import KINDS, RUN_FILE, load_run
+from manyformer.config.load import DATA_KINDS, RUN_FILE, load_run
 from manyformer.config.run import RunConfig
 from manyformer.config.run_diff import FREE_ON_RESUME, differences, dump_run
-from manyformer.config.shipped import about_run, shipped_comparisons, shipped_runs
+from manyformer.config.shipped import run_description, shipped_comparisons, shipped_runs
 from manyformer.config.training_sections import (
     AdamConfig,
     AdamWConfig,
@@ -33,8 +33,8 @@ from manyformer.config.training_sections import (
 )
 
 __all__ = [
+    "DATA_KINDS",
     "FREE_ON_RESUME",
-    "KINDS",
     "RUN_FILE",
     "AdamConfig",
     "AdamWConfig",
@@ -59,13 +59,13 @@ __all__ = [
     "TextData",
     "TokenizerKind",
     "TreesData",
-    "about_run",
     "describe_settings",
     "differences",
     "dump_run",
     "json_schema",
     "load_run",
     "longest_row",
+    "run_description",
     "shipped_comparisons",
     "shipped_runs",
 ]

@@ -1,4 +1,4 @@
-"""A comparison as one validated record: the runs of its cases, the settings they are scored under, what is claimed."""
+"""Configuration of comparisons: the runs of the cases, the settings they are scored under, and the claims."""
 
 import inspect
 import json
@@ -9,59 +9,59 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, JsonValue, ValidationError
 
-from manyformer.config.load import RunTarget, base_file, chain, leave_out, merge_run
+from manyformer.config.load import RunTarget, extends_chain, find_base_file, merge_run, without_keywords
 from manyformer.config.run import RunConfig
 from manyformer.config.run_file import as_run_file, read_mapping
 from manyformer.config.section import ConfigSection, PathText, PositiveInt
-from manyformer.config.setting_layers import SettingError, SettingLayer, SourceLocation
-from manyformer.config.setting_layers import SettingPath as Spots
-from manyformer.config.shipped import about_run, shipped_comparisons
-from manyformer.config.validation_errors import sentence
-from manyformer.config.yaml_scalars import show
-from manyformer.errors import UserError, UserErrors, nearest
+from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath, SourceLocation
+from manyformer.config.setting_names import renamed_setting
+from manyformer.config.shipped import run_description, shipped_comparisons
+from manyformer.config.validation_errors import error_text
+from manyformer.config.yaml_scalars import format_value
+from manyformer.errors import UserError, UserErrors, suggest_names
 
 CostName = Literal["parameters", "minutes", "tokens", "step", "memory"]
 
-SWEPT_DATA = ("length", "max_length", "packing", "masking", "context", "asked", "digits")
-"""The settings of data that only arrange it: under others a trained model would be scored on something else."""
+SWEPT_DATA = ("length", "max_length", "packing", "masking", "context", "num_hops", "digits")
+"""Data settings that may be swept: they only arrange the data; any other would score a model on different data."""
 
 
-def _listed(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
-ScoreNames = Annotated[tuple[PathText, ...], BeforeValidator(_listed), Field(min_length=1)]
+ScoreNames = Annotated[tuple[PathText, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 
 
 class ComparisonFile(ConfigSection):
-    """What stands in a comparison's file beside its base run and its cases."""
+    """The settings of a comparison file besides its base run and its cases."""
 
     title: PathText
-    """What is compared, in a line: it stands above the table and the picture."""
+    """What is compared, in one line: the title of the table and the figure."""
     seeds: PositiveInt = 1
-    """How many times each case is trained, with seeds that count from that of the run."""
+    """How many times each case is trained; the seeds count up from the seed of the run."""
     score: ScoreNames = ("loss",)
-    """What the trained models are scored by, the first first: loss, accuracy, perplexity, bits_per_byte, or a score of
+    """Scores of the trained models, the main one first: loss, accuracy, perplexity, bits_per_byte, or a score of
     `manyformer evaluate` by its name, such as bleu."""
     split: Literal["valid", "test"] = "valid"
-    """The held-out data that they are scored on."""
+    """The held-out data that the models are scored on."""
     sweep: Annotated[dict[str, list[JsonValue]], Field(max_length=1)] = Field(default_factory=dict)
-    """One setting of the run and several values: the trained models are scored again under each of them."""
-    cost: Annotated[tuple[CostName, ...], BeforeValidator(_listed)] = ("parameters", "minutes")
-    """What else the table tells: parameters, minutes (of training), tokens (learned from), step (its time, in turns),
-    memory (of a step)."""
-    claims: Annotated[tuple[PathText, ...], BeforeValidator(_listed)] = ()
-    """What should come out, such as `alibi@256 <= alibi@64 + 0.03` for the first score, or for another score or cost
-    `step of short <= long * 0.9`; the report says what does."""
+    """One setting of the run and several values: the trained models are scored under each of them."""
+    cost: Annotated[tuple[CostName, ...], BeforeValidator(_as_tuple)] = ("parameters", "minutes")
+    """Cost columns of the table: parameters, minutes (of training), tokens (trained on), step (time of a training step,
+    measured in turns), memory (of a training step)."""
+    claims: Annotated[tuple[PathText, ...], BeforeValidator(_as_tuple)] = ()
+    """Expected results, such as `alibi@256 <= alibi@64 + 0.03` for the first score, or for another score or cost
+    `step of short <= long * 0.9`; the report says which of them hold."""
 
 
 @dataclass(frozen=True)
 class ComparisonCase:
-    """One row of the table: a run, and how it is scored.
+    """One row of the table: a run and the settings it is scored under.
 
-    `trained_by` names the case whose trained weights it takes; None where it is trained itself. `points` are the runs
-    that it is scored under, one for each value of the sweep (or just its own); None where it has no such setting.
-    `init_from_case` names the case whose final weights its training begins with, for each seed its own."""
+    `trained_by` names the case whose trained weights it uses, None if it is trained itself. `points` are the runs it is
+    scored under, one for each value of the sweep (or only its own run), None if its recipe has no such setting.
+    `init_from_case` names the case whose final weights, of the same seed, initialize its training."""
 
     name: str
     run: RunConfig
@@ -72,7 +72,7 @@ class ComparisonCase:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that a comparison does."""
+    """A validated comparison: its settings and its cases."""
 
     name: str
     about: str
@@ -81,226 +81,254 @@ class Comparison:
 
     @property
     def setting(self) -> str | None:
-        """The setting that is swept."""
+        """The name of the swept setting, None without a sweep."""
         return next(iter(self.file.sweep), None)
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The values of the sweep; one None where nothing is swept."""
+        """The values of the sweep; a single None without a sweep."""
         return (None,) if self.setting is None else tuple(self.file.sweep[self.setting])
 
     def case(self, name: str) -> ComparisonCase:
-        """The case of that name."""
+        """The case with this name."""
         return next(case for case in self.cases if case.name == name)
 
     def stage(self, case: ComparisonCase) -> int:
-        """How many cases must be trained one after the other before this one."""
+        """The number of cases that must be trained one after the other before this one."""
         return 0 if case.init_from_case is None else 1 + self.stage(self.case(case.init_from_case))
 
 
 class RecipeLookup(NamedTuple):
-    """What the configuration must know of recipes: both functions raise ValueError for unknown names."""
+    """Look up a recipe's signature and task by its name; both functions raise ValueError for unknown names."""
 
     signature_of: Callable[[str], inspect.Signature]
     task_of: Callable[[str], str]
 
 
 def load_comparison(target: str | Path, overrides: Sequence[str] = (), *, recipes: RecipeLookup) -> Comparison:
-    """The comparison in a file or of a shipped name, with `overrides` (KEY=VALUE) laid over the runs of all cases.
+    """Load a comparison from a file or by its shipped name; `overrides` (KEY=VALUE) apply to the runs of all cases.
 
-    Raises UserErrors with every mistake found.
+    Raises UserErrors with every error in the file.
     """
     name, path = find_comparison(target)
-    layer, mistakes = read_mapping(path, "a comparison has a base run and cases", "`run:` and `cases:`")
-    if mistakes and not layer.data:
-        raise UserErrors(map(str, mistakes))
-    base, cases = (_mapping(layer, key, mistakes) for key in ("run", "cases"))
-    file = _validated(layer, mistakes)
-    if not cases.data and not mistakes:
-        mistakes.append(SettingError(layer.spot(("cases",)), "cases", "is missing: name at least one case"))
-    under = _base(base, path, mistakes)
-    if mistakes or file is None:
-        raise UserErrors(dict.fromkeys(map(str, mistakes)))
-    reader = _Reader(under, cases, file, overrides, recipes)
-    found = reader.cases()
-    if reader.mistakes:
-        raise UserErrors(dict.fromkeys(reader.mistakes))
-    return Comparison(name, about_run(path), file, found)
+    layer, errors = read_mapping(path, "a comparison has a base run and cases", "`run:` and `cases:`")
+    if errors and not layer.data:
+        raise UserErrors(map(str, errors))
+    base, cases = (_take_mapping(layer, key, errors) for key in ("run", "cases"))
+    file = _validate_file(layer, errors)
+    if not cases.data and not errors:
+        errors.append(SettingError(layer.location_of(("cases",)), "cases", "is missing: name at least one case"))
+    base_layers = _read_base(base, path, errors)
+    if errors or file is None:
+        raise UserErrors(dict.fromkeys(map(str, errors)))
+    reader = _CaseReader(base_layers, cases, file, overrides, recipes)
+    loaded_cases = reader.cases()
+    if reader.errors:
+        raise UserErrors(dict.fromkeys(reader.errors))
+    return Comparison(name, run_description(path), file, loaded_cases)
 
 
-class _Reader:
-    """Makes the cases, and collects what is wrong with them.
+class _CaseReader:
+    """Builds the cases and collects their errors.
 
-    A case with a recipe of its own takes those keywords of the base's model that its recipe has: one base serves also
-    recipes that have no heads, say. What no case can take is a mistake.
+    A case with its own recipe takes only those model keywords of the base run that its recipe has, so one base run can
+    serve recipes without heads, for example. A keyword that no case can take is an error.
     """
 
     def __init__(
         self,
-        under: list[SettingLayer],
+        base_layers: list[SettingLayer],
         cases: SettingLayer,
         file: ComparisonFile,
         overrides: Sequence[str],
         recipes: RecipeLookup,
     ) -> None:
-        self._under, self._all, self._file, self._overrides, self._recipes = under, cases, file, overrides, recipes
-        self.mistakes: list[str] = []
-        self._taken: set[str] = set()
+        self._base_layers, self._case_settings, self._file, self._overrides, self._recipes = (
+            base_layers,
+            cases,
+            file,
+            overrides,
+            recipes,
+        )
+        self.errors: list[str] = []
+        self._used_keywords: set[str] = set()
 
     def cases(self) -> tuple[ComparisonCase, ...]:
-        found = [case for case in map(self._case, self._all.data) if case is not None]
-        self._refuse_circles(found)
-        for layer in self._under:
-            for keyword in set(layer.data.get("model") or {}) - self._taken:
-                spot = layer.spot(("model", keyword))
-                self.mistakes.append(spot.sentence(f"model.{keyword}", "no such setting in the recipe of any case"))
-        return tuple(found)
+        cases = [case for case in map(self._read_case, self._case_settings.data) if case is not None]
+        self._check_init_order(cases)
+        keywords = [
+            f"model.{name}" for case in cases for name in self._recipes.signature_of(case.run.recipe).parameters
+        ]
+        for layer in self._base_layers:
+            for keyword in set(layer.data.get("model") or {}) - self._used_keywords:
+                location = layer.location_of(("model", keyword))
+                renamed = renamed_setting(f"model.{keyword}", keywords)
+                reason = "no such setting in the recipe of any case" + (f"; {renamed}" if renamed else "")
+                self.errors.append(location.format_error(f"model.{keyword}", reason))
+        return tuple(cases)
 
-    def _case(self, name: str) -> ComparisonCase | None:
-        layers, trained = self._layers(name)
-        run = self._run(name, layers)
+    def _read_case(self, name: str) -> ComparisonCase | None:
+        layers, trained_by = self._case_layers(name)
+        run = self._merge(name, layers)
         if run is None:
             return None
-        if trained is not None:
-            self._refuse_untrained(name, run, trained)
-        points = tuple(self._point(name, layers, run, value) for value in self._values())
-        return ComparisonCase(name, run, trained, points, run.start if run.start in self._all.data else None)
+        if trained_by is not None:
+            self._check_same_training(name, run, trained_by)
+        points = tuple(self._sweep_point(name, layers, run, value) for value in self._values())
+        return ComparisonCase(
+            name, run, trained_by, points, run.init_from if run.init_from in self._case_settings.data else None
+        )
 
-    def _refuse_circles(self, cases: list[ComparisonCase]) -> None:
-        """What a case begins with must be trained before it, by a training of its own."""
+    def _check_init_order(self, cases: list[ComparisonCase]) -> None:
+        """Check that the source of initial weights of each case is a trained case and that there is no cycle."""
         by_name = {case.name: case for case in cases}
         for case in cases:
-            before, met = by_name.get(case.init_from_case or ""), {case.name}
-            while before is not None and before.trained_by is None and before.name not in met:
-                met.add(before.name)
-                before = by_name.get(before.init_from_case or "")
-            if before is not None:
-                self.mistakes.append(
-                    f"case {case.name}: start: {case.init_from_case} must be a case that is trained itself, and before this one"
+            source, visited = by_name.get(case.init_from_case or ""), {case.name}
+            while source is not None and source.trained_by is None and source.name not in visited:
+                visited.add(source.name)
+                source = by_name.get(source.init_from_case or "")
+            if source is not None:
+                self.errors.append(
+                    f"case {case.name}: init_from: {case.init_from_case} must be a case that is trained itself, and "
+                    "before this one"
                 )
 
     def _values(self) -> list[Any]:
         return next(iter(self._file.sweep.values()), [None])
 
-    def _layers(self, name: str) -> tuple[list[SettingLayer], str | None]:
-        """The layers of a case over those of the case it is trained as, over the base; and the name of the latter."""
-        own = SettingLayer(dict(self._all.data[name] or {}), self._all.below((name,)))
-        trained = own.data.pop("trained", None)
-        if trained is None:
-            return [*self._below(own.data.get("recipe")), as_run_file(own, []).layer], None
-        if trained == name or trained not in self._all.data or "trained" in (self._all.data[trained] or {}):
-            others = [other for other in self._all.data if other != name]
-            what = f"{name}.trained: must be another case that is trained itself, not {show(trained)}"
-            self.mistakes.append(own.spot(("trained",)).sentence("", f"{what}; {nearest(str(trained), others)}"))
-            return [*self._under, as_run_file(own, []).layer], None
-        return [*self._layers(trained)[0], as_run_file(own, []).layer], str(trained)
+    def _case_layers(self, name: str) -> tuple[list[SettingLayer], str | None]:
+        """The layers of a case above those of its `trained` case and the base run, and the name of that case."""
+        case_layer = SettingLayer(
+            dict(self._case_settings.data[name] or {}), self._case_settings.locations_below((name,))
+        )
+        trained_by = case_layer.data.pop("trained", None)
+        if trained_by is None:
+            return [*self._base_layers_for(case_layer.data.get("recipe")), as_run_file(case_layer, []).layer], None
+        if (
+            trained_by == name
+            or trained_by not in self._case_settings.data
+            or "trained" in (self._case_settings.data[trained_by] or {})
+        ):
+            candidates = [candidate for candidate in self._case_settings.data if candidate != name]
+            message = f"{name}.trained: must be another case that is trained itself, not {format_value(trained_by)}"
+            self.errors.append(
+                case_layer.location_of(("trained",)).format_error(
+                    "", f"{message}; {suggest_names(str(trained_by), candidates)}"
+                )
+            )
+            return [*self._base_layers, as_run_file(case_layer, []).layer], None
+        return [*self._case_layers(trained_by)[0], as_run_file(case_layer, []).layer], str(trained_by)
 
-    def _below(self, recipe: Any) -> list[SettingLayer]:
-        """The base's layers, without keywords that a case's own recipe has not."""
+    def _base_layers_for(self, recipe: Any) -> list[SettingLayer]:
+        """The layers of the base run without model keywords that `recipe` does not have."""
         try:
-            known = None if recipe is None else self._recipes.signature_of(recipe).parameters
+            parameters = None if recipe is None else self._recipes.signature_of(recipe).parameters
         except ValueError:
-            # told where the run is put together
-            known = None
-        kept = [leave_out(layer, _unknown(layer, known)) for layer in self._under]
-        self._taken |= {keyword for layer in kept for keyword in layer.data.get("model") or {}}
-        return kept
+            # reported when the run is merged
+            parameters = None
+        layers = [without_keywords(layer, _unknown_keywords(layer, parameters)) for layer in self._base_layers]
+        self._used_keywords |= {keyword for layer in layers for keyword in layer.data.get("model") or {}}
+        return layers
 
-    def _run(self, name: str, layers: list[SettingLayer], *last: str) -> RunConfig | None:
-        """The run of these layers and the overrides, with one more laid over those."""
+    def _merge(self, name: str, layers: list[SettingLayer], *extra_overrides: str) -> RunConfig | None:
+        """Merge layers, overrides and extra overrides into a run; None if that fails, with the errors collected."""
         recipes = self._recipes
         target = RunTarget(name, layers, [])
         try:
             return merge_run(
-                target, [*self._overrides, *last], signature_of=recipes.signature_of, task_of=recipes.task_of
+                target, [*self._overrides, *extra_overrides], signature_of=recipes.signature_of, task_of=recipes.task_of
             )
         except UserErrors as error:
-            # each says where it was written, which for the base run is the same place for all cases
-            self.mistakes += error.lines
+            # each message names its source location, which for the base run is the same for all cases
+            self.errors += error.lines
             return None
 
-    def _point(self, name: str, layers: list[SettingLayer], run: RunConfig, value: Any) -> RunConfig | None:
-        """The run under one value of the sweep; None where its recipe has no such keyword."""
+    def _sweep_point(self, name: str, layers: list[SettingLayer], run: RunConfig, value: Any) -> RunConfig | None:
+        """The run under one value of the sweep; None if its recipe has no such keyword."""
         if not self._file.sweep:
             return run
         setting = next(iter(self._file.sweep))
         section, _, key = setting.partition(".")
         if section not in ("model", "data") or (section == "data" and key not in SWEPT_DATA):
-            known = ", ".join(f"data.{name}" for name in SWEPT_DATA)
-            self.mistakes.append(f"sweep: '{setting}' cannot be changed after training; model.KEYWORD and {known} can")
+            allowed = ", ".join(f"data.{name}" for name in SWEPT_DATA)
+            self.errors.append(f"sweep: '{setting}' cannot be changed after training; model.KEYWORD and {allowed} can")
             return None
         if section == "model" and key not in self._recipes.signature_of(run.recipe).parameters:
             return None
-        return self._run(name, layers, f"{setting}={json.dumps(value)}")
+        return self._merge(name, layers, f"{setting}={json.dumps(value)}")
 
-    def _refuse_untrained(self, name: str, run: RunConfig, trained: str) -> None:
-        """What takes over weights may differ from what was trained in the keywords of the model alone."""
-        other = self._run(trained, self._layers(trained)[0])
-        if other is None:
+    def _check_same_training(self, name: str, run: RunConfig, trained_by: str) -> None:
+        """Check that a case that uses trained weights differs from the trained case in model keywords only."""
+        trained_run = self._merge(trained_by, self._case_layers(trained_by)[0])
+        if trained_run is None:
             return
-        if run.model_copy(update={"model": {}, "out": None}) != other.model_copy(update={"model": {}, "out": None}):
-            self.mistakes.append(
-                f"case {name}: it takes the weights of {trained}, so nothing but its model may have other settings"
+        if run.model_copy(update={"model": {}, "out": None}) != trained_run.model_copy(
+            update={"model": {}, "out": None}
+        ):
+            self.errors.append(
+                f"case {name}: it takes the weights of {trained_by}, so nothing but its model may have other settings"
             )
 
 
-def _unknown(layer: SettingLayer, known: Container[str] | None) -> list[str]:
-    """The keywords of the layer's model that a recipe has not, where its keywords are known."""
+def _unknown_keywords(layer: SettingLayer, parameters: Container[str] | None) -> list[str]:
+    """The model keywords of a layer that are not in `parameters`; none if `parameters` is None."""
     model = layer.data.get("model")
-    return [] if known is None or not isinstance(model, dict) else [name for name in model if name not in known]
+    return (
+        [] if parameters is None or not isinstance(model, dict) else [name for name in model if name not in parameters]
+    )
 
 
 def find_comparison(target: str | Path) -> tuple[str, Path]:
-    """The name and the file of a comparison. Raises UserError with the nearest."""
+    """The name and the file of a comparison. Raises UserError with the most similar names."""
     shipped, path = shipped_comparisons(), Path(target)
     if str(target) in shipped:
         return str(target), shipped[str(target)]
     if path.is_file():
         return path.stem, path
-    raise UserError(f"there is no comparison and no file '{target}'; {nearest(str(target), shipped)}")
+    raise UserError(f"there is no comparison and no file '{target}'; {suggest_names(str(target), shipped)}")
 
 
-def _mapping(layer: SettingLayer, key: str, mistakes: list[SettingError]) -> SettingLayer:
-    """A part of the file that must be a mapping (for cases: of mappings), taken out of it."""
-    given, spots = layer.data.pop(key, None), layer.below((key,))
-    parts = {} if given is None else given
+def _take_mapping(layer: SettingLayer, key: str, errors: list[SettingError]) -> SettingLayer:
+    """Remove a key from the layer and return its value, which must be a mapping (`cases`: of mappings)."""
+    value, locations = layer.data.pop(key, None), layer.locations_below((key,))
+    parts = {} if value is None else value
     if not isinstance(parts, dict):
-        mistakes.append(SettingError(layer.spot((key,)), key, f"must be a mapping, not {show(parts)}"))
+        errors.append(SettingError(layer.location_of((key,)), key, f"must be a mapping, not {format_value(parts)}"))
         return SettingLayer()
     for name, part in parts.items() if key == "cases" else ():
         if not isinstance(part, dict | None):
-            what = f"must be a mapping of settings that differ from the run's, not {show(part)}"
-            mistakes.append(SettingError(layer.spot((key, name)), f"{key}.{name}", what))
-    return SettingLayer(parts, spots)
+            message = f"must be a mapping of settings that differ from the run's, not {format_value(part)}"
+            errors.append(SettingError(layer.location_of((key, name)), f"{key}.{name}", message))
+    return SettingLayer(parts, locations)
 
 
-def _base(base: SettingLayer, path: Path, mistakes: list[SettingError]) -> list[SettingLayer]:
-    """The layers below all cases: the base run and what it extends."""
+def _read_base(base: SettingLayer, path: Path, errors: list[SettingError]) -> list[SettingLayer]:
+    """The layers below all cases: the base run and the files that it extends."""
     file = as_run_file(base, [])
-    mistakes += file.mistakes
+    errors += file.errors
     if file.extends is None:
         return [file.layer]
-    below, what = base_file(file.extends, path.parent)
-    if below is None:
-        mistakes.append(SettingError(file.layer.spot(("extends",)), "run.extends", what))
+    base_path, problem = find_base_file(file.extends, path.parent)
+    if base_path is None:
+        errors.append(SettingError(file.layer.location_of(("extends",)), "run.extends", problem))
         return [file.layer]
-    layers, wrong = chain(below)
-    mistakes += wrong
+    layers, chain_errors = extends_chain(base_path)
+    errors += chain_errors
     return [*layers, file.layer]
 
 
-def _validated(layer: SettingLayer, mistakes: list[SettingError]) -> ComparisonFile | None:
-    known = [*ComparisonFile.model_fields, "run", "cases"]
+def _validate_file(layer: SettingLayer, errors: list[SettingError]) -> ComparisonFile | None:
+    valid_names = [*ComparisonFile.model_fields, "run", "cases"]
     try:
         return ComparisonFile.model_validate(layer.data)
     except ValidationError as error:
         for details in error.errors():
-            path: Spots = tuple(part for part in details["loc"] if isinstance(part, str | int))
-            what = sentence(details, path, known)
+            path: SettingPath = tuple(part for part in details["loc"] if isinstance(part, str | int))
+            message = error_text(details, path, valid_names)
             if details["type"] == "missing":
-                what = f"is missing: {ComparisonFile.model_fields[str(path[0])].description}"
-            spot = (
+                message = f"is missing: {ComparisonFile.model_fields[str(path[0])].description}"
+            location = (
                 layer.locations.get(path) or layer.locations.get(path[:1]) or layer.locations.get((), SourceLocation())
             )
-            mistakes.append(SettingError(spot, ".".join(map(str, path[:1])), " ".join(what.split())))
+            errors.append(SettingError(location, ".".join(map(str, path[:1])), " ".join(message.split())))
         return None

@@ -1,4 +1,4 @@
-"""The settings for people and editors: rows for `--help`, and a JSON Schema."""
+"""Descriptions of all settings: rows for `--help`, and a JSON Schema for editors."""
 
 import inspect
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 from pydantic.fields import FieldInfo
 
 from manyformer.config.keywords import type_text
-from manyformer.config.run import TAGS, RunConfig
+from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.section import ConfigSection
 from manyformer.config.setting_names import SECTIONS, tag_of
-from manyformer.config.yaml_scalars import show
+from manyformer.config.yaml_scalars import format_value
 
 
 class SettingHelp(NamedTuple):
-    """One line of help: the dotted key, its type in words, its default as YAML, and what it means."""
+    """One line of help: the dotted key, its type in words, its default as YAML, and its description."""
 
     key: str
     type: str
@@ -25,22 +25,23 @@ class SettingHelp(NamedTuple):
 def describe_settings(
     run: RunConfig | None = None, signature: inspect.Signature | None = None, docs: Mapping[str, str] | None = None
 ) -> list[SettingHelp]:
-    """Every setting of a run with this run's values as defaults, and its recipe's keywords by the signature.
+    """Describe every setting of a run with this run's values as defaults, and the keywords of its recipe's signature.
 
-    `docs` explains keywords of the recipe, whose signature cannot. Without a run: the record's own defaults.
+    `docs` describes the recipe's keywords. Without a run, the defaults of RunConfig are shown.
     """
     values = run if run is not None else RunConfig(recipe="?")
     rows: list[SettingHelp] = []
     for name, field in RunConfig.model_fields.items():
         value = getattr(values, name)
         if name == "model":
-            rows += _keywords(value, signature, docs or {})
+            rows += _keyword_rows(value, signature, docs or {})
         elif isinstance(value, ConfigSection):
             rows += [
-                _row(f"{name}.{key}", inner, getattr(value, key)) for key, inner in type(value).model_fields.items()
+                _setting_row(f"{name}.{key}", inner_field, getattr(value, key))
+                for key, inner_field in type(value).model_fields.items()
             ]
         else:
-            rows.append(_row(name, field, "required" if run is None and field.is_required() else value))
+            rows.append(_setting_row(name, field, "required" if run is None and field.is_required() else value))
     return rows
 
 
@@ -56,25 +57,25 @@ def json_schema() -> dict[str, Any]:
     return schema
 
 
-def _row(key: str, field: FieldInfo, value: Any) -> SettingHelp:
+def _setting_row(key: str, field: FieldInfo, value: Any) -> SettingHelp:
     section, _, name = key.partition(".")
-    words = type_text(field.annotation, tuple(field.metadata))
-    if section in TAGS and name == TAGS[section][0]:
-        words = f"one of {', '.join(tag_of(member, name) for member in SECTIONS[section])}"
-    return SettingHelp(key, words, _shown(value), " ".join(str(field.description or "").split()))
+    type_description = type_text(field.annotation, tuple(field.metadata))
+    if section in UNION_TAGS and name == UNION_TAGS[section][0]:
+        type_description = f"one of {', '.join(tag_of(member, name) for member in SECTIONS[section])}"
+    return SettingHelp(key, type_description, _default_text(value), " ".join(str(field.description or "").split()))
 
 
-def _keywords(
-    given: Mapping[str, Any], signature: inspect.Signature | None, docs: Mapping[str, str]
+def _keyword_rows(
+    values: Mapping[str, Any], signature: inspect.Signature | None, docs: Mapping[str, str]
 ) -> list[SettingHelp]:
     rows = []
     for name, parameter in (signature.parameters if signature else {}).items():
-        value = given.get(name, parameter.default)
-        default = "required" if value is inspect.Parameter.empty else _shown(value)
-        words = "" if parameter.annotation is inspect.Parameter.empty else type_text(parameter.annotation)
-        rows.append(SettingHelp(f"model.{name}", words, default, docs.get(name, "")))
+        value = values.get(name, parameter.default)
+        default = "required" if value is inspect.Parameter.empty else _default_text(value)
+        type_description = "" if parameter.annotation is inspect.Parameter.empty else type_text(parameter.annotation)
+        rows.append(SettingHelp(f"model.{name}", type_description, default, docs.get(name, "")))
     return rows
 
 
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else show(value)
+def _default_text(value: Any) -> str:
+    return value if isinstance(value, str) else format_value(value)

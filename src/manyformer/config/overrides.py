@@ -1,4 +1,4 @@
-"""Settings on the command line: `key=value`, `--key value` and `--key=value` mean the same, and so do `-` and `_`."""
+"""Settings on the command line: `key=value`, `--key value` and `--key=value` are equivalent, and so are `-` and `_`."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from manyformer.config.run import RunConfig
 from manyformer.config.run_file import parse_value
 from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath, SourceLocation, overlay
-from manyformer.config.setting_names import SECTIONS, known_settings, leaf, suggest
-from manyformer.config.yaml_scalars import show
+from manyformer.config.setting_names import SECTIONS, leaf, suggest_setting, valid_settings
+from manyformer.config.yaml_scalars import format_value
 from manyformer.errors import UserError
 
 
@@ -18,94 +18,98 @@ class SettingOverride(NamedTuple):
 
     key: str
     value: Any
-    spot: SourceLocation
+    location: SourceLocation
 
 
-def parse_overrides(given: Sequence[str] | Mapping[str, Any]) -> tuple[list[SettingOverride], list[SettingError]]:
-    """The settings in the words of a command line (or in a mapping, from Python), and what cannot be read of them."""
-    if isinstance(given, Mapping):
-        plain = {key: str(value) if isinstance(value, PurePath) else value for key, value in given.items()}
-        return [_override(key, value, show(value)) for key, value in plain.items()], []
-    found: list[SettingOverride] = []
-    mistakes: list[SettingError] = []
-    words = list(given)
-    while words:
-        word = words.pop(0)
-        key, equals, text = word.removeprefix("--").partition("=")
-        if not equals and word.startswith("--") and words and not words[0].startswith("--"):
-            equals, text = "=", words.pop(0)
+def parse_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> tuple[list[SettingOverride], list[SettingError]]:
+    """Parse command-line arguments (or a mapping, from Python) into overrides and errors."""
+    if isinstance(overrides, Mapping):
+        settings = {key: str(value) if isinstance(value, PurePath) else value for key, value in overrides.items()}
+        return [_make_override(key, value, format_value(value)) for key, value in settings.items()], []
+    parsed: list[SettingOverride] = []
+    errors: list[SettingError] = []
+    arguments = list(overrides)
+    while arguments:
+        argument = arguments.pop(0)
+        key, equals, text = argument.removeprefix("--").partition("=")
+        if not equals and argument.startswith("--") and arguments and not arguments[0].startswith("--"):
+            equals, text = "=", arguments.pop(0)
         if not equals or not key.strip():
-            dashed = word.startswith("--") and key
-            what = f"needs a value, as in `{word} true`" if dashed else "is no setting; write key=value or --key value"
-            mistakes.append(SettingError(SourceLocation(typed=word), "", what))
+            is_option = argument.startswith("--") and key
+            message = (
+                f"needs a value, as in `{argument} true`"
+                if is_option
+                else "is no setting; write key=value or --key value"
+            )
+            errors.append(SettingError(SourceLocation(argument=argument), "", message))
             continue
         try:
-            found.append(_override(key, parse_value(text), text))
+            parsed.append(_make_override(key, parse_value(text), text))
         except UserError as error:
-            mistakes.append(SettingError(_spot(key, text), "", str(error)))
-    return found, mistakes
+            errors.append(SettingError(_argument_location(key, text), "", str(error)))
+    return parsed, errors
 
 
 def place_overrides(
     overrides: Sequence[SettingOverride], base: SettingLayer, signature: inspect.Signature | None
 ) -> tuple[SettingLayer, list[SettingError]]:
-    """One layer of all overrides, later ones over earlier ones, with bare model keywords put where they belong."""
-    layer, mistakes = SettingLayer(), list[SettingError]()
+    """Put all overrides into one layer, later ones over earlier ones; bare keywords go to the model section."""
+    layer, errors = SettingLayer(), list[SettingError]()
     dotted = [override for override in overrides if "." in override.key or override.key in RunConfig.model_fields]
-    # The dotted ones choose the members of unions, and so decide which settings a bare keyword could mean.
+    # Dotted keys select the members of unions, which decides what settings a bare keyword could mean.
     settings = SettingLayer()
     for override in dotted:
-        _put(settings, override.key, override)
-    chosen = overlay(base, settings).data
-    known = known_settings(chosen, signature)
+        _put_override(settings, override.key, override)
+    data = overlay(base, settings).data
+    valid_names = valid_settings(data, signature)
     for override in overrides:
-        key, what = (override.key, "") if override in dotted else _short(override.key, known, signature)
-        head, _, rest = key.partition(".")
-        if not what and rest and (head not in {*SECTIONS, "model"} or "." in rest):
-            what = f"no such setting; {suggest(key, known)}"
-        if what:
-            mistakes.append(SettingError(override.spot, override.key, what))
+        key, problem = (override.key, "") if override in dotted else _expand_key(override.key, valid_names, signature)
+        section, _, setting = key.partition(".")
+        if not problem and setting and (section not in {*SECTIONS, "model"} or "." in setting):
+            problem = f"no such setting; {suggest_setting(key, valid_names)}"
+        if problem:
+            errors.append(SettingError(override.location, override.key, problem))
         else:
-            _put(layer, key, override)
-    return layer, mistakes
+            _put_override(layer, key, override)
+    return layer, errors
 
 
-def _short(key: str, known: list[str], signature: inspect.Signature | None) -> tuple[str, str]:
-    """The full name that a bare key stands for, or what is wrong with it."""
+def _expand_key(key: str, valid_names: list[str], signature: inspect.Signature | None) -> tuple[str, str]:
+    """The full name of the setting that a bare key means, and an error message or an empty text."""
     keyword = f"model.{key}"
-    others = [name for name in known if leaf(name) == key and name != keyword]
+    matches = [name for name in valid_names if leaf(name) == key and name != keyword]
     if signature is None:
-        # Without a recipe nobody knows its keywords; only what is certainly another setting is a mistake.
-        return keyword, f"no such setting; {suggest(key, known)}" if others else ""
-    if keyword not in known:
-        return "", f"no such setting; {suggest(key, known)}"
-    if others:
-        return "", f"could mean {' or '.join([keyword, *others])}; write one of them"
+        # Without a recipe the valid model keywords are unknown; only the name of another setting is an error.
+        return keyword, f"no such setting; {suggest_setting(key, valid_names)}" if matches else ""
+    if keyword not in valid_names:
+        return "", f"no such setting; {suggest_setting(key, valid_names)}"
+    if matches:
+        return "", f"could mean {' or '.join([keyword, *matches])}; write one of them"
     return keyword, ""
 
 
-def _put(layer: SettingLayer, key: str, override: SettingOverride) -> None:
+def _put_override(layer: SettingLayer, key: str, override: SettingOverride) -> None:
     path = tuple(key.split(".")[:2])
-    spots: dict[SettingPath, SourceLocation] = {(): override.spot}
+    locations: dict[SettingPath, SourceLocation] = {(): override.location}
     value = override.value
     if len(path) == 1 and (path[0] in SECTIONS or path[0] == "model"):
         if value is None:
             return
         if isinstance(value, dict):
-            for name, part in value.items():
-                layer.put((path[0], name), part, spots)
+            for name, item in value.items():
+                layer.put((path[0], name), item, locations)
             return
     if len(path) == 2 and not isinstance(layer.data.get(path[0], {}), dict):
         return
-    layer.put(path, value, spots)
+    layer.put(path, value, locations)
 
 
-def _override(key: str, value: Any, text: str) -> SettingOverride:
-    spot = _spot(key, text)
-    return SettingOverride(spot.key, value, spot)
+def _make_override(key: str, value: Any, text: str) -> SettingOverride:
+    location = _argument_location(key, text)
+    return SettingOverride(location.key, value, location)
 
 
-def _spot(key: str, text: str) -> SourceLocation:
-    quoted = f"'{text}'" if not text or any(sign.isspace() for sign in text) else text
+def _argument_location(key: str, text: str) -> SourceLocation:
+    quoted = f"'{text}'" if not text or any(character.isspace() for character in text) else text
     key = key.strip()
-    return SourceLocation(typed=f"--{key} {quoted}", key=key.replace("-", "_"))
+    return SourceLocation(argument=f"--{key} {quoted}", key=key.replace("-", "_"))

@@ -1,4 +1,4 @@
-"""The whole of a training run in one frozen, validated record, without torch."""
+"""RunConfig: the validated configuration of a training run, without torch."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, JsonValue
 from manyformer.config.data_sections import DataConfig, TextData
 from manyformer.config.section import ConfigSection, NonNegativeInt, PathText, PositiveInt, SettingConflict
 from manyformer.config.training_sections import (
-    WARMUP,
+    DEFAULT_WARMUP,
     AdamConfig,
     AdamWConfig,
     BatchConfig,
@@ -22,107 +22,109 @@ from manyformer.config.training_sections import (
     ScheduleConfig,
 )
 
-LEARNING_RATE = 1e-3
-# The sections that are unions, the setting that tells their members apart, and the member meant when it is left out.
-TAGS = {"data": ("kind", "text"), "optim": ("name", "adamw"), "schedule": ("name", "cosine")}
+DEFAULT_LR = 1e-3
+# The sections that are unions, with the setting that selects the member and its default.
+UNION_TAGS = {"data": ("kind", "text"), "optim": ("name", "adamw"), "schedule": ("name", "cosine")}
 
 
-def _usual_member(section: str) -> BeforeValidator:
-    tag, usual = TAGS[section]
-    return BeforeValidator(lambda given: {tag: usual, **given} if isinstance(given, dict) else given)
+def _default_member(section: str) -> BeforeValidator:
+    tag, default = UNION_TAGS[section]
+    return BeforeValidator(lambda settings: {tag: default, **settings} if isinstance(settings, dict) else settings)
 
 
-def _listed(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
 class RunConfig(ConfigSection):
-    """Everything that decides what a training run does."""
+    """The complete configuration of a training run."""
 
     recipe: PathText
     """The architecture: a name that `manyformer list` shows."""
     model: dict[str, JsonValue] = Field(default_factory=dict)
-    """Keywords of the recipe (`manyformer show RECIPE` lists them), without what the data decides: vocab, classes."""
-    start: PathText | None = None
-    """A run, or a saved model, whose weights it begins with, made with the same tokenizer; in a comparison also one of
-    its cases, to be trained before; null draws them at random.
-    Keywords may differ that decide no weights, such as windows, and learned positions may be more."""
-    data: Annotated[DataConfig, Field(discriminator="kind"), _usual_member("data")] = TextData()
-    """What it learns from."""
-    optim: Annotated[OptimConfig, Field(discriminator="name"), _usual_member("optim")] = AdamWConfig()
-    """The optimiser."""
-    schedule: Annotated[ScheduleConfig, Field(discriminator="name"), _usual_member("schedule")] = CosineSchedule()
+    """Keywords of the recipe (see `manyformer show RECIPE`), except those that the data decides: vocab, classes."""
+    init_from: PathText | None = None
+    """A run or a saved model with the same tokenizer whose weights initialize the model; in a comparison also one of
+    its cases, which is then trained first; null means random initialization.
+    Keywords that decide no weights, such as windows, may differ, and there may be more learned positions."""
+    data: Annotated[DataConfig, Field(discriminator="kind"), _default_member("data")] = TextData()
+    """The training and validation data."""
+    optim: Annotated[OptimConfig, Field(discriminator="name"), _default_member("optim")] = AdamWConfig()
+    """The optimizer."""
+    schedule: Annotated[ScheduleConfig, Field(discriminator="name"), _default_member("schedule")] = CosineSchedule()
     """The learning rate over time."""
     loss: LossConfig = LossConfig()
-    """What is minimised."""
+    """The training loss."""
     batch: BatchConfig = BatchConfig()
-    """How much one step sees."""
+    """The size of a training step."""
     limits: LimitsConfig = LimitsConfig(steps=2000)
-    """When it ends: the first limit reached; 2000 steps when none is given."""
+    """When the run ends: at the first limit reached; 2000 steps by default."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """When the validation data is scored."""
     save: SaveConfig = SaveConfig()
     """When checkpoints are written and which are kept."""
     log: LogConfig = LogConfig()
-    """What is written while training."""
-    track: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_listed)] = ()
+    """What is logged during training."""
+    trackers: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_as_tuple)] = ()
     """Trackers to write to besides the metrics files: `tensorboard`."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of the forward pass: auto means bfloat16 on a GPU that has it, else float32. Weights stay float32."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the model with torch.compile: auto means on a GPU alone."""
-    remat: bool = False
+    activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
     seed: NonNegativeInt = 0
     """Decides initial weights, dropout and the order of the data."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train: auto means a GPU where there is one."""
+    """Where to train: auto means a GPU if there is one."""
     devices: PositiveInt = 1
     """How many processes train together, one on each GPU (or on CPUs)."""
     strategy: Literal["none", "ddp", "fsdp"] = "none"
-    """How processes share the work: `ddp` copies the model, `fsdp` shards it; ddp when left out and devices > 1."""
+    """How processes share the work: `ddp` replicates the model, `fsdp` shards it; by default ddp if devices > 1."""
     out: PathText | None = None
     """The run's folder; null means runs/NAME, after the run file or the recipe."""
 
     @property
     def warmup(self) -> int:
-        """Steps of the linear rise, chosen by the length of the run where the schedule leaves it open."""
+        """Steps of linear warm-up; chosen by the length of the run if the schedule does not set them."""
         if self.schedule.warmup is not None:
             return self.schedule.warmup
-        usual = WARMUP[self.schedule.name]
-        return usual if self.limits.steps is None else min(usual, max(1, self.limits.steps // 10))
+        default = DEFAULT_WARMUP[self.schedule.name]
+        return default if self.limits.steps is None else min(default, max(1, self.limits.steps // 10))
 
     @classmethod
-    def fill(cls, given: dict[str, Any]) -> dict[str, Any]:
-        devices = given.get("devices")
-        if "strategy" not in given and isinstance(devices, int | float) and devices > 1:
-            given["strategy"] = "ddp"
-        if not _is_noam(given.get("schedule")):
-            given["optim"] = _with_rate(given.get("optim", {}))
-        return given
+    def fill(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        devices = settings.get("devices")
+        if "strategy" not in settings and isinstance(devices, int | float) and devices > 1:
+            settings["strategy"] = "ddp"
+        if not _is_noam(settings.get("schedule")):
+            settings["optim"] = _with_default_lr(settings.get("optim", {}))
+        return settings
 
     def conflicts(self) -> list[SettingConflict]:
-        found = []
+        conflicts = []
         if isinstance(self.schedule, NoamSchedule) and self.optim.lr is not None:
-            what = "noam sets the learning rate itself; leave optim.lr out or null, and change schedule.scale"
-            found.append(SettingConflict(("optim", "lr"), what, ("schedule.name",)))
+            message = "noam sets the learning rate itself; leave optim.lr out or null, and change schedule.scale"
+            conflicts.append(SettingConflict(("optim", "lr"), message, ("schedule.name",)))
         steps, warmup = self.limits.steps, self.schedule.warmup
         if steps is not None and warmup is not None and warmup >= steps:
-            what = f"{warmup} steps of warm-up do not fit in limits.steps {steps}; the rate would never reach its peak"
-            found.append(SettingConflict(("schedule", "warmup"), what, ("limits.steps",)))
+            message = (
+                f"{warmup} steps of warm-up do not fit in limits.steps {steps}; the rate would never reach its peak"
+            )
+            conflicts.append(SettingConflict(("schedule", "warmup"), message, ("limits.steps",)))
         if self.devices > 1 and self.strategy == "none":
-            what = f"{self.devices} devices need strategy ddp or fsdp to share the work, not none"
-            found.append(SettingConflict(("strategy",), what, ("devices",)))
-        return found
+            message = f"{self.devices} devices need strategy ddp or fsdp to share the work, not none"
+            conflicts.append(SettingConflict(("strategy",), message, ("devices",)))
+        return conflicts
 
 
 def _is_noam(schedule: Any) -> bool:
     return isinstance(schedule, NoamSchedule) or (isinstance(schedule, dict) and schedule.get("name") == "noam")
 
 
-def _with_rate(optim: Any) -> Any:
+def _with_default_lr(optim: Any) -> Any:
     if isinstance(optim, AdamWConfig | AdamConfig) and optim.lr is None:
-        return optim.model_copy(update={"lr": LEARNING_RATE})
+        return optim.model_copy(update={"lr": DEFAULT_LR})
     if isinstance(optim, dict) and optim.get("lr") is None:
-        return {**optim, "lr": LEARNING_RATE}
+        return {**optim, "lr": DEFAULT_LR}
     return optim

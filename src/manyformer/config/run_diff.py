@@ -1,14 +1,15 @@
-"""The merged run file that reproduces a run, and what differs between two runs."""
+"""The merged run file that reproduces a run, and the differences between two runs."""
 
 import json
 from typing import Any
 
-from manyformer.config.run import TAGS, RunConfig
+from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.training_sections import NoamSchedule
-from manyformer.config.yaml_scalars import dump
+from manyformer.config.yaml_scalars import dump_yaml
 
 FREE_ON_RESUME = frozenset(
     {
+        "activation_checkpointing",
         "device",
         "devices",
         "evaluate.batches",
@@ -17,52 +18,53 @@ FREE_ON_RESUME = frozenset(
         "limits",
         "log",
         "out",
-        "remat",
         "save",
         "strategy",
-        "track",
+        "trackers",
     }
 )
-"""Settings that may change between an interruption and its continuation: they decide when a run ends, what is kept and
-shown, and where and on how many devices it is computed, but not what is learned from what, how."""
+"""Settings that may change when an interrupted run is resumed: they decide when the run ends, what is saved and logged,
+and on which devices it is computed, but not what the model learns."""
 
 
 def dump_run(run: RunConfig) -> str:
-    """The whole run as YAML, defaults included, so that it reads back equal even when a default changes."""
-    return dump(run.model_dump(mode="json"))
+    """The run as YAML with all defaults, so that it reads back equal even if a default changes."""
+    return dump_yaml(run.model_dump(mode="json"))
 
 
-def differences(a: RunConfig, b: RunConfig) -> list[str]:
-    """The settings of `a` that are others in `b`, but for those of FREE_ON_RESUME, as `optim.lr: 0.1, now 0.2`.
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """The settings that differ between two runs, except those in FREE_ON_RESUME, as `optim.lr: 0.1, now 0.2`.
 
-    Where the member of a union changed (another optimiser) only that is told.
+    If the member of a union has changed (another optimizer), only that is reported.
     """
-    before, after = _flat(a), _flat(b)
-    for section, (tag, _) in TAGS.items():
-        if before[f"{section}.{tag}"] != after[f"{section}.{tag}"]:
-            before, after = (_without_members(settings, section, tag) for settings in (before, after))
-    names = [name for name in dict.fromkeys([*before, *after]) if not _free(name)]
+    old_settings, new_settings = _flatten(old), _flatten(new)
+    for section, (tag, _) in UNION_TAGS.items():
+        if old_settings[f"{section}.{tag}"] != new_settings[f"{section}.{tag}"]:
+            old_settings, new_settings = (
+                _without_members(settings, section, tag) for settings in (old_settings, new_settings)
+            )
+    names = [name for name in dict.fromkeys([*old_settings, *new_settings]) if not _is_free_on_resume(name)]
     return [
-        f"{name}: {before.get(name, 'not given')}, now {after.get(name, 'not given')}"
+        f"{name}: {old_settings.get(name, 'not given')}, now {new_settings.get(name, 'not given')}"
         for name in names
-        if before.get(name) != after.get(name)
+        if old_settings.get(name) != new_settings.get(name)
     ]
 
 
 def _without_members(settings: dict[str, str], section: str, tag: str) -> dict[str, str]:
-    kept = f"{section}.{tag}"
-    return {name: text for name, text in settings.items() if name == kept or not name.startswith(f"{section}.")}
+    tag_setting = f"{section}.{tag}"
+    return {name: text for name, text in settings.items() if name == tag_setting or not name.startswith(f"{section}.")}
 
 
-def _free(name: str) -> bool:
+def _is_free_on_resume(name: str) -> bool:
     return name in FREE_ON_RESUME or name.partition(".")[0] in FREE_ON_RESUME
 
 
-def _flat(run: RunConfig) -> dict[str, str]:
+def _flatten(run: RunConfig) -> dict[str, str]:
     flat: dict[str, Any] = {}
     schedule = run.schedule
     if isinstance(schedule, NoamSchedule):
-        # Its warm-up scales the whole schedule, and where it is left open it follows from the limits, which are free.
+        # The warm-up scales the whole schedule; an unset one follows from the limits, which may change.
         run = run.model_copy(update={"schedule": schedule.model_copy(update={"warmup": run.warmup})})
     for name, part in run.model_dump(mode="json").items():
         if isinstance(part, dict):

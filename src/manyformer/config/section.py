@@ -1,4 +1,4 @@
-"""What every section of a run has in common: frozen, strict, no unknown settings, conflicts told by path."""
+"""The base of all sections of a run: frozen, strict, without unknown settings, with conflicts between settings."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple, Self
@@ -17,7 +17,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class SettingConflict(NamedTuple):
-    """Settings that are fine alone and wrong together: the one to blame, why, and the others (dotted, from the top)."""
+    """A conflict between settings: the path of the wrong one, the message, and the dotted names of the others."""
 
     path: tuple[str, ...]
     message: str
@@ -38,58 +38,62 @@ class ConfigSection(BaseModel):
     )
 
     @classmethod
-    def fill(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """The settings as given, with those defaults filled in that depend on other settings."""
-        return given
+    def fill(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """Fill in defaults that depend on other settings."""
+        return settings
 
     def conflicts(self) -> Iterable[SettingConflict]:
-        """Mistakes between settings; empty when all is well."""
+        """Conflicts between the settings of this section; empty if there are none."""
         return ()
 
     @model_validator(mode="before")
     @classmethod
-    def _fill(cls, given: Any) -> Any:
-        return cls.fill(dict(given)) if isinstance(given, dict) else given
+    def _fill(cls, settings: Any) -> Any:
+        return cls.fill(dict(settings)) if isinstance(settings, dict) else settings
 
     @model_validator(mode="after")
-    def _refuse_conflicts(self) -> Self:
-        found = list(self.conflicts())
-        if found:
-            # A ValidationError raised in a validator joins the others, each with its path: all are reported together.
-            raise ValidationError.from_exception_data(type(self).__name__, [_detail(conflict) for conflict in found])
+    def _check_conflicts(self) -> Self:
+        conflicts = list(self.conflicts())
+        if conflicts:
+            # pydantic merges a ValidationError raised in a validator with the others: all are reported together.
+            raise ValidationError.from_exception_data(
+                type(self).__name__, [_error_details(conflict) for conflict in conflicts]
+            )
         return self
 
 
-def _detail(conflict: SettingConflict) -> InitErrorDetails:
-    error = PydanticCustomError("conflict", "{what}", {"what": conflict.message, "involves": conflict.other_settings})
+def _error_details(conflict: SettingConflict) -> InitErrorDetails:
+    error = PydanticCustomError(
+        "conflict", "{message}", {"message": conflict.message, "other_settings": conflict.other_settings}
+    )
     return InitErrorDetails(type=error, loc=conflict.path, input=None)
 
 
-def _whole(value: Any) -> Any:
-    # `steps=1e5` is what people type; YAML reads it as a float.
+def _int_from_float(value: Any) -> Any:
+    # Users type `steps=1e5`, which YAML reads as a float.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _tuple(value: Any) -> Any:
-    # YAML has lists only; a frozen record wants tuples.
+def _tuple_from_list(value: Any) -> Any:
+    # YAML has only lists; a frozen model needs tuples.
     return tuple(value) if isinstance(value, list) else value
 
 
-def one_of_forms(sentence: str) -> WrapValidator:
-    """Turns the several complaints of a union of types into one sentence that says which forms are right."""
+def accepted_forms(forms: str) -> WrapValidator:
+    """A validator that replaces the several errors of a union of types by one that names the accepted forms."""
 
-    def check(value: Any, inner: ValidatorFunctionWrapHandler) -> Any:
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
-            return inner(_tuple(value))
+            return handler(_tuple_from_list(value))
         except ValidationError as error:
-            raise PydanticCustomError("forms", "must be {forms}", {"forms": sentence}) from error
+            raise PydanticCustomError("forms", "must be {forms}", {"forms": forms}) from error
 
-    check.__doc__ = sentence  # the help says it too
+    check.__doc__ = forms  # also shown by the help
     return WrapValidator(check)
 
 
-NonNegativeInt = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
-PositiveInt = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
+NonNegativeInt = Annotated[int, BeforeValidator(_int_from_float), Field(ge=0)]
+PositiveInt = Annotated[int, BeforeValidator(_int_from_float), Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 PathText = Annotated[str, Field(min_length=1)]

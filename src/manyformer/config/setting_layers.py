@@ -1,106 +1,116 @@
-"""Settings as they were written, each with the place where it was written, and how one layer covers another."""
+"""Layers of settings with the source location of each setting, and how one layer overlays another."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from manyformer.config.run import TAGS
+from manyformer.config.run import UNION_TAGS
 
 SettingPath = tuple[str | int, ...]
 
 
 class SourceLocation(NamedTuple):
-    """Where something was written: a line of a file, or a word of the command line (`typed`, whose key is `key`)."""
+    """The source of a setting: a line of a file, or a command-line argument (`argument`, whose key is `key`)."""
 
     file: str = ""
     line: int = 0
     column: int = 0
-    typed: str = ""
+    argument: str = ""
     key: str = ""
 
-    def sentence(self, path: str, what: str) -> str:
-        """`FILE:LINE:COL: path: message`, or `--key value: message` with the path where it differs from the key."""
-        middle = f"{path}: " if path and path != self.key else ""
-        if self.typed:
-            return f"{self.typed}: {middle}{what}"
-        place = f"{self.file}:{self.line}:{self.column}: " if self.line else f"{self.file}: " if self.file else ""
-        return f"{place}{middle}{what}"
+    def format_error(self, path: str, message: str) -> str:
+        """`FILE:LINE:COL: path: message`, or `--key value: message` with the path if it differs from the key."""
+        prefix = f"{path}: " if path and path != self.key else ""
+        if self.argument:
+            return f"{self.argument}: {prefix}{message}"
+        source = f"{self.file}:{self.line}:{self.column}: " if self.line else f"{self.file}: " if self.file else ""
+        return f"{source}{prefix}{message}"
 
 
 class SettingError(NamedTuple):
-    """Something to be mended: where it was written, the setting's dotted path, and what is wrong."""
+    """An error in a setting: its source location, its dotted path, and the message."""
 
-    spot: SourceLocation
+    location: SourceLocation
     path: str
     message: str
 
     def __str__(self) -> str:
-        return self.spot.sentence(self.path, self.message)
+        return self.location.format_error(self.path, self.message)
 
 
 @dataclass
 class SettingLayer:
-    """Nested settings, and the spot of each one by its path."""
+    """Nested settings, and the source location of each by its path."""
 
     data: dict[str, Any] = field(default_factory=dict)
     locations: dict[SettingPath, SourceLocation] = field(default_factory=dict)
 
-    def spot(self, path: SettingPath) -> SourceLocation:
-        """The place of a setting, or of the nearest thing around it."""
+    def location_of(self, path: SettingPath) -> SourceLocation:
+        """The source location of a setting, or of the innermost enclosing section that has one."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.locations:
                 return self.locations[path[:length]]
         return SourceLocation()
 
-    def put(self, path: tuple[str, ...], value: Any, spots: dict[SettingPath, SourceLocation]) -> None:
-        """Set the value at a path of one or two names, in place of what was there; `locations` are relative to the
-        path.
-        """
-        at = self.data
+    def put(self, path: tuple[str, ...], value: Any, locations: dict[SettingPath, SourceLocation]) -> None:
+        """Set the value at a path of one or two names, replacing any other; `locations` are relative to the path."""
+        section = self.data
         for name in path[:-1]:
-            at = at.setdefault(name, {})
-        at[path[-1]] = value
-        self.locations = {known: spot for known, spot in self.locations.items() if known[: len(path)] != path}
-        self.locations |= {path + below: spot for below, spot in spots.items()}
+            section = section.setdefault(name, {})
+        section[path[-1]] = value
+        self.locations = {
+            key_path: location for key_path, location in self.locations.items() if key_path[: len(path)] != path
+        }
+        self.locations |= {path + relative: location for relative, location in locations.items()}
 
-    def below(self, path: SettingPath) -> dict[SettingPath, SourceLocation]:
-        """The spots at and below a path, relative to it."""
-        return {known[len(path) :]: spot for known, spot in self.locations.items() if known[: len(path)] == path}
+    def locations_below(self, path: SettingPath) -> dict[SettingPath, SourceLocation]:
+        """The source locations at and below a path, relative to it."""
+        return {
+            key_path[len(path) :]: location
+            for key_path, location in self.locations.items()
+            if key_path[: len(path)] == path
+        }
 
 
 def overlay(lower: SettingLayer, upper: SettingLayer) -> SettingLayer:
-    """The upper layer's settings over the lower's, section by section.
+    """Overlay the lower layer's settings with the upper layer's, section by section.
 
-    An upper layer that chooses another member of a union (another optimiser, another kind of data) starts from that
-    member's defaults: nothing of the lower layer's section stays, so that no setting silently changes its meaning.
+    An upper layer that selects another member of a union (another optimizer, another kind of data) starts from that
+    member's defaults: the lower layer's section is dropped, so that no setting silently changes its meaning.
     """
-    merged = SettingLayer({name: dict(part) if isinstance(part, dict) else part for name, part in lower.data.items()})
+    merged = SettingLayer(
+        {name: dict(section) if isinstance(section, dict) else section for name, section in lower.data.items()}
+    )
     merged.locations = dict(lower.locations)
-    for name, part in upper.data.items():
-        under = merged.data.get(name)
-        if not isinstance(part, dict) or not isinstance(under, dict) or _switches(name, under, part):
-            merged.put((name,), dict(part) if isinstance(part, dict) else part, upper.below((name,)))
+    for name, section in upper.data.items():
+        lower_section = merged.data.get(name)
+        if (
+            not isinstance(section, dict)
+            or not isinstance(lower_section, dict)
+            or _selects_other_member(name, lower_section, section)
+        ):
+            merged.put((name,), dict(section) if isinstance(section, dict) else section, upper.locations_below((name,)))
             continue
         if (name,) in upper.locations:
             merged.locations[name,] = upper.locations[name,]
-        for key, value in part.items():
-            merged.put((name, key), value, upper.below((name, key)))
+        for key, value in section.items():
+            merged.put((name, key), value, upper.locations_below((name, key)))
     if () in upper.locations:
         merged.locations[()] = upper.locations[()]
     return merged
 
 
 def stack(layers: Iterable[SettingLayer]) -> SettingLayer:
-    """All layers in one, the first at the bottom."""
+    """Overlay all layers into one, the lowest first."""
     merged = SettingLayer()
     for layer in layers:
         merged = overlay(merged, layer)
     return merged
 
 
-def _switches(section: str, under: dict[str, Any], over: dict[str, Any]) -> bool:
-    if section not in TAGS:
+def _selects_other_member(section: str, lower: dict[str, Any], upper: dict[str, Any]) -> bool:
+    if section not in UNION_TAGS:
         return False
-    tag, usual = TAGS[section]
-    before = under.get(tag, usual)
-    return bool(over.get(tag, before) != before)
+    tag, default = UNION_TAGS[section]
+    member = lower.get(tag, default)
+    return bool(upper.get(tag, member) != member)

@@ -1,11 +1,11 @@
-"""The names of all settings, and the nearest right one to a name that is none of them."""
+"""The names of all settings, and the new or the nearest name for one that does not exist."""
 
 import difflib
 import inspect
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from manyformer.config.run import TAGS, RunConfig
+from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.section import ConfigSection
 
 
@@ -14,37 +14,35 @@ def _members(annotation: Any) -> tuple[type[ConfigSection], ...]:
     return tuple(kind for kind in candidates if isinstance(kind, type) and issubclass(kind, ConfigSection))
 
 
-# The sections of a run and their members: one, or as many as the union has.
+# The sections of a run and their members: one, or all members of a union.
 SECTIONS: dict[str, tuple[type[ConfigSection], ...]] = {
     name: members for name, field in RunConfig.model_fields.items() if (members := _members(field.annotation))
 }
 
-# How alike two names must be for one to be suggested for the other.
-_NEAR = 0.65
+# The lowest similarity at which a name is suggested for another.
+_MIN_SIMILARITY = 0.65
 
-# What other programs call our settings.
+# Names of the settings in other programs.
 SYNONYMS = {
     "amp": "precision",
     "batch_size": "batch.tokens",
     "block_size": "data.length",
     "context": "data.length",
     "context_length": "data.length",
-    "d_ff": "model.hidden",
+    "d_ff": "model.ff_dim",
     "d_model": "model.dim",
     "dataset": "data.path",
     "dtype": "precision",
     "early_stopping": "evaluate.patience",
     "embed_dim": "model.dim",
-    "grad_clip": "optim.clip",
+    "grad_clip": "optim.max_grad_norm",
     "gradient_accumulation_steps": "batch.accumulate",
-    "gradient_checkpointing": "remat",
+    "gradient_checkpointing": "activation_checkpointing",
     "hidden_size": "model.dim",
-    "intermediate_size": "model.hidden",
+    "intermediate_size": "model.ff_dim",
     "iterations": "limits.steps",
-    "label_smoothing": "loss.smoothing",
     "layers": "model.depth",
     "learning_rate": "optim.lr",
-    "max_grad_norm": "optim.clip",
     "max_len": "data.length",
     "max_length": "data.length",
     "max_steps": "limits.steps",
@@ -70,30 +68,126 @@ SYNONYMS = {
 }
 
 
+# Settings and recipe keywords by their earlier names, each with the names that took its place (by recipe, several).
+RENAMED: dict[str, tuple[str, ...]] = {
+    "data.asked": ("data.num_hops",),
+    "data.longest": ("data.max_length",),
+    "data.parts": ("data.rows_per_sequence",),
+    "data.task": ("data.rule",),
+    "limits.processor": ("limits.cpu_minutes",),
+    "loss.smoothing": ("loss.label_smoothing",),
+    "optim.clip": ("optim.max_grad_norm",),
+    "remat": ("activation_checkpointing",),
+    "save.average": ("save.average_last",),
+    "save.best": ("save.keep_best",),
+    "save.last": ("save.keep_last",),
+    "schedule.final": ("schedule.final_ratio",),
+    "start": ("init_from",),
+    "track": ("trackers",),
+    "model.above": ("model.memory_height",),
+    "model.align": ("model.align_dim",),
+    "model.attending": ("model.attention_layers",),
+    "model.attention": ("model.attention_dim",),
+    "model.before": ("model.memory_block",),
+    "model.begin": ("model.span_init",),
+    "model.beside": ("model.memory_width",),
+    "model.bias": ("model.halting_bias",),
+    "model.biases": ("model.bias_sharing",),
+    "model.buckets": ("model.num_buckets",),
+    "model.chunk": ("model.chunk_length",),
+    "model.clamp": ("model.clamp_length",),
+    "model.classifiers": ("model.classifier_sharing",),
+    "model.clip": ("model.max_relative_distance",),
+    "model.columns": ("model.block_width",),
+    "model.compressed": ("model.compressed_length",),
+    "model.contrast": ("model.contrast_weight",),
+    "model.cut": ("model.sortcut_blocks",),
+    "model.decay": ("model.centroid_decay",),
+    "model.dilated": ("model.dilated_heads",),
+    "model.draws": ("model.mixed_samples",),
+    "model.every": ("model.lsh_every",),
+    "model.fade": ("model.threshold_decay",),
+    "model.gelu": ("model.gelu_approximate",),
+    "model.globals": ("model.global_tokens",),
+    "model.hidden": ("model.ff_dim",),
+    "model.inner": ("model.base_keywords",),
+    "model.kernel": ("model.feature_kernel",),
+    "model.local": ("model.local_heads",),
+    "model.longest": ("model.max_length",),
+    "model.members": ("model.cluster_size",),
+    "model.memory": ("model.update_rule", "model.knn_memory_size"),
+    "model.mixing": ("model.token_mlp_dim",),
+    "model.mixture": ("model.mix_with",),
+    "model.mixtures": ("model.logistic_mixtures",),
+    "model.noise": ("model.gumbel_noise",),
+    "model.norm": ("model.norm_order",),
+    "model.of": ("model.base_recipe",),
+    "model.part": ("model.part_length",),
+    "model.penalty": ("model.layer_penalty",),
+    "model.ponder": ("model.ponder_cost",),
+    "model.price": ("model.span_loss",),
+    "model.ramp": ("model.span_ramp",),
+    "model.reads": ("model.summary_reads",),
+    "model.remembered": ("model.memory_length",),
+    "model.residual": ("model.residual_streams",),
+    "model.rounds": ("model.num_hashes",),
+    "model.routed": ("model.routing_layers",),
+    "model.rows": ("model.block_height",),
+    "model.scores": ("model.qk_similarity", "model.score_kind"),
+    "model.shared": ("model.shared_dim",),
+    "model.sharing": ("model.projection_sharing",),
+    "model.signal": ("model.step_signal",),
+    "model.slots": ("model.projected_length",),
+    "model.span": ("model.max_span",),
+    "model.spans": ("model.span_kind",),
+    "model.steps": ("model.sinkhorn_iterations",),
+    "model.stretch": ("model.length_scale",),
+    "model.top": ("model.top_window",),
+    "model.top_slots": ("model.top_projected_length",),
+    "model.training": ("model.exit_training",),
+    "model.use": ("model.pattern_use",),
+    "model.view": ("model.context",),
+    "model.words": ("model.embedding_dim",),
+}
+
+
+def renamed_setting(old: str, valid_names: Sequence[str]) -> str:
+    """`loss.smoothing is now loss.label_smoothing` for an earlier name of one of `valid_names`, else an empty text.
+
+    A bare name such as `smoothing` stands for every earlier name that ends in it.
+    """
+    for name, replacements in RENAMED.items():
+        if old == name or ("." not in old and old == leaf(name)):
+            for replacement in replacements:
+                if replacement in valid_names:
+                    return f"{name} is now {replacement}"
+    return ""
+
+
 def tag_of(member: type[ConfigSection], tag: str) -> str:
-    """The word that chooses this member of a union: 'adamw' for AdamW."""
+    """The tag value that selects this member of a union: 'adamw' for AdamWConfig."""
     return str(member.model_fields[tag].default)
 
 
-def chosen(section: str, data: dict[str, Any]) -> type[ConfigSection] | None:
-    """The member of a section that settings choose, None where they name one that does not exist."""
+def selected_member(section: str, data: dict[str, Any]) -> type[ConfigSection] | None:
+    """The member of a section that the settings select, None if it does not exist."""
     members = SECTIONS[section]
-    if section not in TAGS:
+    if section not in UNION_TAGS:
         return members[0]
-    tag, usual = TAGS[section]
-    given = data.get(section)
-    word = given.get(tag, usual) if isinstance(given, dict) else usual
-    return next((member for member in members if tag_of(member, tag) == word), None)
+    tag, default = UNION_TAGS[section]
+    section_data = data.get(section)
+    tag_value = section_data.get(tag, default) if isinstance(section_data, dict) else default
+    return next((member for member in members if tag_of(member, tag) == tag_value), None)
 
 
-def known_settings(data: dict[str, Any], signature: inspect.Signature | None) -> list[str]:
-    """The dotted names of every setting that can be given where these are chosen, model keywords included."""
+def valid_settings(data: dict[str, Any], signature: inspect.Signature | None) -> list[str]:
+    """The dotted names of all settings valid with the union members selected in `data`, with model keywords."""
     names = []
     for name in RunConfig.model_fields:
         if name == "model":
             names += [f"model.{keyword}" for keyword in signature.parameters] if signature else []
         elif name in SECTIONS:
-            member = chosen(name, data)
+            member = selected_member(name, data)
             names += [f"{name}.{field}" for field in member.model_fields] if member else []
         else:
             names.append(name)
@@ -105,41 +199,57 @@ def leaf(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def suggest(wrong: str, known: Sequence[str]) -> str:
-    """The end of a sentence about an unknown setting: the nearest ones by their full paths, or those at its place."""
-    near = _near(wrong, known)
-    if near:
-        return f"did you mean {' or '.join(near[:3])}?"
-    section = wrong.rpartition(".")[0]
-    there = [leaf(name) for name in known if name.rpartition(".")[0] == section] if section else []
-    if there:
-        return f"known in {section}: {', '.join(sorted(there))}"
-    return f"known: {', '.join(dict.fromkeys(name.partition('.')[0] for name in [*known, 'model']))}"
+def suggest_setting(unknown_name: str, valid_names: Sequence[str]) -> str:
+    """The end of an error message about an unknown setting: its new name, similar names, or the valid names."""
+    if renamed := renamed_setting(unknown_name, valid_names):
+        return renamed
+    suggestions = _similar_names(unknown_name, valid_names)
+    if suggestions:
+        return f"did you mean {' or '.join(suggestions[:3])}?"
+    section = unknown_name.rpartition(".")[0]
+    section_names = [leaf(name) for name in valid_names if name.rpartition(".")[0] == section] if section else []
+    if section_names:
+        return f"known in {section}: {', '.join(sorted(section_names))}"
+    return f"known: {', '.join(dict.fromkeys(name.partition('.')[0] for name in [*valid_names, 'model']))}"
 
 
-def _near(wrong: str, known: Sequence[str]) -> list[str]:
-    synonym = SYNONYMS.get(leaf(wrong))
-    if synonym in known or synonym in SECTIONS:
+def _similar_names(unknown_name: str, valid_names: Sequence[str]) -> list[str]:
+    synonym = SYNONYMS.get(leaf(unknown_name))
+    if synonym in valid_names or synonym in SECTIONS:
         return [str(synonym)]
-    same = [name for name in known if leaf(name) == leaf(wrong) or wrong.startswith(f"{name}.")]
-    if same:
-        return same
-    scores = {name: _likeness(wrong, name) for name in dict.fromkeys([*known, *SECTIONS, "model"])}
-    scores |= {name: _alike(leaf(wrong), word) for word, name in SYNONYMS.items() if _alike(leaf(wrong), word) > 0.8}
+    same_leaf = [
+        name for name in valid_names if leaf(name) == leaf(unknown_name) or unknown_name.startswith(f"{name}.")
+    ]
+    if same_leaf:
+        return same_leaf
+    scores = {name: _path_similarity(unknown_name, name) for name in dict.fromkeys([*valid_names, *SECTIONS, "model"])}
+    scores |= {
+        name: _similarity(leaf(unknown_name), foreign_name)
+        for foreign_name, name in SYNONYMS.items()
+        if _similarity(leaf(unknown_name), foreign_name) > 0.8
+    }
     best = max(scores.values(), default=0.0)
-    near = [name for name in scores if scores[name] >= max(_NEAR, best - 0.05) and (name in known or "." not in name)]
-    return sorted(near, key=lambda name: -scores[name])
+    similar = [
+        name
+        for name in scores
+        if scores[name] >= max(_MIN_SIMILARITY, best - 0.05) and (name in valid_names or "." not in name)
+    ]
+    return sorted(similar, key=lambda name: -scores[name])
 
 
-def _likeness(wrong: str, name: str) -> float:
-    """How near a name is by its last part, which counts less in another section unless that is misspelt too."""
-    last, word = leaf(wrong), leaf(name)
-    alike = _alike(last, word)
-    if len(last) > 3 and last in word:
-        alike = max(alike, _NEAR + 0.1)  # decay, of weight_decay
-    section, home = wrong.rpartition(".")[0], name.rpartition(".")[0]
-    return alike if section == home else max(alike - 0.1, min(alike, _alike(section, home)))
+def _path_similarity(unknown_name: str, name: str) -> float:
+    """Similarity of the last parts of two names, lower in different sections unless one is misspelled."""
+    unknown_leaf, valid_leaf = leaf(unknown_name), leaf(name)
+    similarity = _similarity(unknown_leaf, valid_leaf)
+    if len(unknown_leaf) > 3 and unknown_leaf in valid_leaf:
+        similarity = max(similarity, _MIN_SIMILARITY + 0.1)  # decay, of weight_decay
+    section, name_section = unknown_name.rpartition(".")[0], name.rpartition(".")[0]
+    return (
+        similarity
+        if section == name_section
+        else max(similarity - 0.1, min(similarity, _similarity(section, name_section)))
+    )
 
 
-def _alike(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one, other).ratio()
+def _similarity(first: str, second: str) -> float:
+    return difflib.SequenceMatcher(None, first, second).ratio()

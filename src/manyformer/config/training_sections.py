@@ -1,4 +1,4 @@
-"""How a run learns: optimiser, learning rate, batches, limits, evaluation and checkpoints."""
+"""Training sections of a run: optimizer, learning rate, batches, limits, evaluation, checkpoints and logging."""
 
 from typing import Annotated, Literal
 
@@ -11,12 +11,12 @@ from manyformer.config.section import (
     PositiveFloat,
     PositiveInt,
     SettingConflict,
-    one_of_forms,
+    accepted_forms,
 )
 
-# Steps of warm-up where none are given; of a run shorter than ten times as many, a tenth is warm-up.
-WARMUP = {"noam": 4000, "cosine": 100, "constant": 100}
-Betas = Annotated[tuple[Fraction, Fraction], one_of_forms("two numbers from 0 up to 1, such as [0.9, 0.98]")]
+# Default steps of warm-up; in a run shorter than ten times as many, a tenth of the steps.
+DEFAULT_WARMUP = {"noam": 4000, "cosine": 100, "constant": 100}
+Betas = Annotated[tuple[Fraction, Fraction], accepted_forms("two numbers from 0 up to 1, such as [0.9, 0.98]")]
 
 
 class AdamWConfig(ConfigSection):
@@ -27,15 +27,15 @@ class AdamWConfig(ConfigSection):
     lr: PositiveFloat | None = None
     """Peak learning rate, 1e-3 when left out; null with the noam schedule, which sets its own."""
     # 0.98 averages the squared gradient over 50 steps instead of the 1000 of 0.999: a run of a few hundred or thousand
-    # steps forgets its first, large gradients in time, and large batches spike less (RoBERTa, arXiv:1907.11692, 3.1).
+    # steps discards its first, large gradients in time, and large batches spike less (RoBERTa, arXiv:1907.11692, 3.1).
     betas: Betas = (0.9, 0.98)
     """Decay of the running means of the gradient and of its square, for each step."""
     eps: PositiveFloat = 1e-8
     """Added to the root of the mean square, against division by zero."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     """Decay of the weight matrices, times the learning rate each step; biases, norms and embeddings do not decay."""
-    clip: PositiveFloat | None = 1.0
-    """Largest norm of the whole gradient; null means no clipping."""
+    max_grad_norm: PositiveFloat | None = 1.0
+    """Largest norm of the full gradient; null means no clipping."""
 
 
 class AdamConfig(ConfigSection):
@@ -49,17 +49,17 @@ class AdamConfig(ConfigSection):
     """Decay of the running means of the gradient and of its square, for each step."""
     eps: PositiveFloat = 1e-9
     """Added to the root of the mean square, against division by zero."""
-    clip: PositiveFloat | None = None
-    """Largest norm of the whole gradient; null means no clipping."""
+    max_grad_norm: PositiveFloat | None = None
+    """Largest norm of the full gradient; null means no clipping."""
 
 
 class NoamSchedule(ConfigSection):
     """Rate = scale * width^-0.5 * min(step^-0.5, step * warmup^-1.5) (Vaswani et al. 2017, section 5.3)."""
 
     name: Literal["noam"] = "noam"
-    """Linear rise, then the inverse root of the step; the peak follows from the model's width."""
+    """Linear warm-up, then the inverse root of the step; the peak follows from the model's width."""
     warmup: PositiveInt | None = None
-    """Steps of the linear rise; null means 4000 as in the paper, or a tenth of a run of fewer than 40,000 steps."""
+    """Steps of linear warm-up; null means 4000 as in the paper, or a tenth of a run of fewer than 40,000 steps."""
     scale: PositiveFloat = 1.0
     """Factor on the whole schedule."""
     width: PositiveInt | None = None
@@ -67,69 +67,70 @@ class NoamSchedule(ConfigSection):
 
 
 class CosineSchedule(ConfigSection):
-    """Linear rise to `optim.lr`, then half a cosine down (Loshchilov and Hutter 2017, arXiv:1608.03983)."""
+    """Linear warm-up to `optim.lr`, then half a cosine down (Loshchilov and Hutter 2017, arXiv:1608.03983)."""
 
     name: Literal["cosine"] = "cosine"
-    """Linear rise to the peak, then half a cosine down."""
+    """Linear warm-up to the peak, then half a cosine down."""
     warmup: NonNegativeInt | None = None
-    """Steps of the linear rise; null means 100, or a tenth of a run of fewer than 1000 steps."""
-    final: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Where it ends, as a fraction of the peak."""
+    """Steps of linear warm-up; null means 100, or a tenth of a run of fewer than 1000 steps."""
+    final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """The final learning rate as a fraction of the peak."""
     steps: PositiveInt | None = None
-    """The step at which it reaches its end; null means the end of the run, by the limit that is nearest."""
+    """The step of the final learning rate; null means the end of the run, by the limit that is nearest."""
 
     def conflicts(self) -> list[SettingConflict]:
         if self.steps is None or self.warmup is None or self.warmup < self.steps:
             return []
-        what = f"{self.warmup} steps of warm-up leave nothing of schedule.steps {self.steps}"
-        return [SettingConflict(("warmup",), what, ("schedule.steps",))]
+        message = f"{self.warmup} steps of warm-up leave nothing of schedule.steps {self.steps}"
+        return [SettingConflict(("warmup",), message, ("schedule.steps",))]
 
 
 class ConstantSchedule(ConfigSection):
-    """Linear rise to `optim.lr`, then the same rate for ever."""
+    """Linear warm-up to `optim.lr`, then a constant rate."""
 
     name: Literal["constant"] = "constant"
-    """Linear rise to the peak, and no fall."""
+    """Linear warm-up to the peak, then a constant rate."""
     warmup: NonNegativeInt | None = None
-    """Steps of the linear rise; null means 100, or a tenth of a run of fewer than 1000 steps."""
+    """Steps of linear warm-up; null means 100, or a tenth of a run of fewer than 1000 steps."""
 
 
 class LossConfig(ConfigSection):
-    """What is minimised besides a model's own auxiliary losses."""
+    """The training loss, besides a model's own auxiliary losses."""
 
-    smoothing: Fraction = 0.0
+    label_smoothing: Fraction = 0.0
     """Label smoothing: the probability spread over the whole vocabulary (Vaswani et al. 2017, section 5.4: 0.1)."""
 
 
 class BatchConfig(ConfigSection):
-    """How much one step sees."""
+    """The size of a training step."""
 
     tokens: PositiveInt = 8192
     """Tokens of one forward and backward pass, padding counted, all processes together."""
     accumulate: PositiveInt = 1
-    """Passes whose gradients are summed before a step is made."""
+    """Gradient accumulation: passes whose gradients are summed for one step."""
 
 
 class LimitsConfig(ConfigSection):
-    """When a run ends: the first limit that is reached."""
+    """When a run ends: at the first limit reached."""
 
     steps: PositiveInt | None = None
-    """Optimiser steps."""
+    """Optimizer steps."""
     epochs: PositiveFloat | None = None
     """Passes over the training data."""
     tokens: PositiveInt | None = None
-    """Target tokens learned from."""
+    """Target tokens trained on."""
     minutes: PositiveFloat | None = None
-    """Minutes of training, added up over interruptions."""
-    processor: PositiveFloat | None = None
-    """Minutes that processors worked on it, those of all threads and processes together: what else the machine does
-    takes nothing from them."""
+    """Minutes of training, summed over interruptions."""
+    cpu_minutes: PositiveFloat | None = None
+    """CPU minutes of training, summed over all threads and processes: other work of the machine is not counted."""
 
     def conflicts(self) -> list[SettingConflict]:
-        if any(limit is not None for limit in (self.steps, self.epochs, self.tokens, self.minutes, self.processor)):
+        if any(limit is not None for limit in (self.steps, self.epochs, self.tokens, self.minutes, self.cpu_minutes)):
             return []
         return [
-            SettingConflict((), "a run needs an end: set at least one of steps, epochs, tokens, minutes and processor")
+            SettingConflict(
+                (), "a run needs an end: set at least one of steps, epochs, tokens, minutes and cpu_minutes"
+            )
         ]
 
 
@@ -137,13 +138,13 @@ class EvaluateConfig(ConfigSection):
     """When and how the validation data is scored."""
 
     every: PositiveInt | None = 200
-    """Steps between evaluations; null means at the end alone."""
+    """Steps between evaluations; null means only at the end."""
     metric: Literal["loss", "accuracy"] = "loss"
-    """What decides which checkpoint is best, and when to stop early."""
+    """The metric that ranks checkpoints and decides early stopping."""
     patience: PositiveInt | None = None
-    """Stop after so many evaluations in a row without a better one; null means never."""
+    """Early stopping: end after so many evaluations in a row without a better one; null means never."""
     batches: PositiveInt | None = None
-    """Score so many batches of the validation data, always the same; null means all."""
+    """Number of validation batches to score, always the same ones; null means all."""
 
     def conflicts(self) -> list[SettingConflict]:
         if self.patience is None or self.every is not None:
@@ -160,22 +161,25 @@ class SaveConfig(ConfigSection):
 
     every: PositiveInt = 200
     """Steps between checkpoints; one more is written at the end."""
-    last: PositiveInt = 2
+    keep_last: PositiveInt = 2
     """How many of the latest checkpoints are kept."""
-    best: NonNegativeInt = 1
-    """How many of the best checkpoints, by `evaluate.metric`, are kept besides."""
-    average: NonNegativeInt = 0
+    keep_best: NonNegativeInt = 1
+    """How many of the best checkpoints, by `evaluate.metric`, are kept in addition."""
+    average_last: NonNegativeInt = 0
     """Average so many of the latest checkpoints into the final model; 0 means take the best, or else the last."""
 
     def conflicts(self) -> list[SettingConflict]:
-        if self.average <= self.last:
+        if self.average_last <= self.keep_last:
             return []
-        what = f"{self.average} checkpoints cannot be averaged where save.last keeps {self.last}; set save.last too"
-        return [SettingConflict(("average",), what, ("save.last",))]
+        message = (
+            f"{self.average_last} checkpoints cannot be averaged where save.keep_last is {self.keep_last}; "
+            "set save.keep_last too"
+        )
+        return [SettingConflict(("average_last",), message, ("save.keep_last",))]
 
 
 class LogConfig(ConfigSection):
-    """What is written while training."""
+    """What is logged during training."""
 
     every: PositiveInt = 10
     """Steps between two rows of the metrics."""

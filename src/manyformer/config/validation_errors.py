@@ -1,4 +1,4 @@
-"""Validating merged settings: every mistake of every section in one go, in sentences for people."""
+"""Validate merged settings and report the errors of all sections together, as readable messages."""
 
 import inspect
 import re
@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from manyformer.config.keywords import check_keyword, not_one_of
-from manyformer.config.run import TAGS, RunConfig
+from manyformer.config.keywords import check_keyword, choice_error_text
+from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath
-from manyformer.config.setting_names import SECTIONS, known_settings, suggest, tag_of
-from manyformer.config.yaml_scalars import show
+from manyformer.config.setting_names import SECTIONS, suggest_setting, tag_of, valid_settings
+from manyformer.config.yaml_scalars import format_value
 
 _TYPES = {
     "int_type": "a whole number",
@@ -33,133 +33,137 @@ _NOT_A_MAPPING = ("model_type", "model_attributes_type", "dict_type")
 
 
 def validate(
-    layer: SettingLayer, signature: inspect.Signature | None, told: Iterable[str] = ()
+    layer: SettingLayer, signature: inspect.Signature | None, reported_paths: Iterable[str] = ()
 ) -> tuple[RunConfig | None, list[SettingError]]:
-    """The run, or None and every mistake in it.
+    """Validate the settings of a layer: the run, or None and every error.
 
-    pydantic compares settings with one another only once each is right by itself, so what is wrong is reported, taken
-    out and validated again; a conflict with a setting that was taken out says nothing and stays unsaid. So does what
-    is wrong with the paths in `told`, of which people were told before.
+    pydantic checks conflicts between settings only if each is valid by itself. Invalid settings are therefore reported,
+    removed, and the rest is validated again. Conflicts with removed settings, and errors at the paths in
+    `reported_paths`, are not reported.
     """
     data = {name: dict(part) if isinstance(part, dict) else part for name, part in layer.data.items()}
-    known = known_settings(data, signature)
-    mistakes = _check_model(data, layer, signature, known)
-    gone = set(told)
+    valid_names = valid_settings(data, signature)
+    errors = _check_model(data, layer, signature, valid_names)
+    removed = set(reported_paths)
     while True:
-        before = set(gone)
+        previous = set(removed)
         try:
             run = RunConfig.model_validate(data)
-            return (None if mistakes else run), mistakes
+            return (None if errors else run), errors
         except ValidationError as error:
             for details in error.errors():
-                path = _path(details)
-                if not _moot(details, path, gone):
-                    mistakes.append(_mistake(details, path, layer, known))
-                gone.add(_take_out(data, path, missing=details["type"] == "missing"))
-        if gone == before:
-            return None, mistakes
+                path = _setting_path(details)
+                if not _is_consequence(details, path, removed):
+                    errors.append(_setting_error(details, path, layer, valid_names))
+                removed.add(_remove_setting(data, path, missing=details["type"] == "missing"))
+        if removed == previous:
+            return None, errors
 
 
 def _check_model(
-    data: dict[str, Any], layer: SettingLayer, signature: inspect.Signature | None, known: list[str]
+    data: dict[str, Any], layer: SettingLayer, signature: inspect.Signature | None, valid_names: list[str]
 ) -> list[SettingError]:
-    given = data.get("model")
-    if signature is None or not isinstance(given, dict):
+    model = data.get("model")
+    if signature is None or not isinstance(model, dict):
         return []
-    mistakes = []
-    for name, value in list(given.items()):
-        given[name], what = check_keyword(name, value, signature, known)
-        if what:
-            mistakes.append(SettingError(layer.spot(("model", name)), f"model.{name}", what))
-            del given[name]
-    return mistakes
+    errors = []
+    for name, value in list(model.items()):
+        model[name], problem = check_keyword(name, value, signature, valid_names)
+        if problem:
+            errors.append(SettingError(layer.location_of(("model", name)), f"model.{name}", problem))
+            del model[name]
+    return errors
 
 
-def _path(details: ErrorDetails) -> SettingPath:
-    """The path as it is written in a file: without the member of a union, and at most to a section's setting."""
+def _setting_path(details: ErrorDetails) -> SettingPath:
+    """The path of a setting as in a file: pydantic's path without the member of a union."""
     path = tuple(details["loc"])
-    if len(path) > 1 and path[0] in TAGS and path[1] in _tags(str(path[0])):
+    if len(path) > 1 and path[0] in UNION_TAGS and path[1] in _member_tags(str(path[0])):
         path = path[:1] + path[2:]
     if details["type"] == "union_tag_invalid":
-        path = (*path, TAGS[str(path[0])][0])
+        path = (*path, UNION_TAGS[str(path[0])][0])
     return path
 
 
-def _tags(section: str) -> list[str]:
-    return [tag_of(member, TAGS[section][0]) for member in SECTIONS[section]]
+def _member_tags(section: str) -> list[str]:
+    return [tag_of(member, UNION_TAGS[section][0]) for member in SECTIONS[section]]
 
 
-def _moot(details: ErrorDetails, path: SettingPath, gone: set[str]) -> bool:
+def _is_consequence(details: ErrorDetails, path: SettingPath, removed: set[str]) -> bool:
     if details["type"] != "conflict":
-        return _dotted(path[:2]) in gone or str(path[0]) in gone
-    involved = [_dotted(path), *details["ctx"]["involves"]]
+        return _dotted(path[:2]) in removed or str(path[0]) in removed
+    involved = [_dotted(path), *details["ctx"]["other_settings"]]
     return any(
-        name == lost or name.startswith(f"{lost}.") or lost.startswith(f"{name}.") for name in involved for lost in gone
+        name == removed_name or name.startswith(f"{removed_name}.") or removed_name.startswith(f"{name}.")
+        for name in involved
+        for removed_name in removed
     )
 
 
-def _take_out(data: dict[str, Any], path: SettingPath, *, missing: bool) -> str:
+def _remove_setting(data: dict[str, Any], path: SettingPath, *, missing: bool) -> str:
     section = str(path[0])
-    inside = len(path) > 1 and isinstance(data.get(section), dict)
-    home, name = (data[section], str(path[1])) if inside else (data, section)
+    in_section = len(path) > 1 and isinstance(data.get(section), dict)
+    container, name = (data[section], str(path[1])) if in_section else (data, section)
     if missing:
-        home[name] = "?"
-    elif inside and section in TAGS and name == TAGS[section][0]:
+        container[name] = "?"
+    elif in_section and section in UNION_TAGS and name == UNION_TAGS[section][0]:
         # Which member was meant is unknown, so its settings cannot be judged.
         del data[section]
         return section
     else:
-        home.pop(name, None)
+        container.pop(name, None)
     return _dotted(path[:2])
 
 
-def _mistake(details: ErrorDetails, path: SettingPath, layer: SettingLayer, known: list[str]) -> SettingError:
-    spot = layer.spot(path)
-    if details["type"] == "missing" and len(path) > 1 and path[0] in TAGS:
-        spot = layer.locations.get(path[:1]) or layer.spot((path[0], TAGS[str(path[0])][0]))
-    shown = tuple(name for name in path if isinstance(name, str))
-    return SettingError(spot, _dotted(shown), sentence(details, path, known))
+def _setting_error(
+    details: ErrorDetails, path: SettingPath, layer: SettingLayer, valid_names: list[str]
+) -> SettingError:
+    location = layer.location_of(path)
+    if details["type"] == "missing" and len(path) > 1 and path[0] in UNION_TAGS:
+        location = layer.locations.get(path[:1]) or layer.location_of((path[0], UNION_TAGS[str(path[0])][0]))
+    names = tuple(name for name in path if isinstance(name, str))
+    return SettingError(location, _dotted(names), error_text(details, path, valid_names))
 
 
-def sentence(details: ErrorDetails, path: SettingPath, known: list[str]) -> str:
-    """What is wrong, as pydantic found it, for people; `known` are the settings there are."""
+def error_text(details: ErrorDetails, path: SettingPath, valid_names: list[str]) -> str:
+    """Turn pydantic's error into a readable message; `valid_names` are the names of all settings."""
     kind, value, ctx = details["type"], details["input"], details.get("ctx", {})
     if kind == "extra_forbidden":
-        return f"no such setting; {suggest(_dotted(path), known)}"
+        return f"no such setting; {suggest_setting(_dotted(path), valid_names)}"
     if kind == "missing":
-        return f"is missing; {_help(path)}"
+        return f"is missing; {_required_setting_help(path)}"
     if kind == "conflict":
-        return str(ctx["what"])
+        return str(ctx["message"])
     if kind == "forms":
-        return f"must be {ctx['forms']}, got {show(value)}"
+        return f"must be {ctx['forms']}, got {format_value(value)}"
     if kind == "literal_error":
-        return not_one_of(value, _quoted(ctx["expected"]))
+        return choice_error_text(value, _quoted_names(ctx["expected"]))
     if kind == "union_tag_invalid":
-        return not_one_of(value[path[-1]], _quoted(ctx["expected_tags"]))
+        return choice_error_text(value[path[-1]], _quoted_names(ctx["expected_tags"]))
     if kind in _NOT_A_MAPPING:
         return _not_a_mapping(value, str(path[0]))
     if kind in _TYPES:
-        return f"must be {_TYPES[kind]}, got {show(value)}"
+        return f"must be {_TYPES[kind]}, got {format_value(value)}"
     if kind in _BOUNDS:
-        key, words = _BOUNDS[kind]
-        return f"must be {words} {ctx[key]:g}, got {show(value)}"
+        key, relation = _BOUNDS[kind]
+        return f"must be {relation} {ctx[key]:g}, got {format_value(value)}"
     if kind == "string_type":
         quote = f"; for text write '{value}'" if isinstance(value, int | float) and not isinstance(value, bool) else ""
-        return f"must be text, got {show(value)}{quote}"
+        return f"must be text, got {format_value(value)}{quote}"
     if kind == "string_too_short":
         return "must not be empty"
-    return f"{details['msg'][:1].lower()}{details['msg'][1:]}, got {show(value)}"
+    return f"{details['msg'][:1].lower()}{details['msg'][1:]}, got {format_value(value)}"
 
 
 def _not_a_mapping(value: Any, section: str) -> str:
-    tag = TAGS[section][0] if section in TAGS else ""
-    what = f"must be a mapping of settings, got {show(value)}"
-    if section == "data" and isinstance(value, str) and value not in _tags(section):
-        return f"{what}; did you mean data.path?"
-    return f"{what}; did you mean {section}.{tag}?" if tag and isinstance(value, str) else what
+    tag = UNION_TAGS[section][0] if section in UNION_TAGS else ""
+    message = f"must be a mapping of settings, got {format_value(value)}"
+    if section == "data" and isinstance(value, str) and value not in _member_tags(section):
+        return f"{message}; did you mean data.path?"
+    return f"{message}; did you mean {section}.{tag}?" if tag and isinstance(value, str) else message
 
 
-def _help(path: SettingPath) -> str:
+def _required_setting_help(path: SettingPath) -> str:
     for member in (RunConfig,) if len(path) == 1 else SECTIONS[str(path[0])]:
         field = member.model_fields.get(str(path[-1]))
         if field is not None and field.is_required():
@@ -168,7 +172,7 @@ def _help(path: SettingPath) -> str:
     return "it has no default"
 
 
-def _quoted(expected: str) -> list[Any]:
+def _quoted_names(expected: str) -> list[Any]:
     return re.findall(r"'([^']*)'", expected)
 
 

@@ -1,73 +1,73 @@
-"""One reading of plain words for files, the command line and dumps: YAML 1.2's core, plus `1_000`."""
+"""Plain YAML scalars for files, the command line and dumps: YAML 1.2's core schema, plus `1_000`."""
 
 import re
 from typing import Any
 
 import yaml
 
-_WORDS: dict[str, Any] = {"": None, "~": None, "null": None, "true": True, "false": False}
+_CONSTANTS: dict[str, Any] = {"": None, "~": None, "null": None, "true": True, "false": False}
 _INT = re.compile(r"[-+]?[0-9][0-9_]*")
-_BASED = re.compile(r"[-+]?0(x[0-9a-fA-F_]+|o[0-7_]+)")
+_HEX_OR_OCTAL = re.compile(r"[-+]?0(x[0-9a-fA-F_]+|o[0-7_]+)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
-_SPECIAL = {".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
-_LONGEST_NUMBER = 400
+_NON_FINITE = {".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
+_MAX_NUMBER_LENGTH = 400
 
 
-def resolve(word: str) -> Any:
-    """What an unquoted word means: null, true, false, a number, or else itself.
+def resolve_scalar(text: str) -> Any:
+    """Resolve an unquoted scalar: null, true, false, a number, or else the text itself.
 
     YAML 1.1, PyYAML's own reading, takes `1e-3` for text, `on` for true and `12:30` for 750.
     """
-    lowered = word.lower()
-    if lowered in _WORDS and word in (lowered, lowered.title(), lowered.upper()):
-        return _WORDS[lowered]
-    if lowered in _SPECIAL:
-        return _SPECIAL[lowered]
-    if len(word) > _LONGEST_NUMBER:
-        return word
-    if _INT.fullmatch(word):
-        return int(word.replace("_", ""))
-    if _BASED.fullmatch(word):
-        return int(word.replace("_", ""), 0)
-    if _FLOAT.fullmatch(word):
-        return float(word.replace("_", ""))
-    return word
+    lowered = text.lower()
+    if lowered in _CONSTANTS and text in (lowered, lowered.title(), lowered.upper()):
+        return _CONSTANTS[lowered]
+    if lowered in _NON_FINITE:
+        return _NON_FINITE[lowered]
+    if len(text) > _MAX_NUMBER_LENGTH:
+        return text
+    if _INT.fullmatch(text):
+        return int(text.replace("_", ""))
+    if _HEX_OR_OCTAL.fullmatch(text):
+        return int(text.replace("_", ""), 0)
+    if _FLOAT.fullmatch(text):
+        return float(text.replace("_", ""))
+    return text
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists in a line, text quoted wherever this or YAML 1.1's reading would take it for something else."""
+    """Dumps lists in one line and quotes text that this schema or YAML 1.1 would resolve to something else."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-def _text(dumper: _Dumper, text: str) -> yaml.Node:
-    style = None if isinstance(resolve(text), str) else "'"
+def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    style = None if isinstance(resolve_scalar(text), str) else "'"
     if not text.isprintable():
         style = '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-def _list(dumper: _Dumper, items: list[Any]) -> yaml.Node:
+def _represent_list(dumper: _Dumper, items: list[Any]) -> yaml.Node:
     return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
 
 
-_Dumper.add_representer(str, _text)
-_Dumper.add_representer(list, _list)
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(list, _represent_list)
 
 
-def dump(data: Any) -> str:
-    """YAML text in the order given, which reads back as the same data."""
+def dump_yaml(data: Any) -> str:
+    """Dump data as YAML in its order of keys; it reads back as the same data."""
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=float("inf"))
     return text
 
 
-def show(value: Any) -> str:
-    """A value in a sentence for people: short, on one line, as YAML would have it."""
+def format_value(value: Any) -> str:
+    """Format a value for a message: short, on one line, in YAML's form."""
     if isinstance(value, dict):
         return "a mapping" if value else "an empty mapping"
-    words: dict[Any, str] = {None: "null", True: "true", False: "false"}
+    constants: dict[Any, str] = {None: "null", True: "true", False: "false"}
     if value is None or isinstance(value, bool):
-        return words[value]
-    text = f"[{', '.join(map(show, value))}]" if isinstance(value, list | tuple) else repr(value)
+        return constants[value]
+    text = f"[{', '.join(map(format_value, value))}]" if isinstance(value, list | tuple) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

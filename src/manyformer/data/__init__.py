@@ -1,4 +1,4 @@
-"""OpenedData: text, pairs, labelled texts, trees and images from files, data sets or the default corpora, to batches."""
+"""Data pipelines from files, data sets or default corpora to batches of text, pairs, labels, trees or images."""
 
 from manyformer.data.epochs import HeldOutBatches, TextUnits
 from manyformer.data.opened import HeldOutExample, OpenedData

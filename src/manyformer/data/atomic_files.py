@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written beside their place under another name, then renamed."""
+"""Atomic file writes: a temporary file in the same folder that is renamed when it is complete."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from manyformer.errors import UserError
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the name `path` when the block ends well, and leaves nothing when it does not."""
+    """Open a binary file that is renamed to `path` when the block succeeds and deleted when it raises."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The process number lets several processes prepare the same data at once: the last rename wins, with equal content.
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -30,7 +30,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         draft.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a whole text file (UTF-8), atomically."""
+def atomic_write_text(path: Path, text: str) -> None:
+    """Write a text file (UTF-8) atomically."""
     with atomic_write(path) as file:
         file.write(text.encode())

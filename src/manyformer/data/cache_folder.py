@@ -1,4 +1,4 @@
-"""Data made ready once and kept: shards and tokenizers in a cache folder, and a manifest of what they came from."""
+"""The cache of prepared data: shards and tokenizers in a folder, with a manifest of the settings behind them."""
 
 import hashlib
 import json
@@ -7,17 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyformer.data.atomic_files import write_text
+from manyformer.data.atomic_files import atomic_write_text
 from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.token_shards import ShardFacts, TokenShard, is_complete, open_shard
 from manyformer.errors import UserError
 
 _FORMAT = 1
-_NAME = "manifest.json"
+_MANIFEST = "manifest.json"
 
 
 class PreparationResult(NamedTuple):
-    """What preparing gave: tokenizers, facts of each shard, a hash of each source's text, and counts to tell people."""
+    """The result of preparing data: tokenizers, facts of each shard, a hash of each source, and counts to display."""
 
     tokenizers: TokenizerPair
     facts: dict[str, ShardFacts]
@@ -26,63 +26,65 @@ class PreparationResult(NamedTuple):
 
 
 class PreparedData(NamedTuple):
-    """Data ready for use."""
+    """Prepared data: tokenizers, memory-mapped shards, and counts to display."""
 
     tokenizers: TokenizerPair
     shards: dict[str, TokenShard]
     counts: dict[str, Any]
 
 
-def load_or_prepare(cache: Path, asked: dict[str, Any], make: Callable[[], PreparationResult]) -> PreparedData:
-    """What is in the cache where it was made for exactly what is `asked` now; else it is made."""
-    key = hashlib.sha256(json.dumps([_FORMAT, asked], sort_keys=True).encode()).hexdigest()
-    found = _read(cache, key)
-    if found is None:
-        # A manifest must never describe files of another making.
-        (cache / _NAME).unlink(missing_ok=True)
-        found = make()
-        found.tokenizers.save(cache)
-        _write(cache, key, asked, found)
-    return _open(cache, found)
+def load_or_prepare(cache: Path, settings: dict[str, Any], prepare: Callable[[], PreparationResult]) -> PreparedData:
+    """Load the data in the cache if it was prepared with exactly these `settings`, else prepare and save it."""
+    key = hashlib.sha256(json.dumps([_FORMAT, settings], sort_keys=True).encode()).hexdigest()
+    result = _read_manifest(cache, key)
+    if result is None:
+        # A manifest must never describe files of another preparation.
+        (cache / _MANIFEST).unlink(missing_ok=True)
+        result = prepare()
+        result.tokenizers.save(cache)
+        _write_manifest(cache, key, settings, result)
+    return _open_shards(cache, result)
 
 
 def load_prepared(cache: Path) -> PreparedData | None:
-    """What was made in the cache, wherever its sources are now; None where it is missing or damaged."""
-    found = _read(cache, None)
-    return None if found is None else _open(cache, found)
+    """Load the data in the cache without its sources; None if it is missing or damaged."""
+    result = _read_manifest(cache, None)
+    return None if result is None else _open_shards(cache, result)
 
 
-def _open(cache: Path, made: PreparationResult) -> PreparedData:
-    shards = {name: open_shard(cache, name, facts) for name, facts in made.facts.items()}
-    return PreparedData(made.tokenizers, shards, made.counts)
+def _open_shards(cache: Path, result: PreparationResult) -> PreparedData:
+    shards = {name: open_shard(cache, name, facts) for name, facts in result.facts.items()}
+    return PreparedData(result.tokenizers, shards, result.counts)
 
 
-def _write(cache: Path, key: str, asked: dict[str, Any], made: PreparationResult) -> None:
-    sides = {"source": made.tokenizers.source.fingerprint, "target": made.tokenizers.target.fingerprint}
+def _write_manifest(cache: Path, key: str, settings: dict[str, Any], result: PreparationResult) -> None:
+    sides = {"source": result.tokenizers.source.fingerprint, "target": result.tokenizers.target.fingerprint}
     content = {
         "format": _FORMAT,
         "key": key,
-        "made from": asked,
+        "made from": settings,
         "python": platform.python_version(),
         "tokenizers": sides,
-        "splits": {name: facts._asdict() for name, facts in made.facts.items()},
-        "counts": made.counts,
-        "sources": made.hashes,
+        "splits": {name: facts._asdict() for name, facts in result.facts.items()},
+        "counts": result.counts,
+        "sources": result.hashes,
     }
-    write_text(cache / _NAME, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+    atomic_write_text(cache / _MANIFEST, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
-def _read(cache: Path, key: str | None) -> PreparationResult | None:
-    # Whatever is missing or damaged here can be made again, so nothing is worth an error.
+def _read_manifest(cache: Path, key: str | None) -> PreparationResult | None:
+    # Missing or damaged files can be prepared again, so they are not an error.
     try:
-        content = json.loads((cache / _NAME).read_text(encoding="utf-8"))
+        content = json.loads((cache / _MANIFEST).read_text(encoding="utf-8"))
         if key not in (None, content["key"]):
             return None
         tokenizers = load_tokenizers(cache)
         sides = {"source": tokenizers.source.fingerprint, "target": tokenizers.target.fingerprint}
-        facts = {name: ShardFacts(**one) for name, one in content["splits"].items()}
-        made = PreparationResult(tokenizers, facts, content["sources"], content["counts"])
+        facts = {name: ShardFacts(**shard_facts) for name, shard_facts in content["splits"].items()}
+        result = PreparationResult(tokenizers, facts, content["sources"], content["counts"])
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
-    good = sides == content["tokenizers"] and all(is_complete(cache, name, one) for name, one in facts.items())
-    return made if good else None
+    is_valid = sides == content["tokenizers"] and all(
+        is_complete(cache, name, shard_facts) for name, shard_facts in facts.items()
+    )
+    return result if is_valid else None

@@ -1,4 +1,4 @@
-"""Tokenizers without training: one token a character, one token a byte."""
+"""Character and byte tokenizers: one token per character or per byte."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -13,29 +13,29 @@ _FIRST = len(SPECIALS)
 
 
 class CharTokenizer(Tokenizer):
-    """One token a character of the training text, in code point order; any other character is unk."""
+    """One token per character of the training text, in code point order; characters outside it are unk."""
 
     kind = "char"
 
     def __init__(self, characters: Iterable[str]) -> None:
         self.characters = "".join(sorted(set(characters)))
         if not self.characters:
-            raise UserError("a character vocabulary needs some text, and there is none")
+            raise UserError("a character vocabulary needs text to learn from, and the text is empty")
 
     @property
     def vocab(self) -> int:
         return _FIRST + len(self.characters)
 
     @cached_property
-    def _numbers(self) -> TokenIds:
+    def _ids(self) -> TokenIds:
         table = np.full(0x110000, self.unk, dtype=np.int32)
         table[_code_points(self.characters)] = np.arange(_FIRST, self.vocab, dtype=np.int32)
         return table
 
     def encode_array(self, text: str) -> TokenIds:
-        return self._numbers[_code_points(text)]
+        return self._ids[_code_points(text)]
 
-    def piece(self, token: int) -> bytes:
+    def token_bytes(self, token: int) -> bytes:
         return self.characters[token - _FIRST].encode()
 
     def content(self) -> dict[str, Any]:
@@ -48,14 +48,14 @@ class CharTokenizer(Tokenizer):
     @classmethod
     def learn(cls, texts: Iterable[str], size: int | None) -> "CharTokenizer":
         assert size is None
-        seen: set[str] = set()
+        characters: set[str] = set()
         for text in texts:
-            seen.update(text)
-        return cls(seen)
+            characters.update(text)
+        return cls(characters)
 
 
 class ByteTokenizer(Tokenizer):
-    """One token a byte of UTF-8: 256 and the special ones, no unknown text."""
+    """One token per byte of UTF-8: 256 tokens and the special ones, without unknown text."""
 
     kind = "byte"
 
@@ -66,7 +66,7 @@ class ByteTokenizer(Tokenizer):
     def encode_array(self, text: str) -> TokenIds:
         return np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8).astype(np.int32) + _FIRST
 
-    def piece(self, token: int) -> bytes:
+    def token_bytes(self, token: int) -> bytes:
         return bytes((token - _FIRST,))
 
     def content(self) -> dict[str, Any]:

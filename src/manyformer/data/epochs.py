@@ -1,4 +1,4 @@
-"""How an epoch is laid out: which batches there are, and how one is made; and validation data in a fixed order."""
+"""Interfaces of epochs as indexed batches, their division among processes, and held-out batches in fixed order."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -8,32 +8,32 @@ import numpy as np
 
 from manyformer.batches import IGNORE_INDEX, Batch, ClassificationBatch, ImageClassificationBatch
 
-# The seed of whatever must be mixed but the same in every run.
-FIXED = 20170612
+# The seed of shuffles that must be the same in every run.
+FIXED_SEED = 20170612
 
 
 class Epoch(ABC):
-    """The batches of one pass over the data, made one at a time, each at any time.
+    """The batches of one pass over the data, with random access.
 
-    `goes_on` says that row r of each batch goes on with row r of the batch before it, also from epoch to epoch: the
-    numbers of documents only rise.
+    With `rows_continue`, row r of each batch continues row r of the previous batch, also across epochs: segment ids
+    only increase.
     """
 
-    goes_on: bool = False
+    rows_continue: bool = False
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def batch(self, number: int) -> Batch:
-        """Batch `number` of the epoch, always the same one."""
+        """Batch `number` of the epoch, the same at each call."""
 
 
 class EpochPlan(ABC):
-    """A way to make epochs of some data."""
+    """A plan that generates the epochs of a data set."""
 
     fingerprint: str
-    """Equal when the data and its arrangement are."""
+    """Equal if the data and its arrangement in batches are equal."""
 
     @abstractmethod
     def epoch(self, seed: int, number: int) -> Epoch:
@@ -41,28 +41,30 @@ class EpochPlan(ABC):
 
 
 class ProcessShare(NamedTuple):
-    """Which rows of each batch are ours: row r where r % world == rank."""
+    """The rows of each batch that a process receives: every row r with r % world == rank."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
 
 
-def shared(batch: Batch, share: ProcessShare) -> Batch:
-    """Our rows; where a batch has too few for all, a row whose targets all are IGNORE, so that every rank has work."""
-    if share.world == 1:
+def select_rows(batch: Batch, share: ProcessShare) -> Batch:
+    """The rows of a batch for one process; if it has none, a row with all targets IGNORE_INDEX, so that it has work."""
+    if share.world_size == 1:
         return batch
     if share.rank < len(batch[0]):
-        rows = (None if t is None else t[share.rank :: share.world].contiguous() for t in batch)
+        rows = (None if t is None else t[share.rank :: share.world_size].contiguous() for t in batch)
         return type(batch)(*rows)  # type: ignore[arg-type]
-    first = type(batch)(*(None if t is None else t[:1].clone() for t in batch))  # type: ignore[arg-type]
-    (first.labels if isinstance(first, ClassificationBatch | ImageClassificationBatch) else first.targets).fill_(
-        IGNORE_INDEX
-    )
-    return first
+    placeholder = type(batch)(*(None if t is None else t[:1].clone() for t in batch))  # type: ignore[arg-type]
+    (
+        placeholder.labels
+        if isinstance(placeholder, ClassificationBatch | ImageClassificationBatch)
+        else placeholder.targets
+    ).fill_(IGNORE_INDEX)
+    return placeholder
 
 
 class TextUnits(NamedTuple):
-    """What is behind the targets of a split: their number, and the characters and bytes of the text they spell."""
+    """The number of targets of a split, and of the characters and bytes of the text that they encode."""
 
     targets: int
     characters: int
@@ -70,13 +72,13 @@ class TextUnits(NamedTuple):
 
 
 class HeldOutBatches:
-    """Held-out data: the same batches in the same order, every time it is iterated over.
+    """Held-out data: the same batches in the same order in every iteration.
 
-    `units` is None where the targets do not spell a text (masked tokens, labels).
+    `units` is None if the targets do not encode a text (masked tokens, labels).
     """
 
     def __init__(self, epoch: Epoch, units: TextUnits | None, share: ProcessShare | None = None) -> None:
-        self._epoch, self.units, self.goes_on = epoch, units, epoch.goes_on
+        self._epoch, self.units, self.rows_continue = epoch, units, epoch.rows_continue
         self._share = share or ProcessShare()
 
     def __len__(self) -> int:
@@ -84,13 +86,13 @@ class HeldOutBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for number in range(len(self._epoch)):
-            yield shared(self._epoch.batch(number), self._share)
+            yield select_rows(self._epoch.batch(number), self._share)
 
-    def shard(self, rank: int, world: int) -> "HeldOutBatches":
-        """Our rows of each batch; `units` stay those of all ranks together."""
-        return HeldOutBatches(self._epoch, self.units, ProcessShare(rank, world))
+    def shard(self, rank: int, world_size: int) -> "HeldOutBatches":
+        """The rows of each batch for one rank; `units` remain those of all ranks."""
+        return HeldOutBatches(self._epoch, self.units, ProcessShare(rank, world_size))
 
 
-def generator(*seeds: int) -> np.random.Generator:
-    """Random numbers that depend on these numbers alone."""
+def random_generator(*seeds: int) -> np.random.Generator:
+    """A random generator that is determined by `seeds`."""
     return np.random.default_rng(seeds)

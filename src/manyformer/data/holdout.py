@@ -1,4 +1,4 @@
-"""Which text is for training and which is held out: whole documents where there are many, the end of each where few."""
+"""Division of text into training and held-out splits: by documents, or within each document if there are few."""
 
 import hashlib
 from array import array
@@ -8,88 +8,93 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.epochs import FIXED, generator
+from manyformer.data.epochs import FIXED_SEED, random_generator
 from manyformer.data.text_sources import TextPart, TextSource
 
-# With fewer documents a whole one is too coarse a share.
-FEW = 10
+# With fewer documents, one document is too large a share to hold out.
+MIN_DOCUMENTS = 10
 
 
 class DocumentPiece(NamedTuple):
-    """A part of a document and the split ("train", "valid", "test") that it belongs to."""
+    """A part of a document with its split ("train", "valid", "test")."""
 
     split: str
     part: TextPart
 
 
 class TextSurvey(NamedTuple):
-    """What a first reading tells: the characters of each document, and a hash of each source's text."""
+    """Results of a first pass over the text: the characters of each document, and a hash of each source's text."""
 
     lengths: NDArray[np.int64]
     hashes: dict[str, str]
 
 
-def survey(sources: Iterable[TextSource]) -> TextSurvey:
-    """Reads everything once, which also finds wrong encodings and missing columns before anything is made."""
+def survey_sources(sources: Iterable[TextSource]) -> TextSurvey:
+    """Survey all sources in one pass, which also raises for wrong encodings and missing columns before preparation."""
     lengths = array("q")
     hashes = {}
     for source in sources:
-        text = hashlib.sha256()
+        hasher = hashlib.sha256()
         for part in source.parts():
-            if part.begins:
+            if part.starts_document:
                 lengths.append(0)
             lengths[-1] += len(part.text)
-            text.update(part.text.encode())
-        hashes[source.name] = text.hexdigest()
+            hasher.update(part.text.encode())
+        hashes[source.name] = hasher.hexdigest()
     return TextSurvey(np.array(lengths, dtype=np.int64), hashes)
 
 
 class HoldoutSplitter:
-    """Divides documents of known lengths: `shares` names the held-out splits and their fraction of the characters."""
+    """Assigns documents of the given lengths to splits; `shares` maps held-out splits to fractions of characters."""
 
     def __init__(self, lengths: NDArray[np.int64], shares: dict[str, float]) -> None:
         assert sum(shares.values()) < 1
         self._lengths, self._shares = lengths, shares
         self.names = ["train", *shares]
-        self._split = self._choose()
-        enough = len(set(self._split.tolist())) == len(self.names)
-        self.by_document = not shares or (enough and len(lengths) >= FEW)
+        self._split_of_document = self._assign_splits()
+        none_empty = len(set(self._split_of_document.tolist())) == len(self.names)
+        self.by_document = not shares or (none_empty and len(lengths) >= MIN_DOCUMENTS)
 
-    def _choose(self) -> NDArray[np.int8]:
-        chosen = np.zeros(len(self._lengths), np.int8)
-        # The same documents for every seed, so that runs can be compared.
-        order = generator(FIXED).permutation(len(self._lengths))
+    def _assign_splits(self) -> NDArray[np.int8]:
+        splits = np.zeros(len(self._lengths), np.int8)
+        # a fixed seed, so that all runs hold out the same documents and can be compared
+        order = random_generator(FIXED_SEED).permutation(len(self._lengths))
         total = int(self._lengths.sum())
         for number, share in enumerate(self._shares.values(), start=1):
-            free = order[chosen[order] == 0]
-            # A document larger than the whole share stays in training.
-            free = free[self._lengths[free] <= share * total]
-            before = np.cumsum(self._lengths[free]) - self._lengths[free]
-            chosen[free[before < share * total]] = number
-        return chosen
+            candidates = order[splits[order] == 0]
+            # a document larger than the share remains in training
+            candidates = candidates[self._lengths[candidates] <= share * total]
+            preceding = np.cumsum(self._lengths[candidates]) - self._lengths[candidates]
+            splits[candidates[preceding < share * total]] = number
+        return splits
 
     def divide(self, parts: Iterable[TextPart]) -> Iterator[DocumentPiece]:
-        """Each part with its split, cut where the boundary lies inside it."""
-        number = -1
-        where = 0
+        """Stream each part with its split; a part that contains a split boundary is divided there."""
+        document = -1
+        offset = 0
         for part in parts:
-            if part.begins:
-                number, where = number + 1, 0
+            if part.starts_document:
+                document, offset = document + 1, 0
             if self.by_document:
-                yield DocumentPiece(self.names[self._split[number]], part)
+                yield DocumentPiece(self.names[self._split_of_document[document]], part)
             else:
-                yield from self._cut(part, where, int(self._lengths[number]))
-            where += len(part.text)
+                yield from self._divide_part(part, offset, int(self._lengths[document]))
+            offset += len(part.text)
 
-    def _cut(self, part: TextPart, where: int, length: int) -> Iterator[DocumentPiece]:
-        # Neither side of a cut is an end of the document, but every split begins somewhere: its first text does so.
-        kept = 1 - sum(self._shares.values())
-        begin = 0
-        for name, share in zip(self.names, [kept, *self._shares.values()], strict=True):
-            end = length if name == self.names[-1] else begin + int(share * length)
-            low, high = max(begin, where), min(end, where + len(part.text))
-            if low < high:
+    def _divide_part(self, part: TextPart, offset: int, length: int) -> Iterator[DocumentPiece]:
+        # No side of a boundary ends the document, but the first part of a split in a document starts one.
+        train_share = 1 - sum(self._shares.values())
+        split_start = 0
+        for name, share in zip(self.names, [train_share, *self._shares.values()], strict=True):
+            split_stop = length if name == self.names[-1] else split_start + int(share * length)
+            start, stop = max(split_start, offset), min(split_stop, offset + len(part.text))
+            if start < stop:
                 yield DocumentPiece(
-                    name, TextPart(part.text[low - where : high - where], begins=low == begin, ends=False)
+                    name,
+                    TextPart(
+                        part.text[start - offset : stop - offset],
+                        starts_document=start == split_start,
+                        ends_document=False,
+                    ),
                 )
-            begin = end
+            split_start = split_stop

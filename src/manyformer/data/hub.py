@@ -4,44 +4,44 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from manyformer.data.table_files import ColumnKey, TableRow, cell
+from manyformer.data.table_files import ColumnKey, TableRow, cell_text
 from manyformer.errors import UserError
 
-PREFIX = "hf:"
+HUB_PREFIX = "hf:"
 
 
-def is_hub(path: str) -> bool:
-    """Whether the path names a Hugging Face data set: by `hf:`, or as a folder that `save_to_disk` wrote."""
-    return path.startswith(PREFIX) or _saved_to_disk(Path(path))
+def is_hub_dataset(path: str) -> bool:
+    """Whether the path is a Hugging Face data set: a name with `hf:`, or a folder written by `save_to_disk`."""
+    return path.startswith(HUB_PREFIX) or _is_saved_to_disk(Path(path))
 
 
-class HubSet:
-    """One split of a data set: `hf:NAME`, `hf:NAME@CONFIG`, `hf:NAME#SPLIT` (train where no split is named)."""
+class HubDataset:
+    """One split of a data set: `hf:NAME`, `hf:NAME@CONFIG`, `hf:NAME#SPLIT` (by default the split `train`)."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        rest, _, split = path.removeprefix(PREFIX).partition("#")
-        self.name, _, config = rest.partition("@")
+        name_and_config, _, split = path.removeprefix(HUB_PREFIX).partition("#")
+        self.name, _, config = name_and_config.partition("@")
         self.split = split or "train"
-        self._rows = _load(self.name, config or None, self.split)
-        self.fingerprint: str = str(self._rows._fingerprint)
+        self._records = _load_split(self.name, config or None, self.split)
+        self.fingerprint: str = str(self._records._fingerprint)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._records)
 
     def rows(self, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
-        """The asked columns, record after record, in order; labels that have names come as their names."""
-        names = {column: _label_names(self._rows.features, column) for column in columns}
-        for number, record in enumerate(self._rows):
-            where = f"{self.path}, record {number}"
-            cells = (cell(record, column, where) for column in columns)
+        """Stream the requested columns of the records in order; class labels are given by name if they have names."""
+        names = {column: _label_names(self._records.features, column) for column in columns}
+        for number, record in enumerate(self._records):
+            location = f"{self.path}, record {number}"
+            cells = (cell_text(record, column, location) for column in columns)
             yield TableRow(
-                tuple(_named(text, names[column]) for text, column in zip(cells, columns, strict=True)), where
+                tuple(_label_text(text, names[column]) for text, column in zip(cells, columns, strict=True)), location
             )
 
 
-def _named(text: str, names: list[str] | None) -> str:
-    # -1 marks a record without a label in data sets whose answers are kept secret.
+def _label_text(text: str, names: list[str] | None) -> str:
+    # -1 marks a record without a label, as in test sets with hidden labels.
     return names[int(text)] if names and text.isdecimal() else text
 
 
@@ -50,33 +50,33 @@ def _label_names(features: Any, column: ColumnKey) -> list[str] | None:
     return list(names) if names else None
 
 
-def _load(name: str, config: str | None, split: str) -> Any:
+def _load_split(name: str, config: str | None, split: str) -> Any:
     try:
         import datasets
     except ImportError:
         raise UserError(
-            f"data.path {PREFIX}{name} needs the `datasets` library: pip install 'manyformer[data]'"
+            f"data.path {HUB_PREFIX}{name} needs the `datasets` library: pip install 'manyformer[data]'"
         ) from None
     try:
-        if _saved_to_disk(Path(name)):
-            found = datasets.load_from_disk(name)
-            return _split_of(found, split, name) if isinstance(found, datasets.DatasetDict) else found
+        if _is_saved_to_disk(Path(name)):
+            dataset = datasets.load_from_disk(name)
+            return _select_split(dataset, split, name) if isinstance(dataset, datasets.DatasetDict) else dataset
         return datasets.load_dataset(name, config, split=split)
     except UserError:
         raise
-    # The library raises a dozen kinds, all of which mean that this data set cannot be had.
+    # The library raises a dozen exception classes, all of which mean that this data set cannot be loaded.
     except Exception as error:
         sentence = " ".join(str(error).split())
         raise UserError(
-            f"{PREFIX}{name}: this data set cannot be loaded ({type(error).__name__}: {sentence})"
+            f"{HUB_PREFIX}{name}: this data set cannot be loaded ({type(error).__name__}: {sentence})"
         ) from error
 
 
-def _saved_to_disk(folder: Path) -> bool:
+def _is_saved_to_disk(folder: Path) -> bool:
     return (folder / "state.json").exists() or (folder / "dataset_dict.json").exists()
 
 
-def _split_of(found: Any, split: str, name: str) -> Any:
-    if split not in found:
-        raise UserError(f"{PREFIX}{name}: there is no split {split!r}; known: {', '.join(found)}")
-    return found[split]
+def _select_split(splits: Any, split: str, name: str) -> Any:
+    if split not in splits:
+        raise UserError(f"{HUB_PREFIX}{name}: there is no split {split!r}; it has {', '.join(splits)}")
+    return splits[split]

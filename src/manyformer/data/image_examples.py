@@ -1,4 +1,4 @@
-"""Images, from shards to batches: as they are with a label each, or as sequences of levels."""
+"""Data sets of images that collate shards into batches: images with labels, or sequences of pixel tokens."""
 
 from typing import final
 
@@ -8,53 +8,53 @@ from numpy.typing import NDArray
 
 from manyformer.batches import CausalLMBatch, ImageClassificationBatch
 from manyformer.data.length_buckets import SequenceDataset
-from manyformer.data.pixel_tokenizer import FIRST, PixelTokenizer
+from manyformer.data.pixel_tokenizer import FIRST_LEVEL_TOKEN, PixelTokenizer
 from manyformer.data.ragged import IntArray
 from manyformer.data.token_shards import TokenShard
 
 
-class _Images(SequenceDataset):
-    """Images of one shape: all of the same length, which is the number of their values."""
+class _ImageDataset(SequenceDataset):
+    """Images of one shape; the length of each is its number of values."""
 
-    def __init__(self, images: TokenShard, levels: PixelTokenizer) -> None:
-        values = levels.shape.values
+    def __init__(self, images: TokenShard, tokenizer: PixelTokenizer) -> None:
+        values = tokenizer.shape.values
         assert images.facts.tokens == images.facts.documents * values
         self._values = np.reshape(images.tokens, (-1, values))
-        self._levels = levels
+        self._tokenizer = tokenizer
         self.lengths = np.full(images.facts.documents, values)
-        self.ties = np.zeros_like(self.lengths)
+        self.tie_breakers = np.zeros_like(self.lengths)
 
-    def _chosen(self, numbers: IntArray) -> NDArray[np.uint8]:
-        return np.asarray(self._values[numbers])
+    def _select(self, indices: IntArray) -> NDArray[np.uint8]:
+        return np.asarray(self._values[indices])
 
 
 @final
-class LabelledImageDataset(_Images):
-    """Images in brightness from 0 to 255, whatever the levels they were reduced to, with the number of their class."""
+class LabelledImageDataset(_ImageDataset):
+    """Images in brightness from 0 to 255 (quantized to the tokenizer's levels), with their class ids."""
 
-    def __init__(self, images: TokenShard, labels: TokenShard, levels: PixelTokenizer) -> None:
-        super().__init__(images, levels)
+    def __init__(self, images: TokenShard, labels: TokenShard, tokenizer: PixelTokenizer) -> None:
+        super().__init__(images, tokenizer)
         assert images.facts.documents == labels.facts.tokens
         self._labels = np.asarray(labels.tokens, dtype=np.int64)
         self.fingerprint = f"{images.facts.sha256[:12]}-{labels.facts.sha256[:12]}"
 
-    def make(self, numbers: IntArray) -> ImageClassificationBatch:
-        pixels = self._levels.brightness(self._chosen(numbers)).reshape(len(numbers), *self._levels.shape)
-        return ImageClassificationBatch(torch.from_numpy(pixels), torch.from_numpy(self._labels[numbers]))
+    def make_batch(self, indices: IntArray) -> ImageClassificationBatch:
+        pixels = self._tokenizer.brightness(self._select(indices)).reshape(len(indices), *self._tokenizer.shape)
+        return ImageClassificationBatch(torch.from_numpy(pixels), torch.from_numpy(self._labels[indices]))
 
 
 @final
-class PixelSequenceDataset(_Images):
-    """Images as BOS + x without its last value, and x as targets, so that every value is predicted once.
+class PixelSequenceDataset(_ImageDataset):
+    """Images as BOS + x without its last token, with x as targets, so that every value is predicted once.
 
-    The values x stand in the order that the levels are written in; in their shard they stand row by row.
+    The tokens x are in the tokenizer's order; the shard holds the values in raster order.
     """
 
-    def __init__(self, images: TokenShard, levels: PixelTokenizer) -> None:
-        super().__init__(images, levels)
-        self.fingerprint = f"{images.facts.sha256[:12]}-rows-{levels.block[0]}x{levels.block[1]}"
+    def __init__(self, images: TokenShard, tokenizer: PixelTokenizer) -> None:
+        super().__init__(images, tokenizer)
+        self.fingerprint = f"{images.facts.sha256[:12]}-rows-{tokenizer.block[0]}x{tokenizer.block[1]}"
 
-    def make(self, numbers: IntArray) -> CausalLMBatch:
-        targets = torch.from_numpy(self._chosen(numbers)[:, self._levels.order].astype(np.int64) + FIRST)
-        begin = torch.full_like(targets[:, :1], self._levels.bos)
-        return CausalLMBatch(torch.cat([begin, targets[:, :-1]], dim=1), targets)
+    def make_batch(self, indices: IntArray) -> CausalLMBatch:
+        targets = torch.from_numpy(self._select(indices)[:, self._tokenizer.order].astype(np.int64) + FIRST_LEVEL_TOKEN)
+        bos = torch.full_like(targets[:, :1], self._tokenizer.bos)
+        return CausalLMBatch(torch.cat([bos, targets[:, :-1]], dim=1), targets)

@@ -1,4 +1,4 @@
-"""Images in NumPy archives, in IDX files as MNIST has them, and in folders of image files."""
+"""Image collections in NumPy archives, in IDX files (as MNIST), and in folders of image files."""
 
 import struct
 import zipfile
@@ -11,221 +11,230 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.data.image_reading import (
-    NAMES,
+    SPLIT_NAMES,
     ImageCollection,
     ImagePart,
     ImageRecord,
     as_pixels,
+    files_stamp,
     pillow,
-    stamp_of_files,
 )
-from manyformer.data.text_files import existing_path, kind_of, open_bytes
-from manyformer.data.text_sources import stamp_of
+from manyformer.data.text_files import content_suffix, existing_path, open_bytes
+from manyformer.data.text_sources import file_stamp
 from manyformer.errors import UserError
 
-ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".pbm", ".tif", ".tiff"})
-"""What a folder is searched for."""
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".pbm", ".tif", ".tiff"})
+"""Suffixes of the image files that are read from a folder."""
 
-_IMAGES, _LABELS = frozenset({"x", "images", "image"}), frozenset({"y", "labels", "label"})
+_IMAGE_NAMES, _LABEL_NAMES = frozenset({"x", "images", "image"}), frozenset({"y", "labels", "label"})
 _UBYTE = 8
 
 
 def open_image_files(path: str) -> ImageCollection:
-    """The images at `path`: an .npz file, an IDX file, or a folder. Raises UserError where it is none of these."""
-    place = existing_path(path)
-    if place.is_dir():
-        idx = _idx_files(place)
-        return IdxImages(place, idx) if idx else FolderImages(place)
-    if kind_of(place) == ".npz":
-        return NpzImages(place)
-    if "ubyte" in place.name or "idx" in place.name:
-        return IdxImages(place, {"": place})
+    """Open the images at `path`: an .npz file, an IDX file, or a folder. Raises UserError for anything else."""
+    resolved = existing_path(path)
+    if resolved.is_dir():
+        idx_files = _idx_files(resolved)
+        return IdxImages(resolved, idx_files) if idx_files else FolderImages(resolved)
+    if content_suffix(resolved) == ".npz":
+        return NpzImages(resolved)
+    if "ubyte" in resolved.name or "idx" in resolved.name:
+        return IdxImages(resolved, {"": resolved})
     raise UserError(
-        f"{place}: images come as a NumPy archive (.npz), an IDX file (such as train-images-idx3-ubyte.gz), "
+        f"{resolved}: images must be a NumPy archive (.npz), an IDX file (such as train-images-idx3-ubyte.gz), "
         "or a folder of image files or IDX files"
     )
 
 
-class _Arrays(ImageCollection):
-    """Images that are read as whole arrays."""
+class _ArrayImages(ImageCollection):
+    """A collection whose images and labels are arrays that are loaded entirely."""
 
     def __init__(self, path: Path) -> None:
         self._path, self.name = path, str(path)
-        self._held: dict[ImagePart, tuple[NDArray[Any], NDArray[Any] | None]] = {}
+        self._cached_arrays: dict[ImagePart, tuple[NDArray[Any], NDArray[Any] | None]] = {}
 
     def labels(self, part: ImagePart) -> set[str]:
-        labels = self._read(part)[1]
+        labels = self._arrays_of(part)[1]
         return set() if labels is None else {str(label) for label in np.unique(labels)}
 
-    def pictures(self, part: ImagePart) -> Iterator[ImageRecord]:
-        images, labels = self._read(part)
-        for number, image in enumerate(images):
-            where = f"{self.name}: image {number}" + (f" of {part}" if part else "")
-            yield ImageRecord(as_pixels(image, where), None if labels is None else str(labels[number]), where)
+    def images(self, part: ImagePart) -> Iterator[ImageRecord]:
+        images, labels = self._arrays_of(part)
+        for index, image in enumerate(images):
+            location = f"{self.name}: image {index}" + (f" of {part}" if part else "")
+            yield ImageRecord(as_pixels(image, location), None if labels is None else str(labels[index]), location)
 
-    def _read(self, part: ImagePart) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        if part not in self._held:
-            images, labels = self._arrays(part)
+    def _arrays_of(self, part: ImagePart) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        if part not in self._cached_arrays:
+            images, labels = self._load_arrays(part)
             if images.ndim not in (3, 4):
-                raise UserError(f"{self.name}: images are an array of 3 or 4 axes, and this one is {images.shape}")
+                raise UserError(f"{self.name}: images must be an array of 3 or 4 axes, but this one is {images.shape}")
             if labels is not None and (labels.ndim != 1 or len(labels) != len(images)):
                 raise UserError(
-                    f"{self.name}: {len(images):,} images need as many labels in one row, and these are {labels.shape}"
+                    f"{self.name}: {len(images):,} images need labels of shape ({len(images)},), not {labels.shape}"
                 )
-            self._held[part] = images, labels
-        return self._held[part]
+            self._cached_arrays[part] = images, labels
+        return self._cached_arrays[part]
 
-    def _arrays(self, part: ImagePart) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    def _load_arrays(self, part: ImagePart) -> tuple[NDArray[Any], NDArray[Any] | None]:
         raise NotImplementedError
 
 
 @final
-class NpzImages(_Arrays):
-    """A NumPy archive with arrays such as `x` and `y`, `train_x` and `test_x`, `x_train`, or `train_images`."""
+class NpzImages(_ArrayImages):
+    """Images in a NumPy archive with arrays named like `x` and `y`, `train_x`, `x_train`, or `train_images`."""
 
     def parts(self) -> list[ImagePart]:
-        return list(self._images)
+        return list(self._image_arrays)
 
     def stamp(self) -> list[str | int]:
-        return stamp_of(self._path)
+        return file_stamp(self._path)
 
     @cached_property
     def _file(self) -> Any:
-        # numpy leaves a file open that turns out to be none of its own
+        # numpy.load leaves the file open if it is no archive
         if not zipfile.is_zipfile(self._path):
-            raise UserError(f"{self._path}: this is not a whole NumPy archive (.npz)")
+            raise UserError(f"{self._path}: this is not a complete NumPy archive (.npz)")
         return np.load(self._path)
 
     @cached_property
-    def _images(self) -> dict[ImagePart, str]:
-        found = self._named(_IMAGES)
-        if not found:
-            there = ", ".join(self._file.files) or "nothing"
-            raise UserError(f"{self._path}: there are no images in it; it holds {there}, and x or train_x is needed")
-        return found
+    def _image_arrays(self) -> dict[ImagePart, str]:
+        image_arrays = self._arrays_named(_IMAGE_NAMES)
+        if not image_arrays:
+            array_names = ", ".join(self._file.files) or "nothing"
+            raise UserError(
+                f"{self._path}: there are no images in it; it has {array_names}, but x or train_x is needed"
+            )
+        return image_arrays
 
-    def _named(self, words: frozenset[str]) -> dict[ImagePart, str]:
-        """The arrays whose names have one of these words, by the split that the rest of the name tells."""
-        found: dict[ImagePart, str] = {}
+    def _arrays_named(self, keywords: frozenset[str]) -> dict[ImagePart, str]:
+        """The arrays whose names contain one of `keywords`, by the split that the remaining name gives."""
+        arrays: dict[ImagePart, str] = {}
         for name in self._file.files:
-            split = name.lower().split("_")
-            others = [word for word in split if word not in words]
-            if len(others) < len(split) and all(word in NAMES for word in others):
-                found[NAMES[others[0]] if others else ""] = name
-        return found
+            name_parts = name.lower().split("_")
+            split_names = [word for word in name_parts if word not in keywords]
+            if len(split_names) < len(name_parts) and all(word in SPLIT_NAMES for word in split_names):
+                arrays[SPLIT_NAMES[split_names[0]] if split_names else ""] = name
+        return arrays
 
-    def _arrays(self, part: ImagePart) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        labels = self._named(_LABELS).get(part)
-        return self._array(self._images[part]), None if labels is None else self._array(labels)
+    def _load_arrays(self, part: ImagePart) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        labels = self._arrays_named(_LABEL_NAMES).get(part)
+        return self._load_array(self._image_arrays[part]), None if labels is None else self._load_array(labels)
 
-    def _array(self, name: str) -> NDArray[Any]:
+    def _load_array(self, name: str) -> NDArray[Any]:
         try:
-            found: NDArray[Any] = self._file[name]
+            array: NDArray[Any] = self._file[name]
         except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
             raise UserError(f"{self._path}: the array {name} cannot be read ({error})") from error
-        return found
+        return array
 
 
 @final
-class IdxImages(_Arrays):
-    """IDX files (yann.lecun.com/exdb/mnist), plain or gzipped, labels beside the images under the usual names."""
+class IdxImages(_ArrayImages):
+    """Images in IDX files (yann.lecun.com/exdb/mnist), plain or gzipped, with labels in files named as in MNIST."""
 
     def __init__(self, path: Path, images: dict[ImagePart, Path]) -> None:
         super().__init__(path)
-        self._images = images
+        self._image_files = images
 
     def parts(self) -> list[ImagePart]:
-        return list(self._images)
+        return list(self._image_files)
 
     def stamp(self) -> list[str | int]:
-        files = [file for one in self._images.values() for file in (one, _labels_of(one)) if file.is_file()]
-        return stamp_of_files(files[0].parent, files)
+        files = [
+            file for images in self._image_files.values() for file in (images, _labels_path(images)) if file.is_file()
+        ]
+        return files_stamp(files[0].parent, files)
 
-    def _arrays(self, part: ImagePart) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        images = self._images[part]
-        labels = _labels_of(images)
+    def _load_arrays(self, part: ImagePart) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        images = self._image_files[part]
+        labels = _labels_path(images)
         return read_idx(images), read_idx(labels) if labels != images and labels.is_file() else None
 
 
 @final
 class FolderImages(ImageCollection):
-    """Image files, the folder that one lies in being its label; above those there may be folders train, valid, test."""
+    """Image files in a folder per label, optionally inside folders train, valid and test."""
 
     def __init__(self, path: Path) -> None:
         self._path, self.name = path, str(path)
 
     @cached_property
     def _files(self) -> dict[ImagePart, list[Path]]:
-        found: dict[ImagePart, list[Path]] = {}
+        files: dict[ImagePart, list[Path]] = {}
         for file in sorted(self._path.rglob("*")):
-            inside = file.relative_to(self._path).parts
-            if file.suffix.lower() in ENDINGS and not any(name.startswith(".") for name in inside):
-                part = NAMES.get(inside[0].lower(), "") if len(inside) > 1 else ""
-                found.setdefault(part, []).append(file)
-        if not found:
-            raise UserError(f"{self._path}: this folder holds no images (looked for {' '.join(sorted(ENDINGS))})")
-        return found
+            parts = file.relative_to(self._path).parts
+            if file.suffix.lower() in IMAGE_SUFFIXES and not any(name.startswith(".") for name in parts):
+                part = SPLIT_NAMES.get(parts[0].lower(), "") if len(parts) > 1 else ""
+                files.setdefault(part, []).append(file)
+        if not files:
+            raise UserError(
+                f"{self._path}: this folder has no images (searched for {' '.join(sorted(IMAGE_SUFFIXES))})"
+            )
+        return files
 
     def parts(self) -> list[ImagePart]:
         return list(self._files)
 
     def labels(self, part: ImagePart) -> set[str]:
-        found = {self._label(file, part) for file in self._files[part]}
-        return {label for label in found if label is not None}
+        labels = {self._label_of(file, part) for file in self._files[part]}
+        return {label for label in labels if label is not None}
 
-    def pictures(self, part: ImagePart) -> Iterator[ImageRecord]:
+    def images(self, part: ImagePart) -> Iterator[ImageRecord]:
         for file in self._files[part]:
-            yield ImageRecord(_read_image(file), self._label(file, part), str(file))
+            yield ImageRecord(_read_image(file), self._label_of(file, part), str(file))
 
     def stamp(self) -> list[str | int]:
-        return stamp_of_files(self._path, [file for files in self._files.values() for file in files])
+        return files_stamp(self._path, [file for files in self._files.values() for file in files])
 
-    def _label(self, file: Path, part: ImagePart) -> str | None:
-        inside = file.relative_to(self._path).parts[1 if part else 0 : -1]
-        return inside[-1] if inside else None
+    def _label_of(self, file: Path, part: ImagePart) -> str | None:
+        folders = file.relative_to(self._path).parts[1 if part else 0 : -1]
+        return folders[-1] if folders else None
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array of an IDX file of bytes. Raises UserError where it is none, or not whole."""
+    """Read the array of an IDX file of bytes. Raises UserError if the file is not one or is incomplete."""
     with open_bytes(path) as file:
         content = file.read()
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _UBYTE:
-        begin = content[:4].hex(" ")
-        raise UserError(f"{path}: this is not an IDX file of bytes; it begins with {begin}, and 00 00 08 is due")
-    axes = content[3]
-    head = 4 + 4 * axes
-    if len(content) < head:
-        raise UserError(f"{path}: this file is not whole: it ends within its head")
-    shape = struct.unpack(f">{axes}I", content[4:head])
+        prefix = content[:4].hex(" ")
+        raise UserError(f"{path}: this is not an IDX file of bytes; it starts with {prefix} instead of 00 00 08")
+    ndim = content[3]
+    header_size = 4 + 4 * ndim
+    if len(content) < header_size:
+        raise UserError(f"{path}: this file is incomplete: it ends within its header")
+    shape = struct.unpack(f">{ndim}I", content[4:header_size])
     size = int(np.prod(shape, dtype=np.int64))
-    if len(content) - head != size:
-        told = " x ".join(map(str, shape))
-        raise UserError(f"{path}: this file is not whole: it promises {told} bytes and holds {len(content) - head:,}")
-    return np.frombuffer(content, dtype=np.uint8, offset=head).reshape(shape)
+    if len(content) - header_size != size:
+        shape_text = " x ".join(map(str, shape))
+        raise UserError(
+            f"{path}: this file is incomplete: its header gives {shape_text} bytes, but it has "
+            f"{len(content) - header_size:,}"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=header_size).reshape(shape)
 
 
 def _idx_files(folder: Path) -> dict[ImagePart, Path]:
-    """The image files in a folder that holds IDX files, by the split that their names begin with."""
-    found: dict[ImagePart, Path] = {}
+    """The IDX image files in a folder, by the split that their names start with."""
+    files: dict[ImagePart, Path] = {}
     for file in sorted(folder.iterdir()):
         if "images" in file.name and "idx3" in file.name and file.is_file():
-            found[NAMES.get(file.name.partition("-")[0].lower(), "")] = file
-    return found
+            files[SPLIT_NAMES.get(file.name.partition("-")[0].lower(), "")] = file
+    return files
 
 
-def _labels_of(images: Path) -> Path:
-    """Where the labels of an IDX file of images stand; the same file where its name does not tell."""
+def _labels_path(images: Path) -> Path:
+    """The path of the labels of an IDX image file; the same path if the file is not named as in MNIST."""
     return images.with_name(images.name.replace("images", "labels").replace("idx3", "idx1"))
 
 
 def _read_image(path: Path) -> NDArray[np.uint8]:
-    image = pillow()
+    pil = pillow()
     try:
-        with image.open(path) as one:
-            if one.mode.startswith("I"):
+        with pil.open(path) as opened:
+            if opened.mode.startswith("I"):
                 # 16 bits
-                return as_pixels((np.asarray(one) // 257).astype(np.uint8), str(path))
-            grey = one.mode in ("1", "L", "LA")
-            return as_pixels(np.asarray(one.convert("L" if grey else "RGB")), str(path))
+                return as_pixels((np.asarray(opened) // 257).astype(np.uint8), str(path))
+            is_gray = opened.mode in ("1", "L", "LA")
+            return as_pixels(np.asarray(opened.convert("L" if is_gray else "RGB")), str(path))
     except (OSError, SyntaxError, ValueError) as error:
         raise UserError(f"{path}: Pillow cannot read this image ({error})") from error

@@ -1,4 +1,4 @@
-"""Running text in lanes: every row of a batch goes on where the same row of the batch before it ended."""
+"""Contiguous layout of text: each row of a batch continues the same row of the previous batch."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +11,10 @@ from manyformer.data.tokenizer import Tokenizer
 
 
 class LaneLayout(RowLayout):
-    """The stream of all documents in `rows` equal parts side by side, `length` tokens of each in every batch.
+    """The concatenated documents in `rows` equal lanes, each batch with the next `length` tokens of every lane.
 
-    In training the stream is a ring that begins at another place every epoch. Segments number the documents through all
-    epochs, rising in each lane, so that nobody takes another document's tokens for its own.
+    In training the stream is circular with a random start in each epoch. Segment ids number the documents across all
+    epochs and increase in each lane, so that no document attends to another.
     """
 
     def __init__(self, shard: TokenShard, length: int, rows: int, *, shifted: bool) -> None:
@@ -28,39 +28,39 @@ class LaneLayout(RowLayout):
 
 
 class LaneArrangement(RowArrangement):
-    """Rows over `targets` targets, the first of which follows the token at `begin`: row n is of lane n % `rows`."""
+    """Rows over `targets` targets, the first of which follows the token at `start`; row n is in lane n % `rows`."""
 
-    goes_on = True
+    rows_continue = True
 
-    def __init__(self, shard: TokenShard, begin: int, targets: int, length: int, rows: int, epoch: int) -> None:
-        self._tokens, self._begins = shard.tokens, np.asarray(shard.offsets[:-1])
-        self._begin, self._lanes = begin, rows
-        # where each lane begins and ends, counted from `begin`
+    def __init__(self, shard: TokenShard, start: int, targets: int, length: int, rows: int, epoch: int) -> None:
+        self._tokens, self._document_starts = shard.tokens, np.asarray(shard.offsets[:-1])
+        self._start, self._lanes = start, rows
+        # the bounds of the lanes, counted from `start`
         self._edges = np.arange(rows + 1) * targets // rows
-        widest = int(np.diff(self._edges).max())
-        self.length = min(length, widest)
-        self.count = -(-widest // self.length) * rows
-        # a ring passes each document twice at most: at the beginning of an epoch and at its end
-        self._first = epoch * 2 * len(self._begins)
+        max_lane_length = int(np.diff(self._edges).max())
+        self.length = min(length, max_lane_length)
+        self.count = -(-max_lane_length // self.length) * rows
+        # an epoch contains a document at most twice: at its start and at its end
+        self._first_segment = epoch * 2 * len(self._document_starts)
 
-    def places(self, numbers: IntArray) -> IntArray:
-        index, own = self._put(numbers)
-        return np.where(own, index % len(self._tokens), -1)
+    def token_indices(self, row_numbers: IntArray) -> IntArray:
+        stream_indices, in_lane = self._locate(row_numbers)
+        return np.where(in_lane, stream_indices % len(self._tokens), -1)
 
-    def rows(self, numbers: IntArray) -> TextRows:
-        index, own = self._put(numbers)
+    def rows(self, row_numbers: IntArray) -> TextRows:
+        stream_indices, in_lane = self._locate(row_numbers)
         count = len(self._tokens)
-        tokens = np.where(own, self._tokens[index % count].astype(np.int64), Tokenizer.pad)
-        following = self._tokens[(index + 1) % count].astype(np.int64)
-        # that a text begins is given, not predicted
-        targets = np.where(own & (following != Tokenizer.bos), following, IGNORE_INDEX)
-        document = np.searchsorted(self._begins, index % count, side="right") - 1
-        segments = self._first + document + index // count * len(self._begins)
-        return TextRows(tokens, targets, np.where(own, segments, -1), own)
+        tokens = np.where(in_lane, self._tokens[stream_indices % count].astype(np.int64), Tokenizer.pad)
+        following = self._tokens[(stream_indices + 1) % count].astype(np.int64)
+        # the start of a document is given, not predicted
+        targets = np.where(in_lane & (following != Tokenizer.bos), following, IGNORE_INDEX)
+        document = np.searchsorted(self._document_starts, stream_indices % count, side="right") - 1
+        segments = self._first_segment + document + stream_indices // count * len(self._document_starts)
+        return TextRows(tokens, targets, np.where(in_lane, segments, -1), in_lane)
 
-    def _put(self, numbers: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
-        """Where the tokens of these rows stand, counted on through the end of the ring, and which are of their lane."""
-        lane = numbers % self._lanes
-        starts = self._edges[lane] + numbers // self._lanes * self.length
-        places = starts[:, None] + np.arange(self.length)
-        return self._begin + places, places < self._edges[lane + 1][:, None]
+    def _locate(self, row_numbers: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
+        """The stream index of each token of these rows, not yet wrapped around, and whether it is in the row's lane."""
+        lane = row_numbers % self._lanes
+        starts = self._edges[lane] + row_numbers // self._lanes * self.length
+        lane_positions = starts[:, None] + np.arange(self.length)
+        return self._start + lane_positions, lane_positions < self._edges[lane + 1][:, None]

@@ -1,4 +1,4 @@
-"""Batches of sequences of similar length, as many as a budget of padded tokens allows."""
+"""Batches of sequences of similar length within a budget of padded tokens."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -7,71 +7,71 @@ from typing import final
 import numpy as np
 
 from manyformer.batches import Batch
-from manyformer.data.epochs import FIXED, Epoch, EpochPlan, generator
+from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, random_generator
 from manyformer.data.ragged import IntArray
 
 
 class SequenceDataset(ABC):
-    """Numbered examples with a length each, from which a batch of any of them can be made."""
+    """A data set of examples with known lengths that can be collated into batches."""
 
     lengths: IntArray
-    """What an example costs: tokens of its longer side."""
-    ties: IntArray
-    """Orders examples of equal length, so that their other sides are alike too."""
+    """The length of each example, for pairs that of the longer side."""
+    tie_breakers: IntArray
+    """A second sort key for examples of equal length, so that the shorter sides of a batch have similar lengths."""
     fingerprint: str
 
     @abstractmethod
-    def make(self, numbers: IntArray) -> Batch:
-        """A batch of these examples, in this order."""
+    def make_batch(self, indices: IntArray) -> Batch:
+        """A batch of the examples at these indices, in this order."""
 
 
 @final
 class LengthBuckets(EpochPlan):
-    """Batches of at most `budget` padded tokens (rows times the longest of them), never fewer than one row."""
+    """Batches of at most `budget` padded tokens (rows times the longest length), with at least one row each."""
 
-    def __init__(self, examples: SequenceDataset, kept: IntArray, budget: int) -> None:
-        self._examples, self._kept, self._budget = examples, kept, budget
-        self.fingerprint = f"{examples.fingerprint}-{len(kept)}-{budget}"
+    def __init__(self, examples: SequenceDataset, indices: IntArray, budget: int) -> None:
+        self._examples, self._indices, self._budget = examples, indices, budget
+        self.fingerprint = f"{examples.fingerprint}-{len(indices)}-{budget}"
 
     def epoch(self, seed: int, number: int) -> "BucketEpoch":
-        random = generator(seed, number)
-        mixed = random.permutation(self._kept)
-        bounds, mixed = self._cut(mixed)
-        return BucketEpoch(self._examples, mixed, bounds, random.permutation(len(bounds) - 1))
+        random = random_generator(seed, number)
+        indices = random.permutation(self._indices)
+        bounds, indices = self._sort_and_split(indices)
+        return BucketEpoch(self._examples, indices, bounds, random.permutation(len(bounds) - 1))
 
-    def fixed(self) -> "BucketEpoch":
-        """The epoch of held-out data, always the same: mixed, so that its first batches are like all of them."""
-        bounds, numbers = self._cut(self._kept)
-        return BucketEpoch(self._examples, numbers, bounds, generator(FIXED).permutation(len(bounds) - 1))
+    def fixed_epoch(self) -> "BucketEpoch":
+        """The fixed epoch of held-out data, shuffled so that its first batches represent all of them."""
+        bounds, indices = self._sort_and_split(self._indices)
+        return BucketEpoch(self._examples, indices, bounds, random_generator(FIXED_SEED).permutation(len(bounds) - 1))
 
-    def _cut(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
-        # A stable sort: equal lengths keep the order that the shuffle gave them.
-        lengths = self._examples.lengths[numbers]
-        numbers = numbers[np.lexsort((self._examples.ties[numbers], lengths))]
-        return bucket_bounds(self._examples.lengths[numbers], self._budget), numbers
+    def _sort_and_split(self, indices: IntArray) -> tuple[IntArray, IntArray]:
+        # a stable sort, which preserves the shuffled order of equal lengths
+        lengths = self._examples.lengths[indices]
+        indices = indices[np.lexsort((self._examples.tie_breakers[indices], lengths))]
+        return bucket_bounds(self._examples.lengths[indices], self._budget), indices
 
 
 class BucketEpoch(Epoch):
-    """Batch i holds the examples between two bounds; which two, the shuffled order says."""
+    """An epoch of buckets: batch i has the examples of bucket `order[i]`, between two of the `bounds`."""
 
-    def __init__(self, examples: SequenceDataset, numbers: IntArray, bounds: IntArray, order: IntArray) -> None:
-        self._examples, self._numbers, self._bounds, self._order = examples, numbers, bounds, order
+    def __init__(self, examples: SequenceDataset, indices: IntArray, bounds: IntArray, order: IntArray) -> None:
+        self._examples, self._indices, self._bounds, self._order = examples, indices, bounds, order
 
     def __len__(self) -> int:
         return len(self._order)
 
     def batch(self, number: int) -> Batch:
-        place = self._order[number]
-        return self._examples.make(self._numbers[self._bounds[place] : self._bounds[place + 1]])
+        bucket = self._order[number]
+        return self._examples.make_batch(self._indices[self._bounds[bucket] : self._bounds[bucket + 1]])
 
 
 def bucket_bounds(lengths: IntArray, budget: int) -> IntArray:
-    """Where batches begin and end in ascending `lengths`: each as long as rows times its last length fit the budget."""
+    """The bounds of batches in ascending `lengths`: each is the longest with rows times last length within `budget`."""
     bounds = [0]
     while bounds[-1] < len(lengths):
-        begin = bounds[-1]
-        # The padded size grows with the end, so the last end that fits can be found by halving.
-        sizes = range(begin + 1, len(lengths) + 1)
-        fit = bisect_right(sizes, budget, key=lambda end: (end - begin) * int(lengths[end - 1]))
-        bounds.append(begin + max(1, fit))
+        start = bounds[-1]
+        # the padded size increases with the stop index, so the last one that fits is found by bisection
+        stops = range(start + 1, len(lengths) + 1)
+        rows = bisect_right(stops, budget, key=lambda stop: (stop - start) * int(lengths[stop - 1]))
+        bounds.append(start + max(1, rows))
     return np.array(bounds)

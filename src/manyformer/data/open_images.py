@@ -1,6 +1,6 @@
-"""Opening images: read, divided, made alike and written to shards once, then batches of images or of sequences."""
+"""Opening images: split, resized and written to shards once, then read as batches of images or pixel sequences."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,203 +16,218 @@ from manyformer.data.image_reading import (
     ImagePart,
     ImageRecord,
     ImageResize,
-    order_of_labels,
+    check_same_shape,
     pillow,
-    refuse_other_shape,
+    sort_labels,
 )
 from manyformer.data.length_buckets import LengthBuckets, SequenceDataset
-from manyformer.data.opened import LengthLimit, OpenedData
+from manyformer.data.opened import LengthLimit, LogFn, OpenedData
 from manyformer.data.pair_tables import bytes_fraction
 from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
-from manyformer.data.token_shards import ShardWriters, TokenShard, open_shard, writing_shards
-from manyformer.errors import UserError, nearest
+from manyformer.data.token_shards import ShardWriters, TokenShard, open_shard, write_shards
+from manyformer.errors import UserError, suggest_names
 
-Say = Callable[[str], None]
-SIDES = ("image", "label")
+SHARD_NAMES = ("image", "label")
 """The shards of each split."""
 
 
 class ImageSplits(NamedTuple):
-    """Albums by split; without any for a split, `shares` of the training images are held out for it."""
+    """The collections of each split; a split without one holds out the fraction in `shares` of training images."""
 
-    albums: dict[str, list[tuple[ImageCollection, ImagePart]]]
+    collections: dict[str, list[tuple[ImageCollection, ImagePart]]]
     shares: dict[str, float]
 
     @property
     def names(self) -> list[str]:
-        """All splits, training first."""
-        return list(dict.fromkeys(["train", *self.shares, *self.albums]))
+        """The names of all splits, training first."""
+        return list(dict.fromkeys(["train", *self.shares, *self.collections]))
 
-    def pictures(self) -> Iterator[tuple[str, ImageRecord]]:
-        """Every image with its split; equal images share their lot."""
-        for name, albums in self.albums.items():
-            for each, part in albums:
-                for picture in each.pictures(part):
-                    yield (self._lot(picture) if name == "train" else name), picture
+    def images(self) -> Iterator[tuple[str, ImageRecord]]:
+        """Stream every image with its split; equal images fall into the same split."""
+        for name, collections in self.collections.items():
+            for collection, part in collections:
+                for record in collection.images(part):
+                    yield (self._assign_split(record) if name == "train" else name), record
 
     def labels(self) -> set[str]:
         """The labels of the training images."""
-        return {label for each, part in self.albums["train"] for label in each.labels(part)}
+        return {label for collection, part in self.collections["train"] for label in collection.labels(part)}
 
-    def _lot(self, picture: ImageRecord) -> str:
-        rest = bytes_fraction(picture.pixels.tobytes())
+    def _assign_split(self, record: ImageRecord) -> str:
+        fraction = bytes_fraction(record.pixels.tobytes())
         for name, share in self.shares.items():
-            if rest < share:
+            if fraction < share:
                 return name
-            rest -= share
+            fraction -= share
         return "train"
 
 
-def open_images(data: ImagesData, task: str, *, batch_tokens: int, cache: Path, seed: int, say: Say) -> OpenedData:
-    """Images for a classifier of images, or as sequences of levels for a language model.
+def open_images(data: ImagesData, task: str, *, batch_tokens: int, cache: Path, seed: int, log: LogFn) -> OpenedData:
+    """Open images for an image classifier, or as sequences of pixel tokens for a language model.
 
     `batch_tokens` bounds the values (pixels times channels) of a batch.
     """
     if data.block is not None and task == "image-classification":
         raise UserError("data.block is the order in which a language model reads images; a classifier has none")
-    collection = _collection(data)
-    asked: dict[str, Any] = {"kind": "images", "size": data.size, "channels": data.channels, "levels": data.levels}
-    asked |= {"block": data.block, "shares": collection.shares, "stamps": _stamps(collection)}
+    splits = _image_splits(data)
+    settings: dict[str, Any] = {"kind": "images", "size": data.size, "channels": data.channels, "levels": data.levels}
+    settings |= {"block": data.block, "shares": splits.shares, "stamps": _stamps(splits)}
     if data.size is not None or data.channels is not None:
-        asked["library"] = pillow().__version__
-    ready = load_or_prepare(cache, asked, lambda: _make(data, collection, cache, say))
-    if task == "image-classification" and ready.tokenizers.labels is None:
+        settings["library"] = pillow().__version__
+    prepared = load_or_prepare(cache, settings, lambda: _prepare(data, splits, cache, log))
+    if task == "image-classification" and prepared.tokenizers.labels is None:
         raise UserError(
-            f"{collection.albums['train'][0][0].name}: these images have no labels, which a classifier needs"
+            f"{splits.collections['train'][0][0].name}: these images have no labels, which a classifier needs"
         )
-    examples = {name: examples_of(ready, f"{name}.", task) for name in collection.names}
-    _refuse_little(len(examples["train"].lengths), _levels(ready.tokenizers).shape, batch_tokens)
-    held = {name: held_out(one, task, batch_tokens) for name, one in examples.items() if name != "train"}
-    shape = _levels(ready.tokenizers).shape
+    datasets = {name: image_dataset(prepared, f"{name}.", task) for name in splits.names}
+    _check_batch_size(len(datasets["train"].lengths), _pixel_tokenizer(prepared.tokenizers).shape, batch_tokens)
+    held_out = {
+        name: held_out_batches(dataset, task, batch_tokens) for name, dataset in datasets.items() if name != "train"
+    }
+    shape = _pixel_tokenizer(prepared.tokenizers).shape
     return OpenedData(
         task=task,
-        tokenizers=ready.tokenizers,
-        train=Sampler(LengthBuckets(examples["train"], np.arange(len(examples["train"].lengths)), batch_tokens), seed),
-        valid=held["valid"],
-        test=held.get("test"),
-        lines=tuple(_lines(collection, ready)),
-        spans=(LengthLimit(shape.values, "an image", "scale images down with data.size, or build a longer model"),),
+        tokenizers=prepared.tokenizers,
+        train=Sampler(LengthBuckets(datasets["train"], np.arange(len(datasets["train"].lengths)), batch_tokens), seed),
+        valid=held_out["valid"],
+        test=held_out.get("test"),
+        summary_lines=tuple(_summary_lines(splits, prepared)),
+        length_limits=(
+            LengthLimit(shape.values, "an image", "scale images down with data.size, or build a longer model"),
+        ),
         cache=cache,
     )
 
 
-def examples_of(ready: PreparedData, prefix: str, task: str) -> SequenceDataset:
-    """The images of a split as a task wants them."""
-    images, labels = (ready.shards[f"{prefix}{side}"] for side in SIDES)
-    levels = _levels(ready.tokenizers)
+def image_dataset(prepared: PreparedData, prefix: str, task: str) -> SequenceDataset:
+    """The data set of a split's images for a task."""
+    images, labels = (prepared.shards[f"{prefix}{side}"] for side in SHARD_NAMES)
+    tokenizer = _pixel_tokenizer(prepared.tokenizers)
     return (
-        LabelledImageDataset(images, labels, levels)
+        LabelledImageDataset(images, labels, tokenizer)
         if task == "image-classification"
-        else PixelSequenceDataset(images, levels)
+        else PixelSequenceDataset(images, tokenizer)
     )
 
 
-def held_out(examples: SequenceDataset, task: str, batch_tokens: int) -> HeldOutBatches:
-    """The images in a fixed order; as sequences, each value counts as a character and a byte."""
-    values = int(examples.lengths.sum())
+def held_out_batches(dataset: SequenceDataset, task: str, batch_tokens: int) -> HeldOutBatches:
+    """The held-out batches of images; for language models each value counts as one character and one byte."""
+    values = int(dataset.lengths.sum())
     units = None if task == "image-classification" else TextUnits(values, values, values)
-    return HeldOutBatches(LengthBuckets(examples, np.arange(len(examples.lengths)), batch_tokens).fixed(), units)
+    return HeldOutBatches(LengthBuckets(dataset, np.arange(len(dataset.lengths)), batch_tokens).fixed_epoch(), units)
 
 
-def other_images(
-    data: ImagesData, tokenizers: TokenizerPair, paths: str | Sequence[str], room: Path, task: str
+def image_dataset_of_files(
+    data: ImagesData, tokenizers: TokenizerPair, paths: str | Sequence[str], scratch_dir: Path, task: str
 ) -> SequenceDataset:
-    """Images for a model that is there already; `room` is a folder for their shards."""
-    levels = _levels(tokenizers)
-    # who writes images asks for no labels
-    classes = _numbers(tokenizers.labels if task == "image-classification" else None)
-    # scaled as the model wants them wherever the run scaled
-    fit = ImageResize(data.size, data.channels or levels.shape.channels)
-    with writing_shards(room, SIDES, max(256, len(classes))) as writers:
-        for each, part in _albums(paths, "test"):
-            for picture in each.pictures(part):
-                _refuse_shape(fitted := fit.apply(picture), levels.shape)
-                _add(writers, "", fitted, levels, classes)
-    shards: dict[str, TokenShard] = {side: open_shard(room, side, facts) for side, facts in writers.facts.items()}
-    return examples_of(PreparedData(tokenizers, shards, {}), "", task)
+    """The images of `paths` for a trained model; their shards are written to `scratch_dir`."""
+    tokenizer = _pixel_tokenizer(tokenizers)
+    # language models use no labels
+    class_ids = _class_ids(tokenizers.labels if task == "image-classification" else None)
+    # resized to the model's shape if the run resized its images
+    resize = ImageResize(data.size, data.channels or tokenizer.shape.channels)
+    with write_shards(scratch_dir, SHARD_NAMES, max(256, len(class_ids))) as writers:
+        for collection, part in _open_collections(paths, "test"):
+            for record in collection.images(part):
+                _check_shape(resized := resize.apply(record), tokenizer.shape)
+                _add_image(writers, "", resized, tokenizer, class_ids)
+    shards: dict[str, TokenShard] = {
+        side: open_shard(scratch_dir, side, facts) for side, facts in writers.facts.items()
+    }
+    return image_dataset(PreparedData(tokenizers, shards, {}), "", task)
 
 
-def _collection(data: ImagesData) -> ImageSplits:
-    albums = {"train": _albums(data.path, "train")}
+def _image_splits(data: ImagesData) -> ImageSplits:
+    collections = {"train": _open_collections(data.path, "train")}
     shares = {}
     if isinstance(data.valid, float):
         shares["valid"] = data.valid
     else:
-        albums["valid"] = _albums(data.valid, "valid")
-    # files that come with test images are tested on them
-    own = [(each, "test") for each, _ in albums["train"] if "test" in each.parts()]
-    if data.test is not None or own:
-        albums["test"] = own if data.test is None else _albums(data.test, "test")
-    return ImageSplits(albums, shares)
+        collections["valid"] = _open_collections(data.valid, "valid")
+    # collections with test images are tested on those
+    test_parts = [(collection, "test") for collection, _ in collections["train"] if "test" in collection.parts()]
+    if data.test is not None or test_parts:
+        collections["test"] = test_parts if data.test is None else _open_collections(data.test, "test")
+    return ImageSplits(collections, shares)
 
 
-def _albums(paths: str | Sequence[str], wanted: ImagePart) -> list[tuple[ImageCollection, ImagePart]]:
-    found = [open_image_files(path) for path in ([paths] if isinstance(paths, str) else paths)]
-    return [(each, each.choose(wanted)) for each in found]
+def _open_collections(paths: str | Sequence[str], part: ImagePart) -> list[tuple[ImageCollection, ImagePart]]:
+    collections = [open_image_files(path) for path in ([paths] if isinstance(paths, str) else paths)]
+    return [(collection, collection.select_part(part)) for collection in collections]
 
 
-def _stamps(collection: ImageSplits) -> dict[str, list[list[str | int]]]:
-    return {name: [[*each.stamp(), part] for each, part in albums] for name, albums in collection.albums.items()}
+def _stamps(splits: ImageSplits) -> dict[str, list[list[str | int]]]:
+    return {
+        name: [[*collection.stamp(), part] for collection, part in collections]
+        for name, collections in splits.collections.items()
+    }
 
 
-def _make(data: ImagesData, collection: ImageSplits, cache: Path, say: Say) -> PreparationResult:
-    say(f"preparing images: {collection.albums['train'][0][0].name}")
-    labels = order_of_labels(collection.labels())
+def _prepare(data: ImagesData, splits: ImageSplits, cache: Path, log: LogFn) -> PreparationResult:
+    log(f"preparing images: {splits.collections['train'][0][0].name}")
+    labels = sort_labels(splits.labels())
     if len(labels) == 1:
         raise UserError(f"all training images have the label {labels[0]!r}; there must be two labels at least, or none")
-    classes, fit = _numbers(labels), ImageResize(data.size, data.channels)
-    counts = dict.fromkeys(collection.names, 0)
+    class_ids, resize = _class_ids(labels), ImageResize(data.size, data.channels)
+    counts = dict.fromkeys(splits.names, 0)
     first: ImageRecord | None = None
-    levels: PixelTokenizer | None = None
-    shards = [f"{name}.{side}" for name in counts for side in SIDES]
-    with writing_shards(cache, shards, max(256, len(labels))) as writers:
-        for name, picture in collection.pictures():
-            fitted = fit.apply(picture)
-            if first is None or levels is None:
-                first, levels = fitted, PixelTokenizer(data.levels, ImageShape(*fitted.pixels.shape), data.block)
-            refuse_other_shape(fitted, first)
-            _add(writers, f"{name}.", fitted, levels, classes)
+    tokenizer: PixelTokenizer | None = None
+    shards = [f"{name}.{side}" for name in counts for side in SHARD_NAMES]
+    with write_shards(cache, shards, max(256, len(labels))) as writers:
+        for name, record in splits.images():
+            resized = resize.apply(record)
+            if first is None or tokenizer is None:
+                first, tokenizer = resized, PixelTokenizer(data.levels, ImageShape(*resized.pixels.shape), data.block)
+            check_same_shape(resized, first)
+            _add_image(writers, f"{name}.", resized, tokenizer, class_ids)
             counts[name] += 1
-        _refuse_empty(collection, counts)
-    assert levels is not None
-    made = TokenizerPair(levels, levels, labels or None)
+        _check_not_empty(splits, counts)
+    assert tokenizer is not None
+    tokenizer_pair = TokenizerPair(tokenizer, tokenizer, labels or None)
     hashes = {name: facts.sha256 for name, facts in writers.facts.items()}
-    return PreparationResult(made, writers.facts, hashes, {"images": counts})
+    return PreparationResult(tokenizer_pair, writers.facts, hashes, {"images": counts})
 
 
-def _add(
-    writers: ShardWriters, prefix: str, picture: ImageRecord, levels: PixelTokenizer, classes: dict[str, int]
+def _add_image(
+    writers: ShardWriters, prefix: str, record: ImageRecord, tokenizer: PixelTokenizer, class_ids: dict[str, int]
 ) -> None:
-    """An image into the shards of a split. Raises UserError for a label that is not among the classes."""
-    writers.shards[f"{prefix}image"].add(levels.quantise(picture.pixels).ravel().astype(np.int32), begins=True)
-    if not classes:
+    """Add an image to the shards of a split. Raises UserError for a label that is not among the classes."""
+    writers.shards[f"{prefix}image"].add(
+        tokenizer.quantize(record.pixels).ravel().astype(np.int32), starts_document=True
+    )
+    if not class_ids:
         return
-    if picture.label not in classes:
-        told = (
-            f"the label {picture.label!r} does not occur in the training data; {nearest(str(picture.label), classes)}"
+    if record.label not in class_ids:
+        unknown_label = (
+            f"the label {record.label!r} does not occur in the training data; "
+            f"{suggest_names(str(record.label), class_ids)}"
         )
-        raise UserError(f"{picture.where}: {'this image has no label' if picture.label is None else told}")
-    writers.shards[f"{prefix}label"].add([classes[picture.label]], begins=True)
+        raise UserError(f"{record.location}: {'this image has no label' if record.label is None else unknown_label}")
+    writers.shards[f"{prefix}label"].add([class_ids[record.label]], starts_document=True)
 
 
-def _refuse_shape(picture: ImageRecord, shape: ImageShape) -> None:
-    if picture.pixels.shape != shape:
-        found = ImageShape(*picture.pixels.shape)
-        raise UserError(f"{picture.where}: this image is {found}, and the model was trained on images of {shape}")
+def _check_shape(record: ImageRecord, shape: ImageShape) -> None:
+    if record.pixels.shape != shape:
+        actual = ImageShape(*record.pixels.shape)
+        raise UserError(f"{record.location}: this image is {actual}, but the model was trained on images of {shape}")
 
 
-def _refuse_empty(collection: ImageSplits, counts: dict[str, int]) -> None:
+def _check_not_empty(splits: ImageSplits, counts: dict[str, int]) -> None:
     for name, count in counts.items():
         if not count:
-            where = ", ".join(each.name for each, _ in collection.albums.get(name, collection.albums["train"]))
-            if name in collection.shares:
-                raise UserError(f"{where}: too few images to hold out {collection.shares[name]} of them")
-            raise UserError(f"{where}: there are no images in it (data.{'path' if name == 'train' else name})")
+            collection_names = ", ".join(
+                collection.name for collection, _ in splits.collections.get(name, splits.collections["train"])
+            )
+            if name in splits.shares:
+                raise UserError(f"{collection_names}: too few images to hold out {splits.shares[name]} of them")
+            raise UserError(
+                f"{collection_names}: there are no images in it (data.{'path' if name == 'train' else name})"
+            )
 
 
-def _refuse_little(images: int, shape: ImageShape, batch_tokens: int) -> None:
+def _check_batch_size(images: int, shape: ImageShape, batch_tokens: int) -> None:
     if batch_tokens < shape.values:
         raise UserError(
             f"batch.tokens is {batch_tokens:,}, less than the {shape.values:,} values of one image ({shape}); "
@@ -225,20 +240,20 @@ def _refuse_little(images: int, shape: ImageShape, batch_tokens: int) -> None:
         )
 
 
-def _levels(tokenizers: TokenizerPair) -> PixelTokenizer:
+def _pixel_tokenizer(tokenizers: TokenizerPair) -> PixelTokenizer:
     assert isinstance(tokenizers.source, PixelTokenizer)
     return tokenizers.source
 
 
-def _numbers(labels: Sequence[str] | None) -> dict[str, int]:
+def _class_ids(labels: Sequence[str] | None) -> dict[str, int]:
     return {label: number for number, label in enumerate(labels or ())}
 
 
-def _lines(collection: ImageSplits, ready: PreparedData) -> Iterator[str]:
-    levels, labels = _levels(ready.tokenizers), ready.tokenizers.labels
-    told = "no labels" if labels is None else f"{len(labels):,} labels"
-    yield f"images: {', '.join(each.name for each, _ in collection.albums['train'])}; {told}"
-    rows, columns = levels.block
-    order = "row by row" if (rows, columns) == (1, levels.shape.width) else f"in blocks of {rows} x {columns}"
-    yield f"values: {levels.shape}, {levels.levels} levels, {order}"
-    yield "; ".join(f"{name}: {count:,} images" for name, count in ready.counts["images"].items())
+def _summary_lines(splits: ImageSplits, prepared: PreparedData) -> Iterator[str]:
+    tokenizer, labels = _pixel_tokenizer(prepared.tokenizers), prepared.tokenizers.labels
+    label_text = "no labels" if labels is None else f"{len(labels):,} labels"
+    yield f"images: {', '.join(collection.name for collection, _ in splits.collections['train'])}; {label_text}"
+    rows, columns = tokenizer.block
+    order = "row by row" if (rows, columns) == (1, tokenizer.shape.width) else f"in blocks of {rows} x {columns}"
+    yield f"values: {tokenizer.shape}, {tokenizer.levels} levels, {order}"
+    yield "; ".join(f"{name}: {count:,} images" for name, count in prepared.counts["images"].items())

@@ -1,6 +1,6 @@
-"""Opening labelled texts: read, divided, tokenized into shards once, then batches of texts of similar length."""
+"""Opening labelled texts: split, tokenized into shards once, then read as batches of texts of similar length."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,82 +12,85 @@ from manyformer.config import LabelsData
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_or_prepare
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.length_buckets import LengthBuckets
-from manyformer.data.opened import LengthLimit, OpenedData
+from manyformer.data.opened import LengthLimit, LogFn, OpenedData
 from manyformer.data.padded_examples import LabelledDataset
-from manyformer.data.pair_tables import RowTable, table
+from manyformer.data.pair_tables import RowTable, open_table
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import PathOrPaths, SplitRecorder, TableSplits
 from manyformer.data.table_files import TableRow
-from manyformer.data.token_shards import ShardWriters, writing_shards
+from manyformer.data.token_shards import ShardWriters, write_shards
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.errors import UserError, nearest
+from manyformer.errors import UserError, suggest_names
 
-Say = Callable[[str], None]
 # Texts tokenized in one call.
-_BLOCK = 2000
+_BLOCK_ROWS = 2000
 
 
-def open_labels(data: LabelsData, *, batch_tokens: int, cache: Path, seed: int, say: Say) -> OpenedData:
-    """Labelled texts for a classifier; `batch_tokens` bounds the padded tokens of a batch."""
-    splits = _splits(data, cache)
-    asked: dict[str, Any] = {
+def open_labels(data: LabelsData, *, batch_tokens: int, cache: Path, seed: int, log: LogFn) -> OpenedData:
+    """Open labelled texts for a classifier; `batch_tokens` bounds the padded tokens of a batch."""
+    splits = _label_splits(data, cache)
+    settings: dict[str, Any] = {
         "kind": "labels",
         "tokenizer": data.tokenizer,
         "vocab": data.vocab,
         "max_length": data.max_length,
     }
-    asked |= {"shares": splits.shares, "stamps": splits.stamps(), "library": tokenizers.__version__}
-    ready = load_or_prepare(cache, asked, lambda: _make(data, splits, cache, say))
-    texts = {
-        name: LabelledDataset(ready.shards[f"{name}.text"], ready.shards[f"{name}.label"]) for name in splits.names
+    settings |= {"shares": splits.shares, "stamps": splits.stamps(), "library": tokenizers.__version__}
+    prepared = load_or_prepare(cache, settings, lambda: _prepare(data, splits, cache, log))
+    datasets = {
+        name: LabelledDataset(prepared.shards[f"{name}.text"], prepared.shards[f"{name}.label"])
+        for name in splits.names
     }
-    _refuse_little(texts["train"], batch_tokens)
-    plans = {name: LengthBuckets(one, np.arange(len(one.lengths)), batch_tokens) for name, one in texts.items()}
-    held = {name: HeldOutBatches(plan.fixed(), None) for name, plan in plans.items()}
-    max_length = max(int(one.lengths.max()) for one in texts.values())
+    _check_batch_size(datasets["train"], batch_tokens)
+    plans = {
+        name: LengthBuckets(dataset, np.arange(len(dataset.lengths)), batch_tokens)
+        for name, dataset in datasets.items()
+    }
+    held_out = {name: HeldOutBatches(plan.fixed_epoch(), None) for name, plan in plans.items()}
+    max_length = max(int(dataset.lengths.max()) for dataset in datasets.values())
     return OpenedData(
         task="classification",
-        tokenizers=ready.tokenizers,
+        tokenizers=prepared.tokenizers,
         train=Sampler(plans["train"], seed),
-        valid=held["valid"],
-        test=held.get("test"),
-        lines=tuple(_lines(data, splits, ready)),
-        spans=(
-            LengthLimit(max_length, "the longest text", "cut such texts with data.longest, or build a longer model"),
+        valid=held_out["valid"],
+        test=held_out.get("test"),
+        summary_lines=tuple(_summary_lines(data, splits, prepared)),
+        length_limits=(
+            LengthLimit(max_length, "the longest text", "cut such texts with data.max_length, or build a longer model"),
         ),
         cache=cache,
     )
 
 
-def _splits(data: LabelsData, cache: Path) -> TableSplits:
+def _label_splits(data: LabelsData, cache: Path) -> TableSplits:
     def read(paths: PathOrPaths) -> list[RowTable]:
-        each = [paths] if isinstance(paths, str) else paths
-        return [table(path, (data.text, data.label), ("text", "label"), cache) for path in each]
+        path_list = [paths] if isinstance(paths, str) else paths
+        return [open_table(path, (data.text, data.label), ("text", "label"), cache) for path in path_list]
 
     return TableSplits.read(read, data.path, data.valid, data.test)
 
 
-def _make(data: LabelsData, splits: TableSplits, cache: Path, say: Say) -> PreparationResult:
-    say(f"preparing labelled texts: {splits.tables['train'][0].name} ({data.tokenizer} tokens)")
-    names = sorted({row.cells[1] for row in splits.training()})
-    tokenizer = Tokenizer.train(data.tokenizer, (row.cells[0] for row in splits.training()), data.vocab)
-    made = TokenizerPair(tokenizer, tokenizer, tuple(names))
-    classes = {name: number for number, name in enumerate(names)}
+def _prepare(data: LabelsData, splits: TableSplits, cache: Path, log: LogFn) -> PreparationResult:
+    log(f"preparing labelled texts: {splits.tables['train'][0].name} ({data.tokenizer} tokens)")
+    label_names = sorted({row.cells[1] for row in splits.training_rows()})
+    tokenizer = Tokenizer.train(data.tokenizer, (row.cells[0] for row in splits.training_rows()), data.vocab)
+    tokenizer_pair = TokenizerPair(tokenizer, tokenizer, tuple(label_names))
+    classes = {name: number for number, name in enumerate(label_names)}
     shards = [f"{name}.{side}" for name in splits.names for side in ("text", "label")]
-    cut = 0
+    truncated = 0
     with ExitStack() as stack:
-        writers = stack.enter_context(writing_shards(cache, shards, max(tokenizer.vocab, len(names))))
+        writers = stack.enter_context(write_shards(cache, shards, max(tokenizer.vocab, len(label_names))))
         record = SplitRecorder(splits, cache, stack)
-        for name, rows in record.blocks(_BLOCK):
-            cut += _add(writers, name, rows, tokenizer, classes, data.max_length)
+        for name, rows in record.blocks(_BLOCK_ROWS):
+            truncated += _add_rows(writers, name, rows, tokenizer, classes, data.max_length)
         hashes = record.hashes()
-    if len(names) < 2:
-        raise UserError(f"all training texts have the label {names[0]!r}; a classifier needs at least two labels")
-    return PreparationResult(made, writers.facts, hashes, {"texts": record.counts, "cut": cut})
+    if len(label_names) < 2:
+        raise UserError(f"all training texts have the label {label_names[0]!r}; a classifier needs at least two labels")
+    return PreparationResult(tokenizer_pair, writers.facts, hashes, {"texts": record.counts, "cut": truncated})
 
 
-def _add(
+def _add_rows(
     writers: ShardWriters,
     name: str,
     rows: list[TableRow],
@@ -95,28 +98,28 @@ def _add(
     classes: dict[str, int],
     max_length: int,
 ) -> int:
-    # Gives how many texts were cut.
+    # Returns the number of truncated texts.
     texts = [row.cells[0] for row in rows]
     ids = tokenizer.encode_many(texts)
     for text, tokens in zip(texts, ids, strict=True):
-        kept = np.concatenate([[tokenizer.bos], tokens[: max(0, max_length - 2)], [tokenizer.eos]])
-        writers.shards[f"{name}.text"].add(kept, begins=True, text=text)
+        padded_ids = np.concatenate([[tokenizer.bos], tokens[: max(0, max_length - 2)], [tokenizer.eos]])
+        writers.shards[f"{name}.text"].add(padded_ids, starts_document=True, text=text)
     for row in rows:
         if row.cells[1] not in classes:
             raise UserError(
-                f"{row.where}: the label {row.cells[1]!r} does not occur in the training data; "
-                f"{nearest(row.cells[1], classes)}"
+                f"{row.location}: the label {row.cells[1]!r} does not occur in the training data; "
+                f"{suggest_names(row.cells[1], classes)}"
             )
-        writers.shards[f"{name}.label"].add([classes[row.cells[1]]], begins=True)
+        writers.shards[f"{name}.label"].add([classes[row.cells[1]]], starts_document=True)
     return sum(len(tokens) > max_length - 2 for tokens in ids)
 
 
-def _refuse_little(train: LabelledDataset, batch_tokens: int) -> None:
+def _check_batch_size(train: LabelledDataset, batch_tokens: int) -> None:
     max_length, total = int(train.lengths.max()), int(train.lengths.sum())
     if max_length > batch_tokens:
         raise UserError(
             f"the longest text has {max_length} tokens, more than a batch of {batch_tokens} (batch.tokens); "
-            "set batch.tokens higher or data.longest lower"
+            "set batch.tokens higher or data.max_length lower"
         )
     if total < batch_tokens:
         raise UserError(
@@ -125,11 +128,11 @@ def _refuse_little(train: LabelledDataset, batch_tokens: int) -> None:
         )
 
 
-def _lines(data: LabelsData, splits: TableSplits, ready: PreparedData) -> Iterator[str]:
-    labels = ready.tokenizers.labels
+def _summary_lines(data: LabelsData, splits: TableSplits, prepared: PreparedData) -> Iterator[str]:
+    labels = prepared.tokenizers.labels
     assert labels is not None
-    yield f"texts: {', '.join(one.name for one in splits.tables['train'])}; {len(labels):,} labels"
-    yield f"tokens: {data.tokenizer}, vocabulary {ready.tokenizers.target.vocab:,}"
-    yield "; ".join(f"{name}: {count:,} texts" for name, count in ready.counts["texts"].items())
-    if ready.counts["cut"]:
-        yield f"{ready.counts['cut']:,} texts cut at {data.max_length} tokens"
+    yield f"texts: {', '.join(table.name for table in splits.tables['train'])}; {len(labels):,} labels"
+    yield f"tokens: {data.tokenizer}, vocabulary {prepared.tokenizers.target.vocab:,}"
+    yield "; ".join(f"{name}: {count:,} texts" for name, count in prepared.counts["texts"].items())
+    if prepared.counts["cut"]:
+        yield f"{prepared.counts['cut']:,} texts cut at {data.max_length} tokens"

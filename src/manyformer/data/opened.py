@@ -1,7 +1,7 @@
-"""Data as training, scoring and generation see it."""
+"""The opened data set that training, evaluation and generation use."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -13,9 +13,12 @@ from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
 
+LogFn = Callable[[str], None]
+"""A callback that receives one line about a preparation step that takes long."""
+
 
 class LengthLimit(NamedTuple):
-    """The longest sequence of a split, and what to say where a model does not allow it."""
+    """The longest sequence of a split, and the message parts for models that do not allow it."""
 
     length: int
     subject: str
@@ -23,99 +26,99 @@ class LengthLimit(NamedTuple):
 
 
 class HeldOutExample(NamedTuple):
-    """A held-out pair (or text and label) as it was read, and where it stands."""
+    """A held-out pair (or text and label) as it was read, and its location."""
 
     source: str
     target: str
-    where: str
+    location: str
 
 
 @final
 @dataclass(frozen=True)
 class OpenedData:
-    """One data set, opened: batches for training and held-out ones, and what a model has to know of it."""
+    """An opened data set: training and held-out batches, tokenizers, and the model keywords that follow from it."""
 
     task: str
     tokenizers: TokenizerPair
     train: Sampler
     valid: HeldOutBatches
     test: HeldOutBatches | None
-    lines: tuple[str, ...]
-    spans: tuple[LengthLimit, ...]
+    summary_lines: tuple[str, ...]
+    length_limits: tuple[LengthLimit, ...]
     cache: Path
 
     @property
     def source(self) -> Tokenizer:
-        """The tokenizer of what goes in."""
+        """The tokenizer of the input."""
         return self.tokenizers.source
 
     @property
     def target(self) -> Tokenizer:
-        """The tokenizer of what comes out: the same object as `source` where the vocabulary is shared."""
+        """The tokenizer of the output: the same object as `source` if the vocabulary is shared."""
         return self.tokenizers.target
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        """The classes of a classification by their numbers, else None."""
+        """The label names of a classification, indexed by class id, else None."""
         return self.tokenizers.labels
 
     @property
     def vocab(self) -> int:
-        """The size of the vocabulary that the model predicts."""
+        """The size of the output vocabulary."""
         return self.target.vocab
 
     @property
     def required_keywords(self) -> dict[str, Any]:
-        """The model keywords that the data determines, all of which the model must have."""
-        found: dict[str, Any] = {} if self.task == "image-classification" else {"vocab": self.vocab}
+        """The model keywords that the data determines and that every model needs."""
+        keywords: dict[str, Any] = {} if self.task == "image-classification" else {"vocab": self.vocab}
         if self.source is not self.target:
-            found["source_vocab"] = self.source.vocab
+            keywords["source_vocab"] = self.source.vocab
         if self.labels is not None and self.task != "language-model":
-            found["classes"] = len(self.labels)
-        return found
+            keywords["classes"] = len(self.labels)
+        return keywords
 
     @property
     def offered_keywords(self) -> dict[str, int]:
-        """Model keywords that the data determines where a model has them: the size of images, the blocks of them."""
+        """The model keywords that the data determines for models that accept them: the shape of images and blocks."""
         if not isinstance(self.source, PixelTokenizer):
             return {}
         rows, columns = self.source.block
-        blocks = {"rows": rows, "columns": columns} if self.task == "language-model" else {}
+        blocks = {"block_height": rows, "block_width": columns} if self.task == "language-model" else {}
         return self.source.shape._asdict() | blocks
 
     def describe(self) -> list[str]:
-        """For people: what it is, how much of it, and where it is from."""
-        return list(self.lines)
+        """A summary of the data for display: its kind, its size, and its origin."""
+        return list(self.summary_lines)
 
     def check_length(self, max_length: int | None) -> None:
-        """UserError where a sequence is longer than the `max_length` that the model allows (None: any length)."""
-        for span in self.spans:
-            if max_length is not None and span.length > max_length:
+        """Raise UserError if a sequence is longer than the model's `max_length` (None: no limit)."""
+        for limit in self.length_limits:
+            if max_length is not None and limit.length > max_length:
                 raise UserError(
-                    f"{span.subject} has {span.length} tokens, but the model allows {max_length}; {span.remedy}"
+                    f"{limit.subject} has {limit.length} tokens, but the model allows {max_length}; {limit.remedy}"
                 )
 
     def examples(self, split: str) -> Iterator[HeldOutExample]:
-        """The held-out pairs or labelled texts ("valid" or "test") as they were read, in the order they were read."""
+        """Stream the held-out pairs or labelled texts of a split ("valid" or "test") in the order of the source."""
         return read_examples(self.cache, split)
 
     def save(self, folder: str | Path) -> None:
-        """Writes what using the model takes (tokenizers, labels); `load_tokenizers` reads it."""
+        """Write the tokenizers and labels, which are needed to use a model; `load_tokenizers` reads them."""
         self.tokenizers.save(Path(folder))
 
 
 def read_examples(cache: Path, split: str) -> Iterator[HeldOutExample]:
-    """The held-out rows that preparing wrote down."""
+    """Stream the held-out rows of a split that preparation saved in the cache."""
     with (cache / f"{split}.jsonl").open(encoding="utf-8") as file:
         for line in file:
             yield HeldOutExample(*json.loads(line))
 
 
-def human_amount(number: float, unit: str) -> str:
-    """A quantity for people: "11.1 M characters"."""
-    for size, sign in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
-        if number >= size:
-            # Ten thousand and more in thousands, so that 1,014 stays exact.
-            scale = 1e3 if sign == " k" else size
-            return f"{number / scale:.1f}{sign} {unit}"
+def format_amount(number: float, unit: str) -> str:
+    """Format a quantity with a unit prefix: "11.1 M characters"."""
+    for unit_size, prefix in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if number >= unit_size:
+            # thousands only from ten thousand on, so that 1,014 remains exact
+            scale = 1e3 if prefix == " k" else unit_size
+            return f"{number / scale:.1f}{prefix} {unit}"
     return f"{number:,} {unit}"

@@ -1,6 +1,5 @@
-"""The way in: from the `data` section of a run to batches."""
+"""Opening the data of a run: from its `data` section to batches."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from manyformer.config import DataConfig, ImagesData, LabelsData, PairsData, SyntheticData, TextData, TreesData
@@ -10,12 +9,12 @@ from manyformer.data.open_pairs import open_pairs
 from manyformer.data.open_synthetic import open_synthetic
 from manyformer.data.open_text import open_text
 from manyformer.data.open_trees import open_trees
-from manyformer.data.opened import OpenedData
+from manyformer.data.opened import LogFn, OpenedData
 from manyformer.errors import UserError
 
-_KINDS: dict[str, tuple[type[DataConfig], ...]] = {
+_SECTIONS_BY_TASK: dict[str, tuple[type[DataConfig], ...]] = {
     "language-model": (TextData, SyntheticData, ImagesData),
-    "masked": (TextData,),
+    "masked-lm": (TextData,),
     "translation": (PairsData,),
     "classification": (LabelsData,),
     "tagging": (TreesData,),
@@ -23,7 +22,7 @@ _KINDS: dict[str, tuple[type[DataConfig], ...]] = {
 }
 
 
-def _silent(line: str) -> None:
+def _no_log(line: str) -> None:
     pass
 
 
@@ -34,37 +33,35 @@ def open_data(
     batch_tokens: int,
     cache: Path,
     seed: int,
-    model_longest: int | None = None,
-    say: Callable[[str], None] = _silent,
+    model_max_length: int | None = None,
+    log: LogFn = _no_log,
 ) -> OpenedData:
-    """The data of a run for a `task`, such as "language-model" or "image-classification" (a card's `task`).
+    """Open the data of a run for a `task`, such as "language-model" or "image-classification" (a card's `task`).
 
-    `batch_tokens` is the most padded tokens of a batch; `cache` the folder for what is prepared once; `say` is told of
-    steps that take long. Raises UserError, one sentence, for whatever is wrong with the data.
+    `batch_tokens` is the maximum of padded tokens in a batch, `cache` the folder of prepared data; `log` receives a
+    line for each step that takes long. Raises UserError for any defect of the data.
     """
-    wanted = _KINDS[task]
-    if not isinstance(data, wanted):
-        kind = wanted[0].model_fields["kind"].default
+    sections = _SECTIONS_BY_TASK[task]
+    if not isinstance(data, sections):
+        kind = sections[0].model_fields["kind"].default
         raise UserError(f"data.kind is {data.kind}, but a recipe for {task} learns from {kind}; set data.kind={kind}")
     cache.mkdir(parents=True, exist_ok=True)
-    opened = _opened(data, task, batch_tokens, cache, seed, say)
-    opened.check_length(model_longest)
+    opened = _open_section(data, task, batch_tokens, cache, seed, log)
+    opened.check_length(model_max_length)
     return opened
 
 
-def _opened(
-    data: DataConfig, task: str, batch_tokens: int, cache: Path, seed: int, say: Callable[[str], None]
-) -> OpenedData:
+def _open_section(data: DataConfig, task: str, batch_tokens: int, cache: Path, seed: int, log: LogFn) -> OpenedData:
     match data:
         case TextData():
-            return open_text(data, task, batch_tokens=batch_tokens, cache=cache, seed=seed, say=say)
+            return open_text(data, task, batch_tokens=batch_tokens, cache=cache, seed=seed, log=log)
         case PairsData():
-            return open_pairs(data, batch_tokens=batch_tokens, cache=cache, seed=seed, say=say)
+            return open_pairs(data, batch_tokens=batch_tokens, cache=cache, seed=seed, log=log)
         case LabelsData():
-            return open_labels(data, batch_tokens=batch_tokens, cache=cache, seed=seed, say=say)
+            return open_labels(data, batch_tokens=batch_tokens, cache=cache, seed=seed, log=log)
         case SyntheticData():
             return open_synthetic(data, batch_tokens=batch_tokens, cache=cache, seed=seed)
         case TreesData():
-            return open_trees(data, batch_tokens=batch_tokens, cache=cache, seed=seed, say=say)
+            return open_trees(data, batch_tokens=batch_tokens, cache=cache, seed=seed, log=log)
         case ImagesData():
-            return open_images(data, task, batch_tokens=batch_tokens, cache=cache, seed=seed, say=say)
+            return open_images(data, task, batch_tokens=batch_tokens, cache=cache, seed=seed, log=log)

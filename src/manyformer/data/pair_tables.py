@@ -1,4 +1,4 @@
-"""Pairs and labelled texts as rows of two cells, from wherever they are; and which of them are held out."""
+"""Tables of pairs and labelled texts as rows of two cells, and the hash that assigns rows to splits."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -6,77 +6,77 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from manyformer.data.hub import HubSet, is_hub
-from manyformer.data.normalization import NormalizationPair, pairs
-from manyformer.data.table_files import ColumnKey, TableRow, is_jsonl, parallel, rows
-from manyformer.data.text_files import STDIN, existing_path, keep_stdin
-from manyformer.data.text_sources import stamp_of
+from manyformer.data.hub import HubDataset, is_hub_dataset
+from manyformer.data.normalization import NormalizationPair, generate_pairs
+from manyformer.data.table_files import ColumnKey, TableRow, is_jsonl, read_parallel, read_rows
+from manyformer.data.text_files import STDIN, existing_path, save_stdin
+from manyformer.data.text_sources import file_stamp
 from manyformer.errors import UserError
 
-NORMALIZATION = "normalization"
+NORMALIZATION_CORPUS = "normalization"
 
 
 class RowTable(ABC):
-    """Rows of two cells that can be read again and again."""
+    """A table of two columns that can be read repeatedly."""
 
     name: str
 
     @abstractmethod
     def rows(self) -> Iterator[TableRow]:
-        """All rows in order."""
+        """Stream all rows in order."""
 
     @abstractmethod
     def stamp(self) -> list[str | int]:
-        """What changes when the content does, without reading it all."""
+        """Values that change when the content changes, found without reading all of it."""
 
 
 class FileTable(RowTable):
-    """A TSV or JSONL file."""
+    """A table from a TSV or JSONL file."""
 
     def __init__(self, path: Path, columns: Sequence[ColumnKey]) -> None:
         self._path, self._columns, self.name = path, columns, str(path)
 
     def rows(self) -> Iterator[TableRow]:
-        return rows(self._path, self._columns)
+        return read_rows(self._path, self._columns)
 
     def stamp(self) -> list[str | int]:
-        return [*stamp_of(self._path), *self._columns]
+        return [*file_stamp(self._path), *self._columns]
 
 
 class ParallelTable(RowTable):
-    """Two files whose lines correspond."""
+    """A table from two files with corresponding lines."""
 
     def __init__(self, first: Path, second: Path) -> None:
         self._first, self._second, self.name = first, second, f"{first} and {second}"
 
     def rows(self) -> Iterator[TableRow]:
-        return parallel(self._first, self._second)
+        return read_parallel(self._first, self._second)
 
     def stamp(self) -> list[str | int]:
-        return [*stamp_of(self._first), *stamp_of(self._second)]
+        return [*file_stamp(self._first), *file_stamp(self._second)]
 
 
 class HubTable(RowTable):
-    """A Hugging Face data set."""
+    """A table from a Hugging Face data set."""
 
     def __init__(self, path: str, columns: Sequence[ColumnKey]) -> None:
-        self._set, self._columns, self.name = HubSet(path), columns, path
+        self._dataset, self._columns, self.name = HubDataset(path), columns, path
 
     def rows(self) -> Iterator[TableRow]:
-        return self._set.rows(self._columns)
+        return self._dataset.rows(self._columns)
 
     def stamp(self) -> list[str | int]:
-        return [self.name, self._set.fingerprint, *self._columns]
+        return [self.name, self._dataset.fingerprint, *self._columns]
 
 
 class GeneratedTable(RowTable):
-    """The default corpus of pairs; made when first read."""
+    """The default corpus of pairs, generated on first use."""
 
     name = "generated dates, amounts and numbers in 25 languages, to plain form"
 
     @cached_property
     def _pairs(self) -> list[NormalizationPair]:
-        return pairs()
+        return generate_pairs()
 
     def rows(self) -> Iterator[TableRow]:
         return (TableRow(tuple(pair), f"pair {number}") for number, pair in enumerate(self._pairs))
@@ -84,38 +84,38 @@ class GeneratedTable(RowTable):
     def stamp(self) -> list[str | int]:
         from importlib.metadata import version
 
-        return [NORMALIZATION, version("babel"), version("unicode-rbnf")]
+        return [NORMALIZATION_CORPUS, version("babel"), version("unicode-rbnf")]
 
 
-def table(
+def open_table(
     path: str | Sequence[str], columns: Sequence[ColumnKey | None], names: Sequence[str], cache: Path
 ) -> RowTable:
-    """The table at `path`: a file, a pair of files, a data set, the default corpus.
+    """The table at `path`: a file, a pair of files, a data set or the default corpus.
 
-    `columns` are as the user gave them; None means the place in a TSV, the usual `names` elsewhere.
+    A column in `columns` that is None defaults to its index in a TSV file, and to its name in `names` elsewhere.
     """
-    named = [name if column is None else column for column, name in zip(columns, names, strict=True)]
-    numbered = [number if column is None else column for number, column in enumerate(columns)]
+    named_columns = [name if column is None else column for column, name in zip(columns, names, strict=True)]
+    numbered_columns = [number if column is None else column for number, column in enumerate(columns)]
     if not isinstance(path, str):
         return ParallelTable(existing_path(path[0]), existing_path(path[1]))
-    if path == NORMALIZATION:
+    if path == NORMALIZATION_CORPUS:
         return GeneratedTable()
-    if is_hub(path):
-        return HubTable(path, named)
-    place = keep_stdin(cache / "stdin.txt") if path == STDIN else existing_path(path)
-    if place.is_dir():
+    if is_hub_dataset(path):
+        return HubTable(path, named_columns)
+    resolved = save_stdin(cache / "stdin.txt") if path == STDIN else existing_path(path)
+    if resolved.is_dir():
         raise UserError(
-            f"{place}: this is a folder; give a TSV or JSONL file, or hf:{place} for a Hugging Face data set"
+            f"{resolved}: this is a folder; give a TSV or JSONL file, or hf:{resolved} for a Hugging Face data set"
         )
-    return FileTable(place, named if is_jsonl(place) else numbered)
+    return FileTable(resolved, named_columns if is_jsonl(resolved) else numbered_columns)
 
 
 def hash_fraction(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone, capitals set aside: equal texts share their lot."""
+    """A hash of the case-folded text as a number in [0, 1), so that equal texts fall into the same split."""
     return bytes_fraction(text.casefold().encode())
 
 
 def bytes_fraction(content: bytes) -> float:
-    """A number in [0, 1) that depends on these bytes alone."""
+    """A hash of the bytes as a number in [0, 1)."""
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

@@ -1,4 +1,4 @@
-"""Images as tokens: one for each level of brightness."""
+"""A tokenizer of images: one token per brightness level of a pixel channel."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple, final
@@ -10,12 +10,12 @@ from manyformer.data.tokenizer import SPECIALS, TokenIds, Tokenizer
 from manyformer.errors import UserError
 from manyformer.pixel_order import pixel_order
 
-FIRST = len(SPECIALS)
+FIRST_LEVEL_TOKEN = len(SPECIALS)
 """The token of level 0."""
 
 
 class ImageShape(NamedTuple):
-    """How large images are; `channels` is 1 for grey ones, 3 for colours."""
+    """The shape (h, w, c) of images; `channels` is 1 for grayscale and 3 for color."""
 
     height: int
     width: int
@@ -23,48 +23,48 @@ class ImageShape(NamedTuple):
 
     @property
     def values(self) -> int:
-        """Numbers in an image."""
+        """The number of values in an image, h * w * c."""
         return self.height * self.width * self.channels
 
     def __str__(self) -> str:
-        colours = "grey" if self.channels == 1 else f"{self.channels} channels"
-        return f"{self.height} x {self.width}, {colours}"
+        channels = "grey" if self.channels == 1 else f"{self.channels} channels"
+        return f"{self.height} x {self.width}, {channels}"
 
 
 @final
 class PixelTokenizer(Tokenizer):
-    """One token a level of brightness; an image is its values in their order, the channels of a pixel together.
+    """One token per brightness level; an image is the sequence of its values, the channels of a pixel adjacent.
 
-    The order is row by row, or `block` by block of (rows, columns) and row by row within each. As a text, levels are
-    numbers with spaces between them. It knows the shape of the images that it is for. Raises UserError where blocks do
-    not divide them.
+    Pixels are in raster order, or in blocks of `block` (rows, columns) with raster order inside each. As text, levels
+    are numbers separated by spaces. The tokenizer is for images of one shape. Raises UserError where blocks do not
+    divide that shape.
     """
 
     kind = "levels"
 
     def __init__(self, levels: int, shape: ImageShape, block: tuple[int, int] | None = None) -> None:
         self.levels, self.shape = levels, shape
-        # one row at a time is a block, too
+        # raster order is the order of blocks of one row
         self.block = (1, shape.width) if block is None else block
         self.order = pixel_order(shape, self.block)
 
     @property
     def vocab(self) -> int:
-        return FIRST + self.levels
+        return FIRST_LEVEL_TOKEN + self.levels
 
     def encode_array(self, text: str) -> TokenIds:
         try:
-            found = np.array([int(word) for word in text.split()], dtype=np.int32)
+            levels = np.array([int(word) for word in text.split()], dtype=np.int32)
         except ValueError:
             raise UserError(
-                f"an image is written as levels from 0 to {self.levels - 1}, not as {text[:40]!r}"
+                f"an image as text is a list of levels from 0 to {self.levels - 1}, not {text[:40]!r}"
             ) from None
-        if found.size and (found.min() < 0 or found.max() >= self.levels):
-            raise UserError(f"levels go from 0 to {self.levels - 1}, and {text[:40]!r} has others")
-        return found + np.int32(FIRST)
+        if levels.size and (levels.min() < 0 or levels.max() >= self.levels):
+            raise UserError(f"levels range from 0 to {self.levels - 1}, and {text[:40]!r} has levels outside")
+        return levels + np.int32(FIRST_LEVEL_TOKEN)
 
-    def piece(self, token: int) -> bytes:
-        return b"%d " % (token - FIRST)
+    def token_bytes(self, token: int) -> bytes:
+        return b"%d " % (token - FIRST_LEVEL_TOKEN)
 
     def content(self) -> dict[str, Any]:
         return {"levels": self.levels, **self.shape._asdict(), "block": list(self.block)}
@@ -78,25 +78,25 @@ class PixelTokenizer(Tokenizer):
 
     @classmethod
     def learn(cls, texts: Iterable[str], size: int | None) -> "PixelTokenizer":
-        raise UserError("levels are those of images (data.kind=images); texts have other tokens: char, byte or bpe")
+        raise UserError("the tokenizer 'levels' is for images (data.kind=images); use char, byte or bpe for text")
 
-    def quantise(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Brightness from 0 to 255 as levels."""
+    def quantize(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Map brightness from 0 to 255 to levels."""
         return (pixels.astype(np.uint16) * self.levels // 256).astype(np.uint8)
 
     def brightness(self, levels: NDArray[Any]) -> NDArray[np.uint8]:
-        """Levels as brightness from 0 to 255, the highest being 255."""
+        """Map levels to brightness from 0 to 255; the highest level is 255."""
         table = (np.arange(self.levels) * 255 // (self.levels - 1)).astype(np.uint8)
         return np.take(table, levels)
 
     def image(self, tokens: Iterable[int]) -> NDArray[np.uint8]:
-        """The image (h, w, c) of these tokens, in brightness; special ones and what is missing are 0."""
+        """The image (h, w, c) of these tokens in brightness; special and missing tokens are 0."""
         values = np.zeros(self.shape.values, dtype=np.int64)
-        given = np.fromiter((int(token) for token in tokens), dtype=np.int64)[: self.shape.values]
-        values[self.order[: len(given)]] = np.clip(given - FIRST, 0, self.levels - 1)
+        ids = np.fromiter((int(token) for token in tokens), dtype=np.int64)[: self.shape.values]
+        values[self.order[: len(ids)]] = np.clip(ids - FIRST_LEVEL_TOKEN, 0, self.levels - 1)
         return self.brightness(values).reshape(self.shape)
 
     def tokens(self, image: NDArray[np.uint8]) -> list[int]:
-        """The tokens of an image (h, w, c) in brightness, those that begin and end it not among them."""
-        found: list[int] = (self.quantise(image).ravel()[self.order].astype(np.int64) + FIRST).tolist()
-        return found
+        """The token ids of an image (h, w, c) in brightness, without bos and eos."""
+        ids: list[int] = (self.quantize(image).ravel()[self.order].astype(np.int64) + FIRST_LEVEL_TOKEN).tolist()
+        return ids

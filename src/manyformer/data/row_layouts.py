@@ -1,4 +1,4 @@
-"""Running text as rows of equal length: windows on the stream of all documents, or documents packed side by side."""
+"""Layouts of text as rows of equal length: windows over the concatenated documents, or packed documents."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple
@@ -7,16 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.data.packing import PackedRows, pack
+from manyformer.data.packing import PackedRows, pack_documents
 from manyformer.data.ragged import IntArray, ragged_arange
 from manyformer.data.token_shards import TokenArray, TokenShard
 from manyformer.data.tokenizer import Tokenizer
 
 
 class TextRows(NamedTuple):
-    """Rows of text. `targets` are the next tokens; IGNORE where another row has that target, or nothing follows.
+    """Rows of tokens; `targets` are the next tokens, or IGNORE_INDEX if another row has the target or there is none.
 
-    `is_first_copy` is False where another row has the same token too.
+    `is_first_copy` is False at tokens that an earlier row contains too.
     """
 
     tokens: IntArray
@@ -26,36 +26,36 @@ class TextRows(NamedTuple):
 
 
 class RowArrangement(ABC):
-    """All rows of an epoch, numbered; together they hold every target exactly once.
+    """The numbered rows of an epoch, which together contain every target exactly once.
 
-    `goes_on` says that they are to be taken in order, so many at a time that each goes on with the one above it.
+    With `rows_continue`, batches take the rows in order, so that each row continues the same row of the previous one.
     """
 
     count: int
-    goes_on: bool = False
+    rows_continue: bool = False
 
     @abstractmethod
-    def rows(self, numbers: IntArray) -> TextRows:
-        """These rows, as arrays."""
+    def rows(self, row_numbers: IntArray) -> TextRows:
+        """The rows with these numbers."""
 
     @abstractmethod
-    def places(self, numbers: IntArray) -> IntArray:
-        """Where in the shard each token of these rows stands, -1 for padding."""
+    def token_indices(self, row_numbers: IntArray) -> IntArray:
+        """The index in the shard of each token of these rows, -1 for padding."""
 
 
 class RowLayout(ABC):
-    """A way to put text into rows."""
+    """A layout of text as rows."""
 
     @abstractmethod
     def arrange(self, random: np.random.Generator | None, epoch: int = 0) -> RowArrangement:
-        """The rows of epoch number `epoch`; `random` None for the fixed order of held-out text."""
+        """The rows of epoch number `epoch`; with `random` None the fixed rows of held-out text."""
 
 
 class WindowLayout(RowLayout):
-    """`length` tokens after `length` tokens of all documents end to end; begins at another place every epoch.
+    """Consecutive windows of `length` tokens over the concatenated documents, with a random start in each epoch.
 
-    In training the stream is a ring, so that every token is a target whatever the beginning. The last window reaches
-    back over the one before to be as long as the others, and ignores what that one has had.
+    In training the token stream is circular, so that every token is a target whatever the start. The last window
+    overlaps the previous one to have full length, and its repeated targets are ignored.
     """
 
     def __init__(self, shard: TokenShard, length: int, *, shifted: bool) -> None:
@@ -66,75 +66,75 @@ class WindowLayout(RowLayout):
         count = len(self._tokens)
         if random is not None:
             return WindowArrangement(self._tokens, int(random.integers(count)), count, self.length)
-        # In order and without the ring, the first token has nothing before it to be predicted from.
+        # Without wrap-around, the first token has no preceding token to be predicted from.
         return WindowArrangement(self._tokens, 0, count - self._shifted, self.length)
 
 
 class WindowArrangement(RowArrangement):
-    """Windows over `targets` targets, the first of which follows the token at `begin`."""
+    """Windows over `targets` targets, the first of which follows the token at `start`."""
 
-    def __init__(self, tokens: TokenArray, begin: int, targets: int, length: int) -> None:
-        self._tokens, self._begin, self._targets = tokens, begin, targets
+    def __init__(self, tokens: TokenArray, start: int, targets: int, length: int) -> None:
+        self._tokens, self._start, self._targets = tokens, start, targets
         self.length = min(length, targets)
         self.count = -(-targets // self.length)
 
-    def places(self, numbers: IntArray) -> IntArray:
-        return self._index(numbers)[:, :-1] % len(self._tokens)
+    def token_indices(self, row_numbers: IntArray) -> IntArray:
+        return self._stream_indices(row_numbers)[:, :-1] % len(self._tokens)
 
-    def rows(self, numbers: IntArray) -> TextRows:
-        taken = np.asarray(self._tokens[self._index(numbers) % len(self._tokens)], dtype=np.int64)
-        tokens, targets = taken[:, :-1].copy(), taken[:, 1:].copy()
-        own = np.arange(self.length) >= (numbers * self.length - self._starts(numbers))[:, None]
-        # That a text begins is given, not predicted.
-        targets[~own | (targets == Tokenizer.bos)] = IGNORE_INDEX
-        return TextRows(tokens, targets, None, own)
+    def rows(self, row_numbers: IntArray) -> TextRows:
+        ids = np.asarray(self._tokens[self._stream_indices(row_numbers) % len(self._tokens)], dtype=np.int64)
+        tokens, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
+        is_first_copy = np.arange(self.length) >= (row_numbers * self.length - self._row_starts(row_numbers))[:, None]
+        # The start of a document is given, not predicted.
+        targets[~is_first_copy | (targets == Tokenizer.bos)] = IGNORE_INDEX
+        return TextRows(tokens, targets, None, is_first_copy)
 
-    def _starts(self, numbers: IntArray) -> IntArray:
-        return np.minimum(numbers * self.length, self._targets - self.length)
+    def _row_starts(self, row_numbers: IntArray) -> IntArray:
+        return np.minimum(row_numbers * self.length, self._targets - self.length)
 
-    def _index(self, numbers: IntArray) -> IntArray:
-        """Where the tokens and the one after them stand, counted on through the end of the ring."""
-        return (self._begin + self._starts(numbers))[:, None] + np.arange(self.length + 1)
+    def _stream_indices(self, row_numbers: IntArray) -> IntArray:
+        """The indices of the tokens of each row and of the one that follows, not yet wrapped around."""
+        return (self._start + self._row_starts(row_numbers))[:, None] + np.arange(self.length + 1)
 
 
 class DocumentLayout(RowLayout, RowArrangement):
-    """Documents packed into rows of `length`, each its own segment; longer ones are cut into pieces.
+    """Documents packed into rows of `length`, each with its segment id; longer documents are cut into pieces.
 
-    `shifted` (for language models): a row holds a token only where its successor is a target, so that a document of n
-    tokens takes n - 1 places, and the token at a cut stands in both pieces, in one as target, in one as input.
+    With `shifted` (for language models), a row contains a token only if the next token is a target: a document of n
+    tokens takes n - 1 columns, and the token at a cut is the last target of one piece and the first input of the next.
     """
 
     def __init__(self, shard: TokenShard, length: int, *, shifted: bool) -> None:
         self._tokens, self.length, self._shifted = shard.tokens, length, shifted
-        self._packed: PackedRows = pack(np.asarray(shard.offsets), length, spare=int(shifted))
-        self.count = len(self._packed.first) - 1
+        self._packed: PackedRows = pack_documents(np.asarray(shard.offsets), length, unused_tail=int(shifted))
+        self.count = len(self._packed.row_offsets) - 1
 
     def arrange(self, random: np.random.Generator | None, epoch: int = 0) -> "DocumentLayout":
         return self
 
-    def places(self, numbers: IntArray) -> IntArray:
-        return self._put(numbers)[0]
+    def token_indices(self, row_numbers: IntArray) -> IntArray:
+        return self._locate(row_numbers)[0]
 
-    def rows(self, numbers: IntArray) -> TextRows:
-        places, segments = self._put(numbers)
-        own = places >= 0
-        tokens = np.where(own, self._tokens[places].astype(np.int64), Tokenizer.pad)
+    def rows(self, row_numbers: IntArray) -> TextRows:
+        indices, segments = self._locate(row_numbers)
+        filled = indices >= 0
+        tokens = np.where(filled, self._tokens[indices].astype(np.int64), Tokenizer.pad)
         targets = np.full_like(tokens, IGNORE_INDEX)
         if self._shifted:
-            targets = np.where(own, self._tokens[(places + 1) % len(self._tokens)].astype(np.int64), IGNORE_INDEX)
-        return TextRows(tokens, targets, segments if segments.any() else None, own)
+            targets = np.where(filled, self._tokens[(indices + 1) % len(self._tokens)].astype(np.int64), IGNORE_INDEX)
+        return TextRows(tokens, targets, segments if segments.any() else None, filled)
 
-    def _put(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
-        """Where each token of these rows stands, and the number of its piece in its row: -1 for padding."""
-        packed, shape = self._packed, (len(numbers), self.length)
-        counts = packed.first[numbers + 1] - packed.first[numbers]
-        # The pieces of these rows, the row of each, and where in its row each begins.
-        chosen = packed.pieces[np.repeat(packed.first[numbers], counts) + ragged_arange(counts)]
-        starts, sizes, row = packed.starts[chosen], packed.sizes[chosen], np.repeat(np.arange(len(numbers)), counts)
-        before = np.cumsum(sizes) - sizes
-        column = before - np.repeat(before[np.cumsum(counts) - counts], counts)
-        at = (np.repeat(row, sizes), np.repeat(column, sizes) + ragged_arange(sizes))
-        places, segments = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
-        places[at] = np.repeat(starts, sizes) + ragged_arange(sizes)
-        segments[at] = np.repeat(ragged_arange(counts), sizes)
-        return places, segments
+    def _locate(self, row_numbers: IntArray) -> tuple[IntArray, IntArray]:
+        """The shard index of each token of these rows and the number of its piece in the row, -1 for padding."""
+        packed, shape = self._packed, (len(row_numbers), self.length)
+        counts = packed.row_offsets[row_numbers + 1] - packed.row_offsets[row_numbers]
+        # The pieces of these rows, the row of each, and its first column.
+        chosen = packed.pieces[np.repeat(packed.row_offsets[row_numbers], counts) + ragged_arange(counts)]
+        starts, sizes, row = packed.starts[chosen], packed.sizes[chosen], np.repeat(np.arange(len(row_numbers)), counts)
+        preceding = np.cumsum(sizes) - sizes
+        column = preceding - np.repeat(preceding[np.cumsum(counts) - counts], counts)
+        destination = (np.repeat(row, sizes), np.repeat(column, sizes) + ragged_arange(sizes))
+        indices, segments = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
+        indices[destination] = np.repeat(starts, sizes) + ragged_arange(sizes)
+        segments[destination] = np.repeat(ragged_arange(counts), sizes)
+        return indices, segments

@@ -1,10 +1,10 @@
-"""Tokenizers and label names as a run keeps them: enough to use a trained model without its data."""
+"""Tokenizers and label names as files of a run folder: enough to use a trained model without its data."""
 
 import json
 from pathlib import Path
 from typing import NamedTuple
 
-from manyformer.data.atomic_files import write_text
+from manyformer.data.atomic_files import atomic_write_text
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
 
@@ -12,38 +12,40 @@ _SHARED, _SOURCE, _TARGET, _LABELS = "tokenizer.json", "tokenizer-source.json", 
 
 
 class TokenizerPair(NamedTuple):
-    """`source` reads what goes in, `target` writes what comes out: the same object where a vocabulary is shared."""
+    """The input tokenizer `source` and the output tokenizer `target`: the same object if the vocabulary is shared."""
 
     source: Tokenizer
     target: Tokenizer
     labels: tuple[str, ...] | None = None
-    """A classifier's answers, by their number."""
+    """Label names of a classifier, indexed by class id."""
 
     def save(self, folder: Path) -> None:
-        """Writes them as JSON files into a folder."""
+        """Write the tokenizers and labels as JSON files into `folder`."""
         if self.source is self.target:
             self.source.save(folder / _SHARED)
         else:
             self.source.save(folder / _SOURCE)
             self.target.save(folder / _TARGET)
         if self.labels is not None:
-            write_text(folder / _LABELS, json.dumps(self.labels, ensure_ascii=False, indent=1) + "\n")
+            atomic_write_text(folder / _LABELS, json.dumps(self.labels, ensure_ascii=False, indent=1) + "\n")
 
 
 def load_tokenizers(folder: str | Path) -> TokenizerPair:
-    """What `TokenizerPair.save` wrote into this folder; UserError names what is missing or damaged."""
-    place = Path(folder)
-    if (place / _SOURCE).exists():
-        return TokenizerPair(Tokenizer.load(place / _SOURCE), Tokenizer.load(place / _TARGET), _labels(place / _LABELS))
-    both = Tokenizer.load(place / _SHARED)
-    return TokenizerPair(both, both, _labels(place / _LABELS))
+    """Load what `TokenizerPair.save` wrote into `folder`. Raises UserError for a missing or damaged file."""
+    root = Path(folder)
+    if (root / _SOURCE).exists():
+        return TokenizerPair(
+            Tokenizer.load(root / _SOURCE), Tokenizer.load(root / _TARGET), _load_labels(root / _LABELS)
+        )
+    tokenizer = Tokenizer.load(root / _SHARED)
+    return TokenizerPair(tokenizer, tokenizer, _load_labels(root / _LABELS))
 
 
-def _labels(path: Path) -> tuple[str, ...] | None:
+def _load_labels(path: Path) -> tuple[str, ...] | None:
     if not path.exists():
         return None
     try:
         names = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{path}: this is not a whole list of labels ({error})") from error
+        raise UserError(f"{path}: this file is not a complete list of labels ({error})") from error
     return tuple(str(name) for name in names)

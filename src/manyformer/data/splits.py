@@ -1,4 +1,4 @@
-"""Tables divided into splits: by path, or by the text itself, so that no source ever stands in two splits."""
+"""Splits of tables: by path, or by a hash of the text, so that equal sources are never in two splits."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ PathOrPaths = str | Sequence[str]
 
 
 class TableSplits(NamedTuple):
-    """The tables of each split; without any for a split, `shares` of the training rows are held out for it."""
+    """The tables of each split; for a split without tables, the fraction in `shares` of training rows is held out."""
 
     tables: dict[str, list[RowTable]]
     shares: dict[str, float]
@@ -29,7 +29,7 @@ class TableSplits(NamedTuple):
         valid: PathOrPaths | float,
         test: PathOrPaths | None,
     ) -> "TableSplits":
-        """A table for each path, and a share of the training rows where `valid` is one."""
+        """Open the tables of each path; a number as `valid` holds out that fraction of the training rows."""
         tables = {"train": read(path)}
         shares: dict[str, float] = {}
         if isinstance(valid, float):
@@ -42,72 +42,74 @@ class TableSplits(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """All splits, training first."""
+        """The names of all splits, training first."""
         return list(dict.fromkeys(["train", *self.shares, *self.tables]))
 
     def stamps(self) -> dict[str, list[list[str | int]]]:
-        """What changes when any content does."""
+        """The stamps of all tables, which change when any content changes."""
         return {name: [table.stamp() for table in tables] for name, tables in self.tables.items()}
 
     def rows(self) -> Iterator[tuple[str, TableRow]]:
-        """Each row with its split; rows with an empty cell are left out but in splits that have a path of their own."""
+        """Stream each row with its split; rows with an empty cell are skipped, except in splits read from a path."""
         for table in self.tables["train"]:
-            yield from ((self._lot(row.cells[0]), row) for row in table.rows() if all(row.cells))
+            yield from ((self._assign_split(row.cells[0]), row) for row in table.rows() if all(row.cells))
         for name, tables in self.tables.items():
             if name != "train":
                 yield from ((name, row) for table in tables for row in table.rows())
 
-    def training(self) -> Iterator[TableRow]:
-        """The rows that tokenizers may learn from."""
+    def training_rows(self) -> Iterator[TableRow]:
+        """Stream the rows of the training split, from which tokenizers are trained."""
         for table in self.tables["train"]:
-            yield from (row for row in table.rows() if all(row.cells) and self._lot(row.cells[0]) == "train")
+            yield from (row for row in table.rows() if all(row.cells) and self._assign_split(row.cells[0]) == "train")
 
-    def _lot(self, text: str) -> str:
+    def _assign_split(self, text: str) -> str:
         if not self.shares:
             return "train"
-        rest = hash_fraction(text)
+        fraction = hash_fraction(text)
         for name, share in self.shares.items():
-            if rest < share:
+            if fraction < share:
                 return name
-            rest -= share
+            fraction -= share
         return "train"
 
 
 class SplitRecorder:
-    """What went by while shards were written: rows of each split, a hash of its text, and held-out rows as a file."""
+    """Records the rows that pass through it: counts and a hash per split, and a JSONL file of each held-out split."""
 
     def __init__(self, splits: TableSplits, cache: Path, stack: ExitStack) -> None:
         self._splits = splits
         self.counts = dict.fromkeys(splits.names, 0)
         self._hashes = {name: hashlib.sha256() for name in splits.names}
-        held = [name for name in splits.names if name != "train"]
-        self._files: dict[str, BinaryIO] = {n: stack.enter_context(atomic_write(cache / f"{n}.jsonl")) for n in held}
+        held_out = [name for name in splits.names if name != "train"]
+        self._files: dict[str, BinaryIO] = {
+            n: stack.enter_context(atomic_write(cache / f"{n}.jsonl")) for n in held_out
+        }
 
     def blocks(self, size: int) -> Iterator[tuple[str, list[TableRow]]]:
-        """The rows, so many of one split together, each noted down."""
-        waiting: dict[str, list[TableRow]] = {name: [] for name in self._splits.names}
+        """Stream the rows in blocks of `size` rows of one split, recording each row."""
+        pending: dict[str, list[TableRow]] = {name: [] for name in self._splits.names}
         for name, row in self._splits.rows():
-            self._note(name, row)
-            waiting[name].append(row)
-            if len(waiting[name]) == size:
-                yield name, waiting[name]
-                waiting[name] = []
-        yield from waiting.items()
+            self._record_row(name, row)
+            pending[name].append(row)
+            if len(pending[name]) == size:
+                yield name, pending[name]
+                pending[name] = []
+        yield from pending.items()
 
     def hashes(self) -> dict[str, str]:
-        """A hash of each split's text; UserError where a split has come out empty."""
+        """A hash of the rows of each split. Raises UserError if a split is empty."""
         for name, count in self.counts.items():
             if not count:
                 tables = ", ".join(table.name for table in self._splits.tables.get(name, self._splits.tables["train"]))
                 share = self._splits.shares.get(name)
                 if share is None:
-                    raise UserError(f"{tables}: there is nothing in it (data.{'path' if name == 'train' else name})")
-                raise UserError(f"{tables}: too little to hold out {share} of it; give data.{name}=FILE")
-        return {name: total.hexdigest() for name, total in self._hashes.items()}
+                    raise UserError(f"{tables}: there are no rows in it (data.{'path' if name == 'train' else name})")
+                raise UserError(f"{tables}: too few rows to hold out {share} of them; give data.{name}=FILE")
+        return {name: hasher.hexdigest() for name, hasher in self._hashes.items()}
 
-    def _note(self, name: str, row: TableRow) -> None:
+    def _record_row(self, name: str, row: TableRow) -> None:
         self.counts[name] += 1
-        line = json.dumps([*row.cells, row.where], ensure_ascii=False).encode() + b"\n"
+        line = json.dumps([*row.cells, row.location], ensure_ascii=False).encode() + b"\n"
         self._hashes[name].update(line)
         if name in self._files:
             self._files[name].write(line)

@@ -1,4 +1,4 @@
-"""Rows of columns: TSV, JSONL and parallel files, read line by line, each mistake told with its file and line."""
+"""Readers of TSV, JSONL and parallel text files as rows of columns; errors name the file and the line."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -6,101 +6,101 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyformer.data.text_files import NumberedLine, kind_of, lines
-from manyformer.errors import UserError, nearest
+from manyformer.data.text_files import NumberedLine, content_suffix, read_lines
+from manyformer.errors import UserError, suggest_names
 
 ColumnKey = int | str
 JSONL = frozenset({".jsonl", ".ndjson"})
 
 
 class TableRow(NamedTuple):
-    """The asked columns of one record, and where it stands (for messages)."""
+    """The requested columns of one record, and its location (file and line) for messages."""
 
     cells: tuple[str, ...]
-    where: str
+    location: str
 
 
-def rows(path: Path, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
-    """The records of a TSV or JSONL file; UserError names the line that lacks a column."""
-    return _jsonl(path, columns) if kind_of(path) in JSONL else _tsv(path, columns)
+def read_rows(path: Path, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
+    """Read the records of a TSV or JSONL file. Raises UserError with the line that lacks a column."""
+    return _read_jsonl(path, columns) if content_suffix(path) in JSONL else _read_tsv(path, columns)
 
 
 def is_jsonl(path: Path) -> bool:
-    """Whether the ending says that each line is a JSON object."""
-    return kind_of(path) in JSONL
+    """Whether the file's suffix is one of JSON lines."""
+    return content_suffix(path) in JSONL
 
 
-def parallel(first: Path, second: Path) -> Iterator[TableRow]:
-    """Line i of both files; UserError where one has more lines than the other."""
-    for shared, (one, other) in enumerate(zip_longest(lines(first), lines(second))):
-        if one is None or other is None:
-            _refuse_unequal(first, second, shared)
-        yield TableRow((one.text, other.text), f"{first}:{one.number}")
+def read_parallel(first: Path, second: Path) -> Iterator[TableRow]:
+    """Read line i of both files as one row. Raises UserError if the files have different numbers of lines."""
+    for common_lines, (first_line, second_line) in enumerate(zip_longest(read_lines(first), read_lines(second))):
+        if first_line is None or second_line is None:
+            _raise_unequal_lengths(first, second, common_lines)
+        yield TableRow((first_line.text, second_line.text), f"{first}:{first_line.number}")
 
 
-def _refuse_unequal(first: Path, second: Path, shared: int) -> None:
-    counts = [sum(1 for _ in lines(path)) for path in (first, second)]
-    short = (first, second)[counts[0] > counts[1]]
+def _raise_unequal_lengths(first: Path, second: Path, common_lines: int) -> None:
+    counts = [sum(1 for _ in read_lines(path)) for path in (first, second)]
+    shorter = (first, second)[counts[0] > counts[1]]
     raise UserError(
         f"{first} has {counts[0]:,} lines and {second} has {counts[1]:,}: "
-        f"line {shared + 1} is the first that is missing, in {short}"
+        f"line {common_lines + 1} is the first that is missing in {shorter}"
     )
 
 
-def _tsv(path: Path, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
-    source = lines(path)
-    numbers = [column for column in columns if isinstance(column, int)]
-    if len(numbers) < len(columns):
-        head = next(source, NumberedLine(1, "")).text.split("\t")
-        numbers = [_numbered(column, head, path) for column in columns]
-    least = max(numbers) + 1
+def _read_tsv(path: Path, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
+    source = read_lines(path)
+    indices = [column for column in columns if isinstance(column, int)]
+    if len(indices) < len(columns):
+        header = next(source, NumberedLine(1, "")).text.split("\t")
+        indices = [_column_index(column, header, path) for column in columns]
+    required = max(indices) + 1
     for number, text in source:
         cells = text.split("\t")
-        if len(cells) < least:
+        if len(cells) < required:
             raise UserError(
-                f"{path}:{number}: column {least - 1} (counted from 0) is missing; "
+                f"{path}:{number}: column {required - 1} (counted from 0) is missing; "
                 f"this line has {len(cells)} column{'s' * (len(cells) > 1)}, separated by tabs"
             )
-        yield TableRow(tuple(cells[i] for i in numbers), f"{path}:{number}")
+        yield TableRow(tuple(cells[i] for i in indices), f"{path}:{number}")
 
 
-def _numbered(column: ColumnKey, head: list[str], path: Path) -> int:
+def _column_index(column: ColumnKey, header: list[str], path: Path) -> int:
     if isinstance(column, int):
         return column
-    if column not in head:
-        raise UserError(f"{path}:1: the first line has no column {column!r}; {nearest(column, head)}")
-    return head.index(column)
+    if column not in header:
+        raise UserError(f"{path}:1: the first line has no column {column!r}; {suggest_names(column, header)}")
+    return header.index(column)
 
 
-def _jsonl(path: Path, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
-    for number, text in lines(path):
+def _read_jsonl(path: Path, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
+    for number, text in read_lines(path):
         if not text.strip():
             continue
-        where = f"{path}:{number}"
+        location = f"{path}:{number}"
         try:
             record = json.loads(text)
         except json.JSONDecodeError as error:
-            raise UserError(
-                f"{where}: not a JSON object on a line of its own ({error.msg}, column {error.colno})"
-            ) from None
+            raise UserError(f"{location}: this line is not a JSON object ({error.msg}, column {error.colno})") from None
         if not isinstance(record, dict):
-            raise UserError(f'{where}: a JSON object such as {{"text": "..."}} is needed, and this is {text[:40]}')
-        yield TableRow(tuple(cell(record, column, where) for column in columns), where)
+            raise UserError(f'{location}: a JSON object such as {{"text": "..."}} is needed, and this is {text[:40]}')
+        yield TableRow(tuple(cell_text(record, column, location) for column in columns), location)
 
 
-def cell(record: dict[str, Any], column: ColumnKey, where: str) -> str:
-    """A field as text; a dot goes into a record inside (`translation.en`); a number becomes its digits."""
+def cell_text(record: dict[str, Any], column: ColumnKey, location: str) -> str:
+    """The text of a field; a dot names a nested field (`translation.en`), and an integer becomes its digits."""
     value: Any = record
     for name in [column] if column in record else str(column).split("."):
         if not isinstance(value, dict) or name not in value:
-            known = value if isinstance(value, dict) else record
-            raise UserError(f"{where}: column {column!r} is missing; {nearest(str(column), map(str, known))}")
+            fields = value if isinstance(value, dict) else record
+            raise UserError(f"{location}: column {column!r} is missing; {suggest_names(str(column), map(str, fields))}")
         value = value[name]
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise UserError(f"{where}: column {column!r} must be text, and this is {json.dumps(value, default=str)[:40]}")
-    text = str(value)
-    if any("\ud800" <= sign <= "\udfff" for sign in text):
         raise UserError(
-            f"{where}: column {column!r} holds half a character (a lone surrogate), which is not valid Unicode"
+            f"{location}: column {column!r} must be text, and this is {json.dumps(value, default=str)[:40]}"
+        )
+    text = str(value)
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(
+            f"{location}: column {column!r} holds half a character (a lone surrogate), which is not valid Unicode"
         )
     return text

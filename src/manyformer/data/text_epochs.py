@@ -1,4 +1,4 @@
-"""Epochs of running text: rows in shuffled order, as batches for a language model or for a masked one."""
+"""Epochs of text rows in shuffled order, as batches for causal or masked language modeling."""
 
 from abc import ABC, abstractmethod
 from typing import final
@@ -7,46 +7,46 @@ import numpy as np
 import torch
 
 from manyformer.batches import CausalLMBatch, MaskedLMBatch
-from manyformer.data.epochs import FIXED, Epoch, EpochPlan, generator
+from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, random_generator
 from manyformer.data.masking import mask_tokens
 from manyformer.data.neighbour_tables import NeighbourTable
 from manyformer.data.ragged import IntArray
 from manyformer.data.row_layouts import RowArrangement, RowLayout, TextRows
 
-# Told apart from the seeds of the order.
-_MASKING = 80_10_10
+# Distinguishes the random stream of masking from that of the row order.
+_MASKING_SEED = 80_10_10
 
 
 class BatchMaker(ABC):
-    """What rows become: the task's kind of batch."""
+    """Converts rows of text to the batch type of a task."""
 
     name: str
 
     @abstractmethod
-    def batch(self, rows: TextRows, seeds: tuple[int, ...]) -> CausalLMBatch | MaskedLMBatch:
-        """The batch; whatever is random in it depends on `seeds` alone."""
+    def make_batch(self, rows: TextRows, seeds: tuple[int, ...]) -> CausalLMBatch | MaskedLMBatch:
+        """The batch of these rows; its randomness is determined by `seeds`."""
 
 
 @final
 class NextTokenBatches(BatchMaker):
-    """For a language model."""
+    """Batches for causal language modeling."""
 
     name = "next"
 
-    def batch(self, rows: TextRows, seeds: tuple[int, ...]) -> CausalLMBatch:
+    def make_batch(self, rows: TextRows, seeds: tuple[int, ...]) -> CausalLMBatch:
         return CausalLMBatch(torch.from_numpy(rows.tokens), torch.from_numpy(rows.targets), _segments(rows))
 
 
 @final
 class MaskedBatches(BatchMaker):
-    """For a masked language model: other tokens are hidden in every epoch."""
+    """Batches for masked language modeling; the masked tokens are drawn again in every epoch."""
 
     def __init__(self, rate: float, vocab: int) -> None:
         self._rate, self._vocab = rate, vocab
         self.name = f"masked-{rate}"
 
-    def batch(self, rows: TextRows, seeds: tuple[int, ...]) -> MaskedLMBatch:
-        tokens, targets = mask_tokens(rows, self._rate, self._vocab, generator(*seeds, _MASKING))
+    def make_batch(self, rows: TextRows, seeds: tuple[int, ...]) -> MaskedLMBatch:
+        tokens, targets = mask_tokens(rows, self._rate, self._vocab, random_generator(*seeds, _MASKING_SEED))
         return MaskedLMBatch(torch.from_numpy(tokens), torch.from_numpy(targets), _segments(rows))
 
 
@@ -56,54 +56,61 @@ def _segments(rows: TextRows) -> torch.Tensor | None:
 
 @final
 class TextPlan(EpochPlan):
-    """Batches of `rows` rows each; the last of an epoch holds what is left."""
+    """Epochs with batches of `rows` rows each; the last batch of an epoch may have fewer."""
 
     def __init__(
-        self, layout: RowLayout, rows: int, finish: BatchMaker, fingerprint: str, lookups: NeighbourTable | None = None
+        self,
+        layout: RowLayout,
+        rows: int,
+        batch_maker: BatchMaker,
+        fingerprint: str,
+        neighbours: NeighbourTable | None = None,
     ) -> None:
-        self._layout, self._rows, self._finish, self._lookups = layout, rows, finish, lookups
-        self.fingerprint = f"{fingerprint}-{finish.name}-{rows}" + (f"-{lookups.origin}" if lookups else "")
+        self._layout, self._rows, self._batch_maker, self._neighbours = layout, rows, batch_maker, neighbours
+        self.fingerprint = f"{fingerprint}-{batch_maker.name}-{rows}" + (f"-{neighbours.origin}" if neighbours else "")
 
     def epoch(self, seed: int, number: int) -> "TextEpoch":
-        random = generator(seed, number)
+        random = random_generator(seed, number)
         arrangement = self._layout.arrange(random, number)
-        order = _order(arrangement, random)
-        return TextEpoch(arrangement, order, self._rows, self._finish, (seed, number), self._lookups)
+        order = _row_order(arrangement, random)
+        return TextEpoch(arrangement, order, self._rows, self._batch_maker, (seed, number), self._neighbours)
 
-    def fixed(self) -> "TextEpoch":
-        """The epoch of held-out text, always the same: mixed, so that its first batches are like all of them."""
+    def fixed_epoch(self) -> "TextEpoch":
+        """The fixed epoch of held-out text, shuffled so that its first batches represent all of them."""
         arrangement = self._layout.arrange(None)
-        order = _order(arrangement, generator(FIXED))
-        return TextEpoch(arrangement, order, self._rows, self._finish, (FIXED,), self._lookups)
+        order = _row_order(arrangement, random_generator(FIXED_SEED))
+        return TextEpoch(arrangement, order, self._rows, self._batch_maker, (FIXED_SEED,), self._neighbours)
 
 
-def _order(arrangement: RowArrangement, random: np.random.Generator) -> IntArray:
-    return np.arange(arrangement.count) if arrangement.goes_on else random.permutation(arrangement.count)
+def _row_order(arrangement: RowArrangement, random: np.random.Generator) -> IntArray:
+    return np.arange(arrangement.count) if arrangement.rows_continue else random.permutation(arrangement.count)
 
 
 class TextEpoch(Epoch):
-    """Rows in a given order, so many to a batch."""
+    """An epoch of the rows of an arrangement in a given order, `rows` per batch."""
 
     def __init__(
         self,
         arrangement: RowArrangement,
         order: IntArray,
         rows: int,
-        finish: BatchMaker,
+        batch_maker: BatchMaker,
         seeds: tuple[int, ...],
-        lookups: NeighbourTable | None,
+        neighbours: NeighbourTable | None,
     ) -> None:
-        self._arrangement, self._order, self._rows, self._finish = arrangement, order, rows, finish
-        self._lookups = lookups
-        self.goes_on = arrangement.goes_on
+        self._arrangement, self._order, self._rows, self._batch_maker = arrangement, order, rows, batch_maker
+        self._neighbours = neighbours
+        self.rows_continue = arrangement.rows_continue
         self._seeds = seeds
 
     def __len__(self) -> int:
         return -(-len(self._order) // self._rows)
 
     def batch(self, number: int) -> CausalLMBatch | MaskedLMBatch:
-        numbers = self._order[number * self._rows : (number + 1) * self._rows]
-        batch = self._finish.batch(self._arrangement.rows(numbers), (*self._seeds, number))
-        if self._lookups is None or not isinstance(batch, CausalLMBatch):
+        row_numbers = self._order[number * self._rows : (number + 1) * self._rows]
+        batch = self._batch_maker.make_batch(self._arrangement.rows(row_numbers), (*self._seeds, number))
+        if self._neighbours is None or not isinstance(batch, CausalLMBatch):
             return batch
-        return batch._replace(neighbours=torch.from_numpy(self._lookups.at(self._arrangement.places(numbers))))
+        return batch._replace(
+            neighbours=torch.from_numpy(self._neighbours.lookup(self._arrangement.token_indices(row_numbers)))
+        )

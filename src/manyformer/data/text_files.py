@@ -1,4 +1,4 @@
-"""Files as text, streamed: plain or gzipped, strict UTF-8, and a sentence for each way in which they can be bad."""
+"""Streaming readers of plain or gzipped text files in strict UTF-8, with an error message for each kind of defect."""
 
 import codecs
 import difflib
@@ -15,82 +15,88 @@ from typing import BinaryIO, NamedTuple, cast
 from manyformer.data.atomic_files import atomic_write
 from manyformer.errors import UserError
 
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 STDIN = "-"
 _GZIP = b"\x1f\x8b"
 _NAMES = (
     "txt text md rst tex org html xml json jsonl ndjson csv tsv yaml toml py pyi c h cc cpp hpp cs java js ts go rs rb "
     "pl php sh sql swift kt scala hs ml lisp scm el lua jl r m css"
 )
-# What a folder is searched for; each also gzipped.
-ENDINGS = tuple(f".{name}" for name in _NAMES.split())
+# Suffixes of the files that are read from a folder; each also with .gz.
+TEXT_SUFFIXES = tuple(f".{name}" for name in _NAMES.split())
 
 
 class NumberedLine(NamedTuple):
-    """A line without its end, and its number counted from 1."""
+    """A line without its line end, and its number counted from 1."""
 
     number: int
     text: str
 
 
 def existing_path(path: str | os.PathLike[str]) -> Path:
-    """The path, or a UserError with the nearest name in its folder."""
-    place = Path(path).expanduser()
-    if place.exists():
-        return place
-    folder = place.parent
+    """The path with ~ expanded. Raises UserError with the closest name in its folder if it does not exist."""
+    expanded = Path(path).expanduser()
+    if expanded.exists():
+        return expanded
+    folder = expanded.parent
     if not folder.is_dir():
-        raise UserError(f"{place}: there is no such file (nor a folder {folder})")
-    near = difflib.get_close_matches(place.name, [one.name for one in folder.iterdir()], n=1, cutoff=0.6)
-    raise UserError(f"{place}: there is no such file" + (f"; did you mean {folder / near[0]}?" if near else ""))
+        raise UserError(f"{expanded}: there is no such file (nor a folder {folder})")
+    matches = difflib.get_close_matches(expanded.name, [sibling.name for sibling in folder.iterdir()], n=1, cutoff=0.6)
+    raise UserError(
+        f"{expanded}: there is no such file" + (f"; did you mean {folder / matches[0]}?" if matches else "")
+    )
 
 
-def kind_of(path: Path) -> str:
-    """The ending that tells what is inside, gzip looked through: ".txt", ".jsonl", ..."""
+def content_suffix(path: Path) -> str:
+    """The lower-case suffix that names the content type, without .gz: ".txt", ".jsonl", ..."""
     return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """The text files under a folder, in order of their names; hidden ones and other endings than ENDINGS left out."""
-    found = []
-    for place, inside, names in os.walk(folder):
-        inside[:] = sorted(name for name in inside if not name.startswith(".") and name != "__pycache__")
-        paths = (Path(place, name) for name in names if not name.startswith("."))
-        found += [path for path in paths if kind_of(path) in ENDINGS and path.is_file()]
-    if not found:
-        raise UserError(f"{folder}: this folder holds no text files (looked for {' '.join(ENDINGS)}, each also .gz)")
-    return sorted(found, key=lambda path: path.relative_to(folder).parts)
+    """The files under a folder with one of `TEXT_SUFFIXES`, sorted by path; hidden files and folders are skipped."""
+    files = []
+    for directory, subfolders, names in os.walk(folder):
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith(".") and name != "__pycache__")
+        paths = (Path(directory, name) for name in names if not name.startswith("."))
+        files += [path for path in paths if content_suffix(path) in TEXT_SUFFIXES and path.is_file()]
+    if not files:
+        raise UserError(
+            f"{folder}: this folder holds no text files (looked for {' '.join(TEXT_SUFFIXES)}, each also .gz)"
+        )
+    return sorted(files, key=lambda path: path.relative_to(folder).parts)
 
 
-def keep_stdin(copy: Path) -> Path:
-    """Standard input, copied to a file since it can be read only once; an earlier copy serves where nothing comes.
+def save_stdin(copy: Path) -> Path:
+    """Copy standard input to the file `copy`, since it can be read only once; without input, reuse an earlier copy.
 
-    Raises UserError where nothing comes and no copy is there, and where the copy is of something else.
+    Raises UserError if there is neither input nor a copy, and if the input differs from an existing copy.
     """
-    silent = sys.stdin is None or sys.stdin.isatty()
-    fresh = copy.with_name(f"{copy.name}.{os.getpid()}.new")
-    with atomic_write(fresh) as file:
-        while not silent and (part := sys.stdin.buffer.read(CHUNK)):
-            file.write(part)
+    no_input = sys.stdin is None or sys.stdin.isatty()
+    draft = copy.with_name(f"{copy.name}.{os.getpid()}.new")
+    with atomic_write(draft) as file:
+        while not no_input and (chunk := sys.stdin.buffer.read(CHUNK_BYTES)):
+            file.write(chunk)
     try:
-        if fresh.stat().st_size and copy.exists() and not filecmp.cmp(fresh, copy, shallow=False):
-            raise UserError(f"what is piped in differs from what this run began with (kept in {copy}); start a new run")
-        if not fresh.stat().st_size and not copy.exists():
+        if draft.stat().st_size and copy.exists() and not filecmp.cmp(draft, copy, shallow=False):
+            raise UserError(
+                f"standard input differs from the text that this run started with (saved in {copy}); start a new run"
+            )
+        if not draft.stat().st_size and not copy.exists():
             raise UserError(
                 "- means standard input, but nothing is piped in; use for instance `cat FILE | manyformer ...`"
             )
         if not copy.exists():
-            fresh.replace(copy)
+            draft.replace(copy)
     finally:
-        fresh.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
     return copy
 
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, unpacked where it is gzipped (told by its first bytes, not by its name)."""
+    """Open a file for reading bytes, decompressed if its first bytes are those of gzip, whatever its name."""
     if path.is_dir():
-        raise UserError(f"{path}: this is a folder, and a file is needed here")
+        raise UserError(f"{path}: this is a folder; give a file")
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == _GZIP
@@ -101,48 +107,48 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
             else:
                 yield raw
     except PermissionError:
-        raise UserError(f"{path}: this file may not be read (permission denied)") from None
+        raise UserError(f"{path}: this file cannot be read (permission denied)") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: this gzip file is damaged or not whole ({error})") from error
+        raise UserError(f"{path}: this gzip file is damaged or incomplete ({error})") from error
 
 
-def chunks(path: Path, size: int = CHUNK) -> Iterator[str]:
-    """The text in parts of about `size` bytes, line ends as they are, a byte order mark left out."""
+def read_chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[str]:
+    """Read the text in chunks of about `size` bytes, with line ends unchanged and without a byte order mark."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    done, fresh = 0, True
+    bytes_read, at_start = 0, True
     with open_bytes(path) as file:
         while True:
-            part = file.read(size)
-            held = len(decoder.getstate()[0])
+            chunk = file.read(size)
+            pending = len(decoder.getstate()[0])
             try:
-                text = decoder.decode(part, final=not part)
+                text = decoder.decode(chunk, final=not chunk)
             except UnicodeDecodeError as error:
-                where = done - held + error.start
+                position = bytes_read - pending + error.start
                 byte = error.object[error.start]
                 raise UserError(
-                    f"{path}: not UTF-8 at byte {where} (0x{byte:02x}); convert it, for instance "
+                    f"{path}: not UTF-8 at byte {position} (0x{byte:02x}); convert it, for instance "
                     f"`iconv -f latin1 -t utf-8 {path.name}`"
                 ) from None
-            done += len(part)
-            if text and fresh:
-                text, fresh = text.removeprefix("\ufeff"), False
+            bytes_read += len(chunk)
+            if text and at_start:
+                text, at_start = text.removeprefix("\ufeff"), False
             if text:
                 yield text
-            if not part:
+            if not chunk:
                 return
 
 
-def lines(path: Path) -> Iterator[NumberedLine]:
-    """The lines, ended by newline alone (a carriage return before it is left out), not by other separators."""
-    rest: list[str] = []
+def read_lines(path: Path) -> Iterator[NumberedLine]:
+    """Read the lines, which end with \\n or \\r\\n; other Unicode line separators do not end a line."""
+    pending: list[str] = []
     number = 0
-    for text in chunks(path):
-        first, *others = text.split("\n")
-        rest.append(first)
-        for start in others:
+    for text in read_chunks(path):
+        head, *line_starts = text.split("\n")
+        pending.append(head)
+        for line_start in line_starts:
             number += 1
-            yield NumberedLine(number, "".join(rest).removesuffix("\r"))
-            rest = [start]
-    last = "".join(rest)
-    if last:
-        yield NumberedLine(number + 1, last)
+            yield NumberedLine(number, "".join(pending).removesuffix("\r"))
+            pending = [line_start]
+    remainder = "".join(pending)
+    if remainder:
+        yield NumberedLine(number + 1, remainder)

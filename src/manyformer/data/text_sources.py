@@ -1,4 +1,4 @@
-"""Running text as documents: each file one document, each JSONL or data set record one document; streamed in parts."""
+"""Text sources that stream documents: a file is one document, a JSONL or data set record is one document."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -6,119 +6,119 @@ from pathlib import Path
 from typing import NamedTuple
 
 from manyformer.data import stdlib_corpus
-from manyformer.data.hub import HubSet, is_hub
-from manyformer.data.table_files import is_jsonl, rows
-from manyformer.data.text_files import STDIN, chunks, existing_path, folder_files, keep_stdin
+from manyformer.data.hub import HubDataset, is_hub_dataset
+from manyformer.data.table_files import is_jsonl, read_rows
+from manyformer.data.text_files import STDIN, existing_path, folder_files, read_chunks, save_stdin
 from manyformer.errors import UserError
 
 
 class TextPart(NamedTuple):
-    """A stretch of a document's text; a long document comes in several."""
+    """A contiguous part of a document's text; a long document is streamed in several parts."""
 
     text: str
-    begins: bool
-    ends: bool
+    starts_document: bool
+    ends_document: bool
 
 
 class TextSource(ABC):
-    """Something that holds documents and can be read again and again."""
+    """A source of documents that can be read repeatedly."""
 
     name: str
 
     @abstractmethod
     def parts(self) -> Iterator[TextPart]:
-        """All documents in order."""
+        """Stream all documents in order."""
 
     @abstractmethod
     def stamp(self) -> list[str | int]:
-        """What changes when the content does, without reading it all."""
+        """Values that change when the content changes, found without reading all of it."""
 
 
 class PlainTextSource(TextSource):
-    """One file, one document."""
+    """A text file as one document."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, str(path)
 
     def parts(self) -> Iterator[TextPart]:
-        begins = True
-        held = ""
-        for text in chunks(self.path):
-            if held:
-                # Cut behind a line end where there is one, so that no word is torn between two parts.
-                cut = held.rfind("\n") + 1 or len(held)
-                yield TextPart(held[:cut], begins, ends=False)
-                begins, held = False, held[cut:]
-            held += text
-        if held:
-            yield TextPart(held, begins, ends=True)
+        starts_document = True
+        pending = ""
+        for text in read_chunks(self.path):
+            if pending:
+                # Split after a line end where there is one, so that no word is split between two parts.
+                boundary = pending.rfind("\n") + 1 or len(pending)
+                yield TextPart(pending[:boundary], starts_document, ends_document=False)
+                starts_document, pending = False, pending[boundary:]
+            pending += text
+        if pending:
+            yield TextPart(pending, starts_document, ends_document=True)
 
     def stamp(self) -> list[str | int]:
-        return stamp_of(self.path)
+        return file_stamp(self.path)
 
 
 class JsonlSource(TextSource):
-    """One JSON object a line, one document each."""
+    """A JSONL file with one document per line."""
 
     def __init__(self, path: Path, column: str) -> None:
         self.path, self.name, self._column = path, str(path), column
 
     def parts(self) -> Iterator[TextPart]:
-        for row in rows(self.path, [self._column]):
+        for row in read_rows(self.path, [self._column]):
             if row.cells[0]:
-                yield TextPart(row.cells[0], begins=True, ends=True)
+                yield TextPart(row.cells[0], starts_document=True, ends_document=True)
 
     def stamp(self) -> list[str | int]:
-        return [*stamp_of(self.path), self._column]
+        return [*file_stamp(self.path), self._column]
 
 
 class HubTextSource(TextSource):
-    """A Hugging Face data set, one document a record."""
+    """A Hugging Face data set with one document per record."""
 
     def __init__(self, path: str, column: str) -> None:
         self.name, self._column = path, column
-        self._set = HubSet(path)
+        self._dataset = HubDataset(path)
 
     def parts(self) -> Iterator[TextPart]:
-        for row in self._set.rows([self._column]):
+        for row in self._dataset.rows([self._column]):
             if row.cells[0]:
-                yield TextPart(row.cells[0], begins=True, ends=True)
+                yield TextPart(row.cells[0], starts_document=True, ends_document=True)
 
     def stamp(self) -> list[str | int]:
-        return [self.name, self._column, self._set.fingerprint]
+        return [self.name, self._column, self._dataset.fingerprint]
 
 
-def stamp_of(path: Path) -> list[str | int]:
-    """Name, size and time of a file: cheap, and different after any ordinary change."""
+def file_stamp(path: Path) -> list[str | int]:
+    """The path, size and modification time of a file, which differ after any ordinary change."""
     facts = path.stat()
     return [str(path.resolve()), facts.st_size, facts.st_mtime_ns]
 
 
 def text_sources(path: str | Sequence[str], column: str | None, cache: Path) -> list[TextSource]:
-    """The sources that `data.path` names, in order; `cache` keeps standard input, which can be read only once."""
-    found: list[TextSource] = []
-    for one in [path] if isinstance(path, str) else path:
-        found += _named(one, column or "text", cache)
-    return found
+    """The text sources of `data.path`, in order; standard input is copied to `cache`, as it can be read only once."""
+    sources: list[TextSource] = []
+    for name in [path] if isinstance(path, str) else path:
+        sources += _sources_at(name, column or "text", cache)
+    return sources
 
 
-def _named(path: str, column: str, cache: Path) -> list[TextSource]:
+def _sources_at(path: str, column: str, cache: Path) -> list[TextSource]:
     if path == "stdlib":
-        return [PlainTextSource(file) for file in stdlib_corpus.files()]
-    if is_hub(path):
+        return [PlainTextSource(file) for file in stdlib_corpus.stdlib_files()]
+    if is_hub_dataset(path):
         return [HubTextSource(path, column)]
-    place = keep_stdin(cache / "stdin.txt") if path == STDIN else existing_path(path)
-    if place.is_dir():
-        # An empty file in a folder, as Python packages have them, is no document; a folder of them alone is a mistake.
-        files = [file for file in folder_files(place) if file.stat().st_size]
+    resolved = save_stdin(cache / "stdin.txt") if path == STDIN else existing_path(path)
+    if resolved.is_dir():
+        # Empty files, as Python packages have them, are skipped; a folder with nothing else is an error.
+        files = [file for file in folder_files(resolved) if file.stat().st_size]
         if not files:
-            raise UserError(f"{place}: all files in this folder are empty")
-        return [_file(file, column) for file in files]
-    source = _file(place, column)
+            raise UserError(f"{resolved}: all files in this folder are empty")
+        return [_file_source(file, column) for file in files]
+    source = _file_source(resolved, column)
     if not any(part.text for part in source.parts()):
-        raise UserError(f"{'standard input' if path == STDIN else place}: this file is empty")
+        raise UserError(f"{'standard input' if path == STDIN else resolved}: this file is empty")
     return [source]
 
 
-def _file(path: Path, column: str) -> TextSource:
+def _file_source(path: Path, column: str) -> TextSource:
     return JsonlSource(path, column) if is_jsonl(path) else PlainTextSource(path)

@@ -1,4 +1,4 @@
-"""Tokens on disk, memory-mapped: one file of tokens and one of document boundaries a split, made streaming."""
+"""Memory-mapped token shards: a file of token ids and a file of document offsets per split, written by streaming."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ TokenArray = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
 
 
 class ShardFacts(NamedTuple):
-    """What the manifest says of one shard: sizes, the text behind it, and a hash of its tokens."""
+    """The manifest entry of one shard: counts of tokens and of the text they encode, and a hash of the tokens."""
 
     tokens: int
     documents: int
@@ -27,7 +27,7 @@ class ShardFacts(NamedTuple):
 
 
 class TokenShard(NamedTuple):
-    """One split: document i is `tokens[offsets[i]:offsets[i + 1]]`, both arrays mapped from disk."""
+    """A memory-mapped split: document i is `tokens[offsets[i]:offsets[i + 1]]`."""
 
     tokens: TokenArray
     offsets: NDArray[np.int64]
@@ -35,12 +35,12 @@ class TokenShard(NamedTuple):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each document."""
+        """The number of tokens of each document."""
         return np.diff(self.offsets)
 
 
 class ShardWriter:
-    """Takes documents in pieces; holds no more than one piece in memory."""
+    """Writes a shard from parts of documents, with at most one part in memory."""
 
     def __init__(self, tokens: BinaryIO, offsets: BinaryIO, vocab: int) -> None:
         self._tokens, self._offsets = tokens, offsets
@@ -48,62 +48,62 @@ class ShardWriter:
         self._hash = hashlib.sha256()
         self._count = self._documents = self._characters = self._bytes = 0
 
-    def add(self, ids: TokenIds | Sequence[int], *, begins: bool, text: str = "") -> None:
-        """Appends tokens to the open document, or to a new one where it `begins`; `text` is what they stand for."""
-        if begins:
+    def add(self, ids: TokenIds | Sequence[int], *, starts_document: bool, text: str = "") -> None:
+        """Append tokens to the current document, or to a new one if `starts_document`; `text` is what they encode."""
+        if starts_document:
             self._offsets.write(np.int64(self._count).astype("<i8").tobytes())
             self._documents += 1
         raw = np.asarray(ids).astype(self.dtype).tobytes()
         self._tokens.write(raw)
-        self._hash.update(b"document" if begins else b"")
+        self._hash.update(b"document" if starts_document else b"")
         self._hash.update(raw)
         self._count += len(ids)
         self._characters += len(text)
         self._bytes += len(text) if text.isascii() else len(text.encode())
 
     def close(self) -> ShardFacts:
-        """Writes the last boundary and says what there is."""
+        """Write the last offset and return the facts of the shard."""
         self._offsets.write(np.int64(self._count).astype("<i8").tobytes())
         name, digest = self.dtype.name, self._hash.hexdigest()
         return ShardFacts(self._count, self._documents, self._characters, self._bytes, name, digest)
 
 
 class ShardWriters(NamedTuple):
-    """The shards being written, and where their facts will stand once the block has ended."""
+    """The shards being written, and their facts, which are filled in when the context ends."""
 
     shards: dict[str, ShardWriter]
     facts: dict[str, ShardFacts]
 
 
 @contextmanager
-def writing_shards(folder: Path, names: Sequence[str], vocab: int) -> Iterator[ShardWriters]:
-    """Shards with these names under `folder`, there as a whole when the block ends well, and not at all otherwise."""
+def write_shards(folder: Path, names: Sequence[str], vocab: int) -> Iterator[ShardWriters]:
+    """Open shards with these names in `folder` for writing; their files appear only if the context succeeds."""
     with ExitStack() as stack:
         writers = ShardWriters({}, {})
         for name in names:
-            tokens, offsets = (stack.enter_context(atomic_write(path)) for path in _paths(folder, name))
+            tokens, offsets = (stack.enter_context(atomic_write(path)) for path in _shard_paths(folder, name))
             writers.shards[name] = ShardWriter(tokens, offsets, vocab)
         yield writers
         writers.facts.update({name: writer.close() for name, writer in writers.shards.items()})
 
 
 def is_complete(folder: Path, name: str, facts: ShardFacts) -> bool:
-    """Whether the files of a shard are there with the sizes that these facts tell."""
-    tokens, offsets = _paths(folder, name)
+    """Whether the files of a shard exist with the sizes that follow from `facts`."""
+    tokens, offsets = _shard_paths(folder, name)
     sizes = {tokens: facts.tokens * np.dtype(facts.dtype).itemsize, offsets: (facts.documents + 1) * 8}
     return all(path.exists() and path.stat().st_size == size for path, size in sizes.items())
 
 
 def open_shard(folder: Path, name: str, facts: ShardFacts) -> TokenShard:
-    """Maps a shard that is `is_complete`."""
-    tokens, offsets = _paths(folder, name)
-    return TokenShard(_map(tokens, facts.dtype), _map(offsets, "int64"), facts)
+    """Memory-map a shard that `is_complete`."""
+    tokens, offsets = _shard_paths(folder, name)
+    return TokenShard(_memory_map(tokens, facts.dtype), _memory_map(offsets, "int64"), facts)
 
 
-def _map(path: Path, dtype: str) -> NDArray[Any]:
+def _memory_map(path: Path, dtype: str) -> NDArray[Any]:
     # An empty file cannot be mapped.
     return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
 
 
-def _paths(folder: Path, name: str) -> tuple[Path, Path]:
+def _shard_paths(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}.tokens", folder / f"{name}.offsets"

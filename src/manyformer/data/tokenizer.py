@@ -1,4 +1,4 @@
-"""What a tokenizer is: text to numbers and exactly back, five special numbers, a stream that never cuts a character."""
+"""The tokenizer interface: text to token ids and back, five special tokens, and incremental decoding."""
 
 import codecs
 import hashlib
@@ -12,32 +12,32 @@ from typing import Any, ClassVar, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.atomic_files import write_text
-from manyformer.errors import UserError, nearest
+from manyformer.data.atomic_files import atomic_write_text
+from manyformer.errors import UserError, suggest_names
 
 TokenIds = NDArray[np.int32]
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>", "<mask>")
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+UNKNOWN_TEXT = "\N{REPLACEMENT CHARACTER}"
 
 
 class StreamDecoder:
-    """Text pieces as token numbers arrive; a character whose bytes are not all there yet waits for the next token."""
+    """Incremental decoder from token ids to text, which holds back the bytes of an incomplete character."""
 
-    def __init__(self, piece: Callable[[int], bytes]) -> None:
-        self._piece = piece
-        self._bytes = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: SupportsIndex) -> str:
         """The text that this token completes, "" where it completes none."""
-        return self._bytes.decode(self._piece(int(token)))
+        return self._utf8.decode(self._token_bytes(int(token)))
 
     def finish(self) -> str:
-        """What is left at the end: a replacement character where the last character is not whole."""
-        return self._bytes.decode(b"", final=True)
+        """The remaining text at the end: a replacement character if the last character is incomplete."""
+        return self._utf8.decode(b"", final=True)
 
 
 class Tokenizer(ABC):
-    """Text to token numbers and back; numbers below 5 are special and stand for no text."""
+    """Maps text to token ids and back; ids below 5 are special tokens without text."""
 
     kind: ClassVar[str]
     pad: ClassVar[int] = 0
@@ -49,88 +49,90 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def vocab(self) -> int:
-        """How many numbers there are, the special ones among them."""
+        """The size of the vocabulary, special tokens included."""
 
     @abstractmethod
     def encode_array(self, text: str) -> TokenIds:
-        """The text's token numbers as an array; neither bos nor eos is added."""
+        """The token ids of the text as an array, without bos and eos."""
 
     @abstractmethod
-    def piece(self, token: int) -> bytes:
-        """The bytes (UTF-8) that an ordinary token stands for."""
+    def token_bytes(self, token: int) -> bytes:
+        """The UTF-8 bytes of an ordinary token."""
 
     @abstractmethod
     def content(self) -> dict[str, Any]:
-        """What is saved, as JSON."""
+        """The tokenizer's parameters as values that JSON can hold."""
 
     @classmethod
     @abstractmethod
     def restore(cls, content: dict[str, Any]) -> "Tokenizer":
-        """The tokenizer that `content` came from."""
+        """The tokenizer whose `content()` is `content`."""
 
     def encode(self, text: str) -> list[int]:
-        """The text's token numbers; neither bos nor eos is added."""
+        """The token ids of the text, without bos and eos."""
         tokens: list[int] = self.encode_array(text).tolist()
         return tokens
 
     def encode_many(self, texts: Sequence[str]) -> list[TokenIds]:
-        """`encode_array` of each."""
+        """`encode_array` of each text."""
         return [self.encode_array(text) for text in texts]
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
-        """The text of these numbers: special ones give nothing, unk and broken UTF-8 the replacement character."""
-        return b"".join(self._bytes_of(int(token)) for token in tokens).decode("utf-8", errors="replace")
+        """The text of these token ids; special tokens have no text, unk and invalid UTF-8 give U+FFFD."""
+        return b"".join(self._decode_token(int(token)) for token in tokens).decode("utf-8", errors="replace")
 
     def stream(self) -> StreamDecoder:
-        """A decoder for tokens that arrive one by one."""
-        return StreamDecoder(self._bytes_of)
+        """An incremental decoder for tokens that are generated one by one."""
+        return StreamDecoder(self._decode_token)
 
     def token(self, number: SupportsIndex) -> str:
-        """How one token is shown to people: the special ones by name."""
+        """A token as displayed text; special tokens by their names."""
         index = int(number)
-        return SPECIALS[index] if 0 <= index < len(SPECIALS) else self._bytes_of(index).decode("utf-8", "replace")
+        return SPECIALS[index] if 0 <= index < len(SPECIALS) else self._decode_token(index).decode("utf-8", "replace")
 
-    def _bytes_of(self, token: int) -> bytes:
+    def _decode_token(self, token: int) -> bytes:
         if not 0 <= token < self.vocab:
-            raise ValueError(f"no token has the number {token}; this {self.kind} tokenizer knows 0 to {self.vocab - 1}")
+            raise ValueError(f"token id {token} is out of range; this {self.kind} tokenizer has 0 to {self.vocab - 1}")
         if token == self.unk:
-            return UNKNOWN.encode()
-        return b"" if token < len(SPECIALS) else self.piece(token)
+            return UNKNOWN_TEXT.encode()
+        return b"" if token < len(SPECIALS) else self.token_bytes(token)
 
     @property
     def fingerprint(self) -> str:
-        """Equal for tokenizers that do the same."""
+        """A hash that is equal for equal tokenizers."""
         text = json.dumps([self.kind, self.content()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes one JSON file, atomically."""
-        write_text(Path(path), json.dumps({"kind": self.kind, **self.content()}, ensure_ascii=False, indent=1) + "\n")
+        """Write the tokenizer as one JSON file, atomically."""
+        atomic_write_text(
+            Path(path), json.dumps({"kind": self.kind, **self.content()}, ensure_ascii=False, indent=1) + "\n"
+        )
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Tokenizer":
-        """Reads what `save` wrote; UserError names a missing or damaged file."""
+        """Load what `save` wrote. Raises UserError for a missing or damaged file."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-            return _kind(content.pop("kind")).restore(content)
+            return _tokenizer_class(content.pop("kind")).restore(content)
         except FileNotFoundError:
             raise UserError(f"{path}: there is no tokenizer here") from None
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise UserError(f"{path}: this is not a whole tokenizer file ({error})") from error
+            raise UserError(f"{path}: this file is not a complete tokenizer ({error})") from error
 
     @staticmethod
     def train(kind: str, texts: Iterable[str], size: int | None = None) -> "Tokenizer":
-        """A tokenizer of this kind ("char", "byte", "bpe", "word") for these texts; `size` is that of a vocabulary."""
-        return _kind(kind).learn(texts, size)
+        """Train a tokenizer of this kind ("char", "byte", "bpe", "word") on `texts`; `size` is the vocabulary size."""
+        return _tokenizer_class(kind).learn(texts, size)
 
     @classmethod
     @abstractmethod
     def learn(cls, texts: Iterable[str], size: int | None) -> "Tokenizer":
-        """A tokenizer of this class for these texts."""
+        """Train a tokenizer of this class on `texts` with a vocabulary of `size`."""
 
 
-def _kind(name: str) -> type[Tokenizer]:
-    # Imported here: these modules need the class above.
+def _tokenizer_class(name: str) -> type[Tokenizer]:
+    # imported late: these modules import `Tokenizer` from this one
     from manyformer.data.bpe import BPETokenizer
     from manyformer.data.characters import ByteTokenizer, CharTokenizer
     from manyformer.data.pixel_tokenizer import PixelTokenizer
@@ -140,5 +142,5 @@ def _kind(name: str) -> type[Tokenizer]:
         kind.kind: kind for kind in (CharTokenizer, ByteTokenizer, BPETokenizer, WordTokenizer, PixelTokenizer)
     }
     if name not in kinds:
-        raise UserError(f"there is no tokenizer {name!r}; {nearest(str(name), kinds)}")
+        raise UserError(f"there is no tokenizer {name!r}; {suggest_names(str(name), kinds)}")
     return kinds[name]

@@ -1,4 +1,4 @@
-"""CoNLL-U files as rows: words, labels and heads of a sentence, each mistake told with its line and sentence."""
+"""Reader of CoNLL-U files: the word forms, labels and heads of each sentence; errors name the line and sentence."""
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -8,60 +8,60 @@ from typing import Any, NamedTuple
 
 from manyformer.data.pair_tables import RowTable
 from manyformer.data.table_files import TableRow
-from manyformer.data.text_files import STDIN, NumberedLine, existing_path, keep_stdin, lines
-from manyformer.data.text_sources import stamp_of
+from manyformer.data.text_files import STDIN, NumberedLine, existing_path, read_lines, save_stdin
+from manyformer.data.text_sources import file_stamp
 from manyformer.dependency_trees import preorder_columns
 from manyformer.errors import UserError
 
-# What no word, label or number of a file in columns can hold.
-SEPARATOR = "\t"
-# The columns up to the relation; "features" has no parser, as nobody asks for them.
+# A character that no cell of a tab-separated file can contain.
+CELL_SEPARATOR = "\t"
+# The columns up to the relation; "features" has no parser in the library, so that they are not parsed.
 _FIELDS = ("id", "form", "lemma", "upos", "xpos", "features", "head", "deprel")
-LABELS: dict[str, Callable[[Any], str | None]] = {
+LABEL_READERS: dict[str, Callable[[Any], str | None]] = {
     "relation": lambda word: word["deprel"].partition(":")[0],
     "deprel": lambda word: word["deprel"],
     "upos": lambda word: word["upos"],
     "xpos": lambda word: word["xpos"],
 }
-COLUMNS = {"relation": 7, "deprel": 7, "upos": 3, "xpos": 4}
-"""Where a label stands in a line, counted from 0."""
-UNKNOWN = "_"
-"""What stands for a label that is not given."""
+LABEL_COLUMNS = {"relation": 7, "deprel": 7, "upos": 3, "xpos": 4}
+"""The column of each kind of label, counted from 0."""
+UNKNOWN_LABEL = "_"
+"""The label of a word without one."""
 
 
 class TreebankSentence(NamedTuple):
-    """What stands in the cells of a row: the words, the label of each and the number of its head (0 for the root)."""
+    """The word forms of a sentence, the label of each and the 1-based index of its head (0 for the root)."""
 
-    words: list[str]
+    forms: list[str]
     labels: list[str]
     heads: list[int]
 
     @classmethod
-    def of(cls, row: TableRow) -> "TreebankSentence":
-        """The sentence of a row that `Treebank` gave."""
-        words, labels, heads = (cell.split(SEPARATOR) for cell in row.cells)
-        return cls(words, labels, [int(head) for head in heads])
+    def from_row(cls, row: TableRow) -> "TreebankSentence":
+        """The sentence stored in a row of a `Treebank`."""
+        forms, labels, heads = (cell.split(CELL_SEPARATOR) for cell in row.cells)
+        return cls(forms, labels, [int(head) for head in heads])
 
 
 class Treebank(RowTable):
-    """A CoNLL-U file (universaldependencies.org/format.html); multiword tokens and empty nodes are left out.
+    """A CoNLL-U file (universaldependencies.org/format.html) as rows; multiword tokens and empty nodes are skipped.
 
-    `label` None leaves all labels UNKNOWN, whatever the file says.
+    With `label` None all labels are `UNKNOWN_LABEL`, whatever the file contains.
     """
 
     def __init__(self, path: Path, label: str | None) -> None:
         self._path, self._label, self.name = path, label, str(path)
-        _library()
+        _import_conllu()
 
-    # the library takes its time, and even the largest treebanks are small enough to be kept
+    # cached, since the library parses slowly and even the largest treebanks fit in memory
     @cached_property
     def _rows(self) -> list[TableRow]:
-        return [_row(block, self._path, self._label) for block in self.blocks()]
+        return [_parse_row(block, self._path, self._label) for block in self.blocks()]
 
     def blocks(self) -> Iterator[list[NumberedLine]]:
-        """The lines of each sentence."""
+        """Stream the lines of each sentence as one block."""
         block: list[NumberedLine] = []
-        for line in lines(self._path):
+        for line in read_lines(self._path):
             if line.text.strip():
                 block.append(line)
             elif block:
@@ -74,18 +74,18 @@ class Treebank(RowTable):
         return iter(self._rows)
 
     def stamp(self) -> list[str | int]:
-        return [*stamp_of(self._path), self._label or "", version("conllu")]
+        return [*file_stamp(self._path), self._label or "", version("conllu")]
 
 
-def treebank(path: str, label: str | None, cache: Path) -> Treebank:
-    """The treebank at `path`, with one kind of label (a key of `LABELS`) or none."""
-    place = keep_stdin(cache / "stdin.txt") if path == STDIN else existing_path(path)
-    if place.is_dir():
-        raise UserError(f"{place}: this is a folder; give a CoNLL-U file or a list of them")
-    return Treebank(place, label)
+def open_treebank(path: str, label: str | None, cache: Path) -> Treebank:
+    """The treebank at `path`, with one kind of label (a key of `LABEL_READERS`) or none."""
+    resolved = save_stdin(cache / "stdin.txt") if path == STDIN else existing_path(path)
+    if resolved.is_dir():
+        raise UserError(f"{resolved}: this is a folder; give a CoNLL-U file or a list of them")
+    return Treebank(resolved, label)
 
 
-def _library() -> Any:
+def _import_conllu() -> Any:
     try:
         import conllu
     except ImportError:
@@ -93,42 +93,46 @@ def _library() -> Any:
     return conllu
 
 
-def _row(block: list[NumberedLine], path: Path, label: str | None) -> TableRow:
-    tokens, name = _parsed(block, path)
-    where = f"{path}:{block[0].number}" + (f" (sentence {name})" if name else "")
-    text = [line for line in block if not line.text.startswith("#")]
-    words = [(line, token) for line, token in zip(text, tokens, strict=True) if isinstance(token.get("id"), int)]
-    if not words:
-        raise UserError(f"{where}: this sentence has no words")
-    for number, (line, word) in enumerate(words, 1):
-        if wrong := _wrong(line, word, number, label):
-            raise UserError(f"{path}:{line.number}: {wrong}" + (f" (sentence {name})" if name else ""))
-    heads = [word["head"] for _, word in words]
+def _parse_row(block: list[NumberedLine], path: Path, label: str | None) -> TableRow:
+    tokens, name = _parse_sentence(block, path)
+    location = f"{path}:{block[0].number}" + (f" (sentence {name})" if name else "")
+    token_lines = [line for line in block if not line.text.startswith("#")]
+    word_lines = [
+        (line, token) for line, token in zip(token_lines, tokens, strict=True) if isinstance(token.get("id"), int)
+    ]
+    if not word_lines:
+        raise UserError(f"{location}: this sentence has no words")
+    for number, (line, word) in enumerate(word_lines, 1):
+        if message := _describe_error(line, word, number, label):
+            raise UserError(f"{path}:{line.number}: {message}" + (f" (sentence {name})" if name else ""))
+    heads = [word["head"] for _, word in word_lines]
     try:
         preorder_columns(heads)
     except ValueError as error:
-        raise UserError(f"{where}: {error}") from None
-    labels = [_label(word, label) for _, word in words]
-    return TableRow(tuple(map(SEPARATOR.join, ([word["form"] for _, word in words], labels, map(str, heads)))), where)
+        raise UserError(f"{location}: {error}") from None
+    labels = [_label_of(word, label) for _, word in word_lines]
+    return TableRow(
+        tuple(map(CELL_SEPARATOR.join, ([word["form"] for _, word in word_lines], labels, map(str, heads)))), location
+    )
 
 
-def _label(word: Any, label: str | None) -> str:
-    return UNKNOWN if label is None else LABELS[label](word) or UNKNOWN
+def _label_of(word: Any, label: str | None) -> str:
+    return UNKNOWN_LABEL if label is None else LABEL_READERS[label](word) or UNKNOWN_LABEL
 
 
-def _parsed(block: list[NumberedLine], path: Path) -> tuple[list[Any], str]:
-    """The lines that are no comments as the library reads them, and the name of the sentence where it has one."""
-    conllu = _library()
+def _parse_sentence(block: list[NumberedLine], path: Path) -> tuple[list[Any], str]:
+    """The parsed token lines of a block, and the id of the sentence if it has one, else ""."""
+    conllu = _import_conllu()
     try:
         (sentence,) = conllu.parse("\n".join(line.text for line in block), fields=_FIELDS)
     except conllu.exceptions.ParseException as error:
-        raise UserError(f"{path}:{_guilty(block)}: this line is not CoNLL-U ({error})") from None
+        raise UserError(f"{path}:{_first_invalid_line(block)}: this line is not CoNLL-U ({error})") from None
     return list(sentence), sentence.metadata.get("sent_id") or ""
 
 
-def _guilty(block: list[NumberedLine]) -> int:
-    """The number of the first line that the library cannot read."""
-    conllu = _library()
+def _first_invalid_line(block: list[NumberedLine]) -> int:
+    """The number of the first line that the library cannot parse."""
+    conllu = _import_conllu()
     for line in block:
         try:
             conllu.parse(line.text, fields=_FIELDS)
@@ -137,14 +141,14 @@ def _guilty(block: list[NumberedLine]) -> int:
     return block[0].number
 
 
-def _wrong(line: NumberedLine, word: Any, number: int, label: str | None) -> str:
-    """What is wrong with a word, in a sentence; empty where nothing is."""
-    if (columns := line.text.count(SEPARATOR) + 1) < len(_FIELDS):
-        return f"this line has {columns} columns separated by tabs, and CoNLL-U has 10"
+def _describe_error(line: NumberedLine, word: Any, number: int, label: str | None) -> str:
+    """A message about the first defect of a word's line; empty if it is valid."""
+    if (columns := line.text.count(CELL_SEPARATOR) + 1) < len(_FIELDS):
+        return f"this line has {columns} columns separated by tabs, but CoNLL-U has 10"
     if word["id"] != number:
-        return f"word {word['id']} stands where word {number} is due"
+        return f"this word has id {word['id']}, but the next id is {number}"
     if word["head"] is None:
-        return f"word {number} has no head (column 7), and a tree is needed"
-    if label is not None and _label(word, label) == UNKNOWN:
+        return f"word {number} has no head (column 7), which a tree needs"
+    if label is not None and _label_of(word, label) == UNKNOWN_LABEL:
         return f"word {number} has no {label}"
     return ""

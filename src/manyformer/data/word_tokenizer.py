@@ -1,4 +1,4 @@
-"""A tokenizer of whole words, for text that comes divided into them."""
+"""A word-level tokenizer for text whose words are separated by single spaces."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,49 +10,49 @@ from manyformer.data.tokenizer import SPECIALS, StreamDecoder, TokenIds, Tokeniz
 from manyformer.errors import UserError
 
 _FIRST = len(SPECIALS)
-# A word seen once stands for those never seen: it teaches what to make of an unknown one.
-_LEAST = 2
+# Words that occur once become unk, so that the embedding of unk is trained.
+_MIN_COUNT = 2
 
 
 class WordTokenizer(Tokenizer):
-    """One token a word, words being parted by single spaces; any other word is unk."""
+    """One token per space-separated word; words outside the vocabulary are unk."""
 
     kind = "word"
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self.words = tuple(words)
-        self._numbers = {word: number for number, word in enumerate(self.words, _FIRST)}
-        if len(self._numbers) < len(self.words):
-            raise UserError("this vocabulary holds the same word twice")
+    def __init__(self, vocabulary: Sequence[str]) -> None:
+        self.vocabulary = tuple(vocabulary)
+        self._ids = {word: number for number, word in enumerate(self.vocabulary, _FIRST)}
+        if len(self._ids) < len(self.vocabulary):
+            raise UserError("this vocabulary contains a word twice")
 
     @property
     def vocab(self) -> int:
-        return _FIRST + len(self.words)
+        return _FIRST + len(self.vocabulary)
 
     def encode_array(self, text: str) -> TokenIds:
-        found = [self._numbers.get(word, self.unk) for word in text.split(" ")] if text else []
-        return np.array(found, dtype=np.int32)
+        ids = [self._ids.get(word, self.unk) for word in text.split(" ")] if text else []
+        return np.array(ids, dtype=np.int32)
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         decoder = self.stream()
         return "".join(map(decoder.push, tokens)) + decoder.finish()
 
     def stream(self) -> StreamDecoder:
-        begun = False
+        started = False
 
-        def spaced(token: int) -> bytes:
-            nonlocal begun
-            word = self._bytes_of(token)
-            gap, begun = b" " if begun and word else b"", begun or bool(word)
-            return gap + word
+        def bytes_with_separator(token: int) -> bytes:
+            nonlocal started
+            word = self._decode_token(token)
+            separator, started = b" " if started and word else b"", started or bool(word)
+            return separator + word
 
-        return StreamDecoder(spaced)
+        return StreamDecoder(bytes_with_separator)
 
-    def piece(self, token: int) -> bytes:
-        return self.words[token - _FIRST].encode("utf-8", "replace")
+    def token_bytes(self, token: int) -> bytes:
+        return self.vocabulary[token - _FIRST].encode("utf-8", "replace")
 
     def content(self) -> dict[str, Any]:
-        return {"words": list(self.words)}
+        return {"words": list(self.vocabulary)}
 
     @classmethod
     def restore(cls, content: dict[str, Any]) -> "WordTokenizer":
@@ -62,7 +62,9 @@ class WordTokenizer(Tokenizer):
     def learn(cls, texts: Iterable[str], size: int | None) -> "WordTokenizer":
         if size is not None and size < _FIRST:
             raise UserError(f"vocab is {size}, but a vocabulary of words holds 5 special tokens: at least 5")
-        seen = Counter(word for text in texts for word in text.split(" ") if word)
-        # The most frequent first; equally frequent ones in an order that does not depend on that of the texts.
-        words = sorted((word for word, count in seen.items() if count >= _LEAST), key=lambda word: (-seen[word], word))
-        return cls(words if size is None else words[: size - _FIRST])
+        counts = Counter(word for text in texts for word in text.split(" ") if word)
+        # Descending counts, ties in alphabetical order, so that the order of the texts does not matter.
+        frequent = sorted(
+            (word for word, count in counts.items() if count >= _MIN_COUNT), key=lambda word: (-counts[word], word)
+        )
+        return cls(frequent if size is None else frequent[: size - _FIRST])

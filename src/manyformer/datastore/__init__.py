@@ -1,7 +1,8 @@
-"""Datastores of contexts and what followed them, and language models that look into them.
+"""Datastores of contexts with their next tokens, and language models that retrieve from them.
 
-`build(datastore_job(run, data=...))` writes one, `Datastore(folder)` opens it, and `knn_lm(model, store)` is a language
-model that mixes its own predictions with what followed the nearest contexts (Khandelwal et al. 2020, arXiv:1911.00172).
+`build(datastore_job(run, data=...))` writes a datastore, `Datastore(folder)` opens it, and `knn_lm(model, store)` is a
+language model that interpolates its predictions with the tokens that followed the nearest contexts (Khandelwal et al.
+2020, arXiv:1911.00172).
 """
 
 from manyformer.datastore.build_datastore import build

@@ -1,4 +1,4 @@
-"""Building a datastore: from a trained run and a text to keys on disk, in one pass that goes on after a kill."""
+"""Building a datastore: the keys of a text, computed by a trained model in one pass that can be resumed."""
 
 import json
 import os
@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.data.atomic_files import write_text
-from manyformer.data.open_text import layout_of
+from manyformer.data.atomic_files import atomic_write_text
+from manyformer.data.open_text import make_layout
 from manyformer.data.row_layouts import RowArrangement
 from manyformer.data.text_epochs import NextTokenBatches
 from manyformer.data.token_shards import ShardFacts as ShardFacts
@@ -26,86 +26,85 @@ from manyformer.datastore.facts import BUILDING, FACTS, FORMAT, KEYS, TEXT, Data
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel
 from manyformer.models.carried_state import CarriedState
-from manyformer.train.durable_files import replace_text, room_for
+from manyformer.train.durable_files import replace_text, report_disk_full
 from manyformer.train.run_folder import locked_folder
-from manyformer.train.state_checkpoint import read_state, write_state
+from manyformer.train.state_checkpoint import read_state_file, write_state_file
+from manyformer.type_aliases import IntArray
 
-MEMORY = "memory.safetensors"
-PAUSE = 5.0
-"""Seconds between two notes of how far it has got: so much is done again after a kill."""
-
-IntArray = NDArray[np.int64]
+STATE_FILE = "memory.safetensors"
+SECONDS_PER_CHECKPOINT = 5.0
+"""Seconds between two checkpoints of the progress: the maximum that is repeated after an interruption."""
 
 ProgressFn = Callable[[int, int], None]
-"""Told how many entries are done, of how many."""
+"""Called with the number of entries done and their total."""
 
 
-def _silent(done: int, of: int) -> None:
+def _ignore_progress(done: int, total: int) -> None:
     pass
 
 
 def build(
-    work: DatastoreJob,
+    job: DatastoreJob,
     out: str | Path | None = None,
     *,
-    tell: Callable[[DatastoreFacts], None] = lambda facts: None,
-    each: ProgressFn = _silent,
+    on_facts: Callable[[DatastoreFacts], None] = lambda facts: None,
+    on_progress: ProgressFn = _ignore_progress,
 ) -> Datastore:
-    """Build the datastore in the folder `out`, or go on with it; one that is finished already is left as it is.
+    """Build the datastore in the folder `out`, or resume an unfinished one; a finished one is only opened.
 
-    `tell` is told what it will be before keys are computed. Raises UserError where the folder holds another datastore
-    or anything else, where there is too little room, and where another process builds it.
+    `on_facts` is called with the datastore's facts before keys are computed. Raises UserError if the folder holds
+    another datastore or other files, if the disk is too small, and if another process builds the datastore.
     """
-    folder = default_folder(work) if out is None else Path(out)
-    _refuse_foreign(folder)
-    with locked_folder(folder, doing="built"):
-        begun = _begun(work, folder)
-        facts = work.facts(ShardFacts(**begun["text"]))
-        tell(facts)
+    folder = default_folder(job) if out is None else Path(out)
+    _check_folder(folder)
+    with locked_folder(folder, activity="built"):
+        progress = _load_or_start(job, folder)
+        facts = job.facts(ShardFacts(**progress["text"]))
+        on_facts(facts)
         if not (folder / FACTS).exists():
-            _make_room(folder, facts)
-            _fill(work, folder, facts, begun, each)
-            write_text(folder / FACTS, json.dumps({"format": FORMAT, **facts.json()}, indent=1) + "\n")
-        _remove(folder)
+            _reserve_key_file(folder, facts)
+            _write_keys(job, folder, facts, progress, on_progress)
+            atomic_write_text(folder / FACTS, json.dumps({"format": FORMAT, **facts.to_json()}, indent=1) + "\n")
+        _remove_states(folder)
     return Datastore(folder)
 
 
-def _refuse_foreign(folder: Path) -> None:
+def _check_folder(folder: Path) -> None:
     if not folder.is_dir() or (folder / BUILDING).exists():
         return
-    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    # the text comes first, so that a kill may leave it alone
-    if set(others) - {f"{TEXT}.tokens", f"{TEXT}.offsets"}:
-        raise UserError(f"{folder} holds {others[0]} and no datastore; choose another folder")
+    file_names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    # the text is written first, so that an interruption may leave only its files
+    if set(file_names) - {f"{TEXT}.tokens", f"{TEXT}.offsets"}:
+        raise UserError(f"{folder} holds {file_names[0]} and no datastore; choose another folder")
 
 
-def _begun(work: DatastoreJob, folder: Path) -> dict[str, Any]:
-    """How far it has got: the note in the folder, or a new one once the text is there."""
-    with tempfile.TemporaryDirectory(prefix="manyformer-") as room:
-        asked = work.asked(Path(room))
-    note = folder / BUILDING
+def _load_or_start(job: DatastoreJob, folder: Path) -> dict[str, Any]:
+    """The recorded progress of the folder, or a new record after writing the text."""
+    with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir:
+        identity = job.identity(Path(scratch_dir))
+    progress_file = folder / BUILDING
     try:
-        found: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))
-        if found["asked"] != asked:
-            changed = [name for name in asked if found["asked"].get(name) != asked[name]]
+        progress: dict[str, Any] = json.loads(progress_file.read_text(encoding="utf-8"))
+        if progress["identity"] != identity:
+            changed = [name for name in identity if progress["identity"].get(name) != identity[name]]
             raise UserError(
-                f"{folder} is of another datastore (another {' and another '.join(changed)}); choose another folder, "
-                "or remove it"
+                f"{folder} holds a different datastore (another {' and another '.join(changed)}); choose another "
+                "folder, or remove it"
             )
-        if is_complete(folder, TEXT, ShardFacts(**found["text"])):
-            return found
+        if is_complete(folder, TEXT, ShardFacts(**progress["text"])):
+            return progress
     except FileNotFoundError:
         pass
     except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise UserError(f"{note} is damaged ({error}); remove {folder} and build it anew") from error
-    with room_for(f"the text in {folder}"):
-        new = {"asked": asked, "text": work.text(folder)._asdict(), "batches": 0}
-        replace_text(note, json.dumps(new) + "\n")
-    return new
+        raise UserError(f"{progress_file} is damaged ({error}); remove {folder} and build it anew") from error
+    with report_disk_full(f"the text in {folder}"):
+        progress_record = {"identity": identity, "text": job.write_text(folder)._asdict(), "batches": 0}
+        replace_text(progress_file, json.dumps(progress_record) + "\n")
+    return progress_record
 
 
-def _make_room(folder: Path, facts: DatastoreFacts) -> None:
-    """A file of full size, so that a disk that is too small is told now."""
+def _reserve_key_file(folder: Path, facts: DatastoreFacts) -> None:
+    """Allocate the key file at full size, so that a disk that is too small is reported at once."""
     file = folder / KEYS
     if file.exists() and file.stat().st_size == facts.key_bytes:
         return
@@ -115,81 +114,83 @@ def _make_room(folder: Path, facts: DatastoreFacts) -> None:
             f"keys take {facts.key_bytes / 1e6:,.0f} MB, and the disk of {folder} has {free / 1e6:,.0f} MB left; "
             "free some space, or build elsewhere with --out"
         )
-    with room_for(str(file)), file.open("wb") as handle:
-        # not every system can promise room, but all can tell the size
+    with report_disk_full(str(file)), file.open("wb") as handle:
+        # not every system can reserve disk space, but all can set the size
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(handle.fileno(), 0, facts.key_bytes)
         handle.truncate(facts.key_bytes)
 
 
-def _fill(work: DatastoreJob, folder: Path, facts: DatastoreFacts, begun: dict[str, Any], each: ProgressFn) -> None:
-    """Write the key of every entry where it belongs; what is written twice is the same both times."""
+def _write_keys(
+    job: DatastoreJob, folder: Path, facts: DatastoreFacts, progress: dict[str, Any], on_progress: ProgressFn
+) -> None:
+    """Compute and write the key of every entry; keys that are written again after a resume have the same values."""
     shard = open_shard(folder, TEXT, facts.text)
-    keys = np.memmap(folder / KEYS, facts.kind, "r+", shape=(facts.entries, facts.width))
-    arrangement = layout_of(work.data, shard, work.rows, shifted=True).arrange(None)
-    reader = LanguageModel(work.model.embed, work.keyed.body, work.model.head).eval()
-    memory = CarriedState(reader, goes_on=arrangement.goes_on)
-    offsets, batches = np.asarray(shard.offsets), -(-arrangement.count // work.rows)
-    noted = time.monotonic()
-    for number in range(_resume(memory, folder, begun), batches):
-        numbers = np.arange(number * work.rows, min((number + 1) * work.rows, arrangement.count))
-        places, found = read_keys(memory, arrangement, numbers, facts.width)
-        keys[entries_at(offsets, places)] = _fitting(found, facts)
-        each(facts.entries * (number + 1) // batches, facts.entries)
-        if number + 1 == batches or time.monotonic() - noted > PAUSE:
-            _note(memory, keys, folder, {**begun, "batches": number + 1})
-            noted = time.monotonic()
+    keys = np.memmap(folder / KEYS, facts.dtype, "r+", shape=(facts.entries, facts.width))
+    arrangement = make_layout(job.data, shard, job.rows, shifted=True).arrange(None)
+    reader = LanguageModel(job.model.embed, job.extraction.body, job.model.head).eval()
+    carried = CarriedState(reader, rows_continue=arrangement.rows_continue)
+    offsets, batches = np.asarray(shard.offsets), -(-arrangement.count // job.rows)
+    saved_at = time.monotonic()
+    for batch_index in range(_resume(carried, folder, progress), batches):
+        rows = np.arange(batch_index * job.rows, min((batch_index + 1) * job.rows, arrangement.count))
+        text_positions, batch_keys = read_keys(carried, arrangement, rows, facts.width)
+        keys[entries_at(offsets, text_positions)] = _cast_keys(batch_keys, facts)
+        on_progress(facts.entries * (batch_index + 1) // batches, facts.entries)
+        if batch_index + 1 == batches or time.monotonic() - saved_at > SECONDS_PER_CHECKPOINT:
+            _save_progress(carried, keys, folder, {**progress, "batches": batch_index + 1})
+            saved_at = time.monotonic()
 
 
 def read_keys(
-    memory: CarriedState, arrangement: RowArrangement, numbers: IntArray, width: int
+    carried: CarriedState, arrangement: RowArrangement, rows: IntArray, key_dim: int
 ) -> tuple[IntArray, NDArray[np.float32]]:
-    """Of rows of the text, where each context ends that a token follows, and its key."""
-    reader, batch = memory.model, NextTokenBatches().batch(arrangement.rows(numbers), ())
+    """For rows of the text, the last position (n,) of each context that a token follows, and its key (n, key_dim)."""
+    reader, batch = carried.model, NextTokenBatches().make_batch(arrangement.rows(rows), ())
     assert isinstance(reader, LanguageModel)
     tokens, segments = batch.tokens.to(reader.device), batch.segments
     segments = None if segments is None else segments.to(reader.device)
     with torch.inference_mode():
-        out = reader.hidden(tokens, segments, memory.before(batch))
-    memory.state = out.state
+        out = reader.hidden(tokens, segments, carried.state_for(batch))
+    carried.state = out.state
     scored = batch.targets != IGNORE_INDEX
-    return arrangement.places(numbers)[scored.numpy()], out.y[..., -width:].cpu()[scored].float().numpy()
+    return arrangement.token_indices(rows)[scored.numpy()], out.y[..., -key_dim:].cpu()[scored].float().numpy()
 
 
-def _resume(memory: CarriedState, folder: Path, begun: dict[str, Any]) -> int:
-    """How many batches are done; what the model remembers of them is read."""
-    if begun["batches"] and memory.on:
-        file = folder / f"{begun['batches']}-{MEMORY}"
+def _resume(carried: CarriedState, folder: Path, progress: dict[str, Any]) -> int:
+    """The number of batches done, after restoring the model's state; 0 if the state's file is missing."""
+    if progress["batches"] and carried.enabled:
+        file = folder / f"{progress['batches']}-{STATE_FILE}"
         if not file.exists():
             return 0
-        read_state(memory, file)
-    return int(begun["batches"])
+        read_state_file(carried, file)
+    return int(progress["batches"])
 
 
-def _note(memory: CarriedState, keys: np.memmap[Any, Any], folder: Path, begun: dict[str, Any]) -> None:
-    """Keys first, then what the model remembers, then the note that speaks of both."""
+def _save_progress(carried: CarriedState, keys: np.memmap[Any, Any], folder: Path, progress: dict[str, Any]) -> None:
+    """Write keys, then the model's state, then the progress record that refers to both."""
     keys.flush()
-    file = folder / f"{begun['batches']}-{MEMORY}"
-    with room_for(str(folder)):
-        if memory.on:
-            write_state(memory, file)
-        replace_text(folder / BUILDING, json.dumps(begun) + "\n")
-    _remove(folder, but=file)
+    file = folder / f"{progress['batches']}-{STATE_FILE}"
+    with report_disk_full(str(folder)):
+        if carried.enabled:
+            write_state_file(carried, file)
+        replace_text(folder / BUILDING, json.dumps(progress) + "\n")
+    _remove_states(folder, keep=file)
 
 
-def _remove(folder: Path, *, but: Path | None = None) -> None:
-    """Remove what the model remembered earlier."""
-    for old in folder.glob(f"*-{MEMORY}"):
-        if old != but:
-            old.unlink()
+def _remove_states(folder: Path, *, keep: Path | None = None) -> None:
+    """Remove the files of earlier model states."""
+    for file in folder.glob(f"*-{STATE_FILE}"):
+        if file != keep:
+            file.unlink()
 
 
-def _fitting(found: NDArray[np.float32], facts: DatastoreFacts) -> NDArray[Any]:
-    """Keys in their precision. Raises UserError where they do not fit."""
+def _cast_keys(float_keys: NDArray[np.float32], facts: DatastoreFacts) -> NDArray[Any]:
+    """The keys in the precision of the datastore. Raises UserError for keys beyond its range."""
     with np.errstate(over="ignore"):
-        keys = found.astype(facts.precision)
-    if not np.isfinite(keys).all():
+        cast = float_keys.astype(facts.precision)
+    if not np.isfinite(cast).all():
         raise UserError(
-            f"keys of this model are beyond {facts.precision} (up to {np.abs(found).max():.3g}); use float32"
+            f"keys of this model are beyond {facts.precision} (up to {np.abs(float_keys).max():.3g}); use float32"
         )
-    return keys
+    return cast

@@ -1,4 +1,4 @@
-"""What a datastore is to be made of: a trained run, a text, and which states of the model are keys."""
+"""The specification of a datastore to build: a trained run, a text, and the layer whose inputs are the keys."""
 
 import json
 import tempfile
@@ -15,22 +15,22 @@ from manyformer.data import TokenizerPair, load_tokenizers
 from manyformer.data.cache_folder import load_prepared
 from manyformer.data.text_sources import text_sources
 from manyformer.data.token_shards import ShardFacts as ShardFacts
-from manyformer.data.token_shards import TokenShard, writing_shards
-from manyformer.datastore.context_keys import KeyExtraction, KeyLayer, fingerprint, keyed
+from manyformer.data.token_shards import TokenShard, write_shards
+from manyformer.datastore.context_keys import KeyExtraction, KeyLayer, extract_keys, fingerprint
 from manyformer.datastore.facts import BYTES, FORMAT, TEXT, DatastoreFacts, KeyPrecision
-from manyformer.errors import UserError, nearest
-from manyformer.evaluate.eval_data import EvaluationPath, text_shard
+from manyformer.errors import UserError, suggest_names
+from manyformer.evaluate.eval_data import EvaluationPath, write_text_shard
 from manyformer.models import LanguageModel
 from manyformer.train.run_folder import as_run
 
 
 @dataclass(frozen=True)
 class DatastoreJob:
-    """Everything that a datastore is made of."""
+    """Everything that determines a datastore: model, key layer, precision, text, and how its rows are cut."""
 
     model: LanguageModel
-    keyed: KeyExtraction
-    keys: KeyLayer
+    extraction: KeyExtraction
+    key_layer: KeyLayer
     precision: KeyPrecision
     run: RunConfig
     data: TextData
@@ -42,44 +42,44 @@ class DatastoreJob:
 
     @property
     def rows(self) -> int:
-        """Rows that are read at once: in lanes they are what a lane is, as in evaluation."""
+        """The number of rows per batch, which is the number of lanes in contiguous packing, as in evaluation."""
         return max(1, self.run.batch.tokens // self.data.length)
 
     @property
     def source(self) -> str:
-        """The text, for people."""
+        """A description of the text for reports."""
         if self.path is None:
             return f"{self.split} of {self.folder}"
         return self.path if isinstance(self.path, str) else " and ".join(self.path)
 
-    def asked(self, room: Path) -> dict[str, Any]:
-        """What must be equal for a build to go on."""
+    def identity(self, scratch_dir: Path) -> dict[str, Any]:
+        """The settings that must be equal for a build to be resumed."""
         if self.path is None:
-            stamps: Any = self._split().facts.sha256
+            stamps: Any = self._open_split().facts.sha256
         else:
-            stamps = [source.stamp() for source in text_sources(self.path, self.data.column, room)]
-        asked = {"format": FORMAT, "model": self.weights, "keys": self.keys, "precision": self.precision}
-        asked |= {"length": self.data.length, "packing": self.data.packing, "rows": self.rows, "text": stamps}
-        found: dict[str, Any] = json.loads(json.dumps(asked))
-        return found
+            stamps = [source.stamp() for source in text_sources(self.path, self.data.column, scratch_dir)]
+        settings = {"format": FORMAT, "model": self.weights, "keys": self.key_layer, "precision": self.precision}
+        settings |= {"length": self.data.length, "packing": self.data.packing, "rows": self.rows, "text": stamps}
+        normalized: dict[str, Any] = json.loads(json.dumps(settings))
+        return normalized
 
-    def text(self, room: Path) -> ShardFacts:
-        """Write the text's tokens into the folder `room`."""
+    def write_text(self, folder: Path) -> ShardFacts:
+        """Write the tokens of the text as a shard into `folder`."""
         if self.path is not None:
-            return text_shard(self.data, self.tokenizers.source, self.path, room).facts
-        shard = self._split()
-        with writing_shards(room, [TEXT], self.tokenizers.source.vocab) as writers:
-            for begin, end in zip(shard.offsets[:-1], shard.offsets[1:]):
-                writers.shards[TEXT].add(shard.tokens[begin:end].astype(np.int32), begins=True)
-        # what the tokens stand for is not read again
+            return write_text_shard(self.data, self.tokenizers.source, self.path, folder).facts
+        shard = self._open_split()
+        with write_shards(folder, [TEXT], self.tokenizers.source.vocab) as writers:
+            for start, stop in zip(shard.offsets[:-1], shard.offsets[1:]):
+                writers.shards[TEXT].add(shard.tokens[start:stop].astype(np.int32), starts_document=True)
+        # characters and bytes are taken from the run's data, because only tokens are read here
         return writers.facts[TEXT]._replace(characters=shard.facts.characters, bytes=shard.facts.bytes)
 
     def facts(self, text: ShardFacts) -> DatastoreFacts:
         return DatastoreFacts(
             model=self.weights,
             recipe=self.run.recipe,
-            keys=self.keys,
-            width=self.keyed.width,
+            keys=self.key_layer,
+            width=self.extraction.key_dim,
             precision=self.precision,
             source=self.source,
             text=text,
@@ -89,15 +89,14 @@ class DatastoreJob:
             rows=self.rows,
         )
 
-    def _split(self) -> TokenShard:
-        ready = load_prepared(self.folder / "data")
-        if ready is None:
-            raise UserError(f"the data of {self.folder} is gone: give a text with --data")
-        if self.split not in ready.shards:
-            raise UserError(
-                f"the run in {self.folder} has no split '{self.split}'; {nearest(str(self.split), ready.shards)}"
-            )
-        return ready.shards[str(self.split)]
+    def _open_split(self) -> TokenShard:
+        prepared = load_prepared(self.folder / "data")
+        if prepared is None:
+            raise UserError(f"the data of {self.folder} is missing: give a text with --data")
+        if self.split not in prepared.shards:
+            suggestion = suggest_names(str(self.split), prepared.shards)
+            raise UserError(f"the run in {self.folder} has no split '{self.split}'; {suggestion}")
+        return prepared.shards[str(self.split)]
 
 
 def datastore_job(
@@ -109,10 +108,10 @@ def datastore_job(
     precision: KeyPrecision = "float16",
     device: str | None = None,
 ) -> DatastoreJob:
-    """What is to be done, checked. Raises UserError for a run or settings from which no datastore can be made."""
+    """The validated job for a run. Raises UserError for a run or settings from which no datastore can be built."""
     folder = Path(run)
     if not (folder / RUN_FILE).is_file():
-        raise UserError(f"{run} is no run's folder: {RUN_FILE} is missing, which says how to read text")
+        raise UserError(f"{run} is not the folder of a run: {RUN_FILE}, which describes the data, is missing")
     if data is not None and split is not None:
         raise UserError("give either a split or data, not both")
     if precision not in BYTES:
@@ -122,22 +121,32 @@ def datastore_job(
     record = as_run(folder)
     model = load(folder).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if not isinstance(record.data, TextData) or not isinstance(model, LanguageModel):
-        raise UserError(f"{run} ({record.recipe}) is no language model of text, and a datastore continues texts")
-    own, chosen = keyed(model, keys), split or ("train" if data is None else None)
+        raise UserError(f"{run} ({record.recipe}) is not a language model of text, which a datastore needs")
+    extraction, chosen_split = extract_keys(model, keys), split or ("train" if data is None else None)
     tokenizers = load_tokenizers(folder / "model")
     return DatastoreJob(
-        model, own, keys, precision, record, record.data, folder, tokenizers, chosen, data, fingerprint(model)
+        model,
+        extraction,
+        keys,
+        precision,
+        record,
+        record.data,
+        folder,
+        tokenizers,
+        chosen_split,
+        data,
+        fingerprint(model),
     )
 
 
-def plan(work: DatastoreJob) -> DatastoreFacts:
-    """What a datastore will be: its text is read and counted for it, and nothing is left on the disk."""
-    with tempfile.TemporaryDirectory(prefix="manyformer-") as room:
-        return work.facts(work.text(Path(room)))
+def plan(job: DatastoreJob) -> DatastoreFacts:
+    """The facts of the datastore that `job` would build; the text is read and counted, and no files remain."""
+    with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir:
+        return job.facts(job.write_text(Path(scratch_dir)))
 
 
-def default_folder(work: DatastoreJob) -> Path:
-    """Where a datastore goes unless told: into the folder of its run, by the name of its text."""
-    path = work.path if isinstance(work.path, str) or work.path is None else work.path[0]
-    name = work.split if path is None else Path(path.removeprefix("hf:")).name.split(".")[0] or "text"
-    return work.folder / "datastores" / str(name)
+def default_folder(job: DatastoreJob) -> Path:
+    """The default folder of a datastore: inside the folder of its run, named after its text."""
+    path = job.path if isinstance(job.path, str) or job.path is None else job.path[0]
+    name = job.split if path is None else Path(path.removeprefix("hf:")).name.split(".")[0] or "text"
+    return job.folder / "datastores" / str(name)

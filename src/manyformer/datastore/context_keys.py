@@ -1,4 +1,4 @@
-"""What stands for a context in a datastore: a state of the model, taken out of its body beside what the head gets."""
+"""The keys that represent contexts in a datastore: hidden states extracted from the model's body."""
 
 import hashlib
 from dataclasses import replace
@@ -15,75 +15,76 @@ from manyformer.models import LanguageModel, Model
 from manyformer.training_hooks import eval_mode
 
 KeyLayer = Literal["feed-forward", "final"]
-"""What goes into the last feed-forward layer, the best of Khandelwal et al. 2020 (section 5), or into the head."""
+"""The keys: inputs of the last feed-forward layer, the best choice of Khandelwal et al. 2020 (section 5), or of the
+head."""
 
 
 @final
 class KeyedBody(Layer):
-    """A body whose output has beside it, in further channels, what went into the feed-forward layer `part`.
+    """A body that appends the input of the feed-forward layer `layer` to its output, as further channels.
 
-    Where that runs several times for a token, the last time counts.
+    If the layer is applied several times to a token, its last input is used.
     """
 
-    def __init__(self, body: Layer, part: nn.Module) -> None:
+    def __init__(self, body: Layer, layer: nn.Module) -> None:
         super().__init__()
-        # in a list, so that it is not a part twice
-        self.body, self._part = body, [part]
+        # in a list, so that it is not registered as a child a second time
+        self.body, self._layer = body, [layer]
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         return self.body.init_state(batch, capacity=capacity, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        seen: list[Tensor] = []
+        key_chunks: list[Tensor] = []
 
         def watch(module: nn.Module, name: str, value: Tensor) -> None:
-            if module is self._part[0] and name == "input":
-                seen.append(value)
+            if module is self._layer[0] and name == "input":
+                key_chunks.append(value)
             ctx.watch(module, name, value)
 
         y, state, loss = self.body(x, replace(ctx, watch=watch), state)
-        # a layer may be given its tokens in chunks
-        return LayerOutput(torch.cat([y, torch.cat(seen, 1)[:, -y.shape[1] :]], -1), state, loss)
+        # the layer may process its tokens in chunks
+        return LayerOutput(torch.cat([y, torch.cat(key_chunks, 1)[:, -y.shape[1] :]], -1), state, loss)
 
 
 class KeyExtraction(NamedTuple):
-    """A body that gives keys: the first `stream` channels of its output are for the head, the last `width` the key."""
+    """A body whose output has the head's input in its first `stream_dim` channels and the key in the last `key_dim`."""
 
     body: Layer
-    stream: int
-    width: int
+    stream_dim: int
+    key_dim: int
 
 
-def keyed(model: Model, keys: KeyLayer) -> KeyExtraction:
-    """The body of a language model with its keys. Raises UserError for a model that has none of this kind."""
+def extract_keys(model: Model, key_layer: KeyLayer) -> KeyExtraction:
+    """The body of a language model with keys in its output. Raises UserError for a model without such keys."""
     if not isinstance(model, LanguageModel):
-        raise UserError(f"a {type(model).__name__} predicts no next tokens, so contexts have none to be stored with")
-    stream = _width(model, model.body)
-    if keys == "final":
-        return KeyExtraction(model.body, stream, stream)
-    parts = [part for part in model.body.modules() if isinstance(part, FeedForward | GatedFeedForward)]
-    if not parts:
-        raise UserError(f"{name_of(model)} has no feed-forward layer whose input could be the key; use keys 'final'")
-    body = KeyedBody(model.body, parts[-1])
-    return KeyExtraction(body, stream, _width(model, body) - stream)
+        raise UserError(f"a {type(model).__name__} predicts no next tokens, so it cannot use a datastore")
+    stream_dim = _output_dim(model, model.body)
+    if key_layer == "final":
+        return KeyExtraction(model.body, stream_dim, stream_dim)
+    layers = [part for part in model.body.modules() if isinstance(part, FeedForward | GatedFeedForward)]
+    if not layers:
+        raise UserError(f"{model_name(model)} has no feed-forward layer whose input could be the key; use keys 'final'")
+    body = KeyedBody(model.body, layers[-1])
+    return KeyExtraction(body, stream_dim, _output_dim(model, body) - stream_dim)
 
 
-def name_of(model: Model) -> str:
-    """The recipe of a model, or the kind of one that no recipe made."""
+def model_name(model: Model) -> str:
+    """The recipe of a model, or the class of one that no recipe built."""
     return model.spec.recipe if hasattr(model, "spec") else type(model).__name__
 
 
 def fingerprint(model: Model) -> str:
-    """A hash of the weights: keys of one model mean nothing to another one."""
-    found = hashlib.sha256()
+    """A hash of the weights, which identifies the model that computed the keys."""
+    digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
-        found.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
-        found.update(weight.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+        digest.update(weight.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
-def _width(model: LanguageModel, body: Layer) -> int:
-    """How many channels the output of `body` has."""
+def _output_dim(model: LanguageModel, body: Layer) -> int:
+    """The number of channels of the output of `body`."""
     probe = LanguageModel(model.embed, body, model.head)
     with eval_mode(model), torch.no_grad():
         return probe.hidden(torch.zeros(1, 1, dtype=torch.long, device=model.device)).y.shape[-1]

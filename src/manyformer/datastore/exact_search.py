@@ -1,4 +1,4 @@
-"""The nearest keys by squared distance, exactly: a block of keys at a time, whatever their number."""
+"""Exact nearest-neighbour search by squared distance, in blocks of keys."""
 
 from typing import NamedTuple
 
@@ -14,75 +14,77 @@ from manyformer.ops.top_products import top_products as largest
 KeyArray = NDArray[np.float16] | NDArray[np.float32]
 """Keys (n, width) in memory or mapped from a file."""
 
-MOST = 1 << 15
-"""Keys that are read at once."""
+KEYS_PER_BLOCK = 1 << 15
+"""The number of keys per block of the search."""
 
-VALUES = 1 << 22
-"""Numbers of keys that are held at once when distances are taken."""
+VALUES_PER_BLOCK = 1 << 22
+"""The number of key values per block when distances are computed."""
 
 
 class Neighbours(NamedTuple):
-    """The nearest entries of each query, the nearest first; entry -1 at an infinite distance where there are fewer."""
+    """The nearest entries of each query in ascending distance; missing ones are entry -1 at an infinite distance."""
 
     distances: Float[Tensor, "n k"]
     entries: Int[Tensor, "n k"]
 
 
 class ExcludedRange(NamedTuple):
-    """For each query a stretch of entries, from `begin` to before `end`, that do not count as its neighbours."""
+    """For each query the half-open range of entries, `start` to `stop`, that are excluded from its neighbours."""
 
-    begin: Int[Tensor, " n"]
-    end: Int[Tensor, " n"]
+    start: Int[Tensor, " n"]
+    stop: Int[Tensor, " n"]
 
-    def part(self, begin: int, end: int) -> "ExcludedRange":
-        """The same for some of the queries."""
-        return ExcludedRange(self.begin[begin:end], self.end[begin:end])
+    def slice_queries(self, start: int, stop: int) -> "ExcludedRange":
+        """The ranges of the queries `start` to `stop` - 1."""
+        return ExcludedRange(self.start[start:stop], self.stop[start:stop])
 
 
-def nearest(
-    keys: KeyArray, queries: Float[Tensor, "n d"], k: int, *, ban: ExcludedRange | None = None
+def nearest_entries(
+    keys: KeyArray, queries: Float[Tensor, "n d"], k: int, *, excluded: ExcludedRange | None = None
 ) -> Int[Tensor, "n k"]:
-    """The `k` entries of `keys` at the least squared distance from each query; -1 where there are fewer.
+    """The `k` entries of `keys` at the least squared distance from each query; -1 if there are fewer.
 
-    Of equally near ones any may be chosen. |q - k|^2 is least where q.k - |k|^2 / 2 is largest, a product with one
-    number more on either side.
+    Ties are broken arbitrarily. |q - k|^2 is minimal where q.k - |k|^2 / 2 is maximal, which is a dot product of
+    vectors with one more channel.
     """
-    asked = torch.cat([queries, torch.ones_like(queries[:, :1])], 1)[None]
-    best = queries.new_full((len(queries), 0), -torch.inf)
-    found = torch.full_like(best, -1, dtype=torch.long)
-    for begin in range(0, len(keys), MOST):
-        block = _tensor(keys[begin : begin + MOST], queries)
-        longer = torch.cat([block, (block * block).sum(1, keepdim=True) / -2], 1)
-        hidden = None
-        if ban is not None:
-            number = torch.arange(begin, begin + len(block), device=queries.device)
-            hidden = (number >= ban.begin[:, None]) & (number < ban.end[:, None])
-        (products,), (index,) = largest(asked, longer[None], k, hidden)
-        best, order = torch.cat([best, products], 1).topk(min(k, best.shape[1] + products.shape[1]))
-        found = torch.cat([found, index + begin], 1).gather(1, order)
-    found = torch.where(best > -torch.inf, found, -1)
-    return F.pad(found, (0, k - found.shape[1]), value=-1)
+    augmented_queries = torch.cat([queries, torch.ones_like(queries[:, :1])], 1)[None]
+    best_products = queries.new_full((len(queries), 0), -torch.inf)
+    entries = torch.full_like(best_products, -1, dtype=torch.long)
+    for start in range(0, len(keys), KEYS_PER_BLOCK):
+        block = _to_tensor(keys[start : start + KEYS_PER_BLOCK], queries)
+        augmented_keys = torch.cat([block, (block * block).sum(1, keepdim=True) / -2], 1)
+        mask = None
+        if excluded is not None:
+            block_entries = torch.arange(start, start + len(block), device=queries.device)
+            mask = (block_entries >= excluded.start[:, None]) & (block_entries < excluded.stop[:, None])
+        (products,), (index,) = largest(augmented_queries, augmented_keys[None], k, mask)
+        best_products, order = torch.cat([best_products, products], 1).topk(
+            min(k, best_products.shape[1] + products.shape[1])
+        )
+        entries = torch.cat([entries, index + start], 1).gather(1, order)
+    entries = torch.where(best_products > -torch.inf, entries, -1)
+    return F.pad(entries, (0, k - entries.shape[1]), value=-1)
 
 
-def measured(keys: KeyArray, queries: Float[Tensor, "n d"], entries: Int[Tensor, "n k"]) -> Neighbours:
-    """These entries with their squared distances as the keys themselves tell them, in order of both.
+def with_distances(keys: KeyArray, queries: Float[Tensor, "n d"], entries: Int[Tensor, "n k"]) -> Neighbours:
+    """The entries with their exact squared distances, sorted by distance and then by entry.
 
-    Whatever found them may have rounded, or have compared codes of keys.
+    Distances are recomputed from the keys because a search may have rounded them or compared quantized keys.
     """
     count, k = entries.shape
     distances = queries.new_empty(count, k)
-    rows = max(1, VALUES // (k * queries.shape[1]))
-    for begin in range(0, count, rows):
-        asked, chosen = queries[begin : begin + rows], entries[begin : begin + rows]
-        there = _tensor(keys[chosen.clamp(min=0).cpu().numpy()], queries)
-        distances[begin : begin + rows] = (asked[:, None] - there).square().sum(-1)
+    rows = max(1, VALUES_PER_BLOCK // (k * queries.shape[1]))
+    for start in range(0, count, rows):
+        query_block, entry_block = queries[start : start + rows], entries[start : start + rows]
+        key_block = _to_tensor(keys[entry_block.clamp(min=0).cpu().numpy()], queries)
+        distances[start : start + rows] = (query_block[:, None] - key_block).square().sum(-1)
     distances = distances.masked_fill(entries < 0, torch.inf)
-    # by number first, so that what is equally near has one order
+    # sorted by entry first, so that the order of equal distances is determined
     entries, order = entries.sort(dim=1)
-    distances, again = distances.gather(1, order).sort(stable=True, dim=1)
-    return Neighbours(distances, entries.gather(1, again))
+    distances, stable_order = distances.gather(1, order).sort(stable=True, dim=1)
+    return Neighbours(distances, entries.gather(1, stable_order))
 
 
-def _tensor(part: KeyArray, like: Tensor) -> Tensor:
-    """A copy of some keys where and as the queries are."""
-    return torch.from_numpy(np.array(part)).to(like.device).to(like.dtype)
+def _to_tensor(keys: KeyArray, like: Tensor) -> Tensor:
+    """A copy of some keys on the device and in the dtype of `like`."""
+    return torch.from_numpy(np.array(keys)).to(like.device).to(like.dtype)

@@ -1,4 +1,4 @@
-"""An index over the keys of a large datastore, by faiss: all keys, or codes of keys in lists."""
+"""faiss indexes over the keys of a large datastore: exact, or approximate with quantized keys in lists."""
 
 import importlib
 import json
@@ -16,157 +16,166 @@ from torch import Tensor
 
 from manyformer.datastore.exact_search import ExcludedRange, KeyArray
 from manyformer.errors import UserError
-from manyformer.train.durable_files import replace_text, room_for
+from manyformer.train.durable_files import replace_text, report_disk_full
 
-BLOCK = 1 << 16
-"""Keys that are added at a time."""
+KEYS_PER_BLOCK = 1 << 16
+"""The number of keys that are added to an index at a time."""
 
-PROBE = 32
-"""Lists that are looked through unless told otherwise, as in Khandelwal et al. 2020, section 3."""
+DEFAULT_PROBE = 32
+"""The default number of lists that a search visits, as in Khandelwal et al. 2020, section 3."""
 
 
 class IndexKind(ABC):
-    """A way to find near keys."""
+    """A kind of faiss index."""
 
     @abstractmethod
-    def empty(self, faiss: Any, width: int) -> Any:
-        """An index without keys."""
+    def make_empty(self, faiss: Any, width: int) -> Any:
+        """A new index without keys."""
 
     @abstractmethod
-    def learns_from(self, entries: int) -> int:
-        """From how many keys it learns before any is added."""
+    def num_training_keys(self, entries: int) -> int:
+        """The number of keys on which the index is trained before keys are added."""
 
 
 @final
 @dataclass(frozen=True)
 class FlatIndex(IndexKind):
-    """All keys as they are, in single precision and in memory: exact."""
+    """All keys in single precision and in memory: exact."""
 
-    def empty(self, faiss: Any, width: int) -> Any:
+    def make_empty(self, faiss: Any, width: int) -> Any:
         return faiss.IndexFlatL2(width)
 
-    def learns_from(self, entries: int) -> int:
+    def num_training_keys(self, entries: int) -> int:
         return 0
 
 
 @final
 @dataclass(frozen=True)
 class IVFPQIndex(IndexKind):
-    """Keys in `lists` by their nearest centroid, each as `codes` bytes (Jegou et al. 2011): IVF-PQ.
+    """IVF-PQ: keys in `lists` by their nearest centroid, each quantized to `codes` bytes (Jegou et al. 2011).
 
-    The paper has 4096 lists and 64 bytes, learned from a million keys, for 103 million entries. Unless given, lists are
-    as many as a 64th of the keys it learns from, and codes a byte for four channels, both at most the paper's.
+    The kNN-LM paper has 4096 lists and 64 bytes, trained on a million keys, for 103 million entries. By default there
+    is one list per 64 training keys, and one byte per four channels, both at most the paper's.
     """
 
     lists: int | None = None
     codes: int | None = None
-    learn: int = 1_000_000
+    train_keys: int = 1_000_000
 
-    def empty(self, faiss: Any, width: int) -> Any:
+    def make_empty(self, faiss: Any, width: int) -> Any:
         codes = self.codes or next(c for c in range(min(64, -(-width // 4)), 0, -1) if width % c == 0)
         if width % codes:
             raise UserError(f"codes ({codes}) must divide the width of the keys ({width})")
         assert self.lists is not None
         return faiss.IndexIVFPQ(faiss.IndexFlatL2(width), width, self.lists, codes, 8)
 
-    def learns_from(self, entries: int) -> int:
-        return min(self.learn, entries)
+    def num_training_keys(self, entries: int) -> int:
+        return min(self.train_keys, entries)
 
 
-LEAST = 39 * 256
-"""Keys that faiss wants to see before it makes codes of 256 values."""
+MIN_TRAINING_KEYS = 39 * 256
+"""The number of keys that faiss recommends for training codes of 256 values."""
 
 
 class KeyIndex:
-    """An index in a file, mapped where it can be; `probe` is how many lists are looked through."""
+    """An index in a file, memory-mapped where possible; `probe` is the number of lists that a search visits."""
 
     def __init__(self, file: Path, probe: int | None) -> None:
         faiss = faiss_module()
-        # faiss would read on where a mapped file has ended, and take the process with it
-        if not file.exists() or file.stat().st_size != _size(file):
-            raise UserError(f"{file} is missing or cut; make the index anew")
+        # faiss would read beyond the end of a truncated mapped file and crash the process
+        if not file.exists() or file.stat().st_size != _recorded_size(file):
+            raise UserError(f"{file} is missing or truncated; make the index anew")
         self._faiss = faiss.read_index(str(file), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
         self.kind = type(self._faiss).__name__
         if hasattr(self._faiss, "nprobe"):
-            self._faiss.nprobe = min(PROBE if probe is None else probe, self._faiss.nlist)
+            self._faiss.nprobe = min(DEFAULT_PROBE if probe is None else probe, self._faiss.nlist)
         elif probe is not None:
-            raise UserError(f"probe ({probe}) is for an index with lists, and {file} looks through all keys")
+            raise UserError(f"probe ({probe}) is for an index with lists, and {file} searches all keys")
 
-    def search(self, queries: Float[Tensor, "n d"], k: int, *, ban: ExcludedRange | None = None) -> Int[Tensor, "n k"]:
-        """The `k` entries that it takes for the nearest ones; -1 where it finds fewer."""
-        asked = np.ascontiguousarray(queries.float().cpu().numpy())
+    def search(
+        self, queries: Float[Tensor, "n d"], k: int, *, excluded: ExcludedRange | None = None
+    ) -> Int[Tensor, "n k"]:
+        """The `k` nearest entries of each query according to the index; -1 if it finds fewer."""
+        query_array = np.ascontiguousarray(queries.float().cpu().numpy())
         fetch, total = k, int(self._faiss.ntotal)
         while True:
-            entries = torch.from_numpy(self._faiss.search(asked, fetch)[1]).to(queries.device)
-            if ban is None:
+            entries = torch.from_numpy(self._faiss.search(query_array, fetch)[1]).to(queries.device)
+            if excluded is None:
                 return entries
-            good = (entries >= 0) & ((entries < ban.begin[:, None]) | (entries >= ban.end[:, None]))
-            if fetch >= total or bool((good.sum(1) >= k).all()):
-                # what counts first, in the order in which it was found
-                order = good.byte().argsort(dim=1, descending=True, stable=True)[:, :k]
-                return torch.where(good, entries, -1).gather(1, order)
+            allowed = (entries >= 0) & ((entries < excluded.start[:, None]) | (entries >= excluded.stop[:, None]))
+            if fetch >= total or bool((allowed.sum(1) >= k).all()):
+                # allowed entries first, in the order of the search
+                order = allowed.byte().argsort(dim=1, descending=True, stable=True)[:, :k]
+                return torch.where(allowed, entries, -1).gather(1, order)
             fetch = min(2 * fetch, total)
 
 
 def open_index(file: Path, probe: int | None) -> KeyIndex | None:
     """The index in this file; None where there is none."""
-    return KeyIndex(file, probe) if _note(file).exists() else None
+    return KeyIndex(file, probe) if _size_file(file).exists() else None
 
 
 def remove_index(file: Path) -> None:
     """Remove an index, if there is one."""
-    for part in (_note(file), file):
-        part.unlink(missing_ok=True)
+    for path in (_size_file(file), file):
+        path.unlink(missing_ok=True)
 
 
-def _note(file: Path) -> Path:
-    """Where the size of an index stands; it is written last."""
+def _size_file(file: Path) -> Path:
+    """The file with the size of an index; it is written last."""
     return file.with_suffix(".json")
 
 
-def _size(file: Path) -> int | None:
+def _recorded_size(file: Path) -> int | None:
     try:
-        return int(json.loads(_note(file).read_text(encoding="utf-8"))["bytes"])
+        return int(json.loads(_size_file(file).read_text(encoding="utf-8"))["bytes"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def make_index(keys: KeyArray, file: Path, kind: IndexKind, *, each: Callable[[int], None] = lambda done: None) -> None:
-    """Write an index over `keys`, whole or not at all; `each` is told how many are in it. Raises UserError."""
+def make_index(
+    keys: KeyArray, file: Path, kind: IndexKind, *, on_progress: Callable[[int], None] = lambda done: None
+) -> None:
+    """Write an index over `keys` atomically; `on_progress` is called with the number of keys added.
+
+    Raises UserError for too few keys, for lists and codes that do not fit them, and for a full disk.
+    """
     faiss = faiss_module()
     if isinstance(kind, IVFPQIndex):
-        if len(keys) < LEAST:
-            raise UserError(f"codes of keys are learned from {LEAST:,} or more, and there are {len(keys):,}; use flat")
-        lists = kind.lists or max(1, min(4096, kind.learns_from(len(keys)) // 64))
-        kind = IVFPQIndex(lists, kind.codes, kind.learn)
-        if not 1 <= lists <= kind.learns_from(len(keys)):
+        if len(keys) < MIN_TRAINING_KEYS:
             raise UserError(
-                f"lists ({lists}) must be from 1 to {kind.learns_from(len(keys)):,}, the keys to learn from"
+                f"quantization is trained on {MIN_TRAINING_KEYS:,} keys or more, and there are {len(keys):,}; use flat"
             )
-    index = kind.empty(faiss, keys.shape[1])
-    if taken := kind.learns_from(len(keys)):
-        # spread over the text, and always the same
-        index.train(_single(keys[np.linspace(0, len(keys) - 1, taken).astype(np.int64)]))
-    for begin in range(0, len(keys), BLOCK):
-        index.add(_single(keys[begin : begin + BLOCK]))
-        each(min(begin + BLOCK, len(keys)))
+        lists = kind.lists or max(1, min(4096, kind.num_training_keys(len(keys)) // 64))
+        kind = IVFPQIndex(lists, kind.codes, kind.train_keys)
+        if not 1 <= lists <= kind.num_training_keys(len(keys)):
+            raise UserError(
+                f"lists ({lists}) must be from 1 to {kind.num_training_keys(len(keys)):,}, the number of training keys"
+            )
+    index = kind.make_empty(faiss, keys.shape[1])
+    if num_training := kind.num_training_keys(len(keys)):
+        # evenly spaced over the text, and always the same
+        index.train(_as_float32(keys[np.linspace(0, len(keys) - 1, num_training).astype(np.int64)]))
+    for start in range(0, len(keys), KEYS_PER_BLOCK):
+        index.add(_as_float32(keys[start : start + KEYS_PER_BLOCK]))
+        on_progress(min(start + KEYS_PER_BLOCK, len(keys)))
     draft = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
-        with room_for(f"the index {file}"):
+        with report_disk_full(f"the index {file}"):
             faiss.write_index(index, str(draft))
             remove_index(file)
             draft.replace(file)
-            replace_text(_note(file), json.dumps({"keys": len(keys), "bytes": file.stat().st_size}) + "\n")
+            replace_text(_size_file(file), json.dumps({"keys": len(keys), "bytes": file.stat().st_size}) + "\n")
     finally:
         draft.unlink(missing_ok=True)
 
 
-def _single(keys: KeyArray) -> Any:
+def _as_float32(keys: KeyArray) -> Any:
     return np.ascontiguousarray(keys, dtype=np.float32)
 
 
 def faiss_module() -> Any:
-    """The package. Raises UserError with what to install where it is missing."""
+    """The faiss package. Raises UserError with the package to install if it is missing."""
     try:
         return importlib.import_module("faiss")
     except ImportError as error:

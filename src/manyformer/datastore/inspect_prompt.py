@@ -1,4 +1,4 @@
-"""What was retrieved, for a person: the nearest contexts of a prompt, and what followed them."""
+"""Inspection of retrieval: the nearest contexts of a prompt, and the tokens that followed them."""
 
 from typing import NamedTuple
 
@@ -11,67 +11,76 @@ from manyformer.datastore.knn_head import KNNHead, neighbour_distribution, neigh
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel
 
-BEFORE, AFTER = 12, 4
-"""Tokens of a neighbour that are shown on either side of the one that followed it."""
+CONTEXT_TOKENS, CONTINUATION_TOKENS = 12, 4
+"""The number of tokens shown before and after the token that followed a context."""
 
 
 class NeighbourView(NamedTuple):
-    """A context of the datastore: its end, the token that followed it and what came then; its distance and share."""
+    """A retrieved context: its end, the token that followed it and the tokens after that, its distance and weight."""
 
     entry: int
     context: str
     token: str
     continuation: str
     distance: float
-    share: float
+    weight: float
 
 
 class TokenGuess(NamedTuple):
-    """A next token by its probability: for the model, for the neighbours, and for both."""
+    """A candidate next token with its probability by the model, by the neighbours, and by their interpolation."""
 
     token: str
     model: float
     neighbours: float
-    both: float
+    combined: float
 
 
 class PromptNeighbours(NamedTuple):
-    """What a prompt found: the likeliest next tokens and the nearest neighbours."""
+    """The retrieval result of a prompt: the most probable next tokens and the nearest neighbours."""
 
     prompt: str
     guesses: tuple[TokenGuess, ...]
     neighbours: tuple[NeighbourView, ...]
 
 
-def inspect_prompt(model: LanguageModel, prompt: str, *, shown: int = 10, guesses: int = 5) -> PromptNeighbours:
-    """What `model`, made by `knn_lm`, finds after `prompt`. Raises UserError for any other model."""
-    head, words = model.head, model.tokenizer
+def inspect_prompt(
+    model: LanguageModel, prompt: str, *, num_neighbours: int = 10, num_guesses: int = 5
+) -> PromptNeighbours:
+    """The retrieval result of `model`, built by `knn_lm`, for `prompt`. Raises UserError for any other model."""
+    head, tokenizer = model.head, model.tokenizer
     if not isinstance(head, KNNHead):
-        raise UserError("this model looks into no datastore: make one of it with knn_lm(model, store)")
-    if not isinstance(words, Tokenizer):
+        raise UserError("this model does not retrieve from a datastore: use knn_lm(model, store)")
+    if not isinstance(tokenizer, Tokenizer):
         raise UserError("the model was saved without a tokenizer, so it cannot read a prompt")
-    tokens = [words.bos, *words.encode(prompt)]
+    tokens = [tokenizer.bos, *tokenizer.encode(prompt)]
     with torch.inference_mode():
         x = model.hidden(torch.tensor([tokens], device=model.device)).y[:, -1]
-        found = head.store.search(head.key(x), min(len(head.store), max(shown, head.mix.neighbours)))
-        # those beyond the neighbours that count have no share
-        near = Neighbours(*(part[:, : head.mix.neighbours] for part in found))
-        each = torch.zeros_like(found.distances)
-        each[:, : near.distances.shape[1]] = neighbour_weights(near.distances, head.mix.temperature)
-        own = head.head(x[:, : head.stream]).float().softmax(-1)[0]
-        theirs = neighbour_distribution(near, head.store.following(near.entries), head.classes, head.mix.temperature)[
-            0
-        ].float()
-        both = torch.lerp(own, theirs, head.mix.weight)
-    best = both.topk(min(guesses, head.classes)).indices.tolist()
-    rows = zip(*(part[0, :shown].tolist() for part in (found.entries, found.distances, each)))
+        neighbours = head.store.search(head.key(x), min(len(head.store), max(num_neighbours, head.settings.neighbours)))
+        # neighbours beyond those of the settings have weight 0
+        weighted = Neighbours(*(values[:, : head.settings.neighbours] for values in neighbours))
+        weights = torch.zeros_like(neighbours.distances)
+        weights[:, : weighted.distances.shape[1]] = neighbour_weights(weighted.distances, head.settings.temperature)
+        model_probs = head.head(x[:, : head.stream_dim]).float().softmax(-1)[0]
+        neighbour_probs = neighbour_distribution(
+            weighted, head.store.next_tokens(weighted.entries), head.classes, head.settings.temperature
+        )[0].float()
+        mixed_probs = torch.lerp(model_probs, neighbour_probs, head.settings.weight)
+    best = mixed_probs.topk(min(num_guesses, head.classes)).indices.tolist()
+    rows = zip(*(values[0, :num_neighbours].tolist() for values in (neighbours.entries, neighbours.distances, weights)))
     return PromptNeighbours(
         prompt,
-        tuple(TokenGuess(words.token(t), float(own[t]), float(theirs[t]), float(both[t])) for t in best),
-        tuple(_neighbour(head.store, words, *row) for row in rows if row[0] >= 0),
+        tuple(
+            TokenGuess(tokenizer.token(t), float(model_probs[t]), float(neighbour_probs[t]), float(mixed_probs[t]))
+            for t in best
+        ),
+        tuple(_view_neighbour(head.store, tokenizer, *row) for row in rows if row[0] >= 0),
     )
 
 
-def _neighbour(store: Datastore, words: Tokenizer, entry: int, distance: float, share: float) -> NeighbourView:
-    before, token, after = store.context(entry, BEFORE, AFTER)
-    return NeighbourView(entry, words.decode(before), words.token(token), words.decode(after), distance, share)
+def _view_neighbour(
+    store: Datastore, tokenizer: Tokenizer, entry: int, distance: float, weight: float
+) -> NeighbourView:
+    context, token, continuation = store.context(entry, CONTEXT_TOKENS, CONTINUATION_TOKENS)
+    return NeighbourView(
+        entry, tokenizer.decode(context), tokenizer.token(token), tokenizer.decode(continuation), distance, weight
+    )

@@ -1,4 +1,4 @@
-"""A language model and its nearest neighbours: what followed like contexts is likelier (Khandelwal et al. 2020)."""
+"""kNN-LM: a language model interpolated with the next tokens of its nearest contexts (Khandelwal et al. 2020)."""
 
 from typing import ClassVar, final
 
@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.datastore.context_keys import fingerprint, keyed, name_of
+from manyformer.datastore.context_keys import extract_keys, fingerprint, model_name
 from manyformer.datastore.datastore import Datastore, KNNSettings
 from manyformer.datastore.exact_search import Neighbours
 from manyformer.errors import UserError
@@ -17,67 +17,71 @@ from manyformer.models.model import count_targets
 
 
 def neighbour_weights(distances: Float[Tensor, "n k"], temperature: float) -> Float[Tensor, "n k"]:
-    """How much each neighbour counts: softmax of -d / temperature; all 0 where there is none."""
+    """The weight of each neighbour: softmax of -distance / temperature; all 0 if there is no neighbour."""
     return (-distances / temperature).softmax(-1).nan_to_num(0.0)
 
 
 def interpolate(
-    model: Float[Tensor, "*n"], neighbours: Float[Tensor, "*n"], weight: Float[Tensor, "*#n"]
+    model_log_probs: Float[Tensor, "*n"], neighbour_probs: Float[Tensor, "*n"], weight: Float[Tensor, "*#n"]
 ) -> Float[Tensor, "*n"]:
-    """log(weight p_neighbours + (1 - weight) p_model) of log p_model and p_neighbours."""
-    return torch.logaddexp(model + torch.log1p(-weight), neighbours.log() + weight.log())
+    """log(weight p_neighbours + (1 - weight) p_model), given log p_model and p_neighbours."""
+    return torch.logaddexp(model_log_probs + torch.log1p(-weight), neighbour_probs.log() + weight.log())
 
 
 @final
 class KNNHead(OutputHead):
-    """The head of a language model, mixed with what followed the nearest contexts of a datastore.
+    """Interpolates the distribution of a language model's head with that of the next tokens of the nearest contexts.
 
-    It is given the head's stream in the first `stream` channels and the key in the last ones. Nothing is learned of the
-    neighbours: gradients go to the model alone.
+    The input has the head's input in the first `stream_dim` channels and the key in the last ones. Neighbours receive
+    no gradients, only the model does.
     """
 
     score_chunk: ClassVar[int] = 512
 
-    def __init__(self, head: OutputHead, store: Datastore, mix: KNNSettings, stream: int) -> None:
+    def __init__(self, head: OutputHead, store: Datastore, settings: KNNSettings, stream_dim: int) -> None:
         super().__init__()
-        self.head, self.store, self.mix, self.stream = head, store, mix, stream
+        self.head, self.store, self.settings, self.stream_dim = head, store, settings, stream_dim
         self.classes = head.classes
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
-        logits: Tensor = self.head(x[..., : self.stream])
-        model = logits.log_softmax(-1, dtype=logits.dtype if logits.dtype == torch.float64 else torch.float32)
-        if not self.mix.weight:
-            return model
-        neighbours = self._neighbours(self.key(x)).to(model.dtype).view_as(model)
-        # an approximate index may find nobody at all, which leaves the model alone
-        found = (neighbours.sum(-1, keepdim=True) > 0).to(model.dtype)
-        return interpolate(model, neighbours, found * self.mix.weight)
+        logits: Tensor = self.head(x[..., : self.stream_dim])
+        model_log_probs = logits.log_softmax(-1, dtype=logits.dtype if logits.dtype == torch.float64 else torch.float32)
+        if not self.settings.weight:
+            return model_log_probs
+        neighbour_probs = self._neighbour_probs(self.key(x)).to(model_log_probs.dtype).view_as(model_log_probs)
+        # an approximate index may find no neighbour at all, which leaves the model's distribution
+        has_neighbours = (neighbour_probs.sum(-1, keepdim=True) > 0).to(model_log_probs.dtype)
+        return interpolate(model_log_probs, neighbour_probs, has_neighbours * self.settings.weight)
 
-    def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, smoothing: float) -> BatchLoss:
+    def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
         x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
-        total = F.cross_entropy(self(x), targets, ignore_index=IGNORE_INDEX, label_smoothing=smoothing, reduction="sum")
+        total = F.cross_entropy(
+            self(x), targets, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
+        )
         return BatchLoss(total, count_targets(targets))
 
     def key(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "n e"]:
         """The keys of all tokens."""
         return x[..., -self.store.facts.width :].detach().reshape(-1, self.store.facts.width)
 
-    # files are read for it
+    # the search reads files
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _neighbours(self, keys: Float[Tensor, "n e"]) -> Float[Tensor, "n v"]:
-        found = self.store.search(keys, self.mix.neighbours)
-        return neighbour_distribution(found, self.store.following(found.entries), self.classes, self.mix.temperature)
+    def _neighbour_probs(self, keys: Float[Tensor, "n e"]) -> Float[Tensor, "n v"]:
+        neighbours = self.store.search(keys, self.settings.neighbours)
+        return neighbour_distribution(
+            neighbours, self.store.next_tokens(neighbours.entries), self.classes, self.settings.temperature
+        )
 
     def extra_repr(self) -> str:
-        return f"{self.store.folder}, {len(self.store):,} entries, {self.mix}"
+        return f"{self.store.folder}, {len(self.store):,} entries, {self.settings}"
 
 
 def neighbour_distribution(
-    found: Neighbours, tokens: Int[Tensor, "n k"], classes: int, temperature: float
+    neighbours: Neighbours, tokens: Int[Tensor, "n k"], classes: int, temperature: float
 ) -> Float[Tensor, "n v"]:
-    """The probability of each class: what the neighbours that it followed count together."""
-    each = neighbour_weights(found.distances, temperature)
-    return each.new_zeros(len(each), classes).scatter_add_(1, tokens, each)
+    """The probability of each class: the sum of the weights of the neighbours that it followed."""
+    weights = neighbour_weights(neighbours.distances, temperature)
+    return weights.new_zeros(len(weights), classes).scatter_add_(1, tokens, weights)
 
 
 def knn_lm(
@@ -88,28 +92,30 @@ def knn_lm(
     weight: float | None = None,
     temperature: float | None = None,
 ) -> LanguageModel:
-    """`model` with the neighbours of a datastore: an ordinary language model with the same parts, for evaluation.
+    """A kNN-LM of `model` and a datastore: a language model that shares the modules of `model`, for evaluation.
 
-    What is not given is what tuning found to be best, or 1024 neighbours, a weight (lambda) of 0.25 and a temperature
-    of 1 as in the paper, where the temperature is not named. Both models are put into evaluation mode. Raises UserError
-    where the datastore was built with another model.
+    Arguments that are None are taken from the settings saved by tuning, else they are 1024 neighbours, a weight
+    (lambda) of 0.25 and a temperature of 1 as in the paper, which does not mention the temperature. Both models are put
+    into evaluation mode. Raises UserError if the datastore was built with another model.
     """
-    mix = store.mix().changed(neighbours, weight, temperature)
-    if mix.neighbours > len(store):
-        raise UserError(f"neighbours ({mix.neighbours}) must be at most {len(store):,}, the entries of {store.folder}")
+    settings = store.load_settings().with_overrides(neighbours, weight, temperature)
+    if settings.neighbours > len(store):
+        raise UserError(
+            f"neighbours ({settings.neighbours}) must be at most {len(store):,}, the entries of {store.folder}"
+        )
     check_fits(model, store)
     assert isinstance(model, LanguageModel)
-    own = keyed(model, store.facts.keys)
-    both = LanguageModel(model.embed, own.body, KNNHead(model.head, store, mix, own.stream))
-    both.max_length, both.tokenizer = model.max_length, model.tokenizer
-    return both.eval()
+    extraction = extract_keys(model, store.facts.keys)
+    combined = LanguageModel(model.embed, extraction.body, KNNHead(model.head, store, settings, extraction.stream_dim))
+    combined.max_length, combined.tokenizer = model.max_length, model.tokenizer
+    return combined.eval()
 
 
 def check_fits(model: Model, store: Datastore) -> None:
-    """Raise UserError where the datastore was built with another model."""
-    keyed(model, store.facts.keys)
+    """Raise UserError if the datastore was built with another model."""
+    extract_keys(model, store.facts.keys)
     if fingerprint(model) != store.facts.model:
         raise UserError(
-            f"{store.folder} was built with another model ({store.facts.recipe}), whose keys mean nothing to this one "
-            f"({name_of(model)}); build a datastore with it"
+            f"{store.folder} was built with another model ({store.facts.recipe}), whose keys differ from those of this "
+            f"one ({model_name(model)}); build a datastore with it"
         )

@@ -1,16 +1,15 @@
-"""Neighbours of every token of a text, found once: what a model that looks things up learns from (SPALM)."""
+"""Precomputed neighbours of every token of a text, from which retrieval-augmented models (SPALM) are trained."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from manyformer.data.cache_folder import load_prepared
-from manyformer.data.neighbour_tables import writing_lookups
-from manyformer.data.open_text import layout_of
+from manyformer.data.neighbour_tables import write_neighbour_table
+from manyformer.data.open_text import make_layout
 from manyformer.data.token_shards import TokenShard
 from manyformer.datastore.build_datastore import read_keys
 from manyformer.datastore.build_job import DatastoreJob
@@ -20,78 +19,88 @@ from manyformer.datastore.exact_search import ExcludedRange
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel
 from manyformer.models.carried_state import CarriedState
+from manyformer.type_aliases import IntArray
 
-IntArray = NDArray[np.int64]
-CHUNK = 512
+QUERIES_PER_CHUNK = 512
 
 
 def find_neighbours(
-    work: DatastoreJob,
+    job: DatastoreJob,
     store: Datastore,
     out: str | Path,
     *,
     k: int = 4,
-    apart: int | None = None,
-    each: Callable[[int, int], None] = lambda done, of: None,
+    min_distance: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> tuple[str, ...]:
-    """For every token of the run's own splits, the `k` tokens that followed the nearest contexts of the datastore.
+    """Write, for every token of the run's splits, the `k` tokens that followed the nearest contexts of the datastore.
 
-    In the text of the datastore itself, contexts of the same document do not count, or with `apart` those up to so many
-    tokens away: whoever sees the next token itself learns to copy. Gives the names of the splits. Raises UserError.
+    In the text of the datastore itself, contexts of the same document are excluded, or with `min_distance` those up to
+    that many tokens away: otherwise the next token itself is among the neighbours and the model learns to copy. Returns
+    the names of the splits. Raises UserError if the run's data is missing, or if all contexts would be excluded.
     """
-    ready = load_prepared(work.folder / "data")
-    if ready is None:
-        raise UserError(f"the data of {work.folder} is gone, so there is nothing to find neighbours for")
-    made = f"{fingerprint(work.model)[:16]} {store.facts.text.sha256[:16]} {'document' if apart is None else apart}"
-    total = sum(len(shard.tokens) for shard in ready.shards.values())
+    prepared = load_prepared(job.folder / "data")
+    if prepared is None:
+        raise UserError(f"the data of {job.folder} is missing, so there is nothing to find neighbours for")
+    excluded = "document" if min_distance is None else min_distance
+    origin = f"{fingerprint(job.model)[:16]} {store.facts.text.sha256[:16]} {excluded}"
+    total = sum(len(shard.tokens) for shard in prepared.shards.values())
     done = 0
-    for shard in ready.shards.values():
-        same = shard.facts.sha256 == store.facts.text.sha256
-        if same and apart is None and store.facts.text.documents == 1:
-            raise UserError("the datastore's text is one document, all of which would not count; say how far `apart`")
-        with writing_lookups(Path(out), shard, k, made) as table:
-            before = done
-            for places, found in _found(work, store, shard, k, _ban(store, apart) if same else None):
-                table[places] = found
-                done += len(places)
-                each(done, total)
-            done = before + len(shard.tokens)
-    return tuple(ready.shards)
+    for shard in prepared.shards.values():
+        is_own_text = shard.facts.sha256 == store.facts.text.sha256
+        if is_own_text and min_distance is None and store.facts.text.documents == 1:
+            raise UserError(
+                "the datastore's text is one document, all contexts of which would be excluded; set `min_distance`"
+            )
+        with write_neighbour_table(Path(out), shard, k, origin) as table:
+            done_before = done
+            for text_positions, tokens in _iterate_neighbours(
+                job, store, shard, k, _exclude_own_text(store, min_distance) if is_own_text else None
+            ):
+                table[text_positions] = tokens
+                done += len(text_positions)
+                on_progress(done, total)
+            done = done_before + len(shard.tokens)
+    return tuple(prepared.shards)
 
 
-BanMaker = Callable[[IntArray], ExcludedRange]
+ExclusionFn = Callable[[IntArray], ExcludedRange]
 
 
-def _ban(store: Datastore, apart: int | None) -> BanMaker:
-    """Which entries do not count for contexts that end at given places of the datastore's own text."""
-    ends = np.append(store.firsts[1:], len(store))
+def _exclude_own_text(store: Datastore, min_distance: int | None) -> ExclusionFn:
+    """A function from positions in the datastore's text to the entries excluded for the contexts that end there."""
+    document_ends = np.append(store.first_entries[1:], len(store))
 
-    def ban(places: IntArray) -> ExcludedRange:
-        own = store.entries(places)
-        if apart is not None:
-            return ExcludedRange(torch.from_numpy(own - apart), torch.from_numpy(own + apart + 1))
-        document = store.documents(own)
-        return ExcludedRange(torch.from_numpy(store.firsts[document]), torch.from_numpy(ends[document]))
+    def exclude(text_positions: IntArray) -> ExcludedRange:
+        entries = store.entries_at(text_positions)
+        if min_distance is not None:
+            return ExcludedRange(torch.from_numpy(entries - min_distance), torch.from_numpy(entries + min_distance + 1))
+        document = store.documents_of(entries)
+        return ExcludedRange(torch.from_numpy(store.first_entries[document]), torch.from_numpy(document_ends[document]))
 
-    return ban
+    return exclude
 
 
-def _found(
-    work: DatastoreJob, store: Datastore, shard: TokenShard, k: int, ban: BanMaker | None
+def _iterate_neighbours(
+    job: DatastoreJob, store: Datastore, shard: TokenShard, k: int, exclude: ExclusionFn | None
 ) -> Iterator[tuple[IntArray, IntArray]]:
-    """Batch after batch, places of the text and what was found for them."""
-    arrangement = layout_of(work.data, shard, work.rows, shifted=True).arrange(None)
-    reader = LanguageModel(work.model.embed, work.keyed.body, work.model.head).eval()
-    memory = CarriedState(reader, goes_on=arrangement.goes_on)
+    """Batches of positions in the text (n,) and the tokens retrieved for them (n, k)."""
+    arrangement = make_layout(job.data, shard, job.rows, shifted=True).arrange(None)
+    reader = LanguageModel(job.model.embed, job.extraction.body, job.model.head).eval()
+    carried = CarriedState(reader, rows_continue=arrangement.rows_continue)
 
-    def batch(first: int) -> tuple[IntArray, IntArray]:
-        numbers = np.arange(first, min(first + work.rows, arrangement.count))
-        places, keys = read_keys(memory, arrangement, numbers, store.facts.width)
-        parts: list[Tensor] = []
-        for begin in range(0, len(places), CHUNK):
-            some = places[begin : begin + CHUNK]
-            asked = torch.from_numpy(keys[begin : begin + CHUNK])
-            parts.append(store.following(store.search(asked, k, ban=None if ban is None else ban(some)).entries))
-        return places, torch.cat([torch.zeros(0, k, dtype=torch.long), *parts]).numpy()
+    def search_batch(start: int) -> tuple[IntArray, IntArray]:
+        rows = np.arange(start, min(start + job.rows, arrangement.count))
+        text_positions, keys = read_keys(carried, arrangement, rows, store.facts.width)
+        chunks: list[Tensor] = []
+        for first in range(0, len(text_positions), QUERIES_PER_CHUNK):
+            chunk_positions = text_positions[first : first + QUERIES_PER_CHUNK]
+            queries = torch.from_numpy(keys[first : first + QUERIES_PER_CHUNK])
+            chunks.append(
+                store.next_tokens(
+                    store.search(queries, k, excluded=None if exclude is None else exclude(chunk_positions)).entries
+                )
+            )
+        return text_positions, torch.cat([torch.zeros(0, k, dtype=torch.long), *chunks]).numpy()
 
-    return map(batch, range(0, arrangement.count, work.rows))
+    return map(search_batch, range(0, arrangement.count, job.rows))

@@ -1,4 +1,4 @@
-"""Writing with a model that looks things up: another model, trained before, finds the neighbours as it goes."""
+"""Decoding with a retrieval-augmented model: a trained retriever searches the neighbours of each token."""
 
 from typing import Any, NamedTuple, final
 
@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from manyformer.core import State
-from manyformer.datastore.context_keys import keyed
+from manyformer.datastore.context_keys import extract_keys
 from manyformer.datastore.datastore import Datastore
 from manyformer.datastore.knn_head import check_fits
 from manyformer.errors import UserError
@@ -16,7 +16,7 @@ from manyformer.training_hooks import uses_neighbours
 
 
 class RetrievalState(NamedTuple):
-    """What the two models remember."""
+    """The states of the retriever and of the model."""
 
     retriever: State
     model: State
@@ -24,33 +24,34 @@ class RetrievalState(NamedTuple):
 
 @final
 class RetrievalAugmentedModel(nn.Module):
-    """`model` given what followed the `k` contexts of a datastore that are nearest for `retriever`.
+    """`model` with the tokens that followed the `k` nearest contexts of a datastore, searched with keys of `retriever`.
 
-    A language model for `generate` and, in an adapter, for `check`: it starts, goes on from a state and keeps its
-    promises. Raises UserError for a model that takes nothing that was looked up, or for another retriever's datastore.
+    A language model for `generate` and, in an adapter, for `check`: it has a state and fulfills the contracts of its
+    recipe. Raises UserError for a model that does not use neighbours, or for another retriever's datastore.
     """
 
     def __init__(self, model: Model, retriever: Model, store: Datastore, *, k: int = 4) -> None:
         super().__init__()
         if not isinstance(model, LanguageModel) or not uses_neighbours(model):
-            raise UserError("nothing in this model takes what was looked up; the recipe spalm does")
+            raise UserError("this model does not use retrieved tokens (neighbours); the recipe spalm does")
         check_fits(retriever, store)
         assert isinstance(retriever, LanguageModel)
         if model.vocab != retriever.vocab:
             raise UserError(
-                f"the retriever knows {retriever.vocab} tokens and the model {model.vocab}: both need the same"
+                f"the retriever has a vocabulary of {retriever.vocab} tokens and the model one of {model.vocab}: they "
+                "must be equal"
             )
-        body = keyed(retriever, store.facts.keys).body
-        self.model, self.reader = model, LanguageModel(retriever.embed, body, retriever.head)
+        body = extract_keys(retriever, store.facts.keys).body
+        self.model, self.retriever = model, LanguageModel(retriever.embed, body, retriever.head)
         self.store, self.k, self.vocab, self.tokenizer = store, k, model.vocab, model.tokenizer
-        limits = [one for one in (model.max_length, retriever.max_length) if one is not None]
-        self.max_length = min(limits, default=None)
+        max_lengths = [length for length in (model.max_length, retriever.max_length) if length is not None]
+        self.max_length = min(max_lengths, default=None)
         self.eval()
 
     def init_state(self, batch: int, *, capacity: int | None = None) -> RetrievalState:
         """The state before any token."""
         return RetrievalState(
-            self.reader.init_state(batch, capacity=capacity), self.model.init_state(batch, capacity=capacity)
+            self.retriever.init_state(batch, capacity=capacity), self.model.init_state(batch, capacity=capacity)
         )
 
     def forward(
@@ -59,11 +60,11 @@ class RetrievalAugmentedModel(nn.Module):
         segments: Int[Tensor, "b l"] | None = None,
         state: RetrievalState | None = None,
     ) -> ModelOutput:
-        before: Any = (None, None) if state is None else state
+        states: Any = (None, None) if state is None else state
         with torch.no_grad():
-            read = self.reader.hidden(tokens, segments, before[0])
-            keys = read.y[..., -self.store.facts.width :]
-            found = self.store.search(keys.flatten(0, 1), self.k).entries
-        neighbours = self.store.following(found).view(*tokens.shape, self.k)
-        logits, after, loss = self.model(tokens, segments, before[1], neighbours=neighbours)
-        return ModelOutput(logits, None if state is None else RetrievalState(read.state, after), loss)
+            retrieved = self.retriever.hidden(tokens, segments, states[0])
+            keys = retrieved.y[..., -self.store.facts.width :]
+            entries = self.store.search(keys.flatten(0, 1), self.k).entries
+        neighbours = self.store.next_tokens(entries).view(*tokens.shape, self.k)
+        logits, model_state, loss = self.model(tokens, segments, states[1], neighbours=neighbours)
+        return ModelOutput(logits, None if state is None else RetrievalState(retrieved.state, model_state), loss)

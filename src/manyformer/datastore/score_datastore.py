@@ -1,4 +1,4 @@
-"""What a datastore is worth: a text scored with and without it."""
+"""Evaluation of a datastore: scores and speed of a text with and without it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,46 +13,51 @@ from manyformer.models import Model
 
 
 class DatastoreScores(NamedTuple):
-    """Scores of the model alone and with its datastore, and tokens a second of each."""
+    """Scores and tokens per second of the model alone and combined with the datastore."""
 
-    mix: KNNSettings
-    alone: Evaluation
-    together: Evaluation
-    alone_speed: float
-    together_speed: float
+    settings: KNNSettings
+    model_scores: Evaluation
+    combined_scores: Evaluation
+    model_speed: float
+    combined_speed: float
 
 
-def score(
+def score_datastore(
     run: str | Path,
     store: Datastore,
-    mix: KNNSettings,
+    settings: KNNSettings,
     *,
     split: str | None = None,
     data: str | Sequence[str] | None = None,
     device: str | None = None,
-    each: Callable[[str], None] = lambda what: None,
+    on_status: Callable[[str], None] = lambda message: None,
 ) -> DatastoreScores:
-    """Score the final model of `run` on a split or a text, as `evaluate` does, twice. Raises UserError."""
-    wraps: dict[str, Callable[[Model], Model]] = {
+    """Score the final model of `run` on a split or a text without and with the datastore, as `evaluate` does.
+
+    Raises UserError for a datastore that was built with another model, and for what `evaluate` refuses.
+    """
+    wrap_by_name: dict[str, Callable[[Model], Model]] = {
         f"{run} alone": lambda model: model,
-        f"{run} with {store.folder}": partial(knn_lm, store=store, **mix._asdict()),
+        f"{run} with {store.folder}": partial(knn_lm, store=store, **settings._asdict()),
     }
-    found, speeds = list[Evaluation](), list[float]()
-    for name, wrap in wraps.items():
-        clock = ThroughputClock(name, each)
-        found.append(evaluate(run, split=split, data=data, device=device, wrap=clock.begins(wrap), each=clock))
-        speeds.append(clock.share_a_second * int(found[-1]["perplexity"].signature.rpartition(":")[2]))
-    return DatastoreScores(mix, found[0], found[1], speeds[0], speeds[1])
+    evaluations, speeds = list[Evaluation](), list[float]()
+    for name, wrap in wrap_by_name.items():
+        clock = ThroughputClock(name, on_status)
+        evaluations.append(
+            evaluate(run, split=split, data=data, device=device, wrap=clock.start_after(wrap), on_progress=clock)
+        )
+        speeds.append(clock.fraction_per_second * int(evaluations[-1]["perplexity"].signature.rpartition(":")[2]))
+    return DatastoreScores(settings, evaluations[0], evaluations[1], speeds[0], speeds[1])
 
 
 class ThroughputClock:
-    """Hears how far scoring has got, and tells how fast that was once the model was there."""
+    """Measures the speed of scoring from its progress, without the time to build the model."""
 
-    def __init__(self, name: str, each: Callable[[str], None]) -> None:
-        self.name, self.each, self.times = name, each, list[tuple[float, float]]()
+    def __init__(self, name: str, on_status: Callable[[str], None]) -> None:
+        self.name, self.on_status, self.times = name, on_status, list[tuple[float, float]]()
 
-    def begins(self, wrap: Callable[[Model], Model]) -> Callable[[Model], Model]:
-        """`wrap`, whose end is the beginning."""
+    def start_after(self, wrap: Callable[[Model], Model]) -> Callable[[Model], Model]:
+        """`wrap`, at whose return the clock starts."""
 
         def wrapped(model: Model) -> Model:
             model = wrap(model)
@@ -61,12 +66,12 @@ class ThroughputClock:
 
         return wrapped
 
-    def __call__(self, share: float) -> None:
-        self.times.append((share, time.perf_counter()))
-        self.each(f"{self.name}: {share:.0%}")
+    def __call__(self, fraction: float) -> None:
+        self.times.append((fraction, time.perf_counter()))
+        self.on_status(f"{self.name}: {fraction:.0%}")
 
     @property
-    def share_a_second(self) -> float:
-        """The first batch waits for the text to be read, and does not count where there are others."""
-        (first, begun), (last, ended) = self.times[1 if len(self.times) > 2 else 0], self.times[-1]
-        return (last - first) / (ended - begun)
+    def fraction_per_second(self) -> float:
+        """The scored fraction per second; the first batch, which includes reading the text, is excluded if possible."""
+        (first, start_time), (last, end_time) = self.times[1 if len(self.times) > 2 else 0], self.times[-1]
+        return (last - first) / (end_time - start_time)

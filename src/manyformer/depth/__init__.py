@@ -1,4 +1,4 @@
-"""How layers follow each other: what is not simply one after the other."""
+"""Stacks with other depth than a fixed chain of layers: recurrence over depth, halting, early exit, reversibility."""
 
 from manyformer.depth.adaptive import AdaptiveComputation
 from manyformer.depth.halting import GravesHalting, HaltingUnit, ReleasedHalting

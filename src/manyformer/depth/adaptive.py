@@ -1,4 +1,4 @@
-"""Each token as often as it needs: the Universal Transformer with adaptive computation time."""
+"""The Universal Transformer with adaptive computation time: the number of steps depends on the token."""
 
 from typing import NamedTuple, final
 
@@ -11,48 +11,54 @@ from manyformer.core import Context, Layer, LayerOutput, State, no_watch
 from manyformer.depth.halted_kv import HaltedKVStore
 from manyformer.depth.halting import HaltingState, HaltingUnit
 from manyformer.depth.token_subset import AllTokens, TokenGroup, TokenSubset
-from manyformer.depth.universal import UniversalBlock, real_tokens, start_steps, unpack_state
+from manyformer.depth.universal import (
+    UniversalBlock,
+    UniversalState,
+    init_step_states,
+    unpack_step_states,
+    valid_tokens,
+)
 from manyformer.feedforward import ChunkedLayer, FeedForward, GatedFeedForward
 from manyformer.position import PositionStepSignal
 from manyformer.sources import HaltedTokenSource
 
 
 class StepInput(NamedTuple):
-    """What a step begins with: the states of all tokens, the vectors of their positions, and what is remembered."""
+    """The inputs of a step: the states of all tokens, their position vectors, and the layer states of the step."""
 
     states: Float[Tensor, "b l d"]
-    where: Float[Tensor, "b l d"]
+    position_vectors: Float[Tensor, "b l d"]
     attention_state: State
     cross_state: State
     transition_state: State
 
 
 class StepOutput(NamedTuple):
-    """What a step gives for the tokens of a group: new states, and the probability that each halts."""
+    """The outputs of a step for the tokens of a group: new states, halting probabilities, next layer states, loss."""
 
     states: Float[Tensor, "r n d"]
     halt_probability: Float[Tensor, "r n"]
     attention_state: State
-    cross: State
-    work: State
+    cross_state: State
+    transition_state: State
     loss: Tensor | float
 
 
 @final
 class AdaptiveComputation(Layer):
-    """`block` until each token halts (Dehghani et al. 2019, section 2.2; Graves 2016), at most `halting.max_steps`
-    times.
+    """Applies `block` to each token until it halts, at most `halting.max_steps` times.
 
-    The signals of position and step are added before each step, and the probability of halting is that of the stream
-    after them. A token that has halted is not computed any more: it is left out of its row until all have halted. Its
-    state stays as it is, and others go on looking at it, also tokens that come later, as at a state of every step: with
-    the signals of that step, as in the equations. Where the block's branches take the bare stream (post-norm), keys of
-    such a state are projected once and shifted from step to step; else at every step. Transitions in which tokens meet,
-    such as convolutions, take whole rows, where the neighbours that have halted stand as they are.
+    Dehghani et al. 2019, section 2.2; Graves 2016. Position and step signals are added before each step, and the
+    halting probability is computed from the stream after them. A halted token is removed from its row and no longer
+    computed. Its state stays fixed, and all tokens, also later ones, attend to it at every further step with the
+    signals of that step, as in the equations. If the block's branches have no norm before them (post-norm), the keys of
+    such a state are projected once and shifted from step to step, otherwise they are projected at every step.
+    Transitions that mix tokens, such as convolutions, are computed for complete rows, with halted tokens in their fixed
+    state.
 
-    Watched, it reports as "steps" how many each token took, (b, l), and as "halting" the probabilities, (b, l, steps),
-    zero after the last; then everything is computed for all tokens. Raises ValueError for attention whose keys do not
-    follow from the stream alone.
+    A watcher receives as "steps" the number of steps of each token, (b, l), and as "halting" the probabilities,
+    (b, l, steps), zero after the last step; then everything is computed for all tokens. Raises ValueError for attention
+    whose keys do not follow from the stream alone.
     """
 
     content_based = True
@@ -67,78 +73,88 @@ class AdaptiveComputation(Layer):
             or attention.kernel.tied_qk
         ):
             raise ValueError(
-                "AdaptiveComputation: keys of tokens that halt must be kept: Attention(..., Softmax(), source=Still())"
+                "AdaptiveComputation: the keys of halted tokens must be cached: "
+                "Attention(..., SoftmaxKernel(), source=HaltedTokenSource())"
             )
-        # a table of too few steps says so
+        # raises ValueError if the table of step vectors is too short
         timing.steps(halting.max_steps - 1)
         self.block, self.timing, self.halting = block, timing, halting
-        self._apart = isinstance(block.transition.inner, FeedForward | GatedFeedForward | ChunkedLayer)
+        self._tokenwise_transition = isinstance(block.transition.inner, FeedForward | GatedFeedForward | ChunkedLayer)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        return start_steps(self.block, self.halting.max_steps, batch, capacity=capacity, device=device, dtype=dtype)
+        return init_step_states(
+            self.block, self.halting.max_steps, batch, capacity=capacity, device=device, dtype=dtype
+        )
 
-    # how often it runs depends on the numbers
+    # the number of steps depends on the data
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        memory, real = unpack_state(self.block, x, state, self.halting.max_steps), real_tokens(ctx, x)
-        tally, where = self.halting.begin(real, x), self.timing.positions(x, ctx.positions)
-        shelf = HaltedKVStore(self.block.attention, self.timing, ctx.positions, real)
-        states, mixed, loss = x, torch.zeros_like(x), torch.zeros((), device=x.device)
-        chances: list[Tensor] = []
+        states_by_step, valid = unpack_step_states(self.block, x, state, self.halting.max_steps), valid_tokens(ctx, x)
+        attention_states, transition_states, cross_state = states_by_step
+        halting_state = self.halting.init_state(valid, x)
+        position_vectors = self.timing.position_vectors(x, ctx.positions)
+        halted_store = HaltedKVStore(self.block.attention, self.timing, ctx.positions, valid)
+        states, output, loss = x, torch.zeros_like(x), torch.zeros((), device=x.device)
+        probabilities: list[Tensor] = []
         for step in range(self.halting.max_steps):
-            if not (running := bool(tally.running.any())) and state is None:
+            if not (any_running := bool(halting_state.running.any())) and state is None:
                 break
-            before = StepInput(states, where, memory.own[step], memory.cross, memory.work[step])
-            if not running and self.halting.rule.freezes_state:
-                memory.own[step], memory.work[step] = self._stand(before, ctx, shelf, step)
+            inputs = StepInput(states, position_vectors, attention_states[step], cross_state, transition_states[step])
+            if not any_running and self.halting.rule.freezes_state:
+                attention_states[step], transition_states[step] = self._update_halted(inputs, ctx, halted_store, step)
                 continue
-            group = self._group(ctx, tally, real)
-            after = self._step(before, ctx, group, shelf, step)
-            states, chance = (
-                group.scatter(states, after.states),
-                group.scatter(torch.zeros_like(tally.probability_sum), after.halt_probability),
-            )
-            weights, tally = self.halting.weigh(tally, chance, step)
-            mixed = self.halting.rule.mix(mixed, states, weights)
-            memory = memory._replace(cross=after.cross)
-            memory.own[step], memory.work[step] = after.attention_state, after.work
-            chances.append(chance)
-            loss = loss + after.loss
-        self._report(ctx, tally, chances)
-        loss = loss + self.halting.loss(tally, real)
-        return LayerOutput(mixed.to(x.dtype), None if state is None else memory, loss)
+            group = self._select_tokens(ctx, halting_state, valid)
+            outputs = self._run_step(inputs, ctx, group, halted_store, step)
+            states = group.scatter(states, outputs.states)
+            halt_probability = group.scatter(torch.zeros_like(halting_state.probability_sum), outputs.halt_probability)
+            weights, halting_state = self.halting.weigh(halting_state, halt_probability, step)
+            output = self.halting.rule.mix(output, states, weights)
+            attention_states[step], transition_states[step] = outputs.attention_state, outputs.transition_state
+            cross_state = outputs.cross_state
+            probabilities.append(halt_probability)
+            loss = loss + outputs.loss
+        self._report(ctx, halting_state, probabilities)
+        loss = loss + self.halting.loss(halting_state, valid)
+        next_state = None if state is None else UniversalState(attention_states, transition_states, cross_state)
+        return LayerOutput(output.to(x.dtype), next_state, loss)
 
-    def _group(self, ctx: Context, tally: HaltingState, real: Bool[Tensor, "b l"]) -> TokenGroup:
-        """The tokens that are computed."""
-        if not self.halting.rule.freezes_state or bool((tally.running == real).all()):
+    def _select_tokens(self, ctx: Context, halting_state: HaltingState, valid: Bool[Tensor, "b l"]) -> TokenGroup:
+        """The tokens that the next step computes."""
+        if not self.halting.rule.freezes_state or bool((halting_state.running == valid).all()):
             return AllTokens(ctx.positions)
         if ctx.watch is not no_watch:
-            return AllTokens(ctx.positions, tally.running)
-        return TokenSubset(ctx.positions, tally.running)
+            return AllTokens(ctx.positions, halting_state.running)
+        return TokenSubset(ctx.positions, halting_state.running)
 
-    def _step(self, before: StepInput, ctx: Context, group: TokenGroup, shelf: HaltedKVStore, step: int) -> StepOutput:
-        x = self.timing.at_step(group.gather(before.states), group.gather(before.where), step)
-        chance = self.halting(x)
-        inner, some = group.context(ctx), isinstance(group, TokenSubset)
-        own = before.attention_state
+    def _run_step(
+        self, inputs: StepInput, ctx: Context, group: TokenGroup, halted_store: HaltedKVStore, step: int
+    ) -> StepOutput:
+        x = self.timing.add_signals(group.gather(inputs.states), group.gather(inputs.position_vectors), step)
+        halt_probability = self.halting(x)
+        group_ctx, is_subset = group.context(ctx), isinstance(group, TokenSubset)
+        attention_state, cross_state = inputs.attention_state, group.select_rows(inputs.cross_state)
         if isinstance(group, TokenSubset):
-            own = shelf.beside(before.attention_state, before.states, group, step)
-        x, (own, cross), loss = self.block.attend(x, inner, (own, group.select_rows(before.cross_state)))
-        if self._apart:
-            y, work, extra = self.block.transition(x, inner, before.transition_state)
+            attention_state = halted_store.state_for_group(attention_state, inputs.states, group, step)
+        x, (attention_state, cross_state), loss = self.block.attend(x, group_ctx, (attention_state, cross_state))
+        if self._tokenwise_transition:
+            y, transition_state, extra = self.block.transition(x, group_ctx, inputs.transition_state)
         else:
-            y, work, extra = self.block.transition(group.scatter(before.states, x), ctx, before.transition_state)
+            full = group.scatter(inputs.states, x)
+            y, transition_state, extra = self.block.transition(full, ctx, inputs.transition_state)
             y = group.gather(y)
-        return StepOutput(y, chance, own, before.cross_state if some else cross, work, loss + extra)
+        cross_state = inputs.cross_state if is_subset else cross_state
+        return StepOutput(y, halt_probability, attention_state, cross_state, transition_state, loss + extra)
 
-    def _stand(self, before: StepInput, ctx: Context, shelf: HaltedKVStore, step: int) -> tuple[State, State]:
-        """What is remembered of a step in which no token runs, for tokens that come later."""
-        own = shelf.remember(before.attention_state, before.states, ctx, step)
-        if self._apart:
-            return own, before.transition_state
-        return own, self.block.transition(before.states, ctx, before.transition_state).state
+    def _update_halted(
+        self, inputs: StepInput, ctx: Context, halted_store: HaltedKVStore, step: int
+    ) -> tuple[State, State]:
+        """The states of attention and transition after a step in which no token runs, for later tokens."""
+        attention_state = halted_store.update_state(inputs.attention_state, inputs.states, ctx, step)
+        if self._tokenwise_transition:
+            return attention_state, inputs.transition_state
+        return attention_state, self.block.transition(inputs.states, ctx, inputs.transition_state).state
 
-    def _report(self, ctx: Context, tally: HaltingState, chances: list[Tensor]) -> None:
+    def _report(self, ctx: Context, halting_state: HaltingState, probabilities: list[Tensor]) -> None:
         if ctx.watch is not no_watch:
-            ctx.watch(self, "steps", tally.steps)
-            ctx.watch(self, "halting", torch.stack(chances, -1))
+            ctx.watch(self, "steps", halting_state.steps)
+            ctx.watch(self, "halting", torch.stack(probabilities, -1))

@@ -1,4 +1,4 @@
-"""Layers that a token need not pass all of: it leaves when it is sure, and is copied to the layers above."""
+"""The early-exit stack: a token exits after the layer that its exit rule selects and is copied to the layers above."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, final
@@ -22,10 +22,11 @@ from manyformer.depth.exit_rules import ExitRule, ExitRuleInput, NeverExit, Rand
 
 
 class EarlyExitState(NamedTuple):
-    """The layers' states, and streams that were copied upwards but that upper layers have not looked at yet.
+    """The layers' states, and the copied streams of tokens that upper layers have not processed yet.
 
-    `columns` tokens have come in all, of which each layer has taken in `filled`; `pending` has them all, where somebody
-    leaves layers behind. Only what decodes token by token does (`manyformer.generate`): this layer itself never.
+    `columns` is the number of tokens so far, of which each layer has processed `filled`; `pending` holds all of them,
+    where layers are skipped. Only incremental decoding (`manyformer.generate`) skips layers; this stack itself never
+    does.
     """
 
     layers: list[State]
@@ -36,48 +37,49 @@ class EarlyExitState(NamedTuple):
 
 @final
 class EarlyExit(LayeredStack):
-    """A `Chain` whose tokens may leave after any of its numbered layers (Elbayad et al. 2020; Schuster et al. 2022).
+    """A `Chain` whose tokens may exit after any of its numbered layers (Elbayad et al. 2020; Schuster et al. 2022).
 
-    `rule` says who leaves. To the layers above goes a copy of what a token left with: each makes keys and values of its
-    own of it (Elbayad et al. 2020, section 3.1, equation 6), and whatever else it does of it is not used. Here every
-    layer computes everything and copies replace what is not used: this defines what is right, and saves nothing.
+    `rule` selects the tokens that exit. The layers above receive a copy of an exited token's hidden state, from which
+    each computes its keys and values (Elbayad et al. 2020, section 3.1, equation 6); their other results for it are
+    unused. Here every layer computes all tokens and copies replace unused results: this is the reference, which saves
+    no computation.
 
-    While training all pass all layers; with `draws` each of so many passes lets tokens leave at random ("mixed
-    training", section 3.1). What comes out has one more channel: the number of the layer, from 1 on, that the token
-    left after. Further layers of the chain, norms, are for all that leave. Watchers hear it as "depth". Raises
-    ValueError for a chain whose other layers let tokens meet.
+    In training all tokens pass all layers; with `mixed_samples` there are that many passes with random exits ("mixed
+    training", section 3.1). The output has one more channel: the number of the layer, from 1, after which the token
+    exited; watchers receive it as "depth". Further layers of the chain, such as a final norm, are applied to all exits.
+    Raises ValueError for a chain whose further layers mix tokens.
     """
 
     content_based = True
 
-    def __init__(self, chain: Chain, rule: ExitRule, *, draws: int | None = None) -> None:
+    def __init__(self, chain: Chain, rule: ExitRule, *, mixed_samples: int | None = None) -> None:
         super().__init__()
-        numbered = [name for name, _ in chain.named_children() if name.isdigit()]
-        others = [(name, layer) for name, layer in chain.named_children() if not name.isdigit()]
-        for name, layer in others:
+        layer_names = [name for name, _ in chain.named_children() if name.isdigit()]
+        final_layers = [(name, layer) for name, layer in chain.named_children() if not name.isdigit()]
+        for name, layer in final_layers:
             if not isinstance(layer, Pointwise):
                 raise ValueError(
-                    f"nobody can leave early: beside its numbered layers the stack has '{name}', a "
-                    f"{type(layer).__name__}, which is not for each token by itself"
+                    f"early exit needs position-wise layers after the numbered ones, and the stack has '{name}', a "
+                    f"{type(layer).__name__}, which may mix tokens"
                 )
         for name, layer in chain.named_children():
             self.add_module(name, layer)
-        self.rule, self.draws = rule, draws
-        self.depth = len(numbered)
-        self._numbered, self._others = numbered, [name for name, _ in others]
+        self.rule, self.mixed_samples = rule, mixed_samples
+        self.depth = len(layer_names)
+        self._layer_names, self._final_names = layer_names, [name for name, _ in final_layers]
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers that tokens may leave after."""
-        return [self._modules[name] for name in self._numbered]  # type: ignore[misc]
+        """The layers after which tokens may exit."""
+        return [self._modules[name] for name in self._layer_names]  # type: ignore[misc]
 
     @property
     def final_layers(self) -> list[Layer]:
-        """What all that leave pass before classifiers read them."""
-        return [self._modules[name] for name in self._others]  # type: ignore[misc]
+        """The layers between the exits and the classifiers."""
+        return [self._modules[name] for name in self._final_names]  # type: ignore[misc]
 
     def classifier_input(self, x: Float[Tensor, "b l d"], ctx: Context) -> Float[Tensor, "b l d"]:
-        """The stream as classifiers read it."""
+        """The input of the classifiers for a stream that exits."""
         for layer in self.final_layers:
             x = layer(x, ctx).y
         return x
@@ -88,83 +90,90 @@ class EarlyExit(LayeredStack):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if self.training:
-            return self._pass(x, ctx, state, NeverExit() if self.draws is None else RandomExit(self.depth))
-        return self._pass(x, ctx, state, self.rule)
+            return self._run_layers(
+                x, ctx, state, NeverExit() if self.mixed_samples is None else RandomExit(self.depth)
+            )
+        return self._run_layers(x, ctx, state, self.rule)
 
     def layer_outputs(self, x: Float[Tensor, "b l d"], ctx: Context) -> list[LayerOutput]:
-        """All that is learned from, in the same form as what `forward` gives, which comes last.
+        """The outputs that the training losses are computed from, in the form of `forward`'s output.
 
-        That is what comes out of each layer; in mixed training what comes out of each random pass.
+        These are the outputs of all layers; in mixed training, those of the random passes. In evaluation mode the
+        output of `forward` comes last.
         """
-        if self.draws is not None:
-            passes = [self(x, ctx) for _ in range(self.draws if self.training else 1)]
+        if self.mixed_samples is not None:
+            passes = [self(x, ctx) for _ in range(self.mixed_samples if self.training else 1)]
             return [out._replace(loss=out.loss / len(passes)) for out in passes]
-        outs: list[LayerOutput] = []
+        outputs: list[LayerOutput] = []
         stream = x
         for number, layer in enumerate(self.layers, 1):
             stream, _, loss = layer(stream, ctx)
-            outs.append(LayerOutput(append_exit_layer(self.classifier_input(stream, ctx), number), None, loss))
-        return outs if self.training else [*outs, self(x, ctx)._replace(loss=0.0)]
+            outputs.append(LayerOutput(append_exit_layer(self.classifier_input(stream, ctx), number), None, loss))
+        return outputs if self.training else [*outputs, self(x, ctx)._replace(loss=0.0)]
 
-    def _pass(self, x: Float[Tensor, "b l d"], ctx: Context, state: State, rule: ExitRule) -> LayerOutput:
-        before = None if state is None else self.caught_up(state, ctx)
-        plan = rule.begin(ctx, x)
+    def _run_layers(self, x: Float[Tensor, "b l d"], ctx: Context, state: State, rule: ExitRule) -> LayerOutput:
+        filled_state = None if state is None else self.fill_layers(state, ctx)
+        plan = rule.init_plan(ctx, x)
         depth = torch.full(x.shape[:2], self.depth, device=x.device)
         loss: Tensor | float = 0.0
-        after: list[State] = []
-        pos = ctx.positions.position_ids.expand(x.shape[0], -1)
+        next_states: list[State] = []
+        position_ids = ctx.positions.position_ids.expand(x.shape[0], -1)
         for number, layer in enumerate(self.layers, 1):
-            y, new, extra = layer(x, ctx, None if before is None else before.layers[number - 1])
+            y, next_state, layer_loss = layer(x, ctx, None if filled_state is None else filled_state.layers[number - 1])
             y = torch.where((depth < number)[..., None], x, y)
             if number < self.depth:
-                leaves, plan, _ = rule(ExitRuleInput(number, y, x, self.classifier_input(y, ctx), pos), plan)
-                depth = torch.where(leaves & (depth > number), number, depth)
-            x, loss = y, loss + extra
-            after.append(new)
+                exits, plan, _ = rule(ExitRuleInput(number, y, x, self.classifier_input(y, ctx), position_ids), plan)
+                depth = torch.where(exits & (depth > number), number, depth)
+            x, loss = y, loss + layer_loss
+            next_states.append(next_state)
         ctx.watch(self, "depth", depth)
         y = torch.cat([self.classifier_input(x, ctx), depth[..., None].to(x.dtype)], dim=-1)
-        return LayerOutput(y, None if before is None else _taken(before, after, x.shape[1]), loss)
+        return LayerOutput(y, None if filled_state is None else _advance(filled_state, next_states, x.shape[1]), loss)
 
-    def caught_up(self, state: EarlyExitState, ctx: Context) -> EarlyExitState:
-        """The state after every layer has taken in what was copied to it."""
+    def fill_layers(self, state: EarlyExitState, ctx: Context) -> EarlyExitState:
+        """The state after every layer has processed its pending tokens."""
         if state.pending is None or min(state.filled) == state.columns:
             return state
         layers = list(state.layers)
-        for number, (layer, done) in enumerate(zip(self.layers, state.filled)):
-            if done < state.columns:
-                missed = state.pending[:, done : state.columns]
-                place = plain_place(missed.shape[0], done, state.columns, missed.device)
-                layers[number] = layer(missed, Context(place, ctx.memory), layers[number]).state
+        for number, (layer, filled) in enumerate(zip(self.layers, state.filled)):
+            if filled < state.columns:
+                pending = state.pending[:, filled : state.columns]
+                positions = contiguous_positions(pending.shape[0], filled, state.columns, pending.device)
+                layers[number] = layer(pending, Context(positions, ctx.memory), layers[number]).state
         return EarlyExitState(layers, state.columns, (state.columns,) * self.depth, state.pending)
 
     def extra_repr(self) -> str:
-        return f"{self.depth} layers" + ("" if self.draws is None else f", {self.draws} random passes in training")
+        return f"{self.depth} layers" + (
+            "" if self.mixed_samples is None else f", {self.mixed_samples} random passes in training"
+        )
 
 
-def _taken(before: EarlyExitState, layers: list[State], columns: int) -> EarlyExitState:
-    total = before.columns + columns
-    # copies are only kept by those who leave layers behind, and these tokens have passed all
-    return EarlyExitState(layers, total, (total,) * len(before.filled))
+def _advance(state: EarlyExitState, layers: list[State], columns: int) -> EarlyExitState:
+    total = state.columns + columns
+    # these tokens have passed all layers, so that no copies are pending
+    return EarlyExitState(layers, total, (total,) * len(state.filled))
 
 
-def plain_place(rows: int, begin: int, end: int, device: torch.device) -> TokenPositions:
-    """Where tokens `begin` to `end` of rows are that are one plain document each."""
-    pos = torch.arange(begin, end, device=device).expand(rows, -1)
+def contiguous_positions(rows: int, start: int, stop: int, device: torch.device) -> TokenPositions:
+    """The positions `start` to `stop` - 1 of rows that are one document without padding each."""
+    position_ids = torch.arange(start, stop, device=device).expand(rows, -1)
     return TokenPositions(
-        pos, torch.zeros((), dtype=torch.long, device=device).expand(rows, end - begin), ContiguousLayout(begin)
+        position_ids,
+        torch.zeros((), dtype=torch.long, device=device).expand(rows, stop - start),
+        ContiguousLayout(start),
     )
 
 
 def split_exit_layer(y: Float[Tensor, "*b m"]) -> tuple[Float[Tensor, "*b d"], Int[Tensor, "*b"]]:
-    """What a token left with, and the number of the layer that it left after."""
+    """The hidden state with which each token exited, and the number of its exit layer."""
     return y[..., :-1], y[..., -1].long()
 
 
 def drop_exit_layer(streams: Sequence[Float[Tensor, "b l m"]]) -> list[Float[Tensor, "b l d"]]:
-    """Streams without the channel that says where they left."""
+    """The streams without the channel of the exit layer."""
     return [stream[..., :-1] for stream in streams]
 
 
-def mean_depth(depth: Int[Tensor, "b l"], counted: Bool[Tensor, "b l"]) -> float:
-    """The layers that the counted tokens passed, on average."""
-    return float(depth[counted].double().mean())
+def mean_depth(depth: Int[Tensor, "b l"], scored: Bool[Tensor, "b l"]) -> float:
+    """The mean exit layer of the tokens in `scored`."""
+    return float(depth[scored].double().mean())

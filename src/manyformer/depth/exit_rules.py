@@ -1,4 +1,4 @@
-"""Who leaves a stack after which layer: what a rule is told and says, and measures of confidence with a threshold."""
+"""Exit rules: the interface that decides which tokens exit after a layer, and confidence measures with thresholds."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,75 +13,75 @@ from torch import Tensor, nn
 from manyformer.core import Context
 from manyformer.training_hooks import OptionalOnLoad
 
-START = 0.9
-"""How much of a decaying threshold does not decay (Schuster et al. 2022, equation 5)."""
+CONSTANT_SHARE = 0.9
+"""The fraction of a decaying threshold that stays constant (Schuster et al. 2022, equation 5)."""
 
 
 class ExitRuleInput(NamedTuple):
-    """What comes out of layer `number`, from 1 on: the stream after it and before it, and as classifiers read it."""
+    """The input of an exit rule after layer `number`, from 1: the layer's output and input, and that of classifiers."""
 
     number: int
     hidden: Float[Tensor, "b l d"]
     previous_hidden: Float[Tensor, "b l d"]
     classifier_input: Float[Tensor, "b l d"]
-    pos: Int[Tensor, "b l"]
+    position_ids: Int[Tensor, "b l"]
 
 
 class ExitDecision(NamedTuple):
-    """Which tokens leave; what is planned for later layers; and logits, where they had to be known for it."""
+    """The tokens that exit, the planned exit layers for later calls, and the logits if the rule computed them."""
 
-    leaves: Bool[Tensor, "b l"]
+    exits: Bool[Tensor, "b l"]
     plan: Int[Tensor, "b l"] | None = None
     logits: Float[Tensor, "b l v"] | None = None
 
 
 class ExitRule(nn.Module, OptionalOnLoad, ABC):
-    """Decides after each layer but the last who leaves; a token's own past is all that it may look at."""
+    """Decides after each layer but the last which tokens exit, from no later tokens than the token itself."""
 
-    def begin(self, ctx: Context, x: Float[Tensor, "b l d"]) -> Int[Tensor, "b l"] | None:
-        """What is planned before the first layer: the number of the layer that each token leaves after."""
+    def init_plan(self, ctx: Context, x: Float[Tensor, "b l d"]) -> Int[Tensor, "b l"] | None:
+        """The exit layers planned before the first layer, one per token; None for rules without a plan."""
         return None
 
     def applies_after(self, number: int) -> bool:
-        """Whether anybody may leave after layer `number`: else nothing need be known there."""
+        """Whether tokens may exit after layer `number`; if not, the rule need not be evaluated."""
         return True
 
     @abstractmethod
-    def forward(self, seen: ExitRuleInput, plan: Int[Tensor, "b l"] | None) -> ExitDecision: ...
+    def forward(self, inputs: ExitRuleInput, plan: Int[Tensor, "b l"] | None) -> ExitDecision: ...
 
 
 @final
 class NeverExit(ExitRule):
-    """Nobody leaves before the last layer."""
+    """No token exits before the last layer."""
 
     def applies_after(self, number: int) -> bool:
         return False
 
-    def forward(self, seen: ExitRuleInput, plan: Int[Tensor, "b l"] | None) -> ExitDecision:
-        return ExitDecision(torch.zeros_like(seen.pos, dtype=torch.bool))
+    def forward(self, inputs: ExitRuleInput, plan: Int[Tensor, "b l"] | None) -> ExitDecision:
+        return ExitDecision(torch.zeros_like(inputs.position_ids, dtype=torch.bool))
 
 
 @final
 class RandomExit(ExitRule):
-    """Every token leaves after a random layer of `depth`: the exit sequences of mixed training."""
+    """Every token exits after a random one of `depth` layers: the exit sequences of mixed training."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
         self.depth = depth
 
-    def begin(self, ctx: Context, x: Float[Tensor, "b l d"]) -> Int[Tensor, "b l"]:
+    def init_plan(self, ctx: Context, x: Float[Tensor, "b l d"]) -> Int[Tensor, "b l"]:
         return torch.randint(1, self.depth + 1, x.shape[:2], device=x.device)
 
-    def forward(self, seen: ExitRuleInput, plan: Int[Tensor, "b l"] | None) -> ExitDecision:
+    def forward(self, inputs: ExitRuleInput, plan: Int[Tensor, "b l"] | None) -> ExitDecision:
         assert plan is not None
-        return ExitDecision(plan <= seen.number, plan)
+        return ExitDecision(plan <= inputs.number, plan)
 
 
 class ThresholdExitRule(ExitRule):
-    """Tokens leave whose confidence, from 0 to 1, reaches a threshold: `values` has one for each layer but the last.
+    """Tokens exit if their confidence, from 0 to 1, reaches a threshold: `values` has one for each layer but the last.
 
-    Above 1 nobody leaves. With `decay` the threshold falls with the position t of a token in its document to
-    0.9 value + 0.1 exp(-decay t / horizon), which stays within [0, 1] (Schuster et al. 2022, equation 5).
+    Above 1 no token exits. With `decay` the threshold of the token at position t of its document is
+    0.9 value + 0.1 exp(-decay t / horizon), clamped to [0, 1] (Schuster et al. 2022, equation 5).
     """
 
     def __init__(self, values: Sequence[float], *, decay: float | None = None, horizon: int = 1) -> None:
@@ -89,24 +89,28 @@ class ThresholdExitRule(ExitRule):
         self.values, self.decay, self.horizon = tuple(values), decay, horizon
 
     @abstractmethod
-    def measure(self, seen: ExitRuleInput) -> tuple[Float[Tensor, "b l"], Float[Tensor, "b l v"] | None]:
-        """How sure each token is of what it would be taken for, and the logits, where they were formed."""
+    def confidence(self, inputs: ExitRuleInput) -> tuple[Float[Tensor, "b l"], Float[Tensor, "b l v"] | None]:
+        """The confidence of each token's prediction, and the logits if they were computed."""
 
     def applies_after(self, number: int) -> bool:
         return self.values[number - 1] <= 1
 
-    def forward(self, seen: ExitRuleInput, plan: Int[Tensor, "b l"] | None) -> ExitDecision:
-        if not self.applies_after(seen.number):
-            return ExitDecision(torch.zeros_like(seen.pos, dtype=torch.bool))
-        value = self.values[seen.number - 1]
-        sure, logits = self.measure(seen)
-        return ExitDecision(sure >= (value if self.decay is None else self.decayed(value, seen.pos)), None, logits)
+    def forward(self, inputs: ExitRuleInput, plan: Int[Tensor, "b l"] | None) -> ExitDecision:
+        if not self.applies_after(inputs.number):
+            return ExitDecision(torch.zeros_like(inputs.position_ids, dtype=torch.bool))
+        value = self.values[inputs.number - 1]
+        confidence, logits = self.confidence(inputs)
+        return ExitDecision(
+            confidence >= (value if self.decay is None else self.decayed_threshold(value, inputs.position_ids)),
+            None,
+            logits,
+        )
 
-    def decayed(self, value: float, pos: Int[Tensor, "b l"]) -> Float[Tensor, "b l"]:
-        """The threshold of tokens at these positions."""
+    def decayed_threshold(self, value: float, position_ids: Int[Tensor, "b l"]) -> Float[Tensor, "b l"]:
+        """The threshold `value` decayed for tokens at these positions."""
         assert self.decay is not None
-        fading = torch.exp(pos * (-self.decay / self.horizon))
-        return (START * value + (1 - START) * fading).clamp(0, 1)
+        decay = torch.exp(position_ids * (-self.decay / self.horizon))
+        return (CONSTANT_SHARE * value + (1 - CONSTANT_SHARE) * decay).clamp(0, 1)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{value:g}" for value in self.values)
@@ -114,68 +118,68 @@ class ThresholdExitRule(ExitRule):
 
 @runtime_checkable
 class LayerClassifiers(Protocol):
-    """What says the next token after any layer."""
+    """The interface of classifiers that predict tokens after any layer."""
 
-    def at(self, ready: Float[Tensor, "b l d"], number: int) -> Float[Tensor, "b l v"]:
-        """The logits of what came out of layer `number`."""
+    def logits_at(self, classifier_input: Float[Tensor, "b l d"], layer: int) -> Float[Tensor, "b l v"]:
+        """The logits for the output of layer number `layer`."""
 
 
 class ClassifierExitRule(ThresholdExitRule):
-    """By the distribution over classes; of all measures it alone projects to the vocabulary."""
+    """Confidence from the distribution over classes, for which every layer's output is projected to the vocabulary."""
 
     def __init__(
         self, classifiers: LayerClassifiers, values: Sequence[float], *, decay: float | None = None, horizon: int = 1
     ) -> None:
         super().__init__(values, decay=decay, horizon=horizon)
-        # not as a part: they belong to the model's head, under whose name their weights are saved
+        # in a tuple, so that they are registered as children of the model's head only
         self._classifiers = (classifiers,)
 
     @abstractmethod
-    def sure(self, two: Float[Tensor, "b l 2"]) -> Float[Tensor, "b l"]:
-        """The confidence from the probabilities of the two likeliest classes."""
+    def confidence_of(self, top_two: Float[Tensor, "b l 2"]) -> Float[Tensor, "b l"]:
+        """The confidence from the probabilities of the two most probable classes."""
 
-    def measure(self, seen: ExitRuleInput) -> tuple[Float[Tensor, "b l"], Float[Tensor, "b l v"] | None]:
-        logits = self._classifiers[0].at(seen.classifier_input, seen.number)
-        wide = at_least_single(logits)
-        two = (wide.topk(2).values - wide.logsumexp(-1, keepdim=True)).exp()
-        return self.sure(two), logits
+    def confidence(self, inputs: ExitRuleInput) -> tuple[Float[Tensor, "b l"], Float[Tensor, "b l v"] | None]:
+        logits = self._classifiers[0].logits_at(inputs.classifier_input, inputs.number)
+        wide = at_least_float32(logits)
+        top_two = (wide.topk(2).values - wide.logsumexp(-1, keepdim=True)).exp()
+        return self.confidence_of(top_two), logits
 
 
 @final
 class MarginExitRule(ClassifierExitRule):
     """The difference of the two largest probabilities: "softmax response" (Schuster et al. 2022, section 3.4)."""
 
-    def sure(self, two: Float[Tensor, "b l 2"]) -> Float[Tensor, "b l"]:
-        return two[..., 0] - two[..., 1]
+    def confidence_of(self, top_two: Float[Tensor, "b l 2"]) -> Float[Tensor, "b l"]:
+        return top_two[..., 0] - top_two[..., 1]
 
 
 @final
 class MaxProbabilityExitRule(ClassifierExitRule):
     """The largest probability: "confidence thresholding" (Elbayad et al. 2020, section 4.3)."""
 
-    def sure(self, two: Float[Tensor, "b l 2"]) -> Float[Tensor, "b l"]:
-        return two[..., 0]
+    def confidence_of(self, top_two: Float[Tensor, "b l 2"]) -> Float[Tensor, "b l"]:
+        return top_two[..., 0]
 
 
 @final
 class SaturationExitRule(ThresholdExitRule):
-    """How parallel the stream stays from layer to layer, by the cosine; never after the first one.
+    """The cosine similarity of a layer's input and output stream; no exit after the first layer.
 
-    "Hidden-state saturation" (Schuster et al. 2022, section 3.4). A negative cosine is no confidence: 0.
+    "Hidden-state saturation" (Schuster et al. 2022, section 3.4). A negative cosine counts as confidence 0.
     """
 
-    def measure(self, seen: ExitRuleInput) -> tuple[Float[Tensor, "b l"], None]:
-        if seen.number == 1:
-            return torch.full_like(seen.pos, -math.inf, dtype=torch.float32), None
-        after, before = at_least_single(seen.hidden), at_least_single(seen.previous_hidden)
-        return F.cosine_similarity(after, before, dim=-1).clamp(min=0), None
+    def confidence(self, inputs: ExitRuleInput) -> tuple[Float[Tensor, "b l"], None]:
+        if inputs.number == 1:
+            return torch.full_like(inputs.position_ids, -math.inf, dtype=torch.float32), None
+        hidden, previous_hidden = at_least_float32(inputs.hidden), at_least_float32(inputs.previous_hidden)
+        return F.cosine_similarity(hidden, previous_hidden, dim=-1).clamp(min=0), None
 
 
-def at_least_single(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """In half precision too many tokens would be equally sure."""
+def at_least_float32(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """`x` in float32 or wider: in half precision too many confidences would be equal."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def append_exit_layer(x: Float[Tensor, "b l d"], number: int) -> Float[Tensor, "b l m"]:
-    """The stream with one more channel that says after which layer all of its tokens left."""
+    """The stream with one more channel: the number of the layer after which all its tokens exit."""
     return torch.cat([x, torch.full_like(x[..., :1], number)], dim=-1)

@@ -1,4 +1,4 @@
-"""Keys and values of tokens that stand still while others go on."""
+"""Keys and values of halted tokens, to which running tokens attend."""
 
 from typing import final
 
@@ -15,61 +15,67 @@ from manyformer.sources import HaltedKV, HaltedTokenSource
 
 @final
 class HaltedKVStore:
-    """Keys and values of the tokens of one call that have halted, as each step asks for them.
+    """Caches the keys and values of the tokens of one call that have halted, with the signals of the current step.
 
-    They are those of the token's state with the signals of the step. Where the branch takes the bare stream, they are
-    projected once, when a token has halted, and shifted by what the step adds; `left` are the tokens that are not here
-    yet.
+    If the branch has no norm before its projections, they are projected once, when a token halts, and shifted by the
+    projection of the step signal; `unprojected` is the mask of the tokens that are not in the cache yet.
     """
 
     def __init__(
-        self, branch: Residual, timing: PositionStepSignal, positions: TokenPositions, real: Bool[Tensor, "b l"]
+        self, branch: Residual, timing: PositionStepSignal, positions: TokenPositions, valid: Bool[Tensor, "b l"]
     ) -> None:
         assert isinstance(branch.inner, Attention)
-        self.branch, self.attention, self.timing, self.place = branch, branch.inner, timing, positions
-        self.left = self.real = real
-        # what is linear in the stream can be shifted
+        self.branch, self.attention, self.timing, self.positions = branch, branch.inner, timing, positions
+        self.unprojected = self.valid = valid
+        # projections that are linear in the stream can be shifted
         bare = branch.pre_norm is None and self.attention.pre_norm is None
-        self.shifts = bare and not self.attention.position.required_seams()
-        self.kept: list[Tensor] | None = None
+        self.can_shift = bare and not self.attention.position.required_seams()
+        self.cached: list[Tensor] | None = None
 
-    def beside(self, own: State, states: Float[Tensor, "b l d"], group: TokenSubset, step: int) -> AttentionState:
-        """What the attention of the tokens in `group` goes on from."""
-        kept, kernel = (None, ()) if own is None else own
-        k, v = self._at(states, ~group.chosen, step)
-        return AttentionState(
-            HaltedKV(kept, k, v, self.place, group.token_index, group.packed_index, group.row), kernel
-        )
+    def state_for_group(
+        self, attention_state: State, states: Float[Tensor, "b l d"], group: TokenSubset, step: int
+    ) -> AttentionState:
+        """The attention state for the tokens in `group`, which includes the keys and values of halted tokens."""
+        source_state, kernel_state = (None, ()) if attention_state is None else attention_state
+        k, v = self._keys_values_at(states, ~group.chosen, step)
+        indices = group.token_index, group.packed_index, group.row_index
+        return AttentionState(HaltedKV(source_state, k, v, self.positions, *indices), kernel_state)
 
-    def remember(self, own: AttentionState, states: Float[Tensor, "b l d"], ctx: Context, step: int) -> AttentionState:
-        """What attention remembers of a step for which all tokens have halted."""
-        k, v = self._at(states, torch.ones_like(self.left), step)
+    def update_state(
+        self, attention_state: AttentionState, states: Float[Tensor, "b l d"], ctx: Context, step: int
+    ) -> AttentionState:
+        """The attention state after a step for which all tokens have halted."""
+        k, v = self._keys_values_at(states, torch.ones_like(self.unprojected), step)
         source = self.attention.source
         assert isinstance(source, HaltedTokenSource)
-        return AttentionState(source.remember(states, ctx, k, v, own.source).state, own.kernel)
+        source_state = source.update_cache(states, ctx, k, v, attention_state.source).state
+        return AttentionState(source_state, attention_state.kernel)
 
-    def _at(
+    def _keys_values_at(
         self, states: Float[Tensor, "b l d"], halted: Bool[Tensor, "b l"], step: int
     ) -> tuple[Float[Tensor, "b g l e"], Float[Tensor, "b g l f"]]:
-        fresh = halted & (self.left if self.shifts else self.real)
-        row = self.timing.steps(step).to(states.dtype)
-        # the biases of the projection are in both, and fall out of the difference
-        two = self.place.position_ids.new_zeros(1, 2)
-        both = self._project(torch.stack([row, torch.zeros_like(row)])[None], TokenPositions(two, two))
-        if self.kept is None:
+        newly_halted = halted & (self.unprojected if self.can_shift else self.valid)
+        step_vector = self.timing.steps(step).to(states.dtype)
+        # both projections contain the biases, which cancel in the difference
+        zero_ids = self.positions.position_ids.new_zeros(1, 2)
+        step_and_zero = torch.stack([step_vector, torch.zeros_like(step_vector)])[None]
+        step_keys_values = self._project(step_and_zero, TokenPositions(zero_ids, zero_ids))
+        if self.cached is None:
             batch, length = halted.shape
-            self.kept = [x.new_zeros(batch * length, x.shape[1], x.shape[3]) for x in both]
-        if bool(fresh.any()):
-            x, place, token = flatten_chosen(states, self.place, fresh)
-            x = self.timing.position.embed(x, place)
-            new = self._project(x if self.shifts else x + row, place)
-            self.kept = [old.index_copy(0, token, one[0].transpose(0, 1)) for old, one in zip(self.kept, new)]
-            self.left = self.left & ~fresh
-        k, v = (x.view(*halted.shape, *x.shape[1:]).transpose(1, 2) for x in self.kept)
-        if not self.shifts:
+            self.cached = [x.new_zeros(batch * length, x.shape[1], x.shape[3]) for x in step_keys_values]
+        if bool(newly_halted.any()):
+            x, positions, token_index = flatten_chosen(states, self.positions, newly_halted)
+            x = self.timing.position.embed(x, positions)
+            projected = self._project(x if self.can_shift else x + step_vector, positions)
+            self.cached = [
+                cached.index_copy(0, token_index, new[0].transpose(0, 1)) for cached, new in zip(self.cached, projected)
+            ]
+            self.unprojected = self.unprojected & ~newly_halted
+        k, v = (x.view(*halted.shape, *x.shape[1:]).transpose(1, 2) for x in self.cached)
+        if not self.can_shift:
             return k, v
-        key, value = (x[:, :, :1] - x[:, :, 1:] for x in both)
+        key, value = (x[:, :, :1] - x[:, :, 1:] for x in step_keys_values)
         return k + key, v + value
 
     def _project(self, x: Float[Tensor, "1 n d"], positions: TokenPositions) -> tuple[Tensor, Tensor]:
-        return self.attention.project(x if self.branch.pre_norm is None else self.branch.pre_norm(x), positions)
+        return self.attention.project_kv(x if self.branch.pre_norm is None else self.branch.pre_norm(x), positions)

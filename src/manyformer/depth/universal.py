@@ -1,4 +1,4 @@
-"""The same layer again and again: what the Universal Transformer repeats, and so many times for every token."""
+"""The Universal Transformer: a block applied repeatedly with shared weights, here a fixed number of steps."""
 
 from typing import NamedTuple, final
 
@@ -12,24 +12,24 @@ from manyformer.position import PositionStepSignal
 
 
 class UniversalState(NamedTuple):
-    """For each step what attention and transition remember; keys of a source are the same at all of them."""
+    """The states of attention and transition for each step, and that of cross-attention, which all steps share."""
 
-    own: list[State]
-    work: list[State]
-    cross: State
+    attention_states: list[State]
+    transition_states: list[State]
+    cross_state: State
 
 
 @final
 class UniversalBlock(Layer):
-    """What is repeated: attention to the own stream, perhaps to a source, and a transition (Dehghani et al. 2019).
+    """The repeated block: self-attention, optional cross-attention, and a transition (Dehghani et al. 2019).
 
-    Its state is that of the three.
+    Its state is a list of the states of the three.
     """
 
     def __init__(self, attention: Residual, transition: Residual, *, cross: Residual | None = None) -> None:
         super().__init__()
         if not isinstance(attention.inner, Attention):
-            raise ValueError(f"Block: attention must be an Attention, not a {type(attention.inner).__name__}")
+            raise ValueError(f"UniversalBlock: attention must be an Attention, not a {type(attention.inner).__name__}")
         self.attention, self.cross, self.transition = attention, cross, transition
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
@@ -40,74 +40,80 @@ class UniversalBlock(Layer):
         ]
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        own, cross, work = (None, None, None) if state is None else state
-        x, (own, cross), loss = self.attend(x, ctx, (own, cross))
-        y, work, extra = self.transition(x, ctx, work)
-        return LayerOutput(y, None if state is None else [own, cross, work], loss + extra)
+        attention_state, cross_state, transition_state = (None, None, None) if state is None else state
+        x, (attention_state, cross_state), loss = self.attend(x, ctx, (attention_state, cross_state))
+        y, transition_state, transition_loss = self.transition(x, ctx, transition_state)
+        return LayerOutput(
+            y, None if state is None else [attention_state, cross_state, transition_state], loss + transition_loss
+        )
 
     def attend(self, x: Float[Tensor, "b l d"], ctx: Context, state: tuple[State, State]) -> LayerOutput:
-        """Both kinds of attention; the state is that of each."""
-        y, own, loss = self.attention(x, ctx, state[0])
+        """Self-attention followed by cross-attention; the state is a pair of their states."""
+        y, attention_state, loss = self.attention(x, ctx, state[0])
         if self.cross is None:
-            return LayerOutput(y, (own, None), loss)
-        y, cross, extra = self.cross(y, ctx, state[1])
-        return LayerOutput(y, (own, cross), loss + extra)
+            return LayerOutput(y, (attention_state, None), loss)
+        y, cross_state, cross_loss = self.cross(y, ctx, state[1])
+        return LayerOutput(y, (attention_state, cross_state), loss + cross_loss)
 
-    def uses_memory(self, x: Float[Tensor, "b l d"]) -> State:
-        """What attention to a source remembers at first: with it, the source is projected once for all steps."""
+    def init_cross_state(self, x: Float[Tensor, "b l d"]) -> State:
+        """The initial state of cross-attention; with it the source is projected once for all steps."""
         return None if self.cross is None else self.cross.init_state(len(x), device=x.device, dtype=x.dtype)
 
 
-def start_steps(
+def init_step_states(
     block: UniversalBlock, steps: int, batch: int, *, capacity: int | None, device: torch.device, dtype: torch.dtype
 ) -> UniversalState:
-    """The state before any token of a block that runs so many times."""
-    each = [block.init_state(batch, capacity=capacity, device=device, dtype=dtype) for _ in range(steps)]
-    return UniversalState([own for own, _, _ in each], [work for _, _, work in each], each[0][1])
+    """The state before any token of a block that is applied `steps` times."""
+    states = [block.init_state(batch, capacity=capacity, device=device, dtype=dtype) for _ in range(steps)]
+    attention_states, transition_states = [first for first, _, _ in states], [last for _, _, last in states]
+    return UniversalState(attention_states, transition_states, states[0][1])
 
 
 @final
 class FixedSteps(Layer):
-    """`block` for a fixed number of steps, with the signals of position and step before each (section 2.1).
+    """Applies `block` a fixed number of `steps`, with position and step signals added before each (section 2.1).
 
-    X = H + P_t, A = LN(X + attention(X)), H = LN(A + transition(A)): a stack of layers that share their weights, and
-    are told where they stand.
+    X = H + P_t, A = LN(X + attention(X)), H = LN(A + transition(A)): a stack of layers with shared weights, which
+    receive the number of their step.
     """
 
     def __init__(self, block: UniversalBlock, timing: PositionStepSignal, steps: int) -> None:
         super().__init__()
         if steps < 1:
             raise ValueError(f"FixedSteps: steps ({steps}) must be at least 1")
-        # a table of too few steps says so
+        # raises ValueError if the table of step vectors is too short
         timing.steps(steps - 1)
         self.block, self.timing, self.steps = block, timing, steps
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        return start_steps(self.block, self.steps, batch, capacity=capacity, device=device, dtype=dtype)
+        return init_step_states(self.block, self.steps, batch, capacity=capacity, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        own, work, cross = unpack_state(self.block, x, state, self.steps)
-        where = self.timing.positions(x, ctx.positions)
+        attention_states, transition_states, cross_state = unpack_step_states(self.block, x, state, self.steps)
+        position_vectors = self.timing.position_vectors(x, ctx.positions)
         loss: Tensor | float = 0.0
         for step in range(self.steps):
-            x = self.timing.at_step(x, where, step)
-            x, (own[step], cross, work[step]), extra = self.block(x, ctx, [own[step], cross, work[step]])
+            x = self.timing.add_signals(x, position_vectors, step)
+            block_state = [attention_states[step], cross_state, transition_states[step]]
+            x, (attention_states[step], cross_state, transition_states[step]), extra = self.block(x, ctx, block_state)
             loss = loss + extra
-        return LayerOutput(x, None if state is None else UniversalState(own, work, cross), loss)
+        return LayerOutput(
+            x, None if state is None else UniversalState(attention_states, transition_states, cross_state), loss
+        )
 
     def extra_repr(self) -> str:
         return f"{self.steps} steps"
 
 
-def unpack_state(
+def unpack_step_states(
     block: UniversalBlock, x: Float[Tensor, "b l d"], state: UniversalState | None, steps: int
 ) -> UniversalState:
-    """Lists to be filled in; without a state nothing but the source is remembered, from step to step."""
+    """A copy of `state` whose lists the steps overwrite; without a state only that of cross-attention is kept."""
     if state is None:
-        return UniversalState([None] * steps, [None] * steps, block.uses_memory(x))
-    return UniversalState(list(state.own), list(state.work), state.cross)
+        return UniversalState([None] * steps, [None] * steps, block.init_cross_state(x))
+    return UniversalState(list(state.attention_states), list(state.transition_states), state.cross_state)
 
 
-def real_tokens(ctx: Context, like: Float[Tensor, "b l d"]) -> Tensor:
-    """Which tokens are no padding, (b, l)."""
+def valid_tokens(ctx: Context, like: Float[Tensor, "b l d"]) -> Tensor:
+    """The mask of the tokens that are not padding, (b, l)."""
     return (ctx.positions.segment_ids != PADDING_SEGMENT).expand(like.shape[:2])

@@ -1,6 +1,6 @@
-"""Scoring a trained model: `evaluate(run)` gives the scores that fit its task, `tag(run, file)` a tagger's answers.
+"""Evaluation of trained models: `evaluate(run)` computes the scores of its task, `tag(run, file)` labels a treebank.
 
-`held_images(run, count)` are images that it has not learned from.
+`held_images(run, count)` are held-out images.
 """
 
 from manyformer.evaluate.eval_data import EvaluationData

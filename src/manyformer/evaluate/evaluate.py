@@ -1,4 +1,4 @@
-"""`evaluate`: from a run's folder to the scores that fit its task."""
+"""`evaluate`: the scores of a trained run on held-out data or on a file."""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from manyformer.config import RUN_FILE
 from manyformer.data import load_tokenizers
 from manyformer.errors import UserError
 from manyformer.evaluate import tasks
-from manyformer.evaluate.eval_data import file_of, split_of
+from manyformer.evaluate.eval_data import load_file, load_split
 from manyformer.evaluate.tasks import Ask, EvaluationSettings
 from manyformer.models import Model
 from manyformer.recipes import get_recipe
@@ -23,15 +23,15 @@ from manyformer.train.run_folder import as_run
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of a model on `material` (a split or a file), and in words how they were obtained."""
+    """The scores of a model on `data` (a split or a file); `how` describes how they were computed."""
 
     task: str
-    material: str
+    data: str
     scores: tuple[ScoreRecord, ...]
     how: str
 
     def __getitem__(self, name: str) -> ScoreRecord:
-        """The score of that name. Raises KeyError where the task has no such score."""
+        """The score with this name. Raises KeyError if the task has no such score."""
         for score in self.scores:
             if score.name == name:
                 return score
@@ -47,29 +47,31 @@ def evaluate(
     keywords: Mapping[str, Any] | None = None,
     device: str | None = None,
     wrap: Callable[[Model], Model] = lambda model: model,
-    each: Callable[[float], None] = lambda share: None,
+    on_progress: Callable[[float], None] = lambda share: None,
 ) -> Evaluation:
     """Score the final model of the run in the folder `run`.
 
-    `split` is "test" or "valid", by default test where the run has one; `data` is any file in the form that the run
-    learned from, or two parallel files. `keywords` change what is no weight, as for `load`. `device` None takes a GPU
-    where there is one. `wrap` makes of the model what is scored. `each` is told how much is done, 0 to 1. Raises
-    UserError.
+    `split` is "test" or "valid", by default test if the run has one; `data` is a file in the format of the training
+    data, or two parallel files. `keywords` override recipe keywords that change no weights, as for `load`. `device`
+    None selects a GPU if there is one. `wrap` replaces the model by the one to score. `on_progress` is called with the
+    completed share, 0 to 1. Raises UserError.
     """
     folder = Path(run)
     if split is not None and data is not None:
         raise UserError("give either a split or data to score, not both")
     if not (folder / RUN_FILE).is_file():
-        raise UserError(f"{run} is no run's folder: {RUN_FILE} is missing, which says how to read data")
+        raise UserError(f"{run} is no run's folder: {RUN_FILE} is missing, which describes the data")
     model = wrap(load(folder, keywords=keywords).to(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     record = as_run(folder)
     task = get_recipe(record.recipe).card.task
     tokenizers = load_tokenizers(folder / "model")
-    with tempfile.TemporaryDirectory(prefix="manyformer-") as room, torch.inference_mode():
+    with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir, torch.inference_mode():
         if data is None:
-            material = split_of(record, task, folder, split)
+            eval_data = load_split(record, task, folder, split)
         else:
-            material = file_of(record, task, tokenizers, data, Path(room))
-        ask = Ask(model, tokenizers, record, material, EvaluationSettings() if settings is None else settings, each)
-        scores, how = tasks.TASKS[task](ask)
-    return Evaluation(task, material.name, tuple(scores), how)
+            eval_data = load_file(record, task, tokenizers, data, Path(scratch_dir))
+        request = Ask(
+            model, tokenizers, record, eval_data, EvaluationSettings() if settings is None else settings, on_progress
+        )
+        scores, how = tasks.TASKS[task](request)
+    return Evaluation(task, eval_data.name, tuple(scores), how)

@@ -1,4 +1,4 @@
-"""Images that a run held out, for a model of images to complete."""
+"""Held-out images of a run, for the model to complete."""
 
 import tempfile
 from itertools import islice
@@ -12,31 +12,31 @@ from manyformer.config import RUN_FILE, ImagesData
 from manyformer.data import load_tokenizers
 from manyformer.data.pixel_tokenizer import PixelTokenizer
 from manyformer.errors import UserError
-from manyformer.evaluate.eval_data import file_of, split_of
+from manyformer.evaluate.eval_data import load_file, load_split
 from manyformer.train.run_folder import as_run
 
 TASK = "language-model"
 
 
 def held_images(run: str | Path, count: int, *, data: str | None = None) -> NDArray[np.uint8]:
-    """`count` images (n, h, w, c) of the test data of the run in the folder `run`, else of its validation data.
+    """The first `count` images (n, h, w, c) of the shuffled test data of the run, or of its validation data.
 
-    `data` are other images, in any form that a run learns from. Always the same ones, mixed. Raises UserError.
+    `data` are other images, in any format of training data. The order is always the same. Raises UserError.
     """
     folder = Path(run)
     if not (folder / RUN_FILE).is_file():
-        raise UserError(f"{run} is no run's folder: {RUN_FILE} is missing, which says where its images are")
+        raise UserError(f"{run} is no run's folder: {RUN_FILE} is missing, which names its images")
     record = as_run(folder)
     if not isinstance(record.data, ImagesData):
-        raise UserError(f"the run in {run} ({record.recipe}) did not learn from images")
+        raise UserError(f"the run in {run} ({record.recipe}) was not trained on images")
     tokenizers = load_tokenizers(folder / "model")
-    levels = tokenizers.source
-    assert isinstance(levels, PixelTokenizer)
-    with tempfile.TemporaryDirectory(prefix="manyformer-") as room:
+    tokenizer = tokenizers.source
+    assert isinstance(tokenizer, PixelTokenizer)
+    with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir:
         if data is None:
-            held = split_of(record, TASK, folder, None).held
+            batches = load_split(record, TASK, folder, None).batches
         else:
-            held = file_of(record, TASK, tokenizers, data, Path(room)).held
-        assert held is not None
-        rows = (row for batch in held if isinstance(batch, CausalLMBatch) for row in batch.targets)
-        return np.stack([levels.image(row) for row in islice(rows, count)])
+            batches = load_file(record, TASK, tokenizers, data, Path(scratch_dir)).batches
+        assert batches is not None
+        rows = (row for batch in batches if isinstance(batch, CausalLMBatch) for row in batch.targets)
+        return np.stack([tokenizer.image(row) for row in islice(rows, count)])

@@ -24,7 +24,7 @@ from manyformer.scores import (
     bits_per_dimension,
     bleu,
     chrf,
-    exact,
+    exact_match,
     f1,
     perplexity,
     ter,
@@ -37,7 +37,7 @@ class EvaluationSettings:
     """How translations are searched for and compared; `tokenize` and `lowercase` are sacrebleu's."""
 
     beam: int = 4
-    alpha: float = 0.6
+    length_penalty: float = 0.6
     tokenize: str | None = None
     lowercase: bool = False
 
@@ -66,7 +66,7 @@ Answer = tuple[list[ScoreRecord], str]
 
 def text(ask: Ask) -> Answer:
     """Perplexity, bits per character and byte (of images: per dimension), token accuracy; each token predicted once."""
-    sums, held = _likelihood(ask, upto=1.0), ask.material.held
+    sums, held = _likelihood(ask, upto=1.0), ask.material.batches
     if isinstance(ask.run.data, ImagesData):
         most = [perplexity(sums.nats, sums.targets), token_accuracy(sums.correct, sums.targets)]
         return [bits_per_dimension(sums.nats, sums.targets), *most], f"{sums.targets:,} values of images"
@@ -94,7 +94,7 @@ def pairs(ask: Ask) -> Answer:
     assert isinstance(ask.model, EncoderDecoder)
     sums, wanted = _likelihood(ask, upto=0.1), [example.target for example in ask.material.examples]
     chosen = ask.settings
-    decoding = decoding_from_options(beam=chosen.beam, alpha=chosen.alpha)
+    decoding = decoding_from_options(beam=chosen.beam, length_penalty=chosen.length_penalty)
     translate = Translator(ask.model, tokenizer=(ask.tokenizers.source, ask.tokenizers.target), decoding=decoding)
     texts = []
     for answers in translate(example.source for example in ask.material.examples):
@@ -104,11 +104,11 @@ def pairs(ask: Ask) -> Answer:
         bleu(texts, wanted, tokenize=chosen.tokenize, lowercase=chosen.lowercase),
         chrf(texts, wanted),
         ter(texts, wanted),
-        exact(texts, wanted),
+        exact_match(texts, wanted),
         perplexity(sums.nats, sums.targets),
         token_accuracy(sums.correct, sums.targets),
     ]
-    return found, f"{len(texts):,} translations, beam {chosen.beam}, length penalty {chosen.alpha:g}"
+    return found, f"{len(texts):,} translations, beam {chosen.beam}, length penalty {chosen.length_penalty:g}"
 
 
 def labels(ask: Ask) -> Answer:
@@ -130,30 +130,30 @@ def labels(ask: Ask) -> Answer:
 def tags(ask: Ask) -> Answer:
     """Accuracy and F1 over the labels of words."""
     assert isinstance(ask.model, Tagger)
-    assert ask.material.held is not None
+    assert ask.material.batches is not None
     names, found, wanted = _names(ask), list[str](), list[str]()
-    for number, batch in enumerate(ask.material.held, 1):
+    for number, batch in enumerate(ask.material.batches, 1):
         there = _there(batch, ask.model.device)
         assert isinstance(there, TaggingBatch)
         logits = ask.model(there.tokens, there.segments, there.trees).logits
         at = there.targets != IGNORE_INDEX
         found += [names[chosen] for chosen in logits[at].argmax(-1).tolist()]
         wanted += [names[right] for right in there.targets[at].tolist()]
-        ask.each(number / len(ask.material.held))
+        ask.each(number / len(ask.material.batches))
     return [accuracy(found, wanted), f1(found, wanted)], f"{len(found):,} words, each told the tree of its sentence"
 
 
 def images(ask: Ask) -> Answer:
     """Accuracy and F1 over the labels of images."""
     assert isinstance(ask.model, ImageClassifier)
-    assert ask.material.held is not None
+    assert ask.material.batches is not None
     names, found, wanted = _names(ask), list[str](), list[str]()
-    for number, batch in enumerate(ask.material.held, 1):
+    for number, batch in enumerate(ask.material.batches, 1):
         there = _there(batch, ask.model.device)
         assert isinstance(there, ImageClassificationBatch)
         found += [names[chosen] for chosen in ask.model(there.pixels).logits.argmax(-1).tolist()]
         wanted += [names[right] for right in there.labels.tolist()]
-        ask.each(number / len(ask.material.held))
+        ask.each(number / len(ask.material.batches))
     return [accuracy(found, wanted), f1(found, wanted), f1(found, wanted, average="micro")], f"{len(found):,} images"
 
 
@@ -162,7 +162,7 @@ ROWS = 64
 
 TASKS: dict[str, Callable[[Ask], Answer]] = {
     "language-model": text,
-    "masked": masked,
+    "masked-lm": masked,
     "translation": pairs,
     "classification": labels,
     "tagging": tags,
@@ -171,18 +171,18 @@ TASKS: dict[str, Callable[[Ask], Answer]] = {
 
 
 def _likelihood(ask: Ask, *, upto: float) -> Sums:
-    assert ask.material.held is not None
+    assert ask.material.batches is not None
     sums, device = Sums(0.0, 0, 0), ask.model.device
-    memory = CarriedState(ask.model, goes_on=ask.material.held.goes_on)
-    for number, batch in enumerate(ask.material.held, 1):
-        state = memory.before(batch)
+    memory = CarriedState(ask.model, rows_continue=ask.material.batches.rows_continue)
+    for number, batch in enumerate(ask.material.batches, 1):
+        state = memory.state_for(batch)
         words = {} if state is None else {"state": state}
         scored = ask.model.score(_there(batch, device), **words)
-        memory.after(scored)
+        memory.update(scored)
         sums = Sums(
             sums.nats + float(scored.nll), sums.targets + int(scored.targets), sums.correct + int(scored.correct)
         )
-        ask.each(upto * number / len(ask.material.held))
+        ask.each(upto * number / len(ask.material.batches))
     return sums
 
 

@@ -1,8 +1,8 @@
-"""Models that tokens leave early, at work: thresholds swept, and calibrated so that a guarantee holds."""
+"""Early-exit decoding: sweeps of exit thresholds, and threshold calibration with a statistical guarantee."""
 
 from manyformer.exits.calibration import ThresholdCalibration, calibrate
-from manyformer.exits.early_decoding import DecodedTexts, DecodingWorkload, depths
-from manyformer.exits.prompts_from_run import PromptSet, material
+from manyformer.exits.early_decoding import DecodedTexts, DecodingWorkload, exit_layers
+from manyformer.exits.prompts_from_run import PromptSet, load_prompts
 from manyformer.exits.sweep import ThresholdPoint, sweep
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "ThresholdCalibration",
     "ThresholdPoint",
     "calibrate",
-    "depths",
-    "material",
+    "exit_layers",
+    "load_prompts",
     "sweep",
 ]

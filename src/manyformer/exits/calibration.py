@@ -1,4 +1,4 @@
-"""`calibrate`: the lowest threshold at which whole texts stay near those of the full model, or as good, for certain."""
+"""Calibration of an exit threshold: the lowest one whose expected loss is certified to stay below a tolerance."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -6,18 +6,18 @@ from typing import Any, Literal
 
 from manyformer.errors import UserError
 from manyformer.exits.early_decoding import DecodingWorkload
-from manyformer.exits.learn_then_test import ThresholdTest, check_levels, fixed_sequence, prompts_needed
+from manyformer.exits.learn_then_test import ThresholdTest, check_levels, fixed_sequence_test, min_prompt_count
 from manyformer.exits.text_distance import DISTANCES, TextDistance
 
 RiskKind = Literal["consistency", "quality"]
 
-GRID = (0.9995, 0.999, 0.998, 0.995, 0.99, 0.98, 0.97, 0.95, 0.92, *(n / 20 for n in range(18, -1, -1)))
-"""Thresholds from the most careful down, fixed before any calibration; near 1, where cosines are, they are dense."""
+DEFAULT_GRID = (0.9995, 0.999, 0.998, 0.995, 0.99, 0.98, 0.97, 0.95, 0.92, *(n / 20 for n in range(18, -1, -1)))
+"""Thresholds in descending order, fixed before any calibration; dense near 1, where cosine similarities lie."""
 
 
 @dataclass(frozen=True)
 class ThresholdCalibration:
-    """The certified threshold and what it rests on; `statement` is the guarantee in words."""
+    """The certified threshold with the settings and tests behind it; `statement` is the guarantee as a sentence."""
 
     threshold: float
     tolerance: float
@@ -29,78 +29,85 @@ class ThresholdCalibration:
     statement: str
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain values."""
-        return {**asdict(self), "tested": [one._asdict() for one in self.tested]}
+        """All fields as values that JSON can hold."""
+        return {**asdict(self), "tested": [test._asdict() for test in self.tested]}
 
 
 def calibrate(
-    task: DecodingWorkload,
+    workload: DecodingWorkload,
     *,
     tolerance: float,
     confidence: float = 0.95,
     risk: RiskKind = "consistency",
     measure: TextDistance = "rouge-l",
     references: Sequence[str] | None = None,
-    grid: Sequence[float] = GRID,
-    each: Callable[[ThresholdTest], None] = lambda tested: None,
+    grid: Sequence[float] = DEFAULT_GRID,
+    on_test: Callable[[ThresholdTest], None] = lambda test: None,
 ) -> ThresholdCalibration:
-    """The lowest threshold of a descending `grid` that is certified by what the model writes to the prompts of `task`.
+    """Find the lowest threshold of a descending `grid` that the texts decoded from the prompts of `workload` certify.
 
-    "consistency" is the distance of a text from the full model's; "quality" by how much farther than the full model's
-    it is from its reference, at least 0 (Schuster et al. 2022, section 4). With chance `confidence` over the choice of
-    prompts, which must be drawn as those to come are, the loss expected of a new prompt is at most `tolerance`. Each
-    threshold is tested by writing everything, token by token. Raises UserError where nothing can be certified.
+    The risk "consistency" is the distance of a text from the full model's text; "quality" is the increase, at least 0,
+    of its distance from the reference over the full model's (Schuster et al. 2022, section 4). With probability
+    `confidence` over the draw of prompts, which must follow the distribution of future prompts, the expected loss of a
+    new prompt is at most `tolerance`. Each threshold is tested by decoding all prompts token by token, and `on_test`
+    receives the result. Raises UserError where no threshold can be certified.
     """
     check_levels(tolerance, confidence)
-    least = prompts_needed(tolerance, confidence)
-    if len(task.prompts) < least:
+    required = min_prompt_count(tolerance, confidence)
+    if len(workload.prompts) < required:
         raise UserError(
-            f"{len(task.prompts)} prompts cannot certify anything: a tolerance of {tolerance:g} at a confidence of "
-            f"{confidence:g} takes at least {least}, even without any loss"
+            f"{len(workload.prompts)} prompts cannot certify any threshold: a tolerance of {tolerance:g} at a "
+            f"confidence of {confidence:g} needs at least {required}, even without any loss"
         )
-    losses = PromptLosses(task, risk, measure, references)
+    losses = PromptLosses(workload, risk, measure, references)
     tested: list[ThresholdTest] = []
-    rows = ((threshold, losses(threshold)) for threshold in grid)
-    for one in fixed_sequence(rows, tolerance=tolerance, confidence=confidence):
-        tested.append(one)
-        each(one)
-    certified = [one for one in tested if one.certified]
+    threshold_losses = ((threshold, losses(threshold)) for threshold in grid)
+    for test in fixed_sequence_test(threshold_losses, tolerance=tolerance, confidence=confidence):
+        tested.append(test)
+        on_test(test)
+    certified = [test for test in tested if test.certified]
     if not certified:
-        first = tested[0]
+        first_test = tested[0]
         raise UserError(
-            f"nothing can be certified: at a threshold of {first.threshold:g} the mean loss of {len(task.prompts)} "
-            f"prompts is {first.risk:.4f}, p-value {first.p_value:.3g}, and must be at most {1 - confidence:g}; allow "
-            "a larger tolerance, ask for less confidence, or take more prompts"
+            f"no threshold can be certified: at {first_test.threshold:g} the mean loss of {len(workload.prompts)} "
+            f"prompts is {first_test.risk:.4f} with p-value {first_test.p_value:.3g}, which must be at most "
+            f"{1 - confidence:g}; use a larger tolerance, a lower confidence, or more prompts"
         )
-    last = certified[-1]
-    about = {
-        "consistency": f"distance (1 - {measure}) from what the full model writes",
+    lowest = certified[-1]
+    loss_descriptions = {
+        "consistency": f"distance (1 - {measure}) from the full model's text",
         "quality": f"loss against the full model in {measure} with the reference",
     }
     statement = (
-        f"with chance at least {confidence:g} over the {len(task.prompts)} prompts of the calibration, the expected "
-        f"{about[risk]} is at most {tolerance:g} for new prompts of that kind (threshold {last.threshold:g}, greedy)"
+        f"with probability at least {confidence:g} over the {len(workload.prompts)} prompts of the calibration, the "
+        f"expected {loss_descriptions[risk]} is at most {tolerance:g} for new prompts of the same distribution "
+        f"(threshold {lowest.threshold:g}, greedy decoding)"
     )
     return ThresholdCalibration(
-        last.threshold, tolerance, confidence, risk, measure, len(task.prompts), tuple(tested), statement
+        lowest.threshold, tolerance, confidence, risk, measure, len(workload.prompts), tuple(tested), statement
     )
 
 
 class PromptLosses:
-    """What each prompt loses under a threshold, by writing to all of them."""
+    """The loss of each prompt under a threshold, from decoding all prompts with it."""
 
     def __init__(
-        self, task: DecodingWorkload, risk: RiskKind, measure: TextDistance, references: Sequence[str] | None
+        self, workload: DecodingWorkload, risk: RiskKind, measure: TextDistance, references: Sequence[str] | None
     ) -> None:
-        if risk == "quality" and (references is None or len(references) != len(task.prompts)):
+        if risk == "quality" and (references is None or len(references) != len(workload.prompts)):
             raise UserError("the risk 'quality' needs a reference for each prompt; 'consistency' needs none")
-        self.task, self.risk, self.distance, self.references = task, risk, DISTANCES[measure], references
-        self.full = task.write(None)
+        self.workload, self.risk, self.distance, self.references = workload, risk, DISTANCES[measure], references
+        self.full_model = workload.decode(None)
 
     def __call__(self, threshold: float) -> list[float]:
-        written = self.task.write(threshold).texts
+        texts = self.workload.decode(threshold).texts
         if self.risk == "consistency":
-            return [self.distance(text, full) for text, full in zip(written, self.full.texts, strict=True)]
+            return [
+                self.distance(text, full_text) for text, full_text in zip(texts, self.full_model.texts, strict=True)
+            ]
         assert self.references is not None
-        both = zip(written, self.full.texts, self.references, strict=True)
-        return [max(0.0, self.distance(text, right) - self.distance(full, right)) for text, full, right in both]
+        triples = zip(texts, self.full_model.texts, self.references, strict=True)
+        return [
+            max(0.0, self.distance(text, reference) - self.distance(full_text, reference))
+            for text, full_text, reference in triples
+        ]

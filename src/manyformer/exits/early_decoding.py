@@ -1,4 +1,4 @@
-"""Letting a model write whose tokens leave early: under any threshold, and what became of the layers."""
+"""Greedy decoding with early exits under any exit threshold, with the layer after which each token exited."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,24 +12,24 @@ from manyformer.depth.early_exit_stack import EarlyExit
 from manyformer.depth.exit_rules import NeverExit, ThresholdExitRule
 from manyformer.errors import UserError
 from manyformer.generate import Decoding, generate
-from manyformer.generate.decode_plan import sides
-from manyformer.generate.prompts import left_padded, read_prompts, right_padded, specials
+from manyformer.generate.decode_plan import read_write_tokenizers
+from manyformer.generate.prompts import pad_left, pad_right, read_prompts, special_tokens
 from manyformer.models import EncoderDecoder, LanguageModel, Model
 
 ThresholdValues = float | Sequence[float]
 
-ROWS = 32
-"""Rows that are written together."""
+ROWS_PER_BATCH = 32
+"""Rows that are decoded in one batch."""
 
 
-def stack_of(model: Model) -> EarlyExit:
-    """The stack that tokens may leave early. Raises UserError where there is none."""
+def early_exit_stack(model: Model) -> EarlyExit:
+    """The model's stack with early exits. Raises UserError where it has none."""
     body = (
         model.body if isinstance(model, LanguageModel) else model.decoder if isinstance(model, EncoderDecoder) else None
     )
     if not isinstance(body, EarlyExit):
         raise UserError(
-            f"no token leaves this {model.spec.recipe} early; mf.early_exit wraps a model, or train one of calm, "
+            f"this {model.spec.recipe} has no early exits; wrap the model with mf.early_exit, or train one of calm, "
             "depth-adaptive-transformer, depth-adaptive-lm, early-exit-lm, early-exit-seq2seq"
         )
     return body
@@ -37,38 +37,38 @@ def stack_of(model: Model) -> EarlyExit:
 
 @contextmanager
 def exit_threshold(model: Model, threshold: ThresholdValues | None) -> Iterator[None]:
-    """Inside, tokens leave at this threshold, a list of one for each layer but the last, or never (None).
+    """Context in which tokens exit at `threshold`: a number, one for each layer but the last, or None for no exits.
 
-    Raises UserError where a threshold means nothing.
+    Raises UserError where the model's exit rule has no threshold.
     """
-    stack = stack_of(model)
+    stack = early_exit_stack(model)
     rule = stack.rule
     try:
         if threshold is None:
             stack.rule = NeverExit()
         else:
-            stack.rule = at_threshold(stack, threshold)
+            stack.rule = rule_at_threshold(stack, threshold)
         yield
     finally:
         stack.rule = rule
 
 
-def at_threshold(stack: EarlyExit, threshold: ThresholdValues) -> ThresholdExitRule:
-    """The stack's rule with another threshold, its weights being the same."""
+def rule_at_threshold(stack: EarlyExit, threshold: ThresholdValues) -> ThresholdExitRule:
+    """A copy of the stack's exit rule with another threshold and the same weights."""
     import copy
 
     if not isinstance(stack.rule, ThresholdExitRule):
-        raise UserError(f"a {type(stack.rule).__name__} rule knows no threshold: it leaves where it foretells")
+        raise UserError(f"a {type(stack.rule).__name__} has no threshold: it exits at the layer that it predicts")
     values = (float(threshold),) * (stack.depth - 1) if isinstance(threshold, float | int) else tuple(threshold)
     if len(values) != stack.depth - 1:
-        raise UserError(f"{len(values)} thresholds, and {stack.depth - 1} layers to leave after")
-    other = copy.copy(stack.rule)
-    other.values = values
-    return other
+        raise UserError(f"{len(values)} thresholds for {stack.depth - 1} layers with an exit; give one for each layer")
+    rule = copy.copy(stack.rule)
+    rule.values = values
+    return rule
 
 
 class DecodedTexts(NamedTuple):
-    """What was written, the tokens of it in a second, and how many layers each took on average, the end left out."""
+    """Decoded texts and token ids, tokens per second, and mean layers per token (the end token not counted)."""
 
     texts: list[str]
     tokens: list[list[int]]
@@ -78,64 +78,64 @@ class DecodedTexts(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodingWorkload:
-    """What a model is to go on from: sources to translate, or beginnings of texts, `max_new` tokens at most."""
+    """Prompts to decode from: sources to translate or beginnings of texts, with at most `max_new` new tokens each."""
 
     model: Model
     prompts: Sequence[str]
     max_new: int | None = None
-    rows: int = ROWS
+    rows: int = ROWS_PER_BATCH
 
-    def write(self, threshold: ThresholdValues | None) -> DecodedTexts:
-        """Greedily, tokens leaving at this threshold, or never (None)."""
+    def decode(self, threshold: ThresholdValues | None) -> DecodedTexts:
+        """Decode greedily with exits at this threshold, or without exits (None)."""
         with exit_threshold(self.model, threshold):
             return self.decode_with_own_rule()
 
     def decode_with_own_rule(self) -> DecodedTexts:
-        """Greedily, by the model's own rule."""
+        """Decode greedily with the model's own exit rule."""
         decoding = Decoding(max_new=self.max_new)
-        # alike in length, so that none waits for another
-        order = sorted(range(len(self.prompts)), key=lambda number: len(self.prompts[number]))
-        prompts = [self.prompts[number] for number in order]
-        found = generate(self.model, prompts, decoding=decoding, batch=self.rows)  # type: ignore[arg-type]
-        layers = self._layers(prompts, found.tokens)
+        # batches of similar prompt length, so that little padding is decoded
+        order = sorted(range(len(self.prompts)), key=lambda index: len(self.prompts[index]))
+        prompts = [self.prompts[index] for index in order]
+        result = generate(self.model, prompts, decoding=decoding, batch=self.rows)  # type: ignore[arg-type]
+        layers = self._mean_exit_layer(prompts, result.tokens)
         texts, tokens = [""] * len(order), [[0]] * len(order)
-        for number, text, ids in zip(order, found.texts, found.tokens):
-            texts[number], tokens[number] = text, ids
-        return DecodedTexts(texts, tokens, found.stats.tokens_per_second, layers)
+        for index, text, ids in zip(order, result.texts, result.tokens):
+            texts[index], tokens[index] = text, ids
+        return DecodedTexts(texts, tokens, result.stats.tokens_per_second, layers)
 
-    def _layers(self, prompts: Sequence[str], tokens: Sequence[list[int]]) -> float:
+    def _mean_exit_layer(self, prompts: Sequence[str], tokens: Sequence[list[int]]) -> float:
         total, count = 0, 0
-        for first in range(0, len(prompts), self.rows):
-            part = slice(first, first + self.rows)
-            for depth in depths(self.model, prompts[part], tokens[part]):
-                total, count = total + sum(depth), count + len(depth)
+        for start in range(0, len(prompts), self.rows):
+            batch = slice(start, start + self.rows)
+            for layers in exit_layers(self.model, prompts[batch], tokens[batch]):
+                total, count = total + sum(layers), count + len(layers)
         return total / max(1, count)
 
 
 @torch.inference_mode()
-def depths(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]]) -> list[list[int]]:
-    """After which layer each of the written tokens left, told by one pass over all of them, without the cache."""
-    words = sides(model.tokenizer)
-    found: list[Tensor] = []
+def exit_layers(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]]) -> list[list[int]]:
+    """The layer after which each generated token exited, from one forward pass over all of them without a cache."""
+    tokenizers = read_write_tokenizers(model.tokenizer)
+    recorded: list[Tensor] = []
 
     def watch(module: nn.Module, name: str, value: Tensor) -> None:
         if name == "depth":
-            found.append(value)
+            recorded.append(value)
 
     device = model.device
-    rows = read_prompts(list(prompts), words.read, source=isinstance(model, EncoderDecoder))
+    rows = read_prompts(list(prompts), tokenizers.read, source=isinstance(model, EncoderDecoder))
     if isinstance(model, EncoderDecoder):
-        source = right_padded(rows, device)
-        begin = specials(model, words.write, Decoding()).begin or 0
-        # what leaves where a token is read says the next one
-        target = right_padded([[begin, *row[:-1]] for row in tokens], device)
-        model(source.clamp(min=0), target.clamp(min=0), _segments(source), _segments(target), watch=watch)
-        return [depth[: len(row)] for depth, row in zip(found[0].tolist(), tokens)]
+        source = pad_right(rows, device)
+        start_id = special_tokens(model, tokenizers.write, Decoding()).bos or 0
+        # the exit at an input token belongs to the token predicted from it
+        target = pad_right([[start_id, *row[:-1]] for row in tokens], device)
+        model(source.clamp(min=0), target.clamp(min=0), _segment_ids(source), _segment_ids(target), watch=watch)
+        return [layers[: len(row)] for layers, row in zip(recorded[0].tolist(), tokens)]
     assert isinstance(model, LanguageModel)
-    whole = left_padded([prompt + row[:-1] for prompt, row in zip(rows, tokens)], device)
-    model(whole.clamp(min=0), _segments(whole), watch=watch)
-    return [depth[len(depth) - len(row) :] for depth, row in zip(found[0].tolist(), tokens)]
+    sequences = pad_left([prompt + row[:-1] for prompt, row in zip(rows, tokens)], device)
+    model(sequences.clamp(min=0), _segment_ids(sequences), watch=watch)
+    return [layers[len(layers) - len(row) :] for layers, row in zip(recorded[0].tolist(), tokens)]
 
 
-def _segments(tokens: Tensor) -> Tensor:
+def _segment_ids(tokens: Tensor) -> Tensor:
     return torch.where(tokens < 0, -1, 0)

@@ -1,4 +1,4 @@
-"""What a model is to write to: held-out sources with their translations, or beginnings of held-out texts."""
+"""Prompts from a run's held-out data: sources with their translations, or beginnings of texts."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -9,24 +9,24 @@ from manyformer.api import load
 from manyformer.batches import CausalLMBatch
 from manyformer.core import PADDING_SEGMENT
 from manyformer.errors import UserError
-from manyformer.evaluate.eval_data import split_of
+from manyformer.evaluate.eval_data import load_split
 from manyformer.exits.early_decoding import DecodingWorkload
 from manyformer.models import EncoderDecoder
 from manyformer.recipes import get_recipe
 from manyformer.train.run_folder import as_run
 
-BEGINNING, CONTINUED = 32, 32
-"""Tokens of a text that a language model is given, and that it writes, unless asked for more or fewer."""
+PROMPT_TOKENS, NEW_TOKENS = 32, 32
+"""Default lengths for language models: prompt tokens taken from a text, and new tokens to generate."""
 
 
 class PromptSet(NamedTuple):
-    """What there is to write, and what would have been right, where that is known."""
+    """A model with its prompts, and the reference texts where the data has them."""
 
-    task: DecodingWorkload
+    workload: DecodingWorkload
     references: list[str] | None
 
 
-def material(
+def load_prompts(
     run: str | Path,
     *,
     split: str | None = "valid",
@@ -35,40 +35,40 @@ def material(
     rows: int = 32,
     device: str = "cpu",
 ) -> PromptSet:
-    """`count` prompts of a run's held-out data, spread evenly over it, for its final model, `rows` of them at a time.
+    """Load a run's final model with `count` prompts spread evenly over its held-out data, decoded `rows` at a time.
 
-    Raises UserError where there are none.
+    Raises UserError where there are no prompts, or where the model cannot generate text.
     """
     folder = Path(run)
     if count < 1:
-        raise UserError(f"{count} prompts: there must be at least one")
+        raise UserError(f"the number of prompts is {count}; it must be at least 1")
     record = as_run(folder)
     task = get_recipe(record.recipe).card.task
     model = load(folder).to(device)
     if model.tokenizer is None:
         raise UserError(f"the model in {folder} was saved without a tokenizer, so it cannot read or write text")
-    held = split_of(record, task, folder, split)
+    data = load_split(record, task, folder, split)
     if isinstance(model, EncoderDecoder):
-        pairs = [one for one in held.examples if one.source.strip()]
-        chosen = [pairs[number] for number in evenly_spaced_indices(len(pairs), count)]
-        prompts, references = [one.source for one in chosen], [one.target for one in chosen]
+        pairs = [example for example in data.examples if example.source.strip()]
+        chosen = [pairs[index] for index in evenly_spaced_indices(len(pairs), count)]
+        prompts, references = [example.source for example in chosen], [example.target for example in chosen]
         return PromptSet(DecodingWorkload(model, prompts, max_new, rows), references)
-    if held.held is None:
-        raise UserError(f"a {record.recipe} writes nothing, so no token leaves it early")
-    begun: list[list[int]] = []
-    for batch in held.held:
+    if data.batches is None:
+        raise UserError(f"a {record.recipe} does not generate text, so it has no early exits to decode with")
+    prompt_ids: list[list[int]] = []
+    for batch in data.batches:
         assert isinstance(batch, CausalLMBatch)
-        there = torch.ones_like(batch.tokens) if batch.segments is None else batch.segments != PADDING_SEGMENT
-        begun += [row[real.bool()][:BEGINNING].tolist() for row, real in zip(batch.tokens, there)]
-    texts = [model.tokenizer.decode(row) for row in begun]
+        valid = torch.ones_like(batch.tokens) if batch.segments is None else batch.segments != PADDING_SEGMENT
+        prompt_ids += [row[row_valid.bool()][:PROMPT_TOKENS].tolist() for row, row_valid in zip(batch.tokens, valid)]
+    texts = [model.tokenizer.decode(row) for row in prompt_ids]
     texts = [text for text in texts if text.strip()]
-    chosen_texts = [texts[number] for number in evenly_spaced_indices(len(texts), count)]
-    return PromptSet(DecodingWorkload(model, chosen_texts, CONTINUED if max_new is None else max_new, rows), None)
+    chosen_texts = [texts[index] for index in evenly_spaced_indices(len(texts), count)]
+    return PromptSet(DecodingWorkload(model, chosen_texts, NEW_TOKENS if max_new is None else max_new, rows), None)
 
 
-def evenly_spaced_indices(there: int, wanted: int) -> list[int]:
-    """So many numbers below `there`, evenly spread; all of them where there are fewer. Raises UserError for none."""
-    if not there:
-        raise UserError("there is nothing held out to write to")
-    count = min(there, wanted)
-    return [number * there // count for number in range(count)]
+def evenly_spaced_indices(length: int, count: int) -> list[int]:
+    """At most `count` indices spread evenly over `range(length)`. Raises UserError if `length` is 0."""
+    if not length:
+        raise UserError("the held-out data is empty, so there are no prompts")
+    count = min(length, count)
+    return [index * length // count for index in range(count)]

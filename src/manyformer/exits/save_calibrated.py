@@ -1,4 +1,4 @@
-"""A model with its certified threshold, as a folder of its own."""
+"""Saving a model with its certified exit threshold as a new model folder."""
 
 import json
 import shutil
@@ -9,25 +9,25 @@ from manyformer.models import Model
 from manyformer.models.model_files import replace_folder, write_parts
 
 
-def save_calibrated(model: Model, found: ThresholdCalibration, source: Path, folder: Path) -> None:
-    """Write `folder`: the model of the folder `source` at the certified threshold, its tokenizers, and the certificate.
+def save_calibrated(model: Model, calibration: ThresholdCalibration, source: Path, folder: Path) -> None:
+    """Write the model of folder `source` to `folder` with the certified threshold, its tokenizers and the certificate.
 
-    It is there as a whole or not at all.
+    The folder is replaced atomically: it is complete or does not exist.
     """
     import tempfile
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     spec = model.spec
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        model.spec = spec._replace(keywords={**spec.keywords, "threshold": found.threshold})
-        write_parts(model, fresh)
+        model.spec = spec._replace(keywords={**spec.keywords, "threshold": calibration.threshold})
+        write_parts(model, draft)
         for file in source.glob("tokenizer*.json"):
-            shutil.copy2(file, fresh / file.name)
-        (fresh / "calibration.json").write_text(json.dumps(found.as_json(), indent=2) + "\n", encoding="utf-8")
-        replace_folder(fresh, folder)
+            shutil.copy2(file, draft / file.name)
+        (draft / "calibration.json").write_text(json.dumps(calibration.as_json(), indent=2) + "\n", encoding="utf-8")
+        replace_folder(draft, folder)
     except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
         raise
     finally:
         model.spec = spec

@@ -1,4 +1,4 @@
-"""Thresholds swept: what a model still writes well, in how many layers, and how fast."""
+"""Sweeps of exit thresholds: text quality, layers per token and decoding speed under each threshold."""
 
 import json
 import math
@@ -10,18 +10,18 @@ from pathlib import Path
 import torch
 
 from manyformer.errors import UserError
-from manyformer.exits.early_decoding import DecodedTexts, ThresholdValues, stack_of
+from manyformer.exits.early_decoding import DecodedTexts, ThresholdValues, early_exit_stack
 from manyformer.exits.prompts_from_run import PromptSet
-from manyformer.exits.text_distance import rouge_l
+from manyformer.exits.text_distance import rouge_l_distance
 
-VALUES = (0.99, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
+DEFAULT_THRESHOLDS = (0.99, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
 
 
 @dataclass(frozen=True)
 class ThresholdPoint:
-    """What came of one threshold: `bleu` where there are references, `consistency` with the full model from 0 to 1.
+    """Results of one threshold: `bleu` where there are references, `consistency` with the full model from 0 to 1.
 
-    `threshold` None is the full model, and "foretold" a rule that knows no threshold.
+    `threshold` None is the full model, and "predicted" an exit rule without a threshold, which predicts the exit layer.
     """
 
     model: str
@@ -33,9 +33,9 @@ class ThresholdPoint:
 
     @property
     def label(self) -> str:
-        """The threshold in words."""
+        """The threshold as text for tables and plots."""
         if self.threshold is None:
-            return "none leaves"
+            return "no exits"
         if isinstance(self.threshold, str | float | int):
             return str(self.threshold)
         return " ".join(f"{value:.2f}" for value in self.threshold)
@@ -43,84 +43,96 @@ class ThresholdPoint:
 
 def sweep(
     name: str,
-    material: PromptSet,
-    values: Sequence[ThresholdValues] = VALUES,
+    prompt_set: PromptSet,
+    thresholds: Sequence[ThresholdValues] = DEFAULT_THRESHOLDS,
     *,
     tokenize: str | None = None,
     rounds: int = 1,
-    each: Callable[[ThresholdPoint], None] = lambda point: None,
+    on_point: Callable[[ThresholdPoint], None] = lambda point: None,
 ) -> list[ThresholdPoint]:
-    """Let the model write under each threshold; the full model comes first.
+    """Decode the prompts under each threshold; the full model comes first.
 
-    A rule without a threshold is tried as it is. Times are the medians of `rounds` that take turns, in each of which
-    every threshold is written with once. Raises UserError for a threshold below 0.
+    An exit rule without a threshold is used unchanged. Speeds are medians over `rounds` interleaved rounds, each of
+    which decodes once with every threshold. `on_point` receives each result. Raises UserError for a threshold below 0.
     """
-    _check(values)
-    task = material.task
-    known: list[ThresholdValues | str | None] = [None, *(values if takes_thresholds(material) else ["foretold"])]
-    written: dict[int, list[DecodedTexts]] = {number: [] for number in range(len(known))}
+    _check_thresholds(thresholds)
+    workload = prompt_set.workload
+    settings: list[ThresholdValues | str | None] = [None, *(thresholds if has_threshold(prompt_set) else ["predicted"])]
+    decoded: dict[int, list[DecodedTexts]] = {index: [] for index in range(len(settings))}
     for _ in range(rounds):
-        for number, value in enumerate(known):
-            written[number].append(task.decode_with_own_rule() if isinstance(value, str) else task.write(value))
-    full = written[0][0].texts
+        for index, threshold in enumerate(settings):
+            decoded[index].append(
+                workload.decode_with_own_rule() if isinstance(threshold, str) else workload.decode(threshold)
+            )
+    full = decoded[0][0].texts
     points = []
-    for number, value in enumerate(known):
-        first = written[number][0]
-        speed = statistics.median(one.tokens_per_second for one in written[number])
-        alike = 1 - statistics.fmean(map(rouge_l, first.texts, full))
+    for index, threshold in enumerate(settings):
+        first_round = decoded[index][0]
+        tokens_per_second = statistics.median(result.tokens_per_second for result in decoded[index])
+        consistency = 1 - statistics.fmean(map(rouge_l_distance, first_round.texts, full))
         points.append(
-            ThresholdPoint(name, value, _bleu(first.texts, material.references, tokenize), alike, first.layers, speed)
+            ThresholdPoint(
+                name,
+                threshold,
+                _bleu(first_round.texts, prompt_set.references, tokenize),
+                consistency,
+                first_round.layers,
+                tokens_per_second,
+            )
         )
-        each(points[-1])
+        on_point(points[-1])
     return points
 
 
-def _check(values: Sequence[ThresholdValues]) -> None:
-    for value in values:
-        for one in (value,) if isinstance(value, float | int) else value:
-            if not one >= 0:
-                raise UserError(f"a threshold ({one:g}) must be at least 0: with 0 all leave at once, above 1 none do")
+def _check_thresholds(thresholds: Sequence[ThresholdValues]) -> None:
+    for layer_thresholds in thresholds:
+        for threshold in (layer_thresholds,) if isinstance(layer_thresholds, float | int) else layer_thresholds:
+            if not threshold >= 0:
+                raise UserError(
+                    f"a threshold ({threshold:g}) must be at least 0: at 0 every token exits after the first layer, "
+                    "above 1 none exits early"
+                )
 
 
-def takes_thresholds(material: PromptSet) -> bool:
-    """Whether the model's rule has a threshold."""
-    return hasattr(stack_of(material.task.model).rule, "values")
+def has_threshold(prompt_set: PromptSet) -> bool:
+    """Whether the model's exit rule has a threshold."""
+    return hasattr(early_exit_stack(prompt_set.workload.model).rule, "values")
 
 
-def drawn(depth: int, count: int, seed: int) -> list[tuple[float, ...]]:
-    """Random thresholds, one for each layer but the last, evenly from 0 to 1 (Elbayad et al. 2020, section 4.3)."""
-    numbers = torch.rand(count, depth - 1, generator=torch.Generator().manual_seed(seed))
-    return [tuple(row) for row in numbers.tolist()]
+def random_thresholds(depth: int, count: int, seed: int) -> list[tuple[float, ...]]:
+    """`count` tuples of uniform thresholds in [0, 1), one for each layer but the last (Elbayad et al. 2020, 4.3)."""
+    values = torch.rand(count, depth - 1, generator=torch.Generator().manual_seed(seed))
+    return [tuple(row) for row in values.tolist()]
 
 
 def best_in_bins(points: Sequence[ThresholdPoint], width: float = 0.5) -> list[ThresholdPoint]:
-    """Of the points whose mean layers fall into the same stretch of `width`, the best one, as the paper keeps them."""
+    """The best point of each bin of `width` mean layers per token, as Elbayad et al. (2020) select them."""
     best: dict[int, ThresholdPoint] = {}
     for point in points:
-        place = int(point.layers / width)
-        if place not in best or _worth(point) > _worth(best[place]):
-            best[place] = point
-    return [best[place] for place in sorted(best)]
+        bin_index = int(point.layers / width)
+        if bin_index not in best or _quality(point) > _quality(best[bin_index]):
+            best[bin_index] = point
+    return [best[bin_index] for bin_index in sorted(best)]
 
 
 def write_points(points: Sequence[ThresholdPoint], folder: Path) -> list[Path]:
-    """The table as Markdown and as JSON, and the picture, into `folder`."""
+    """Write the points to `folder` as a Markdown table, as JSON and as a plot, and return the paths."""
     from manyformer.exits.draw_points import draw_points
 
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / name for name in ("early-exit.md", "early-exit.json", "early-exit.png")]
-    rows = ["| " + " | ".join(row) + " |" for row in (HEADS, ["---"] * len(HEADS), *table(points))]
+    rows = ["| " + " | ".join(row) + " |" for row in (TABLE_HEADER, ["---"] * len(TABLE_HEADER), *table_rows(points))]
     files[0].write_text("\n".join(rows) + "\n", encoding="utf-8")
     files[1].write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n", encoding="utf-8")
     draw_points(points, files[2])
     return files
 
 
-HEADS = ("model", "threshold", "BLEU", "consistency", "layers", "tokens/s", "times as fast")
+TABLE_HEADER = ("model", "threshold", "BLEU", "consistency", "layers", "tokens/s", "times as fast")
 
 
-def table(points: Sequence[ThresholdPoint]) -> list[tuple[str, ...]]:
-    """A row a point; speeds also as multiples of the same model's without early exits."""
+def table_rows(points: Sequence[ThresholdPoint]) -> list[tuple[str, ...]]:
+    """One table row per point; the last column is the speed relative to the same model without early exits."""
     return [
         (
             point.model,
@@ -129,14 +141,14 @@ def table(points: Sequence[ThresholdPoint]) -> list[tuple[str, ...]]:
             f"{point.consistency:.3f}",
             f"{point.layers:.2f}",
             f"{point.tokens_per_second:.0f}",
-            f"{pace:.2f}" if pace else "",
+            f"{speedup:.2f}" if speedup else "",
         )
-        for point, pace in zip(points, paces(points))
+        for point, speedup in zip(points, speedups(points))
     ]
 
 
-def paces(points: Sequence[ThresholdPoint]) -> list[float]:
-    """Speeds as multiples of the same model's without early exits; 0 where that is not among the points."""
+def speedups(points: Sequence[ThresholdPoint]) -> list[float]:
+    """Speeds relative to the same model without early exits; 0 where that is not among the points."""
     full = {point.model: point.tokens_per_second for point in points if point.threshold is None}
     return [point.tokens_per_second / full.get(point.model, math.inf) for point in points]
 
@@ -149,5 +161,5 @@ def _bleu(texts: Sequence[str], references: Sequence[str] | None, tokenize: str 
     return bleu(texts, references, tokenize=tokenize).value
 
 
-def _worth(point: ThresholdPoint) -> float:
+def _quality(point: ThresholdPoint) -> float:
     return point.consistency if point.bleu is None else point.bleu

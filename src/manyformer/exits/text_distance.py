@@ -1,4 +1,4 @@
-"""How far apart two texts are, from 0 to 1."""
+"""Distances between two texts, from 0 to 1."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,31 +7,34 @@ from typing import Literal
 TextDistance = Literal["rouge-l", "token-f1"]
 
 
-def rouge_l(one: str, other: str) -> float:
-    """1 - ROUGE-L (Lin 2004): of the longest words that both have in the same order, the F1 score."""
-    a, b = one.split(), other.split()
-    return _distance(_common(a, b), len(a), len(b))
+def rouge_l_distance(text: str, reference: str) -> float:
+    """1 - ROUGE-L (Lin 2004), where ROUGE-L is the F1 score of the longest common subsequence of words."""
+    a, b = text.split(), reference.split()
+    return _f1_distance(_lcs_length(a, b), len(a), len(b))
 
 
-def token_f1(one: str, other: str) -> float:
-    """1 - F1 of the words that both have, in any order (Rajpurkar et al. 2016, without their normalisation)."""
-    a, b = one.split(), other.split()
-    return _distance((Counter(a) & Counter(b)).total(), len(a), len(b))
+def token_f1_distance(text: str, reference: str) -> float:
+    """1 - F1 of the words that the texts share in any order (Rajpurkar et al. 2016, without their normalization)."""
+    a, b = text.split(), reference.split()
+    return _f1_distance((Counter(a) & Counter(b)).total(), len(a), len(b))
 
 
-DISTANCES: dict[TextDistance, Callable[[str, str], float]] = {"rouge-l": rouge_l, "token-f1": token_f1}
+DISTANCES: dict[TextDistance, Callable[[str, str], float]] = {
+    "rouge-l": rouge_l_distance,
+    "token-f1": token_f1_distance,
+}
 
 
-def _distance(shared: int, one: int, other: int) -> float:
-    """Two texts without words are alike."""
-    return 1 - 2 * shared / (one + other) if one + other else 0.0
+def _f1_distance(common: int, length_a: int, length_b: int) -> float:
+    """1 - F1 of `common` items out of two lists of these lengths; 0 for two empty lists."""
+    return 1 - 2 * common / (length_a + length_b) if length_a + length_b else 0.0
 
 
-def _common(a: list[str], b: list[str]) -> int:
-    """The length of the longest common subsequence."""
-    row = [0] * (len(b) + 1)
-    for word in a:
-        before = 0
-        for j, other in enumerate(b, 1):
-            before, row[j] = row[j], before + 1 if word == other else max(row[j], row[j - 1])
-    return row[-1]
+def _lcs_length(a: list[str], b: list[str]) -> int:
+    """The length of the longest common subsequence of `a` and `b`."""
+    lengths = [0] * (len(b) + 1)
+    for word_a in a:
+        diagonal = 0
+        for j, word_b in enumerate(b, 1):
+            diagonal, lengths[j] = lengths[j], diagonal + 1 if word_a == word_b else max(lengths[j], lengths[j - 1])
+    return lengths[-1]

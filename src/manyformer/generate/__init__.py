@@ -1,8 +1,8 @@
-"""Writing with a model: greedy, sampling and beam search, in batches, through the model's explicit state.
+"""Batched text generation: greedy decoding, sampling and beam search through the model's explicit state.
 
-`generate(model, prompts, ...)` is the usual way in. A way to choose (`GreedyChoice`, `SampledChoice`, `BeamSettings`),
-changes to the logits (`TopPProcessor(0.9)`, ...) and limits make a `Decoding`; everything needs only `model.start`,
-`model(tokens, state)` and `tree_map`."""
+`generate(model, prompts, ...)` is the main entry point. A `Decoding` holds how tokens are chosen (`GreedyChoice`,
+`SampledChoice`, `BeamSettings`), the logits processors (`TopPProcessor(0.9)`, ...) and the limits. Everything needs
+only `model.init_state`, `model(tokens, segments, state)` and `tree_map`."""
 
 from manyformer.generate.decoding import Decoding, SourceLengthLimit, decoding_from_options
 from manyformer.generate.generate import generate, stream

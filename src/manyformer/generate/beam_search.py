@@ -1,4 +1,4 @@
-"""Beam search: the best sequences rather than the best tokens (Vaswani et al. 2017, section 6.1)."""
+"""Beam search over whole sequences (Vaswani et al. 2017, section 6.1)."""
 
 from typing import NamedTuple, final
 
@@ -10,14 +10,14 @@ from manyformer.errors import UserError
 from manyformer.generate.logits_processors import LogitsFn
 from manyformer.generate.protocol import TokenizerProtocol
 from manyformer.generate.result import Hypothesis, StreamPiece
-from manyformer.generate.sampling import CROWDED, DecodeBatch
+from manyformer.generate.sampling import COMPACTION_SHARE, DecodeBatch
 from manyformer.generate.token_choice import BeamSettings
 
-NEVER = float("-inf")
+NEGATIVE_INFINITY = float("-inf")
 
 
 class FinishedBeams(NamedTuple):
-    """The best finished sequences of each prompt, best first; minus infinity where there is none."""
+    """The best finished sequences of each prompt, best first; the score is minus infinity where there is none."""
 
     score: Float[Tensor, "b w"]
     tokens: Int[Tensor, "b w n"]
@@ -25,7 +25,7 @@ class FinishedBeams(NamedTuple):
 
 
 class BeamCandidates(NamedTuple):
-    """The best continuations of each prompt's beam, best first: which sequence, and with which token."""
+    """The best continuations of each prompt's beam, best first: the index of the parent sequence and the new token."""
 
     score: Float[Tensor, "b k"]
     parent: Int[Tensor, "b k"]
@@ -34,130 +34,133 @@ class BeamCandidates(NamedTuple):
 
 @final
 class BeamSearch:
-    """Decodes one batch with a `BeamSettings`: call `advance` until `over`, under `torch.inference_mode()`.
+    """Decodes one batch with a `BeamSettings`: call `advance` until `is_done`, under `torch.inference_mode()`.
 
     As in transformers and fairseq, a finished sequence counts only if it is among the `width` best candidates of its
-    step. A score is the model's own log-probability; what shapes it acts on log-probabilities without renormalising.
+    step. A score is the model's log-probability; logits processors act on log-probabilities, without renormalization.
     """
 
-    def __init__(self, job: DecodeBatch, beam: BeamSettings, words: TokenizerProtocol | None) -> None:
-        self.job, self.beam, self.words = job, beam, words
-        prompts, self.begin = job.tokens.shape
-        device, room = job.tokens.device, max(job.limits)
-        self.ends = torch.tensor(job.ends, device=device, dtype=torch.long)
-        self.limits = torch.tensor(job.limits, device=device)
-        # by length, from 0, once and for all: nothing need be moved to a device at each step
-        self.penalties = beam.penalty(torch.arange(room + 1.0)).to(device)
-        self.rows = torch.arange(prompts, device=device)
-        self.tokens = job.tokens.new_zeros(prompts * beam.width, self.begin + room)
-        self.tokens[:, : self.begin] = job.tokens.repeat_interleave(beam.width, 0)
-        # at first all sequences of a beam are the same, so that only one of them counts
-        self.alive = torch.full((prompts, beam.width), NEVER, device=device)
-        self.alive[:, 0] = 0
-        empty = job.tokens.new_zeros(prompts, beam.width, room)
-        self.finished = FinishedBeams(torch.full_like(self.alive, NEVER), empty, empty[..., 0])
-        self.open = torch.ones(prompts, dtype=torch.bool, device=device)
-        self.shape: list[LogitsFn] = []
-        self.at, self.over = self.begin, False
-        self.found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        self.new_tokens = self.kept = 0
+    def __init__(self, batch: DecodeBatch, settings: BeamSettings, tokenizer: TokenizerProtocol | None) -> None:
+        self.batch, self.settings, self.tokenizer = batch, settings, tokenizer
+        prompts, self.prompt_length = batch.tokens.shape
+        device, max_new = batch.tokens.device, max(batch.limits)
+        self.stop_ids = torch.tensor(batch.stop_ids, device=device, dtype=torch.long)
+        self.limits = torch.tensor(batch.limits, device=device)
+        # the penalty of each length from 0 on, computed once, so that no step moves data to the device
+        self.penalties = settings.penalty(torch.arange(max_new + 1.0)).to(device)
+        self.prompt_indices = torch.arange(prompts, device=device)
+        self.tokens = batch.tokens.new_zeros(prompts * settings.width, self.prompt_length + max_new)
+        self.tokens[:, : self.prompt_length] = batch.tokens.repeat_interleave(settings.width, 0)
+        # at first all sequences of a beam are equal, so that only one of them has a finite score
+        self.live_scores = torch.full((prompts, settings.width), NEGATIVE_INFINITY, device=device)
+        self.live_scores[:, 0] = 0
+        empty = batch.tokens.new_zeros(prompts, settings.width, max_new)
+        self.finished = FinishedBeams(torch.full_like(self.live_scores, NEGATIVE_INFINITY), empty, empty[..., 0])
+        self.is_open = torch.ones(prompts, dtype=torch.bool, device=device)
+        self.logits_fns: list[LogitsFn] = []
+        self.column, self.is_done = self.prompt_length, False
+        self.finished_by_prompt: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self.new_tokens = self.cache_bytes = 0
 
     def advance(self) -> list[StreamPiece]:
-        """One more token for every sequence that grows; nothing is certain before the end."""
-        at, length = self.at, self.at - self.begin + 1
-        logits = self._first() if length == 1 else self.job.feed(self.tokens, at)
-        candidates = self._candidates(logits, self.tokens[:, :at])
-        ends = torch.isin(candidates.token, self.ends) | (length >= self.limits)[:, None]
-        self._finish(candidates, ends, length)
-        self.alive, chosen = candidates.score.masked_fill(ends, NEVER).topk(self.beam.width)
-        parent = candidates.parent.gather(1, chosen) + self._offsets()
+        """Extend every unfinished sequence by one token; returns no pieces, as hypotheses are final only at the end."""
+        column, length = self.column, self.column - self.prompt_length + 1
+        logits = self._read_prompts() if length == 1 else self.batch.feed(self.tokens, column)
+        candidates = self._best_continuations(logits, self.tokens[:, :column])
+        is_final = torch.isin(candidates.token, self.stop_ids) | (length >= self.limits)[:, None]
+        self._add_finished(candidates, is_final, length)
+        self.live_scores, chosen = candidates.score.masked_fill(is_final, NEGATIVE_INFINITY).topk(self.settings.width)
+        parent = candidates.parent.gather(1, chosen) + self._beam_offsets()
         self.tokens = self.tokens.index_select(0, parent.flatten())
-        self.tokens[:, at] = candidates.token.gather(1, chosen).flatten()
-        self.at = at + 1
-        self.open = self.open & (length < self.limits) & self._improvable(length)
-        self._drop(parent.flatten())
+        self.tokens[:, column] = candidates.token.gather(1, chosen).flatten()
+        self.column = column + 1
+        self.is_open = self.is_open & (length < self.limits) & self._can_improve(length)
+        self._reorder_state(parent.flatten())
         return []
 
     def results(self) -> list[tuple[Hypothesis, ...]]:
-        """For each prompt the `best` sequences, best first."""
+        """The `best` hypotheses of each prompt, best first."""
         answers = []
-        for prompt in range(len(self.found)):
-            score, tokens, length = (part.tolist() for part in self.found[prompt])
-            if not score[0] > NEVER:
+        for prompt in range(len(self.finished_by_prompt)):
+            score, tokens, length = (tensor.tolist() for tensor in self.finished_by_prompt[prompt])
+            if not score[0] > NEGATIVE_INFINITY:
                 raise UserError(
                     f"there is nothing to choose from for prompt {prompt}: the logits are not finite, "
                     "or every token is forbidden"
                 )
-            kept = [n for n in range(self.beam.best) if score[n] > NEVER]
-            self.new_tokens += sum(length[n] for n in kept)
-            answers.append(tuple(self._hypothesis(tokens[n][: length[n]], score[n]) for n in kept))
+            ranks = [rank for rank in range(self.settings.best) if score[rank] > NEGATIVE_INFINITY]
+            self.new_tokens += sum(length[rank] for rank in ranks)
+            answers.append(tuple(self._hypothesis(tokens[rank][: length[rank]], score[rank]) for rank in ranks))
         return answers
 
     def _hypothesis(self, tokens: list[int], score: float) -> Hypothesis:
-        ended = tokens[-1] in self.job.ends
-        tokens = tokens[:-1] if ended else tokens
-        text = None if self.words is None else self.words.decode(tokens)
-        return Hypothesis(tokens, text, score, "end" if ended else "limit")
+        has_stop_id = tokens[-1] in self.batch.stop_ids
+        tokens = tokens[:-1] if has_stop_id else tokens
+        text = None if self.tokenizer is None else self.tokenizer.decode(tokens)
+        return Hypothesis(tokens, text, score, "end" if has_stop_id else "limit")
 
-    def _first(self) -> Float[Tensor, "r v"]:
-        """Read the prompts, each once, and only then make room for its whole beam."""
-        logits = self.job.feed(self.job.tokens, self.begin)
-        self.shape = [shaping.ready(logits.shape[-1], logits.device) for shaping in self.job.shape]
-        rows = self.rows.repeat_interleave(self.beam.width)
-        self.job.feed.take(rows)
-        self.kept = self.job.feed.cache_bytes
+    def _read_prompts(self) -> Float[Tensor, "r v"]:
+        """Feed the prompts, each once, and only then repeat the rows for the beam."""
+        logits = self.batch.feed(self.batch.tokens, self.prompt_length)
+        self.logits_fns = [processor.prepare(logits.shape[-1], logits.device) for processor in self.batch.processors]
+        rows = self.prompt_indices.repeat_interleave(self.settings.width)
+        self.batch.feed.select_rows(rows)
+        self.cache_bytes = self.batch.feed.cache_bytes
         return logits.index_select(0, rows)
 
-    def _candidates(self, logits: Float[Tensor, "r v"], history: Int[Tensor, "r t"]) -> BeamCandidates:
-        """Enough of the best continuations that `width` of them go on even if all end tokens are among them."""
-        gain = logits.log_softmax(-1, dtype=torch.float32)
-        for shape in self.shape:
-            gain = shape(gain, history)
-        vocab, width = gain.shape[-1], self.beam.width
-        total = (self.alive.view(-1, 1) + gain).view(-1, width * vocab)
-        score, index = total.topk(min(max(2, 1 + len(self.ends)) * width, width * vocab))
+    def _best_continuations(self, logits: Float[Tensor, "r v"], history: Int[Tensor, "r t"]) -> BeamCandidates:
+        """The best continuations, so many that `width` are unfinished even if all stop tokens are among them."""
+        log_probs = logits.log_softmax(-1, dtype=torch.float32)
+        for process in self.logits_fns:
+            log_probs = process(log_probs, history)
+        vocab, width = log_probs.shape[-1], self.settings.width
+        total = (self.live_scores.view(-1, 1) + log_probs).view(-1, width * vocab)
+        score, index = total.topk(min(max(2, 1 + len(self.stop_ids)) * width, width * vocab))
         return BeamCandidates(score, index // vocab, index % vocab)
 
-    def _finish(self, candidates: BeamCandidates, ends: Bool[Tensor, "b k"], length: int) -> None:
-        """Let the sequences that end now compete with those that ended before."""
-        width = self.beam.width
-        new = ends[:, :width] & self.open[:, None]
-        if not new.any():
+    def _add_finished(self, candidates: BeamCandidates, is_final: Bool[Tensor, "b k"], length: int) -> None:
+        """Merge the sequences that end at this step with the best finished sequences."""
+        width = self.settings.width
+        newly_finished = is_final[:, :width] & self.is_open[:, None]
+        if not newly_finished.any():
             return
-        score = candidates.score[:, :width].masked_fill(~new, NEVER) / self.penalties[length]
-        parent = candidates.parent[:, :width] + self._offsets()
-        tokens = self.tokens[parent, self.begin :]
+        score = candidates.score[:, :width].masked_fill(~newly_finished, NEGATIVE_INFINITY) / self.penalties[length]
+        parent = candidates.parent[:, :width] + self._beam_offsets()
+        tokens = self.tokens[parent, self.prompt_length :]
         tokens[:, :, length - 1] = candidates.token[:, :width]
         score, order = torch.cat([self.finished.score, score], 1).topk(width)
         lengths = torch.cat([self.finished.length, torch.full_like(parent, length)], 1)
         tokens = torch.cat([self.finished.tokens, tokens], 1)
         self.finished = FinishedBeams(score, tokens.take_along_dim(order[..., None], 1), lengths.gather(1, order))
 
-    def _improvable(self, length: int) -> Bool[Tensor, " b"]:
-        now, last = self.penalties[length], self.penalties[self.limits]
-        return self.beam.until.open(self.alive[:, 0], self.finished.score, self.beam.best, now, last)
+    def _can_improve(self, length: int) -> Bool[Tensor, " b"]:
+        penalty, final_penalty = self.penalties[length], self.penalties[self.limits]
+        stopping, best = self.settings.stopping, self.settings.best
+        return stopping.can_improve(self.live_scores[:, 0], self.finished.score, best, penalty, final_penalty)
 
-    def _offsets(self) -> Int[Tensor, "b 1"]:
-        """The row in which each prompt's beam begins."""
-        return torch.arange(0, self.tokens.shape[0], self.beam.width, device=self.tokens.device)[:, None]
+    def _beam_offsets(self) -> Int[Tensor, "b 1"]:
+        """The index of the first row of each prompt's beam."""
+        return torch.arange(0, self.tokens.shape[0], self.settings.width, device=self.tokens.device)[:, None]
 
-    def _drop(self, parent: Int[Tensor, " r"]) -> None:
-        """Reorder the model's state, without prompts that are done once they are many."""
-        growing = self.open.nonzero()[:, 0]
-        # a prompt at its limit may be at the model's too: it must not be fed again
-        full = self.at - self.begin in self.job.limits
-        if not full and len(growing) > CROWDED * len(self.rows):
-            self.job.feed.reorder(parent)
+    def _reorder_state(self, parent: Int[Tensor, " r"]) -> None:
+        """Reorder the model's state by parent; remove closed prompts once few enough are open (`COMPACTION_SHARE`)."""
+        open_prompts = self.is_open.nonzero()[:, 0]
+        # a prompt at its limit may have reached the model's max_length: it must not be fed again
+        reached_limit = self.column - self.prompt_length in self.batch.limits
+        if not reached_limit and len(open_prompts) > COMPACTION_SHARE * len(self.prompt_indices):
+            self.batch.feed.reorder(parent)
             return
-        self.kept = max(self.kept, self.job.feed.cache_bytes)
-        for number in (~self.open).nonzero()[:, 0].tolist():
-            self.found[int(self.rows[number])] = tuple(part[number].clone() for part in self.finished)  # type: ignore[assignment]
-        self.over = len(growing) == 0
-        if self.over:
+        self.cache_bytes = max(self.cache_bytes, self.batch.feed.cache_bytes)
+        for index in (~self.is_open).nonzero()[:, 0].tolist():
+            score, tokens, length = (tensor[index].clone() for tensor in self.finished)
+            self.finished_by_prompt[int(self.prompt_indices[index])] = score, tokens, length
+        self.is_done = len(open_prompts) == 0
+        if self.is_done:
             return
-        within = (growing[:, None] * self.beam.width + torch.arange(self.beam.width, device=growing.device)).flatten()
-        self.job.feed.take(parent[within])
-        self.tokens = self.tokens.index_select(0, within)
-        self.alive, self.rows, self.limits = self.alive[growing], self.rows[growing], self.limits[growing]
-        self.open = self.open[growing]
-        self.finished = FinishedBeams(*(part[growing] for part in self.finished))
+        within_beam = torch.arange(self.settings.width, device=open_prompts.device)
+        open_rows = (open_prompts[:, None] * self.settings.width + within_beam).flatten()
+        self.batch.feed.select_rows(parent[open_rows])
+        self.tokens = self.tokens.index_select(0, open_rows)
+        self.live_scores, self.prompt_indices = self.live_scores[open_prompts], self.prompt_indices[open_prompts]
+        self.limits, self.is_open = self.limits[open_prompts], self.is_open[open_prompts]
+        self.finished = FinishedBeams(*(tensor[open_prompts] for tensor in self.finished))

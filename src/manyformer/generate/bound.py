@@ -166,12 +166,12 @@ def _over_cache(layer: Attention, kernel: SoftmaxKernel, general: Step) -> Step:
     def step(x: Tensor, ctx: Context, state: AttentionState) -> tuple[Tensor, State]:
         cache: KVCache = state.source
         begin, layout = cache.length, ctx.positions.layout
-        expected = cache.plain and isinstance(layout, ContiguousLayout) and layout.start == begin
-        if not expected or x.shape[1] != 1 or cache.room is None or begin >= cache.room:
+        expected = cache.is_contiguous and isinstance(layout, ContiguousLayout) and layout.start == begin
+        if not expected or x.shape[1] != 1 or cache.capacity is None or begin >= cache.capacity:
             return general(x, ctx, state)
         q = fresh(x, ctx.positions, cache.k, cache.v, begin)
         y = attend(q, cache.k.narrow(2, 0, begin + 1), cache.v.narrow(2, 0, begin + 1), None)
-        after = KVCache(cache.k, cache.v, cache.pos, cache.seg, begin + 1, cache.room)
+        after = KVCache(cache.k, cache.v, cache.position_ids, cache.segment_ids, begin + 1, cache.capacity)
         return y, AttentionState(after, state.kernel)
 
     return step
@@ -189,8 +189,8 @@ def _over_ring(layer: Attention, kernel: SoftmaxKernel, source: WindowSource, ge
             return general(x, ctx, state)
         slot = begin % slots
         q = fresh(x, place, ring.k, ring.v, slot)
-        ring.pos.narrow(1, slot, 1).copy_(place.position_ids)
-        ring.seg.narrow(1, slot, 1).copy_(place.segment_ids)
+        ring.position_ids.narrow(1, slot, 1).copy_(place.position_ids)
+        ring.segment_ids.narrow(1, slot, 1).copy_(place.segment_ids)
         y = attend(q, ring.k, ring.v, seen(ring, begin))
         return y, AttentionState(ring._replace(length=begin + 1), state.kernel)
 

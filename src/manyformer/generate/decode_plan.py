@@ -1,4 +1,4 @@
-"""One call of `generate`, checked and cut into batches, and the loop over them."""
+"""One call of `generate`: its checked inputs (`DecodePlan`) and the loop over its batches (`DecodeJob`)."""
 
 import time
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from manyformer.generate.next_token import (
     UncachedPairFeed,
     UncachedTextFeed,
 )
-from manyformer.generate.prompts import SpecialTokens, left_padded, right_padded, specials
-from manyformer.generate.protocol import GenerativeModelProtocol, TokenizerProtocol, TranslatesText, device_of
+from manyformer.generate.prompts import SpecialTokens, pad_left, pad_right, special_tokens
+from manyformer.generate.protocol import GenerativeModelProtocol, TokenizerProtocol, TranslatesText, model_device
 from manyformer.generate.result import GenerationStats, Hypothesis, StreamPiece
 from manyformer.generate.sampling import DecodeBatch, StepwiseDecoder, TextReading
 from manyformer.generate.token_choice import BeamSettings, SampledChoice
@@ -27,131 +27,135 @@ from manyformer.recipes.registry import card_of
 from manyformer.training_hooks import eval_mode
 
 TokenizerChoice = TokenizerProtocol | tuple[TokenizerProtocol, TokenizerProtocol]
-"""One tokenizer for everything, or the source's and the target's."""
+"""One tokenizer, or the pair of the source's and the target's tokenizers."""
 
 
 class ReadWriteTokenizers(NamedTuple):
-    """The tokenizers of what is read and of what is written."""
+    """The tokenizer of the prompts or sources, and that of the generated text."""
 
     read: TokenizerProtocol | None
     write: TokenizerProtocol | None
 
 
-def sides(tokenizer: TokenizerChoice | None) -> ReadWriteTokenizers:
-    """The same tokenizer for both sides where only one is given."""
+def read_write_tokenizers(tokenizer: TokenizerChoice | None) -> ReadWriteTokenizers:
+    """The tokenizers of both sides; a single tokenizer is used for both."""
     return (
         ReadWriteTokenizers(*tokenizer) if isinstance(tokenizer, tuple) else ReadWriteTokenizers(tokenizer, tokenizer)
     )
 
 
 class CacheDecision(NamedTuple):
-    """Whether the model's state is used, and how that is told."""
+    """Whether decoding uses the model's state, and a description of it for the statistics."""
 
-    used: bool
+    enabled: bool
     description: str
 
 
-def caching(model: GenerativeModelProtocol, *, wanted: bool | None) -> CacheDecision:
-    """A model that does not promise that going on from its state changes nothing is used without it.
+def decide_caching(model: GenerativeModelProtocol, *, use_cache: bool | None) -> CacheDecision:
+    """Decide whether to decode with the model's state, which needs a recipe that promises `incremental_decoding`.
 
-    Raises UserError where a cache is demanded all the same.
+    Raises UserError if `use_cache` is True and the recipe does not promise it.
     """
     spec = getattr(model, "spec", None)
     card = None if spec is None else card_of(spec)
-    if wanted is False:
-        return CacheDecision(used=False, description="without cache")
+    if use_cache is False:
+        return CacheDecision(enabled=False, description="without cache")
     if card is None or card.incremental_decoding:
-        return CacheDecision(used=True, description="with cache")
-    why = card.reasons["incremental_decoding"]
-    if wanted:
-        raise UserError(f"{card.name} cannot use a cache ({why}): leave use_cache out or make it False")
-    return CacheDecision(used=False, description=f"without cache ({why})")
+        return CacheDecision(enabled=True, description="with cache")
+    reason = card.reasons["incremental_decoding"]
+    if use_cache:
+        raise UserError(f"{card.name} cannot use a cache ({reason}): leave use_cache out or make it False")
+    return CacheDecision(enabled=False, description=f"without cache ({reason})")
 
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """What to decode and how; `limits` says how many new tokens each row may get."""
+    """The inputs of one decoding: model, prompt rows, the most new tokens of each row (`limits`) and the options."""
 
     model: GenerativeModelProtocol
     rows: list[list[int]]
     limits: list[int]
     decoding: Decoding
-    words: TokenizerProtocol | None
+    tokenizer: TokenizerProtocol | None
     streaming: bool = False
 
-    def job(self, rows: list[list[int]], limits: list[int], marks: SpecialTokens, *, cached: bool) -> DecodeBatch:
-        """One batch of it; an encoder-decoder reads the source here."""
-        shape: tuple[LogitsProcessor, ...] = (
-            (BanTokensProcessor(marks.ban), *self.decoding.processors) if marks.ban else self.decoding.processors
-        )
-        device = device_of(self.model)
+    def make_batch(
+        self, rows: list[list[int]], limits: list[int], special: SpecialTokens, *, cached: bool
+    ) -> DecodeBatch:
+        """Make the batch of these rows; an encoder-decoder encodes its sources here."""
+        processors: tuple[LogitsProcessor, ...] = self.decoding.processors
+        if special.banned_ids:
+            processors = (BanTokensProcessor(special.banned_ids), *processors)
+        device = model_device(self.model)
         if isinstance(self.model, TranslatesText):
-            source = right_padded(rows, device)
-            begin = torch.full((len(rows), 1), marks.begin or 0, device=device)
-            # a beam is copied at every step, so that reserved room would be copied with it
-            room = None if isinstance(self.decoding.choice, BeamSettings) else 1 + max(limits)
-            pair: LogitsFeed = (
-                CachedPairFeed(self.model, source, room) if cached else UncachedPairFeed(self.model, source)
+            source = pad_right(rows, device)
+            start_tokens = torch.full((len(rows), 1), special.bos or 0, device=device)
+            # beam search copies the state at every step, and a reserved capacity would be copied with it
+            capacity = None if isinstance(self.decoding.choice, BeamSettings) else 1 + max(limits)
+            pair_feed: LogitsFeed = (
+                CachedPairFeed(self.model, source, capacity) if cached else UncachedPairFeed(self.model, source)
             )
-            return DecodeBatch(pair, begin, limits, marks.ends, shape)
-        tokens = left_padded(rows, device)
-        room = None if isinstance(self.decoding.choice, BeamSettings) else tokens.shape[1] + max(limits)
-        text: LogitsFeed = CachedTextFeed(self.model, len(rows), room) if cached else UncachedTextFeed(self.model)
-        return DecodeBatch(text, tokens, limits, marks.ends, shape)
+            return DecodeBatch(pair_feed, start_tokens, limits, special.stop_ids, processors)
+        tokens = pad_left(rows, device)
+        capacity = None if isinstance(self.decoding.choice, BeamSettings) else tokens.shape[1] + max(limits)
+        text_feed: LogitsFeed = (
+            CachedTextFeed(self.model, len(rows), capacity) if cached else UncachedTextFeed(self.model)
+        )
+        return DecodeBatch(text_feed, tokens, limits, special.stop_ids, processors)
 
 
 @final
 class DecodeJob:
-    """Does a plan, `size` rows at a time; iterating gives the pieces, and afterwards the answers and what it took."""
+    """Decodes a plan, `batch_size` rows at a time: iterating yields the pieces and fills `answers` and `stats`."""
 
-    def __init__(self, plan: DecodePlan, size: int) -> None:
-        self.plan, self.size = plan, size
-        self.cache = caching(plan.model, wanted=plan.decoding.use_cache)
-        self.marks = specials(plan.model, plan.words, plan.decoding)
-        if plan.decoding.stop and plan.words is None:
+    def __init__(self, plan: DecodePlan, batch_size: int) -> None:
+        self.plan, self.batch_size = plan, batch_size
+        self.cache = decide_caching(plan.model, use_cache=plan.decoding.use_cache)
+        self.special = special_tokens(plan.model, plan.tokenizer, plan.decoding)
+        if plan.decoding.stop and plan.tokenizer is None:
             raise UserError("stop strings need a tokenizer: give tokenizer=, or stop_ids")
         if plan.streaming and isinstance(plan.decoding.choice, BeamSettings):
-            raise UserError("beam search knows its answer only at the end, so there is nothing to stream")
+            raise UserError("beam search selects its hypotheses only at the end, so there is nothing to stream")
         self.answers: list[tuple[Hypothesis, ...]] = []
         self.seeds: list[int] = []
-        self.seconds, self.new_tokens, self.kept = 0.0, 0, 0
+        self.seconds, self.new_tokens, self.cache_bytes = 0.0, 0, 0
 
     def __iter__(self) -> Iterator[StreamPiece]:
         with eval_mode(self.plan.model):
-            for first in range(0, len(self.plan.rows), self.size):
-                yield from self._batch(first)
+            for start in range(0, len(self.plan.rows), self.batch_size):
+                yield from self._decode_batch(start)
 
     @property
     def stats(self) -> GenerationStats:
         prompt_tokens = sum(map(len, self.plan.rows))
         return GenerationStats(
-            len(self.plan.rows), prompt_tokens, self.new_tokens, self.seconds, self.kept, self.cache.description
+            len(self.plan.rows), prompt_tokens, self.new_tokens, self.seconds, self.cache_bytes, self.cache.description
         )
 
-    def _batch(self, first: int) -> Iterator[StreamPiece]:
-        part = slice(first, first + self.size)
-        clock = time.perf_counter()
-        # never around a yield: the mode would leak into whoever reads the pieces
+    def _decode_batch(self, start: int) -> Iterator[StreamPiece]:
+        batch_rows = slice(start, start + self.batch_size)
+        started = time.perf_counter()
+        # never around a yield: inference mode would stay active in the code that consumes the pieces
         with torch.inference_mode():
-            search = self._search(self.plan.rows[part], self.plan.limits[part])
-        self.seconds += time.perf_counter() - clock
-        while not search.over:
-            clock = time.perf_counter()
+            decoder = self._make_decoder(self.plan.rows[batch_rows], self.plan.limits[batch_rows])
+        self.seconds += time.perf_counter() - started
+        while not decoder.is_done:
+            started = time.perf_counter()
             with torch.inference_mode():
-                pieces = search.advance()
-            self.seconds += time.perf_counter() - clock
+                pieces = decoder.advance()
+            self.seconds += time.perf_counter() - started
             for piece in pieces:
-                yield piece._replace(row=first + piece.row) if first else piece
-        self.answers += search.results()
-        self.new_tokens += search.new_tokens
-        self.kept = max(self.kept, search.kept)
+                yield piece._replace(row=start + piece.row) if start else piece
+        self.answers += decoder.results()
+        self.new_tokens += decoder.new_tokens
+        self.cache_bytes = max(self.cache_bytes, decoder.cache_bytes)
 
-    def _search(self, rows: list[list[int]], limits: list[int]) -> StepwiseDecoder | BeamSearch:
-        plan, pick = self.plan, self.plan.decoding.choice
-        job = plan.job(rows, limits, self.marks, cached=self.cache.used)
-        if isinstance(pick, BeamSettings):
-            return BeamSearch(job, pick, plan.words)
-        sampling = StepwiseDecoder(job, pick, TextReading(plan.words, plan.decoding.stop, plan.streaming))
-        if isinstance(pick, SampledChoice):
-            self.seeds += sampling.seeds
-        return sampling
+    def _make_decoder(self, rows: list[list[int]], limits: list[int]) -> StepwiseDecoder | BeamSearch:
+        plan, choice = self.plan, self.plan.decoding.choice
+        batch = plan.make_batch(rows, limits, self.special, cached=self.cache.enabled)
+        if isinstance(choice, BeamSettings):
+            return BeamSearch(batch, choice, plan.tokenizer)
+        decoder = StepwiseDecoder(batch, choice, TextReading(plan.tokenizer, plan.decoding.stop, plan.streaming))
+        if isinstance(choice, SampledChoice):
+            self.seeds += decoder.seeds
+        return decoder

@@ -1,4 +1,4 @@
-"""Everything that a call of `generate` may choose, as one frozen record; and the same as flat words."""
+"""All options of `generate` as one frozen record, `Decoding`, and its construction from flat keywords."""
 
 from dataclasses import dataclass, field
 from typing import final
@@ -19,7 +19,7 @@ from manyformer.generate.token_choice import BeamSettings, GNMTPenalty, GreedyCh
 @final
 @dataclass(frozen=True)
 class SourceLengthLimit:
-    """As many new tokens as the source has, and `extra` more (Vaswani et al. 2017, section 6.1)."""
+    """A limit on new tokens: the source length plus `extra` (Vaswani et al. 2017, section 6.1)."""
 
     extra: int = 50
 
@@ -31,12 +31,12 @@ class SourceLengthLimit:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """How to go on from a prompt: how a token is picked, what shapes its probability before, and when to end.
+    """How a prompt is continued: the choice of tokens, the logits processors and the conditions for ending.
 
-    `max_new` None allows 256 tokens after a prompt, or as many as the source has and 50 more in a translation, and
-    never more than the model has room for. `stop` holds strings, which need a tokenizer; `stop_ids` None means the
-    tokenizer's end token (2 for an encoder-decoder without a tokenizer), `ban` None its padding and beginning.
-    `use_cache` None uses the model's state where the model promises that it changes nothing. Raises UserError.
+    `max_new` None allows 256 tokens after a prompt, or the source length plus 50 in a translation, and never more than
+    the model's `max_length`. `stop` holds strings, which need a tokenizer; `stop_ids` None means the tokenizer's end
+    token (2 for an encoder-decoder without a tokenizer), `ban` None its padding and start tokens. `use_cache` None uses
+    the decoding state if the recipe promises that it does not change the results. Raises UserError.
     """
 
     choice: TokenChoice = field(default_factory=GreedyChoice)
@@ -51,13 +51,14 @@ class Decoding:
         if isinstance(self.max_new, int) and self.max_new < 1:
             raise UserError(f"max_new must be 1 or more tokens, got {self.max_new}")
         if "" in self.stop:
-            raise UserError("a stop string must not be empty: it would stop before the first letter")
+            raise UserError("a stop string must not be empty: every text would end before its first character")
         if isinstance(self.choice, BeamSettings) and self.stop:
             raise UserError("beam search cannot end at stop strings: use stop_ids, or sample")
-        useless = [type(s).__name__ for s in self.processors if s.sampling]
-        if useless and not isinstance(self.choice, SampledChoice):
-            what = "beam search" if isinstance(self.choice, BeamSettings) else "greedy decoding"
-            raise UserError(f"{what} takes the likeliest tokens, so {useless[0]} would change nothing: leave it out")
+        ignored_processors = [type(processor).__name__ for processor in self.processors if processor.sampling]
+        if ignored_processors and not isinstance(self.choice, SampledChoice):
+            method = "beam search" if isinstance(self.choice, BeamSettings) else "greedy decoding"
+            processor = ignored_processors[0]
+            raise UserError(f"{method} takes the likeliest tokens, so {processor} would change nothing: leave it out")
 
 
 def decoding_from_options(
@@ -72,39 +73,42 @@ def decoding_from_options(
     seed: int | None = None,
     samples: int = 1,
     beam: int | None = None,
-    alpha: float | None = None,
+    length_penalty: float | None = None,
     best: int = 1,
     stop: str | tuple[str, ...] = (),
     stop_ids: tuple[int, ...] | None = None,
     use_cache: bool | None = None,
 ) -> Decoding:
-    """A `Decoding` from flat words, the same as on the command line.
+    """A `Decoding` from flat keywords, which are the same as on the command line.
 
-    Any of temperature, top_k, top_p, min_p, seed and samples asks for sampling; temperature 0 and nothing at all mean
-    the likeliest token; `beam` asks for beam search with Vaswani's length penalty `alpha` (0.6) and the `best` answers.
-    Raises UserError for a value out of range and for words that contradict each other.
+    Any of temperature, top_k, top_p, min_p, seed and samples selects sampling; temperature 0 or no option selects
+    greedy decoding; `beam` selects beam search that returns the `best` hypotheses, with the length penalty of Wu et al.
+    2016 and the exponent `length_penalty` (0.6). Raises UserError for a value out of range and for options that
+    contradict each other.
     """
     sampling = {"temperature": temperature or None, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
-    asked = [name for name, value in sampling.items() if value is not None] + (["samples"] if samples != 1 else [])
-    pick = _search(beam, alpha, best, asked)
-    if pick is None:
-        if temperature == 0 and asked not in ([], ["seed"]):
+    sampling_options = [name for name, value in sampling.items() if value is not None] + (
+        ["samples"] if samples != 1 else []
+    )
+    choice = _beam_settings(beam, length_penalty, best, sampling_options)
+    if choice is None:
+        if temperature == 0 and sampling_options not in ([], ["seed"]):
             raise UserError(
-                f"temperature 0 always takes the likeliest token: leave out {asked[0]} or raise temperature"
+                f"temperature 0 always takes the likeliest token: leave out {sampling_options[0]} or raise temperature"
             )
-        pick = SampledChoice(seed, samples) if asked and temperature != 0 else GreedyChoice()
-    shape = (
+        choice = SampledChoice(seed, samples) if sampling_options and temperature != 0 else GreedyChoice()
+    processors = (
         None if repetition_penalty is None else RepetitionPenaltyProcessor(repetition_penalty),
         None if no_repeat_ngram is None else NoRepeatNGramProcessor(no_repeat_ngram),
-        # a temperature or a share of 1 changes nothing and should cost nothing
+        # a temperature or a top_p of 1 changes nothing and should cost nothing
         None if temperature in (None, 0, 1) else TemperatureProcessor(temperature),
         None if top_k is None else TopKProcessor(top_k),
         None if top_p in (None, 1) else TopPProcessor(top_p),
         None if min_p is None else MinPProcessor(min_p),
     )
     return Decoding(
-        choice=pick,
-        processors=tuple(change for change in shape if change is not None),
+        choice=choice,
+        processors=tuple(processor for processor in processors if processor is not None),
         max_new=max_new,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_ids=stop_ids,
@@ -112,12 +116,16 @@ def decoding_from_options(
     )
 
 
-def _search(beam: int | None, alpha: float | None, best: int, asked: list[str]) -> TokenChoice | None:
-    """The beam search that was asked for, if any; `asked` names what was asked of sampling."""
+def _beam_settings(
+    beam: int | None, length_penalty: float | None, best: int, sampling_options: list[str]
+) -> TokenChoice | None:
+    """The beam search that the options select, or None; `sampling_options` names the sampling options that are set."""
     if beam is None:
-        if alpha is not None or best != 1:
-            raise UserError(f"{'best' if alpha is None else 'alpha'} is for beam search: give beam as well")
+        if length_penalty is not None or best != 1:
+            raise UserError(
+                f"{'best' if length_penalty is None else 'length_penalty'} is for beam search: give beam as well"
+            )
         return None
-    if asked:
-        raise UserError(f"beam search does not sample: leave out {asked[0]}, or leave out beam")
-    return BeamSettings(beam, GNMTPenalty() if alpha is None else GNMTPenalty(alpha), best)
+    if sampling_options:
+        raise UserError(f"beam search does not sample: leave out {sampling_options[0]}, or leave out beam")
+    return BeamSettings(beam, GNMTPenalty() if length_penalty is None else GNMTPenalty(length_penalty), best)

@@ -39,7 +39,7 @@ def fold(
     assert isinstance(kernel, LinearKernel)
     features, rule = kernel.features.forward, kernel.rule.forward
     gated, chunk, floor = kernel.gate_dim > 0, kernel.chunk, kernel.floor
-    widths = [heads * layer.kv_shape.key, heads * layer.kv_shape.value]
+    widths = [heads * layer.kv_shape.head_dim, heads * layer.kv_shape.value_dim]
     turned = layer.position if layer.position.required_seams() - {"embed"} else None
 
     def step(x: Tensor, ctx: Context, state: AttentionState) -> tuple[Tensor, State]:

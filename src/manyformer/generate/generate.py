@@ -1,9 +1,9 @@
-"""The verbs: `generate` for everything, `stream` to read along."""
+"""`generate` decodes all prompts and returns the results; `stream` yields pieces while they are generated."""
 
 from collections.abc import Callable, Iterator
 
 from manyformer.errors import UserError
-from manyformer.generate.decode_plan import DecodeJob, DecodePlan, TokenizerChoice, sides
+from manyformer.generate.decode_plan import DecodeJob, DecodePlan, TokenizerChoice, read_write_tokenizers
 from manyformer.generate.decoding import Decoding, decoding_from_options
 from manyformer.generate.prompts import PromptBatch, check_tokens, new_token_limits, read_prompts
 from manyformer.generate.protocol import GenerativeModelProtocol, TranslatesText
@@ -29,19 +29,19 @@ def generate(
     seed: int | None = None,
     samples: int = 1,
     beam: int | None = None,
-    alpha: float | None = None,
+    length_penalty: float | None = None,
     best: int = 1,
     stop: str | tuple[str, ...] = (),
     stop_ids: tuple[int, ...] | None = None,
     use_cache: bool | None = None,
 ) -> GenerationResult:
-    """Let a language model go on from `prompts`, or an encoder-decoder answer them, `batch` rows at a time.
+    """Continue `prompts` with a language model, or translate them with an encoder-decoder, `batch` rows at a time.
 
-    A prompt is a string (with a `tokenizer`; a model loaded from a run may carry one), a list of ids or a tensor; one
-    or a list of them. `begin` says that strings are the beginning of a document. The flat words are those of
-    `decoding_from_options`; a `Decoding` says the same in objects. `on_piece` is called with each `StreamPiece` as it
-    is written. An answer does not depend on the other rows. Raises UserError."""
-    flat = decoding_from_options(
+    `prompts` is one prompt or a list of them: strings (with a `tokenizer`, which a model loaded from a run has itself),
+    lists of token ids or tensors. `begin` puts the start token in front of strings. The flat options are those of
+    `decoding_from_options`; `decoding` gives them as one object instead. `on_piece` is called with each `StreamPiece`
+    as soon as it is decoded. The result of a row does not depend on the other rows. Raises UserError."""
+    from_options = decoding_from_options(
         max_new=max_new,
         temperature=temperature,
         top_k=top_k,
@@ -52,20 +52,20 @@ def generate(
         seed=seed,
         samples=samples,
         beam=beam,
-        alpha=alpha,
+        length_penalty=length_penalty,
         best=best,
         stop=stop,
         stop_ids=stop_ids,
         use_cache=use_cache,
     )
-    if decoding is not None and flat != decoding_from_options():
+    if decoding is not None and from_options != decoding_from_options():
         raise UserError("give either decoding= or single settings, not both")
-    decoding, live = flat if decoding is None else decoding, on_piece is not None
-    work = _work(model, prompts, decoding, tokenizer, batch, begin=begin, live=live)
-    for piece in work:
+    decoding, streaming = from_options if decoding is None else decoding, on_piece is not None
+    job = _decode_job(model, prompts, decoding, tokenizer, batch, begin=begin, streaming=streaming)
+    for piece in job:
         if on_piece is not None:
             on_piece(piece)
-    return GenerationResult(tuple(work.answers), work.stats, tuple(work.seeds))
+    return GenerationResult(tuple(job.answers), job.stats, tuple(job.seeds))
 
 
 def stream(
@@ -77,11 +77,11 @@ def stream(
     batch: int = 32,
     begin: bool = False,
 ) -> Iterator[StreamPiece]:
-    """The pieces of `generate` one by one, each as soon as it is written. Raises UserError at once, as `generate`."""
-    return iter(_work(model, prompts, decoding, tokenizer, batch, begin=begin, live=True))
+    """Yield the pieces of `generate`, each as soon as it is decoded. Raises UserError at the call, as `generate`."""
+    return iter(_decode_job(model, prompts, decoding, tokenizer, batch, begin=begin, streaming=True))
 
 
-def _work(
+def _decode_job(
     model: GenerativeModelProtocol,
     prompts: PromptBatch,
     decoding: Decoding,
@@ -89,16 +89,16 @@ def _work(
     batch: int,
     *,
     begin: bool,
-    live: bool,
+    streaming: bool,
 ) -> DecodeJob:
-    if not hasattr(model, "start"):
+    if not hasattr(model, "init_state"):
         kind = type(model).__name__
-        raise UserError(f"a {kind} does not write: generate needs a language model or an encoder-decoder")
+        raise UserError(f"a {kind} does not generate text: generate needs a language model or an encoder-decoder")
     if batch < 1:
         raise UserError(f"batch must be 1 or more rows, got {batch}")
-    words = sides(getattr(model, "tokenizer", None) if tokenizer is None else tokenizer)
-    rows = read_prompts(prompts, words.read, source=isinstance(model, TranslatesText), begin=begin)
+    tokenizers = read_write_tokenizers(getattr(model, "tokenizer", None) if tokenizer is None else tokenizer)
+    rows = read_prompts(prompts, tokenizers.read, source=isinstance(model, TranslatesText), begin=begin)
     check_tokens(rows, model.vocab)
     return DecodeJob(
-        DecodePlan(model, rows, new_token_limits(model, rows, decoding), decoding, words.write, live), batch
+        DecodePlan(model, rows, new_token_limits(model, rows, decoding), decoding, tokenizers.write, streaming), batch
     )

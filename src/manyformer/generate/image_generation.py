@@ -1,4 +1,4 @@
-"""Images from a language model of images: whole ones, and begun ones completed."""
+"""Images from a language model over pixels: new images, and completions of the first rows of given images."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.pixel_tokenizer import FIRST, PixelTokenizer
+from manyformer.data.pixel_tokenizer import FIRST_LEVEL_TOKEN, PixelTokenizer
 from manyformer.errors import UserError
 from manyformer.generate.decode_plan import DecodeJob, DecodePlan
 from manyformer.generate.decoding import Decoding
@@ -16,16 +16,16 @@ from manyformer.generate.token_choice import SampledChoice
 from manyformer.models import LanguageModel, Model
 
 ImageArray = NDArray[np.uint8]
-"""Images (n, h, w, c) in brightness from 0 to 255."""
+"""Images (n, h, w, c) with values from 0 to 255."""
 
-BATCH = 64
-"""Images that are written together."""
+BATCH_SIZE = 64
+"""Images that are generated together."""
 
 ProgressFn = Callable[[float], None]
 
 
 class GeneratedImages(NamedTuple):
-    """Images (n, h, w, c), and what writing them took."""
+    """Images (n, h, w, c) and the statistics of their generation."""
 
     images: ImageArray
     stats: GenerationStats
@@ -37,15 +37,15 @@ def paint(
     *,
     temperature: float = 1.0,
     seed: int | None = None,
-    each: ProgressFn = lambda share: None,
+    on_progress: ProgressFn = lambda share: None,
 ) -> GeneratedImages:
-    """`count` new images, drawn value by value; number n depends on `seed` + n alone.
+    """Sample `count` new images, value by value; image n depends on `seed` + n alone.
 
-    `each` is told how much is done, 0 to 1. Raises UserError for a model that did not learn from images.
+    `on_progress` is called with the completed share, 0 to 1. Raises UserError for a model not trained on images.
     """
-    parts = [(first, min(BATCH, count - first)) for first in range(0, count, BATCH)]
-    picks = [SampledChoice(None if seed is None else seed + first, copies) for first, copies in parts]
-    return _written(model, [(pick, [[]]) for pick in picks], temperature, each)
+    batches = [(start, min(BATCH_SIZE, count - start)) for start in range(0, count, BATCH_SIZE)]
+    choices = [SampledChoice(None if seed is None else seed + start, samples) for start, samples in batches]
+    return _generate_images(model, [(choice, [[]]) for choice in choices], temperature, on_progress)
 
 
 def complete(
@@ -56,80 +56,82 @@ def complete(
     tries: int = 1,
     temperature: float = 1.0,
     seed: int | None = None,
-    each: ProgressFn = lambda share: None,
+    on_progress: ProgressFn = lambda share: None,
 ) -> GeneratedImages:
-    """Every image gone on with after its first `rows` rows, by default about half: `tries` images of each in turn.
+    """Complete every image from its first `rows` rows (by default about half), `tries` times each, image after image.
 
-    Number n of these depends on its beginning and `seed` + n alone. Raises UserError where images are not of the size
-    that the model learned from, where it does not write all of the first `rows` rows first, and as `paint`.
+    Result n depends on its first rows and `seed` + n alone. Raises UserError for images of another size than those of
+    the training data, for a model that does not generate the first `rows` rows first, and as `paint`.
     """
-    levels = levels_of(model)
-    rows = half(levels) if rows is None else rows
-    if not 0 < rows < levels.shape.height or not _first(levels, rows):
-        raise UserError(f"rows ({rows}) must be whole rows of blocks, and fewer than the {levels.shape.height} rows")
-    if images.shape[1:] != levels.shape:
-        raise UserError(f"images {images.shape} must be (n, {', '.join(map(str, levels.shape))})")
-    begun = [levels.tokens(image)[: rows * levels.shape.width * levels.shape.channels] for image in images]
-    size = max(1, BATCH // tries)
-    parts = []
-    for first in range(0, len(begun), size):
-        pick = SampledChoice(None if seed is None else seed + first * tries, tries, seed_stride=tries)
-        parts.append((pick, begun[first : first + size]))
-    return _written(model, parts, temperature, each)
+    tokenizer = pixel_tokenizer_of(model)
+    rows = half_image_rows(tokenizer) if rows is None else rows
+    if not 0 < rows < tokenizer.shape.height or not _rows_come_first(tokenizer, rows):
+        raise UserError(f"rows ({rows}) must be whole rows of blocks, and fewer than the {tokenizer.shape.height} rows")
+    if images.shape[1:] != tokenizer.shape:
+        raise UserError(f"images {images.shape} must be (n, {', '.join(map(str, tokenizer.shape))})")
+    prefixes = [tokenizer.tokens(image)[: rows * tokenizer.shape.width * tokenizer.shape.channels] for image in images]
+    batch_size = max(1, BATCH_SIZE // tries)
+    batches = []
+    for start in range(0, len(prefixes), batch_size):
+        choice = SampledChoice(None if seed is None else seed + start * tries, tries, seed_stride=tries)
+        batches.append((choice, prefixes[start : start + batch_size]))
+    return _generate_images(model, batches, temperature, on_progress)
 
 
-def levels_of(model: Model) -> PixelTokenizer:
-    """What the model writes. Raises UserError for a model that did not learn to write images."""
+def pixel_tokenizer_of(model: Model) -> PixelTokenizer:
+    """The pixel tokenizer of the model. Raises UserError for a model that was not trained to generate images."""
     if not isinstance(model, LanguageModel) or not isinstance(model.tokenizer, PixelTokenizer):
-        raise UserError("this model writes no images; a language model that has learned from images does")
+        raise UserError("this model generates no images; a language model that was trained on images does")
     return model.tokenizer
 
 
-def half(levels: PixelTokenizer) -> int:
-    """The first rows of an image that are all written before any other: at most half of them.
+def half_image_rows(tokenizer: PixelTokenizer) -> int:
+    """The largest number of first rows, at most half of the image, that are generated before all other rows.
 
     Raises UserError where there are none, because the first blocks are too high.
     """
-    found = [rows for rows in range(1, levels.shape.height // 2 + 1) if _first(levels, rows)]
-    if not found:
-        raise UserError(f"this model writes blocks {levels.block[0]} rows high, so that no half comes first")
-    return found[-1]
+    complete_rows = [rows for rows in range(1, tokenizer.shape.height // 2 + 1) if _rows_come_first(tokenizer, rows)]
+    if not complete_rows:
+        raise UserError(
+            f"this model generates blocks {tokenizer.block[0]} rows high, so no half of an image comes first"
+        )
+    return complete_rows[-1]
 
 
-def _first(levels: PixelTokenizer, rows: int) -> bool:
-    """Whether the values of the first rows are the first of all."""
-    values = rows * levels.shape.width * levels.shape.channels
-    return int(levels.order[:values].max()) < values
+def _rows_come_first(tokenizer: PixelTokenizer, rows: int) -> bool:
+    """Whether the values of the first `rows` rows are generated before all other values."""
+    count = rows * tokenizer.shape.width * tokenizer.shape.channels
+    return int(tokenizer.order[:count].max()) < count
 
 
-def _written(
-    model: Model, parts: Sequence[tuple[SampledChoice, list[list[int]]]], temperature: float, each: ProgressFn
+def _generate_images(
+    model: Model, batches: Sequence[tuple[SampledChoice, list[list[int]]]], temperature: float, on_progress: ProgressFn
 ) -> GeneratedImages:
-    levels = levels_of(model)
+    tokenizer = pixel_tokenizer_of(model)
     images: list[ImageArray] = []
     stats: GenerationStats | None = None
-    for number, (pick, begun) in enumerate(parts):
-        work = _work(model, levels, pick, begun, temperature)
-        total = pick.copies * sum(work.plan.limits)
-        for count, _ in enumerate(work, 1):
-            each((number + count / total) / len(parts))
-        for beginning, answers in zip(begun, work.answers):
-            images += [levels.image([*beginning, *answer.tokens]) for answer in answers]
-        stats = work.stats if stats is None else stats + work.stats
+    for index, (choice, prefixes) in enumerate(batches):
+        job = _decode_job(model, tokenizer, choice, prefixes, temperature)
+        total = choice.samples * sum(job.plan.limits)
+        for count, _ in enumerate(job, 1):
+            on_progress((index + count / total) / len(batches))
+        for prefix, answers in zip(prefixes, job.answers):
+            images += [tokenizer.image([*prefix, *answer.tokens]) for answer in answers]
+        stats = job.stats if stats is None else stats + job.stats
     if stats is None:
-        raise UserError("there is no image to write: ask for at least one")
+        raise UserError("there is no image to generate: ask for at least one")
     return GeneratedImages(np.stack(images), stats)
 
 
-def _work(
-    model: Model, levels: PixelTokenizer, pick: SampledChoice, begun: list[list[int]], temperature: float
+def _decode_job(
+    model: Model, tokenizer: PixelTokenizer, choice: SampledChoice, prefixes: list[list[int]], temperature: float
 ) -> DecodeJob:
-    """All values that are missing, one after the other; the last is never read, so that as many fit as there are."""
+    """The job that decodes all missing values; the last value is never fed, so the start token fits in."""
     assert isinstance(model, LanguageModel)
-    shape = () if temperature == 1 else (TemperatureProcessor(temperature),)
-    # special tokens stand for no level
-    decoding = Decoding(choice=pick, processors=shape, stop_ids=(), ban=tuple(range(FIRST)))
-    limits = [levels.shape.values - len(beginning) for beginning in begun]
+    processors = () if temperature == 1 else (TemperatureProcessor(temperature),)
+    # special tokens are not pixel values
+    decoding = Decoding(choice=choice, processors=processors, stop_ids=(), ban=tuple(range(FIRST_LEVEL_TOKEN)))
+    limits = [tokenizer.shape.values - len(prefix) for prefix in prefixes]
     return DecodeJob(
-        DecodePlan(model, [[levels.bos, *beginning] for beginning in begun], limits, decoding, None), len(begun)
+        DecodePlan(model, [[tokenizer.bos, *prefix] for prefix in prefixes], limits, decoding, None), len(prefixes)
     )

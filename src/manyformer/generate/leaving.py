@@ -25,7 +25,7 @@ from manyformer.core import (
     State,
     TokenPositions,
 )
-from manyformer.depth.early_exit_stack import EarlyExit, EarlyExitState, plain_place
+from manyformer.depth.early_exit_stack import EarlyExit, EarlyExitState, contiguous_positions
 from manyformer.depth.exit_rules import ExitRuleInput
 from manyformer.feedforward import FeedForward, GatedFeedForward
 from manyformer.masks import AllKeys, Causal
@@ -117,7 +117,7 @@ class _Fast:
         ):
             return False
         caches: list[KVCache] = [branches[0].source for branches in state.layers]
-        return all(cache.plain and (cache.room is None or at < cache.room) for cache in caches)
+        return all(cache.is_contiguous and (cache.capacity is None or at < cache.capacity) for cache in caches)
 
     def __call__(
         self, tokens: Tensor, positions: TokenPositions, state: EarlyExitState, memory: MemorySequence | None
@@ -126,7 +126,7 @@ class _Fast:
         ctx = Context(positions, memory)
         x: Tensor = self.embed(tokens, positions)
         call = Call(None, positions, memory, None if memory is None else _shown(memory))
-        plan = rule.begin(ctx, x)
+        plan = rule.init_plan(ctx, x)
         pos = positions.position_ids.expand(total, -1)
         layers, done, active = list(state.layers), list(state.filled), x
         copied: Any = state.pending
@@ -147,11 +147,11 @@ class _Fast:
                 said.add(call.rows, number, ready, None)
                 break
             verdict = rule.forward(ExitRuleInput(number, y, active, ready, pos), plan)
-            stays = (~verdict.leaves[:, 0]).nonzero()[:, 0]
+            stays = (~verdict.exits[:, 0]).nonzero()[:, 0]
             active, plan = y, verdict.plan
             if len(stays) == len(y):
                 continue
-            gone = verdict.leaves[:, 0].nonzero()[:, 0]
+            gone = verdict.exits[:, 0].nonzero()[:, 0]
             said.add(
                 _among(call.rows, gone), number, ready[gone], None if verdict.logits is None else verdict.logits[gone]
             )
@@ -180,8 +180,8 @@ def _copied(state: EarlyExitState, x: Tensor) -> Tensor:
     at, cache = state.columns, state.layers[0][0].source
     copied = state.pending
     if copied is None:
-        copied = x.new_zeros(x.shape[0], at if cache.room is None else cache.room, x.shape[2])
-    if cache.room is None:
+        copied = x.new_zeros(x.shape[0], at if cache.capacity is None else cache.capacity, x.shape[2])
+    if cache.capacity is None:
         return torch.cat([copied, x], 1)
     copied.narrow(1, at, 1).copy_(x)
     return copied
@@ -198,7 +198,7 @@ class _Said:
     def add(self, rows: Tensor | None, number: int, ready: Tensor, logits: Tensor | None) -> None:
         """These rows leave after layer `number` with what classifiers read, or with the logits that are known."""
         if logits is None and len(self.head.per_layer):
-            logits = self.head.at(ready, number)
+            logits = self.head.logits_at(ready, number)
         self.parts.append((rows, ready if logits is None else logits, logits is not None))
 
     def logits(self) -> Tensor:
@@ -256,12 +256,15 @@ def _stored(cache: KVCache, k: Tensor, v: Tensor, begin: int) -> KVCache:
     """The cache with columns from `begin` on, where nothing is yet."""
     rows, _, count, _ = k.shape
     end = begin + count
-    if cache.room is not None:
+    if cache.capacity is not None:
         cache.k.narrow(2, begin, count).copy_(k)
         cache.v.narrow(2, begin, count).copy_(v)
         return cache._replace(length=end)
-    place = plain_place(rows, begin, end, k.device)
-    pos, seg = torch.cat([cache.pos, place.position_ids], 1), torch.cat([cache.seg, place.segment_ids], 1)
+    place = contiguous_positions(rows, begin, end, k.device)
+    pos, seg = (
+        torch.cat([cache.position_ids, place.position_ids], 1),
+        torch.cat([cache.segment_ids, place.segment_ids], 1),
+    )
     return KVCache(torch.cat([cache.k, k], 2), torch.cat([cache.v, v], 2), pos, seg, end)
 
 
@@ -307,11 +310,11 @@ class _Looks:
         k = kv[..., :split].view(rows, count, self.groups, self.key).transpose(1, 2)
         v = kv[..., split:].view(rows, count, self.groups, self.value).transpose(1, 2)
         if self.turned is not None:
-            k = self.turned.key(k, plain_place(rows, begin, begin + count, k.device))
+            k = self.turned.key(k, contiguous_positions(rows, begin, begin + count, k.device))
         return k, v
 
     def project(self, memory: MemorySequence) -> ProjectedMemory:
-        return ProjectedMemory(*self.layer.project(memory.y, memory.positions))
+        return ProjectedMemory(*self.layer.project_kv(memory.y, memory.positions))
 
     def __call__(self, normed: Tensor, positions: TokenPositions, k: Tensor, v: Tensor, shown: Tensor | None) -> Tensor:
         rows = normed.shape[0]

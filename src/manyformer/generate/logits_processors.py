@@ -1,4 +1,4 @@
-"""What may be done to the logits of the next token before one is chosen; each change is a small frozen object."""
+"""Logits processors: frozen objects that change the logits of the next token before it is chosen."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from torch import Tensor
 from manyformer.errors import UserError
 
 LogitsFn = Callable[[Tensor, Tensor], Tensor]
-"""From logits (r, v) and the tokens so far (r, t), -1 where a row has none yet, to new logits (r, v)."""
+"""A function from logits (r, v) and all previous tokens (r, t), padded on the left with -1, to new logits (r, v)."""
 
-NEVER = float("-inf")
+NEGATIVE_INFINITY = float("-inf")
 
 
 class LogitsProcessor(ABC):
-    """One change to logits or log-probabilities; a token that must not come gets minus infinity."""
+    """One change to logits or log-probabilities; a forbidden token gets minus infinity."""
 
     sampling: ClassVar[bool] = False
-    """Whether it only changes how likely tokens are, never which is the best: of no use to a search for the best."""
+    """Whether it leaves the most likely token as it is, so that it has no effect on greedy decoding and beam search."""
 
-    def ready(self, vocab: int, device: torch.device) -> LogitsFn:
-        """The change prepared for `vocab` tokens on `device`, so that nothing is moved there at each step."""
+    def prepare(self, vocab: int, device: torch.device) -> LogitsFn:
+        """A function for `vocab` tokens on `device`, so that no step moves data to the device."""
         return self
 
     @abstractmethod
@@ -34,7 +34,7 @@ class LogitsProcessor(ABC):
 @final
 @dataclass(frozen=True)
 class TemperatureProcessor(LogitsProcessor):
-    """Divides logits by `value`: below 1 sharpens the distribution, above 1 flattens it."""
+    """Divides logits by `value`: values below 1 sharpen the distribution, values above 1 flatten it."""
 
     value: float
     sampling = True
@@ -50,7 +50,7 @@ class TemperatureProcessor(LogitsProcessor):
 @final
 @dataclass(frozen=True)
 class TopKProcessor(LogitsProcessor):
-    """Keeps the `k` most likely tokens, and those that tie with the last of them (Fan et al. 2018)."""
+    """Allows only the `k` most likely tokens and those that tie with the last of them (Fan et al. 2018)."""
 
     k: int
     sampling = True
@@ -60,14 +60,14 @@ class TopKProcessor(LogitsProcessor):
             raise UserError(f"top_k must be 1 or more, got {self.k}")
 
     def __call__(self, logits: Float[Tensor, "r v"], history: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
-        least = logits.topk(min(self.k, logits.shape[-1])).values[:, -1:]
-        return logits.masked_fill(logits < least, NEVER)
+        threshold = logits.topk(min(self.k, logits.shape[-1])).values[:, -1:]
+        return logits.masked_fill(logits < threshold, NEGATIVE_INFINITY)
 
 
 @final
 @dataclass(frozen=True)
 class TopPProcessor(LogitsProcessor):
-    """Keeps the smallest set of most likely tokens that together have probability `p` (Holtzman et al. 2020)."""
+    """Allows only the smallest set of most likely tokens with total probability `p` (Holtzman et al. 2020)."""
 
     p: float
     sampling = True
@@ -78,16 +78,17 @@ class TopPProcessor(LogitsProcessor):
 
     def __call__(self, logits: Float[Tensor, "r v"], history: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
         ordered, index = logits.sort(descending=True)
-        share = ordered.softmax(-1)
-        # what lies before a token decides: the first is always kept, and the one that reaches p too
-        before = share.cumsum(-1) - share
-        return torch.full_like(logits, NEVER).scatter(1, index, ordered.masked_fill(before >= self.p, NEVER))
+        probs = ordered.softmax(-1)
+        # the mass in front of a token decides: the first token is always allowed, and so is the one that reaches p
+        preceding_mass = probs.cumsum(-1) - probs
+        allowed = ordered.masked_fill(preceding_mass >= self.p, NEGATIVE_INFINITY)
+        return torch.full_like(logits, NEGATIVE_INFINITY).scatter(1, index, allowed)
 
 
 @final
 @dataclass(frozen=True)
 class MinPProcessor(LogitsProcessor):
-    """Keeps tokens that have at least `p` times the probability of the most likely one (Nguyen et al. 2024)."""
+    """Allows only tokens with at least `p` times the probability of the most likely one (Nguyen et al. 2024)."""
 
     p: float
     sampling = True
@@ -97,16 +98,16 @@ class MinPProcessor(LogitsProcessor):
             raise UserError(f"min_p must be above 0 and at most 1, got {self.p}")
 
     def __call__(self, logits: Float[Tensor, "r v"], history: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
-        share = logits.softmax(-1)
-        return logits.masked_fill(share < self.p * share.amax(-1, keepdim=True), NEVER)
+        probs = logits.softmax(-1)
+        return logits.masked_fill(probs < self.p * probs.amax(-1, keepdim=True), NEGATIVE_INFINITY)
 
 
 @final
 @dataclass(frozen=True)
 class RepetitionPenaltyProcessor(LogitsProcessor):
-    """Makes tokens that came before less likely: positive logits are divided by `penalty`, negative ones multiplied.
+    """Lowers the logits of all previous tokens: positive ones are divided by `penalty`, negative ones multiplied.
 
-    CTRL (Keskar et al. 2019, section 4.1), with the sign rule that everybody uses since; the prompt counts.
+    CTRL (Keskar et al. 2019, section 4.1), with the sign rule of later implementations; the prompt is included.
     """
 
     penalty: float
@@ -116,14 +117,14 @@ class RepetitionPenaltyProcessor(LogitsProcessor):
             raise UserError(f"repetition_penalty must be above 0 (1 changes nothing), got {self.penalty}")
 
     def __call__(self, logits: Float[Tensor, "r v"], history: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
-        changed = torch.where(logits < 0, logits * self.penalty, logits / self.penalty)
-        return torch.where(_marked(history, logits), changed, logits)
+        penalized = torch.where(logits < 0, logits * self.penalty, logits / self.penalty)
+        return torch.where(_is_present(history, logits), penalized, logits)
 
 
 @final
 @dataclass(frozen=True)
 class NoRepeatNGramProcessor(LogitsProcessor):
-    """Forbids every token that would complete an n-gram of the row for the second time (Paulus et al. 2018)."""
+    """Forbids every token that would repeat an n-gram of the row (Paulus et al. 2018)."""
 
     n: int
 
@@ -135,34 +136,34 @@ class NoRepeatNGramProcessor(LogitsProcessor):
         length = history.shape[1]
         if length < self.n:
             return logits
-        windows = history.unfold(1, self.n, 1)
-        begun = history[:, length + 1 - self.n :]
-        same = (windows[..., :-1] == begun[:, None]).all(-1)
-        return logits.masked_fill(_marked(windows[..., -1].where(same, -1), logits), NEVER)
+        ngrams = history.unfold(1, self.n, 1)
+        prefix = history[:, length + 1 - self.n :]
+        matches = (ngrams[..., :-1] == prefix[:, None]).all(-1)
+        return logits.masked_fill(_is_present(ngrams[..., -1].where(matches, -1), logits), NEGATIVE_INFINITY)
 
 
 @final
 @dataclass(frozen=True)
 class BanTokensProcessor(LogitsProcessor):
-    """Forbids the tokens `ids`, such as padding and the beginning of a sequence."""
+    """Forbids the tokens `ids`, such as the padding and start tokens."""
 
     ids: tuple[int, ...]
 
-    def ready(self, vocab: int, device: torch.device) -> LogitsFn:
-        if wrong := [token for token in self.ids if not 0 <= token < vocab]:
-            raise UserError(f"cannot ban token {wrong[0]}: the model's tokens are 0 to {vocab - 1}")
-        banned = torch.zeros(vocab)
-        banned[list(self.ids)] = NEVER
-        banned = banned.to(device)
-        return lambda logits, history: logits + banned
+    def prepare(self, vocab: int, device: torch.device) -> LogitsFn:
+        if invalid_ids := [token for token in self.ids if not 0 <= token < vocab]:
+            raise UserError(f"cannot ban token {invalid_ids[0]}: the model's tokens are 0 to {vocab - 1}")
+        bias = torch.zeros(vocab)
+        bias[list(self.ids)] = NEGATIVE_INFINITY
+        bias = bias.to(device)
+        return lambda logits, history: logits + bias
 
     def __call__(self, logits: Float[Tensor, "r v"], history: Int[Tensor, "r t"]) -> Float[Tensor, "r v"]:
-        return self.ready(logits.shape[-1], logits.device)(logits, history)
+        return self.prepare(logits.shape[-1], logits.device)(logits, history)
 
 
-def _marked(tokens: Int[Tensor, "r t"], logits: Float[Tensor, "r v"]) -> Tensor:
-    """Which of the vocabulary occur in each row of `tokens`, as booleans (r, v); -1 marks nothing."""
+def _is_present(tokens: Int[Tensor, "r t"], logits: Float[Tensor, "r v"]) -> Tensor:
+    """Whether each token of the vocabulary occurs in each row of `tokens`, as booleans (r, v); -1 is ignored."""
     rows, vocab = logits.shape
-    # one column more than there are tokens takes what marks nothing
-    seen = torch.zeros(rows, vocab + 1, dtype=torch.bool, device=logits.device)
-    return seen.scatter_(1, tokens.where(tokens >= 0, vocab), value=True)[:, :vocab]
+    # one additional column takes the entries of -1
+    present = torch.zeros(rows, vocab + 1, dtype=torch.bool, device=logits.device)
+    return present.scatter_(1, tokens.where(tokens >= 0, vocab), value=True)[:, :vocab]

@@ -1,4 +1,4 @@
-"""How a model is asked for the next token of every row: with a cache, or by computing everything again."""
+"""Logits of the next token of every row, with the decoding state or by recomputing all earlier tokens."""
 
 from abc import ABC, abstractmethod
 from typing import final
@@ -13,125 +13,125 @@ from manyformer.generate.protocol import ContinuesText, TranslatesText
 
 
 class LogitsFeed(ABC):
-    """Gives logits, in single precision, for what comes after the first `end` columns of `tokens`.
+    """Computes float32 logits of the token that follows the first `end` columns of `tokens`.
 
-    -1 is padding on the left. From call to call the columns only become more; the first call reads the prompt.
+    -1 is padding on the left. `end` increases from call to call; the first call feeds the prompt.
     """
 
     @abstractmethod
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]: ...
 
     @abstractmethod
-    def take(self, rows: Int[Tensor, " n"]) -> None:
-        """Go on with these rows, in this order; a row may come several times or not at all."""
+    def select_rows(self, rows: Int[Tensor, " n"]) -> None:
+        """Select these rows, in this order; a row may be repeated or dropped."""
 
     def reorder(self, rows: Int[Tensor, " r"]) -> None:
-        """`take` for rows that are only exchanged among those of one source."""
-        self.take(rows)
+        """`select_rows` for an index that exchanges rows only among those of one source."""
+        self.select_rows(rows)
 
     @property
     def cache_bytes(self) -> int:
-        """How many bytes are kept between calls."""
+        """The bytes of the tensors that are stored between calls."""
         return 0
 
 
 @final
 class CachedTextFeed(LogitsFeed):
-    """A language model that goes on from its state; `capacity` reserves room for that many tokens."""
+    """A language model that decodes with its state; `capacity` preallocates the state for that many tokens."""
 
     def __init__(self, model: ContinuesText, batch: int, capacity: int | None) -> None:
-        self.model, self.next, self.seen = model, bind(model), 0
+        self.model, self.decode_next, self.length = model, bind(model), 0
         self.state = model.init_state(batch, capacity=capacity)
 
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
-        new = tokens[:, self.seen : end]
-        if self.seen:
-            logits, self.state = self.next(new, self.state, None)
+        new_tokens = tokens[:, self.length : end]
+        if self.length:
+            logits, self.state = self.decode_next(new_tokens, self.state, None)
         else:
-            out = self.model(new.clamp(min=0), _segments(new), self.state)
+            out = self.model(new_tokens.clamp(min=0), _segment_ids(new_tokens), self.state)
             logits, self.state = out.logits, out.state
-        self.seen = end
+        self.length = end
         return logits[:, -1].float()
 
-    def take(self, rows: Int[Tensor, " n"]) -> None:
-        self.state = _rows_of(self.state, rows)
+    def select_rows(self, rows: Int[Tensor, " n"]) -> None:
+        self.state = _select_rows(self.state, rows)
 
     @property
     def cache_bytes(self) -> int:
-        return size_of(self.state)
+        return state_bytes(self.state)
 
 
 @final
 class UncachedTextFeed(LogitsFeed):
-    """A language model that reads everything again for each token."""
+    """A language model that recomputes all previous tokens at each step."""
 
     def __init__(self, model: ContinuesText) -> None:
         self.model = model
 
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
-        # once the longest prompts have gone, the first columns are padding in all rows and only make them longer
+        # once the rows of the longest prompts are dropped, the first columns are padding in all rows
         tokens = tokens[:, int((tokens >= 0).any(0).byte().argmax()) : end]
-        return self.model(tokens.clamp(min=0), _segments(tokens)).logits[:, -1].float()
+        return self.model(tokens.clamp(min=0), _segment_ids(tokens)).logits[:, -1].float()
 
-    def take(self, rows: Int[Tensor, " n"]) -> None:
+    def select_rows(self, rows: Int[Tensor, " n"]) -> None:
         return
 
 
 @final
 class CachedPairFeed(LogitsFeed):
-    """An encoder-decoder whose source is encoded once and whose decoder goes on from its state."""
+    """An encoder-decoder that encodes the source once and decodes with its state."""
 
     def __init__(self, model: TranslatesText, source: Int[Tensor, "b s"], capacity: int | None) -> None:
-        self.next, self.seen = bind(model), 0
-        self.memory = model.encode(source.clamp(min=0), _segments(source))
+        self.decode_next, self.length = bind(model), 0
+        self.memory = model.encode(source.clamp(min=0), _segment_ids(source))
         self.state = model.init_state(source.shape[0], capacity=capacity)
 
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
-        logits, self.state = self.next(tokens[:, self.seen : end], self.state, self.memory)
-        self.seen = end
+        logits, self.state = self.decode_next(tokens[:, self.length : end], self.state, self.memory)
+        self.length = end
         return logits[:, -1].float()
 
-    def take(self, rows: Int[Tensor, " n"]) -> None:
-        self.memory = _rows_of(self.memory, rows)
-        self.state = _rows_of(self.state, rows)
+    def select_rows(self, rows: Int[Tensor, " n"]) -> None:
+        self.memory = _select_rows(self.memory, rows)
+        self.state = _select_rows(self.state, rows)
 
     def reorder(self, rows: Int[Tensor, " r"]) -> None:
-        self.state = _rows_of(self.state, rows)
+        self.state = _select_rows(self.state, rows)
 
     @property
     def cache_bytes(self) -> int:
-        return size_of((self.memory, self.state))
+        return state_bytes((self.memory, self.state))
 
 
 @final
 class UncachedPairFeed(LogitsFeed):
-    """An encoder-decoder that encodes the source and reads the target again for each token."""
+    """An encoder-decoder that recomputes the source and all previous target tokens at each step."""
 
     def __init__(self, model: TranslatesText, source: Int[Tensor, "b s"]) -> None:
         self.model, self.source = model, source
 
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
-        return self.model(self.source.clamp(min=0), tokens[:, :end], _segments(self.source)).logits[:, -1].float()
+        return self.model(self.source.clamp(min=0), tokens[:, :end], _segment_ids(self.source)).logits[:, -1].float()
 
-    def take(self, rows: Int[Tensor, " n"]) -> None:
+    def select_rows(self, rows: Int[Tensor, " n"]) -> None:
         self.source = self.source.index_select(0, rows)
 
     def reorder(self, rows: Int[Tensor, " r"]) -> None:
         return
 
 
-def _segments(tokens: Int[Tensor, "r t"]) -> Int[Tensor, "r t"] | None:
-    """0 for tokens and `PADDING_SEGMENT` for -1; None where there is no padding."""
+def _segment_ids(tokens: Int[Tensor, "r t"]) -> Int[Tensor, "r t"] | None:
+    """Segment ids: 0 for tokens, `PADDING_SEGMENT` for -1; None if there is no padding."""
     padding = tokens < 0
     return torch.where(padding, PADDING_SEGMENT, 0) if padding.any() else None
 
 
-def _rows_of(state: State, rows: Int[Tensor, " n"]) -> State:
+def _select_rows(state: State, rows: Int[Tensor, " n"]) -> State:
     return tree_map(lambda tensor: tensor.index_select(0, rows), state)
 
 
-def size_of(state: State) -> int:
-    """The bytes that a state's tensors occupy; memory that several of them share counts once."""
+def state_bytes(state: State) -> int:
+    """The bytes of the storages of a state's tensors; a storage that several tensors share counts once."""
     storages: dict[int, int] = {}
 
     def visit(tensor: Tensor) -> Tensor:

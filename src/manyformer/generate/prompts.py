@@ -1,4 +1,4 @@
-"""From what people give to one batch of tokens: strings, lists of ids or tensors, of different lengths."""
+"""Prompts given as strings, lists of token ids or tensors, converted to padded batches of token ids."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,124 +14,137 @@ from manyformer.generate.protocol import GenerativeModelProtocol, TokenizerProto
 Prompt = str | Sequence[int] | Tensor
 PromptBatch = Prompt | Sequence[Prompt]
 
-USUAL = 256
-"""New tokens of a language model that nobody limited."""
+DEFAULT_MAX_NEW = 256
+"""The most new tokens of a language model where neither the caller nor the model sets a limit."""
 
 PAD, BOS, EOS = 0, 1, 2
-"""Padding, the start and the end of a sequence, in every tokenizer of this library."""
+"""The ids of the padding, start and end tokens in every tokenizer of this library."""
 
 
 class SpecialTokens(NamedTuple):
-    """What begins and what ends a sequence, and what must never be written."""
+    """The token that starts a sequence, those that end it, and those that are never generated."""
 
-    begin: int | None
-    ends: tuple[int, ...]
-    ban: tuple[int, ...]
+    bos: int | None
+    stop_ids: tuple[int, ...]
+    banned_ids: tuple[int, ...]
 
 
-def specials(model: GenerativeModelProtocol, words: TokenizerProtocol | None, decoding: Decoding) -> SpecialTokens:
-    """From the tokenizer where there is one; an encoder-decoder without one has this library's usual numbers."""
-    usual = SpecialTokens(None, (), ())
-    if words is not None:
-        # a model may have more outputs than there are words, to be of a rounder size
-        usual = SpecialTokens(words.bos, (words.eos,), (words.pad, words.bos, *range(words.vocab, model.vocab)))
+def special_tokens(
+    model: GenerativeModelProtocol, tokenizer: TokenizerProtocol | None, decoding: Decoding
+) -> SpecialTokens:
+    """The special tokens of the tokenizer; an encoder-decoder without a tokenizer uses `PAD`, `BOS` and `EOS`."""
+    defaults = SpecialTokens(None, (), ())
+    if tokenizer is not None:
+        # a model may have more outputs than the tokenizer has tokens, so that its vocabulary size is rounder
+        defaults = SpecialTokens(
+            tokenizer.bos, (tokenizer.eos,), (tokenizer.pad, tokenizer.bos, *range(tokenizer.vocab, model.vocab))
+        )
     elif isinstance(model, TranslatesText):
-        usual = SpecialTokens(BOS, (EOS,), (PAD, BOS))
-    ends = usual.ends if decoding.stop_ids is None else decoding.stop_ids
-    return SpecialTokens(usual.begin, ends, usual.ban if decoding.ban is None else decoding.ban)
+        defaults = SpecialTokens(BOS, (EOS,), (PAD, BOS))
+    stop_ids = defaults.stop_ids if decoding.stop_ids is None else decoding.stop_ids
+    return SpecialTokens(defaults.bos, stop_ids, defaults.banned_ids if decoding.ban is None else decoding.ban)
 
 
 def read_prompts(
-    prompts: PromptBatch, words: TokenizerProtocol | None, *, source: bool, begin: bool = False
+    prompts: PromptBatch, tokenizer: TokenizerProtocol | None, *, source: bool, begin: bool = False
 ) -> list[list[int]]:
-    """One list of ids a prompt; a string goes through the tokenizer, a `source` gets the end token after it.
+    """The token ids of each prompt; strings are encoded, and a `source` string gets the end token.
 
-    `begin` puts the start token before a string, which an empty one gets in any case.
+    `begin` puts the start token in front of a string; an empty string gets it in any case.
 
-    Raises UserError for a string without a tokenizer, an empty prompt, and what is no prompt at all.
+    Raises UserError for a string without a tokenizer, an empty prompt, and any other type.
     """
-    several: Sequence[object] | Tensor = [prompts] if _is_one(prompts) else prompts
-    if len(several) == 0:
+    prompt_list: Sequence[object] | Tensor = [prompts] if _is_single_prompt(prompts) else prompts
+    if len(prompt_list) == 0:
         raise UserError("there is no prompt: give at least one")
-    rows = [_read(number, prompt, words, source=source, begin=begin) for number, prompt in enumerate(several)]
-    for number, row in enumerate(rows):
+    rows = [
+        _encode_prompt(index, prompt, tokenizer, source=source, begin=begin) for index, prompt in enumerate(prompt_list)
+    ]
+    for index, row in enumerate(rows):
         if not row:
-            raise UserError(f"prompt {number} is empty: it must have at least one token")
+            raise UserError(f"prompt {index} is empty: it must have at least one token")
     return rows
 
 
-def _is_one(prompts: PromptBatch) -> bool:
+def _is_single_prompt(prompts: PromptBatch) -> bool:
     if isinstance(prompts, Tensor):
         return prompts.ndim == 1
     return isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(token, int) for token in prompts))
 
 
-def _read(number: int, prompt: object, words: TokenizerProtocol | None, *, source: bool, begin: bool) -> list[int]:
+def _encode_prompt(
+    index: int, prompt: object, tokenizer: TokenizerProtocol | None, *, source: bool, begin: bool
+) -> list[int]:
     if isinstance(prompt, str):
-        if words is None:
-            raise UserError(f"prompt {number} is a string, which needs a tokenizer: give tokenizer=, or token ids")
-        ids = list(words.encode(prompt))
+        if tokenizer is None:
+            raise UserError(f"prompt {index} is a string, which needs a tokenizer: give tokenizer=, or token ids")
+        ids = list(tokenizer.encode(prompt))
         if source:
-            return [*ids, words.eos]
-        return ids if ids and not begin else [words.bos, *ids]
+            return [*ids, tokenizer.eos]
+        return ids if ids and not begin else [tokenizer.bos, *ids]
     if isinstance(prompt, Tensor) and prompt.ndim == 1 and not prompt.is_floating_point():
         return [int(token) for token in prompt.tolist()]
     if isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
         return list(prompt)
-    what = f"a tensor of shape {tuple(prompt.shape)}" if isinstance(prompt, Tensor) else f"a {type(prompt).__name__}"
-    raise UserError(f"prompt {number} is {what}: give a string, a list of token ids or a tensor of one row of them")
+    description = (
+        f"a tensor of shape {tuple(prompt.shape)}" if isinstance(prompt, Tensor) else f"a {type(prompt).__name__}"
+    )
+    raise UserError(
+        f"prompt {index} is {description}: give a string, a list of token ids or a tensor of one row of them"
+    )
 
 
 def check_tokens(rows: list[list[int]], vocab: int) -> None:
     """Raise UserError where a token is not one of the model's."""
-    for number, row in enumerate(rows):
-        if wrong := [token for token in row if not 0 <= token < vocab]:
-            raise UserError(f"prompt {number} has token {wrong[0]}, but the model's tokens are 0 to {vocab - 1}")
+    for index, row in enumerate(rows):
+        if invalid_ids := [token for token in row if not 0 <= token < vocab]:
+            raise UserError(f"prompt {index} has token {invalid_ids[0]}, but the model's tokens are 0 to {vocab - 1}")
 
 
 def new_token_limits(model: GenerativeModelProtocol, rows: list[list[int]], decoding: Decoding) -> list[int]:
-    """How many new tokens each row may get, the end token included. Raises UserError where there is no room."""
+    """The most new tokens of each row, with the end token. Raises UserError beyond the model's `max_length`."""
     if isinstance(model, TranslatesText):
-        return [_target_limit(number, len(row), model.max_length, decoding) for number, row in enumerate(rows)]
+        return [_target_limit(index, len(row), model.max_length, decoding) for index, row in enumerate(rows)]
     if isinstance(decoding.max_new, SourceLengthLimit):
         raise UserError("a limit that depends on the source is for translation: give max_new as a number")
-    return [_text_limit(number, len(row), model.max_length, decoding.max_new) for number, row in enumerate(rows)]
+    return [_text_limit(index, len(row), model.max_length, decoding.max_new) for index, row in enumerate(rows)]
 
 
-def _text_limit(number: int, length: int, max_length: int | None, wanted: int | None) -> int:
+def _text_limit(index: int, length: int, max_length: int | None, max_new: int | None) -> int:
     if max_length is None:
-        return USUAL if wanted is None else wanted
-    room = max_length - length
-    if room < 1:
+        return DEFAULT_MAX_NEW if max_new is None else max_new
+    capacity = max_length - length
+    if capacity < 1:
         raise UserError(
-            f"prompt {number} has {length} tokens, and the model allows {max_length} in all: shorten it to {max_length - 1}"
+            f"prompt {index} has {length} tokens, and the model allows {max_length} in all: "
+            f"shorten it to {max_length - 1}"
         )
-    if wanted is not None and wanted > room:
+    if max_new is not None and max_new > capacity:
         raise UserError(
-            f"prompt {number} has {length} tokens and max_new is {wanted}, but the model allows {max_length} in all: "
-            f"ask for at most {room}"
+            f"prompt {index} has {length} tokens and max_new is {max_new}, but the model allows {max_length} in all: "
+            f"ask for at most {capacity}"
         )
-    return min(USUAL, room) if wanted is None else wanted
+    return min(DEFAULT_MAX_NEW, capacity) if max_new is None else max_new
 
 
-def _target_limit(number: int, length: int, max_length: int | None, decoding: Decoding) -> int:
+def _target_limit(index: int, length: int, max_length: int | None, decoding: Decoding) -> int:
     if max_length is not None and length > max_length:
-        raise UserError(f"source {number} has {length} tokens, but the model allows at most {max_length}")
-    wanted = SourceLengthLimit() if decoding.max_new is None else decoding.max_new
-    if isinstance(wanted, SourceLengthLimit):
-        return min(length + wanted.extra, length + wanted.extra if max_length is None else max_length)
-    if max_length is not None and wanted > max_length:
-        raise UserError(f"max_new is {wanted}, but the model writes at most {max_length} tokens")
-    return wanted
+        raise UserError(f"source {index} has {length} tokens, but the model allows at most {max_length}")
+    max_new = SourceLengthLimit() if decoding.max_new is None else decoding.max_new
+    if isinstance(max_new, SourceLengthLimit):
+        return min(length + max_new.extra, length + max_new.extra if max_length is None else max_length)
+    if max_length is not None and max_new > max_length:
+        raise UserError(f"max_new is {max_new}, but the model generates at most {max_length} tokens")
+    return max_new
 
 
-def left_padded(rows: list[list[int]], device: torch.device) -> Int[Tensor, "b p"]:
-    """The rows one below the other, their ends aligned, -1 before them."""
+def pad_left(rows: list[list[int]], device: torch.device) -> Int[Tensor, "b p"]:
+    """Stack rows of different lengths into one tensor, padded on the left with -1."""
     width = max(map(len, rows))
     return torch.tensor([[-1] * (width - len(row)) + row for row in rows], device=device)
 
 
-def right_padded(rows: list[list[int]], device: torch.device) -> Int[Tensor, "b s"]:
-    """The rows one below the other, their beginnings aligned, -1 after them."""
+def pad_right(rows: list[list[int]], device: torch.device) -> Int[Tensor, "b s"]:
+    """Stack rows of different lengths into one tensor, padded on the right with -1."""
     width = max(map(len, rows))
     return torch.tensor([row + [-1] * (width - len(row)) for row in rows], device=device)

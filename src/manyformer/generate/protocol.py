@@ -1,4 +1,4 @@
-"""What generation needs of models and tokenizers, and nothing more: any object with these methods will do."""
+"""The protocols that generation requires of models and tokenizers: any object with these methods can be used."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,7 +10,7 @@ from manyformer.core import MemorySequence, State
 
 @runtime_checkable
 class LogitsAndState(Protocol):
-    """What a model returns: `logits` (b, l, v), and the state to go on from."""
+    """The output of a model: `logits` (b, l, v) and the decoding state after these tokens."""
 
     @property
     def logits(self) -> Tensor: ...
@@ -20,7 +20,7 @@ class LogitsAndState(Protocol):
 
 @runtime_checkable
 class DecoderProtocol(Protocol):
-    """What both kinds of models share."""
+    """The members that language models and encoder-decoders have in common."""
 
     @property
     def vocab(self) -> int: ...
@@ -31,14 +31,14 @@ class DecoderProtocol(Protocol):
 
 @runtime_checkable
 class ContinuesText(DecoderProtocol, Protocol):
-    """A language model: it goes on from a prompt."""
+    """A language model, which continues a prompt."""
 
     def __call__(self, tokens: Tensor, segments: Tensor | None = None, state: State = None) -> LogitsAndState: ...
 
 
 @runtime_checkable
 class TranslatesText(Protocol):
-    """An encoder-decoder: it answers a source."""
+    """An encoder-decoder, which decodes a target from a source."""
 
     @property
     def vocab(self) -> int: ...
@@ -64,7 +64,7 @@ GenerativeModelProtocol = ContinuesText | TranslatesText
 
 @runtime_checkable
 class TextStreamProtocol(Protocol):
-    """Text from tokens that arrive one by one; a letter whose bytes are not all there yet waits."""
+    """Incremental detokenization: text from single tokens; an incomplete multi-byte character is held back."""
 
     def push(self, token: int) -> str: ...
     def finish(self) -> str: ...
@@ -72,7 +72,7 @@ class TextStreamProtocol(Protocol):
 
 @runtime_checkable
 class TokenizerProtocol(Protocol):
-    """A tokenizer: text to tokens and back, how many tokens there are, and the numbers of the special ones."""
+    """A tokenizer: encoding, decoding, the vocabulary size and the ids of the special tokens."""
 
     @property
     def vocab(self) -> int: ...
@@ -87,7 +87,7 @@ class TokenizerProtocol(Protocol):
     def stream(self) -> TextStreamProtocol: ...
 
 
-def device_of(model: GenerativeModelProtocol) -> torch.device:
-    """Where the model's parameters are; the CPU for a model without any."""
-    first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    return torch.device("cpu") if first is None else first.device
+def model_device(model: GenerativeModelProtocol) -> torch.device:
+    """The device of the model's first parameter; the CPU for a model without parameters."""
+    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    return torch.device("cpu") if parameter is None else parameter.device

@@ -1,4 +1,4 @@
-"""What generation returns."""
+"""The results of generation: hypotheses, streamed pieces and statistics."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -10,7 +10,7 @@ FinishReason = Literal["end", "stop", "limit"]
 
 
 class StreamPiece(NamedTuple):
-    """What one step adds to one row while it is written; `text` holds back what may turn out to be a stop string."""
+    """What one decoding step adds to one row; `text` excludes characters that may be the beginning of a stop string."""
 
     row: int
     token: int | None
@@ -20,9 +20,9 @@ class StreamPiece(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """One answer: new tokens without the prompt and without the end token; `text` ends before a stop string.
+    """One generated sequence: its tokens without the prompt and the end token; `text` ends before a stop string.
 
-    `score` is the log-probability over the length penalty, from beam search only.
+    `score` is the log-probability divided by the length penalty, from beam search only.
     """
 
     tokens: list[int]
@@ -33,7 +33,7 @@ class Hypothesis(NamedTuple):
 
 @dataclass(frozen=True)
 class GenerationStats:
-    """What it took; the end tokens count as new, and `seconds` include reading the prompts."""
+    """Token counts, time and memory of a generation; end tokens count as new, `seconds` include the prefill."""
 
     prompts: int
     prompt_tokens: int
@@ -51,21 +51,21 @@ class GenerationStats:
         size = f", {self.cache_bytes / 1e6:.1f} MB" if self.cache_bytes else ""
         return f"{rate} after {self.prompt_tokens} of prompt; {self.cache}{size}"
 
-    def __add__(self, other: "GenerationStats") -> "GenerationStats":
-        """Both runs, one after the other."""
+    def __add__(self, added: "GenerationStats") -> "GenerationStats":
+        """The totals of both runs; `cache_bytes` is the larger of the two."""
         return GenerationStats(
-            self.prompts + other.prompts,
-            self.prompt_tokens + other.prompt_tokens,
-            self.new_tokens + other.new_tokens,
-            self.seconds + other.seconds,
-            max(self.cache_bytes, other.cache_bytes),
+            self.prompts + added.prompts,
+            self.prompt_tokens + added.prompt_tokens,
+            self.new_tokens + added.new_tokens,
+            self.seconds + added.seconds,
+            max(self.cache_bytes, added.cache_bytes),
             self.cache,
         )
 
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """For each prompt its answers, best first (beam search) or in the order of their seeds; and what it took."""
+    """The hypotheses of each prompt, best first (beam search) or in the order of their seeds, and the statistics."""
 
     rows: tuple[tuple[Hypothesis, ...], ...]
     stats: GenerationStats
@@ -73,17 +73,17 @@ class GenerationResult:
 
     @property
     def tokens(self) -> list[list[int]]:
-        """The first answer to each prompt as tokens."""
+        """The token ids of the first hypothesis of each prompt."""
         return [answers[0].tokens for answers in self.rows]
 
     @property
     def texts(self) -> list[str]:
-        """The first answer to each prompt as text. Raises UserError where there was no tokenizer."""
+        """The text of the first hypothesis of each prompt. Raises UserError where there was no tokenizer."""
         if any(answers[0].text is None for answers in self.rows):
             raise UserError("there is no text without a tokenizer: give tokenizer=, or read .tokens")
         return [answers[0].text or "" for answers in self.rows]
 
     @property
     def text(self) -> str:
-        """The first answer to the first prompt."""
+        """The text of the first hypothesis of the first prompt."""
         return self.texts[0]

@@ -1,4 +1,4 @@
-"""Token by token: greedy decoding and sampling, with as little as possible around each call of the model."""
+"""Greedy decoding and sampling, token by token, with little overhead around each call of the model."""
 
 import math
 from typing import NamedTuple, final
@@ -15,164 +15,172 @@ from manyformer.generate.result import FinishReason, Hypothesis, StreamPiece
 from manyformer.generate.text_stream import StopStringStream
 from manyformer.generate.token_choice import StepChoice
 
-GLANCE = 16
-"""On an accelerator, reading tokens back waits for it: so it is done only every so many steps."""
+READBACK_INTERVAL = 16
+"""Steps between two readbacks of tokens on an accelerator, because each readback synchronizes with it."""
 
-CROWDED = 0.75
-"""Rows that have ended are dropped from the batch once no more than this share of it still grows."""
+COMPACTION_SHARE = 0.75
+"""Finished rows are removed from the batch once at most this fraction of its rows is active."""
 
 
 class DecodeBatch(NamedTuple):
-    """One batch, ready to be decoded: the model, the beginning of each row, and how many tokens each may get."""
+    """One batch to decode: the feed of logits, the prompt tokens (b, p), and the most new tokens of each row."""
 
     feed: LogitsFeed
     tokens: Int[Tensor, "b p"]
     limits: list[int]
-    ends: tuple[int, ...]
-    shape: tuple[LogitsProcessor, ...]
+    stop_ids: tuple[int, ...]
+    processors: tuple[LogitsProcessor, ...]
 
 
 class TextReading(NamedTuple):
-    """Who reads the text while it is written: stop strings need it, and so does streaming."""
+    """How the text of the rows is used during decoding: for stop strings and for streaming."""
 
-    words: TokenizerProtocol | None = None
-    stops: tuple[str, ...] = ()
+    tokenizer: TokenizerProtocol | None = None
+    stop_strings: tuple[str, ...] = ()
     streaming: bool = False
 
 
 @final
 class DecodedRow:
-    """One row as Python sees it: its tokens so far, and whether and why it has ended."""
+    """The Python-side record of one row: its tokens and, once it has ended, the reason (`finish`)."""
 
-    def __init__(self, row: int, copy: int, limit: int, reading: TextReading) -> None:
-        self.row, self.copy, self.limit = row, copy, limit
+    def __init__(self, prompt_index: int, sample: int, limit: int, reading: TextReading) -> None:
+        self.prompt_index, self.sample, self.limit = prompt_index, sample, limit
         self.tokens: list[int] = []
         self.finish: FinishReason | None = None
-        watched = reading.words is not None and (reading.streaming or reading.stops)
-        self.text = StopStringStream(reading.words, reading.stops) if reading.words is not None and watched else None
+        self.text_stream: StopStringStream | None = None
+        if reading.tokenizer is not None and (reading.streaming or reading.stop_strings):
+            self.text_stream = StopStringStream(reading.tokenizer, reading.stop_strings)
 
-    def add(self, token: int, ends: frozenset[int]) -> StreamPiece:
-        """Take in one more token."""
-        text, end = "", token in ends
-        if end:
+    def push(self, token: int, stop_ids: frozenset[int]) -> StreamPiece:
+        """Append one token and return the piece that it adds."""
+        text, is_end = "", token in stop_ids
+        if is_end:
             self.finish = "end"
         else:
             self.tokens.append(token)
-            text = "" if self.text is None else self.text.add(token)
-            if self.text is not None and self.text.stopped:
+            text = "" if self.text_stream is None else self.text_stream.push(token)
+            if self.text_stream is not None and self.text_stream.stopped:
                 self.finish = "stop"
             elif len(self.tokens) == self.limit:
                 self.finish = "limit"
-        if self.finish and self.text is not None:
-            text += self.text.close()
-        return StreamPiece(self.row, None if end else token, text, self.copy, self.finish)
+        if self.finish and self.text_stream is not None:
+            text += self.text_stream.finish()
+        return StreamPiece(self.prompt_index, None if is_end else token, text, self.sample, self.finish)
 
-    def result(self, words: TokenizerProtocol | None) -> Hypothesis:
-        """What has become of the row."""
-        text = self.text.text if self.text is not None else None if words is None else words.decode(self.tokens)
+    def hypothesis(self, tokenizer: TokenizerProtocol | None) -> Hypothesis:
+        """The row as a `Hypothesis`."""
+        if self.text_stream is not None:
+            text: str | None = self.text_stream.text
+        else:
+            text = None if tokenizer is None else tokenizer.decode(self.tokens)
         return Hypothesis(self.tokens, text, None, self.finish or "limit")
 
 
 @final
 class StepwiseDecoder:
-    """Decodes one batch with a `StepChoice`: call `advance` until `over`, under `torch.inference_mode()`."""
+    """Decodes one batch with a `StepChoice`: call `advance` until `is_done`, under `torch.inference_mode()`."""
 
-    def __init__(self, job: DecodeBatch, pick: StepChoice, reading: TextReading) -> None:
-        self.job, self.reading, self.ends = job, reading, frozenset(job.ends)
-        prompts, self.begin = job.tokens.shape
-        self.seeds = pick.seeds(prompts)
-        self.copies = len(self.seeds) // prompts
-        room = max(job.limits)
-        device = job.tokens.device
-        self.chooser = pick.chooser(self.seeds, room, device)
-        self.lines = [
-            DecodedRow(r, c, limit, reading) for r, limit in enumerate(job.limits) for c in range(self.copies)
+    def __init__(self, batch: DecodeBatch, choice: StepChoice, reading: TextReading) -> None:
+        self.batch, self.reading, self.stop_ids = batch, reading, frozenset(batch.stop_ids)
+        prompts, self.prompt_length = batch.tokens.shape
+        self.seeds = choice.seeds(prompts)
+        self.samples = len(self.seeds) // prompts
+        max_new = max(batch.limits)
+        device = batch.tokens.device
+        self.chooser = choice.make_chooser(self.seeds, max_new, device)
+        self.rows = [
+            DecodedRow(prompt_index, sample, limit, reading)
+            for prompt_index, limit in enumerate(batch.limits)
+            for sample in range(self.samples)
         ]
-        self.live = list(self.lines)
-        self.tokens = job.tokens.new_zeros(len(self.lines), self.begin + room)
-        self.tokens[:, : self.begin] = job.tokens.repeat_interleave(self.copies, 0)
-        # chosen but not yet read back: the tokens, and the numbers that tell whether there was a choice
+        self.active_rows = list(self.rows)
+        self.tokens = batch.tokens.new_zeros(len(self.rows), self.prompt_length + max_new)
+        self.tokens[:, : self.prompt_length] = batch.tokens.repeat_interleave(self.samples, 0)
+        # chosen but not yet read back: the tokens, and the scores that are finite if there was a token to choose
         self.unread: list[tuple[Tensor, Tensor]] = []
-        self.shape: list[LogitsFn] = []
-        self.at = self.read = self.begin
-        self.glance = 1 if device.type == "cpu" or reading.streaming or reading.stops else GLANCE
-        self.nearest = min(job.limits)
-        self.due = self._next_look()
-        self.new_tokens = self.kept = 0
+        self.logits_fns: list[LogitsFn] = []
+        self.column = self.read_column = self.prompt_length
+        needs_every_token = device.type == "cpu" or reading.streaming or reading.stop_strings
+        self.readback_interval = 1 if needs_every_token else READBACK_INTERVAL
+        self.lowest_limit = min(batch.limits)
+        self.readback_column = self._next_readback_column()
+        self.new_tokens = self.cache_bytes = 0
 
     @property
-    def over(self) -> bool:
+    def is_done(self) -> bool:
         """Whether every row has ended."""
-        return not self.live
+        return not self.active_rows
 
     def advance(self) -> list[StreamPiece]:
-        """One more token for every row that has not ended."""
-        at = self.at
-        logits = self._first() if at == self.begin else self.job.feed(self.tokens, at)
-        if self.shape:
-            history = self.tokens[:, :at]
-            for shape in self.shape:
-                logits = shape(logits, history)
-        chosen = self.chooser(logits, at - self.begin)
-        self.tokens[:, at] = chosen[0]
+        """Decode one more token for every active row and return the pieces that were read back."""
+        column = self.column
+        logits = self._read_prompts() if column == self.prompt_length else self.batch.feed(self.tokens, column)
+        if self.logits_fns:
+            history = self.tokens[:, :column]
+            for process in self.logits_fns:
+                logits = process(logits, history)
+        chosen = self.chooser(logits, column - self.prompt_length)
+        self.tokens[:, column] = chosen[0]
         self.unread.append(chosen)
-        self.at = at + 1
-        return self._look() if self.at >= self.due else []
+        self.column = column + 1
+        return self._read_back() if self.column >= self.readback_column else []
 
     def results(self) -> list[tuple[Hypothesis, ...]]:
-        """For each prompt its answers."""
-        found = [line.result(self.reading.words) for line in self.lines]
-        return [tuple(found[i : i + self.copies]) for i in range(0, len(found), self.copies)]
+        """The hypotheses of each prompt."""
+        hypotheses = [row.hypothesis(self.reading.tokenizer) for row in self.rows]
+        return [tuple(hypotheses[i : i + self.samples]) for i in range(0, len(hypotheses), self.samples)]
 
-    def _first(self) -> Float[Tensor, "r v"]:
-        """Read the prompts, each once however many answers it gets."""
-        logits = self.job.feed(self.job.tokens, self.begin)
-        self.shape = [shaping.ready(logits.shape[-1], logits.device) for shaping in self.job.shape]
-        if self.copies > 1:
-            rows = torch.arange(logits.shape[0], device=logits.device).repeat_interleave(self.copies)
-            self.job.feed.take(rows)
+    def _read_prompts(self) -> Float[Tensor, "r v"]:
+        """Feed the prompts, each once, and then repeat the rows for the samples of each prompt."""
+        logits = self.batch.feed(self.batch.tokens, self.prompt_length)
+        self.logits_fns = [processor.prepare(logits.shape[-1], logits.device) for processor in self.batch.processors]
+        if self.samples > 1:
+            rows = torch.arange(logits.shape[0], device=logits.device).repeat_interleave(self.samples)
+            self.batch.feed.select_rows(rows)
             logits = logits.index_select(0, rows)
-        self.kept = self.job.feed.cache_bytes
+        self.cache_bytes = self.batch.feed.cache_bytes
         return logits
 
-    def _look(self) -> list[StreamPiece]:
-        """Read back what was chosen since the last time."""
-        tokens, sure = zip(*self.unread)
-        # one step is read as it is: stacking would cost more than all the rest of this function
-        steps = [tokens[0].tolist()] if len(tokens) == 1 else torch.stack(tokens).tolist()
-        certain = [sure[0].tolist()] if len(sure) == 1 else torch.stack(sure).tolist()
-        self.unread, self.read = [], self.at
+    def _read_back(self) -> list[StreamPiece]:
+        """Move the tokens chosen since the last readback to the CPU and return their pieces."""
+        tokens, scores = zip(*self.unread)
+        # a single step is not stacked: that would cost more than the remainder of this function
+        token_steps = [tokens[0].tolist()] if len(tokens) == 1 else torch.stack(tokens).tolist()
+        score_steps = [scores[0].tolist()] if len(scores) == 1 else torch.stack(scores).tolist()
+        self.unread, self.read_column = [], self.column
         pieces: list[StreamPiece] = []
-        for new, numbers in zip(steps, certain):
-            for line, token, number in zip(self.live, new, numbers):
-                if line.finish:
+        for step_tokens, step_scores in zip(token_steps, score_steps):
+            for row, token, score in zip(self.active_rows, step_tokens, step_scores):
+                if row.finish:
                     continue
-                if not math.isfinite(number):
-                    raise UserError(self._no_choice(line))
+                if not math.isfinite(score):
+                    raise UserError(self._no_choice_message(row))
                 self.new_tokens += 1
-                pieces.append(line.add(token, self.ends))
-        growing = [number for number, line in enumerate(self.live) if not line.finish]
-        # a row at its limit may be at the model's too: it must not be fed again
-        full = any(line.finish == "limit" for line in self.live)
-        if full or len(growing) <= CROWDED * len(self.live):
-            self._keep(growing)
-        self.due = self._next_look()
+                pieces.append(row.push(token, self.stop_ids))
+        active = [index for index, row in enumerate(self.active_rows) if not row.finish]
+        # a row at its limit may have reached the model's max_length: it must not be fed again
+        reached_limit = any(row.finish == "limit" for row in self.active_rows)
+        if reached_limit or len(active) <= COMPACTION_SHARE * len(self.active_rows):
+            self._compact(active)
+        self.readback_column = self._next_readback_column()
         return pieces
 
-    def _next_look(self) -> int:
-        """The column before which tokens must be read back: no row may grow beyond its limit unseen."""
-        return min(self.read + self.glance, self.begin + self.nearest)
+    def _next_readback_column(self) -> int:
+        """The column at which tokens must be read back, so that no row exceeds its limit."""
+        return min(self.read_column + self.readback_interval, self.prompt_length + self.lowest_limit)
 
-    def _keep(self, growing: list[int]) -> None:
-        self.kept = max(self.kept, self.job.feed.cache_bytes)
-        self.live = [self.live[number] for number in growing]
-        if growing:
-            self.nearest = min(line.limit for line in self.live)
-            rows = torch.tensor(growing, device=self.tokens.device)
-            self.job.feed.take(rows)
-            self.chooser.take(rows)
+    def _compact(self, active: list[int]) -> None:
+        """Reduce the batch and the model's state to these active rows."""
+        self.cache_bytes = max(self.cache_bytes, self.batch.feed.cache_bytes)
+        self.active_rows = [self.active_rows[index] for index in active]
+        if active:
+            self.lowest_limit = min(row.limit for row in self.active_rows)
+            rows = torch.tensor(active, device=self.tokens.device)
+            self.batch.feed.select_rows(rows)
+            self.chooser.select_rows(rows)
             self.tokens = self.tokens.index_select(0, rows)
 
-    def _no_choice(self, line: DecodedRow) -> str:
-        where = f"prompt {line.row} after {len(line.tokens)} new tokens"
-        return f"there is nothing to choose from for {where}: the logits are not finite, or every token is forbidden"
+    def _no_choice_message(self, row: DecodedRow) -> str:
+        position = f"prompt {row.prompt_index} after {len(row.tokens)} new tokens"
+        return f"there is nothing to choose from for {position}: the logits are not finite, or every token is forbidden"

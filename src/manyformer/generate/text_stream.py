@@ -1,4 +1,4 @@
-"""From tokens to text while they arrive, and stop strings that span tokens."""
+"""Incremental conversion of tokens to text, with stop strings that may span tokens."""
 
 from typing import final
 
@@ -7,38 +7,40 @@ from manyformer.generate.protocol import TokenizerProtocol
 
 @final
 class StopStringStream:
-    """Writes the text of one row; `stopped` says that one of the strings `stops` has come, where the text ends."""
+    """The text of one row, token by token; `stopped` once it contains a stop string, in front of which it ends."""
 
-    def __init__(self, words: TokenizerProtocol, stops: tuple[str, ...]) -> None:
-        self.letters, self.stops = words.stream(), stops
-        self.text, self.shown, self.stopped = "", 0, False
+    def __init__(self, tokenizer: TokenizerProtocol, stop_strings: tuple[str, ...]) -> None:
+        self.decoder, self.stop_strings = tokenizer.stream(), stop_strings
+        self.text, self.emitted, self.stopped = "", 0, False
 
-    def add(self, token: int) -> str:
-        """The text that has become certain with one more token."""
-        return self._show(self.letters.push(token))
+    def push(self, token: int) -> str:
+        """Append one token and return the text that can no longer be part of a stop string."""
+        return self._append(self.decoder.push(token))
 
-    def close(self) -> str:
-        """The text that was held back, now that no token follows."""
-        return self._show(self.letters.finish()) + self._reveal(len(self.text))
+    def finish(self) -> str:
+        """Return the text that was held back, after the last token."""
+        return self._append(self.decoder.finish()) + self._emit(len(self.text))
 
-    def _show(self, new: str) -> str:
+    def _append(self, new_text: str) -> str:
         if self.stopped:
             return ""
-        begin = len(self.text)
-        self.text += new
-        found = [(self.text.find(stop, max(0, begin - len(stop) + 1)), len(stop)) for stop in self.stops]
-        # the one that is complete first, so that it does not matter how the text was cut into tokens
-        if ends := [(at + length, at) for at, length in found if at >= 0]:
-            self.text, self.stopped = self.text[: min(ends)[1]], True
-            return self._reveal(len(self.text))
-        held = max((_overlap(self.text, stop) for stop in self.stops), default=0)
-        return self._reveal(len(self.text) - held)
+        previous_length = len(self.text)
+        self.text += new_text
+        matches = [
+            (self.text.find(stop, max(0, previous_length - len(stop) + 1)), len(stop)) for stop in self.stop_strings
+        ]
+        # the stop string that is complete first, so that the result does not depend on token boundaries
+        if complete_matches := [(start + length, start) for start, length in matches if start >= 0]:
+            self.text, self.stopped = self.text[: min(complete_matches)[1]], True
+            return self._emit(len(self.text))
+        held_back = max((_partial_stop_length(self.text, stop) for stop in self.stop_strings), default=0)
+        return self._emit(len(self.text) - held_back)
 
-    def _reveal(self, end: int) -> str:
-        begin, self.shown = self.shown, max(self.shown, end)
-        return self.text[begin : self.shown]
+    def _emit(self, end: int) -> str:
+        start, self.emitted = self.emitted, max(self.emitted, end)
+        return self.text[start : self.emitted]
 
 
-def _overlap(text: str, stop: str) -> int:
-    """How many of the last letters of `text` may be the beginning of `stop`."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+def _partial_stop_length(text: str, stop: str) -> int:
+    """The length of the longest proper prefix of `stop` that `text` ends with."""
+    return next((length for length in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:length])), 0)

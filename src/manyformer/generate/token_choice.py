@@ -1,4 +1,4 @@
-"""How the next token is chosen: the likeliest, a random one, or by a search over whole sequences."""
+"""How the next token is chosen: greedily, by sampling, or by beam search over whole sequences."""
 
 import os
 from abc import ABC, abstractmethod
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from manyformer.errors import UserError
 
-LARGEST = 1 - 2.0**-24
-"""A random number times a sum must stay below the sum in spite of rounding."""
+MAX_UNIFORM = 1 - 2.0**-24
+"""The largest random number that is drawn: its product with a sum stays below that sum in spite of rounding."""
 
 
 class LengthPenalty(ABC):
-    """By what the log-probability of a sequence of `length` tokens is divided; it never falls with the length.
+    """The divisor of the log-probability of a sequence of `length` tokens, which must not decrease with the length.
 
-    The length counts the end token and not the start token.
+    The length includes the end token and excludes the start token.
     """
 
     @abstractmethod
@@ -42,7 +42,7 @@ class GNMTPenalty(LengthPenalty):
 @final
 @dataclass(frozen=True)
 class AverageLogProbPenalty(LengthPenalty):
-    """length ** alpha, the rule of `transformers` and fairseq; with alpha 1 the mean log-probability of a token."""
+    """length ** alpha, the rule of `transformers` and fairseq; alpha 1 gives the mean log-probability of a token."""
 
     alpha: float = 1.0
 
@@ -59,152 +59,160 @@ def _check_alpha(alpha: float) -> None:
 
 
 class BeamStopping(ABC):
-    """When the search for one prompt is over, though sequences could still grow."""
+    """The rule that ends the search for one prompt before all its sequences are finished."""
 
     @abstractmethod
-    def open(
+    def can_improve(
         self,
-        alive: Float[Tensor, " b"],
-        done: Float[Tensor, "b w"],
+        live_scores: Float[Tensor, " b"],
+        finished_scores: Float[Tensor, "b w"],
         best: int,
-        now: Float[Tensor, ""],
-        last: Float[Tensor, " b"],
+        penalty: Float[Tensor, ""],
+        final_penalty: Float[Tensor, " b"],
     ) -> Bool[Tensor, " b"]:
-        """Whether to go on, given the best growing log-probability, the finished scores (best first, minus infinity
-        where there is none), how many are wanted, and the length penalty now and at the longest length allowed."""
+        """Whether the search for each prompt continues.
+
+        `live_scores` are the best log-probabilities of unfinished sequences, `finished_scores` the scores of finished
+        ones (best first, minus infinity where there is none), `best` the number of hypotheses to return, `penalty` and
+        `final_penalty` the length penalties at the current and at the maximum length.
+        """
 
 
 @final
 @dataclass(frozen=True)
 class ExactStopping(BeamStopping):
-    """Ends when nothing that still grows can enter the wanted best, whatever comes: the result of a full search."""
+    """Ends when no unfinished sequence can enter the `best` hypotheses any more: the result of an exhaustive search."""
 
-    def open(
+    def can_improve(
         self,
-        alive: Float[Tensor, " b"],
-        done: Float[Tensor, "b w"],
+        live_scores: Float[Tensor, " b"],
+        finished_scores: Float[Tensor, "b w"],
         best: int,
-        now: Float[Tensor, ""],
-        last: Float[Tensor, " b"],
+        penalty: Float[Tensor, ""],
+        final_penalty: Float[Tensor, " b"],
     ) -> Bool[Tensor, " b"]:
-        # a log-probability only falls, and the penalty is largest at the longest length
-        return alive / last > done[:, best - 1]
+        # a log-probability can only decrease, and the penalty is largest at the maximum length
+        return live_scores / final_penalty > finished_scores[:, best - 1]
 
 
 @final
 @dataclass(frozen=True)
 class LikelyStopping(BeamStopping):
-    """Ends when the best growing sequence, scored as if it ended now, is worse than every finished one.
+    """Ends when the best unfinished sequence, scored at its current length, is worse than every finished one.
 
-    The default of `transformers`: quicker than `ExactStopping`, and may miss a longer and better sequence where alpha >
-    0."""
+    The default of `transformers`: faster than `ExactStopping`, and it may miss a longer and better sequence if alpha is
+    above 0."""
 
-    def open(
+    def can_improve(
         self,
-        alive: Float[Tensor, " b"],
-        done: Float[Tensor, "b w"],
+        live_scores: Float[Tensor, " b"],
+        finished_scores: Float[Tensor, "b w"],
         best: int,
-        now: Float[Tensor, ""],
-        last: Float[Tensor, " b"],
+        penalty: Float[Tensor, ""],
+        final_penalty: Float[Tensor, " b"],
     ) -> Bool[Tensor, " b"]:
-        return alive / now > done[:, -1]
+        return live_scores / penalty > finished_scores[:, -1]
 
 
 @final
 @dataclass(frozen=True)
 class FullBeamStopping(BeamStopping):
-    """Ends as soon as as many sequences are finished as the beam is wide, at the latest where `LikelyStopping` does."""
+    """Ends once `width` sequences are finished, and no later than `LikelyStopping`."""
 
-    def open(
+    def can_improve(
         self,
-        alive: Float[Tensor, " b"],
-        done: Float[Tensor, "b w"],
+        live_scores: Float[Tensor, " b"],
+        finished_scores: Float[Tensor, "b w"],
         best: int,
-        now: Float[Tensor, ""],
-        last: Float[Tensor, " b"],
+        penalty: Float[Tensor, ""],
+        final_penalty: Float[Tensor, " b"],
     ) -> Bool[Tensor, " b"]:
-        return done[:, -1].isneginf() & LikelyStopping().open(alive, done, best, now, last)
+        is_likely = LikelyStopping().can_improve(live_scores, finished_scores, best, penalty, final_penalty)
+        return finished_scores[:, -1].isneginf() & is_likely
 
 
 class TokenChooser(ABC):
-    """Chooses one token a row, for as long as one batch is decoded."""
+    """Chooses one token per row and step while one batch is decoded."""
 
     @abstractmethod
     def __call__(self, logits: Float[Tensor, "r v"], step: int) -> tuple[Int[Tensor, " r"], Float[Tensor, " r"]]:
-        """The tokens, and one number a row that is finite if and only if there was a token to choose."""
+        """The tokens, and for each row a score that is finite if and only if there was a token to choose."""
 
-    def take(self, rows: Int[Tensor, " n"]) -> None:
-        """Go on with these rows only."""
+    def select_rows(self, rows: Int[Tensor, " n"]) -> None:
+        """Reduce the chooser to these rows."""
         return
 
 
 class StepChoice(ABC):
-    """A way to choose that decides on each token at once and for good."""
+    """A method that chooses each token once, without revising it: greedy decoding or sampling."""
 
     @abstractmethod
     def seeds(self, prompts: int) -> list[int]:
-        """One seed a row: the answers to the first prompt, then those to the second, and so on, as many for each."""
+        """One seed per row: the rows of the first prompt, then those of the second, and so on, equally many each."""
 
     @abstractmethod
-    def chooser(self, seeds: list[int], room: int, device: torch.device) -> TokenChooser:
-        """A chooser for one row per seed and at most `room` steps."""
+    def make_chooser(self, seeds: list[int], max_steps: int, device: torch.device) -> TokenChooser:
+        """A chooser for one row per seed and at most `max_steps` steps."""
 
 
 @final
 @dataclass(frozen=True)
 class GreedyChoice(StepChoice):
-    """The likeliest token, always."""
+    """Greedy decoding: the most likely token at each step."""
 
     def seeds(self, prompts: int) -> list[int]:
         return [0] * prompts
 
-    def chooser(self, seeds: list[int], room: int, device: torch.device) -> TokenChooser:
-        return _Likeliest()
+    def make_chooser(self, seeds: list[int], max_steps: int, device: torch.device) -> TokenChooser:
+        return _ArgmaxChooser()
 
 
 @final
 @dataclass(frozen=True)
 class SampledChoice(StepChoice):
-    """A random token by its probability; `copies` answers to each prompt.
+    """Sampling from the distribution of the next token; `samples` sequences for each prompt.
 
-    Copy j of every prompt draws from a generator of its own, seeded with `seed` + j: an answer depends on its prompt
-    and its seed, never on what else is in the batch. Without a seed a fresh one is drawn for every row. The
-    seeds of each prompt begin `seed_stride` higher than those of the one before: 0 gives all the same.
+    Sample j of every prompt has its own generator, seeded with `seed` + j: a sequence depends on its prompt and its
+    seed, never on the other rows of the batch. Without a seed a random one is drawn for every row. The seeds of each
+    prompt start `seed_stride` above those of the previous prompt; with 0 all prompts have the same seeds.
     """
 
     seed: int | None = None
-    copies: int = 1
+    samples: int = 1
     seed_stride: int = 0
 
     def __post_init__(self) -> None:
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise UserError(f"seed must be from 0 to 2**63 - 1, got {self.seed}")
-        if self.copies < 1:
-            raise UserError(f"samples must be 1 or more, got {self.copies}")
+        if self.samples < 1:
+            raise UserError(f"samples must be 1 or more, got {self.samples}")
 
     def seeds(self, prompts: int) -> list[int]:
         if self.seed is not None:
-            return [self.seed + n * self.seed_stride + copy for n in range(prompts) for copy in range(self.copies)]
-        return [int.from_bytes(os.urandom(6), "big") for _ in range(prompts * self.copies)]
+            first_seeds = [self.seed + prompt * self.seed_stride for prompt in range(prompts)]
+            return [first_seed + sample for first_seed in first_seeds for sample in range(self.samples)]
+        return [int.from_bytes(os.urandom(6), "big") for _ in range(prompts * self.samples)]
 
-    def chooser(self, seeds: list[int], room: int, device: torch.device) -> TokenChooser:
-        draws = [torch.rand(room, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in seeds]
-        return _Drawn(torch.stack(draws).clamp_(max=LARGEST).to(device))
+    def make_chooser(self, seeds: list[int], max_steps: int, device: torch.device) -> TokenChooser:
+        draws = [
+            torch.rand(max_steps, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in seeds
+        ]
+        return _InverseCDFChooser(torch.stack(draws).clamp_(max=MAX_UNIFORM).to(device))
 
 
 @final
 @dataclass(frozen=True)
 class BeamSettings:
-    """Search for the best sequence, keeping the `width` best beginnings; returns the `best` of them with scores.
+    """Beam search with `width` unfinished sequences per prompt, which returns the `best` finished ones with scores.
 
-    Growing sequences compete by log-probability, finished ones by log-probability / `penalty`; `until` decides when to
-    end. A sequence that reaches the length limit counts as finished there.
+    Unfinished sequences are ranked by log-probability, finished ones by log-probability / `penalty`; `stopping` decides
+    when the search ends. A sequence that reaches the length limit counts as finished.
     """
 
     width: int = 4
     penalty: LengthPenalty = field(default_factory=GNMTPenalty)
     best: int = 1
-    until: BeamStopping = field(default_factory=ExactStopping)
+    stopping: BeamStopping = field(default_factory=ExactStopping)
 
     def __post_init__(self) -> None:
         if self.width < 1:
@@ -214,29 +222,29 @@ class BeamSettings:
 
 
 TokenChoice = StepChoice | BeamSettings
-"""A way to choose: token by token, or by a search over sequences."""
+"""How tokens are chosen: token by token, or by beam search."""
 
 
 @final
-class _Likeliest(TokenChooser):
+class _ArgmaxChooser(TokenChooser):
     def __call__(self, logits: Float[Tensor, "r v"], step: int) -> tuple[Int[Tensor, " r"], Float[Tensor, " r"]]:
         value, token = logits.max(-1)
         return token, value
 
 
 @final
-class _Drawn(TokenChooser):
-    """By the inverse of the distribution function: one random number a token, drawn beforehand."""
+class _InverseCDFChooser(TokenChooser):
+    """Sampling by inversion of the cumulative distribution, with one precomputed random number per row and step."""
 
     def __init__(self, draws: Float[Tensor, "r n"]) -> None:
         self.draws = draws
 
     def __call__(self, logits: Float[Tensor, "r v"], step: int) -> tuple[Int[Tensor, " r"], Float[Tensor, " r"]]:
-        # summed in double precision: with many tokens the last ones would otherwise vanish
-        mass = logits.softmax(-1, dtype=torch.float32).cumsum(-1, dtype=torch.float64)
-        total = mass[:, -1:]
-        token = torch.searchsorted(mass, self.draws[:, step : step + 1] * total, right=True)
+        # summed in double precision: in a large vocabulary the last probabilities would otherwise be rounded away
+        cumulative = logits.softmax(-1, dtype=torch.float32).cumsum(-1, dtype=torch.float64)
+        total = cumulative[:, -1:]
+        token = torch.searchsorted(cumulative, self.draws[:, step : step + 1] * total, right=True)
         return token[:, 0].clamp_(max=logits.shape[-1] - 1), total[:, 0]
 
-    def take(self, rows: Int[Tensor, " n"]) -> None:
+    def select_rows(self, rows: Int[Tensor, " n"]) -> None:
         self.draws = self.draws.index_select(0, rows)

@@ -1,27 +1,27 @@
-"""Many sentences through an encoder-decoder: sorted by length, in batches of about equal work, in their old order."""
+"""Translation of many sentences: sorted by length into batches of about equal size, returned in the original order."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import final
 
 from manyformer.errors import UserError
-from manyformer.generate.decode_plan import DecodeJob, DecodePlan, TokenizerChoice, sides
+from manyformer.generate.decode_plan import DecodeJob, DecodePlan, TokenizerChoice, read_write_tokenizers
 from manyformer.generate.decoding import Decoding
 from manyformer.generate.prompts import check_tokens, new_token_limits, read_prompts
 from manyformer.generate.protocol import TranslatesText
 from manyformer.generate.result import GenerationStats, Hypothesis
 from manyformer.generate.token_choice import BeamSettings
 
-WINDOW = 1024
-"""Sentences that are read ahead and sorted together."""
+SORTED_SENTENCES = 1024
+"""Sentences that are read and sorted by length together."""
 
-TOKENS = 4096
-"""Source tokens in a batch, padding and every sequence of the beam included."""
+BATCH_TOKENS = 4096
+"""Source tokens in a batch, including padding, times the width of the beam."""
 
 
 @final
 class Translator:
-    """Translates texts with one model; `stats` adds up over everything that it has translated."""
+    """Translates texts with one model; `stats` are the totals of all calls."""
 
     def __init__(
         self,
@@ -29,73 +29,73 @@ class Translator:
         *,
         tokenizer: TokenizerChoice,
         decoding: Decoding | None = None,
-        tokens: int = TOKENS,
-        window: int = WINDOW,
+        tokens: int = BATCH_TOKENS,
+        window: int = SORTED_SENTENCES,
     ) -> None:
         if tokens < 1 or window < 1:
             raise UserError(f"tokens and window must be 1 or more, got {tokens} and {window}")
-        self.model, self.sides = model, sides(tokenizer)
+        self.model, self.tokenizers = model, read_write_tokenizers(tokenizer)
         self.decoding = Decoding(choice=BeamSettings()) if decoding is None else decoding
         self.tokens, self.window = tokens, window
         self.stats = GenerationStats(0, 0, 0, 0.0, 0, "")
-        self.lines = 0
+        self.lines_read = 0
 
     def __call__(self, sentences: Iterable[str]) -> Iterator[tuple[Hypothesis, ...]]:
-        """The answers to each sentence, in order; a blank line is answered with nothing.
+        """Yield the hypotheses of each sentence, in order; a blank line has one empty hypothesis.
 
-        Raises UserError with the number of the line, from 1, that is longer than the model allows.
+        Raises UserError with the number (from 1) of a line that is longer than the model allows.
         """
-        rest = iter(sentences)
-        while chunk := list(islice(rest, self.window)):
-            yield from self._chunk(chunk)
-            self.lines += len(chunk)
+        remaining = iter(sentences)
+        while chunk := list(islice(remaining, self.window)):
+            yield from self._translate_chunk(chunk)
+            self.lines_read += len(chunk)
 
-    def _chunk(self, chunk: list[str]) -> Iterator[tuple[Hypothesis, ...]]:
-        texts = {number: text for number, text in enumerate(chunk) if text.strip()}
+    def _translate_chunk(self, chunk: list[str]) -> Iterator[tuple[Hypothesis, ...]]:
+        texts = {index: text for index, text in enumerate(chunk) if text.strip()}
         if texts:
-            rows = dict(zip(texts, read_prompts(list(texts.values()), self.sides.read, source=True)))
-            self._check(rows)
-            answers = {number: answer for batch in self._batches(rows) for number, answer in self._translate(batch)}
+            rows = dict(zip(texts, read_prompts(list(texts.values()), self.tokenizers.read, source=True)))
+            self._check_lengths(rows)
+            answers = {index: answer for batch in self._batches(rows) for index, answer in self._translate_batch(batch)}
         else:
             answers = {}
-        nothing = (Hypothesis([], "", None, "end"),)
-        return iter([answers.get(number, nothing) for number in range(len(chunk))])
+        empty_answer = (Hypothesis([], "", None, "end"),)
+        return iter([answers.get(index, empty_answer) for index in range(len(chunk))])
 
-    def _check(self, rows: dict[int, list[int]]) -> None:
+    def _check_lengths(self, rows: dict[int, list[int]]) -> None:
         max_length = self.model.max_length
-        for number, row in rows.items():
+        for index, row in rows.items():
             if max_length is not None and len(row) > max_length:
-                line = self.lines + number + 1
-                raise UserError(f"line {line} has {len(row)} tokens, but the model allows at most {max_length}")
+                line_number = self.lines_read + index + 1
+                raise UserError(f"line {line_number} has {len(row)} tokens, but the model allows at most {max_length}")
         check_tokens(list(rows.values()), self.model.vocab)
 
     def _batches(self, rows: dict[int, list[int]]) -> Iterator[dict[int, list[int]]]:
-        """Rows of similar length together, the longest first: what does not fit into memory fails at once."""
+        """Batches of rows of similar length, the longest first, so that a lack of memory shows at once."""
         width = self.decoding.choice.width if isinstance(self.decoding.choice, BeamSettings) else 1
         batch: dict[int, list[int]] = {}
-        for number in sorted(rows, key=lambda n: len(rows[n]), reverse=True):
-            max_length = len(next(iter(batch.values()), rows[number]))
+        for index in sorted(rows, key=lambda index: len(rows[index]), reverse=True):
+            max_length = len(next(iter(batch.values()), rows[index]))
             if batch and (len(batch) + 1) * max_length * width > self.tokens:
                 yield batch
                 batch = {}
-            batch[number] = rows[number]
+            batch[index] = rows[index]
         yield batch
 
-    def _translate(self, batch: dict[int, list[int]]) -> Iterator[tuple[int, tuple[Hypothesis, ...]]]:
+    def _translate_batch(self, batch: dict[int, list[int]]) -> Iterator[tuple[int, tuple[Hypothesis, ...]]]:
         rows = list(batch.values())
         plan = DecodePlan(
-            self.model, rows, new_token_limits(self.model, rows, self.decoding), self.decoding, self.sides.write
+            self.model, rows, new_token_limits(self.model, rows, self.decoding), self.decoding, self.tokenizers.write
         )
-        work = DecodeJob(plan, len(rows))
-        for _ in work:
+        job = DecodeJob(plan, len(rows))
+        for _ in job:
             pass
-        self.stats = self.stats + work.stats
-        yield from zip(batch, work.answers)
+        self.stats = self.stats + job.stats
+        yield from zip(batch, job.answers)
 
 
 def translate(
     model: TranslatesText, sentences: Iterable[str], *, tokenizer: TokenizerChoice, decoding: Decoding | None = None
 ) -> list[str]:
-    """The best translation of each sentence, by beam search of width 4 with Vaswani's length penalty unless told."""
+    """The best translation of each sentence; by default by beam search of width 4 with Vaswani's length penalty."""
     translator = Translator(model, tokenizer=tokenizer, decoding=decoding)
     return [answers[0].text or "" for answers in translator(sentences)]

@@ -1,4 +1,4 @@
-"""How queries, keys and values become outputs."""
+"""Attention kernels: the algorithms that compute outputs from queries, keys and values."""
 
 from manyformer.kernels.dynamic_rotary import DynamicRotaryKernel
 from manyformer.kernels.kernel import Kernel

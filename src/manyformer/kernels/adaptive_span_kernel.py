@@ -1,4 +1,4 @@
-"""Attention whose heads learn how far to look back."""
+"""Adaptive-span attention: each head learns how many preceding keys it attends to."""
 
 import math
 from typing import final
@@ -25,32 +25,32 @@ from manyformer.ops import span_attention as ops
 from manyformer.ops.span_attention import HeadSpans, SpanRows
 from manyformer.position import Position
 
-FEW_QUERIES = 16
-"""So few queries are written out: a block of a band would be larger."""
+MAX_REFERENCE_QUERIES = 16
+"""At most this many queries use the reference computation: a block of the band would be larger."""
 
 
 @final
 class AdaptiveSpanKernel(Kernel):
     """Softmax attention to the keys before each query, within the span of each head (Sukhbaatar et al. 2019).
 
-    Section 2: weights are m e^s / sum m e^s with m = clip((ramp + z - x) / ramp, 0, 1) for the key x tokens back, the
-    token itself not among them; the authors' code counts x from 0. Keys beyond the ramp of every head are never
-    computed, and heads with shorter spans compute less. The loss is `cost` times the mean span of the heads, and of the
-    tokens where each has its own. The first token of a document sees no key and gets zeros. Watched, it reports as
-    "spans" the lengths, (#b, h, #l). The position may add vectors to keys by distance.
+    Section 2: weights are m e^s / sum m e^s with m = clip((ramp + z - x) / ramp, 0, 1) for the key x tokens back; a
+    token does not attend to itself, and the authors' code counts x from 0. Keys beyond the ramp of every head are not
+    computed, and heads with shorter spans compute less. The loss is `span_loss` times the mean span over heads, and
+    over tokens for dynamic spans. The first token of a document sees no key and gets zeros. The watcher receives the
+    span lengths, (#b, h, #l), as "spans". The position may add vectors to keys by distance.
     """
 
     supports = frozenset({"query", "key", "score"})
-    # how much is computed depends on the spans
+    # the number of computed pairs depends on the spans
     content_based = True
 
-    def __init__(self, spans: AttentionSpans, *, cost: float = 0.0, scale: float | None = None) -> None:
+    def __init__(self, spans: AttentionSpans, *, span_loss: float = 0.0, scale: float | None = None) -> None:
         super().__init__()
-        if cost < 0:
-            raise ValueError(f"AdaptiveSpanKernel: cost ({cost}) must be at least 0")
-        self.spans, self.cost, self.scale = spans, cost, scale
+        if span_loss < 0:
+            raise ValueError(f"AdaptiveSpanKernel: span_loss ({span_loss}) must be at least 0")
+        self.spans, self.span_loss, self.scale = spans, span_loss, scale
         self.extra_query_dim = spans.query_dim
-        # all keys before, but not the token itself
+        # all preceding keys, without the token itself
         self.cache_mask = self.mask = Window(spans.max_length + 1) & ~Window(1)
 
     def forward(
@@ -64,19 +64,19 @@ class AdaptiveSpanKernel(Kernel):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> LayerOutput:
-        q, asked = torch.split(q, [q.shape[-1] - self.extra_query_dim, self.extra_query_dim], -1)
-        lengths = self.spans(asked)
+        q, span_queries = torch.split(q, [q.shape[-1] - self.extra_query_dim, self.extra_query_dim], -1)
+        lengths = self.spans(span_queries)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         watch(self, "spans", lengths)
-        loss = self.cost * self._mean(lengths, query_positions) if self.cost else 0.0
+        loss = self.span_loss * self._mean_span(lengths, query_positions) if self.span_loss else 0.0
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-        heads = HeadSpans(lengths, self.spans.ramp, scale)
-        if (rows := self._rows(q, query_positions, key_positions, position, watch)) is None:
-            y, weights = ops.naive(
+        head_spans = HeadSpans(lengths, self.spans.ramp, scale)
+        if (rows := self._span_rows(q, query_positions, key_positions, position, watch)) is None:
+            y, weights = ops.span_attention_reference(
                 q,
                 k,
                 v,
-                heads,
+                head_spans,
                 self.mask.dense(query_positions, key_positions, q.shape[1]),
                 position=position,
                 query_positions=query_positions,
@@ -85,7 +85,11 @@ class AdaptiveSpanKernel(Kernel):
             watch(self, "weights", weights)
             return LayerOutput(y, state, loss)
         reach = self.spans.reach(lengths)
-        return LayerOutput(ops.attend(q, k, v, heads, self._vectors(position, max(reach)), reach, rows), state, loss)
+        return LayerOutput(
+            ops.span_attention(q, k, v, head_spans, self._distance_vectors(position, max(reach)), reach, rows),
+            state,
+            loss,
+        )
 
     def explain(
         self,
@@ -98,12 +102,12 @@ class AdaptiveSpanKernel(Kernel):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> str:
-        if self._rows(q, query_positions, key_positions, position, watch) is None:
-            return "naive: all keys that are kept, for few queries or where tokens do not stand side by side"
+        if self._span_rows(q, query_positions, key_positions, position, watch) is None:
+            return "naive: all cached keys, for few queries or where the tokens of a document are not contiguous"
         reach = self.spans.reach(self.spans(q[..., q.shape[-1] - self.extra_query_dim :]))
-        return f"banded: no more keys than the heads see, {', '.join(map(str, reach))}"
+        return f"banded: only the keys within the span of each head, {', '.join(map(str, reach))}"
 
-    def _rows(
+    def _span_rows(
         self,
         q: Tensor,
         query_positions: TokenPositions,
@@ -111,32 +115,34 @@ class AdaptiveSpanKernel(Kernel):
         position: Position,
         watch: WatchFn,
     ) -> SpanRows | None:
-        """How queries lie against keys, where both stand side by side and are worth a band."""
-        if watch is not no_watch or q.shape[2] <= FEW_QUERIES:
+        """The offset of queries against keys where a band can be computed: both contiguous, and enough queries."""
+        if watch is not no_watch or q.shape[2] <= MAX_REFERENCE_QUERIES:
             return None
-        found = position.distance_terms(1, 0)
-        if "score" in position.required_seams() and (found is None or found.keys is None or found.bias is not None):
+        terms = position.distance_terms(1, 0)
+        if "score" in position.required_seams() and (terms is None or terms.keys is None or terms.bias is not None):
             return None
-        one, two = query_positions.layout, key_positions.layout
-        if isinstance(one, ContiguousLayout) and isinstance(two, ContiguousLayout):
-            return SpanRows(one.start - two.start)
-        if isinstance(one, AlignedLayout) and isinstance(two, AlignedLayout):
-            return SpanRows(one.start - two.start, query_positions.segment_ids, key_positions.segment_ids)
-        packed = isinstance(one, PackedLayout) and one == two
+        query_layout, key_layout = query_positions.layout, key_positions.layout
+        if isinstance(query_layout, ContiguousLayout) and isinstance(key_layout, ContiguousLayout):
+            return SpanRows(query_layout.start - key_layout.start)
+        if isinstance(query_layout, AlignedLayout) and isinstance(key_layout, AlignedLayout):
+            return SpanRows(
+                query_layout.start - key_layout.start, query_positions.segment_ids, key_positions.segment_ids
+            )
+        packed = isinstance(query_layout, PackedLayout) and query_layout == key_layout
         return SpanRows(0, query_positions.segment_ids, key_positions.segment_ids) if packed else None
 
-    def _vectors(self, position: Position, far: int) -> Float[Tensor, "#h r e"] | None:
-        """What the position adds to keys `far`, ..., 1 before their query."""
+    def _distance_vectors(self, position: Position, max_reach: int) -> Float[Tensor, "#h r e"] | None:
+        """The vectors that the position adds to keys at the distances `max_reach`, ..., 1."""
         if "score" not in position.required_seams():
             return None
-        found = position.distance_terms(far, 0)
-        assert found is not None
-        assert found.keys is not None
-        assert found.turn is None
-        return found.keys[:, :-1]
+        terms = position.distance_terms(max_reach, 0)
+        assert terms is not None
+        assert terms.keys is not None
+        assert terms.query_bias is None
+        return terms.keys[:, :-1]
 
-    def _mean(self, lengths: Float[Tensor, "#b h #l"], query_positions: TokenPositions) -> Tensor:
+    def _mean_span(self, lengths: Float[Tensor, "#b h #l"], query_positions: TokenPositions) -> Tensor:
         if not self.extra_query_dim:
             return lengths.mean()
-        real = (query_positions.segment_ids != PADDING_SEGMENT).expand(lengths.shape[0], -1)[:, None]
-        return torch.where(real, lengths, 0.0).sum() / (real.sum() * lengths.shape[1]).clamp(min=1)
+        valid = (query_positions.segment_ids != PADDING_SEGMENT).expand(lengths.shape[0], -1)[:, None]
+        return torch.where(valid, lengths, 0.0).sum() / (valid.sum() * lengths.shape[1]).clamp(min=1)

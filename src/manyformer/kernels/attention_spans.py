@@ -1,4 +1,4 @@
-"""How far each head looks back: a number that is learned, one for each token, or always the same."""
+"""Attention spans of heads: fixed, learned for each head, or computed for each token."""
 
 import math
 from abc import ABC, abstractmethod
@@ -12,9 +12,10 @@ from manyformer.training_hooks import OwnOptimizerEpsilon, PostStepUpdate
 
 
 class AttentionSpans(nn.Module, ABC):
-    """Lengths z of the spans of heads, from 0 to `max_length`; a ramp over `ramp` more keys lies beyond each.
+    """Span lengths z of heads, from 0 to `max_length`, each followed by a ramp over `ramp` more keys.
 
-    `query_dim` numbers a token and head are asked of the stream. Sukhbaatar et al. 2019 (arXiv:1905.07799), section 2.
+    Sukhbaatar et al. 2019 (arXiv:1905.07799), section 2. `query_dim` is the number of extra query channels per token
+    and head that the spans are computed from.
     """
 
     query_dim: int = 0
@@ -23,23 +24,23 @@ class AttentionSpans(nn.Module, ABC):
         super().__init__()
         if max_length < 1 or ramp < 2:
             raise ValueError(
-                f"{type(self).__name__}: longest ({max_length}) must be at least 1, ramp ({ramp}) at least 2: with less, "
-                "a span of 0 would see nothing and could not grow"
+                f"{type(self).__name__}: max_length ({max_length}) must be at least 1 and ramp ({ramp}) at least 2: "
+                "with a shorter ramp a span of 0 sees no key and gets no gradient"
             )
         self.heads, self.max_length, self.ramp = heads, max_length, ramp
 
     @abstractmethod
-    def forward(self, asked: Float[Tensor, "b h l n"]) -> Float[Tensor, "#b h #l"]:
-        """The lengths, for each query where they differ."""
+    def forward(self, span_queries: Float[Tensor, "b h l n"]) -> Float[Tensor, "#b h #l"]:
+        """Compute the span lengths; the last axis is 1 unless they differ between queries."""
 
     @abstractmethod
     def max_reach(self) -> int:
-        """How many keys before it any query of any head may see, as things stand."""
+        """The largest number of preceding keys that any query of any head can see with the current parameters."""
 
     def reach(self, lengths: Float[Tensor, "#b h #l"]) -> list[int]:
-        """How many keys each head sees at most: those whose weight on the ramp is above 0."""
-        most: list[float] = lengths.detach().amax((0, 2)).tolist()
-        return [min(self.max_length, math.ceil(length + self.ramp) - 1) for length in most]
+        """The largest number of keys that each head sees, i.e. keys whose ramp weight is above 0."""
+        max_lengths: list[float] = lengths.detach().amax((0, 2)).tolist()
+        return [min(self.max_length, math.ceil(length + self.ramp) - 1) for length in max_lengths]
 
     def extra_repr(self) -> str:
         return f"{self.heads} heads, up to {self.max_length}, ramp={self.ramp}"
@@ -47,14 +48,14 @@ class AttentionSpans(nn.Module, ABC):
 
 @final
 class FixedAttentionSpans(AttentionSpans):
-    """All heads always look back as far as they may."""
+    """Spans of all heads fixed to `max_length`."""
 
     def __init__(self, heads: int, max_length: int, *, ramp: int = 32) -> None:
         super().__init__(heads, max_length, ramp=ramp)
         self.register_buffer("lengths", torch.full((1, heads, 1), float(max_length)), persistent=False)
         self.lengths: Tensor
 
-    def forward(self, asked: Float[Tensor, "b h l n"]) -> Float[Tensor, "#b h #l"]:
+    def forward(self, span_queries: Float[Tensor, "b h l n"]) -> Float[Tensor, "#b h #l"]:
         return self.lengths
 
     def max_reach(self) -> int:
@@ -63,24 +64,26 @@ class FixedAttentionSpans(AttentionSpans):
 
 @final
 class LearnedAttentionSpans(AttentionSpans, PostStepUpdate, OwnOptimizerEpsilon):
-    """One number for each head, kept as a share of `max_length`, which begins at `begin`.
+    """One learned span for each head, stored as a share of `max_length` that is initialized to `initial_share`.
 
-    It is kept between 0 and 1 by clipping after each step, and where it is used: an average or a file of weights need
-    not be within. A gradient reaches it only from keys on the ramp: a span does not grow to what is beyond, so begin
-    with what is needed, or with a long ramp. Adam takes equal steps however small a gradient is, so that the smallest
-    penalty would pull all spans to 0; here the gradient is followed as it is (see `OwnOptimizerEpsilon`).
+    The share is clipped to [0, 1] after each step, and again where it is used, because averaged or loaded weights may
+    lie outside. Its gradient comes only from keys on the ramp: a span cannot grow towards keys beyond it, so start
+    with the required span or with a long ramp. Adam normalizes the size of gradients away, so the smallest span loss
+    would pull all spans to 0; `OwnOptimizerEpsilon` keeps steps proportional to the gradient.
     """
 
-    def __init__(self, heads: int, max_length: int, *, ramp: int = 32, begin: float = 0.0) -> None:
+    def __init__(self, heads: int, max_length: int, *, ramp: int = 32, initial_share: float = 0.0) -> None:
         super().__init__(heads, max_length, ramp=ramp)
-        if not 0 <= begin <= 1:
-            raise ValueError(f"LearnedAttentionSpans: begin ({begin}) is a share of the longest span, from 0 to 1")
-        self.share = nn.Parameter(torch.full((heads,), float(begin)))
+        if not 0 <= initial_share <= 1:
+            raise ValueError(
+                f"LearnedAttentionSpans: initial_share ({initial_share}) must be a share of max_length, from 0 to 1"
+            )
+        self.share = nn.Parameter(torch.full((heads,), float(initial_share)))
 
     def after_step(self, step: int) -> None:
         self.share.clamp_(0, 1)
 
-    def forward(self, asked: Float[Tensor, "b h l n"]) -> Float[Tensor, "#b h #l"]:
+    def forward(self, span_queries: Float[Tensor, "b h l n"]) -> Float[Tensor, "#b h #l"]:
         return (self.share.clamp(0, 1) * self.max_length)[None, :, None]
 
     def max_reach(self) -> int:
@@ -89,23 +92,25 @@ class LearnedAttentionSpans(AttentionSpans, PostStepUpdate, OwnOptimizerEpsilon)
 
 @final
 class DynamicAttentionSpans(AttentionSpans):
-    """Each token's own: `max_length` times a sigmoid of the stream (section 2, "dynamic attention span").
+    """One span for each token and head: `max_length` sigmoid(v.x + b) (section 2, "dynamic attention span").
 
-    The weights v are those of the attention's queries, `begin` is the share that the bias b starts from.
+    The weights v are part of the attention's query projection; b is initialized so that the sigmoid of b alone is
+    `initial_share`.
     """
 
     query_dim = 1
 
-    def __init__(self, heads: int, max_length: int, *, ramp: int = 32, begin: float = 0.5) -> None:
+    def __init__(self, heads: int, max_length: int, *, ramp: int = 32, initial_share: float = 0.5) -> None:
         super().__init__(heads, max_length, ramp=ramp)
-        if not 0 < begin < 1:
+        if not 0 < initial_share < 1:
             raise ValueError(
-                f"DynamicAttentionSpans: begin ({begin}) must be above 0 and below 1: a sigmoid is never at its ends"
+                f"DynamicAttentionSpans: initial_share ({initial_share}) must be above 0 and below 1, the range of a "
+                "sigmoid"
             )
-        self.bias = nn.Parameter(torch.full((heads, 1), math.log(begin / (1 - begin))))
+        self.bias = nn.Parameter(torch.full((heads, 1), math.log(initial_share / (1 - initial_share))))
 
-    def forward(self, asked: Float[Tensor, "b h l n"]) -> Float[Tensor, "#b h #l"]:
-        return self.max_length * torch.sigmoid(asked[..., 0] + self.bias)
+    def forward(self, span_queries: Float[Tensor, "b h l n"]) -> Float[Tensor, "#b h #l"]:
+        return self.max_length * torch.sigmoid(span_queries[..., 0] + self.bias)
 
     def max_reach(self) -> int:
         return self.max_length

@@ -1,4 +1,4 @@
-"""Which block should stand beside which: the sorting network of Sinkhorn attention (Tay et al. 2020, section 3.2)."""
+"""Sorting networks of Sinkhorn attention: scores of blocks for positions (Tay et al. 2020, section 3.2)."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 
 class SortingNetwork(nn.Module, ABC):
-    """Scores of all blocks for the slot beside each block, from keys in blocks; those of absent tokens are zeros.
+    """Scores (n, h, b, b) of all key blocks for the slot of each query block; keys of absent tokens must be zeros.
 
-    If `causal`, the scores of a slot follow from what comes up to the first token of its block, and those that it gives
-    to its own and to later blocks mean nothing.
+    If `causal`, the scores of a slot depend only on the keys up to the first token of its block, and the scores of its
+    own and of later blocks are undefined.
     """
 
-    def __init__(self, heads: int, key: int, *, causal: bool) -> None:
+    def __init__(self, heads: int, key_dim: int, *, causal: bool) -> None:
         super().__init__()
-        for name, value in (("heads", heads), ("key", key)):
+        for name, value in (("heads", heads), ("key", key_dim)):
             if value < 1:
                 raise ValueError(f"{type(self).__name__}: {name} ({value}) must be at least 1")
         self.causal = causal
@@ -29,74 +29,78 @@ class SortingNetwork(nn.Module, ABC):
         self, k: Float[Tensor, "n h b c e"], present: Bool[Tensor, "n b c"] | None = None
     ) -> Float[Tensor, "n h b b"]: ...
 
-    def describe(
+    def describe_slots(
         self, k: Float[Tensor, "n h b c e"], present: Bool[Tensor, "n b c"] | None
     ) -> Float[Tensor, "n h b i"]:
-        """What a block is known by: its mean key; if causal, the mean of all keys so far, and its first key."""
+        """The input features of each slot: its mean key; if causal, the mean of all keys so far, and its first key."""
         if not self.causal:
             return block_means(k, present)
-        first = k[:, :, :, 0]
-        # the own block is left out, not taken away again: rounding would tell of its later tokens
-        earlier = F.pad(k[:, :, :-1].sum(3).cumsum(2), (0, 0, 1, 0))
-        before = torch.arange(k.shape[2], device=k.device)[:, None] * k.shape[3]
-        return torch.cat([(earlier + first) / (before + 1), first], dim=-1)
+        first_keys = k[:, :, :, 0]
+        # the own block is left out of the sum; adding and subtracting it would leak its later tokens by rounding
+        earlier_sum = F.pad(k[:, :, :-1].sum(3).cumsum(2), (0, 0, 1, 0))
+        num_earlier = torch.arange(k.shape[2], device=k.device)[:, None] * k.shape[3]
+        return torch.cat([(earlier_sum + first_keys) / (num_earlier + 1), first_keys], dim=-1)
 
 
 @final
 class MLPSorting(SortingNetwork):
-    """W2 relu(W1 x + b1), each head with its own, for up to `blocks` blocks (section 3.2, equation 2).
+    """W2 relu(W1 x + b1) with separate weights for each head, for up to `max_blocks` blocks (section 3.2, equation 2).
 
-    x is a mean where the paper has a sum, so that it does not grow with the block. W2 has no bias: added to a column,
-    a number is scaled away. Raises ValueError for more blocks.
+    x is a mean where the paper has a sum, so that it does not grow with the block. W2 has no bias: Sinkhorn
+    normalization removes a constant of a column. Raises ValueError for more blocks.
     """
 
-    def __init__(self, heads: int, key: int, blocks: int, *, causal: bool, ff_dim: int | None = None) -> None:
-        super().__init__(heads, key, causal=causal)
-        if blocks < 1:
-            raise ValueError(f"MLPSorting: blocks ({blocks}) must be at least 1")
-        width, ff_dim = key * (2 if causal else 1), 2 * key if ff_dim is None else ff_dim
-        self.up, self.shift = _matrices(heads, width, ff_dim), nn.Parameter(torch.zeros(heads, 1, ff_dim))
-        self.down = _matrices(heads, ff_dim, blocks)
+    def __init__(self, heads: int, key_dim: int, max_blocks: int, *, causal: bool, ff_dim: int | None = None) -> None:
+        super().__init__(heads, key_dim, causal=causal)
+        if max_blocks < 1:
+            raise ValueError(f"MLPSorting: max_blocks ({max_blocks}) must be at least 1")
+        input_dim, ff_dim = key_dim * (2 if causal else 1), 2 * key_dim if ff_dim is None else ff_dim
+        self.up, self.shift = _init_head_matrices(heads, input_dim, ff_dim), nn.Parameter(torch.zeros(heads, 1, ff_dim))
+        self.down = _init_head_matrices(heads, ff_dim, max_blocks)
 
     def forward(
         self, k: Float[Tensor, "n h b c e"], present: Bool[Tensor, "n b c"] | None = None
     ) -> Float[Tensor, "n h b b"]:
-        blocks, most = k.shape[2], self.down.shape[2]
-        if blocks > most:
-            raise ValueError(f"{blocks} blocks are more than this sorting network allows: it was built for {most}")
-        hidden = (self.describe(k, present) @ self.up.to(k.dtype) + self.shift.to(k.dtype)).relu()
+        blocks, max_blocks = k.shape[2], self.down.shape[2]
+        if blocks > max_blocks:
+            raise ValueError(f"MLPSorting was built for max_blocks={max_blocks}, got {blocks} blocks")
+        hidden = (self.describe_slots(k, present) @ self.up.to(k.dtype) + self.shift.to(k.dtype)).relu()
         return hidden @ self.down[:, :, :blocks].to(k.dtype)
 
 
 @final
 class BilinearSorting(SortingNetwork):
-    """Scaled products of what a slot and what a block is known by, each projected; for any number of blocks.
+    """Scaled dot products of projected slot features and projected block means, for any number of blocks.
 
-    A variant of released packages; theirs use queries and keys, these keys alone, which are kept while writing.
+    A variant from released packages, which use queries and keys; this one uses keys alone, because those are cached
+    during decoding.
     """
 
-    def __init__(self, heads: int, key: int, *, causal: bool) -> None:
-        super().__init__(heads, key, causal=causal)
-        self.slot, self.block = _matrices(heads, key * (2 if causal else 1), key), _matrices(heads, key, key)
+    def __init__(self, heads: int, key_dim: int, *, causal: bool) -> None:
+        super().__init__(heads, key_dim, causal=causal)
+        self.slot, self.block = (
+            _init_head_matrices(heads, key_dim * (2 if causal else 1), key_dim),
+            _init_head_matrices(heads, key_dim, key_dim),
+        )
 
     def forward(
         self, k: Float[Tensor, "n h b c e"], present: Bool[Tensor, "n b c"] | None = None
     ) -> Float[Tensor, "n h b b"]:
-        slots = self.describe(k, present) @ self.slot.to(k.dtype)
+        slots = self.describe_slots(k, present) @ self.slot.to(k.dtype)
         blocks = block_means(k, present) @ self.block.to(k.dtype)
         return slots @ blocks.mT / math.sqrt(k.shape[-1])
 
 
 def block_means(k: Float[Tensor, "n h b c e"], present: Bool[Tensor, "n b c"] | None) -> Float[Tensor, "n h b e"]:
-    """The mean key of each block; zeros where it has none."""
+    """The mean key of each block; zeros for a block without tokens."""
     if present is None:
         return k.mean(3)
     return k.sum(3) / present.sum(-1).clamp(min=1)[:, None, :, None].to(k.dtype)
 
 
-def _matrices(heads: int, rows: int, columns: int) -> nn.Parameter:
-    """A matrix for each head, Glorot's uniform initialisation."""
+def _init_head_matrices(heads: int, rows: int, columns: int) -> nn.Parameter:
+    """One matrix for each head, with Glorot uniform initialization."""
     weight = torch.empty(heads, rows, columns)
-    for one in weight:
-        nn.init.xavier_uniform_(one)
+    for head_weight in weight:
+        nn.init.xavier_uniform_(head_weight)
     return nn.Parameter(weight)

@@ -1,4 +1,4 @@
-"""Centroids of keys that follow them by moving averages: online spherical k-means (Roy et al. 2021, section 4.1)."""
+"""Online spherical k-means: centroids of keys updated by moving averages (Roy et al. 2021, section 4.1)."""
 
 from typing import NamedTuple, final
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from manyformer.recompute import choose_once
 from manyformer.training_hooks import PostStepUpdate
 
-ROUNDS = 10
-"""How often Lloyd's algorithm is gone through to begin with."""
+LLOYD_ITERATIONS = 10
+"""Iterations of Lloyd's algorithm on the first batch."""
 
 
 class CentroidSums(NamedTuple):
-    """Of the keys nearest to each centroid the sum, and how many keys there were at all."""
+    """The sum of the keys nearest to each centroid, and the total number of keys."""
 
     sums: Float[Tensor, "h k e"]
     total: Float[Tensor, ""]
@@ -24,13 +24,13 @@ class CentroidSums(NamedTuple):
 
 @final
 class KMeansCentroids(nn.Module, PostStepUpdate):
-    """`clusters` directions for each head, to which keys are near by their angle.
+    """`clusters` unit vectors for each head; a key belongs to the centroid with the largest cosine.
 
-    They begin as random directions, good enough for any use. The first batch of training moves them to where its keys
-    are (Lloyd's algorithm); then, after every step, each goes to the average of the keys nearest to it, older ones
-    counting `decay` times less with each step, over all processes of a run. No gradient moves them: `commitment` times
-    the mean squared distance of a key from its centroid, both of length 1, is a loss that draws the keys there instead.
-    In evaluation they stay. They are saved with the weights. Raises ValueError for rates that are none.
+    Centroids are initialized to random directions. The first training batch moves them to its keys (Lloyd's
+    algorithm); then, after every step, each becomes the exponential moving average, with rate `decay`, of the keys
+    nearest to it, over all processes of a run. They get no gradient: `commitment` times the mean squared distance of a
+    key from its centroid, both of length 1, is a loss that moves the keys instead. In evaluation they do not change.
+    They are saved with the weights. Raises ValueError for rates out of range.
     """
 
     mean: Tensor
@@ -38,9 +38,11 @@ class KMeansCentroids(nn.Module, PostStepUpdate):
     started: Tensor
     seed: Tensor
 
-    def __init__(self, heads: int, clusters: int, key: int, *, decay: float = 0.999, commitment: float = 1e-4) -> None:
+    def __init__(
+        self, heads: int, clusters: int, key_dim: int, *, decay: float = 0.999, commitment: float = 1e-4
+    ) -> None:
         super().__init__()
-        for name, value in (("heads", heads), ("clusters", clusters), ("key", key)):
+        for name, value in (("heads", heads), ("clusters", clusters), ("key_dim", key_dim)):
             if value < 1:
                 raise ValueError(f"KMeansCentroids: {name} ({value}) must be at least 1")
         if not 0 <= decay < 1 or commitment < 0:
@@ -48,102 +50,104 @@ class KMeansCentroids(nn.Module, PostStepUpdate):
                 f"KMeansCentroids: decay ({decay}) must be in [0, 1), commitment ({commitment}) at least 0"
             )
         self.decay, self.commitment = decay, commitment
-        mean = F.normalize(torch.randn(heads, clusters, key), dim=-1)
+        mean = F.normalize(torch.randn(heads, clusters, key_dim), dim=-1)
         self.register_buffer("mean", mean)
-        # what the averages are made of; far less than any key until there are some
+        # the moving averages before normalization; zero until the first batch
         self.register_buffer("sums", mean * 0.0)
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
         self.register_buffer("seed", torch.empty((), dtype=torch.long, device="cpu").random_(2**40).to(mean.device))
         self._pending: CentroidSums | None = None
 
-    def forward(self, x: Float[Tensor, "b h s e"], real: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b h s k"]:
-        """The cosines of keys, whose length is 1, with all centroids; in training they are also learnt from."""
+    def forward(self, x: Float[Tensor, "b h s e"], valid: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b h s k"]:
+        """Cosines of keys of length 1 with all centroids; in training the keys also count towards the next update."""
         if self.training:
-            choose_once(lambda: self._learn(x.detach(), real))
+            choose_once(lambda: self._accumulate(x.detach(), valid))
         return x @ self.mean.to(x.dtype).mT
 
-    def loss(self, near: Float[Tensor, "b h s k"], real: Bool[Tensor, "b s"] | None) -> Tensor | float:
-        """The commitment of keys to their centroids, a mean over tokens and heads; nothing in evaluation."""
+    def loss(self, cosines: Float[Tensor, "b h s k"], valid: Bool[Tensor, "b s"] | None) -> Tensor | float:
+        """The commitment loss, a mean over tokens and heads; 0 in evaluation."""
         if not self.training or not self.commitment:
             return 0.0
-        apart = 2 - 2 * near.amax(-1)
-        if real is None:
-            return self.commitment * apart.mean()
-        count = real.sum().clamp(min=1) * apart.shape[1]
-        return self.commitment * (apart * real[:, None]).sum() / count
+        squared_distances = 2 - 2 * cosines.amax(-1)
+        if valid is None:
+            return self.commitment * squared_distances.mean()
+        count = valid.sum().clamp(min=1) * squared_distances.shape[1]
+        return self.commitment * (squared_distances * valid[:, None]).sum() / count
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
-        """Let each centroid follow the keys that were nearest to it since the last step."""
+        """Update each centroid with the keys that were nearest to it since the last step."""
         if self._pending is None:
             return
-        near, count = (_over_processes(part) for part in self._pending)
+        sums, count = (_sum_over_processes(part) for part in self._pending)
         self._pending = None
-        new = (near / count.clamp(min=1)).to(self.sums.dtype)
-        self.sums.mul_(self.decay).add_(new, alpha=1 - self.decay)
-        self.mean.copy_(_directions(self.sums, self.mean))
+        means = (sums / count.clamp(min=1)).to(self.sums.dtype)
+        self.sums.mul_(self.decay).add_(means, alpha=1 - self.decay)
+        self.mean.copy_(_normalize_sums(self.sums, self.mean))
 
     def extra_repr(self) -> str:
-        heads, clusters, key = self.mean.shape
-        return f"{clusters} of {key} channels, {heads} heads, decay={self.decay}, commitment={self.commitment}"
+        heads, clusters, key_dim = self.mean.shape
+        return f"{clusters} of {key_dim} channels, {heads} heads, decay={self.decay}, commitment={self.commitment}"
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
-    def _learn(self, x: Tensor, real: Bool[Tensor, "b s"] | None) -> None:
+    def _accumulate(self, x: Tensor, valid: Bool[Tensor, "b s"] | None) -> None:
         keys = x.transpose(0, 1).flatten(1, 2)
-        counted = None if real is None else real.flatten()
-        keys = keys if counted is None else keys[:, counted]
+        valid_columns = None if valid is None else valid.flatten()
+        keys = keys if valid_columns is None else keys[:, valid_columns]
         if not self.started:
-            self._start(keys)
-        found = centroid_sums(keys, nearest_centroid(keys, self.mean.to(keys.dtype)), self.mean.shape[1])
-        before = self._pending
-        self._pending = found if before is None else CentroidSums(before.sums + found.sums, before.total + found.total)
+            self._init_from_keys(keys)
+        new_sums = centroid_sums(keys, nearest_centroid(keys, self.mean.to(keys.dtype)), self.mean.shape[1])
+        pending = self._pending
+        self._pending = (
+            new_sums if pending is None else CentroidSums(pending.sums + new_sums.sums, pending.total + new_sums.total)
+        )
 
-    def _start(self, keys: Float[Tensor, "h n e"]) -> None:
-        """Lloyd's algorithm on the keys of all processes, from some of the first one's."""
+    def _init_from_keys(self, keys: Float[Tensor, "h n e"]) -> None:
+        """Run Lloyd's algorithm on the keys of all processes, starting from random keys of process 0."""
         generator = torch.Generator().manual_seed(int(self.seed))
         if keys.shape[1]:
             draws = torch.randint(keys.shape[1], self.mean.shape[:2], generator=generator, device="cpu")
             if keys.shape[1] >= self.mean.shape[1]:
                 draws = torch.stack([torch.randperm(keys.shape[1], generator=generator, device="cpu") for _ in draws])
-            self.mean.copy_(keys.gather(1, _wide(draws[:, : self.mean.shape[1]].to(keys.device), keys)))
-        if _together():
+            self.mean.copy_(keys.gather(1, _expand_index(draws[:, : self.mean.shape[1]].to(keys.device), keys)))
+        if _is_distributed():
             dist.broadcast(self.mean, 0)
-        for _ in range(ROUNDS):
-            found = centroid_sums(keys, nearest_centroid(keys, self.mean.to(keys.dtype)), self.mean.shape[1])
-            near, count = (_over_processes(part) for part in found)
-            self.sums.copy_(near / count.clamp(min=1))
-            self.mean.copy_(_directions(self.sums, self.mean))
+        for _ in range(LLOYD_ITERATIONS):
+            new_sums = centroid_sums(keys, nearest_centroid(keys, self.mean.to(keys.dtype)), self.mean.shape[1])
+            sums, count = (_sum_over_processes(part) for part in new_sums)
+            self.sums.copy_(sums / count.clamp(min=1))
+            self.mean.copy_(_normalize_sums(self.sums, self.mean))
         self.started.fill_(1)
 
 
-def nearest_centroid(x: Float[Tensor, "h n e"], mean: Float[Tensor, "h k e"]) -> Int[Tensor, "h n"]:
-    """The number of the centroid with the smallest angle."""
-    return (x @ mean.mT).argmax(-1)
+def nearest_centroid(x: Float[Tensor, "h n e"], centroids: Float[Tensor, "h k e"]) -> Int[Tensor, "h n"]:
+    """The index of the centroid with the smallest angle."""
+    return (x @ centroids.mT).argmax(-1)
 
 
-def centroid_sums(x: Float[Tensor, "h n e"], label: Int[Tensor, "h n"], clusters: int) -> CentroidSums:
+def centroid_sums(x: Float[Tensor, "h n e"], labels: Int[Tensor, "h n"], clusters: int) -> CentroidSums:
     """The sum of the keys with each label."""
-    near = x.new_zeros(x.shape[0], clusters, x.shape[2]).scatter_add(1, _wide(label, x), x)
-    return CentroidSums(near, x.new_tensor(float(x.shape[1])))
+    sums = x.new_zeros(x.shape[0], clusters, x.shape[2]).scatter_add(1, _expand_index(labels, x), x)
+    return CentroidSums(sums, x.new_tensor(float(x.shape[1])))
 
 
-def _directions(sums: Tensor, before: Tensor) -> Tensor:
-    """The sums at length 1; where there is none, what was before."""
+def _normalize_sums(sums: Tensor, fallback: Tensor) -> Tensor:
+    """Normalize sums to length 1; use `fallback` where a sum is zero."""
     length = sums.norm(dim=-1, keepdim=True)
-    return torch.where(length > 0, sums / length.clamp(min=1e-30), before)
+    return torch.where(length > 0, sums / length.clamp(min=1e-30), fallback)
 
 
-def _wide(index: Int[Tensor, "h n"], x: Float[Tensor, "h s e"]) -> Int[Tensor, "h n e"]:
+def _expand_index(index: Int[Tensor, "h n"], x: Float[Tensor, "h s e"]) -> Int[Tensor, "h n e"]:
     return index[..., None].expand(*index.shape, x.shape[-1])
 
 
-def _together() -> bool:
+def _is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _over_processes(values: Tensor) -> Tensor:
+def _sum_over_processes(values: Tensor) -> Tensor:
     """The sum over all processes of a run."""
-    if _together():
+    if _is_distributed():
         dist.all_reduce(values)
     return values

@@ -1,4 +1,4 @@
-"""Linear attention to all keys of the own document: one sum for each document, made once."""
+"""Bidirectional linear attention: one sum of key features and values for each document."""
 
 from typing import NamedTuple
 
@@ -13,115 +13,131 @@ from manyformer.ops.linear_attention import divide_by_normalizer
 
 
 class DocumentSums(NamedTuple):
-    """For each document that keys were given of, its number, their sum, and the logarithm of the sum's scale.
+    """The segment ids of the documents so far, the sum for each, and the logarithm of the sum's scale.
 
-    The numbers are the same in every row; a row without such a document has zeros. Before the first key there are none.
+    `document_ids` are the same for every row; a row without such a document has zeros. They are empty before the first
+    key.
     """
 
-    numbers: tuple[int, ...] = ()
+    document_ids: tuple[int, ...] = ()
     matrix: Float[Tensor, "b n g r f"] | None = None
-    level: Float[Tensor, "b n g"] | None = None
+    log_scale: Float[Tensor, "b n g"] | None = None
 
     @property
-    def empty(self) -> bool:
-        """Whether no key has been given."""
-        return not self.numbers
+    def is_empty(self) -> bool:
+        """Whether no key has been added yet."""
+        return not self.document_ids
 
 
 def sum_keys(
-    c: Float[Tensor, "b g s r"],
-    log: Float[Tensor, "b g s"] | None,
+    key_features: Float[Tensor, "b g s r"],
+    feature_scale: Float[Tensor, "b g s"] | None,
     v: Float[Tensor, "b g s f"],
     key_positions: TokenPositions,
-    before: DocumentSums,
+    previous: DocumentSums,
 ) -> DocumentSums:
-    """The sums after these keys too; each key is to be given once."""
-    if c.shape[2] == 0:
-        return before
-    known = before.numbers
-    numbers = (*known, *(number for number in _numbers(key_positions) if number not in known))
+    """Add these keys to the sums; each key must be passed once."""
+    if key_features.shape[2] == 0:
+        return previous
+    previous_ids = previous.document_ids
+    document_ids = (*previous_ids, *(number for number in _list_documents(key_positions) if number not in previous_ids))
     columns = F.pad(v, (0, 1), value=1.0)
     sums = []
-    for place, document in enumerate(numbers):
-        here = (
+    for index, document in enumerate(document_ids):
+        in_document = (
             None
             if isinstance(key_positions.layout, ContiguousLayout)
             else (key_positions.segment_ids == document)[:, None]
         )
-        matrix, level = _sum_of(c, log, columns, here)
-        if place < len(known):
-            assert before.matrix is not None
-            old = None if before.level is None else before.level[:, place]
-            matrix, level = _joined(before.matrix[:, place], old, matrix, level)
-        sums.append((matrix, level))
+        matrix, log_scale = _sum_document(key_features, feature_scale, columns, in_document)
+        if index < len(previous_ids):
+            assert previous.matrix is not None
+            previous_scale = None if previous.log_scale is None else previous.log_scale[:, index]
+            matrix, log_scale = _merge_sums(previous.matrix[:, index], previous_scale, matrix, log_scale)
+        sums.append((matrix, log_scale))
     if not sums:
-        return before
-    levels = [level for _, level in sums if level is not None]
+        return previous
+    log_scales = [log_scale for _, log_scale in sums if log_scale is not None]
     return DocumentSums(
-        numbers, torch.stack([matrix for matrix, _ in sums], 1), torch.stack(levels, 1) if levels else None
+        document_ids, torch.stack([matrix for matrix, _ in sums], 1), torch.stack(log_scales, 1) if log_scales else None
     )
 
 
 def read_sums(
-    a: Float[Tensor, "b h l r"], query_positions: TokenPositions, summary: DocumentSums, values: int, floor: float
+    query_features: Float[Tensor, "b h l r"],
+    query_positions: TokenPositions,
+    sums: DocumentSums,
+    value_dim: int,
+    floor: float,
 ) -> Float[Tensor, "b h l f"]:
-    """The `values` channels that queries get from the sum of their document; zeros where there is none."""
-    if summary.matrix is None:
-        return a.new_zeros(*a.shape[:3], values)
-    # each head of keys as often as query heads share it
-    matrix = summary.matrix.repeat_interleave(a.shape[1] // summary.matrix.shape[2], 2)
-    if isinstance(query_positions.layout, ContiguousLayout) and summary.numbers == (0,):
-        return divide_by_normalizer(a @ matrix[:, 0], floor)
-    y = a.new_zeros(*a.shape[:3], values + 1)
-    for place, number in enumerate(summary.numbers):
-        y = torch.where((query_positions.segment_ids == number)[:, None, :, None], a @ matrix[:, place], y)
+    """The outputs, `value_dim` channels, of queries from the sum of their document; zeros if it has none."""
+    if sums.matrix is None:
+        return query_features.new_zeros(*query_features.shape[:3], value_dim)
+    # repeat each key head for the query heads that share it
+    matrix = sums.matrix.repeat_interleave(query_features.shape[1] // sums.matrix.shape[2], 2)
+    if isinstance(query_positions.layout, ContiguousLayout) and sums.document_ids == (0,):
+        return divide_by_normalizer(query_features @ matrix[:, 0], floor)
+    y = query_features.new_zeros(*query_features.shape[:3], value_dim + 1)
+    for index, document in enumerate(sums.document_ids):
+        y = torch.where(
+            (query_positions.segment_ids == document)[:, None, :, None], query_features @ matrix[:, index], y
+        )
     return divide_by_normalizer(y, floor)
 
 
 def document_sums_reference(
-    a: Float[Tensor, "b h l r"],
-    c: Float[Tensor, "b g s r"],
-    log: Float[Tensor, "b g s"] | None,
+    query_features: Float[Tensor, "b h l r"],
+    key_features: Float[Tensor, "b g s r"],
+    feature_scale: Float[Tensor, "b g s"] | None,
     v: Float[Tensor, "b g s f"],
     query_positions: TokenPositions,
     key_positions: TokenPositions,
     floor: float,
 ) -> tuple[Float[Tensor, "b h l f"], Float[Tensor, "b h l s"]]:
-    """The definition, with every pair written out: outputs and weights."""
-    shared = a.shape[1] // c.shape[1]
-    c, v = c.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
-    seen = AllKeys().dense(query_positions, key_positions, 1)
-    pairs = a @ c.mT
-    if log is not None:
-        scale = log.repeat_interleave(shared, 1)[:, :, None].masked_fill(~seen, -torch.inf)
-        pairs = pairs * (scale - scale.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(a.dtype).min)).exp()
-    pairs = pairs.masked_fill(~seen, 0.0)
+    """Compute outputs and weights by the definition, from all pairs."""
+    heads_per_group = query_features.shape[1] // key_features.shape[1]
+    key_features, v = key_features.repeat_interleave(heads_per_group, 1), v.repeat_interleave(heads_per_group, 1)
+    visible = AllKeys().dense(query_positions, key_positions, 1)
+    pairs = query_features @ key_features.mT
+    if feature_scale is not None:
+        scale = feature_scale.repeat_interleave(heads_per_group, 1)[:, :, None].masked_fill(~visible, -torch.inf)
+        pairs = (
+            pairs
+            * (scale - scale.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(query_features.dtype).min)).exp()
+        )
+    pairs = pairs.masked_fill(~visible, 0.0)
     y = divide_by_normalizer(pairs @ F.pad(v, (0, 1), value=1.0), floor)
     return y, pairs / pairs.sum(-1, keepdim=True).clamp(min=floor)
 
 
-def _numbers(key_positions: TokenPositions) -> list[int]:
+def _list_documents(key_positions: TokenPositions) -> list[int]:
     if isinstance(key_positions.layout, ContiguousLayout):
         return [0]
-    found: list[int] = torch.unique(key_positions.segment_ids).tolist()
-    return [number for number in found if number != PADDING_SEGMENT]
+    segment_ids: list[int] = torch.unique(key_positions.segment_ids).tolist()
+    return [document for document in segment_ids if document != PADDING_SEGMENT]
 
 
-def _sum_of(c: Tensor, log: Tensor | None, columns: Tensor, here: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The sum over the keys that are `here`, over exp(level) where features have a scale."""
-    if log is None:
-        return c.mT @ (columns if here is None else columns * here[..., None]), None
-    log = log if here is None else log.masked_fill(~here, -torch.inf)
-    level = log.detach().amax(-1)
-    # without a key the sum is zero on any scale
-    scale = (log - level.masked_fill(level == -torch.inf, 0.0)[..., None]).exp()
-    return c.mT @ (columns * scale[..., None]), level
+def _sum_document(
+    key_features: Tensor, feature_scale: Tensor | None, columns: Tensor, in_document: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The sum over the keys with `in_document`, divided by exp of the returned scale where features have a scale."""
+    if feature_scale is None:
+        return key_features.mT @ (columns if in_document is None else columns * in_document[..., None]), None
+    feature_scale = feature_scale if in_document is None else feature_scale.masked_fill(~in_document, -torch.inf)
+    log_scale = feature_scale.detach().amax(-1)
+    # the sum of no keys is zero whatever the scale
+    scale = (feature_scale - log_scale.masked_fill(log_scale == -torch.inf, 0.0)[..., None]).exp()
+    return key_features.mT @ (columns * scale[..., None]), log_scale
 
 
-def _joined(old: Tensor, was: Tensor | None, new: Tensor, level: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    if was is None or level is None:
+def _merge_sums(
+    old: Tensor, old_scale: Tensor | None, new: Tensor, new_scale: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    if old_scale is None or new_scale is None:
         return old + new, None
-    top = was.maximum(level)
-    fixed = top.masked_fill(top == -torch.inf, 0.0)
-    parts = (part * (scale - fixed).exp()[..., None, None] for part, scale in ((old, was), (new, level)))
-    return sum(parts, torch.zeros_like(old)), top
+    max_scale = old_scale.maximum(new_scale)
+    finite_scale = max_scale.masked_fill(max_scale == -torch.inf, 0.0)
+    parts = (
+        matrix * (scale - finite_scale).exp()[..., None, None] for matrix, scale in ((old, old_scale), (new, new_scale))
+    )
+    return sum(parts, torch.zeros_like(old)), max_scale

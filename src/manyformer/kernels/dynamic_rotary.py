@@ -1,4 +1,4 @@
-"""Rotary positions whose rates follow the length so far; exact with a cache, because it keeps keys as they are."""
+"""Dynamic NTK rotary positions: the rates depend on the length so far, and cached keys stay unrotated."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, final
@@ -21,34 +21,33 @@ from manyformer.kernels.kernel import Kernel
 from manyformer.position import DynamicNTKRotaryScaling, Position
 from manyformer.position.rotary import RotaryPairing, check_widths, rotate, rotation_table
 
-QUERIES = 16
-"""So many queries beyond the original length are answered together, each with all keys turned for it."""
+MAX_ROTATED_QUERIES = 16
+"""Queries beyond the original length per kernel call; for each of them all keys are rotated separately."""
 
 
 class QueryRange(NamedTuple):
-    """Columns `first` to `last` of the queries; `shares_rotation` where one turn of the keys serves all of them."""
+    """Query columns `start` to `stop`; with `shares_rotation` the keys are rotated once for all of them."""
 
-    first: int
-    last: int
+    start: int
+    stop: int
     shares_rotation: bool
 
 
 @final
 class DynamicRotaryKernel(Kernel):
-    """`inner` over queries and keys that turn as in `RotaryPosition`, at rates that depend on how long the context is
-    by then.
+    """`inner` over queries and keys rotated as in `RotaryPosition`, with rates that depend on the current length.
 
-    A query at position i turns, and has all keys turned for it, at the rates for i + 1 tokens. So what it sees does not
-    depend on later tokens, on how many were given at once, or on other rows of the batch: step by step is as in one
-    pass. (The common implementation takes the length of the whole call, and leaves cached keys turned for the length
-    of their time.) Keys arrive and are cached unturned. Queries within the original length share one turn, as in
-    `RotaryPosition`; each later one costs a turn of all keys, in a full pass as in decoding. Needs a kernel that keeps
-    keys."""
+    A query at position i, and all keys for it, are rotated with the rates for i + 1 tokens. Its output therefore does
+    not depend on later tokens, on the length of the call or on other rows of the batch: decoding equals a full pass.
+    (The common implementation takes the length of the whole call, and leaves cached keys rotated for the length at
+    which they were cached.) Keys are passed and cached unrotated. Queries within the original length share one
+    rotation, as in `RotaryPosition`; each later query rotates all keys, in a full pass and in decoding alike. Needs a
+    kernel whose keys are cached."""
 
     def __init__(
         self,
         inner: Kernel,
-        width: int,
+        head_dim: int,
         scaling: DynamicNTKRotaryScaling,
         *,
         rotated: int | None = None,
@@ -56,16 +55,18 @@ class DynamicRotaryKernel(Kernel):
         base: float = 10_000.0,
     ) -> None:
         super().__init__()
-        self.rotated = width if rotated is None else rotated
-        check_widths(width, self.rotated, pairs)
+        self.rotated = head_dim if rotated is None else rotated
+        check_widths(head_dim, self.rotated, pairs)
         if inner.recurrent:
-            raise ValueError(f"DynamicRotary turns old keys anew, but {type(inner).__name__} does not keep them")
+            raise ValueError(
+                f"DynamicRotaryKernel rotates cached keys, but {type(inner).__name__} is recurrent and has none"
+            )
         if inner.tied_qk:
             raise ValueError(
-                f"DynamicRotary turns keys for each query, but {type(inner).__name__} takes queries for keys"
+                f"DynamicRotaryKernel rotates keys for each query, but {type(inner).__name__} ties queries and keys"
             )
-        self.inner, self.width, self.scaling, self.pairs, self.base = inner, width, scaling, pairs, base
-        # another position that turns keys would be applied before the cache, and be turned along
+        self.inner, self.head_dim, self.scaling, self.pairs, self.base = inner, head_dim, scaling, pairs, base
+        # a position that acts on keys would be applied before the cache, and then be rotated as well
         self.supports = inner.supports - {"query", "key"}
 
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
@@ -82,19 +83,22 @@ class DynamicRotaryKernel(Kernel):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> LayerOutput:
-        outs: list[Tensor] = []
-        total: Tensor | float = 0.0
-        for part in self._parts(query_positions):
-            some, there = q[:, :, part.first : part.last], _columns(query_positions, part)
+        outputs: list[Tensor] = []
+        total_loss: Tensor | float = 0.0
+        for query_range in self._query_ranges(query_positions):
+            chunk, chunk_positions = (
+                q[:, :, query_range.start : query_range.stop],
+                _slice_positions(query_positions, query_range),
+            )
             inputs = (
-                self._together(some, k, v, there, key_positions)
-                if part.shares_rotation
-                else self._apart(some, k, v, there, key_positions)
+                self._rotate_keys_once(chunk, k, v, chunk_positions, key_positions)
+                if query_range.shares_rotation
+                else self._rotate_keys_per_query(chunk, k, v, chunk_positions, key_positions)
             )
             y, state, loss = self.inner(*inputs, position, state, watch)
-            outs.append(y if part.shares_rotation else _rejoined(y, q.shape[0]))
-            total = total + loss
-        return LayerOutput(outs[0] if len(outs) == 1 else torch.cat(outs, dim=2), state, total)
+            outputs.append(y if query_range.shares_rotation else _merge_query_rows(y, q.shape[0]))
+            total_loss = total_loss + loss
+        return LayerOutput(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), state, total_loss)
 
     def explain(
         self,
@@ -107,75 +111,88 @@ class DynamicRotaryKernel(Kernel):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> str:
-        apart = sum(part.last - part.first for part in self._parts(query_positions) if not part.shares_rotation)
-        told = f"; the keys are turned for each of {apart} queries beyond {self.scaling.original}" if apart else ""
-        return self.inner.explain(q, k, v, query_positions, key_positions, position, state, watch) + told
+        num_extrapolated = sum(
+            query_range.stop - query_range.start
+            for query_range in self._query_ranges(query_positions)
+            if not query_range.shares_rotation
+        )
+        suffix = (
+            f"; the keys are rotated for each of {num_extrapolated} queries beyond {self.scaling.original_length}"
+            if num_extrapolated
+            else ""
+        )
+        return self.inner.explain(q, k, v, query_positions, key_positions, position, state, watch) + suffix
 
     def extra_repr(self) -> str:
-        return f"{self.width}, {self.scaling}, rotated={self.rotated}, pairs={self.pairs}, base={self.base:g}"
+        return f"{self.head_dim}, {self.scaling}, rotated={self.rotated}, pairs={self.pairs}, base={self.base:g}"
 
-    def _parts(self, query_positions: TokenPositions) -> Iterator[QueryRange]:
-        """Columns within the original length in every row first, then a few at a time."""
+    def _query_ranges(self, query_positions: TokenPositions) -> Iterator[QueryRange]:
+        """One range for the columns within the original length in every row, then ranges of `MAX_ROTATED_QUERIES`."""
         length = query_positions.position_ids.shape[1]
-        late = (
-            (query_positions.position_ids >= self.scaling.original) & (query_positions.segment_ids != PADDING_SEGMENT)
+        extrapolated = (
+            (query_positions.position_ids >= self.scaling.original_length)
+            & (query_positions.segment_ids != PADDING_SEGMENT)
         ).any(0)
-        begin = int(late.int().argmax()) if bool(late.any()) else length
-        if begin or not length:
-            yield QueryRange(0, begin, shares_rotation=True)
-        for first in range(begin, length, QUERIES):
-            yield QueryRange(first, min(first + QUERIES, length), shares_rotation=False)
+        num_within = int(extrapolated.int().argmax()) if bool(extrapolated.any()) else length
+        if num_within or not length:
+            yield QueryRange(0, num_within, shares_rotation=True)
+        for start in range(num_within, length, MAX_ROTATED_QUERIES):
+            yield QueryRange(start, min(start + MAX_ROTATED_QUERIES, length), shares_rotation=False)
 
-    def _together(
+    def _rotate_keys_once(
         self, q: Tensor, k: Tensor, v: Tensor, query_positions: TokenPositions, key_positions: TokenPositions
     ) -> tuple[Tensor, Tensor, Tensor, TokenPositions, TokenPositions]:
-        short = torch.zeros_like(query_positions.position_ids[:1, :1])
+        unscaled = torch.zeros_like(query_positions.position_ids[:1, :1])
         return (
-            self._turn(q, query_positions.position_ids, short),
-            self._turn(k, key_positions.position_ids, short),
+            self._rotate(q, query_positions.position_ids, unscaled),
+            self._rotate(k, key_positions.position_ids, unscaled),
             v,
             query_positions,
             key_positions,
         )
 
-    def _apart(
+    def _rotate_keys_per_query(
         self, q: Tensor, k: Tensor, v: Tensor, query_positions: TokenPositions, key_positions: TokenPositions
     ) -> tuple[Tensor, Tensor, Tensor, TokenPositions, TokenPositions]:
-        """Every query as a row of its own, with keys turned for it."""
-        rows, each = q.shape[0], q.shape[2]
+        """Make every query a row of the batch, with the keys rotated for it."""
+        rows, queries = q.shape[0], q.shape[2]
         query_positions = tree_map(lambda t: t.expand(rows, -1).reshape(-1, 1), query_positions)
         key_positions = tree_map(
-            lambda t: t.expand(rows, -1).repeat_interleave(each, dim=0), key_positions._replace(layout=None)
+            lambda t: t.expand(rows, -1).repeat_interleave(queries, dim=0), key_positions._replace(layout=None)
         )
         q = q.transpose(1, 2).flatten(0, 1)[:, :, None]
-        k, v = (x.repeat_interleave(each, dim=0) for x in (k, v))
+        k, v = (x.repeat_interleave(queries, dim=0) for x in (k, v))
         return (
-            self._turn(q, query_positions.position_ids, query_positions.position_ids + 1),
-            self._turn(k, key_positions.position_ids, query_positions.position_ids + 1),
+            self._rotate(q, query_positions.position_ids, query_positions.position_ids + 1),
+            self._rotate(k, key_positions.position_ids, query_positions.position_ids + 1),
             v,
             query_positions._replace(layout=None),
             key_positions,
         )
 
-    def _turn(self, x: Tensor, pos: Int[Tensor, "b l"], lengths: Int[Tensor, "#b 1"]) -> Tensor:
-        pace = self.scaling.rates(self.rotated, self.base, lengths)
-        idle = 0 if self.pairs == "halves" else (self.width - self.rotated) // 2
-        table = rotation_table(pos[..., None] * pace, idle=idle).to(torch.promote_types(x.dtype, torch.float32))
+    def _rotate(self, x: Tensor, position_ids: Int[Tensor, "b l"], lengths: Int[Tensor, "#b 1"]) -> Tensor:
+        rates = self.scaling.frequencies(self.rotated, self.base, lengths)
+        idle = 0 if self.pairs == "halves" else (self.head_dim - self.rotated) // 2
+        table = rotation_table(position_ids[..., None] * rates, unrotated_pairs=idle).to(
+            torch.promote_types(x.dtype, torch.float32)
+        )
         return rotate(x, table[:, None], self.pairs)
 
 
-def _columns(positions: TokenPositions, part: QueryRange) -> TokenPositions:
+def _slice_positions(positions: TokenPositions, query_range: QueryRange) -> TokenPositions:
     layout = (
-        ContiguousLayout(positions.layout.start + part.first)
+        ContiguousLayout(positions.layout.start + query_range.start)
         if isinstance(positions.layout, ContiguousLayout)
         else None
     )
-    if (part.first, part.last) == (0, positions.position_ids.shape[1]):
+    if (query_range.start, query_range.stop) == (0, positions.position_ids.shape[1]):
         return positions
-    columns: TokenPositions = tree_map(lambda t: t[:, part.first : part.last], positions._replace(layout=None))
+    columns: TokenPositions = tree_map(
+        lambda t: t[:, query_range.start : query_range.stop], positions._replace(layout=None)
+    )
     return columns._replace(layout=layout)
 
 
-def _rejoined(y: Float[Tensor, "bl h 1 f"], rows: int) -> Float[Tensor, "b h l f"]:
-    """The answers to queries that were rows of their own, in their places."""
+def _merge_query_rows(y: Float[Tensor, "bl h 1 f"], rows: int) -> Float[Tensor, "b h l f"]:
+    """Undo `_rotate_keys_per_query`: outputs of queries that were rows of the batch."""
     return y[:, :, 0].reshape(rows, -1, y.shape[1], y.shape[-1]).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""How queries, keys and values become outputs: the interface of every attention algorithm."""
+"""The interface of every attention algorithm: outputs from queries, keys and values."""
 
 from abc import ABC, abstractmethod
 
@@ -14,12 +14,12 @@ from manyformer.position import Position
 class Kernel(nn.Module, ABC):
     """An attention algorithm.
 
-    `supports` names the seams of a position that it can respect; a position that touches another one is refused where
-    the two meet. `recurrent` says that it keeps a summary of old keys in its own state instead of the keys themselves.
-    `gate_dim` numbers a token and key head are asked of the stream beside the values: their last channels. So are
-    `extra_query_dim` numbers a token and head beside the queries, which no position changes. `tied_qk` says that the
-    queries are to be the keys of the same tokens, with one projection for both. `content_based` says that which pairs
-    are computed depends on what the tokens are like, so that only numbers tell its cost."""
+    `supports` names the seams at which a position may act; `Attention` refuses a position that acts at another one.
+    `recurrent` says that the kernel keeps a summary of earlier keys in its state instead of the keys themselves.
+    `gate_dim` is the number of channels per token and key head that the layer projects in addition to the values; they
+    are the last channels of `v`. `extra_query_dim` is the same for queries; no position changes these channels.
+    `tied_qk` says that the queries are the keys of the same tokens, with one projection for both. `content_based` says
+    that the pairs to compute depend on the content of the tokens, so the cost cannot be derived from shapes."""
 
     supports: frozenset[str]
     recurrent: bool = False
@@ -28,7 +28,7 @@ class Kernel(nn.Module, ABC):
     tied_qk: bool = False
     content_based: bool = False
     cache_mask: Mask | None = None
-    """What queries may see, for kernels that keep to a mask: keys that no later query can see may be forgotten."""
+    """The mask of a kernel that has one: a cache may evict keys that no later query can see under it."""
 
     @abstractmethod
     def forward(
@@ -42,7 +42,7 @@ class Kernel(nn.Module, ABC):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> LayerOutput:
-        """Outputs (b, h, l, f) for queries at the places `query_positions` from keys at the places `key_positions`."""
+        """Compute the outputs (b, h, l, f) of queries at `query_positions` from keys at `key_positions`."""
 
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
         """The state before any token."""
@@ -60,4 +60,4 @@ class Kernel(nn.Module, ABC):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> str:
-        """One sentence: which way this very call would be computed, and why."""
+        """Return one sentence: the path that this call would take, and the reason."""

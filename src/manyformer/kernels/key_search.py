@@ -1,4 +1,4 @@
-"""Where the nearest keys come from: torch, or a library of its own for it."""
+"""Search for the keys with the largest dot products: in torch or with faiss."""
 
 from abc import ABC, abstractmethod
 from typing import final
@@ -12,35 +12,35 @@ from manyformer.ops.top_products import TopProducts, top_products
 
 
 class KeySearch(ABC):
-    """Finds the keys with the largest products with each query."""
+    """Finds the keys with the largest dot product for each query."""
 
     name: str
 
     @abstractmethod
     def __call__(
-        self, q: Float[Tensor, "p l e"], k: Float[Tensor, "p s e"], count: int, hidden: Bool[Tensor, "l s"] | None
+        self, q: Float[Tensor, "p l e"], k: Float[Tensor, "p s e"], count: int, masked: Bool[Tensor, "l s"] | None
     ) -> TopProducts:
-        """The `count` largest, or all where there are fewer; what is `hidden` has the product -inf."""
+        """Return the `count` largest products, or all if there are fewer; `masked` pairs have the product -inf."""
 
 
 @final
 class ExactSearch(KeySearch):
-    """All products, in torch, on any device: see `manyformer.ops.top_products`."""
+    """Computes all products in torch, on any device: see `manyformer.ops.top_products`."""
 
     name = "torch"
 
     def __call__(
-        self, q: Float[Tensor, "p l e"], k: Float[Tensor, "p s e"], count: int, hidden: Bool[Tensor, "l s"] | None
+        self, q: Float[Tensor, "p l e"], k: Float[Tensor, "p s e"], count: int, masked: Bool[Tensor, "l s"] | None
     ) -> TopProducts:
-        return top_products(q, k, count, hidden)
+        return top_products(q, k, count, masked)
 
 
 @final
 class FaissSearch(KeySearch):
     """faiss's exhaustive search by inner product, in float32 on a CPU; it needs `pip install 'manyformer[knn]'`.
 
-    An index would have to be built anew for memories that change with every segment. What is hidden key by key, as in
-    rows with padding, faiss cannot tell: there torch searches. Raises UserError where faiss is missing.
+    It builds no index, because the memory changes with every segment. faiss cannot mask single keys, as rows with
+    padding need; those calls are computed in torch. Raises UserError if faiss is not installed.
     """
 
     name = "faiss"
@@ -53,13 +53,13 @@ class FaissSearch(KeySearch):
         self._faiss = faiss
 
     def __call__(
-        self, q: Float[Tensor, "p l e"], k: Float[Tensor, "p s e"], count: int, hidden: Bool[Tensor, "l s"] | None
+        self, q: Float[Tensor, "p l e"], k: Float[Tensor, "p s e"], count: int, masked: Bool[Tensor, "l s"] | None
     ) -> TopProducts:
-        if hidden is not None or not k.shape[1] or not q.shape[1]:
-            return top_products(q, k, count, hidden)
-        products, index = [], []
-        for one, keys in zip(*(x.detach().float().cpu().contiguous().numpy() for x in (q, k))):
-            found = self._faiss.knn(one, keys, min(count, len(keys)), metric=self._faiss.METRIC_INNER_PRODUCT)
-            products.append(torch.from_numpy(found[0]))
-            index.append(torch.from_numpy(found[1]))
-        return TopProducts(torch.stack(products).to(q), torch.stack(index).to(q.device))
+        if masked is not None or not k.shape[1] or not q.shape[1]:
+            return top_products(q, k, count, masked)
+        products, columns = [], []
+        for queries, keys in zip(*(x.detach().float().cpu().contiguous().numpy() for x in (q, k))):
+            nearest = self._faiss.knn(queries, keys, min(count, len(keys)), metric=self._faiss.METRIC_INNER_PRODUCT)
+            products.append(torch.from_numpy(nearest[0]))
+            columns.append(torch.from_numpy(nearest[1]))
+        return TopProducts(torch.stack(products).to(q), torch.stack(columns).to(q.device))

@@ -1,4 +1,4 @@
-"""Keys and values of many tokens for later, first in first out and without gradients, and who may see which."""
+"""A first-in-first-out buffer of keys and values without gradients, and the visibility of its columns."""
 
 import itertools
 from collections.abc import Iterator
@@ -11,62 +11,67 @@ from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, PackedLayout, TokenPositions
 
-UNUSED = -2
-"""The segment number of a column that holds nothing yet."""
+UNUSED_SEGMENT = -2
+"""The segment id of a column that has not been written yet."""
 
-LEAST_ROOM = 16
+MIN_CAPACITY = 16
+"""The smallest number of free columns in a new buffer."""
+"""The smallest number of free columns in a new buffer."""
 
 
 class KVBuffer(NamedTuple):
-    """Pairs of key and value in the columns from `begin` to before `end` of a buffer, and where their tokens are.
+    """Keys and values in the columns `start` to `stop` of a buffer, with the positions of their tokens.
 
-    A buffer is written in place, but only where nothing was: every state stays as it was. Columns of padding are there,
-    but nobody sees them.
+    The buffer is written in place, but only in unused columns, so earlier states stay valid. Padding has columns too;
+    no query sees them.
     """
 
-    k: Float[Tensor, "b h room e"]
-    v: Float[Tensor, "b h room f"]
-    pos: Int[Tensor, "b room"]
-    seg: Int[Tensor, "b room"]
-    begin: int = 0
-    end: int = 0
+    k: Float[Tensor, "b h capacity e"]
+    v: Float[Tensor, "b h capacity f"]
+    position_ids: Int[Tensor, "b capacity"]
+    segment_ids: Int[Tensor, "b capacity"]
+    start: int = 0
+    stop: int = 0
 
     @property
     def used(self) -> "KVBuffer":
-        """The same without unused columns: views."""
-        here = slice(self.begin, self.end)
-        pos, seg = self.pos[:, here], self.seg[:, here]
-        return KVBuffer(self.k[:, :, here], self.v[:, :, here], pos, seg, 0, self.end - self.begin)
+        """The used columns as views."""
+        columns = slice(self.start, self.stop)
+        position_ids, segment_ids = self.position_ids[:, columns], self.segment_ids[:, columns]
+        return KVBuffer(
+            self.k[:, :, columns], self.v[:, :, columns], position_ids, segment_ids, 0, self.stop - self.start
+        )
 
 
 class BlockHistory(NamedTuple):
-    """Who sees what: tokens of a document come in blocks of `block`; a block sees the last `size` tokens before it.
+    """Visibility of earlier tokens: documents are divided into blocks of `block` tokens, and the tokens of a block see
+    the last `size` tokens before the block.
 
-    That is a function of positions, so that it does not matter in which pieces a text is read.
+    It depends on positions alone, so the division of a text into calls does not matter.
     """
 
     size: int
     block: int
 
     @property
-    def needed(self) -> int:
-        """The last so many tokens of a document are what its next token, and all after it, may see."""
+    def required_tokens(self) -> int:
+        """How many of the last tokens of a document its later tokens may still see."""
         return self.size + self.block - 1
 
-    def hidden(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Bool[Tensor, "b l s"]:
-        """The definition: which keys a query must not see."""
-        first = (query_positions.position_ids // self.block * self.block)[:, :, None]
-        seen = (key_positions.position_ids[:, None] < first) & (
-            key_positions.position_ids[:, None] >= first - self.size
+    def masked_keys(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Bool[Tensor, "b l s"]:
+        """The definition: the keys that each query must not see."""
+        block_starts = (query_positions.position_ids // self.block * self.block)[:, :, None]
+        visible = (key_positions.position_ids[:, None] < block_starts) & (
+            key_positions.position_ids[:, None] >= block_starts - self.size
         )
         return ~(
-            seen
+            visible
             & (query_positions.segment_ids[:, :, None] == key_positions.segment_ids[:, None])
             & (key_positions.segment_ids[:, None] != PADDING_SEGMENT)
         )
 
-    def nothing(self, query_positions: TokenPositions) -> bool:
-        """Whether it is known without a look at numbers that no query sees anything."""
+    def has_no_visible_keys(self, query_positions: TokenPositions) -> bool:
+        """Whether the layout alone shows that no query sees any key."""
         return (
             isinstance(query_positions.layout, ContiguousLayout)
             and query_positions.layout.start + query_positions.position_ids.shape[1] <= self.block
@@ -74,7 +79,7 @@ class BlockHistory(NamedTuple):
 
 
 class SharedKeyRange(NamedTuple):
-    """Queries of some rows that see the same keys, and all of these."""
+    """Queries of some rows that all see the same range of keys."""
 
     rows: slice
     queries: slice
@@ -82,107 +87,123 @@ class SharedKeyRange(NamedTuple):
 
 
 def shared_key_ranges(
-    sight: BlockHistory, query_positions: TokenPositions, keys: int
+    history: BlockHistory, query_positions: TokenPositions, keys: int
 ) -> Iterator[SharedKeyRange] | None:
-    """Who sees which of `keys` columns, `query_positions` the last of them; None where tokens may not stand side by
-    side.
+    """The ranges of queries that see the same of `keys` columns; `query_positions` are the last of those columns.
+
+    None where the tokens of a document may not be contiguous.
     """
     queries = query_positions.position_ids.shape[1]
     if isinstance(query_positions.layout, ContiguousLayout):
-        return _in_row(sight, slice(None), (0, queries, query_positions.layout.start), keys, queries)
+        return _ranges_of_document(history, slice(None), (0, queries, query_positions.layout.start), keys, queries)
     if isinstance(query_positions.layout, PackedLayout) and keys == queries:
         documents = query_positions.layout.documents
-        return (s for r, a, b in documents for s in _in_row(sight, slice(r, r + 1), (a, b, 0), keys, queries))
+        return (
+            s for r, a, b in documents for s in _ranges_of_document(history, slice(r, r + 1), (a, b, 0), keys, queries)
+        )
     if not isinstance(query_positions.layout, AlignedLayout) or query_positions.position_ids.device.type != "cpu":
         return None
-    return _in_rows(sight, query_positions, keys)
+    return _ranges_of_rows(history, query_positions, keys)
 
 
-def _in_rows(sight: BlockHistory, query_positions: TokenPositions, keys: int) -> Iterator[SharedKeyRange]:
-    pos, seg = query_positions.position_ids.numpy(), query_positions.segment_ids.numpy()
-    for row in range(len(seg)):
-        cuts = [0, *(np.flatnonzero(np.diff(seg[row])) + 1).tolist(), seg.shape[1]]
-        for begin, end in itertools.pairwise(cuts):
-            if seg[row, begin] != PADDING_SEGMENT:
-                document = begin, end, int(pos[row, begin])
-                yield from _in_row(sight, slice(row, row + 1), document, keys, seg.shape[1])
+def _ranges_of_rows(history: BlockHistory, query_positions: TokenPositions, keys: int) -> Iterator[SharedKeyRange]:
+    position_ids, segment_ids = query_positions.position_ids.numpy(), query_positions.segment_ids.numpy()
+    for row in range(len(segment_ids)):
+        cuts = [0, *(np.flatnonzero(np.diff(segment_ids[row])) + 1).tolist(), segment_ids.shape[1]]
+        for start, stop in itertools.pairwise(cuts):
+            if segment_ids[row, start] != PADDING_SEGMENT:
+                document = start, stop, int(position_ids[row, start])
+                yield from _ranges_of_document(history, slice(row, row + 1), document, keys, segment_ids.shape[1])
 
 
-def _in_row(
-    sight: BlockHistory, rows: slice, document: tuple[int, int, int], keys: int, queries: int
+def _ranges_of_document(
+    history: BlockHistory, rows: slice, document: tuple[int, int, int], keys: int, queries: int
 ) -> Iterator[SharedKeyRange]:
-    """Of a document that reaches from one query to before another, the first one at a position."""
-    begin, end, first = document
-    # the column of the document's token 0
-    origin = keys - queries + begin - first
-    for edge in range(first // sight.block * sight.block, first + end - begin, sight.block):
-        here = slice(max(begin, begin + edge - first), min(end, begin + edge + sight.block - first))
-        seen = slice(max(origin + max(0, edge - sight.size), 0), origin + edge)
-        if seen.start < seen.stop:
-            yield SharedKeyRange(rows, here, seen)
+    """The ranges of one document, given as its first query column, its stop column and its first position."""
+    start, stop, first_position = document
+    # the key column of the document's token at position 0
+    origin = keys - queries + start - first_position
+    for block_start in range(
+        first_position // history.block * history.block, first_position + stop - start, history.block
+    ):
+        query_columns = slice(
+            max(start, start + block_start - first_position),
+            min(stop, start + block_start + history.block - first_position),
+        )
+        key_columns = slice(max(origin + max(0, block_start - history.size), 0), origin + block_start)
+        if key_columns.start < key_columns.stop:
+            yield SharedKeyRange(rows, query_columns, key_columns)
 
 
-def empty_buffer(batch: int, heads: int, key: int, value: int, *, device: torch.device, dtype: torch.dtype) -> KVBuffer:
-    """Nothing yet, and room for nothing."""
-    k, v = (torch.zeros(batch, heads, 0, width, device=device, dtype=dtype) for width in (key, value))
-    pos = torch.zeros(batch, 0, dtype=torch.long, device=device)
-    return KVBuffer(k, v, pos, pos)
+def empty_buffer(
+    batch: int, heads: int, key_dim: int, value_dim: int, *, device: torch.device, dtype: torch.dtype
+) -> KVBuffer:
+    """A buffer without tokens and without capacity."""
+    k, v = (torch.zeros(batch, heads, 0, width, device=device, dtype=dtype) for width in (key_dim, value_dim))
+    position_ids = torch.zeros(batch, 0, dtype=torch.long, device=device)
+    return KVBuffer(k, v, position_ids, position_ids)
 
 
 @torch.no_grad()
 def append(
-    store: KVBuffer, k: Float[Tensor, "b h l e"], v: Float[Tensor, "b h l f"], positions: TokenPositions, keep: int
+    buffer: KVBuffer, k: Float[Tensor, "b h l e"], v: Float[Tensor, "b h l f"], positions: TokenPositions, keep: int
 ) -> KVBuffer:
-    """The store with these tokens behind the others; what is not among the last `keep` of a document may go first."""
+    """Append tokens; tokens that are not among the last `keep` of a document may be evicted."""
     count = k.shape[2]
-    if not _free(store, count):
-        store = _moved(store, count, keep)
-    here = slice(store.end, store.end + count)
-    for part, new in ((store.k, k), (store.v, v)):
-        part[:, :, here] = new
-    for part, number in ((store.pos, positions.position_ids), (store.seg, positions.segment_ids)):
-        part[:, here] = number
-    return store._replace(end=here.stop)
+    if not _can_append_in_place(buffer, count):
+        buffer = _reallocate(buffer, count, keep)
+    columns = slice(buffer.stop, buffer.stop + count)
+    for field, new in ((buffer.k, k), (buffer.v, v)):
+        field[:, :, columns] = new
+    for field, ids in ((buffer.position_ids, positions.position_ids), (buffer.segment_ids, positions.segment_ids)):
+        field[:, columns] = ids
+    return buffer._replace(stop=columns.stop)
 
 
-def trim(store: KVBuffer, positions: TokenPositions, keep: int) -> KVBuffer:
-    """Without columns that no later token needs, where that is known without a look at them."""
+def trim(buffer: KVBuffer, positions: TokenPositions, keep: int) -> KVBuffer:
+    """Drop columns that no later token needs, where the layout alone shows which these are."""
     if not isinstance(positions.layout, ContiguousLayout | AlignedLayout):
-        return store
-    return store._replace(begin=max(store.begin, store.end - keep))
+        return buffer
+    return buffer._replace(start=max(buffer.start, buffer.stop - keep))
 
 
-def _free(store: KVBuffer, count: int) -> bool:
-    """Whether the next columns are there, and nobody has gone on from this state before."""
-    if store.end + count > store.seg.shape[1] or (store.k.is_inference() and not torch.is_inference_mode_enabled()):
+def _can_append_in_place(buffer: KVBuffer, count: int) -> bool:
+    """Whether the next columns exist and no other call has already continued from this state."""
+    if buffer.stop + count > buffer.segment_ids.shape[1] or (
+        buffer.k.is_inference() and not torch.is_inference_mode_enabled()
+    ):
         return False
-    # without numbers there is nobody else
-    return store.seg.is_meta or count == 0 or bool((store.seg[:, store.end] == UNUSED).all())
+    # meta tensors have no values, so no other call can have written them
+    return (
+        buffer.segment_ids.is_meta or count == 0 or bool((buffer.segment_ids[:, buffer.stop] == UNUSED_SEGMENT).all())
+    )
 
 
-def _moved(store: KVBuffer, count: int, keep: int) -> KVBuffer:
-    """What may still be seen in a new buffer, with room for `count` tokens and half as many as it holds."""
-    begin = _first_needed(store, keep)
-    held = store.end - begin
-    room = held + max(count, held // 2, LEAST_ROOM)
+def _reallocate(buffer: KVBuffer, count: int, keep: int) -> KVBuffer:
+    """Copy the required columns to a new buffer with capacity for `count`, or half its length, more tokens."""
+    start = _first_required_column(buffer, keep)
+    length = buffer.stop - start
+    capacity = length + max(count, length // 2, MIN_CAPACITY)
 
-    def moved(part: Tensor, axis: int, fill: int) -> Tensor:
-        shape = [*part.shape[:axis], room, *part.shape[axis + 1 :]]
-        fresh = part.new_full(shape, fill)
-        fresh.narrow(axis, 0, held).copy_(part.narrow(axis, begin, held))
-        return fresh
+    def copy_field(field: Tensor, axis: int, fill: int) -> Tensor:
+        shape = [*field.shape[:axis], capacity, *field.shape[axis + 1 :]]
+        resized = field.new_full(shape, fill)
+        resized.narrow(axis, 0, length).copy_(field.narrow(axis, start, length))
+        return resized
 
-    k, v = (moved(part, 2, 0) for part in (store.k, store.v))
-    return KVBuffer(k, v, moved(store.pos, 1, 0), moved(store.seg, 1, UNUSED), 0, held)
+    k, v = (copy_field(part, 2, 0) for part in (buffer.k, buffer.v))
+    return KVBuffer(
+        k, v, copy_field(buffer.position_ids, 1, 0), copy_field(buffer.segment_ids, 1, UNUSED_SEGMENT), 0, length
+    )
 
 
-def _first_needed(store: KVBuffer, keep: int) -> int:
-    """The first column that the next token of some row, going on with its document, may need."""
-    used = store.used
-    if used.end <= keep or used.seg.is_meta:
-        return store.begin
-    real = used.seg != PADDING_SEGMENT
-    last = torch.where(real, torch.arange(used.end, device=real.device), 0).amax(1, keepdim=True)
-    same = real & (used.seg == used.seg.gather(1, last))
-    needed = (same & (used.pos > used.pos.gather(1, last) - keep)).any(0)
-    return store.begin + int(needed.byte().argmax())
+def _first_required_column(buffer: KVBuffer, keep: int) -> int:
+    """The first column that the next token of any row may need if it continues the row's last document."""
+    used = buffer.used
+    if used.stop <= keep or used.segment_ids.is_meta:
+        return buffer.start
+    valid = used.segment_ids != PADDING_SEGMENT
+    last = torch.where(valid, torch.arange(used.stop, device=valid.device), 0).amax(1, keepdim=True)
+    last_document = valid & (used.segment_ids == used.segment_ids.gather(1, last))
+    required = (last_document & (used.position_ids > used.position_ids.gather(1, last) - keep)).any(0)
+    return buffer.start + int(required.byte().argmax())

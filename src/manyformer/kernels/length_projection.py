@@ -1,4 +1,4 @@
-"""From many tokens to few slots, along the length: learned, pooled or convolved (Wang et al. 2020, section 4)."""
+"""Projections along the length, from tokens to slots: learned, pooled or convolved (Wang et al. 2020, section 4)."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Literal, NamedTuple, final
@@ -11,18 +11,17 @@ from torch.nn import functional as F
 
 
 class ProjectedSlots(NamedTuple):
-    """What the tokens of each document became; `filled` says which slots stand for any token, None is all of them."""
+    """The projected slots of each document; `filled` marks slots that any token contributes to, None means all."""
 
     x: Float[Tensor, "n g k e"]
     filled: Bool[Tensor, "n k"] | None = None
 
 
 class LengthProjection(nn.Module, ABC):
-    """At most `slots` mixtures of the tokens of a document, of which there are at most `max_length`.
+    """Projects the at most `max_length` tokens of a document to at most `slots` slots, by position.
 
-    What happens to a token is a matter of its position. Absent tokens are zeros, and `count` says how many tokens
-    there are at each position of each document, None that there is one everywhere. One module may serve keys and
-    values, and several layers.
+    Absent tokens must be zeros; `count` is the number of tokens at each position of each document, None means one
+    everywhere. One module may be shared by keys and values and by several layers.
     """
 
     def __init__(self, max_length: int, slots: int) -> None:
@@ -31,7 +30,7 @@ class LengthProjection(nn.Module, ABC):
             if value < 1:
                 raise ValueError(f"{type(self).__name__}: {name} ({value}) must be at least 1")
         if slots > max_length:
-            raise ValueError(f"{type(self).__name__}: {slots} slots for at most {max_length} tokens are no reduction")
+            raise ValueError(f"{type(self).__name__}: slots ({slots}) must not exceed max_length ({max_length})")
         self.max_length, self.slots = max_length, slots
 
     @abstractmethod
@@ -43,10 +42,10 @@ class LengthProjection(nn.Module, ABC):
 
 @final
 class LearnedLengthProjection(LengthProjection):
-    """A learned weight for each slot and position, for all heads or, with `heads`, for each (section 4).
+    """A learned weight for each slot and position, shared by all heads or, with `heads`, one per head (section 4).
 
-    They start as in the published code: Glorot's uniform distribution, smaller by sqrt(2). A shorter document uses the
-    first columns, and all slots.
+    Initialized as in the published code: Glorot's uniform distribution, smaller by sqrt(2). A shorter document uses
+    the first columns of the weight, and all slots.
     """
 
     def __init__(self, max_length: int, slots: int, *, heads: int = 1) -> None:
@@ -59,7 +58,7 @@ class LearnedLengthProjection(LengthProjection):
         weight = self.weight[:, :, : x.shape[2]]
         if weight.shape[0] > 1:
             return ProjectedSlots(weight @ x)
-        # channels of all heads and documents side by side are one product, and heads lie side by side in memory already
+        # one product for the channels of all heads and documents; heads are already adjacent in memory
         channels: Any = rearrange(x, "n g p e -> p (n g e)")
         mixed: Any = rearrange(weight[0] @ channels, "k (n g e) -> n g k e", n=x.shape[0], g=x.shape[1])
         return ProjectedSlots(mixed)
@@ -67,59 +66,59 @@ class LearnedLengthProjection(LengthProjection):
 
 @final
 class PooledLengthProjection(LengthProjection):
-    """The mean or the largest of each stretch of longest / slots tokens, channel by channel; nothing to learn."""
+    """The mean or maximum of each window of max_length / slots tokens, channel by channel, without parameters."""
 
-    def __init__(self, max_length: int, slots: int, *, by: Literal["mean", "max"] = "mean") -> None:
+    def __init__(self, max_length: int, slots: int, *, reduction: Literal["mean", "max"] = "mean") -> None:
         super().__init__(max_length, slots)
-        self.by = by
+        self.reduction = reduction
 
     def forward(self, x: Float[Tensor, "n g p e"], count: Int[Tensor, "n p"] | None = None) -> ProjectedSlots:
-        stretches, there = _stretches(x, count, self)
-        filled = (there > 0).any(-1)
-        if self.by == "max":
-            hidden = (there == 0)[:, None, ..., None]
-            largest = stretches.masked_fill(hidden, -torch.inf).amax(3)
-            return ProjectedSlots(largest.masked_fill(~filled[:, None, :, None], 0.0), _unless_all(filled, count))
-        total = there.sum(-1).clamp(min=1)[:, None, :, None]
-        return ProjectedSlots(stretches.sum(3) / total, _unless_all(filled, count))
+        windows, counts = _split_windows(x, count, self)
+        filled = (counts > 0).any(-1)
+        if self.reduction == "max":
+            absent = (counts == 0)[:, None, ..., None]
+            maxima = windows.masked_fill(absent, -torch.inf).amax(3)
+            return ProjectedSlots(maxima.masked_fill(~filled[:, None, :, None], 0.0), _filled_or_none(filled, count))
+        total = counts.sum(-1).clamp(min=1)[:, None, :, None]
+        return ProjectedSlots(windows.sum(3) / total, _filled_or_none(filled, count))
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, by={self.by}"
+        return f"{super().extra_repr()}, reduction={self.reduction}"
 
 
 @final
 class ConvolvedLengthProjection(LengthProjection):
-    """A convolution whose width and stride are longest / slots, channel by channel, for all heads or for each.
+    """A depthwise convolution with width and stride max_length / slots, shared by all heads or one per head.
 
-    It starts as the mean of each stretch.
+    Initialized to the mean of each window.
     """
 
-    def __init__(self, max_length: int, slots: int, *, key: int, heads: int = 1) -> None:
+    def __init__(self, max_length: int, slots: int, *, key_dim: int, heads: int = 1) -> None:
         super().__init__(max_length, slots)
-        width = _width(self)
-        self.weight = nn.Parameter(torch.full((heads, width, key), 1 / width))
+        width = _window_width(self)
+        self.weight = nn.Parameter(torch.full((heads, width, key_dim), 1 / width))
 
     def forward(self, x: Float[Tensor, "n g p e"], count: Int[Tensor, "n p"] | None = None) -> ProjectedSlots:
-        stretches, there = _stretches(x, count, self)
-        mixed = (stretches * self.weight[:, None]).sum(3)
-        return ProjectedSlots(mixed, _unless_all((there > 0).any(-1), count))
+        windows, counts = _split_windows(x, count, self)
+        mixed = (windows * self.weight[:, None]).sum(3)
+        return ProjectedSlots(mixed, _filled_or_none((counts > 0).any(-1), count))
 
 
-def _width(lengthwise: LengthProjection) -> int:
-    return -(-lengthwise.max_length // lengthwise.slots)
+def _window_width(projection: LengthProjection) -> int:
+    return -(-projection.max_length // projection.slots)
 
 
-def _stretches(
-    x: Float[Tensor, "n g p e"], count: Int[Tensor, "n p"] | None, lengthwise: LengthProjection
+def _split_windows(
+    x: Float[Tensor, "n g p e"], count: Int[Tensor, "n p"] | None, projection: LengthProjection
 ) -> tuple[Float[Tensor, "n g k w e"], Int[Tensor, "n k w"]]:
-    """Tokens, and how many there are at each position, in stretches of a slot's width; the last is filled up."""
-    width = _width(lengthwise)
+    """Split tokens, and their number at each position, into windows of one slot; the last window is padded."""
+    width = _window_width(projection)
     if count is None:
         count = torch.ones(1, x.shape[2], dtype=torch.long, device=x.device).expand(x.shape[0], -1)
-    extra = -x.shape[2] % width
-    x, count = F.pad(x, (0, 0, 0, extra)), F.pad(count, (0, extra))
+    padding = -x.shape[2] % width
+    x, count = F.pad(x, (0, 0, 0, padding)), F.pad(count, (0, padding))
     return x.reshape(*x.shape[:2], -1, width, x.shape[3]), count.reshape(count.shape[0], -1, width)
 
 
-def _unless_all(filled: Tensor, count: Tensor | None) -> Tensor | None:
+def _filled_or_none(filled: Tensor, count: Tensor | None) -> Tensor | None:
     return None if count is None else filled

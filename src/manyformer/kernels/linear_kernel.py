@@ -1,4 +1,4 @@
-"""Linear attention: features of queries and keys in place of exp(q.k), so that keys can be summed beforehand."""
+"""Linear attention: products of query and key features replace exp(q.k), so that keys can be summed first."""
 
 from typing import Literal, NamedTuple, final
 
@@ -31,26 +31,26 @@ from manyformer.kernels.memory_rules import (
     TokenFeatures,
 )
 from manyformer.masks import AllKeys, Causal, Mask
-from manyformer.ops.segment_runs import FRESH, segment_runs
+from manyformer.ops.segment_runs import NO_SEGMENT, segment_runs
 from manyformer.position import Position
 
 LinearPath = Literal["summed"] | RecurrenceForm
 
 
 class LinearState(NamedTuple):
-    """The memory of the document that each row is in, and that document's number; empty before any token."""
+    """The memory of the current document of each row, and its segment id; empty before any token."""
 
     memory: RecurrentMemory = RecurrentMemory()
-    seg: Int[Tensor, " b"] | None = None
+    segment_ids: Int[Tensor, " b"] | None = None
 
     @property
-    def empty(self) -> bool:
-        """Whether no token has been."""
+    def is_empty(self) -> bool:
+        """Whether the state holds no token yet."""
         return self.memory.matrix is None
 
 
 class LinearResult(NamedTuple):
-    """Outputs, what is kept, and the weights where every pair was written out."""
+    """Outputs, the next state, and the weights if the path formed all pairs."""
 
     y: Float[Tensor, "b h l f"]
     state: LinearState | DocumentSums
@@ -58,23 +58,23 @@ class LinearResult(NamedTuple):
 
 
 class LinearPathChoice(NamedTuple):
-    """A way of computing and the reason for it."""
+    """A path and the reason for it."""
 
-    way: LinearPath
-    why: str
+    path: LinearPath
+    reason: str
 
 
 @final
 class LinearKernel(Kernel):
     """Attention by sums of features (Katharopoulos et al. 2020), causal or to the whole document.
 
-    `features` says what stands for exp(q.k); there is no further scale. With `Causal()` tokens come in order: pairs
-    are formed in chunks of `chunk`, and a memory of constant size, in float32 at least, carries all that is earlier;
-    `rule` says how it takes a token in. Decoding needs that memory alone. With `AllKeys()` keys are summed once,
-    in cross-attention also for all tokens to come. No other mask can be had: what is summed cannot be told apart.
-    Weights whose sum is nearer to 0 than `floor` count as `floor`. `path` forces a way: "quadratic" (all pairs, the
-    definition, which a watcher of weights also gets), "chunked" or "recurrent" (token by token) for `Causal()`,
-    "summed" for `AllKeys()`. Raises ValueError for what it cannot do.
+    `features` replaces exp(q.k); there is no further scale. With `Causal()` pairs are formed within chunks of `chunk`
+    tokens, and a memory of constant size, in float32 at least, holds the sum of all earlier tokens; `rule` is its
+    update rule, and decoding needs this memory alone. With `AllKeys()` keys are summed once for all queries, in
+    cross-attention also for those of later calls. Other masks are refused: single keys cannot be removed from a sum.
+    Sums of weights closer to 0 than `floor` count as `floor`. `path` forces a path: "quadratic" (all pairs, the
+    definition, also used when weights are watched), "chunked" or "recurrent" (token by token) for `Causal()`, "summed"
+    for `AllKeys()`. Raises ValueError for unsupported combinations.
     """
 
     supports = frozenset({"query", "key"})
@@ -94,18 +94,20 @@ class LinearKernel(Kernel):
         self.mask = AllKeys() if mask is None else mask
         self.features, self.rule = features, SumRule() if rule is None else rule
         self.chunk, self.floor, self.path = chunk, floor, path
-        self.gate_dim, self._causal = self.rule.gates, self.mask == Causal()
+        self.gate_dim, self._causal = self.rule.gate_dim, self.mask == Causal()
         if not self._causal and self.mask != AllKeys():
-            raise ValueError(f"Linear sums over keys and cannot leave some out: mask {mask!r} must be Causal() or None")
+            raise ValueError(f"LinearKernel sums over keys, so mask {mask!r} must be Causal(), AllKeys() or None")
         if not self._causal and not isinstance(self.rule, SumRule):
-            raise ValueError(f"{type(self.rule).__name__} takes in one token after the other: it needs mask Causal()")
+            raise ValueError(f"{type(self.rule).__name__} updates its memory token by token: it needs mask Causal()")
         if features.signed and isinstance(self.rule, DeltaRule):
-            raise ValueError(f"Delta divides features by their sum, which those of {type(features).__name__} have not")
+            raise ValueError(f"DeltaRule divides features by their sum, which may be 0 for {type(features).__name__}")
         if chunk < 1:
-            raise ValueError(f"Linear: chunk ({chunk}) must be at least 1 token")
-        self._ways: frozenset[LinearPath] = self.rule.forms if self._causal else frozenset({"quadratic", "summed"})
-        if path != "auto" and path not in self._ways:
-            raise ValueError(f"Linear: path '{path}' must be auto or one of {', '.join(sorted(self._ways))} here")
+            raise ValueError(f"LinearKernel: chunk ({chunk}) must be at least 1 token")
+        self._paths: frozenset[LinearPath] = self.rule.forms if self._causal else frozenset({"quadratic", "summed"})
+        if path != "auto" and path not in self._paths:
+            raise ValueError(
+                f"LinearKernel: path '{path}' must be auto or one of {', '.join(sorted(self._paths))} here"
+            )
 
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
         return LinearState() if self._causal else DocumentSums()
@@ -121,14 +123,19 @@ class LinearKernel(Kernel):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> LayerOutput:
-        way, wide = self._choose(q, k, state, watch).way, torch.promote_types(v.dtype, torch.float32)
-        attend = self._streamed if self._causal else self._summed
+        path, compute_dtype = self._select_path(q, k, state, watch).path, torch.promote_types(v.dtype, torch.float32)
+        compute = self._compute_causal if self._causal else self._compute_all_keys
         with autocast_disabled(q.device):
-            a, keys = self.features(q.to(wide), query_positions).y, self.features(k.to(wide), key_positions)
-            y, after, weights = attend(a, keys, v.to(wide), query_positions, key_positions, state, way)
+            query_features, key_features = (
+                self.features(q.to(compute_dtype), query_positions).y,
+                self.features(k.to(compute_dtype), key_positions),
+            )
+            y, new_state, weights = compute(
+                query_features, key_features, v.to(compute_dtype), query_positions, key_positions, state, path
+            )
         if weights is not None:
             watch(self, "weights", weights)
-        return LayerOutput(y.to(v.dtype), None if state is None else after)
+        return LayerOutput(y.to(v.dtype), None if state is None else new_state)
 
     def explain(
         self,
@@ -141,95 +148,109 @@ class LinearKernel(Kernel):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> str:
-        choice = self._choose(q, k, state, watch)
-        return f"{choice.way}: {choice.why}"
+        choice = self._select_path(q, k, state, watch)
+        return f"{choice.path}: {choice.reason}"
 
     def extra_repr(self) -> str:
         return f"{self.mask!r}, chunk={self.chunk}, path={self.path}"
 
-    def _choose(self, q: Tensor, k: Tensor, state: State, watch: WatchFn) -> LinearPathChoice:
+    def _select_path(self, q: Tensor, k: Tensor, state: State, watch: WatchFn) -> LinearPathChoice:
         if self._causal and q.shape[2] != k.shape[2]:
             raise ValueError(
-                f"Linear with Causal() takes in one key with each token, not {k.shape[2]} with {q.shape[2]}: "
-                "for the keys of another sequence it must be built without Causal()"
+                f"LinearKernel with Causal() needs a key for each query, got {k.shape[2]} keys, {q.shape[2]} queries; "
+                "build it without Causal() for the keys of another sequence"
             )
-        # what a state has summed cannot be written out
-        whole = state is None or state.empty
-        if self.path == "quadratic" and not whole:
-            raise ValueError("Linear: path 'quadratic' needs all keys, and a state keeps none of them")
+        # pairs with keys that are only part of a sum cannot be formed
+        has_all_keys = state is None or state.is_empty
+        if self.path == "quadratic" and not has_all_keys:
+            raise ValueError("LinearKernel: path 'quadratic' needs all keys, but the state holds only their sum")
         if self.path != "auto":
             return LinearPathChoice(self.path, "forced")
-        if watch is not no_watch and whole and "quadratic" in self._ways:
-            return LinearPathChoice("quadratic", "the weights are watched, and only the written-out form has them")
+        if watch is not no_watch and has_all_keys and "quadratic" in self._paths:
+            return LinearPathChoice("quadratic", "the weights are watched, and only this path forms them")
         if not self._causal:
-            return LinearPathChoice("summed", "every key is visible, so all are summed once")
+            return LinearPathChoice("summed", "every key is visible, so the keys are summed once")
         if q.shape[2] == 1:
             return LinearPathChoice("recurrent", "a single token")
         return LinearPathChoice("chunked", f"causal, {self.chunk} tokens at a time")
 
-    def _streamed(
+    def _compute_causal(
         self,
-        a: Tensor,
-        keys: FeatureValues,
+        query_features: Tensor,
+        key_values: FeatureValues,
         v: Tensor,
         query_positions: TokenPositions,
         key_positions: TokenPositions,
         state: LinearState | None,
-        way: LinearPath,
+        path: LinearPath,
     ) -> LinearResult:
-        """Tokens go on with the memory of the document that their row is in."""
-        assert way != "summed"
-        shared = a.shape[1] // v.shape[1]
-        before = LinearState() if state is None else state
-        c, log = keys if shared == 1 else tree_map(lambda x: x.repeat_interleave(shared, 1), keys)
-        v = v if shared == 1 else v.repeat_interleave(shared, 1)
+        """Causal attention; the tokens of each row continue the memory of its current document."""
+        assert path != "summed"
+        heads_per_group = query_features.shape[1] // v.shape[1]
+        previous = LinearState() if state is None else state
+        key_features, log_scale = (
+            key_values
+            if heads_per_group == 1
+            else tree_map(lambda x: x.repeat_interleave(heads_per_group, 1), key_values)
+        )
+        v = v if heads_per_group == 1 else v.repeat_interleave(heads_per_group, 1)
         v, gate = (v[..., :-1], v[..., -1]) if self.gate_dim else (v, None)
-        number, real, last = _tracks(key_positions, before.seg, keep=state is not None)
-        tokens = TokenFeatures(a, c, v, log, gate, real, number)
-        memory = before.memory if shared == 1 else tree_map(lambda x: x.repeat_interleave(shared, 1), before.memory)
-        y, memory, weights = self.rule(tokens, memory, form=way, chunk=self.chunk, floor=self.floor)
-        return LinearResult(y, LinearState(tree_map(lambda x: x[:, ::shared], memory), last), weights)
+        run, valid, last_segment = _track_segments(key_positions, previous.segment_ids, keep_state=state is not None)
+        tokens = TokenFeatures(query_features, key_features, v, log_scale, gate, valid, run)
+        memory = (
+            previous.memory
+            if heads_per_group == 1
+            else tree_map(lambda x: x.repeat_interleave(heads_per_group, 1), previous.memory)
+        )
+        y, memory, weights = self.rule(tokens, memory, form=path, chunk=self.chunk, floor=self.floor)
+        return LinearResult(y, LinearState(tree_map(lambda x: x[:, ::heads_per_group], memory), last_segment), weights)
 
-    def _summed(
+    def _compute_all_keys(
         self,
-        a: Tensor,
-        keys: FeatureValues,
+        query_features: Tensor,
+        key_values: FeatureValues,
         v: Tensor,
         query_positions: TokenPositions,
         key_positions: TokenPositions,
         state: DocumentSums | None,
-        way: LinearPath,
+        path: LinearPath,
     ) -> LinearResult:
-        """To all keys of the own document, those that the state has taken in before too."""
-        kept = document_sums.sum_keys(*keys, v, key_positions, DocumentSums() if state is None else state)
-        if way == "quadratic":
-            y, weights = document_sums.document_sums_reference(a, *keys, v, query_positions, key_positions, self.floor)
-            return LinearResult(y, kept, weights)
-        return LinearResult(document_sums.read_sums(a, query_positions, kept, v.shape[-1], self.floor), kept)
+        """Attention to all keys of a query's document, including those already summed in the state."""
+        sums = document_sums.sum_keys(*key_values, v, key_positions, DocumentSums() if state is None else state)
+        if path == "quadratic":
+            y, weights = document_sums.document_sums_reference(
+                query_features, *key_values, v, query_positions, key_positions, self.floor
+            )
+            return LinearResult(y, sums, weights)
+        return LinearResult(
+            document_sums.read_sums(query_features, query_positions, sums, v.shape[-1], self.floor), sums
+        )
 
 
-class _Tracks(NamedTuple):
-    """Runs (see `manyformer.ops.segment_runs`) and real tokens where they matter, and the number of the last document."""
+class _TrackedSegments(NamedTuple):
+    """Runs (see `manyformer.ops.segment_runs`) and valid tokens where they matter, and each row's last segment id."""
 
-    number: Int[Tensor, "b l"] | None
-    real: Bool[Tensor, "b l"] | None
-    last: Int[Tensor, " b"] | None
+    run: Int[Tensor, "b l"] | None
+    valid: Bool[Tensor, "b l"] | None
+    last_segment: Int[Tensor, " b"] | None
 
 
-def _tracks(positions: TokenPositions, before: Tensor | None, *, keep: bool) -> _Tracks:
-    """`before` is the number of the document that each row was in, None where no token has been."""
+def _track_segments(positions: TokenPositions, previous: Tensor | None, *, keep_state: bool) -> _TrackedSegments:
+    """Track documents; `previous` is the segment id that each row ended with, None before any token."""
     if isinstance(positions.layout, ContiguousLayout):
-        return _Tracks(None, None, positions.segment_ids[:, -1].clone() if keep else None)
-    if not keep and isinstance(positions.layout, PackedLayout) and _one_each(positions.layout):
-        # padding on the right comes after all tokens that count
-        return _Tracks(None, None if positions.layout.right_padded else positions.segment_ids != PADDING_SEGMENT, None)
-    number, real, last = segment_runs(
+        return _TrackedSegments(None, None, positions.segment_ids[:, -1].clone() if keep_state else None)
+    if not keep_state and isinstance(positions.layout, PackedLayout) and _has_one_document_per_row(positions.layout):
+        # padding on the right comes after all valid tokens
+        return _TrackedSegments(
+            None, None if positions.layout.right_padded else positions.segment_ids != PADDING_SEGMENT, None
+        )
+    run, valid, last_segment = segment_runs(
         positions.segment_ids,
-        positions.segment_ids.new_full(positions.segment_ids.shape[:1], FRESH) if before is None else before,
+        positions.segment_ids.new_full(positions.segment_ids.shape[:1], NO_SEGMENT) if previous is None else previous,
     )
-    return _Tracks(number, real, last.clone())
+    return _TrackedSegments(run, valid, last_segment.clone())
 
 
-def _one_each(layout: PackedLayout) -> bool:
+def _has_one_document_per_row(layout: PackedLayout) -> bool:
     rows = [row for row, _, _ in layout.documents]
     return len(set(rows)) == len(rows)

@@ -1,4 +1,4 @@
-"""Attention among tokens whose vectors point in similar directions, found by hashing instead of by comparing all."""
+"""LSH attention: tokens attend to tokens of similar direction, selected by locality-sensitive hashing."""
 
 from typing import Literal, NamedTuple, final, get_args
 
@@ -11,7 +11,7 @@ from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions,
 from manyformer.kernels.kernel import Kernel
 from manyformer.ops import bucket_chunks, chunk_gather_attention, cluster_attention, counter_random, lsh_hashing
 from manyformer.ops import softmax_attention as ops
-from manyformer.ops.bucket_chunks import ROOM, BucketChunks, ChunkUnit
+from manyformer.ops.bucket_chunks import MAX_BUCKETS, BucketChunks, ChunkUnit
 from manyformer.ops.chunk_gather_attention import ChunkVisibility
 from manyformer.position import Position
 from manyformer.recompute import choose_once
@@ -22,44 +22,43 @@ LSHPath = Literal["naive", "sorted", "remembered"]
 
 EPSILON = 1e-6
 
-WIDE = 1 << 32
-"""A mark is the bucket times this many and the number of the chunk in it."""
+CHUNKS_PER_BUCKET = 1 << 32
+"""A chunk id is the bucket times this number, plus the index of the chunk within the bucket."""
 
 
 class LSHState(NamedTuple):
-    """The bucket and the chunk in it of each token so far, in each round, as one number; None before any token."""
+    """The chunk id (see `CHUNKS_PER_BUCKET`) of each token so far, in each hash round; None before any token."""
 
-    mark: Int[Tensor, "b h r s"] | None = None
+    chunk_ids: Int[Tensor, "b h r s"] | None = None
 
 
 class LSHPathChoice(NamedTuple):
-    """A way of computing and the reason for it."""
+    """A path and the reason for it."""
 
-    way: LSHPath
-    why: str
+    path: LSHPath
+    reason: str
 
 
 @final
 class LSHKernel(Kernel, PostStepUpdate):
-    """Locality-sensitive hashing attention (Kitaev et al. 2020, section 2) of a stream to itself.
+    """Locality-sensitive hashing self-attention (Kitaev et al. 2020, section 2).
 
-    Queries are the keys of their tokens; keys have length 1. In each of `rounds` rounds random rotations put every
-    token into one of `buckets`, tokens are sorted by bucket and position and cut into chunks of `chunk`, and a token
-    attends to those of its own bucket in its own chunk, `before` chunks back and `after` ahead. It attends to itself
-    only where it sees nothing else. A pair that meets in several rounds counts once. With `after` a token also sees
-    what stands later in its document.
+    The queries of tokens are their keys, and keys are normalized to length 1. In each of `num_hashes` rounds random
+    rotations assign every token to one of `num_buckets`; tokens are sorted by bucket and position and cut into chunks
+    of `chunk_length`. A token attends to the tokens of its bucket in its own chunk, `chunks_before` chunks before it
+    and `chunks_after` after it, and to itself only where it sees no other token. A pair that meets in several rounds
+    counts once. With `chunks_after` a token also sees later tokens of its document.
 
-    The form "published" sorts whole documents: borders of chunks, and so outputs, depend on later tokens. One of at
-    most `chunk` tokens is attended to in full. In the form "strict" each bucket begins a chunk of its own, so that
-    what a token sees depends on the past alone, and writing goes on from a state.
+    The variant "published" sorts whole documents, so chunk borders, and thereby outputs, depend on later tokens; a
+    document of at most `chunk_length` tokens gets full attention. In the variant "strict" each bucket begins a new
+    chunk, so that a token depends on earlier tokens alone and decoding can continue from a state.
 
-    Scores are multiplied by `scale`, as published 1: the length of a query alone says how sharply it attends. Where
-    keys must first come to be alike, that is too sharply from the start (see `reformer`).
+    Scores are multiplied by `scale`, as published 1: the length of a query alone determines how peaked its weights
+    are. Tasks whose keys must first become similar need a smaller scale at the beginning (see `reformer`).
 
-    Rotations follow from the buffers `seed` and `number`: with `redraw` they are drawn anew after so many training
-    steps. `rounds` is no weight and may be set at any time; the first rounds stay the same. `path` forces a way:
-    "naive" (all pairs written out, which a watcher of weights also gets) or "sorted". Raises ValueError for what it
-    cannot do.
+    Rotations follow from the buffers `seed` and `number`; with `redraw` they are redrawn every `redraw` training steps.
+    `num_hashes` is no parameter and may be set at any time; the first rounds stay the same. `path` forces a path:
+    "naive" (all pairs, also used when weights are watched) or "sorted". Raises ValueError for unsupported calls.
     """
 
     supports = frozenset({"query", "key"})
@@ -69,31 +68,40 @@ class LSHKernel(Kernel, PostStepUpdate):
     def __init__(
         self,
         *,
-        buckets: int,
-        chunk: int,
-        rounds: int,
-        before: int = 1,
-        after: int = 0,
-        form: LSHVariant = "strict",
+        num_buckets: int,
+        chunk_length: int,
+        num_hashes: int,
+        chunks_before: int = 1,
+        chunks_after: int = 0,
+        variant: LSHVariant = "strict",
         redraw: int | None = 1,
         scale: float = 1.0,
         path: Literal["auto", "naive", "sorted"] = "auto",
     ) -> None:
         super().__init__()
-        for name, value in (("chunk", chunk), ("rounds", rounds), ("redraw", redraw)):
+        for name, value in (("chunk_length", chunk_length), ("num_hashes", num_hashes), ("redraw", redraw)):
             if value is not None and value < 1:
-                raise ValueError(f"LSH: {name} ({value}) must be at least 1")
+                raise ValueError(f"LSHKernel: {name} ({value}) must be at least 1")
         if not scale > 0:
-            raise ValueError(f"LSH: scale ({scale}) must be above 0")
-        if min(before, after) < 0:
-            raise ValueError(f"LSH: before ({before}) and after ({after}) must be at least 0 chunks")
-        if form not in get_args(LSHVariant):
-            raise ValueError(f"LSH: form '{form}' must be one of {', '.join(get_args(LSHVariant))}")
-        if form == "strict" and after:
-            raise ValueError(f"LSH: after ({after}) must be 0 in the form 'strict', which sees nothing later")
-        self.factors, self.buckets = lsh_hashing.bucket_factors(buckets), buckets
-        self.chunk, self.rounds, self.before, self.after = chunk, rounds, before, after
-        self.form, self.redraw, self.scale, self.path = form, redraw, scale, path
+            raise ValueError(f"LSHKernel: scale ({scale}) must be above 0")
+        if min(chunks_before, chunks_after) < 0:
+            raise ValueError(
+                f"LSHKernel: chunks_before ({chunks_before}) and chunks_after ({chunks_after}) must be at least 0"
+            )
+        if variant not in get_args(LSHVariant):
+            raise ValueError(f"LSHKernel: variant '{variant}' must be one of {', '.join(get_args(LSHVariant))}")
+        if variant == "strict" and chunks_after:
+            raise ValueError(
+                f"LSHKernel: chunks_after ({chunks_after}) must be 0 in the variant 'strict', which is causal"
+            )
+        self.factors, self.num_buckets = lsh_hashing.bucket_factors(num_buckets), num_buckets
+        self.chunk_length, self.num_hashes, self.chunks_before, self.chunks_after = (
+            chunk_length,
+            num_hashes,
+            chunks_before,
+            chunks_after,
+        )
+        self.variant, self.redraw, self.scale, self.path = variant, redraw, scale, path
         seed = torch.empty((), dtype=torch.long, device="cpu").random_(2**40)
         self.register_buffer("seed", seed.to(torch.empty(0).device))
         self.register_buffer("number", torch.zeros((), dtype=torch.long))
@@ -119,13 +127,13 @@ class LSHKernel(Kernel, PostStepUpdate):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> LayerOutput:
-        way = self._choose(q, k, state, watch).way
+        path = self._select_path(q, k, state, watch).path
         with autocast_disabled(q.device):
             keys = normalize_keys(k).to(v.dtype)
-        found: LayerOutput = self._attend(
-            q.to(v.dtype), keys, v, query_positions, key_positions, position, state, watch, way
+        output: LayerOutput = self._attend(
+            q.to(v.dtype), keys, v, query_positions, key_positions, position, state, watch, path
         )
-        return found
+        return output
 
     def explain(
         self,
@@ -138,32 +146,33 @@ class LSHKernel(Kernel, PostStepUpdate):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> str:
-        choice = self._choose(q, k, state, watch)
-        return f"{choice.way}: {choice.why}"
+        choice = self._select_path(q, k, state, watch)
+        return f"{choice.path}: {choice.reason}"
 
     def extra_repr(self) -> str:
-        sizes = f"{self.rounds} rounds, {self.buckets} buckets, chunks of {self.chunk}"
-        return (
-            f"{sizes}, before={self.before}, after={self.after}, {self.form}, redraw={self.redraw}, scale={self.scale}"
-        )
+        sizes = f"{self.num_hashes} rounds, {self.num_buckets} buckets, chunks of {self.chunk_length}"
+        chunks = f"chunks_before={self.chunks_before}, chunks_after={self.chunks_after}"
+        return f"{sizes}, {chunks}, {self.variant}, redraw={self.redraw}, scale={self.scale}"
 
-    def _choose(self, q: Tensor, k: Tensor, state: State, watch: WatchFn) -> LSHPathChoice:
-        if state is not None and self.form != "strict":
+    def _select_path(self, q: Tensor, k: Tensor, state: State, watch: WatchFn) -> LSHPathChoice:
+        if state is not None and self.variant != "strict":
             raise ValueError(
-                f"LSH: the form '{self.form}' cannot go on from a state, because later tokens move the borders of "
-                "its chunks: form='strict' can"
+                f"LSHKernel: the variant '{self.variant}' cannot continue from a state, because later tokens move its "
+                "chunk borders; variant='strict' can"
             )
-        if state is not None and state.mark is not None:
-            return LSHPathChoice("remembered", "the buckets of earlier tokens are known")
+        if state is not None and state.chunk_ids is not None:
+            return LSHPathChoice("remembered", "the buckets of earlier tokens are in the state")
         if q.shape[2] != k.shape[2]:
-            raise ValueError(f"LSH takes queries for keys: {q.shape[2]} and {k.shape[2]} cannot be those of one stream")
+            raise ValueError(f"LSHKernel ties queries and keys: got {q.shape[2]} queries and {k.shape[2]} keys")
         if self.path != "auto":
             return LSHPathChoice(self.path, "forced")
         if watch is not no_watch:
-            return LSHPathChoice("naive", "the weights are watched, and only the written-out form has them")
-        return LSHPathChoice("sorted", f"{self.rounds} rounds of {self.buckets} buckets in chunks of {self.chunk}")
+            return LSHPathChoice("naive", "the weights are watched, and only this path forms them")
+        return LSHPathChoice(
+            "sorted", f"{self.num_hashes} rounds of {self.num_buckets} buckets in chunks of {self.chunk_length}"
+        )
 
-    # sorting and cutting follow the numbers in the tensors, which no graph can
+    # sorting and cutting depend on tensor values, which a compiled graph cannot follow
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attend(
         self,
@@ -175,19 +184,19 @@ class LSHKernel(Kernel, PostStepUpdate):
         position: Position,
         state: LSHState | None,
         watch: WatchFn,
-        way: LSHPath,
+        path: LSHPath,
     ) -> LayerOutput:
-        bucket = choose_once(lambda: self._hash(q))
-        if self.form == "published":
-            bucket = bucket.masked_fill(
-                (bucket_chunks.document_lengths(key_positions.segment_ids) <= self.chunk)[:, None], 0
+        buckets = choose_once(lambda: self._hash(q))
+        if self.variant == "published":
+            buckets = buckets.masked_fill(
+                (bucket_chunks.document_lengths(key_positions.segment_ids) <= self.chunk_length)[:, None], 0
             )
-        if way == "remembered":
+        if path == "remembered":
             assert state is not None
-            known = _next(state, bucket, key_positions, self.chunk)
-            mask = self._seen(known[..., -q.shape[2] :], known, query_positions, key_positions)
+            chunk_ids = _append_chunk_ids(state, buckets, key_positions, self.chunk_length)
+            mask = self._visible_keys(chunk_ids[..., -q.shape[2] :], chunk_ids, query_positions, key_positions)
             return LayerOutput(
-                ops.naive(
+                ops.softmax_attention_reference(
                     q,
                     k,
                     v,
@@ -197,96 +206,109 @@ class LSHKernel(Kernel, PostStepUpdate):
                     query_positions=query_positions,
                     key_positions=key_positions,
                 )[0],
-                LSHState(known),
+                LSHState(chunk_ids),
             )
-        ways = tuple(self._cut(key_positions, one) for one in bucket)
-        kept = None if state is None else LSHState(_marks(bucket, ways, self.chunk))
-        if way == "sorted":
-            return LayerOutput(self._gathered(q, k, v, ways), kept)
-        mark = torch.stack([_by_head(part.mark, bucket) for part in ways], 2)
-        y, weights = ops.naive(
+        chunks_per_round = tuple(self._sort_into_chunks(key_positions, round_buckets) for round_buckets in buckets)
+        new_state = None if state is None else LSHState(_pack_chunk_ids(buckets, chunks_per_round, self.chunk_length))
+        if path == "sorted":
+            return LayerOutput(self._attend_sorted(q, k, v, chunks_per_round), new_state)
+        all_chunk_ids = torch.stack([_by_head(chunks.mark, buckets) for chunks in chunks_per_round], 2)
+        y, weights = ops.softmax_attention_reference(
             q,
             k,
             v,
-            self._seen(mark, mark, query_positions, key_positions),
+            self._visible_keys(all_chunk_ids, all_chunk_ids, query_positions, key_positions),
             scale=self.scale,
             position=position,
             query_positions=query_positions,
             key_positions=key_positions,
         )
         watch(self, "weights", weights)
-        return LayerOutput(y, kept)
+        return LayerOutput(y, new_state)
 
     @torch.no_grad()
     def _hash(self, q: Float[Tensor, "b h l e"]) -> Int[Tensor, "r b h l"]:
-        """The buckets of all tokens in all rounds."""
+        """The buckets of all tokens in all hash rounds."""
         with autocast_disabled(q.device):
-            wide = q.to(torch.promote_types(q.dtype, torch.float32))
+            vectors = q.to(torch.promote_types(q.dtype, torch.float32))
             seed = self.seed + counter_random.splitmix64(self.number)
-            found = lsh_hashing.buckets(
-                wide, lsh_hashing.rotations(seed, self.rounds, q.shape[1], q.shape[3], self.factors)
+            buckets = lsh_hashing.buckets(
+                vectors, lsh_hashing.rotations(seed, self.num_hashes, q.shape[1], q.shape[3], self.factors)
             )
-        # few numbers to keep for the second time
-        return q.new_zeros(self.rounds, *q.shape[:3], dtype=torch.int32) if found is None else found.int()
+        # int32, because the choice is stored for recomputation
+        return q.new_zeros(self.num_hashes, *q.shape[:3], dtype=torch.int32) if buckets is None else buckets.int()
 
-    def _cut(self, key_positions: TokenPositions, bucket: Int[Tensor, "b h l"]) -> BucketChunks:
-        """The chunks of one round, all heads of all rows one after the other."""
-        seg, mine = key_positions.segment_ids[:, None].expand(bucket.shape).flatten(0, 1), bucket.flatten(0, 1)
-        unit: ChunkUnit = "bucket" if self.form == "strict" else "document"
-        reach = self.before + self.after
-        return bucket_chunks.sort_into_chunks(mine, seg, self.chunk, unit=unit, reach=reach, beside=bucket.shape[1])
+    def _sort_into_chunks(self, key_positions: TokenPositions, buckets: Int[Tensor, "b h l"]) -> BucketChunks:
+        """Sort the tokens of one hash round into chunks, all heads of all rows one after the other."""
+        segment_ids, flat_buckets = (
+            key_positions.segment_ids[:, None].expand(buckets.shape).flatten(0, 1),
+            buckets.flatten(0, 1),
+        )
+        unit: ChunkUnit = "bucket" if self.variant == "strict" else "document"
+        reach = self.chunks_before + self.chunks_after
+        return bucket_chunks.sort_into_chunks(
+            flat_buckets, segment_ids, self.chunk_length, unit=unit, reach=reach, interleaved_heads=buckets.shape[1]
+        )
 
-    def _gathered(self, q: Tensor, k: Tensor, v: Tensor, ways: tuple[BucketChunks, ...]) -> Tensor:
-        sight = ChunkVisibility(ways, self.before, self.after, causal=not self.after)
-        # views where heads lie side by side
+    def _attend_sorted(self, q: Tensor, k: Tensor, v: Tensor, chunks_per_round: tuple[BucketChunks, ...]) -> Tensor:
+        visibility = ChunkVisibility(
+            chunks_per_round, self.chunks_before, self.chunks_after, causal=not self.chunks_after
+        )
+        # views where the heads of a token are adjacent in memory
         queries, keys, values = (x.transpose(1, 2).flatten(0, 2) for x in (q, k, v))
-        y = chunk_gather_attention.attend(queries, keys, values, sight, scale=self.scale)
+        y = chunk_gather_attention.chunk_gather_attention(queries, keys, values, visibility, scale=self.scale)
         return y.view(q.shape[0], q.shape[2], q.shape[1], -1).transpose(1, 2)
 
-    def _seen(
+    def _visible_keys(
         self,
-        mark: Int[Tensor, "b h r l"],
-        other: Int[Tensor, "b h r s"],
+        query_chunks: Int[Tensor, "b h r l"],
+        key_chunks: Int[Tensor, "b h r s"],
         query_positions: TokenPositions,
         key_positions: TokenPositions,
     ) -> Bool[Tensor, "b h l s"]:
-        """Which keys each query attends to: those that it meets in any round, or itself alone."""
-        here, there = query_positions.position_ids[:, None, :, None], key_positions.position_ids[:, None, None]
-        same = (query_positions.segment_ids[:, None, :, None] == key_positions.segment_ids[:, None, None]) & (
+        """The keys that each query attends to: those that share a chunk with it in any round, or itself alone."""
+        query_ids, key_ids = query_positions.position_ids[:, None, :, None], key_positions.position_ids[:, None, None]
+        same_segment = (query_positions.segment_ids[:, None, :, None] == key_positions.segment_ids[:, None, None]) & (
             key_positions.segment_ids != PADDING_SEGMENT
         )[:, None, None]
-        allowed = same & (here != there if self.after else here > there)
-        met = torch.zeros_like(allowed)
-        for number in range(mark.shape[2]):
-            marks = mark[:, :, number, :, None], other[:, :, number, None]
-            met = met | bucket_chunks.same_or_adjacent(*marks, self.before, self.after)
-        return cluster_attention.fall_back_to_self(met & allowed, same & (here == there))
+        allowed = same_segment & (query_ids != key_ids if self.chunks_after else query_ids > key_ids)
+        in_shared_round = torch.zeros_like(allowed)
+        for hash_round in range(query_chunks.shape[2]):
+            round_chunks = query_chunks[:, :, hash_round, :, None], key_chunks[:, :, hash_round, None]
+            in_shared_round = in_shared_round | bucket_chunks.same_or_adjacent(
+                *round_chunks, self.chunks_before, self.chunks_after
+            )
+        return cluster_attention.fall_back_to_self(in_shared_round & allowed, same_segment & (query_ids == key_ids))
 
 
 def normalize_keys(k: Float[Tensor, "b h s e"]) -> Float[Tensor, "b h s e"]:
-    """Keys of length 1, in float32 at least; the small number is that of the released code."""
-    wide = k.to(torch.promote_types(k.dtype, torch.float32))
-    return wide * (wide.square().sum(-1, keepdim=True) + EPSILON * k.shape[-1]).rsqrt()
+    """Normalize keys to length 1, in float32 at least; `EPSILON` is that of the released code."""
+    keys = k.to(torch.promote_types(k.dtype, torch.float32))
+    return keys * (keys.square().sum(-1, keepdim=True) + EPSILON * k.shape[-1]).rsqrt()
 
 
-def _marks(bucket: Int[Tensor, "r b h l"], ways: tuple[BucketChunks, ...], size: int) -> Int[Tensor, "b h r l"]:
-    """What is kept of tokens whose chunks begin with their bucket."""
-    rank = torch.stack([_by_head(way.rank, bucket) for way in ways])
-    return (bucket.long() * WIDE + rank // size).movedim(0, 2)
+def _pack_chunk_ids(
+    buckets: Int[Tensor, "r b h l"], chunks_per_round: tuple[BucketChunks, ...], chunk_length: int
+) -> Int[Tensor, "b h r l"]:
+    """The chunk ids of tokens, in the variant in which each bucket begins a chunk."""
+    ranks = torch.stack([_by_head(chunks.rank, buckets) for chunks in chunks_per_round])
+    return (buckets.long() * CHUNKS_PER_BUCKET + ranks // chunk_length).movedim(0, 2)
 
 
-def _by_head(x: Int[Tensor, " n"], bucket: Int[Tensor, "r b h l"]) -> Int[Tensor, "b h l"]:
-    """What is known of tokens whose heads stand side by side."""
-    _, batch, heads, length = bucket.shape
+def _by_head(x: Int[Tensor, " n"], buckets: Int[Tensor, "r b h l"]) -> Int[Tensor, "b h l"]:
+    """Reshape values of tokens whose heads are adjacent to (b, h, l)."""
+    _, batch, heads, length = buckets.shape
     return x.view(batch, length, heads).transpose(1, 2)
 
 
-def _next(
-    before: LSHState, bucket: Int[Tensor, "r b h l"], key_positions: TokenPositions, size: int
+def _append_chunk_ids(
+    state: LSHState, buckets: Int[Tensor, "r b h l"], key_positions: TokenPositions, chunk_length: int
 ) -> Int[Tensor, "b h r s"]:
-    """What is known after some more tokens: each comes after the earlier ones of its bucket in its document."""
-    assert before.mark is not None
-    fresh = bucket.long().movedim(0, 2)
-    every = torch.cat([before.mark // WIDE, fresh], -1)
-    rank = cluster_attention.ranks(key_positions.segment_ids[:, None, None] * ROOM + every, fresh.shape[-1])
-    return torch.cat([before.mark, fresh * WIDE + rank // size], -1)
+    """Append the chunk ids of new tokens; each comes after the earlier tokens of its bucket and document."""
+    assert state.chunk_ids is not None
+    new_buckets = buckets.long().movedim(0, 2)
+    all_buckets = torch.cat([state.chunk_ids // CHUNKS_PER_BUCKET, new_buckets], -1)
+    ranks = cluster_attention.ranks(
+        key_positions.segment_ids[:, None, None] * MAX_BUCKETS + all_buckets, new_buckets.shape[-1]
+    )
+    return torch.cat([state.chunk_ids, new_buckets * CHUNKS_PER_BUCKET + ranks // chunk_length], -1)

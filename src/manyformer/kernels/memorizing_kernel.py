@@ -1,4 +1,4 @@
-"""Attention that also looks up the nearest of very many old keys, which get no gradient."""
+"""Memorizing attention: local attention plus kNN lookup in a large memory of earlier keys without gradients."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple, final
@@ -13,15 +13,15 @@ from manyformer.kernels.kernel import Kernel
 from manyformer.kernels.key_search import ExactSearch, KeySearch
 from manyformer.kernels.kv_buffer import BlockHistory, KVBuffer, append, empty_buffer, shared_key_ranges, trim
 from manyformer.kernels.softmax_kernel import SoftmaxKernel
-from manyformer.ops.region_shares import shares
-from manyformer.ops.softmax_attention import weights_of
+from manyformer.ops.region_shares import region_shares
+from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.ops.top_products import TopProducts
 from manyformer.position import Position
 from manyformer.training_hooks import StatefulAcrossBatches
 
 
 class LocalAttentionCall(NamedTuple):
-    """The call of the kernel that attends to what is near."""
+    """The call of the local attention kernel."""
 
     inner: SoftmaxKernel
     q: Float[Tensor, "b h l e"]
@@ -34,18 +34,18 @@ class LocalAttentionCall(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """What products are multiplied by."""
+        """The factor of the dot products."""
         return self.q.shape[-1] ** -0.5 if self.inner.scale is None else self.inner.scale
 
     def local_output(self) -> Float[Tensor, "b h l f"]:
-        """What the kernel makes of what is near."""
+        """Compute the output of local attention."""
         inner, *call, watch = self
         y: Tensor = inner(*call, None, watch).y
         return y
 
 
 class RetrievedPairs(NamedTuple):
-    """What a memory has for each query: scores, values, and which of them there really are."""
+    """The memory pairs retrieved for each query: scores, values, and which of them are visible."""
 
     scores: Float[Tensor, "b h l n"]
     v: Float[Tensor, "b h l n f"]
@@ -53,68 +53,77 @@ class RetrievedPairs(NamedTuple):
 
 
 class CombinedOutput(NamedTuple):
-    """Outputs, and the share of each that is from the memory; None for nothing."""
+    """Outputs, and the share of each that comes from the memory; None means 0."""
 
     y: Float[Tensor, "b h l f"]
     memory_share: Float[Tensor, "b h l 1"] | None = None
 
 
 class MemoryCombiner(nn.Module, ABC):
-    """How what is near and what was found become one."""
+    """Combines local attention with the retrieved pairs."""
 
     @abstractmethod
-    def forward(self, local: LocalAttentionCall, found: RetrievedPairs | None) -> CombinedOutput:
-        """`found` is None where no query can see anything in the memory."""
+    def forward(self, local: LocalAttentionCall, retrieved: RetrievedPairs | None) -> CombinedOutput:
+        """Combine them; `retrieved` is None if no query can see any pair of the memory."""
 
 
 @final
 class GatedCombiner(MemoryCombiner):
-    """(1 - g) near + g found, each a softmax of its own, g = sigmoid(bias) a number for each head (section 3.2).
+    """(1 - g) local + g memory with separate softmaxes and g = sigmoid(bias) for each head (section 3.2).
 
-    Where nothing is found, g counts as 0: the authors' code reads zeros from a memory that is empty.
+    g is 0 for a query without a visible pair; the authors' code reads zeros from an empty memory instead.
     """
 
     def __init__(self, heads: int, *, bias: float = 0.0) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.full((heads,), bias))
 
-    def forward(self, local: LocalAttentionCall, found: RetrievedPairs | None) -> CombinedOutput:
+    def forward(self, local: LocalAttentionCall, retrieved: RetrievedPairs | None) -> CombinedOutput:
         y = local.local_output()
         gate = self.bias.to(y.dtype).sigmoid()[:, None, None]
-        if found is None:
-            # a gradient all the same: processes that train together wait for each other's
+        if retrieved is None:
+            # the bias needs a gradient anyway: in distributed training other processes wait for it
             return CombinedOutput(y + 0.0 * gate if torch.is_grad_enabled() else y)
-        weights = weights_of(found.scores, found.visible).to(y.dtype)
-        gate = gate * found.visible.any(-1, keepdim=True)
-        return CombinedOutput(y + gate * (_mixed(weights, found.v) - y), gate)
+        weights = masked_softmax(retrieved.scores, retrieved.visible).to(y.dtype)
+        gate = gate * retrieved.visible.any(-1, keepdim=True)
+        return CombinedOutput(y + gate * (_weighted_values(weights, retrieved.v) - y), gate)
 
 
 @final
 class JointSoftmaxCombiner(MemoryCombiner):
-    """One softmax over what is near and what was found, as in the first version of the paper (ICLR submission)."""
+    """One softmax over local keys and retrieved keys, as in the first version of the paper (ICLR submission)."""
 
-    def forward(self, local: LocalAttentionCall, found: RetrievedPairs | None) -> CombinedOutput:
-        if found is None:
+    def forward(self, local: LocalAttentionCall, retrieved: RetrievedPairs | None) -> CombinedOutput:
+        if retrieved is None:
             return CombinedOutput(local.local_output())
-        inner, q, k, v, at, of, position, watch = local
-        near = position.score(q @ k.mT * local.scale, q, k, at, of)
-        mask = torch.cat([found.visible, inner.mask.dense(at, of, q.shape[1]).expand(near.shape)], -1)
-        weights = weights_of(torch.cat([found.scores, near], -1), mask).to(v.dtype)
-        far, near = torch.split(weights, [found.scores.shape[-1], k.shape[2]], -1)
-        watch(inner, "weights", near)
-        y = position.value(near @ v, near, at, of) + _mixed(far, found.v)
-        return CombinedOutput(y, far.sum(-1, keepdim=True))
+        inner, q, k, v, query_positions, key_positions, position, watch = local
+        local_scores = position.score(q @ k.mT * local.scale, q, k, query_positions, key_positions)
+        mask = torch.cat(
+            [
+                retrieved.visible,
+                inner.mask.dense(query_positions, key_positions, q.shape[1]).expand(local_scores.shape),
+            ],
+            -1,
+        )
+        weights = masked_softmax(torch.cat([retrieved.scores, local_scores], -1), mask).to(v.dtype)
+        memory_weights, local_weights = torch.split(weights, [retrieved.scores.shape[-1], k.shape[2]], -1)
+        watch(inner, "weights", local_weights)
+        y = position.value(local_weights @ v, local_weights, query_positions, key_positions) + _weighted_values(
+            memory_weights, retrieved.v
+        )
+        return CombinedOutput(y, memory_weights.sum(-1, keepdim=True))
 
 
 @final
 class MemorizingKernel(Kernel, StatefulAcrossBatches):
-    """`inner` for what is near, and the nearest of `size` pairs for each query and head (Wu et al. 2022, section 3.2).
+    """Local attention by `inner` plus the nearest of `size` pairs per query and head (Wu et al. 2022, section 3.2).
 
-    A document has a memory of its own in each row: its tokens in blocks of `block`, of which each sees the last `size`
-    before it, whatever pieces it is read in (the paper: of a segment, then the segment is added). Keys and values are
-    kept as they were when they were read; they get no gradient, the queries do through what they find. `neighbours` are
-    looked up for each query by products alone, without positions; keys that a position has turned are refused. Needs
-    a source that gives the stream's own keys last, such as `Own` and `SegmentMemorySource`.
+    Each document of each row has its own memory: its tokens are divided into blocks of `block`, and the tokens of a
+    block see the last `size` tokens before the block, however the text is divided into calls (in the paper: before the
+    segment). Keys and values are stored as they were computed and get no gradient; queries get one through the
+    retrieved pairs. `neighbours` pairs are selected for each query by dot products alone, without positions; positions
+    that act on keys are refused. Needs a source that returns the keys of the layer's own input last, such as
+    `SelfSource` and `SegmentMemorySource`.
     """
 
     supports = frozenset({"query", "score", "value"})
@@ -124,7 +133,7 @@ class MemorizingKernel(Kernel, StatefulAcrossBatches):
         self,
         inner: SoftmaxKernel,
         heads: int,
-        width: int,
+        head_dim: int,
         *,
         size: int,
         neighbours: int = 32,
@@ -135,15 +144,15 @@ class MemorizingKernel(Kernel, StatefulAcrossBatches):
         super().__init__()
         if min(size, neighbours, block) < 1:
             raise ValueError(
-                f"MemorizingKernel: size ({size}), neighbours ({neighbours}) and block ({block}) are at least 1"
+                f"MemorizingKernel: size ({size}), neighbours ({neighbours}) and block ({block}) must be at least 1"
             )
-        self.inner, self.heads, self.width, self.neighbours = inner, heads, width, neighbours
-        self.seeing = BlockHistory(size, block)
+        self.inner, self.heads, self.head_dim, self.neighbours = inner, heads, head_dim, neighbours
+        self.history = BlockHistory(size, block)
         self.combine = GatedCombiner(heads) if combine is None else combine
         self.search = ExactSearch() if search is None else search
 
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
-        return empty_buffer(batch, self.heads, self.width, self.width, device=device, dtype=dtype)
+        return empty_buffer(batch, self.heads, self.head_dim, self.head_dim, device=device, dtype=dtype)
 
     def forward(
         self,
@@ -156,26 +165,29 @@ class MemorizingKernel(Kernel, StatefulAcrossBatches):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> LayerOutput:
-        rows, new = q.shape[0], k.shape[2] - q.shape[2]
-        here = query_positions._replace(
+        rows, num_cached = q.shape[0], k.shape[2] - q.shape[2]
+        positions = query_positions._replace(
             position_ids=query_positions.position_ids.expand(rows, -1),
             segment_ids=query_positions.segment_ids.expand(rows, -1),
         )
-        own = k.detach()[:, :, new:], v.detach()[:, :, new:]
-        keep = self.seeing.needed
-        store = (
-            KVBuffer(*own, here.position_ids, here.segment_ids, 0, q.shape[2])
+        new_pairs = k.detach()[:, :, num_cached:], v.detach()[:, :, num_cached:]
+        keep = self.history.required_tokens
+        buffer = (
+            KVBuffer(*new_pairs, positions.position_ids, positions.segment_ids, 0, q.shape[2])
             if state is None
-            else append(state, *own, here, keep)
+            else append(state, *new_pairs, positions, keep)
         )
-        seen = no_watch if watch is no_watch else _Seen(self, watch)
-        local = LocalAttentionCall(self.inner, q, k, v, query_positions, key_positions, position, seen)
-        y, far = self.combine(
-            local, None if self.seeing.nothing(query_positions) else self._found(q, store, here, local.scale)
+        recorder = no_watch if watch is no_watch else _WeightRecorder(self, watch)
+        local = LocalAttentionCall(self.inner, q, k, v, query_positions, key_positions, position, recorder)
+        y, memory_share = self.combine(
+            local,
+            None
+            if self.history.has_no_visible_keys(query_positions)
+            else self._retrieve(q, buffer, positions, local.scale),
         )
-        if isinstance(seen, _Seen):
-            seen.report(far, here)
-        return LayerOutput(y, None if state is None else trim(store, query_positions, keep))
+        if isinstance(recorder, _WeightRecorder):
+            recorder.report(memory_share, positions)
+        return LayerOutput(y, None if state is None else trim(buffer, query_positions, keep))
 
     def explain(
         self,
@@ -188,61 +200,61 @@ class MemorizingKernel(Kernel, StatefulAcrossBatches):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> str:
-        near = self.inner.explain(q, k, v, query_positions, key_positions, position, None, watch)
-        held = (0 if state is None else state.end - state.begin) + q.shape[2]
-        alike = (
-            "side by side"
-            if shared_key_ranges(self.seeing, query_positions, held) is not None
-            else "hidden key by key, by torch"
+        local_path = self.inner.explain(q, k, v, query_positions, key_positions, position, None, watch)
+        num_pairs = (0 if state is None else state.stop - state.start) + q.shape[2]
+        masking = (
+            "in contiguous ranges"
+            if shared_key_ranges(self.history, query_positions, num_pairs) is not None
+            else "masked key by key in torch"
         )
-        return f"{near}; {self.neighbours} of {held} pairs looked up by {self.search.name}, {alike}"
+        return f"{local_path}; {self.neighbours} of {num_pairs} pairs looked up by {self.search.name}, {masking}"
 
     def extra_repr(self) -> str:
-        size, block = self.seeing
+        size, block = self.history
         return f"size={size}, block={block}, neighbours={self.neighbours}, search={self.search.name}"
 
-    def _found(
-        self, q: Tensor, store: KVBuffer, query_positions: TokenPositions, scale: float
+    def _retrieve(
+        self, q: Tensor, buffer: KVBuffer, query_positions: TokenPositions, scale: float
     ) -> RetrievedPairs | None:
-        """The nearest of what each query may see."""
-        used = store.used
-        best = self._nearest(q.detach().to(store.k.dtype), used, query_positions)
-        if best is None:
+        """Retrieve the nearest visible pairs of each query; None if there are none."""
+        used = buffer.used
+        nearest = self._search_buffer(q.detach().to(buffer.k.dtype), used, query_positions)
+        if nearest is None:
             return None
-        # the buffers of all rows and heads are one table
-        first = torch.arange(q.shape[0] * q.shape[1], device=q.device).view(*q.shape[:2], 1, 1) * store.k.shape[2]
-        index = best.columns + (first + store.begin)
-        k, v = (F.embedding(index, part.reshape(-1, part.shape[-1])).to(q.dtype) for part in (store.k, store.v))
-        return RetrievedPairs((k @ q[..., None])[..., 0] * scale, v, best.products > -torch.inf)
+        # index the buffers of all rows and heads as one table
+        offset = torch.arange(q.shape[0] * q.shape[1], device=q.device).view(*q.shape[:2], 1, 1) * buffer.k.shape[2]
+        index = nearest.columns + (offset + buffer.start)
+        k, v = (F.embedding(index, table.reshape(-1, table.shape[-1])).to(q.dtype) for table in (buffer.k, buffer.v))
+        return RetrievedPairs((k @ q[..., None])[..., 0] * scale, v, nearest.products > -torch.inf)
 
-    def _nearest(self, q: Tensor, store: KVBuffer, query_positions: TokenPositions) -> TopProducts | None:
-        """Products and columns of the nearest; None where there are none."""
-        count = min(self.neighbours, store.end)
+    def _search_buffer(self, q: Tensor, buffer: KVBuffer, query_positions: TokenPositions) -> TopProducts | None:
+        """Search the used columns for the nearest visible keys; None if no query has one."""
+        count = min(self.neighbours, buffer.stop)
         products = q.new_full((*q.shape[:3], count), -torch.inf)
         index = torch.zeros(products.shape, dtype=torch.long, device=q.device)
-        alike = shared_key_ranges(self.seeing, query_positions, store.end)
-        if alike is None:
-            hidden = self.seeing.hidden(query_positions, TokenPositions(store.pos, store.seg))
+        ranges = shared_key_ranges(self.history, query_positions, buffer.stop)
+        if ranges is None:
+            masked = self.history.masked_keys(query_positions, TokenPositions(buffer.position_ids, buffer.segment_ids))
             for row in range(len(q)):
-                products[row], index[row] = self.search(q[row], store.k[row], count, hidden[row])
+                products[row], index[row] = self.search(q[row], buffer.k[row], count, masked[row])
             return TopProducts(products, index)
-        some = False
-        for rows, queries, keys in alike:
-            some = True
-            here = q[rows, :, queries]
-            best = self.search(here.flatten(0, 1), store.k[rows, :, keys].flatten(0, 1), count, None)
-            into = rows, slice(None), queries, slice(best.columns.shape[-1])
-            products[into] = best.products.view(*here.shape[:3], -1)
-            index[into] = best.columns.view(*here.shape[:3], -1) + keys.start
-        return TopProducts(products, index) if some else None
+        has_ranges = False
+        for rows, queries, keys in ranges:
+            has_ranges = True
+            range_queries = q[rows, :, queries]
+            nearest = self.search(range_queries.flatten(0, 1), buffer.k[rows, :, keys].flatten(0, 1), count, None)
+            target = rows, slice(None), queries, slice(nearest.columns.shape[-1])
+            products[target] = nearest.products.view(*range_queries.shape[:3], -1)
+            index[target] = nearest.columns.view(*range_queries.shape[:3], -1) + keys.start
+        return TopProducts(products, index) if has_ranges else None
 
 
-def _mixed(weights: Float[Tensor, "b h l n"], v: Float[Tensor, "b h l n f"]) -> Float[Tensor, "b h l f"]:
+def _weighted_values(weights: Float[Tensor, "b h l n"], v: Float[Tensor, "b h l n f"]) -> Float[Tensor, "b h l f"]:
     return (weights[..., None, :] @ v)[..., 0, :]
 
 
-class _Seen:
-    """A watcher that keeps the weights of what is near, and passes everything on."""
+class _WeightRecorder:
+    """A watcher that records the local attention weights and forwards all values."""
 
     def __init__(self, kernel: MemorizingKernel, watch: WatchFn) -> None:
         self._kernel, self._watch = kernel, watch
@@ -253,14 +265,22 @@ class _Seen:
             self._weights = value.detach()
         self._watch(module, name, value)
 
-    def report(self, far: Float[Tensor, "b h l 1"] | None, query_positions: TokenPositions) -> None:
-        """Tell which shares go to the memory, to what was lately and to the segment."""
-        if (near := self._weights) is None:
+    def report(self, memory_share: Float[Tensor, "b h l 1"] | None, query_positions: TokenPositions) -> None:
+        """Report the shares of the memory, of cached local keys and of the current segment."""
+        if (weights := self._weights) is None:
             return
-        far = near.new_zeros(*near.shape[:3], 1) if far is None else far.detach().expand(*near.shape[:3], 1)
-        own = near.shape[2]
-        near = near / near.sum(-1, keepdim=True).clamp(min=torch.finfo(near.dtype).tiny) * (1 - far)
-        told = shares(
-            torch.cat([far, near], -1), [1, near.shape[-1] - own, own], query_positions.segment_ids != PADDING_SEGMENT
+        memory_share = (
+            weights.new_zeros(*weights.shape[:3], 1)
+            if memory_share is None
+            else memory_share.detach().expand(*weights.shape[:3], 1)
         )
-        self._watch(self._kernel, "mass", told)
+        queries = weights.shape[2]
+        weights = (
+            weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny) * (1 - memory_share)
+        )
+        masses = region_shares(
+            torch.cat([memory_share, weights], -1),
+            [1, weights.shape[-1] - queries, queries],
+            query_positions.segment_ids != PADDING_SEGMENT,
+        )
+        self._watch(self._kernel, "mass", masses)

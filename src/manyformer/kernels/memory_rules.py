@@ -1,4 +1,4 @@
-"""How a causal memory takes in a token: by adding, by fading and adding, or by correcting what it already says."""
+"""Update rules of the recurrent memory in causal linear attention: sum, gated sum and delta rule."""
 
 from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple, final
@@ -15,29 +15,29 @@ RecurrenceForm = Literal["quadratic", "chunked", "recurrent"]
 
 
 class TokenFeatures(NamedTuple):
-    """Features of queries and keys, values and gates of the same tokens; `log` as in `FeatureValues`.
+    """Features of queries and keys, values and gates of the same tokens; `log_scale` as in `FeatureValues`.
 
-    `real` and `run` (see `manyformer.ops.segment_runs`) are None where there is no padding and one document a row.
+    `valid` and `run` (see `manyformer.ops.segment_runs`) are None where there is no padding and one document a row.
     """
 
     query_features: Float[Tensor, "b h l r"]
     key_features: Float[Tensor, "b h l r"]
     v: Float[Tensor, "b h l f"]
-    log: Float[Tensor, "b h l"] | None
+    log_scale: Float[Tensor, "b h l"] | None
     gate: Float[Tensor, "b h l"] | None
-    real: Bool[Tensor, "b l"] | None
+    valid: Bool[Tensor, "b l"] | None
     run: Int[Tensor, "b l"] | None
 
 
 class RecurrentMemory(NamedTuple):
-    """What is kept of all keys and values so far: a matrix a head, and the logarithm of its scale where it has one."""
+    """The sum over all keys and values so far: one matrix per head, and the logarithm of its scale if it has one."""
 
     matrix: Float[Tensor, "b h r f"] | None = None
-    level: Float[Tensor, "b h"] | None = None
+    log_scale: Float[Tensor, "b h"] | None = None
 
 
 class MemoryResult(NamedTuple):
-    """Outputs, the memory after the last token, and the weights where every pair was written out."""
+    """Outputs, the memory after the last token, and the weights if the form computed all pairs."""
 
     y: Float[Tensor, "b h l f"]
     memory: RecurrentMemory
@@ -45,12 +45,12 @@ class MemoryResult(NamedTuple):
 
 
 class MemoryRule(nn.Module, ABC):
-    """How a memory takes in tokens and is read; `gates` numbers a token and head are asked of the stream for it.
+    """The update and readout of a memory; the layer projects `gate_dim` gate channels per token and head for it.
 
-    `forms` are the ways of computing that there are; the first is the definition.
+    `forms` are the supported algorithms; "quadratic", where supported, is the definition.
     """
 
-    gates: int = 0
+    gate_dim: int = 0
     forms: frozenset[RecurrenceForm]
 
     @abstractmethod
@@ -68,47 +68,48 @@ class SumRule(MemoryRule):
     def forward(
         self, tokens: TokenFeatures, memory: RecurrentMemory, *, form: RecurrenceForm, chunk: int, floor: float
     ) -> MemoryResult:
-        return _summed(tokens, memory, None, None, form=form, chunk=chunk, floor=floor)
+        return _weighted_mean(tokens, memory, None, None, form=form, chunk=chunk, floor=floor)
 
 
 @final
 class GatedRule(MemoryRule):
-    """M_t = g_t M_(t-1) + (1 - g_t) c_t v_t^T, g a sigmoid of the stream (Peng et al. 2021, section 3.2).
+    """M_t = g_t M_(t-1) + (1 - g_t) c_t v_t^T, g a sigmoid of the layer's input (Peng et al. 2021, section 3.2).
 
-    The gates begin around sigmoid(`start`), mostly open, so that the memory reaches back from the beginning.
+    `gate_bias` is added before the sigmoid, so that gates are initially about sigmoid(`gate_bias`): mostly open, with a
+    long memory.
     """
 
-    gates = 1
+    gate_dim = 1
     forms = frozenset({"quadratic", "chunked", "recurrent"})
 
-    def __init__(self, *, start: float = 2.0) -> None:
+    def __init__(self, *, gate_bias: float = 2.0) -> None:
         super().__init__()
-        self.start = start
+        self.gate_bias = gate_bias
 
     def forward(
         self, tokens: TokenFeatures, memory: RecurrentMemory, *, form: RecurrenceForm, chunk: int, floor: float
     ) -> MemoryResult:
         assert tokens.gate is not None
-        gate = tokens.gate + self.start
+        gate = tokens.gate + self.gate_bias
         decay = F.logsigmoid(gate)
-        if tokens.real is not None:
-            # padding leaves the memory as it is
-            decay = decay.masked_fill(~tokens.real[:, None], 0.0)
-        return _summed(tokens, memory, torch.sigmoid(-gate), decay, form=form, chunk=chunk, floor=floor)
+        if tokens.valid is not None:
+            # padding does not change the memory
+            decay = decay.masked_fill(~tokens.valid[:, None], 0.0)
+        return _weighted_mean(tokens, memory, torch.sigmoid(-gate), decay, form=form, chunk=chunk, floor=floor)
 
     def extra_repr(self) -> str:
-        return f"start={self.start}"
+        return f"gate_bias={self.gate_bias}"
 
 
 @final
 class DeltaRule(MemoryRule):
     """The delta rule of fast weights (Schlag et al. 2021, section 4.2): M_t = M_(t-1) + b_t c_t (v_t - c_t^T M_(t-1)).
 
-    A token replaces the part b, a sigmoid of the stream, of what the memory says for its key. Features are divided by
-    their sum (section 4.3), queries' too, and outputs are not normalised any more.
+    A token replaces the share b, a sigmoid of the layer's input, of the value that the memory returns for its key.
+    Features of keys and queries are divided by their sum (section 4.3), and outputs are not normalized.
     """
 
-    gates = 1
+    gate_dim = 1
     forms = frozenset({"chunked", "recurrent"})
 
     def forward(
@@ -116,17 +117,23 @@ class DeltaRule(MemoryRule):
     ) -> MemoryResult:
         assert tokens.gate is not None
         strength = torch.sigmoid(tokens.gate)
-        if tokens.real is not None:
-            strength = strength.masked_fill(~tokens.real[:, None], 0.0)
-        a, c = (x / x.sum(-1, keepdim=True).clamp(min=floor) for x in (tokens.query_features, tokens.key_features))
+        if tokens.valid is not None:
+            strength = strength.masked_fill(~tokens.valid[:, None], 0.0)
+        query_features, key_features = (
+            x / x.sum(-1, keepdim=True).clamp(min=floor) for x in (tokens.query_features, tokens.key_features)
+        )
         if form == "chunked":
-            y, matrix = delta_rule.chunked(a, c, tokens.v, strength, tokens.run, memory.matrix, chunk=chunk)
+            y, matrix = delta_rule.chunked(
+                query_features, key_features, tokens.v, strength, tokens.run, memory.matrix, chunk=chunk
+            )
         else:
-            y, matrix = delta_rule.recurrent(a, c, tokens.v, strength, tokens.run, memory.matrix)
+            y, matrix = delta_rule.recurrent(
+                query_features, key_features, tokens.v, strength, tokens.run, memory.matrix
+            )
         return MemoryResult(y, RecurrentMemory(matrix))
 
 
-def _summed(
+def _weighted_mean(
     tokens: TokenFeatures,
     memory: RecurrentMemory,
     weight: Tensor | None,
@@ -136,51 +143,53 @@ def _summed(
     chunk: int,
     floor: float,
 ) -> MemoryResult:
-    """A weighted mean of values: the weights' own sum is one more column of the values."""
-    a, c, v, log, _, real, run = tokens
-    level = memory.level
-    if log is not None:
-        scale, fall, level = _levelled(log, real, run, level)
+    """The weighted mean of values; the sum of the weights is computed as an additional value column."""
+    query_features, key_features, v, token_scale, _, valid, run = tokens
+    log_scale = memory.log_scale
+    if token_scale is not None:
+        scale, scale_decay, log_scale = _rescale(token_scale, valid, run, log_scale)
         weight = scale if weight is None else weight * scale
-        decay = fall if decay is None else decay + fall
-    if real is not None:
-        weight = real[:, None].to(v.dtype) if weight is None else weight.masked_fill(~real[:, None], 0.0)
+        decay = scale_decay if decay is None else decay + scale_decay
+    if valid is not None:
+        weight = valid[:, None].to(v.dtype) if weight is None else weight.masked_fill(~valid[:, None], 0.0)
     columns = F.pad(v, (0, 1), value=1.0)
     columns = columns if weight is None else columns * weight[..., None]
     if form == "quadratic":
         assert memory.matrix is None
-        y, matrix, pairs = linear_attention.quadratic(a, c, columns, decay, run)
+        y, matrix, pairs = linear_attention.quadratic(query_features, key_features, columns, decay, run)
         weights = pairs if weight is None else pairs * weight[:, :, None]
         total = weights.sum(-1, keepdim=True)
         return MemoryResult(
             linear_attention.divide_by_normalizer(y, floor),
-            RecurrentMemory(matrix, level),
+            RecurrentMemory(matrix, log_scale),
             weights / total.clamp(min=floor),
         )
     if form == "chunked":
-        y, matrix = linear_attention.chunked(a, c, columns, decay, run, memory.matrix, chunk=chunk)
+        y, matrix = linear_attention.chunked(
+            query_features, key_features, columns, decay, run, memory.matrix, chunk=chunk
+        )
     else:
-        y, matrix = linear_attention.recurrent(a, c, columns, decay, run, memory.matrix)
-    return MemoryResult(linear_attention.divide_by_normalizer(y, floor), RecurrentMemory(matrix, level))
+        y, matrix = linear_attention.recurrent(query_features, key_features, columns, decay, run, memory.matrix)
+    return MemoryResult(linear_attention.divide_by_normalizer(y, floor), RecurrentMemory(matrix, log_scale))
 
 
-def _levelled(
-    log: Tensor, real: Tensor | None, run: Tensor | None, before: Tensor | None
+def _rescale(
+    token_scale: Tensor, valid: Tensor | None, run: Tensor | None, previous: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights exp(log) relative to the largest so far, how that makes the memory shrink, and the largest after all.
+    """Scales exp(token_scale) relative to the maximum so far, the log decay of the memory, and the last maximum.
 
-    Only the past sets the scale, as in an online softmax, so that no later token can move an earlier output even by a
-    rounding. The scale is in both parts of every mean and cancels: it needs no gradient.
+    The maximum is over earlier tokens only, as in an online softmax, so that no later token can change an earlier
+    output even by rounding. It cancels between numerator and denominator of every mean, so it needs no gradient.
     """
-    fixed = log.detach() if real is None else log.detach().masked_fill(~real[:, None], -torch.inf)
-    before = torch.full_like(fixed[..., 0], -torch.inf) if before is None else before
-    level = running_max(fixed, run, before)
-    earlier = torch.cat([before[..., None], level[..., :-1]], dim=-1)
-    # where nothing has been kept so far there is nothing to shrink
-    fresh = earlier == -torch.inf
+    detached = token_scale.detach() if valid is None else token_scale.detach().masked_fill(~valid[:, None], -torch.inf)
+    previous = torch.full_like(detached[..., 0], -torch.inf) if previous is None else previous
+    log_scale = running_max(detached, run, previous)
+    earlier = torch.cat([previous[..., None], log_scale[..., :-1]], dim=-1)
+    # at the first token of a document there is no memory to decay
+    is_first = earlier == -torch.inf
     if run is not None:
-        fresh = fresh | (run != F.pad(run[:, :-1], (1, 0)))[:, None]
-    fall = (earlier - level).masked_fill(fresh, 0.0)
-    scale = (log - level).masked_fill(level == -torch.inf, -torch.inf).exp()
-    # a copy: a part of it would keep all of it, and what is kept must not grow with the tokens that have been
-    return scale, fall, level[..., -1].clone()
+        is_first = is_first | (run != F.pad(run[:, :-1], (1, 0)))[:, None]
+    scale_decay = (earlier - log_scale).masked_fill(is_first, 0.0)
+    scale = (token_scale - log_scale).masked_fill(log_scale == -torch.inf, -torch.inf).exp()
+    # a copy: a view would keep the whole tensor alive, and the state must not grow with the number of tokens
+    return scale, scale_decay, log_scale[..., -1].clone()

@@ -1,4 +1,4 @@
-"""Scores of pairs: how well a query and a key match, by product, angle, distance or a small network."""
+"""Score functions of query-key pairs: dot product, cosine, bilinear, additive and distance kernels."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 class PairScore(nn.Module, ABC):
-    """A number for each pair of a query and a key; both have as many heads, or one stands for all."""
+    """Computes one score for each query-key pair; queries and keys have equal numbers of heads, or one of them 1."""
 
     @abstractmethod
     def forward(self, q: Float[Tensor, "*b l e"], k: Float[Tensor, "*b s e"]) -> Float[Tensor, "*b l s"]: ...
@@ -19,7 +19,7 @@ class PairScore(nn.Module, ABC):
 
 @final
 class DotProductScore(PairScore):
-    """q.k times `scale`, 1 / sqrt(e) unless given (Vaswani et al. 2017, section 3.2.1); Luong et al. (2015) have 1."""
+    """q.k times `scale`, 1 / sqrt(e) unless set (Vaswani et al. 2017, section 3.2.1); Luong et al. (2015) use 1."""
 
     def __init__(self, *, scale: float | None = None) -> None:
         super().__init__()
@@ -31,11 +31,11 @@ class DotProductScore(PairScore):
 
 @final
 class CosineScore(PairScore):
-    """The cosine of the angle between them, over a learned temperature that begins at `temperature`."""
+    """The cosine of query and key divided by a learned temperature, initialized to `temperature`."""
 
     def __init__(self, *, temperature: float = 0.1) -> None:
         super().__init__()
-        self.log = nn.Parameter(torch.tensor(_log_of("temperature", temperature)))
+        self.log = nn.Parameter(torch.tensor(_positive_log("temperature", temperature)))
 
     def forward(self, q: Float[Tensor, "*b l e"], k: Float[Tensor, "*b s e"]) -> Float[Tensor, "*b l s"]:
         return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT * (-self.log).exp()
@@ -43,11 +43,11 @@ class CosineScore(PairScore):
 
 @final
 class BilinearScore(PairScore):
-    """q^T W k with a learned W for each head, which begins as 1 / sqrt(e) (Luong et al. 2015, "general")."""
+    """q^T W k with a learned W for each head, initially the identity over sqrt(e) (Luong et al. 2015, "general")."""
 
-    def __init__(self, key: int, *, heads: int = 1) -> None:
+    def __init__(self, head_dim: int, *, heads: int = 1) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.eye(key).mul(key**-0.5).repeat(heads, 1, 1))
+        self.weight = nn.Parameter(torch.eye(head_dim).mul(head_dim**-0.5).repeat(heads, 1, 1))
 
     def forward(self, q: Float[Tensor, "*b l e"], k: Float[Tensor, "*b s e"]) -> Float[Tensor, "*b l s"]:
         return q @ self.weight @ k.mT
@@ -55,29 +55,29 @@ class BilinearScore(PairScore):
 
 @final
 class AdditiveScore(PairScore):
-    """v^T tanh(W q + U k) (Bahdanau et al. 2015, appendix A.1.2): forms a vector of `ff_dim` channels for each pair.
+    """v^T tanh(W q + U k) (Bahdanau et al. 2015, appendix A.1.2), with `ff_dim` hidden channels for each pair.
 
-    Keys are as wide as queries, or `of` channels.
+    Keys have `key_dim` channels, by default as many as queries.
     """
 
-    def __init__(self, query: int, ff_dim: int, *, of: int | None = None) -> None:
+    def __init__(self, query_dim: int, ff_dim: int, *, key_dim: int | None = None) -> None:
         super().__init__()
-        self.query = nn.Linear(query, ff_dim, bias=False)
-        self.key = nn.Linear(query if of is None else of, ff_dim, bias=False)
+        self.query = nn.Linear(query_dim, ff_dim, bias=False)
+        self.key = nn.Linear(query_dim if key_dim is None else key_dim, ff_dim, bias=False)
         self.energy = nn.Linear(ff_dim, 1, bias=False)
 
     def forward(self, q: Float[Tensor, "*b l e"], k: Float[Tensor, "*b s f"]) -> Float[Tensor, "*b l s"]:
         pairs = self.query(q)[..., :, None, :] + self.key(k)[..., None, :, :]
-        found: Tensor = self.energy(pairs.tanh())[..., 0]
-        return found
+        scores: Tensor = self.energy(pairs.tanh())[..., 0]
+        return scores
 
 
-class _Apart(PairScore):
-    """What depends on the distance over a bandwidth, which is learned or given."""
+class _DistanceScore(PairScore):
+    """Scores of the distance divided by a bandwidth, which is learned or fixed."""
 
     def __init__(self, bandwidth: float, *, learned: bool = True) -> None:
         super().__init__()
-        log = torch.tensor(_log_of("bandwidth", bandwidth))
+        log = torch.tensor(_positive_log("bandwidth", bandwidth))
         self.log: Tensor
         if learned:
             self.log = nn.Parameter(log)
@@ -86,43 +86,43 @@ class _Apart(PairScore):
 
     @property
     def bandwidth(self) -> float:
-        """The bandwidth as it is now."""
+        """The current bandwidth."""
         return float(self.log.detach().exp())
 
-    def squared(self, q: Tensor, k: Tensor) -> Tensor:
-        """Squared distances over the squared bandwidth; by differences, as products cancel where points are close."""
+    def squared_distances(self, q: Tensor, k: Tensor) -> Tensor:
+        """Squared distances over the squared bandwidth, from differences: products lose precision for close points."""
         return (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1) * (-2 * self.log).exp()
 
 
 @final
-class GaussianScore(_Apart):
-    """-|q - k|^2 / (2 bandwidth^2): with softmax, Nadaraya and Watson's regression.
+class GaussianScore(_DistanceScore):
+    """-|q - k|^2 / (2 bandwidth^2): with softmax, Nadaraya-Watson regression.
 
-    It is the scaled product where all keys are of one length and bandwidth^2 = sqrt(e).
+    For keys of equal length and bandwidth^2 = sqrt(e) it equals the scaled dot product up to a constant.
     """
 
     def forward(self, q: Float[Tensor, "*b l e"], k: Float[Tensor, "*b s e"]) -> Float[Tensor, "*b l s"]:
-        return -self.squared(q, k) / 2
+        return -self.squared_distances(q, k) / 2
 
 
 @final
-class LaplaceScore(_Apart):
+class LaplaceScore(_DistanceScore):
     """-|q - k| / bandwidth."""
 
     def forward(self, q: Float[Tensor, "*b l e"], k: Float[Tensor, "*b s e"]) -> Float[Tensor, "*b l s"]:
-        # the root has no slope at 0
-        return -self.squared(q, k).clamp(min=1e-24).sqrt()
+        # the square root has no derivative at 0
+        return -self.squared_distances(q, k).clamp(min=1e-24).sqrt()
 
 
 @final
-class EpanechnikovScore(_Apart):
-    """1 - |q - k|^2 / bandwidth^2: for `ReluWeights`, which leaves out all that is further than the bandwidth."""
+class EpanechnikovScore(_DistanceScore):
+    """1 - |q - k|^2 / bandwidth^2, for `ReluWeights`: keys beyond the bandwidth get weight 0."""
 
     def forward(self, q: Float[Tensor, "*b l e"], k: Float[Tensor, "*b s e"]) -> Float[Tensor, "*b l s"]:
-        return 1 - self.squared(q, k)
+        return 1 - self.squared_distances(q, k)
 
 
-def _log_of(name: str, value: float) -> float:
+def _positive_log(name: str, value: float) -> float:
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} ({value}) must be above 0")
     return math.log(value)

@@ -1,4 +1,4 @@
-"""Attention with any score and any weights, every pair written out; regression by the same means."""
+"""Attention with any score and weight function from all pairs, and Nadaraya-Watson regression with it."""
 
 from typing import final
 
@@ -17,10 +17,10 @@ from manyformer.position import Position
 
 @final
 class PairwiseKernel(Kernel):
-    """Attention whose weights are `weights` of `score` under a mask; `DotProductScore` and `SoftmaxWeights` are the
-    usual ones.
+    """Attention with the weight function `weights` of the scores `score` under a mask; defaults are dot product and
+    softmax.
 
-    Every pair is formed, in float32 at least: time and memory are quadratic, and there is no faster form.
+    All pairs are formed, in float32 at least: time and memory are quadratic, and there is no faster path.
     """
 
     supports = frozenset({"query", "key", "score", "value"})
@@ -44,10 +44,12 @@ class PairwiseKernel(Kernel):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> LayerOutput:
-        wide = torch.promote_types(q.dtype, torch.float32)
+        compute_dtype = torch.promote_types(q.dtype, torch.float32)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         with autocast_disabled(q.device):
-            scores = position.score(self.score(q.to(wide), k.to(wide)), q, k, query_positions, key_positions)
+            scores = position.score(
+                self.score(q.to(compute_dtype), k.to(compute_dtype)), q, k, query_positions, key_positions
+            )
             weights = self.weights(scores, self.mask.dense(query_positions, key_positions, q.shape[1])).to(v.dtype)
         watch(self, "weights", weights)
         return LayerOutput(position.value(weights @ v, weights, query_positions, key_positions), state)
@@ -63,7 +65,7 @@ class PairwiseKernel(Kernel):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> str:
-        return f"pairs: {type(self.score).__name__} and {type(self.weights).__name__} have no other form"
+        return f"pairs: {type(self.score).__name__} and {type(self.weights).__name__} have no other path"
 
     def extra_repr(self) -> str:
         return repr(self.mask)
@@ -77,12 +79,12 @@ def nadaraya_watson(
     kernel: PairScore | None = None,
     weights: WeightFunction | None = None,
 ) -> Float[Tensor, "m f"]:
-    """Regression as attention (Nadaraya 1964, Watson 1964): means of y weighted by how near x is to each query.
+    """Regression as attention (Nadaraya 1964, Watson 1964): means of y weighted by the closeness of x to each query.
 
-    `kernel` is `GaussianScore(1.0)` unless given; train its bandwidth with `leave_one_out`. For kernels that end, such
-    as `EpanechnikovScore`, `weights` is `ReluWeights()`; a query without a neighbour gets zeros."""
-    seen = torch.ones(len(query), len(x), dtype=torch.bool, device=x.device)
-    return _weighted(x, query, seen, kernel, weights) @ y
+    `kernel` is `GaussianScore(1.0)` by default; train its bandwidth with `leave_one_out`. For kernels of compact
+    support, such as `EpanechnikovScore`, use `weights=ReluWeights()`; a query without neighbours gets zeros."""
+    visible = torch.ones(len(query), len(x), dtype=torch.bool, device=x.device)
+    return _pair_weights(x, query, visible, kernel, weights) @ y
 
 
 def leave_one_out(
@@ -92,14 +94,14 @@ def leave_one_out(
     kernel: PairScore | None = None,
     weights: WeightFunction | None = None,
 ) -> Float[Tensor, ""]:
-    """The mean squared error of predicting each y from all others, whose minimum is a good bandwidth."""
-    others = ~torch.eye(len(x), dtype=torch.bool, device=x.device)
-    return (_weighted(x, x, others, kernel, weights) @ y - y).square().mean()
+    """The mean squared error of predicting each y from all other points; minimize it to choose a bandwidth."""
+    visible = ~torch.eye(len(x), dtype=torch.bool, device=x.device)
+    return (_pair_weights(x, x, visible, kernel, weights) @ y - y).square().mean()
 
 
-def _weighted(
-    x: Tensor, query: Tensor, seen: Tensor, kernel: PairScore | None, weights: WeightFunction | None
+def _pair_weights(
+    x: Tensor, query: Tensor, visible: Tensor, kernel: PairScore | None, weights: WeightFunction | None
 ) -> Tensor:
     kernel = GaussianScore(1.0, learned=False).to(x) if kernel is None else kernel
-    found: Tensor = (SoftmaxWeights() if weights is None else weights)(kernel(query, x), seen)
-    return found
+    pair_weights: Tensor = (SoftmaxWeights() if weights is None else weights)(kernel(query, x), visible)
+    return pair_weights

@@ -1,4 +1,4 @@
-"""Queries and keys of one length, so that old keys weigh as much as new ones."""
+"""Query-key normalization: queries and keys of fixed length, so that cached keys keep their scale."""
 
 from typing import final
 
@@ -15,16 +15,17 @@ EPSILON = 1e-6
 
 @final
 class QKNormKernel(Kernel):
-    """`inner` over keys of length 1, and over queries of a length that each head learns, |s|, 1 at first.
+    """`inner` over keys of length 1 and queries of a learned length |s| for each head, initialized to 1.
 
-    Query-key normalisation (Henry et al. 2020, arXiv:2010.04245) as in the Memorizing Transformer (Wu et al. 2022,
-    section 3.2): values are left as they are. `inner` must not scale any more, as `SoftmaxKernel(scale=1.0)`.
+    Query-key normalization (Henry et al. 2020, arXiv:2010.04245) as in the Memorizing Transformer (Wu et al. 2022,
+    section 3.2): values are not changed. `inner` must not scale scores itself, e.g. `SoftmaxKernel(scale=1.0)`.
     """
 
     def __init__(self, inner: Kernel, heads: int) -> None:
         super().__init__()
         if inner.recurrent or inner.tied_qk or inner.gate_dim:
-            raise ValueError(f"QKNormKernel: {type(inner).__name__} asks for keys of its own kind")
+            reason = "is recurrent, ties queries and keys, or needs gates"
+            raise ValueError(f"QKNormKernel cannot wrap {type(inner).__name__}, which {reason}")
         self.inner, self.supports, self.cache_mask = inner, inner.supports, inner.cache_mask
         self.scale = nn.Parameter(torch.ones(heads))
 
@@ -42,8 +43,10 @@ class QKNormKernel(Kernel):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> LayerOutput:
-        found: LayerOutput = self.inner(*self._normed(q, k), v, query_positions, key_positions, position, state, watch)
-        return found
+        output: LayerOutput = self.inner(
+            *self._normalize(q, k), v, query_positions, key_positions, position, state, watch
+        )
+        return output
 
     def explain(
         self,
@@ -56,8 +59,8 @@ class QKNormKernel(Kernel):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> str:
-        return self.inner.explain(*self._normed(q, k), v, query_positions, key_positions, position, state, watch)
+        return self.inner.explain(*self._normalize(q, k), v, query_positions, key_positions, position, state, watch)
 
-    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def _normalize(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q, k = (x * (x.square().sum(-1, keepdim=True) + EPSILON).rsqrt() for x in (q, k))
         return q * self.scale.abs().to(q.dtype)[:, None, None], k

@@ -1,4 +1,4 @@
-"""Softmax attention whose scores or values a position changes: which form serves a call, and the call itself."""
+"""Softmax attention with a position that acts on scores or values: selection of the algorithm, and its call."""
 
 from typing import Literal, NamedTuple
 
@@ -13,11 +13,10 @@ from manyformer.ops import (
     tiled_attention,
     toeplitz_attention,
 )
-from manyformer.ops.blocked_attention import BLOCK, blocked
+from manyformer.ops.blocked_attention import BLOCK, blocked_attention
 from manyformer.ops.distance_vector_blocks import SegmentPair
-from manyformer.ops.softmax_attention import each_document
-from manyformer.ops.sparse_plan import SparsePlan as Blocks
-from manyformer.ops.sparse_plan import make_sparse_plan
+from manyformer.ops.softmax_attention import map_documents
+from manyformer.ops.sparse_plan import SparsePlan, make_sparse_plan
 from manyformer.ops.static_layout import can_plan
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position import Position
@@ -25,21 +24,21 @@ from manyformer.position.distance_terms import DistanceTerms
 
 BiasedSoftmaxForm = Literal["bias", "clipped", "shifted", "tiled", "written out"]
 
-FEW_PAIRS = 128 * 128
-"""So few pairs of a query and a key are written out at once."""
+MAX_REFERENCE_PAIRS = 128 * 128
+"""At most this many query-key pairs use the reference computation."""
 
-FEW_QUERIES = 16
-"""So few queries are, whatever the number of keys."""
+MAX_REFERENCE_QUERIES = 16
+"""At most this many queries use the reference computation, whatever the number of keys."""
 
-WIDEST = 1024
-"""A position that tells more distances apart is written out in blocks: a band of near keys would be most of them."""
+MAX_BAND_DISTANCE = 1024
+"""A position that distinguishes at least this many distances is computed in blocks: the band would be too wide."""
 
-SHORT = 64
-"""Packed documents of fewer tokens on average are cheaper together under a mask than one by one."""
+MIN_DOCUMENT_LENGTH = 64
+"""Packed documents of fewer tokens on average are cheaper in one masked call than in one call each."""
 
 
 class SoftmaxCall(NamedTuple):
-    """One call of the kernel, but for the queries, keys and values."""
+    """The arguments of one kernel call other than queries, keys and values."""
 
     mask: Mask
     query_positions: TokenPositions
@@ -50,220 +49,259 @@ class SoftmaxCall(NamedTuple):
 
 
 class BiasedSoftmaxPlan(NamedTuple):
-    """A path, and why; for a blocked one its form, and how queries lie against keys: in all, or in each document.
+    """A path and its reason; for a blocked path its form, and the query offset, of the call or of each document.
 
-    `numbers` tell the documents apart where a row may hold several and they are taken together; `blocks` are what the
-    mask shows.
+    With `packed_layout` documents are computed one by one. `segments` separate documents that are computed together in
+    one row; `sparse_plan` are the visible blocks of the mask.
     """
 
     path: Literal["naive", "blocked", "flex"]
-    why: str
+    reason: str
     form: BiasedSoftmaxForm = "written out"
-    span: QueryOffset | None = None
-    documents: PackedLayout | None = None
-    numbers: SegmentPair | None = None
-    blocks: Blocks | None = None
+    query_offset: QueryOffset | None = None
+    packed_layout: PackedLayout | None = None
+    segments: SegmentPair | None = None
+    sparse_plan: SparsePlan | None = None
 
 
 def select_plan(call: SoftmaxCall, q: Tensor, k: Tensor, path: str) -> BiasedSoftmaxPlan:
-    """The cheapest plan that is exact, of those that `path` allows. Raises ValueError where it allows none."""
-    acts = f"{type(call.position).__name__} {_acts(call.position)}"
+    """Select the cheapest exact plan that `path` allows. Raises ValueError if it allows none."""
+    seams = f"{type(call.position).__name__} {_describe_seams(call.position)}"
     if path not in ("auto", "blocked", "flex"):
-        raise ValueError(f"SoftmaxKernel: path '{path}' cannot serve this call: {acts}")
+        raise ValueError(f"SoftmaxKernel: path '{path}' cannot serve this call: {seams}")
     if path == "flex" or (path == "auto" and q.device.type == "cuda"):
-        if (span := _flexible(call, q, k)) is not None:
+        if (query_offset := _find_flex_offset(call, q, k)) is not None:
             return BiasedSoftmaxPlan(
-                "flex", f"{acts}: one compiled kernel that looks its terms up by distance", span=span
+                "flex", f"{seams}: one compiled kernel that indexes its terms by distance", query_offset=query_offset
             )
         if path == "flex":
             raise ValueError(
-                f"SoftmaxKernel: path 'flex' needs a position that adds to scores by distance alone, no dropout of weights, "
-                f"and one plain document under the mask Causal() or Everything(); here {acts}"
+                f"SoftmaxKernel: path 'flex' needs a position that adds to scores by distance alone, no dropout of "
+                f"weights, and one contiguous document under the mask Causal() or AllKeys(); here {seams}"
             )
-    found = _blocked(call, q, k, acts)
+    plan = _select_blocked_plan(call, q, k, seams)
     queries, pairs = q.shape[2], q.shape[2] * k.shape[2]
-    # with its gradient written out, a block takes fewer operations than the definition however few its pairs
-    least = 0 if found.form == "shifted" and q.device.type in ("cpu", "meta") else FEW_PAIRS
-    few = queries <= (BLOCK if found.span is None else FEW_QUERIES) or pairs <= least
-    if path == "auto" and few:
-        return BiasedSoftmaxPlan("naive", f"{acts}, and there are few")
-    return found
+    # the shifted form has a hand-written gradient and is faster than the definition for any number of pairs
+    max_pairs = 0 if plan.form == "shifted" and q.device.type in ("cpu", "meta") else MAX_REFERENCE_PAIRS
+    is_small = queries <= (BLOCK if plan.query_offset is None else MAX_REFERENCE_QUERIES) or pairs <= max_pairs
+    if path == "auto" and is_small:
+        return BiasedSoftmaxPlan("naive", f"{seams}, and there are few pairs")
+    return plan
 
 
-def _blocked(call: SoftmaxCall, q: Tensor, k: Tensor, acts: str) -> BiasedSoftmaxPlan:
-    span, documents = _span(call, q.shape[2], k.shape[2])
-    found = call.position.distance_terms(1, 1)
+def _select_blocked_plan(call: SoftmaxCall, q: Tensor, k: Tensor, seams: str) -> BiasedSoftmaxPlan:
+    query_offset, packed_layout = _find_offset(call, q.shape[2], k.shape[2])
+    terms = call.position.distance_terms(1, 1)
     name = type(call.position).__name__
-    each = "" if documents is None else f", each of {len(documents.documents)} documents by itself"
-    if span is None and found is not None and _is_shift(call.position, found) and (span := _lined(call)) is not None:
-        how = (
-            f"written out for {distance_vector_attention.BLOCK} queries at a time, what they get from distances a view"
-        )
-        why = f"{name} has a vector for each distance: {how}, in rows whose tokens stand side by side"
-        return BiasedSoftmaxPlan("blocked", why, "shifted", span, numbers=_numbers(call))
-    if span is None or found is None:
-        return _by_pairs(call, q, k, acts)
-    if _is_shift(call.position, found):
-        how = (
-            f"written out for {distance_vector_attention.BLOCK} queries at a time, what they get from distances a view"
-        )
+    per_document = "" if packed_layout is None else f", one call for each of {len(packed_layout.documents)} documents"
+    if (
+        query_offset is None
+        and terms is not None
+        and _has_distance_vectors(call.position, terms)
+        and (query_offset := _find_aligned_offset(call)) is not None
+    ):
+        method = f"computed in blocks of {distance_vector_attention.BLOCK} queries, distance terms as a view"
+        reason = f"{name} has a vector for each distance: {method}, in rows of contiguous tokens"
+        return BiasedSoftmaxPlan("blocked", reason, "shifted", query_offset, segments=_segment_pair(call))
+    if query_offset is None or terms is None:
+        return _select_pairwise_plan(call, q, k, seams)
+    if _has_distance_vectors(call.position, terms):
+        method = f"computed in blocks of {distance_vector_attention.BLOCK} queries, distance terms as a view"
         return BiasedSoftmaxPlan(
-            "blocked", f"{name} has a vector for each distance: {how}{each}", "shifted", span, documents
+            "blocked",
+            f"{name} has a vector for each distance: {method}{per_document}",
+            "shifted",
+            query_offset,
+            packed_layout,
         )
-    if call.dropout or not _narrow(call.position, found, span):
-        return BiasedSoftmaxPlan("blocked", f"{acts}: written out for {BLOCK} queries at a time")
-    if _is_plain_bias(found):
-        how = f"a fused call for {toeplitz_attention.BLOCK} queries at a time, its mask a view of one short vector"
+    if call.dropout or not _is_narrow(call.position, terms, query_offset):
+        return BiasedSoftmaxPlan("blocked", f"{seams}: computed in blocks of {BLOCK} queries")
+    if _is_plain_bias(terms):
+        method = f"one fused call per {toeplitz_attention.BLOCK} queries, its bias a view of one vector"
         return BiasedSoftmaxPlan(
-            "blocked", f"{name} adds a number for each distance: {how}{each}", "bias", span, documents
+            "blocked",
+            f"{name} adds a number for each distance: {method}{per_document}",
+            "bias",
+            query_offset,
+            packed_layout,
         )
-    how = "near keys written out, all others in fused calls"
+    method = "a band of close keys, fused calls for all other keys"
     return BiasedSoftmaxPlan(
-        "blocked", f"{name} takes keys beyond a distance for alike: {how}{each}", "clipped", span, documents
+        "blocked", f"{name} clips distances: {method}{per_document}", "clipped", query_offset, packed_layout
     )
 
 
-def _by_pairs(call: SoftmaxCall, q: Tensor, k: Tensor, acts: str) -> BiasedSoftmaxPlan:
-    """Written out for all keys, or only where the mask shows something, if that is less work."""
+def _select_pairwise_plan(call: SoftmaxCall, q: Tensor, k: Tensor, seams: str) -> BiasedSoftmaxPlan:
+    """Blocks of queries with all keys, or only the visible blocks of the mask if that is cheaper."""
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
-    many = queries > BLOCK and queries * keys > FEW_PAIRS
-    if many and call.mask not in (Causal(), AllKeys()) and can_plan(call.query_positions, call.key_positions):
-        # positions are asked about all heads at once
-        seen = union(list(dict.fromkeys(call.mask.for_head(head) for head in range(heads))))
-        found = make_sparse_plan(seen, call.query_positions, call.key_positions, heads)
-        share = found.cost / (heads * queries * keys)
+    is_large = queries > BLOCK and queries * keys > MAX_REFERENCE_PAIRS
+    if is_large and call.mask not in (Causal(), AllKeys()) and can_plan(call.query_positions, call.key_positions):
+        # a position computes all heads at once, so all heads share one plan
+        any_head = union(list(dict.fromkeys(call.mask.for_head(head) for head in range(heads))))
+        plan = make_sparse_plan(any_head, call.query_positions, call.key_positions, heads)
+        share = plan.cost / (heads * queries * keys)
         if share < 1:
-            why = f"{acts}: written out for {share:.0%} of the cost of all pairs, in {found.describe()}"
-            return BiasedSoftmaxPlan("blocked", why, "tiled", blocks=found)
-    return BiasedSoftmaxPlan("blocked", f"{acts}: written out for {BLOCK} queries at a time")
+            reason = (
+                f"{seams}: computed in visible blocks for {share:.0%} of the cost of all pairs, in {plan.describe()}"
+            )
+            return BiasedSoftmaxPlan("blocked", reason, "tiled", sparse_plan=plan)
+    return BiasedSoftmaxPlan("blocked", f"{seams}: computed in blocks of {BLOCK} queries")
 
 
 def run_plan(plan: BiasedSoftmaxPlan, call: SoftmaxCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Outputs (b, h, l, f) as planned."""
-    span = plan.span
-    if plan.blocks is not None:
+    """Compute the outputs (b, h, l, f) of a plan."""
+    query_offset = plan.query_offset
+    if plan.sparse_plan is not None:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         mask = call.mask if call.mask.per_head else None
         seams = tiled_attention.PositionSeams(
             call.position, call.query_positions, call.key_positions, mask, call.scale, call.dropout
         )
-        return tiled_attention.attend(q, k, v, plan.blocks, seams)
-    if span is None:
-        return _written_out(call, q, k, v)
+        return tiled_attention.tiled_attention(q, k, v, plan.sparse_plan, seams)
+    if query_offset is None:
+        return _run_blocked(call, q, k, v)
     if plan.path == "flex":
-        found = _ask(call.position, span, q.shape[2], k.shape[2])
-        return flex_bias_attention.attend(q, k, v, _terms(found, q), found.back, found.ahead, span, scale=call.scale)
+        terms = _query_terms(call.position, query_offset, q.shape[2], k.shape[2])
+        return flex_bias_attention.flex_bias_attention(
+            q, k, v, _score_terms(terms, q), terms.lookback, terms.lookahead, query_offset, scale=call.scale
+        )
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def compute(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if plan.form == "shifted":
-            return _shifted(call, span, plan.numbers, q, k, v)
-        return _by_distance(call, span, q, k, v)
+            return _run_shifted(call, query_offset, plan.segments, q, k, v)
+        return _run_clipped_or_bias(call, query_offset, q, k, v)
 
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    return attend(q, k, v) if plan.documents is None else each_document(q, k, v, plan.documents, attend)
+    return compute(q, k, v) if plan.packed_layout is None else map_documents(q, k, v, plan.packed_layout, compute)
 
 
-def _written_out(call: SoftmaxCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    at, of = call.query_positions, call.key_positions
+def _run_blocked(call: SoftmaxCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    query_positions, key_positions = call.query_positions, call.key_positions
     keys = k.shape[2]
-    plain = isinstance(at.layout, ContiguousLayout) and isinstance(of.layout, ContiguousLayout)
-    ahead = at.layout.start - of.layout.start if plain else 0  # type: ignore[union-attr]
+    is_contiguous = isinstance(query_positions.layout, ContiguousLayout) and isinstance(
+        key_positions.layout, ContiguousLayout
+    )
+    offset = query_positions.layout.start - key_positions.layout.start if is_contiguous else 0  # type: ignore[union-attr]
 
-    def seen(end: int) -> int:
-        return min(max(end + ahead, 1), keys) if plain and call.mask.causal else keys
+    def visible_keys(stop: int) -> int:
+        return min(max(stop + offset, 1), keys) if is_contiguous and call.mask.causal else keys
 
-    def dense(here: TokenPositions, there: TokenPositions) -> Tensor:
-        return call.mask.dense(here, there, q.shape[1])
+    def dense(block_queries: TokenPositions, block_keys: TokenPositions) -> Tensor:
+        return call.mask.dense(block_queries, block_keys, q.shape[1])
 
-    words = {"scale": call.scale, "dropout": call.dropout}
-    return blocked(q, k, v, dense, position=call.position, query_positions=at, key_positions=of, seen=seen, **words)
+    keywords = {"scale": call.scale, "dropout": call.dropout}
+    return blocked_attention(
+        q,
+        k,
+        v,
+        dense,
+        position=call.position,
+        query_positions=query_positions,
+        key_positions=key_positions,
+        visible_key_count=visible_keys,
+        **keywords,
+    )
 
 
-def _by_distance(call: SoftmaxCall, span: QueryOffset, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    found = _ask(call.position, span, q.shape[2], k.shape[2])
-    if _is_plain_bias(found):
-        assert found.bias is not None
-        return toeplitz_attention.attend(q, k, v, found.bias, found.back, span, scale=call.scale)
-    reach = clipped_distance_attention.ClippedDistances(found.back, found.ahead, span.offset, span.causal)
-    return clipped_distance_attention.attend(q, k, v, _terms(found, q), found.values, reach, scale=call.scale)
+def _run_clipped_or_bias(call: SoftmaxCall, query_offset: QueryOffset, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    terms = _query_terms(call.position, query_offset, q.shape[2], k.shape[2])
+    if _is_plain_bias(terms):
+        assert terms.bias is not None
+        return toeplitz_attention.toeplitz_attention(
+            q, k, v, terms.bias, terms.lookback, query_offset, scale=call.scale
+        )
+    reach = clipped_distance_attention.ClippedDistances(
+        terms.lookback, terms.lookahead, query_offset.offset, query_offset.causal
+    )
+    return clipped_distance_attention.clipped_distance_attention(
+        q, k, v, _score_terms(terms, q), terms.values, reach, scale=call.scale
+    )
 
 
-def _shifted(
-    call: SoftmaxCall, span: QueryOffset, numbers: SegmentPair | None, q: Tensor, k: Tensor, v: Tensor
+def _run_shifted(
+    call: SoftmaxCall, query_offset: QueryOffset, segments: SegmentPair | None, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
     queries, keys = q.shape[2], k.shape[2]
-    # keys ahead are hidden in a causal call, but inside a block they are written out
-    ahead = distance_vector_attention.BLOCK if span.causal else keys - 1 - span.offset
-    found = call.position.distance_terms(span.offset + queries - 1, ahead)
-    assert found is not None
-    assert found.keys is not None
-    vectors = found.keys.expand(q.shape[1], -1, -1)
-    words = {"scale": call.scale, "dropout": call.dropout}
-    return distance_vector_attention.attend(q, k, v, vectors, found.turn, found.back, span, numbers=numbers, **words)
-
-
-def _ask(position: Position, span: QueryOffset, queries: int, keys: int) -> DistanceTerms:
-    """The position at all distances that this call can meet; at least one on either side."""
-    found = position.distance_terms(
-        max(1, span.offset + queries - 1), 0 if span.causal else max(1, keys - 1 - span.offset)
+    # a causal call masks keys ahead, but within a block their scores are computed
+    max_ahead = distance_vector_attention.BLOCK if query_offset.causal else keys - 1 - query_offset.offset
+    terms = call.position.distance_terms(query_offset.offset + queries - 1, max_ahead)
+    assert terms is not None
+    assert terms.keys is not None
+    vectors = terms.keys.expand(q.shape[1], -1, -1)
+    keywords = {"scale": call.scale, "dropout": call.dropout}
+    return distance_vector_attention.distance_vector_attention(
+        q, k, v, vectors, terms.query_bias, terms.lookback, query_offset, segments=segments, **keywords
     )
-    assert found is not None
-    return found
 
 
-def _terms(found: DistanceTerms, q: Tensor) -> Tensor:
-    """What is added to scores, (b, h, l, r) or less where queries are alike."""
-    terms = q.new_zeros(1, 1, 1, found.back + found.ahead + 1)
-    if found.bias is not None:
-        terms = terms + found.bias[None, :, None]
-    if found.keys is not None:
-        terms = terms + q @ found.keys.mT
+def _query_terms(position: Position, query_offset: QueryOffset, queries: int, keys: int) -> DistanceTerms:
+    """The distance terms of all distances in this call, with at least one on either side."""
+    terms = position.distance_terms(
+        max(1, query_offset.offset + queries - 1), 0 if query_offset.causal else max(1, keys - 1 - query_offset.offset)
+    )
+    assert terms is not None
     return terms
 
 
-def _is_plain_bias(found: DistanceTerms) -> bool:
-    return found.bias is not None and not found.bias.requires_grad and found.keys is None and found.values is None
+def _score_terms(distance_terms: DistanceTerms, q: Tensor) -> Tensor:
+    """The terms added to scores, (b, h, l, r), with axes of size 1 where they do not depend on b, h or l."""
+    terms = q.new_zeros(1, 1, 1, distance_terms.lookback + distance_terms.lookahead + 1)
+    if distance_terms.bias is not None:
+        terms = terms + distance_terms.bias[None, :, None]
+    if distance_terms.keys is not None:
+        terms = terms + q @ distance_terms.keys.mT
+    return terms
 
 
-def _is_shift(position: Position, found: DistanceTerms) -> bool:
-    return position.max_distance is None and found.keys is not None and found.bias is None and found.values is None
+def _is_plain_bias(terms: DistanceTerms) -> bool:
+    return terms.bias is not None and not terms.bias.requires_grad and terms.keys is None and terms.values is None
 
 
-def _narrow(position: Position, found: DistanceTerms, span: QueryOffset) -> bool:
-    """Whether few distances are told apart, or a bias without gradient, for which their number does not matter."""
-    if not span.causal and found.ahead < 1:
+def _has_distance_vectors(position: Position, terms: DistanceTerms) -> bool:
+    return position.max_distance is None and terms.keys is not None and terms.bias is None and terms.values is None
+
+
+def _is_narrow(position: Position, terms: DistanceTerms, query_offset: QueryOffset) -> bool:
+    """Whether the band of distinct distances is narrow; its width does not matter for a bias without gradient."""
+    if not query_offset.causal and terms.lookahead < 1:
         return False
-    if _is_plain_bias(found):
+    if _is_plain_bias(terms):
         return True
-    return position.max_distance is not None and position.max_distance < WIDEST
+    return position.max_distance is not None and position.max_distance < MAX_BAND_DISTANCE
 
 
-def _span(call: SoftmaxCall, queries: int, keys: int) -> tuple[QueryOffset | None, PackedLayout | None]:
-    """How queries lie against keys, in the whole call or in each document, where a mask by distance alone serves."""
-    at, of = call.query_positions.layout, call.key_positions.layout
+def _find_offset(call: SoftmaxCall, queries: int, keys: int) -> tuple[QueryOffset | None, PackedLayout | None]:
+    """The offset of queries against keys, and the documents to compute separately, if the mask is by distance alone."""
+    query_layout, key_layout = call.query_positions.layout, call.key_positions.layout
     causal = call.mask == Causal()
     if not causal and call.mask != AllKeys():
         return None, None
-    if isinstance(at, ContiguousLayout) and isinstance(of, ContiguousLayout):
-        offset = at.start - of.start
+    if isinstance(query_layout, ContiguousLayout) and isinstance(key_layout, ContiguousLayout):
+        offset = query_layout.start - key_layout.start
         return (QueryOffset(offset, causal), None) if 0 <= offset <= keys - queries else (None, None)
-    if not isinstance(at, PackedLayout) or at != of or not at.documents:
+    if not isinstance(query_layout, PackedLayout) or query_layout != key_layout or not query_layout.documents:
         return None, None
-    # padding on the right is seen by no real token of a causal row
-    if causal and at.right_padded:
+    # no valid token of a causal row sees padding on the right
+    if causal and query_layout.right_padded:
         return QueryOffset(0, causal), None
-    tokens = sum(end - begin for _, begin, end in at.documents)
-    return (QueryOffset(0, causal), at) if tokens >= SHORT * len(at.documents) else (None, None)
+    tokens = sum(end - begin for _, begin, end in query_layout.documents)
+    return (
+        (QueryOffset(0, causal), query_layout)
+        if tokens >= MIN_DOCUMENT_LENGTH * len(query_layout.documents)
+        else (None, None)
+    )
 
 
-def _lined(call: SoftmaxCall) -> QueryOffset | None:
-    """How queries lie against keys in rows that may differ, but whose tokens all stand side by side."""
-    at, of, causal = call.query_positions.layout, call.key_positions.layout, call.mask == Causal()
-    if not isinstance(at, ContiguousLayout | AlignedLayout) or not isinstance(of, ContiguousLayout | AlignedLayout):
+def _find_aligned_offset(call: SoftmaxCall) -> QueryOffset | None:
+    """The offset of queries against keys in rows of contiguous tokens, whose positions may differ between rows."""
+    query_layout, key_layout, causal = call.query_positions.layout, call.key_positions.layout, call.mask == Causal()
+    if not isinstance(query_layout, ContiguousLayout | AlignedLayout) or not isinstance(
+        key_layout, ContiguousLayout | AlignedLayout
+    ):
         return None
     if not causal and call.mask != AllKeys():
         return None
-    offset = at.start - of.start
+    offset = query_layout.start - key_layout.start
     return (
         QueryOffset(offset, causal)
         if 0 <= offset <= call.key_positions.segment_ids.shape[1] - call.query_positions.segment_ids.shape[1]
@@ -271,25 +309,29 @@ def _lined(call: SoftmaxCall) -> QueryOffset | None:
     )
 
 
-def _numbers(call: SoftmaxCall) -> SegmentPair | None:
-    """The numbers of the documents, where reading them does not tell that each row has a single one."""
-    at, of = call.query_positions.segment_ids, call.key_positions.segment_ids
-    alone = of.device.type == "cpu" and bool((of == of[:, :1]).all()) and bool((at == of[:, :1]).all())
-    return None if alone else SegmentPair(at, of)
+def _segment_pair(call: SoftmaxCall) -> SegmentPair | None:
+    """The segment ids of queries and keys; None if their values show that each row has a single document."""
+    query_segments, key_segments = call.query_positions.segment_ids, call.key_positions.segment_ids
+    is_single = (
+        key_segments.device.type == "cpu"
+        and bool((key_segments == key_segments[:, :1]).all())
+        and bool((query_segments == key_segments[:, :1]).all())
+    )
+    return None if is_single else SegmentPair(query_segments, key_segments)
 
 
-def _flexible(call: SoftmaxCall, q: Tensor, k: Tensor) -> QueryOffset | None:
-    """How queries lie against keys where FlexAttention can serve: it never forms the weights that values need."""
-    span, documents = _span(call, q.shape[2], k.shape[2])
-    found = call.position.distance_terms(1, 1)
-    if documents is not None or found is None or found.values is not None or call.dropout:
+def _find_flex_offset(call: SoftmaxCall, q: Tensor, k: Tensor) -> QueryOffset | None:
+    """The query offset if FlexAttention supports the call; it does not form the weights that values need."""
+    query_offset, packed_layout = _find_offset(call, q.shape[2], k.shape[2])
+    terms = call.position.distance_terms(1, 1)
+    if packed_layout is not None or terms is None or terms.values is not None or call.dropout:
         return None
-    # the terms of all distances for each query would be as many as the scores
-    if _is_shift(call.position, found):
+    # there would be as many distance terms as scores
+    if _has_distance_vectors(call.position, terms):
         return None
-    return span
+    return query_offset
 
 
-def _acts(position: Position) -> str:
+def _describe_seams(position: Position) -> str:
     seams = sorted(position.required_seams() & {"score", "value"})
-    return f"acts on the {' and '.join(seams)} of each pair" if seams else "leaves scores alone"
+    return f"acts on the {' and '.join(seams)} of each pair" if seams else "does not change scores"

@@ -1,4 +1,4 @@
-"""Several kernels on the same queries, keys and values."""
+"""The sum of several kernels on the same queries, keys and values."""
 
 from typing import final
 
@@ -13,24 +13,26 @@ from manyformer.position import Position
 
 @final
 class SumKernel(Kernel):
-    """The sum of what several kernels make of the same queries, keys and values.
+    """The sum of the outputs of several kernels on the same queries, keys and values.
 
-    Sinkhorn's mixture with vanilla attention is one (Tay et al. 2020, section 3.5). Raises ValueError for kernels that
-    ask for different keys.
+    An example is Sinkhorn attention's mixture with vanilla attention (Tay et al. 2020, section 3.5). Raises ValueError
+    for kernels that are recurrent, need gates or tie queries and keys.
     """
 
     def __init__(self, *kernels: Kernel) -> None:
         super().__init__()
         if len(kernels) < 2:
-            raise ValueError(f"Together: {len(kernels)} kernels need no sum, give at least 2")
+            raise ValueError(f"SumKernel needs at least 2 kernels, got {len(kernels)}")
         for kernel in kernels:
             if kernel.recurrent or kernel.gate_dim or kernel.tied_qk:
-                raise ValueError(f"Together: {type(kernel).__name__} asks for keys of its own kind")
+                raise ValueError(
+                    f"SumKernel: {type(kernel).__name__} is recurrent, ties queries and keys, or needs gates"
+                )
         self.kernels = nn.ModuleList(kernels)
         self.supports = frozenset.intersection(*(kernel.supports for kernel in kernels))
 
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
-        return [kernel.init_state(batch, device=device, dtype=dtype) for kernel in self._each()]
+        return [kernel.init_state(batch, device=device, dtype=dtype) for kernel in self._kernel_list()]
 
     def forward(
         self,
@@ -43,15 +45,15 @@ class SumKernel(Kernel):
         state: State = None,
         watch: WatchFn = no_watch,
     ) -> LayerOutput:
-        before = [None] * len(self.kernels) if state is None else state
-        outs = [
-            kernel(q, k, v, query_positions, key_positions, position, kept, watch)
-            for kernel, kept in zip(self._each(), before)
+        states = [None] * len(self.kernels) if state is None else state
+        outputs = [
+            kernel(q, k, v, query_positions, key_positions, position, kernel_state, watch)
+            for kernel, kernel_state in zip(self._kernel_list(), states)
         ]
-        y, loss = outs[0].y, outs[0].loss
-        for out in outs[1:]:
-            y, loss = y + out.y, loss + out.loss
-        return LayerOutput(y, None if state is None else [out.state for out in outs], loss)
+        y, loss = outputs[0].y, outputs[0].loss
+        for output in outputs[1:]:
+            y, loss = y + output.y, loss + output.loss
+        return LayerOutput(y, None if state is None else [output.state for output in outputs], loss)
 
     def explain(
         self,
@@ -65,8 +67,9 @@ class SumKernel(Kernel):
         watch: WatchFn = no_watch,
     ) -> str:
         return "; and ".join(
-            kernel.explain(q, k, v, query_positions, key_positions, position, None, watch) for kernel in self._each()
+            kernel.explain(q, k, v, query_positions, key_positions, position, None, watch)
+            for kernel in self._kernel_list()
         )
 
-    def _each(self) -> list[Kernel]:
+    def _kernel_list(self) -> list[Kernel]:
         return list(self.kernels)  # type: ignore[arg-type]

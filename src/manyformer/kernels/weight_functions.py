@@ -1,4 +1,4 @@
-"""From scores to weights: softmax and what can stand for it."""
+"""Weight functions: softmax and its alternatives."""
 
 from abc import ABC, abstractmethod
 from typing import final
@@ -9,27 +9,27 @@ from torch import Tensor, nn
 
 
 class WeightFunction(nn.Module, ABC):
-    """A weight for each visible key, 0 for all others; a row that sees nothing has zeros."""
+    """Maps scores to weights of visible keys and 0 for all other keys; a row without visible keys gets zeros."""
 
     @abstractmethod
-    def forward(self, scores: Float[Tensor, "*b l s"], seen: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]: ...
+    def forward(self, scores: Float[Tensor, "*b l s"], visible: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]: ...
 
 
 @final
 class SoftmaxWeights(WeightFunction):
     """Softmax."""
 
-    def forward(self, scores: Float[Tensor, "*b l s"], seen: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]:
-        some = seen.any(-1, keepdim=True)
-        scores = scores.masked_fill(~seen, -torch.inf).masked_fill(~some, 0.0)
-        return scores.softmax(-1).masked_fill(~seen, 0.0)
+    def forward(self, scores: Float[Tensor, "*b l s"], visible: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]:
+        has_visible = visible.any(-1, keepdim=True)
+        scores = scores.masked_fill(~visible, -torch.inf).masked_fill(~has_visible, 0.0)
+        return scores.softmax(-1).masked_fill(~visible, 0.0)
 
 
 @final
 class ReluWeights(WeightFunction):
-    """relu(score)^power over their sum; where all are 0, and so near `floor`, so are the weights.
+    """relu(score)^power divided by their sum, or by `floor` if the sum is smaller.
 
-    Power 2 is the squared ReLU. Weights are exactly 0 for whatever has a score below 0.
+    Power 2 is the squared ReLU. Keys with negative scores have weight 0, and so all weights of a row may be 0.
     """
 
     def __init__(self, *, power: int = 1, floor: float = 1e-6) -> None:
@@ -38,8 +38,8 @@ class ReluWeights(WeightFunction):
             raise ValueError(f"ReluWeights: power ({power}) must be at least 1")
         self.power, self.floor = power, floor
 
-    def forward(self, scores: Float[Tensor, "*b l s"], seen: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]:
-        weights = scores.relu().pow(self.power).masked_fill(~seen, 0.0)
+    def forward(self, scores: Float[Tensor, "*b l s"], visible: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]:
+        weights = scores.relu().pow(self.power).masked_fill(~visible, 0.0)
         return weights / weights.sum(-1, keepdim=True).clamp(min=self.floor)
 
     def extra_repr(self) -> str:
@@ -50,17 +50,17 @@ class ReluWeights(WeightFunction):
 class ReluMeanWeights(WeightFunction):
     """relu(score) over the number of visible keys (Wortsman et al. 2023, arXiv:2309.08586); they need not sum to 1."""
 
-    def forward(self, scores: Float[Tensor, "*b l s"], seen: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]:
-        return scores.relu().masked_fill(~seen, 0.0) / seen.sum(-1, keepdim=True).clamp(min=1)
+    def forward(self, scores: Float[Tensor, "*b l s"], visible: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]:
+        return scores.relu().masked_fill(~visible, 0.0) / visible.sum(-1, keepdim=True).clamp(min=1)
 
 
 @final
 class SigmoidWeights(WeightFunction):
     """sigmoid(score - log n), n the number of visible keys (Ramapuram et al. 2024, arXiv:2409.04431, section 3.3).
 
-    Keys do not compete: the weights need not sum to 1, and begin near softmax's only in sum.
+    Keys do not compete: the weights need not sum to 1, though at initialization their sum is close to 1.
     """
 
-    def forward(self, scores: Float[Tensor, "*b l s"], seen: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]:
-        number = seen.sum(-1, keepdim=True).clamp(min=1).to(scores.dtype)
-        return (scores - number.log()).sigmoid().masked_fill(~seen, 0.0)
+    def forward(self, scores: Float[Tensor, "*b l s"], visible: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]:
+        count = visible.sum(-1, keepdim=True).clamp(min=1).to(scores.dtype)
+        return (scores - count.log()).sigmoid().masked_fill(~visible, 0.0)

@@ -1,8 +1,8 @@
-"""Who may look at whom: frozen predicates on places, with an algebra `&`, `|`, `~`.
+"""Attention masks: immutable predicates on the positions of queries and keys, combined with `&`, `|` and `~`.
 
-A mask is a value: it prints as it reads, compares by content, and knows nothing of tensor shapes. It is asked with the
-places of queries and keys, which broadcast against each other, so one definition serves full sequences, caches,
-memories and gathers. Kernels always add the rule that a token sees its own segment only.
+A mask has an evaluable repr, compares by content, and is independent of tensor shapes. It is called with the positions
+of queries and keys, which broadcast against each other, so one definition serves full sequences, caches, memories and
+gathers. Kernels always restrict attention to the query's segment as well.
 """
 
 from manyformer.masks.block_masks import Local2D, LocalBlocks, PermutedBlocks, RowsAbove2D

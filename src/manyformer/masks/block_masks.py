@@ -1,4 +1,4 @@
-"""Masks of whole blocks of positions: the own block, permuted blocks, blocks with what lies before them."""
+"""Masks by blocks of positions: local blocks, permuted blocks, two-dimensional blocks of images."""
 
 from dataclasses import dataclass, replace
 from typing import final
@@ -16,10 +16,10 @@ from manyformer.masks.mask import Mask, simplify_and
 @final
 @dataclass(frozen=True)
 class LocalBlocks(Mask):
-    """The own block of `size` positions, with `lookback` positions before it and `lookahead` positions after it.
+    """The query's block of `size` positions, with `lookback` positions before it and `lookahead` positions after it.
 
-    With `lookback` and the past only it is the local attention of Parmar et al. (2018, arXiv:1802.05751, section 3.3,
-    "1D local attention"); alone it is the block diagonal.
+    With `lookback` and `Causal()` it is the local attention of Parmar et al. (2018, arXiv:1802.05751, section 3.3,
+    "1D local attention"); without either it is block-diagonal.
     """
 
     size: int
@@ -28,24 +28,28 @@ class LocalBlocks(Mask):
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.lookback < 0 or self.lookahead < 0:
-            raise ValueError(f"{self!r}: size must be at least 1, before and after at least 0")
+            raise ValueError(f"{self!r}: size must be at least 1, lookback and lookahead at least 0")
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
-        begin = q.position_ids // self.size * self.size
-        return (k.position_ids >= begin - self.lookback) & (k.position_ids < begin + self.size + self.lookahead)
+        block_start = q.position_ids // self.size * self.size
+        return (k.position_ids >= block_start - self.lookback) & (
+            k.position_ids < block_start + self.size + self.lookahead
+        )
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        low, high = (bound // self.size * self.size for bound in (q.first, q.last))
-        may = (k.last >= low - self.lookback) & (k.first < high + self.size + self.lookahead)
-        return VisibilityBounds(may, (k.first >= high - self.lookback) & (k.last < low + self.size + self.lookahead))
+        first_start, last_start = (bound // self.size * self.size for bound in (q.first, q.last))
+        any_visible = (k.last >= first_start - self.lookback) & (k.first < last_start + self.size + self.lookahead)
+        return VisibilityBounds(
+            any_visible, (k.first >= last_start - self.lookback) & (k.last < first_start + self.size + self.lookahead)
+        )
 
     @property
     def max_lookback(self) -> int | None:
         return self.lookback + self.size - 1
 
     def __repr__(self) -> str:
-        more = f", before={self.lookback}" if self.lookback else ""
-        return f"Blocks({self.size}{more}{f', after={self.lookahead}' if self.lookahead else ''})"
+        options = f", lookback={self.lookback}" if self.lookback else ""
+        return f"LocalBlocks({self.size}{options}{f', lookahead={self.lookahead}' if self.lookahead else ''})"
 
 
 @final
@@ -53,7 +57,7 @@ class LocalBlocks(Mask):
 class PermutedBlocks(Mask):
     """Block i of `size` positions sees block order[i] (Qiu et al. 2020, arXiv:1911.02972, section 3.1).
 
-    `PermutedBlocks(128, 1, 2, 0)` shifts three blocks by one. There are no blocks beyond those listed.
+    `PermutedBlocks(128, 1, 2, 0)` shifts three blocks by one. Positions beyond the listed blocks see no key.
     """
 
     size: int
@@ -66,20 +70,21 @@ class PermutedBlocks(Mask):
         object.__setattr__(self, "order", order)
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
-        row = q.position_ids // self.size
-        target = torch.tensor(self.order, device=q.position_ids.device)[row.clamp(max=len(self.order) - 1)]
-        return (k.position_ids // self.size == target) & (row < len(self.order))
+        query_block = q.position_ids // self.size
+        key_block = torch.tensor(self.order, device=q.position_ids.device)[query_block.clamp(max=len(self.order) - 1)]
+        return (k.position_ids // self.size == key_block) & (query_block < len(self.order))
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        (low, high), (first, last) = ((span.first // self.size, span.last // self.size) for span in (q, k))
-        may, must = torch.zeros_like(low + first, dtype=torch.bool), torch.zeros_like(low + first, dtype=torch.bool)
+        (q_low, q_high), (k_low, k_high) = ((tokens.first // self.size, tokens.last // self.size) for tokens in (q, k))
+        any_visible = torch.zeros_like(q_low + k_low, dtype=torch.bool)
+        all_visible = torch.zeros_like(any_visible)
         for row, target in enumerate(self.order):
-            may = may | ((low <= row) & (row <= high) & (first <= target) & (target <= last))
-            must = must | ((low == row) & (high == row) & (first == target) & (last == target))
-        return VisibilityBounds(may, must)
+            any_visible = any_visible | ((q_low <= row) & (row <= q_high) & (k_low <= target) & (target <= k_high))
+            all_visible = all_visible | ((q_low == row) & (q_high == row) & (k_low == target) & (k_high == target))
+        return VisibilityBounds(any_visible, all_visible)
 
     def __repr__(self) -> str:
-        return f"Permuted({', '.join(map(str, (self.size, *self.order)))})"
+        return f"PermutedBlocks({', '.join(map(str, (self.size, *self.order)))})"
 
 
 @final
@@ -100,89 +105,92 @@ class Local2D(Mask):
 
     def __post_init__(self) -> None:
         if min(self.width, self.rows, self.columns) < 1 or min(self.above, self.margin) < 0:
-            raise ValueError(f"{self!r}: sizes must be at least 1, above and beside at least 0")
+            raise ValueError(f"{self!r}: sizes must be at least 1, above and margin at least 0")
         if self.width % self.columns:
             raise ValueError(f"{self!r}: width ({self.width}) must be a multiple of columns ({self.columns})")
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
-        row, column = self.pixel(k.position_ids)
-        top, left = self.corner(q.position_ids)
-        area = self.rows * self.columns
-        own = (q.position_ids // area == k.position_ids // area) & (k.position_ids <= q.position_ids)
-        near = (column >= left - self.margin) & (column < left + self.columns + self.margin)
-        over = near & (row >= top - self.above) & (row < top)
-        aside = (row >= top) & (row < top + self.rows) & (column >= left - self.margin) & (column < left)
-        return own | over | aside
+        row, column = self.pixel_coordinates(k.position_ids)
+        top, left = self.block_corner(q.position_ids)
+        block_size = self.rows * self.columns
+        same_block = (q.position_ids // block_size == k.position_ids // block_size) & (k.position_ids <= q.position_ids)
+        in_columns = (column >= left - self.margin) & (column < left + self.columns + self.margin)
+        in_rows_above = in_columns & (row >= top - self.above) & (row < top)
+        in_left_margin = (row >= top) & (row < top + self.rows) & (column >= left - self.margin) & (column < left)
+        return same_block | in_rows_above | in_left_margin
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        q_top, q_bottom, q_left, q_right = self.area(q)
-        k_top, k_bottom, k_left, k_right = self.area(k)
-        near = (k_right >= q_left - self.margin) & (k_left <= q_right + self.margin)
-        may = near & (k_bottom >= q_top - self.above) & (k_top <= q_bottom) & (k.first <= q.last)
-        # queries of several strips are not known by their columns
-        may = may & (q.first - k.last <= self.max_lookback)
-        return VisibilityBounds(may, torch.zeros_like(may))
+        q_top, q_bottom, q_left, q_right = self.block_bounds(q)
+        k_top, k_bottom, k_left, k_right = self.block_bounds(k)
+        in_columns = (k_right >= q_left - self.margin) & (k_left <= q_right + self.margin)
+        any_visible = in_columns & (k_bottom >= q_top - self.above) & (k_top <= q_bottom) & (k.first <= q.last)
+        # the columns of queries in several strips of blocks are not bounded
+        any_visible = any_visible & (q.first - k.last <= self.max_lookback)
+        return VisibilityBounds(any_visible, torch.zeros_like(any_visible))
 
     @property
     def causal(self) -> bool:
         return True
 
     def disjuncts(self) -> tuple[Mask, ...]:
-        # few rows of a block are seen from below: by themselves they lie close together
-        own = simplify_and(Causal(), LocalBlocks(self.rows * self.columns))
-        aside = (replace(self, above=0),) if self.margin else ()
-        return (own, *aside, RowsAbove2D(self)) if self.above else (own, *aside)
+        # only the lowest rows of a block are visible from below; as a separate mask they cover few blocks
+        same_block = simplify_and(Causal(), LocalBlocks(self.rows * self.columns))
+        left_margin = (replace(self, above=0),) if self.margin else ()
+        return (same_block, *left_margin, RowsAbove2D(self)) if self.above else (same_block, *left_margin)
 
     @property
     def max_lookback(self) -> int:
-        # from the last pixel of a block to the first one of the outermost block that it sees: above and to the left
-        across, strips, left = self.width // self.columns, -(-self.above // self.rows), -(-self.margin // self.columns)
-        back = strips * across + min(left, across - 1)
-        return (back + 1) * self.rows * self.columns - 1
+        # from the last pixel of a block to the first pixel of the farthest visible block, above and to the left
+        blocks_per_row = self.width // self.columns
+        strips_above, blocks_left = -(-self.above // self.rows), -(-self.margin // self.columns)
+        farthest_block = strips_above * blocks_per_row + min(blocks_left, blocks_per_row - 1)
+        return (farthest_block + 1) * self.rows * self.columns - 1
 
-    def corner(self, pos: Int[Tensor, "..."]) -> tuple[Tensor, Tensor]:
+    def block_corner(self, position_ids: Int[Tensor, "..."]) -> tuple[Tensor, Tensor]:
         """The top row and the left column of the block of each pixel."""
-        block, across = pos // (self.rows * self.columns), self.width // self.columns
-        return block // across * self.rows, block % across * self.columns
+        block_index, blocks_per_row = position_ids // (self.rows * self.columns), self.width // self.columns
+        return block_index // blocks_per_row * self.rows, block_index % blocks_per_row * self.columns
 
-    def pixel(self, pos: Int[Tensor, "..."]) -> tuple[Tensor, Tensor]:
+    def pixel_coordinates(self, position_ids: Int[Tensor, "..."]) -> tuple[Tensor, Tensor]:
         """The row and column of each pixel."""
-        (top, left), inside = self.corner(pos), pos % (self.rows * self.columns)
-        return top + inside // self.columns, left + inside % self.columns
+        (top, left), within_block = self.block_corner(position_ids), position_ids % (self.rows * self.columns)
+        return top + within_block // self.columns, left + within_block % self.columns
 
-    def area(self, span: TokenBounds) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Bounds of rows and columns: of the whole width where the pixels lie in more than one strip of blocks."""
-        (top, left), (bottom, right) = self.corner(span.first), self.corner(span.last)
-        strip = top == bottom
-        last = torch.where(strip, right + self.columns - 1, self.width - 1)
-        return top, bottom + self.rows - 1, torch.where(strip, left, 0), last
+    def block_bounds(self, tokens: TokenBounds) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Bounds of rows and columns; columns cover the full width if the pixels lie in several strips of blocks."""
+        (top, left), (bottom, right) = self.block_corner(tokens.first), self.block_corner(tokens.last)
+        one_strip = top == bottom
+        right_edge = torch.where(one_strip, right + self.columns - 1, self.width - 1)
+        return top, bottom + self.rows - 1, torch.where(one_strip, left, 0), right_edge
 
 
 @final
 @dataclass(frozen=True)
 class RowsAbove2D(Mask):
-    """Of two-dimensional local attention, what a pixel sees above the blocks beside its own."""
+    """The part of `Local2D` above the query's block: the `above` rows with `margin` columns on either side."""
 
     image: Local2D
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         image = self.image
-        row, column = image.pixel(k.position_ids)
-        top, left = image.corner(q.position_ids)
-        near = (column >= left - image.margin) & (column < left + image.columns + image.margin)
-        return near & (row >= top - image.above) & (row < top)
+        row, column = image.pixel_coordinates(k.position_ids)
+        top, left = image.block_corner(q.position_ids)
+        in_columns = (column >= left - image.margin) & (column < left + image.columns + image.margin)
+        return in_columns & (row >= top - image.above) & (row < top)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         image = self.image
-        q_top, q_bottom, q_left, q_right = image.area(q)
-        k_top, k_bottom, k_left, k_right = image.area(k)
-        near = (k_right >= q_left - image.margin) & (k_left <= q_right + image.margin)
-        above = (k_bottom >= q_top - image.above) & (k_top <= q_bottom - image.rows)
-        # of every block only the lowest rows are seen
-        size = image.rows * image.columns
-        lowest = torch.where(k.first // size == k.last // size, k.last % size // image.columns, image.rows - 1)
-        may = near & above & (lowest >= image.rows - image.above)
-        return VisibilityBounds(may, torch.zeros_like(may))
+        q_top, q_bottom, q_left, q_right = image.block_bounds(q)
+        k_top, k_bottom, k_left, k_right = image.block_bounds(k)
+        in_columns = (k_right >= q_left - image.margin) & (k_left <= q_right + image.margin)
+        in_rows_above = (k_bottom >= q_top - image.above) & (k_top <= q_bottom - image.rows)
+        # only the lowest rows of every block are visible
+        block_size = image.rows * image.columns
+        lowest_row = torch.where(
+            k.first // block_size == k.last // block_size, k.last % block_size // image.columns, image.rows - 1
+        )
+        any_visible = in_columns & in_rows_above & (lowest_row >= image.rows - image.above)
+        return VisibilityBounds(any_visible, torch.zeros_like(any_visible))
 
     @property
     def causal(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which keys a causal mask may show to queries yet to come: what a cache must keep, and what it may forget."""
+"""The keys that a causal mask may show to future queries: which cache entries may be evicted."""
 
 from functools import lru_cache
 
@@ -10,42 +10,50 @@ from manyformer.masks.bounds import TokenBounds
 from manyformer.masks.mask import Mask
 
 FOREVER = 1 << 40
-LOOKED_AT = 1 << 16
-"""Whether a mask forgets anything is judged by this many positions."""
+"""A position beyond that of any query."""
+TESTED_POSITIONS = 1 << 16
+"""`can_evict` tests this many positions."""
 
-STRETCH = 1024
+CACHED_RANGE = 1024
+"""`is_never_evicted` evaluates and caches a mask for this many positions at once."""
 
 
-def never_evicted(mask: Mask, pos: Int[Tensor, "*n"]) -> Bool[Tensor, "*n"]:
-    """Whether a key at each position may be seen by a query more than `mask.max_lookback` positions after it.
+def never_evicted(mask: Mask, position_ids: Int[Tensor, "*n"]) -> Bool[Tensor, "*n"]:
+    """Whether a key at each position may be visible to a query more than `mask.max_lookback` positions after it.
 
-    All others are needed for no longer than that. The mask must have a reach, tokens must have no roles and no parts.
+    All other keys may be evicted at that distance. `mask.max_lookback` must not be None, and tokens must have no roles
+    and no parts.
     """
     assert mask.max_lookback is not None
-    one = torch.zeros_like(pos)
+    zeros = torch.zeros_like(position_ids)
     queries = TokenBounds(
-        pos + mask.max_lookback + 1, torch.full_like(pos, FOREVER), (one, one), (one, one), (one, one), {}
+        position_ids + mask.max_lookback + 1,
+        torch.full_like(position_ids, FOREVER),
+        (zeros, zeros),
+        (zeros, zeros),
+        (zeros, zeros),
+        {},
     )
-    keys = TokenBounds(pos, pos, (one, one), (one, one), (one, one), {})
-    return mask.bounds(queries, keys).any_visible.expand(pos.shape)
+    keys = TokenBounds(position_ids, position_ids, (zeros, zeros), (zeros, zeros), (zeros, zeros), {})
+    return mask.bounds(queries, keys).any_visible.expand(position_ids.shape)
 
 
 @lru_cache(maxsize=256)
 def can_evict(mask: Mask) -> bool:
-    """Whether a cache for this mask can stay smaller than the sequence."""
-    if not mask.causal or mask.max_lookback is None or mask.max_lookback >= LOOKED_AT:
+    """Whether a cache for this mask can be smaller than the sequence."""
+    if not mask.causal or mask.max_lookback is None or mask.max_lookback >= TESTED_POSITIONS:
         return False
-    # also where tensors are made elsewhere by default, as when a model is built without weights
+    # also if another default device is set, such as meta while a model is built without weights
     with torch.device("cpu"):
-        return not bool(never_evicted(mask, torch.arange(LOOKED_AT)).all())
+        return not bool(never_evicted(mask, torch.arange(TESTED_POSITIONS)).all())
 
 
 def is_never_evicted(mask: Mask, position: int) -> bool:
-    """The same as `never_evicted` for one position; looked up, because a writer of tokens asks it of every one."""
-    return _stretch(mask, position // STRETCH)[position % STRETCH]
+    """`never_evicted` for one position, from a cached table, because decoding calls it for every token."""
+    return _never_evicted_range(mask, position // CACHED_RANGE)[position % CACHED_RANGE]
 
 
 @lru_cache(maxsize=256)
-def _stretch(mask: Mask, number: int) -> list[bool]:
+def _never_evicted_range(mask: Mask, number: int) -> list[bool]:
     with torch.device("cpu"):
-        return never_evicted(mask, torch.arange(number * STRETCH, (number + 1) * STRETCH)).tolist()
+        return never_evicted(mask, torch.arange(number * CACHED_RANGE, (number + 1) * CACHED_RANGE)).tolist()

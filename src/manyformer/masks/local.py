@@ -1,4 +1,4 @@
-"""Masks of distance: the past, windows, strides, the own document."""
+"""Masks that compare query and key: causal, windows, strides, the same document or part."""
 
 from dataclasses import dataclass
 from typing import final
@@ -8,13 +8,13 @@ from torch import Tensor
 
 from manyformer.core import TokenPositions
 from manyformer.masks.bounds import TokenBounds, VisibilityBounds
-from manyformer.masks.mask import Mask, part_of
+from manyformer.masks.mask import Mask, part_ids_of
 
 
 @final
 @dataclass(frozen=True)
 class Causal(Mask):
-    """The past and the present (Vaswani et al. 2017, section 3.2.3)."""
+    """Keys at or before the query's position (Vaswani et al. 2017, section 3.2.3)."""
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         return k.position_ids <= q.position_ids
@@ -34,14 +34,16 @@ class Causal(Mask):
 @final
 @dataclass(frozen=True)
 class SameDocument(Mask):
-    """The own document. Kernels apply it anyway; written out it can be negated or drawn."""
+    """Keys of the query's document. Kernels always apply it; as a mask it can be negated or plotted."""
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         return q.segment_ids == k.segment_ids
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        may = (q.seg[0] <= k.seg[1]) & (k.seg[0] <= q.seg[1])
-        return VisibilityBounds(may, may & (q.seg[0] == q.seg[1]) & (k.seg[0] == k.seg[1]))
+        overlaps = (q.segments[0] <= k.segments[1]) & (k.segments[0] <= q.segments[1])
+        return VisibilityBounds(
+            overlaps, overlaps & (q.segments[0] == q.segments[1]) & (k.segments[0] == k.segments[1])
+        )
 
     @property
     def max_lookback(self) -> int | None:
@@ -51,16 +53,16 @@ class SameDocument(Mask):
 @final
 @dataclass(frozen=True)
 class SamePart(Mask):
-    """The own part of the own document, such as a sentence; a token of no part sees none (Ainslie et al. 2020)."""
+    """Keys of the query's part, such as a sentence; a token of no part sees no key (Ainslie et al. 2020)."""
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
-        mine, other = part_of(q), part_of(k)
-        return (mine == other) & (mine >= 0)
+        query_parts, key_parts = part_ids_of(q), part_ids_of(k)
+        return (query_parts == key_parts) & (query_parts >= 0)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        (low, high), (first, last) = q.part, k.part
-        may = (low <= last) & (first <= high) & (high >= 0) & (last >= 0)
-        return VisibilityBounds(may, (low == high) & (first == last) & (low == first) & (low >= 0))
+        (q_low, q_high), (k_low, k_high) = q.parts, k.parts
+        overlaps = (q_low <= k_high) & (k_low <= q_high) & (q_high >= 0) & (k_high >= 0)
+        return VisibilityBounds(overlaps, (q_low == q_high) & (k_low == k_high) & (q_low == k_low) & (q_low >= 0))
 
     @property
     def max_lookback(self) -> int | None:
@@ -70,37 +72,40 @@ class SamePart(Mask):
 @final
 @dataclass(frozen=True)
 class Window(Mask):
-    """The last `size` positions, the own one among them, and `ahead` later ones (Beltagy et al. 2020, section 3.1).
+    """The last `size` positions including the query's, and `lookahead` later ones (Beltagy et al. 2020, section 3.1).
 
-    `Window(256)` is causal; `Window(257, ahead=256)` looks 256 to either side. With `dilation` d only every d-th
-    position counts, so that the window is d times as wide; the paper's "dilation 0" is 1 here.
+    `Window(256)` is causal; `Window(257, lookahead=256)` has 256 positions on either side. With `dilation` d only every
+    d-th position counts, so that the window is d times as wide; the paper's "dilation 0" is 1 here.
     """
 
     size: int
-    ahead: int = 0
+    lookahead: int = 0
     dilation: int = 1
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.ahead < 0 or self.dilation < 1:
-            raise ValueError(f"{self!r}: size and dilation must be at least 1, ahead at least 0")
+        if self.size < 1 or self.lookahead < 0 or self.dilation < 1:
+            raise ValueError(f"{self!r}: size and dilation must be at least 1, lookahead at least 0")
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
-        back = q.position_ids - k.position_ids
-        seen = (back <= (self.size - 1) * self.dilation) & (back >= -self.ahead * self.dilation)
-        return seen if self.dilation == 1 else seen & (back % self.dilation == 0)
+        distance = q.position_ids - k.position_ids
+        visible = (distance <= (self.size - 1) * self.dilation) & (distance >= -self.lookahead * self.dilation)
+        return visible if self.dilation == 1 else visible & (distance % self.dilation == 0)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        nearest, farthest = q.first - k.last, q.last - k.first
-        most, least = (self.size - 1) * self.dilation, -self.ahead * self.dilation
-        may, must = (nearest <= most) & (farthest >= least), (farthest <= most) & (nearest >= least)
+        min_distance, max_distance = q.first - k.last, q.last - k.first
+        max_visible, min_visible = (self.size - 1) * self.dilation, -self.lookahead * self.dilation
+        any_visible, all_visible = (
+            (min_distance <= max_visible) & (max_distance >= min_visible),
+            (max_distance <= max_visible) & (min_distance >= min_visible),
+        )
         if self.dilation == 1:
-            return VisibilityBounds(may, must)
-        step = Stride(self.dilation).bounds(q, k)
-        return VisibilityBounds(may & step.any_visible, must & step.all_visible)
+            return VisibilityBounds(any_visible, all_visible)
+        dilated = Stride(self.dilation).bounds(q, k)
+        return VisibilityBounds(any_visible & dilated.any_visible, all_visible & dilated.all_visible)
 
     @property
     def causal(self) -> bool:
-        return self.ahead == 0
+        return self.lookahead == 0
 
     @property
     def max_lookback(self) -> int | None:
@@ -111,15 +116,15 @@ class Window(Mask):
         return frozenset() if self.dilation == 1 else frozenset({self.dilation})
 
     def __repr__(self) -> str:
-        more = f", ahead={self.ahead}" if self.ahead else ""
-        more += f", dilation={self.dilation}" if self.dilation > 1 else ""
-        return f"Window({self.size}{more})"
+        options = f", lookahead={self.lookahead}" if self.lookahead else ""
+        options += f", dilation={self.dilation}" if self.dilation > 1 else ""
+        return f"Window({self.size}{options})"
 
 
 @final
 @dataclass(frozen=True)
 class Stride(Mask):
-    """Every `step`-th position, counted from the own one in both directions (Child et al. 2019, section 4.2)."""
+    """Every `step`-th position, counted from the query's in both directions (Child et al. 2019, section 4.2)."""
 
     step: int
 
@@ -131,9 +136,9 @@ class Stride(Mask):
         return (q.position_ids - k.position_ids) % self.step == 0
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        (q_low, q_high), (k_low, k_high) = q.rest(self.step), k.rest(self.step)
-        may = (q_low <= k_high) & (k_low <= q_high)
-        return VisibilityBounds(may, may & (q_low == q_high) & (k_low == k_high))
+        (q_low, q_high), (k_low, k_high) = q.residue_bounds(self.step), k.residue_bounds(self.step)
+        overlaps = (q_low <= k_high) & (k_low <= q_high)
+        return VisibilityBounds(overlaps, overlaps & (q_low == q_high) & (k_low == k_high))
 
     @property
     def max_lookback(self) -> int | None:

@@ -1,4 +1,4 @@
-"""What a mask is: a predicate on places with an algebra, exact for pairs and conservative for whole blocks."""
+"""The interface of masks and their algebra: exact for pairs of tokens, with conservative bounds for token blocks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,61 +10,61 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, TokenPositions, tree_map
-from manyformer.masks.bounds import TokenBounds, VisibilityBounds, no_bounds, pairs_of
+from manyformer.masks.bounds import TokenBounds, VisibilityBounds, no_bounds, pair_shape
 
-MOST_TERMS = 8
-"""An expression is not multiplied out into more alternatives than this."""
+MAX_DISJUNCTS = 8
+"""A conjunction is not expanded into more disjuncts than this."""
 
 
 class Mask(ABC):
-    """A predicate: may the query at place `q` of head `h` see the key at place `k`? True means it may."""
+    """A predicate on (head `h`, query `q`, key `k`); True if the query may attend to the key."""
 
     @abstractmethod
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
-        """Elementwise over whatever shapes `h` and the fields of `q` and `k` broadcast to."""
+        """Evaluate the predicate elementwise over the shape to which `h` and the fields of `q` and `k` broadcast."""
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        """What holds for all queries in `q` and keys in `k`, elementwise; knowing nothing is always allowed."""
+        """Bounds for all queries in `q` and keys in `k`, elementwise; they may be loose, as `no_bounds` is."""
         return no_bounds(q, k)
 
     @property
     def per_head(self) -> bool:
-        """Whether heads differ; where they do not, one mask serves all of them."""
+        """Whether the mask depends on the head."""
         return False
 
     @property
     def uniform_over_heads(self) -> bool:
-        """Whether heads differ at most in what is drawn at random, so that what is best for one is good for all."""
+        """Whether heads differ in random draws at most, so that the fastest path for one head suits all."""
         return not self.per_head
 
     @property
     def causal(self) -> bool:
-        """Whether no key after the query can be seen, as far as the structure of the expression tells."""
+        """Whether keys after the query are never visible, judged by the structure of the expression (may be False)."""
         return False
 
     @property
     def max_lookback(self) -> int | None:
-        """How far back the distance matters: keys further behind are seen or not whatever the distance; or unknown."""
+        """The distance to earlier keys beyond which visibility no longer depends on the distance; None if unknown."""
         return None
 
     @property
     def periods(self) -> frozenset[int]:
-        """Numbers modulo which positions must agree: tokens sorted by them lie close to those that they see."""
+        """Moduli by which visible positions agree; sorting tokens by these residues groups them with visible keys."""
         return frozenset()
 
-    def for_head(self, number: int) -> "Mask":
+    def for_head(self, head: int) -> "Mask":
         """The mask of one head."""
         return self
 
     def disjuncts(self) -> tuple["Mask", ...]:
-        """Masks of which this one is the union."""
+        """Masks whose union is this mask."""
         return (self,)
 
-    def __and__(self, other: "Mask") -> "Mask":
-        return AndMask(self, other)
+    def __and__(self, right: "Mask") -> "Mask":
+        return AndMask(self, right)
 
-    def __or__(self, other: "Mask") -> "Mask":
-        return OrMask(self, other)
+    def __or__(self, right: "Mask") -> "Mask":
+        return OrMask(self, right)
 
     def __invert__(self) -> "Mask":
         return NotMask(self)
@@ -72,29 +72,30 @@ class Mask(ABC):
     def dense(
         self, query_positions: TokenPositions, key_positions: TokenPositions, heads: int
     ) -> Bool[Tensor, "b h l s"]:
-        """The mask written out for queries `query_positions` and keys `key_positions`, own segments only; h is 1 where
-        heads agree.
+        """The mask as a tensor for queries `query_positions` and keys `key_positions`, within segments only.
+
+        The head axis has size 1 if the mask does not depend on the head.
         """
         q, k = broadcast_tokens(query_positions, query=True), broadcast_tokens(key_positions, query=False)
-        # head by head, so that no mask need look at which heads are asked for
-        kinds = [self.for_head(number) for number in range(heads)] if self.per_head else [self]
-        numbers = torch.arange(len(kinds), device=query_positions.position_ids.device)
+        # head by head, so that no mask has to inspect `h`
+        head_masks = [self.for_head(head) for head in range(heads)] if self.per_head else [self]
+        head_ids = torch.arange(len(head_masks), device=query_positions.position_ids.device)
         shape = torch.broadcast_shapes(q.position_ids.shape, k.position_ids.shape)  # type: ignore[no-untyped-call]
-        seen = torch.cat([kind(number, q, k).expand(shape) for kind, number in zip(kinds, numbers)], dim=1)
-        return seen & (q.segment_ids == k.segment_ids) & (k.segment_ids != PADDING_SEGMENT)
+        visible = torch.cat([mask(head, q, k).expand(shape) for mask, head in zip(head_masks, head_ids)], dim=1)
+        return visible & (q.segment_ids == k.segment_ids) & (k.segment_ids != PADDING_SEGMENT)
 
 
 @final
 @dataclass(frozen=True)
 class AllKeys(Mask):
-    """Every key of the own segment."""
+    """Every key of the query's segment."""
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         return torch.ones((), dtype=torch.bool, device=q.position_ids.device)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        always = torch.ones(pairs_of(q, k), dtype=torch.bool, device=q.first.device)
-        return VisibilityBounds(always, always)
+        every_pair = torch.ones(pair_shape(q, k), dtype=torch.bool, device=q.first.device)
+        return VisibilityBounds(every_pair, every_pair)
 
     @property
     def max_lookback(self) -> int | None:
@@ -104,14 +105,14 @@ class AllKeys(Mask):
 @final
 @dataclass(frozen=True)
 class NoKeys(Mask):
-    """No key at all: the neutral element of `|`."""
+    """No key: the neutral element of `|`."""
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         return torch.zeros((), dtype=torch.bool, device=q.position_ids.device)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        never = torch.zeros(pairs_of(q, k), dtype=torch.bool, device=q.first.device)
-        return VisibilityBounds(never, never)
+        no_pair = torch.zeros(pair_shape(q, k), dtype=torch.bool, device=q.first.device)
+        return VisibilityBounds(no_pair, no_pair)
 
     @property
     def causal(self) -> bool:
@@ -127,7 +128,7 @@ class NoKeys(Mask):
 
 @dataclass(frozen=True)
 class BinaryMask(Mask):
-    """Two masks, and what holds of them however they are joined."""
+    """A mask of two operands, with the properties that `AndMask` and `OrMask` share."""
 
     left: Mask
     right: Mask
@@ -142,7 +143,7 @@ class BinaryMask(Mask):
 
     @property
     def max_lookback(self) -> int | None:
-        return _farther(self.left, self.right)
+        return _max_lookback(self.left, self.right)
 
     @property
     def periods(self) -> frozenset[int]:
@@ -152,7 +153,7 @@ class BinaryMask(Mask):
 @final
 @dataclass(frozen=True)
 class AndMask(BinaryMask):
-    """What both masks allow."""
+    """The intersection of two masks."""
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         return self.left(h, q, k) & self.right(h, q, k)
@@ -165,12 +166,12 @@ class AndMask(BinaryMask):
     def causal(self) -> bool:
         return self.left.causal or self.right.causal
 
-    def for_head(self, number: int) -> Mask:
-        return simplify_and(self.left.for_head(number), self.right.for_head(number))
+    def for_head(self, head: int) -> Mask:
+        return simplify_and(self.left.for_head(head), self.right.for_head(head))
 
     def disjuncts(self) -> tuple[Mask, ...]:
         left, right = self.left.disjuncts(), self.right.disjuncts()
-        if len(left) == len(right) == 1 or len(left) * len(right) > MOST_TERMS:
+        if len(left) == len(right) == 1 or len(left) * len(right) > MAX_DISJUNCTS:
             return (self,)
         return tuple(simplify_and(a, b) for a in left for b in right)
 
@@ -181,7 +182,7 @@ class AndMask(BinaryMask):
 @final
 @dataclass(frozen=True)
 class OrMask(BinaryMask):
-    """What either mask allows."""
+    """The union of two masks."""
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         return self.left(h, q, k) | self.right(h, q, k)
@@ -194,8 +195,8 @@ class OrMask(BinaryMask):
     def causal(self) -> bool:
         return self.left.causal and self.right.causal
 
-    def for_head(self, number: int) -> Mask:
-        left, right = self.left.for_head(number), self.right.for_head(number)
+    def for_head(self, head: int) -> Mask:
+        left, right = self.left.for_head(head), self.right.for_head(head)
         if NoKeys() in (left, right):
             return right if left == NoKeys() else left
         return AllKeys() if AllKeys() in (left, right) else OrMask(left, right)
@@ -210,7 +211,7 @@ class OrMask(BinaryMask):
 @final
 @dataclass(frozen=True)
 class NotMask(Mask):
-    """What the mask forbids."""
+    """The complement of a mask."""
 
     inner: Mask
 
@@ -237,15 +238,15 @@ class NotMask(Mask):
     def periods(self) -> frozenset[int]:
         return self.inner.periods
 
-    def for_head(self, number: int) -> Mask:
-        return NotMask(self.inner.for_head(number))
+    def for_head(self, head: int) -> Mask:
+        return NotMask(self.inner.for_head(head))
 
     def __repr__(self) -> str:
         return f"~{_operand(self.inner, AndMask | OrMask)}"
 
 
 def simplify_and(left: Mask, right: Mask) -> Mask:
-    """`left & right`, shorter where one of them says nothing."""
+    """`left & right`, simplified if one of them is `AllKeys` or `NoKeys`."""
     if NoKeys() in (left, right):
         return NoKeys()
     if AllKeys() in (left, right):
@@ -253,45 +254,45 @@ def simplify_and(left: Mask, right: Mask) -> Mask:
     return AndMask(left, right)
 
 
-def role_of(positions: TokenPositions) -> Int[Tensor, "..."]:
-    """The roles of tokens, 0 where nobody gave any."""
+def roles_of(positions: TokenPositions) -> Int[Tensor, "..."]:
+    """The roles of tokens, 0 if there are none."""
     return torch.zeros_like(positions.position_ids) if positions.roles is None else positions.roles
 
 
-def part_of(positions: TokenPositions) -> Int[Tensor, "..."]:
-    """The parts that tokens belong to, none where nobody gave any."""
+def part_ids_of(positions: TokenPositions) -> Int[Tensor, "..."]:
+    """The part ids of tokens, -1 if there are none."""
     return torch.full_like(positions.position_ids, -1) if positions.part_ids is None else positions.part_ids
 
 
-def any_node(expression: Any, test: Callable[[Any], bool]) -> bool:
-    """Whether the test holds of a mask, of a choice of tokens, or of any part of one."""
-    if test(expression):
+def any_node(expression: Any, predicate: Callable[[Any], bool]) -> bool:
+    """Whether `predicate` holds for a mask, a token set, or any of their operands."""
+    if predicate(expression):
         return True
     if isinstance(expression, tuple):
-        return any(any_node(part, test) for part in expression)
+        return any(any_node(item, predicate) for item in expression)
     if not is_dataclass(expression):
         return False
-    return any(any_node(getattr(expression, field.name), test) for field in fields(expression))
+    return any(any_node(getattr(expression, field.name), predicate) for field in fields(expression))
 
 
 def take_tokens(positions: TokenPositions, index: Any) -> TokenPositions:
-    """The tokens of that index, whatever its shape."""
+    """The positions of the tokens at `index`, of any shape."""
     return tree_map(lambda field: field[index], positions._replace(layout=None))  # type: ignore[no-any-return]
 
 
 def broadcast_tokens(positions: TokenPositions, *, query: bool) -> TokenPositions:
-    """`positions` with axes for heads and for the other side, so that queries and keys broadcast to (b, h, l, s)."""
+    """`positions` with singleton axes, so that queries and keys broadcast to (b, h, l, s)."""
     return take_tokens(
         positions, (slice(None), None, slice(None), None) if query else (slice(None), None, None, slice(None))
     )
 
 
-def _operand(mask: Mask, weaker: object) -> str:
-    """`mask` as part of an expression, in brackets where it binds more weakly than its surroundings."""
-    return f"({mask!r})" if isinstance(mask, weaker) else repr(mask)  # type: ignore[arg-type]
+def _operand(mask: Mask, weaker_classes: object) -> str:
+    """The repr of `mask` as an operand, in brackets if its operator binds more weakly."""
+    return f"({mask!r})" if isinstance(mask, weaker_classes) else repr(mask)  # type: ignore[arg-type]
 
 
-def _farther(left: Mask, right: Mask) -> int | None:
+def _max_lookback(left: Mask, right: Mask) -> int | None:
     if left.max_lookback is None or right.max_lookback is None:
         return None
     return max(left.max_lookback, right.max_lookback)

@@ -16,7 +16,7 @@ from manyformer.masks.mask import Mask, NoKeys
 @final
 @dataclass(frozen=True, init=False)
 class PerHead(Mask):
-    """A mask for each head by its number, and one for the rest: `PerHead({0: Causal()}, default=NoKeys())`."""
+    """A mask per head index, and a default for the remaining heads: `PerHead({0: Causal()}, default=NoKeys())`."""
 
     masks: tuple[tuple[int, Mask], ...]
     default: Mask
@@ -24,23 +24,23 @@ class PerHead(Mask):
     def __init__(self, masks: Mapping[int, Mask], *, default: Mask | None = None) -> None:
         for head in masks:
             if head < 0:
-                raise ValueError(f"Heads: head {head} does not exist; heads are numbered from 0")
+                raise ValueError(f"PerHead: head {head} does not exist; heads are numbered from 0")
         object.__setattr__(self, "masks", tuple(sorted(masks.items())))
         object.__setattr__(self, "default", NoKeys() if default is None else default)
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
-        seen = self.default(h, q, k)
+        visible = self.default(h, q, k)
         for head, mask in self.masks:
-            seen = torch.where(h == head, mask(h, q, k), seen)
-        return seen
+            visible = torch.where(h == head, mask(h, q, k), visible)
+        return visible
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        """What holds in every head."""
-        may, must = self.default.bounds(q, k)
+        """Bounds that hold in every head."""
+        any_visible, all_visible = self.default.bounds(q, k)
         for _, mask in self.masks:
-            one = mask.bounds(q, k)
-            may, must = may | one.any_visible, must & one.all_visible
-        return VisibilityBounds(may, must)
+            head_bounds = mask.bounds(q, k)
+            any_visible, all_visible = any_visible | head_bounds.any_visible, all_visible & head_bounds.all_visible
+        return VisibilityBounds(any_visible, all_visible)
 
     @property
     def per_head(self) -> bool:
@@ -48,23 +48,23 @@ class PerHead(Mask):
 
     @property
     def causal(self) -> bool:
-        return all(mask.causal for mask in self._all())
+        return all(mask.causal for mask in self._all_masks())
 
     @property
     def max_lookback(self) -> int | None:
-        known = [mask.max_lookback for mask in self._all()]
-        return None if None in known else max(reach for reach in known if reach is not None)
+        lookbacks = [mask.max_lookback for mask in self._all_masks()]
+        return None if None in lookbacks else max(lookback for lookback in lookbacks if lookback is not None)
 
     @property
     def periods(self) -> frozenset[int]:
-        return frozenset().union(*(mask.periods for mask in self._all()))
+        return frozenset().union(*(mask.periods for mask in self._all_masks()))
 
-    def for_head(self, number: int) -> Mask:
-        return dict(self.masks).get(number, self.default).for_head(number)
+    def for_head(self, head: int) -> Mask:
+        return dict(self.masks).get(head, self.default).for_head(head)
 
     def __repr__(self) -> str:
-        named = ", ".join(f"{head}: {mask!r}" for head, mask in self.masks)
-        return f"PerHead({{{named}}}, default={self.default!r})"
+        head_masks = ", ".join(f"{head}: {mask!r}" for head, mask in self.masks)
+        return f"PerHead({{{head_masks}}}, default={self.default!r})"
 
-    def _all(self) -> tuple[Mask, ...]:
+    def _all_masks(self) -> tuple[Mask, ...]:
         return (*(mask for _, mask in self.masks), self.default)

@@ -1,4 +1,4 @@
-"""Masks that choose tokens by themselves: some keys that all see, some queries that see all."""
+"""Sets of tokens, and masks in which such tokens are visible to all queries or attend to all keys."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -10,8 +10,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from manyformer.core import GLOBAL_ROLE, TokenPositions
-from manyformer.masks.bounds import TokenBounds, VisibilityBounds, pairs_of
-from manyformer.masks.mask import Mask, role_of
+from manyformer.masks.bounds import TokenBounds, VisibilityBounds, pair_shape
+from manyformer.masks.mask import Mask, roles_of
 
 
 class TokenSet(ABC):
@@ -19,14 +19,14 @@ class TokenSet(ABC):
 
     @abstractmethod
     def __call__(self, positions: TokenPositions) -> Bool[Tensor, "..."]:
-        """Whether each token is one of them."""
+        """Whether each token is in the set."""
 
     @abstractmethod
-    def bounds(self, span: TokenBounds) -> VisibilityBounds:
-        """Whether some, and whether all of a set of tokens may or must be of them."""
+    def bounds(self, tokens: TokenBounds) -> VisibilityBounds:
+        """Whether any of the tokens may be in the set, and whether all of them surely are."""
 
-    def __or__(self, other: "TokenSet") -> "TokenSet":
-        return TokenUnion(self, other)
+    def __or__(self, right: "TokenSet") -> "TokenSet":
+        return TokenUnion(self, right)
 
 
 @final
@@ -38,16 +38,16 @@ class FirstTokens(TokenSet):
 
     def __post_init__(self) -> None:
         if self.count < 0:
-            raise ValueError(f"First: there are no first {self.count} positions")
+            raise ValueError(f"FirstTokens: count ({self.count}) must be at least 0")
 
     def __call__(self, positions: TokenPositions) -> Bool[Tensor, "..."]:
         return positions.position_ids < self.count
 
-    def bounds(self, span: TokenBounds) -> VisibilityBounds:
-        return VisibilityBounds(span.first < self.count, span.last < self.count)
+    def bounds(self, tokens: TokenBounds) -> VisibilityBounds:
+        return VisibilityBounds(tokens.first < self.count, tokens.last < self.count)
 
     def __repr__(self) -> str:
-        return f"First({self.count})"
+        return f"FirstTokens({self.count})"
 
 
 @final
@@ -55,78 +55,78 @@ class FirstTokens(TokenSet):
 class AtPositions(TokenSet):
     """The listed positions: `AtPositions(0, 7)`."""
 
-    listed: tuple[int, ...]
+    positions: tuple[int, ...]
     runs: tuple[tuple[int, int], ...] = field(init=False, compare=False)
 
-    def __init__(self, *listed: int) -> None:
-        numbers = tuple(sorted(set(listed)))
-        object.__setattr__(self, "listed", numbers)
-        # neighbours lie equally far from their numbers in the list
-        groups = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
-        runs = [[number for _, number in group] for _, group in groups]
+    def __init__(self, *positions: int) -> None:
+        ordered = tuple(sorted(set(positions)))
+        object.__setattr__(self, "positions", ordered)
+        # consecutive positions have the same difference from their index in the list
+        groups = groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])
+        runs = [[position for _, position in group] for _, group in groups]
         object.__setattr__(self, "runs", tuple((run[0], run[-1]) for run in runs))
 
     def __call__(self, positions: TokenPositions) -> Bool[Tensor, "..."]:
-        found = torch.zeros((), dtype=torch.bool, device=positions.position_ids.device)
+        contained = torch.zeros((), dtype=torch.bool, device=positions.position_ids.device)
         for first, last in self.runs:
-            found = found | ((positions.position_ids >= first) & (positions.position_ids <= last))
-        return found
+            contained = contained | ((positions.position_ids >= first) & (positions.position_ids <= last))
+        return contained
 
-    def bounds(self, span: TokenBounds) -> VisibilityBounds:
-        listed = torch.tensor(self.listed, dtype=torch.long, device=span.first.device)
-        inside = torch.searchsorted(listed, span.last, right=True) - torch.searchsorted(listed, span.first)
-        return VisibilityBounds(inside > 0, inside == span.last - span.first + 1)
+    def bounds(self, tokens: TokenBounds) -> VisibilityBounds:
+        member_positions = torch.tensor(self.positions, dtype=torch.long, device=tokens.first.device)
+        member_count = torch.searchsorted(member_positions, tokens.last, right=True) - torch.searchsorted(
+            member_positions, tokens.first
+        )
+        return VisibilityBounds(member_count > 0, member_count == tokens.last - tokens.first + 1)
 
     def __repr__(self) -> str:
-        return f"Positions({', '.join(map(str, self.listed))})"
+        return f"AtPositions({', '.join(map(str, self.positions))})"
 
 
 @final
 @dataclass(frozen=True)
 class PeriodicTokens(TokenSet):
-    """The positions whose rest modulo `period` lies in `begin` .. `end` - 1 (Child et al. 2019, the fixed pattern)."""
+    """The positions whose residue modulo `period` is in `start` .. `stop` - 1 (Child et al. 2019, fixed pattern)."""
 
     period: int
-    begin: int
-    end: int
+    start: int
+    stop: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.begin < self.end <= self.period:
-            raise ValueError(f"{self!r}: there must be columns, 0 <= begin < end <= period")
+        if not 0 <= self.start < self.stop <= self.period:
+            raise ValueError(f"{self!r}: start and stop must satisfy 0 <= start < stop <= period")
 
     def __call__(self, positions: TokenPositions) -> Bool[Tensor, "..."]:
-        rest = positions.position_ids % self.period
-        return (rest >= self.begin) & (rest < self.end)
+        residue = positions.position_ids % self.period
+        return (residue >= self.start) & (residue < self.stop)
 
-    def bounds(self, span: TokenBounds) -> VisibilityBounds:
-        low, high = span.rest(self.period)
-        return VisibilityBounds((high >= self.begin) & (low < self.end), (low >= self.begin) & (high < self.end))
+    def bounds(self, tokens: TokenBounds) -> VisibilityBounds:
+        low, high = tokens.residue_bounds(self.period)
+        return VisibilityBounds((high >= self.start) & (low < self.stop), (low >= self.start) & (high < self.stop))
 
 
 @final
 @dataclass(frozen=True)
 class WithRole(TokenSet):
-    """The tokens whose role in their `TokenPositions` is `number`; tokens without roles have role 0."""
+    """The tokens whose role in their `TokenPositions` is `role`; tokens without roles have role 0."""
 
-    number: int = GLOBAL_ROLE
+    role: int = GLOBAL_ROLE
 
     def __call__(self, positions: TokenPositions) -> Bool[Tensor, "..."]:
-        return role_of(positions) == self.number
+        return roles_of(positions) == self.role
 
-    def bounds(self, span: TokenBounds) -> VisibilityBounds:
-        low, high = span.role
-        return VisibilityBounds(
-            (low <= self.number) & (high >= self.number), (low == self.number) & (high == self.number)
-        )
+    def bounds(self, tokens: TokenBounds) -> VisibilityBounds:
+        low, high = tokens.roles
+        return VisibilityBounds((low <= self.role) & (high >= self.role), (low == self.role) & (high == self.role))
 
     def __repr__(self) -> str:
-        return f"Role({self.number})"
+        return f"WithRole({self.role})"
 
 
 @final
 @dataclass(frozen=True)
 class TokenUnion(TokenSet):
-    """The tokens of both: `FirstTokens(1) | WithRole(1)`."""
+    """The union of two token sets: `FirstTokens(1) | WithRole(1)`."""
 
     left: TokenSet
     right: TokenSet
@@ -134,8 +134,8 @@ class TokenUnion(TokenSet):
     def __call__(self, positions: TokenPositions) -> Bool[Tensor, "..."]:
         return self.left(positions) | self.right(positions)
 
-    def bounds(self, span: TokenBounds) -> VisibilityBounds:
-        left, right = self.left.bounds(span), self.right.bounds(span)
+    def bounds(self, tokens: TokenBounds) -> VisibilityBounds:
+        left, right = self.left.bounds(tokens), self.right.bounds(tokens)
         return VisibilityBounds(left.any_visible | right.any_visible, left.all_visible | right.all_visible)
 
     def __repr__(self) -> str:
@@ -145,7 +145,7 @@ class TokenUnion(TokenSet):
 @final
 @dataclass(frozen=True)
 class VisibleToAll(Mask):
-    """These tokens are seen by all."""
+    """Keys in `tokens` are visible to every query."""
 
     tokens: TokenSet
 
@@ -153,20 +153,20 @@ class VisibleToAll(Mask):
         return self.tokens(k)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        return VisibilityBounds(*(bound.expand(pairs_of(q, k)) for bound in self.tokens.bounds(k)))
+        return VisibilityBounds(*(bound.expand(pair_shape(q, k)) for bound in self.tokens.bounds(k)))
 
     @property
     def max_lookback(self) -> int | None:
         return 0
 
     def __repr__(self) -> str:
-        return f"To({self.tokens!r})"
+        return f"VisibleToAll({self.tokens!r})"
 
 
 @final
 @dataclass(frozen=True)
 class AttendsToAll(Mask):
-    """These tokens see all."""
+    """Queries in `tokens` attend to every key."""
 
     tokens: TokenSet
 
@@ -174,21 +174,22 @@ class AttendsToAll(Mask):
         return self.tokens(q)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        return VisibilityBounds(*(bound.expand(pairs_of(q, k)) for bound in self.tokens.bounds(q)))
+        return VisibilityBounds(*(bound.expand(pair_shape(q, k)) for bound in self.tokens.bounds(q)))
 
     @property
     def max_lookback(self) -> int | None:
         return 0
 
     def __repr__(self) -> str:
-        return f"By({self.tokens!r})"
+        return f"AttendsToAll({self.tokens!r})"
 
 
 @final
 @dataclass(frozen=True)
 class GlobalTokens(Mask):
-    """These tokens see all and are seen by all (Beltagy et al. 2020, section 3.1): `AttendsToAll(tokens) |
-    VisibleToAll(tokens)`.
+    """`tokens` attend to every key and are visible to every query (Beltagy et al. 2020, section 3.1).
+
+    Equals `AttendsToAll(tokens) | VisibleToAll(tokens)`.
     """
 
     tokens: TokenSet
@@ -207,4 +208,4 @@ class GlobalTokens(Mask):
         return (AttendsToAll(self.tokens), VisibleToAll(self.tokens))
 
     def __repr__(self) -> str:
-        return f"Global({self.tokens!r})"
+        return f"GlobalTokens({self.tokens!r})"

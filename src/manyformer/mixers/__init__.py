@@ -1,4 +1,4 @@
-"""Layers that mix tokens without queries, keys and values of the usual kind."""
+"""Layers that mix tokens by other means than attention of query-key products, and variants of attention."""
 
 from manyformer.mixers.fourier_mixer import FourierMixer
 from manyformer.mixers.gru import AttendingGRU, BidirectionalGRU

@@ -1,4 +1,4 @@
-"""Attention whose heads share the dimensions of queries and keys, and differ in how much they count each."""
+"""Attention whose heads share the query and key projections, each with its own weights of the shared dimensions."""
 
 from typing import final
 
@@ -19,11 +19,11 @@ from manyformer.sources.kv_source import KVShape
 class CollaborativeAttention(Layer):
     """Collaborative multi-head attention (Cordonnier et al. 2020, arXiv:2006.16362, section 3).
 
-    In head h a query x gives a key y the score (m_h * (W_Q x)).(W_K y) + c_h.y over sqrt(shared / heads). W_Q and W_K,
-    of width `shared`, serve all heads, and `mixing` holds the m_h: with `shared` = dim and each m_h 1 in a share of its
-    own and 0 elsewhere it is ordinary attention. `content` holds the c_h, which is what biases of queries come to;
-    those of keys give all keys of a query the same. Values are as in `Attention`. What is kept of a token is one key
-    for all heads, and its values. It needs positions in the stream. Raises ValueError for widths that cannot be.
+    In head h the score of query x and key y is (m_h * (W_Q x)).(W_K y) + c_h.y over sqrt(shared / heads). W_Q and W_K,
+    of width `shared`, serve all heads, and `mixing` holds the m_h: with `shared` = dim and m_h equal to 1 in dimensions
+    of head h and 0 elsewhere it is ordinary attention. `key_bias` holds the c_h, which replace biases of queries;
+    biases of keys would be the same for all keys of a query. Values are as in `Attention`. The cache holds one key for
+    all heads, and the values. Positions must be in the stream. Raises ValueError for invalid widths.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class CollaborativeAttention(Layer):
         self.kernel = SoftmaxKernel(mask, scale=(heads / shared) ** 0.5)
         self.source, self.position = default_source(self.kernel) if source is None else source, NoPosition()
         self.q_proj, self.k_proj = nn.Linear(dim, shared, bias=False), nn.Linear(dim, shared, bias=False)
-        self.content = nn.Linear(dim, heads, bias=False)
+        self.key_bias = nn.Linear(dim, heads, bias=False)
         self.v_proj, self.out_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.mixing = nn.Parameter(torch.empty(heads, shared))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot's uniform initialisation; mixing weights from N(0, 0.2^2), as in the published code."""
-        for layer in (self.q_proj, self.k_proj, self.content, self.v_proj, self.out_proj):
+        """Initialize projections with Glorot's uniform distribution, `mixing` from N(0, 0.2^2) as the authors do."""
+        for layer in (self.q_proj, self.k_proj, self.key_bias, self.v_proj, self.out_proj):
             nn.init.xavier_uniform_(layer.weight)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
@@ -53,26 +53,30 @@ class CollaborativeAttention(Layer):
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         shape = KVShape(1, self.shared + self.heads, self.v_proj.out_features)
-        kept = self.source.init_state(batch, shape, folds=False, capacity=capacity, device=device, dtype=dtype)
-        return AttentionState(kept, self.kernel.init_state(batch, device=device, dtype=dtype))
+        source_state = self.source.init_state(
+            batch, shape, recurrent=False, capacity=capacity, device=device, dtype=dtype
+        )
+        return AttentionState(source_state, self.kernel.init_state(batch, device=device, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        kept, folded = (None, None) if state is None else state
-        keys = self.source(x, ctx, self._project, kept, folds=False)
+        source_state, kernel_state = (None, None) if state is None else state
+        keys = self.source(x, ctx, self._project, source_state, recurrent=False)
         v = split_heads(keys.v[:, 0], self.heads)
         k = keys.k.expand(-1, self.heads, -1, -1)
-        y = self.kernel(self._queries(x), k, v, ctx.positions, keys.positions, self.position, folded, ctx.watch).y
+        y = self.kernel(self._queries(x), k, v, ctx.positions, keys.positions, self.position, kernel_state, ctx.watch).y
         y = self.out_proj(y.transpose(1, 2).flatten(2))
-        return LayerOutput(y, None if state is None else AttentionState(keys.state, folded), keys.loss)
+        return LayerOutput(y, None if state is None else AttentionState(keys.state, kernel_state), keys.loss)
 
     def extra_repr(self) -> str:
         return f"{self.heads} heads, shared={self.shared}"
 
     def _queries(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b h l e"]:
-        """The mixed queries, and behind them a 1 for the head's own share of what keys have by themselves."""
+        """The mixed queries, followed by a one-hot vector of the head that selects the head's key bias."""
         mixed = self.q_proj(x)[:, None] * self.mixing[:, None]
-        one = torch.eye(self.heads, dtype=x.dtype, device=x.device)[:, None].expand(x.shape[0], -1, x.shape[1], -1)
-        return torch.cat([mixed, one.to(mixed.dtype)], dim=-1)
+        head_indicator = torch.eye(self.heads, dtype=x.dtype, device=x.device)[:, None].expand(
+            x.shape[0], -1, x.shape[1], -1
+        )
+        return torch.cat([mixed, head_indicator.to(mixed.dtype)], dim=-1)
 
     def _project(self, x: Float[Tensor, "b s d"], positions: TokenPositions) -> tuple[Tensor, Tensor]:
-        return torch.cat([self.k_proj(x), self.content(x)], dim=-1)[:, None], self.v_proj(x)[:, None]
+        return torch.cat([self.k_proj(x), self.key_bias(x)], dim=-1)[:, None], self.v_proj(x)[:, None]

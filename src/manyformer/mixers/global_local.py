@@ -1,4 +1,4 @@
-"""Attention with projections of its own for the few tokens that see everything."""
+"""Attention with separate projections for global tokens (Longformer, ETC)."""
 
 from collections.abc import Callable
 from typing import final
@@ -31,26 +31,28 @@ from manyformer.position import NoPosition, Position
 class GlobalLocalAttention(Layer):
     """Longformer's attention (Beltagy et al. 2020, arXiv:2004.05150, section 3.1).
 
-    Tokens attend by `local`, and to the global ones, with one set of projections; global tokens attend to everything
-    with another set, which starts as a copy of the first. Both share the output projection. Where global tokens are
-    few, nothing of that other set is computed for the rest. It sees both sides, so it keeps no state.
+    Tokens attend by `local_mask`, and to global tokens, with one set of projections; global tokens attend to all keys
+    with a second set, initialized as a copy of the first. Both share the output projection. If there are few global
+    tokens, the second set is computed for them alone. It is bidirectional, so it has no decoding state.
     """
 
-    def __init__(self, dim: int, heads: int, local: Mask, tokens: TokenSet, *, dropout: float = 0.0) -> None:
+    def __init__(self, dim: int, heads: int, local_mask: Mask, tokens: TokenSet, *, dropout: float = 0.0) -> None:
         super().__init__()
         if dim % heads:
             raise ValueError(f"dim ({dim}) must be a multiple of heads ({heads})")
         self.heads = heads
         self.q_proj, self.kv_proj, self.out_proj = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
-        self.global_q, self.global_kv = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.global_q_proj, self.global_kv_proj = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
         self.tokens = tokens
-        # each query in one of the two, zeros in the other
-        self.local = SoftmaxKernel((local | VisibleToAll(tokens)) & NotMask(AttendsToAll(tokens)), dropout=dropout)
-        self.everywhere = SoftmaxKernel(AttendsToAll(tokens), dropout=dropout, scale=(dim // heads) ** -0.5)
+        # each query has visible keys in one of the two kernels, and gets zeros from the other
+        self.local_kernel = SoftmaxKernel(
+            (local_mask | VisibleToAll(tokens)) & NotMask(AttendsToAll(tokens)), dropout=dropout
+        )
+        self.global_kernel = SoftmaxKernel(AttendsToAll(tokens), dropout=dropout, scale=(dim // heads) ** -0.5)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot's uniform initialisation; the global projections begin as the local ones."""
+        """Initialize with Glorot's uniform distribution; the global projections are copies of the local ones."""
         for weight in (self.q_proj.weight, *self.kv_proj.weight.data.chunk(2), self.out_proj.weight):
             nn.init.xavier_uniform_(weight.data)
         for layer in (self.q_proj, self.kv_proj, self.out_proj):
@@ -58,82 +60,87 @@ class GlobalLocalAttention(Layer):
         self.copy_projections()
 
     def copy_projections(self) -> None:
-        """Let the global projections be what the local ones are now."""
-        self.global_q.load_state_dict(self.q_proj.state_dict())
-        self.global_kv.load_state_dict(self.kv_proj.state_dict())
+        """Copy the local projections to the global ones."""
+        self.global_q_proj.load_state_dict(self.q_proj.state_dict())
+        self.global_kv_proj.load_state_dict(self.kv_proj.state_dict())
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if state:
-            raise ValueError("GlobalLocal sees both sides of every token: it cannot go on from a state")
+            raise ValueError("GlobalLocalAttention is bidirectional: it cannot continue from a state")
         q, (k, v) = self.q_proj(x), self.kv_proj(x).chunk(2, dim=-1)
-        q, k, v = (split_heads(one, self.heads) for one in (q, k, v))
-        y = self.local(q, k, v, ctx.positions, ctx.positions, NoPosition(), None, ctx.watch).y
-        y = y + self._everywhere(x, ctx)
+        q, k, v = (split_heads(projected, self.heads) for projected in (q, k, v))
+        y = self.local_kernel(q, k, v, ctx.positions, ctx.positions, NoPosition(), None, ctx.watch).y
+        y = y + self._global_outputs(x, ctx)
         return LayerOutput(self.out_proj(y.transpose(1, 2).flatten(2)), state)
 
-    def _everywhere(self, x: Float[Tensor, "b l d"], ctx: Context) -> Float[Tensor, "b h l e"]:
-        """What global tokens get from all tokens, zeros for the others."""
-        few = None if ctx.watch is not no_watch else self._listed(ctx.positions)
-        at = (
+    def _global_outputs(self, x: Float[Tensor, "b l d"], ctx: Context) -> Float[Tensor, "b h l e"]:
+        """The attention outputs of global tokens, and zeros for all others."""
+        indices = None if ctx.watch is not no_watch else self._global_indices(ctx.positions)
+        query_positions = (
             ctx.positions
-            if few is None
-            else take_tokens(ctx.positions, (torch.arange(len(few), device=few.device)[:, None], few))
+            if indices is None
+            else take_tokens(ctx.positions, (torch.arange(len(indices), device=indices.device)[:, None], indices))
         )
-        chosen = x if few is None else x.gather(1, few[..., None].expand(-1, -1, x.shape[-1]))
-        q = split_heads(self.global_q(chosen), self.heads)
-        if few is None or few.shape[1] * self.heads > x.shape[-1]:
-            k, v = (split_heads(one, self.heads) for one in self.global_kv(x).chunk(2, dim=-1))
-            y: Tensor = self.everywhere(q, k, v, at, ctx.positions, NoPosition(), None, ctx.watch).y
+        queries_in = x if indices is None else x.gather(1, indices[..., None].expand(-1, -1, x.shape[-1]))
+        q = split_heads(self.global_q_proj(queries_in), self.heads)
+        if indices is None or indices.shape[1] * self.heads > x.shape[-1]:
+            k, v = (split_heads(projected, self.heads) for projected in self.global_kv_proj(x).chunk(2, dim=-1))
+            y: Tensor = self.global_kernel(q, k, v, query_positions, ctx.positions, NoPosition(), None, ctx.watch).y
         else:
-            y = self._folded(q, x, at, ctx.positions)
-        if few is None:
+            y = self._attend_without_projection(q, x, query_positions, ctx.positions)
+        if indices is None:
             return y
-        index = few[:, None, :, None].expand_as(y)
-        every: Tensor = y.new_zeros(*y.shape[:2], x.shape[1], y.shape[-1]).scatter_add(2, index, y)
-        return every
+        columns = indices[:, None, :, None].expand_as(y)
+        outputs: Tensor = y.new_zeros(*y.shape[:2], x.shape[1], y.shape[-1]).scatter_add(2, columns, y)
+        return outputs
 
-    def _folded(
+    def _attend_without_projection(
         self,
         q: Float[Tensor, "b h g e"],
         x: Float[Tensor, "b l d"],
         query_positions: TokenPositions,
         key_positions: TokenPositions,
     ) -> Float[Tensor, "b h g e"]:
-        """The same without a key and a value of every token: q (W x) is (q W) x, and a constant key changes nothing."""
-        k_proj, v_proj = (one.view(self.heads, -1, x.shape[-1]) for one in self.global_kv.weight.chunk(2))
-        met = self.everywhere(q @ k_proj, x[:, None], x[:, None], query_positions, key_positions, NoPosition()).y
-        bias = self.global_kv.bias.chunk(2)[1].view(self.heads, 1, -1)
-        chosen = self.tokens(query_positions) & (query_positions.segment_ids != PADDING_SEGMENT)
-        y: Tensor = (met @ v_proj.mT + bias) * chosen[:, None, :, None]
+        """Global attention without keys and values of all tokens.
+
+        q (W x) equals (q W) x, and a bias of keys is the same for all keys of a query.
+        """
+        k_proj, v_proj = (weight.view(self.heads, -1, x.shape[-1]) for weight in self.global_kv_proj.weight.chunk(2))
+        mean_inputs = self.global_kernel(
+            q @ k_proj, x[:, None], x[:, None], query_positions, key_positions, NoPosition()
+        ).y
+        bias = self.global_kv_proj.bias.chunk(2)[1].view(self.heads, 1, -1)
+        is_global = self.tokens(query_positions) & (query_positions.segment_ids != PADDING_SEGMENT)
+        y: Tensor = (mean_inputs @ v_proj.mT + bias) * is_global[:, None, :, None]
         return y
 
-    def _listed(self, positions: TokenPositions) -> Int[Tensor, "b g"] | None:
-        """The global tokens of each row, filled up with others; None where that cannot be told beforehand."""
+    def _global_indices(self, positions: TokenPositions) -> Int[Tensor, "b g"] | None:
+        """The columns of the global tokens of each row, padded with other tokens; None if they cannot be computed."""
         layout = positions.layout
-        known = (
+        host_positions = (
             materialize(layout, positions.position_ids.shape[1])
             if isinstance(layout, ContiguousLayout | PrefixedLayout) and layout_is_complete(positions)
             else positions
         )
-        if known.position_ids.device.type == "meta" or torch.compiler.is_compiling():
+        if host_positions.position_ids.device.type == "meta" or torch.compiler.is_compiling():
             return None
-        those = self.tokens(known) & (known.segment_ids != PADDING_SEGMENT)
-        # one at least, so that all weights get a gradient
-        most = max(int(those.sum(-1).max()), 1)
-        order = those.byte().argsort(dim=-1, descending=True, stable=True)[:, :most]
+        is_global = self.tokens(host_positions) & (host_positions.segment_ids != PADDING_SEGMENT)
+        # at least one, so that all weights get a gradient
+        max_count = max(int(is_global.sum(-1).max()), 1)
+        order = is_global.byte().argsort(dim=-1, descending=True, stable=True)[:, :max_count]
         return order.to(positions.position_ids.device).expand(positions.position_ids.shape[0], -1)
 
 
 @final
 class SideProjections(nn.Module):
-    """What summaries, or the tokens of a text, are projected by: queries, and keys and values of either for them."""
+    """The projections for queries of one side (summaries or text): queries, outputs, keys and values of either side."""
 
     def __init__(self, dim: int, mask: Mask, position: Position) -> None:
         super().__init__()
-        self.q, self.out_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
-        self.summaries, self.text = nn.Linear(dim, 2 * dim), nn.Linear(dim, 2 * dim)
+        self.q_proj, self.out_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.summary_kv_proj, self.text_kv_proj = nn.Linear(dim, 2 * dim), nn.Linear(dim, 2 * dim)
         self.kernel, self.position = SoftmaxKernel(mask), position
-        for layer in (self.q, self.out_proj, self.summaries, self.text):
+        for layer in (self.q_proj, self.out_proj, self.summary_kv_proj, self.text_kv_proj):
             nn.init.zeros_(layer.bias)
             for weight in torch.split(layer.weight.data, dim):
                 nn.init.xavier_uniform_(weight)
@@ -143,31 +150,36 @@ class SideProjections(nn.Module):
 class FourPieceAttention(Layer):
     """ETC's attention without shared projections (Ainslie et al. 2020, arXiv:2004.08483).
 
-    Their section on global-local attention. Summaries see each other and the text as `g2l` says, tokens of the text see
-    the summaries and each other as `l2l` says. Each of the four pieces has keys and values of its own, each side
-    queries, outputs and positions; a query's two pieces share one softmax. The stream must come from
-    `SummaryPrefixedLayer`."""
+    Their section on global-local attention. Summaries see each other, and the text by `g2l`; tokens of the text see the
+    summaries, and each other by `l2l`. Each of the four pieces has its own keys and values, each side its own queries,
+    outputs and positions; a query's two pieces share one softmax. Must be inside a `SummaryPrefixedLayer`."""
 
     def __init__(self, dim: int, heads: int, *, g2l: Mask, l2l: Mask, position: Callable[[], Position]) -> None:
         super().__init__()
         if dim % heads:
             raise ValueError(f"dim ({dim}) must be a multiple of heads ({heads})")
         self.heads = heads
-        by, to = AttendsToAll(WithRole(SUMMARY_ROLE)), VisibleToAll(WithRole(SUMMARY_ROLE))
-        self.summaries = SideProjections(dim, by if g2l == AllKeys() else simplify_and(by, to | g2l), position())
-        self.text = SideProjections(dim, simplify_and(simplify_and(l2l, NotMask(to)) | to, NotMask(by)), position())
+        from_summaries, to_summaries = AttendsToAll(WithRole(SUMMARY_ROLE)), VisibleToAll(WithRole(SUMMARY_ROLE))
+        self.summaries = SideProjections(
+            dim, from_summaries if g2l == AllKeys() else simplify_and(from_summaries, to_summaries | g2l), position()
+        )
+        self.text = SideProjections(
+            dim,
+            simplify_and(simplify_and(l2l, NotMask(to_summaries)) | to_summaries, NotMask(from_summaries)),
+            position(),
+        )
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        place = ctx.positions
-        if not isinstance(place.layout, PrefixedLayout):
-            raise ValueError("FourPieces needs summaries before the text: put it into Summarised")
-        parts, sides = x.tensor_split([place.layout.prefix], 1), (self.summaries, self.text)
-        q = torch.cat([side.q(part) for side, part in zip(sides, parts)], 1)
+        positions = ctx.positions
+        if not isinstance(positions.layout, PrefixedLayout):
+            raise ValueError("FourPieceAttention needs summaries before the text: wrap it in a SummaryPrefixedLayer")
+        parts, sides = x.tensor_split([positions.layout.prefix], 1), (self.summaries, self.text)
+        q = torch.cat([side.q_proj(part) for side, part in zip(sides, parts)], 1)
         y = torch.zeros((), dtype=x.dtype, device=x.device)
         for side in sides:
-            # queries of the other side get zeros
-            k, v = torch.cat([side.summaries(parts[0]), side.text(parts[1])], 1).chunk(2, dim=-1)
-            seen = (split_heads(one, self.heads) for one in (q, k, v))
-            y = y + side.kernel(*seen, place, place, side.position, None, ctx.watch).y
-        outs = y.transpose(1, 2).flatten(2).tensor_split([place.layout.prefix], 1)
-        return LayerOutput(torch.cat([side.out_proj(one) for side, one in zip(sides, outs)], 1), state)
+            # queries of the other side have no visible keys and get zeros
+            k, v = torch.cat([side.summary_kv_proj(parts[0]), side.text_kv_proj(parts[1])], 1).chunk(2, dim=-1)
+            qkv = (split_heads(output, self.heads) for output in (q, k, v))
+            y = y + side.kernel(*qkv, positions, positions, side.position, None, ctx.watch).y
+        outs = y.transpose(1, 2).flatten(2).tensor_split([positions.layout.prefix], 1)
+        return LayerOutput(torch.cat([side.out_proj(output) for side, output in zip(sides, outs)], 1), state)

@@ -1,4 +1,4 @@
-"""Global tokens that stand before a text and gather what it says (Ainslie et al. 2020; Zaheer et al. 2020, "ETC")."""
+"""Global summary tokens that are prepended to a text (Ainslie et al. 2020; Zaheer et al. 2020, "ETC")."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -20,91 +20,91 @@ from manyformer.core import (
     State,
     TokenPositions,
 )
-from manyformer.masks.mask import part_of, role_of
+from manyformer.masks.mask import part_ids_of, roles_of
 from manyformer.ops.static_layout import has_roles_or_parts, materialize
 
 
 class SummaryTokens(ABC):
-    """Which summaries a document has."""
+    """The number, positions and parts of the summaries of a document."""
 
-    kinds: int
-    """How many differ before they have seen anything."""
-    across: Literal[1, 2]
-    """Whether a token may belong to one of them."""
+    vector_count: int
+    """The number of distinct learned summary embeddings."""
+    cross_labels: Literal[1, 2]
+    """The number of labels of summary-token pairs: 2 if a token may belong to the part of a summary, else 1."""
 
     @abstractmethod
     def layout(self, length: int) -> PrefixedLayout:
-        """What stands before one whole document of `length` tokens."""
+        """The layout of one document of `length` tokens with its summaries, without padding."""
 
     @abstractmethod
-    def parts(self, positions: TokenPositions) -> Int[Tensor, "b l"] | None:
-        """The part that each token belongs to, if there are parts."""
+    def part_ids_of(self, positions: TokenPositions) -> Int[Tensor, "b l"] | None:
+        """The part id of each token; None if there are no parts."""
 
     @abstractmethod
-    def listed(self, seg: Int[Tensor, " l"], part: Int[Tensor, " l"]) -> Int[Tensor, "n 3"]:
-        """Segment, position and part of the summaries of one row, whose real tokens are given."""
+    def list_summaries(self, segment_ids: Int[Tensor, " l"], part_ids: Int[Tensor, " l"]) -> Int[Tensor, "n 3"]:
+        """The segment, position and part of each summary of one row, whose valid tokens are passed."""
 
 
 @final
 @dataclass(frozen=True)
 class PartSummaries(SummaryTokens):
-    """One for each part of a document; parts are `stretch` tokens long where nobody says what they are."""
+    """One summary per part of a document; parts are `part_length` tokens long unless `part_ids` are passed."""
 
-    stretch: int
-    kinds = 1
-    across = 2
+    part_length: int
+    vector_count = 1
+    cross_labels = 2
 
     def __post_init__(self) -> None:
-        if self.stretch < 1:
-            raise ValueError(f"PartSummaries: a part has at least one token, not {self.stretch}")
+        if self.part_length < 1:
+            raise ValueError(f"PartSummaries: part_length ({self.part_length}) must be at least 1")
 
     def layout(self, length: int) -> PrefixedLayout:
-        return PrefixedLayout(-(-length // self.stretch), ContiguousLayout(), self.stretch)
+        return PrefixedLayout(-(-length // self.part_length), ContiguousLayout(), self.part_length)
 
-    def parts(self, positions: TokenPositions) -> Int[Tensor, "b l"]:
-        return positions.position_ids // self.stretch if positions.part_ids is None else positions.part_ids
+    def part_ids_of(self, positions: TokenPositions) -> Int[Tensor, "b l"]:
+        return positions.position_ids // self.part_length if positions.part_ids is None else positions.part_ids
 
-    def listed(self, seg: Int[Tensor, " l"], part: Int[Tensor, " l"]) -> Int[Tensor, "n 3"]:
-        pairs = torch.stack([seg, part, part], -1)[part >= 0]
-        found: Tensor = torch.unique(pairs, dim=0)
-        return found
+    def list_summaries(self, segment_ids: Int[Tensor, " l"], part_ids: Int[Tensor, " l"]) -> Int[Tensor, "n 3"]:
+        summaries = torch.stack([segment_ids, part_ids, part_ids], -1)[part_ids >= 0]
+        distinct: Tensor = torch.unique(summaries, dim=0)
+        return distinct
 
 
 @final
 @dataclass(frozen=True)
 class LeadingSummaries(SummaryTokens):
-    """`count` of them before each document, of no part, each with a vector of its own."""
+    """`count` summaries before each document, of no part, each with its own embedding."""
 
     count: int
-    across = 1
+    cross_labels = 1
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ValueError(f"LeadingSummaries: there must be at least one summary, not {self.count}")
+            raise ValueError(f"LeadingSummaries: count ({self.count}) must be at least 1")
 
     @property
-    def kinds(self) -> int:  # type: ignore[override]
+    def vector_count(self) -> int:  # type: ignore[override]
         return self.count
 
     def layout(self, length: int) -> PrefixedLayout:
         return PrefixedLayout(self.count, ContiguousLayout())
 
-    def parts(self, positions: TokenPositions) -> None:
+    def part_ids_of(self, positions: TokenPositions) -> None:
         return None
 
-    def listed(self, seg: Int[Tensor, " l"], part: Int[Tensor, " l"]) -> Int[Tensor, "n 3"]:
-        number = torch.arange(self.count)
-        owner = torch.unique(seg)
-        rows = [
-            owner.repeat_interleave(self.count),
-            number.repeat(len(owner)),
-            torch.full((len(owner) * self.count,), -1),
+    def list_summaries(self, segment_ids: Int[Tensor, " l"], part_ids: Int[Tensor, " l"]) -> Int[Tensor, "n 3"]:
+        indices = torch.arange(self.count)
+        documents = torch.unique(segment_ids)
+        columns = [
+            documents.repeat_interleave(self.count),
+            indices.repeat(len(documents)),
+            torch.full((len(documents) * self.count,), -1),
         ]
-        return torch.stack(rows, -1)
+        return torch.stack(columns, -1)
 
 
 class SummaryAndText(NamedTuple):
-    """What came of summaries and of the text, and where the summaries stand."""
+    """The outputs for summaries and text, and the positions of the summaries."""
 
     summaries: Float[Tensor, "b n d"]
     text: LayerOutput
@@ -113,57 +113,60 @@ class SummaryAndText(NamedTuple):
 
 @final
 class SummaryPrefixedLayer(Layer):
-    """`inner` over a text with its summaries before it; only the text goes on.
+    """Applies `inner` to a text with its summaries prepended, and returns the outputs of the text.
 
-    Summaries have the role `SUMMARY_ROLE`, so that masks and positions of `inner` can tell them from the text. It sees
-    both sides, so it keeps no state."""
+    Summaries have the role `SUMMARY_ROLE`, by which masks and positions of `inner` distinguish them from the text. It
+    is bidirectional, so it has no decoding state."""
 
     def __init__(self, inner: Layer, dim: int, summaries: SummaryTokens) -> None:
         super().__init__()
-        self.inner, self.kinds = inner, summaries
-        # tokens come in normed
-        self.vectors = nn.Parameter(torch.randn(summaries.kinds, dim))
+        self.inner, self.summary_tokens = inner, summaries
+        # input tokens are normalized, so embeddings have unit variance
+        self.vectors = nn.Parameter(torch.randn(summaries.vector_count, dim))
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if state:
-            raise ValueError("Summarised sees both sides of every token: it cannot go on from a state")
-        return self.both(x, ctx).text
+            raise ValueError("SummaryPrefixedLayer is bidirectional: it cannot continue from a state")
+        return self.summaries_and_text(x, ctx).text
 
-    def both(self, x: Float[Tensor, "b l d"], ctx: Context) -> SummaryAndText:
-        """Summaries and text after `inner`."""
-        place = self.place(ctx.positions, x.shape[0])
-        assert isinstance(place.layout, PrefixedLayout)
-        front = place.layout.prefix
-        first = self.vectors[place.position_ids[:, :front] % len(self.vectors)]
-        out = self.inner(torch.cat([first.to(x.dtype), x], 1), Context(place, ctx.memory, ctx.watch))
-        summaries, text = torch.split(out.y, [front, x.shape[1]], 1)
-        return SummaryAndText(summaries, LayerOutput(text, None, out.loss), place.columns(0, front))
+    def summaries_and_text(self, x: Float[Tensor, "b l d"], ctx: Context) -> SummaryAndText:
+        """The outputs of `inner` for summaries and text."""
+        positions = self.prefixed_positions(ctx.positions, x.shape[0])
+        assert isinstance(positions.layout, PrefixedLayout)
+        prefix = positions.layout.prefix
+        summary_inputs = self.vectors[positions.position_ids[:, :prefix] % len(self.vectors)]
+        out = self.inner(torch.cat([summary_inputs.to(x.dtype), x], 1), Context(positions, ctx.memory, ctx.watch))
+        summaries, text = torch.split(out.y, [prefix, x.shape[1]], 1)
+        return SummaryAndText(summaries, LayerOutput(text, None, out.loss), positions.columns(0, prefix))
 
-    def place(self, text: TokenPositions, batch: int) -> TokenPositions:
-        """Where summaries and tokens are."""
-        layout = self.kinds.layout(text.position_ids.shape[1])
+    def prefixed_positions(self, text: TokenPositions, batch: int) -> TokenPositions:
+        """The positions of summaries and text, in this order."""
+        layout = self.summary_tokens.layout(text.position_ids.shape[1])
         if isinstance(text.layout, ContiguousLayout) and text.layout.start == 0 and not has_roles_or_parts(text):
-            whole = materialize(layout, layout.prefix + text.position_ids.shape[1], text.position_ids.device)
-            return TokenPositions(*(x.expand(batch, -1) if isinstance(x, Tensor) else x for x in whole))  # type: ignore[arg-type]
-        part = self.kinds.parts(text)
-        part = part_of(text) if part is None else part
-        seg, pos, its = self._listed(text.segment_ids, part)
+            materialized = materialize(layout, layout.prefix + text.position_ids.shape[1], text.position_ids.device)
+            fields = (field.expand(batch, -1) if isinstance(field, Tensor) else field for field in materialized)
+            return TokenPositions(*fields)  # type: ignore[arg-type]
+        part_ids = self.summary_tokens.part_ids_of(text)
+        part_ids = part_ids_of(text) if part_ids is None else part_ids
+        summary_segments, summary_positions, summary_parts = self._list_summaries(text.segment_ids, part_ids)
         return TokenPositions(
-            torch.cat([pos, text.position_ids.expand(batch, -1)], 1),
-            torch.cat([seg, text.segment_ids.expand(batch, -1)], 1),
-            PrefixedLayout(pos.shape[1]),
+            torch.cat([summary_positions, text.position_ids.expand(batch, -1)], 1),
+            torch.cat([summary_segments, text.segment_ids.expand(batch, -1)], 1),
+            PrefixedLayout(summary_positions.shape[1]),
             None,
-            torch.cat([torch.full_like(pos, SUMMARY_ROLE), role_of(text).expand(batch, -1)], 1),
-            torch.cat([its, part.expand(batch, -1)], 1),
+            torch.cat([torch.full_like(summary_positions, SUMMARY_ROLE), roles_of(text).expand(batch, -1)], 1),
+            torch.cat([summary_parts, part_ids.expand(batch, -1)], 1),
         )
 
-    # how many there are depends on the numbers
+    # the number of summaries depends on tensor values
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _listed(self, seg: Int[Tensor, "b l"], part: Int[Tensor, "b l"]) -> Int[Tensor, "3 b n"]:
+    def _list_summaries(self, segment_ids: Int[Tensor, "b l"], part_ids: Int[Tensor, "b l"]) -> Int[Tensor, "3 b n"]:
         rows = [
-            self.kinds.listed(numbers[numbers != PADDING_SEGMENT], parts[numbers != PADDING_SEGMENT])
-            for numbers, parts in zip(seg.cpu(), part.cpu())
+            self.summary_tokens.list_summaries(
+                row_segments[row_segments != PADDING_SEGMENT], row_parts[row_segments != PADDING_SEGMENT]
+            )
+            for row_segments, row_parts in zip(segment_ids.cpu(), part_ids.cpu())
         ]
-        empty = torch.tensor([PADDING_SEGMENT, 0, -1])
-        whole = pad_sequence([row - empty for row in rows], batch_first=True) + empty
-        return whole.movedim(-1, 0).to(seg.device)
+        padding = torch.tensor([PADDING_SEGMENT, 0, -1])
+        padded = pad_sequence([row - padding for row in rows], batch_first=True) + padding
+        return padded.movedim(-1, 0).to(segment_ids.device)

@@ -1,4 +1,4 @@
-"""Recurrent layers: one that reads both ways, and one that looks at what was read (Bahdanau et al. 2015)."""
+"""Gated recurrent layers: a bidirectional encoder, and a decoder with additive attention (Bahdanau et al. 2015)."""
 
 from typing import NamedTuple, final
 
@@ -21,50 +21,59 @@ from manyformer.core import (
 from manyformer.dropout import Dropout
 from manyformer.kernels.pair_scores import AdditiveScore
 from manyformer.masks import AllKeys
-from manyformer.ops.gru_scan import StateResets, StepAttention, scan
+from manyformer.ops.gru_scan import StateResets, StepAttention, gru_scan
 
 
 @final
 class GRUWeights(nn.Module):
     """The weights of a gated recurrent unit (Cho et al. 2014; Bahdanau et al. 2015, appendix A.1.1).
 
-    `into` is what a token says to update gate, reset gate and candidate; `gates` and `candidate` are for the state.
+    `input_proj` maps a token to update gate, reset gate and candidate; `gates` and `candidate` act on the hidden state.
     """
 
     def __init__(self, width: int, dim: int) -> None:
         super().__init__()
-        self.into = nn.Linear(width, 3 * dim)
+        self.input_proj = nn.Linear(width, 3 * dim)
         self.gates, self.candidate = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(dim, dim, bias=False)
 
 
 @final
 class BidirectionalGRU(Layer):
-    """One unit reads each document forwards, another one backwards: y = [ahead; back], 2 dim wide (section 3.2).
+    """A forward and a backward GRU over each document: y = [forward; backward], 2 dim wide (section 3.2).
 
-    Both go through all rows at the same time, since a document that is read backwards begins where it did.
+    Both run in one scan, because a reversed document occupies the same columns.
     """
 
     def __init__(self, width: int, dim: int) -> None:
         super().__init__()
-        self.dim, self.ahead, self.back = dim, GRUWeights(width, dim), GRUWeights(width, dim)
+        self.dim, self.forward_gru, self.backward_gru = dim, GRUWeights(width, dim), GRUWeights(width, dim)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if state is not None:
-            raise ValueError("a bidirectional layer cannot go on from a state: later tokens change all earlier outputs")
-        turned = mirrored(ctx.positions)
-        both = torch.stack([_in_time(self.ahead, x), _in_time(self.back, _taken(x, turned))])
+            raise ValueError("BidirectionalGRU cannot continue from a state: later tokens change all earlier outputs")
+        reversed_columns = mirrored_columns(ctx.positions)
+        inputs = torch.stack(
+            [
+                _project_inputs(self.forward_gru, x),
+                _project_inputs(self.backward_gru, _gather_columns(x, reversed_columns)),
+            ]
+        )
         gates, candidate = (
-            torch.stack([getattr(unit, name).weight.mT for unit in (self.ahead, self.back)])
+            torch.stack([getattr(gru, name).weight.mT for gru in (self.forward_gru, self.backward_gru)])
             for name in ("gates", "candidate")
         )
-        start = both.new_zeros(2, x.shape[0], self.dim)
+        initial_states = inputs.new_zeros(2, x.shape[0], self.dim)
         with autocast_disabled(x.device):
-            ahead, back = scan(both, gates, candidate, start, None, _breaks(ctx.positions)).states_out.transpose(1, 2)
-        return LayerOutput(torch.cat([ahead, _taken(back, turned)], dim=-1).to(x))
+            forward_states, backward_states = gru_scan(
+                inputs, gates, candidate, initial_states, None, _state_resets(ctx.positions)
+            ).states_out.transpose(1, 2)
+        return LayerOutput(
+            torch.cat([forward_states, _gather_columns(backward_states, reversed_columns)], dim=-1).to(x)
+        )
 
 
 class AttendingGRUState(NamedTuple):
-    """The state after the last token, and what it looks at; None until the first call has made the latter."""
+    """The hidden state after the last token, and the projected keys and values; None before the first call."""
 
     hidden: Float[Tensor, "b n"]
     keys: Float[Tensor, "b s a"] | None = None
@@ -73,21 +82,21 @@ class AttendingGRUState(NamedTuple):
 
 @final
 class AttendingGRU(Layer):
-    """A recurrent decoder that, before every step, looks at the encoder's output by additive attention.
+    """A GRU decoder that attends to the encoder's output by additive attention at every step.
 
-    Sections 3.1 and A.2.2: the query is the state before the step, and that state, the token and what was looked at
-    give the output by a layer of maxout, `out` wide. A document begins with tanh(W_s h), h being what `back` left at
-    the beginning of its source. Keys and what values say to the gates are projected once for each source; contexts
-    and outputs are formed for all tokens at once, after the recurrence.
+    Sections 3.1 and A.2.2: the query is the hidden state before the step, and that state, the token and the context
+    vector give the output by a maxout layer of width `out_dim`. The initial state of a document is tanh(W_s h), with h
+    the encoder's backward state at the first token of its source. Keys, and the gate inputs of values, are projected
+    once per source; context vectors and outputs are computed for all tokens at once, after the recurrence.
     """
 
-    def __init__(self, width: int, dim: int, memory: int, *, align: int, out: int, dropout: float) -> None:
+    def __init__(self, width: int, dim: int, memory_dim: int, *, align_dim: int, out_dim: int, dropout: float) -> None:
         super().__init__()
-        self.dim, self.side = dim, memory // 2
-        self.unit, self.context = GRUWeights(width, dim), nn.Linear(memory, 3 * dim, bias=False)
-        self.score = AdditiveScore(dim, align, of=memory)
-        self.first = nn.Linear(self.side, dim)
-        self.readout, self.dropout = nn.Linear(dim + width + memory, 2 * out), Dropout(dropout)
+        self.dim, self.backward_dim = dim, memory_dim // 2
+        self.gru, self.context_proj = GRUWeights(width, dim), nn.Linear(memory_dim, 3 * dim, bias=False)
+        self.score = AdditiveScore(dim, align_dim, key_dim=memory_dim)
+        self.initial_proj = nn.Linear(self.backward_dim, dim)
+        self.readout, self.dropout = nn.Linear(dim + width + memory_dim, 2 * out_dim), Dropout(dropout)
         self.mask = AllKeys()
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
@@ -97,96 +106,108 @@ class AttendingGRU(Layer):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if ctx.memory is None:
-            raise ValueError("a decoder that looks at a source needs a memory, but the call brings none")
-        memory, place = ctx.memory
+            raise ValueError("AttendingGRU attends to a source sequence, but the context has no memory")
+        memory, memory_positions = ctx.memory
         keys, values = (None, None) if state is None else state[1:]
         if keys is None or values is None:
-            keys, values = self.score.key(memory), self.context(memory)
-        look = StepAttention(
-            self.score.query.weight.mT, keys, values, self.score.energy.weight[0], self._seen(ctx.positions, place)
+            keys, values = self.score.key(memory), self.context_proj(memory)
+        attention = StepAttention(
+            self.score.query.weight.mT,
+            keys,
+            values,
+            self.score.energy.weight[0],
+            self._dense_mask(ctx.positions, memory_positions),
         )
-        start, breaks = self._begin(ctx.positions, ctx.memory, state)
-        gates, candidate = self.unit.gates.weight.mT[None], self.unit.candidate.weight.mT[None]
-        into = _in_time(self.unit, x)[None]
+        initial_state, resets = self._initial_states(ctx.positions, ctx.memory, state)
+        gates, candidate = self.gru.gates.weight.mT[None], self.gru.candidate.weight.mT[None]
+        inputs = _project_inputs(self.gru, x)[None]
         with autocast_disabled(x.device):
-            found = scan(into, gates, candidate, start[None], look, breaks)
-        assert found.weights is not None
-        weights = found.weights.transpose(0, 1)
+            result = gru_scan(inputs, gates, candidate, initial_state[None], attention, resets)
+        assert result.weights is not None
+        weights = result.weights.transpose(0, 1)
         ctx.watch(self, "weights", weights[:, None])
-        told = torch.cat([found.states_in[0].transpose(0, 1).to(x), x, (weights.to(memory) @ memory).to(x)], dim=-1)
-        # the pairs of which the larger counts lie half the width apart, which is quicker than side by side
-        y: Tensor = self.dropout(torch.maximum(*self.readout(told).chunk(2, dim=-1)))
-        return LayerOutput(y, None if state is None else AttendingGRUState(found.states_out[0, -1], keys, values))
+        features = torch.cat(
+            [result.states_in[0].transpose(0, 1).to(x), x, (weights.to(memory) @ memory).to(x)], dim=-1
+        )
+        # maxout pairs are channels i and i + out_dim, which is faster than adjacent channels
+        y: Tensor = self.dropout(torch.maximum(*self.readout(features).chunk(2, dim=-1)))
+        return LayerOutput(y, None if state is None else AttendingGRUState(result.states_out[0, -1], keys, values))
 
-    def _seen(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Bool[Tensor, "l b s"] | None:
+    def _dense_mask(
+        self, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> Bool[Tensor, "l b s"] | None:
         if isinstance(query_positions.layout, ContiguousLayout) and isinstance(key_positions.layout, ContiguousLayout):
             return None
         return self.mask.dense(query_positions, key_positions, 1)[:, 0].transpose(0, 1)
 
-    def _begin(
+    def _initial_states(
         self, query_positions: TokenPositions, memory: MemorySequence, state: AttendingGRUState | None
     ) -> tuple[Tensor, StateResets | None]:
-        """The state to begin with, and where documents begin later on."""
+        """The initial hidden state, and the resets at later document starts."""
         if (
             isinstance(query_positions.layout, ContiguousLayout)
             and query_positions.layout.start > 0
             and state is not None
         ):
             return state.hidden, None
-        breaks = _breaks(query_positions, kept=state is not None)
-        if breaks is None:
-            return self._firsts(query_positions.columns(0, 1), memory)[:, 0], None
-        firsts = self._firsts(query_positions, memory)
-        start = torch.zeros_like(firsts[:, 0]) if state is None else state.hidden.to(firsts)
-        return start, breaks._replace(starts=firsts.transpose(0, 1)[None])
+        resets = _state_resets(query_positions, continues=state is not None)
+        if resets is None:
+            return self._document_states(query_positions.columns(0, 1), memory)[:, 0], None
+        document_states = self._document_states(query_positions, memory)
+        initial_state = torch.zeros_like(document_states[:, 0]) if state is None else state.hidden.to(document_states)
+        return initial_state, resets._replace(starts=document_states.transpose(0, 1)[None])
 
-    def _firsts(self, query_positions: TokenPositions, memory: MemorySequence) -> Float[Tensor, "b l n"]:
-        """For each place the state that its document begins with; it depends on the source alone."""
-        same = memory.positions.segment_ids[:, None] == query_positions.segment_ids[:, :, None]
-        begins = same.byte().argmax(-1)
-        back = _taken(memory.y[..., self.side :], begins) * same.any(-1, keepdim=True)
-        found: Tensor = self.first(back).tanh()
-        return found
+    def _document_states(self, query_positions: TokenPositions, memory: MemorySequence) -> Float[Tensor, "b l n"]:
+        """The initial state of each token's document, which depends on the source alone."""
+        same_document = memory.positions.segment_ids[:, None] == query_positions.segment_ids[:, :, None]
+        source_starts = same_document.byte().argmax(-1)
+        backward_states = _gather_columns(memory.y[..., self.backward_dim :], source_starts) * same_document.any(
+            -1, keepdim=True
+        )
+        states: Tensor = self.initial_proj(backward_states).tanh()
+        return states
 
 
-def mirrored(positions: TokenPositions) -> Int[Tensor, "b l"]:
-    """For each token the column of the one that is as far from the end of their document as it is from the beginning.
+def mirrored_columns(positions: TokenPositions) -> Int[Tensor, "b l"]:
+    """The column of each token's mirror image in its document, which reverses every document.
 
-    Padding, also within a document, stays where it is.
+    Padding, also within a document, maps to itself.
     """
     columns = torch.arange(positions.position_ids.shape[1], device=positions.position_ids.device).expand_as(
         positions.position_ids
     )
     if isinstance(positions.layout, ContiguousLayout):
         return columns.flip(1)
-    real = positions.segment_ids != PADDING_SEGMENT
-    rank = real.cumsum(1) - 1
-    total = rank[:, -1:] + 1
-    begins = torch.where(real & (positions.position_ids == 0), rank, total)
-    # the rank at which the next document begins
-    later = torch.cat([begins[:, 1:], total], dim=1).flip(1).cummin(1).values.flip(1)
-    order = torch.argsort((~real).byte(), dim=1, stable=True)
-    return torch.where(real, order.gather(1, (later - 1 - positions.position_ids).clamp(min=0)), columns)
+    valid = positions.segment_ids != PADDING_SEGMENT
+    ranks = valid.cumsum(1) - 1
+    valid_count = ranks[:, -1:] + 1
+    document_starts = torch.where(valid & (positions.position_ids == 0), ranks, valid_count)
+    # the rank of the first token of the next document
+    next_starts = torch.cat([document_starts[:, 1:], valid_count], dim=1).flip(1).cummin(1).values.flip(1)
+    order = torch.argsort((~valid).byte(), dim=1, stable=True)
+    return torch.where(valid, order.gather(1, (next_starts - 1 - positions.position_ids).clamp(min=0)), columns)
 
 
-def _breaks(positions: TokenPositions, *, kept: bool = False) -> StateResets | None:
-    """Where documents begin, and what is padding where that matters: before a token, or where the state is `kept`."""
+def _state_resets(positions: TokenPositions, *, continues: bool = False) -> StateResets | None:
+    """The document starts, and the padding unless it is at the end of rows whose state is not continued."""
     layout = positions.layout
-    if isinstance(layout, ContiguousLayout) or (isinstance(layout, PackedLayout) and layout.right_padded and not kept):
+    if isinstance(layout, ContiguousLayout) or (
+        isinstance(layout, PackedLayout) and layout.right_padded and not continues
+    ):
         return None
-    real = positions.segment_ids != PADDING_SEGMENT
-    begins = real & (positions.position_ids == 0)
-    whole = isinstance(layout, PackedLayout) and not kept
-    return StateResets(begins.mT, None if whole else real.mT)
+    valid = positions.segment_ids != PADDING_SEGMENT
+    document_starts = valid & (positions.position_ids == 0)
+    unpadded = isinstance(layout, PackedLayout) and not continues
+    return StateResets(document_starts.mT, None if unpadded else valid.mT)
 
 
-def _in_time(unit: GRUWeights, x: Float[Tensor, "b l d"]) -> Float[Tensor, "l b i"]:
-    """What each token says to the unit, time before the batch."""
-    found: Tensor = unit.into(x.transpose(0, 1))
-    return found
+def _project_inputs(gru: GRUWeights, x: Float[Tensor, "b l d"]) -> Float[Tensor, "l b i"]:
+    """The gate and candidate inputs of each token, time-major."""
+    projected: Tensor = gru.input_proj(x.transpose(0, 1))
+    return projected
 
 
-def _taken(x: Float[Tensor, "b s d"], columns: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
-    """The columns of each row, in that order."""
+def _gather_columns(x: Float[Tensor, "b s d"], columns: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
+    """Gather `columns` of each row."""
     rows = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
     return x.flatten(0, 1).index_select(0, (rows + columns).flatten()).view(*columns.shape, -1)

@@ -1,4 +1,4 @@
-"""Attention over what followed like contexts elsewhere, and a gate between that and the stream."""
+"""Attention over the tokens that followed similar contexts in a datastore, gated with the stream."""
 
 from typing import final
 
@@ -12,11 +12,11 @@ from manyformer.training_hooks import UsesNeighbours
 
 @final
 class NeighbourAttention(Layer, UsesNeighbours):
-    """(1 - g) m + g x: x attends to the k tokens that were looked up for it (Yogatama et al. 2021, section 2).
+    """(1 - g) m + g x, where x attends to the k tokens retrieved for it (Yogatama et al. 2021, section 2).
 
-    The other sequence of the context holds their embeddings, those for the first token first. m is the sum of them,
-    each weighted by softmax(y.x) without any projection; g = sigmoid(w.x + b) is one number a token, 1 where nothing
-    was looked up. The paper names no bias; it begins at 0.
+    `Context.memory` holds the embeddings of the retrieved tokens, k per token in the order of the text. m is their sum
+    weighted by softmax(y.x), without projections; g = sigmoid(w.x + b) is one number per token, 1 if nothing was
+    retrieved. The paper mentions no bias; it is initialized with 0.
     """
 
     def __init__(self, dim: int) -> None:
@@ -29,10 +29,10 @@ class NeighbourAttention(Layer, UsesNeighbours):
             return LayerOutput(x, state)
         rows, length, dim = x.shape
         y = ctx.memory.y.view(rows, length, -1, dim)
-        there = (ctx.memory.positions.segment_ids != PADDING_SEGMENT).view(rows, length, -1)
-        some = there.any(-1, keepdim=True)
-        scores = (y @ x[..., None])[..., 0].masked_fill(~there & some, -torch.inf)
-        found = (scores.softmax(-1)[..., None, :] @ y)[..., 0, :]
-        gate = torch.where(some, self.gate(x).sigmoid(), 1.0)
+        valid = (ctx.memory.positions.segment_ids != PADDING_SEGMENT).view(rows, length, -1)
+        has_neighbours = valid.any(-1, keepdim=True)
+        scores = (y @ x[..., None])[..., 0].masked_fill(~valid & has_neighbours, -torch.inf)
+        mixture = (scores.softmax(-1)[..., None, :] @ y)[..., 0, :]
+        gate = torch.where(has_neighbours, self.gate(x).sigmoid(), 1.0)
         ctx.watch(self, "gate", gate)
-        return LayerOutput(gate * x + (1 - gate) * found, state)
+        return LayerOutput(gate * x + (1 - gate) * mixture, state)

@@ -1,4 +1,4 @@
-"""Layers beside each other: heads of one kind and heads of another."""
+"""Parallel layers, such as attention heads of different kinds, whose outputs are summed."""
 
 from typing import final
 
@@ -11,9 +11,9 @@ from manyformer.core import Context, Layer, LayerOutput, State
 
 @final
 class ParallelLayers(Layer):
-    """The sum of layers that read the same stream, named by their keywords.
+    """The sum of the outputs of layers with the same input, named by their keywords.
 
-    For attention it is the same as one layer with the heads of all, whose output projection is cut by heads.
+    For attention it equals one layer with all heads, whose output projection is split by heads.
     """
 
     def __init__(self, **layers: Layer) -> None:
@@ -25,8 +25,8 @@ class ParallelLayers(Layer):
         return [layer.init_state(batch, capacity=capacity, device=device, dtype=dtype) for layer in self._layers()]
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        before = [None] * len(self._modules) if state is None else state
-        outs = [layer(x, ctx, kept) for layer, kept in zip(self._layers(), before)]
+        states = [None] * len(self._modules) if state is None else state
+        outs = [layer(x, ctx, layer_state) for layer, layer_state in zip(self._layers(), states)]
         y, loss = outs[0].y, outs[0].loss
         for out in outs[1:]:
             y, loss = y + out.y, loss + out.loss

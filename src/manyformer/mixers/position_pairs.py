@@ -1,4 +1,4 @@
-"""Learned numbers for pairs of positions, whatever the tokens there are."""
+"""Learned weights for pairs of positions, independent of the tokens."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, final
@@ -11,19 +11,20 @@ from manyformer.core import ContiguousLayout, TokenPositions
 
 
 class PositionPairs(nn.Module, ABC):
-    """A number for every pair of positions below `max_length`, for each of `heads`."""
+    """A weight for every pair of positions below `max_length`, for each of `heads`."""
 
     def __init__(self, max_length: int, heads: int) -> None:
         super().__init__()
-        for name, value in (("max_length", max_length), ("heads", heads)):
+        for argument, value in (("max_length", max_length), ("heads", heads)):
             if value < 1:
-                raise ValueError(f"{type(self).__name__}: {name} ({value}) must be at least 1")
+                raise ValueError(f"{type(self).__name__}: {argument} ({value}) must be at least 1")
         self.max_length, self.heads = max_length, heads
 
     @abstractmethod
     def forward(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Float[Tensor, "#b h l s"]:
-        """For queries `query_positions` and keys `key_positions`. Raises ValueError for a position that does not exist,
-        where that is free.
+        """The weights of all query-key pairs.
+
+        Raises ValueError for a position that does not exist, unless checking it would synchronize a GPU.
         """
 
     if TYPE_CHECKING:
@@ -36,15 +37,15 @@ class PositionPairs(nn.Module, ABC):
 
 @final
 class PairTable(PositionPairs):
-    """A number of its own for every pair, from N(0, std^2); with `trained` false they stay as they are drawn."""
+    """A separate weight for every pair, drawn from N(0, std^2), and fixed if `trainable` is false."""
 
-    def __init__(self, max_length: int, *, heads: int = 1, std: float, trained: bool = True) -> None:
+    def __init__(self, max_length: int, *, heads: int = 1, std: float, trainable: bool = True) -> None:
         super().__init__(max_length, heads)
-        self.weight = nn.Parameter(torch.randn(heads, max_length, max_length) * std, requires_grad=trained)
+        self.weight = nn.Parameter(torch.randn(heads, max_length, max_length) * std, requires_grad=trainable)
 
     def forward(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Float[Tensor, "#b h l s"]:
         if isinstance(query_positions.layout, ContiguousLayout) and isinstance(key_positions.layout, ContiguousLayout):
-            # a copy, as torch's counter of operations fails where a module returns a view of a parameter
+            # a copy, because torch's flop counter fails if a module returns a view of a parameter
             return self.weight[
                 None,
                 :,
@@ -59,11 +60,11 @@ class PairTable(PositionPairs):
 
 @final
 class FactorizedPairs(PositionPairs):
-    """The product of a row's vector and a column's, `rank` numbers each (Tay et al. 2021, section 3.3)."""
+    """The product of a query position's and a key position's vector, both of size `rank` (Tay et al. 2021, 3.3)."""
 
     def __init__(self, max_length: int, rank: int, *, heads: int = 1, std: float) -> None:
         super().__init__(max_length, heads)
-        # a product of two has the variance rank * (std / sqrt(rank))^2 = std^2
+        # the products have a variance of rank * (std / sqrt(rank))^2 = std^2
         scale = (std / rank**0.5) ** 0.5
         self.row = nn.Parameter(torch.randn(heads, max_length, rank) * scale)
         self.column = nn.Parameter(torch.randn(heads, max_length, rank) * scale)
@@ -82,7 +83,7 @@ class FactorizedPairs(PositionPairs):
 
 @final
 class ToeplitzPairs(PositionPairs):
-    """A number for each distance: a Toeplitz matrix (Liu et al. 2021, section 4)."""
+    """A weight for each signed distance: a Toeplitz matrix (Liu et al. 2021, section 4)."""
 
     def __init__(self, max_length: int, *, heads: int = 1, std: float) -> None:
         super().__init__(max_length, heads)
@@ -90,34 +91,34 @@ class ToeplitzPairs(PositionPairs):
 
     def forward(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Float[Tensor, "#b h l s"]:
         check_positions(self.max_length, query_positions, key_positions)
-        rows, columns = (
-            place.position_ids[:1] if isinstance(place.layout, ContiguousLayout) else place.position_ids
-            for place in (query_positions, key_positions)
+        query_ids, key_ids = (
+            positions.position_ids[:1] if isinstance(positions.layout, ContiguousLayout) else positions.position_ids
+            for positions in (query_positions, key_positions)
         )
-        distance = rows[:, :, None] - columns[:, None] + self.max_length - 1
-        return self.weight[:, distance].transpose(0, 1)
+        distances = query_ids[:, :, None] - key_ids[:, None] + self.max_length - 1
+        return self.weight[:, distances].transpose(0, 1)
 
 
 def position_index(positions: TokenPositions, max_length: int) -> slice | Int[Tensor, "b l"]:
-    """The positions of a place as an index into something that has `max_length` of them.
+    """The position ids as an index into a table of `max_length` positions.
 
-    Raises ValueError where there are too few, if telling so is free.
+    Raises ValueError for a position beyond the table, unless checking it would synchronize a GPU.
     """
     if isinstance(positions.layout, ContiguousLayout):
-        first, last = positions.layout.start, positions.layout.start + positions.position_ids.shape[1]
-        _check(last - 1, max_length)
-        return slice(first, last)
+        start, stop = positions.layout.start, positions.layout.start + positions.position_ids.shape[1]
+        _check_position(stop - 1, max_length)
+        return slice(start, stop)
     if positions.position_ids.device.type == "cpu" and positions.position_ids.numel():
-        _check(int(positions.position_ids.max()), max_length)
+        _check_position(int(positions.position_ids.max()), max_length)
     return positions.position_ids
 
 
-def check_positions(max_length: int, *places: TokenPositions) -> None:
-    """Raise ValueError where a place has positions beyond `max_length`, if telling so is free."""
-    for place in places:
-        position_index(place, max_length)
+def check_positions(max_length: int, *positions: TokenPositions) -> None:
+    """Raise ValueError for a position beyond `max_length`, unless checking it would synchronize a GPU."""
+    for sequence_positions in positions:
+        position_index(sequence_positions, max_length)
 
 
-def _check(last: int, max_length: int) -> None:
+def _check_position(last: int, max_length: int) -> None:
     if last >= max_length:
-        raise ValueError(f"position {last} does not exist: the model was built for longest={max_length}")
+        raise ValueError(f"position {last} does not exist: the model was built for max_length={max_length}")

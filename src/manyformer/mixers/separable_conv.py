@@ -1,4 +1,4 @@
-"""Depth-separable convolutions along a text: neighbours in the document, wherever their columns are."""
+"""Depthwise separable convolutions along a text, over neighbours by position ids rather than by columns."""
 
 from typing import NamedTuple, final
 
@@ -11,76 +11,92 @@ from manyformer.core import PADDING_SEGMENT, AlignedLayout, Context, ContiguousL
 
 
 class ConvolutionState(NamedTuple):
-    """The last tokens of each row, as the next ones may see them."""
+    """The last `size` - 1 tokens of each row, which are neighbours of the next tokens."""
 
     x: Float[Tensor, "b n d"]
-    pos: Int[Tensor, "b n"]
-    seg: Int[Tensor, "b n"]
+    position_ids: Int[Tensor, "b n"]
+    segment_ids: Int[Tensor, "b n"]
 
 
 @final
 class SeparableConv(Layer):
-    """A weight for each channel and each of `size` neighbours, then a projection to `to` (Chollet 2017, section 2).
+    """A depthwise convolution over `size` neighbours, then a projection to `out_dim` (Chollet 2017, section 2).
 
-    Neighbours are those of the token's own document, itself among them: `causal`, itself and those before it; else as
-    many on either side. Where there is none it counts as zeros. Raises ValueError for a size without a middle.
+    Neighbours are tokens of the same document including the token itself: if `causal`, the token and earlier ones; else
+    equally many on either side. Missing neighbours count as zeros. Raises ValueError for an even size unless causal.
     """
 
-    def __init__(self, dim: int, to: int, size: int, *, causal: bool) -> None:
+    def __init__(self, dim: int, out_dim: int, size: int, *, causal: bool) -> None:
         super().__init__()
         if size < 1 or (not causal and size % 2 == 0):
             raise ValueError(f"SeparableConv: size ({size}) must be at least 1, and odd unless causal")
         self.size, self.causal = size, causal
-        self.depth = nn.Parameter(torch.randn(size, dim) / size**0.5)
-        self.point = nn.Linear(dim, to)
-        nn.init.xavier_uniform_(self.point.weight)
-        nn.init.zeros_(self.point.bias)
+        self.depthwise = nn.Parameter(torch.randn(size, dim) / size**0.5)
+        self.pointwise = nn.Linear(dim, out_dim)
+        nn.init.xavier_uniform_(self.pointwise.weight)
+        nn.init.zeros_(self.pointwise.bias)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        nowhere = torch.zeros(batch, self.size - 1, dtype=torch.long, device=device)
-        x = torch.zeros(*nowhere.shape, self.depth.shape[1], device=device, dtype=dtype)
-        return ConvolutionState(x, nowhere, torch.full_like(nowhere, PADDING_SEGMENT))
+        zeros = torch.zeros(batch, self.size - 1, dtype=torch.long, device=device)
+        x = torch.zeros(*zeros.shape, self.depthwise.shape[1], device=device, dtype=dtype)
+        return ConvolutionState(x, zeros, torch.full_like(zeros, PADDING_SEGMENT))
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if state is not None and not self.causal:
-            raise ValueError("SeparableConv: a later token changes what came before it; build it causal to go on")
-        pos, seg = (part.expand(x.shape[:2]) for part in (ctx.positions.position_ids, ctx.positions.segment_ids))
+            raise ValueError(
+                "SeparableConv: a later token changes earlier outputs; only a causal one can continue from a state"
+            )
+        position_ids, segment_ids = (
+            ids.expand(x.shape[:2]) for ids in (ctx.positions.position_ids, ctx.positions.segment_ids)
+        )
         order = None
         if not isinstance(ctx.positions.layout, ContiguousLayout | AlignedLayout):
-            # padding between tokens of a document must not part them
-            order = (seg == PADDING_SEGMENT).byte().argsort(dim=1, stable=True)
-            pos, seg = pos.gather(1, order), seg.gather(1, order)
+            # padding between tokens of a document must not separate them: move it to the end
+            order = (segment_ids == PADDING_SEGMENT).byte().argsort(dim=1, stable=True)
+            position_ids, segment_ids = position_ids.gather(1, order), segment_ids.gather(1, order)
             x = x.gather(1, order[..., None].expand(x.shape))
-        last = None if state is None else self._last(x, pos, seg, state)
-        mixed = self._mix(x, pos, seg, state)
+        new_state = None if state is None else self._last_tokens(x, position_ids, segment_ids, state)
+        y = self._convolve(x, position_ids, segment_ids, state)
         if order is not None:
-            mixed = torch.zeros_like(mixed).scatter(1, order[..., None].expand(mixed.shape), mixed)
-        return LayerOutput(self.point(mixed), last)
+            y = torch.zeros_like(y).scatter(1, order[..., None].expand(y.shape), y)
+        return LayerOutput(self.pointwise(y), new_state)
 
-    def _mix(self, x: Tensor, pos: Tensor, seg: Tensor, state: ConvolutionState | None) -> Float[Tensor, "b l d"]:
-        own_pos, own_seg, length = pos, seg, x.shape[1]
-        before = 0 if state is None else self.size - 1
+    def _convolve(
+        self, x: Tensor, position_ids: Tensor, segment_ids: Tensor, state: ConvolutionState | None
+    ) -> Float[Tensor, "b l d"]:
+        query_position_ids, query_segment_ids, length = position_ids, segment_ids, x.shape[1]
+        prefix = 0 if state is None else self.size - 1
         if state is not None:
-            x, pos, seg = (torch.cat([old.to(new.dtype), new], 1) for old, new in zip(state, (x, pos, seg)))
-        nearest = 1 - self.size if self.causal else -(self.size // 2)
-        mixed = x.new_zeros(x.shape[0], length, x.shape[2])
-        for tap, away in enumerate(range(nearest, nearest + self.size)):
-            # the columns in which the neighbours of tokens `rows` stand
-            begin, end = max(0, before + away), min(x.shape[1], before + away + length)
-            rows = slice(begin - before - away, end - before - away)
-            if begin < end:
-                there = (pos[:, begin:end] == own_pos[:, rows] + away) & (seg[:, begin:end] == own_seg[:, rows])
-                seen = torch.where(there[..., None], x[:, begin:end], 0.0) * self.depth[tap]
-                mixed = mixed + F.pad(seen, (0, 0, rows.start, length - rows.stop))
-        return mixed
+            x, position_ids, segment_ids = (
+                torch.cat([old.to(new.dtype), new], 1) for old, new in zip(state, (x, position_ids, segment_ids))
+            )
+        first_offset = 1 - self.size if self.causal else -(self.size // 2)
+        y = x.new_zeros(x.shape[0], length, x.shape[2])
+        for tap, offset in enumerate(range(first_offset, first_offset + self.size)):
+            # columns [start, stop) are those of the neighbours of tokens `rows`
+            start, stop = max(0, prefix + offset), min(x.shape[1], prefix + offset + length)
+            rows = slice(start - prefix - offset, stop - prefix - offset)
+            if start < stop:
+                is_neighbour = (position_ids[:, start:stop] == query_position_ids[:, rows] + offset) & (
+                    segment_ids[:, start:stop] == query_segment_ids[:, rows]
+                )
+                tap_output = torch.where(is_neighbour[..., None], x[:, start:stop], 0.0) * self.depthwise[tap]
+                y = y + F.pad(tap_output, (0, 0, rows.start, length - rows.stop))
+        return y
 
-    def _last(self, x: Tensor, pos: Tensor, seg: Tensor, state: ConvolutionState) -> ConvolutionState:
-        """The last real tokens of each row, of the state and of this call, whose padding stands at the end."""
-        real = (seg != PADDING_SEGMENT).sum(1, keepdim=True)
-        column = real + torch.arange(self.size - 1, device=seg.device)
-        x, pos, seg = (torch.cat([old.to(new.dtype), new], 1) for old, new in zip(state, (x, pos, seg)))
-        wide = column[..., None].expand(-1, -1, x.shape[2])
-        return ConvolutionState(x.gather(1, wide), pos.gather(1, column), seg.gather(1, column))
+    def _last_tokens(
+        self, x: Tensor, position_ids: Tensor, segment_ids: Tensor, state: ConvolutionState
+    ) -> ConvolutionState:
+        """The last valid tokens of each row, from the state and this call, whose padding is at the end."""
+        valid_count = (segment_ids != PADDING_SEGMENT).sum(1, keepdim=True)
+        columns = valid_count + torch.arange(self.size - 1, device=segment_ids.device)
+        x, position_ids, segment_ids = (
+            torch.cat([old.to(new.dtype), new], 1) for old, new in zip(state, (x, position_ids, segment_ids))
+        )
+        channel_columns = columns[..., None].expand(-1, -1, x.shape[2])
+        return ConvolutionState(
+            x.gather(1, channel_columns), position_ids.gather(1, columns), segment_ids.gather(1, columns)
+        )
 
     def extra_repr(self) -> str:
-        return f"size={self.size}, {'causal' if self.causal else 'both sides'}"
+        return f"size={self.size}, {'causal' if self.causal else 'bidirectional'}"

@@ -1,4 +1,4 @@
-"""The gated multilayer perceptron: one half of the channels, mixed along the length, gates the other."""
+"""The gated multilayer perceptron (gMLP): half of the channels, mixed over tokens, gates the other half."""
 
 from typing import NamedTuple, final
 
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from manyformer.core import Context, ContiguousLayout, Layer, LayerOutput, PackedLayout, State, TokenPositions
 from manyformer.masks import AllKeys, Mask
 from manyformer.mixers.position_pairs import PositionPairs, position_index
-from manyformer.ops.softmax_attention import each_document
+from manyformer.ops.softmax_attention import map_documents
 from manyformer.sources import SelfSource
 from manyformer.sources.kv_source import KVShape
 
 
 class GateState(NamedTuple):
-    """The mixed half of all tokens so far, and what the attention keeps."""
+    """The state of `SpatialGate`: the gating channels of all previous tokens, and the state of its attention."""
 
     mixed: State
     attention: State
@@ -25,10 +25,10 @@ class GateState(NamedTuple):
 class SpatialGate(Layer):
     """down(z1 * (W norm(z2) + b)) with (z1, z2) the halves of GELU(up(x)) (Liu et al. 2021, section 2).
 
-    `weights` are W, a number for each pair of positions, which `mask` cuts: under a causal one a token is mixed with
-    earlier ones alone. They start near 0 and b at 1, so that the layer begins as an ordinary feed-forward. Positions
-    count within each document, so padding and packing change nothing. `attention`, from the stream to half of
-    `ff_dim` channels, adds to the gate (aMLP, section 4.3). Raises ValueError for what has more positions than W.
+    `weights` are W, one weight per pair of positions, set to 0 where `mask` is false. They start near 0 and b at 1, so
+    that the layer begins as an ordinary feed-forward layer. Positions count within each document, so padding and
+    packing change nothing. `attention`, from the stream to `ff_dim` / 2 channels, is added to the gate (aMLP, section
+    4.3). Raises ValueError for positions beyond those of W.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class SpatialGate(Layer):
     ) -> None:
         super().__init__()
         if ff_dim % 2:
-            raise ValueError(f"hidden ({ff_dim}) must be even: one half gates the other")
+            raise ValueError(f"ff_dim ({ff_dim}) must be even: one half of the channels gates the other")
         if weights.heads != 1:
-            raise ValueError(f"SpatialGate mixes all channels alike: its weights must have 1 head, not {weights.heads}")
+            raise ValueError(f"SpatialGate shares weights over channels: they must have 1 head, not {weights.heads}")
         self.mask = AllKeys() if mask is None else mask
         self.up, self.down = nn.Linear(dim, ff_dim), nn.Linear(ff_dim // 2, dim)
         self.activation, self.norm = nn.GELU(), nn.LayerNorm(ff_dim // 2)
@@ -50,22 +50,26 @@ class SpatialGate(Layer):
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         shape = KVShape(1, 0, self.norm.normalized_shape[0])
-        kept = self.source.init_state(batch, shape, folds=False, capacity=capacity, device=device, dtype=dtype)
+        mixed_state = self.source.init_state(
+            batch, shape, recurrent=False, capacity=capacity, device=device, dtype=dtype
+        )
         if self.attention is None:
-            return GateState(kept, ())
-        return GateState(kept, self.attention.init_state(batch, capacity=capacity, device=device, dtype=dtype))
+            return GateState(mixed_state, ())
+        return GateState(mixed_state, self.attention.init_state(batch, capacity=capacity, device=device, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        kept, attended = (None, None) if state is None else state
+        mixed_state, attention_state = (None, None) if state is None else state
         z1, z2 = self.activation(self.up(x)).chunk(2, dim=-1)
-        # what is kept of a token are values that have no keys
-        keys = self.source(z2, ctx, self._project, kept, folds=False)
+        # the cached values have keys of width 0
+        keys = self.source(z2, ctx, self._project, mixed_state, recurrent=False)
         gate = self._mix(keys.v, ctx.positions, keys.positions) + self._bias(ctx.positions)
         loss = keys.loss
         if self.attention is not None:
-            more, attended, loss = self.attention(x, ctx, attended)
-            gate = gate + more
-        return LayerOutput(self.down(z1 * gate), None if state is None else GateState(keys.state, attended), loss)
+            attention_gate, attention_state, loss = self.attention(x, ctx, attention_state)
+            gate = gate + attention_gate
+        return LayerOutput(
+            self.down(z1 * gate), None if state is None else GateState(keys.state, attention_state), loss
+        )
 
     def extra_repr(self) -> str:
         return repr(self.mask)
@@ -81,31 +85,31 @@ class SpatialGate(Layer):
             and query_positions.layout is key_positions.layout
             and query_positions.layout.documents
         ):
-            return each_document(z, z, z, query_positions.layout, self._alone)[:, 0]
+            return map_documents(z, z, z, query_positions.layout, self._mix_document)[:, 0]
         return apply_weights(self._weights(query_positions, key_positions), z)[:, 0]
 
-    def _alone(self, q: Tensor, k: Tensor, z: Tensor) -> Float[Tensor, "1 1 l f"]:
-        place = single_document_positions(z.shape[2], z.device)
-        return apply_weights(self._weights(place, place), z)
+    def _mix_document(self, q: Tensor, k: Tensor, z: Tensor) -> Float[Tensor, "1 1 l f"]:
+        positions = single_document_positions(z.shape[2], z.device)
+        return apply_weights(self._weights(positions, positions), z)
 
     def _weights(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Float[Tensor, "#b 1 l s"]:
         return self.weights(query_positions, key_positions).masked_fill(
-            ~visible(self.mask, query_positions, key_positions, 1), 0.0
+            ~dense_mask(self.mask, query_positions, key_positions, 1), 0.0
         )
 
     def _bias(self, positions: TokenPositions) -> Float[Tensor, "#b l 1"]:
-        found = self.bias[position_index(positions, self.weights.max_length)]
-        return found[None, :, None] if found.ndim == 1 else found[..., None]
+        bias = self.bias[position_index(positions, self.weights.max_length)]
+        return bias[None, :, None] if bias.ndim == 1 else bias[..., None]
 
 
 def single_document_positions(length: int, device: torch.device) -> TokenPositions:
-    """The place of one row that is one document without padding."""
-    pos = torch.arange(length, device=device)[None]
-    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout())
+    """The positions of one row that is one document without padding."""
+    position_ids = torch.arange(length, device=device)[None]
+    return TokenPositions(position_ids, torch.zeros_like(position_ids), ContiguousLayout())
 
 
-def visible(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> Tensor:
-    """The mask written out, (1, h, l, s) where all rows are alike."""
+def dense_mask(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> Tensor:
+    """The mask as a tensor, (1, h, l, s) if all rows have the same positions."""
     if isinstance(query_positions.layout, ContiguousLayout) and isinstance(key_positions.layout, ContiguousLayout):
         query_positions, key_positions = (
             query_positions._replace(
@@ -119,7 +123,7 @@ def visible(mask: Mask, query_positions: TokenPositions, key_positions: TokenPos
 
 
 def apply_weights(weights: Float[Tensor, "#b h l s"], v: Float[Tensor, "b h s f"]) -> Float[Tensor, "b h l f"]:
-    """weights @ v; weights that all rows share are one product, not one a row."""
+    """weights @ v, as one product for all rows if they share the weights."""
     if weights.shape[0] == v.shape[0]:
         return weights @ v
     return torch.einsum("hls,bhsf->bhlf", weights[0], v)

@@ -1,4 +1,4 @@
-"""Attention whose weights need not compare tokens."""
+"""Attention with synthesized scores, which need not compare query and key (Synthesizer)."""
 
 from collections.abc import Sequence
 from typing import final
@@ -10,46 +10,46 @@ from torch import Tensor, nn
 from manyformer.attention import split_heads
 from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions
 from manyformer.masks import AllKeys, Mask
-from manyformer.mixers.spatial_gate import apply_weights, visible
+from manyformer.mixers.spatial_gate import apply_weights, dense_mask
 from manyformer.mixers.synthesizer_scores import SynthesizerScores
-from manyformer.ops.softmax_attention import weights_of
+from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.sources import SelfSource
 from manyformer.sources.kv_source import KVShape
 
 
 @final
 class SynthesizerAttention(Layer):
-    """softmax(scores) v with `scores` from elsewhere than products of queries and keys (Tay et al. 2021, section 3).
+    """softmax(scores) v with `scores` that need not be products of queries and keys (Tay et al. 2021, section 3).
 
-    Several scores are mixed, their shares learned and adding up to 1 (section 3.4). Values, heads and the projection
-    of the outputs are those of attention. All positions count within each document. Raises ValueError where the
-    scores disagree on the number of heads, and for positions beyond theirs.
+    Several scores are mixed with learned weights that add up to 1 (section 3.4). Values, heads and the output
+    projection are those of attention. Positions count within each document. Raises ValueError if the scores have
+    different numbers of heads, and for positions beyond their `max_length`.
     """
 
     def __init__(self, dim: int, scores: Sequence[SynthesizerScores], *, mask: Mask | None = None) -> None:
         super().__init__()
         self.heads = scores[0].heads
         if any(part.heads != self.heads for part in scores):
-            raise ValueError(f"all scores must have the same heads, and these have {[part.heads for part in scores]}")
+            raise ValueError(f"all scores must have the same number of heads, not {[part.heads for part in scores]}")
         if dim % self.heads:
             raise ValueError(f"dim ({dim}) must be a multiple of heads ({self.heads})")
         self.mask = AllKeys() if mask is None else mask
         self.scores = nn.ModuleList(scores)
-        self.shares = nn.Parameter(torch.zeros(len(scores))) if len(scores) > 1 else None
-        self.widths = [part.width for part in scores]
+        self.mixing_logits = nn.Parameter(torch.zeros(len(scores))) if len(scores) > 1 else None
+        self.key_widths = [part.key_width for part in scores]
         self.v_proj, self.out_proj, self.source = nn.Linear(dim, dim), nn.Linear(dim, dim), SelfSource()
         for layer in (self.v_proj, self.out_proj):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        shape = KVShape(self.heads, sum(self.widths), self.v_proj.out_features // self.heads)
-        return self.source.init_state(batch, shape, folds=False, capacity=capacity, device=device, dtype=dtype)
+        shape = KVShape(self.heads, sum(self.key_widths), self.v_proj.out_features // self.heads)
+        return self.source.init_state(batch, shape, recurrent=False, capacity=capacity, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        keys = self.source(x, ctx, self._project, state, folds=False)
-        mask = visible(self.mask, ctx.positions, keys.positions, self.heads)
-        weights = weights_of(self._scores(x, keys.k, ctx.positions, keys.positions), mask)
+        keys = self.source(x, ctx, self._project, state, recurrent=False)
+        mask = dense_mask(self.mask, ctx.positions, keys.positions, self.heads)
+        weights = masked_softmax(self._scores(x, keys.k, ctx.positions, keys.positions), mask)
         ctx.watch(self, "weights", weights)
         y = apply_weights(weights.to(keys.v.dtype), keys.v).transpose(1, 2).flatten(2)
         return LayerOutput(self.out_proj(y), keys.state, keys.loss)
@@ -60,13 +60,15 @@ class SynthesizerAttention(Layer):
     def _scores(
         self, x: Tensor, k: Tensor, query_positions: TokenPositions, key_positions: TokenPositions
     ) -> Float[Tensor, "#b h l s"]:
-        parts = zip(self.scores, torch.split(k, self.widths, dim=-1))
-        found: list[Tensor] = [part(x, kept, query_positions, key_positions) for part, kept in parts]
-        if self.shares is None:
-            return found[0]
-        mixed: list[Tensor] = [share * one for share, one in zip(self.shares.softmax(0), found)]
-        return sum(mixed[1:], mixed[0])
+        part_inputs = zip(self.scores, torch.split(k, self.key_widths, dim=-1))
+        scores: list[Tensor] = [part(x, part_keys, query_positions, key_positions) for part, part_keys in part_inputs]
+        if self.mixing_logits is None:
+            return scores[0]
+        weighted: list[Tensor] = [
+            weight * part_scores for weight, part_scores in zip(self.mixing_logits.softmax(0), scores)
+        ]
+        return sum(weighted[1:], weighted[0])
 
     def _project(self, x: Float[Tensor, "b s d"], positions: TokenPositions) -> tuple[Tensor, Tensor]:
-        k = torch.cat([part.key(x) for part in self.scores], dim=-1)  # type: ignore[operator]
+        k = torch.cat([part.project_key(x) for part in self.scores], dim=-1)  # type: ignore[operator]
         return k, split_heads(self.v_proj(x), self.heads)

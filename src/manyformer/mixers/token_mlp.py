@@ -1,4 +1,4 @@
-"""A feed-forward layer along the length."""
+"""A feed-forward layer along the token axis (MLP-Mixer)."""
 
 from typing import final
 
@@ -11,10 +11,10 @@ from manyformer.core import Context, ContiguousLayout, Layer, LayerOutput, State
 
 @final
 class TokenMLP(Layer):
-    """Two projections along the length with an activation between, the same for all channels (Tolstikhin et al. 2021).
+    """Two projections along the token axis with an activation between, shared by channels (Tolstikhin et al. 2021).
 
-    Section 2 of MLP-Mixer. Its weights belong to exactly `tokens` tokens. Raises ValueError for any other number, for
-    padding or packing, and for a state to go on from.
+    Section 2 of MLP-Mixer. Its weights are for exactly `tokens` tokens. Raises ValueError for any other number, for
+    padding or packing, and for a decoding state.
     """
 
     def __init__(self, tokens: int, ff_dim: int, *, activation: nn.Module | None = None) -> None:
@@ -27,13 +27,13 @@ class TokenMLP(Layer):
             nn.init.zeros_(layer.bias)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        raise ValueError("TokenMLP cannot go on from a state: a later token changes all earlier outputs")
+        raise ValueError("TokenMLP cannot continue from a state: a later token changes all earlier outputs")
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if not isinstance(ctx.positions.layout, ContiguousLayout):
-            raise ValueError("TokenMLP has a weight for each place in the row: it allows neither padding nor packing")
+            raise ValueError("TokenMLP has a weight for each column of the row: it allows neither padding nor packing")
         if x.shape[1] != self.tokens:
-            raise ValueError(f"TokenMLP mixes exactly {self.tokens} tokens, and there are {x.shape[1]}")
+            raise ValueError(f"TokenMLP mixes exactly {self.tokens} tokens, not {x.shape[1]}")
         return LayerOutput(self.down(self.activation(self.up(x.transpose(1, 2)))).transpose(1, 2))
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Whole models: an embedding, a layer, a head."""
+"""Models: an embedding, a layer (usually a stack) and a head."""
 
 from manyformer.models.classifier import TextClassifier
 from manyformer.models.embedding import TokenEmbedding

@@ -1,4 +1,4 @@
-"""Losses of a language model besides that of the next token, which help deep ones to train."""
+"""Auxiliary losses at intermediate layers, which help deep language models to train."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,30 +17,32 @@ from manyformer.training_hooks import TracksProgress
 
 
 class LossInputs(NamedTuple):
-    """What there is to learn: the targets, what the call shares, and the loss that the model's `head` has anyway."""
+    """The inputs of an auxiliary loss: targets, context, the model's `head` and its `loss` of the last layer."""
 
     targets: Int[Tensor, "b l"]
     ctx: Context
     head: OutputHead
     loss: BatchLoss
-    smoothing: float
+    label_smoothing: float
 
 
 class AuxiliaryLoss(nn.Module, ABC):
-    """More to be learnt from what comes out of each layer."""
+    """A loss computed from the outputs of all layers and added to the model's own loss."""
 
     @abstractmethod
-    def forward(self, streams: Sequence[Float[Tensor, "b l d"]], lesson: LossInputs) -> Tensor:
-        """The sum of the losses, each a mean over its targets; `streams` are what comes out of the layers in turn."""
+    def forward(self, streams: Sequence[Float[Tensor, "b l d"]], inputs: LossInputs) -> Tensor:
+        """The sum of the losses, each a mean over its targets; `streams` are the outputs of the layers in order."""
 
 
-def mean_loss(head: OutputHead, x: Float[Tensor, "b l d"], targets: Int[Tensor, "b l"], smoothing: float) -> Tensor:
-    """The loss of a target, on average."""
-    return divide_by_targets(head.loss(x, targets, smoothing=smoothing))
+def mean_loss(
+    head: OutputHead, x: Float[Tensor, "b l d"], targets: Int[Tensor, "b l"], label_smoothing: float
+) -> Tensor:
+    """The mean loss of a target that counts."""
+    return divide_by_targets(head.loss(x, targets, label_smoothing=label_smoothing))
 
 
 def divide_by_targets(loss: BatchLoss) -> Tensor:
-    """A loss divided by the number of its targets."""
+    """The total of `loss` divided by the number of its targets."""
     return loss.total / loss.targets.clamp(min=1)
 
 
@@ -52,29 +54,29 @@ def deep_loss(
     head: OutputHead,
     targets: Int[Tensor, "b l"],
     *,
-    smoothing: float,
+    label_smoothing: float,
 ) -> BatchLoss:
-    """The loss of a model from what comes out of its layers, with that which is learnt between them as extra."""
-    outs = layers.layer_outputs(x, ctx)
-    own = head.loss(outs[-1].y, targets, smoothing=smoothing)
-    extra = auxiliary([out.y for out in outs], LossInputs(targets, ctx, head, own, smoothing))
-    for out in outs:
+    """The loss of the last layer's output, with auxiliary losses of all layers added to its `extra`."""
+    outputs = layers.layer_outputs(x, ctx)
+    final_loss = head.loss(outputs[-1].y, targets, label_smoothing=label_smoothing)
+    extra = auxiliary([out.y for out in outputs], LossInputs(targets, ctx, head, final_loss, label_smoothing))
+    for out in outputs:
         extra = extra + out.loss
-    return own._replace(extra=extra)
+    return final_loss._replace(extra=extra)
 
 
 @final
 class LayerwiseNextTokenLoss(AuxiliaryLoss, TracksProgress):
     """Al-Rfou et al. 2019 (arXiv:1808.04444), "auxiliary losses": every layer predicts, and two tokens ahead as well.
 
-    Layer l of n predicts the next token with a classifier of its own, until l / 2n of the training is done, so that
-    after half of it the last layer alone is left. Wherever the next token is predicted, another classifier predicts the
-    one after it, at half the weight; that of the last layer goes on to the end. None of these classifiers is needed
-    afterwards. The loss at every place of a row, also an auxiliary one in the paper, is what language models do here
-    anyway. `norm` stands before the classifiers between layers, for stacks whose layers leave the stream unnormed.
+    Layer l of n predicts the next token with a separate classifier until l / 2n of the training is done, so that after
+    half of it only the last layer is left. Wherever the next token is predicted, another classifier predicts the
+    second next one, at half the weight; that of the last layer remains active to the end. None of these classifiers is
+    needed after training. The loss at every position of a row, also an auxiliary one in the paper, is standard in
+    language models here. `norm` precedes the classifiers of intermediate layers, for pre-norm stacks.
     """
 
-    AHEAD = 0.5
+    AHEAD_WEIGHT = 0.5
 
     def __init__(self, dim: int, vocab: int, depth: int, *, norm: Callable[[], nn.Module] | None = None) -> None:
         super().__init__()
@@ -85,40 +87,42 @@ class LayerwiseNextTokenLoss(AuxiliaryLoss, TracksProgress):
 
         self.next = nn.ModuleList(head(number) for number in range(depth - 1))
         self.ahead = nn.ModuleList(head(number) for number in range(depth))
-        self.share = 0.0
+        self.progress = 0.0
 
-    def set_progress(self, share: float) -> None:
-        self.share = share
+    def set_progress(self, fraction: float) -> None:
+        self.progress = fraction
 
-    # outside compiled code: with every layer that falls silent it would be compiled anew
+    # outside compiled code, which would be recompiled whenever a layer becomes inactive
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def forward(self, streams: Sequence[Float[Tensor, "b l d"]], lesson: LossInputs) -> Tensor:
-        later = two_ahead(lesson.targets, lesson.ctx.positions.segment_ids)
+    def forward(self, streams: Sequence[Float[Tensor, "b l d"]], inputs: LossInputs) -> Tensor:
+        second_targets = targets_two_ahead(inputs.targets, inputs.ctx.positions.segment_ids)
 
         def loss(head: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
             assert isinstance(head, ClassHead)
-            return mean_loss(head, x, targets, lesson.smoothing)
+            return mean_loss(head, x, targets, inputs.label_smoothing)
 
-        # what follows the last layer, a norm, belongs to it
-        whole = self.AHEAD * loss(self.ahead[-1], streams[-1], later)
-        speaking = self.active_layers()
-        for number in range(self.depth - 1):
-            heads, x = (self.next[number], self.ahead[number]), streams[number]
-            if number in speaking:
-                whole = whole + loss(heads[0], x, lesson.targets) + self.AHEAD * loss(heads[1], x, later)
+        # the final norm is part of the last layer here
+        total = self.AHEAD_WEIGHT * loss(self.ahead[-1], streams[-1], second_targets)
+        active = self.active_layers()
+        for index in range(self.depth - 1):
+            heads, x = (self.next[index], self.ahead[index]), streams[index]
+            if index in active:
+                total = (
+                    total + loss(heads[0], x, inputs.targets) + self.AHEAD_WEIGHT * loss(heads[1], x, second_targets)
+                )
             else:
-                # processes that average gradients wait for one of every weight
-                whole = whole + 0.0 * sum(weight.sum() for head in heads for weight in head.parameters())
-        return whole
+                # with distributed training every parameter must receive a gradient
+                total = total + 0.0 * sum(weight.sum() for head in heads for weight in head.parameters())
+        return total
 
     def active_layers(self) -> list[int]:
-        """The layers below the last whose losses count at this point of the training, from 0 on."""
-        return [number for number in range(self.depth - 1) if self.share < (number + 1) / (2 * self.depth)]
+        """The layers below the last whose losses count at this point of the training, counted from 0."""
+        return [index for index in range(self.depth - 1) if self.progress < (index + 1) / (2 * self.depth)]
 
 
-def two_ahead(targets: Int[Tensor, "b l"], segments: Int[Tensor, "b l"]) -> Int[Tensor, "b l"]:
-    """The targets after the next: those of the following token, where it is of the same document."""
-    later = torch.full_like(targets, IGNORE_INDEX)
-    later[:, :-1] = targets[:, 1:]
-    later[:, :-1].masked_fill_(segments[:, 1:] != segments[:, :-1], IGNORE_INDEX)
-    return later
+def targets_two_ahead(targets: Int[Tensor, "b l"], segments: Int[Tensor, "b l"]) -> Int[Tensor, "b l"]:
+    """The second next tokens as targets: the targets shifted by one, where the next token is of the same document."""
+    shifted = torch.full_like(targets, IGNORE_INDEX)
+    shifted[:, :-1] = targets[:, 1:]
+    shifted[:, :-1].masked_fill_(segments[:, 1:] != segments[:, :-1], IGNORE_INDEX)
+    return shifted

@@ -1,4 +1,4 @@
-"""What a language model remembers, carried from one batch to the next where the rows of the batches go on."""
+"""The recurrent state of a language model, carried from batch to batch where the rows of the batches continue."""
 
 from typing import final
 
@@ -10,32 +10,34 @@ from manyformer.training_hooks import StatefulAcrossBatches
 
 
 def has_memory(model: Model) -> bool:
-    """Whether `model` remembers tokens of earlier batches of the same rows."""
-    return isinstance(model, LanguageModel) and any(isinstance(part, StatefulAcrossBatches) for part in model.modules())
+    """Whether `model` has a state that extends over the batches of the same rows."""
+    return isinstance(model, LanguageModel) and any(
+        isinstance(module, StatefulAcrossBatches) for module in model.modules()
+    )
 
 
 @final
 class CarriedState:
-    """The state of all rows after the latest batch: None before the first one, and where there is nothing to carry.
+    """The state of all rows after the latest batch; None before the first batch, and for models without such a state.
 
-    `goes_on` says that row r of each batch goes on with row r of the batch before it.
+    `rows_continue` states that row r of each batch continues row r of the previous batch.
     """
 
-    def __init__(self, model: Model, *, goes_on: bool) -> None:
+    def __init__(self, model: Model, *, rows_continue: bool) -> None:
         self.model = model
-        self.on = goes_on and has_memory(model)
+        self.enabled = rows_continue and has_memory(model)
         self.rows = 0
         self.state: State = None
 
-    def before(self, batch: Batch) -> State:
-        """What to go on from: an empty state for rows that are not those of the batch before."""
-        if not self.on:
+    def state_for(self, batch: Batch) -> State:
+        """The state to continue from; an empty one if the number of rows differs from that of the previous batch."""
+        if not self.enabled:
             return None
         assert isinstance(self.model, LanguageModel)
         if self.state is None or self.rows != len(batch[0]):
             self.rows, self.state = len(batch[0]), self.model.init_state(len(batch[0]))
         return self.state
 
-    def after(self, found: BatchLoss | BatchScore) -> None:
-        """Take over what the model remembers now."""
-        self.state = found.state
+    def update(self, result: BatchLoss | BatchScore) -> None:
+        """Store the state after the batch."""
+        self.state = result.state

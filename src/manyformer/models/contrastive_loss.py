@@ -1,4 +1,4 @@
-"""What the summary of a hidden part says, told apart from what others say: ETC's second objective."""
+"""Contrastive predictive coding of masked parts by their summaries: ETC's second pre-training objective."""
 
 from dataclasses import dataclass
 from typing import final
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
 from manyformer.core import PADDING_SEGMENT, Context, LayerOutput, PrefixedLayout, TokenPositions
-from manyformer.masks.mask import part_of
+from manyformer.masks.mask import part_ids_of
 from manyformer.mixers.global_summaries import SummaryPrefixedLayer
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.token_positions import positions_of
 
-MASK = 4
-"""The number that hides a token; all tokenizers here have the same."""
+MASK_ID = 4
+"""The id of the mask token, the same in all tokenizers here."""
 
 
 @final
@@ -24,61 +24,63 @@ MASK = 4
 class PartContrastiveLoss:
     """Contrastive predictive coding (Ainslie et al. 2020, arXiv:2004.08483, pre-training tasks).
 
-    In documents of several parts, a part is hidden as a whole with probability `rate`, and at least two of the batch
-    are. What its summary becomes in the document must be nearest to what the summary of that very part becomes when the
-    same model reads it alone, among all hidden parts of the batch: cross entropy over their products, which are scaled
-    like attention scores. It makes up `share` of the whole loss, where that of the hidden tokens makes up the rest.
+    In documents of several parts, each part is masked entirely with probability `mask_rate`, and at least two parts of
+    the batch are. The summary of a masked part in its document must match the summary that the same model computes for
+    that part in isolation, among all masked parts of the batch: cross entropy over their dot products, scaled like
+    attention scores. It makes up `loss_fraction` of the total loss, that of the masked tokens the remaining fraction.
     """
 
-    share: float = 0.2
-    rate: float = 0.1
+    loss_fraction: float = 0.2
+    mask_rate: float = 0.1
 
     def __post_init__(self) -> None:
-        if not (0 < self.share < 1 and 0 < self.rate < 1):
-            raise ValueError(f"{self!r}: share and rate must lie between 0 and 1")
+        if not (0 < self.loss_fraction < 1 and 0 < self.mask_rate < 1):
+            raise ValueError(f"{self!r}: loss_fraction and mask_rate must lie between 0 and 1")
 
-    # how many parts are hidden, and how long they are, is drawn anew each time
+    # the number and lengths of the masked parts vary from call to call
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(
         self, embed: TokenEmbedding, body: SummaryPrefixedLayer, batch: MaskedLMBatch, positions: TokenPositions
     ) -> tuple[LayerOutput, Tensor]:
-        """The text with some parts hidden after `body`, and the loss, such that one of the targets counts as 1."""
-        whole = body.place(positions, len(batch.tokens))
-        assert isinstance(whole.layout, PrefixedLayout)
-        front, end = whole.layout.prefix, whole.position_ids.shape[1]
-        summaries, text = whole.columns(0, front), whole.columns(front, end)
-        chosen = self._choose(summaries)
-        own = (text.segment_ids[:, :, None] == summaries.segment_ids[:, None]) & (
-            part_of(text)[:, :, None] == part_of(summaries)[:, None]
+        """The output of `body` for the text with masked parts, and the loss, to be added to a mean token loss."""
+        prefixed = body.prefixed_positions(positions, len(batch.tokens))
+        assert isinstance(prefixed.layout, PrefixedLayout)
+        prefix, length = prefixed.layout.prefix, prefixed.position_ids.shape[1]
+        summaries, text = prefixed.columns(0, prefix), prefixed.columns(prefix, length)
+        chosen = self._choose_parts(summaries)
+        belongs = (text.segment_ids[:, :, None] == summaries.segment_ids[:, None]) & (
+            part_ids_of(text)[:, :, None] == part_ids_of(summaries)[:, None]
         )
-        hidden = (own & chosen[:, None]).any(-1)
-        found = body.both(embed(batch.tokens.masked_fill(hidden, MASK), positions), Context(positions))
-        rows, numbers = chosen.nonzero(as_tuple=True)
+        hidden = (belongs & chosen[:, None]).any(-1)
+        output = body.summaries_and_text(
+            embed(batch.tokens.masked_fill(hidden, MASK_ID), positions), Context(positions)
+        )
+        rows, part_indices = chosen.nonzero(as_tuple=True)
         if not len(rows):
-            return found.text, found.summaries.new_zeros(())
+            return output.text, output.summaries.new_zeros(())
         original = torch.where(batch.targets == IGNORE_INDEX, batch.tokens, batch.targets)
-        alone = _alone(embed, body, original[rows], own[rows, :, numbers])
-        scores = found.summaries[chosen] @ alone.mT * alone.shape[-1] ** -0.5
-        right = torch.arange(len(rows), device=scores.device)
-        return found.text, F.cross_entropy(scores, right) * (self.share / (1 - self.share))
+        isolated = _encode_isolated(embed, body, original[rows], belongs[rows, :, part_indices])
+        scores = output.summaries[chosen] @ isolated.mT * isolated.shape[-1] ** -0.5
+        labels = torch.arange(len(rows), device=scores.device)
+        return output.text, F.cross_entropy(scores, labels) * (self.loss_fraction / (1 - self.loss_fraction))
 
-    def _choose(self, summaries: TokenPositions) -> Bool[Tensor, "b n"]:
-        """The parts to hide; never the only one of a document, of which nothing else would tell."""
-        several = (summaries.segment_ids[:, :, None] == summaries.segment_ids[:, None]).sum(-1) > 1
-        several = several & (summaries.segment_ids != PADDING_SEGMENT)
-        if not several.any():
-            return several
-        # documents of several parts have two at least
-        drawn = torch.rand(summaries.segment_ids.shape, device=summaries.segment_ids.device)
-        return several & (drawn <= drawn[several].kthvalue(2).values.clamp(min=self.rate))
+    def _choose_parts(self, summaries: TokenPositions) -> Bool[Tensor, "b n"]:
+        """The parts to mask; never the only part of a document, which has no context to predict it from."""
+        eligible = (summaries.segment_ids[:, :, None] == summaries.segment_ids[:, None]).sum(-1) > 1
+        eligible = eligible & (summaries.segment_ids != PADDING_SEGMENT)
+        if not eligible.any():
+            return eligible
+        # eligible parts come from documents of at least two, so that there is a second smallest draw
+        draws = torch.rand(summaries.segment_ids.shape, device=summaries.segment_ids.device)
+        return eligible & (draws <= draws[eligible].kthvalue(2).values.clamp(min=self.mask_rate))
 
 
-def _alone(
-    embed: TokenEmbedding, body: SummaryPrefixedLayer, tokens: Int[Tensor, "n l"], own: Bool[Tensor, "n l"]
+def _encode_isolated(
+    embed: TokenEmbedding, body: SummaryPrefixedLayer, tokens: Int[Tensor, "n l"], belongs: Bool[Tensor, "n l"]
 ) -> Float[Tensor, "n d"]:
-    """The summaries of parts, each read as a document of this part."""
-    order = (~own).long().argsort(dim=1, stable=True)[:, : int(own.sum(1).max())]
-    tokens, real = tokens.gather(1, order), own.gather(1, order)
-    place = positions_of(tokens, torch.where(real, 0, PADDING_SEGMENT), None)[0]
-    place = place._replace(part_ids=torch.zeros_like(tokens))
-    return body.both(embed(tokens, place), Context(place)).summaries[:, 0]
+    """The summaries of parts, each encoded as a document of its own."""
+    order = (~belongs).long().argsort(dim=1, stable=True)[:, : int(belongs.sum(1).max())]
+    tokens, valid = tokens.gather(1, order), belongs.gather(1, order)
+    positions = positions_of(tokens, torch.where(valid, 0, PADDING_SEGMENT), None)[0]
+    positions = positions._replace(part_ids=torch.zeros_like(tokens))
+    return body.summaries_and_text(embed(tokens, positions), Context(positions)).summaries[:, 0]

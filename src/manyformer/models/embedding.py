@@ -1,4 +1,4 @@
-"""From tokens to the residual stream."""
+"""Token embedding with position encodings: the input of the residual stream."""
 
 import math
 from typing import final
@@ -13,11 +13,11 @@ from manyformer.position import NoPosition, Position
 
 @final
 class TokenEmbedding(nn.Module):
-    """Token vectors, scaled, with positions, a norm where asked for, and dropout (Vaswani et al. 2017, section 3.4).
+    """Scaled token vectors plus positions, an optional norm, and dropout (Vaswani et al. 2017, section 3.4).
 
-    With `scale` sqrt(dim) and vectors drawn from N(0, 1/dim), as in the paper, token and position are of equal size.
-    With several `tables` tokens take them in turn, the token at position 1 the first: where an image's channels follow
-    one another after a start token, each channel has a table of its own (Parmar et al. 2018, section 3.1).
+    With `scale` sqrt(dim) and vectors drawn from N(0, 1/dim), as in the paper, token and position vectors have equal
+    norms. Several `tables` are used in turn, the first for the token at position 1: for images whose channels follow
+    one another after a start token, each channel then has a separate table (Parmar et al. 2018, section 3.1).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Output classifiers for a stack that tokens may leave after any layer."""
+"""Output classifiers of an early-exit stack, whose tokens may exit after any layer."""
 
 from collections.abc import Sequence
 from typing import final
@@ -15,13 +15,13 @@ from manyformer.training_hooks import OptionalOnLoad, WrapsLoadedModule
 
 @final
 class ExitClassifiers(OutputHead, WrapsLoadedModule):
-    """One classifier for all layers, or one for each (Elbayad et al. 2020, section 3.1: tied or untied W_n).
+    """One classifier for all layers, or one per layer (Elbayad et al. 2020, section 3.1: tied or untied W_n).
 
-    What it is given ends in a channel that says after which layer each token left, from 1 on. `shared` is for the last
-    layer, and for all others where `per_layer` has none for each of them.
+    The last channel of the input is the number of the layer, from 1, after which each token exited. `shared` is the
+    classifier of the last layer, and of all layers if `per_layer` is empty.
     """
 
-    wrapped_name = "last"
+    wrapped_name = "shared"
 
     def __init__(self, shared: OutputHead, per_layer: Sequence[OutputHead] = ()) -> None:
         super().__init__()
@@ -31,39 +31,42 @@ class ExitClassifiers(OutputHead, WrapsLoadedModule):
     def forward(self, x: Float[Tensor, "*b m"]) -> Float[Tensor, "*b v"]:
         y, depth = split_exit_layer(x)
         if not len(self.per_layer):
-            found: Tensor = self.shared(y)
-            return found
-        order, parts = self._sorted(y.flatten(0, -2), depth.flatten())
-        logits = torch.cat([head(part) for head, part in parts])
+            shared_logits: Tensor = self.shared(y)
+            return shared_logits
+        order, groups = self._group_by_layer(y.flatten(0, -2), depth.flatten())
+        logits = torch.cat([head(part) for head, part in groups])
         return logits[order.argsort()].view(*y.shape[:-1], -1)
 
-    def at(self, ready: Float[Tensor, "*b d"], number: int) -> Float[Tensor, "*b v"]:
-        """The logits of tokens that all leave after layer `number`."""
-        found: Tensor = (self.per_layer[number - 1] if number <= len(self.per_layer) else self.shared)(ready)
-        return found
+    def logits_at(self, classifier_input: Float[Tensor, "*b d"], layer: int) -> Float[Tensor, "*b v"]:
+        """The logits of tokens that all exit after layer number `layer`."""
+        logits: Tensor = (self.per_layer[layer - 1] if layer <= len(self.per_layer) else self.shared)(classifier_input)
+        return logits
 
-    def loss(self, x: Float[Tensor, "*b m"], targets: Int[Tensor, "*b"], *, smoothing: float) -> BatchLoss:
+    def loss(self, x: Float[Tensor, "*b m"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
         y, depth = split_exit_layer(x)
         if not len(self.per_layer):
-            return self.shared.loss(y, targets, smoothing=smoothing)
-        order, parts = self._sorted(y.flatten(0, -2), depth.flatten())
-        wanted = torch.split(targets.flatten()[order], [len(part) for _, part in parts])
-        losses = [head.loss(part, some, smoothing=smoothing) for (head, part), some in zip(parts, wanted)]
+            return self.shared.loss(y, targets, label_smoothing=label_smoothing)
+        order, groups = self._group_by_layer(y.flatten(0, -2), depth.flatten())
+        group_targets = torch.split(targets.flatten()[order], [len(part) for _, part in groups])
+        losses = [
+            head.loss(group, labels, label_smoothing=label_smoothing)
+            for (head, group), labels in zip(groups, group_targets)
+        ]
         return BatchLoss(
-            torch.stack([one.total for one in losses]).sum(), torch.stack([one.targets for one in losses]).sum()
+            torch.stack([loss.total for loss in losses]).sum(), torch.stack([loss.targets for loss in losses]).sum()
         )
 
     def score(self, x: Float[Tensor, "*b m"], targets: Int[Tensor, "*b"]) -> BatchScore:
         return super().score(x, targets) if len(self.per_layer) else self.shared.score(split_exit_layer(x)[0], targets)
 
-    def _sorted(
+    def _group_by_layer(
         self, y: Float[Tensor, "n d"], depth: Int[Tensor, " n"]
     ) -> tuple[Int[Tensor, " n"], list[tuple[OutputHead, Float[Tensor, "k d"]]]]:
-        """The order of tokens by the layers that they left after, and each layer's tokens with its classifier."""
+        """The order of tokens by exit layer, and the classifier and tokens of each layer."""
         heads: list[OutputHead] = [*self.per_layer, self.shared]
         counts = torch.bincount(depth, minlength=len(heads) + 1)[1:].tolist()
         order = depth.argsort(stable=True)
-        # also those without tokens: processes that average gradients wait for one of every weight
+        # also layers without tokens: with distributed training every parameter must receive a gradient
         return order, list(zip(heads, torch.split(y[order], counts)))
 
 

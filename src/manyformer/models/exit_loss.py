@@ -1,4 +1,4 @@
-"""What a model learns that tokens may leave early: classifiers of all layers, and when to leave."""
+"""Training losses for early exit: of the classifiers of all layers, and of learned exit rules."""
 
 import math
 from abc import ABC, abstractmethod
@@ -16,10 +16,10 @@ from manyformer.models.exit_oracles import (
     ExitOracle,
     agreement,
     best_layers,
-    binary_cost,
-    counted_in,
+    binary_cross_entropy,
     layer_scores,
     mean_where,
+    scored_mask,
     smoothing_kernel,
 )
 from manyformer.training_hooks import RequiresPretrained
@@ -30,83 +30,87 @@ LayerStreams = Sequence[Float[Tensor, "b l m"]]
 
 
 class ExitRuleLoss(nn.Module, ABC):
-    """What teaches a rule."""
+    """The training loss of an exit rule."""
 
     @abstractmethod
-    def forward(self, streams: LayerStreams, lesson: LossInputs) -> Float[Tensor, ""]:
-        """Its loss, given what comes out of all layers."""
+    def forward(self, streams: LayerStreams, inputs: LossInputs) -> Float[Tensor, ""]:
+        """The rule's loss, given the outputs of all layers."""
 
 
 @final
 class OraclePredictionLoss(ExitRuleLoss):
-    """Leave where an oracle would have: cross entropy with its choice, gradients of which reach the whole model.
+    """Cross entropy between the rule's exit layer and that of an oracle; gradients reach all weights of the model.
 
-    Elbayad et al. 2020, section 3.2; `weight` is their alpha. A rule for whole sequences learns from the sums over all
-    of a sequence, each of which counts once, however long.
+    Elbayad et al. 2020, section 3.2; `weight` is their alpha. A per-sequence rule learns from the scores summed over a
+    sequence, and each sequence counts once, whatever its length.
     """
 
     def __init__(
-        self, rule: LearnedExitRule, oracle: ExitOracle, *, smoothing: float, penalty: float, weight: float
+        self, rule: LearnedExitRule, oracle: ExitOracle, *, smoothing: float, layer_penalty: float, weight: float
     ) -> None:
         super().__init__()
-        # a part of the stack, not of the loss
+        # in a tuple, so that the rule is registered as a child of the stack only
         self._rule = (rule,)
-        self.oracle, self.penalty, self.weight = oracle, penalty, weight
+        self.oracle, self.layer_penalty, self.weight = oracle, layer_penalty, weight
         self.smoothing = math.inf if rule.per_sequence else smoothing
 
-    def forward(self, streams: LayerStreams, lesson: LossInputs) -> Float[Tensor, ""]:
-        (rule,), place, counted = self._rule, lesson.ctx.positions, counted_in(lesson.targets)
-        scores = layer_scores(self.oracle, streams, lesson.head, lesson.targets)
-        wanted = best_layers(scores, place, counted, smoothing=self.smoothing, penalty=self.penalty)
-        cost = rule.cost(drop_exit_layer(streams), lesson.ctx, wanted)
+    def forward(self, streams: LayerStreams, inputs: LossInputs) -> Float[Tensor, ""]:
+        (rule,), positions, scored = self._rule, inputs.ctx.positions, scored_mask(inputs.targets)
+        scores = layer_scores(self.oracle, streams, inputs.head, inputs.targets)
+        target_layers = best_layers(
+            scores, positions, scored, smoothing=self.smoothing, layer_penalty=self.layer_penalty
+        )
+        cost = rule.cost(drop_exit_layer(streams), inputs.ctx, target_layers)
         if not rule.per_sequence:
-            return self.weight * mean_where(cost, counted)
-        share = 1 / (smoothing_kernel(place, scores, math.inf) * counted[:, None]).sum(-1).clamp(min=1)
-        return self.weight * (cost * share * counted).sum() / (share * counted).sum().clamp(min=1)
+            return self.weight * mean_where(cost, scored)
+        token_weight = 1 / (smoothing_kernel(positions, scores, math.inf) * scored[:, None]).sum(-1).clamp(min=1)
+        return self.weight * (cost * token_weight * scored).sum() / (token_weight * scored).sum().clamp(min=1)
 
 
 @final
 class AgreementLoss(ExitRuleLoss, RequiresPretrained):
-    """Leave where the likeliest class is the last layer's: cross entropy, the mean over layers but the last.
+    """Binary cross entropy: exit where the layer predicts the class of the last layer; the mean over all other layers.
 
-    Schuster et al. 2022, section 3.4, equation 9, whose released code also balances yes and no in each layer.
+    Schuster et al. 2022, section 3.4, equation 9, whose released code also balances the two labels in each layer.
     """
 
-    requirement = "confidence by a classifier is learned from what the layers of a trained model say, all of it frozen"
+    requirement = "the confidence classifier is trained on the layers' predictions of a trained, frozen model"
 
     def __init__(self, rule: GeometricExitRule) -> None:
         super().__init__()
         self._rule = (rule,)
 
-    def forward(self, streams: LayerStreams, lesson: LossInputs) -> Float[Tensor, ""]:
+    def forward(self, streams: LayerStreams, inputs: LossInputs) -> Float[Tensor, ""]:
         (rule,) = self._rule
-        cost = binary_cost(rule.logits(drop_exit_layer(streams)), agreement(streams, lesson.head))
-        return mean_where(cost, counted_in(lesson.targets))
+        cost = binary_cross_entropy(rule.logits(drop_exit_layer(streams)), agreement(streams, inputs.head))
+        return mean_where(cost, scored_mask(inputs.targets))
 
 
 @final
 class ExitLoss(AuxiliaryLoss):
-    """Turns the model's own loss into that of all exits, and adds what an `exam` asks of the rule.
+    """Replaces the loss of the last layer by a weighted mean over all exits, and adds the `rule_loss` of the exit rule.
 
-    "even" weighs all layers alike (Elbayad et al. 2020, aligned training), "rising" by their numbers (Schuster et al.
-    2022, section 3.2); the weights sum to one. In mixed training the streams are random passes, all alike. None leaves
-    the loss of the last layer as it is. `depth` is the number of layers.
+    "even" gives all layers equal weights (Elbayad et al. 2020, aligned training), "rising" weights proportional to
+    their numbers (Schuster et al. 2022, section 3.2); the weights sum to one. In mixed training the streams are random
+    passes of equal weight. None leaves the loss of the last layer as it is. `depth` is the number of layers.
     """
 
-    def __init__(self, depth: int, weights: ExitLossWeights | None, exam: ExitRuleLoss | None = None) -> None:
+    def __init__(self, depth: int, weights: ExitLossWeights | None, rule_loss: ExitRuleLoss | None = None) -> None:
         super().__init__()
-        self.depth, self.weights, self.exam = depth, weights, exam
+        self.depth, self.weights, self.rule_loss = depth, weights, rule_loss
 
-    def forward(self, streams: LayerStreams, lesson: LossInputs) -> Tensor:
-        # without training one more comes behind those of all layers: the one whose loss is the model's own
+    def forward(self, streams: LayerStreams, inputs: LossInputs) -> Tensor:
+        # in evaluation mode the streams of all layers are followed by that of the model's own output
         exits = streams[: self.depth] if len(streams) > self.depth else streams
-        extra = torch.zeros_like(lesson.loss.total)
+        extra = torch.zeros_like(inputs.loss.total)
         if self.weights is not None:
-            own = divide_by_targets(lesson.loss)
-            sizes = [1.0 if self.weights == "even" else float(number) for number in range(1, len(exits) + 1)]
-            extra = extra - own
-            for size, stream in zip(sizes, exits):
-                same = stream is streams[-1]
-                loss = own if same else mean_loss(lesson.head, stream, lesson.targets, lesson.smoothing)
-                extra = extra + size / sum(sizes) * loss
-        return extra if self.exam is None else extra + self.exam(exits, lesson)
+            final_loss = divide_by_targets(inputs.loss)
+            layer_weights = [1.0 if self.weights == "even" else float(number) for number in range(1, len(exits) + 1)]
+            extra = extra - final_loss
+            for layer_weight, stream in zip(layer_weights, exits):
+                is_final = stream is streams[-1]
+                loss = (
+                    final_loss if is_final else mean_loss(inputs.head, stream, inputs.targets, inputs.label_smoothing)
+                )
+                extra = extra + layer_weight / sum(layer_weights) * loss
+        return extra if self.rule_loss is None else extra + self.rule_loss(exits, inputs)

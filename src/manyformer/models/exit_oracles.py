@@ -1,4 +1,4 @@
-"""After which layer each token should have left, knowing what was right: the lessons of learned rules."""
+"""Oracle exit layers computed from the targets: the training labels of learned exit rules."""
 
 import math
 from abc import ABC, abstractmethod
@@ -17,28 +17,28 @@ from manyformer.models.output_head import OutputHead
 
 
 class ExitOracle(ABC):
-    """How well each layer does on each token."""
+    """Scores the predictions of each layer for each token."""
 
     @abstractmethod
     def scores(self, logits: Float[Tensor, "b l v"], targets: Int[Tensor, "b l"]) -> Float[Tensor, "b l"]:
-        """The score of the layer that these logits come from; those of ignored targets mean nothing."""
+        """The score of a layer from its logits; undefined for ignored targets."""
 
 
 @final
 @dataclass(frozen=True)
 class LikelihoodOracle(ExitOracle):
-    """The log-probability of what was right (Elbayad et al. 2020, equations 9 and 14)."""
+    """The log-probability of the target (Elbayad et al. 2020, equations 9 and 14)."""
 
     def scores(self, logits: Float[Tensor, "b l v"], targets: Int[Tensor, "b l"]) -> Float[Tensor, "b l"]:
-        # ignored targets must index something
-        right = logits.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
-        return right - logits.logsumexp(-1)
+        # ignored targets are negative and need a valid index
+        target_logits = logits.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
+        return target_logits - logits.logsumexp(-1)
 
 
 @final
 @dataclass(frozen=True)
 class CorrectnessOracle(ExitOracle):
-    """1 where what was right is likeliest, else 0 (Elbayad et al. 2020, equations 10 and 16)."""
+    """1 where the target is the most probable class, else 0 (Elbayad et al. 2020, equations 10 and 16)."""
 
     def scores(self, logits: Float[Tensor, "b l v"], targets: Int[Tensor, "b l"]) -> Float[Tensor, "b l"]:
         return (logits.argmax(-1) == targets).to(logits.dtype)
@@ -48,7 +48,7 @@ class CorrectnessOracle(ExitOracle):
 def layer_scores(
     oracle: ExitOracle, streams: Sequence[Float[Tensor, "b l m"]], head: OutputHead, targets: Int[Tensor, "b l"]
 ) -> Float[Tensor, "n b l"]:
-    """The scores of all layers, whose streams say which they are of."""
+    """The scores of all layers (n, b, l); the last channel of each stream is the number of its layer."""
     return torch.stack([oracle.scores(head(stream).float(), targets) for stream in streams])
 
 
@@ -56,54 +56,58 @@ def layer_scores(
 def best_layers(
     scores: Float[Tensor, "n b l"],
     positions: TokenPositions,
-    counted: Bool[Tensor, "b l"],
+    scored: Bool[Tensor, "b l"],
     *,
     smoothing: float,
-    penalty: float,
+    layer_penalty: float,
 ) -> Int[Tensor, "b l"]:
-    """The layer, from 1 on, with the best score less `penalty` times its number, the lowest of equals.
+    """The layer, counted from 1, with the best score minus `layer_penalty` times its number; the lowest of equal ones.
 
-    Scores are first smoothed over the tokens of a document by exp(-|t - t'|^2 / `smoothing`): 0 leaves each by itself,
-    infinity gives all the sum (Elbayad et al. 2020, equations 14 to 17; in (16) the counts are those of t', not of t).
-    Tokens that are not counted count for nobody.
+    Scores are first smoothed over the tokens of a document by exp(-|t - t'|^2 / `smoothing`): 0 means no smoothing,
+    infinity a sum over the document (Elbayad et al. 2020, equations 14 to 17; in (16) the counts are those of t', not
+    of t). Tokens outside `scored` do not contribute.
     """
     smoothed = torch.einsum(
-        "nbs,bls->nbl", scores.masked_fill(~counted, 0.0), smoothing_kernel(positions, scores, smoothing)
+        "nbs,bls->nbl", scores.masked_fill(~scored, 0.0), smoothing_kernel(positions, scores, smoothing)
     )
-    numbers = torch.arange(1, len(scores) + 1, device=scores.device)
-    return (smoothed - penalty * numbers[:, None, None]).argmax(0) + 1
+    layers = torch.arange(1, len(scores) + 1, device=scores.device)
+    return (smoothed - layer_penalty * layers[:, None, None]).argmax(0) + 1
 
 
 def smoothing_kernel(
     positions: TokenPositions, like: Float[Tensor, "n b l"], smoothing: float
 ) -> Float[Tensor, "b l s"]:
-    """How much each token s counts for each other one l of its document."""
+    """The weight of the score of each token s in the smoothed score of each token l of the same document."""
     rows = like.shape[1]
-    pos, seg = positions.position_ids.expand(rows, -1), positions.segment_ids.expand(rows, -1)
-    same = seg[:, :, None] == seg[:, None, :]
-    apart = (pos[:, :, None] - pos[:, None, :]).to(like.dtype) ** 2
+    position_ids, segment_ids = positions.position_ids.expand(rows, -1), positions.segment_ids.expand(rows, -1)
+    same_document = segment_ids[:, :, None] == segment_ids[:, None, :]
+    squared_distance = (position_ids[:, :, None] - position_ids[:, None, :]).to(like.dtype) ** 2
     if math.isinf(smoothing):
-        return same.to(like.dtype)
-    return torch.where(same, torch.exp(-apart / smoothing) if smoothing else (apart == 0).to(like.dtype), 0.0)
+        return same_document.to(like.dtype)
+    return torch.where(
+        same_document,
+        torch.exp(-squared_distance / smoothing) if smoothing else (squared_distance == 0).to(like.dtype),
+        0.0,
+    )
 
 
 @torch.no_grad()
 def agreement(streams: Sequence[Float[Tensor, "b l m"]], head: OutputHead) -> Float[Tensor, "b l n"]:
-    """For each layer but the last, 1 where its likeliest class is that of the last (Schuster et al. 2022, eq. 9)."""
+    """For each layer but the last, 1 where it predicts the class of the last layer (Schuster et al. 2022, eq. 9)."""
     last = head(streams[-1]).argmax(-1)
     return torch.stack([(head(stream).argmax(-1) == last).float() for stream in streams[:-1]], dim=-1)
 
 
-def mean_where(values: Float[Tensor, "*n"], counted: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:
-    """The mean of those that count."""
-    return values.masked_fill(~counted, 0.0).sum() / counted.sum().clamp(min=1)
+def mean_where(values: Float[Tensor, "*n"], mask: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:
+    """The mean of the values where `mask` is set; 0 for an empty mask."""
+    return values.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)
 
 
-def counted_in(targets: Int[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
-    """The tokens whose prediction counts."""
+def scored_mask(targets: Int[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
+    """The mask of the tokens whose targets are not ignored."""
     return targets != IGNORE_INDEX
 
 
-def binary_cost(logits: Float[Tensor, "b l n"], wanted: Float[Tensor, "b l n"]) -> Float[Tensor, "b l"]:
-    """The cross entropy of yes or no, on average over layers."""
-    return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").mean(-1)
+def binary_cross_entropy(logits: Float[Tensor, "b l n"], targets: Float[Tensor, "b l n"]) -> Float[Tensor, "b l"]:
+    """The binary cross entropy, averaged over layers."""
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(-1)

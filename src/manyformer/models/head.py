@@ -1,4 +1,4 @@
-"""From the residual stream to classes: logits, and the loss without ever holding them all."""
+"""The output projection to classes, with a loss that never holds the logits of all tokens."""
 
 from typing import final
 
@@ -11,15 +11,15 @@ from manyformer.batches import IGNORE_INDEX
 from manyformer.models.model import BatchLoss, count_targets
 from manyformer.models.output_head import OutputHead
 
-LARGE = 8192
-"""From this many classes on the loss is taken in chunks of tokens: less memory and, on a CPU, less time."""
+MIN_CHUNKED_CLASSES = 8192
+"""The number of classes from which the loss is computed in chunks of tokens: less memory and, on a CPU, less time."""
 
-CHUNK = 512
+TOKENS_PER_CHUNK = 512
 
 
 @final
 class ClassHead(OutputHead):
-    """A projection to `classes` logits, after an optional `transform`; with `tied` it uses that embedding's matrix.
+    """A projection to `classes` logits after an optional `transform`; `tied` is an embedding whose matrix is reused.
 
     Tying follows Press and Wolf (2017). The loss equals `torch.nn.functional.cross_entropy` of the logits.
     """
@@ -43,30 +43,32 @@ class ClassHead(OutputHead):
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
         return F.linear(x if self.transform is None else self.transform(x), self.weight, self.bias)
 
-    def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, smoothing: float) -> BatchLoss:
+    def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
         x = x if self.transform is None else self.transform(x)
         x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
         count = count_targets(targets)
-        if self.weight.shape[0] < LARGE:
+        if self.weight.shape[0] < MIN_CHUNKED_CLASSES:
             logits = F.linear(x, self.weight, self.bias)
             total = F.cross_entropy(
-                logits, targets, ignore_index=IGNORE_INDEX, label_smoothing=smoothing, reduction="sum"
+                logits, targets, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
             )
             return BatchLoss(total, count)
-        # the chunk size is given because torch's own choice is several times slower on a CPU
-        options = nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK, chunking_method=None, acc_policy="compact")
+        # the chunk size is set explicitly because torch's default is several times slower on a CPU
+        options = nn.LinearCrossEntropyOptions(
+            batch_chunk_size=TOKENS_PER_CHUNK, chunking_method=None, acc_policy="compact"
+        )
         total = F.linear_cross_entropy(
             x, self.weight, targets, linear_bias=self.bias, ignore_index=IGNORE_INDEX, reduction="sum", options=options
         )
-        return BatchLoss(total + smoothing * self._lead(x, targets) if smoothing else total, count)
+        return BatchLoss(total + label_smoothing * self._logit_margin(x, targets) if label_smoothing else total, count)
 
-    def _lead(self, x: Float[Tensor, "n d"], targets: Int[Tensor, " n"]) -> Float[Tensor, ""]:
-        """By how much the targets' logits exceed the mean of all logits, summed over the targets that count.
+    def _logit_margin(self, x: Float[Tensor, "n d"], targets: Int[Tensor, " n"]) -> Float[Tensor, ""]:
+        """The target's logit minus the mean of all logits, summed over the targets that count.
 
-        The chunked kernel knows no smoothing, but s parts of the mean loss over all classes and 1 - s parts of the
-        target's are (1 - s) (lse - z_y) + s (lse - mean z) = (lse - z_y) + s (z_y - mean z): this much is missing.
+        The chunked kernel has no label smoothing s, which mixes the loss of the target and the mean loss over all
+        classes: (1 - s) (lse - z_y) + s (lse - mean z) = (lse - z_y) + s (z_y - mean z); this is the last term.
         """
-        counted = targets != IGNORE_INDEX
-        x, targets = x[counted], targets[counted]
-        lead = (x * (F.embedding(targets, self.weight) - self.weight.mean(0))).sum()
-        return lead if self.bias is None else lead + (self.bias[targets] - self.bias.mean()).sum()
+        scored = targets != IGNORE_INDEX
+        x, targets = x[scored], targets[scored]
+        margin = (x * (F.embedding(targets, self.weight) - self.weight.mean(0))).sum()
+        return margin if self.bias is None else margin + (self.bias[targets] - self.bias.mean()).sum()

@@ -1,4 +1,4 @@
-"""An encoder that gives an image one label."""
+"""An encoder that assigns one label to each image."""
 
 import math
 from typing import Literal, final
@@ -17,38 +17,38 @@ Pooling = Literal["first", "mean"]
 
 @final
 class ImageClassifier(Model):
-    """One label an image, from its first token or from the mean of all; images (b, h, w, c), logits (b, classes).
+    """Classifies images (b, h, w, c) by their first token or the mean of all tokens; logits are (b, classes).
 
-    Images are bytes from 0 to 255, or floating point numbers that are taken as they are.
+    Images are bytes from 0 to 255, or floating point numbers that are used as they are.
     """
 
     def __init__(self, embed: PatchEmbedding, body: Layer, head: ClassHead, *, pool: Pooling) -> None:
         super().__init__()
         if pool == "first" and embed.leading is None:
-            raise ValueError("pool='first' needs a token that stands for the whole image: Patches(..., leading=1)")
+            raise ValueError("pool='first' needs a class token: PatchEmbedding(..., leading=1)")
         self.embed, self.body, self.head = embed, body, head
         self.pool: Pooling = pool
         self.max_length = math.prod(embed.shape)
 
     def forward(self, images: Shaped[Tensor, "b height width channels"], *, watch: WatchFn = no_watch) -> ModelOutput:
-        pooled = self._pooled(images, watch)
+        pooled = self._pool(images, watch)
         return ModelOutput(self.head(pooled.y), None, pooled.loss)
 
-    def loss(self, batch: Batch, *, smoothing: float = 0.0) -> BatchLoss:
+    def loss(self, batch: Batch, *, label_smoothing: float = 0.0) -> BatchLoss:
         assert isinstance(batch, ImageClassificationBatch)
-        pooled = self._pooled(batch.pixels, no_watch)
-        return self.head.loss(pooled.y, batch.labels, smoothing=smoothing)._replace(extra=pooled.loss)
+        pooled = self._pool(batch.pixels, no_watch)
+        return self.head.loss(pooled.y, batch.labels, label_smoothing=label_smoothing)._replace(extra=pooled.loss)
 
     def score(self, batch: Batch) -> BatchScore:
         assert isinstance(batch, ImageClassificationBatch)
-        return self.head.score(self._pooled(batch.pixels, no_watch).y, batch.labels)
+        return self.head.score(self._pool(batch.pixels, no_watch).y, batch.labels)
 
-    def _pooled(self, images: Shaped[Tensor, "b height width channels"], watch: WatchFn) -> LayerOutput:
-        place = self.embed.place(images)
-        hidden = self.body(self.embed(images, place), Context(place, watch=watch))
+    def _pool(self, images: Shaped[Tensor, "b height width channels"], watch: WatchFn) -> LayerOutput:
+        positions = self.embed.token_positions(images)
+        hidden = self.body(self.embed(images, positions), Context(positions, watch=watch))
         return hidden._replace(y=pool_tokens(hidden.y, self.pool))
 
 
 def pool_tokens(x: Float[Tensor, "b l d"], pool: Pooling) -> Float[Tensor, "b d"]:
-    """The first token of each image, or the mean of all."""
+    """The first token of each image, or the mean over its tokens."""
     return x[:, 0] if pool == "first" else x.mean(1)

@@ -1,4 +1,4 @@
-"""A mixture of logistic distributions over ordered levels, such as those of brightness."""
+"""An output head that predicts ordered levels, such as brightness, by a mixture of logistic distributions."""
 
 import math
 from typing import ClassVar, final
@@ -14,21 +14,22 @@ from manyformer.models.model import BatchLoss, count_targets
 from manyformer.models.output_head import OutputHead
 from manyformer.ops.logistic_bins import log_level, log_levels
 
-NARROWEST = -7.0
-"""The least logarithm of a scale, as in the released code of PixelCNN++."""
+MIN_LOG_SCALE = -7.0
+"""The minimum log-scale of a distribution, as in the released code of PixelCNN++."""
 
-RARE = -15.0
-"""The logit of a class that is no level; levels have their log-probability, so that all such classes are rare."""
+SPECIAL_TOKEN_LOGIT = -15.0
+"""The logit of special tokens; the logits of levels are log-probabilities, so that special tokens are improbable."""
 
 
 @final
 class LogisticMixture(OutputHead):
-    """`mixtures` logistic distributions for each token, cut into one bin a level (Salimans et al. 2017, PixelCNN++).
+    """`mixtures` logistic distributions per token, discretized to one bin per level (PixelCNN++).
 
-    Section 2.1. Classes from `first` on are levels, the lowest first; those before it are special tokens, which no
-    target ever is: each is given exp(-15), so that every logit is a number. A token is one value of one channel, and
-    a colour's channels depend on each other as all values do, through the stream; the paper's means that depend
-    linearly on earlier channels are for models that predict a whole pixel at once. Means start evenly between -1 and 1.
+    Salimans et al. 2017, section 2.1. Classes from `first` on are levels in ascending order; the classes below are
+    special tokens, which are never targets: each has probability exp(-15), so that every logit is finite. A token is
+    one value of one channel, and the channels of a color depend on each other through the stream, as all values do;
+    the paper's means that depend linearly on earlier channels are for models that predict all values of a pixel at
+    once. Means are initialized evenly between -1 and 1.
     """
 
     score_chunk: ClassVar[int] = 512
@@ -49,31 +50,31 @@ class LogisticMixture(OutputHead):
         log_scale.fill_(-math.log(mixtures))
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
-        weight, mean, log_scale = self._parts(x)
-        found = torch.logsumexp(weight[..., None] + log_levels(mean, log_scale, self.levels), dim=-2)
-        return F.pad(found, (self.first, 0), value=RARE)
+        weight, mean, log_scale = self._mixture_parameters(x)
+        log_probs = torch.logsumexp(weight[..., None] + log_levels(mean, log_scale, self.levels), dim=-2)
+        return F.pad(log_probs, (self.first, 0), value=SPECIAL_TOKEN_LOGIT)
 
-    def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, smoothing: float) -> BatchLoss:
+    def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
         count = count_targets(targets)
-        if smoothing:
-            # the mean over all levels needs all of them
-            logits, wanted = self(x).flatten(0, -2), targets.flatten()
+        if label_smoothing:
+            # label smoothing needs the log-probabilities of all levels
+            logits, target_ids = self(x).flatten(0, -2), targets.flatten()
             total = F.cross_entropy(
-                logits, wanted, ignore_index=IGNORE_INDEX, label_smoothing=smoothing, reduction="sum"
+                logits, target_ids, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
             )
             return BatchLoss(total, count)
-        weight, mean, log_scale = self._parts(x)
+        weight, mean, log_scale = self._mixture_parameters(x)
         level = targets - self.first
-        found = torch.logsumexp(weight + log_level(mean, log_scale, level.clamp(min=0), self.levels), dim=-1)
-        logit = torch.where(level < 0, RARE, found)
-        # levels and special classes together are a little more than 1
-        nll = math.log1p(self.first * math.exp(RARE)) - logit
+        log_prob = torch.logsumexp(weight + log_level(mean, log_scale, level.clamp(min=0), self.levels), dim=-1)
+        logit = torch.where(level < 0, SPECIAL_TOKEN_LOGIT, log_prob)
+        # normalizes: the probabilities of levels and special tokens sum to slightly more than 1
+        nll = math.log1p(self.first * math.exp(SPECIAL_TOKEN_LOGIT)) - logit
         return BatchLoss(nll.masked_fill(targets == IGNORE_INDEX, 0.0).sum(), count)
 
-    def _parts(self, x: Float[Tensor, "*b d"]) -> tuple[Tensor, Tensor, Tensor]:
+    def _mixture_parameters(self, x: Float[Tensor, "*b d"]) -> tuple[Tensor, Tensor, Tensor]:
         """The log-weight, mean and log-scale of each distribution (*b, k)."""
-        # a narrow distribution magnifies every rounding of its mean
+        # a narrow distribution amplifies the rounding errors of its mean
         with autocast_disabled(x.device):
             raw = self.project(x if x.dtype == torch.float64 else x.float())
         weight, mean, log_scale = raw.unflatten(-1, (3, -1)).unbind(-2)
-        return weight.log_softmax(-1), mean, log_scale.clamp(min=NARROWEST)
+        return weight.log_softmax(-1), mean, log_scale.clamp(min=MIN_LOG_SCALE)

@@ -1,4 +1,4 @@
-"""An encoder that fills in masked tokens."""
+"""A masked language model: an encoder that predicts masked tokens."""
 
 from typing import final
 
@@ -17,10 +17,10 @@ from manyformer.models.model import BatchLoss, BatchScore, ModelOutput
 
 @final
 class MaskedLM(EncoderModel):
-    """Predicts the tokens behind masks (Devlin et al. 2019, section 3.1): `logits[:, i]` is about token i itself.
+    """Predicts masked tokens (Devlin et al. 2019, section 3.1): `logits[:, i]` are the logits of token i itself.
 
-    `roles` are 1 for tokens that see all and are seen by all, `parts` number the sentences of a document from 0, for
-    models that ask; others raise ValueError. `contrast` is another objective of training, for bodies with summaries.
+    `roles` are 1 for global tokens, and `parts` number the parts (such as sentences) of a document from 0; both raise
+    ValueError for models that do not use them. `contrast` is an additional training loss, for bodies with summaries.
     """
 
     def __init__(
@@ -28,9 +28,9 @@ class MaskedLM(EncoderModel):
     ) -> None:
         super().__init__(embed, body, head)
         if contrast is not None and not (
-            isinstance(body, SummaryPrefixedLayer) and isinstance(body.kinds, PartSummaries)
+            isinstance(body, SummaryPrefixedLayer) and isinstance(body.summary_tokens, PartSummaries)
         ):
-            raise ValueError(f"parts are told apart by their summaries, and a {type(body).__name__} has none of parts")
+            raise ValueError(f"the contrastive loss needs summaries of parts, and a {type(body).__name__} has none")
         self.contrast = contrast
 
     def forward(
@@ -42,28 +42,28 @@ class MaskedLM(EncoderModel):
         *,
         watch: WatchFn = no_watch,
     ) -> ModelOutput:
-        hidden = self._hidden(tokens, self._place(tokens, segments, roles=roles, parts=parts), watch)
+        hidden = self._encode(tokens, self._token_positions(tokens, segments, roles=roles, parts=parts), watch)
         return ModelOutput(self.head(hidden.y), None, hidden.loss)
 
-    def loss(self, batch: Batch, *, smoothing: float = 0.0) -> BatchLoss:
+    def loss(self, batch: Batch, *, label_smoothing: float = 0.0) -> BatchLoss:
         assert isinstance(batch, MaskedLMBatch)
-        place = self._where(batch)
-        apart: Tensor | float = 0.0
+        positions = self._batch_positions(batch)
+        contrastive_loss: Tensor | float = 0.0
         if self.contrast is None:
-            hidden = self._hidden(batch.tokens, place, no_watch)
+            hidden = self._encode(batch.tokens, positions, no_watch)
         else:
             assert isinstance(self.body, SummaryPrefixedLayer)
-            hidden, apart = self.contrast(self.embed, self.body, batch, place)
-            # while training, one pass serves both: more is hidden than the batch says
-            hidden = hidden if self.training else self._hidden(batch.tokens, place, no_watch)
-        wanted = batch.targets != IGNORE_INDEX
-        found = self.head.loss(hidden.y[wanted], batch.targets[wanted], smoothing=smoothing)
-        return found._replace(extra=hidden.loss + apart)
+            hidden, contrastive_loss = self.contrast(self.embed, self.body, batch, positions)
+            # in training both losses share one pass, in which the contrastive loss masks additional tokens
+            hidden = hidden if self.training else self._encode(batch.tokens, positions, no_watch)
+        scored = batch.targets != IGNORE_INDEX
+        loss = self.head.loss(hidden.y[scored], batch.targets[scored], label_smoothing=label_smoothing)
+        return loss._replace(extra=hidden.loss + contrastive_loss)
 
     def score(self, batch: Batch) -> BatchScore:
         assert isinstance(batch, MaskedLMBatch)
-        hidden, targets = self._wanted(batch.tokens, batch.targets, self._where(batch))
+        hidden, targets = self._encode_targets(batch.tokens, batch.targets, self._batch_positions(batch))
         return self.head.score(hidden.y, targets)
 
-    def _where(self, batch: MaskedLMBatch) -> TokenPositions:
-        return self._place(batch.tokens, batch.segments, roles=batch.roles, parts=batch.parts)
+    def _batch_positions(self, batch: MaskedLMBatch) -> TokenPositions:
+        return self._token_positions(batch.tokens, batch.segments, roles=batch.roles, parts=batch.parts)

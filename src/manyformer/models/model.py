@@ -1,4 +1,4 @@
-"""What every model has in common: how it was made, what its loss is, how it is saved."""
+"""The base class of all models: specification, loss, score, saving."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -16,7 +16,7 @@ from manyformer.position import Position
 
 
 class ModelOutput(NamedTuple):
-    """What a model returns; `loss` holds auxiliary losses only, never the loss of the task."""
+    """The result of a model's `forward`; `loss` holds auxiliary losses only, never the loss of the task."""
 
     logits: Float[Tensor, "b l v"]
     state: State = None
@@ -26,7 +26,7 @@ class ModelOutput(NamedTuple):
 class BatchLoss(NamedTuple):
     """The loss of one batch: the sum over targets in nats, the number of targets, and auxiliary losses per batch.
 
-    `state` is what the model remembers of it, where it was given a state to go on from.
+    `state` is the model's state after the batch if it was given a state before it.
     """
 
     total: Tensor
@@ -36,9 +36,9 @@ class BatchLoss(NamedTuple):
 
 
 class BatchScore(NamedTuple):
-    """Without smoothing: the negative log-likelihood of all targets in nats, their number, how many were likeliest.
+    """The negative log-likelihood of all targets in nats without smoothing, their number, and how many were top-1.
 
-    `state` is what the model remembers of the batch, where it was given a state to go on from.
+    `state` is the model's state after the batch if it was given a state before it.
     """
 
     nll: Tensor
@@ -48,38 +48,38 @@ class BatchScore(NamedTuple):
 
 
 class ModelSpec(NamedTuple):
-    """How to make this model again: the recipe and all of its keywords."""
+    """The specification from which a model can be rebuilt: the recipe and all of its keywords."""
 
     recipe: str
     keywords: dict[str, Any]
 
 
 class Model(nn.Module, ABC):
-    """A model that a recipe made; its `spec` is all that a checkpoint needs besides the weights."""
+    """The base class of models; a recipe sets `spec`, which is all that a checkpoint needs besides the weights."""
 
     spec: ModelSpec
     max_length: int | None = None
-    """The longest sequence that the model allows; None where any length will do."""
+    """The maximum sequence length; None for no limit."""
     tokenizer: Any = None
-    """What reads and writes text for it, or the source's and the target's; None where none was saved with it."""
+    """The tokenizer saved with the model, or a pair of source and target tokenizer; None if none was saved."""
 
     @abstractmethod
-    def loss(self, batch: Batch, *, smoothing: float = 0.0) -> BatchLoss:
-        """The training loss; `smoothing` spreads that share of each target over all classes (Szegedy et al. 2016)."""
+    def loss(self, batch: Batch, *, label_smoothing: float = 0.0) -> BatchLoss:
+        """The training loss; `label_smoothing` spreads that fraction over all classes (Szegedy et al. 2016)."""
 
     @abstractmethod
     def score(self, batch: Batch) -> BatchScore:
-        """The plain negative log-likelihood and accuracy, to be called without gradients."""
+        """The negative log-likelihood without smoothing, and the accuracy; to be called without gradients."""
 
     def save(self, path: str | Path) -> None:
-        """Write the folder `path`: spec and weights, no pickle, replaced as a whole or not at all."""
+        """Write spec and weights to the folder `path`, without pickle; an existing folder is replaced atomically."""
         write_model(self, Path(path))
 
     def check_length(self, length: int) -> None:
-        """Raise ValueError where a sequence of `length` tokens is longer than the model allows."""
+        """Raise ValueError if a sequence of `length` tokens is longer than the model allows."""
         if self.max_length is not None and length > self.max_length:
             raise ValueError(
-                f"{length} tokens are more than this model allows: it was built with longest={self.max_length}"
+                f"{length} tokens are more than this model allows: it was built with max_length={self.max_length}"
             )
 
     @property
@@ -88,20 +88,19 @@ class Model(nn.Module, ABC):
 
     @property
     def state_dtype(self) -> torch.dtype:
-        """The type that keys and values have under the present autocast."""
-        kind = self.device.type
-        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-            return torch.get_autocast_dtype(kind)
+        """The dtype of keys and values under the current autocast."""
+        device_type = self.device.type
+        if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+            return torch.get_autocast_dtype(device_type)
         return next(self.parameters()).dtype
 
 
-def longest_in(*parts: nn.Module) -> int | None:
-    """How many positions there are for all of these parts: the fewest that any has; None where any number will do."""
-    limits = (module for part in parts for module in part.modules() if isinstance(module, Position | FeatureMap))
-    found = [each.max_length for each in limits if each.max_length is not None]
-    return min(found, default=None)
+def max_length_of(*parts: nn.Module) -> int | None:
+    """The maximum length that all modules within `parts` allow; None for no limit."""
+    modules = (module for part in parts for module in part.modules() if isinstance(module, Position | FeatureMap))
+    return min((module.max_length for module in modules if module.max_length is not None), default=None)
 
 
 def count_targets(targets: Int[Tensor, "..."]) -> Tensor:
-    """How many targets count."""
+    """The number of targets that are not ignored."""
     return (targets != IGNORE_INDEX).sum()

@@ -1,4 +1,4 @@
-"""A model as a folder: config.json (the spec) and model.safetensors (the weights); no pickle."""
+"""Saved models: a folder with config.json (the spec) and model.safetensors (the weights); no pickle."""
 
 import json
 import os
@@ -19,45 +19,47 @@ if TYPE_CHECKING:
     from manyformer.models.model import Model
 
 FORMAT = 1
-WEIGHTS = "model.safetensors"
+WEIGHTS_FILE = "model.safetensors"
 
 
 def write_model(model: "Model", path: Path) -> None:
-    """Write `path` completely beside itself first, then put it in place: a kill leaves the old or the new.
+    """Write a model to the folder `path` atomically: an interruption leaves the old or the new folder.
 
-    Raises UserError for a model that was put together of others, which no recipe could make again.
+    Raises UserError for a model without a spec, such as one composed of other models, which no recipe can rebuild.
     """
     if not hasattr(model, "spec"):
-        raise UserError(f"no recipe made this {type(model).__name__}, so it cannot be saved; save what it is made of")
+        raise UserError(
+            f"this {type(model).__name__} was not built by a recipe, so it cannot be saved; save the models inside it"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    staging = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
-        write_parts(model, fresh)
-        replace_folder(fresh, path)
+        write_parts(model, staging)
+        replace_folder(staging, path)
     except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         raise
 
 
 def write_parts(model: "Model", folder: Path) -> None:
-    """Write the two files of a model into an existing folder, in which other processes may be writing theirs."""
+    """Write the two files of a model into an existing folder, to which other processes may write concurrently."""
     config = {"format": FORMAT, "recipe": model.spec.recipe, "keywords": model.spec.keywords}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_model(model, str(folder / WEIGHTS))
+    save_model(model, str(folder / WEIGHTS_FILE))
 
 
-def replace_folder(fresh: Path, path: Path) -> None:
+def replace_folder(staging: Path, path: Path) -> None:
     """Force `fresh` to the disk and put it where `path` is; what was there goes after the new one has its name."""
-    for file in fresh.iterdir():
+    for file in staging.iterdir():
         with open(file, "rb") as handle:
             os.fsync(handle.fileno())
-    os.chmod(fresh, 0o755)
+    os.chmod(staging, 0o755)
     if not path.exists():
-        os.rename(fresh, path)
+        os.rename(staging, path)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent))
     os.rename(path, old / "was")
-    os.rename(fresh, path)
+    os.rename(staging, path)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -75,12 +77,12 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
 
 def read_weights(model: "Model", path: Path) -> None:
     """Fill `model` from the folder `path`. Raises UserError where the file is damaged or does not fit."""
-    fill(model, read_tensors(path), f"{path / WEIGHTS} does not fit its config.json")
+    fill_weights(model, read_tensors(path), f"{path / WEIGHTS_FILE} does not fit its config.json")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The weights in the folder `path` by name. Raises UserError where there are none, or where the file is damaged."""
-    file = path / WEIGHTS
+    file = path / WEIGHTS_FILE
     try:
         return load_file(str(file))
     except FileNotFoundError as error:
@@ -89,24 +91,24 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{file} is damaged: {error}") from error
 
 
-def fill(model: "Model", tensors: dict[str, Tensor], complaint: str) -> None:
-    """Give `model` these weights. Raises UserError, which begins with `complaint`, where they are not its own."""
-    wanted = dict(model.named_parameters(remove_duplicate=False)) | dict(_saved_buffers(model))
-    if unknown := sorted(set(tensors) - set(wanted)):
-        raise UserError(f"{complaint}: it holds {unknown[0]}, which the model has not")
+def fill_weights(model: "Model", tensors: dict[str, Tensor], error_prefix: str) -> None:
+    """Copy `tensors` into the weights of `model`. Raises UserError, beginning with `error_prefix`, on a mismatch."""
+    expected = dict(model.named_parameters(remove_duplicate=False)) | dict(_saved_buffers(model))
+    if unknown := sorted(set(tensors) - set(expected)):
+        raise UserError(f"{error_prefix}: it holds {unknown[0]}, which the model does not have")
     for name, value in tensors.items():
-        if wanted[name].shape != value.shape:
-            shapes = f"{tuple(value.shape)}, the model {tuple(wanted[name].shape)}"
-            raise UserError(f"{complaint}: {name} has the shape {shapes}")
+        if expected[name].shape != value.shape:
+            shapes = f"{tuple(value.shape)}, the model {tuple(expected[name].shape)}"
+            raise UserError(f"{error_prefix}: {name} has the shape {shapes}")
     # a tied weight is stored once, under one of its names
-    filled = {id(wanted[name]) for name in tensors}
-    if missing := [name for name, tensor in wanted.items() if id(tensor) not in filled]:
-        raise UserError(f"{complaint}: {missing[0]} is missing")
+    filled_ids = {id(expected[name]) for name in tensors}
+    if missing := [name for name, tensor in expected.items() if id(tensor) not in filled_ids]:
+        raise UserError(f"{error_prefix}: {missing[0]} is missing")
     with torch.no_grad():
         for name, value in tensors.items():
-            wanted[name].copy_(value)
+            expected[name].copy_(value)
 
 
 def _saved_buffers(model: "Model") -> Iterator[tuple[str, Tensor]]:
-    kept = model.state_dict().keys()
-    return ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+    saved_names = model.state_dict().keys()
+    return ((name, buffer) for name, buffer in model.named_buffers() if name in saved_names)

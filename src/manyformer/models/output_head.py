@@ -1,4 +1,4 @@
-"""From the residual stream to a distribution over classes: what every last part of a model promises."""
+"""The interface of output heads, which map the residual stream to a distribution over classes."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -13,26 +13,28 @@ from manyformer.models.model import BatchLoss, BatchScore, count_targets
 
 
 class OutputHead(nn.Module, ABC):
-    """Says how likely each of `classes` is, given the stream; logits are right up to a constant per token."""
+    """Predicts a distribution over `classes` from the stream; logits are defined up to a constant per token."""
 
     classes: int
     score_chunk: ClassVar[int] = 4096
-    """Tokens whose logits are held at once while scoring."""
+    """The number of tokens per chunk in `score`."""
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]: ...
 
     @abstractmethod
-    def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, smoothing: float) -> BatchLoss:
-        """The summed cross entropy of all targets but the ignored ones."""
+    def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
+        """The cross entropy summed over all targets that are not ignored."""
 
     def score(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"]) -> BatchScore:
-        """Negative log-likelihood and accuracy, a chunk of tokens at a time."""
+        """Negative log-likelihood and accuracy, computed in chunks of tokens."""
         x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
         nll = torch.zeros((), dtype=torch.float64, device="cpu")
         correct = torch.zeros((), dtype=torch.long, device=x.device)
-        for part, wanted in zip(torch.split(x, self.score_chunk), torch.split(targets, self.score_chunk)):
-            logits = self(part).float()
-            nll = nll + F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="sum").double().cpu()
-            correct = correct + (logits.argmax(-1) == wanted).sum()
+        for chunk, chunk_targets in zip(torch.split(x, self.score_chunk), torch.split(targets, self.score_chunk)):
+            logits = self(chunk).float()
+            nll = (
+                nll + F.cross_entropy(logits, chunk_targets, ignore_index=IGNORE_INDEX, reduction="sum").double().cpu()
+            )
+            correct = correct + (logits.argmax(-1) == chunk_targets).sum()
         return BatchScore(nll, count_targets(targets), correct)

@@ -1,4 +1,4 @@
-"""An encoder-decoder: one sequence is read as a whole, another is written token by token."""
+"""An encoder-decoder model: a bidirectional encoder of the source and an autoregressive decoder of the target."""
 
 from typing import final
 
@@ -10,18 +10,18 @@ from manyformer.core import Context, Layer, LayeredStack, LayerOutput, MemorySeq
 from manyformer.models.auxiliary_losses import AuxiliaryLoss, deep_loss
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.language_model import ModelState
-from manyformer.models.model import BatchLoss, BatchScore, Model, ModelOutput, longest_in
+from manyformer.models.model import BatchLoss, BatchScore, Model, ModelOutput, max_length_of
 from manyformer.models.output_head import OutputHead
 from manyformer.models.token_positions import empty_tail, positions_of
 
 
 @final
 class EncoderDecoder(Model):
-    """Predicts each next target token: `logits[:, i]` is about target i + 1; the target begins with the start token.
+    """Predicts each next target token: `logits[:, i]` are those of target i + 1; the target begins with a start token.
 
     Pass one embedding twice and tie the head to it for the three shared matrices of Vaswani et al. (2017, section 3.4).
-    Packed rows of pairs work where both sides number their documents alike. `auxiliary` adds losses from between the
-    layers of `decoder`, which then must show them.
+    Packed rows of pairs need equal segment ids on both sides. `auxiliary` adds losses of the intermediate layers of
+    `decoder`, which then must be a `LayeredStack`; ValueError otherwise.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class EncoderDecoder(Model):
     ) -> None:
         super().__init__()
         if auxiliary is not None and not isinstance(decoder, LayeredStack):
-            raise ValueError(f"auxiliary losses need the layers of a Chain, and a {type(decoder).__name__} shows none")
+            raise ValueError(f"auxiliary losses need the layers of a Chain, and a {type(decoder).__name__} has none")
         self.embed_source, self.encoder = embed_source, encoder
         self.embed_target, self.decoder, self.head, self.auxiliary = embed_target, decoder, head, auxiliary
-        self.max_length = longest_in(embed_source, encoder, embed_target, decoder)
+        self.max_length = max_length_of(embed_source, encoder, embed_target, decoder)
         self.vocab = head.classes
 
     def forward(
@@ -62,12 +62,14 @@ class EncoderDecoder(Model):
         *,
         watch: WatchFn = no_watch,
     ) -> MemorySequence:
-        """What the decoder may attend to; made once per source, and mapped over by `tree_map` like a state."""
+        """The encoder's output, to which the decoder attends; computed once per source, a tree like a state."""
         self.check_length(source.shape[1])
-        place, _ = positions_of(source, source_segments, None)
-        y = self.encoder(self.embed_source(source, place), Context(place, watch=watch)).y
-        # which rows the documents are in does not survive a reordering of rows
-        return MemorySequence(y, place._replace(layout=None) if isinstance(place.layout, PackedLayout) else place)
+        positions, _ = positions_of(source, source_segments, None)
+        y = self.encoder(self.embed_source(source, positions), Context(positions, watch=watch)).y
+        # a packed layout names rows, which a reordering of rows would invalidate
+        return MemorySequence(
+            y, positions._replace(layout=None) if isinstance(positions.layout, PackedLayout) else positions
+        )
 
     def decode(
         self,
@@ -78,7 +80,7 @@ class EncoderDecoder(Model):
         *,
         watch: WatchFn = no_watch,
     ) -> ModelOutput:
-        """Logits for the target given an encoded source; with a state, `target` is what comes next."""
+        """The logits of the target given an encoded source; with a state, `target` continues the tokens before."""
         hidden = self._decode(target, memory, target_segments, state, watch)
         return ModelOutput(self.head(hidden.y), hidden.state, hidden.loss)
 
@@ -87,26 +89,26 @@ class EncoderDecoder(Model):
         body = self.decoder.init_state(batch, capacity=capacity, device=self.device, dtype=self.state_dtype)
         return ModelState(body, empty_tail(batch, self.device))
 
-    def loss(self, batch: Batch, *, smoothing: float = 0.0) -> BatchLoss:
+    def loss(self, batch: Batch, *, label_smoothing: float = 0.0) -> BatchLoss:
         assert isinstance(batch, Seq2SeqBatch)
         if self.auxiliary is not None:
-            return self._deep_loss(batch, self.auxiliary, smoothing)
-        hidden = self._both(batch)
-        return self.head.loss(hidden.y, batch.targets, smoothing=smoothing)._replace(extra=hidden.loss)
+            return self._deep_loss(batch, self.auxiliary, label_smoothing)
+        hidden = self._decode_batch(batch)
+        return self.head.loss(hidden.y, batch.targets, label_smoothing=label_smoothing)._replace(extra=hidden.loss)
 
     def score(self, batch: Batch) -> BatchScore:
         assert isinstance(batch, Seq2SeqBatch)
-        return self.head.score(self._both(batch).y, batch.targets)
+        return self.head.score(self._decode_batch(batch).y, batch.targets)
 
-    def _deep_loss(self, batch: Seq2SeqBatch, auxiliary: AuxiliaryLoss, smoothing: float) -> BatchLoss:
+    def _deep_loss(self, batch: Seq2SeqBatch, auxiliary: AuxiliaryLoss, label_smoothing: float) -> BatchLoss:
         assert isinstance(self.decoder, LayeredStack)
         memory = self.encode(batch.source, batch.source_segments)
         self.check_length(batch.target.shape[1])
-        place, _ = positions_of(batch.target, batch.target_segments, None)
-        x, ctx = self.embed_target(batch.target, place), Context(place, memory)
-        return deep_loss(auxiliary, self.decoder, x, ctx, self.head, batch.targets, smoothing=smoothing)
+        positions, _ = positions_of(batch.target, batch.target_segments, None)
+        x, ctx = self.embed_target(batch.target, positions), Context(positions, memory)
+        return deep_loss(auxiliary, self.decoder, x, ctx, self.head, batch.targets, label_smoothing=label_smoothing)
 
-    def _both(self, batch: Seq2SeqBatch) -> LayerOutput:
+    def _decode_batch(self, batch: Seq2SeqBatch) -> LayerOutput:
         memory = self.encode(batch.source, batch.source_segments)
         return self._decode(batch.target, memory, batch.target_segments, None, no_watch)
 
@@ -114,7 +116,7 @@ class EncoderDecoder(Model):
         self, target: Tensor, memory: MemorySequence, segments: Tensor | None, state: ModelState | None, watch: WatchFn
     ) -> LayerOutput:
         self.check_length(target.shape[1])
-        place, tail = positions_of(target, segments, None if state is None else state.tail)
-        ctx = Context(place, memory, watch)
-        y, body, loss = self.decoder(self.embed_target(target, place), ctx, state and state.body)
+        positions, tail = positions_of(target, segments, None if state is None else state.tail)
+        ctx = Context(positions, memory, watch)
+        y, body, loss = self.decoder(self.embed_target(target, positions), ctx, state and state.body)
         return LayerOutput(y, None if tail is None else ModelState(body, tail), loss)

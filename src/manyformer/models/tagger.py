@@ -1,4 +1,4 @@
-"""An encoder that gives every word a label."""
+"""An encoder that assigns a label to each word."""
 
 from typing import final
 
@@ -13,10 +13,10 @@ from manyformer.models.model import BatchLoss, BatchScore, ModelOutput
 
 @final
 class Tagger(EncoderModel):
-    """One label a word, read at the word's first token (as Devlin et al. 2019, section 5.3): logits (b, l, classes).
+    """Labels each word at its first token (as Devlin et al. 2019, section 5.3); logits are (b, l, classes).
 
-    `trees` tell where each token hangs in its sentence's tree, for positions that ask;
-    `manyformer.dependency_trees.walk` makes them from heads, and all tokens of a word have its three numbers."""
+    `trees` holds the three numbers of each token's node in the dependency tree, for tree position encodings;
+    `manyformer.dependency_trees.preorder_columns` computes them from heads, and all tokens of a word share them."""
 
     def forward(
         self,
@@ -26,17 +26,19 @@ class Tagger(EncoderModel):
         *,
         watch: WatchFn = no_watch,
     ) -> ModelOutput:
-        hidden = self._hidden(tokens, self._place(tokens, segments, trees=trees), watch)
+        hidden = self._encode(tokens, self._token_positions(tokens, segments, trees=trees), watch)
         return ModelOutput(self.head(hidden.y), None, hidden.loss)
 
-    def loss(self, batch: Batch, *, smoothing: float = 0.0) -> BatchLoss:
-        hidden, targets = self._read(batch)
-        return self.head.loss(hidden.y, targets, smoothing=smoothing)._replace(extra=hidden.loss)
+    def loss(self, batch: Batch, *, label_smoothing: float = 0.0) -> BatchLoss:
+        hidden, targets = self._encode_batch(batch)
+        return self.head.loss(hidden.y, targets, label_smoothing=label_smoothing)._replace(extra=hidden.loss)
 
     def score(self, batch: Batch) -> BatchScore:
-        hidden, targets = self._read(batch)
+        hidden, targets = self._encode_batch(batch)
         return self.head.score(hidden.y, targets)
 
-    def _read(self, batch: Batch) -> tuple[LayerOutput, Tensor]:
+    def _encode_batch(self, batch: Batch) -> tuple[LayerOutput, Tensor]:
         assert isinstance(batch, TaggingBatch)
-        return self._wanted(batch.tokens, batch.targets, self._place(batch.tokens, batch.segments, trees=batch.trees))
+        return self._encode_targets(
+            batch.tokens, batch.targets, self._token_positions(batch.tokens, batch.segments, trees=batch.trees)
+        )

@@ -1,1 +1,1 @@
-"""Pure functions on tensors, each fast form beside the naive one that defines it."""
+"""Pure functions on tensors; each fast form has a reference that defines it."""

@@ -1,9 +1,9 @@
-"""Attention that also gives its log-sum-exp, and its gradient from merged results: what blockwise attention is made of.
+"""Attention that also returns its log-sum-exp, and its gradient from merged outputs: the parts of blockwise attention.
 
 Disjoint sets of keys can be attended to in separate calls: outputs are merged by their log-sum-exps, and the gradient
 of each part is an ordinary attention gradient taken with the merged output and log-sum-exp (Dao et al. 2022,
-arXiv:2205.14135, section 3.1 and appendix B.4). Torch's fused kernel for CPUs gives all of this, but only through
-private operators; where they are missing or cannot serve, the same is written out, a block of queries at a time.
+arXiv:2205.14135, section 3.1 and appendix B.4). Torch's fused kernel for CPUs computes all of this, but only through
+private operators; where they are missing or do not apply, the scores are written out, a block of queries at a time.
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 BLOCK = 256
-"""Queries in a block of the written-out form: its extra memory is this many rows of scores."""
+"""Queries per block where scores are written out: the extra memory is this many rows of scores."""
 
 FUSED = all(
     hasattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{suffix}") for suffix in ("", "_backward")
 )
-"""Whether this torch has the private operators."""
+"""Whether the installed torch has the private operators."""
 
 
 def attention_forward(
@@ -49,7 +49,7 @@ def attention_forward(
 
 
 def attention_backward(
-    up: Float[Tensor, "b h l f"],
+    grad_y: Float[Tensor, "b h l f"],
     q: Float[Tensor, "b h l e"],
     k: Float[Tensor, "b h s e"],
     v: Float[Tensor, "b h s f"],
@@ -60,37 +60,37 @@ def attention_backward(
     bias: Float[Tensor, "#b #h l s"] | None = None,
     causal: bool = False,
 ) -> tuple[Float[Tensor, "b h l e"], Float[Tensor, "b h s e"], Float[Tensor, "b h s f"]]:
-    """Gradients of q, k and v; `y` and `lse` are those over all keys, of which the given ones may be a part."""
+    """Gradients of q, k and v; `y` and `lse` are those over all keys, of which `k` may hold only a part."""
     if flash_applies(q, v):
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(  # type: ignore[no-any-return]
-            up, q, k, v, y, lse, 0.0, causal, attn_mask=bias, scale=scale
+            grad_y, q, k, v, y, lse, 0.0, causal, attn_mask=bias, scale=scale
         )
-    slope = (up * y).sum(-1)
-    to_q, to_k, to_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    delta = (grad_y * y).sum(-1)
+    grad_q, grad_k, grad_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for begin, end in _blocks(q.shape[2]):
         rows = slice(begin, end)
         scores = _scores(q, k, bias, begin, end, scale=scale, causal=causal)
         weights = (scores - lse[:, :, rows, None]).exp().to(v.dtype)
-        inner = weights * (up[:, :, rows] @ v.mT - slope[:, :, rows, None]) * scale
-        to_v += weights.mT @ up[:, :, rows]
-        to_q[:, :, rows] = inner @ k
-        to_k += inner.mT @ q[:, :, rows]
-    return to_q, to_k, to_v
+        grad_scores = weights * (grad_y[:, :, rows] @ v.mT - delta[:, :, rows, None]) * scale
+        grad_v += weights.mT @ grad_y[:, :, rows]
+        grad_q[:, :, rows] = grad_scores @ k
+        grad_k += grad_scores.mT @ q[:, :, rows]
+    return grad_q, grad_k, grad_v
 
 
 def merge_lse(
-    y: Float[Tensor, "*n f"], lse: Float[Tensor, "*n"], new: Float[Tensor, "*n f"], sums: Float[Tensor, "*n"]
+    y: Float[Tensor, "*n f"], lse: Float[Tensor, "*n"], new_y: Float[Tensor, "*n f"], new_lse: Float[Tensor, "*n"]
 ) -> None:
-    """Let outputs `y` and their `lse` also be about other keys, whose own are `new` and `sums`; -inf is no key."""
-    after = torch.logaddexp(lse, sums)
-    # where nothing is visible yet, -inf less -inf
-    old, more = ((x - after).exp().nan_to_num(0.0)[..., None].to(y.dtype) for x in (lse, sums))
-    y.mul_(old).addcmul_(new, more)
-    lse.copy_(after)
+    """Merge `new_y` and `new_lse`, attention over other keys, into `y` and `lse` in place; -inf stands for no key."""
+    merged_lse = torch.logaddexp(lse, new_lse)
+    # -inf minus -inf where neither side has a visible key
+    old_share, new_share = ((x - merged_lse).exp().nan_to_num(0.0)[..., None].to(y.dtype) for x in (lse, new_lse))
+    y.mul_(old_share).addcmul_(new_y, new_share)
+    lse.copy_(merged_lse)
 
 
 def flash_applies(q: Tensor, v: Tensor) -> bool:
-    """Whether torch's kernel takes these: on a CPU, with values as wide as keys."""
+    """Whether torch's CPU kernel supports these inputs: on a CPU, with values as wide as keys."""
     return FUSED and q.device.type == "cpu" and q.shape[-1] == v.shape[-1] and min(q.shape) > 0
 
 
@@ -101,9 +101,9 @@ def _blocks(length: int) -> Iterator[tuple[int, int]]:
 def _scores(
     q: Tensor, k: Tensor, bias: Tensor | None, begin: int, end: int, *, scale: float, causal: bool
 ) -> Float[Tensor, "b h l s"]:
-    """The scores of some rows, in float32 at least."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    scores = (q[:, :, begin:end] @ k.mT).to(wide) * scale
+    """The scores of the queries `begin` to `end` - 1, in float32 at least."""
+    compute_dtype = torch.promote_types(q.dtype, torch.float32)
+    scores = (q[:, :, begin:end] @ k.mT).to(compute_dtype) * scale
     if bias is not None:
         scores = scores + bias[:, :, begin:end]
     if causal:

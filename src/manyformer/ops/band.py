@@ -1,7 +1,7 @@
-"""The pairs of a query and a key that are near each other: products along a band of diagonals, as a few dense blocks.
+"""Products of queries and keys along a band of diagonals, computed as a few dense blocks.
 
-A band holds, for each query, one number for each of `width` distances. Queries are taken in blocks; a block sees a
-window of keys, and its part of the band is a slanted view of that (queries, window) rectangle, so no index is formed.
+A band holds, for each query, one number for each of `width` distances. Queries are split into blocks; a block has a
+window of keys, and its part of the band is a strided view of that (queries, window) rectangle, so no index is formed.
 """
 
 from typing import NamedTuple
@@ -15,84 +15,88 @@ BLOCK = 64
 
 
 class DiagonalBand(NamedTuple):
-    """Query i has the keys i + first, ..., i + first + width - 1, of which only those from 0 to `keys` - 1 exist."""
+    """Query i has the `width` keys from i + first_offset on, of which only those from 0 to `num_keys` - 1 exist."""
 
-    first: int
+    first_offset: int
     width: int
-    queries: int
-    keys: int
+    num_queries: int
+    num_keys: int
 
     @property
-    def blocks(self) -> int:
-        """How many blocks the queries make."""
-        return -(-self.queries // BLOCK)
+    def num_blocks(self) -> int:
+        """Number of query blocks."""
+        return -(-self.num_queries // BLOCK)
 
     @property
-    def window(self) -> int:
-        """How many keys a block sees."""
+    def window_size(self) -> int:
+        """Number of keys in the window of a block."""
         return BLOCK + self.width - 1
 
-    def exists(self, device: torch.device) -> Bool[Tensor, "l w"]:
-        """Which of the keys there are."""
-        key = torch.arange(self.queries, device=device)[:, None] + torch.arange(self.width, device=device) + self.first
-        return (key >= 0) & (key < self.keys)
+    def valid_keys(self, device: torch.device) -> Bool[Tensor, "l w"]:
+        """Boolean mask of the band's pairs whose key exists."""
+        key = (
+            torch.arange(self.num_queries, device=device)[:, None]
+            + torch.arange(self.width, device=device)
+            + self.first_offset
+        )
+        return (key >= 0) & (key < self.num_keys)
 
 
 def band_products(
     x: Float[Tensor, "b h l e"], y: Float[Tensor, "b h s e"], band: DiagonalBand
 ) -> Float[Tensor, "b h l w"]:
-    """The products x_i y_j of all pairs in the band; keys that do not exist count as zeros."""
-    pairs = blocks_of(x, band) @ windows_of(y, band).mT
-    return _slanted(pairs, band).flatten(2, 3)[:, :, : band.queries]
+    """The products x_i y_j of all pairs in the band; 0 for keys that do not exist."""
+    pairs = split_into_blocks(x, band) @ gather_windows(y, band).mT
+    return _diagonal_view(pairs, band).flatten(2, 3)[:, :, : band.num_queries]
 
 
 def band_weighted_sum(
     weights: Float[Tensor, "b h l w"], y: Float[Tensor, "b h s f"], band: DiagonalBand
 ) -> Float[Tensor, "b h l f"]:
-    """For each query the sum of the keys' y, weighted."""
-    return (_spread(weights, band) @ windows_of(y, band)).flatten(2, 3)[:, :, : band.queries]
+    """For each query the weighted sum of its keys' y."""
+    return (_scatter_to_blocks(weights, band) @ gather_windows(y, band)).flatten(2, 3)[:, :, : band.num_queries]
 
 
 def band_weighted_sum_transposed(
     weights: Float[Tensor, "b h l w"], x: Float[Tensor, "b h l f"], band: DiagonalBand
 ) -> Float[Tensor, "b h s f"]:
-    """For each key the sum of the queries' x, weighted."""
-    parts = _spread(weights, band).mT @ blocks_of(x, band)
-    pieces = -(-band.window // BLOCK)
-    rows = parts.new_zeros(*parts.shape[:2], band.blocks + pieces - 1, BLOCK, parts.shape[-1])
-    for piece in range(pieces):
-        part = parts[:, :, :, piece * BLOCK : (piece + 1) * BLOCK]
-        rows[:, :, piece : piece + band.blocks, : part.shape[3]] += part
-    # row 0 is key `first`
+    """For each key the weighted sum of its queries' x."""
+    products = _scatter_to_blocks(weights, band).mT @ split_into_blocks(x, band)
+    num_pieces = -(-band.window_size // BLOCK)
+    rows = products.new_zeros(*products.shape[:2], band.num_blocks + num_pieces - 1, BLOCK, products.shape[-1])
+    for piece in range(num_pieces):
+        piece_products = products[:, :, :, piece * BLOCK : (piece + 1) * BLOCK]
+        rows[:, :, piece : piece + band.num_blocks, : piece_products.shape[3]] += piece_products
+    # row 0 is key `first_offset`
     padded = rows.flatten(2, 3)
-    left, right = band.first, band.keys - band.first - padded.shape[2]
+    left, right = band.first_offset, band.num_keys - band.first_offset - padded.shape[2]
     return F.pad(padded, (0, 0, left, right))
 
 
-def blocks_of(x: Float[Tensor, "b h l e"], band: DiagonalBand) -> Float[Tensor, "b h n c e"]:
-    """Queries in blocks, the last one filled up with zeros."""
-    padded = F.pad(x, (0, 0, 0, band.blocks * BLOCK - band.queries))
-    return padded.view(*x.shape[:2], band.blocks, BLOCK, x.shape[-1])
+def split_into_blocks(x: Float[Tensor, "b h l e"], band: DiagonalBand) -> Float[Tensor, "b h n c e"]:
+    """Split queries into blocks, the last one padded with zeros."""
+    padded = F.pad(x, (0, 0, 0, band.num_blocks * BLOCK - band.num_queries))
+    return padded.view(*x.shape[:2], band.num_blocks, BLOCK, x.shape[-1])
 
 
-def windows_of(y: Float[Tensor, "b h s f"], band: DiagonalBand) -> Float[Tensor, "b h n window f"]:
-    """The keys that each block sees, zeros where there are none."""
-    length = band.blocks * BLOCK + band.width - 1
-    # negative padding cuts off what no block sees
-    padded = F.pad(y, (0, 0, -band.first, band.first + length - band.keys))
-    return padded.unfold(2, band.window, BLOCK).mT.contiguous()
+def gather_windows(y: Float[Tensor, "b h s f"], band: DiagonalBand) -> Float[Tensor, "b h n window f"]:
+    """The keys in the window of each block, zeros where there are none."""
+    length = band.num_blocks * BLOCK + band.width - 1
+    # negative padding drops keys outside all windows
+    padded = F.pad(y, (0, 0, -band.first_offset, band.first_offset + length - band.num_keys))
+    return padded.unfold(2, band.window_size, BLOCK).mT.contiguous()
 
 
-def _slanted(pairs: Float[Tensor, "b h n c s"], band: DiagonalBand) -> Float[Tensor, "b h n c w"]:
-    """The band as a view of the rectangles: one column to the right in each next row."""
+def _diagonal_view(pairs: Float[Tensor, "b h n c s"], band: DiagonalBand) -> Float[Tensor, "b h n c w"]:
+    """The band as a view of the rectangles, shifted by one column to the right per row."""
     pairs = pairs.contiguous()
     strides = (*pairs.stride()[:3], pairs.shape[4] + 1, 1)
     return pairs.as_strided((*pairs.shape[:4], band.width), strides)
 
 
-def _spread(weights: Float[Tensor, "b h l w"], band: DiagonalBand) -> Float[Tensor, "b h n c s"]:
-    """Rectangles with the band in its place and zeros around it."""
-    rows = blocks_of(weights, band)
-    pairs = weights.new_zeros(*rows.shape[:4], band.window)
-    _slanted(pairs, band).copy_(rows)
+def _scatter_to_blocks(weights: Float[Tensor, "b h l w"], band: DiagonalBand) -> Float[Tensor, "b h n c s"]:
+    """Rectangles that hold the band, with zeros outside it."""
+    rows = split_into_blocks(weights, band)
+    pairs = weights.new_zeros(*rows.shape[:4], band.window_size)
+    _diagonal_view(pairs, band).copy_(rows)
     return pairs

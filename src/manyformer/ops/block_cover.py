@@ -1,4 +1,4 @@
-"""Which blocks of keys each block of queries can see, from the mask's own bounds and never from all pairs."""
+"""Which key blocks each query block can attend to, from the mask's bounds and never from all pairs."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,44 +11,43 @@ from torch import Tensor
 from manyformer.core import TokenPositions
 from manyformer.masks import Mask
 from manyformer.masks.bounds import TokenBounds
-from manyformer.masks.mask import part_of, role_of, take_tokens
+from manyformer.masks.mask import part_ids_of, roles_of, take_tokens
 
 COARSENING = 8
-"""Blocks are looked at in groups of this many first, and those in groups, so that empty areas cost nothing."""
-
+"""Blocks per group of the next coarser level: a group with no visible pair is never refined."""
 
 MAX_RUNS = 2
-"""So many calls on views are better than one for which keys are gathered."""
+"""Up to this many calls on views are faster than one call on gathered keys."""
 
 MAX_PADDING_SHARE = 1 / 8
-"""Rows that see fewer blocks share a call where what fills them up is no more than this share of it."""
+"""Rows with fewer key blocks share a call while padding is at most this share of its key blocks."""
 
 
 class BlockOrder(NamedTuple):
-    """Tokens cut into blocks: `blocks` names the token in each place, the first `real` of them, then repetitions."""
+    """Tokens split into blocks: `blocks` holds `num_tokens` token indices, padded by repeating the last one."""
 
     blocks: Int[Tensor, "n c"]
-    real: int
+    num_tokens: int
     is_identity: bool
 
     @property
     def size(self) -> int:
-        """Tokens in a block."""
+        """Tokens per block."""
         return self.blocks.shape[1]
 
     @property
     def tokens(self) -> Int[Tensor, " t"]:
-        """The real tokens in their order."""
-        return self.blocks.flatten()[: self.real]
+        """The token indices without padding, in order."""
+        return self.blocks.flatten()[: self.num_tokens]
 
     @property
-    def in_place(self) -> bool:
-        """Whether cutting the tokens into these blocks is only a view."""
-        return self.is_identity and self.real == self.blocks.numel()
+    def is_view(self) -> bool:
+        """Whether splitting the tokens into these blocks is only a view."""
+        return self.is_identity and self.num_tokens == self.blocks.numel()
 
 
 class BlockCover(NamedTuple):
-    """Pairs of blocks among which something may be visible, row by row; `full` where everything must be."""
+    """Block pairs that may hold a visible pair, row by row; `full` where all their pairs are visible."""
 
     rows: Int[Tensor, " p"]
     columns: Int[Tensor, " p"]
@@ -56,9 +55,10 @@ class BlockCover(NamedTuple):
 
 
 class BlockRowGroup(NamedTuple):
-    """Rows of blocks that share a call, all or none of which need an inner mask.
+    """Rows of blocks computed in one call; all or none of them need an inner mask.
 
-    `shorter_rows` tells how many blocks are seen by the rows that see fewer than others; the last one fills them up.
+    `shorter_rows` are pairs of a row and its number of key blocks where it has fewer than `columns` is wide; its last
+    block is then repeated. `step` is by how many blocks the keys move per row, None where they must be gathered.
     """
 
     rows: Int[Tensor, " n"]
@@ -68,15 +68,15 @@ class BlockRowGroup(NamedTuple):
     shorter_rows: tuple[tuple[int, int], ...] = ()
 
     @property
-    def gathers(self) -> bool:
-        """Whether rows see all of blocks that are not neighbours."""
+    def needs_gather(self) -> bool:
+        """Whether full blocks must be gathered because they are not adjacent."""
         return self.step is None and not self.needs_inner_mask
 
 
 def order_into_blocks(
     positions: TokenPositions, chosen: Bool[Tensor, " l"] | None, period: int | None, size: int
 ) -> BlockOrder:
-    """The chosen tokens, or all, in blocks; sorted by document and by position modulo `period` where that is given."""
+    """Split the chosen tokens, or all, into blocks; with `period`, sorted by document and position modulo `period`."""
     length = positions.position_ids.shape[0]
     tokens = torch.arange(length) if chosen is None else chosen.nonzero()[:, 0]
     if period is not None:
@@ -89,111 +89,116 @@ def order_into_blocks(
     return BlockOrder(index, count, is_identity=period is None and count == length)
 
 
-def span_of(positions: TokenPositions, index: Int[Tensor, "*n c"], periods: frozenset[int]) -> TokenBounds:
-    """What is known of each block."""
-    pos, seg, role, part = (
+def block_bounds(positions: TokenPositions, index: Int[Tensor, "*n c"], periods: frozenset[int]) -> TokenBounds:
+    """Bounds of position, segment, role and part over the tokens of each block."""
+    position_ids, segment_ids, roles, part_ids = (
         field[index]
-        for field in (positions.position_ids, positions.segment_ids, role_of(positions), part_of(positions))
+        for field in (positions.position_ids, positions.segment_ids, roles_of(positions), part_ids_of(positions))
     )
-    rests = {period: _ends(pos % period) for period in periods}
-    return TokenBounds(*_ends(pos), _ends(seg), _ends(role), _ends(part), rests)
+    rests = {period: _min_max(position_ids % period) for period in periods}
+    return TokenBounds(*_min_max(position_ids), _min_max(segment_ids), _min_max(roles), _min_max(part_ids), rests)
 
 
 def cover_blocks(mask: Mask, q: TokenBounds, k: TokenBounds) -> BlockCover:
-    """All pairs of blocks that `mask` does not rule out, found from coarse to fine; linear in what is found."""
+    """All block pairs that `mask` does not exclude, searched from coarse to fine in time linear in their number."""
     levels = [(q, k)]
     while max(len(q.first), len(k.first)) > COARSENING:
-        q, k = _coarser(q), _coarser(k)
+        q, k = _coarsen(q), _coarsen(k)
         levels.append((q, k))
-    rows, columns = (axis.flatten() for axis in torch.meshgrid(_count(q), _count(k), indexing="ij"))
-    for number, (q, k) in enumerate(reversed(levels)):
-        if number:
+    rows, columns = (axis.flatten() for axis in torch.meshgrid(_block_indices(q), _block_indices(k), indexing="ij"))
+    for level, (q, k) in enumerate(reversed(levels)):
+        if level:
             rows, columns = _children(rows, columns, len(q.first), len(k.first))
-        may = mask.bounds(q.at(rows), k.at(columns)).any_visible
-        rows, columns = rows[may], columns[may]
+        any_visible = mask.bounds(q.select(rows), k.select(columns)).any_visible
+        rows, columns = rows[any_visible], columns[any_visible]
     order = (rows * len(k.first) + columns).argsort()
     rows, columns = rows[order], columns[order]
-    return BlockCover(rows, columns, mask.bounds(q.at(rows), k.at(columns)).all_visible)
+    return BlockCover(rows, columns, mask.bounds(q.select(rows), k.select(columns)).all_visible)
 
 
-def group_rows(found: BlockCover, rows: int) -> list[BlockRowGroup]:
-    """All rows of a cover that see anything, by what they can share."""
-    same = list(_alike(found, rows))
-    apart = sorted((group for group in same if group.gathers), key=lambda group: -group.columns.shape[1])
-    made = [group for group in same if not group.gathers]
-    while apart:
-        joined, apart = _joined(apart)
-        made.append(joined)
-    return made
+def group_rows(cover: BlockCover, rows: int) -> list[BlockRowGroup]:
+    """Group the rows of a cover that have visible keys into calls."""
+    groups = list(_group_by_key_count(cover, rows))
+    to_gather = sorted((group for group in groups if group.needs_gather), key=lambda group: -group.columns.shape[1])
+    merged = [group for group in groups if not group.needs_gather]
+    while to_gather:
+        joined, to_gather = _merge_padded(to_gather)
+        merged.append(joined)
+    return merged
 
 
-def _alike(found: BlockCover, rows: int) -> Iterator[BlockRowGroup]:
-    """Rows that see equally many blocks."""
-    kinds = _kinds(found, rows)
+def _group_by_key_count(cover: BlockCover, rows: int) -> Iterator[BlockRowGroup]:
+    """Groups of rows with equally many key blocks."""
+    kinds = _row_kinds(cover, rows)
     for kind in sorted(set(kinds.tolist())):
         if kind < 2:
             continue
-        some = (kinds == kind).nonzero()[:, 0]
-        columns = found.columns[torch.isin(found.rows, some)].view(len(some), kind // 2)
-        runs = _runs(some, columns)
+        members = (kinds == kind).nonzero()[:, 0]
+        columns = cover.columns[torch.isin(cover.rows, members)].view(len(members), kind // 2)
+        runs = _split_contiguous(members, columns)
         if runs and all(step is not None for _, _, step in runs):
             yield from (BlockRowGroup(*run, kind % 2 == 1) for run in runs)
         else:
-            yield BlockRowGroup(some, columns, _step(some, columns), kind % 2 == 1)
+            yield BlockRowGroup(members, columns, _row_step(members, columns), kind % 2 == 1)
 
 
-def _joined(apart: list[BlockRowGroup]) -> tuple[BlockRowGroup, list[BlockRowGroup]]:
-    """The first group with those that can be filled up to it, and the others; those that see most come first."""
-    wide, filled = apart[0].columns.shape[1], 0
-    for number, group in enumerate(apart):
-        filled += len(group.rows) * (wide - group.columns.shape[1])
-        if filled > MAX_PADDING_SHARE * sum(other.columns.numel() for other in apart[: number + 1]):
-            return _filled(apart[:number]), apart[number:]
-    return _filled(apart), []
+def _merge_padded(groups: list[BlockRowGroup]) -> tuple[BlockRowGroup, list[BlockRowGroup]]:
+    """Merge the leading groups into one, padding rows to the widest, while padding stays below `MAX_PADDING_SHARE`.
+
+    `groups` are sorted by their number of key blocks, descending. Returns the merged group and the remaining ones.
+    """
+    widest, padding = groups[0].columns.shape[1], 0
+    for count, group in enumerate(groups):
+        padding += len(group.rows) * (widest - group.columns.shape[1])
+        if padding > MAX_PADDING_SHARE * sum(merged.columns.numel() for merged in groups[: count + 1]):
+            return _pad_and_concatenate(groups[:count]), groups[count:]
+    return _pad_and_concatenate(groups), []
 
 
-def _filled(some: list[BlockRowGroup]) -> BlockRowGroup:
-    """One group of all rows, in their order."""
-    if len(some) == 1:
-        return some[0]
-    wide, rows = some[0].columns.shape[1], torch.cat([group.rows for group in some])
-    seen = torch.cat([torch.full_like(group.rows, group.columns.shape[1]) for group in some])
-    columns = [F.pad(group.columns[None], [0, wide - group.columns.shape[1]], mode="replicate")[0] for group in some]
+def _pad_and_concatenate(groups: list[BlockRowGroup]) -> BlockRowGroup:
+    """Concatenate groups into one, with rows in order and their key blocks padded to the widest group."""
+    if len(groups) == 1:
+        return groups[0]
+    widest, rows = groups[0].columns.shape[1], torch.cat([group.rows for group in groups])
+    widths = torch.cat([torch.full_like(group.rows, group.columns.shape[1]) for group in groups])
+    columns = [
+        F.pad(group.columns[None], [0, widest - group.columns.shape[1]], mode="replicate")[0] for group in groups
+    ]
     order = rows.argsort()
-    rows, seen, every = rows[order], seen[order], torch.cat(columns)[order]
-    short = tuple((int(row), int(seen[row])) for row in (seen < wide).nonzero()[:, 0])
-    return BlockRowGroup(rows, every, None, needs_inner_mask=False, shorter_rows=short)
+    rows, widths, padded = rows[order], widths[order], torch.cat(columns)[order]
+    shorter_rows = tuple((int(row), int(widths[row])) for row in (widths < widest).nonzero()[:, 0])
+    return BlockRowGroup(rows, padded, None, needs_inner_mask=False, shorter_rows=shorter_rows)
 
 
-def _runs(rows: Tensor, columns: Tensor) -> list[tuple[Tensor, Tensor, int | None]]:
-    """Rows in a row, such as those at the beginning and those at the end that see as much; none where they are many."""
+def _split_contiguous(rows: Tensor, columns: Tensor) -> list[tuple[Tensor, Tensor, int | None]]:
+    """Split rows into runs of consecutive ones; an empty list where there are more than `MAX_RUNS`."""
     cuts = (rows.diff() != 1).nonzero()[:, 0] + 1
     if len(cuts) >= MAX_RUNS:
         return []
     parts = zip(rows.tensor_split(cuts), columns.tensor_split(cuts))
-    return [(some, theirs, _step(some, theirs)) for some, theirs in parts]
+    return [(part_rows, part_columns, _row_step(part_rows, part_columns)) for part_rows, part_columns in parts]
 
 
 def reachable_tokens(
     mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions
 ) -> tuple[Bool[Tensor, " l"], Bool[Tensor, " s"]]:
-    """Which queries may see some key, and which keys some query may see, each token judged by itself."""
+    """Masks of the queries that may attend to some key and of the keys that some query may attend to."""
     periods = mask.periods
     q, k = (
-        span_of(place, torch.arange(place.position_ids.shape[0])[:, None], periods)
-        for place in (query_positions, key_positions)
+        block_bounds(positions, torch.arange(positions.position_ids.shape[0])[:, None], periods)
+        for positions in (query_positions, key_positions)
     )
     all_q, all_k = (
-        span_of(place, torch.arange(place.position_ids.shape[0])[None], periods)
-        for place in (query_positions, key_positions)
+        block_bounds(positions, torch.arange(positions.position_ids.shape[0])[None], periods)
+        for positions in (query_positions, key_positions)
     )
     return mask.bounds(q, all_k).any_visible, mask.bounds(all_q, k).any_visible
 
 
-def visible(
+def dense_block_mask(
     mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, q: Tensor, k: Tensor
 ) -> Bool[Tensor, "n c s"]:
-    """The mask itself for some rows of blocks: queries (n, c) and keys (n, s), own segments only."""
+    """The mask for rows of blocks with query indices (n, c) and key indices (n, s), within segments."""
     head = torch.zeros((), dtype=torch.long)
     query_positions, key_positions = (
         take_tokens(query_positions, q[:, :, None]),
@@ -204,47 +209,53 @@ def visible(
     ).expand(*q.shape, k.shape[1])
 
 
-def _ends(values: Int[Tensor, "*n c"]) -> tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]:
+def _min_max(values: Int[Tensor, "*n c"]) -> tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]:
     low, high = values.aminmax(dim=-1)
     return low, high
 
 
-def _coarser(span: TokenBounds) -> TokenBounds:
-    """Groups of `COARSENING` blocks as one each."""
+def _coarsen(span: TokenBounds) -> TokenBounds:
+    """Bounds of groups of `COARSENING` blocks."""
 
     def group(bound: Tensor) -> Tensor:
         return torch.cat([bound, bound[-1:].expand(-len(bound) % COARSENING)]).view(-1, COARSENING)
 
-    def ends(bounds: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def group_bounds(bounds: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return group(bounds[0]).amin(-1), group(bounds[1]).amax(-1)
 
-    rests = {period: ends(bounds) for period, bounds in span.rests.items()}
-    return TokenBounds(*ends((span.first, span.last)), ends(span.seg), ends(span.role), ends(span.part), rests)
+    rests = {period: group_bounds(bounds) for period, bounds in span.residues.items()}
+    return TokenBounds(
+        *group_bounds((span.first, span.last)),
+        group_bounds(span.segments),
+        group_bounds(span.roles),
+        group_bounds(span.parts),
+        rests,
+    )
 
 
-def _children(rows: Tensor, columns: Tensor, most: int, widest: int) -> tuple[Tensor, Tensor]:
+def _children(rows: Tensor, columns: Tensor, num_rows: int, num_columns: int) -> tuple[Tensor, Tensor]:
     step = torch.arange(COARSENING)
     row = (rows[:, None, None] * COARSENING + step[:, None]).expand(-1, COARSENING, COARSENING).flatten()
     column = (columns[:, None, None] * COARSENING + step).expand(-1, COARSENING, COARSENING).flatten()
-    inside = (row < most) & (column < widest)
+    inside = (row < num_rows) & (column < num_columns)
     return row[inside], column[inside]
 
 
-def _count(span: TokenBounds) -> Int[Tensor, " n"]:
+def _block_indices(span: TokenBounds) -> Int[Tensor, " n"]:
     return torch.arange(len(span.first))
 
 
-def _kinds(found: BlockCover, rows: int) -> Int[Tensor, " n"]:
-    """A number for each row of blocks: those with the same can share a call."""
-    counts = torch.bincount(found.rows, minlength=rows)
-    partial = torch.bincount(found.rows[~found.full], minlength=rows) > 0
+def _row_kinds(cover: BlockCover, rows: int) -> Int[Tensor, " n"]:
+    """A number for each row of blocks; rows of equal numbers can share a call."""
+    counts = torch.bincount(cover.rows, minlength=rows)
+    partial = torch.bincount(cover.rows[~cover.full], minlength=rows) > 0
     return 2 * counts + partial
 
 
-def _step(rows: Tensor, columns: Tensor) -> int | None:
-    """By how many blocks the keys move from one row to the next, where rows and keys are contiguous."""
-    across = torch.arange(columns.shape[1])
-    if not ((rows - rows[0] == torch.arange(len(rows))).all() and (columns - columns[:, :1] == across).all()):
+def _row_step(rows: Tensor, columns: Tensor) -> int | None:
+    """By how many blocks (0 or 1) the keys move per row where rows and keys are contiguous, else None."""
+    offsets = torch.arange(columns.shape[1])
+    if not ((rows - rows[0] == torch.arange(len(rows))).all() and (columns - columns[:, :1] == offsets).all()):
         return None
     for step in (1, 0):
         if (columns[:, 0] - columns[0, 0] == step * (rows - rows[0])).all():

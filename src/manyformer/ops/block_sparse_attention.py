@@ -1,8 +1,8 @@
-"""Attention over what a mask shows and nothing else: exact, linear in visible blocks, with its own gradient.
+"""Exact softmax attention over the visible blocks of a mask, with its own gradient and cost linear in these blocks.
 
-A plan cuts the pairs of queries and keys into disjoint parts and each part into blocks. Blocks are gone through some at
-a time, as views or gathered; parts are merged by their log-sum-exps, and the gradient of each is taken with the merged
-output (Dao et al. 2022, arXiv:2205.14135, appendix B.4). Weights are kept for the gradient where they are few.
+A plan splits the pairs of queries and keys into disjoint parts and each part into blocks. A few blocks at a time are
+computed, as views or gathered; parts are merged by their log-sum-exps, and the gradient of each is taken with the
+merged output (Dao et al. 2022, arXiv:2205.14135, appendix B.4). Weights are saved for the gradient where they are few.
 """
 
 from collections.abc import Iterator
@@ -18,18 +18,25 @@ from manyformer.ops import attention_with_lse
 from manyformer.ops.block_cover import BlockOrder
 from manyformer.ops.scratch_buffer import ScratchBuffer
 from manyformer.ops.sparse_plan import HeadGroup, MaskPart, SparsePlan
-from manyformer.ops.tile_softmax import OutputGradient, TileCall, inner_gradient, recompute_weights, sums, weights
-from manyformer.ops.tile_steps import TileStep, steps
+from manyformer.ops.tile_softmax import (
+    OutputGradient,
+    TileCall,
+    compute_weights,
+    log_sum_exps,
+    recompute_weights,
+    score_gradient,
+)
+from manyformer.ops.tile_steps import TileStep, make_steps
 
-KEPT = 1 << 26
-"""Up to so many weights, a quarter of a GB, are kept for the gradient, which saves a sixth of the time."""
+MAX_SAVED_WEIGHTS = 1 << 26
+"""Up to this many weights, 256 MB, are saved for the gradient, which saves a sixth of the time."""
 
-HELD = 1 << 24
-"""Up to so many numbers of keys and values that were gathered, 64 MB, are kept for the gradient as well."""
+MAX_SAVED_KEYS_VALUES = 1 << 24
+"""Up to this many elements of gathered keys and values, 64 MB, are saved for the gradient as well."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def attend(
+def block_sparse_attention(
     q: Float[Tensor, "b h l e"],
     k: Float[Tensor, "b g s e"],
     v: Float[Tensor, "b g s f"],
@@ -38,205 +45,214 @@ def attend(
     scale: float,
 ) -> Float[Tensor, "b h l f"]:
     """Softmax attention over the pairs in `plan`, in float32 at least; a query that sees no key gets zeros."""
-    kind, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
-    y: Tensor = _Attend.apply(*(x.to(wide) for x in (q, k, v)), plan, scale)  # type: ignore[no-untyped-call]
-    return y.to(kind)
+    dtype, compute_dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
+    y: Tensor = _BlockSparseAttention.apply(*(x.to(compute_dtype) for x in (q, k, v)), plan, scale)  # type: ignore[no-untyped-call]
+    return y.to(dtype)
 
 
-class _Attend(torch.autograd.Function):
+class _BlockSparseAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: SparsePlan, scale: float) -> Tensor:
         q, k, v = (x.contiguous() for x in (q, k, v))
         batch, heads, length, _ = q.shape
         y = q.new_zeros(batch, heads, length, v.shape[-1])
         lse = q.new_full((batch, heads, length), -torch.inf)
-        pairs, gathered = plan.pairs(batch), plan.gathered(batch) * (k.shape[-1] + v.shape[-1])
-        keeps = any(ctx.needs_input_grad) and pairs <= KEPT
-        work = _Work(scale, ScratchBuffer(q), keeps=keeps, holds=gathered <= HELD)
+        pairs, gathered = plan.num_pairs(batch), plan.num_gathered(batch) * (k.shape[-1] + v.shape[-1])
+        saves_weights = any(ctx.needs_input_grad) and pairs <= MAX_SAVED_WEIGHTS
+        runner = _PartRunner(
+            scale, ScratchBuffer(q), saves_weights=saves_weights, saves_tiles=gathered <= MAX_SAVED_KEYS_VALUES
+        )
         with autocast_disabled(q.device):
-            for row, lane, fresh in _each(plan, batch):
-                mine = [_heads_of(x[row], lane, heads) for x in (q, k, v)]
-                inside = [_heads_of(x[row], lane, heads) for x in (y, lse)]
-                for number, part in enumerate(lane.parts):
-                    work.forward(mine, inside, part, first=fresh and number == 0)
-                if not _neighbours(lane):
-                    y[row, list(lane.heads)], lse[row, list(lane.heads)] = inside
-        y = _side_by_side(y)
+            for row, head_group, is_first in _iterate_groups(plan, batch):
+                group_inputs = [_select_heads(x[row], head_group, heads) for x in (q, k, v)]
+                group_outputs = [_select_heads(x[row], head_group, heads) for x in (y, lse)]
+                for index, part in enumerate(head_group.parts):
+                    runner.forward(group_inputs, group_outputs, part, is_first=is_first and index == 0)
+                if not _heads_are_contiguous(head_group):
+                    y[row, list(head_group.heads)], lse[row, list(head_group.heads)] = group_outputs
+        y = _to_token_major(y)
         ctx.save_for_backward(q, k, v, y, lse)
-        work.scratch.clear()
-        ctx.plan, ctx.work = plan, work
+        runner.scratch.clear()
+        ctx.plan, ctx.runner = plan, runner
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, up: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, y, lse = ctx.saved_tensors
-        slopes, up = (up * y).sum(-1, keepdim=True), up.contiguous()
-        # blind queries are none of any part's
+        delta, grad_y = (grad_y * y).sum(-1, keepdim=True), grad_y.contiguous()
+        # queries without keys get zero weights in every part
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)
         grads = [torch.zeros_like(x) for x in (q, k, v)]
-        work = ctx.work.again()
+        runner = ctx.runner.for_backward()
         with autocast_disabled(q.device):
-            for row, lane, _ in _each(ctx.plan, q.shape[0]):
-                mine = [_heads_of(x[row], lane, q.shape[1]) for x in (q, k, v, up, slopes, lse)]
-                direct = [_neighbours(lane) and grad.shape[1] == q.shape[1] for grad in grads]
-                found = [
-                    _heads_of(grad[row], lane, q.shape[1]) if same else torch.zeros_like(x)
-                    for grad, x, same in zip(grads, mine, direct)
+            for row, head_group, _ in _iterate_groups(ctx.plan, q.shape[0]):
+                group_inputs = [_select_heads(x[row], head_group, q.shape[1]) for x in (q, k, v, grad_y, delta, lse)]
+                accumulates = [_heads_are_contiguous(head_group) and grad.shape[1] == q.shape[1] for grad in grads]
+                group_grads = [
+                    _select_heads(grad[row], head_group, q.shape[1]) if in_place else torch.zeros_like(x)
+                    for grad, x, in_place in zip(grads, group_inputs, accumulates)
                 ]
-                for part in lane.parts:
-                    work.backward(mine, found, part)
-                for grad, new, same in zip(grads, found, direct):
-                    if not same:
+                for part in head_group.parts:
+                    runner.backward(group_inputs, group_grads, part)
+                for grad, group_grad, in_place in zip(grads, group_grads, accumulates):
+                    if not in_place:
                         # heads that share keys and values add up their gradients
-                        group = torch.tensor(lane.heads, device=grad.device) * grad.shape[1] // q.shape[1]
-                        grad[row].index_add_(0, group, new)
-        work.scratch.clear()
-        scales = (work.scale, work.scale, 1.0)
-        return *(_side_by_side(grad, scale) for grad, scale in zip(grads, scales)), None, None
+                        kv_heads = torch.tensor(head_group.heads, device=grad.device) * grad.shape[1] // q.shape[1]
+                        grad[row].index_add_(0, kv_heads, group_grad)
+        runner.scratch.clear()
+        scales = (runner.scale, runner.scale, 1.0)
+        return *(_to_token_major(grad, scale) for grad, scale in zip(grads, scales)), None, None
 
 
-class _Work:
-    """What the calls of all parts share, in their order: what is kept for the gradient, and log-sum-exps to be merged.
+class _PartRunner:
+    """Runs all parts of a plan in order, forward or backward, with the tensors saved in between.
 
-    Weights if it `keeps` them, and with them keys and values that were gathered if it `holds` those.
+    Saves the log-sum-exps of parts, the weights if `saves_weights`, and gathered keys and values if `saves_tiles`.
     """
 
-    def __init__(self, scale: float, scratch: ScratchBuffer, *, keeps: bool, holds: bool) -> None:
-        self.scale, self.scratch, self.keeps, self.holds = scale, scratch, keeps, holds
-        self.kept: list[tuple[TileCall | None, Tensor]] = []
+    def __init__(self, scale: float, scratch: ScratchBuffer, *, saves_weights: bool, saves_tiles: bool) -> None:
+        self.scale, self.scratch, self.saves_weights, self.saves_tiles = scale, scratch, saves_weights, saves_tiles
+        self.saved: list[tuple[TileCall | None, Tensor]] = []
         self.lses: list[Tensor | None] = []
 
-    def again(self) -> "_Work":
-        """The same for going through all calls once more."""
-        other = _Work(self.scale, self.scratch, keeps=self.keeps, holds=self.holds)
-        other.kept, other.lses = self.kept[::-1], self.lses[::-1]
-        return other
+    def for_backward(self) -> "_PartRunner":
+        """A runner for the backward pass, which pops saved tensors in forward order."""
+        runner = _PartRunner(self.scale, self.scratch, saves_weights=self.saves_weights, saves_tiles=self.saves_tiles)
+        runner.saved, runner.lses = self.saved[::-1], self.lses[::-1]
+        return runner
 
-    def forward(self, mine: list[Tensor], inside: list[Tensor], part: MaskPart, *, first: bool) -> None:
-        """Let the outputs and log-sum-exps `inside` of all queries also be about the part's keys."""
-        q, k, v = (_blocks(x, order) for x, order in zip(mine, (part.q, part.k, part.k)))
-        direct = (first or part.alone) and part.q.in_place
-        y = _cut(inside[0], part.q) if direct else q.new_zeros(*q.shape[:3], v.shape[-1])
-        lse = None if part.alone else q.new_full(q.shape[:3], -torch.inf)
-        for step in steps(part, q.shape[0], q):
-            call = _call(step, q, k, v)
-            found = q.new_empty(call.shape) if self.keeps else self.scratch("weights", *call.shape)
-            # a second piece of memory costs most
-            scores = found if lse is None else self.scratch("scores", *call.shape)
-            weights(call, self.scale, scores, found)
-            step.put_product(found, call.v, y)
+    def forward(self, inputs: list[Tensor], outputs: list[Tensor], part: MaskPart, *, is_first: bool) -> None:
+        """Merge attention to the part's keys into `outputs`, the outputs and log-sum-exps of all queries."""
+        q, k, v = (_to_blocks(x, order) for x, order in zip(inputs, (part.q, part.k, part.k)))
+        direct = (is_first or part.is_exclusive) and part.q.is_view
+        y = _block_view(outputs[0], part.q) if direct else q.new_zeros(*q.shape[:3], v.shape[-1])
+        lse = None if part.is_exclusive else q.new_full(q.shape[:3], -torch.inf)
+        for step in make_steps(part, q.shape[0], q):
+            call = _make_call(step, q, k, v)
+            tile_weights = q.new_empty(call.shape) if self.saves_weights else self.scratch("weights", *call.shape)
+            # writing to a second buffer costs most
+            scores = tile_weights if lse is None else self.scratch("scores", *call.shape)
+            compute_weights(call, self.scale, scores, tile_weights)
+            step.write_product(tile_weights, call.v, y)
             if lse is not None:
-                step.put(sums(call, scores, found), lse)
-            if self.keeps:
-                self.kept.append((call if self.holds else None, found))
+                step.write_queries(log_sum_exps(call, scores, tile_weights), lse)
+            if self.saves_weights:
+                self.saved.append((call if self.saves_tiles else None, tile_weights))
         self.lses.append(lse)
         if lse is not None and direct:
-            _cut(inside[1], part.q).copy_(lse)
+            _block_view(outputs[1], part.q).copy_(lse)
         elif not direct:
-            _merge(inside, part, y, lse, first=first)
+            _merge_outputs(outputs, part, y, lse, is_first=is_first)
 
-    def backward(self, mine: list[Tensor], found: list[Tensor], part: MaskPart) -> None:
-        """Add the part's gradients to `found`, those of the queries, keys and values in `mine`."""
+    def backward(self, inputs: list[Tensor], grads: list[Tensor], part: MaskPart) -> None:
+        """Add the part's gradients to `grads`, those of the queries, keys and values in `inputs`."""
         orders = (part.q, part.k, part.k)
-        q, k, v = (_blocks(x, order) for x, order in zip(mine, orders))
-        up, slopes, whole = (_blocks(x, part.q) for x in mine[3:])
+        q, k, v = (_to_blocks(x, order) for x, order in zip(inputs, orders))
+        grad_y, delta, total_lse = (_to_blocks(x, part.q) for x in inputs[3:])
         lse = self.lses.pop()
         if lse is not None:
-            share = (lse - whole).exp_()[..., None]
-            up, slopes = up * share, slopes * share
-        totals = [
-            _cut(total, order) if order.in_place else x.new_zeros(x.shape)
-            for total, order, x in zip(found, orders, (q, k, v))
+            share = (lse - total_lse).exp_()[..., None]
+            grad_y, delta = grad_y * share, delta * share
+        part_grads = [
+            _block_view(grad, order) if order.is_view else x.new_zeros(x.shape)
+            for grad, order, x in zip(grads, orders, (q, k, v))
         ]
-        for step in steps(part, q.shape[0], q):
-            call, known = self._known(step, q, k, v)
-            above = OutputGradient(step.queries(up), step.queries(slopes))
-            inner = inner_gradient(call, known, above, self.scratch)
-            (step.put_product if part.alone else step.add_product)(inner, call.k, totals[0])
-            step.add_to_keys(inner, call.q, totals[1], self.scratch)
-            step.add_to_keys(known, above.up, totals[2], self.scratch)
-        for total, order, new in zip(found, orders, totals):
-            if not order.in_place:
-                _collect(total, order, new.flatten(1, 2)[:, : order.real])
+        for step in make_steps(part, q.shape[0], q):
+            call, tile_weights = self._restore_tile(step, q, k, v)
+            output_gradient = OutputGradient(step.select_queries(grad_y), step.select_queries(delta))
+            grad_scores = score_gradient(call, tile_weights, output_gradient, self.scratch)
+            (step.write_product if part.is_exclusive else step.add_product)(grad_scores, call.k, part_grads[0])
+            step.add_to_keys(grad_scores, call.q, part_grads[1], self.scratch)
+            step.add_to_keys(tile_weights, output_gradient.grad_y, part_grads[2], self.scratch)
+        for grad, order, part_grad in zip(grads, orders, part_grads):
+            if not order.is_view:
+                _scatter_add(grad, order, part_grad.flatten(1, 2)[:, : order.num_tokens])
 
-    def _known(self, step: TileStep, q: Tensor, k: Tensor, v: Tensor) -> tuple[TileCall, Tensor]:
-        """A call once more, and its weights."""
-        call, found = self.kept.pop() if self.keeps else (None, None)
-        call = _call(step, q, k, v) if call is None else call
-        return call, recompute_weights(call, self.scale, self.scratch) if found is None else found
-
-
-def _side_by_side(x: Float[Tensor, "b h l e"], scale: float = 1.0) -> Float[Tensor, "b h l e"]:
-    """The same times `scale`, the heads of a token one after the other in memory, as projections want them."""
-    into = x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
-    return into.copy_(x) if scale == 1.0 else torch.mul(x, scale, out=into)
+    def _restore_tile(self, step: TileStep, q: Tensor, k: Tensor, v: Tensor) -> tuple[TileCall, Tensor]:
+        """The saved or recomputed call of a step, and its weights."""
+        call, tile_weights = self.saved.pop() if self.saves_weights else (None, None)
+        call = _make_call(step, q, k, v) if call is None else call
+        return call, recompute_weights(call, self.scale, self.scratch) if tile_weights is None else tile_weights
 
 
-def _collect(total: Float[Tensor, "h l e"], order: BlockOrder, new: Float[Tensor, "h t e"]) -> None:
-    """Add to the tokens of an order what they got in that order."""
+def _to_token_major(x: Float[Tensor, "b h l e"], scale: float = 1.0) -> Float[Tensor, "b h l e"]:
+    """`x` times `scale` with the heads of a token adjacent in memory, the layout of the output projection."""
+    out = x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
+    return out.copy_(x) if scale == 1.0 else torch.mul(x, scale, out=out)
+
+
+def _scatter_add(total: Float[Tensor, "h l e"], order: BlockOrder, update: Float[Tensor, "h t e"]) -> None:
+    """Add `update`, in an order's tokens, to `total`, in all tokens."""
     if order.is_identity:
-        total += new
+        total += update
         return
-    tokens = order.tokens.to(new.device)
-    # head by head: along any axis but the first it takes many times as long
-    for one, more in zip(total, new):
-        one.index_add_(0, tokens, more)
+    tokens = order.tokens.to(update.device)
+    # head by head: index_add_ along any axis but the first takes many times as long
+    for head_total, head_update in zip(total, update):
+        head_total.index_add_(0, tokens, head_update)
 
 
-def _call(step: TileStep, q: Tensor, k: Tensor, v: Tensor) -> TileCall:
-    short = tuple((rows, seen * k.shape[2]) for rows, seen in step.short)
-    return TileCall(step.queries(q), step.keys(k), step.keys(v), step.bias, step.blind, short)
+def _make_call(step: TileStep, q: Tensor, k: Tensor, v: Tensor) -> TileCall:
+    shorter_rows = tuple((rows, num_blocks * k.shape[2]) for rows, num_blocks in step.shorter_rows)
+    return TileCall(
+        step.select_queries(q),
+        step.select_keys(k),
+        step.select_keys(v),
+        step.bias,
+        step.rows_without_keys,
+        shorter_rows,
+    )
 
 
-def _merge(into: list[Tensor], part: MaskPart, y: Tensor, lse: Tensor | None, *, first: bool) -> None:
-    """Let the outputs `into` = [y, lse] of all queries also be about the part's keys, whose own come in blocks."""
+def _merge_outputs(outputs: list[Tensor], part: MaskPart, y: Tensor, lse: Tensor | None, *, is_first: bool) -> None:
+    """Merge a part's `y` and `lse`, in blocks, into `outputs` = [y, lse] of all queries."""
     tokens = slice(None) if part.q.is_identity else part.q.tokens.to(y.device)
-    y = y.flatten(1, 2)[:, : part.q.real]
+    y = y.flatten(1, 2)[:, : part.q.num_tokens]
     if lse is None:
-        into[0][:, tokens] = y
+        outputs[0][:, tokens] = y
         return
-    lse = lse.flatten(1, 2)[:, : part.q.real]
-    if first:
-        into[0][:, tokens], into[1][:, tokens] = y, lse
+    lse = lse.flatten(1, 2)[:, : part.q.num_tokens]
+    if is_first:
+        outputs[0][:, tokens], outputs[1][:, tokens] = y, lse
     else:
-        known = (into[0][:, tokens], into[1][:, tokens])
-        attention_with_lse.merge_lse(known[0], known[1], y, lse)
+        merged = (outputs[0][:, tokens], outputs[1][:, tokens])
+        attention_with_lse.merge_lse(merged[0], merged[1], y, lse)
         if not part.q.is_identity:
-            into[0][:, tokens], into[1][:, tokens] = known
+            outputs[0][:, tokens], outputs[1][:, tokens] = merged
 
 
-def _blocks(x: Float[Tensor, "h l *e"], order: BlockOrder) -> Float[Tensor, "h n c *e"]:
-    """The tokens in that order, in blocks; what fills up the last block is zero."""
+def _to_blocks(x: Float[Tensor, "h l *e"], order: BlockOrder) -> Float[Tensor, "h n c *e"]:
+    """Tokens reordered and split into blocks, the last one padded with zeros."""
     if not order.is_identity:
         x = x.index_select(1, order.tokens.to(x.device))
-    missing = order.blocks.numel() - order.real
-    if missing:
-        x = F.pad(x, [0, 0] * (x.ndim - 2) + [0, missing])
-    return _cut(x, order)
+    padding = order.blocks.numel() - order.num_tokens
+    if padding:
+        x = F.pad(x, [0, 0] * (x.ndim - 2) + [0, padding])
+    return _block_view(x, order)
 
 
-def _cut(x: Float[Tensor, "h l *e"], order: BlockOrder) -> Float[Tensor, "h n c *e"]:
-    """The blocks as a view."""
+def _block_view(x: Float[Tensor, "h l *e"], order: BlockOrder) -> Float[Tensor, "h n c *e"]:
+    """Tokens that are already in order as a view of blocks."""
     return x.view(x.shape[0], *order.blocks.shape, *x.shape[2:])
 
 
-def _each(plan: SparsePlan, batch: int) -> Iterator[tuple[int, HeadGroup, bool]]:
-    """All lanes of all rows, and whether their heads come for the first time."""
+def _iterate_groups(plan: SparsePlan, batch: int) -> Iterator[tuple[int, HeadGroup, bool]]:
+    """Every row's head groups, each with whether its heads occur for the first time."""
     for row in range(batch):
-        begun: set[int] = set()
-        for lane in plan.rows[row % len(plan.rows)]:
-            yield row, lane, begun.isdisjoint(lane.heads)
-            begun.update(lane.heads)
+        visited_heads: set[int] = set()
+        for head_group in plan.rows[row % len(plan.rows)]:
+            yield row, head_group, visited_heads.isdisjoint(head_group.heads)
+            visited_heads.update(head_group.heads)
 
 
-def _neighbours(lane: HeadGroup) -> bool:
-    """Whether its heads are one after another: those of a tensor are then a view."""
-    return lane.heads[-1] - lane.heads[0] + 1 == len(lane.heads)
+def _heads_are_contiguous(head_group: HeadGroup) -> bool:
+    """Whether the heads are consecutive, so that indexing them gives a view."""
+    return head_group.heads[-1] - head_group.heads[0] + 1 == len(head_group.heads)
 
 
-def _heads_of(x: Tensor, lane: HeadGroup, heads: int) -> Tensor:
-    """The lane's heads of `x`, whose own heads may be shared by groups."""
-    if _neighbours(lane) and x.shape[0] == heads:
-        return x[lane.heads[0] : lane.heads[-1] + 1]
-    return x[[head * x.shape[0] // heads for head in lane.heads]]
+def _select_heads(x: Tensor, head_group: HeadGroup, heads: int) -> Tensor:
+    """The group's heads of `x`, which has fewer heads where keys and values are shared."""
+    if _heads_are_contiguous(head_group) and x.shape[0] == heads:
+        return x[head_group.heads[0] : head_group.heads[-1] + 1]
+    return x[[head * x.shape[0] // heads for head in head_group.heads]]

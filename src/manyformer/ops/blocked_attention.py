@@ -1,4 +1,4 @@
-"""Softmax attention written out for a block of queries at a time: any mask and position, memory linear in length."""
+"""Softmax attention computed one block of queries at a time: any mask and position, memory linear in length."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from manyformer.core import TokenPositions
-from manyformer.ops.softmax_attention import naive
+from manyformer.ops.softmax_attention import softmax_attention_reference
 from manyformer.position import Position
 
 BLOCK = 128
@@ -16,36 +16,48 @@ BLOCK = 128
 DenseMaskFn = Callable[[TokenPositions, TokenPositions], Bool[Tensor, "#b #h l s"]]
 
 
-def blocked(
+def blocked_attention(
     q: Float[Tensor, "b h l e"],
     k: Float[Tensor, "b g s e"],
     v: Float[Tensor, "b g s f"],
-    dense: DenseMaskFn,
+    dense_mask: DenseMaskFn,
     *,
     scale: float,
     position: Position,
     query_positions: TokenPositions,
     key_positions: TokenPositions,
-    seen: Callable[[int], int],
+    visible_key_count: Callable[[int], int],
     dropout: float = 0.0,
 ) -> Float[Tensor, "b h l f"]:
-    """`naive` for each block; `dense` writes a mask out, `seen(end)` is how many keys the queries before `end` see.
+    """`softmax_attention_reference` for each block; scores and weights are recomputed for the gradient, block by block.
 
-    Scores and weights are made anew for the gradient, so that those of one block at a time exist.
+    `dense_mask` returns the boolean mask of a block, `visible_key_count(end)` how many leading keys the queries before
+    `end` may attend to.
     """
 
     def block(q: Tensor, k: Tensor, v: Tensor, begin: int) -> Tensor:
-        here, there = query_positions.columns(begin, begin + q.shape[2]), key_positions.columns(0, k.shape[2])
-        mask = dense(here, there)
-        y, _ = naive(
-            q, k, v, mask, scale=scale, position=position, query_positions=here, key_positions=there, dropout=dropout
+        block_queries, block_keys = (
+            query_positions.columns(begin, begin + q.shape[2]),
+            key_positions.columns(0, k.shape[2]),
+        )
+        mask = dense_mask(block_queries, block_keys)
+        y, _ = softmax_attention_reference(
+            q,
+            k,
+            v,
+            mask,
+            scale=scale,
+            position=position,
+            query_positions=block_queries,
+            key_positions=block_keys,
+            dropout=dropout,
         )
         return y
 
     parts = []
     for begin in range(0, q.shape[2], BLOCK):
         end = min(begin + BLOCK, q.shape[2])
-        keys = seen(end)
+        keys = visible_key_count(end)
         rows = q[:, :, begin:end], k[:, :, :keys], v[:, :, :keys]
         if torch.is_grad_enabled():
             parts.append(checkpoint(block, *rows, begin, use_reentrant=False, preserve_rng_state=dropout > 0))

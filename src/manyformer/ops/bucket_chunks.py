@@ -1,8 +1,8 @@
-"""Tokens sorted by bucket and cut into chunks: which token lies where, and which chunks see each other.
+"""Tokens sorted by bucket and split into chunks: the slot of each token, and which chunks attend to each other.
 
-Tokens are numbered through all rows: number t of row n is n * l + t. Where rows are heads, as many as are `beside` each
-other have the tokens of one place one after the other, as projections leave them. A unit is what begins with a chunk of
-its own: a document, as published, or a bucket of a document, so that nothing later moves the border of a chunk.
+Tokens are numbered across all rows: token t of row n is n * l + t. Where rows are heads, the tokens of each position
+are adjacent for every `interleaved_heads` heads, as projections lay them out. A unit is what starts a new chunk: a
+document, as published, or a bucket of a document, so that no later token moves the border of a chunk.
 """
 
 from typing import Literal, NamedTuple
@@ -15,16 +15,16 @@ from manyformer.core import PADDING_SEGMENT
 
 ChunkUnit = Literal["document", "bucket"]
 
-ROOM = 1 << 24
-"""More buckets than anybody has: documents times this many and buckets sort as pairs."""
+MAX_BUCKETS = 1 << 24
+"""An upper bound of the number of buckets: document * MAX_BUCKETS + bucket sorts by document, then by bucket."""
 
 
 class BucketChunks(NamedTuple):
-    """Tokens in chunks, -1 where a chunk is not full; the slot of each token; and what is known of each token.
+    """Token indices per chunk, -1 for empty slots, and for each token its slot, bucket, mark and rank.
 
     `bucket` numbers the buckets of all documents. `mark` numbers the chunks of a row so that those of other buckets are
-    far away: a token sees another one of its row if their marks differ by no more chunks than it looks back or ahead.
-    `rank` counts the earlier tokens of the unit. Padding lies in no chunk; its slot is one after the last.
+    far away: a token may attend to another one of its row if their marks differ by at most lookback or lookahead
+    chunks. `rank` counts the earlier tokens of the unit. Padding is in no chunk; its slot is one after the last.
     """
 
     tokens: Int[Tensor, "c m"]
@@ -35,56 +35,62 @@ class BucketChunks(NamedTuple):
 
 
 def sort_into_chunks(
-    bucket: Int[Tensor, "n l"], seg: Int[Tensor, "n l"], size: int, *, unit: ChunkUnit, reach: int, beside: int = 1
+    bucket: Int[Tensor, "n l"],
+    segment_ids: Int[Tensor, "n l"],
+    size: int,
+    *,
+    unit: ChunkUnit,
+    reach: int,
+    interleaved_heads: int = 1,
 ) -> BucketChunks:
-    """Sort each row by document and bucket, keeping the order of tokens, and cut every unit into chunks of `size`.
+    """Sort each row by document and bucket, stably, and split every unit into chunks of `size` tokens.
 
-    `reach` is how many chunks a token looks back and ahead together.
+    `reach` is lookback plus lookahead, in chunks.
     """
     length = bucket.shape[1]
     column = torch.arange(length, device=bucket.device)
-    # padding, whose number is the lowest, comes last
-    document = torch.where(seg == PADDING_SEGMENT, torch.iinfo(torch.int32).max, seg)
-    code, order = (document * ROOM + bucket).sort(dim=1, stable=True)
+    # the padding segment has the lowest number but must sort last
+    document = torch.where(segment_ids == PADDING_SEGMENT, torch.iinfo(torch.int32).max, segment_ids)
+    sort_key, order = (document * MAX_BUCKETS + bucket).sort(dim=1, stable=True)
     document = document.gather(1, order)
-    real = document != torch.iinfo(torch.int32).max
-    turns = _changes(code)
-    begins = turns if unit == "bucket" else _changes(document)
-    rank = column - torch.where(begins, column, 0).cummax(1).values
-    starts = (rank % size == 0) & real
+    valid = document != torch.iinfo(torch.int32).max
+    bucket_starts = _run_starts(sort_key)
+    unit_starts = bucket_starts if unit == "bucket" else _run_starts(document)
+    rank = column - torch.where(unit_starts, column, 0).cummax(1).values
+    starts = (rank % size == 0) & valid
     chunk = starts.flatten().cumsum(0) - 1
     count = int(chunk[-1]) + 1 if len(chunk) else 0
-    slot = torch.where(real.flatten(), chunk * size + rank.flatten() % size, count * size)
-    number = turns.flatten().cumsum(0)
-    mark = (chunk + (reach + 1) * number).view(order.shape)
-    # from the beginning of the row: small numbers are exact in any form
+    slot = torch.where(valid.flatten(), chunk * size + rank.flatten() % size, count * size)
+    bucket_ids = bucket_starts.flatten().cumsum(0)
+    mark = (chunk + (reach + 1) * bucket_ids).view(order.shape)
+    # relative to the row's first mark: small integers are exact in every floating-point type
     mark = (mark - mark[:, :1]).flatten()
     row = torch.arange(len(order), device=order.device)[:, None]
-    token = ((row // beside * length + order) * beside + row % beside).flatten()
+    token = ((row // interleaved_heads * length + order) * interleaved_heads + row % interleaved_heads).flatten()
     tokens = torch.full((count * size + 1,), -1, device=token.device).scatter_(0, slot, token)[:-1]
-    known = (slot, number, mark, rank.flatten())
-    slot, number, mark, rank = (torch.empty_like(token).scatter_(0, token, x) for x in known)
-    return BucketChunks(tokens.view(count, size), slot, number.int(), mark.int(), rank)
+    sorted_fields = (slot, bucket_ids, mark, rank.flatten())
+    slot, bucket_ids, mark, rank = (torch.empty_like(token).scatter_(0, token, x) for x in sorted_fields)
+    return BucketChunks(tokens.view(count, size), slot, bucket_ids.int(), mark.int(), rank)
 
 
-def document_lengths(seg: Int[Tensor, "n l"]) -> Int[Tensor, "n l"]:
-    """How many tokens the document of each token has."""
-    numbers, order = seg.sort(dim=1)
-    document = _changes(numbers).flatten().cumsum(0) - 1
-    counted = torch.zeros_like(document).scatter_add_(0, document, torch.ones_like(document))
-    return torch.empty_like(order).scatter_(1, order, counted[document].view(order.shape))
+def document_lengths(segment_ids: Int[Tensor, "n l"]) -> Int[Tensor, "n l"]:
+    """The length of each token's document."""
+    sorted_ids, order = segment_ids.sort(dim=1)
+    document = _run_starts(sorted_ids).flatten().cumsum(0) - 1
+    counts = torch.zeros_like(document).scatter_add_(0, document, torch.ones_like(document))
+    return torch.empty_like(order).scatter_(1, order, counts[document].view(order.shape))
 
 
 def same_or_adjacent(
-    mark: Int[Tensor, "..."], other: Int[Tensor, "..."], before: int, after: int
+    query_marks: Int[Tensor, "..."], key_marks: Int[Tensor, "..."], lookback: int, lookahead: int
 ) -> Bool[Tensor, "..."]:
-    """Whether tokens with the first marks see those with the other ones."""
-    apart = mark - other
-    return (apart <= before) & (apart >= -after)
+    """Whether the marks of two tokens differ by at most `lookback` or `lookahead` chunks."""
+    distance = query_marks - key_marks
+    return (distance <= lookback) & (distance >= -lookahead)
 
 
-def _changes(x: Int[Tensor, "n l"]) -> Bool[Tensor, "n l"]:
-    """Where a row's number differs from the one before, and at its beginning."""
-    found = torch.ones_like(x, dtype=torch.bool)
-    found[:, 1:] = x[:, 1:] != x[:, :-1]
-    return found
+def _run_starts(x: Int[Tensor, "n l"]) -> Bool[Tensor, "n l"]:
+    """Where a row's value differs from the previous one, and at the row's start."""
+    starts = torch.ones_like(x, dtype=torch.bool)
+    starts[:, 1:] = x[:, 1:] != x[:, :-1]
+    return starts

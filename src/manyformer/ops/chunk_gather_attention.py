@@ -1,9 +1,9 @@
-"""Softmax attention among the tokens of neighbouring chunks, over several ways of cutting them, with its own gradient.
+"""Softmax attention among tokens of neighbouring chunks, over several rounds of chunking, with its own gradient.
 
-What a token sees is the union over the ways: a pair that meets in several counts in the first alone, which is the same
-as dividing its weight by the number of meetings (Kitaev et al. 2020, section 2, "multi-round LSH attention"). The ways
+A token attends to the union over rounds: a pair that occurs in several rounds counts in the first alone, which equals
+dividing its weight by the number of occurrences (Kitaev et al. 2020, section 2, "multi-round LSH attention"). Rounds
 are then disjoint sets of keys: outputs are merged by their log-sum-exps, and the gradient of each is taken with the
-merged output (Dao et al. 2022, arXiv:2205.14135, appendix B.4). Weights are kept for the gradient where they are few.
+merged output (Dao et al. 2022, arXiv:2205.14135, appendix B.4). Weights are saved for the gradient where they are few.
 """
 
 from collections.abc import Iterator
@@ -18,28 +18,36 @@ from manyformer.autocast import autocast_disabled
 from manyformer.ops import attention_with_lse
 from manyformer.ops.bucket_chunks import BucketChunks
 from manyformer.ops.scratch_buffer import ScratchBuffer
-from manyformer.ops.tile_softmax import KEPT, OutputGradient, TileCall, gradients, recompute_weights, sums, weights
+from manyformer.ops.tile_softmax import (
+    MAX_SAVED_WEIGHTS,
+    OutputGradient,
+    TileCall,
+    compute_gradients,
+    compute_weights,
+    log_sum_exps,
+    recompute_weights,
+)
 
-PAIRS = {"cpu": 1 << 18}
-"""Pairs of tokens that one call looks at: on a CPU as many as stay in its caches, elsewhere `MANY`."""
+PAIRS_PER_CALL = {"cpu": 1 << 18}
+"""Token pairs per call: on a CPU as many as fit its caches, else `PAIRS_PER_CALL_ELSEWHERE`."""
 
-MANY = 1 << 26
+PAIRS_PER_CALL_ELSEWHERE = 1 << 26
 
-HIDDEN = -1e30
-"""What is added to the score of a pair for each reason not to see it: finite, so that nothing is ever nan."""
+MASK_BIAS = -1e30
+"""Added to the score of a pair for each reason to exclude it: finite, so that no result is nan."""
 
-EMPTY, IDLE = -(1 << 22), -(1 << 21)
-"""The marks of an empty slot as key and as query: far from each other and from all tokens."""
+EMPTY_KEY_MARK, EMPTY_QUERY_MARK = -(1 << 22), -(1 << 21)
+"""Marks of an empty slot as key and as query, far from each other and from the marks of all tokens."""
 
-FEW = (1 << 20) - 1
-"""So much of a bucket's number tells it from all others that are near: a float32 has no more than 24 digits."""
+BUCKET_ID_BITS = (1 << 20) - 1
+"""The low bits of a bucket id, which distinguish neighbouring buckets and fit the 24-bit precision of float32."""
 
 
 class ChunkVisibility(NamedTuple):
-    """Ways of cutting tokens into chunks, and how many chunks one looks back and ahead.
+    """Rounds of chunked tokens, with the numbers of chunks to look back and ahead.
 
-    A token sees those of its bucket that stand before it if it is `causal`, else all others; itself only where it sees
-    nothing else.
+    A token attends to earlier tokens of its bucket if `causal`, else to all others; to itself only where there are
+    none.
     """
 
     rounds: tuple[BucketChunks, ...]
@@ -48,216 +56,241 @@ class ChunkVisibility(NamedTuple):
     causal: bool
 
     @property
-    def wide(self) -> int:
-        """How many chunks are seen from one."""
+    def window_chunks(self) -> int:
+        """Number of key chunks per query chunk."""
         return self.lookback + 1 + self.lookahead
 
     @property
-    def pairs(self) -> int:
-        """How many slots are looked at from all slots, over all ways."""
-        return sum(way.tokens.numel() * self.wide * way.tokens.shape[1] for way in self.rounds)
+    def num_pairs(self) -> int:
+        """Number of (query slot, key slot) pairs over all rounds."""
+        return sum(chunks.tokens.numel() * self.window_chunks * chunks.tokens.shape[1] for chunks in self.rounds)
 
 
-def attend(
-    q: Float[Tensor, "n e"], k: Float[Tensor, "n e"], v: Float[Tensor, "n f"], sight: ChunkVisibility, *, scale: float
+def chunk_gather_attention(
+    q: Float[Tensor, "n e"],
+    k: Float[Tensor, "n e"],
+    v: Float[Tensor, "n f"],
+    visibility: ChunkVisibility,
+    *,
+    scale: float,
 ) -> Float[Tensor, "n f"]:
-    """Outputs for the tokens of all rows laid end to end, in float32 at least; what padding gets means nothing."""
-    kind, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
-    y: Tensor = _Attend.apply(*(x.to(wide) for x in (q, k, v)), sight, scale)  # type: ignore[no-untyped-call]
-    return y.to(kind)
+    """Outputs for the concatenated tokens of all rows, in float32 at least; those of padding are undefined."""
+    dtype, compute_dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
+    y: Tensor = _ChunkGatherAttention.apply(*(x.to(compute_dtype) for x in (q, k, v)), visibility, scale)  # type: ignore[no-untyped-call]
+    return y.to(dtype)
 
 
 class SavedRounds(NamedTuple):
-    """What is kept for the gradient: of every way the tokens in their slots, of every call its weights."""
+    """Tensors saved for the gradient: slotted queries, keys and values per round, and weights per call."""
 
     slots: list[Tensor]
     weights: list[Tensor]
 
 
-class _Attend(torch.autograd.Function):
+class _ChunkGatherAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sight: ChunkVisibility, scale: float) -> Tensor:
-        keeps = any(ctx.needs_input_grad) and sight.pairs <= KEPT
-        work = _Work(q, k, v, sight, scale, SavedRounds([], []) if keeps else None)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, visibility: ChunkVisibility, scale: float) -> Tensor:
+        saves_weights = any(ctx.needs_input_grad) and visibility.num_pairs <= MAX_SAVED_WEIGHTS
+        runner = _RoundRunner(q, k, v, visibility, scale, SavedRounds([], []) if saves_weights else None)
         with autocast_disabled(q.device):
-            every = (work.forward(number) for number in work.numbers)
-            y, lse = next(every, (torch.zeros_like(v), q.new_full(q.shape[:1], -torch.inf)))
-            each = [lse.clone()]
-            for new, other in every:
-                attention_with_lse.merge_lse(y, lse, new, other)
-                each.append(other)
-        alone = (lse == -torch.inf).nonzero()[:, 0]
-        y.index_copy_(0, alone, v.index_select(0, alone))
-        slots, found = ([], []) if work.kept is None else work.kept
-        ctx.save_for_backward(q, k, v, y, lse, alone, *each, *slots, *found)
-        ctx.sight, ctx.scale, ctx.cuts = sight, scale, (len(each), len(each) + len(slots))
+            results = (runner.forward(round_index) for round_index in runner.round_indices)
+            y, lse = next(results, (torch.zeros_like(v), q.new_full(q.shape[:1], -torch.inf)))
+            round_lses = [lse.clone()]
+            for round_y, round_lse in results:
+                attention_with_lse.merge_lse(y, lse, round_y, round_lse)
+                round_lses.append(round_lse)
+        isolated = (lse == -torch.inf).nonzero()[:, 0]
+        y.index_copy_(0, isolated, v.index_select(0, isolated))
+        slots, saved_weights = ([], []) if runner.saved is None else runner.saved
+        ctx.save_for_backward(q, k, v, y, lse, isolated, *round_lses, *slots, *saved_weights)
+        ctx.visibility, ctx.scale, ctx.cuts = visibility, scale, (len(round_lses), len(round_lses) + len(slots))
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, up: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, y, lse, alone, *more = ctx.saved_tensors
-        each, slots, found = more[: ctx.cuts[0]], more[ctx.cuts[0] : ctx.cuts[1]], more[ctx.cuts[1] :]
-        kept = SavedRounds(slots[::-1], found[::-1]) if slots else None
-        work = _Work(q, k, v, ctx.sight, ctx.scale, kept)
-        # what sees only itself has no share in any way
-        slopes, lse = (up * y).sum(-1), lse.index_fill(0, alone, torch.inf)
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, y, lse, isolated, *saved = ctx.saved_tensors
+        round_lses, slots, saved_weights = saved[: ctx.cuts[0]], saved[ctx.cuts[0] : ctx.cuts[1]], saved[ctx.cuts[1] :]
+        saved_rounds = SavedRounds(slots[::-1], saved_weights[::-1]) if slots else None
+        runner = _RoundRunner(q, k, v, ctx.visibility, ctx.scale, saved_rounds)
+        # a token that attends only to itself has no weight in any round
+        delta, lse = (grad_y * y).sum(-1), lse.index_fill(0, isolated, torch.inf)
         grads: list[Tensor] = []
         with autocast_disabled(q.device):
-            for number, other in zip(work.numbers, each):
-                new = work.backward(number, up, slopes, (other - lse).exp_())
-                grads = [total.add_(one) for total, one in zip(grads, new)] if grads else new
+            for round_index, round_lse in zip(runner.round_indices, round_lses):
+                round_grads = runner.backward(round_index, grad_y, delta, (round_lse - lse).exp_())
+                grads = (
+                    [total.add_(round_grad) for total, round_grad in zip(grads, round_grads)] if grads else round_grads
+                )
         grads = grads or [torch.zeros_like(x) for x in (q, k, v)]
-        grads[2].index_add_(0, alone, up.index_select(0, alone))
+        grads[2].index_add_(0, isolated, grad_y.index_select(0, isolated))
         return *grads, None, None
 
 
-class _Work:
-    """What going through all ways needs; what is `kept` is added at the end, and for the gradient taken from there."""
+class _RoundRunner:
+    """Runs the rounds, forward or backward; the forward pass fills `saved`, the backward pass pops from it."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, sight: ChunkVisibility, scale: float, kept: SavedRounds | None
+        self, q: Tensor, k: Tensor, v: Tensor, visibility: ChunkVisibility, scale: float, saved: SavedRounds | None
     ) -> None:
-        self.q, self.k, self.v, self.sight, self.scale, self.kept = q, k, v, sight, scale, kept
-        self.numbers = [number for number, way in enumerate(sight.rounds) if len(way.tokens)]
+        self.q, self.k, self.v, self.visibility, self.scale, self.saved = q, k, v, visibility, scale, saved
+        self.round_indices = [index for index, chunks in enumerate(visibility.rounds) if len(chunks.tokens)]
         self.scratch = ScratchBuffer(q)
 
-    def forward(self, number: int) -> tuple[Float[Tensor, "n f"], Float[Tensor, " n"]]:
-        """What the tokens get from the keys that they meet in this way for the first time, and log-sum-exps."""
-        way, slots = self.sight.rounds[number], self._slots(number)
-        q, k, v = self._seen(slots)
-        if self.kept is not None:
-            self.kept.slots.extend(slots)
-        # a slot more than there are, which is padding's
-        y, lse = (v.new_empty(way.tokens.numel() + 1, *rest) for rest in (v.shape[-1:], ()))
+    def forward(self, round_index: int) -> tuple[Float[Tensor, "n f"], Float[Tensor, " n"]]:
+        """Outputs and log-sum-exps over the pairs whose first occurrence is in this round."""
+        chunks, slots = self.visibility.rounds[round_index], self._fill_slots(round_index)
+        q, k, v = self._gather_windows(slots)
+        if self.saved is not None:
+            self.saved.slots.extend(slots)
+        # one more slot than there are, for padding
+        y, lse = (v.new_empty(chunks.tokens.numel() + 1, *extra_shape) for extra_shape in (v.shape[-1:], ()))
         y[-1], lse[-1] = 0.0, -torch.inf
-        outputs, numbers = y[:-1].view(*way.tokens.shape, -1), lse[:-1].view(way.tokens.shape)
-        hidden = _Hidden(self.sight, number, q)
-        for some in self._slices(way):
-            call = TileCall(q[some], k[some], v[some], hidden(some, self.scratch), None)
-            found = self.scratch("weights", *call.shape) if self.kept is None else q.new_empty(call.shape)
+        outputs, slot_lse = y[:-1].view(*chunks.tokens.shape, -1), lse[:-1].view(chunks.tokens.shape)
+        mask_bias = _RoundMaskBias(self.visibility, round_index, q)
+        for chunk_slice in self._chunk_slices(chunks):
+            call = TileCall(q[chunk_slice], k[chunk_slice], v[chunk_slice], mask_bias(chunk_slice, self.scratch), None)
+            tile_weights = self.scratch("weights", *call.shape) if self.saved is None else q.new_empty(call.shape)
             scores = self.scratch("scores", *call.shape)
-            weights(call, self.scale, scores, found)
-            torch.bmm(found, call.v, out=outputs[some])
-            numbers[some] = sums(call, scores, found)
-            if self.kept is not None:
-                self.kept.weights.append(found)
-        lse.masked_fill_(lse < HIDDEN / 2, -torch.inf)
-        return y.index_select(0, way.slot), lse.index_select(0, way.slot)
+            compute_weights(call, self.scale, scores, tile_weights)
+            torch.bmm(tile_weights, call.v, out=outputs[chunk_slice])
+            slot_lse[chunk_slice] = log_sum_exps(call, scores, tile_weights)
+            if self.saved is not None:
+                self.saved.weights.append(tile_weights)
+        lse.masked_fill_(lse < MASK_BIAS / 2, -torch.inf)
+        return y.index_select(0, chunks.slot), lse.index_select(0, chunks.slot)
 
-    def backward(self, number: int, up: Tensor, slopes: Tensor, share: Tensor) -> list[Tensor]:
-        """What the pairs of this way contribute to the gradients."""
-        way, before = self.sight.rounds[number], self.sight.lookback
-        slots = self._slots(number) if self.kept is None else [self.kept.slots.pop() for _ in range(3)]
-        q, k, v = self._seen(slots)
-        # an empty slot shows the first token, whose gradient is not its own
-        shares = _cut(share, way.tokens).masked_fill_(way.tokens < 0, 0.0)
-        above = _cut(up, way.tokens).mul_(shares[..., None])
-        slope = _cut(slopes, way.tokens).mul_(shares)[..., None]
-        # room for a chunk on both sides, and for padding's slot
-        count, size = way.tokens.shape
-        frame = before + count + max(self.sight.lookahead, 1)
-        totals = [x.new_empty(frame, size, x.shape[-1]) for x in (q, k, v)]
+    def backward(self, round_index: int, grad_y: Tensor, delta: Tensor, share: Tensor) -> list[Tensor]:
+        """Gradients of q, k and v from the pairs of this round."""
+        chunks, lookback = self.visibility.rounds[round_index], self.visibility.lookback
+        slots = self._fill_slots(round_index) if self.saved is None else [self.saved.slots.pop() for _ in range(3)]
+        q, k, v = self._gather_windows(slots)
+        # an empty slot holds a copy of the first token and must not contribute a gradient
+        shares = _gather_slots(share, chunks.tokens).masked_fill_(chunks.tokens < 0, 0.0)
+        slot_grad_y = _gather_slots(grad_y, chunks.tokens).mul_(shares[..., None])
+        slot_delta = _gather_slots(delta, chunks.tokens).mul_(shares)[..., None]
+        # extra chunks on both sides, and one for padding's slot
+        count, size = chunks.tokens.shape
+        num_framed = lookback + count + max(self.visibility.lookahead, 1)
+        totals = [x.new_empty(num_framed, size, x.shape[-1]) for x in (q, k, v)]
         for total in totals:
-            # what no chunk has as the last one that it looks at
-            total[: self.sight.wide - 1], total[before + count :] = 0.0, 0.0
-        hidden = None if self.kept is not None else _Hidden(self.sight, number, q)
-        for some in self._slices(way):
-            call = TileCall(q[some], k[some], v[some], None if hidden is None else hidden(some, self.scratch), None)
-            found = recompute_weights(call, self.scale, self.scratch) if self.kept is None else self.kept.weights.pop()
-            to_q = totals[0][some.start + before : some.stop + before]
-            others = [self.scratch(name, *x.shape) for name, x in (("to_k", call.k), ("to_v", call.v))]
-            above_some = OutputGradient(above[some], slope[some])
-            gradients(call, found, above_some, self.scratch, self.scale, [to_q, *others])
-            for total, new in zip(totals[1:], others):
-                *earlier, last = new.view(len(new), self.sight.wide, size, -1).unbind(1)
-                # nobody has looked at these chunks before
-                total[some.start + len(earlier) : some.stop + len(earlier)] = last
-                for shift, one in enumerate(earlier):
-                    total[some.start + shift : some.stop + shift] += one
-        slot = way.slot + before * size
+            # chunks that are no window's last chunk
+            total[: self.visibility.window_chunks - 1], total[lookback + count :] = 0.0, 0.0
+        mask_bias = None if self.saved is not None else _RoundMaskBias(self.visibility, round_index, q)
+        for chunk_slice in self._chunk_slices(chunks):
+            call = TileCall(
+                q[chunk_slice],
+                k[chunk_slice],
+                v[chunk_slice],
+                None if mask_bias is None else mask_bias(chunk_slice, self.scratch),
+                None,
+            )
+            tile_weights = (
+                recompute_weights(call, self.scale, self.scratch) if self.saved is None else self.saved.weights.pop()
+            )
+            grad_q = totals[0][chunk_slice.start + lookback : chunk_slice.stop + lookback]
+            grads_kv = [self.scratch(name, *x.shape) for name, x in (("to_k", call.k), ("to_v", call.v))]
+            output_gradient = OutputGradient(slot_grad_y[chunk_slice], slot_delta[chunk_slice])
+            compute_gradients(call, tile_weights, output_gradient, self.scratch, self.scale, [grad_q, *grads_kv])
+            for total, grad_kv in zip(totals[1:], grads_kv):
+                *earlier, last = grad_kv.view(len(grad_kv), self.visibility.window_chunks, size, -1).unbind(1)
+                # the first contribution to these chunks: assigned, not added
+                total[chunk_slice.start + len(earlier) : chunk_slice.stop + len(earlier)] = last
+                for shift, chunk_grad in enumerate(earlier):
+                    total[chunk_slice.start + shift : chunk_slice.stop + shift] += chunk_grad
+        slot = chunks.slot + lookback * size
         return [total.flatten(0, 1).index_select(0, slot) for total in totals]
 
-    def _slots(self, number: int) -> list[Float[Tensor, "c m e"]]:
-        """Queries in their slots, and keys and values with empty chunks around them."""
-        way, framed = self.sight.rounds[number], _framed(self.sight.rounds[number], self.sight)
-        keys, values = _cut(self.k, framed), _cut(self.v, framed)
-        # where queries are keys they are cut already
-        before = self.sight.lookback
-        q = keys[before : before + len(way.tokens)] if self.q is self.k else _cut(self.q, way.tokens)
+    def _fill_slots(self, round_index: int) -> list[Float[Tensor, "c m e"]]:
+        """Queries in slots, and keys and values in slots with empty chunks at both ends."""
+        chunks, framed = (
+            self.visibility.rounds[round_index],
+            _pad_chunks(self.visibility.rounds[round_index], self.visibility),
+        )
+        keys, values = _gather_slots(self.k, framed), _gather_slots(self.v, framed)
+        # shared queries and keys are gathered already
+        lookback = self.visibility.lookback
+        q = keys[lookback : lookback + len(chunks.tokens)] if self.q is self.k else _gather_slots(self.q, chunks.tokens)
         return [q, keys, values]
 
-    def _seen(
+    def _gather_windows(
         self, slots: list[Tensor]
     ) -> tuple[Float[Tensor, "c m e"], Float[Tensor, "c s e"], Float[Tensor, "c s f"]]:
-        """Queries, and the keys and values that each chunk looks at."""
+        """Queries, and the keys and values in the window of each chunk."""
         q, keys, values = slots
-        return q, _windows(keys, self.sight), _windows(values, self.sight)
+        return q, _window_view(keys, self.visibility), _window_view(values, self.visibility)
 
-    def _slices(self, way: BucketChunks) -> Iterator[slice]:
-        """Some chunks at a time."""
-        count, size = way.tokens.shape
+    def _chunk_slices(self, chunks: BucketChunks) -> Iterator[slice]:
+        """Slices of chunks, each for one call."""
+        count, size = chunks.tokens.shape
         threads = torch.get_num_threads()
-        most = PAIRS["cpu"] * threads if self.q.device.type == "cpu" else MANY
-        step = max(most // (size * size * self.sight.wide), 1)
+        max_pairs = PAIRS_PER_CALL["cpu"] * threads if self.q.device.type == "cpu" else PAIRS_PER_CALL_ELSEWHERE
+        step = max(max_pairs // (size * size * self.visibility.window_chunks), 1)
         return (slice(begin, min(begin + step, count)) for begin in range(0, count, step))
 
 
-class _Hidden:
-    """What is added to the scores of pairs that do not meet in this way for the first time.
+class _RoundMaskBias:
+    """Additive mask of a round: excluded pairs, among them those already scored in an earlier round.
 
-    Numbers of tokens are compared as floating point numbers, which a CPU does several times faster than with truths.
+    Bucket ids and marks are compared as floats because CPU comparison kernels write floats several times faster than
+    booleans.
     """
 
-    def __init__(self, sight: ChunkVisibility, number: int, like: Tensor) -> None:
-        self._sight, self._way = sight, sight.rounds[number]
-        # neighbours among sorted tokens differ in the last digits
-        bucket = (self._way.bucket & FEW).to(like.dtype)
-        self._bucket = self._known(bucket, bucket)
-        # twice the marks, so that looking back and ahead is the same distance to both sides
-        marks = [2 * past.mark.to(like.dtype) for past in sight.rounds[:number]]
-        self._earlier = [self._known(mark - (sight.lookback - sight.lookahead), mark) for mark in marks]
-        self._never = _never(sight, self._way.tokens.shape[1], like.device).to(like.dtype) * HIDDEN
+    def __init__(self, visibility: ChunkVisibility, round_index: int, like: Tensor) -> None:
+        self._visibility, self._chunks = visibility, visibility.rounds[round_index]
+        # adjacent buckets of sorted tokens differ in the low bits
+        bucket = (self._chunks.bucket & BUCKET_ID_BITS).to(like.dtype)
+        self._bucket = self._values_of_slots(bucket, bucket)
+        # twice the marks, so that lookback and lookahead become one symmetric distance
+        marks = [2 * past.mark.to(like.dtype) for past in visibility.rounds[:round_index]]
+        self._earlier = [
+            self._values_of_slots(mark - (visibility.lookback - visibility.lookahead), mark) for mark in marks
+        ]
+        self._excluded = (
+            _self_or_future(visibility, self._chunks.tokens.shape[1], like.device).to(like.dtype) * MASK_BIAS
+        )
 
-    def __call__(self, some: slice, scratch: ScratchBuffer) -> Float[Tensor, "p m s"]:
-        """For some chunks; it holds until the next call."""
-        shape = (some.stop - some.start, *self._never.shape)
-        bias, other = scratch("bias", *shape), scratch("other", *shape)
-        here, there = self._bucket
-        torch.ne(here[some, :, None], there[some, None], out=other)
-        torch.add(self._never, other, alpha=HIDDEN, out=bias)
-        for here, there in self._earlier:
-            torch.sub(here[some, :, None], there[some, None], out=other)
-            bias.add_(other.abs_().le_(self._sight.lookback + self._sight.lookahead), alpha=HIDDEN)
+    def __call__(self, chunk_slice: slice, scratch: ScratchBuffer) -> Float[Tensor, "p m s"]:
+        """The additive mask for some chunks; valid until the next call."""
+        shape = (chunk_slice.stop - chunk_slice.start, *self._excluded.shape)
+        bias, comparison = scratch("bias", *shape), scratch("other", *shape)
+        query_values, key_values = self._bucket
+        torch.ne(query_values[chunk_slice, :, None], key_values[chunk_slice, None], out=comparison)
+        torch.add(self._excluded, comparison, alpha=MASK_BIAS, out=bias)
+        for query_values, key_values in self._earlier:
+            torch.sub(query_values[chunk_slice, :, None], key_values[chunk_slice, None], out=comparison)
+            bias.add_(comparison.abs_().le_(self._visibility.lookback + self._visibility.lookahead), alpha=MASK_BIAS)
         return bias
 
-    def _known(
-        self, mine: Float[Tensor, " n"], other: Float[Tensor, " n"]
+    def _values_of_slots(
+        self, query_values: Float[Tensor, " n"], key_values: Float[Tensor, " n"]
     ) -> tuple[Float[Tensor, "c m"], Float[Tensor, "c s"]]:
-        """A number of each token as a query and as a key; that of an empty slot is far from all others."""
-        framed = _framed(self._way, self._sight)
-        queries, keys = _cut(mine, self._way.tokens), _cut(other, framed)
-        queries.masked_fill_(self._way.tokens < 0, IDLE)
-        return queries, _windows(keys.masked_fill_(framed < 0, EMPTY), self._sight)
+        """A value per token for query slots and for key windows; empty slots get values far from all others."""
+        framed = _pad_chunks(self._chunks, self._visibility)
+        queries, keys = _gather_slots(query_values, self._chunks.tokens), _gather_slots(key_values, framed)
+        queries.masked_fill_(self._chunks.tokens < 0, EMPTY_QUERY_MARK)
+        return queries, _window_view(keys.masked_fill_(framed < 0, EMPTY_KEY_MARK), self._visibility)
 
 
-def _cut(x: Shaped[Tensor, "n *e"], tokens: Int[Tensor, "c m"]) -> Shaped[Tensor, "c m *e"]:
-    """The tokens in their slots; what an empty one holds means nothing."""
+def _gather_slots(x: Shaped[Tensor, "n *e"], tokens: Int[Tensor, "c m"]) -> Shaped[Tensor, "c m *e"]:
+    """Tokens gathered into slots; the contents of empty slots are undefined."""
     return x.index_select(0, tokens.flatten().clamp(min=0)).view(*tokens.shape, *x.shape[1:])
 
 
-def _framed(way: BucketChunks, sight: ChunkVisibility) -> Int[Tensor, "k m"]:
-    """The tokens of the chunks, with empty chunks before the first one and after the last."""
-    return F.pad(way.tokens, [0, 0, sight.lookback, sight.lookahead], value=-1)
+def _pad_chunks(chunks: BucketChunks, visibility: ChunkVisibility) -> Int[Tensor, "k m"]:
+    """Token indices of the chunks, with empty chunks before the first and after the last one."""
+    return F.pad(chunks.tokens, [0, 0, visibility.lookback, visibility.lookahead], value=-1)
 
 
-def _windows(x: Shaped[Tensor, "k m *e"], sight: ChunkVisibility) -> Shaped[Tensor, "c s *e"]:
-    """What each chunk looks at, stretches of the framed chunks as overlapping views."""
-    return x.as_strided((len(x) - sight.wide + 1, sight.wide * x.shape[1], *x.shape[2:]), x.stride())
+def _window_view(x: Shaped[Tensor, "k m *e"], visibility: ChunkVisibility) -> Shaped[Tensor, "c s *e"]:
+    """The window of each chunk, as overlapping views of the padded chunks."""
+    return x.as_strided(
+        (len(x) - visibility.window_chunks + 1, visibility.window_chunks * x.shape[1], *x.shape[2:]), x.stride()
+    )
 
 
-def _never(sight: ChunkVisibility, size: int, device: torch.device) -> Bool[Tensor, "m s"]:
-    """Which slots nobody may see: the own one, and the later ones, tokens of a bucket being in the document's order."""
-    own = torch.arange(size, device=device)[:, None] + sight.lookback * size
-    other = torch.arange(sight.wide * size, device=device)
-    return other >= own if sight.causal else other == own
+def _self_or_future(visibility: ChunkVisibility, size: int, device: torch.device) -> Bool[Tensor, "m s"]:
+    """Excluded slot pairs: a slot itself and, if causal, later slots; a bucket's tokens are in document order."""
+    query_slots = torch.arange(size, device=device)[:, None] + visibility.lookback * size
+    key_slots = torch.arange(visibility.window_chunks * size, device=device)
+    return key_slots >= query_slots if visibility.causal else key_slots == query_slots

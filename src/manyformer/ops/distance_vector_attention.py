@@ -1,7 +1,7 @@
-"""Softmax attention with a vector for every distance, near and far: a block of queries at a time.
+"""Softmax attention with a learned vector for every distance, computed one block of queries at a time.
 
-What a query gets from all distances is one product of matrices; of that, each row is what belongs to the keys one
-place further to the left, which is a view. Memory is linear in length: many weights are never held at once.
+The products of a block of queries with all distance vectors are one matrix product; aligning them with keys shifts each
+row by one column, which is a view. Memory is linear in length: the weights of one block exist at a time.
 """
 
 import torch
@@ -10,71 +10,71 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from manyformer.dropout import drop
-from manyformer.ops.distance_vector_blocks import SegmentPair, ShiftedAttentionFunction, distances_met, hidden
+from manyformer.ops.distance_vector_blocks import SegmentPair, ShiftedAttentionFunction, distances_met, hidden_keys
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position.distance_terms import toeplitz_view
 
 BLOCK = 128
 
 
-def attend(
+def distance_vector_attention(
     q: Float[Tensor, "b h l e"],
     k: Float[Tensor, "b h s e"],
     v: Float[Tensor, "b h s f"],
     vectors: Float[Tensor, "h r e"],
-    turn: Float[Tensor, "h e"] | None,
+    query_bias: Float[Tensor, "h e"] | None,
     back: int,
-    span: QueryOffset,
+    query_offset: QueryOffset,
     *,
     scale: float,
     dropout: float = 0.0,
-    numbers: SegmentPair | None = None,
+    segments: SegmentPair | None = None,
 ) -> Float[Tensor, "b h l f"]:
-    """Softmax of scale q_i k_j + (q_i + turn) vectors[r_ij] over keys j, applied to v_j.
+    """Softmax of scale q_i k_j + (q_i + query_bias) vectors[r_ij] over keys j, applied to v_j.
 
-    Row `back` is the distance 0, and all distances that are met have their own rows. Every query must see a key. Scores
-    are made anew for the gradient, and weights where there are many.
+    Row `back` is distance 0, and every distance that occurs has a row of its own. Every query must see a key. Scores
+    are recomputed for the gradient, and so are weights where there are many.
     """
     if dropout or q.device.type not in ("cpu", "meta"):
-        meets = q if turn is None else q + turn[:, None]
-        return _checkpointed(q, meets, k, v, vectors, back, span, scale, dropout, numbers)
-    kind, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
-    given = (None if x is None else x.to(wide) for x in (q, turn, k, v, vectors))
-    y: Tensor = ShiftedAttentionFunction.apply(*given, back, span, scale, numbers)  # type: ignore[no-untyped-call]
-    return y.to(kind)
+        biased_q = q if query_bias is None else q + query_bias[:, None]
+        return _checkpointed(q, biased_q, k, v, vectors, back, query_offset, scale, dropout, segments)
+    dtype, compute_dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
+    inputs = (None if x is None else x.to(compute_dtype) for x in (q, query_bias, k, v, vectors))
+    y: Tensor = ShiftedAttentionFunction.apply(*inputs, back, query_offset, scale, segments)  # type: ignore[no-untyped-call]
+    return y.to(dtype)
 
 
 def _checkpointed(
     q: Tensor,
-    meets: Tensor,
+    biased_q: Tensor,
     k: Tensor,
     v: Tensor,
     vectors: Tensor,
     back: int,
-    span: QueryOffset,
+    query_offset: QueryOffset,
     scale: float,
     dropout: float,
-    numbers: SegmentPair | None,
+    segments: SegmentPair | None,
 ) -> Tensor:
-    """The definition, block by block."""
+    """The definition, checkpointed per block of queries."""
 
-    def block(q: Tensor, meets: Tensor, k: Tensor, v: Tensor, vectors: Tensor, begin: int) -> Tensor:
-        logits = q @ k.mT * scale + toeplitz_view(meets @ vectors.mT, k.shape[2])
+    def block(q: Tensor, biased_q: Tensor, k: Tensor, v: Tensor, vectors: Tensor, begin: int) -> Tensor:
+        logits = q @ k.mT * scale + toeplitz_view(biased_q @ vectors.mT, k.shape[2])
         queries = slice(begin, begin + q.shape[2])
-        unseen = hidden(span, numbers, slice(0, q.shape[0]), queries, k.shape[2], q.device)
-        if unseen is not None:
-            logits = logits.masked_fill(unseen if numbers is None else unseen[:, None], -torch.inf)
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        return drop(logits.softmax(-1, dtype=wide).to(v.dtype), dropout) @ v
+        hidden_pairs = hidden_keys(query_offset, segments, slice(0, q.shape[0]), queries, k.shape[2], q.device)
+        if hidden_pairs is not None:
+            logits = logits.masked_fill(hidden_pairs if segments is None else hidden_pairs[:, None], -torch.inf)
+        compute_dtype = torch.promote_types(logits.dtype, torch.float32)
+        return drop(logits.softmax(-1, dtype=compute_dtype).to(v.dtype), dropout) @ v
 
     parts = []
     for begin in range(0, q.shape[2], BLOCK):
         end = min(begin + BLOCK, q.shape[2])
-        rows, seen = distances_met(back, span, begin, end, k.shape[2])
-        given = q[:, :, begin:end], meets[:, :, begin:end], k[:, :, :seen], v[:, :, :seen], vectors[:, rows]
+        rows, num_keys = distances_met(back, query_offset, begin, end, k.shape[2])
+        inputs = q[:, :, begin:end], biased_q[:, :, begin:end], k[:, :, :num_keys], v[:, :, :num_keys], vectors[:, rows]
         if torch.is_grad_enabled():
-            again = dropout > 0
-            parts.append(checkpoint(block, *given, begin, use_reentrant=False, preserve_rng_state=again))
+            preserves_rng = dropout > 0
+            parts.append(checkpoint(block, *inputs, begin, use_reentrant=False, preserve_rng_state=preserves_rng))
         else:
-            parts.append(block(*given, begin))
+            parts.append(block(*inputs, begin))
     return torch.cat(parts, dim=2)

@@ -1,4 +1,4 @@
-"""`shifted` with its gradient written out, for a CPU: few passes over few scores, which stay in its caches."""
+"""`distance_vector_attention` on a CPU with a handwritten gradient: few passes over scores that fit its caches."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -12,133 +12,141 @@ from manyformer.ops.scratch_buffer import ScratchBuffer
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position.distance_terms import toeplitz_view
 
-ROWS = 64
-"""Queries in a block: smaller ones cost little on a CPU, and waste less on keys that are ahead."""
+MAX_BLOCK_QUERIES = 64
+"""Queries per block: small blocks cost little on a CPU and waste less on hidden keys ahead."""
 
-CACHED = 1 << 19
-"""Scores that each thread holds at once; what has left its caches is slow to come back."""
+SCORES_PER_THREAD = 1 << 19
+"""Scores per thread that exist at once, so that they stay in its caches."""
 
-KEPT = 1 << 23
-"""Where there are no more weights than this, they are kept for the gradient: 32 MB instead of a sixth of the time."""
+MAX_SAVED_WEIGHTS = 1 << 23
+"""Up to this many weights, 32 MB, are saved for the gradient, which saves a sixth of the time."""
 
-
-BUFFERS = "one", "other"
-"""Names of what is written again and again."""
+BUFFERS = "first", "second"
+"""Names of the two scratch buffers."""
 
 
 class SegmentPair(NamedTuple):
-    """The documents that queries and keys belong to: each query sees the keys of its own."""
+    """Segment ids of queries and keys: a query attends to keys of its own segment."""
 
-    at: Int[Tensor, "b l"]
-    of: Int[Tensor, "b s"]
-
-
-def distances_met(back: int, span: QueryOffset, begin: int, end: int, keys: int) -> tuple[slice, int]:
-    """The distances that the queries from `begin` to before `end` meet, and how many keys they see."""
-    seen = min(end + span.offset, keys) if span.causal else keys
-    first = back - (span.offset + end - 1)
-    return slice(first, first + seen + end - begin - 1), seen
+    query_segments: Int[Tensor, "b l"]
+    key_segments: Int[Tensor, "b s"]
 
 
-def hidden(
-    span: QueryOffset, numbers: SegmentPair | None, batch: slice, queries: slice, seen: int, device: torch.device
+def distances_met(back: int, query_offset: QueryOffset, begin: int, end: int, keys: int) -> tuple[slice, int]:
+    """Rows of the distance vectors that queries `begin` to `end` - 1 use, and the number of keys they attend to."""
+    num_keys = min(end + query_offset.offset, keys) if query_offset.causal else keys
+    first = back - (query_offset.offset + end - 1)
+    return slice(first, first + num_keys + end - begin - 1), num_keys
+
+
+def hidden_keys(
+    query_offset: QueryOffset,
+    segments: SegmentPair | None,
+    batch: slice,
+    queries: slice,
+    num_keys: int,
+    device: torch.device,
 ) -> Bool[Tensor, "*b c s"] | None:
-    """Which of the keys a block of queries must not see; None where that is none of them."""
+    """Mask of the keys hidden from a block of queries; None where all are visible."""
     ahead = None
-    if span.causal:
+    if query_offset.causal:
         count = queries.stop - queries.start
-        ahead = torch.ones(count, seen, dtype=torch.bool, device=device).triu(span.offset + queries.start + 1)
-    if numbers is None:
+        ahead = torch.ones(count, num_keys, dtype=torch.bool, device=device).triu(
+            query_offset.offset + queries.start + 1
+        )
+    if segments is None:
         return ahead
-    other = numbers.at[batch, queries, None] != numbers.of[batch, None, :seen]
-    return other if ahead is None else other | ahead
+    other_document = segments.query_segments[batch, queries, None] != segments.key_segments[batch, None, :num_keys]
+    return other_document if ahead is None else other_document | ahead
 
 
 class ShiftedBlock(NamedTuple):
-    """Some rows of one head, or all rows of some heads, and some of their queries: what they see and meet.
+    """A block of queries of some rows of one head, or of all rows of some heads, with its keys and distances.
 
-    `pairs` are pairs of a head and a row, those of a head side by side; `first` is the number of the block's first
-    weight among all weights.
+    `pairs` are (head, row) pairs, those of a head adjacent; `met_rows` are the rows of the distance vectors;
+    `first_weight` is the index of the block's first weight among all weights.
     """
 
     heads: slice
     batch: slice
     pairs: slice
     queries: slice
-    seen: int
-    met: slice
-    first: int
+    num_keys: int
+    met_rows: slice
+    first_weight: int
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Pairs and queries."""
+        """Numbers of (head, row) pairs and of queries."""
         return self.pairs.stop - self.pairs.start, self.queries.stop - self.queries.start
 
 
 class ShiftedAttentionFunction(torch.autograd.Function):
-    """Softmax of q_i k_j `scale` + (q_i + turn) vectors[r_ij], applied to v_j."""
+    """Softmax of `scale` q_i k_j + (q_i + query_bias) vectors[r_ij], applied to v_j."""
 
     @staticmethod
     def forward(
         ctx: Any,
         q: Tensor,
-        turn: Tensor | None,
+        query_bias: Tensor | None,
         k: Tensor,
         v: Tensor,
         vectors: Tensor,
         back: int,
-        span: QueryOffset,
+        query_offset: QueryOffset,
         scale: float,
-        numbers: SegmentPair | None,
+        segments: SegmentPair | None,
     ) -> Tensor:
-        given = [_by_head(x) for x in (q, k, v)]
-        ctx.call = ShiftedCall(q.shape[0], back, span, scale, numbers)
-        work = ShiftedBuffers(given, turn, vectors, ctx.call)
-        many = work.count > KEPT or not any(ctx.needs_input_grad)
-        work.kept = v.new_empty(0 if many else work.count)
-        y = v.new_empty(*given[0].shape[:2], v.shape[-1])
+        inputs = [_by_head(x) for x in (q, k, v)]
+        ctx.call = ShiftedCall(q.shape[0], back, query_offset, scale, segments)
+        buffers = ShiftedBuffers(inputs, query_bias, vectors, ctx.call)
+        recomputes = buffers.num_weights > MAX_SAVED_WEIGHTS or not any(ctx.needs_input_grad)
+        buffers.saved_weights = v.new_empty(0 if recomputes else buffers.num_weights)
+        y = v.new_empty(*inputs[0].shape[:2], v.shape[-1])
         with autocast_disabled(q.device):
-            for block in work.blocks():
-                found = torch.bmm(work.weights(block), work.v[block.pairs, : block.seen])
-                y[block.pairs, block.queries].copy_(found)
-        ctx.save_for_backward(*given, turn, vectors, y, work.kept)
+            for block in buffers.blocks():
+                block_y = torch.bmm(buffers.weights(block), buffers.v[block.pairs, : block.num_keys])
+                y[block.pairs, block.queries].copy_(block_y)
+        ctx.save_for_backward(*inputs, query_bias, vectors, y, buffers.saved_weights)
         return _by_row(y, q.shape[0])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, up: Tensor) -> Any:
-        *given, turn, vectors, y, kept = ctx.saved_tensors
-        up = _by_head(up.to(y.dtype))
-        work = ShiftedBuffers(given, turn, vectors, ctx.call)
-        work.kept = kept
-        slopes = (up * y).sum(-1, keepdim=True)
-        to_turn = None if turn is None else torch.zeros_like(turn)
-        found = ShiftedGradients(
-            torch.empty_like(work.q), to_turn, *(torch.zeros_like(x) for x in (work.k, work.v, vectors))
+    def backward(ctx: Any, grad_y: Tensor) -> Any:
+        *inputs, query_bias, vectors, y, saved_weights = ctx.saved_tensors
+        grad_y = _by_head(grad_y.to(y.dtype))
+        buffers = ShiftedBuffers(inputs, query_bias, vectors, ctx.call)
+        buffers.saved_weights = saved_weights
+        delta = (grad_y * y).sum(-1, keepdim=True)
+        grad_query_bias = None if query_bias is None else torch.zeros_like(query_bias)
+        grads = ShiftedGradients(
+            torch.empty_like(buffers.q),
+            grad_query_bias,
+            *(torch.zeros_like(x) for x in (buffers.k, buffers.v, vectors)),
         )
-        with autocast_disabled(up.device):
-            for block in work.blocks():
-                weights = work.kept_weights(block) if len(kept) else work.weights(block)
-                work.add_gradients(block, weights, up, slopes, found)
-        to_q, to_k, to_v = (_by_row(x, ctx.call.rows) for x in (found.q, found.k, found.v))
-        return to_q, found.turn, to_k, to_v, found.vectors, None, None, None, None
+        with autocast_disabled(grad_y.device):
+            for block in buffers.blocks():
+                weights = buffers.saved_block_weights(block) if len(saved_weights) else buffers.weights(block)
+                buffers.add_gradients(block, weights, grad_y, delta, grads)
+        grad_q, grad_k, grad_v = (_by_row(x, ctx.call.num_rows) for x in (grads.q, grads.k, grads.v))
+        return grad_q, grads.query_bias, grad_k, grad_v, grads.vectors, None, None, None, None
 
 
 class ShiftedCall(NamedTuple):
-    """What is no tensor to learn: how many rows there are, and how the arguments of `shifted.attend` were."""
+    """Arguments of `distance_vector_attention` that take no gradient, and the batch size."""
 
-    rows: int
+    num_rows: int
     back: int
-    span: QueryOffset
+    query_offset: QueryOffset
     scale: float
-    numbers: SegmentPair | None
+    segments: SegmentPair | None
 
 
 class ShiftedGradients(NamedTuple):
-    """Gradients, of which each block gives a part."""
+    """Gradients accumulated over blocks."""
 
     q: Float[Tensor, "hb l e"]
-    turn: Float[Tensor, "h e"] | None
+    query_bias: Float[Tensor, "h e"] | None
     k: Float[Tensor, "hb s e"]
     v: Float[Tensor, "hb s f"]
     vectors: Float[Tensor, "h r e"]
@@ -153,98 +161,111 @@ def _by_row(x: Float[Tensor, "hb l e"], rows: int) -> Float[Tensor, "b h l e"]:
 
 
 class ShiftedBuffers:
-    """One call's tensors, (hb, l, e), and two buffers that are written again and again: fresh memory costs most."""
+    """Tensors (hb, l, e) of one call, and two reused scratch buffers, because allocating memory costs most."""
 
-    def __init__(self, given: list[Tensor], turn: Tensor | None, vectors: Tensor, call: ShiftedCall) -> None:
-        self.q, self.k, self.v = given
-        self.turn, self.vectors = turn, vectors
-        self.rows, self.back, self.span, self.scale, self.numbers = call
-        rows = call.rows
+    def __init__(self, inputs: list[Tensor], query_bias: Tensor | None, vectors: Tensor, call: ShiftedCall) -> None:
+        self.q, self.k, self.v = inputs
+        self.query_bias, self.vectors = query_bias, vectors
+        self.num_rows, self.back, self.query_offset, self.scale, self.segments = call
+        rows = call.num_rows
         queries, keys = self.q.shape[1], self.k.shape[1]
-        self.block = min(ROWS, queries)
-        # pairs of a head and a row at a time: some rows of a head, or some heads
-        cached = CACHED * torch.get_num_threads()
-        self.batch = min(rows, max(1, cached // (self.block * keys)))
-        self.heads = min(len(vectors), max(1, cached // (self.block * keys * rows)))
-        most = max(self.batch, self.heads * rows if self.batch == rows else 0) * self.block
-        self.spare = ScratchBuffer(self.q)
+        self.block = min(MAX_BLOCK_QUERIES, queries)
+        # (head, row) pairs per block: some rows of a head, or all rows of some heads
+        cached = SCORES_PER_THREAD * torch.get_num_threads()
+        self.rows_per_block = min(rows, max(1, cached // (self.block * keys)))
+        self.heads_per_block = min(len(vectors), max(1, cached // (self.block * keys * rows)))
+        max_rows = (
+            max(self.rows_per_block, self.heads_per_block * rows if self.rows_per_block == rows else 0) * self.block
+        )
+        self.scratch = ScratchBuffer(self.q)
         for name in BUFFERS:
-            # blocks see more and more: room for the last one from the beginning
-            self.spare(name, most * (keys + self.block))
-        self.kept = self.q.new_empty(0)
-        self.later = torch.ones(self.block, self.block, dtype=torch.bool, device=self.q.device).triu(1)
+            # later blocks have more keys: allocated for the last one at once
+            self.scratch(name, max_rows * (keys + self.block))
+        self.saved_weights = self.q.new_empty(0)
+        self.future_mask = torch.ones(self.block, self.block, dtype=torch.bool, device=self.q.device).triu(1)
 
     @property
-    def count(self) -> int:
-        """How many weights there are in all."""
-        return sum(block.shape[0] * block.shape[1] * block.seen for block in self.blocks())
+    def num_weights(self) -> int:
+        """Number of weights over all blocks."""
+        return sum(block.shape[0] * block.shape[1] * block.num_keys for block in self.blocks())
 
     def blocks(self) -> Iterator[ShiftedBlock]:
-        """All of them, in order."""
-        queries, count, rows = self.q.shape[1], 0, self.rows
-        for head in range(0, len(self.vectors), self.heads):
-            heads = slice(head, min(head + self.heads, len(self.vectors)))
-            for first in range(0, rows, self.batch):
-                batch = slice(first, min(first + self.batch, rows))
-                pairs = slice(head * rows + first, (heads.stop - 1) * rows + batch.stop)
+        """All blocks, in order."""
+        queries, count, num_rows = self.q.shape[1], 0, self.num_rows
+        for head in range(0, len(self.vectors), self.heads_per_block):
+            heads = slice(head, min(head + self.heads_per_block, len(self.vectors)))
+            for first_row in range(0, num_rows, self.rows_per_block):
+                batch = slice(first_row, min(first_row + self.rows_per_block, num_rows))
+                pairs = slice(head * num_rows + first_row, (heads.stop - 1) * num_rows + batch.stop)
                 for begin in range(0, queries, self.block):
                     end = min(begin + self.block, queries)
-                    rows_met, seen = distances_met(self.back, self.span, begin, end, self.k.shape[1])
-                    block = ShiftedBlock(heads, batch, pairs, slice(begin, end), seen, rows_met, count)
+                    rows_met, num_keys = distances_met(self.back, self.query_offset, begin, end, self.k.shape[1])
+                    block = ShiftedBlock(heads, batch, pairs, slice(begin, end), num_keys, rows_met, count)
                     yield block
-                    count += block.shape[0] * block.shape[1] * seen
+                    count += block.shape[0] * block.shape[1] * num_keys
 
-    def kept_weights(self, block: ShiftedBlock) -> Float[Tensor, "p c s"]:
-        """The weights where they are kept."""
+    def saved_block_weights(self, block: ShiftedBlock) -> Float[Tensor, "p c s"]:
+        """The saved weights of a block, as a view."""
         pairs, queries = block.shape
-        return self.kept[block.first :][: pairs * queries * block.seen].view(pairs, queries, block.seen)
+        return self.saved_weights[block.first_weight :][: pairs * queries * block.num_keys].view(
+            pairs, queries, block.num_keys
+        )
 
     def weights(self, block: ShiftedBlock) -> Float[Tensor, "p c s"]:
-        """The weights, where they are to be kept or in the first buffer; the second one held the scores."""
-        vectors = self.vectors[block.heads, block.met]
-        each = self.spare(BUFFERS[0], *block.shape, vectors.shape[1])
-        torch.bmm(self._meets(block), vectors.mT, out=each.view(len(vectors), -1, vectors.shape[1]))
-        scores = self.spare(BUFFERS[1], *block.shape, block.seen)
-        q, k = self.q[block.pairs, block.queries], self.k[block.pairs, : block.seen]
-        torch.baddbmm(toeplitz_view(each, block.seen), q, k.mT, alpha=self.scale, out=scores)
-        self._hide(scores, block)
-        into = self.kept_weights(block) if len(self.kept) else self.spare(BUFFERS[0], *block.shape, block.seen)
-        weights: Tensor = torch.softmax(scores, -1, out=into)
+        """Compute a block's weights into the saved weights or the first buffer; the second buffer holds the scores."""
+        vectors = self.vectors[block.heads, block.met_rows]
+        by_distance = self.scratch(BUFFERS[0], *block.shape, vectors.shape[1])
+        torch.bmm(self._biased_queries(block), vectors.mT, out=by_distance.view(len(vectors), -1, vectors.shape[1]))
+        scores = self.scratch(BUFFERS[1], *block.shape, block.num_keys)
+        q, k = self.q[block.pairs, block.queries], self.k[block.pairs, : block.num_keys]
+        torch.baddbmm(toeplitz_view(by_distance, block.num_keys), q, k.mT, alpha=self.scale, out=scores)
+        self._mask_scores(scores, block)
+        out = (
+            self.saved_block_weights(block)
+            if len(self.saved_weights)
+            else self.scratch(BUFFERS[0], *block.shape, block.num_keys)
+        )
+        weights: Tensor = torch.softmax(scores, -1, out=out)
         return weights
 
     def add_gradients(
-        self, block: ShiftedBlock, weights: Tensor, up: Tensor, slopes: Tensor, found: ShiftedGradients
+        self, block: ShiftedBlock, weights: Tensor, grad_y: Tensor, delta: Tensor, grads: ShiftedGradients
     ) -> None:
-        """Add this block's part to the gradients."""
-        here, keys = (block.pairs, block.queries), (block.pairs, slice(0, block.seen))
-        vectors = self.vectors[block.heads, block.met]
-        each = self.spare(BUFFERS[1], *block.shape, vectors.shape[1])
-        # what the shift leaves empty: a triangle on either side
+        """Add a block's contribution to the gradients."""
+        queries, keys = (block.pairs, block.queries), (block.pairs, slice(0, block.num_keys))
+        vectors = self.vectors[block.heads, block.met_rows]
+        padded_grad = self.scratch(BUFFERS[1], *block.shape, vectors.shape[1])
+        # columns that the shifted view leaves unwritten: a triangle on either side
         for side in (slice(0, block.shape[1]), slice(-block.shape[1], None)):
-            each[:, :, side].zero_()
-        # by key, and the same numbers by distance
-        inner, flat = toeplitz_view(each, block.seen), each.view(len(vectors), -1, vectors.shape[1])
-        torch.bmm(up[here], self.v[keys].mT, out=inner)
-        inner.sub_(slopes[here]).mul_(weights)
-        found.v[keys].baddbmm_(weights.mT, up[here])
-        found.k[keys].baddbmm_(inner.mT, self.q[here], alpha=self.scale)
-        by_distance = torch.bmm(flat, vectors)
-        if found.turn is not None:
-            found.turn[block.heads] += by_distance.sum(1)
-        found.q[here] = by_distance.view(*block.shape, -1).baddbmm_(inner, self.k[keys], alpha=self.scale)
-        found.vectors[block.heads, block.met].baddbmm_(flat.mT, self._meets(block))
+            padded_grad[:, :, side].zero_()
+        # two views of one buffer: by key and by distance
+        grad_scores, grad_by_distance = (
+            toeplitz_view(padded_grad, block.num_keys),
+            padded_grad.view(len(vectors), -1, vectors.shape[1]),
+        )
+        torch.bmm(grad_y[queries], self.v[keys].mT, out=grad_scores)
+        grad_scores.sub_(delta[queries]).mul_(weights)
+        grads.v[keys].baddbmm_(weights.mT, grad_y[queries])
+        grads.k[keys].baddbmm_(grad_scores.mT, self.q[queries], alpha=self.scale)
+        grad_biased_q = torch.bmm(grad_by_distance, vectors)
+        if grads.query_bias is not None:
+            grads.query_bias[block.heads] += grad_biased_q.sum(1)
+        grads.q[queries] = grad_biased_q.view(*block.shape, -1).baddbmm_(grad_scores, self.k[keys], alpha=self.scale)
+        grads.vectors[block.heads, block.met_rows].baddbmm_(grad_by_distance.mT, self._biased_queries(block))
 
-    def _meets(self, block: ShiftedBlock) -> Float[Tensor, "h n e"]:
-        """What meets the vectors: the queries of all rows of each head, end to end, turned."""
+    def _biased_queries(self, block: ShiftedBlock) -> Float[Tensor, "h n e"]:
+        """The queries plus `query_bias`, with the rows of each head concatenated."""
         q = self.q[block.pairs, block.queries].reshape(block.heads.stop - block.heads.start, -1, self.q.shape[-1])
-        return q if self.turn is None else q + self.turn[block.heads, None]
+        return q if self.query_bias is None else q + self.query_bias[block.heads, None]
 
-    def _hide(self, scores: Float[Tensor, "p c s"], block: ShiftedBlock) -> None:
-        if self.numbers is not None:
-            unseen = hidden(self.span, self.numbers, block.batch, block.queries, block.seen, scores.device)
-            assert unseen is not None
-            scores.view(-1, *unseen.shape).masked_fill_(unseen, -torch.inf)
-        elif self.span.causal:
-            # what lies ahead are the last columns alone
-            ahead = scores[:, :, self.span.offset + block.queries.start :]
-            ahead.masked_fill_(self.later[: ahead.shape[1], : ahead.shape[2]], -torch.inf)
+    def _mask_scores(self, scores: Float[Tensor, "p c s"], block: ShiftedBlock) -> None:
+        if self.segments is not None:
+            hidden_pairs = hidden_keys(
+                self.query_offset, self.segments, block.batch, block.queries, block.num_keys, scores.device
+            )
+            assert hidden_pairs is not None
+            scores.view(-1, *hidden_pairs.shape).masked_fill_(hidden_pairs, -torch.inf)
+        elif self.query_offset.causal:
+            # only the last columns can be ahead of a query
+            ahead = scores[:, :, self.query_offset.offset + block.queries.start :]
+            ahead.masked_fill_(self.future_mask[: ahead.shape[1], : ahead.shape[2]], -torch.inf)

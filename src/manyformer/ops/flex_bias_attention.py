@@ -1,6 +1,6 @@
 """Softmax attention with a term for each distance, by FlexAttention: for CUDA, where it compiles to one fused kernel.
 
-On a CPU FlexAttention has no gradient; there its eager form serves to test the functions given to it.
+On a CPU FlexAttention has no gradient; its eager form is used there to test the functions passed to it.
 """
 
 from collections.abc import Callable
@@ -15,40 +15,40 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from manyformer.ops.toeplitz_attention import QueryOffset
 
 
-def attend(
+def flex_bias_attention(
     q: Float[Tensor, "b h l e"],
     k: Float[Tensor, "b g s e"],
     v: Float[Tensor, "b g s f"],
     terms: Float[Tensor, "#b #h #l r"],
     back: int,
     ahead: int,
-    span: QueryOffset,
+    query_offset: QueryOffset,
     *,
     scale: float,
 ) -> Float[Tensor, "b h l f"]:
-    """Softmax of scale q_i k_j + terms[i, r_ij] over keys j; row 0 of the terms is for keys `back` or more before."""
-    run: Any = compiled() if q.device.type == "cuda" else flex_attention
-    mask = _causal(q.shape[2], k.shape[2], span.offset, q.device) if span.causal else None
-    modify = score_mod(terms.expand(-1, q.shape[1], -1, -1), back, ahead, span.offset)
-    y: Tensor = run(q, k, v, score_mod=modify, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    """Softmax of scale q_i k_j + terms[i, r_ij] over keys j; row 0 of the terms is for keys at least `back` before."""
+    flex: Any = compiled_flex_attention() if q.device.type == "cuda" else flex_attention
+    mask = _causal_block_mask(q.shape[2], k.shape[2], query_offset.offset, q.device) if query_offset.causal else None
+    modify_score = score_mod(terms.expand(-1, q.shape[1], -1, -1), back, ahead, query_offset.offset)
+    y: Tensor = flex(q, k, v, score_mod=modify_score, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return y
 
 
 def score_mod(terms: Float[Tensor, "#b h #l r"], back: int, ahead: int, offset: int) -> Callable[..., Tensor]:
-    """A function that adds to the score of a pair the term for its distance."""
+    """A FlexAttention `score_mod` that adds the term for the pair's distance."""
     if terms.shape[0] == terms.shape[2] == 1:
-        alike = terms[0, :, 0]
-        return lambda score, b, h, q, k: score + alike[h, (k - q - offset).clamp(-back, ahead) + back]
+        shared_terms = terms[0, :, 0]
+        return lambda score, b, h, q, k: score + shared_terms[h, (k - q - offset).clamp(-back, ahead) + back]
     return lambda score, b, h, q, k: score + terms[b, h, q, (k - q - offset).clamp(-back, ahead) + back]
 
 
 @cache
-def compiled() -> Callable[..., Any]:
-    """FlexAttention compiled as a whole: without `fullgraph` one bad call makes all later ones slow, silently."""
+def compiled_flex_attention() -> Callable[..., Any]:
+    """FlexAttention compiled with `fullgraph`: without it one graph break makes all later calls slow, silently."""
     return torch.compile(flex_attention, fullgraph=True)
 
 
 @cache
-def _causal(queries: int, keys: int, offset: int, device: torch.device) -> BlockMask:
-    """The blocks that a causal mask leaves; making them looks at every pair, so they are kept."""
+def _causal_block_mask(queries: int, keys: int, offset: int, device: torch.device) -> BlockMask:
+    """The block mask of causal attention, cached because building it evaluates every pair."""
     return create_block_mask(lambda b, h, q, k: k <= q + offset, None, None, queries, keys, device=device)

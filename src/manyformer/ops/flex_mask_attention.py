@@ -1,7 +1,7 @@
-"""Any mask on CUDA: FlexAttention, given the blocks that the mask's own bounds leave, without a look at all pairs.
+"""FlexAttention on CUDA under any mask, with block masks derived from the mask's bounds instead of all pairs.
 
-It compiles for each mask, as a whole or not at all: a call that cannot be compiled raises instead of running slowly. On
-a CPU there is no gradient; there its eager form serves to test what it is given.
+It is compiled for each mask with `fullgraph`: a call that cannot be compiled raises instead of running slowly. On a CPU
+there is no gradient; the eager form is used there to test the block masks.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions, tree_map
 from manyformer.masks import Mask, PerHead, SameDocument
 from manyformer.masks.mask import simplify_and, take_tokens
-from manyformer.ops.block_cover import cover_blocks, order_into_blocks, span_of
-from manyformer.ops.flex_bias_attention import compiled
+from manyformer.ops.block_cover import block_bounds, cover_blocks, order_into_blocks
+from manyformer.ops.flex_bias_attention import compiled_flex_attention
 from manyformer.ops.static_layout import has_roles_or_parts
 
 BLOCK = 128
-KINDS = 64
-"""So many masks may be compiled in one process; torch's own limit of 8 is met by a model with growing windows."""
+MAX_COMPILED_MASKS = 64
+"""Masks that may be compiled in one process; a model with growing windows exceeds torch's default limit of 8."""
 
-_REMEMBERED: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_BLOCK_MASKS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def attend(
+def flex_mask_attention(
     q: Float[Tensor, "b h l e"],
     k: Float[Tensor, "b g s e"],
     v: Float[Tensor, "b g s f"],
@@ -38,23 +38,23 @@ def attend(
     *,
     scale: float,
 ) -> Float[Tensor, "b h l f"]:
-    """Softmax attention under `mask`, own segments only; a query that sees no key gets zeros."""
+    """Softmax attention under `mask` within segments; a query that sees no key gets zeros."""
     blocks = block_mask(mask, query_positions, key_positions, q.shape[1])
-    run: Any = compiled() if q.device.type == "cuda" else flex_attention
-    with torch._dynamo.config.patch(recompile_limit=KINDS):
-        y: Tensor = run(q, k, v, block_mask=blocks, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    flex: Any = compiled_flex_attention() if q.device.type == "cuda" else flex_attention
+    with torch._dynamo.config.patch(recompile_limit=MAX_COMPILED_MASKS):
+        y: Tensor = flex(q, k, v, block_mask=blocks, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return y
 
 
 def block_mask(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> BlockMask:
-    """The blocks of 128 x 128 that may be visible, and those that are as a whole; remembered like plans."""
+    """The 128 x 128 blocks that are partly visible and those that are fully visible; cached like plans."""
     if (
         isinstance(query_positions.layout, ContiguousLayout)
         and isinstance(key_positions.layout, ContiguousLayout)
         and not has_roles_or_parts(query_positions, key_positions)
     ):
         lengths = (query_positions.position_ids.shape[1], key_positions.position_ids.shape[1])
-        return _plain(
+        return _contiguous_block_mask(
             mask,
             heads,
             query_positions.layout.start,
@@ -63,96 +63,116 @@ def block_mask(mask: Mask, query_positions: TokenPositions, key_positions: Token
             query_positions.position_ids.device,
         )
     if query_positions.segment_ids is not key_positions.segment_ids:
-        return _build(mask, query_positions, key_positions, heads)
-    known = _REMEMBERED.setdefault(query_positions.segment_ids, {})  # type: ignore[no-untyped-call]
-    name = (mask, heads, id(query_positions.position_ids), id(query_positions.roles), id(query_positions.part_ids))
-    if name not in known:
-        # kept with them, so that nothing else can come to have their ids
-        known[name] = (
-            _build(mask, query_positions, key_positions, heads),
+        return _build_block_mask(mask, query_positions, key_positions, heads)
+    cached = _BLOCK_MASKS.setdefault(query_positions.segment_ids, {})  # type: ignore[no-untyped-call]
+    key = (mask, heads, id(query_positions.position_ids), id(query_positions.roles), id(query_positions.part_ids))
+    if key not in cached:
+        # stored with the tensors, so that their ids cannot be reused
+        cached[key] = (
+            _build_block_mask(mask, query_positions, key_positions, heads),
             query_positions.position_ids,
             query_positions.roles,
             query_positions.part_ids,
         )
-    return known[name][0]  # type: ignore[no-any-return]
+    return cached[key][0]  # type: ignore[no-any-return]
 
 
-@lru_cache(maxsize=KINDS)
-def _plain(mask: Mask, heads: int, start: int, first: int, queries: int, keys: int, device: torch.device) -> BlockMask:
-    kinds = _by_kind(mask, heads)
+@lru_cache(maxsize=MAX_COMPILED_MASKS)
+def _contiguous_block_mask(
+    mask: Mask, heads: int, query_start: int, key_start: int, queries: int, keys: int, device: torch.device
+) -> BlockMask:
+    head_mask = _per_head_mask(mask, heads)
 
-    def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return kinds(h, TokenPositions(q + start, torch.zeros_like(q)), TokenPositions(k + first, torch.zeros_like(k)))
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return head_mask(
+            h, TokenPositions(q + query_start, torch.zeros_like(q)), TokenPositions(k + key_start, torch.zeros_like(k))
+        )
 
     with torch.device("cpu"):
-        at, of = (
-            TokenPositions(torch.arange(begin, begin + length)[None], torch.zeros(1, length, dtype=torch.long))
-            for begin, length in ((start, queries), (first, keys))
+        query_positions, key_positions = (
+            TokenPositions(
+                torch.arange(start_position, start_position + length)[None], torch.zeros(1, length, dtype=torch.long)
+            )
+            for start_position, length in ((query_start, queries), (key_start, keys))
         )
-    return _from_blocks(mask, at, of, heads, visible, device)
+    return _assemble_block_mask(mask, query_positions, key_positions, heads, mask_mod, device)
 
 
-def _build(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> BlockMask:
-    kinds = simplify_and(_by_kind(mask, heads), SameDocument())
+def _build_block_mask(
+    mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int
+) -> BlockMask:
+    head_mask = simplify_and(_per_head_mask(mask, heads), SameDocument())
 
-    def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        one, other = (take_tokens(place, (b, index)) for place, index in ((query_positions, q), (key_positions, k)))
-        return kinds(h, one, other) & (other.segment_ids != PADDING_SEGMENT)
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        query, key = (
+            take_tokens(positions, (b, index)) for positions, index in ((query_positions, q), (key_positions, k))
+        )
+        return head_mask(h, query, key) & (key.segment_ids != PADDING_SEGMENT)
 
     device = query_positions.position_ids.device
-    near = [tree_map(lambda field: field.cpu(), place) for place in (query_positions, key_positions)]
-    return _from_blocks(mask, near[0], near[1], heads, visible, device)
+    on_cpu = [tree_map(lambda field: field.cpu(), positions) for positions in (query_positions, key_positions)]
+    return _assemble_block_mask(mask, on_cpu[0], on_cpu[1], heads, mask_mod, device)
 
 
-def _by_kind(mask: Mask, heads: int) -> Mask:
-    """The mask as a choice among those of single heads, which ask nothing of the head's number themselves."""
-    kinds = [mask.for_head(head) for head in range(heads)]
-    return kinds[0] if len(set(kinds)) == 1 else PerHead(dict(enumerate(kinds)))
+def _per_head_mask(mask: Mask, heads: int) -> Mask:
+    """The mask as a `PerHead` of masks that do not depend on the head, or one mask where all are equal."""
+    masks = [mask.for_head(head) for head in range(heads)]
+    return masks[0] if len(set(masks)) == 1 else PerHead(dict(enumerate(masks)))
 
 
-def _from_blocks(
+def _assemble_block_mask(
     mask: Mask,
     query_positions: TokenPositions,
     key_positions: TokenPositions,
     heads: int,
-    visible: Callable[..., Tensor],
+    mask_mod: Callable[..., Tensor],
     device: torch.device,
 ) -> BlockMask:
     lengths = (query_positions.position_ids.shape[1], key_positions.position_ids.shape[1])
     counts = [-(-length // BLOCK) for length in lengths]
-    alike = len({mask.for_head(head) for head in range(heads)}) == 1
-    masks = [simplify_and(mask.for_head(head), SameDocument()) for head in range(1 if alike else heads)]
+    is_uniform = len({mask.for_head(head) for head in range(heads)}) == 1
+    masks = [simplify_and(mask.for_head(head), SameDocument()) for head in range(1 if is_uniform else heads)]
     with torch.device("cpu"):
-        pairs = [
-            [_flags(one, take_tokens(query_positions, row), take_tokens(key_positions, row), counts) for one in masks]
+        flags_per_row = [
+            [
+                _block_flags(head_mask, take_tokens(query_positions, row), take_tokens(key_positions, row), counts)
+                for head_mask in masks
+            ]
             for row in range(len(query_positions.position_ids))
         ]
-    some, full = (torch.stack([torch.stack([flags[kind] for flags in row]) for row in pairs]) for kind in (0, 1))
-    (counts_some, some), (counts_full, full) = (_listed(flags.to(device)) for flags in (some, full))
+    partial, full = (
+        torch.stack([torch.stack([flags[kind] for flags in row]) for row in flags_per_row]) for kind in (0, 1)
+    )
+    (partial_counts, partial), (full_counts, full) = (_list_blocks(flags.to(device)) for flags in (partial, full))
     return BlockMask.from_kv_blocks(
-        counts_some, some, counts_full, full, BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=lengths
+        partial_counts, partial, full_counts, full, BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=lengths
     )
 
 
-def _flags(
+def _block_flags(
     mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, counts: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """Which pairs of blocks are partly, and which wholly visible."""
-    orders = [order_into_blocks(place, None, None, BLOCK) for place in (query_positions, key_positions)]
-    found = cover_blocks(
+    """Boolean matrices of the partly and of the fully visible block pairs."""
+    orders = [order_into_blocks(positions, None, None, BLOCK) for positions in (query_positions, key_positions)]
+    cover = cover_blocks(
         mask,
-        *(span_of(place, order.blocks, mask.periods) for place, order in zip((query_positions, key_positions), orders)),
+        *(
+            block_bounds(positions, order.blocks, mask.periods)
+            for positions, order in zip((query_positions, key_positions), orders)
+        ),
     )
-    # padding and what fills up the last block are for the inner mask to hide
-    ragged = (found.columns + 1) * BLOCK > key_positions.position_ids.shape[0]
-    whole = (
-        found.full & ~ragged & (key_positions.segment_ids[orders[1].blocks] != PADDING_SEGMENT).all(-1)[found.columns]
+    # blocks with padding tokens or a ragged end need the inner mask
+    is_ragged = (cover.columns + 1) * BLOCK > key_positions.position_ids.shape[0]
+    is_full = (
+        cover.full
+        & ~is_ragged
+        & (key_positions.segment_ids[orders[1].blocks] != PADDING_SEGMENT).all(-1)[cover.columns]
     )
-    some, full = (torch.zeros(*counts, dtype=torch.bool) for _ in range(2))
-    some[found.rows, found.columns], full[found.rows, found.columns] = ~whole, whole
-    return some, full
+    partial, full = (torch.zeros(*counts, dtype=torch.bool) for _ in range(2))
+    partial[cover.rows, cover.columns], full[cover.rows, cover.columns] = ~is_full, is_full
+    return partial, full
 
 
-def _listed(flags: Tensor) -> tuple[Tensor, Tensor]:
-    """The number of blocks of each row, and their numbers in front of all others."""
+def _list_blocks(flags: Tensor) -> tuple[Tensor, Tensor]:
+    """Number of marked blocks per row, and block indices with the marked ones first."""
     return flags.sum(-1, dtype=torch.int32), (~flags).to(torch.int8).argsort(dim=-1, stable=True).to(torch.int32)

@@ -1,13 +1,13 @@
-"""The gated recurrent unit (Cho et al. 2014), which may look at another sequence in every step (Bahdanau et al. 2015).
+"""The gated recurrent unit (Cho et al. 2014), optionally with attention in every step (Bahdanau et al. 2015).
 
-With s the state before step i, x what the token says to both gates and the candidate, and c what is looked at,
+With s the state before step i, x the token's input to both gates and the candidate, and c the attention's output,
 
     z, r = sigmoid(x_zr + c_zr + s U_zr),  s' = tanh(x_s + c_s + (r * s) U_s),  s_i = s + z * (s' - s),
     c = sum over j of w_j (C h_j),  w = softmax over j of v . tanh(U_a h_j + s W_a)
 
 as in appendix A.1.1 and A.1.2 of the latter paper: the reset gate acts before the product, and z is the share of the
-new, both of which `torch.nn.GRU` has the other way. U_a h_j and C h_j do not depend on the step, so they are handed in
-ready. Time stands before the batch, several units of one size (`g`) run side by side.
+new state, both of which `torch.nn.GRU` does the other way. U_a h_j and C h_j do not depend on the step, so they are
+passed in precomputed. Time comes before the batch; several units of one size (`g`) run in parallel.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 
 class StepAttention(NamedTuple):
-    """Where the state of a step looks: `query` W_a, `keys` U_a h, `values` C h, `energy` v; all is seen unless told."""
+    """Additive attention of each step's state: `query` W_a, `keys` U_a h, `values` C h, `energy` v, and a mask."""
 
     query: Float[Tensor, "n a"]
     keys: Float[Tensor, "b s a"]
@@ -30,15 +30,15 @@ class StepAttention(NamedTuple):
 
 
 class StateResets(NamedTuple):
-    """Where the state is exchanged for one of `starts` (zeros unless given), and where it is kept as it is."""
+    """Steps at which the state is reset to `starts` (zeros if None), and those that are not `valid` and keep it."""
 
     reset: Bool[Tensor, "l b"]
-    real: Bool[Tensor, "l b"] | None = None
+    valid: Bool[Tensor, "l b"] | None = None
     starts: Float[Tensor, "g l b n"] | None = None
 
 
 class ScanResult(NamedTuple):
-    """The states before and after every step, and what share of its look each place got."""
+    """The states before and after every step, and the attention weights of each step."""
 
     states_in: Float[Tensor, "g l b n"]
     states_out: Float[Tensor, "g l b n"]
@@ -46,7 +46,7 @@ class ScanResult(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What a step makes and its gradient needs."""
+    """Results of one step that its gradient needs."""
 
     states_in: Tensor
     gates: Tensor
@@ -56,204 +56,238 @@ class _Step(NamedTuple):
     weights: Tensor | None
 
 
-def naive(
-    into: Float[Tensor, "g l b i"],
+def gru_scan_reference(
+    token_inputs: Float[Tensor, "g l b i"],
     gates: Float[Tensor, "g n zr"],
     candidate: Float[Tensor, "g n n"],
     state: Float[Tensor, "g b n"],
-    look: StepAttention | None = None,
-    breaks: StateResets | None = None,
+    attention: StepAttention | None = None,
+    resets: StateResets | None = None,
 ) -> ScanResult:
-    """Step by step: the definition, and what decoding does."""
-    return _stacked(list(_steps(into, gates, candidate, state, look, breaks)))
+    """The definition, a loop over steps; also used for decoding."""
+    return _stack_steps(list(_steps(token_inputs, gates, candidate, state, attention, resets)))
 
 
-# outside compiled code, which would write every step out, and again for every length
+# outside compiled code, which would unroll every step and recompile for every length
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def scan(
-    into: Float[Tensor, "g l b i"],
+def gru_scan(
+    token_inputs: Float[Tensor, "g l b i"],
     gates: Float[Tensor, "g n zr"],
     candidate: Float[Tensor, "g n n"],
     state: Float[Tensor, "g b n"],
-    look: StepAttention | None = None,
-    breaks: StateResets | None = None,
+    attention: StepAttention | None = None,
+    resets: StateResets | None = None,
 ) -> ScanResult:
-    """The same with a gradient written by hand, in float32 at least.
+    """`gru_scan_reference` with a handwritten gradient, in float32 at least.
 
-    Whatever does not need the state is one product for all steps: the gradients of all weights and of the values. What
-    is kept grows with steps times places, not with the channels of each pair, which are made again.
+    Whatever does not depend on the state is one product for all steps: the gradients of all weights and of the values.
+    Saved memory grows with steps times source length; the channels of each pair are recomputed.
     """
-    wide = torch.promote_types(into.dtype, torch.float32)
-    into, gates, candidate, state = (x.to(wide) for x in (into, gates, candidate, state))
-    if look is not None:
-        query, keys, values, energy = (x.to(wide) for x in look[:4])
-        look = StepAttention(query, keys, values, energy, look.visible)
-    if breaks is not None and breaks.starts is not None:
-        breaks = breaks._replace(starts=breaks.starts.to(wide))
+    compute_dtype = torch.promote_types(token_inputs.dtype, torch.float32)
+    token_inputs, gates, candidate, state = (x.to(compute_dtype) for x in (token_inputs, gates, candidate, state))
+    if attention is not None:
+        query, keys, values, energy = (x.to(compute_dtype) for x in attention[:4])
+        attention = StepAttention(query, keys, values, energy, attention.visible)
+    if resets is not None and resets.starts is not None:
+        resets = resets._replace(starts=resets.starts.to(compute_dtype))
     if not torch.is_grad_enabled():
-        return naive(into, gates, candidate, state, look, breaks)
+        return gru_scan_reference(token_inputs, gates, candidate, state, attention, resets)
     absent: tuple[None, ...] = (None,) * 5
     return ScanResult(
-        *_Scan.apply(  # type: ignore[no-untyped-call]
-            into, gates, candidate, state, *(absent if look is None else look), *(breaks or absent[:3])
+        *_GRUScan.apply(  # type: ignore[no-untyped-call]
+            token_inputs,
+            gates,
+            candidate,
+            state,
+            *(absent if attention is None else attention),
+            *(resets or absent[:3]),
         )
     )
 
 
 def _steps(
-    into: Tensor,
+    token_inputs: Tensor,
     gates: Tensor,
     candidate: Tensor,
     state: Tensor,
-    look: StepAttention | None,
-    breaks: StateResets | None,
-    room: Tensor | None = None,
+    attention: StepAttention | None,
+    resets: StateResets | None,
+    scratch: Tensor | None = None,
 ) -> Iterator[_Step]:
-    """The steps; `room` is where pairs are formed, one step after the other, when no gradient will ask for them."""
+    """Yield the steps; `scratch` is a reused buffer for pair features, where autograd does not need them."""
     size = state.shape[-1]
-    for i, x in enumerate(into.unbind(1)):
-        if breaks is not None:
-            fresh = state.new_zeros(()) if breaks.starts is None else breaks.starts[:, i]
-            state = torch.where(breaks.reset[i, :, None], fresh, state)
+    for i, x in enumerate(token_inputs.unbind(1)):
+        if resets is not None:
+            start_state = state.new_zeros(()) if resets.starts is None else resets.starts[:, i]
+            state = torch.where(resets.reset[i, :, None], start_state, state)
         query, weights = None, None
-        if look is not None:
-            query = state[0] @ look.query
-            weights = _shares(look, query, i, room)
-            x = x + (weights[:, None] @ look.values)[:, 0]
-        both = torch.baddbmm(x[..., : 2 * size], state, gates).sigmoid()
-        new = torch.baddbmm(x[..., 2 * size :], both[..., size:] * state, candidate).tanh()
-        after = state.lerp(new, both[..., :size])
-        if breaks is not None and breaks.real is not None:
-            after = torch.where(breaks.real[i, :, None], after, state)
-        yield _Step(state, both, new, after, query, weights)
-        state = after
+        if attention is not None:
+            query = state[0] @ attention.query
+            weights = _attention_weights(attention, query, i, scratch)
+            x = x + (weights[:, None] @ attention.values)[:, 0]
+        gate_values = torch.baddbmm(x[..., : 2 * size], state, gates).sigmoid()
+        new_state = torch.baddbmm(x[..., 2 * size :], gate_values[..., size:] * state, candidate).tanh()
+        state_out = state.lerp(new_state, gate_values[..., :size])
+        if resets is not None and resets.valid is not None:
+            state_out = torch.where(resets.valid[i, :, None], state_out, state)
+        yield _Step(state, gate_values, new_state, state_out, query, weights)
+        state = state_out
 
 
-def _shares(look: StepAttention, query: Tensor, i: int, room: Tensor | None) -> Float[Tensor, "b s"]:
-    """Softmax of the energies over what is seen; zeros where that is nothing."""
-    energies = _pairs(look, query, room) @ look.energy
-    if look.visible is None:
+def _attention_weights(attention: StepAttention, query: Tensor, i: int, scratch: Tensor | None) -> Float[Tensor, "b s"]:
+    """Softmax of the energies over visible positions; zeros where there are none."""
+    energies = _pair_features(attention, query, scratch) @ attention.energy
+    if attention.visible is None:
         return energies.softmax(-1)
-    hidden = ~look.visible[i]
+    hidden = ~attention.visible[i]
     energies = energies.masked_fill(hidden, -torch.inf).masked_fill(hidden.all(-1, keepdim=True), 0.0)
     return energies.softmax(-1).masked_fill(hidden, 0.0)
 
 
-def _pairs(look: StepAttention, query: Tensor, room: Tensor | None) -> Float[Tensor, "b s a"]:
-    return torch.add(look.keys, query[:, None], out=room).tanh_()
+def _pair_features(attention: StepAttention, query: Tensor, scratch: Tensor | None) -> Float[Tensor, "b s a"]:
+    return torch.add(attention.keys, query[:, None], out=scratch).tanh_()
 
 
-def _stacked(steps: list[_Step]) -> ScanResult:
-    before, after = (
+def _stack_steps(steps: list[_Step]) -> ScanResult:
+    states_in, states_out = (
         torch.stack([getattr(step, name) for step in steps], dim=1) for name in ("states_in", "states_out")
     )
     weights = [step.weights for step in steps if step.weights is not None]
-    return ScanResult(before, after, torch.stack(weights) if weights else None)
+    return ScanResult(states_in, states_out, torch.stack(weights) if weights else None)
 
 
-class _Scan(torch.autograd.Function):
-    """Backpropagation through time: one loop for what must go step by step, then products of all steps at once."""
+class _GRUScan(torch.autograd.Function):
+    """Backpropagation through time: a loop for what is sequential, then products over all steps at once."""
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        into, gates, candidate, state = given[:4]
-        look, breaks = _look_of(given), _breaks_of(given)
-        room = None if look is None else torch.empty_like(look.keys)
-        steps = list(_steps(into, gates, candidate, state, look, breaks, room))
-        both, new = (torch.stack([getattr(step, name) for step in steps], 1) for name in ("gates", "candidate"))
-        queries = None if look is None else torch.stack([step.query for step in steps if step.query is not None])
-        found = _stacked(steps)
-        ctx.save_for_backward(*given, found.states_in, both, new, queries, found.weights)
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        token_inputs, gates, candidate, state = arguments[:4]
+        attention, resets = _attention_of(arguments), _resets_of(arguments)
+        scratch = None if attention is None else torch.empty_like(attention.keys)
+        steps = list(_steps(token_inputs, gates, candidate, state, attention, resets, scratch))
+        gate_values, candidates = (
+            torch.stack([getattr(step, name) for step in steps], 1) for name in ("gates", "candidate")
+        )
+        queries = None if attention is None else torch.stack([step.query for step in steps if step.query is not None])
+        result = _stack_steps(steps)
+        ctx.save_for_backward(*arguments, result.states_in, gate_values, candidates, queries, result.weights)
         ctx.set_materialize_grads(False)
-        return found.states_in, found.states_out, found.weights
+        return result.states_in, result.states_out, result.weights
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *up: Tensor | None) -> tuple[Tensor | None, ...]:
-        given, made = ctx.saved_tensors[:12], ctx.saved_tensors[12:]
-        look, breaks = _look_of(given), _breaks_of(given)
-        into, gates, candidate, state = given[:4]
-        before, both, new, queries, weights = made
-        looking = None if look is None else _Looking(look, queries, weights, up[2])
-        down, starts = torch.empty_like(into), None if breaks is None else _starts_of(breaks)
-        flow = torch.zeros_like(state)
-        for i in reversed(range(into.shape[1])):
-            flow = flow if up[1] is None else flow + up[1][:, i]
-            past, held = before[:, i], None
-            if breaks is not None and breaks.real is not None:
-                held = flow.masked_fill(breaks.real[i, :, None], 0.0)
-                flow = flow - held
-            flow = _through(flow, past, both[:, i], new[:, i], candidate, down[:, i])
-            flow = flow.baddbmm_(down[:, i, :, : 2 * past.shape[-1]], gates.mT)
-            flow = flow if looking is None else flow.add_(looking.back(i, down[0, i]))
-            flow = flow if held is None else flow.add_(held)
-            flow = flow if up[0] is None else flow.add_(up[0][:, i])
-            if breaks is not None:
-                fresh = breaks.reset[i, :, None]
-                if starts is not None:
-                    starts[:, i] = flow.masked_fill(~fresh, 0.0)
-                flow = flow.masked_fill(fresh, 0.0)
-        tokens, steps = before.flatten(1, 2), down.flatten(1, 2)
+    def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        arguments, saved = ctx.saved_tensors[:12], ctx.saved_tensors[12:]
+        attention, resets = _attention_of(arguments), _resets_of(arguments)
+        token_inputs, gates, candidate, state = arguments[:4]
+        states_in, gate_values, candidates, queries, weights = saved
+        attention_gradient = (
+            None if attention is None else _AttentionGradient(attention, queries, weights, output_grads[2])
+        )
+        grad_inputs, grad_starts = (
+            torch.empty_like(token_inputs),
+            None if resets is None else _zero_start_gradients(resets),
+        )
+        grad_state = torch.zeros_like(state)
+        for i in reversed(range(token_inputs.shape[1])):
+            grad_state = grad_state if output_grads[1] is None else grad_state + output_grads[1][:, i]
+            state_in, skipped_grad = states_in[:, i], None
+            if resets is not None and resets.valid is not None:
+                skipped_grad = grad_state.masked_fill(resets.valid[i, :, None], 0.0)
+                grad_state = grad_state - skipped_grad
+            grad_state = _backward_step(
+                grad_state, state_in, gate_values[:, i], candidates[:, i], candidate, grad_inputs[:, i]
+            )
+            grad_state = grad_state.baddbmm_(grad_inputs[:, i, :, : 2 * state_in.shape[-1]], gates.mT)
+            grad_state = (
+                grad_state
+                if attention_gradient is None
+                else grad_state.add_(attention_gradient.state_gradient(i, grad_inputs[0, i]))
+            )
+            grad_state = grad_state if skipped_grad is None else grad_state.add_(skipped_grad)
+            grad_state = grad_state if output_grads[0] is None else grad_state.add_(output_grads[0][:, i])
+            if resets is not None:
+                is_reset = resets.reset[i, :, None]
+                if grad_starts is not None:
+                    grad_starts[:, i] = grad_state.masked_fill(~is_reset, 0.0)
+                grad_state = grad_state.masked_fill(is_reset, 0.0)
+        flat_states, flat_grads = states_in.flatten(1, 2), grad_inputs.flatten(1, 2)
         size = state.shape[-1]
-        to_gates = tokens.mT @ steps[..., : 2 * size]
-        to_candidate = (both[..., size:] * before).flatten(1, 2).mT @ steps[..., 2 * size :]
-        looked = (None,) * 4 if looking is None else looking.ended(before[0], down[0])
-        return down, to_gates, to_candidate, flow, *looked, None, None, None, starts
+        grad_gates = flat_states.mT @ flat_grads[..., : 2 * size]
+        grad_candidate = (gate_values[..., size:] * states_in).flatten(1, 2).mT @ flat_grads[..., 2 * size :]
+        attention_grads = (
+            (None,) * 4
+            if attention_gradient is None
+            else attention_gradient.shared_gradients(states_in[0], grad_inputs[0])
+        )
+        return grad_inputs, grad_gates, grad_candidate, grad_state, *attention_grads, None, None, None, grad_starts
 
 
-def _through(flow: Tensor, past: Tensor, both: Tensor, new: Tensor, candidate: Tensor, down: Tensor) -> Tensor:
-    """The gradient of the state before a step by way of the mixture and the candidate; `down` gets those of x."""
-    size = past.shape[-1]
-    update, keep = both[..., :size], both[..., size:]
-    to_new = flow * update
-    torch.addcmul(to_new, to_new * new, new, value=-1, out=down[..., 2 * size :])
-    back = down[..., 2 * size :] @ candidate.mT
-    slopes = torch.addcmul(both, both, both, value=-1)
-    torch.mul(flow * (new - past), slopes[..., :size], out=down[..., :size])
-    torch.mul(back * past, slopes[..., size:], out=down[..., size : 2 * size])
-    return (flow - to_new).addcmul_(back, keep)
+def _backward_step(
+    grad_state: Tensor,
+    state_in: Tensor,
+    gate_values: Tensor,
+    candidate_values: Tensor,
+    candidate: Tensor,
+    grad_inputs: Tensor,
+) -> Tensor:
+    """Gradient of a step's input state through interpolation and candidate; writes those of x to `grad_inputs`."""
+    size = state_in.shape[-1]
+    update, reset = gate_values[..., :size], gate_values[..., size:]
+    grad_new = grad_state * update
+    torch.addcmul(grad_new, grad_new * candidate_values, candidate_values, value=-1, out=grad_inputs[..., 2 * size :])
+    grad_reset_state = grad_inputs[..., 2 * size :] @ candidate.mT
+    gate_slopes = torch.addcmul(gate_values, gate_values, gate_values, value=-1)
+    torch.mul(grad_state * (candidate_values - state_in), gate_slopes[..., :size], out=grad_inputs[..., :size])
+    torch.mul(grad_reset_state * state_in, gate_slopes[..., size:], out=grad_inputs[..., size : 2 * size])
+    return (grad_state - grad_new).addcmul_(grad_reset_state, reset)
 
 
-class _Looking:
-    """The gradient of the look: `back` for each step from the last to the first, `ended` for what all steps share."""
+class _AttentionGradient:
+    """Gradient of the attention: `state_gradient` for each step in reverse, then `shared_gradients` over all steps."""
 
-    def __init__(self, look: StepAttention, queries: Tensor, weights: Tensor, up: Tensor | None) -> None:
-        self.look, self.queries, self.weights, self.up = look, queries, weights, up
-        self.to_queries = torch.empty_like(queries)
-        self.to_energy = torch.zeros_like(look.energy)
-        self.flat, self.bent = torch.zeros_like(look.keys[..., 0]), torch.zeros_like(look.keys)
-        self.room = torch.empty_like(look.keys)
+    def __init__(self, attention: StepAttention, queries: Tensor, weights: Tensor, weight_grads: Tensor | None) -> None:
+        self.attention, self.queries, self.weights, self.weight_grads = attention, queries, weights, weight_grads
+        self.grad_queries = torch.empty_like(queries)
+        self.grad_energy = torch.zeros_like(attention.energy)
+        self.grad_scores, self.grad_times_squares = (
+            torch.zeros_like(attention.keys[..., 0]),
+            torch.zeros_like(attention.keys),
+        )
+        self.scratch = torch.empty_like(attention.keys)
 
-    def back(self, i: int, down: Float[Tensor, "b i"]) -> Float[Tensor, "b n"]:
-        """What the state before step i gets, when what it saw gets `down`."""
-        look, weights = self.look, self.weights[i]
-        slope = (look.values @ down[:, :, None])[..., 0]
-        slope = slope if self.up is None else slope + self.up[i]
-        slope = weights * (slope - (weights * slope).sum(-1, keepdim=True))
-        pairs = _pairs(look, self.queries[i], self.room)
-        self.to_energy += pairs.flatten(0, 1).mT @ slope.flatten()
-        # tanh' = 1 - tanh^2, and the slopes of a softmax sum to 0, so that the query gets nothing from the 1
+    def state_gradient(self, i: int, grad_inputs: Float[Tensor, "b i"]) -> Float[Tensor, "b n"]:
+        """Gradient of the state before step i, where `grad_inputs` is that of the attention's output."""
+        attention, weights = self.attention, self.weights[i]
+        grad_score = (attention.values @ grad_inputs[:, :, None])[..., 0]
+        grad_score = grad_score if self.weight_grads is None else grad_score + self.weight_grads[i]
+        grad_score = weights * (grad_score - (weights * grad_score).sum(-1, keepdim=True))
+        pairs = _pair_features(attention, self.queries[i], self.scratch)
+        self.grad_energy += pairs.flatten(0, 1).mT @ grad_score.flatten()
+        # tanh' = 1 - tanh^2, and gradients of softmax scores sum to 0, so that the 1 contributes nothing to the query
         pairs.square_()
-        self.flat += slope
-        self.bent.addcmul_(pairs, slope[:, :, None])
-        to_query = torch.mul((slope[:, None] @ pairs)[:, 0], -look.energy, out=self.to_queries[i])
-        return to_query @ look.query.mT
+        self.grad_scores += grad_score
+        self.grad_times_squares.addcmul_(pairs, grad_score[:, :, None])
+        grad_query = torch.mul((grad_score[:, None] @ pairs)[:, 0], -attention.energy, out=self.grad_queries[i])
+        return grad_query @ attention.query.mT
 
-    def ended(self, before: Float[Tensor, "l b n"], down: Float[Tensor, "l b i"]) -> tuple[Tensor, ...]:
-        """The gradients of query, keys, values and energy."""
-        to_query = before.flatten(0, 1).mT @ self.to_queries.flatten(0, 1)
-        to_keys = (self.flat[..., None] - self.bent) * self.look.energy
-        to_values = torch.einsum("lbs,lbi->bsi", self.weights, down)
-        return to_query, to_keys, to_values, self.to_energy
-
-
-def _look_of(given: tuple[Any, ...]) -> StepAttention | None:
-    return None if given[4] is None else StepAttention(*given[4:9])
+    def shared_gradients(
+        self, states_in: Float[Tensor, "l b n"], grad_inputs: Float[Tensor, "l b i"]
+    ) -> tuple[Tensor, ...]:
+        """Gradients of query, keys, values and energy."""
+        grad_query = states_in.flatten(0, 1).mT @ self.grad_queries.flatten(0, 1)
+        grad_keys = (self.grad_scores[..., None] - self.grad_times_squares) * self.attention.energy
+        grad_values = torch.einsum("lbs,lbi->bsi", self.weights, grad_inputs)
+        return grad_query, grad_keys, grad_values, self.grad_energy
 
 
-def _breaks_of(given: tuple[Any, ...]) -> StateResets | None:
-    return None if given[9] is None else StateResets(*given[9:12])
+def _attention_of(arguments: tuple[Any, ...]) -> StepAttention | None:
+    return None if arguments[4] is None else StepAttention(*arguments[4:9])
 
 
-def _starts_of(breaks: StateResets) -> Tensor | None:
-    return None if breaks.starts is None else torch.zeros_like(breaks.starts)
+def _resets_of(arguments: tuple[Any, ...]) -> StateResets | None:
+    return None if arguments[9] is None else StateResets(*arguments[9:12])
+
+
+def _zero_start_gradients(resets: StateResets) -> Tensor | None:
+    return None if resets.starts is None else torch.zeros_like(resets.starts)

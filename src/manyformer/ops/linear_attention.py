@@ -1,11 +1,11 @@
-"""Linear attention: each output is a sum over keys of (query feature . key feature) value, in forms that agree.
+"""Linear attention: each output is a sum over keys of (query feature . key feature) value, in equivalent forms.
 
 With a the features of queries, c those of keys, and a memory M that is an r x f matrix,
 
     M_i = decay_i M_(i-1) + c_i v_i^T,    y_i = M_i^T a_i        (Katharopoulos et al. 2020, section 3.3)
 
-The column that normalises is one more column of v. Decays are given as logarithms, at most 0. `run` numbers the
-documents of a row from 0 on; only run 0 goes on from the `memory` that is handed in, every later one begins afresh.
+The normalizer is one more column of v. Decays are logarithms, at most 0. `run` numbers the documents of a row from 0
+on; only run 0 continues from the `memory` argument, every later one starts from zeros.
 """
 
 from typing import Any, NamedTuple
@@ -30,19 +30,19 @@ def quadratic(
     decay: Float[Tensor, "b h l"] | None = None,
     run: Int[Tensor, "b l"] | None = None,
 ) -> tuple[Float[Tensor, "b h l f"], Float[Tensor, "b h r f"], Float[Tensor, "b h l l"]]:
-    """The definition, with every pair written out: outputs, the memory after the last token, and the pairs' weights."""
-    seen = torch.ones(a.shape[2], a.shape[2], dtype=torch.bool, device=a.device).tril()
+    """The definition over all pairs: outputs, the memory after the last token, and the weights of the pairs."""
+    visible = torch.ones(a.shape[2], a.shape[2], dtype=torch.bool, device=a.device).tril()
     if run is not None:
-        seen = seen & (run[:, None, :, None] == run[:, None, None, :])
-    pairs = (a @ c.mT).masked_fill(~seen, 0.0)
+        visible = visible & (run[:, None, :, None] == run[:, None, None, :])
+    pairs = (a @ c.mT).masked_fill(~visible, 0.0)
     if decay is None:
-        left = seen[..., -1, :, None].to(v.dtype)
-        return pairs @ v, c.mT @ (v * left), pairs
+        last_visible = visible[..., -1, :, None].to(v.dtype)
+        return pairs @ v, c.mT @ (v * last_visible), pairs
     total = decay.cumsum(-1)
-    # where nothing is seen the exponent may be large
-    reach = (total[..., :, None] - total[..., None, :]).masked_fill(~seen, -torch.inf).exp()
-    pairs = pairs * reach
-    return pairs @ v, c.mT @ (v * reach[..., -1, :, None]), pairs
+    # the exponent of hidden pairs may overflow
+    decay_factor = (total[..., :, None] - total[..., None, :]).masked_fill(~visible, -torch.inf).exp()
+    pairs = pairs * decay_factor
+    return pairs @ v, c.mT @ (v * decay_factor[..., -1, :, None]), pairs
 
 
 def recurrent(
@@ -53,8 +53,8 @@ def recurrent(
     run: Int[Tensor, "b l"] | None = None,
     memory: Float[Tensor, "b h r f"] | None = None,
 ) -> LinearAttentionResult:
-    """Token by token: what decoding does, and the definition of a memory."""
-    memory = _empty(c, v) if memory is None else memory
+    """The definition of the memory: a loop over tokens, also used for decoding."""
+    memory = _zero_memory(c, v) if memory is None else memory
     outputs, current = [], 0
     for i in range(a.shape[2]):
         if run is not None:
@@ -77,62 +77,66 @@ def chunked(
     *,
     chunk: int = 64,
 ) -> LinearAttentionResult:
-    """Chunks of tokens in parallel: pairs within a chunk, and a memory of all that lies before it.
+    """Chunks of tokens in parallel: pairs within a chunk, and a memory of all earlier chunks.
 
-    Gradients are written by hand: they keep the inputs, the pairs and the memories, each about as large as an input.
+    The gradient is handwritten: it saves the inputs, the pairs and the memories, each about as large as an input.
     """
     length = a.shape[2]
     chunk = min(chunk, length)
-    if extra := -length % chunk:
-        a, c, v = (torch.nn.functional.pad(x, (0, 0, 0, extra)) for x in (a, c, v))
-        decay = None if decay is None else torch.nn.functional.pad(decay, (0, extra))
-        run = None if run is None else torch.cat([run, run[:, -1:].expand(-1, extra)], dim=1)
-    memory = _empty(c, v) if memory is None else memory
-    y, memory = _Chunked.apply(a, c, v, decay, run, memory, chunk)  # type: ignore[no-untyped-call]
-    return LinearAttentionResult(y[:, :, :length] if extra else y, memory)
+    if padding := -length % chunk:
+        a, c, v = (torch.nn.functional.pad(x, (0, 0, 0, padding)) for x in (a, c, v))
+        decay = None if decay is None else torch.nn.functional.pad(decay, (0, padding))
+        run = None if run is None else torch.cat([run, run[:, -1:].expand(-1, padding)], dim=1)
+    memory = _zero_memory(c, v) if memory is None else memory
+    y, memory = _ChunkedLinearAttention.apply(a, c, v, decay, run, memory, chunk)  # type: ignore[no-untyped-call]
+    return LinearAttentionResult(y[:, :, :length] if padding else y, memory)
 
 
 def divide_by_normalizer(y: Float[Tensor, "b h l fp1"], floor: float) -> Float[Tensor, "b h l f"]:
-    """All columns but the last, divided by the last one, the sum of the weights.
+    """Divide all columns but the last by the last one, the sum of the weights.
 
-    A sum nearer to 0 than `floor` counts as `floor` with its sign: random features may have sums of any sign, and a
-    token that sees nothing has the sum 0 and gets zeros.
+    A sum closer to 0 than `floor` is replaced by `floor` with its sign: random features may have sums of any sign, and
+    a token that sees no key has the sum 0 and gets zeros.
     """
-    result: Tensor = _Ratio.apply(y, floor)  # type: ignore[no-untyped-call]
+    result: Tensor = _DivideByNormalizer.apply(y, floor)  # type: ignore[no-untyped-call]
     return result
 
 
-class _Ratio(torch.autograd.Function):
-    """Keeps the result and the divisor alone; the heads of a token lie side by side in the result, as they go on."""
+class _DivideByNormalizer(torch.autograd.Function):
+    """Division that saves only result and divisor; the heads of a token are adjacent in the result's memory."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, floor: float) -> Tensor:
-        below = y[..., -1:]
-        small = below.abs() < floor
-        below = torch.where(small, torch.full_like(below, floor).copysign(below), below)
+        divisor = y[..., -1:]
+        is_small = divisor.abs() < floor
+        divisor = torch.where(is_small, torch.full_like(divisor, floor).copysign(divisor), divisor)
         result = torch.empty_like(y[..., :-1].transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-        torch.div(y[..., :-1], below, out=result)
-        ctx.save_for_backward(result, below, small)
+        torch.div(y[..., :-1], divisor, out=result)
+        ctx.save_for_backward(result, divisor, is_small)
         return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, up: Tensor) -> tuple[Tensor, None]:
-        result, below, small = ctx.saved_tensors
-        down = up.new_empty(*up.shape[:-1], up.shape[-1] + 1)
-        torch.div(up, below, out=down[..., :-1])
-        torch.div((up * result).sum(-1, keepdim=True).neg_().masked_fill_(small, 0.0), below, out=down[..., -1:])
-        return down, None
+    def backward(ctx: Any, grad_result: Tensor) -> tuple[Tensor, None]:
+        result, divisor, is_small = ctx.saved_tensors
+        grad_y = grad_result.new_empty(*grad_result.shape[:-1], grad_result.shape[-1] + 1)
+        torch.div(grad_result, divisor, out=grad_y[..., :-1])
+        torch.div(
+            (grad_result * result).sum(-1, keepdim=True).neg_().masked_fill_(is_small, 0.0),
+            divisor,
+            out=grad_y[..., -1:],
+        )
+        return grad_y, None
 
 
-def _empty(c: Tensor, v: Tensor) -> Tensor:
+def _zero_memory(c: Tensor, v: Tensor) -> Tensor:
     return v.new_zeros(*c.shape[:2], c.shape[-1], v.shape[-1])
 
 
-class _Flow(NamedTuple):
-    """How much of a token gets to another: inside its chunk, from the memory, into the memory, from memory to memory.
+class _ChunkGates(NamedTuple):
+    """Decay factors within a chunk, from the memory to a token, from a token to the memory, and of the memory.
 
-    None is all of it.
+    None stands for no decay.
     """
 
     inside: Float[Tensor, "b #h n c c"] | None
@@ -141,44 +145,44 @@ class _Flow(NamedTuple):
     keep: Float[Tensor, "b #h n 1 1"] | None
 
 
-def _flow(decay: Tensor | None, run: Tensor | None, chunk: int, like: Tensor) -> _Flow:
+def _chunk_gates(decay: Tensor | None, run: Tensor | None, chunk: int, like: Tensor) -> _ChunkGates:
     if decay is None and run is None:
-        return _Flow(None, None, None, None)
+        return _ChunkGates(None, None, None, None)
     parts: list[Tensor] = []
     if decay is not None:
         total = decay.reshape(*decay.shape[:-1], -1, chunk).cumsum(-1)
-        # where nothing is seen the exponent may be large, and on a CPU exp(-inf) takes twenty times as long as exp(0)
+        # the exponent of hidden pairs may overflow, and on a CPU exp(-inf) takes twenty times as long as exp(0)
         inside = (total[..., :, None] - total[..., None, :]).clamp_(max=0.0).exp_().tril_()
         last = total[..., -1:]
         parts = [inside, total.exp()[..., None], (last - total).exp()[..., None], last.exp()[..., None]]
     if run is not None:
         run = run.reshape(run.shape[0], 1, -1, chunk)
-        # the memory at the beginning of a chunk is that of the last run before it
-        before = torch.nn.functional.pad(run[:, :, :-1, -1:], (0, 0, 1, 0))
+        # the memory at the start of a chunk belongs to the last run of the previous chunk
+        previous = torch.nn.functional.pad(run[:, :, :-1, -1:], (0, 0, 1, 0))
         last = run[..., -1:]
         same = [
             (run[..., :, None] == run[..., None, :]).tril(),
-            (run == before)[..., None],
+            (run == previous)[..., None],
             (run == last)[..., None],
-            (last == before)[..., None],
+            (last == previous)[..., None],
         ]
         parts = [p * s for p, s in zip(parts, same)] if parts else [s.to(like.dtype) for s in same]
-    return _Flow(*parts)
+    return _ChunkGates(*parts)
 
 
-class _Chunked(torch.autograd.Function):
-    """Outputs and last memory; lengths are multiples of the chunk."""
+class _ChunkedLinearAttention(torch.autograd.Function):
+    """Outputs and final memory; lengths are multiples of the chunk."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         a, c, v, decay, run, memory, chunk = inputs
-        flow = _flow(decay, run, chunk, a)
+        gates = _chunk_gates(decay, run, chunk, a)
         A, C, V = (x.unflatten(2, (-1, chunk)) for x in (a, c, v))
-        memories, last = _memories(C, V, flow, memory)
-        pairs = _pairs(A, C, flow)
-        y = _product(pairs, V, _through(A @ memories, flow.enter)).flatten(2, 3)
+        memories, last = _memories(C, V, gates, memory)
+        pairs = _gated_pairs(A, C, gates)
+        y = _add_product(pairs, V, _apply_gate(A @ memories, gates.enter)).flatten(2, 3)
         ctx.set_materialize_grads(False)
-        # what a gradient of the decay needs; most decays are given, not learned
+        # needed for the gradient of the decay alone; most decays are constants
         ends = (y, last) if ctx.needs_input_grad[3] else (None, None)
         ctx.save_for_backward(a, c, v, decay, run, pairs, memories, *ends)
         ctx.chunk = chunk
@@ -186,69 +190,69 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *up: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         a, c, v, decay, run, pairs, memories, y, last = ctx.saved_tensors
-        dy, dlast = up
+        dy, dlast = grads
         dy = torch.zeros_like(v) if dy is None else dy
         dlast = torch.zeros_like(memories[:, :, 0]) if dlast is None else dlast
-        flow = _flow(decay, run, ctx.chunk, a)
+        gates = _chunk_gates(decay, run, ctx.chunk, a)
         A, C, V, dY = (x.unflatten(2, (-1, ctx.chunk)) for x in (a, c, v, dy))
-        entered = _through(dY, flow.enter)
-        later, dmemory = _gradients_of_memories(A.mT @ entered, flow, dlast)
-        dpairs = _pairs(dY, V, flow)
-        da = _product(dpairs, C, entered @ memories.mT).flatten(2, 3)
-        dc = _product(dpairs.mT, A, _through(V, flow.leave) @ later.mT).flatten(2, 3)
-        dv = _product(pairs.mT, dY, _through(C @ later, flow.leave)).flatten(2, 3)
+        entered = _apply_gate(dY, gates.enter)
+        grad_memories, dmemory = _gradients_of_memories(A.mT @ entered, gates, dlast)
+        dpairs = _gated_pairs(dY, V, gates)
+        da = _add_product(dpairs, C, entered @ memories.mT).flatten(2, 3)
+        dc = _add_product(dpairs.mT, A, _apply_gate(V, gates.leave) @ grad_memories.mT).flatten(2, 3)
+        dv = _add_product(pairs.mT, dY, _apply_gate(C @ grad_memories, gates.leave)).flatten(2, 3)
         ddecay = None if y is None else _gradient_of_decay(y, dy, v, dv, last, dlast)
         return da, dc, dv, ddecay, None, dmemory, None
 
 
-def _pairs(left: Tensor, right: Tensor, flow: _Flow) -> Tensor:
-    """Products of all pairs within a chunk, as far as the one comes to the other."""
+def _gated_pairs(left: Tensor, right: Tensor, gates: _ChunkGates) -> Tensor:
+    """Products of all pairs within a chunk, times their decay and causal mask."""
     pairs = left @ right.mT
-    return pairs.tril_() if flow.inside is None else pairs.mul_(flow.inside)
+    return pairs.tril_() if gates.inside is None else pairs.mul_(gates.inside)
 
 
-def _product(pairs: Tensor, x: Tensor, added: Tensor) -> Tensor:
-    """pairs @ x + added, in place of `added`."""
+def _add_product(pairs: Tensor, x: Tensor, added: Tensor) -> Tensor:
+    """pairs @ x + added, written to `added`."""
     flat = added.view(-1, *added.shape[-2:])
     flat.baddbmm_(pairs.reshape(-1, *pairs.shape[-2:]), x.reshape(-1, *x.shape[-2:]))
     return added
 
 
-def _through(x: Tensor, gate: Tensor | None) -> Tensor:
+def _apply_gate(x: Tensor, gate: Tensor | None) -> Tensor:
     return x if gate is None else x * gate
 
 
-def _memories(c: Tensor, v: Tensor, flow: _Flow, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """The memory before each chunk, and the one after all of them."""
-    sums = c.mT @ _through(v, flow.leave)
-    # one chunk after the other: on a CPU half the time of torch's cumsum, which also knows no decay
-    for number in range(sums.shape[2]):
-        here = sums[:, :, number]
-        after = _faded(here, memory, flow, number)
-        here.copy_(memory)
-        memory = after
+def _memories(c: Tensor, v: Tensor, gates: _ChunkGates, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """The memory before each chunk, and the final memory."""
+    sums = c.mT @ _apply_gate(v, gates.leave)
+    # a loop over chunks: on a CPU half the time of torch's cumsum, which also has no decay
+    for chunk_index in range(sums.shape[2]):
+        chunk_memory = sums[:, :, chunk_index]
+        next_memory = _add_decayed(chunk_memory, memory, gates, chunk_index)
+        chunk_memory.copy_(memory)
+        memory = next_memory
     return sums, memory
 
 
-def _gradients_of_memories(sums: Tensor, flow: _Flow, last: Tensor) -> tuple[Tensor, Tensor]:
-    """From those of reading in each chunk: the gradient of the memory after each chunk, and of the first memory."""
-    for number in reversed(range(sums.shape[2])):
-        here = sums[:, :, number]
-        before = _faded(here, last, flow, number)
-        here.copy_(last)
-        last = before
+def _gradients_of_memories(sums: Tensor, gates: _ChunkGates, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn the gradients of each chunk's reads into those of the memory after each chunk and of the first memory."""
+    for chunk_index in reversed(range(sums.shape[2])):
+        chunk_gradient = sums[:, :, chunk_index]
+        previous = _add_decayed(chunk_gradient, last, gates, chunk_index)
+        chunk_gradient.copy_(last)
+        last = previous
     return sums, last
 
 
-def _faded(here: Tensor, other: Tensor, flow: _Flow, number: int) -> Tensor:
-    """here + other, as much of it as gets through chunk `number`."""
-    return here + other if flow.keep is None else torch.addcmul(here, other, flow.keep[:, :, number])
+def _add_decayed(update: Tensor, memory: Tensor, gates: _ChunkGates, chunk_index: int) -> Tensor:
+    """update + memory, with `memory` decayed over chunk `chunk_index`."""
+    return update + memory if gates.keep is None else torch.addcmul(update, memory, gates.keep[:, :, chunk_index])
 
 
 def _gradient_of_decay(y: Tensor, dy: Tensor, v: Tensor, dv: Tensor, last: Tensor, dlast: Tensor) -> Tensor:
-    """With t the sum of log decays, y_i is proportional to exp(t_i) and what comes of token j to exp(-t_j)."""
+    """With t the sum of log decays, y_i is proportional to exp(t_i) and the contribution of token j to exp(-t_j)."""
     dtotal = (y * dy).sum(-1) - (v * dv).sum(-1)
     final = (last * dlast).sum((-2, -1))
     return dtotal.flip(-1).cumsum(-1).flip(-1) + final[..., None]

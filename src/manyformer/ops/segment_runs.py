@@ -1,4 +1,4 @@
-"""Documents in a row as a stream passes through them: a run is a stretch of one segment number."""
+"""Runs of documents within rows of a stream: a run is a maximal range of tokens of one segment."""
 
 from typing import NamedTuple
 
@@ -8,43 +8,43 @@ from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT
 
-FRESH = -2
-"""The segment number of a stream that has seen no token yet."""
+NO_SEGMENT = -2
+"""The segment id that stands for a stream without any token so far."""
 
 
 class SegmentRuns(NamedTuple):
-    """The run of each token, 0 being the one that goes on from before; which are no padding; the last segment."""
+    """The run of each token, 0 for the one that continues the previous call's; the mask of tokens; the last segment."""
 
-    number: Int[Tensor, "b l"]
-    real: Bool[Tensor, "b l"]
-    last: Int[Tensor, " b"]
+    run_ids: Int[Tensor, "b l"]
+    valid: Bool[Tensor, "b l"]
+    last_segment: Int[Tensor, " b"]
 
 
-def segment_runs(seg: Int[Tensor, "b l"], before: Int[Tensor, " b"]) -> SegmentRuns:
-    """Count the changes of segment, `before` being the segment of the last token so far; padding interrupts nothing.
+def segment_runs(segment_ids: Int[Tensor, "b l"], last_segment: Int[Tensor, " b"]) -> SegmentRuns:
+    """Number the runs; `last_segment` is the segment of the stream's last token, and padding does not end a run.
 
-    A document in several pieces is a new one each time, as positions have it too.
+    A segment that occurs in several pieces is a new run each time; its positions restart as well.
     """
-    real = seg != PADDING_SEGMENT
-    column = torch.arange(seg.shape[1], device=seg.device)
-    last = torch.where(real, column, -1).cummax(1).values
-    upto = torch.where(last < 0, before[:, None], seg.gather(1, last.clamp(min=0)))
-    previous = torch.cat([before[:, None], upto[:, :-1]], dim=1)
-    return SegmentRuns((real & (seg != previous)).cumsum(1), real, upto[:, -1])
+    valid = segment_ids != PADDING_SEGMENT
+    column = torch.arange(segment_ids.shape[1], device=segment_ids.device)
+    last = torch.where(valid, column, -1).cummax(1).values
+    latest_segment = torch.where(last < 0, last_segment[:, None], segment_ids.gather(1, last.clamp(min=0)))
+    previous = torch.cat([last_segment[:, None], latest_segment[:, :-1]], dim=1)
+    return SegmentRuns((valid & (segment_ids != previous)).cumsum(1), valid, latest_segment[:, -1])
 
 
 def running_max(
-    x: Float[Tensor, "b h l"], run: Int[Tensor, "b l"] | None, before: Float[Tensor, "b h"]
+    x: Float[Tensor, "b h l"], run: Int[Tensor, "b l"] | None, initial: Float[Tensor, "b h"]
 ) -> Float[Tensor, "b h l"]:
-    """The largest value so far within each run; run 0 (all of it where `run` is None) goes on from `before`."""
+    """Cumulative maximum within each run; run 0 (everything where `run` is None) continues from `initial`."""
     if run is None:
-        return x.cummax(-1).values.maximum(before[..., None])
-    x = torch.where(run[:, None] == 0, x.maximum(before[..., None]), x)
-    # doubling: each token knows the largest of 1, 2, 4, ... tokens up to itself
-    reach = 1
-    while reach < x.shape[-1]:
-        same = (run[:, reach:] == run[:, :-reach])[:, None]
-        further = torch.where(same, x[..., reach:].maximum(x[..., :-reach]), x[..., reach:])
-        x = torch.cat([x[..., :reach], further], dim=-1)
-        reach *= 2
+        return x.cummax(-1).values.maximum(initial[..., None])
+    x = torch.where(run[:, None] == 0, x.maximum(initial[..., None]), x)
+    # doubling: the maximum over the last 1, 2, 4, ... tokens
+    shift = 1
+    while shift < x.shape[-1]:
+        same = (run[:, shift:] == run[:, :-shift])[:, None]
+        maxima = torch.where(same, x[..., shift:].maximum(x[..., :-shift]), x[..., shift:])
+        x = torch.cat([x[..., :shift], maxima], dim=-1)
+        shift *= 2
     return x

@@ -9,44 +9,44 @@ from torch import Tensor
 
 from manyformer.ops import small_batch_attention
 
-HIDDEN = -1e30
-"""Instead of -inf, which less -inf is no number."""
+MASK_BIAS = -1e30
+"""Finite stand-in for -inf: -inf minus -inf is nan."""
 
-LEAST = 1e-9
-"""A slot with less of a key than this has none."""
+MIN_SHARE = 1e-9
+"""A slot whose total share of keys is below this is empty."""
 
 
 def balance(
     logits: Float[Tensor, "*b n n"], *, steps: int, causal: bool, valid: Bool[Tensor, "*#b n n"] | None = None
 ) -> Float[Tensor, "*b n n"]:
-    """A matrix whose rows sum to 1, and with many steps its columns too: exp(logits), scaled by turns (section 3.1).
+    """Sinkhorn normalization of exp(logits): rows sum to 1 and, with many steps, columns too (section 3.1).
 
-    What is not `valid` is 0, and so is a row with nothing valid. `causal`: no row takes of itself or of a later one,
-    and a column is scaled, for each row, by its sum down to that row, so that later rows change nothing (section 3.3).
-    Balanced in full, each row would then take all of the one before it: 1 over what it takes of others grows by 2 with
-    every step, where there are two. Without any steps the rows alone are scaled, as in a softmax.
+    Entries that are not `valid` are 0, and so are rows without a valid one. `causal`: a row has weight on earlier
+    blocks alone, and for each row a column is scaled by its sum down to that row, so that later rows have no influence
+    (section 3.3). At the fixed point each row would then put all weight on the previous block: 1 over its weight on
+    others grows by 2 with every step, where there are two. With 0 steps it is a softmax over rows.
     """
     if causal:
         earlier = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril(-1)
         valid = earlier if valid is None else valid & earlier
 
-    def hidden(x: Tensor) -> Tensor:
-        return x if valid is None else x.masked_fill(~valid, HIDDEN)
+    def mask_invalid(x: Tensor) -> Tensor:
+        return x if valid is None else x.masked_fill(~valid, MASK_BIAS)
 
-    x = hidden(logits)
-    x = hidden(x - x.logsumexp(-1, keepdim=True))
+    x = mask_invalid(logits)
+    x = mask_invalid(x - x.logsumexp(-1, keepdim=True))
     for _ in range(steps):
-        x = hidden(x - (x.logcumsumexp(-2) if causal else x.logsumexp(-2, keepdim=True)))
-        x = hidden(x - x.logsumexp(-1, keepdim=True))
+        x = mask_invalid(x - (x.logcumsumexp(-2) if causal else x.logsumexp(-2, keepdim=True)))
+        x = mask_invalid(x - x.logsumexp(-1, keepdim=True))
     return x.exp()
 
 
 def gumbel(x: Tensor) -> Tensor:
-    """Noise whose addition to logits draws from their softmax (Gumbel 1954)."""
+    """Gumbel noise: the argmax of logits plus noise is a sample of their softmax (Gumbel 1954)."""
     return -torch.empty_like(x).exponential_().log()
 
 
-def attend(
+def sinkhorn_attention(
     q: Float[Tensor, "n h m c e"],
     k: Float[Tensor, "n h b c e"],
     v: Float[Tensor, "n h b c f"],
@@ -56,29 +56,31 @@ def attend(
     scale: float,
     present: Bool[Tensor, "n b c"] | None = None,
 ) -> Float[Tensor, "n h m c f"]:
-    """Each block of queries, which are those of the last blocks, sees its own block and what `sort` puts beside it.
+    """Attention of each query block to its own block and to the block that `sort` mixes for it.
 
-    Keys and values of absent tokens are zeros. Where a slot is filled in part only, because an absent token was sorted
-    there, it is a key of the rest that counts in part.
+    Queries may be those of the last blocks only. Keys and values of absent tokens are zeros. A slot that received only
+    a share of present tokens is a key with that share of the weight.
     """
     blocks, size, mask, bias = q.shape[2], q.shape[3], None, None
     if present is None:
-        keys, values = (_paired(sort, x) for x in (k, v))
+        keys, values = (_pair_with_sorted(sort, x) for x in (k, v))
     else:
-        keys, values, bias = _partially(sort, k, v, present)
+        keys, values, bias = _pair_with_partial(sort, k, v, present)
     if causal:
-        own = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
-        mask = torch.cat([own, torch.ones_like(own)], dim=1)
+        own_mask = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+        mask = torch.cat([own_mask, torch.ones_like(own_mask)], dim=1)
         if blocks == k.shape[2]:
-            # the first block of all has none before it
+            # the first block has no earlier block
             bias = torch.zeros(len(q), 1, blocks, 2 * size, dtype=q.dtype, device=q.device)
             bias[:, :, 0, size:] = -torch.inf
-    bias = None if bias is None else _flat(bias)
-    y = small_batch_attention.attend(_flat(q), _flat(keys), _flat(values), scale=scale, mask=mask, bias=bias)
+    bias = None if bias is None else _blocks_as_rows(bias)
+    y = small_batch_attention.small_batch_attention(
+        _blocks_as_rows(q), _blocks_as_rows(keys), _blocks_as_rows(values), scale=scale, mask=mask, bias=bias
+    )
     return y.view(len(q), blocks, *y.shape[1:]).transpose(1, 2)
 
 
-def naive(
+def sinkhorn_attention_reference(
     q: Float[Tensor, "n h m c e"],
     k: Float[Tensor, "n h b c e"],
     v: Float[Tensor, "n h b c f"],
@@ -87,12 +89,14 @@ def naive(
     causal: bool,
     scale: float,
 ) -> Float[Tensor, "n h m c f"]:
-    """The definition without absent tokens: a softmax over what stands beside each block and what is in it."""
+    """The definition without absent tokens: a softmax over the sorted block and the block itself."""
     size, ahead = q.shape[3], k.shape[2] - q.shape[2]
     ys = []
     for block in range(q.shape[2]):
-        beside = [torch.einsum("nhb,nhbce->nhce", sort[:, :, block], x) for x in (k, v)]
-        keys, values = (torch.cat([x, own[:, :, ahead + block]], 2) for x, own in zip(beside, (k, v)))
+        sorted_blocks = [torch.einsum("nhb,nhbce->nhce", sort[:, :, block], x) for x in (k, v)]
+        keys, values = (
+            torch.cat([x, block_keys[:, :, ahead + block]], 2) for x, block_keys in zip(sorted_blocks, (k, v))
+        )
         scores = q[:, :, block] @ keys.mT * scale
         if causal:
             visible = torch.ones(size, 2 * size, dtype=torch.bool, device=q.device).tril(size)
@@ -102,7 +106,7 @@ def naive(
     return torch.stack(ys, dim=2)
 
 
-def attend_cut(
+def sortcut_attention(
     q: Float[Tensor, "n h m c e"],
     k: Float[Tensor, "n h b c e"],
     v: Float[Tensor, "n h b c f"],
@@ -111,85 +115,89 @@ def attend_cut(
     scale: float,
     present: Bool[Tensor, "n b c"] | None = None,
 ) -> Float[Tensor, "n h m c f"]:
-    """SortCut: all queries see the first blocks of the sorted sequence and nothing else (section 3.4)."""
+    """SortCut: all queries attend to the first blocks of the sorted sequence alone (section 3.4)."""
     bias = None
     if present is None:
-        keys, values = (mixed(sort, x).flatten(2, 3) for x in (k, v))
+        keys, values = (mix_blocks(sort, x).flatten(2, 3) for x in (k, v))
     else:
-        keys, values, bias = (x.flatten(2, 3) for x in partial(sort, k, v, present))
-        # a line without any token must see something, whatever it is
+        keys, values, bias = (x.flatten(2, 3) for x in mix_partial_blocks(sort, k, v, present))
+        # a row without any token must have a visible key
         bias = bias.masked_fill((bias == -torch.inf).all(-1, keepdim=True), 0.0)[:, :, None]
     y = F.scaled_dot_product_attention(q.flatten(2, 3), keys, values, attn_mask=bias, scale=scale)
     return y.view(*q.shape[:4], v.shape[-1])
 
 
-def _paired(sort: Float[Tensor, "n h m b"], x: Float[Tensor, "n h b c e"]) -> Float[Tensor, "n h m s e"]:
-    """The last blocks, and beside each what it is given."""
-    y: Tensor = _Paired.apply(sort.to(x.dtype), x)  # type: ignore[no-untyped-call]
+def _pair_with_sorted(sort: Float[Tensor, "n h m b"], x: Float[Tensor, "n h b c e"]) -> Float[Tensor, "n h m s e"]:
+    """The last blocks, each concatenated with its sorted block."""
+    y: Tensor = _PairWithSorted.apply(sort.to(x.dtype), x)  # type: ignore[no-untyped-call]
     return y
 
 
-class _Paired(torch.autograd.Function):
-    """Both are written to where attention reads them, and blocks mixed from there."""
+class _PairWithSorted(torch.autograd.Function):
+    """Writes blocks and sorted blocks straight to the memory that attention reads."""
 
     @staticmethod
     def forward(ctx: Any, sort: Tensor, x: Tensor) -> Tensor:
         (rows, heads, blocks, size, width), queries = x.shape, sort.shape[2]
         y = x.new_empty(heads, rows, queries, 2, size, width)
         y[:, :, :, 0] = x[:, :, blocks - queries :].transpose(0, 1)
-        own, beside = y.flatten(4).flatten(0, 1).unbind(2)
-        every = own if queries == blocks else x.transpose(0, 1).reshape(heads * rows, blocks, -1)
+        own_blocks, sorted_blocks = y.flatten(4).flatten(0, 1).unbind(2)
+        all_blocks = own_blocks if queries == blocks else x.transpose(0, 1).reshape(heads * rows, blocks, -1)
         weights = sort.transpose(0, 1).flatten(0, 1)
-        torch.bmm(weights, every, out=beside)
-        ctx.save_for_backward(weights, every)
+        torch.bmm(weights, all_blocks, out=sorted_blocks)
+        ctx.save_for_backward(weights, all_blocks)
         return y.flatten(3, 4).transpose(0, 1)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, up: Tensor) -> tuple[Tensor, Tensor]:
-        weights, every = ctx.saved_tensors
-        rows, heads, queries, both, width = up.shape
-        own, beside = up.transpose(0, 1).reshape(heads * rows, queries, 2, -1).unbind(2)
-        to_sort, to_x = torch.bmm(beside, every.mT), torch.bmm(weights.mT, beside)
-        to_x[:, -queries:] += own
-        to_sort, to_x = (x.view(heads, rows, *x.shape[1:]).transpose(0, 1) for x in (to_sort, to_x))
-        return to_sort, to_x.view(*to_x.shape[:3], both // 2, width)
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, Tensor]:
+        weights, all_blocks = ctx.saved_tensors
+        rows, heads, queries, pair_size, width = grad_y.shape
+        grad_own, grad_sorted = grad_y.transpose(0, 1).reshape(heads * rows, queries, 2, -1).unbind(2)
+        grad_sort, grad_x = torch.bmm(grad_sorted, all_blocks.mT), torch.bmm(weights.mT, grad_sorted)
+        grad_x[:, -queries:] += grad_own
+        grad_sort, grad_x = (x.view(heads, rows, *x.shape[1:]).transpose(0, 1) for x in (grad_sort, grad_x))
+        return grad_sort, grad_x.view(*grad_x.shape[:3], pair_size // 2, width)
 
 
-def _partially(
+def _pair_with_partial(
     sort: Float[Tensor, "n h m b"],
     k: Float[Tensor, "n h b c e"],
     v: Float[Tensor, "n h b c f"],
     present: Bool[Tensor, "n b c"],
 ) -> tuple[Float[Tensor, "n h m s e"], Float[Tensor, "n h m s f"], Float[Tensor, "n h m s"]]:
-    """Keys and values of the last blocks and beside them what each is given, and what is added to their scores."""
+    """Keys and values of the last blocks with their sorted blocks, and the additive bias of their scores."""
     blocks = sort.shape[2]
-    sorted_k, sorted_v, share = partial(sort, k, v, present)
+    sorted_k, sorted_v, share = mix_partial_blocks(sort, k, v, present)
     keys, values = (torch.cat([x[:, :, -blocks:], y], dim=3) for x, y in ((k, sorted_k), (v, sorted_v)))
-    # a block without any token must see something, whatever it is
-    seen = present | ~present.any(-1, keepdim=True)
-    hidden = torch.zeros_like(seen, dtype=k.dtype).masked_fill(~seen, -torch.inf)[:, None, -blocks:]
-    return keys, values, torch.cat([hidden.expand_as(share), share], dim=-1)
+    # a block without any token must have a visible key
+    visible = present | ~present.any(-1, keepdim=True)
+    mask_bias = torch.zeros_like(visible, dtype=k.dtype).masked_fill(~visible, -torch.inf)[:, None, -blocks:]
+    return keys, values, torch.cat([mask_bias.expand_as(share), share], dim=-1)
 
 
-def mixed(sort: Float[Tensor, "n h m b"], x: Float[Tensor, "n h b c e"]) -> Float[Tensor, "n h m c e"]:
-    """For each slot the sum of the blocks, weighted."""
+def mix_blocks(sort: Float[Tensor, "n h m b"], x: Float[Tensor, "n h b c e"]) -> Float[Tensor, "n h m c e"]:
+    """The weighted sum of the blocks for each sorted slot."""
     return (sort.to(x.dtype) @ x.flatten(3)).view(*sort.shape[:3], *x.shape[3:])
 
 
-def partial(
+def mix_partial_blocks(
     sort: Float[Tensor, "n h m b"],
     k: Float[Tensor, "n h b c e"],
     v: Float[Tensor, "n h b c f"],
     present: Bool[Tensor, "n b c"],
 ) -> tuple[Float[Tensor, "n h m c e"], Float[Tensor, "n h m c f"], Float[Tensor, "n h m c"]]:
-    """Keys and values of slots that may be filled in part, and the logarithm of that part, which takes no gradient."""
+    """Keys and values of partly filled slots, and the logarithm of the filled share, which takes no gradient."""
     share = sort.to(k.dtype) @ present[:, None].to(k.dtype)
-    filled = share[..., None].clamp(min=LEAST)
+    filled = share[..., None].clamp(min=MIN_SHARE)
     bias = share.detach().clamp(max=1.0)
-    return mixed(sort, k) / filled, mixed(sort, v) / filled, bias.log().masked_fill(bias < LEAST, -torch.inf)
+    return (
+        mix_blocks(sort, k) / filled,
+        mix_blocks(sort, v) / filled,
+        bias.log().masked_fill(bias < MIN_SHARE, -torch.inf),
+    )
 
 
-def _flat(x: Float[Tensor, "n h m *c"]) -> Float[Tensor, "nm h *c"]:
-    """Each block as a row of its own."""
+def _blocks_as_rows(x: Float[Tensor, "n h m *c"]) -> Float[Tensor, "nm h *c"]:
+    """Blocks moved to the batch axis."""
     return x.transpose(1, 2).flatten(0, 1)

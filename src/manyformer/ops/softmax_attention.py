@@ -13,7 +13,7 @@ from manyformer.dropout import drop
 from manyformer.position import Position
 
 
-def naive(
+def softmax_attention_reference(
     q: Float[Tensor, "b h l e"],
     k: Float[Tensor, "b g s e"],
     v: Float[Tensor, "b g s f"],
@@ -25,23 +25,23 @@ def naive(
     key_positions: TokenPositions,
     dropout: float = 0.0,
 ) -> tuple[Float[Tensor, "b h l f"], Float[Tensor, "b h l s"]]:
-    """Outputs and weights, written out as in the paper, with every seam of a position; softmax in float32 at least."""
+    """Outputs and weights by the paper's formula, with every hook of a position; softmax in float32 at least."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    weights = weights_of(position.score(q @ k.mT * scale, q, k, query_positions, key_positions), mask).to(q.dtype)
-    kept = drop(weights, dropout)
-    return position.value(kept @ v, kept, query_positions, key_positions), weights
+    weights = masked_softmax(position.score(q @ k.mT * scale, q, k, query_positions, key_positions), mask).to(q.dtype)
+    dropped = drop(weights, dropout)
+    return position.value(dropped @ v, dropped, query_positions, key_positions), weights
 
 
-def weights_of(logits: Float[Tensor, "#b #h l s"], mask: Bool[Tensor, "#b #h l s"]) -> Float[Tensor, "b h l s"]:
+def masked_softmax(logits: Float[Tensor, "#b #h l s"], mask: Bool[Tensor, "#b #h l s"]) -> Float[Tensor, "b h l s"]:
     """The softmax over visible keys, in float32 at least; zeros in a row that has none."""
     logits = logits.masked_fill(~mask, -torch.inf)
     # a row without a visible key is all -inf: its softmax would be nan, its weights are defined as zero
-    seen = mask.any(-1, keepdim=True)
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    return logits.masked_fill(~seen, 0.0).softmax(-1, dtype=wide).masked_fill(~mask, 0.0)
+    has_key = mask.any(-1, keepdim=True)
+    compute_dtype = torch.promote_types(logits.dtype, torch.float32)
+    return logits.masked_fill(~has_key, 0.0).softmax(-1, dtype=compute_dtype).masked_fill(~mask, 0.0)
 
 
-def fused(
+def fused_attention(
     q: Float[Tensor, "b h l e"],
     k: Float[Tensor, "b g s e"],
     v: Float[Tensor, "b g s f"],
@@ -52,11 +52,11 @@ def fused(
     dropout: float = 0.0,
 ) -> Float[Tensor, "b h l f"]:
     """`torch.nn.functional.scaled_dot_product_attention`; `causal` aligns the first query with the first key."""
-    more, width = q.shape[-1] - v.shape[-1], v.shape[-1]
-    # on a CPU torch writes out all pairs unless keys and values are equally wide; a single query has few; "meta" is
-    # where costs on a CPU are told
-    if more and q.device.type in ("cpu", "meta") and q.shape[2] > 1:
-        q, k, v = (F.pad(x, (0, max(0, room))) for x, room in ((q, -more), (k, -more), (v, more)))
+    width_gap, width = q.shape[-1] - v.shape[-1], v.shape[-1]
+    # on a CPU torch materializes all pairs unless keys and values are equally wide; a single query has few; "meta"
+    # tensors are used to estimate CPU costs
+    if width_gap and q.device.type in ("cpu", "meta") and q.shape[2] > 1:
+        q, k, v = (F.pad(x, (0, max(0, padding))) for x, padding in ((q, -width_gap), (k, -width_gap), (v, width_gap)))
     y = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
@@ -64,7 +64,7 @@ def fused(
     return torch.split(y, [width, padded], dim=-1)[0] if padded else y
 
 
-def per_document(
+def attention_per_document(
     q: Float[Tensor, "b h l e"],
     k: Float[Tensor, "b g l e"],
     v: Float[Tensor, "b g l f"],
@@ -75,46 +75,48 @@ def per_document(
     dropout: float = 0.0,
 ) -> Float[Tensor, "b h l f"]:
     """One fused call for each document of packed rows; padding gives zeros."""
-    return each_document(q, k, v, layout, partial(fused, mask=None, causal=causal, scale=scale, dropout=dropout))
+    return map_documents(
+        q, k, v, layout, partial(fused_attention, mask=None, causal=causal, scale=scale, dropout=dropout)
+    )
 
 
-def each_document(
+def map_documents(
     q: Float[Tensor, "b h l e"],
     k: Float[Tensor, "b g l e"],
     v: Float[Tensor, "b g l f"],
     layout: PackedLayout,
-    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+    attention: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Float[Tensor, "b h l f"]:
-    """`attend` for each document of packed rows by itself; padding gives zeros.
+    """Apply `attention` to each document of packed rows separately; padding gives zeros.
 
-    All rows are laid end to end and cut into documents and gaps, because the gradient of one such cut is a single
+    All rows are concatenated and split into documents and gaps, because the gradient of one split is a single
     concatenation, where that of many slices would be as many tensors of full size.
     """
     rows, length = q.shape[0], q.shape[2]
-    sizes, real = _cuts(layout, rows, length)
+    sizes, is_document = _document_cuts(layout, rows, length)
     parts = [torch.split(x.transpose(1, 2).flatten(0, 1), sizes) for x in (q, k, v)]
     width = (q.shape[1], v.shape[-1])
     pieces = [
-        # a single document is (l, h, e) here and (1, h, l, e) there
-        attend(*(x.transpose(0, 1)[None] for x in (a, b, c)))[0].transpose(0, 1)
+        # a document is (l, h, e) here and (1, h, l, e) for `attention`
+        attention(*(x.transpose(0, 1)[None] for x in (a, b, c)))[0].transpose(0, 1)
         if document
         else q.new_zeros(a.shape[0], *width)
-        for a, b, c, document in zip(*parts, real)
+        for a, b, c, document in zip(*parts, is_document)
     ]
     return torch.cat(pieces).view(rows, length, *width).transpose(1, 2)
 
 
-def _cuts(layout: PackedLayout, rows: int, length: int) -> tuple[list[int], list[bool]]:
-    """Sizes of the documents and of the gaps between them in rows laid end to end, and which of them are documents."""
-    sizes, real, here = [], [], 0
+def _document_cuts(layout: PackedLayout, rows: int, length: int) -> tuple[list[int], list[bool]]:
+    """Sizes of documents and of gaps between them in concatenated rows, and which of them are documents."""
+    sizes, is_document, offset = [], [], 0
     for row, begin, end in layout.documents:
-        if gap := row * length + begin - here:
+        if gap := row * length + begin - offset:
             sizes.append(gap)
-            real.append(False)
+            is_document.append(False)
         sizes.append(end - begin)
-        real.append(True)
-        here = row * length + end
-    if gap := rows * length - here:
+        is_document.append(True)
+        offset = row * length + end
+    if gap := rows * length - offset:
         sizes.append(gap)
-        real.append(False)
-    return sizes, real
+        is_document.append(False)
+    return sizes, is_document

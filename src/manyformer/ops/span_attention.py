@@ -1,7 +1,7 @@
-"""Softmax attention to the keys before each query, weighed by a ramp that ends where a head's span does.
+"""Softmax attention to previous keys, multiplied by a ramp that falls to 0 beyond a head's span.
 
-Heads see different numbers of keys. Those with about as many are computed together, along a band of as many diagonals:
-the keys beyond it have no weight and are never touched. Memory and time are linear in length and in the spans.
+Heads attend to different numbers of keys. Heads of similar spans are computed together, along a band of as many
+diagonals: keys outside it have no weight and are never read. Memory and time are linear in length and in the spans.
 """
 
 from collections.abc import Sequence
@@ -15,136 +15,145 @@ from manyformer.autocast import autocast_disabled
 from manyformer.core import TokenPositions
 from manyformer.ops import band as bands
 from manyformer.ops.band import DiagonalBand
-from manyformer.ops.softmax_attention import weights_of
+from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.position import Position
-from manyformer.position.distance_terms import distance
+from manyformer.position.distance_terms import signed_distances
 
-TOGETHER = 32
-"""Heads whose spans differ by no more than about this are computed with the same band."""
+BAND_ROUNDING = 32
+"""Spans are rounded up to a multiple of this; heads of equal rounded spans are computed with the same band."""
 
 
 class HeadSpans(NamedTuple):
-    """How long the spans are, in keys, how many more the ramp behind them has, and what scores are multiplied by."""
+    """Span lengths in keys, length of the ramp behind them in keys, and the scale of the scores."""
 
     lengths: Float[Tensor, "#b h #l"]
     slope: int
     scale: float
 
-    def share(self, away: Float[Tensor, "*p w"]) -> Float[Tensor, "*q w"]:
-        """What keys so far behind count: 1 within the span, falling to 0 along the ramp."""
-        return ((self.slope + self.lengths[..., None] - away) / self.slope).clamp(0, 1)
+    def ramp_weight(self, distances: Float[Tensor, "*p w"]) -> Float[Tensor, "*q w"]:
+        """The factor of keys at these distances: 1 within the span, falling to 0 along the ramp."""
+        return ((self.slope + self.lengths[..., None] - distances) / self.slope).clamp(0, 1)
 
 
-def naive(
+def span_attention_reference(
     q: Float[Tensor, "b h l e"],
     k: Float[Tensor, "b h s e"],
     v: Float[Tensor, "b h s f"],
     heads: HeadSpans,
-    seen: Bool[Tensor, "#b #h l s"],
+    visible: Bool[Tensor, "#b #h l s"],
     *,
     position: Position,
     query_positions: TokenPositions,
     key_positions: TokenPositions,
 ) -> tuple[Float[Tensor, "b h l f"], Float[Tensor, "b h l s"]]:
-    """Outputs and weights m e^s / sum m e^s, written out; `seen` says which keys are before which queries at all."""
+    """The definition: outputs and weights m e^s / sum m e^s with ramp m; `visible` is the mask of previous keys."""
     logits = position.score(q @ k.mT * heads.scale, q, k, query_positions, key_positions)
-    share = heads.share(-distance(query_positions, key_positions)[:, None].to(heads.lengths.dtype))
-    # no logarithm of zero: its gradient is no number, even where nothing comes of it
-    logits = logits + share.clamp(min=torch.finfo(share.dtype).tiny).log()
-    weights = weights_of(logits, seen & (share > 0)).to(v.dtype)
+    ramp = heads.ramp_weight(-signed_distances(query_positions, key_positions)[:, None].to(heads.lengths.dtype))
+    # clamped: the gradient of log(0) is nan even where it is masked
+    logits = logits + ramp.clamp(min=torch.finfo(ramp.dtype).tiny).log()
+    weights = masked_softmax(logits, visible & (ramp > 0)).to(v.dtype)
     return weights @ v, weights
 
 
 class SpanRows(NamedTuple):
-    """How queries lie against keys: query i is at the place of key `offset` + i. `query_positions` and `key_positions`
-    number documents.
+    """Alignment of queries and keys: query i is at the position of key `offset` + i.
+
+    `query_segments` and `key_segments` are segment ids, None where all tokens are of one document.
     """
 
     offset: int
-    at: Tensor | None = None
-    of: Tensor | None = None
+    query_segments: Tensor | None = None
+    key_segments: Tensor | None = None
 
 
-def attend(
+def span_attention(
     q: Float[Tensor, "b h l e"],
     k: Float[Tensor, "b h s e"],
     v: Float[Tensor, "b h s f"],
     heads: HeadSpans,
     vectors: Float[Tensor, "#h r e"] | None,
-    reach: Sequence[int],
+    max_spans: Sequence[int],
     rows: SpanRows,
 ) -> Float[Tensor, "b h l f"]:
-    """The same for tokens that stand side by side, where head h sees at most `reach[h]` keys.
+    """`span_attention_reference` for contiguous positions, where head h attends to at most `max_spans[h]` keys.
 
-    `vectors` are added to keys by distance, already scaled, the last row at distance 1.
+    `vectors` are added to keys by distance, already scaled; the last row is for distance 1.
     """
     groups: dict[int, list[int]] = {}
-    for head, far in enumerate(reach):
-        groups.setdefault(-(-far // TOGETHER), []).append(head)
-    wide = torch.promote_types(q.dtype, torch.float32)
+    for head, max_span in enumerate(max_spans):
+        groups.setdefault(-(-max_span // BAND_ROUNDING), []).append(head)
+    compute_dtype = torch.promote_types(q.dtype, torch.float32)
     parts = []
-    for mine in groups.values():
-        width = max(1, min(max(reach[head] for head in mine), rows.offset + q.shape[2] - 1))
-        # all heads are a view, some are a copy
-        some = slice(None) if len(groups) == 1 else mine
-        away = torch.arange(width, 0, -1, device=q.device, dtype=heads.lengths.dtype)
-        share = heads._replace(lengths=heads.lengths[:, some]).share(away)
-        table = None if vectors is None else vectors[some if len(vectors) > 1 else slice(None), -width:].to(wide)
-        given = (x[:, some].to(wide) for x in (q, k, v))
-        parts.append(_Spanned.apply(*given, share.to(wide), table, rows, heads.scale))  # type: ignore[no-untyped-call]
+    for group in groups.values():
+        width = max(1, min(max(max_spans[head] for head in group), rows.offset + q.shape[2] - 1))
+        # a slice of all heads is a view, a list of heads copies
+        head_index = slice(None) if len(groups) == 1 else group
+        distances = torch.arange(width, 0, -1, device=q.device, dtype=heads.lengths.dtype)
+        share = heads._replace(lengths=heads.lengths[:, head_index]).ramp_weight(distances)
+        table = (
+            None
+            if vectors is None
+            else vectors[head_index if len(vectors) > 1 else slice(None), -width:].to(compute_dtype)
+        )
+        inputs = (x[:, head_index].to(compute_dtype) for x in (q, k, v))
+        parts.append(_SpanAttention.apply(*inputs, share.to(compute_dtype), table, rows, heads.scale))  # type: ignore[no-untyped-call]
     if len(parts) > 1:
-        order = torch.tensor([head for mine in groups.values() for head in mine], device=q.device)
+        order = torch.tensor([head for group in groups.values() for head in group], device=q.device)
         parts = [torch.cat(parts, 1)[:, order.argsort()]]
     y: Tensor = parts[0].to(v.dtype)
     return y
 
 
-class _Spanned(torch.autograd.Function):
-    """One group of heads; `share` are the ramp's weights by distance, (#b, h, #l, w)."""
+class _SpanAttention(torch.autograd.Function):
+    """Attention of one group of heads; `ramp` are the factors by distance, (#b, h, #l, w)."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, share: Tensor, table: Tensor | None, rows: SpanRows, scale: float
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, ramp: Tensor, table: Tensor | None, rows: SpanRows, scale: float
     ) -> Tensor:
-        width = share.shape[-1]
+        width = ramp.shape[-1]
         band = DiagonalBand(rows.offset - width, width, q.shape[2], k.shape[2])
         with autocast_disabled(q.device):
             scores = bands.band_products(q * scale, k, band)
             if table is not None:
                 scores = scores + q @ table.mT
-            scores = scores.masked_fill(_hidden(rows, band, q.device) | (share <= 0), -torch.inf)
-            # a share of zero is hidden: minus infinity either way
-            lse = (scores + share.log()).logsumexp(-1, keepdim=True)
-            whole = scores.sub_(lse.masked_fill_(lse == -torch.inf, 0.0)).exp_()
-            y = bands.band_weighted_sum(whole * share, v, band)
-        ctx.save_for_backward(q, k, v, share, table, whole, y)
+            scores = scores.masked_fill(_hidden_keys(rows, band, q.device) | (ramp <= 0), -torch.inf)
+            # keys with ramp 0 are hidden: -inf either way
+            lse = (scores + ramp.log()).logsumexp(-1, keepdim=True)
+            unramped = scores.sub_(lse.masked_fill_(lse == -torch.inf, 0.0)).exp_()
+            y = bands.band_weighted_sum(unramped * ramp, v, band)
+        ctx.save_for_backward(q, k, v, ramp, table, unramped, y)
         ctx.band, ctx.scale = band, scale
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, up: Tensor) -> Any:
-        q, k, v, share, table, whole, y = ctx.saved_tensors
+    def backward(ctx: Any, grad_y: Tensor) -> Any:
+        q, k, v, ramp, table, unramped, y = ctx.saved_tensors
         band, scale = ctx.band, ctx.scale
         with autocast_disabled(q.device):
-            slope = (up * y).sum(-1, keepdim=True)
-            # what flows into the ramp's weight of each key; times that weight, what flows into its score
-            to_share = whole * (bands.band_products(up, v, band) - slope)
-            change, weights = to_share * share, whole * share
-            to_q, to_table = bands.band_weighted_sum(change, k, band) * scale, None
+            delta = (grad_y * y).sum(-1, keepdim=True)
+            # gradient of each key's ramp factor; times that factor, the gradient of its score
+            grad_ramp = unramped * (bands.band_products(grad_y, v, band) - delta)
+            grad_scores, weights = grad_ramp * ramp, unramped * ramp
+            grad_q, grad_table = bands.band_weighted_sum(grad_scores, k, band) * scale, None
             if table is not None:
-                to_q = to_q + change @ table
-                to_table = torch.einsum("bhlr,bhle->hre", change, q).sum_to_size(table.shape)
-            to_k = bands.band_weighted_sum_transposed(change, q * scale, band)
-            to_v = bands.band_weighted_sum_transposed(weights, up, band)
-        return to_q, to_k, to_v, to_share.sum_to_size(share.shape), to_table, None, None
+                grad_q = grad_q + grad_scores @ table
+                grad_table = torch.einsum("bhlr,bhle->hre", grad_scores, q).sum_to_size(table.shape)
+            grad_k = bands.band_weighted_sum_transposed(grad_scores, q * scale, band)
+            grad_v = bands.band_weighted_sum_transposed(weights, grad_y, band)
+        return grad_q, grad_k, grad_v, grad_ramp.sum_to_size(ramp.shape), grad_table, None, None
 
 
-def _hidden(rows: SpanRows, band: DiagonalBand, device: torch.device) -> Bool[Tensor, "*b l w"]:
-    """Which keys of the band there are not, or not of the query's document."""
-    gone = ~band.exists(device)
-    if rows.at is None or rows.of is None:
-        return gone
-    key = torch.arange(band.queries, device=device)[:, None] + torch.arange(band.width, device=device) + band.first
-    other = rows.of[:, key.clamp(0, band.keys - 1)] != rows.at[:, :, None]
-    return (gone | other)[:, None]
+def _hidden_keys(rows: SpanRows, band: DiagonalBand, device: torch.device) -> Bool[Tensor, "*b l w"]:
+    """Mask of the band's keys that do not exist or belong to another document."""
+    missing = ~band.valid_keys(device)
+    if rows.query_segments is None or rows.key_segments is None:
+        return missing
+    key = (
+        torch.arange(band.num_queries, device=device)[:, None]
+        + torch.arange(band.width, device=device)
+        + band.first_offset
+    )
+    other_document = rows.key_segments[:, key.clamp(0, band.num_keys - 1)] != rows.query_segments[:, :, None]
+    return (missing | other_document)[:, None]

@@ -1,7 +1,7 @@
-"""Softmax of blocks of queries over blocks of keys, weights and gradients written out in memory that stays in caches.
+"""Softmax of query blocks over key blocks, with weights and gradients in reused memory that fits the CPU's caches.
 
-On a CPU, small products of matrices with reused memory in between are faster than torch's fused kernel wherever blocks
-are small, and small blocks waste less on what a mask hides.
+On a CPU, small matrix products with reused memory in between are faster than torch's fused kernel wherever blocks are
+small, and small blocks waste less on hidden pairs.
 """
 
 from collections.abc import Sequence
@@ -13,84 +13,86 @@ from torch import Tensor
 
 from manyformer.ops.scratch_buffer import ScratchBuffer
 
-KEPT = 1 << 24
-"""Up to so many weights, 64 MB, are kept for the gradient instead of being computed once more."""
+MAX_SAVED_WEIGHTS = 1 << 24
+"""Up to this many weights, 64 MB, are saved for the gradient instead of being recomputed."""
 
 
 class TileCall(NamedTuple):
-    """Queries, keys and values of some rows of blocks; `bias` is added to scores, `blind` queries see no key.
+    """Queries, keys and values of some rows of blocks; `bias` is added to scores.
 
-    `short` are rows that see only so many of the first keys.
+    `rows_without_keys` are queries that see no key; `shorter_rows` are rows that see only so many of the first keys.
     """
 
     q: Float[Tensor, "n c e"]
     k: Float[Tensor, "n s e"]
     v: Float[Tensor, "n s f"]
     bias: Float[Tensor, "#n c s"] | None
-    blind: Bool[Tensor, "#n c"] | None
-    short: tuple[tuple[slice, int], ...] = ()
+    rows_without_keys: Bool[Tensor, "#n c"] | None
+    shorter_rows: tuple[tuple[slice, int], ...] = ()
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Rows, queries and keys."""
+        """Numbers of rows, queries and keys."""
         return self.q.shape[0], self.q.shape[1], self.k.shape[1]
 
 
-def weights(call: TileCall, scale: float, scores: Float[Tensor, "n c s"], into: Float[Tensor, "n c s"]) -> None:
-    """Write the scores, and their softmax, which may take their place; blind queries have no weights."""
+def compute_weights(call: TileCall, scale: float, scores: Float[Tensor, "n c s"], out: Float[Tensor, "n c s"]) -> None:
+    """Write scores and their softmax, which may share memory; weights are 0 in `rows_without_keys`."""
     if call.bias is None:
         torch.baddbmm(scores, call.q, call.k.mT, beta=0, alpha=scale, out=scores)
     else:
         torch.baddbmm(call.bias, call.q, call.k.mT, alpha=scale, out=scores)
-    for rows, seen in call.short:
-        scores[rows, :, seen:] = -torch.inf
-    torch.softmax(scores, -1, out=into)
-    if call.blind is not None:
-        into.masked_fill_(call.blind[..., None], 0.0)
+    for rows, num_keys in call.shorter_rows:
+        scores[rows, :, num_keys:] = -torch.inf
+    torch.softmax(scores, -1, out=out)
+    if call.rows_without_keys is not None:
+        out.masked_fill_(call.rows_without_keys[..., None], 0.0)
 
 
 def recompute_weights(call: TileCall, scale: float, scratch: ScratchBuffer) -> Float[Tensor, "n c s"]:
-    """The weights once more; they hold until the next call."""
-    found = scratch("weights", *call.shape)
-    weights(call, scale, found, found)
-    return found
+    """Recompute the weights of a call; valid until the next one."""
+    tile_weights = scratch("weights", *call.shape)
+    compute_weights(call, scale, tile_weights, tile_weights)
+    return tile_weights
 
 
-def sums(call: TileCall, scores: Float[Tensor, "n c s"], found: Float[Tensor, "n c s"]) -> Float[Tensor, "n c"]:
-    """Log-sum-exps of the scores: the largest score less the logarithm of its weight."""
-    lse = scores.amax(-1) - found.amax(-1).log()
-    return lse if call.blind is None else lse.masked_fill_(call.blind, -torch.inf)
+def log_sum_exps(
+    call: TileCall, scores: Float[Tensor, "n c s"], tile_weights: Float[Tensor, "n c s"]
+) -> Float[Tensor, "n c"]:
+    """Log-sum-exps of the scores: the largest score minus the logarithm of its weight."""
+    lse = scores.amax(-1) - tile_weights.amax(-1).log()
+    return lse if call.rows_without_keys is None else lse.masked_fill_(call.rows_without_keys, -torch.inf)
 
 
 class OutputGradient(NamedTuple):
-    """The gradient of the outputs, and its product with the outputs over all keys.
+    """The gradient of the outputs, and its inner product with the outputs over all keys.
 
-    Both times the share that these keys have in a query's weights over all of its keys.
+    Both are multiplied by the share of these keys in the query's weights over all of its keys.
     """
 
-    up: Float[Tensor, "n c f"]
-    slope: Float[Tensor, "n c 1"]
+    grad_y: Float[Tensor, "n c f"]
+    delta: Float[Tensor, "n c 1"]
 
 
-def inner_gradient(
-    call: TileCall, found: Float[Tensor, "n c s"], above: OutputGradient, scratch: ScratchBuffer
+def score_gradient(
+    call: TileCall, tile_weights: Float[Tensor, "n c s"], output_gradient: OutputGradient, scratch: ScratchBuffer
 ) -> Float[Tensor, "n c s"]:
-    """The gradient of the scaled scores; it holds until the next call."""
-    inner = torch.bmm(above.up, call.v.mT, out=scratch("scores", *call.shape))
-    return inner.sub_(above.slope).mul_(found)
+    """The gradient of the scaled scores; valid until the next call."""
+    grad_scores = torch.bmm(output_gradient.grad_y, call.v.mT, out=scratch("scores", *call.shape))
+    return grad_scores.sub_(output_gradient.delta).mul_(tile_weights)
 
 
-def gradients(
+def compute_gradients(
     call: TileCall,
-    found: Float[Tensor, "n c s"],
-    above: OutputGradient,
+    tile_weights: Float[Tensor, "n c s"],
+    output_gradient: OutputGradient,
     scratch: ScratchBuffer,
     scale: float,
-    into: Sequence[Tensor],
+    out: Sequence[Tensor],
 ) -> None:
     """Write the gradients of queries, keys and values."""
-    inner = inner_gradient(call, found, above, scratch)
-    to_q, to_k, to_v = into
-    torch.baddbmm(to_q, inner, call.k, beta=0, alpha=scale, out=to_q)
-    torch.baddbmm(to_k, inner.mT, call.q, beta=0, alpha=scale, out=to_k)
-    torch.bmm(found.mT, above.up, out=to_v)
+    grad_scores = score_gradient(call, tile_weights, output_gradient, scratch)
+    grad_q, grad_k, grad_v = out
+    torch.baddbmm(grad_q, grad_scores, call.k, beta=0, alpha=scale, out=grad_q)
+    torch.baddbmm(grad_k, grad_scores.mT, call.q, beta=0, alpha=scale, out=grad_k)
+    torch.bmm(tile_weights.mT, output_gradient.grad_y, out=grad_v)

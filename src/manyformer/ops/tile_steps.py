@@ -1,4 +1,4 @@
-"""The calls of a part of a plan: some rows of blocks of one head, or one row of some heads, and what they see."""
+"""The calls of a part of a plan: some rows of blocks of one head, or one row of several heads, with their keys."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -10,144 +10,159 @@ from torch import Tensor
 from manyformer.ops.scratch_buffer import ScratchBuffer
 from manyformer.ops.sparse_plan import BlockTiles, MaskPart
 
-CACHED = 1 << 21
-"""Scores that are held at once: few enough to stay in a cache, many enough that starting calls costs little."""
+SCORES_PER_STEP = 1 << 21
+"""Scores per call: few enough to fit a cache, many enough to amortize the overhead of a call."""
 
 
 class TileStep(NamedTuple):
-    """Some rows of one head, or of some heads rows that see the same keys, as one long row of each.
+    """Some rows of one head, or for several heads their rows with the same keys, concatenated.
 
-    Rows are counted among those of the tiles; `heads` is a number in the first case. `first` is their first block of
-    queries where they are neighbours.
+    `rows` index those of the tiles; `heads` is an int in the first case. `first_query_block` is the first query block
+    where rows are consecutive.
     """
 
     tiles: BlockTiles
     heads: int | slice
     rows: slice
-    first: int | None
+    first_query_block: int | None
     bias: Float[Tensor, "#n c s"] | None
-    blind: Bool[Tensor, "#n c"] | None
+    rows_without_keys: Bool[Tensor, "#n c"] | None
 
     @property
-    def short(self) -> Iterator[tuple[slice, int]]:
-        """The rows that see fewer blocks, and how many."""
+    def shorter_rows(self) -> Iterator[tuple[slice, int]]:
+        """The rows with fewer key blocks, and their number of key blocks."""
         across = isinstance(self.heads, slice)
-        for row, seen in self.tiles.shorter_rows:
+        for row, num_blocks in self.tiles.shorter_rows:
             if self.rows.start <= row < self.rows.stop:
                 begin = row - self.rows.start
-                yield slice(None) if across else slice(begin, begin + 1), seen
+                yield slice(None) if across else slice(begin, begin + 1), num_blocks
 
-    def queries(self, x: Float[Tensor, "h n c *e"]) -> Float[Tensor, "r _c *e"]:
-        """The blocks of queries, a view where they are neighbours."""
-        if self.first is None:
-            return x[self.heads].index_select(0, self._rows(x))
-        found = x[self.heads, self.first : self.first + self.rows.stop - self.rows.start]
-        return found.flatten(1, 2) if isinstance(self.heads, slice) else found
+    def select_queries(self, x: Float[Tensor, "h n c *e"]) -> Float[Tensor, "r _c *e"]:
+        """The query blocks, as a view where rows are consecutive."""
+        if self.first_query_block is None:
+            return x[self.heads].index_select(0, self._row_index(x))
+        selected = x[self.heads, self.first_query_block : self.first_query_block + self.rows.stop - self.rows.start]
+        return selected.flatten(1, 2) if isinstance(self.heads, slice) else selected
 
-    def put(self, new: Float[Tensor, "r _c *e"], into: Float[Tensor, "h n c *e"]) -> None:
-        """Write what the queries get."""
-        if self.first is None:
-            into[self.heads].index_copy_(0, self._rows(into), new)
+    def write_queries(self, new: Float[Tensor, "r _c *e"], out: Float[Tensor, "h n c *e"]) -> None:
+        """Write `new` to the query blocks of `out`."""
+        if self.first_query_block is None:
+            out[self.heads].index_copy_(0, self._row_index(out), new)
         else:
-            self.queries(into).copy_(new)
+            self.select_queries(out).copy_(new)
 
-    def put_product(
-        self, one: Float[Tensor, "r _c s"], other: Float[Tensor, "r s e"], into: Float[Tensor, "h n c e"]
+    def write_product(
+        self, left: Float[Tensor, "r _c s"], right: Float[Tensor, "r s e"], out: Float[Tensor, "h n c e"]
     ) -> None:
-        """Write `one` `other` to the queries."""
-        if self.first is None:
-            self.put(torch.bmm(one, other), into)
+        """Write the product of `left` and `right` to the query blocks of `out`."""
+        if self.first_query_block is None:
+            self.write_queries(torch.bmm(left, right), out)
         else:
-            torch.bmm(one, other, out=self.queries(into))
+            torch.bmm(left, right, out=self.select_queries(out))
 
     def add_product(
-        self, one: Float[Tensor, "r _c s"], other: Float[Tensor, "r s e"], into: Float[Tensor, "h n c e"]
+        self, left: Float[Tensor, "r _c s"], right: Float[Tensor, "r s e"], out: Float[Tensor, "h n c e"]
     ) -> None:
-        """Add `one` `other` to what the queries have."""
-        if self.first is None:
-            into[self.heads].index_add_(0, self._rows(into), torch.bmm(one, other))
+        """Add the product of `left` and `right` to the query blocks of `out`."""
+        if self.first_query_block is None:
+            out[self.heads].index_add_(0, self._row_index(out), torch.bmm(left, right))
         else:
-            self.queries(into).baddbmm_(one, other)
+            self.select_queries(out).baddbmm_(left, right)
 
-    def keys(self, x: Float[Tensor, "h n c e"]) -> Float[Tensor, "r s e"]:
-        """What each row sees, its blocks laid end to end; overlapping views where they are neighbours."""
-        one, wide = x[self.heads], self.tiles.columns.shape[1] * x.shape[2]
+    def select_keys(self, x: Float[Tensor, "h n c e"]) -> Float[Tensor, "r s e"]:
+        """The key blocks of each row, concatenated; overlapping views where they are contiguous."""
+        head_blocks, num_keys = x[self.heads], self.tiles.columns.shape[1] * x.shape[2]
         if self.tiles.step is None:
-            found = one.index_select(1 if isinstance(self.heads, slice) else 0, self._columns(x))
-            return found.view(-1, wide, x.shape[-1])
+            gathered = head_blocks.index_select(1 if isinstance(self.heads, slice) else 0, self._column_index(x))
+            return gathered.view(-1, num_keys, x.shape[-1])
         head, block, token, channel = x.stride()
         if isinstance(self.heads, slice):
-            count, stride = len(one), head
+            count, stride = len(head_blocks), head
         else:
             count, stride = self.rows.stop - self.rows.start, self.tiles.step * block
-        return one.as_strided(
-            (count, wide, x.shape[-1]), (stride, token, channel), one.storage_offset() + self._seen * block
+        return head_blocks.as_strided(
+            (count, num_keys, x.shape[-1]),
+            (stride, token, channel),
+            head_blocks.storage_offset() + self._first_key_block * block,
         )
 
     def add_to_keys(
         self,
-        one: Float[Tensor, "r _c s"],
-        other: Float[Tensor, "r _c e"],
-        into: Float[Tensor, "h n c e"],
+        left: Float[Tensor, "r _c s"],
+        right: Float[Tensor, "r _c e"],
+        out: Float[Tensor, "h n c e"],
         scratch: ScratchBuffer,
     ) -> None:
-        """Add `one`^T `other`, what the keys that each row saw get, to the blocks that they came from."""
-        step, most, mine = self.tiles.step, self.tiles.columns.shape[1], into[self.heads]
+        """Add the product of `left`^T and `right`, by key, to the key blocks of `out`."""
+        step, num_columns, head_blocks = self.tiles.step, self.tiles.columns.shape[1], out[self.heads]
         if step is None:
-            new = torch.bmm(one.mT, other, out=scratch("to_keys", len(one), one.shape[-1], other.shape[-1]))
-            parts = new.view(len(new), most, -1, new.shape[-1])
+            new = torch.bmm(left.mT, right, out=scratch("to_keys", len(left), left.shape[-1], right.shape[-1]))
+            parts = new.view(len(new), num_columns, -1, new.shape[-1])
             if isinstance(self.heads, slice):
-                mine.index_add_(1, self._columns(into), parts)
+                head_blocks.index_add_(1, self._column_index(out), parts)
             else:
-                mine.flatten(1).index_add_(0, self._columns(into), parts.view(len(new) * most, -1))
+                head_blocks.flatten(1).index_add_(0, self._column_index(out), parts.view(len(new) * num_columns, -1))
         elif isinstance(self.heads, slice):
-            mine[:, self._seen : self._seen + most].flatten(1, 2).baddbmm_(one.mT, other)
+            head_blocks[:, self._first_key_block : self._first_key_block + num_columns].flatten(1, 2).baddbmm_(
+                left.mT, right
+            )
         elif step == 0:
-            mine[self._seen : self._seen + most].flatten(0, 1).addmm_(one.flatten(0, 1).mT, other.flatten(0, 1))
+            head_blocks[self._first_key_block : self._first_key_block + num_columns].flatten(0, 1).addmm_(
+                left.flatten(0, 1).mT, right.flatten(0, 1)
+            )
         else:
-            # straight to where it belongs, all first blocks of the rows, then all second ones
-            for number, part in enumerate(one.chunk(most, -1), self._seen):
-                mine[number : number + len(one)].baddbmm_(part.mT, other)
+            # added in place: first the first blocks of all rows, then the second ones
+            for number, part in enumerate(left.chunk(num_columns, -1), self._first_key_block):
+                head_blocks[number : number + len(left)].baddbmm_(part.mT, right)
 
     @property
-    def _seen(self) -> int:
-        """The first block of keys, where they are neighbours."""
+    def _first_key_block(self) -> int:
+        """The first key block, where key blocks are contiguous."""
         return int(self.tiles.columns[self.rows.start, 0])
 
-    def _rows(self, x: Tensor) -> Int[Tensor, " r"]:
+    def _row_index(self, x: Tensor) -> Int[Tensor, " r"]:
         return self.tiles.rows[self.rows].to(x.device)
 
-    def _columns(self, x: Tensor) -> Int[Tensor, " k"]:
-        """The blocks that are seen, row by row; once where all rows see the same."""
+    def _column_index(self, x: Tensor) -> Int[Tensor, " k"]:
+        """Key block indices, row by row; a single row's where all have the same."""
         rows = self.tiles.columns[self.rows]
         return (rows[:1] if isinstance(self.heads, slice) else rows).flatten().to(x.device)
 
 
-def steps(part: MaskPart, heads: int, like: Tensor) -> Iterator[TileStep]:
-    """All calls of a part, always in the same order; what they add to scores is made `like` the queries."""
+def make_steps(part: MaskPart, heads: int, like: Tensor) -> Iterator[TileStep]:
+    """Yield all calls of a part, always in the same order; their additive masks have the dtype of `like`."""
     for tiles in part.tiles:
-        count, most = len(tiles.rows), max(CACHED // (part.q.size * tiles.columns.shape[1] * part.k.size), 1)
+        count, max_rows = (
+            len(tiles.rows),
+            max(SCORES_PER_STEP // (part.q.size * tiles.columns.shape[1] * part.k.size), 1),
+        )
         across = tiles.same_keys or count < max(heads, 2)
-        size = most if tiles.same_keys or not across else 1
+        size = max_rows if tiles.same_keys or not across else 1
         for begin in range(0, count, size):
             rows = slice(begin, min(begin + size, count))
-            bias, blind = _hidden(tiles, rows, like)
-            first = int(tiles.rows[begin]) if across or tiles.rows_adjacent else None
-            many = max(most // (rows.stop - begin), 1)
-            each = (slice(head, min(head + many, heads)) for head in range(0, heads, many)) if across else range(heads)
-            for some in each:
-                yield TileStep(tiles, some, rows, first, bias, blind)
+            bias, rows_without_keys = _mask_bias(tiles, rows, like)
+            first_query_block = int(tiles.rows[begin]) if across or tiles.rows_adjacent else None
+            heads_per_step = max(max_rows // (rows.stop - begin), 1)
+            head_slices = (
+                (slice(head, min(head + heads_per_step, heads)) for head in range(0, heads, heads_per_step))
+                if across
+                else range(heads)
+            )
+            for head_slice in head_slices:
+                yield TileStep(tiles, head_slice, rows, first_query_block, bias, rows_without_keys)
 
 
-def _hidden(tiles: BlockTiles, rows: slice, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """What is added to the scores of these rows, one for all where they are alike, and who sees nothing.
+def _mask_bias(tiles: BlockTiles, rows: slice, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Additive mask of these rows (a single one if all are equal), and the queries without keys.
 
-    A finite number for what is hidden: where nothing else is there, weights are then wrong but no nan.
+    Hidden pairs get a finite number, so that the weights of a query without keys are wrong but not nan.
     """
     if tiles.inner is None:
         return None, None
-    inner, blind = (x if x is None or len(x) == 1 else x[rows] for x in (tiles.inner, tiles.rows_without_keys))
+    inner, rows_without_keys = (
+        x if x is None or len(x) == 1 else x[rows] for x in (tiles.inner, tiles.rows_without_keys)
+    )
     assert inner is not None
     bias = torch.zeros(inner.shape, dtype=like.dtype, device=like.device)
     bias.masked_fill_(~inner.to(like.device), torch.finfo(like.dtype).min)
-    return bias, None if blind is None else blind.to(like.device)
+    return bias, None if rows_without_keys is None else rows_without_keys.to(like.device)

@@ -1,4 +1,4 @@
-"""Where a token is: parts that add or rotate position into embeddings, queries, keys, scores or values."""
+"""Position encodings, which act on embeddings, queries, keys, scores or values."""
 
 from manyformer.position.absolute import AbsolutePosition, LearnedPosition, SinusoidalPosition
 from manyformer.position.composed import ComposedPosition

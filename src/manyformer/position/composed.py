@@ -1,4 +1,4 @@
-"""Several positions at once."""
+"""A composition of several positions."""
 
 from typing import final
 
@@ -11,7 +11,7 @@ from manyformer.position.position import Position
 
 @final
 class ComposedPosition(Position):
-    """Every seam goes through all parts in turn: what one adds to a score, the next adds to."""
+    """Applies the seams of all parts one after another, each to the result of the previous part."""
 
     def __init__(self, *parts: Position) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Distances that multiply scores: the DA-Transformer."""
+"""The distance-aware position of the DA-Transformer, which multiplies scores by a function of the distance."""
 
 from typing import final
 
@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import ContiguousLayout, TokenPositions
-from manyformer.position.distance_terms import broadcast_pairs, distance
+from manyformer.position.distance_terms import broadcast_pairs, signed_distances
 from manyformer.position.position import Position
 
 
@@ -16,11 +16,11 @@ from manyformer.position.position import Position
 class DistanceAwarePosition(Position):
     """Scores relu(q k / sqrt(e)) times a learned function of the distance (Wu et al. 2021, DA-Transformer, section 3).
 
-    Of R = w |i - j| it is (1 + exp(v)) / (1 + exp(v - R)): 1 at distance 0, falling to 0 where w is negative, rising to
-    1 + exp(v) where it is positive; w and v are two numbers for each head. The paper gives no start: here w is -0.1
-    and 0.1 by turns, so that some heads look near and others far, and v is 0. A score of zero is no missing key:
-    it still has the weight of exp(0), so masks come after. The distance has no direction; under a mask that is not
-    causal, a text and its reverse are alike.
+    With R = w |i - j| it is (1 + exp(v)) / (1 + exp(v - R)): 1 at distance 0, falling to 0 for negative w, rising to
+    1 + exp(v) for positive w; each head has its own w and v. The paper gives no initialization: here w alternates
+    between -0.1 and 0.1, so that even heads prefer small distances and odd heads large ones, and v is 0. A key of
+    score zero is not hidden: its weight is that of exp(0), so masks are applied afterwards. The distance has no
+    direction; under a bidirectional mask, a text and its reverse give the same outputs.
     """
 
     def __init__(self, heads: int) -> None:
@@ -39,13 +39,15 @@ class DistanceAwarePosition(Position):
         key_positions: TokenPositions,
     ) -> Float[Tensor, "b h l s"]:
         if isinstance(query_positions.layout, ContiguousLayout) and isinstance(key_positions.layout, ContiguousLayout):
-            # once for each distance, of which there are far fewer than pairs
-            first, queries = key_positions.layout.start - query_positions.layout.start, logits.shape[2]
-            far = torch.arange(first - queries + 1, first + logits.shape[3], device=logits.device)
-            return logits.relu() * broadcast_pairs(self.factor(far), queries)
-        return logits.relu() * self.factor(distance(query_positions, key_positions)).transpose(0, 1)
+            # evaluated once per distance, of which there are fewer than pairs
+            start_difference, query_count = key_positions.layout.start - query_positions.layout.start, logits.shape[2]
+            distances = torch.arange(
+                start_difference - query_count + 1, start_difference + logits.shape[3], device=logits.device
+            )
+            return logits.relu() * broadcast_pairs(self.factor(distances), query_count)
+        return logits.relu() * self.factor(signed_distances(query_positions, key_positions)).transpose(0, 1)
 
-    def factor(self, far: Int[Tensor, "*p"]) -> Float[Tensor, "h *p"]:
-        """What scores of pairs at these distances are multiplied by; written so that no exponential overflows."""
-        w, v = (x.view(-1, *(1 for _ in far.shape)) for x in (self.w, self.v))
-        return torch.exp(F.softplus(v) - F.softplus(v - w * far.abs()))
+    def factor(self, distances: Int[Tensor, "*p"]) -> Float[Tensor, "h *p"]:
+        """The factor of scores at these distances, for each head; written so that no exponential overflows."""
+        w, v = (x.view(-1, *(1 for _ in distances.shape)) for x in (self.w, self.v))
+        return torch.exp(F.softplus(v) - F.softplus(v - w * distances.abs()))

@@ -1,4 +1,4 @@
-"""Positions that depend on nothing but how far a key is from its query."""
+"""Terms of positions that depend on the distance between query and key alone."""
 
 from typing import NamedTuple
 
@@ -9,41 +9,41 @@ from manyformer.core import ContiguousLayout, TokenPositions
 
 
 class DistanceTerms(NamedTuple):
-    """What a position does as a function of the distance r = j - i of key j from query i, negative in the past.
+    """Terms of a position as functions of the signed distance r = j - i of key j from query i, negative for the past.
 
-    It adds bias[r] + (q + turn) keys[r] to a score, nothing of it scaled any more, and values[r] to what a key gives.
-    Row 0 is r = -back and the last row r = ahead; they also stand for all that is farther.
+    It adds bias[r] + (q + query_bias) keys[r] to a score, already scaled, and values[r] to the value of a key. Row 0 is
+    r = -lookback and the last row r = lookahead; these two rows also serve all larger distances.
     """
 
-    back: int
-    ahead: int
+    lookback: int
+    lookahead: int
     bias: Float[Tensor, "#h r"] | None = None
     keys: Float[Tensor, "#h r e"] | None = None
     values: Float[Tensor, "#h r f"] | None = None
-    turn: Float[Tensor, "h e"] | None = None
+    query_bias: Float[Tensor, "h e"] | None = None
 
 
-def distance(query_positions: TokenPositions, key_positions: TokenPositions) -> Int[Tensor, "#b l s"]:
-    """How far each key is ahead of each query; one row serves all where they agree."""
+def signed_distances(query_positions: TokenPositions, key_positions: TokenPositions) -> Int[Tensor, "#b l s"]:
+    """Key position minus query position of every pair; one row if all rows of the batch have the same positions."""
     if isinstance(query_positions.layout, ContiguousLayout) and isinstance(key_positions.layout, ContiguousLayout):
         return key_positions.position_ids[:1, None, :] - query_positions.position_ids[:1, :, None]
     return key_positions.position_ids[:, None, :] - query_positions.position_ids[:, :, None]
 
 
-def toeplitz_view(each: Float[Tensor, "*b l n"], keys: int) -> Float[Tensor, "*b l s"]:
-    """Numbers by distance as numbers by key, where queries and keys each stand side by side: two views, no index.
+def toeplitz_view(by_distance: Float[Tensor, "*b l n"], key_count: int) -> Float[Tensor, "*b l s"]:
+    """A view of columns by distance as columns by key, for queries and keys that are each contiguous, without a copy.
 
-    The n = l + `keys` - 1 columns are the distances from that of the first key to the last query on, rising. Entry
-    (i, j) of the result is (i, l - 1 - i + j) of `each`: all distances are there, so nothing wraps round.
+    The n = l + `key_count` - 1 columns are rising distances, from that between the first key and the last query. Entry
+    (i, j) of the result is entry (i, l - 1 - i + j) of `by_distance`; as all distances are present, nothing wraps.
     """
-    queries, columns = each.shape[-2:]
-    if queries == 1:
-        return each
-    # a row of the result begins one column earlier than the row above it
-    flat = each.flatten(-2)[..., queries - 1 : queries * columns - 1]
-    return flat.view(*flat.shape[:-1], queries, columns - 1)[..., :keys]
+    query_count, columns = by_distance.shape[-2:]
+    if query_count == 1:
+        return by_distance
+    # each row of the result begins one column earlier than the previous row
+    flat = by_distance.flatten(-2)[..., query_count - 1 : query_count * columns - 1]
+    return flat.view(*flat.shape[:-1], query_count, columns - 1)[..., :key_count]
 
 
-def broadcast_pairs(row: Float[Tensor, "*b n"], queries: int) -> Float[Tensor, "*b l s"]:
-    """`toeplitz_view` for queries that all have the same numbers."""
-    return row.unfold(-1, row.shape[-1] - queries + 1, 1).flip(-2)
+def broadcast_pairs(row: Float[Tensor, "*b n"], query_count: int) -> Float[Tensor, "*b l s"]:
+    """`toeplitz_view` of a row that is the same for all queries."""
+    return row.unfold(-1, row.shape[-1] - query_count + 1, 1).flip(-2)

@@ -1,4 +1,4 @@
-"""No positions, but not of any number of tokens."""
+"""No position encoding, with a limit on the number of positions."""
 
 from typing import final
 
@@ -7,11 +7,11 @@ from manyformer.position.position import Position
 
 @final
 class MaxLengthPosition(Position):
-    """Positions enter nowhere, and there are `max_length` of them: for models whose layers know no more."""
+    """No position encoding, for models whose layers have weights for at most `max_length` positions."""
 
     def __init__(self, max_length: int) -> None:
         super().__init__()
         self.max_length = max_length
 
     def extra_repr(self) -> str:
-        return f"longest={self.max_length}"
+        return f"max_length={self.max_length}"

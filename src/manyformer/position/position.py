@@ -1,4 +1,4 @@
-"""The five places where a position can enter, all of them identities until a part overrides them."""
+"""The interface of position encodings: five seams, each the identity until a subclass overrides it."""
 
 from typing import ClassVar, final
 
@@ -12,17 +12,17 @@ SEAMS = ("embed", "query", "key", "score", "value")
 
 
 class Position(nn.Module):
-    """How positions enter a model: override the seams that matter, as functions of places, never of tensor indices.
+    """A position encoding: subclasses override seams as functions of `TokenPositions`, never of tensor indices.
 
-    `embed` acts on embeddings and belongs to the model; the other four act inside attention, where the kernel must
-    honour them. `key` is applied once, before a key is cached.
+    `embed` acts on embeddings and is called by the model; the other four act inside attention, where the kernel must
+    support them. `key` is applied once, before a key is cached.
     """
 
-    _touched: ClassVar[frozenset[str]] = frozenset()
+    _overridden_seams: ClassVar[frozenset[str]] = frozenset()
     max_length: int | None = None
-    """The number of positions there are; None where any position will do."""
+    """The number of positions that exist; None if there is no limit."""
     max_distance: int | None = None
-    """The distance beyond which `distance_terms` takes all keys for alike; None where it tells every distance apart."""
+    """The distance beyond which `distance_terms` gives every key the same terms; None if all distances differ."""
 
     def embed(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
         return x
@@ -52,26 +52,27 @@ class Position(nn.Module):
     ) -> Float[Tensor, "b h l f"]:
         return y
 
-    def distance_terms(self, back: int, ahead: int) -> DistanceTerms | None:
-        """What `score` and `value` do, for keys up to `back` before and `ahead` after a query; None if it is more.
+    def distance_terms(self, lookback: int, lookahead: int) -> DistanceTerms | None:
+        """`score` and `value` as terms of the distance, for keys from `lookback` before to `lookahead` after a query.
 
-        Kernels ask for it because it is cheaper; it must say exactly what the two seams do.
+        Kernels prefer it because it is cheaper; it must compute exactly what the two seams compute. None if they
+        depend on more than the distance.
         """
         return None
 
     def penalty(self) -> Tensor | float:
-        """What this position adds to the auxiliary loss."""
+        """The term that this position adds to the auxiliary loss."""
         return 0.0
 
     def required_seams(self) -> frozenset[str]:
-        """The seams that this part overrides."""
-        return self._touched
+        """The seams that this position overrides."""
+        return self._overridden_seams
 
     def __init_subclass__(cls) -> None:
-        # once for each class: kernels ask at every call
-        cls._touched = frozenset(seam for seam in SEAMS if getattr(cls, seam) is not getattr(Position, seam))
+        # once for each class, because kernels read it at every call
+        cls._overridden_seams = frozenset(seam for seam in SEAMS if getattr(cls, seam) is not getattr(Position, seam))
 
 
 @final
 class NoPosition(Position):
-    """Positions enter nowhere: all that the model knows of order is what its masks tell."""
+    """No position encoding: order reaches the model through its masks alone."""

@@ -1,7 +1,7 @@
-"""Other angles for a rotary position, so that a model reads more tokens than it was trained on.
+"""Scalings of rotary frequencies, for contexts longer than those a model was trained on.
 
-Each is a small record that turns the rates at which channel pairs turn (radians per token) into others. `factor` is how
-many times longer the context becomes, `original` the length that the model was trained on.
+Each is a record that maps the frequencies of channel pairs (radians per token) to scaled ones. `factor` is how many
+times longer the context becomes, `original_length` the length that the model was trained on.
 """
 
 import math
@@ -15,20 +15,20 @@ from torch import Tensor
 
 
 def rotary_frequencies(width: int, base: float) -> Float64[Tensor, " p"]:
-    """The rate of each pair of `width` channels: base^(-2k / width) (Su et al. 2021, section 3.2.2)."""
+    """The frequency of each pair of `width` channels: base^(-2k / width) (Su et al. 2021, section 3.2.2)."""
     return base ** -(torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
 
 
 class RotaryScaling(ABC):
-    """A change of the rates that is the same for every token, and a factor `gain` on queries and keys."""
+    """Frequencies that are the same for every token, and a factor `attention_factor` on queries and keys."""
 
     @abstractmethod
-    def rates(self, width: int, base: float) -> Float64[Tensor, " p"]:
-        """The changed rates of the pairs of `width` channels."""
+    def frequencies(self, width: int, base: float) -> Float64[Tensor, " p"]:
+        """The scaled frequencies of the pairs of `width` channels."""
 
     @property
-    def gain(self) -> float:
-        """What turned channels are multiplied by; scores change by its square."""
+    def attention_factor(self) -> float:
+        """The factor that rotated channels are multiplied by; scores change by its square."""
         return 1.0
 
 
@@ -37,22 +37,22 @@ class RotaryScaling(ABC):
 class LinearRotaryScaling(RotaryScaling):
     """All angles divided by `factor` (Chen et al. 2023, Position Interpolation, arXiv:2306.15595).
 
-    It wants some training at the new length: distances that the model knows become others.
+    It needs some training at the new length, because the angles of distances seen in training change.
     """
 
     factor: float
 
     def __post_init__(self) -> None:
-        _check("Linear", self.factor)
+        _check_scaling("LinearRotaryScaling", self.factor)
 
-    def rates(self, width: int, base: float) -> Float64[Tensor, " p"]:
+    def frequencies(self, width: int, base: float) -> Float64[Tensor, " p"]:
         return rotary_frequencies(width, base) / self.factor
 
 
 @final
 @dataclass(frozen=True)
 class NTKRotaryScaling(RotaryScaling):
-    """The base times factor^(width / (width - 2)): the slowest pair turns `factor` times slower, the fastest as ever.
+    """The base times factor^(width / (width - 2)): divides the lowest frequency by `factor` and keeps the highest.
 
     "NTK-aware scaling" by bloc97 (2023), described by Peng et al. (2023, arXiv:2309.00071), section 3.1.
     """
@@ -60,57 +60,61 @@ class NTKRotaryScaling(RotaryScaling):
     factor: float
 
     def __post_init__(self) -> None:
-        _check("NTK", self.factor)
+        _check_scaling("NTKRotaryScaling", self.factor)
 
-    def rates(self, width: int, base: float) -> Float64[Tensor, " p"]:
+    def frequencies(self, width: int, base: float) -> Float64[Tensor, " p"]:
         return rotary_frequencies(width, base * self.factor ** (width / max(1, width - 2)))
 
 
 @final
 @dataclass(frozen=True)
 class DynamicNTKRotaryScaling:
-    """NTK scaling that follows the length so far: with n tokens the factor is factor * n / original - (factor - 1).
+    """NTK scaling by the current length: with n tokens the factor is factor * n / original_length - (factor - 1).
 
-    Up to `original` tokens nothing changes. By emozilla (2023), described by Peng et al. (2023), section 3.3. The rates
-    depend on the query, so keys cannot be turned once and for all: `manyformer.kernels.DynamicRotary` does it right.
+    Up to `original_length` tokens nothing changes. By emozilla (2023), described by Peng et al. (2023), section 3.3.
+    The frequencies depend on the query, so keys cannot be rotated before they are cached:
+    `manyformer.kernels.DynamicRotaryKernel` caches unrotated keys.
     """
 
     factor: float
-    original: int
+    original_length: int
 
     def __post_init__(self) -> None:
-        _check("DynamicNTK", self.factor, self.original)
+        _check_scaling("DynamicNTKRotaryScaling", self.factor, self.original_length)
 
-    def rates(self, width: int, base: float, length: Tensor) -> Float64[Tensor, "*n p"]:
-        """The rates for a query that is the last of `length` tokens."""
-        stretch = self.factor * length.double().clamp(min=self.original) / self.original - (self.factor - 1)
-        bases = base * stretch ** (width / max(1, width - 2))
-        power = torch.arange(0, width, 2, dtype=torch.float64, device=length.device) / width
-        return bases[..., None] ** -power
+    def frequencies(self, width: int, base: float, length: Tensor) -> Float64[Tensor, "*n p"]:
+        """The frequencies for a query that is the last of `length` tokens."""
+        length_factor = self.factor * length.double().clamp(min=self.original_length) / self.original_length - (
+            self.factor - 1
+        )
+        bases = base * length_factor ** (width / max(1, width - 2))
+        exponents = torch.arange(0, width, 2, dtype=torch.float64, device=length.device) / width
+        return bases[..., None] ** -exponents
 
 
 @final
 @dataclass(frozen=True)
 class YaRNRotaryScaling(RotaryScaling):
-    """Slow pairs are slowed down by `factor`, fast ones are left alone, with a ramp between (Peng et al. 2023).
+    """Divides low frequencies by `factor` and keeps high ones, with a linear ramp between them (Peng et al. 2023).
 
-    arXiv:2309.00071, section 3.2, and the temperature of section 3.4 as `gain` = 0.1 ln(factor) + 1. Pairs that turn
-    more than `fast` times within `original` tokens count as fast, less than `slow` times as slow. The ramp is linear in
-    the number of the pair, as in the authors' code and in every released checkpoint; with `ramp="turns"` it is linear
-    in the number of turns, as the paper writes it.
+    arXiv:2309.00071, section 3.2, and the temperature of section 3.4 as `attention_factor` = 0.1 ln(factor) + 1.
+    Frequencies are high for pairs with more than `beta_fast` rotations within `original_length` tokens, low for those
+    with fewer than `beta_slow`. The ramp is linear in the index of the pair, as in the authors' code and in every
+    released checkpoint; with `ramp="turns"` it is linear in the number of rotations, as in the paper.
     """
 
     factor: float
-    original: int
-    fast: float = 32.0
-    slow: float = 1.0
+    original_length: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
     ramp: Literal["pairs", "turns"] = "pairs"
 
     def __post_init__(self) -> None:
-        _check("YaRN", self.factor, self.original)
-        if self.fast <= self.slow or self.slow <= 0:
+        _check_scaling("YaRNRotaryScaling", self.factor, self.original_length)
+        if self.beta_fast <= self.beta_slow or self.beta_slow <= 0:
             raise ValueError(
-                f"YaRNRotaryScaling: fast ({self.fast}) must be greater than slow ({self.slow}), and that than 0"
+                f"YaRNRotaryScaling: beta_fast ({self.beta_fast}) must be greater than beta_slow ({self.beta_slow}), "
+                "and beta_slow greater than 0"
             )
         if self.ramp not in ("pairs", "turns"):
             raise ValueError(
@@ -118,35 +122,35 @@ class YaRNRotaryScaling(RotaryScaling):
             )
 
     @property
-    def gain(self) -> float:
+    def attention_factor(self) -> float:
         return 0.1 * math.log(self.factor) + 1
 
-    def rates(self, width: int, base: float) -> Float64[Tensor, " p"]:
-        plain = rotary_frequencies(width, base)
-        slowed = self._by_turns(plain) if self.ramp == "turns" else self._by_pairs(width, base)
-        return plain * (1 - slowed) + plain / self.factor * slowed
+    def frequencies(self, width: int, base: float) -> Float64[Tensor, " p"]:
+        unscaled = rotary_frequencies(width, base)
+        interpolation = self._ramp_by_turns(unscaled) if self.ramp == "turns" else self._ramp_by_pairs(width, base)
+        return unscaled * (1 - interpolation) + unscaled / self.factor * interpolation
 
-    def _by_turns(self, plain: Float64[Tensor, " p"]) -> Float64[Tensor, " p"]:
-        turns = plain * self.original / (2 * math.pi)
-        return 1 - ((turns - self.slow) / (self.fast - self.slow)).clamp(0, 1)
+    def _ramp_by_turns(self, unscaled: Float64[Tensor, " p"]) -> Float64[Tensor, " p"]:
+        turns = unscaled * self.original_length / (2 * math.pi)
+        return 1 - ((turns - self.beta_slow) / (self.beta_fast - self.beta_slow)).clamp(0, 1)
 
-    def _by_pairs(self, width: int, base: float) -> Float64[Tensor, " p"]:
+    def _ramp_by_pairs(self, width: int, base: float) -> Float64[Tensor, " p"]:
         def pair_of(turns: float) -> float:
-            """The number of the pair, not a whole one, that turns so often."""
-            return width * math.log(self.original / (2 * math.pi * turns)) / (2 * math.log(base))
+            """The fractional index of the pair with this number of rotations within `original_length` tokens."""
+            return width * math.log(self.original_length / (2 * math.pi * turns)) / (2 * math.log(base))
 
-        first = max(0, math.floor(pair_of(self.fast)))
-        last = min(width - 1, math.ceil(pair_of(self.slow)))
-        # where both fall on one pair the ramp is a step; their width is the authors'
-        span = last - first or 0.001
+        ramp_start = max(0, math.floor(pair_of(self.beta_fast)))
+        ramp_stop = min(width - 1, math.ceil(pair_of(self.beta_slow)))
+        # if both fall on one pair the ramp is a step, of the same width as in the authors' code
+        ramp_width = ramp_stop - ramp_start or 0.001
         pair = torch.arange(width // 2, dtype=torch.float64, device="cpu")
-        return ((pair - first) / span).clamp(0, 1)
+        return ((pair - ramp_start) / ramp_width).clamp(0, 1)
 
 
-def _check(name: str, factor: float, original: int = 1) -> None:
+def _check_scaling(name: str, factor: float, original_length: int = 1) -> None:
     if not (math.isfinite(factor) and factor >= 1):
         raise ValueError(
-            f"{name}: factor ({factor}) must be at least 1: it is how many times longer the context becomes"
+            f"{name}: factor ({factor}) must be at least 1, the ratio of the new context length to the original one"
         )
-    if original < 1:
-        raise ValueError(f"{name}: original ({original}) must be at least 1: the length that the model was trained on")
+    if original_length < 1:
+        raise ValueError(f"{name}: original_length ({original_length}) must be at least 1, the length used in training")

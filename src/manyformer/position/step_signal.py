@@ -1,4 +1,4 @@
-"""Where a token is, and how often it was worked on: signals for layers that run again and again."""
+"""Signals of position and recurrence step, for layers that are applied repeatedly."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from manyformer.core import TokenPositions
 from manyformer.position.absolute import AbsolutePosition
-from manyformer.position.sinusoid_table import SinusoidLayout, check_waves, sinusoid_table
+from manyformer.position.sinusoid_table import SinusoidLayout, check_sinusoid, sinusoid_table
 
 
 class StepSignal(nn.Module, ABC):
-    """A vector for each step of a recurrent layer, the first being step 0."""
+    """A vector for each step of a recurrent layer; steps are counted from 0."""
 
     @abstractmethod
     def forward(self, step: int) -> Float[Tensor, " d"]: ...
@@ -22,65 +22,65 @@ class StepSignal(nn.Module, ABC):
 
 @final
 class SinusoidalStepSignal(StepSignal):
-    """The sinusoids of positions, of the step's number (Dehghani et al. 2019, section 2.1).
+    """The sinusoid of the step number (Dehghani et al. 2019, section 2.1).
 
-    The paper counts steps from 1, Tensor2Tensor from 0: `first` is the number of step 0.
+    The paper counts steps from 1, Tensor2Tensor from 0: `first_step` is the number of step 0.
     """
 
-    def __init__(self, dim: int, *, layout: SinusoidLayout = "interleaved", first: int = 1) -> None:
+    def __init__(self, dim: int, *, layout: SinusoidLayout = "interleaved", first_step: int = 1) -> None:
         super().__init__()
-        check_waves(dim, layout, "SinusoidSteps")
-        self.dim, self.first = dim, first
+        check_sinusoid(dim, layout, "SinusoidalStepSignal")
+        self.dim, self.first_step = dim, first_step
         self.layout: SinusoidLayout = layout
-        # says where the model is, and holds nothing
+        # gives the device of the model, which has no parameter here
         self.register_buffer("device_marker", torch.zeros((), dtype=torch.long), persistent=False)
         self.device_marker: Tensor
 
     def forward(self, step: int) -> Float[Tensor, " d"]:
-        return sinusoid_table(self.device_marker + (step + self.first), self.dim, self.layout)
+        return sinusoid_table(self.device_marker + (step + self.first_step), self.dim, self.layout)
 
 
 @final
 class LearnedStepSignal(StepSignal):
-    """A learned vector for each of `max_length` steps, as Tensor2Tensor's Universal Transformer has it by default.
+    """A learned vector for each of `max_length` steps, the default of Tensor2Tensor's Universal Transformer.
 
-    Kept with a deviation of 1/sqrt(dim) and multiplied by sqrt(dim), as there, so that it starts as N(0, 1). Raises
-    ValueError for a step beyond the table.
+    As there, stored with a standard deviation of 1/sqrt(dim) and multiplied by sqrt(dim), so that it starts as N(0, 1).
+    Raises ValueError for a step beyond the table.
     """
 
     def __init__(self, dim: int, max_length: int) -> None:
         super().__init__()
         if max_length < 1:
-            raise ValueError(f"LearnedStepSignal: longest ({max_length}) must be at least 1 step")
+            raise ValueError(f"LearnedStepSignal: max_length ({max_length}) must be at least 1 step")
         self.weight = nn.Parameter(torch.randn(max_length, dim) / math.sqrt(dim))
 
     def forward(self, step: int) -> Float[Tensor, " d"]:
         if step >= len(self.weight):
-            raise ValueError(f"step {step} does not exist: the table was built for longest={len(self.weight)} steps")
+            raise ValueError(f"step {step} does not exist: the table was built for max_length={len(self.weight)} steps")
         return self.weight[step] * math.sqrt(self.weight.shape[1])
 
 
 @final
 class NoStepSignal(StepSignal):
-    """No signal: all steps look the same, and there may be more of them than were ever taken in training."""
+    """A zero signal: steps are not distinguished, and there may be more of them than in training."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        # holds nothing; says where the model is
-        self.register_buffer("nothing", torch.zeros(dim), persistent=False)
-        self.nothing: Tensor
+        # a buffer, so that it is on the device of the model
+        self.register_buffer("zeros", torch.zeros(dim), persistent=False)
+        self.zeros: Tensor
 
     def forward(self, step: int) -> Float[Tensor, " d"]:
-        return self.nothing
+        return self.zeros
 
 
 @final
 class PositionStepSignal(nn.Module):
-    """The two-dimensional signal of the Universal Transformer: a position's vector plus a step's, added at every step.
+    """The two-dimensional signal of the Universal Transformer: the vectors of position and step, added at every step.
 
     Dehghani et al. 2019, section 2.1: with `SinusoidalPosition` and `SinusoidalStepSignal` channel 2k of token i at
-    step t gets sin(i r_k) + sin(t r_k), and channel 2k + 1 the cosines; both are summed, not concatenated, and part of
-    the residual stream. Tensor2Tensor's own is `PositionStepSignal(SinusoidalPosition(dim, layout="timing"),
+    step t gets sin(i r_k) + sin(t r_k), and channel 2k + 1 the cosines; both are summed, not concatenated, and stay in
+    the residual stream. Tensor2Tensor uses `PositionStepSignal(SinusoidalPosition(dim, layout="timing"),
     LearnedStepSignal(dim, steps))`."""
 
     def __init__(self, position: AbsolutePosition, steps: StepSignal) -> None:
@@ -89,16 +89,16 @@ class PositionStepSignal(nn.Module):
         self.max_length = position.max_length
 
     def forward(self, x: Float[Tensor, "b l d"], positions: TokenPositions, step: int) -> Float[Tensor, "b l d"]:
-        """The stream before step number `step`, the first being 0."""
-        return self.at_step(x, self.positions(x, positions), step)
+        """The input of step `step`, counted from 0: the residual stream plus both signals."""
+        return self.add_signals(x, self.position_vectors(x, positions), step)
 
-    def positions(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
+    def position_vectors(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
         """The vectors of the positions, which are the same at every step."""
         return self.position.embed(torch.zeros_like(x), positions)
 
-    def at_step(
-        self, x: Float[Tensor, "b l d"], positions: Float[Tensor, "b l d"], step: int
+    def add_signals(
+        self, x: Float[Tensor, "b l d"], position_vectors: Float[Tensor, "b l d"], step: int
     ) -> Float[Tensor, "b l d"]:
-        """The stream with the vectors of its positions and that of the step."""
-        row: Tensor = self.steps(step)
-        return x + positions + row.to(x.dtype)
+        """The residual stream plus the vectors of its positions and of the step."""
+        step_vector: Tensor = self.steps(step)
+        return x + position_vectors + step_vector.to(x.dtype)

@@ -1,4 +1,4 @@
-"""Transformer-XL's relative positions: how far away a key is, by a projected sinusoid of the distance."""
+"""Transformer-XL's relative positions: projected sinusoids of the distance between query and key."""
 
 from typing import final
 
@@ -7,23 +7,22 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, TokenPositions
-from manyformer.position.distance_terms import DistanceTerms, distance, toeplitz_view
+from manyformer.position.distance_terms import DistanceTerms, signed_distances, toeplitz_view
 from manyformer.position.position import Position
-from manyformer.position.sinusoid_table import check_waves, sinusoid_table
+from manyformer.position.sinusoid_table import check_sinusoid, sinusoid_table
 
-FARTHEST_KEPT = 1 << 13
-"""Sinusoids of larger distances are computed when they are needed."""
+MAX_TABLE_DISTANCE = 1 << 13
+"""The sinusoid table ends at this distance; sinusoids of larger distances are computed at every call."""
 
-
-ROOM = 256
-"""So many more distances are projected than are asked for, where the next tokens will ask for them."""
+PROJECTION_MARGIN = 256
+"""How many distances beyond the requested ones are projected in advance for the next decoding steps."""
 
 
 @final
 class TransformerXLBiases(nn.Module):
-    """The vectors u and v for each head that stand for a query without content (Dai et al. 2019, section 3.3).
+    """The vectors u and v per head that are added to queries in content and position terms (Dai et al. 2019, 3.3).
 
-    In the paper all layers share them: give the same object to each.
+    In the paper all layers share them: pass the same object to each.
     """
 
     def __init__(self, heads: int, width: int) -> None:
@@ -35,11 +34,11 @@ class TransformerXLBiases(nn.Module):
 class TransformerXLPosition(Position):
     """Scores ((q_i + u) k_j + (q_i + v) W R_{i-j}) / sqrt(e), R the sinusoid (Dai et al. 2019, arXiv:1901.02860, 3.3).
 
-    Distances are those of places, also negative ones: any mask will do, any cache and any memory; there is no table to
-    shift. `dim` is the width of R, `width` that of a head, dim / heads unless given. `biases` are u and v, own ones
-    unless given. Distances beyond `clamp` count as it; the authors set it for evaluation only, so it may be assigned
-    later. `dropout` acts on R while training. As in the paper, scores must be scaled by 1 / sqrt(e), which is what
-    `SoftmaxKernel` does unless told otherwise. The paper's projections have no biases: `Attention(bias=False)`.
+    Distances are differences of position ids and may be negative, so any mask, cache and memory is supported; there is
+    no table to shift. `dim` is the width of R, `width` that of a head, dim / heads by default. `biases` are u and v,
+    new ones by default. Distances beyond `clamp` are set to it; the authors set it for evaluation only, so it may be
+    assigned later. `dropout` acts on R while training. As in the paper, scores must be scaled by 1 / sqrt(e), the
+    default of `SoftmaxKernel`. The paper's projections have no biases: `Attention(bias=False)`.
     """
 
     def __init__(
@@ -53,23 +52,26 @@ class TransformerXLPosition(Position):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_waves(dim, "halves", "XL")
+        check_sinusoid(dim, "halves", "TransformerXLPosition")
         if width is None and dim % heads:
-            raise ValueError(f"XL: dim ({dim}) must be a multiple of heads ({heads})")
+            raise ValueError(f"TransformerXLPosition: dim ({dim}) must be a multiple of heads ({heads})")
         width = dim // heads if width is None else width
         if biases is not None and biases.u.shape != (heads, width):
-            raise ValueError(f"XL: biases of shape {tuple(biases.u.shape)} do not fit {heads} heads of width {width}")
+            raise ValueError(
+                f"TransformerXLPosition: biases of shape {tuple(biases.u.shape)} do not fit {heads} heads "
+                f"of width {width}"
+            )
         self.dim, self.heads, self.clamp = dim, heads, clamp
         self.biases = TransformerXLBiases(heads, width) if biases is None else biases
-        self.to_r = nn.Linear(dim, heads * width, bias=False)
+        self.r_proj = nn.Linear(dim, heads * width, bias=False)
         self.dropout = nn.Dropout(dropout)
-        nn.init.normal_(self.to_r.weight, std=0.02)
-        # no buffer: converting the model to another type must not round the table
+        nn.init.normal_(self.r_proj.weight, std=0.02)
+        # no buffer: converting the model to another dtype must not round the table
         self._table: Tensor | None = None
-        self._kept: tuple[tuple[object, ...], int, int, Tensor] | None = None
+        self._projected: tuple[tuple[object, ...], int, int, Tensor] | None = None
 
     def query(self, q: Float[Tensor, "b h l e"], positions: TokenPositions) -> Float[Tensor, "b h l e"]:
-        # the kernel's own product then is the whole content term
+        # the kernel's product of query and key then is the complete content term
         return q + self.biases.u[:, None]
 
     def score(
@@ -80,86 +82,97 @@ class TransformerXLPosition(Position):
         query_positions: TokenPositions,
         key_positions: TokenPositions,
     ) -> Float[Tensor, "b h l s"]:
-        ahead, back, front = _spread(query_positions, key_positions)
-        rows = self.rows(back, front)
-        each: Tensor = (q + (self.biases.v - self.biases.u)[:, None]) @ rows.mT * q.shape[-1] ** -0.5
-        if ahead is None:
-            return logits + toeplitz_view(each, k.shape[2])
-        return logits + each.gather(-1, (ahead + back)[:, None].expand(logits.shape))
+        distances, lookback, lookahead = _pair_distances(query_positions, key_positions)
+        vectors = self.distance_vectors(lookback, lookahead)
+        distance_scores: Tensor = (q + (self.biases.v - self.biases.u)[:, None]) @ vectors.mT * q.shape[-1] ** -0.5
+        if distances is None:
+            return logits + toeplitz_view(distance_scores, k.shape[2])
+        return logits + distance_scores.gather(-1, (distances + lookback)[:, None].expand(logits.shape))
 
-    def distance_terms(self, back: int, ahead: int) -> DistanceTerms:
-        rows = self.rows(back, ahead) * (self.to_r.out_features // self.heads) ** -0.5
-        return DistanceTerms(back, ahead, keys=rows, turn=self.biases.v - self.biases.u)
+    def distance_terms(self, lookback: int, lookahead: int) -> DistanceTerms:
+        vectors = self.distance_vectors(lookback, lookahead) * (self.r_proj.out_features // self.heads) ** -0.5
+        return DistanceTerms(lookback, lookahead, keys=vectors, query_bias=self.biases.v - self.biases.u)
 
-    def rows(self, back: int, ahead: int) -> Float[Tensor, "h r e"]:
-        """W R for keys from `back` before to `ahead` after their query, the farthest in the past first."""
-        weight, kind = self.to_r.weight, self.to_r.weight.device.type
-        # weights that were made in inference mode do not tell when they change
-        changing = torch.is_grad_enabled() or torch.compiler.is_compiling() or weight.is_inference()
-        if changing or (self.training and self.dropout.p):
-            return self._rows(back, ahead)
-        # for one token more, projecting all distances would take longer than all else
-        half = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        same = (weight.data_ptr(), weight._version, weight.dtype, weight.device, half, self.clamp)
-        if self._kept is None or self._kept[0] != same or back > self._kept[1] or ahead > self._kept[2]:
-            far = max(back, 0) + ROOM, max(ahead, 0)
-            # outside inference mode: see `_fixed`
+    def distance_vectors(self, lookback: int, lookahead: int) -> Float[Tensor, "h r e"]:
+        """W R for keys from `lookback` before to `lookahead` after their query, the earliest key first."""
+        weight, device_type = self.r_proj.weight, self.r_proj.weight.device.type
+        # weights created in inference mode have no version counter that shows a change
+        may_change = torch.is_grad_enabled() or torch.compiler.is_compiling() or weight.is_inference()
+        if may_change or (self.training and self.dropout.p):
+            return self._project(lookback, lookahead)
+        # when decoding one token, projecting all distances would take longer than the rest of the step
+        autocast = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+        cache_key = (weight.data_ptr(), weight._version, weight.dtype, weight.device, autocast, self.clamp)
+        if (
+            self._projected is None
+            or self._projected[0] != cache_key
+            or lookback > self._projected[1]
+            or lookahead > self._projected[2]
+        ):
+            limits = max(lookback, 0) + PROJECTION_MARGIN, max(lookahead, 0)
+            # outside inference mode: see `_sinusoids`
             with torch.inference_mode(mode=False), torch.no_grad():
-                self._kept = same, *far, self._rows(*far)
-        begin = self._kept[1] - back
-        return self._kept[3][:, begin : begin + back + ahead + 1]
+                self._projected = cache_key, *limits, self._project(*limits)
+        start = self._projected[1] - lookback
+        return self._projected[3][:, start : start + lookback + lookahead + 1]
 
-    def _rows(self, back: int, ahead: int) -> Float[Tensor, "h r e"]:
-        rows: Tensor = self.to_r(self.dropout(self._fixed(back, ahead).to(self.to_r.weight.dtype)))
-        return rows.view(len(rows), self.heads, -1).transpose(0, 1)
+    def _project(self, lookback: int, lookahead: int) -> Float[Tensor, "h r e"]:
+        vectors: Tensor = self.r_proj(self.dropout(self._sinusoids(lookback, lookahead).to(self.r_proj.weight.dtype)))
+        return vectors.view(len(vectors), self.heads, -1).transpose(0, 1)
 
-    def _fixed(self, back: int, ahead: int) -> Float[Tensor, "r d"]:
-        """R for these distances, from a table where one is worth keeping: sines take longer than what follows."""
-        device = self.to_r.weight.device
-        asked = torch.arange(-back, ahead + 1, device=device)
+    def _sinusoids(self, lookback: int, lookahead: int) -> Float[Tensor, "r d"]:
+        """R for these distances, from a table up to `MAX_TABLE_DISTANCE`: sines take longer than the projection."""
+        device = self.r_proj.weight.device
+        distances = torch.arange(-lookback, lookahead + 1, device=device)
         if self.clamp is not None:
-            asked = asked.clamp(-self.clamp, self.clamp)
-        far = max(abs(back), abs(ahead))
-        if far > FARTHEST_KEPT or torch.compiler.is_compiling():
-            return sinusoid_table(-asked, self.dim, "halves")
-        if self._table is None or far > len(self._table) // 2 or self._table.device != device:
-            far = min(2 * far, FARTHEST_KEPT)
+            distances = distances.clamp(-self.clamp, self.clamp)
+        max_distance = max(abs(lookback), abs(lookahead))
+        if max_distance > MAX_TABLE_DISTANCE or torch.compiler.is_compiling():
+            return sinusoid_table(-distances, self.dim, "halves")
+        if self._table is None or max_distance > len(self._table) // 2 or self._table.device != device:
+            max_distance = min(2 * max_distance, MAX_TABLE_DISTANCE)
             # outside inference mode, whose tensors could not be used in training later
             with torch.inference_mode(mode=False):
-                self._table = sinusoid_table(-torch.arange(-far, far + 1, device=device), self.dim, "halves")
-        middle = len(self._table) // 2
+                self._table = sinusoid_table(
+                    -torch.arange(-max_distance, max_distance + 1, device=device), self.dim, "halves"
+                )
+        zero_row = len(self._table) // 2
         if self.clamp is not None:
-            return self._table[asked + middle]
-        return self._table[middle - back : middle + ahead + 1]
+            return self._table[distances + zero_row]
+        return self._table[zero_row - lookback : zero_row + lookahead + 1]
 
-    # torch's own signature
+    # the signature of torch.nn.Module
     def train(self, mode: bool = True) -> "TransformerXLPosition":  # noqa: FBT001, FBT002
-        # weights that come and go, as those in shards do, may change without a trace
-        self._kept = None
+        # sharded weights are freed and gathered again, and may change without a change of `cache_key`
+        self._projected = None
         return super().train(mode)
 
     def extra_repr(self) -> str:
         return f"{self.heads} heads" + (f", clamp={self.clamp}" if self.clamp is not None else "")
 
 
-def _spread(
+def _pair_distances(
     query_positions: TokenPositions, key_positions: TokenPositions
 ) -> tuple[Int[Tensor, "b l s"] | None, int, int]:
-    """How far each key is ahead of each query, None where both stand side by side; and the farthest behind and ahead.
+    """The signed distance of each pair, None if both layouts are contiguous or aligned; the lookback and the lookahead.
 
-    Pairs that never meet, of different documents or with padding, count as no distance.
+    Pairs of different documents or with padding, which never attend, get distance 0.
     """
     if isinstance(query_positions.layout, ContiguousLayout | AlignedLayout) and isinstance(
         key_positions.layout, ContiguousLayout | AlignedLayout
     ):
-        first = key_positions.layout.start - query_positions.layout.start
-        return None, query_positions.position_ids.shape[1] - 1 - first, first + key_positions.position_ids.shape[1] - 1
-    # a look at the numbers; a GPU is waited for
-    meet = (query_positions.segment_ids[:, :, None] == key_positions.segment_ids[:, None, :]) & (
+        start_difference = key_positions.layout.start - query_positions.layout.start
+        return (
+            None,
+            query_positions.position_ids.shape[1] - 1 - start_difference,
+            start_difference + key_positions.position_ids.shape[1] - 1,
+        )
+    # reads tensor values, so a GPU is synchronized
+    same_segment = (query_positions.segment_ids[:, :, None] == key_positions.segment_ids[:, None, :]) & (
         key_positions.segment_ids[:, None, :] != PADDING_SEGMENT
     )
-    ahead = torch.where(meet, distance(query_positions, key_positions), 0)
-    if not ahead.numel():
-        return ahead, 0, 0
-    least, most = (int(edge) for edge in torch.aminmax(ahead))
-    return ahead, -least, most
+    distances = torch.where(same_segment, signed_distances(query_positions, key_positions), 0)
+    if not distances.numel():
+        return distances, 0, 0
+    minimum, maximum = (int(edge) for edge in torch.aminmax(distances))
+    return distances, -minimum, maximum

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from manyformer.core import DependencyTree, TokenPositions
 from manyformer.position.absolute import SinusoidalPosition
 from manyformer.position.position import Position
-from manyformer.position.relative import from_keys, from_values
+from manyformer.position.relative import key_score_terms, value_output_terms
 
 
 @final
 class FusedTreePosition(Position):
     """tanh(PE(position) U + PE(depth) V) added to the embeddings, both PE the sinusoids of the Transformer.
 
-    Wang et al. 2019, absolute structural positions. A token in no tree has the depth -1, which no word has.
+    Wang et al. 2019, absolute structural positions. A token in no tree has depth -1, which no tree node has.
     """
 
     def __init__(self, dim: int) -> None:
@@ -25,9 +25,9 @@ class FusedTreePosition(Position):
         self.sequential, self.structural = (nn.Linear(dim, dim, bias=False) for _ in range(2))
 
     def embed(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
-        nowhere = torch.zeros_like(x)
-        order = self.sinusoid.embed(nowhere, positions)
-        depth = self.sinusoid.embed(nowhere, positions._replace(position_ids=tree_of(positions).depth, layout=None))
+        zeros = torch.zeros_like(x)
+        order = self.sinusoid.embed(zeros, positions)
+        depth = self.sinusoid.embed(zeros, positions._replace(position_ids=tree_of(positions).depth, layout=None))
         return x + torch.tanh(self.sequential(order) + self.structural(depth))
 
 
@@ -35,8 +35,8 @@ class FusedTreePosition(Position):
 class TreeOffsetPosition(Position):
     """A learned vector for each structural offset, added to keys and values as Shaw et al. (2018) do for distances.
 
-    Offsets are clipped to `clip` on either side; pairs with a token in no tree have a vector of their own. One table
-    for keys and one for values serve all heads; their `width` is that of a head.
+    Offsets are clipped to `clip` on either side; pairs with a token in no tree share a separate vector. One table for
+    keys and one for values serve all heads; their `width` is that of a head.
     """
 
     def __init__(self, width: int, clip: int = 16) -> None:
@@ -56,7 +56,7 @@ class TreeOffsetPosition(Position):
         query_positions: TokenPositions,
         key_positions: TokenPositions,
     ) -> Float[Tensor, "b h l s"]:
-        return logits + from_keys(q, self.keys, self.row(query_positions, key_positions))
+        return logits + key_score_terms(q, self.keys, self.row_index(query_positions, key_positions))
 
     def value(
         self,
@@ -65,33 +65,36 @@ class TreeOffsetPosition(Position):
         query_positions: TokenPositions,
         key_positions: TokenPositions,
     ) -> Float[Tensor, "b h l f"]:
-        return y + from_values(weights, self.values, self.row(query_positions, key_positions))
+        return y + value_output_terms(weights, self.values, self.row_index(query_positions, key_positions))
 
-    def row(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Int[Tensor, "b l s"]:
+    def row_index(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Int[Tensor, "b l s"]:
         """The row of each pair in the two tables."""
-        inside = (tree_of(query_positions).depth >= 0)[:, :, None] & (tree_of(key_positions).depth >= 0)[:, None, :]
-        near = offsets(query_positions, key_positions).clamp(-self.clip, self.clip) + self.clip
-        return torch.where(inside, near, 2 * self.clip + 1)
+        in_tree = (tree_of(query_positions).depth >= 0)[:, :, None] & (tree_of(key_positions).depth >= 0)[:, None, :]
+        clipped = tree_offsets(query_positions, key_positions).clamp(-self.clip, self.clip) + self.clip
+        return torch.where(in_tree, clipped, 2 * self.clip + 1)
 
 
-def offsets(query_positions: TokenPositions, key_positions: TokenPositions) -> Int[Tensor, "b l s"]:
-    """How keys `key_positions` lie to queries `query_positions` in the tree; means nothing where either is in no tree.
+def tree_offsets(query_positions: TokenPositions, key_positions: TokenPositions) -> Int[Tensor, "b l s"]:
+    """The structural offset of every query-key pair in the tree; undefined if either token is in no tree.
 
-    The depth of the key less the depth of the query where one hangs on the other, however indirectly; else the sum of
-    both, positive where the key stands to the right of the query. So r(a, b) = -r(b, a), and in a chain, where each
-    word hangs on the one before, it is Shaw's distance, key less query. The paper writes it for a query on the right
-    of its key. By its definition a sum may equal a difference: at depth 1 a sibling is as far as a grandchild.
+    If one token is an ancestor of the other, it is the depth of the key minus the depth of the query; else the sum of
+    both depths, positive if the key is to the right of the query. So r(a, b) = -r(b, a), and in a chain, where each
+    token's head is the preceding token, it is Shaw's distance, key minus query. The paper gives it for a query to the
+    right of its key. By its definition a sum may equal a difference: at depth 1 a sibling has the offset of a
+    grandchild.
     """
     query, key = tree_of(query_positions), tree_of(key_positions)
-    above = _within(query.preorder[:, :, None], key.preorder[:, None, :], key.last_descendant[:, None, :])
-    below = _within(key.preorder[:, None, :], query.preorder[:, :, None], query.last_descendant[:, :, None])
-    upper, lower = query.depth[:, :, None], key.depth[:, None, :]
-    side = (key_positions.position_ids[:, None, :] - query_positions.position_ids[:, :, None]).sign()
-    return torch.where(above | below, lower - upper, side * (lower + upper))
+    key_is_ancestor = _in_range(query.preorder[:, :, None], key.preorder[:, None, :], key.last_descendant[:, None, :])
+    key_is_descendant = _in_range(
+        key.preorder[:, None, :], query.preorder[:, :, None], query.last_descendant[:, :, None]
+    )
+    query_depth, key_depth = query.depth[:, :, None], key.depth[:, None, :]
+    sign = (key_positions.position_ids[:, None, :] - query_positions.position_ids[:, :, None]).sign()
+    return torch.where(key_is_ancestor | key_is_descendant, key_depth - query_depth, sign * (key_depth + query_depth))
 
 
 def tree_of(positions: TokenPositions) -> DependencyTree:
-    """The tree of a place. Raises ValueError where there is none."""
+    """The dependency tree of `positions`. Raises ValueError if it is missing."""
     if positions.tree is None:
         raise ValueError(
             "structural positions need the tree of every sentence: pass `trees` (see manyformer.dependency_trees)"
@@ -99,5 +102,5 @@ def tree_of(positions: TokenPositions) -> DependencyTree:
     return positions.tree
 
 
-def _within(number: Tensor, first: Tensor, last: Tensor) -> Tensor:
+def _in_range(number: Tensor, first: Tensor, last: Tensor) -> Tensor:
     return (first <= number) & (number <= last)

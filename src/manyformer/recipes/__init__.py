@@ -1,4 +1,4 @@
-"""One file a paper, one function each; importing this package lists them all."""
+"""Published models as functions, one file for each paper; importing this package registers all of them."""
 
 from manyformer.recipes.adaptive_span import adaptive_span
 from manyformer.recipes.alibi import alibi

@@ -1,4 +1,4 @@
-"""Attention whose heads learn how far to look back."""
+"""Adaptive attention span: a language model whose heads each learn the length of the context they attend to."""
 
 from functools import partial
 from typing import Literal
@@ -26,11 +26,11 @@ from manyformer.sources import SpanCacheSource
 @recipe(
     "Adaptive attention span",
     paper="Sukhbaatar et al. 2019, Adaptive Attention Span in Transformers, arXiv:1905.07799",
-    summary="Each head learns how far it looks back, and computes no more.",
+    summary="Each head learns the length of the context it attends to, and computes no further.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
-    cost="O(l z d + l d^2) per layer, z the span of its heads and their ramp",
+    cost="O(l z d + l d^2) per layer, z the mean span of its heads plus the ramp",
     reasons={"cross_attention": "a language model reads one sequence only"},
     tiny_keywords={"max_span": 24, "span_ramp": 8, "span_init": 0.3},
 )
@@ -48,26 +48,25 @@ def adaptive_span(
     dropout: float = 0.3,
     norm_order: NormOrder = "post",
 ) -> LanguageModel:
-    """The 12-layer model for characters by default; `ff_dim` is 4 dim unless given.
+    """The 12-layer character model by default; `ff_dim` is 4 dim unless given.
 
-    Section 2 and table 1. Positions are vectors for each distance, one table for all layers. The price is of the mean
-    span of each layer, in tokens, summed over layers. Text much longer than the span has to be given in one row, where
-    the authors' segments are 512 tokens after a cache.
-    """
+    Section 2 and table 1. Positions are a vector for each distance, one table for all layers. `span_loss` multiplies
+    the mean span of each layer, in tokens, summed over layers. Text much longer than the span must be given in one row,
+    whereas the authors train on segments of 512 tokens after a cache."""
     if dim % heads:
         raise UserError(f"dim ({dim}) must be a multiple of heads ({heads})")
     # one table for all layers
     position = KeyDistancePosition(dim // heads, max_span)
 
-    def lengths() -> AttentionSpans:
+    def make_spans() -> AttentionSpans:
         if span_kind == "fixed":
             return FixedAttentionSpans(heads, max_span, ramp=span_ramp)
-        kind = LearnedAttentionSpans if span_kind == "learned" else DynamicAttentionSpans
-        return kind(heads, max_span, ramp=span_ramp, begin=span_init)
+        span_class = LearnedAttentionSpans if span_kind == "learned" else DynamicAttentionSpans
+        return span_class(heads, max_span, ramp=span_ramp, initial_share=span_init)
 
     def layer() -> dict[str, Layer]:
-        found = lengths()
-        kernel, source = AdaptiveSpanKernel(found, cost=span_loss), SpanCacheSource(found)
+        spans = make_spans()
+        kernel, source = AdaptiveSpanKernel(spans, span_loss=span_loss), SpanCacheSource(spans)
         attention = Attention(dim, heads, kernel, position=position, source=source, bias=False)
         return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
 

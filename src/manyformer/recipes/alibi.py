@@ -1,4 +1,4 @@
-"""ALiBi: a language model without positions, in which distance costs, so that it reads further than it was taught."""
+"""ALiBi: a language model with linear distance biases instead of positions, which extrapolates to longer texts."""
 
 from functools import partial
 
@@ -19,7 +19,8 @@ from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, 
     "ALiBi",
     paper="Press et al. 2022, Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation, "
     "arXiv:2108.12409",
-    summary="A penalty that grows with distance takes the place of positions, and longer texts than in training are read.",
+    summary="A penalty linear in distance replaces positions, so the model extrapolates beyond the length it was "
+    "trained on.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
@@ -35,12 +36,12 @@ def alibi(
     dropout: float = 0.0,
     norm_order: NormOrder = "pre",
 ) -> LanguageModel:
-    """`transformer-lm` with biases instead of learned positions, and so without a longest sequence. Section 3.
+    """`transformer-lm` with linear biases instead of learned positions, and so without a maximum length. Section 3.
 
-    The paper changes nothing but the position in the models it compares; which model that is, is not its matter: ours
-    is `transformer-lm`, theirs that of Baevski and Auli (2019) with 16 layers of width 1024.
+    The paper replaces the positions of existing models: here that of `transformer-lm`, there that of Baevski and Auli
+    (2019) with 16 layers of width 1024.
     """
-    # without weights, so that one part serves all layers
+    # it has no weights, so one module serves all layers
     position = AlibiPosition(heads)
 
     def layer() -> dict[str, Layer]:

@@ -14,7 +14,7 @@ from manyformer.recipes.registry import recipe
     "Bahdanau",
     paper="Bahdanau et al. 2015, Neural Machine Translation by Jointly Learning to Align and Translate, "
     "arXiv:1409.0473",
-    summary="Before each word the decoder looks for those of the source that matter, instead of remembering one vector.",
+    summary="Before each token the decoder attends to the source, instead of relying on one vector for all of it.",
     task="translation",
     causal=True,
     incremental_decoding=True,
@@ -33,33 +33,32 @@ def bahdanau(
 ) -> EncoderDecoder:
     """RNNsearch with the sizes of appendix B.1: `dim` units in the decoder and in either direction of the encoder.
 
-    Differences: one more token than words begins the target, gates and outputs have biases (left out of the paper's
-    formulas), narrower models begin with larger weights (the paper's 0.01 at a width of 1000), alignments begin with
-    energies of ordinary size instead of 0 (measured: from 0 they are found many times later), and there may be
-    `dropout`, of word vectors and before the last projection.
-    """
-    spread = math.sqrt(1000 / dim)
+    Differences: the target begins with a start token; gates and outputs have biases (left out of the paper's formulas);
+    narrower models begin with larger weights (the paper's 0.01 at a width of 1000); alignment energies begin at unit
+    scale instead of 0 (measured: from 0 alignments take many times as many steps to appear); and there may be
+    `dropout`, of token embeddings and before the last projection."""
+    std_scale = math.sqrt(1000 / dim)
 
     def embedding(size: int) -> TokenEmbedding:
-        return TokenEmbedding(size, embedding_dim, std=0.01 * spread, dropout=dropout)
+        return TokenEmbedding(size, embedding_dim, std=0.01 * std_scale, dropout=dropout)
 
     encoder = BidirectionalGRU(embedding_dim, dim)
-    decoder = AttendingGRU(embedding_dim, dim, 2 * dim, align=align_dim, out=maxout, dropout=dropout)
+    decoder = AttendingGRU(embedding_dim, dim, 2 * dim, align_dim=align_dim, out_dim=maxout, dropout=dropout)
     head = ClassHead(maxout, vocab, bias=True)
-    for part in (encoder, decoder, head):
-        init_rnnsearch(part, std=0.01 * spread)
+    for module in (encoder, decoder, head):
+        init_rnnsearch(module, std=0.01 * std_scale)
     return EncoderDecoder(embedding(source_vocab or vocab), encoder, embedding(vocab), decoder, head)
 
 
-def init_rnnsearch(part: nn.Module, *, std: float) -> None:
-    """Appendix B.1: orthogonal where states become states, N(0, std^2) elsewhere; of size 1 what scores give."""
-    for name, weight in part.named_parameters():
-        last = name.rpartition(".")[0]
+def init_rnnsearch(module: nn.Module, *, std: float) -> None:
+    """Initialize as in appendix B.1: recurrent matrices orthogonal, others N(0, std^2), scores at unit scale."""
+    for name, weight in module.named_parameters():
+        module_name = name.rpartition(".")[0]
         if weight.ndim == 1:
             nn.init.zeros_(weight)
-        elif last.startswith("score."):
+        elif module_name.startswith("score."):
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
-        elif last.endswith(("gates", "candidate")):
+        elif module_name.endswith(("gates", "candidate")):
             for square in torch.split(weight.data, weight.shape[1]):
                 nn.init.orthogonal_(square)
         else:

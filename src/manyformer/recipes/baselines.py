@@ -1,4 +1,4 @@
-"""Models that differ in the kernel of their attention alone, so that recipes of kernels compare."""
+"""Baseline models that differ only in their attention kernel, so that recipes of kernels can be compared."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,25 +15,25 @@ from manyformer.position import LearnedPosition, SinusoidalPosition
 from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
 
 KernelMaker = Callable[[], Kernel]
-"""Makes the kernel of one layer after the other."""
+"""Makes the kernel of each layer in turn."""
 
 AddedPosition = Literal["sinusoid", "learned"]
-"""Positions that are added to tokens."""
+"""Positions that are added to token embeddings."""
 
 
 def sinusoidal_embedding(vocab: int, dim: int, *, dropout: float) -> TokenEmbedding:
-    """Tokens with sinusoids, which allow any length."""
+    """A token embedding with sinusoidal positions, which allow any length."""
     return TokenEmbedding(vocab, dim, position=SinusoidalPosition(dim), scale=dim**0.5, dropout=dropout)
 
 
 def learned_embedding(vocab: int, dim: int, max_length: int, *, dropout: float) -> TokenEmbedding:
-    """Tokens with learned positions, for up to `max_length` tokens."""
+    """A token embedding with learned positions for up to `max_length` tokens."""
     std = init_std(dim)
     return TokenEmbedding(vocab, dim, position=LearnedPosition(dim, max_length, std=std), std=std, dropout=dropout)
 
 
 def embedding_with(position: AddedPosition, vocab: int, dim: int, max_length: int, *, dropout: float) -> TokenEmbedding:
-    """Tokens with positions of either kind."""
+    """A token embedding with positions of either kind."""
     if position == "sinusoid":
         return sinusoidal_embedding(vocab, dim, dropout=dropout)
     return learned_embedding(vocab, dim, max_length, dropout=dropout)
@@ -49,7 +49,7 @@ def language_model(
     dropout: float,
     norm_order: NormOrder,
 ) -> LanguageModel:
-    """`transformer-lm` with another kernel."""
+    """`transformer-lm` with another attention kernel."""
     body = _body(embed, depth, heads, ff_dim, kernel, dropout, norm_order)
     return LanguageModel(embed, body, ClassHead(*embed.token.weight.shape[::-1], tied=embed.token))
 
@@ -64,7 +64,7 @@ def masked_lm(
     dropout: float,
     norm_order: NormOrder,
 ) -> MaskedLM:
-    """The same as an encoder, with the head of BERT: a layer of its own, and a bias."""
+    """An encoder with the same layers and BERT's head: a dense layer, GELU, a norm, and a projection with a bias."""
     vocab, dim = embed.token.weight.shape
     body = _body(embed, depth, heads, ff_dim, kernel, dropout, norm_order)
     transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.LayerNorm(dim))

@@ -1,4 +1,4 @@
-"""BERT: an encoder that learns by filling in masked tokens."""
+"""BERT: an encoder trained to predict masked tokens."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,12 +20,12 @@ from manyformer.recipes.stacks import init_std, scale_residual_init, stack
 @recipe(
     "BERT",
     paper="Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers, arXiv:1810.04805",
-    summary="Hiding a seventh of the tokens lets an encoder learn from both sides at once.",
-    task="masked",
+    summary="Predicting masked tokens trains an encoder on the context of both sides at once.",
+    task="masked-lm",
     cost="O(l^2 d + l d^2) per layer",
     reasons={
-        "causal": "every token sees both sides: that is the point",
-        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "causal": "every token attends to both sides",
+        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
         "cross_attention": "it reads one sequence only",
     },
 )
@@ -38,13 +38,13 @@ def bert(
     max_length: int = 512,
     dropout: float = 0.1,
 ) -> MaskedLM:
-    """BERT base by default: post-norm, GELU, learned positions, a normed embedding, and a head with its own layer.
+    """BERT base by default: post-norm, GELU, learned positions, a normalized embedding, and a head with a dense layer.
 
-    Section 3 and appendix A.2. Left out are the next-sentence task and its sentence types, which Liu et al. (2019,
-    arXiv:1907.11692) found to help nothing, and dropout of attention weights.
+    Section 3 and appendix A.2. Not included: the next-sentence task and its sentence types, which Liu et al. (2019,
+    arXiv:1907.11692) found not to help, and dropout of attention weights.
     """
     position = LearnedPosition(dim, max_length, std=init_std(dim))
-    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, embedded=position)
+    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, position=position)
 
 
 def masked_encoder(
@@ -55,26 +55,28 @@ def masked_encoder(
     ff_dim: int | None,
     dropout: float,
     *,
-    embedded: Position | None = None,
-    attended: Callable[[], Position | None] = lambda: None,
-    mixer: Callable[[], Layer] | None = None,
+    position: Position | None = None,
+    make_attention_position: Callable[[], Position | None] = lambda: None,
+    make_mixer: Callable[[], Layer] | None = None,
     summaries: SummaryTokens | None = None,
     contrast: PartContrastiveLoss | None = None,
 ) -> MaskedLM:
-    """BERT with a position at its embedding, or one made by `attended` inside the attention of each layer.
+    """BERT with `position` added to its embedding, or with `make_attention_position` in the attention of each layer.
 
-    `mixer` makes another layer that takes the place of attention. `summaries` stand before each text inside all layers.
+    `make_mixer` makes a layer that replaces attention. `summaries` are prefixed to each text in all layers.
     """
     layer_norm = partial(nn.LayerNorm, dim, eps=1e-12)
 
     def layer() -> dict[str, Layer]:
         return {
-            "attention": Attention(dim, heads, SoftmaxKernel(), position=attended()) if mixer is None else mixer(),
+            "attention": Attention(dim, heads, SoftmaxKernel(), position=make_attention_position())
+            if make_mixer is None
+            else make_mixer(),
             "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
         }
 
     std = init_std(dim)
-    embed = TokenEmbedding(vocab, dim, position=embedded, std=std, norm=layer_norm(), dropout=dropout)
+    embed = TokenEmbedding(vocab, dim, position=position, std=std, norm=layer_norm(), dropout=dropout)
     body: Layer = stack(depth, layer, order="post", norm=layer_norm, dropout=dropout)
     scale_residual_init(body, depth, std=std)
     if summaries is not None:

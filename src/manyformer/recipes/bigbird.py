@@ -1,4 +1,4 @@
-"""BigBird: a window, a few global tokens, and random blocks that make any two tokens near neighbours."""
+"""BigBird: attention to a window, a few global tokens and random blocks."""
 
 from functools import partial
 
@@ -35,12 +35,12 @@ PAPER = "Zaheer et al. 2020, Big Bird: Transformers for Longer Sequences, arXiv:
 @recipe(
     "BigBird",
     paper=PAPER,
-    summary="Random blocks beside a window and global tokens: any two tokens are a few steps apart.",
-    task="masked",
+    summary="Random blocks in addition to a window and global tokens: a few layers connect any two tokens.",
+    task="masked-lm",
     cost="O(l b d + l d^2) per layer, b keys in a handful of blocks",
     reasons={
-        "causal": "every token sees both sides: that is the point",
-        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "causal": "every token attends to both sides",
+        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
         "cross_attention": "it reads one sequence only",
     },
     tiny_keywords={"block": 4, "random": 1, "max_length": 128},
@@ -56,30 +56,33 @@ def bigbird(
     random: int | None = 3,
     dropout: float = 0.1,
 ) -> MaskedLM:
-    """BERT with three blocks around each, the first block global, and `random` others for each block, head and layer.
+    """BERT whose blocks attend to themselves, both neighbours, the first (global) block, and `random` other blocks.
 
-    Sections 2 and 3, internal global tokens (ITC). The paper's last block is global, too; here it is not, because where
-    a text ends must not change what is computed at its beginning. Random blocks are drawn once by seed, never twice
-    the same and never one that is seen anyway, for texts of `max_length` tokens: in shorter ones some lie beyond the
-    end. A call may name more global tokens by their roles."""
-    masks = iter(both_sides(block, random or 0, _blocks(max_length, block), layer) for layer in range(depth))
+    Sections 2 and 3, internal global tokens (ITC). The paper's last block is global, too; here it is not, so that the
+    length of a text does not change what is computed at its beginning. Random blocks are drawn once for each block,
+    head and layer, without repetition and only among blocks that the rest of the pattern leaves out, for texts of
+    `max_length` tokens: in shorter texts some of them lie beyond the end. A call can mark more tokens as global by
+    their roles."""
+    masks = iter(
+        bidirectional_pattern(block, random or 0, _count_blocks(max_length, block), layer) for layer in range(depth)
+    )
     position = LearnedPosition(dim, max_length, std=init_std(dim))
 
     def mixer() -> Layer:
         return Attention(dim, heads, SoftmaxKernel(next(masks)))
 
-    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, embedded=position, mixer=mixer)
+    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, position=position, make_mixer=mixer)
 
 
 @recipe(
     "BigBird with external tokens",
     paper=PAPER,
-    summary="Global tokens of their own before the text, and labels for how tokens are related.",
-    task="masked",
+    summary="Additional global tokens before the text, and relative position labels.",
+    task="masked-lm",
     cost="O(l (b + g) d + (l + g) d^2) per layer, b keys in a handful of blocks",
     reasons={
-        "causal": "every token sees both sides: that is the point",
-        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "causal": "every token attends to both sides",
+        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
         "cross_attention": "it reads one sequence only",
     },
     tiny_keywords={"block": 4, "random": 1, "max_length": 128, "summaries": 3, "max_relative_distance": 3},
@@ -97,20 +100,20 @@ def bigbird_etc(
     max_relative_distance: int = 12,
     dropout: float = 0.1,
 ) -> MaskedLM:
-    """BigBird's second form (ETC): `summaries` global tokens before the text, three blocks around each, and labels.
+    """BigBird's ETC variant: `summaries` global tokens before the text, three local blocks, and relative labels.
 
-    Section 2 and appendix E, whose base model has no random blocks. Each global token has a vector of its own; what
-    goes into them is up to the task there. Positions are labels alone, so that texts may be longer than `max_length`,
+    Section 2 and appendix E, whose base model has no random blocks. Each global token has a learned vector; the paper
+    leaves their content to the task. Positions are relative labels alone, so texts may be longer than `max_length`,
     beyond which there are no random blocks.
     """
-    blocks, labels = (
-        _blocks(max_length, block),
-        partial(RelativeLabelPosition, dim // heads, heads, max_relative_distance, across=1),
+    num_blocks, labels = (
+        _count_blocks(max_length, block),
+        partial(RelativeLabelPosition, dim // heads, heads, max_relative_distance, cross_labels=1),
     )
 
     def mask(layer: int) -> Mask:
-        near = LocalBlocks(block, lookback=block, lookahead=block) | GlobalTokens(WithRole())
-        return near | RandomBlocks(block, random, blocks, seed=layer) if random else near
+        local_mask = LocalBlocks(block, lookback=block, lookahead=block) | GlobalTokens(WithRole())
+        return local_mask | RandomBlocks(block, random, num_blocks, seed=layer) if random else local_mask
 
     masks = iter(four_piece_pattern(WithRole(SUMMARY_ROLE), l2l=mask(layer)) for layer in range(depth))
     return masked_encoder(
@@ -120,7 +123,7 @@ def bigbird_etc(
         heads,
         ff_dim,
         dropout,
-        mixer=lambda: Attention(dim, heads, SoftmaxKernel(next(masks)), position=labels()),
+        make_mixer=lambda: Attention(dim, heads, SoftmaxKernel(next(masks)), position=labels()),
         summaries=LeadingSummaries(summaries),
     )
 
@@ -128,7 +131,7 @@ def bigbird_etc(
 @recipe(
     "BigBird encoder-decoder",
     paper=PAPER,
-    summary="A long source read at a linear price, a short target written with full attention.",
+    summary="A long source encoded at linear cost, a short target decoded with full attention.",
     task="translation",
     causal=True,
     incremental_decoding=True,
@@ -150,7 +153,9 @@ def bigbird_seq2seq(
     norm_order: NormOrder = "post",
 ) -> EncoderDecoder:
     """`transformer` with learned positions whose encoder is that of `bigbird`, section 4.1 and appendix E.5."""
-    masks = iter(both_sides(block, random or 0, _blocks(max_length, block), layer) for layer in range(depth))
+    masks = iter(
+        bidirectional_pattern(block, random or 0, _count_blocks(max_length, block), layer) for layer in range(depth)
+    )
     return encoder_decoder(
         vocab,
         source_vocab,
@@ -160,15 +165,15 @@ def bigbird_seq2seq(
         ff_dim,
         dropout,
         norm_order,
-        position=lambda: LearnedPosition(dim, max_length, std=1.0),
-        reader=lambda: Attention(dim, heads, SoftmaxKernel(next(masks))),
+        make_position=lambda: LearnedPosition(dim, max_length, std=1.0),
+        make_encoder_attention=lambda: Attention(dim, heads, SoftmaxKernel(next(masks))),
     )
 
 
 @recipe(
     "BigBird language model",
     paper=PAPER,
-    summary="Random blocks of the past alone: the pattern as a language model that truly sees no future.",
+    summary="Random blocks of the past alone: the pattern as a strictly causal language model.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
@@ -187,12 +192,12 @@ def bigbird_lm(
     random: int | None = 3,
     dropout: float = 0.1,
 ) -> LanguageModel:
-    """`transformer-lm` whose blocks see the block before, the first one, and `random` earlier ones.
+    """`transformer-lm` whose blocks attend to the previous block, the first one, and `random` earlier ones.
 
-    Released causal forms draw random blocks from both sides and so see the future. All that a token sees is decided
-    before it is read: tokens of the own block up to itself, and blocks that have ended.
+    Released causal implementations draw random blocks from both sides and so attend to the future. Here a token attends
+    to the tokens of its block up to itself, and to complete earlier blocks.
     """
-    masks = iter(past(block, random or 0, _blocks(max_length, block), layer) for layer in range(depth))
+    masks = iter(causal_pattern(block, random or 0, _count_blocks(max_length, block), layer) for layer in range(depth))
     std = init_std(dim)
 
     def layer() -> dict[str, Layer]:
@@ -207,21 +212,21 @@ def bigbird_lm(
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 
-def both_sides(block: int, random: int, blocks: int, seed: int) -> Mask:
-    """The blocks around, the first one in both directions, and random ones."""
-    near = LocalBlocks(block, lookback=block, lookahead=block) | GlobalTokens(FirstTokens(block) | WithRole())
-    return near | RandomBlocks(block, random, blocks, seed=seed, skip_first=1) if random else near
+def bidirectional_pattern(block: int, random: int, num_blocks: int, seed: int) -> Mask:
+    """The mask of an encoder: neighbouring blocks, the first block in both directions, and random blocks."""
+    local_mask = LocalBlocks(block, lookback=block, lookahead=block) | GlobalTokens(FirstTokens(block) | WithRole())
+    return local_mask | RandomBlocks(block, random, num_blocks, seed=seed, skip_first=1) if random else local_mask
 
 
-def past(block: int, random: int, blocks: int, seed: int) -> Mask:
-    """The block before, the first one, and random earlier ones."""
-    near = LocalBlocks(block, lookback=block) | VisibleToAll(FirstTokens(block))
+def causal_pattern(block: int, random: int, num_blocks: int, seed: int) -> Mask:
+    """The causal mask: the previous block, the first block, and random earlier blocks."""
+    local_mask = LocalBlocks(block, lookback=block) | VisibleToAll(FirstTokens(block))
     if not random:
-        return Causal() & near
-    return Causal() & (near | RandomBlocks(block, random, blocks, seed=seed, skip_first=1, past_only=True))
+        return Causal() & local_mask
+    return Causal() & (local_mask | RandomBlocks(block, random, num_blocks, seed=seed, skip_first=1, past_only=True))
 
 
-def _blocks(max_length: int, block: int) -> int:
+def _count_blocks(max_length: int, block: int) -> int:
     if max_length % block:
-        raise UserError(f"longest ({max_length}) must be a multiple of block ({block})")
+        raise UserError(f"max_length ({max_length}) must be a multiple of block ({block})")
     return max_length // block

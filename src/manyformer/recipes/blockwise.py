@@ -1,4 +1,4 @@
-"""Blockwise attention: each head looks at one block of keys, the own one or another."""
+"""Blockwise attention: each head attends to one block of keys, its query's own block or a permuted one."""
 
 from manyformer.attention import Attention
 from manyformer.errors import UserError
@@ -14,12 +14,12 @@ from manyformer.recipes.stacks import init_std
 @recipe(
     "BlockBERT",
     paper="Qiu et al. 2020, Blockwise Self-Attention for Long Document Understanding, arXiv:1911.02972",
-    summary="A few blocks and a permutation of them for each head: attention needs less memory by their number.",
-    task="masked",
+    summary="Each head has a permutation of a few blocks: attention needs less memory by the number of blocks.",
+    task="masked-lm",
     cost="O(l^2 d / n + l d^2) per layer, n blocks",
     reasons={
-        "causal": "every token sees both sides: that is the point",
-        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "causal": "every token attends to both sides",
+        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
         "cross_attention": "it reads one sequence only",
     },
     tiny_keywords={"blocks": 2, "max_length": 48},
@@ -34,14 +34,14 @@ def blockwise(
     blocks: int = 2,
     dropout: float = 0.1,
 ) -> MaskedLM:
-    """BERT whose first heads, most of them, see their own block, and whose others see a block further on, cyclically.
+    """BERT most of whose heads attend to the query's own block, the others to a block further on, cyclically.
 
     Section 3.1 and table 3: of 12 heads 10 and 2 for two blocks, 8, 2 and 2 for three. A block is `max_length` /
-    `blocks` positions whatever the length of a text, so that padding changes nothing; in the last block of a short
-    text, heads whose block is not there give zeros."""
+    `blocks` positions at every text length, so that padding changes nothing; heads whose block lies beyond the end of a
+    short text output zeros."""
     if max_length % blocks:
-        raise UserError(f"longest ({max_length}) must be a multiple of blocks ({blocks})")
-    mask = shifts(heads, max_length // blocks, blocks)
+        raise UserError(f"max_length ({max_length}) must be a multiple of blocks ({blocks})")
+    mask = shifted_blocks_mask(heads, max_length // blocks, blocks)
     position = LearnedPosition(dim, max_length, std=init_std(dim))
     return masked_encoder(
         vocab,
@@ -50,19 +50,19 @@ def blockwise(
         heads,
         ff_dim,
         dropout,
-        embedded=position,
-        mixer=lambda: Attention(dim, heads, SoftmaxKernel(mask)),
+        position=position,
+        make_mixer=lambda: Attention(dim, heads, SoftmaxKernel(mask)),
     )
 
 
-def shifts(heads: int, size: int, blocks: int) -> Mask:
-    """The last heads, a sixth for each distance and at least one, see the block that many further on."""
-    each = max(heads // 6, 1)
-    if each * (blocks - 1) > heads:
-        raise UserError(f"heads ({heads}) are too few for {blocks} blocks: every distance takes one at least")
+def shifted_blocks_mask(heads: int, size: int, blocks: int) -> Mask:
+    """The mask whose last heads, a sixth for each distance (at least one), attend that many blocks further on."""
+    heads_per_distance = max(heads // 6, 1)
+    if heads_per_distance * (blocks - 1) > heads:
+        raise UserError(f"heads ({heads}) are too few for {blocks} blocks: every distance needs at least one head")
     masks: dict[int, Mask] = {}
     for distance in range(1, blocks):
-        for number in range(each):
+        for number in range(heads_per_distance):
             order = [(block + distance) % blocks for block in range(blocks)]
-            masks[heads - each * distance + number] = PermutedBlocks(size, *order)
+            masks[heads - heads_per_distance * distance + number] = PermutedBlocks(size, *order)
     return PerHead(masks, default=PermutedBlocks(size, *range(blocks)))

@@ -1,4 +1,4 @@
-"""CALM: each word is said after the layer at which the model is sure of it, with a guarantee for the whole text."""
+"""CALM: tokens exit at the first confident layer, with a calibrated guarantee for whole texts."""
 
 from functools import partial
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from manyformer.models import EncoderDecoder
 from manyformer.models.with_early_exit import ClassifierSharing, EarlyExitConfig, ExitThresholds, with_early_exit
 from manyformer.position import SinusoidalPosition
-from manyformer.recipes.early_exit import UNSURE
+from manyformer.recipes.early_exit import ROUNDING_CHANGES_EXITS
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer import encoder_decoder
@@ -15,13 +15,13 @@ from manyformer.recipes.transformer import encoder_decoder
 @recipe(
     "CALM",
     paper="Schuster et al. 2022, Confident Adaptive Language Modeling, arXiv:2207.07061",
-    summary="A threshold of confidence, calibrated so that whole texts stay near the full model's, tells when to stop.",
+    summary="A confidence threshold for early exit, calibrated so that whole texts stay close to the full model's.",
     task="translation",
     causal=True,
     incremental_decoding=True,
     cross_attention=True,
-    cost="O(l^2 d + l d^2) for each layer that a token passes; keys and values are made in all",
-    reasons={"float16": UNSURE, "bfloat16": UNSURE},
+    cost="O(l^2 d + l d^2) for each layer that a token is computed in; keys and values are computed in all",
+    reasons={"float16": ROUNDING_CHANGES_EXITS, "bfloat16": ROUNDING_CHANGES_EXITS},
     tiny_keywords={"depth": 3, "threshold": 0.05},
 )
 def calm(
@@ -41,15 +41,22 @@ def calm(
 ) -> EncoderDecoder:
     """About the size of the paper's T5 of 8 layers by default, as a plain Transformer. Section 3.
 
-    All layers learn to say the next word, the more the higher. `confidence="classifier"` is a second stage, begun with
-    a run of the first (`start`): all else is frozen, and a unit learns where the last layer would say the same. The
-    threshold, 0.9 until `manyformer calibrate` finds one, falls along `horizon` tokens, the longest output, by
-    `threshold_decay`; null keeps it.
-    """
+    All layers are trained to predict the next token, higher layers with larger weights. `confidence="classifier"` is a
+    second stage that starts from a run of the first (`init_from`): everything else is frozen, and a unit learns at
+    which layers the last layer would predict the same token. The threshold, 0.9 until `manyformer calibrate` finds one,
+    decays along `horizon` tokens, the longest output, by `threshold_decay`; null keeps it constant."""
     model = encoder_decoder(
-        vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order, position=partial(SinusoidalPosition, dim)
+        vocab,
+        source_vocab,
+        dim,
+        depth,
+        heads,
+        ff_dim,
+        dropout,
+        norm_order,
+        make_position=partial(SinusoidalPosition, dim),
     )
-    leaving = EarlyExitConfig(
+    config = EarlyExitConfig(
         rule=confidence,
         threshold=threshold,
         threshold_decay=threshold_decay,
@@ -57,4 +64,4 @@ def calm(
         classifier_sharing=classifier_sharing,
         layer_weights="rising",
     )
-    return with_early_exit(model, leaving)
+    return with_early_exit(model, config)

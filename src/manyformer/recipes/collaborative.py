@@ -1,4 +1,4 @@
-"""Collaborative attention: heads that share the dimensions of queries and keys, as a language model and an encoder."""
+"""Collaborative attention: heads share query and key dimensions, in a language model and an encoder."""
 
 from typing import Literal
 
@@ -16,13 +16,13 @@ from manyformer.recipes.stacks import NormOrder, init_std
 from manyformer.recipes.transformer_lm import gpt
 
 PAPER = "Cordonnier et al. 2020, Multi-Head Attention: Collaborate Instead of Concatenate, arXiv:2006.16362"
-NEW = "Heads share the dimensions of queries and keys and mix them, which trained heads hardly use all of."
+SUMMARY = "Heads share and mix the query and key dimensions, of which trained heads use only a part."
 
 
 @recipe(
     "Collaborative attention",
     paper=PAPER,
-    summary=NEW,
+    summary=SUMMARY,
     task="language-model",
     causal=True,
     incremental_decoding=True,
@@ -40,20 +40,20 @@ def collaborative(
     max_length: int = 1024,
     dropout: float = 0.0,
     norm_order: NormOrder = "pre",
-    gelu_approximate: Literal["exact", "tanh"] = "exact",
+    gelu_approximate: Literal["none", "tanh"] = "none",
 ) -> LanguageModel:
     """`transformer-lm` with the attention of section 3; `shared_dim` is a quarter of dim unless given.
 
-    With as much the paper's translation models lose 0.2 BLEU (section 4.2). It saves parameters and what is kept of a
-    token, not operations: every head multiplies queries and keys of the whole width. `manyformer collaborate` makes one
-    of a trained `transformer-lm`.
+    With a quarter the paper's translation models lose 0.2 BLEU (section 4.2). It saves parameters and cache, not
+    operations: every head multiplies queries and keys of the whole shared width. `manyformer collaborate` converts a
+    trained `transformer-lm` into one.
     """
-    width = quarter(dim, shared_dim)
+    width = default_shared_dim(dim, shared_dim)
 
     def layer() -> dict[str, Layer]:
         return {
             "attention": CollaborativeAttention(dim, heads, Causal(), shared=width),
-            "ff": FeedForward(dim, ff_dim, activation=nn.GELU("none" if gelu_approximate == "exact" else "tanh")),
+            "ff": FeedForward(dim, ff_dim, activation=nn.GELU(gelu_approximate)),
         }
 
     return gpt(vocab, dim, depth, max_length, layer, dropout=dropout, norm_order=norm_order)
@@ -62,12 +62,12 @@ def collaborative(
 @recipe(
     "Collaborative encoder",
     paper=PAPER,
-    summary=NEW,
-    task="masked",
+    summary=SUMMARY,
+    task="masked-lm",
     cost="O(l^2 (heads shared + d) + l d^2) per layer",
     reasons={
-        "causal": "every token sees both sides; `collaborative` is the causal one",
-        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "causal": "every token attends to both sides; `collaborative` is the causal one",
+        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
         "cross_attention": "it reads one sequence only",
     },
     tiny_keywords={"shared_dim": 12},
@@ -82,11 +82,11 @@ def collaborative_encoder(
     max_length: int = 512,
     dropout: float = 0.1,
 ) -> MaskedLM:
-    """`bert` with the attention of section 3, with a third of the dimensions, which costs 1.5 percent of GLUE (4.3).
+    """`bert` with the attention of section 3 and a third of the dimensions, which costs 1.5 percent of GLUE (4.3).
 
-    `shared_dim` null is a quarter of dim. `manyformer collaborate` makes one of a trained `bert`.
+    `shared_dim` null is a quarter of dim. `manyformer collaborate` converts a trained `bert` into one.
     """
-    width = quarter(dim, shared_dim)
+    width = default_shared_dim(dim, shared_dim)
     return masked_encoder(
         vocab,
         dim,
@@ -94,11 +94,11 @@ def collaborative_encoder(
         heads,
         ff_dim,
         dropout,
-        embedded=LearnedPosition(dim, max_length, std=init_std(dim)),
-        mixer=lambda: CollaborativeAttention(dim, heads, shared=width),
+        position=LearnedPosition(dim, max_length, std=init_std(dim)),
+        make_mixer=lambda: CollaborativeAttention(dim, heads, shared=width),
     )
 
 
-def quarter(dim: int, shared: int | None) -> int:
-    """The shared width, a quarter of `dim` unless it is given."""
-    return max(1, dim // 4) if shared is None else shared
+def default_shared_dim(dim: int, shared_dim: int | None) -> int:
+    """The shared width: a quarter of `dim` unless given."""
+    return max(1, dim // 4) if shared_dim is None else shared_dim

@@ -1,4 +1,4 @@
-"""Free mixing: a language model from parts by name, for grids of ablations."""
+"""A language model composed of parts chosen by name, for ablations."""
 
 from collections.abc import Callable
 from functools import partial
@@ -40,7 +40,7 @@ from manyformer.position import (
     TransformerXLPosition,
     YaRNRotaryScaling,
 )
-from manyformer.recipes.bigbird import past
+from manyformer.recipes.bigbird import causal_pattern
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.rfa import FLOOR as RFA_FLOOR
 from manyformer.recipes.stacks import NormOrder, ResidualStreams, stack
@@ -81,36 +81,40 @@ NormName = Literal["layer", "rms"]
 
 
 class ComposeSizes(NamedTuple):
-    """What positions and kernels may be built from; `width` is that of a head."""
+    """The sizes that positions and kernels are built from."""
 
     dim: int
-    width: int
+    head_dim: int
     heads: int
     kv_heads: int
     max_length: int
-    stretch: float
+    length_scale: float
 
 
 POSITIONS: dict[PositionName, Callable[[ComposeSizes], Callable[[], Position]]] = {
     "sinusoid": lambda sizes: lambda: SinusoidalPosition(sizes.dim),
     "learned": lambda sizes: lambda: LearnedPosition(sizes.dim, sizes.max_length),
     "none": lambda sizes: NoPosition,
-    "rope": lambda sizes: _shared(RotaryPosition(sizes.width)),
-    "rope-linear": lambda sizes: _shared(RotaryPosition(sizes.width, scaling=LinearRotaryScaling(sizes.stretch))),
-    "rope-ntk": lambda sizes: _shared(RotaryPosition(sizes.width, scaling=NTKRotaryScaling(sizes.stretch))),
-    "rope-yarn": lambda sizes: _shared(
-        RotaryPosition(sizes.width, scaling=YaRNRotaryScaling(sizes.stretch, sizes.max_length))
+    "rope": lambda sizes: _shared_position(RotaryPosition(sizes.head_dim)),
+    "rope-linear": lambda sizes: _shared_position(
+        RotaryPosition(sizes.head_dim, scaling=LinearRotaryScaling(sizes.length_scale))
     ),
-    "xl": lambda sizes: _xl(sizes),
+    "rope-ntk": lambda sizes: _shared_position(
+        RotaryPosition(sizes.head_dim, scaling=NTKRotaryScaling(sizes.length_scale))
+    ),
+    "rope-yarn": lambda sizes: _shared_position(
+        RotaryPosition(sizes.head_dim, scaling=YaRNRotaryScaling(sizes.length_scale, sizes.max_length))
+    ),
+    "xl": lambda sizes: _transformer_xl_position(sizes),
     "da": lambda sizes: lambda: DistanceAwarePosition(sizes.heads),
-    "alibi": lambda sizes: _shared(AlibiPosition(sizes.heads)),
-    # the paper has one table for all layers
-    "t5": lambda sizes: _shared(T5BiasPosition(sizes.heads, sides="past")),
-    "shaw": lambda sizes: lambda: ShawPosition(sizes.width, sides="past"),
-    # what its angles are depends on the query, so the kernel turns the keys
+    "alibi": lambda sizes: _shared_position(AlibiPosition(sizes.heads)),
+    # the paper shares one table among all layers
+    "t5": lambda sizes: _shared_position(T5BiasPosition(sizes.heads, direction="past")),
+    "shaw": lambda sizes: lambda: ShawPosition(sizes.head_dim, direction="past"),
+    # its angles depend on the query, so the kernel rotates the keys
     "rope-dynamic": lambda sizes: NoPosition,
 }
-"""From sizes to what makes the position of the embedding, or of one layer's attention after the other."""
+"""From sizes to a function that makes the position of the embedding, or of each layer's attention in turn."""
 
 FEATURES = 4
 """Random features for each channel of a head."""
@@ -119,27 +123,29 @@ WINDOW = 128
 """Positions in a window; blocks and strides of the other patterns are a quarter of it."""
 
 BUCKETS = 16
-"""Buckets that each round of hashing has."""
+"""Buckets of each hash round."""
 
 KERNELS: dict[KernelName, Callable[[ComposeSizes], Kernel]] = {
     "softmax": lambda sizes: SoftmaxKernel(Causal()),
     "window": lambda sizes: SoftmaxKernel(Window(WINDOW)),
     "strided": lambda sizes: SoftmaxKernel(union(strided_pattern(WINDOW // 4))),
     "fixed": lambda sizes: SoftmaxKernel(union(fixed_pattern(WINDOW // 4, WINDOW // 16))),
-    "random-blocks": lambda sizes: SoftmaxKernel(past(WINDOW // 4, 2, -(-sizes.max_length // (WINDOW // 4)), 0)),
+    "random-blocks": lambda sizes: SoftmaxKernel(
+        causal_pattern(WINDOW // 4, 2, -(-sizes.max_length // (WINDOW // 4)), 0)
+    ),
     "linear": lambda sizes: LinearAttention(EluPlusOneFeatures(), Causal()),
     "delta": lambda sizes: LinearAttention(DPFPFeatures(), Causal(), rule=DeltaRule()),
     "cosine": lambda sizes: LinearAttention(CosineReweightingFeatures(sizes.max_length), Causal()),
     "taylor": lambda sizes: LinearAttention(TaylorFeatures(), Causal()),
     "favor": lambda sizes: LinearAttention(
-        FavorPlusFeatures(sizes.width, FEATURES * sizes.width, redraw=1000), Causal()
+        FavorPlusFeatures(sizes.head_dim, FEATURES * sizes.head_dim, redraw=1000), Causal()
     ),
     "favor-relu": lambda sizes: LinearAttention(
-        GeneralizedFavorFeatures(sizes.width, FEATURES * sizes.width, redraw=1000), Causal()
+        GeneralizedFavorFeatures(sizes.head_dim, FEATURES * sizes.head_dim, redraw=1000), Causal()
     ),
-    "rfa": lambda sizes: LinearAttention(_fourier(sizes), Causal(), floor=RFA_FLOOR),
-    "rfa-gate": lambda sizes: LinearAttention(_fourier(sizes), Causal(), rule=GatedRule(), floor=RFA_FLOOR),
-    "lsh": lambda sizes: LSHKernel(buckets=BUCKETS, chunk=WINDOW // 4, rounds=4),
+    "rfa": lambda sizes: LinearAttention(_fourier_features(sizes), Causal(), floor=RFA_FLOOR),
+    "rfa-gate": lambda sizes: LinearAttention(_fourier_features(sizes), Causal(), rule=GatedRule(), floor=RFA_FLOOR),
+    "lsh": lambda sizes: LSHKernel(num_buckets=BUCKETS, chunk_length=WINDOW // 4, num_hashes=4),
 }
 
 FEEDFORWARDS: dict[FeedForwardName, Callable[[int, int | None], Layer]] = {
@@ -154,8 +160,8 @@ NORMS: dict[NormName, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms
 
 @recipe(
     "Any mixture of parts",
-    paper="none: a bench for comparing parts",
-    summary="Every part by name, so that one of them can be changed and the rest kept.",
+    paper="none: a testbed for comparing parts",
+    summary="Every part is chosen by name, so that one can be changed and the others kept.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
@@ -180,46 +186,50 @@ def compose(
     residual_streams: ResidualStreams = "plain",
     ff_chunk: int | None = None,
 ) -> LanguageModel:
-    """A causal language model; `max_length` is what learned positions and "cosine" need, the others take any length.
+    """A causal language model; learned positions and "cosine" are limited to `max_length`, other parts to no length.
 
-    "rope" is rotary (RoFormer's causal form); its scalings reach `length_scale` times `max_length`, the length trained
-    for."""
+    "rope" is rotary (RoFormer's causal form); its scalings extend to `length_scale` times `max_length`, the training
+    length."""
     sizes = ComposeSizes(dim, dim // heads, heads, kv_heads or heads, max_length, length_scale)
-    make = POSITIONS[position](sizes)
-    embedded = make()
-    inside = bool(embedded.required_seams() - {"embed"})
+    make_position = POSITIONS[position](sizes)
+    first_position = make_position()
+    in_attention = bool(first_position.required_seams() - {"embed"})
 
-    def attend() -> Kernel:
-        found = KERNELS[kernel](sizes)
-        dynamic = position == "rope-dynamic"
+    def make_kernel() -> Kernel:
+        base_kernel = KERNELS[kernel](sizes)
+        is_dynamic = position == "rope-dynamic"
         return (
-            DynamicRotaryKernel(found, sizes.width, DynamicNTKRotaryScaling(length_scale, max_length))
-            if dynamic
-            else found
+            DynamicRotaryKernel(base_kernel, sizes.head_dim, DynamicNTKRotaryScaling(length_scale, max_length))
+            if is_dynamic
+            else base_kernel
         )
 
     def layer() -> dict[str, Layer]:
         return {
-            "attention": Attention(dim, heads, attend(), kv_heads=kv_heads, position=make() if inside else None),
+            "attention": Attention(
+                dim, heads, make_kernel(), kv_heads=kv_heads, position=make_position() if in_attention else None
+            ),
             "ff": chunked(FEEDFORWARDS[feedforward](dim, ff_dim), ff_chunk),
         }
 
-    embed = TokenEmbedding(vocab, dim, position=None if inside else embedded, scale=dim**0.5, dropout=dropout)
-    kind = partial(NORMS[norm_kind], dim)
-    body = stack(depth, layer, order=norm_order, norm=kind, dropout=dropout, streams=residual_streams)
+    embed = TokenEmbedding(
+        vocab, dim, position=None if in_attention else first_position, scale=dim**0.5, dropout=dropout
+    )
+    make_norm = partial(NORMS[norm_kind], dim)
+    body = stack(depth, layer, order=norm_order, norm=make_norm, dropout=dropout, streams=residual_streams)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 
-def _fourier(sizes: ComposeSizes) -> RandomFourierFeatures:
-    return RandomFourierFeatures(sizes.width, FEATURES * sizes.width, heads=sizes.kv_heads, redraw=1)
+def _fourier_features(sizes: ComposeSizes) -> RandomFourierFeatures:
+    return RandomFourierFeatures(sizes.head_dim, FEATURES * sizes.head_dim, heads=sizes.kv_heads, redraw=1)
 
 
-def _xl(sizes: ComposeSizes) -> Callable[[], Position]:
-    """Transformer-XL's positions, all layers with the same biases, as in the paper."""
-    biases = TransformerXLBiases(sizes.heads, sizes.width)
-    return lambda: TransformerXLPosition(sizes.dim, sizes.heads, width=sizes.width, biases=biases)
+def _transformer_xl_position(sizes: ComposeSizes) -> Callable[[], Position]:
+    """Transformer-XL's positions with one pair of biases for all layers, as in the paper."""
+    biases = TransformerXLBiases(sizes.heads, sizes.head_dim)
+    return lambda: TransformerXLPosition(sizes.dim, sizes.heads, width=sizes.head_dim, biases=biases)
 
 
-def _shared(position: Position) -> Callable[[], Position]:
-    """One part for all layers, so that they share its tables."""
+def _shared_position(position: Position) -> Callable[[], Position]:
+    """A maker that returns the same module for all layers, so that they share its tables."""
     return lambda: position

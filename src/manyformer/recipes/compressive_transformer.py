@@ -1,4 +1,4 @@
-"""The Compressive Transformer: what leaves the memory stays a while longer as fewer slots."""
+"""The Compressive Transformer: states evicted from the memory are compressed into fewer slots."""
 
 from collections.abc import Callable
 from functools import partial
@@ -37,26 +37,26 @@ COMPRESSIONS: dict[CompressionName, Callable[[int, int], MemoryCompression]] = {
     "most-used": lambda dim, rate: MostAttendedCompression(rate),
 }
 
-TEACHERS: dict[TeacherName, Callable[[int, int], CompressionLoss]] = {
+COMPRESSION_LOSSES: dict[TeacherName, Callable[[int, int], CompressionLoss]] = {
     "usual": lambda dim, rate: AttentionReconstructionLoss(),
     "attention": lambda dim, rate: AttentionReconstructionLoss(),
     "auto-encoding": AutoEncodingLoss,
     "through-time": lambda dim, rate: ThroughTimeLoss(),
 }
 
-LEARNT = ("convolution", "dilated")
+LEARNED_COMPRESSIONS = ("convolution", "dilated")
 
 
 @recipe(
     "Compressive Transformer",
     paper="Rae et al. 2020, Compressive Transformers for Long-Range Sequence Modelling, arXiv:1911.05507",
-    summary="What leaves the memory of Transformer-XL is compressed, and attended to for several times as long.",
+    summary="States evicted from Transformer-XL's memory are compressed and attended to for several times as long.",
     task="language-model",
     causal=True,
-    cost="O(l (l + m + c) d + l d^2) per layer, m tokens remembered, c slots that stand for `rate` tokens each",
+    cost="O(l (l + m + c) d + l d^2) per layer, m tokens of memory, c slots of `rate` tokens each",
     reasons={
         "cross_attention": "a language model reads one sequence only",
-        "incremental_decoding": "what has been compressed is known less exactly than in one pass over everything",
+        "incremental_decoding": "compressed states are less exact than those of one pass over the whole sequence",
     },
     tiny_keywords={"memory_length": 8, "compressed_length": 6, "rate": 2},
 )
@@ -73,27 +73,27 @@ def compressive_transformer(
     teacher: TeacherName = "usual",
     block: int | None = None,
     clamp_length: int | None = None,
-    bias_sharing: BiasSharing = "shared",
+    bias_sharing: BiasSharing = "all-layers",
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
 ) -> LanguageModel:
-    """Transformer-XL (see `transformer_xl`) with slots; of the paper's size for enwik8 with `dim=1024, depth=24`.
+    """Transformer-XL (see `transformer_xl`) with a compressed memory; `dim=1024, depth=24` is the paper's enwik8 size.
 
-    There, segments and memory have 768 tokens and there are 1152 slots. A convolution learns from attention
-    reconstruction unless told otherwise, the paper's best; pooling and most-used tokens have nothing to learn. Data in
-    lanes makes use of the memories; without a state a sequence is one segment, however long it is.
+    There, segments and memory have 768 tokens and there are 1152 slots. A convolution is trained by attention
+    reconstruction by default, the paper's best; pooling and most-used tokens have no weights. The memories need data
+    with `packing: contiguous`; without a state a sequence is one segment of any length.
     """
-    if teacher != "usual" and compression not in LEARNT:
-        raise UserError(f"compression '{compression}' has no weights to be taught; leave teacher out")
-    taught = TEACHERS[teacher] if compression in LEARNT else None
+    if teacher != "usual" and compression not in LEARNED_COMPRESSIONS:
+        raise UserError(f"compression '{compression}' has no weights to train; leave teacher out")
+    make_loss = COMPRESSION_LOSSES[teacher] if compression in LEARNED_COMPRESSIONS else None
 
     def attention(parts: XLAttentionParts) -> Layer:
         return CompressiveAttention(
             parts.attention(SoftmaxKernel(Causal()), PrefixSource()),
             COMPRESSIONS[compression](dim, rate),
-            remembered=memory_length,
-            compressed=compressed_length,
-            teacher=None if taught is None else taught(dim, rate),
+            memory_length=memory_length,
+            compressed_length=compressed_length,
+            teacher=None if make_loss is None else make_loss(dim, rate),
             block=block,
         )
 

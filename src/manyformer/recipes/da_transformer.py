@@ -17,14 +17,15 @@ from manyformer.recipes.stacks import NormOrder, stack
 @recipe(
     "DA-Transformer",
     paper="Wu et al. 2021, DA-Transformer: Distance-aware Transformer, arXiv:2010.06925",
-    summary="Each head learns by how much real distances strengthen or weaken attention, instead of encoding positions.",
+    summary="Each head learns how real distances scale attention scores, instead of encoding positions.",
     task="classification",
     cost="O(l^2 d + l d^2) per layer",
     reasons={
         "causal": "a label may depend on the whole text",
-        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
         "cross_attention": "it reads one sequence only",
-        "learns": "its distances have no direction, so a text and its reverse are alike, and the toy asks for an order",
+        "learns": "its distances have no direction, so a text and its reverse give the same output, and the toy task "
+        "needs order",
     },
 )
 def da_transformer(
@@ -37,9 +38,9 @@ def da_transformer(
     dropout: float = 0.1,
     norm_order: NormOrder = "pre",
 ) -> TextClassifier:
-    """An encoder whose only sign of places are distances inside attention; `ff_dim` is 4 dim unless given.
+    """An encoder whose only positions are distances inside attention; `ff_dim` is 4 dim unless given.
 
-    Section 3: a slope and a limit for each head. All else is as in `transformer-classifier`, for comparison with it.
+    Section 3: a slope and a limit for each head. Everything else is as in `transformer-classifier`, for comparison.
     """
 
     def layer() -> dict[str, Layer]:

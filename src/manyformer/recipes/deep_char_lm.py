@@ -20,7 +20,8 @@ from manyformer.recipes.stacks import NormOrder, branch, init_std
 @recipe(
     "Deep character language model",
     paper="Al-Rfou et al. 2019, Character-Level Language Modeling with Deeper Self-Attention, arXiv:1808.04444",
-    summary="Auxiliary losses, which fade from below, train 64 layers; each layer learns positions of its own.",
+    summary="Auxiliary losses in every layer, switched off from the lowest up, train 64 layers; each has its own "
+    "positions.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
@@ -39,10 +40,10 @@ def deep_char_lm(
 ) -> LanguageModel:
     """The smaller of the two published models by default; the larger has `depth=64`. `ff_dim` is 4 dim unless given.
 
-    Below the last layer each has classifiers for the next token and the one after it, which count until their time is
-    over and are not used to predict; the last layer keeps its own for the token after the next. The paper drops out
-    0.55, and inside attention and feed-forward layers, where we drop out what these give to the stream.
-    """
+    Each layer below the last has classifiers for the next token and the one after it, which contribute to the loss
+    until a layer-dependent fraction of training and are not used for prediction; the last layer keeps its classifier of
+    the token after the next. The paper's dropout is 0.55, inside attention and feed-forward layers; here it is applied
+    to their outputs."""
     layer_norm, std = partial(nn.LayerNorm, dim), init_std(dim)
 
     def layer(number: int) -> Chain:
@@ -53,7 +54,7 @@ def deep_char_lm(
         branches = {
             name: branch(part, order=norm_order, norm=layer_norm, dropout=dropout) for name, part in parts.items()
         }
-        # the embedding has that of the first layer
+        # the positions of the first layer are in the embedding
         positions = {"position": PositionLayer(LearnedPosition(dim, max_length, std=std))} if number else {}
         return Chain(**positions, **branches)
 

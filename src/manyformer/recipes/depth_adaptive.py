@@ -1,4 +1,4 @@
-"""The depth-adaptive Transformer: a classifier after every layer, and a rule that foretells which one a token needs."""
+"""The depth-adaptive Transformer: a classifier after every layer, and a predictor of each token's exit layer."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -22,7 +22,7 @@ from manyformer.models.with_early_exit import (
     with_early_exit,
 )
 from manyformer.position import SinusoidalPosition
-from manyformer.recipes.early_exit import UNSURE
+from manyformer.recipes.early_exit import ROUNDING_CHANGES_EXITS
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer import encoder_decoder
@@ -31,7 +31,7 @@ from manyformer.recipes.transformer_lm import gpt
 ExitPredictorKind = Literal["none", "sequence", "multinomial", "geometric", "likeliest"]
 TokenExitPredictorKind = Literal["none", "multinomial", "geometric", "likeliest"]
 
-RULES: Mapping[str, ExitRuleName] = {
+EXIT_RULES: Mapping[str, ExitRuleName] = {
     "none": "never",
     "sequence": "sequence",
     "multinomial": "multinomial",
@@ -40,20 +40,20 @@ RULES: Mapping[str, ExitRuleName] = {
 }
 
 PAPER = "Elbayad et al. 2020, Depth-Adaptive Transformer, arXiv:1910.10073"
-NEW = "Every layer can say the next word; a small classifier foretells after which one each word is said well enough."
-COST = "O(l^2 d + l d^2) for each layer that a token passes; keys and values are made in all"
+SUMMARY = "Every layer can predict the next token; a small classifier predicts at which layer each token should exit."
+COST = "O(l^2 d + l d^2) for each layer that a token is computed in; keys and values are computed in all"
 
 
 @recipe(
     "Depth-adaptive Transformer",
     paper=PAPER,
-    summary=NEW,
+    summary=SUMMARY,
     task="translation",
     causal=True,
     incremental_decoding=True,
     cross_attention=True,
     cost=COST,
-    reasons={"float16": UNSURE, "bfloat16": UNSURE},
+    reasons={"float16": ROUNDING_CHANGES_EXITS, "bfloat16": ROUNDING_CHANGES_EXITS},
     tiny_keywords={"depth": 3},
 )
 def depth_adaptive_transformer(
@@ -67,7 +67,7 @@ def depth_adaptive_transformer(
     norm_order: NormOrder = "post",
     predictor: ExitPredictorKind = "geometric",
     threshold: ExitThresholds = None,
-    classifier_sharing: ClassifierSharing = "own",
+    classifier_sharing: ClassifierSharing = "per-layer",
     exit_training: ExitTraining = "aligned",
     mixed_samples: int = 1,
     oracle: OracleName = "correctness",
@@ -77,14 +77,23 @@ def depth_adaptive_transformer(
 ) -> EncoderDecoder:
     """The model for IWSLT'14 by default, whose decoder is half as wide in the paper. Sections 3 and 4.
 
-    Trained in two stages: with `predictor="none"`, where all classifiers learn and nobody leaves, and, begun with that
-    run (`start`), with a predictor, which learns to leave where the `oracle` would, at `exit_weight` of the loss. Of
-    thresholds "geometric" has one for all layers or one for each but the last (0.5), and "likeliest" (0.9).
+    Trained in two stages: first with `predictor="none"`, where all classifiers are trained and no token exits early;
+    then, starting from that run (`init_from`), with a predictor that learns the exits of the `oracle` with
+    `exit_weight` in the loss. "geometric" has a threshold for all layers or one for each but the last (0.5), as has
+    "likeliest" (0.9).
     """
     model = encoder_decoder(
-        vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order, position=partial(SinusoidalPosition, dim)
+        vocab,
+        source_vocab,
+        dim,
+        depth,
+        heads,
+        ff_dim,
+        dropout,
+        norm_order,
+        make_position=partial(SinusoidalPosition, dim),
     )
-    leaving = _leaving(
+    config = _exit_config(
         predictor,
         threshold,
         classifier_sharing,
@@ -95,18 +104,22 @@ def depth_adaptive_transformer(
         layer_penalty,
         exit_weight,
     )
-    return with_early_exit(model, leaving)
+    return with_early_exit(model, config)
 
 
 @recipe(
     "Depth-adaptive Transformer (language model)",
     paper=PAPER,
-    summary=NEW,
+    summary=SUMMARY,
     task="language-model",
     causal=True,
     incremental_decoding=True,
     cost=COST,
-    reasons={"cross_attention": "a language model reads one sequence only", "float16": UNSURE, "bfloat16": UNSURE},
+    reasons={
+        "cross_attention": "a language model reads one sequence only",
+        "float16": ROUNDING_CHANGES_EXITS,
+        "bfloat16": ROUNDING_CHANGES_EXITS,
+    },
     tiny_keywords={"depth": 3},
 )
 def depth_adaptive_lm(
@@ -128,14 +141,14 @@ def depth_adaptive_lm(
     layer_penalty: float = 0.01,
     exit_weight: float = 0.1,
 ) -> LanguageModel:
-    """The decoder alone, as `transformer-lm`, where the paper translates; there is no source to foretell from."""
+    """The decoder alone, as `transformer-lm`; the paper translates and can predict exits from the source."""
 
     def layer() -> dict[str, Layer]:
         ff = FeedForward(dim, ff_dim, activation=nn.GELU())
         return {"attention": Attention(dim, heads, SoftmaxKernel(Causal())), "ff": ff}
 
     model = gpt(vocab, dim, depth, max_length, layer, dropout=dropout, norm_order=norm_order)
-    leaving = _leaving(
+    config = _exit_config(
         predictor,
         threshold,
         classifier_sharing,
@@ -146,30 +159,30 @@ def depth_adaptive_lm(
         layer_penalty,
         exit_weight,
     )
-    return with_early_exit(model, leaving)
+    return with_early_exit(model, config)
 
 
-def _leaving(
+def _exit_config(
     predictor: ExitPredictorKind,
     threshold: ExitThresholds,
-    classifiers: ClassifierSharing,
-    training: ExitTraining,
-    draws: int,
+    classifier_sharing: ClassifierSharing,
+    exit_training: ExitTraining,
+    mixed_samples: int,
     oracle: OracleName,
     smoothing: float,
-    penalty: float,
+    layer_penalty: float,
     exit_weight: float,
 ) -> EarlyExitConfig:
-    """All layers count alike (section 3.1: uniform weights did best)."""
+    """The configuration of both models; all layers have equal weights in the loss (section 3.1: uniform was best)."""
     return EarlyExitConfig(
-        rule=RULES[predictor],
+        rule=EXIT_RULES[predictor],
         threshold=threshold,
-        classifier_sharing=classifiers,
+        classifier_sharing=classifier_sharing,
         layer_weights="even",
-        exit_training=training,
-        mixed_samples=draws,
+        exit_training=exit_training,
+        mixed_samples=mixed_samples,
         oracle=oracle,
         smoothing=smoothing,
-        layer_penalty=penalty,
+        layer_penalty=layer_penalty,
         exit_weight=exit_weight,
     )

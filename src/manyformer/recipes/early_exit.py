@@ -1,4 +1,4 @@
-"""Any language model or encoder-decoder, made one that tokens may leave early."""
+"""Early exit added to any language model or encoder-decoder."""
 
 from typing import Any, TypeVar
 
@@ -17,7 +17,9 @@ from manyformer.models.with_early_exit import (
 )
 from manyformer.recipes.registry import build, get_recipe, recipe
 
-UNSURE = "a token that is about as sure as the threshold asks leaves at another layer where numbers are rounded"
+ROUNDING_CHANGES_EXITS = (
+    "rounding moves confidences near the threshold to its other side, so tokens exit at other layers"
+)
 PAPER = (
     "Elbayad et al. 2020, Depth-Adaptive Transformer, arXiv:1910.10073; "
     "Schuster et al. 2022, Confident Adaptive Language Modeling, arXiv:2207.07061"
@@ -29,15 +31,15 @@ TINY = {"dim": 16, "depth": 3, "heads": 2, "ff_dim": 24, "dropout": 0.0}
 @recipe(
     "Early exit (language model)",
     paper=PAPER,
-    summary="Any language model; each token leaves it after the layer at which it is sure.",
+    summary="Any language model; each token exits after the first layer that is confident.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
-    cost="that of the layers that a token passes, and keys and values of all",
+    cost="that of the layers that a token is computed in, and keys and values of all",
     reasons={
         "cross_attention": "a language model reads one sequence only",
-        "float16": UNSURE,
-        "bfloat16": UNSURE,
+        "float16": ROUNDING_CHANGES_EXITS,
+        "bfloat16": ROUNDING_CHANGES_EXITS,
     },
     tiny_keywords={"base_keywords": TINY, "threshold": 0.02},
 )
@@ -59,31 +61,31 @@ def early_exit_lm(
     layer_penalty: float = 0.01,
     exit_weight: float = 0.1,
 ) -> LanguageModel:
-    """The language model of the recipe `base_recipe` with keywords `base_keywords`; `manyformer.early_exit` says what
-    the rest is.
+    """The language model of the recipe `base_recipe` with keywords `base_keywords`, with early exit.
 
-    `mf.early_exit(model, ...)` makes one of a model that is there already.
-    """
-    leaving = EarlyExitConfig(
-        rule=rule, threshold=threshold, threshold_decay=threshold_decay, horizon=horizon, classifier_sharing=classifier_sharing,
-        layer_weights=layer_weights, exit_training=exit_training, mixed_samples=mixed_samples, oracle=oracle, smoothing=smoothing,
-        layer_penalty=layer_penalty, exit_weight=exit_weight,
+    `manyformer.early_exit` describes the other keywords; `mf.early_exit(model, ...)` does the same to an existing
+    model."""
+    config = EarlyExitConfig(
+        rule=rule, threshold=threshold, threshold_decay=threshold_decay, horizon=horizon,
+        classifier_sharing=classifier_sharing, layer_weights=layer_weights, exit_training=exit_training,
+        mixed_samples=mixed_samples, oracle=oracle, smoothing=smoothing, layer_penalty=layer_penalty,
+        exit_weight=exit_weight,
     )  # fmt: skip
-    outside = {"vocab": vocab, "max_length": max_length}
-    otherwise = "language model; early-exit-seq2seq is for encoder-decoders"
-    return _wrapped(LanguageModel, base_recipe, base_keywords, outside, leaving, otherwise)
+    data_keywords = {"vocab": vocab, "max_length": max_length}
+    expected = "a language model; early-exit-seq2seq is for encoder-decoders"
+    return _wrap_base(LanguageModel, base_recipe, base_keywords, data_keywords, config, expected)
 
 
 @recipe(
     "Early exit (encoder-decoder)",
     paper=PAPER,
-    summary="Any encoder-decoder; each token leaves the decoder after the layer at which it is sure.",
+    summary="Any encoder-decoder; each token exits the decoder after the first layer that is confident.",
     task="translation",
     causal=True,
     incremental_decoding=True,
     cross_attention=True,
-    cost="that of the layers that a token passes, and keys and values of all",
-    reasons={"float16": UNSURE, "bfloat16": UNSURE},
+    cost="that of the layers that a token is computed in, and keys and values of all",
+    reasons={"float16": ROUNDING_CHANGES_EXITS, "bfloat16": ROUNDING_CHANGES_EXITS},
     tiny_keywords={"base_keywords": TINY, "threshold": 0.02},
 )
 def early_exit_seq2seq(
@@ -105,35 +107,41 @@ def early_exit_seq2seq(
     layer_penalty: float = 0.01,
     exit_weight: float = 0.1,
 ) -> EncoderDecoder:
-    """The encoder-decoder of the recipe `base_recipe` with keywords `base_keywords`; `manyformer.early_exit` says what
-    the rest is.
+    """The encoder-decoder of the recipe `base_recipe` with keywords `base_keywords`, with early exit.
 
-    `mf.early_exit(model, ...)` makes one of a model that is there already.
-    """
-    leaving = EarlyExitConfig(
-        rule=rule, threshold=threshold, threshold_decay=threshold_decay, horizon=horizon, classifier_sharing=classifier_sharing,
-        layer_weights=layer_weights, exit_training=exit_training, mixed_samples=mixed_samples, oracle=oracle, smoothing=smoothing,
-        layer_penalty=layer_penalty, exit_weight=exit_weight,
+    `manyformer.early_exit` describes the other keywords; `mf.early_exit(model, ...)` does the same to an existing
+    model."""
+    config = EarlyExitConfig(
+        rule=rule, threshold=threshold, threshold_decay=threshold_decay, horizon=horizon,
+        classifier_sharing=classifier_sharing, layer_weights=layer_weights, exit_training=exit_training,
+        mixed_samples=mixed_samples, oracle=oracle, smoothing=smoothing, layer_penalty=layer_penalty,
+        exit_weight=exit_weight,
     )  # fmt: skip
-    outside = {"vocab": vocab, "source_vocab": source_vocab, "max_length": max_length}
-    otherwise = "encoder-decoder; early-exit-lm is for language models"
-    return _wrapped(EncoderDecoder, base_recipe, base_keywords, outside, leaving, otherwise)
+    data_keywords = {"vocab": vocab, "source_vocab": source_vocab, "max_length": max_length}
+    expected = "an encoder-decoder; early-exit-lm is for language models"
+    return _wrap_base(EncoderDecoder, base_recipe, base_keywords, data_keywords, config, expected)
 
 
-def _wrapped(
-    kind: type[GenerativeModel],
-    of: str,
-    inner: dict[str, Any] | None,
-    outside: dict[str, Any],
-    leaving: EarlyExitConfig,
-    otherwise: str,
+def _wrap_base(
+    model_class: type[GenerativeModel],
+    base_recipe: str,
+    base_keywords: dict[str, Any] | None,
+    data_keywords: dict[str, Any],
+    config: EarlyExitConfig,
+    expected: str,
 ) -> GenerativeModel:
-    """The model of the recipe `base_recipe`, wrapped; where any length will do, `max_length` has no use."""
-    keywords, known = dict(inner or {}), get_recipe(of).signature.parameters
-    if wrong := [name for name in DATA_KEYWORDS if name in keywords]:
-        raise UserError(f"inner.{wrong[0]} ({keywords[wrong[0]]}) is a keyword of its own: give {wrong[0]}")
-    model = build(of, **keywords, **{name: value for name, value in outside.items() if name in known and value})
-    wrapped = with_early_exit(model, leaving)
-    if not isinstance(wrapped, kind):
-        raise UserError(f"{of} is no {otherwise}")
+    """The model of the recipe `base_recipe` with early exit; data keywords that it does not have are dropped."""
+    keywords, parameters = dict(base_keywords or {}), get_recipe(base_recipe).signature.parameters
+    if misplaced := [name for name in DATA_KEYWORDS if name in keywords]:
+        raise UserError(
+            f"base_keywords.{misplaced[0]} ({keywords[misplaced[0]]}) must be given as the keyword {misplaced[0]}"
+        )
+    model = build(
+        base_recipe,
+        **keywords,
+        **{name: value for name, value in data_keywords.items() if name in parameters and value},
+    )
+    wrapped = with_early_exit(model, config)
+    if not isinstance(wrapped, model_class):
+        raise UserError(f"{base_recipe} is not {expected}")
     return wrapped

@@ -1,4 +1,4 @@
-"""ETC: a text, and before it a summary of each of its parts, with attention in four directions."""
+"""ETC: a text prefixed with a summary token for each of its parts, with attention in four pieces."""
 
 from functools import partial
 from typing import Literal
@@ -20,12 +20,12 @@ from manyformer.recipes.registry import recipe
 @recipe(
     "Extended Transformer Construction",
     paper="Ainslie et al. 2020, ETC: Encoding Long and Structured Inputs in Transformers, arXiv:2004.08483",
-    summary="A second, short input that sees all and is seen by all, labels for how tokens are related, and a task for it.",
-    task="masked",
+    summary="A second, short input of global tokens, relative position labels, and a contrastive loss for them.",
+    task="masked-lm",
     cost="O(l (w + n) d + n^2 d + (l + n) d^2) per layer, n summaries",
     reasons={
-        "causal": "every token sees both sides: that is the point",
-        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "causal": "every token attends to both sides",
+        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
         "cross_attention": "it reads one sequence only",
     },
     tiny_keywords={"window": 4, "part_length": 5, "max_relative_distance": 3},
@@ -44,17 +44,19 @@ def etc(
     contrast_weight: float | None = 0.2,
     dropout: float = 0.1,
 ) -> MaskedLM:
-    """The base model: tokens see `window` positions on either side and all summaries, one for each part of the text.
+    """The base model: tokens attend to `window` positions on each side and to all summaries, one for each part.
 
-    The paper's sections on relative positions, global-local attention and pre-training. Summaries read the whole text,
-    or with `summary_reads="part_length"` their own part alone. Parts are what a call says they are, as sentences in the
-    paper, else `part_length` tokens each. Projections are shared by all four pieces, as in the smaller base model, or
-    each has its own. `contrast_weight` is the share of contrastive predictive coding in the training loss. Tokens of
-    the text that a call makes global stay in the text here; the paper moves them before it."""
+    The paper's sections on relative positions, global-local attention and pre-training. Summaries attend to the whole
+    text, or with `summary_reads="part"` to their own part alone. A call may give the parts, sentences in the paper;
+    otherwise they are `part_length` tokens each. Projections are shared by all four pieces, as in the smaller base
+    model, or each has its own. `contrast_weight` is the weight of contrastive predictive coding in the training loss.
+    Text tokens that a call marks as global stay in the text; the paper moves them to the prefix."""
     if contrast_weight is not None and not 0 < contrast_weight < 1:
-        raise UserError(f"contrast ({contrast_weight}) must lie between 0 and 1, or be null for none")
+        raise UserError(f"contrast_weight ({contrast_weight}) must lie between 0 and 1, or be null for none")
     if contrast_weight is None and projections == "separate":
-        raise UserError("projections=separate needs a contrast: nothing would train the summaries of the last layer")
+        raise UserError(
+            "projections=separate needs a contrast_weight: no other loss trains the summaries of the last layer"
+        )
     l2l: Mask = symmetric_window(window) | GlobalTokens(WithRole())
     g2l: Mask = AllKeys() if summary_reads == "text" else SamePart()
     labels = partial(RelativeLabelPosition, dim // heads, heads, max_relative_distance)
@@ -73,7 +75,7 @@ def etc(
         heads,
         ff_dim,
         dropout,
-        mixer=mixer,
+        make_mixer=mixer,
         summaries=PartSummaries(part_length),
-        contrast=None if contrast_weight is None else PartContrastiveLoss(share=contrast_weight),
+        contrast=None if contrast_weight is None else PartContrastiveLoss(loss_fraction=contrast_weight),
     )

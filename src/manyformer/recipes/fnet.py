@@ -18,12 +18,12 @@ from manyformer.recipes.stacks import branch, init_std, scale_residual_init
 @recipe(
     "FNet",
     paper="Lee-Thorp et al. 2021, FNet: Mixing Tokens with Fourier Transforms, arXiv:2105.03824",
-    summary="A Fourier transform, which has nothing to learn, mixes tokens nearly as well as attention.",
-    task="masked",
+    summary="A Fourier transform without weights mixes tokens nearly as well as attention.",
+    task="masked-lm",
     cost="O(l log(l) d + l d^2) per layer",
     reasons={
-        "causal": "a Fourier transform is a sum over all tokens, later ones too",
-        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "causal": "a Fourier transform sums over all tokens, including later ones",
+        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
         "cross_attention": "it reads one sequence only",
     },
 )
@@ -37,23 +37,23 @@ def fnet(
     heads: int = 12,
     dropout: float = 0.1,
 ) -> MaskedLM:
-    """FNet base by default: `bert` without its attention, and a projection of the embedded words; sections 3 and 4.1.
+    """FNet base by default: `bert` without its attention, and a projection of the token embeddings; sections 3 and 4.1.
 
-    `attention_layers` makes the paper's FNet-Hybrid: so many of the topmost layers attend, with `heads`. The paper
-    fills all rows up to one length and lets the padding mix in; here each document is transformed at its own length.
-    GELU is the exact one. Left out are sentence types and the next-sentence task."""
+    `attention_layers` makes the paper's FNet-Hybrid: that many of the topmost layers have attention, with `heads`. The
+    paper pads all rows to one length and transforms the padding as well; here each document is transformed at its own
+    length. GELU is the exact one. Not included are sentence types and the next-sentence task."""
     norm = partial(nn.LayerNorm, dim, eps=1e-12)
     std = init_std(dim)
     position = LearnedPosition(dim, max_length, std=std)
-    # the projection follows the norm, as in the published code, and matters where words are narrower than the stream
-    inward = nn.Sequential(norm(), nn.Linear(dim, dim))
-    embed = TokenEmbedding(vocab, dim, position=position, std=std, norm=inward, dropout=dropout)
+    # the projection follows the norm, as in the published code, where embeddings may be narrower than the stream
+    embedding_projection = nn.Sequential(norm(), nn.Linear(dim, dim))
+    embed = TokenEmbedding(vocab, dim, position=position, std=std, norm=embedding_projection, dropout=dropout)
 
     def mixer(number: int) -> Residual:
-        attends = number >= depth - (attention_layers or 0)
-        inner: Layer = Attention(dim, heads, SoftmaxKernel()) if attends else FourierMixer()
+        has_attention = number >= depth - (attention_layers or 0)
+        mixing_layer: Layer = Attention(dim, heads, SoftmaxKernel()) if has_attention else FourierMixer()
         # the transform has no dropout in the paper
-        return branch(inner, order="post", norm=norm, dropout=dropout if attends else 0.0)
+        return branch(mixing_layer, order="post", norm=norm, dropout=dropout if has_attention else 0.0)
 
     def layer(number: int) -> Chain:
         ff = FeedForward(dim, ff_dim, activation=nn.GELU())

@@ -1,4 +1,4 @@
-"""The Image Transformer: images are written value by value, and each value sees a neighbourhood of pixels."""
+"""The Image Transformer: images are generated value by value with local attention."""
 
 import math
 from functools import partial
@@ -22,7 +22,7 @@ from manyformer.recipes.stacks import NormOrder, stack
 PAPER = "Parmar et al. 2018, Image Transformer, arXiv:1802.05751"
 
 SPECIALS = 5
-"""The first tokens of every vocabulary are special; those from here on are levels of brightness."""
+"""The number of special tokens at the start of a vocabulary; the tokens after them are levels of brightness."""
 
 ImageSize = tuple[int, int, int]
 
@@ -30,12 +30,13 @@ ImageSize = tuple[int, int, int]
 @recipe(
     "Image Transformer",
     paper=PAPER,
-    summary="An image is written value by value; each sees its block of the sequence and what stands right before it.",
+    summary="An image is generated value by value; each attends to its block of the sequence and a memory block before "
+    "it.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
-    cost="O(l (block + before) d + l d^2) per layer, for l = height width channels",
-    reasons={"cross_attention": "it writes images from nothing, and reads no other sequence"},
+    cost="O(l (block + memory_block) d + l d^2) per layer, for l = height width channels",
+    reasons={"cross_attention": "it generates images unconditionally, without another sequence"},
     tiny_keywords={"height": 8, "width": 16, "channels": 1, "block": 4, "memory_block": 5},
 )
 def image_transformer(
@@ -53,12 +54,12 @@ def image_transformer(
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
 ) -> LanguageModel:
-    """Local attention in one dimension: the own block up to the own value, and `lookback` values before the block.
+    """Local attention in one dimension: a value's block up to the value, and `memory_block` values before the block.
 
-    Sections 3 to 3.3; defaults are the best model for CIFAR-10 as released, `ff_dim` being 4 dim unless given. Values
+    Sections 3 to 3.3; defaults are the best model for CIFAR-10 as released, with `ff_dim` 4 dim unless given. Values
     come row by row, the channels of a pixel together, after a start token. They are one of 256 classes, or with
-    `logistic_mixtures` cut from as many logistic distributions, in which neighbouring levels are alike (section 3,
-    "discretized mixture of logistics"); those have a position a value here, the paper's a position a pixel."""
+    `logistic_mixtures` follow a discretized mixture of that many logistic distributions (section 3); here there is one
+    position for each value, in the paper one for each pixel."""
     mask = Causal() & LocalBlocks(block, lookback=memory_block or 0)
 
     def layer() -> dict[str, Layer]:
@@ -72,12 +73,13 @@ def image_transformer(
 @recipe(
     "Image Transformer in two dimensions",
     paper=PAPER,
-    summary="An image is written block by block; each value sees its block, and pixels around it above and on the left.",
+    summary="An image is generated block by block; each value attends to its block and to pixels above and left of it.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
-    cost="O(l (rows + above) (columns + 2 beside) d + l d^2) per layer, for l = height width channels",
-    reasons={"cross_attention": "it writes images from nothing, and reads no other sequence"},
+    cost="O(l (block_height + memory_height) (block_width + 2 memory_width) d + l d^2) per layer, for l = height width "
+    "channels",
+    reasons={"cross_attention": "it generates images unconditionally, without another sequence"},
     tiny_keywords={
         "height": 8,
         "width": 16,
@@ -105,15 +107,15 @@ def image_transformer_2d(
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
 ) -> LanguageModel:
-    """Local attention in two dimensions: the own block up to the own value, and pixels around the block.
+    """Local attention in two dimensions: a value's block up to the value, and pixels around the block.
 
-    Section 3.3. These are `memory_height` rows over it with `memory_width` columns on either side, and `memory_width`
-    columns on its left, all of them written earlier, because blocks are written row by row and so are the pixels within
-    each: the data must come in that order (`data.block`), and in a run it decides `block_height` and `block_width`.
-    Everything else is as in `image-transformer`. A value enters at the place of the next one in this order, the last of
-    a block thus at the first place of the next block; the released code leaves it out there. Blocks must divide the
-    image."""
-    # first, because it refuses blocks that do not divide the image
+    Section 3.3. These are `memory_height` rows above it with `memory_width` columns on each side, and `memory_width`
+    columns on its left, all of them generated earlier, because blocks are generated row by row and so are the pixels
+    within each: the data must have that order (`data.block`), which in a run decides `block_height` and `block_width`.
+    Everything else is as in `image-transformer`. The input at each position is the previous value in this order, at the
+    first position of a block the last value of the previous block, which the released code leaves out. Blocks must
+    divide the image."""
+    # before the mask, because it refuses blocks that do not divide the image
     embed = _embedding(vocab, dim, (height, width, channels), (block_height, block_width), dropout)
     mask = Local2D(
         width * channels, block_height, block_width * channels, memory_height or 0, (memory_width or 0) * channels
@@ -127,27 +129,27 @@ def image_transformer_2d(
 
 
 def _embedding(vocab: int, dim: int, shape: ImageSize, block: tuple[int, int], dropout: float) -> TokenEmbedding:
-    """Values, a table for each channel, and where the value is that each of them is to predict (section 3.1).
+    """An embedding with a table for each channel and the position of the value to be predicted (section 3.1).
 
-    Half of the width tells the row of that value, half its column and channel, in sines and cosines whose waves are at
-    most about twice as long as the image; most of the paper's, of up to 60,000 pixels, would be the same everywhere.
-    """
+    Half of the width encodes the row of that value, half its column and channel, in sines and cosines whose waves are
+    at most about twice as long as the image; most of the paper's waves, of up to 60,000 pixels, would be nearly
+    constant."""
     height, width, channels = shape
     if dim % 4:
         raise UserError(f"dim ({dim}) must be a multiple of 4: half of it is sines and cosines of the row")
     sides = (height, width * channels)
     axes = [SinusoidalPosition(dim // 2, base=max(side / math.pi, 2.0)) for side in sides]
-    places = ConcatenatedGridPosition(sides, axes, order=pixel_order(shape, block).tolist())
-    embed = TokenEmbedding(vocab, dim, position=places, tables=channels, scale=dim**0.5, dropout=dropout)
+    position = ConcatenatedGridPosition(sides, axes, order=pixel_order(shape, block).tolist())
+    embed = TokenEmbedding(vocab, dim, position=position, tables=channels, scale=dim**0.5, dropout=dropout)
     if vocab > SPECIALS:
-        embed.token.weight.data.view(channels, vocab, dim)[:, SPECIALS:] = _alike(vocab - SPECIALS, dim)
+        embed.token.weight.data.view(channels, vocab, dim)[:, SPECIALS:] = _similar_level_vectors(vocab - SPECIALS, dim)
     return embed
 
 
-def _alike(levels: int, dim: int) -> Float[Tensor, "levels d"]:
-    """Vectors of norm 1 for levels, of which neighbours are alike: half a wave over all levels, up to sixteen.
+def _similar_level_vectors(levels: int, dim: int) -> Float[Tensor, "levels d"]:
+    """Initial level embeddings of norm 1, similar for close levels: sinusoids of half a wave to sixteen waves.
 
-    The paper's start at random, so that each of 256 shades must be learned by itself.
+    The paper's embeddings are initialized at random, so that each of 256 shades must be learned separately.
     """
     waves = math.pi / levels * torch.logspace(0, 5, dim // 2, base=2)
     angle = torch.arange(levels)[:, None] * waves

@@ -1,4 +1,4 @@
-"""The linear Transformer: a language model whose attention is a recurrent network's memory."""
+"""The linear Transformer: a language model whose attention is computed as a recurrent memory."""
 
 from typing import Literal
 
@@ -15,11 +15,12 @@ from manyformer.recipes.stacks import NormOrder
 @recipe(
     "Linear Transformer",
     paper="Katharopoulos et al. 2020, Transformers are RNNs, arXiv:2006.16236; Schlag et al. 2021, arXiv:2102.11174",
-    summary="With features for exp(q.k) keys are summed once: linear training, and writing with a memory of fixed size.",
+    summary="Feature maps replace exp(q.k), so key-value sums are shared: linear training, decoding with a state of "
+    "fixed size.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
-    cost="O(l d^2) per layer; O(d^2) per written token, whatever came before",
+    cost="O(l d^2) per layer; O(d^2) per generated token, at any length",
     reasons={"cross_attention": "a language model reads one sequence only"},
 )
 def linear_transformer(
@@ -35,7 +36,7 @@ def linear_transformer(
     """elu(x) + 1 as features; sinusoids, else as `transformer-lm`, where the paper's models are post-norm.
 
     Section 3. `update_rule="delta"` is the fast-weight programmer of Schlag et al. (2021, section 4.2): a token
-    corrects what the memory says for its key, and features are DPFP, products of neighbouring channels."""
+    replaces the value that the memory returns for its key, and features are DPFP, products of neighbouring channels."""
 
     def kernel() -> LinearKernel:
         if update_rule == "delta":

@@ -1,4 +1,4 @@
-"""LinformerKernel: an encoder whose attention has low rank."""
+"""Linformer: an encoder whose keys and values are projected to a fixed length."""
 
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -22,12 +22,12 @@ ProjectionKind = Literal["learned", "mean", "max", "convolution"]
 @recipe(
     "Linformer",
     paper="Wang et al. 2020, Linformer: Self-Attention with Linear Complexity, arXiv:2006.04768",
-    summary="Attention has nearly low rank: a fixed number of mixtures of the keys stands for all of them.",
-    task="masked",
-    cost="O(l slots d + l d^2) per layer",
+    summary="Attention matrices have nearly low rank: keys and values are projected to a fixed length.",
+    task="masked-lm",
+    cost="O(l projected_length d + l d^2) per layer",
     reasons={
-        "causal": "every slot mixes all tokens, so that no later one could be hidden",
-        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "causal": "every projected key mixes all tokens, so later ones cannot be masked",
+        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
         "cross_attention": "it reads one sequence only",
     },
     tiny_keywords={"projected_length": 8},
@@ -46,51 +46,54 @@ def linformer(
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
 ) -> MaskedLM:
-    """Learns masked tokens as the paper's RoBERTa does, sections 4 and 5; otherwise as `bert`.
+    """A masked language model like the paper's RoBERTa, sections 4 and 5; otherwise as `bert`.
 
-    `projected_length` are those of the lowest layer; towards the topmost they change evenly to `top_projected_length`.
-    `projection_sharing` says who has the same projection: nobody, all heads, also keys and values, also all layers. Of
-    any length up to `max_length`."""
-    last = projected_length if top_projected_length is None else top_projected_length
-    if projection_sharing == "layers" and last != projected_length:
+    Keys and values are projected to `projected_length` in the lowest layer, interpolated to `top_projected_length` in
+    the topmost. `projection_sharing` says what shares a projection: nothing, all heads, also keys and values, or also
+    all layers. Sequences may have any length up to `max_length`."""
+    top_length = projected_length if top_projected_length is None else top_projected_length
+    if projection_sharing == "layers" and top_length != projected_length:
         raise ValueError(
-            f"sharing='layers' is one projection for all layers: they cannot have {projected_length} to {last} slots"
+            f"projection_sharing='layers' is one projection for all layers: they cannot have projected lengths from "
+            f"{projected_length} to {top_length}"
         )
     if projection in ("mean", "max") and projection_sharing != "layers":
-        raise ValueError(f"projection='{projection}' learns nothing that could be shared: sharing must be 'layers'")
-    each = _kernels(
+        raise ValueError(f"projection='{projection}' has no weights to share: projection_sharing must be 'layers'")
+    kernels = _kernels(
         depth,
         projected_length,
-        last,
+        top_length,
         projection_sharing,
-        _maker(projection, max_length, heads, dim // heads, projection_sharing),
+        _projection_maker(projection, max_length, heads, dim // heads, projection_sharing),
     )
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
-    return masked_lm(embed, depth, heads, ff_dim, lambda: next(each), dropout=dropout, norm_order=norm_order)
+    return masked_lm(embed, depth, heads, ff_dim, lambda: next(kernels), dropout=dropout, norm_order=norm_order)
 
 
-def _maker(
-    projection: ProjectionKind, max_length: int, heads: int, key: int, sharing: ProjectionSharing
+def _projection_maker(
+    projection: ProjectionKind, max_length: int, heads: int, head_dim: int, sharing: ProjectionSharing
 ) -> Callable[[int], LengthProjection]:
-    """From a number of slots to a projection."""
-    own = heads if sharing == "none" else 1
+    """A function from a projected length to a projection."""
+    projection_heads = heads if sharing == "none" else 1
 
-    def make(slots: int) -> LengthProjection:
+    def make(projected_length: int) -> LengthProjection:
         if projection == "learned":
-            return LearnedLengthProjection(max_length, slots, heads=own)
+            return LearnedLengthProjection(max_length, projected_length, heads=projection_heads)
         if projection == "convolution":
-            return ConvolvedLengthProjection(max_length, slots, key=key, heads=own)
-        return PooledLengthProjection(max_length, slots, by=projection)
+            return ConvolvedLengthProjection(max_length, projected_length, key_dim=head_dim, heads=projection_heads)
+        return PooledLengthProjection(max_length, projected_length, reduction=projection)
 
     return make
 
 
 def _kernels(
-    depth: int, first: int, last: int, sharing: ProjectionSharing, make: Callable[[int], LengthProjection]
+    depth: int, bottom_length: int, top_length: int, sharing: ProjectionSharing, make: Callable[[int], LengthProjection]
 ) -> Iterator[LinformerKernel]:
     """The kernels of the layers from the lowest on."""
-    for_all = make(first) if sharing == "layers" else None
+    shared_projection = make(bottom_length) if sharing == "layers" else None
     for layer in range(depth):
-        slots = first + round((last - first) * layer / max(1, depth - 1))
-        keys = make(slots) if for_all is None else for_all
-        yield LinformerKernel(keys, make(slots) if sharing in ("none", "heads") else keys)
+        projected_length = bottom_length + round((top_length - bottom_length) * layer / max(1, depth - 1))
+        key_projection = make(projected_length) if shared_projection is None else shared_projection
+        yield LinformerKernel(
+            key_projection, make(projected_length) if sharing in ("none", "heads") else key_projection
+        )

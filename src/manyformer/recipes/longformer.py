@@ -1,4 +1,4 @@
-"""Longformer: windows and a few global tokens, as an encoder and as a language model."""
+"""Longformer: window attention with a few global tokens, as an encoder and as a language model."""
 
 from functools import partial
 
@@ -23,12 +23,13 @@ PAPER = "Beltagy et al. 2020, Longformer: The Long-Document Transformer, arXiv:2
 @recipe(
     "Longformer",
     paper=PAPER,
-    summary="A window for every token, and a few tokens that see all and are seen by all, with projections of their own.",
-    task="masked",
+    summary="Window attention, and a few global tokens that attend to all and are attended to by all, with their own "
+    "projections.",
+    task="masked-lm",
     cost="O(l (w + g) d + l d^2) per layer",
     reasons={
-        "causal": "every token sees both sides: that is the point",
-        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "causal": "every token attends to both sides",
+        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
         "cross_attention": "it reads one sequence only",
     },
     tiny_keywords={"window": 3, "global_tokens": 2},
@@ -44,13 +45,13 @@ def longformer(
     global_tokens: int | None = 1,
     dropout: float = 0.1,
 ) -> MaskedLM:
-    """An encoder like `bert` whose tokens see `window` positions on either side; the first `global_tokens` are global.
+    """An encoder like `bert` with attention to `window` positions on each side; the first `global_tokens` are global.
 
-    Sections 3.1 and 5; the paper's "window size 512" is 256 on either side. Which tokens are global is up to the task:
-    for classification the first one; a call may name others by their roles, such as those of a question. Weights are
-    not copied from RoBERTa.
+    Sections 3.1 and 5; the paper's "window size 512" is 256 on each side. The task decides which tokens are global: for
+    classification the first one; a call can mark others by their roles, such as those of a question. Weights are not
+    copied from RoBERTa.
     """
-    tokens = WithRole() if global_tokens is None else FirstTokens(global_tokens) | WithRole()
+    global_mask = WithRole() if global_tokens is None else FirstTokens(global_tokens) | WithRole()
     model = masked_encoder(
         vocab,
         dim,
@@ -58,8 +59,8 @@ def longformer(
         heads,
         ff_dim,
         dropout,
-        embedded=LearnedPosition(dim, max_length, std=init_std(dim)),
-        mixer=lambda: GlobalLocalAttention(dim, heads, symmetric_window(window), tokens),
+        position=LearnedPosition(dim, max_length, std=init_std(dim)),
+        make_mixer=lambda: GlobalLocalAttention(dim, heads, symmetric_window(window), global_mask),
     )
     for module in model.modules():
         if isinstance(module, GlobalLocalAttention):
@@ -70,7 +71,7 @@ def longformer(
 @recipe(
     "Longformer language model",
     paper=PAPER,
-    summary="Windows that grow from the bottom layer to the top one, some heads with gaps: context at a linear price.",
+    summary="Windows that grow from the lowest layer to the topmost, some heads dilated: long context at linear cost.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
@@ -91,19 +92,19 @@ def longformer_lm(
 ) -> LanguageModel:
     """Causal windows from `window` tokens in the lowest layer to `top_window` in the highest, sections 3.1 and 4.1.
 
-    In the upper half of the layers, `dilated_heads` heads see every second, third, and at the top every fourth position
-    (appendix A). The paper trains in stages, with windows and sequences twice as long in each: windows are no weights,
-    so a run with larger ones may `start` with the weights of one with smaller. Positions are rotary where the paper has
-    Transformer-XL's, whose scores would need all pairs of positions in a window written out.
+    In the upper half of the layers, `dilated_heads` heads attend to every second, third, and at the top every fourth
+    position (appendix A). The paper trains in stages, with windows and sequences twice as long in each: windows are not
+    weights, so a run with larger ones can `init_from` one with smaller. Positions are rotary where the paper has
+    Transformer-XL's, whose scores would have to be computed for all pairs of positions in a window.
     """
     if dilated_heads is not None and dilated_heads > heads:
-        raise UserError(f"dilated ({dilated_heads}) heads are more than there are heads ({heads})")
-    sizes = growing_windows(depth, window, window if top_window is None else top_window)
+        raise UserError(f"dilated_heads ({dilated_heads}) must be at most heads ({heads})")
+    window_of_layer = growing_windows(depth, window, window if top_window is None else top_window)
     std, rotary = init_std(dim), RotaryPosition(dim // heads)
     norm = partial(nn.LayerNorm, dim)
 
     def layer(number: int) -> Layer:
-        mask = layer_mask(sizes(number), number, depth, dilated_heads or 0)
+        mask = layer_mask(window_of_layer(number), number, depth, dilated_heads or 0)
         parts: dict[str, Layer] = {
             "attention": Attention(dim, heads, SoftmaxKernel(mask), position=rotary),
             "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
@@ -117,12 +118,10 @@ def longformer_lm(
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 
-def layer_mask(size: int, number: int, depth: int, dilated: int) -> Mask:
-    """The mask of a layer: its first `dilated_heads` heads have gaps of 1, 2 and 3 in the three parts of the upper
-    half.
-    """
-    above = number - depth // 2
-    if above < 0 or not dilated:
+def layer_mask(size: int, number: int, depth: int, dilated_heads: int) -> Mask:
+    """The mask of a layer: in the three thirds of the upper half `dilated_heads` heads have dilation 2, 3 and 4."""
+    layers_above_middle = number - depth // 2
+    if layers_above_middle < 0 or not dilated_heads:
         return Window(size)
-    gaps = 1 + 3 * above // (depth - depth // 2)
-    return PerHead(dict.fromkeys(range(dilated), Window(size, dilation=gaps + 1)), default=Window(size))
+    gaps = 1 + 3 * layers_above_middle // (depth - depth // 2)
+    return PerHead(dict.fromkeys(range(dilated_heads), Window(size, dilation=gaps + 1)), default=Window(size))

@@ -1,4 +1,4 @@
-"""The Memorizing Transformer: one layer looks up keys of long ago."""
+"""The Memorizing Transformer: one layer also attends to keys retrieved from a large kNN memory."""
 
 import math
 from collections.abc import Callable
@@ -23,11 +23,11 @@ SEARCHES: dict[Literal["exact", "faiss"], Callable[[], KeySearch]] = {"exact": E
 @recipe(
     "Memorizing Transformer",
     paper="Wu et al. 2022, Memorizing Transformers, arXiv:2203.08913",
-    summary="One layer also attends to the most similar of very many old keys, each head by a gate of its own.",
+    summary="One layer also attends to the nearest of very many cached keys, with a learned gate for each head.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
-    cost="O(l (l + m) d + l d^2) per layer, m tokens remembered; in one layer also O(l M d) to find k of M pairs",
+    cost="O(l (l + m) d + l d^2) per layer, m tokens of memory; in one layer also O(l M d) to find k of M pairs",
     reasons={"cross_attention": "a language model reads one sequence only"},
     tiny_keywords={"memory_length": 6, "knn_memory_size": 12, "neighbours": 3, "block": 4, "layer": 1},
 )
@@ -47,41 +47,41 @@ def memorizing_transformer(
     search: Literal["exact", "faiss"] = "exact",
     qk_similarity: Literal["cosine", "product"] = "cosine",
     position: Literal["t5", "xl"] = "t5",
-    context: Literal["growing", "equal"] = "equal",
+    context: Literal["growing", "same-length"] = "same-length",
     clamp_length: int | None = None,
-    bias_sharing: BiasSharing = "shared",
+    bias_sharing: BiasSharing = "all-layers",
     dropout: float = 0.1,
     norm_order: NormOrder = "pre",
 ) -> LanguageModel:
-    """Of the paper's size with `dim=1024`; `layer` (from 1) is its 9th of 12, as far up in others, unless given.
+    """The paper's size with `dim=1024`; by default `layer` (from 1) is three quarters up, the paper's 9th of 12.
 
     `knn_memory_size` may be larger in evaluation than in training, as may `neighbours` and `memory_length`; None is the
-    model without one. A document enters it in pieces of `block` tokens, so that any pieces may be read. Layers remember
-    their inputs, as Transformer-XL does, where the authors' code keeps keys. The first version of the paper had
-    `combine="joint"` and `qk_similarity="product"`; with `position="xl"` it is a Transformer-XL with a memory, and
-    `clamp_length` and `bias_sharing` are as there. `gate` is what the memory counts at first. Data in lanes makes use
-    of both memories."""
-    number = depth - depth // 4 if layer is None else layer
-    if number > depth:
+    model without a kNN memory. Documents are added to it in blocks of `block` tokens, however the input is divided into
+    segments. Layers cache their inputs, as Transformer-XL does, where the authors' code caches keys. The first version
+    of the paper had `combine="joint"` and `qk_similarity="product"`; with `position="xl"` it is a Transformer-XL with a
+    kNN memory, and `clamp_length` and `bias_sharing` are as there. `gate` is the initial weight of the kNN memory. Both
+    memories need data with `packing: contiguous`."""
+    memory_layer = depth - depth // 4 if layer is None else layer
+    if memory_layer > depth:
         raise UserError(f"layer ({layer}) must be at most depth ({depth})")
     if not 0 < gate < 1:
         raise UserError(f"gate ({gate}) must be above 0 and below 1")
     if (position, qk_similarity) == ("xl", "cosine"):
-        raise UserError("position 'xl' needs products as they are; set scores to product, or position to t5")
+        raise UserError("position 'xl' needs dot products; set qk_similarity to product, or position to t5")
     check_heads(dim, heads)
-    joined: Callable[[], MemoryCombiner] = (
+    make_combiner: Callable[[], MemoryCombiner] = (
         JointSoftmaxCombiner if combine == "joint" else lambda: GatedCombiner(heads, bias=math.log(gate / (1 - gate)))
     )
 
-    def kernel(here: int) -> Kernel:
-        seen = Causal() if context == "growing" else Window(memory_length)
-        near = SoftmaxKernel(seen, scale=1.0 if qk_similarity == "cosine" else None)
+    def kernel(layer_number: int) -> Kernel:
+        mask = Causal() if context == "growing" else Window(memory_length)
+        local_kernel = SoftmaxKernel(mask, scale=1.0 if qk_similarity == "cosine" else None)
         sizes = {"neighbours": neighbours, "block": block}
-        found: Kernel = near
-        if knn_memory_size is not None and here == number:
-            parts = {"combine": joined(), "search": SEARCHES[search]()}
-            found = MemorizingKernel(near, heads, dim // heads, size=knn_memory_size, **sizes, **parts)  # type: ignore[arg-type]
-        return QKNormKernel(found, heads) if qk_similarity == "cosine" else found
+        full_kernel: Kernel = local_kernel
+        if knn_memory_size is not None and layer_number == memory_layer:
+            parts = {**sizes, "combine": make_combiner(), "search": SEARCHES[search]()}
+            full_kernel = MemorizingKernel(local_kernel, heads, dim // heads, size=knn_memory_size, **parts)  # type: ignore[arg-type]
+        return QKNormKernel(full_kernel, heads) if qk_similarity == "cosine" else full_kernel
 
     def attention(parts: XLAttentionParts) -> Layer:
         return parts.attention(kernel(parts.number + 1), SegmentMemorySource(memory_length, dim))
@@ -93,12 +93,12 @@ def memorizing_transformer(
         heads,
         ff_dim,
         attention,
-        _t5(heads) if position == "t5" else xl_positions(dim, heads, clamp_length, bias_sharing, dropout),
+        _t5_positions(heads) if position == "t5" else xl_positions(dim, heads, clamp_length, bias_sharing, dropout),
         dropout,
         norm_order,
     )
 
 
-def _t5(heads: int) -> Callable[[], Position]:
-    """A table for each layer, as the authors' code has."""
-    return lambda: T5BiasPosition(heads, sides="past")
+def _t5_positions(heads: int) -> Callable[[], Position]:
+    """T5 biases with a table for each layer, as in the authors' code."""
+    return lambda: T5BiasPosition(heads, direction="past")

@@ -1,4 +1,4 @@
-"""MLP-Mixer: feed-forward layers over patches and over channels in turn, nothing else."""
+"""MLP-Mixer: feed-forward layers over patches and over channels in turn."""
 
 from functools import partial
 
@@ -11,18 +11,18 @@ from manyformer.models import ImageClassifier
 from manyformer.models.patch_embedding import PatchEmbedding, count_patches
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import stack
-from manyformer.recipes.vit import NO_TEXT, SMALL_IMAGES, zero_head
+from manyformer.recipes.vit import IMAGE_REASONS, TINY_IMAGES, zero_head
 
 
 @recipe(
     "MLP-Mixer",
     paper="Tolstikhin et al. 2021, MLP-Mixer: An all-MLP Architecture for Vision, arXiv:2105.01601",
-    summary="The same feed-forward layer along the patches of every channel takes the place of attention.",
+    summary="A feed-forward layer over patches, shared by all channels, replaces attention.",
     task="image-classification",
     padding_invariant=False,
-    cost="O(l mixing d + l d^2) per layer, for l = height width / patch^2 patches",
-    reasons=NO_TEXT,
-    tiny_keywords={**SMALL_IMAGES, "token_mlp_dim": 10},
+    cost="O(l token_mlp_dim d + l d^2) per layer, for l = height width / patch^2 patches",
+    reasons=IMAGE_REASONS,
+    tiny_keywords={**TINY_IMAGES, "token_mlp_dim": 10},
 )
 def mlp_mixer(
     classes: int = 1000,
@@ -36,16 +36,16 @@ def mlp_mixer(
     ff_dim: int | None = None,
     dropout: float = 0.0,
 ) -> ImageClassifier:
-    """Mixer-B/16 by default: pre-norm, GELU, no positions, the mean over patches, a head that starts at 0; section 2.
+    """Mixer-B/16 by default: pre-norm, GELU, no positions, mean pooling, a head initialized to 0; section 2.
 
-    `token_mlp_dim` is the width of the layer along the patches, dim / 2 unless given; its weights are for exactly as
-    many patches as the images have."""
+    `token_mlp_dim` is the width of the layer over patches, dim / 2 unless given; its weights fix the number of patches.
+    """
     shape = (height, width, channels)
     patches = count_patches(shape, patch)
 
     def layer() -> dict[str, Layer]:
-        tokens = TokenMLP(patches, max(1, dim // 2) if token_mlp_dim is None else token_mlp_dim)
-        return {"mixer": tokens, "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
+        token_mlp = TokenMLP(patches, max(1, dim // 2) if token_mlp_dim is None else token_mlp_dim)
+        return {"mixer": token_mlp, "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
 
     norm = partial(nn.LayerNorm, dim, eps=1e-6)
     body = stack(depth, layer, order="pre", norm=norm, dropout=dropout)

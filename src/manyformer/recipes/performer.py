@@ -12,8 +12,8 @@ from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 
 PAPER = "Choromanski et al. 2021, Rethinking Attention with Performers, arXiv:2009.14794"
-NEW = "Positive, orthogonal random features estimate softmax attention without bias, in linear time."
-SMALL = {"features": 32}
+SUMMARY = "Positive, orthogonal random features estimate softmax attention without bias, in linear time."
+TINY = {"features": 32}
 
 FavorKernel = Literal["softmax", "relu"]
 
@@ -21,13 +21,13 @@ FavorKernel = Literal["softmax", "relu"]
 @recipe(
     "Performer",
     paper=PAPER,
-    summary=NEW,
+    summary=SUMMARY,
     task="language-model",
     causal=True,
     incremental_decoding=True,
-    cost="O(l features d + l d^2) per layer; O(features d + d^2) per written token, whatever came before",
+    cost="O(l features d + l d^2) per layer; O(features d + d^2) per generated token, at any length",
     reasons={"cross_attention": "a language model reads one sequence only"},
-    tiny_keywords=SMALL,
+    tiny_keywords=TINY,
 )
 def performer(
     vocab: int = 256,
@@ -42,31 +42,31 @@ def performer(
     dropout: float = 0.0,
     norm_order: NormOrder = "pre",
 ) -> LanguageModel:
-    """Causal; sinusoids, else as `transformer-lm`. `feature_kernel="relu"` is the generalised attention of section 4.
+    """Causal; sinusoids, else as `transformer-lm`. `feature_kernel="relu"` is the generalized attention of section 4.
 
-    Sections 2.3 and 2.4. Features are drawn anew after every `redraw` training steps. The published code scales all
-    keys by the largest of the whole row, so that the future moves the past; here only the past sets the scale.
-    """
+    Sections 2.3 and 2.4. Features are redrawn after every `redraw` training steps. The published code scales all keys
+    by the maximum over the whole row, so that later tokens affect earlier ones; here the scale follows from the past
+    alone."""
 
-    def attend() -> LinearKernel:
-        return LinearKernel(_features(feature_kernel, dim // heads, features, directions, redraw), Causal())
+    def make_kernel() -> LinearKernel:
+        return LinearKernel(_feature_map(feature_kernel, dim // heads, features, directions, redraw), Causal())
 
     embed = sinusoidal_embedding(vocab, dim, dropout=dropout)
-    return language_model(embed, depth, heads, ff_dim, attend, dropout=dropout, norm_order=norm_order)
+    return language_model(embed, depth, heads, ff_dim, make_kernel, dropout=dropout, norm_order=norm_order)
 
 
 @recipe(
     "Performer encoder",
     paper=PAPER,
-    summary=NEW,
-    task="masked",
+    summary=SUMMARY,
+    task="masked-lm",
     cost="O(l features d + l d^2) per layer",
     reasons={
-        "causal": "every token sees both sides; `performer` is the causal one",
-        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "causal": "every token attends to both sides; `performer` is the causal one",
+        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
         "cross_attention": "it reads one sequence only",
     },
-    tiny_keywords=SMALL,
+    tiny_keywords=TINY,
 )
 def performer_encoder(
     vocab: int = 256,
@@ -81,18 +81,18 @@ def performer_encoder(
     dropout: float = 0.1,
     norm_order: NormOrder = "pre",
 ) -> MaskedLM:
-    """`performer` without the causal mask, for masked tokens, as the bidirectional protein models of section 4.3."""
+    """`performer` without the causal mask, for masked tokens, like the bidirectional protein models of section 4.3."""
 
-    def attend() -> LinearKernel:
-        return LinearKernel(_features(feature_kernel, dim // heads, features, directions, redraw))
+    def make_kernel() -> LinearKernel:
+        return LinearKernel(_feature_map(feature_kernel, dim // heads, features, directions, redraw))
 
     embed = sinusoidal_embedding(vocab, dim, dropout=dropout)
-    return masked_lm(embed, depth, heads, ff_dim, attend, dropout=dropout, norm_order=norm_order)
+    return masked_lm(embed, depth, heads, ff_dim, make_kernel, dropout=dropout, norm_order=norm_order)
 
 
-def _features(
-    kernel: FavorKernel, key: int, features: int, directions: DirectionSampling, redraw: int | None
+def _feature_map(
+    feature_kernel: FavorKernel, head_dim: int, features: int, directions: DirectionSampling, redraw: int | None
 ) -> FeatureMap:
-    if kernel == "relu":
-        return GeneralizedFavorFeatures(key, features, directions=directions, redraw=redraw)
-    return FavorPlusFeatures(key, features, directions=directions, redraw=redraw)
+    if feature_kernel == "relu":
+        return GeneralizedFavorFeatures(head_dim, features, directions=directions, redraw=redraw)
+    return FavorPlusFeatures(head_dim, features, directions=directions, redraw=redraw)

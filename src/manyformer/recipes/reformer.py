@@ -1,4 +1,4 @@
-"""The Reformer: attention to similar tokens alone, found by hashing, in layers that keep no activations."""
+"""The Reformer: attention to similar tokens found by locality-sensitive hashing, in reversible layers."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,27 +17,30 @@ from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import ResidualStreams, init_std, scale_residual_init, stack
 
 PAPER = "Kitaev et al. 2020, Reformer: The Efficient Transformer, arXiv:2001.04451"
-NEW = (
-    "Hashing finds the keys that a query would attend to; two streams make every layer's input follow from its output."
+SUMMARY = (
+    "Hashing selects the keys that a query attends to; two residual streams let inputs be recomputed from outputs."
 )
-COST = "O(rounds l (chunk + buckets) d + l d^2) per layer; memory for activations does not grow with depth"
-SMALL = {"num_buckets": 2, "chunk_length": 8, "num_hashes": 4, "position": "learned"}
-READS_ONE = "queries are keys, so both are of one sequence; the paper's translation model attends across in full"
+COST = "O(num_hashes l (chunk_length + num_buckets) d + l d^2) per layer; activation memory does not grow with depth"
+TINY = {"num_buckets": 2, "chunk_length": 8, "num_hashes": 4, "position": "learned"}
+SELF_ATTENTION_ONLY = (
+    "queries and keys are the same vectors of one sequence; the paper's translation model has full cross-attention"
+)
 
 
 @recipe(
     "Reformer",
     paper=PAPER,
-    summary=NEW,
+    summary=SUMMARY,
     task="language-model",
     cost=COST,
     reasons={
-        "causal": "weights are zero for later tokens, but these move the borders of chunks, and so which earlier "
-        "tokens are seen; `reformer-strict` is the causal one",
-        "incremental_decoding": "a later token changes which earlier tokens are seen, so nothing can be kept",
-        "cross_attention": READS_ONE,
+        "causal": "later tokens have zero weight, but they shift the chunk boundaries and so change which earlier "
+        "tokens "
+        "are attended to; `reformer-strict` is causal",
+        "incremental_decoding": "a later token changes which earlier tokens are attended to, so no state can be cached",
+        "cross_attention": SELF_ATTENTION_ONLY,
     },
-    tiny_keywords=SMALL,
+    tiny_keywords=TINY,
 )
 def reformer(
     vocab: int = 256,
@@ -58,30 +61,38 @@ def reformer(
 ) -> LanguageModel:
     """The published algorithm as a language model: sections 2 and 3, pre-norm, with a tied output.
 
-    Of `lsh_every` layers the last one hashes and the others look at their own block of `chunk_length` tokens and the
-    one before; 1 means that all hash. `num_hashes` is no weight: a trained model may be given more of them or fewer.
-    The number of buckets does not depend on the length, as it does in the paper (2 l / chunk there). The streams are
-    averaged in the end, where the released code lays them side by side. Scores, products with keys of length 1, are
-    multiplied by `scale`: 1 as in the paper, 1 / sqrt(e) in a widespread package. A small one lets vectors become alike
-    before attention is sharp, which positions that must find each other need. Positions are sinusoids, or learned ones
-    up to `max_length`; the released models' are learned and axial."""
-    lsh = partial(LSHKernel, buckets=num_buckets, chunk=chunk_length, rounds=num_hashes, scale=scale, form="published")
-    near = Causal() & LocalBlocks(chunk_length, lookback=chunk_length)
+    In each group of `lsh_every` layers the last has LSH attention and the others attend to their block of
+    `chunk_length` tokens and the previous one; 1 means LSH in all layers. `num_hashes` is not a weight and may change
+    after training. The number of buckets does not depend on the length, as it does in the paper (2 l / chunk there).
+    The two streams are averaged at the end, where the released code concatenates them. Scores, products with keys of
+    length 1, are multiplied by `scale`: 1 as in the paper, 1 / sqrt(e) in a widespread package, e the width of a head.
+    With a small scale vectors become similar before attention becomes sharp, which helps positions that must match each
+    other. Positions are sinusoids, or learned ones up to `max_length`; those of the released models are learned and
+    axial."""
+    lsh = partial(
+        LSHKernel,
+        num_buckets=num_buckets,
+        chunk_length=chunk_length,
+        num_hashes=num_hashes,
+        scale=scale,
+        variant="published",
+    )
+    local_mask = Causal() & LocalBlocks(chunk_length, lookback=chunk_length)
     embed = embedding_with(position, vocab, dim, max_length, dropout=dropout)
-    body = _body(dim, depth, heads, ff_dim, _kernels(lsh, near, lsh_every), ff_chunk, residual_streams, dropout)
+    body = _body(dim, depth, heads, ff_dim, _kernels(lsh, local_mask, lsh_every), ff_chunk, residual_streams, dropout)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 
 @recipe(
     "Reformer, strictly causal",
     paper=PAPER,
-    summary="Chunks that begin with their bucket: which tokens are seen depends on the past alone.",
+    summary="Chunks start with their bucket, so which tokens are attended to depends on the past alone.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
-    cost=f"{COST}; O(rounds l + l d) per written token",
-    reasons={"cross_attention": READS_ONE},
-    tiny_keywords=SMALL,
+    cost=f"{COST}; O(num_hashes l + l d) per generated token",
+    reasons={"cross_attention": SELF_ATTENTION_ONLY},
+    tiny_keywords=TINY,
 )
 def reformer_strict(
     vocab: int = 256,
@@ -100,30 +111,37 @@ def reformer_strict(
     max_length: int = 1024,
     dropout: float = 0.0,
 ) -> LanguageModel:
-    """`reformer` with a chunk of its own for each bucket's first tokens, so that no later token moves a border.
+    """`reformer` whose buckets each start a new chunk, so that no later token shifts a chunk boundary.
 
-    In every round a token attends to the earlier tokens of its bucket in its own chunk and the one before: writing
-    token by token gives what one pass gives. Chunks are not all full, so that fewer, larger buckets are better.
+    In every hash round a token attends to the earlier tokens of its bucket in its own chunk and the previous one:
+    decoding token by token gives the same as one pass. Chunks are not all full, so fewer, larger buckets are better.
     """
-    lsh = partial(LSHKernel, buckets=num_buckets, chunk=chunk_length, rounds=num_hashes, scale=scale, form="strict")
-    near = Causal() & LocalBlocks(chunk_length, lookback=chunk_length)
+    lsh = partial(
+        LSHKernel,
+        num_buckets=num_buckets,
+        chunk_length=chunk_length,
+        num_hashes=num_hashes,
+        scale=scale,
+        variant="strict",
+    )
+    local_mask = Causal() & LocalBlocks(chunk_length, lookback=chunk_length)
     embed = embedding_with(position, vocab, dim, max_length, dropout=dropout)
-    body = _body(dim, depth, heads, ff_dim, _kernels(lsh, near, lsh_every), ff_chunk, residual_streams, dropout)
+    body = _body(dim, depth, heads, ff_dim, _kernels(lsh, local_mask, lsh_every), ff_chunk, residual_streams, dropout)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 
 @recipe(
     "Reformer encoder",
     paper=PAPER,
-    summary=NEW,
-    task="masked",
+    summary=SUMMARY,
+    task="masked-lm",
     cost=COST,
     reasons={
-        "causal": "every token sees both sides",
-        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
-        "cross_attention": READS_ONE,
+        "causal": "every token attends to both sides",
+        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
+        "cross_attention": SELF_ATTENTION_ONLY,
     },
-    tiny_keywords=SMALL,
+    tiny_keywords=TINY,
 )
 def reformer_encoder(
     vocab: int = 256,
@@ -142,20 +160,26 @@ def reformer_encoder(
     max_length: int = 1024,
     dropout: float = 0.0,
 ) -> MaskedLM:
-    """`reformer` that also looks one chunk ahead, for masked tokens, with the head of `bert`."""
+    """`reformer` that also attends to the next chunk, for masked tokens, with the head of `bert`."""
     lsh = partial(
-        LSHKernel, buckets=num_buckets, chunk=chunk_length, rounds=num_hashes, scale=scale, after=1, form="published"
+        LSHKernel,
+        num_buckets=num_buckets,
+        chunk_length=chunk_length,
+        num_hashes=num_hashes,
+        scale=scale,
+        chunks_after=1,
+        variant="published",
     )
-    near = LocalBlocks(chunk_length, lookback=chunk_length, lookahead=chunk_length)
+    local_mask = LocalBlocks(chunk_length, lookback=chunk_length, lookahead=chunk_length)
     embed = embedding_with(position, vocab, dim, max_length, dropout=dropout)
-    body = _body(dim, depth, heads, ff_dim, _kernels(lsh, near, lsh_every), ff_chunk, residual_streams, dropout)
+    body = _body(dim, depth, heads, ff_dim, _kernels(lsh, local_mask, lsh_every), ff_chunk, residual_streams, dropout)
     transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.LayerNorm(dim))
     return MaskedLM(embed, body, ClassHead(dim, vocab, tied=embed.token, transform=transform, bias=True))
 
 
-def _kernels(lsh: Callable[[], LSHKernel], near: Mask, every: int) -> Iterator[LSHKernel | SoftmaxKernel]:
-    """The kernels of the layers from the lowest on."""
-    return (SoftmaxKernel(near) if number % every else lsh() for number in count(1))
+def _kernels(lsh: Callable[[], LSHKernel], local_mask: Mask, lsh_every: int) -> Iterator[LSHKernel | SoftmaxKernel]:
+    """The kernels of the layers from the lowest up."""
+    return (SoftmaxKernel(local_mask) if number % lsh_every else lsh() for number in count(1))
 
 
 def _body(
@@ -165,7 +189,7 @@ def _body(
     ff_dim: int | None,
     kernels: Iterator[LSHKernel | SoftmaxKernel],
     ff_chunk: int | None,
-    residual: ResidualStreams,
+    residual_streams: ResidualStreams,
     dropout: float,
 ) -> Chain:
     def layer() -> dict[str, Layer]:
@@ -174,6 +198,6 @@ def _body(
             "ff": chunked(FeedForward(dim, ff_dim), ff_chunk),
         }
 
-    body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout, streams=residual)
+    body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout, streams=residual_streams)
     scale_residual_init(body, depth, std=init_std(dim))
     return body

@@ -1,4 +1,4 @@
-"""What a recipe is: a function whose signature is the command line, and a card that says what it promises."""
+"""The registry of recipes: functions whose signatures are their command lines, each with a card of its contracts."""
 
 import inspect
 import math
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
-from manyformer.errors import UserError, nearest
+from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model, ModelSpec
 
-Task = Literal["language-model", "translation", "masked", "classification", "tagging", "image-classification"]
+Task = Literal["language-model", "translation", "masked-lm", "classification", "tagging", "image-classification"]
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=Model)
@@ -17,13 +17,13 @@ M = TypeVar("M", bound=Model)
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeCard:
-    """What a recipe is and what it promises; the contracts hold it to that, and the docs are made from it.
+    """A recipe's description and contracts, which `manyformer.check` tests and the documentation shows.
 
-    `causal`: no output depends on a later token. `incremental_decoding`: it goes on from a state, step by step as in
-    one pass. `cross_attention`: it attends to a second sequence. `padding_invariant`: padding and packing leave results
-    unchanged. `reasons` gives the reason for every promise that is not made; a contract of `manyformer.check` that
-    fails for a good reason is excused by its own name. `tiny_keywords` are keywords, beyond the common ones, that build
-    it tiny for the contracts."""
+    `causal`: no output depends on a later token. `incremental_decoding`: decoding from a cached state gives the same
+    outputs as one pass. `cross_attention`: it attends to a second sequence. `padding_invariant`: padding and packing do
+    not change the outputs. `reasons` gives the reason for each of these that is False, and for each contract of
+    `manyformer.check` that the recipe fails for a known reason. `tiny_keywords` are the keywords, beyond the common
+    ones, of the tiny model that the contracts test."""
 
     name: str
     title: str
@@ -42,12 +42,12 @@ class RecipeCard:
     def __post_init__(self) -> None:
         for promise in ("causal", "incremental_decoding", "cross_attention", "padding_invariant"):
             if not getattr(self, promise) and promise not in self.reasons:
-                raise ValueError(f"the card of {self.name} must say why it does not promise '{promise}'")
+                raise ValueError(f"the card of {self.name} must give a reason why it does not promise '{promise}'")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A published model as a function of a few keywords."""
+    """A published model as a function of its keywords."""
 
     card: RecipeCard
     build: Callable[..., Model]
@@ -76,7 +76,7 @@ def recipe(
     reasons: dict[str, str] | None = None,
     tiny_keywords: dict[str, Any] | None = None,
 ) -> Callable[[Callable[P, M]], Callable[P, M]]:
-    """Enter a function into the list of recipes, under its own name with dashes, and let it give its models a spec."""
+    """Register a function as a recipe, under its name with dashes; the models it builds get a `ModelSpec`."""
 
     def enter(function: Callable[P, M]) -> Callable[P, M]:
         name = function.__name__.replace("_", "-")
@@ -96,7 +96,7 @@ def recipe(
             tiny_keywords=tiny_keywords or {},
         )
 
-        def build(*args: P.args, **kwargs: P.kwargs) -> M:
+        def build_with_spec(*args: P.args, **kwargs: P.kwargs) -> M:
             bound = inspect.signature(function).bind(*args, **kwargs)
             bound.apply_defaults()
             _check_keywords(function, bound.arguments)
@@ -104,10 +104,14 @@ def recipe(
             model.spec = ModelSpec(name, dict(bound.arguments))
             return model
 
-        build.__wrapped__ = function  # type: ignore[attr-defined]
-        build.__doc__, build.__name__, build.__module__ = function.__doc__, function.__name__, function.__module__
-        RECIPES[name] = Recipe(card, build)
-        return build
+        build_with_spec.__wrapped__ = function  # type: ignore[attr-defined]
+        build_with_spec.__doc__, build_with_spec.__name__, build_with_spec.__module__ = (
+            function.__doc__,
+            function.__name__,
+            function.__module__,
+        )
+        RECIPES[name] = Recipe(card, build_with_spec)
+        return build_with_spec
 
     return enter
 
@@ -115,45 +119,45 @@ def recipe(
 def get_recipe(name: str) -> Recipe:
     """The recipe of that name. Raises UserError with the nearest names."""
     if name not in RECIPES:
-        raise UserError(f"there is no recipe '{name}'; {nearest(name, RECIPES)}")
+        raise UserError(f"there is no recipe '{name}'; {suggest_names(name, RECIPES)}")
     return RECIPES[name]
 
 
 def card_of(spec: ModelSpec) -> RecipeCard | None:
-    """The card of a model's recipe; of one that wraps another, without what the other does not promise.
+    """The card of a model's recipe; for a recipe with a base recipe, only the contracts that both promise.
 
-    None where the recipe is not known.
+    None if the recipe is not registered.
     """
     if spec.recipe not in RECIPES:
         return None
-    card, inner = RECIPES[spec.recipe].card, RECIPES.get(spec.keywords.get("of", ""))
-    if inner is None:
+    card, base = RECIPES[spec.recipe].card, RECIPES.get(spec.keywords.get("base_recipe", ""))
+    if base is None:
         return card
-    kept = {
-        name: getattr(card, name) and getattr(inner.card, name)
+    shared_contracts = {
+        name: getattr(card, name) and getattr(base.card, name)
         for name in ("causal", "incremental_decoding", "padding_invariant")
     }
-    return replace(card, **kept, reasons={**inner.card.reasons, **card.reasons})
+    return replace(card, **shared_contracts, reasons={**base.card.reasons, **card.reasons})
 
 
 def build(name: str, **keywords: Any) -> Model:
-    """A fresh model: `build("transformer-lm", vocab=256, depth=4)`. Raises UserError for unknown names or keywords."""
-    found = get_recipe(name)
-    known = found.signature.parameters
+    """A new model: `build("transformer-lm", vocab=256, depth=4)`. Raises UserError for unknown names or keywords."""
+    recipe = get_recipe(name)
+    parameters = recipe.signature.parameters
     for keyword in keywords:
-        if keyword not in known:
-            raise UserError(f"{name} has no keyword '{keyword}'; {nearest(keyword, known)}")
-    return found.build(**keywords)
+        if keyword not in parameters:
+            raise UserError(f"{name} has no keyword '{keyword}'; {suggest_names(keyword, parameters)}")
+    return recipe.build(**keywords)
 
 
 def _check_keywords(function: Callable[..., Model], keywords: dict[str, Any]) -> None:
-    """Sizes are positive, rates lie in [0, 1) and names are among the choices, whatever the recipe."""
+    """Raise UserError unless sizes are positive, rates in [0, 1) and names among the choices, for any recipe."""
     for name, value in keywords.items():
         annotation = inspect.signature(function).parameters[name].annotation
         if get_origin(annotation) is Literal and value not in get_args(annotation):
             raise UserError(f"{name} ('{value}') must be one of {', '.join(get_args(annotation))}")
-        whole = int in (annotation, *get_args(annotation))
-        if whole and isinstance(value, int) and not isinstance(value, bool) and value < 1:
+        is_integer = int in (annotation, *get_args(annotation))
+        if is_integer and isinstance(value, int) and not isinstance(value, bool) and value < 1:
             raise UserError(f"{name} ({value}) must be at least 1")
         if name == "dropout" and not (math.isfinite(value) and 0 <= value < 1):
             raise UserError(f"dropout ({value}) must be at least 0 and below 1")

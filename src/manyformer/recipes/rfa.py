@@ -1,4 +1,4 @@
-"""Random feature attention: softmax over unit vectors estimated by sines and cosines, with a gate that forgets."""
+"""Random feature attention: softmax over unit vectors estimated by sines and cosines, with a decay gate."""
 
 from typing import Literal
 
@@ -12,21 +12,21 @@ from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 
 FLOOR = 0.1
-"""Sums of weights nearer to 0 count as this much, in every form alike; the published code has three different rules.
+"""The minimum of the normalizing sums in all recurrence forms; the published code has three different rules.
 
-With 0.001 a few tokens whose sums happen to vanish make all of the gradient: a toy task that is at 1.50 nats after 200
-steps was at 1.74.
+With 0.001 a few tokens whose sums nearly vanish dominate the gradient: a toy task that reaches 1.50 nats after 200
+steps reached 1.74.
 """
 
 
 @recipe(
     "Random feature attention",
     paper="Peng et al. 2021, Random Feature Attention, arXiv:2103.02143",
-    summary="Random Fourier features of unit vectors for softmax, and a learned gate that lets the memory forget.",
+    summary="Random Fourier features of unit vectors approximate softmax, with a learned gate that decays the memory.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
-    cost="O(l features d + l d^2) per layer; O(features d + d^2) per written token, whatever came before",
+    cost="O(l features d + l d^2) per layer; O(features d + d^2) per generated token, at any length",
     reasons={"cross_attention": "a language model reads one sequence only"},
     tiny_keywords={"features": 64},
 )
@@ -45,14 +45,16 @@ def rfa(
 ) -> LanguageModel:
     """RFA-Gate of section 3.2 by default; sinusoids, else as `transformer-lm`.
 
-    `features` counts sines and cosines. Each head has directions of its own, drawn anew after every `redraw` training
-    steps, where the published code chooses among 500 sets at each step.
+    `features` counts sines and cosines. Each head has its own directions, redrawn after every `redraw` training steps,
+    where the published code chooses among 500 sets at each step.
     """
 
-    def attend() -> LinearKernel:
-        chosen = RandomFourierFeatures if feature_kernel == "gaussian" else ArcCosineFeatures
-        random = chosen(dim // heads, features, heads=heads, redraw=redraw)
-        return LinearKernel(random, Causal(), rule=GatedRule() if update_rule == "gated" else SumRule(), floor=FLOOR)
+    def make_kernel() -> LinearKernel:
+        feature_class = RandomFourierFeatures if feature_kernel == "gaussian" else ArcCosineFeatures
+        feature_map = feature_class(dim // heads, features, heads=heads, redraw=redraw)
+        return LinearKernel(
+            feature_map, Causal(), rule=GatedRule() if update_rule == "gated" else SumRule(), floor=FLOOR
+        )
 
     embed = sinusoidal_embedding(vocab, dim, dropout=dropout)
-    return language_model(embed, depth, heads, ff_dim, attend, dropout=dropout, norm_order=norm_order)
+    return language_model(embed, depth, heads, ff_dim, make_kernel, dropout=dropout, norm_order=norm_order)

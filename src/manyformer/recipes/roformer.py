@@ -1,4 +1,4 @@
-"""RoFormer: BERT whose attention knows distances, because queries and keys turn with their positions."""
+"""RoFormer: BERT with rotary position embeddings in its attention."""
 
 from manyformer.models import MaskedLM
 from manyformer.position import RotaryPosition
@@ -9,12 +9,12 @@ from manyformer.recipes.registry import recipe
 @recipe(
     "RoFormer",
     paper="Su et al. 2021, RoFormer: Enhanced Transformer with Rotary Position Embedding, arXiv:2104.09864",
-    summary="Queries and keys turn by an angle that grows with their position: their product knows the distance alone.",
-    task="masked",
+    summary="Queries and keys are rotated by an angle proportional to position, so scores depend on distances alone.",
+    task="masked-lm",
     cost="O(l^2 d + l d^2) per layer",
     reasons={
-        "causal": "every token sees both sides: that is the point",
-        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "causal": "every token attends to both sides",
+        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
         "cross_attention": "it reads one sequence only",
     },
 )
@@ -26,10 +26,11 @@ def roformer(
     ff_dim: int | None = None,
     dropout: float = 0.1,
 ) -> MaskedLM:
-    """BERT base with rotary positions in every layer instead of learned ones, and so without a longest sequence.
+    """BERT base with rotary positions in every layer instead of learned ones, and so without a maximum length.
 
-    Sections 3.2 and 4.2; the pairs are neighbouring channels, as in the paper and the released models. Left out is what
-    `bert` leaves out, too. The causal form, a language model, is `compose` with `position="rope"`.
+    Sections 3.2 and 4.2; the rotated pairs are neighbouring channels, as in the paper and the released models. Not
+    included is what `bert` does not include either. The causal form, a language model, is `compose` with
+    `position="rope"`.
     """
     rotary = RotaryPosition(dim // heads)
-    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, attended=lambda: rotary)
+    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, make_attention_position=lambda: rotary)

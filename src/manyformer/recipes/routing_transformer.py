@@ -1,4 +1,4 @@
-"""The Routing Transformer: each token attends among those of its cluster, as published and without a look ahead."""
+"""The Routing Transformer: tokens attend within their cluster; as published, and in a strictly causal form."""
 
 from functools import partial
 from typing import NamedTuple
@@ -21,33 +21,33 @@ from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, branch, init_std, scale_residual_init
 
 PAPER = "Roy et al. 2021, Efficient Content-Based Sparse Attention with Routing Transformers, arXiv:2003.05997"
-SMALL = {"clusters": 3, "window": 5, "local_heads": 1}
+TINY = {"clusters": 3, "window": 5, "local_heads": 1}
 
 
 class RoutingSizes(NamedTuple):
-    """What the attention of a layer is made of: of its heads, `local_heads` ones see a `window` and the others route."""
+    """The sizes of a layer's attention: `local_heads` of its heads have a window, the others route."""
 
     dim: int
     heads: int
-    local: int
+    local_heads: int
     window: int
     clusters: int
-    decay: float
+    centroid_decay: float
     commitment: float
 
 
 @recipe(
     "Routing Transformer",
     paper=PAPER,
-    summary="Keys are clustered while training, and a token attends within its cluster: content decides what is seen.",
+    summary="Keys are clustered by online k-means, and a token attends within its cluster: sparsity based on content.",
     task="language-model",
     cost="O(l^2 d / clusters + l clusters d + l d^2) per layer; l sqrt(l) with sqrt(l) clusters",
     reasons={
-        "causal": "a cluster takes its nearest tokens, and a later one may drive out an earlier one",
-        "incremental_decoding": "later tokens change who is in a cluster; routing-transformer-strict can go on from a state",
+        "causal": "a cluster takes its nearest tokens, and a later token can displace an earlier one",
+        "incremental_decoding": "later tokens change the clusters; routing-transformer-strict decodes incrementally",
         "cross_attention": "a language model reads one sequence only",
     },
-    tiny_keywords=SMALL,
+    tiny_keywords=TINY,
 )
 def routing_transformer(
     vocab: int = 256,
@@ -67,13 +67,13 @@ def routing_transformer(
     dropout: float = 0.0,
     norm_order: NormOrder = "pre",
 ) -> LanguageModel:
-    """As published, sections 4 and 5, with the sizes for enwik8: gradients never run from the future to the past.
+    """As published, sections 4 and 5, with the enwik8 sizes: attention never gives weight to later tokens.
 
-    Of the heads `local_heads`, half of them unless given, see a window with rotary positions, where the paper has
-    blocks with relative ones; sinusoids tell the others of positions, or learned ones up to `max_length`. Scores are
-    divided by sqrt(e), and a token's own key counts only where it has no other: in the released code, where queries are
-    keys, it outweighs all others. Whoever trains it by other means than `manyformer.train` calls
-    `manyformer.training_hooks.renew` after each step, or the centroids stay."""
+    `local_heads` of the heads, half of them unless given, have a window with rotary positions, where the paper has
+    blocks with relative ones; the others get positions from sinusoids, or from learned embeddings up to `max_length`.
+    Scores are divided by sqrt(e), and a token attends to itself only if it can attend to no other: in the released
+    code, where queries are keys, its own key outweighs all others. A training loop other than `manyformer.train` must
+    call `manyformer.training_hooks.run_post_step_updates` after each step to update the centroids."""
     sizes = RoutingSizes(
         dim, heads, heads // 2 if local_heads is None else local_heads, window, clusters, centroid_decay, commitment
     )
@@ -93,16 +93,16 @@ def routing_transformer(
 @recipe(
     "Routing Transformer, strictly causal",
     paper=PAPER,
-    summary="The cluster of a token follows from the token alone, so that no later one changes what it sees.",
+    summary="A token's cluster depends on the token alone, so later tokens do not change what it attends to.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
-    cost="O(l (members + window + clusters) d + l d^2) per layer",
+    cost="O(l (cluster_size + window + clusters) d + l d^2) per layer",
     reasons={
         "cross_attention": "a language model reads one sequence only",
-        "bfloat16": "a token that is about as near to two clusters joins another one where numbers are rounded",
+        "bfloat16": "rounding can move a token between two clusters of nearly equal distance",
     },
-    tiny_keywords=SMALL | {"cluster_size": 4},
+    tiny_keywords=TINY | {"cluster_size": 4},
 )
 def routing_transformer_strict(
     vocab: int = 256,
@@ -122,12 +122,11 @@ def routing_transformer_strict(
     dropout: float = 0.0,
     norm_order: NormOrder = "pre",
 ) -> LanguageModel:
-    """`routing-transformer` in which a token is in the cluster of its nearest centroid alone.
+    """`routing-transformer` in which a token belongs to the cluster of its nearest centroid alone.
 
-    Of the earlier members it sees those in its chunk of `cluster_size` of them, and in the one before. The published
-    clusters are all of one size, and change with the future; these can be of any size. Written token by token or read
-    at once, it gives the same.
-    """
+    It attends to earlier tokens of the cluster in its own chunk of `cluster_size` tokens and the previous chunk. The
+    published clusters all have one size, and depend on the future; these can have any size. Decoding token by token
+    gives the same as one pass."""
     sizes = RoutingSizes(
         dim, heads, heads // 2 if local_heads is None else local_heads, window, clusters, centroid_decay, commitment
     )
@@ -150,23 +149,30 @@ def _model(
     ff_dim: int | None,
     sizes: RoutingSizes,
     membership: ClusterMembership,
-    routed: int | None,
+    routing_layers: int | None,
     *,
     dropout: float,
     norm_order: NormOrder,
 ) -> LanguageModel:
-    if sizes.local >= sizes.heads:
-        raise UserError(f"local ({sizes.local}) heads must be fewer than heads ({sizes.heads}): nobody would route")
-    if routed is not None and routed > depth:
-        raise UserError(f"routed ({routed}) layers are more than there are layers ({depth})")
+    if sizes.local_heads >= sizes.heads:
+        raise UserError(
+            f"local_heads ({sizes.local_heads}) must be fewer than heads ({sizes.heads}): no head would route"
+        )
+    if routing_layers is not None and routing_layers > depth:
+        raise UserError(f"routing_layers ({routing_layers}) must be at most depth ({depth})")
     if sizes.dim % sizes.heads:
         raise UserError(f"dim ({sizes.dim}) must be a multiple of heads ({sizes.heads})")
-    rotary, first = RotaryPosition(sizes.dim // sizes.heads), 0 if routed is None else depth - routed
+    rotary, first_routing_layer = (
+        RotaryPosition(sizes.dim // sizes.heads),
+        0 if routing_layers is None else depth - routing_layers,
+    )
     layer_norm = partial(nn.LayerNorm, sizes.dim)
 
     def layer(number: int) -> Layer:
         parts: dict[str, Layer] = {
-            "attention": _routing(sizes, membership, rotary) if number >= first else _local(sizes, sizes.heads, rotary),
+            "attention": _routing_attention(sizes, membership, rotary)
+            if number >= first_routing_layer
+            else _local_attention(sizes, sizes.heads, rotary),
             "ff": FeedForward(sizes.dim, ff_dim, activation=nn.GELU()),
         }
         return Chain(
@@ -179,17 +185,23 @@ def _model(
     return LanguageModel(embed, body, ClassHead(*embed.token.weight.shape[::-1], tied=embed.token))
 
 
-def _local(sizes: RoutingSizes, heads: int, rotary: RotaryPosition) -> Attention:
-    """Heads with a window."""
-    width = sizes.dim // sizes.heads
+def _local_attention(sizes: RoutingSizes, heads: int, rotary: RotaryPosition) -> Attention:
+    """Attention heads with a window."""
+    head_dim = sizes.dim // sizes.heads
     return Attention(
-        sizes.dim, heads, SoftmaxKernel(Window(sizes.window)), head_dim=width, value_dim=width, position=rotary
+        sizes.dim, heads, SoftmaxKernel(Window(sizes.window)), head_dim=head_dim, value_dim=head_dim, position=rotary
     )
 
 
-def _routing(sizes: RoutingSizes, membership: ClusterMembership, rotary: RotaryPosition) -> Layer:
-    """Heads that route, beside local ones where there are any."""
-    width, heads = sizes.dim // sizes.heads, sizes.heads - sizes.local
-    centroids = KMeansCentroids(heads, sizes.clusters, width, decay=sizes.decay, commitment=sizes.commitment)
-    routing = Attention(sizes.dim, heads, RoutingKernel(centroids, membership), head_dim=width, value_dim=width)
-    return ParallelLayers(local=_local(sizes, sizes.local, rotary), routing=routing) if sizes.local else routing
+def _routing_attention(sizes: RoutingSizes, membership: ClusterMembership, rotary: RotaryPosition) -> Layer:
+    """Routing heads, in parallel with local heads if there are any."""
+    head_dim, heads = sizes.dim // sizes.heads, sizes.heads - sizes.local_heads
+    centroids = KMeansCentroids(
+        heads, sizes.clusters, head_dim, decay=sizes.centroid_decay, commitment=sizes.commitment
+    )
+    routing = Attention(sizes.dim, heads, RoutingKernel(centroids, membership), head_dim=head_dim, value_dim=head_dim)
+    return (
+        ParallelLayers(local=_local_attention(sizes, sizes.local_heads, rotary), routing=routing)
+        if sizes.local_heads
+        else routing
+    )

@@ -21,7 +21,7 @@ from manyformer.sources import CrossAttentionSource
 @recipe(
     "Relative positions",
     paper="Shaw et al. 2018, Self-Attention with Relative Position Representations, arXiv:1803.02155",
-    summary="How far apart two tokens are is a vector added to the key and to the value that one has for the other.",
+    summary="Learned embeddings of relative distance are added to the keys and values of each pair of tokens.",
     task="translation",
     causal=True,
     incremental_decoding=True,
@@ -41,26 +41,25 @@ def shaw(
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
 ) -> EncoderDecoder:
-    """`transformer` with the positions of section 3 in the self-attention of either side, and no sinusoids.
+    """`transformer` with the positions of section 3 in the self-attention of both sides, and no sinusoids.
 
-    Distances beyond `max_relative_distance` are alike. Section 4.1: the base model has tables for each head
-    (`tables="head"`) and clips at 16, the big one tables for each layer and clips at 8. Tokens of the other sequence
-    are at no distance, so attention to the encoder has no positions. A language model with the same is `compose` with
-    `position="shaw"`."""
+    Distances are clipped to `max_relative_distance`. Section 4.1: the base model has tables for each head
+    (`tables="head"`) and clips at 16, the big one has tables for each layer and clips at 8. Cross-attention has no
+    positions. A language model with the same positions is `compose` with `position="shaw"`."""
     layer_norm = partial(nn.LayerNorm, dim)
 
-    def own(kernel: SoftmaxKernel, sides: BiasDirection) -> Attention:
+    def self_attention(kernel: SoftmaxKernel, sides: BiasDirection) -> Attention:
         position = ShawPosition(
-            dim // heads, max_relative_distance, heads=heads if tables == "head" else None, sides=sides
+            dim // heads, max_relative_distance, heads=heads if tables == "head" else None, direction=sides
         )
         return Attention(dim, heads, kernel, position=position)
 
     def encoder_layer() -> dict[str, Layer]:
-        return {"attention": own(SoftmaxKernel(), "both"), "ff": FeedForward(dim, ff_dim)}
+        return {"attention": self_attention(SoftmaxKernel(), "both"), "ff": FeedForward(dim, ff_dim)}
 
     def decoder_layer() -> dict[str, Layer]:
         return {
-            "attention": own(SoftmaxKernel(Causal()), "past"),
+            "attention": self_attention(SoftmaxKernel(Causal()), "past"),
             "cross": Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource()),
             "ff": FeedForward(dim, ff_dim),
         }

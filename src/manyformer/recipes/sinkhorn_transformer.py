@@ -1,4 +1,4 @@
-"""The Sinkhorn Transformer: each block of tokens sees itself and a block that a learned sorting puts beside it."""
+"""The Sinkhorn Transformer: each block attends to itself and to a block assigned by a learned sorting."""
 
 from typing import Literal
 
@@ -11,26 +11,27 @@ from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 
 PAPER = "Tay et al. 2020, Sparse Sinkhorn Attention, arXiv:2002.11296"
-NEW = "Blocks are sorted by a matrix that is learned and nearly a permutation: what is far away comes to stand beside."
-SMALL = {"block": 4}
+SUMMARY = "A learned matrix, nearly a permutation, sorts blocks, so that local attention reaches distant ones."
+
+TINY = {"block": 4}
 
 SortingKind = Literal["network", "products"]
 SinkhornMixture = Literal["none", "softmax"]
 
 POSITIONS: dict[SortingKind, AddedPosition] = {"network": "learned", "products": "sinusoid"}
-"""A network is for up to so many blocks, and so are its positions; products are for any length."""
+"""Positions by kind of sorting: a network is limited to a number of blocks, products allow any length."""
 
 
 @recipe(
     "Sinkhorn Transformer",
     paper=PAPER,
-    summary=NEW,
+    summary=SUMMARY,
     task="language-model",
     causal=True,
     incremental_decoding=True,
-    cost="O(l block d + l^2 d / block + l d^2) per layer; with mixture=softmax O(l^2 d)",
+    cost="O(l block d + l^2 d / block + l d^2) per layer; with mix_with=softmax O(l^2 d)",
     reasons={"cross_attention": "a language model reads one sequence only"},
-    tiny_keywords=SMALL,
+    tiny_keywords=TINY,
 )
 def sinkhorn_transformer(
     vocab: int = 256,
@@ -48,19 +49,19 @@ def sinkhorn_transformer(
     dropout: float = 0.0,
     norm_order: NormOrder = "pre",
 ) -> LanguageModel:
-    """Section 3.3: a block is given earlier blocks, by what is known at its first token; otherwise as `transformer-lm`.
+    """Section 3.3: sorting assigns earlier blocks to a block, from its first token and the past; else `transformer-lm`.
 
-    Balancing is off unless `sinkhorn_iterations` says how often: among earlier blocks only, the one matrix whose rows
-    and columns all sum to one gives every block the one before it, and balancing goes there. `sorting="network"` is the
-    paper's, up to `max_length` tokens; "products" compares keys, with sinusoids and for any length.
-    `mix_with="softmax"` adds vanilla attention of the same queries, keys and values (section 3.5)."""
+    Balancing is off by default: among earlier blocks only, the one matrix whose rows and columns all sum to one assigns
+    to every block the previous one, and `sinkhorn_iterations` converge to it. `sorting="network"` is the paper's, up to
+    `max_length` tokens; "products" compares keys, with sinusoids and at any length. `mix_with="softmax"` adds standard
+    attention of the same queries, keys and values (section 3.5)."""
 
     def kernel() -> Kernel:
-        net = _network(sorting, heads, dim // heads, -(-max_length // block), causal=True)
+        net = _sorting_network(sorting, heads, dim // heads, -(-max_length // block), causal=True)
         sinkhorn = SinkhornKernel(
-            net, block, Causal(), temperature=temperature, steps=sinkhorn_iterations, noise=gumbel_noise
+            net, block, Causal(), temperature=temperature, iterations=sinkhorn_iterations, gumbel_noise=gumbel_noise
         )
-        return _mixed(sinkhorn, Causal(), mix_with)
+        return _mix_kernels(sinkhorn, Causal(), mix_with)
 
     embed = embedding_with(POSITIONS[sorting], vocab, dim, max_length, dropout=dropout)
     return language_model(embed, depth, heads, ff_dim, kernel, dropout=dropout, norm_order=norm_order)
@@ -69,15 +70,15 @@ def sinkhorn_transformer(
 @recipe(
     "Sinkhorn encoder",
     paper=PAPER,
-    summary=NEW,
-    task="masked",
-    cost="O(l block d + l^2 d / block + l d^2) per layer; with cut O(l cut block d + l d^2)",
+    summary=SUMMARY,
+    task="masked-lm",
+    cost="O(l block d + l^2 d / block + l d^2) per layer; with sortcut_blocks O(l sortcut_blocks block d + l d^2)",
     reasons={
-        "causal": "every block may be given a later one; `sinkhorn-transformer` is the causal one",
-        "incremental_decoding": "a later token changes how all blocks are sorted, so nothing can be kept",
+        "causal": "a block can be assigned a later one; `sinkhorn-transformer` is the causal recipe",
+        "incremental_decoding": "a later token changes the sorting of all blocks, so no state can be cached",
         "cross_attention": "it reads one sequence only",
     },
-    tiny_keywords=SMALL,
+    tiny_keywords=TINY,
 )
 def sinkhorn_encoder(
     vocab: int = 256,
@@ -96,31 +97,37 @@ def sinkhorn_encoder(
     dropout: float = 0.1,
     norm_order: NormOrder = "pre",
 ) -> MaskedLM:
-    """Sections 3.1, 3.2 and 3.4, for masked tokens: blocks are sorted among all blocks, balanced in
-    `sinkhorn_iterations` steps.
+    """Sections 3.1, 3.2 and 3.4, for masked tokens: sorting over all blocks, balanced by `sinkhorn_iterations`.
 
-    With `sortcut_blocks` every token sees the first so many sorted blocks alone (SortCut). The other keywords are those
-    of `sinkhorn-transformer`."""
+    With `sortcut_blocks` every token attends only to that many sorted blocks (SortCut). The other keywords are those of
+    `sinkhorn-transformer`."""
 
     def kernel() -> Kernel:
-        net = _network(sorting, heads, dim // heads, -(-max_length // block), causal=False)
+        net = _sorting_network(sorting, heads, dim // heads, -(-max_length // block), causal=False)
         sinkhorn = SinkhornKernel(
-            net, block, temperature=temperature, steps=sinkhorn_iterations, noise=gumbel_noise, cut=sortcut_blocks
+            net,
+            block,
+            temperature=temperature,
+            iterations=sinkhorn_iterations,
+            gumbel_noise=gumbel_noise,
+            sortcut_blocks=sortcut_blocks,
         )
-        return _mixed(sinkhorn, None, mix_with)
+        return _mix_kernels(sinkhorn, None, mix_with)
 
     embed = embedding_with(POSITIONS[sorting], vocab, dim, max_length, dropout=dropout)
     return masked_lm(embed, depth, heads, ff_dim, kernel, dropout=dropout, norm_order=norm_order)
 
 
-def _network(sorting: SortingKind, heads: int, key: int, blocks: int, *, causal: bool) -> SortingNetwork:
+def _sorting_network(
+    sorting: SortingKind, heads: int, head_dim: int, num_blocks: int, *, causal: bool
+) -> SortingNetwork:
     return (
-        MLPSorting(heads, key, blocks, causal=causal)
+        MLPSorting(heads, head_dim, num_blocks, causal=causal)
         if sorting == "network"
-        else BilinearSorting(heads, key, causal=causal)
+        else BilinearSorting(heads, head_dim, causal=causal)
     )
 
 
-def _mixed(sinkhorn: SinkhornKernel, mask: Mask | None, mixture: SinkhornMixture) -> Kernel:
-    """Sorted blocks alone, or vanilla attention added."""
-    return sinkhorn if mixture == "none" else SumKernel(sinkhorn, SoftmaxKernel(mask))
+def _mix_kernels(sinkhorn: SinkhornKernel, mask: Mask | None, mix_with: SinkhornMixture) -> Kernel:
+    """Sinkhorn attention, or its sum with standard attention."""
+    return sinkhorn if mix_with == "none" else SumKernel(sinkhorn, SoftmaxKernel(mask))

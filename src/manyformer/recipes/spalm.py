@@ -1,4 +1,4 @@
-"""SPALM: Transformer-XL that also attends to what followed like contexts in a text that it looks into."""
+"""SPALM: Transformer-XL that also attends to tokens retrieved by similar contexts from a datastore."""
 
 from manyformer.core import Chain, Layer
 from manyformer.kernels import SoftmaxKernel
@@ -14,16 +14,17 @@ from manyformer.sources import SegmentMemorySource
 @recipe(
     "SPALM",
     paper="Yogatama et al. 2021, Adaptive Semiparametric Language Models, TACL 9, arXiv:2102.02557",
-    summary="A gate decides for each token between Transformer-XL and the tokens that followed like contexts elsewhere.",
+    summary="A gate mixes, for each token, Transformer-XL with the tokens that followed similar contexts in a "
+    "datastore.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
-    cost="O(l (l + m) d + l d^2) per layer, m tokens remembered; k looked-up tokens cost O(l k d) once",
+    cost="O(l (l + m) d + l d^2) per layer, m tokens of memory; k retrieved tokens cost O(l k d) once",
     reasons={
         "cross_attention": "a language model reads one sequence only",
-        "gradients": "the gate is idle where nothing was looked up: neighbours come with the data",
+        "gradients": "the gate gets no gradient without retrieved tokens: neighbours come with the data",
     },
-    # streaming is one pass as long as the memory holds everything
+    # decoding step by step equals one pass as long as the memory holds all tokens
     tiny_keywords={"memory_length": 512},
 )
 def spalm(
@@ -34,14 +35,14 @@ def spalm(
     ff_dim: int | None = None,
     memory_length: int = 512,
     clamp_length: int | None = None,
-    bias_sharing: BiasSharing = "shared",
+    bias_sharing: BiasSharing = "all-layers",
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
 ) -> LanguageModel:
-    """Transformer-XL (see `transformer_xl`) whose output passes the gate; with nothing looked up it is Transformer-XL.
+    """Transformer-XL (see `transformer_xl`) with a gate on its output; without retrieved tokens it is Transformer-XL.
 
-    What is looked up comes with the data (`data.neighbours`, made by `manyformer datastore neighbours` with a model
-    that is trained before and stays as it is), as token numbers: their embeddings are the model's own, and learn.
+    Retrieved tokens come with the data (`data.neighbours`, made by `manyformer datastore neighbours` with another,
+    frozen model), as token ids: they are embedded by the model's own embedding, which is trained.
     """
 
     def attention(parts: XLAttentionParts) -> Layer:

@@ -1,4 +1,4 @@
-"""The Sparse Transformer: every token reaches every earlier one in two steps, by a window and by strides."""
+"""The Sparse Transformer: two factorized attention patterns connect every token to every earlier one in two layers."""
 
 from functools import partial
 from typing import Literal, final
@@ -23,7 +23,7 @@ PatternUse = Literal["merged", "interleaved", "heads"]
 @recipe(
     "Sparse Transformer",
     paper="Child et al. 2019, Generating Long Sequences with Sparse Transformers, arXiv:1904.10509",
-    summary="Two small sets of earlier positions, such that two steps lead anywhere: l sqrt(l) instead of l^2.",
+    summary="Two small sets of earlier positions that connect all positions in two steps: l sqrt(l) instead of l^2.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
@@ -44,19 +44,19 @@ def sparse_transformer(
     pattern_use: PatternUse = "merged",
     dropout: float = 0.4,
 ) -> LanguageModel:
-    """Pre-norm, x sigmoid(1.702 x), outputs of branches drawn smaller; defaults are those for enwik8.
+    """Pre-norm, x sigmoid(1.702 x), scaled-down initialization of branch outputs; defaults are those for enwik8.
 
-    Sections 4.2, 5.2 and 5.4. "fixed" blocks of `stride` positions show their last `summary` to all later ones,
-    "strided" ones every `stride`-th; they are merged in one head, taken in turn by layers, or dealt out to the heads.
-    Positions have a learned vector each instead of one for the row and one for the column, and the paper's gradient
-    checkpoints and half precision are up to the run.
+    Sections 4.2, 5.2 and 5.4. With "fixed", later tokens attend to the last `summary` positions of each block of
+    `stride`; with "strided", to every `stride`-th position. The two sets are merged in every head, alternate by layer,
+    or alternate by head. Each position has a learned vector instead of one for the row and one for the column; the
+    paper's gradient checkpointing and half precision are settings of the run.
     """
-    sight = schedule(pattern, pattern_use, stride, summary, heads)
+    mask_of_layer = masks_by_layer(pattern, pattern_use, stride, summary, heads)
     std, norm = init_std(dim), partial(nn.LayerNorm, dim)
 
     def layer(number: int) -> Layer:
         parts: dict[str, Layer] = {
-            "attention": Attention(dim, heads, SoftmaxKernel(sight(number))),
+            "attention": Attention(dim, heads, SoftmaxKernel(mask_of_layer(number))),
             "ff": FeedForward(dim, ff_dim, activation=SigmoidGELU()),
         }
         return Chain(**{name: branch(part, order="pre", norm=norm, dropout=dropout) for name, part in parts.items()})
@@ -75,17 +75,19 @@ class SigmoidGELU(nn.Module):
         return x * (1.702 * x).sigmoid()
 
 
-def schedule(pattern: SparsePattern, use: PatternUse, stride: int, summary: int, heads: int) -> MaskByLayer:
-    """The mask of each layer (section 4.3). With heads apart, each pair of heads has summaries of its own."""
+def masks_by_layer(
+    pattern: SparsePattern, pattern_use: PatternUse, stride: int, summary: int, heads: int
+) -> MaskByLayer:
+    """The mask of each layer (section 4.3). With `pattern_use="heads"` each pair of heads has its own summaries."""
     if pattern == "strided":
         pairs: list[tuple[Mask, Mask]] = [strided_pattern(stride)]
     else:
-        verses = max(min(heads // 2, stride // summary), 1) if use == "heads" else 1
-        pairs = [fixed_pattern(stride, summary, verse=verse) for verse in range(verses)]
-    if use == "heads":
-        mask = alternate_heads([one for pair in pairs for one in pair], heads)
+        num_verses = max(min(heads // 2, stride // summary), 1) if pattern_use == "heads" else 1
+        pairs = [fixed_pattern(stride, summary, part_index=verse) for verse in range(num_verses)]
+    if pattern_use == "heads":
+        mask = alternate_heads([pattern_mask for pair in pairs for pattern_mask in pair], heads)
         return lambda layer: mask
-    if use == "merged":
+    if pattern_use == "merged":
         merged = union(pairs[0])
         return lambda layer: merged
     return alternate_layers(pairs[0])

@@ -1,4 +1,4 @@
-"""Stacks that several recipes share: how norms stand around branches, and layers repeated."""
+"""Residual branches, layer stacks and initialization that several recipes share."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ NormMaker = Callable[[], nn.Module]
 
 
 def branch(inner: Layer, *, order: NormOrder, norm: NormMaker, dropout: float = 0.0) -> Residual:
-    """`inner` on a residual stream, its norms placed after the sum, before the branch, or around the branch."""
+    """`inner` as a residual branch, normalized after the sum, before the branch, or before and after the branch."""
     join = AddJoin(dropout=dropout) if dropout else None
     if order == "post":
         return Residual(inner, post_norm=norm(), join=join)
@@ -23,7 +23,7 @@ def branch(inner: Layer, *, order: NormOrder, norm: NormMaker, dropout: float = 
         return Residual(inner, pre_norm=norm(), join=join)
     if order == "sandwich":
         return Residual(inner, pre_norm=norm(), inner_norm=norm(), join=join)
-    raise ValueError(f"norm ('{order}') must be post, pre or sandwich")
+    raise ValueError(f"norm_order ('{order}') must be post, pre or sandwich")
 
 
 def stack(
@@ -35,9 +35,10 @@ def stack(
     dropout: float,
     streams: ResidualStreams = "plain",
 ) -> Chain:
-    """`depth` layers, each a chain of branches; all orders but post-norm end in one more norm, as their papers say.
+    """`depth` layers, each a chain of branches; all orders but post-norm end in a final norm, as in their papers.
 
-    With "reversible" streams, branches add in turn to two of them, and keep no activations (see `ReversibleStack`).
+    With "reversible" streams, branches are added alternately to two streams, and no activations are stored (see
+    `ReversibleStack`).
     """
     layers: dict[str, Chain] = {
         str(number): Chain(
@@ -54,19 +55,19 @@ def stack(
 def init_std(dim: int) -> float:
     """The deviation sqrt(2 / (5 dim)) of Nguyen and Salazar 2019 (arXiv:1910.05895), section 2.2; 0.023 at dim 768.
 
-    GPT-2 and BERT have 0.02 at that width. Kept at 0.02 in narrow models, it leaves them untrained for longer.
+    GPT-2 and BERT have 0.02 at that width. With 0.02 narrow models take longer to train.
     """
     return math.sqrt(2 / (5 * dim))
 
 
 def scale_residual_init(body: nn.Module, depth: int, *, std: float) -> None:
-    """Draw all matrices from N(0, std^2), those that write to the stream by 1/sqrt(2 depth) smaller.
+    """Initialize all matrices from N(0, std^2), output projections of branches with std / sqrt(2 depth).
 
-    Radford et al. 2019, section 2.3: the sum of 2 x depth branches then starts at the size of one.
+    Radford et al. 2019, section 2.3: the sum of 2 x depth branches then starts at the scale of one.
     """
     for name, module in body.named_modules():
         if isinstance(module, nn.Linear):
-            writes = name.endswith((".out_proj", ".down"))
-            nn.init.normal_(module.weight, std=std / (2 * depth) ** 0.5 if writes else std)
+            is_branch_output = name.endswith((".out_proj", ".down"))
+            nn.init.normal_(module.weight, std=std / (2 * depth) ** 0.5 if is_branch_output else std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)

@@ -1,4 +1,4 @@
-"""An encoder whose positions are places in a dependency tree."""
+"""An encoder whose positions are derived from a dependency tree."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,12 +30,12 @@ TreeRelativeKind = Literal["none", "sequential", "structural", "fused"]
 @recipe(
     "Structural positions",
     paper="Wang et al. 2019, Self-Attention with Structural Position Representations, arXiv:1909.00383",
-    summary="A token's position is its depth in the sentence's dependency tree, and its way to others there.",
+    summary="A token's position is its depth in the sentence's dependency tree, and its path to other tokens there.",
     task="tagging",
     cost="O(l^2 d + l d^2) per layer",
     reasons={
-        "causal": "every token sees both sides",
-        "incremental_decoding": "a sentence's tree is known only when its last word is",
+        "causal": "every token attends to both sides",
+        "incremental_decoding": "a sentence's tree is known only when the sentence is complete",
         "cross_attention": "it reads one sequence only",
     },
     tiny_keywords={"max_relative_distance": 3},
@@ -53,31 +53,31 @@ def structural(
     dropout: float = 0.1,
     norm_order: NormOrder = "pre",
 ) -> Tagger:
-    """The paper's encoder with a label for every word, where the paper translates; `ff_dim` is 4 dim unless given.
+    """The paper's encoder as a tagger of words, where the paper translates; `ff_dim` is 4 dim unless given.
 
     `absolute` positions are added to embeddings: order alone ("sequential", as in the Transformer) or fused with depth.
     `relative` ones are added to keys and values: order ("sequential", Shaw et al. 2018), tree ("structural"), or both
     ("fused"); distances are clipped to `max_relative_distance`. "sequential" twice is the paper's baseline. Trees come
     with the data."""
-    width = dim // heads
-    absolutes: dict[TreeAbsoluteKind, Callable[[], Position]] = {
+    head_dim = dim // heads
+    absolute_positions: dict[TreeAbsoluteKind, Callable[[], Position]] = {
         "none": NoPosition,
         "sequential": lambda: SinusoidalPosition(dim),
         "fused": lambda: FusedTreePosition(dim),
     }
-    relatives: dict[TreeRelativeKind, Callable[[], Position]] = {
+    relative_positions: dict[TreeRelativeKind, Callable[[], Position]] = {
         "none": NoPosition,
-        "sequential": lambda: ShawPosition(width, max_relative_distance),
-        "structural": lambda: TreeOffsetPosition(width, max_relative_distance),
+        "sequential": lambda: ShawPosition(head_dim, max_relative_distance),
+        "structural": lambda: TreeOffsetPosition(head_dim, max_relative_distance),
         "fused": lambda: ComposedPosition(
-            ShawPosition(width, max_relative_distance), TreeOffsetPosition(width, max_relative_distance)
+            ShawPosition(head_dim, max_relative_distance), TreeOffsetPosition(head_dim, max_relative_distance)
         ),
     }
 
     def layer() -> dict[str, Layer]:
-        attention = Attention(dim, heads, SoftmaxKernel(), position=relatives[relative]())
+        attention = Attention(dim, heads, SoftmaxKernel(), position=relative_positions[relative]())
         return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
 
-    embed = TokenEmbedding(vocab, dim, position=absolutes[absolute](), scale=dim**0.5, dropout=dropout)
+    embed = TokenEmbedding(vocab, dim, position=absolute_positions[absolute](), scale=dim**0.5, dropout=dropout)
     body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout)
     return Tagger(embed, body, ClassHead(dim, classes, bias=True))

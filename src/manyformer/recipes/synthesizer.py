@@ -1,4 +1,4 @@
-"""The Synthesizer: attention whose weights need no product of queries and keys."""
+"""The Synthesizer: attention weights that are not products of queries and keys."""
 
 import math
 from collections.abc import Callable
@@ -29,13 +29,13 @@ ScoreKindName = Literal[
     "dense", "random", "frozen", "factorized-dense", "factorized-random", "random+dense", "dense+dot", "random+dot"
 ]
 RANK = 8
-"""Numbers a position has in a factorized table (section 3.3 of the paper)."""
+"""The rank of a factorized table (section 3.3 of the paper)."""
 
 
 @recipe(
     "Synthesizer",
     paper="Tay et al. 2021, Synthesizer: Rethinking Self-Attention in Transformer Models, arXiv:2005.00743",
-    summary="Attention weights can come from the query alone, or be learned numbers that see no token at all.",
+    summary="Attention weights are computed from the query alone, or are learned numbers independent of the tokens.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
@@ -53,11 +53,11 @@ def synthesizer(
     dropout: float = 0.0,
     norm_order: NormOrder = "pre",
 ) -> LanguageModel:
-    """Sections 3.1 to 3.4; else as `transformer-lm`. `score_kind` tells where attention weights come from.
+    """Sections 3.1 to 3.4; else as `transformer-lm`. `score_kind` is how attention scores are computed.
 
-    "dense": the query alone; "random": a learned number for each pair of positions, "frozen" where it is drawn and
-    stays; both also "factorized"; "dot": products of queries and keys, as usual. Those joined by + are mixed with
-    shares that are learned, "random+dot" being the paper's best.
+    "dense": from the query alone; "random": a learned number for each pair of positions, "frozen" if drawn once and not
+    trained; both also "factorized"; "dot": products of queries and keys. Kinds joined by + are mixed with learned
+    weights, "random+dot" being the paper's best.
     """
 
     def layer() -> dict[str, Layer]:
@@ -72,19 +72,19 @@ def synthesizer(
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 
-def _flat(max_length: int) -> float:
-    """Glorot's deviation: weights start nearly equal."""
+def _glorot_std(max_length: int) -> float:
+    """Glorot's deviation, at which attention weights start nearly equal."""
     return 1 / math.sqrt(max_length)
 
 
 SCORES: dict[str, Callable[[int, int, int], SynthesizerScores]] = {
     "dense": DenseScores,
-    "random": lambda dim, heads, longest: FixedScores(PairTable(longest, heads=heads, std=_flat(longest))),
-    # what is never trained must tell positions apart from the start
-    "frozen": lambda dim, heads, longest: FixedScores(PairTable(longest, heads=heads, std=1.0, trained=False)),
+    "random": lambda dim, heads, longest: FixedScores(PairTable(longest, heads=heads, std=_glorot_std(longest))),
+    # untrained scores must distinguish positions from the start
+    "frozen": lambda dim, heads, longest: FixedScores(PairTable(longest, heads=heads, std=1.0, trainable=False)),
     "factorized-dense": FactorizedDenseScores,
     "factorized-random": lambda dim, heads, longest: FixedScores(
-        FactorizedPairs(longest, RANK, heads=heads, std=_flat(longest))
+        FactorizedPairs(longest, RANK, heads=heads, std=_glorot_std(longest))
     ),
     "dot": lambda dim, heads, longest: DotProductScores(dim, heads),
 }

@@ -37,14 +37,14 @@ def transformer(
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
 ) -> EncoderDecoder:
-    """Base of table 3 by default; `depth` layers on either side, one matrix for both embeddings and the output.
+    """Base of table 3 by default; `depth` layers on each side, one matrix for both embeddings and the output.
 
-    A `source_vocab` gives the source an embedding of its own, for languages that share no vocabulary. `ff_dim` is
-    4 dim unless given. Sections 3.1 to 3.5 and 5.4; the published model is post-norm, `norm_order="pre"` trains
-    more easily at larger depth.
+    With `source_vocab` the source has a separate embedding, for languages that share no vocabulary. `ff_dim` is 4 dim
+    unless given. Sections 3.1 to 3.5 and 5.4; the published model is post-norm, `norm_order="pre"` trains more easily
+    at larger depth.
     """
     position = partial(SinusoidalPosition, dim)
-    return encoder_decoder(vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order, position=position)
+    return encoder_decoder(vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order, make_position=position)
 
 
 def encoder_decoder(
@@ -57,14 +57,16 @@ def encoder_decoder(
     dropout: float,
     norm_order: NormOrder,
     *,
-    position: Callable[[], Position],
-    reader: Callable[[], Layer] | None = None,
+    make_position: Callable[[], Position],
+    make_encoder_attention: Callable[[], Layer] | None = None,
 ) -> EncoderDecoder:
-    """The Transformer with positions made by `position`; `reader` makes another layer for the encoder's attention."""
+    """The Transformer with positions from `make_position`, optionally with another attention in the encoder."""
     layer_norm = partial(nn.LayerNorm, dim)
 
     def encoder_layer() -> dict[str, Layer]:
-        attention = Attention(dim, heads, SoftmaxKernel()) if reader is None else reader()
+        attention = (
+            Attention(dim, heads, SoftmaxKernel()) if make_encoder_attention is None else make_encoder_attention()
+        )
         return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
 
     def decoder_layer() -> dict[str, Layer]:
@@ -75,7 +77,7 @@ def encoder_decoder(
         }
 
     def embedding(size: int) -> TokenEmbedding:
-        return TokenEmbedding(size, dim, position=position(), scale=dim**0.5, dropout=dropout)
+        return TokenEmbedding(size, dim, position=make_position(), scale=dim**0.5, dropout=dropout)
 
     embed = embedding(vocab)
     embed_source = embed if source_vocab is None else embedding(source_vocab)

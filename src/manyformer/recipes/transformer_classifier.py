@@ -17,12 +17,12 @@ from manyformer.recipes.stacks import NormOrder, stack
 @recipe(
     "Transformer classifier",
     paper="Vaswani et al. 2017, arXiv:1706.03762 (encoder); Reimers and Gurevych 2019, arXiv:1908.10084 (mean pooling)",
-    summary="The encoder's mean over tokens is a vector for the whole text.",
+    summary="The mean of the encoder's outputs represents the whole text.",
     task="classification",
     cost="O(l^2 d + l d^2) per layer",
     reasons={
         "causal": "a label may depend on the whole text",
-        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
         "cross_attention": "it reads one sequence only",
     },
 )

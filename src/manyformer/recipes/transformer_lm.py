@@ -36,7 +36,7 @@ def transformer_lm(
     max_length: int = 1024,
     dropout: float = 0.0,
     norm_order: NormOrder = "pre",
-    gelu_approximate: Literal["exact", "tanh"] = "exact",
+    gelu_approximate: Literal["none", "tanh"] = "none",
     residual_streams: ResidualStreams = "plain",
     ff_chunk: int | None = None,
 ) -> LanguageModel:
@@ -44,14 +44,12 @@ def transformer_lm(
 
     Attention weights have no dropout, unlike GPT-2's: on a CPU it costs six times the attention itself. GPT-2 takes
     `gelu_approximate="tanh"`, an approximation to within 5e-4 that on a CPU costs three times the exact function.
-    Reversible layers and feed-forwards in pieces (Kitaev et al. 2020, section 3) save memory."""
-
-    form = "none" if gelu_approximate == "exact" else "tanh"
+    Reversible layers and chunked feed-forward layers (Kitaev et al. 2020, section 3) save memory."""
 
     def layer() -> dict[str, Layer]:
         return {
             "attention": Attention(dim, heads, SoftmaxKernel(Causal())),
-            "ff": chunked(FeedForward(dim, ff_dim, activation=nn.GELU(form)), ff_chunk),
+            "ff": chunked(FeedForward(dim, ff_dim, activation=nn.GELU(gelu_approximate)), ff_chunk),
         }
 
     return gpt(vocab, dim, depth, max_length, layer, dropout=dropout, norm_order=norm_order, streams=residual_streams)
@@ -62,14 +60,14 @@ def gpt(
     dim: int,
     depth: int,
     max_length: int,
-    layer: Callable[[], dict[str, Layer]],
+    make_layer: Callable[[], dict[str, Layer]],
     *,
     dropout: float,
     norm_order: NormOrder,
     streams: ResidualStreams = "plain",
 ) -> LanguageModel:
-    """GPT-2 with the branches that `layer` makes for each layer."""
+    """GPT-2 with the branches that `make_layer` makes for each layer."""
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
-    body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout, streams=streams)
+    body = stack(depth, make_layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout, streams=streams)
     scale_residual_init(body, depth, std=init_std(dim))
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))

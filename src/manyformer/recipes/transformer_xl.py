@@ -1,4 +1,4 @@
-"""Transformer-XL: segments that remember those before them."""
+"""Transformer-XL: a language model whose layers cache the states of previous segments."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,19 +18,19 @@ from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, branch, init_std
 from manyformer.sources import KVSource, SegmentMemorySource
 
-BiasSharing = Literal["shared", "own"]
+BiasSharing = Literal["all-layers", "per-layer"]
 
 
 @recipe(
     "Transformer-XL",
     paper="Dai et al. 2019, Transformer-XL: Attentive Language Models beyond a Fixed-Length Context, arXiv:1901.02860",
-    summary="Every layer also attends to what it was given in the segment before; distances, not positions, tell where.",
+    summary="Every layer also attends to its cached inputs of previous segments, with relative positions.",
     task="language-model",
     causal=True,
     incremental_decoding=True,
-    cost="O(l (l + m) d + l d^2) per layer, m tokens remembered",
+    cost="O(l (l + m) d + l d^2) per layer, m tokens of memory",
     reasons={"cross_attention": "a language model reads one sequence only"},
-    # streaming is one pass as long as the memory holds everything
+    # decoding step by step equals one pass as long as the memory holds all tokens
     tiny_keywords={"memory_length": 512},
 )
 def transformer_xl(
@@ -40,27 +40,27 @@ def transformer_xl(
     heads: int = 8,
     ff_dim: int | None = None,
     memory_length: int | None = 512,
-    context: Literal["growing", "equal"] = "growing",
+    context: Literal["growing", "same-length"] = "growing",
     clamp_length: int | None = None,
-    bias_sharing: BiasSharing = "shared",
+    bias_sharing: BiasSharing = "all-layers",
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
 ) -> LanguageModel:
-    """The 12-layer model for enwik8 by default; `ff_dim` is 4 dim unless given. Data in lanes makes use of the memory.
+    """The 12-layer model for enwik8 by default; `ff_dim` is 4 dim unless given; needs data with `packing: contiguous`.
 
-    Memory and segment may be of other lengths in evaluation than in training: `memory_length`, `context` and
-    `clamp_length` (for much longer memories, 820 in the paper's code) change no weight. With `context="equal"` the loss
-    does not depend on how a text is cut. We drop out what branches give to the stream, embeddings and the sinusoids of
-    distances; the code also inside the feed-forward layers and before the output. Matrices start as N(0, 0.4 / dim)
-    where it has 0.02. With other norms than the paper's, the memory is of the bare stream, normed again when it is
-    used."""
-    if context == "equal" and memory_length is None:
-        raise UserError("view 'equal' is of as many tokens as are remembered; set remembered, or view to growing")
+    Memory and segment may have other lengths in evaluation than in training: `memory_length`, `context` and
+    `clamp_length` (for much longer memories, 820 in the paper's code) change no weights. With `context="same-length"`
+    the loss does not depend on how a text is divided into segments. Dropout applies to branch outputs, embeddings and
+    the sinusoids of distances; in the paper's code also inside the feed-forward layers and before the output. Matrices
+    are initialized from N(0, 0.4 / dim) where it has a deviation of 0.02. With other norm orders than the paper's, the
+    memory holds the unnormalized stream, which is normalized when it is used."""
+    if context == "same-length" and memory_length is None:
+        raise UserError("context 'same-length' is memory_length tokens; set memory_length, or context to growing")
 
     def attention(parts: XLAttentionParts) -> Layer:
-        seen = Causal() if context == "growing" or memory_length is None else Window(memory_length)
+        mask = Causal() if context == "growing" or memory_length is None else Window(memory_length)
         return parts.attention(
-            SoftmaxKernel(seen), None if memory_length is None else SegmentMemorySource(memory_length, dim)
+            SoftmaxKernel(mask), None if memory_length is None else SegmentMemorySource(memory_length, dim)
         )
 
     positions = xl_positions(dim, heads, clamp_length, bias_sharing, dropout)
@@ -68,31 +68,31 @@ def transformer_xl(
 
 
 class XLAttentionParts(NamedTuple):
-    """What the attention of one layer is made of; `number` counts the layers from 0."""
+    """The arguments of one layer's attention; `number` counts the layers from 0."""
 
     number: int
     dim: int
     heads: int
     position: Position
-    before: nn.Module | None
+    pre_norm: nn.Module | None
 
     def attention(self, kernel: Kernel, source: KVSource | None) -> Attention:
-        """Attention without biases, at these positions."""
-        _, dim, heads, position, before = self
-        return Attention(dim, heads, kernel, position=position, source=source, pre_norm=before, bias=False)
+        """Attention without biases, with this position and norm."""
+        _, dim, heads, position, pre_norm = self
+        return Attention(dim, heads, kernel, position=position, source=source, pre_norm=pre_norm, bias=False)
 
 
 def xl_positions(
-    dim: int, heads: int, clamp: int | None, biases: BiasSharing, dropout: float
+    dim: int, heads: int, clamp_length: int | None, bias_sharing: BiasSharing, dropout: float
 ) -> Callable[[], Position]:
-    """What makes the position of one layer after the other."""
+    """A function that makes the position of each layer in turn."""
     check_heads(dim, heads)
-    shared = TransformerXLBiases(heads, dim // heads) if biases == "shared" else None
-    return lambda: TransformerXLPosition(dim, heads, biases=shared, clamp=clamp, dropout=dropout)
+    shared_biases = TransformerXLBiases(heads, dim // heads) if bias_sharing == "all-layers" else None
+    return lambda: TransformerXLPosition(dim, heads, biases=shared_biases, clamp=clamp_length, dropout=dropout)
 
 
 def check_heads(dim: int, heads: int) -> None:
-    """Raise UserError where heads do not divide the model."""
+    """Raise UserError unless `heads` divides `dim`."""
     if dim % heads:
         raise UserError(f"dim ({dim}) must be a multiple of heads ({heads})")
 
@@ -103,27 +103,27 @@ def xl_model(
     depth: int,
     heads: int,
     ff_dim: int | None,
-    attention: Callable[[XLAttentionParts], Layer],
-    positions: Callable[[], Position],
+    make_attention: Callable[[XLAttentionParts], Layer],
+    make_position: Callable[[], Position],
     dropout: float,
     norm_order: NormOrder,
 ) -> LanguageModel:
-    """A language model with the layers of Transformer-XL, and in each what `positions` and `attention` make.
+    """A language model of Transformer-XL layers with attention from `make_attention` and `make_position`.
 
-    Under other norms than post-norm the attention norms what goes into it by itself, so that what it remembers is the
-    bare stream.
+    With norm orders other than post-norm the attention normalizes its own input, so that its memory holds the
+    unnormalized stream.
     """
     check_heads(dim, heads)
     layer_norm, std = partial(nn.LayerNorm, dim), init_std(dim)
 
     def layer(number: int) -> Chain:
-        made = attention(
-            XLAttentionParts(number, dim, heads, positions(), None if norm_order == "post" else layer_norm())
+        inner = make_attention(
+            XLAttentionParts(number, dim, heads, make_position(), None if norm_order == "post" else layer_norm())
         )
         join = AddJoin(dropout=dropout) if dropout else None
-        after, within = (layer_norm() if norm_order == order else None for order in ("post", "sandwich"))
+        post_norm, inner_norm = (layer_norm() if norm_order == order else None for order in ("post", "sandwich"))
         ff = branch(FeedForward(dim, ff_dim), order=norm_order, norm=layer_norm, dropout=dropout)
-        return Chain(attention=Residual(made, inner_norm=within, post_norm=after, join=join), ff=ff)
+        return Chain(attention=Residual(inner, inner_norm=inner_norm, post_norm=post_norm, join=join), ff=ff)
 
     layers: dict[str, Layer] = {str(number): layer(number) for number in range(depth)}
     if norm_order != "post":

@@ -1,4 +1,4 @@
-"""The Universal Transformer: one layer, again and again, for as long as each token needs."""
+"""The Universal Transformer: one layer applied repeatedly, with adaptive computation time for each token."""
 
 from functools import partial
 from typing import Literal, NamedTuple
@@ -32,82 +32,92 @@ from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, branch
 from manyformer.sources import CrossAttentionSource, HaltedTokenSource
 
-HaltingKind = Literal["adaptive", "released", "fixed"]
+HaltingKind = Literal["act", "act-released", "fixed"]
 TransitionKind = Literal["feedforward", "convolution"]
 StepSignalKind = Literal["sinusoid", "learned", "none"]
 
 PAPER = "Dehghani et al. 2019, Universal Transformers, arXiv:1807.03819; Graves 2016, arXiv:1603.08983 (halting)"
-NEW = "One layer is applied again and again, as often as each token needs."
+SUMMARY = "One layer is applied repeatedly, as many times as each token needs."
 COST = "O(t (l^2 d + l d^2)), t the steps that a token takes on average"
-UNSURE = "a probability near the threshold falls on its other side where numbers are rounded: another number of steps"
-SMALL = {"depth": 3}
+ROUNDING_CHANGES_STEPS = "rounding moves halting probabilities across the threshold, which changes the number of steps"
+TINY = {"depth": 3}
 
 
 class UniversalConfig(NamedTuple):
-    """How the sides of the model are made."""
+    """The configuration of the encoder and the decoder."""
 
     dim: int
     depth: int
     heads: int
-    hidden: int | None
+    ff_dim: int | None
     dropout: float
-    norm: NormOrder
+    norm_order: NormOrder
     halting: HaltingKind
-    ponder: float
+    ponder_cost: float
     transition: TransitionKind
-    signal: StepSignalKind
-    bias: float = 1.0
+    step_signal: StepSignalKind
+    halting_bias: float = 1.0
     window: int | None = None
 
     def embedding(self, vocab: int) -> TokenEmbedding:
-        # positions are added at every step
+        # the block adds positions at every step
         return TokenEmbedding(vocab, self.dim, scale=self.dim**0.5, dropout=self.dropout)
 
     def body(self, *, causal: bool, cross: bool) -> Layer:
-        """The layer that is repeated, how often, and what comes after."""
-        around = partial(branch, order=self.norm, norm=partial(nn.LayerNorm, self.dim), dropout=self.dropout)
+        """The repeated layer with its halting, and the final norm."""
+        residual = partial(branch, order=self.norm_order, norm=partial(nn.LayerNorm, self.dim), dropout=self.dropout)
         source = HaltedTokenSource() if self.halting != "fixed" else None
-        seen = None if not causal else Causal() if self.window is None else Window(self.window)
-        own = Attention(self.dim, self.heads, SoftmaxKernel(seen), source=source)
-        asked = Attention(self.dim, self.heads, SoftmaxKernel(), source=CrossAttentionSource()) if cross else None
-        block = UniversalBlock(
-            around(own), around(self._work(causal=causal)), cross=None if asked is None else around(asked)
+        mask = None if not causal else Causal() if self.window is None else Window(self.window)
+        self_attention = Attention(self.dim, self.heads, SoftmaxKernel(mask), source=source)
+        cross_attention = (
+            Attention(self.dim, self.heads, SoftmaxKernel(), source=CrossAttentionSource()) if cross else None
         )
-        body = self._often(block, PositionStepSignal(SinusoidalPosition(self.dim), self._signals()))
-        return body if self.norm == "post" else Chain(steps=body, norm=Pointwise(nn.LayerNorm(self.dim)))
+        block = UniversalBlock(
+            residual(self_attention),
+            residual(self._make_transition(causal=causal)),
+            cross=None if cross_attention is None else residual(cross_attention),
+        )
+        body = self._repeat(block, PositionStepSignal(SinusoidalPosition(self.dim), self._make_step_signal()))
+        return body if self.norm_order == "post" else Chain(steps=body, norm=Pointwise(nn.LayerNorm(self.dim)))
 
-    def _signals(self) -> StepSignal:
-        if self.signal == "none":
+    def _make_step_signal(self) -> StepSignal:
+        if self.step_signal == "none":
             return NoStepSignal(self.dim)
-        return SinusoidalStepSignal(self.dim) if self.signal == "sinusoid" else LearnedStepSignal(self.dim, self.depth)
+        return (
+            SinusoidalStepSignal(self.dim)
+            if self.step_signal == "sinusoid"
+            else LearnedStepSignal(self.dim, self.depth)
+        )
 
-    def _often(self, block: UniversalBlock, timing: PositionStepSignal) -> Layer:
+    def _repeat(self, block: UniversalBlock, timing: PositionStepSignal) -> Layer:
         if self.halting == "fixed":
             return FixedSteps(block, timing, self.depth)
-        rule = GravesHalting() if self.halting == "adaptive" else ReleasedHalting()
+        rule = GravesHalting() if self.halting == "act" else ReleasedHalting()
         return AdaptiveComputation(
-            block, timing, HaltingUnit(self.dim, self.depth, rule=rule, cost=self.ponder, bias=self.bias)
+            block,
+            timing,
+            HaltingUnit(self.dim, self.depth, rule=rule, ponder_cost=self.ponder_cost, bias=self.halting_bias),
         )
 
-    def _work(self, *, causal: bool) -> Layer:
+    def _make_transition(self, *, causal: bool) -> Layer:
         if self.transition == "feedforward":
-            return FeedForward(self.dim, self.hidden)
-        hidden = 4 * self.dim if self.hidden is None else self.hidden
-        first = SeparableConv(self.dim, hidden, 3, causal=causal)
-        return Chain(first=first, relu=Pointwise(nn.ReLU()), second=SeparableConv(hidden, self.dim, 5, causal=causal))
+            return FeedForward(self.dim, self.ff_dim)
+        ff_dim = 4 * self.dim if self.ff_dim is None else self.ff_dim
+        first = SeparableConv(self.dim, ff_dim, 3, causal=causal)
+        return Chain(first=first, relu=Pointwise(nn.ReLU()), second=SeparableConv(ff_dim, self.dim, 5, causal=causal))
 
 
 @recipe(
     "Universal Transformer",
     paper=PAPER,
-    summary=NEW,
+    summary=SUMMARY,
     task="translation",
     causal=True,
     incremental_decoding=True,
     cross_attention=True,
     cost=COST,
-    reasons={"bfloat16": UNSURE},
-    tiny_keywords=SMALL,
+    reasons={"bfloat16": ROUNDING_CHANGES_STEPS},
+    tiny_keywords=TINY,
 )
 def universal_transformer(
     vocab: int = 37000,
@@ -118,36 +128,36 @@ def universal_transformer(
     ff_dim: int | None = None,
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
-    halting: HaltingKind = "adaptive",
+    halting: HaltingKind = "act",
     ponder_cost: float = 0.01,
     transition: TransitionKind = "feedforward",
     step_signal: StepSignalKind = "sinusoid",
     halting_bias: float = 1.0,
 ) -> EncoderDecoder:
-    """One layer on either side, at most `depth` times; `ff_dim` is 4 dim unless given, all embeddings are one matrix.
+    """One layer on each side, applied at most `depth` times; `ff_dim` is 4 dim unless given; embeddings are tied.
 
-    Section 2. The released base model is wider (1024), with signals of steps that are learned; its norms stand before
-    the branches (`norm_order="pre"`). Sums that halt are Graves's, with a remainder at the last step;
-    `halting="released"` does what Tensor2Tensor does. It allows 12 steps where a fixed model takes 6."""
-    chosen = UniversalConfig(
+    Section 2. The released base model is wider (1024), with learned step signals; it is pre-norm (`norm_order="pre"`).
+    Halting is Graves's adaptive computation time, with a remainder at the last step; `halting="act-released"` is
+    Tensor2Tensor's variant. The released model allows 12 steps where a fixed model takes 6."""
+    config = UniversalConfig(
         dim, depth, heads, ff_dim, dropout, norm_order, halting, ponder_cost, transition, step_signal, halting_bias
     )
-    embed = chosen.embedding(vocab)
-    embed_source = embed if source_vocab is None else chosen.embedding(source_vocab)
-    encoder, decoder = chosen.body(causal=False, cross=False), chosen.body(causal=True, cross=True)
+    embed = config.embedding(vocab)
+    embed_source = embed if source_vocab is None else config.embedding(source_vocab)
+    encoder, decoder = config.body(causal=False, cross=False), config.body(causal=True, cross=True)
     return EncoderDecoder(embed_source, encoder, embed, decoder, ClassHead(dim, vocab, tied=embed.token))
 
 
 @recipe(
     "Universal Transformer language model",
     paper=PAPER,
-    summary=NEW,
+    summary=SUMMARY,
     task="language-model",
     causal=True,
     incremental_decoding=True,
     cost=COST,
-    reasons={"cross_attention": "a language model reads one sequence only", "bfloat16": UNSURE},
-    tiny_keywords=SMALL,
+    reasons={"cross_attention": "a language model reads one sequence only", "bfloat16": ROUNDING_CHANGES_STEPS},
+    tiny_keywords=TINY,
 )
 def universal_transformer_lm(
     vocab: int = 256,
@@ -157,7 +167,7 @@ def universal_transformer_lm(
     ff_dim: int | None = None,
     dropout: float = 0.0,
     norm_order: NormOrder = "post",
-    halting: HaltingKind = "adaptive",
+    halting: HaltingKind = "act",
     ponder_cost: float = 0.01,
     transition: TransitionKind = "feedforward",
     step_signal: StepSignalKind = "sinusoid",
@@ -166,9 +176,9 @@ def universal_transformer_lm(
 ) -> LanguageModel:
     """The decoder alone, as in the paper's experiments on LAMBADA (section 3.4); `ff_dim` is 4 dim unless given.
 
-    With a `window`, what is further away is reached by more steps; with `step_signal="none"` steps that were never
-    taken in training look like those that were."""
-    chosen = UniversalConfig(
+    With a `window`, more distant tokens are reached in more steps; with `step_signal="none"` steps beyond those of
+    training are computed like all others."""
+    config = UniversalConfig(
         dim,
         depth,
         heads,
@@ -182,23 +192,23 @@ def universal_transformer_lm(
         halting_bias,
         window,
     )
-    embed = chosen.embedding(vocab)
-    return LanguageModel(embed, chosen.body(causal=True, cross=False), ClassHead(dim, vocab, tied=embed.token))
+    embed = config.embedding(vocab)
+    return LanguageModel(embed, config.body(causal=True, cross=False), ClassHead(dim, vocab, tied=embed.token))
 
 
 @recipe(
     "Universal Transformer classifier",
     paper=PAPER,
-    summary=NEW,
+    summary=SUMMARY,
     task="classification",
     cost=COST,
     reasons={
         "causal": "a label may depend on the whole text",
-        "incremental_decoding": "a later token changes all earlier outputs, so nothing can be kept",
+        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
         "cross_attention": "it reads one sequence only",
-        "bfloat16": UNSURE,
+        "bfloat16": ROUNDING_CHANGES_STEPS,
     },
-    tiny_keywords=SMALL,
+    tiny_keywords=TINY,
 )
 def universal_transformer_classifier(
     vocab: int = 8000,
@@ -209,15 +219,15 @@ def universal_transformer_classifier(
     ff_dim: int | None = None,
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
-    halting: HaltingKind = "adaptive",
+    halting: HaltingKind = "act",
     ponder_cost: float = 0.01,
     transition: TransitionKind = "feedforward",
     step_signal: StepSignalKind = "sinusoid",
     halting_bias: float = 1.0,
 ) -> TextClassifier:
     """The encoder alone, with mean pooling and one projection; `ff_dim` is 4 dim unless given."""
-    chosen = UniversalConfig(
+    config = UniversalConfig(
         dim, depth, heads, ff_dim, dropout, norm_order, halting, ponder_cost, transition, step_signal, halting_bias
     )
-    body = chosen.body(causal=False, cross=False)
-    return TextClassifier(chosen.embedding(vocab), body, ClassHead(dim, classes, bias=True))
+    body = config.body(causal=False, cross=False)
+    return TextClassifier(config.embedding(vocab), body, ClassHead(dim, classes, bias=True))

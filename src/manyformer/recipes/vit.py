@@ -1,4 +1,4 @@
-"""The Vision Transformer: an encoder that reads an image as a sequence of patches."""
+"""The Vision Transformer: an encoder of images as sequences of patches."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,29 +19,29 @@ from manyformer.recipes.stacks import init_std, scale_residual_init, stack
 
 PatchPositionKind = Literal["learned", "axes", "none"]
 
-NO_TEXT = {
-    "causal": "every patch sees all others",
-    "incremental_decoding": "an image is there as a whole",
+IMAGE_REASONS = {
+    "causal": "every patch attends to all others",
+    "incremental_decoding": "an image is classified as a whole",
     "cross_attention": "it reads one image only",
-    "padding_invariant": "all images are of one size, so that there is none",
+    "padding_invariant": "all images have one size, so there is no padding",
 }
-"""Why a classifier of images promises nothing of what sequences are about."""
+"""Why an image classifier does not promise the contracts of sequences."""
 
-START = 0.5**0.5
-"""The deviation of positions at the start: that of sines and cosines."""
+POSITION_STD = 0.5**0.5
+"""The initial deviation of learned positions: that of sines and cosines."""
 
-SMALL_IMAGES = {"height": 8, "width": 12, "channels": 2, "patch": 4}
+TINY_IMAGES = {"height": 8, "width": 12, "channels": 2, "patch": 4}
 
 
 @recipe(
     "Vision Transformer",
     paper="Dosovitskiy et al. 2021, An Image is Worth 16x16 Words, arXiv:2010.11929",
-    summary="An image is a sequence of patches, which an ordinary encoder can read.",
+    summary="An image is a sequence of patches for a standard encoder.",
     task="image-classification",
     padding_invariant=False,
     cost="O(l^2 d + l d^2) per layer, for l = height width / patch^2 patches",
-    reasons=NO_TEXT,
-    tiny_keywords=SMALL_IMAGES,
+    reasons=IMAGE_REASONS,
+    tiny_keywords=TINY_IMAGES,
 )
 def vit(
     classes: int = 1000,
@@ -60,9 +60,9 @@ def vit(
     """ViT-B/16 by default: pre-norm, GELU, a class token, learned positions in one dimension; section 3.1.
 
     `positions="axes"` are two halves, one for the row and one for the column (appendix D.4). `pool="mean"` averages
-    all patches and has no class token. The head is one projection that starts at 0, as the paper's for fine-tuning.
-    Attention weights have no dropout. Positions start as sinusoids of full size, the paper's as small random numbers:
-    patches that are alike, as on a plain background, are told apart from the first step.
+    all patches and has no class token. The head is one projection initialized to 0, as the paper's for fine-tuning.
+    Attention weights have no dropout. Positions are initialized with the deviation of sinusoids, the paper's with small
+    random numbers: so identical patches, as on a plain background, are distinguished from the first step.
     """
     shape = (height, width, channels)
     leading = 1 if pool == "first" else 0
@@ -82,26 +82,26 @@ def vit(
 def patch_positions(
     kind: PatchPositionKind, shape: tuple[int, int, int], patch: int, dim: int, leading: int
 ) -> Position:
-    """Positions of patches after `leading` other tokens."""
+    """Positions of patches that follow `leading` other tokens."""
     if kind == "none":
         return NoPosition()
     if kind == "learned":
-        return LearnedPosition(dim, leading + count_patches(shape, patch), std=START)
+        return LearnedPosition(dim, leading + count_patches(shape, patch), std=POSITION_STD)
     if dim % 2:
         raise ValueError(f"dim ({dim}) must be even for positions='axes': one half is for the row, one for the column")
-    axes = [LearnedPosition(dim // 2, size // patch, std=START) for size in shape[:2]]
+    axes = [LearnedPosition(dim // 2, size // patch, std=POSITION_STD) for size in shape[:2]]
     return ConcatenatedGridPosition([size // patch for size in shape[:2]], axes, prefix_tokens=leading)
 
 
 def image_body(dim: int, depth: int, layer: Callable[[], dict[str, Layer]], dropout: float) -> Chain:
-    """A pre-norm stack with the published models' epsilon."""
+    """A pre-norm stack with the epsilon of the published models."""
     body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim, eps=1e-6), dropout=dropout)
     scale_residual_init(body, depth, std=init_std(dim))
     return body
 
 
 def zero_head(dim: int, classes: int) -> ClassHead:
-    """A projection for which all classes are equal at first."""
+    """A classification head initialized to 0, so that all classes start equal."""
     head = ClassHead(dim, classes, bias=True)
     nn.init.zeros_(head.weight)
     return head

@@ -1,4 +1,4 @@
-"""Scores as small records: `.value`, `.signature` (how exactly it was computed), and a line for people by `str`."""
+"""Scores as records: `.value`, `.signature` (how it was computed), and a readable line by `str`."""
 
 from manyformer.scores.classification_scores import accuracy, f1
 from manyformer.scores.likelihood_scores import (
@@ -9,7 +9,7 @@ from manyformer.scores.likelihood_scores import (
     token_accuracy,
 )
 from manyformer.scores.record import ScoreRecord
-from manyformer.scores.text_scores import bleu, chrf, exact, ter
+from manyformer.scores.text_scores import bleu, chrf, exact_match, ter
 
 __all__ = [
     "ScoreRecord",
@@ -19,7 +19,7 @@ __all__ = [
     "bits_per_dimension",
     "bleu",
     "chrf",
-    "exact",
+    "exact_match",
     "f1",
     "perplexity",
     "ter",

@@ -1,4 +1,4 @@
-"""What every score is: a number, its name, and how exactly it was computed."""
+"""The record of a score: its value, its name, and a signature of how it was computed."""
 
 from collections.abc import Sized
 from dataclasses import dataclass, field
@@ -8,9 +8,9 @@ from manyformer.errors import UserError
 
 @dataclass(frozen=True)
 class ScoreRecord:
-    """One number with its `signature`: two scores may be compared where their signatures agree.
+    """A score with its `signature`: two scores are comparable if their signatures are equal.
 
-    `parts` holds what it was made of, such as the F1 of each class or BLEU's precisions.
+    `parts` are its components, such as the F1 of each class or BLEU's precisions.
     """
 
     name: str
@@ -23,9 +23,11 @@ class ScoreRecord:
         return f"{self.name} {self.value:.{self.digits}f} ({self.signature})"
 
 
-def check_pairs(found: Sized, wanted: Sized, what: str) -> None:
-    """Raise UserError where there is nothing to score, or not one of each."""
-    if len(found) != len(wanted):
-        raise UserError(f"{len(found)} {what} cannot be scored against {len(wanted)} references: give one for each")
-    if not len(found):
-        raise UserError(f"there are no {what} to score")
+def check_pairs(predictions: Sized, references: Sized, item_name: str) -> None:
+    """Raise UserError for empty input or unequal numbers of predictions and references."""
+    if len(predictions) != len(references):
+        raise UserError(
+            f"{len(predictions)} {item_name} cannot be scored against {len(references)} references: give one for each"
+        )
+    if not len(predictions):
+        raise UserError(f"there are no {item_name} to score")

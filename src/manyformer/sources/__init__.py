@@ -1,4 +1,4 @@
-"""Which tokens become keys and values."""
+"""Key/value sources: the sequences that keys and values are projected from, and their caches."""
 
 from manyformer.sources.cross_attention import CrossAttentionSource
 from manyformer.sources.halted_tokens import HaltedKV, HaltedTokenSource

@@ -11,7 +11,7 @@ from manyformer.sources.kv_source import KeysValues, KVShape, KVSource, ProjectK
 
 
 class ProjectedMemory(NamedTuple):
-    """Keys and values of the encoder's output; None until the first call has made them."""
+    """Keys and values of the encoder's output; None before the first call."""
 
     k: Float[Tensor, "b g s e"] | None = None
     v: Float[Tensor, "b g s f"] | None = None
@@ -21,32 +21,39 @@ class ProjectedMemory(NamedTuple):
 class CrossAttentionSource(KVSource):
     """The sequence in `ctx.memory`, usually an encoder's output (Vaswani et al. 2017, section 3.2.3).
 
-    With a state, its keys and values are projected in the first call and reused in every later one; a kernel that
-    folds them gets them once. Raises ValueError where the call brings no memory.
+    With a state, its keys and values are projected in the first call and reused in all later calls; a recurrent kernel
+    gets them in the first call only. Raises ValueError if `ctx.memory` is None.
     """
 
     def init_state(
-        self, batch: int, shape: KVShape, *, folds: bool, capacity: int | None, device: torch.device, dtype: torch.dtype
+        self,
+        batch: int,
+        shape: KVShape,
+        *,
+        recurrent: bool,
+        capacity: int | None,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> State:
         return ProjectedMemory()
 
     def forward(
-        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, folds: bool
+        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, recurrent: bool
     ) -> KeysValues:
         if ctx.memory is None:
-            raise ValueError("cross-attention needs a memory to attend to, but the call brings none")
+            raise ValueError("cross-attention needs a sequence to attend to, but ctx.memory is None")
         if state is None:
             return KeysValues(*project(ctx.memory.y, ctx.memory.positions), ctx.memory.positions)
-        place = ctx.memory.positions
+        positions = ctx.memory.positions
         if state.k is None:
-            k, v = project(ctx.memory.y, place)
+            k, v = project(ctx.memory.y, positions)
             return KeysValues(
                 k,
                 v,
-                place,
-                ProjectedMemory(k[:, :, :0].clone(), v[:, :, :0].clone()) if folds else ProjectedMemory(k, v),
+                positions,
+                ProjectedMemory(k[:, :, :0].clone(), v[:, :, :0].clone()) if recurrent else ProjectedMemory(k, v),
             )
-        if folds:
-            # the kernel has them: each key is given once
-            place = TokenPositions(place.position_ids[:, :0], place.segment_ids[:, :0])
-        return KeysValues(state.k, state.v, place, state)
+        if recurrent:
+            # the state of the kernel already contains these keys
+            positions = TokenPositions(positions.position_ids[:, :0], positions.segment_ids[:, :0])
+        return KeysValues(state.k, state.v, positions, state)

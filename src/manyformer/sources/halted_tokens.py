@@ -1,4 +1,4 @@
-"""Self-attention of some tokens of a stream, whose other tokens stand still: those have their keys already."""
+"""Self-attention of the active tokens of a sequence, whose halted tokens have cached keys and values."""
 
 from typing import NamedTuple, final
 
@@ -12,60 +12,72 @@ from manyformer.sources.self_attention import SelfSource
 
 
 class HaltedKV(NamedTuple):
-    """Keys and values of the tokens that stand still, in their columns, and where the tokens at hand belong.
+    """Keys and values of halted tokens, in their columns, and the places of the active tokens of this call.
 
-    Of the latter, number `spot[i]` (all rows end to end) has its place at `token[i]` of the stream, likewise end to
-    end; `rows` are the rows of the stream that have any. `kept` is what is remembered of earlier calls.
+    With rows flattened, active token `active_index[i]` of the call is token `token_index[i]` of the sequence; `rows`
+    are the rows of the sequence that have active tokens. `state` is the cache of earlier calls.
     """
 
-    kept: State
+    state: State
     k: Float[Tensor, "b g l e"]
     v: Float[Tensor, "b g l f"]
     positions: TokenPositions
-    token: Int[Tensor, " n"]
-    spot: Int[Tensor, " n"]
-    rows: Int[Tensor, " r"]
+    token_index: Int[Tensor, " n"]
+    packed_index: Int[Tensor, " n"]
+    row_index: Int[Tensor, " r"]
 
 
 @final
 class HaltedTokenSource(KVSource):
-    """The stream's own tokens as for `SelfSource`; with a `HaltedKV` as state, the tokens at hand are some of the
-    stream's.
+    """`SelfSource` that also accepts a `HaltedKV` state, for calls with the active tokens of a sequence alone.
 
-    Then keys are those of all its tokens, so that whatever is remembered does not tell who stood still.
+    The keys then are those of all tokens of the sequence, so that the cache does not depend on which tokens halted.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.own = SelfSource()
+        self.self_source = SelfSource()
 
     def init_state(
-        self, batch: int, shape: KVShape, *, folds: bool, capacity: int | None, device: torch.device, dtype: torch.dtype
+        self,
+        batch: int,
+        shape: KVShape,
+        *,
+        recurrent: bool,
+        capacity: int | None,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> State:
-        return self.own.init_state(batch, shape, folds=folds, capacity=capacity, device=device, dtype=dtype)
+        return self.self_source.init_state(
+            batch, shape, recurrent=recurrent, capacity=capacity, device=device, dtype=dtype
+        )
 
     def forward(
-        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, folds: bool
+        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, recurrent: bool
     ) -> KeysValues:
         if not isinstance(state, HaltedKV):
-            return self.own(x, ctx, project, state, folds=folds)  # type: ignore[no-any-return]
-        k, v = (_put(kept, new, state) for kept, new in zip((state.k, state.v), project(x, ctx.positions)))
-        keys = self.remember(x, Context(state.positions), k, v, state.kept)
-        if len(state.rows) == k.shape[0]:
+            return self.self_source(x, ctx, project, state, recurrent=recurrent)  # type: ignore[no-any-return]
+        k, v = (
+            _insert_active(halted, new, state) for halted, new in zip((state.k, state.v), project(x, ctx.positions))
+        )
+        keys = self.update_cache(x, Context(state.positions), k, v, state.state)
+        if len(state.row_index) == k.shape[0]:
             return keys
-        rows, place = state.rows, keys.positions
-        pos, seg = (field.expand(k.shape[0], -1)[rows] for field in (place.position_ids, place.segment_ids))
-        return KeysValues(keys.k[rows], keys.v[rows], TokenPositions(pos, seg), keys.state)
+        rows, positions = state.row_index, keys.positions
+        position_ids, segment_ids = (
+            field.expand(k.shape[0], -1)[rows] for field in (positions.position_ids, positions.segment_ids)
+        )
+        return KeysValues(keys.k[rows], keys.v[rows], TokenPositions(position_ids, segment_ids), keys.state)
 
-    def remember(self, x: Tensor, ctx: Context, k: Tensor, v: Tensor, kept: State) -> KeysValues:
-        """Keys and values of all tokens of the stream, with those that are remembered."""
-        keys: KeysValues = self.own(x, ctx, lambda *_: (k, v), kept, folds=False)
+    def update_cache(self, x: Tensor, ctx: Context, k: Tensor, v: Tensor, state: State) -> KeysValues:
+        """Return keys and values of the cached tokens and of all tokens of the sequence, and the new cache."""
+        keys: KeysValues = self.self_source(x, ctx, lambda *_: (k, v), state, recurrent=False)
         return keys
 
 
-def _put(kept: Tensor, new: Tensor, where: HaltedKV) -> Tensor:
-    """`kept` (b, g, l, e) with what is new of some of its tokens."""
-    flat = kept.transpose(1, 2).flatten(0, 1)
-    tokens = new.transpose(1, 2).flatten(0, 1)[where.spot]
-    whole = flat.index_copy(0, where.token, tokens.to(flat.dtype))
-    return whole.view(kept.shape[0], kept.shape[2], *whole.shape[1:]).transpose(1, 2)
+def _insert_active(halted: Tensor, new: Tensor, state: HaltedKV) -> Tensor:
+    """Insert the new keys or values of active tokens into those of all tokens, `halted` (b, g, l, e)."""
+    flat = halted.transpose(1, 2).flatten(0, 1)
+    active = new.transpose(1, 2).flatten(0, 1)[state.packed_index]
+    merged = flat.index_copy(0, state.token_index, active.to(flat.dtype))
+    return merged.view(halted.shape[0], halted.shape[2], *merged.shape[1:]).transpose(1, 2)

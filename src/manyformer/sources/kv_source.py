@@ -1,4 +1,4 @@
-"""Which tokens become keys and values, and what is kept of them for later."""
+"""The interface of key/value sources: the keys and values of a call, and the state that caches them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from manyformer.core import Context, State, TokenPositions
 
 ProjectKV = Callable[[Tensor, TokenPositions], tuple[Tensor, Tensor]]
-"""From a stream (b, s, d) and its place to keys (b, g, s, e) and values (b, g, s, f), positions already in the keys."""
+"""Projects a sequence (b, s, d) and its positions to keys (b, g, s, e), with the position applied, and values."""
 
 
 class KeysValues(NamedTuple):
-    """What can be attended to in this call, and the state that remembers it."""
+    """Keys and values of this call, their positions, and the next state."""
 
     k: Float[Tensor, "b g s e"]
     v: Float[Tensor, "b g s f"]
@@ -25,26 +25,33 @@ class KeysValues(NamedTuple):
 
 
 class KVShape(NamedTuple):
-    """How wide the keys and values are that a source must keep."""
+    """The number of key/value heads and their widths, as cached by a source."""
 
     kv_heads: int
-    key: int
-    value: int
+    head_dim: int
+    value_dim: int
 
 
 class KVSource(nn.Module, ABC):
-    """Chooses the stream that keys and values come from: the own one, an encoder's, a memory.
+    """Selects the sequence that keys and values come from: the layer's input, an encoder's output, a memory.
 
-    `folds` says that the kernel keeps a summary of old keys itself, so that the source need not keep them.
+    `recurrent` says that the kernel keeps a summary of earlier keys itself, so the source does not cache them.
     """
 
     @abstractmethod
     def forward(
-        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, folds: bool
+        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, recurrent: bool
     ) -> KeysValues: ...
 
     def init_state(
-        self, batch: int, shape: KVShape, *, folds: bool, capacity: int | None, device: torch.device, dtype: torch.dtype
+        self,
+        batch: int,
+        shape: KVShape,
+        *,
+        recurrent: bool,
+        capacity: int | None,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> State:
         """The state before any token."""
         return ()

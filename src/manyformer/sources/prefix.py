@@ -1,4 +1,4 @@
-"""Keys and values from the stream and from what is given beside it, in front."""
+"""Keys and values of a prefix (`ctx.memory`) followed by those of the layer's own input."""
 
 from typing import final
 
@@ -13,13 +13,13 @@ from manyformer.sources.segment_memory import join_positions
 
 @final
 class PrefixSource(KVSource):
-    """The stream's own tokens after those in `ctx.memory`, where there are any; somebody else remembers them."""
+    """The tokens of `ctx.memory`, if any, followed by the layer's input; the caller keeps the prefix."""
 
     def forward(
-        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, folds: bool
+        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, recurrent: bool
     ) -> KeysValues:
         if ctx.memory is None or not ctx.memory.y.shape[1]:
             return KeysValues(*project(x, ctx.positions), ctx.positions, state)
-        y, before = ctx.memory
-        place = join_positions(before.position_ids, before.segment_ids, ctx.positions)
-        return KeysValues(*project(torch.cat([y.to(x.dtype), x], 1), place), place, state)
+        y, prefix = ctx.memory
+        positions = join_positions(prefix.position_ids, prefix.segment_ids, ctx.positions)
+        return KeysValues(*project(torch.cat([y.to(x.dtype), x], 1), positions), positions, state)

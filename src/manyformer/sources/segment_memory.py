@@ -1,4 +1,4 @@
-"""Segment recurrence: what a layer was given before stands in front of what it is given now."""
+"""Segment-level recurrence: cached tokens of earlier segments precede the layer's input."""
 
 from typing import NamedTuple, final
 
@@ -20,181 +20,212 @@ from manyformer.training_hooks import StatefulAcrossBatches
 
 
 class RememberedInputs(NamedTuple):
-    """What the layer was given lately, and where: for training, whose projections change from step to step."""
+    """The last inputs of the layer and their positions: for training, where projections change every step."""
 
     x: Float[Tensor, "b m d"]
-    pos: Int[Tensor, "b m"]
-    seg: Int[Tensor, "b m"]
+    position_ids: Int[Tensor, "b m"]
+    segment_ids: Int[Tensor, "b m"]
 
 
 class RememberedKV(NamedTuple):
-    """Keys and values of the same tokens: for writing and scoring, whose projections stay as they are."""
+    """Keys and values of the last tokens: for decoding and scoring, where projections do not change."""
 
     k: Float[Tensor, "b g m e"]
     v: Float[Tensor, "b g m f"]
-    pos: Int[Tensor, "b m"]
-    seg: Int[Tensor, "b m"]
+    position_ids: Int[Tensor, "b m"]
+    segment_ids: Int[Tensor, "b m"]
 
 
 class RememberedBuffer(NamedTuple):
-    """`RememberedKV` in a buffer that is written in place: the columns from `begin` to before `end` are in use."""
+    """`RememberedKV` in a buffer that is written in place: the columns `start` to `stop` are in use."""
 
-    k: Float[Tensor, "b g room e"]
-    v: Float[Tensor, "b g room f"]
-    pos: Int[Tensor, "b room"]
-    seg: Int[Tensor, "b room"]
-    begin: int = 0
-    end: int = 0
+    k: Float[Tensor, "b g capacity e"]
+    v: Float[Tensor, "b g capacity f"]
+    position_ids: Int[Tensor, "b capacity"]
+    segment_ids: Int[Tensor, "b capacity"]
+    start: int = 0
+    stop: int = 0
 
 
 @final
 class SegmentMemorySource(KVSource, StatefulAcrossBatches):
-    """The stream's own tokens after the last `size` ones before them (Dai et al. 2019, arXiv:1901.02860, section 3.2).
+    """The layer's input after the `size` tokens that precede it (Dai et al. 2019, arXiv:1901.02860, section 3.2).
 
     While training the state holds the inputs of the layer, (b, m, dim): they get no gradient, but the projections of
-    the present step do through them. Otherwise it holds keys and values. A memory begins empty, and what belongs to
-    another document than the query is hidden by its number, row by row; in rows with padding the memory holds the last
-    `size` real tokens. A state that was started with `capacity` is written in place and needs `torch.no_grad()`; it can
-    be gone back to by one token only. What a token sees of all this is up to the kernel's mask.
+    the current step get one through them. Otherwise it holds keys and values. The memory is initially empty; tokens of
+    another document than the query's are masked by segment id, row by row. In rows with padding the memory holds the
+    last `size` valid tokens. A state created with `capacity` is written in place and needs `torch.no_grad()`; it can be
+    rolled back by one token only. The kernel's mask decides which of these tokens a query sees.
     """
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
         if size < 1:
-            raise ValueError(
-                f"SegmentMemorySource: size ({size}) must be at least 1; a layer without a memory needs no source"
-            )
+            raise ValueError(f"SegmentMemorySource: size ({size}) must be at least 1; for no memory use no source")
         self.size, self.dim = size, dim
 
     def init_state(
-        self, batch: int, shape: KVShape, *, folds: bool, capacity: int | None, device: torch.device, dtype: torch.dtype
+        self,
+        batch: int,
+        shape: KVShape,
+        *,
+        recurrent: bool,
+        capacity: int | None,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> State:
-        if folds:
+        if recurrent:
             raise ValueError(
-                "SegmentMemorySource: a kernel that folds keys into a summary has no use for a memory of tokens"
+                "SegmentMemorySource: a recurrent kernel keeps a summary of keys and cannot use a memory of tokens"
             )
-        pos = torch.zeros(batch, 0, dtype=torch.long, device=device)
+        position_ids = torch.zeros(batch, 0, dtype=torch.long, device=device)
         if self.training:
-            return RememberedInputs(torch.zeros(batch, 0, self.dim, device=device, dtype=dtype), pos, pos)
-        # twice the memory: it is moved to the front once for as many tokens as it holds
-        room = 0 if capacity is None else min(capacity, 2 * self.size)
-        k = torch.zeros(batch, shape.kv_heads, room, shape.key, device=device, dtype=dtype)
-        v = torch.zeros(batch, shape.kv_heads, room, shape.value, device=device, dtype=dtype)
+            return RememberedInputs(
+                torch.zeros(batch, 0, self.dim, device=device, dtype=dtype), position_ids, position_ids
+            )
+        # twice the memory, so that it is copied to the front only once every `size` tokens
+        buffer_size = 0 if capacity is None else min(capacity, 2 * self.size)
+        k = torch.zeros(batch, shape.kv_heads, buffer_size, shape.head_dim, device=device, dtype=dtype)
+        v = torch.zeros(batch, shape.kv_heads, buffer_size, shape.value_dim, device=device, dtype=dtype)
         if capacity is None:
-            return RememberedKV(k, v, pos, pos)
-        pos = torch.zeros(batch, room, dtype=torch.long, device=device)
-        return RememberedBuffer(k, v, pos, torch.full_like(pos, PADDING_SEGMENT))
+            return RememberedKV(k, v, position_ids, position_ids)
+        position_ids = torch.zeros(batch, buffer_size, dtype=torch.long, device=device)
+        return RememberedBuffer(k, v, position_ids, torch.full_like(position_ids, PADDING_SEGMENT))
 
     def forward(
-        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, folds: bool
+        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, recurrent: bool
     ) -> KeysValues:
         if state is None:
             return KeysValues(*project(x, ctx.positions), ctx.positions)
         if isinstance(state, RememberedInputs):
-            return self._again(state, x, ctx.positions, project)
+            return self._project_remembered(state, x, ctx.positions, project)
         k, v = project(x, ctx.positions)
         if isinstance(state, RememberedBuffer):
-            return self._write(state, k, v, ctx.positions)
+            return self._write_in_place(state, k, v, ctx.positions)
         k, v = (torch.cat([old.to(new.dtype), new], 2) for old, new in ((state.k, k), (state.v, v)))
-        place = join_positions(state.pos, state.seg, ctx.positions)
-        # along the axis of tokens like the inputs
-        (new_k, new_v), pos, seg = last_tokens(
-            [k.detach().transpose(1, 2), v.detach().transpose(1, 2)], place, self.size
+        positions = join_positions(state.position_ids, state.segment_ids, ctx.positions)
+        # transposed, because `last_tokens` expects the token axis second
+        (new_k, new_v), position_ids, segment_ids = last_tokens(
+            [k.detach().transpose(1, 2), v.detach().transpose(1, 2)], positions, self.size
         )
-        return KeysValues(k, v, place, RememberedKV(new_k.transpose(1, 2), new_v.transpose(1, 2), pos, seg))
+        return KeysValues(
+            k, v, positions, RememberedKV(new_k.transpose(1, 2), new_v.transpose(1, 2), position_ids, segment_ids)
+        )
 
-    def _again(self, state: RememberedInputs, x: Tensor, now: TokenPositions, project: ProjectKV) -> KeysValues:
-        """Keys and values of the remembered inputs by the projections of this step."""
-        place, size = join_positions(state.pos, state.seg, now), state.pos.shape[1]
-        # where no row has padding, as many new tokens are all that will be remembered
-        enough = x.shape[1] >= self.size and isinstance(place.layout, ContiguousLayout | AlignedLayout)
-        tokens = x.detach() if enough else torch.cat([state.x.to(x.dtype), x.detach()], 1)
-        (lately,), pos, seg = last_tokens([tokens], place, self.size)
-        k, v = project(x, now)
+    def _project_remembered(
+        self, state: RememberedInputs, x: Tensor, positions: TokenPositions, project: ProjectKV
+    ) -> KeysValues:
+        """Project the remembered inputs with the current weights."""
+        all_positions, size = (
+            join_positions(state.position_ids, state.segment_ids, positions),
+            state.position_ids.shape[1],
+        )
+        # without padding, this many new tokens replace the whole memory
+        fills_memory = x.shape[1] >= self.size and isinstance(all_positions.layout, ContiguousLayout | AlignedLayout)
+        tokens = x.detach() if fills_memory else torch.cat([state.x.to(x.dtype), x.detach()], 1)
+        (inputs,), position_ids, segment_ids = last_tokens([tokens], all_positions, self.size)
+        k, v = project(x, positions)
         if size:
-            # apart from the others, so that no gradient is calculated that nobody wants
-            old = project(state.x.to(x.dtype), place.columns(0, size))
-            k, v = _heads_first(old[0], k), _heads_first(old[1], v)
-        return KeysValues(k, v, place, RememberedInputs(lately, pos, seg))
+            # projected separately, so that no gradient of the remembered inputs is computed
+            old = project(state.x.to(x.dtype), all_positions.columns(0, size))
+            k, v = _concatenate_heads_first(old[0], k), _concatenate_heads_first(old[1], v)
+        return KeysValues(k, v, all_positions, RememberedInputs(inputs, position_ids, segment_ids))
 
-    def _write(self, old: RememberedBuffer, k: Tensor, v: Tensor, positions: TokenPositions) -> KeysValues:
+    def _write_in_place(self, buffer: RememberedBuffer, k: Tensor, v: Tensor, positions: TokenPositions) -> KeysValues:
         if torch.is_grad_enabled():
             raise ValueError(
-                "a state with capacity is written in place: use it under torch.no_grad(), or start without"
+                "a state with capacity is written in place: use it under torch.no_grad(), or create it without capacity"
             )
-        count, begin = k.shape[2], old.end
-        if begin + count > old.pos.shape[1]:
-            old = self._moved(old, count)
-            begin = old.end
-        end = begin + count
-        old.k.narrow(2, begin, count).copy_(k)
-        old.v.narrow(2, begin, count).copy_(v)
-        old.pos.narrow(1, begin, count).copy_(positions.position_ids)
-        old.seg.narrow(1, begin, count).copy_(positions.segment_ids)
-        used = old.begin, end - old.begin
-        k, v = old.k.narrow(2, *used), old.v.narrow(2, *used)
-        pos, seg = old.pos.narrow(1, *used), old.seg.narrow(1, *used)
-        whole = TokenPositions(pos, seg, _layout(positions, begin - old.begin))
-        if not isinstance(whole.layout, ContiguousLayout | AlignedLayout):
-            # columns of padding are no tokens
-            (new_k, new_v), pos, seg = last_tokens([k.transpose(1, 2), v.transpose(1, 2)], whole, self.size)
-            kept = RememberedBuffer(new_k.transpose(1, 2), new_v.transpose(1, 2), pos, seg, 0, pos.shape[1])
-            return KeysValues(k, v, whole, self._moved(kept, count))
-        return KeysValues(k, v, whole, old._replace(begin=max(old.begin, end - self.size), end=end))
+        count, start = k.shape[2], buffer.stop
+        if start + count > buffer.position_ids.shape[1]:
+            buffer = self._reallocate(buffer, count)
+            start = buffer.stop
+        stop = start + count
+        buffer.k.narrow(2, start, count).copy_(k)
+        buffer.v.narrow(2, start, count).copy_(v)
+        buffer.position_ids.narrow(1, start, count).copy_(positions.position_ids)
+        buffer.segment_ids.narrow(1, start, count).copy_(positions.segment_ids)
+        used = buffer.start, stop - buffer.start
+        k, v = buffer.k.narrow(2, *used), buffer.v.narrow(2, *used)
+        position_ids, segment_ids = buffer.position_ids.narrow(1, *used), buffer.segment_ids.narrow(1, *used)
+        all_positions = TokenPositions(position_ids, segment_ids, _joined_layout(positions, start - buffer.start))
+        if not isinstance(all_positions.layout, ContiguousLayout | AlignedLayout):
+            # padding columns do not count towards the memory
+            (new_k, new_v), position_ids, segment_ids = last_tokens(
+                [k.transpose(1, 2), v.transpose(1, 2)], all_positions, self.size
+            )
+            last = RememberedBuffer(
+                new_k.transpose(1, 2), new_v.transpose(1, 2), position_ids, segment_ids, 0, position_ids.shape[1]
+            )
+            return KeysValues(k, v, all_positions, self._reallocate(last, count))
+        return KeysValues(k, v, all_positions, buffer._replace(start=max(buffer.start, stop - self.size), stop=stop))
 
-    def _moved(self, old: RememberedBuffer, count: int) -> RememberedBuffer:
-        """The same in a new buffer, with room for `count` tokens and as many as the memory holds."""
-        held = old.end - old.begin
-        room = self.size + max(count, self.size)
+    def _reallocate(self, buffer: RememberedBuffer, count: int) -> RememberedBuffer:
+        """Copy the used columns to a new buffer with capacity for `count`, or `size`, more tokens."""
+        length = buffer.stop - buffer.start
+        buffer_size = self.size + max(count, self.size)
 
-        def moved(part: Tensor, axis: int) -> Tensor:
-            shape = list(part.shape)
-            shape[axis] = room
-            new = part.new_zeros(shape)
-            new.narrow(axis, 0, held).copy_(part.narrow(axis, old.begin, held))
-            return new
+        def copy_field(field: Tensor, axis: int) -> Tensor:
+            shape = list(field.shape)
+            shape[axis] = buffer_size
+            resized = field.new_zeros(shape)
+            resized.narrow(axis, 0, length).copy_(field.narrow(axis, buffer.start, length))
+            return resized
 
-        return RememberedBuffer(moved(old.k, 2), moved(old.v, 2), moved(old.pos, 1), moved(old.seg, 1), 0, held)
+        return RememberedBuffer(
+            copy_field(buffer.k, 2),
+            copy_field(buffer.v, 2),
+            copy_field(buffer.position_ids, 1),
+            copy_field(buffer.segment_ids, 1),
+            0,
+            length,
+        )
 
     def extra_repr(self) -> str:
         return f"size={self.size}"
 
 
-def _heads_first(old: Float[Tensor, "b g m e"], new: Float[Tensor, "b g l e"]) -> Float[Tensor, "b g s e"]:
-    """One after the other; in memory heads are outermost, as scores by distance want them."""
+def _concatenate_heads_first(old: Float[Tensor, "b g m e"], new: Float[Tensor, "b g l e"]) -> Float[Tensor, "b g s e"]:
+    """Concatenate along tokens, with the head axis outermost in memory, as distance-based scores need it."""
     return torch.cat([old.transpose(0, 1), new.transpose(0, 1)], 2).transpose(0, 1)
 
 
-def join_positions(pos: Int[Tensor, "b m"], seg: Int[Tensor, "b m"], positions: TokenPositions) -> TokenPositions:
-    """The places of remembered tokens and of those of this call."""
-    if not pos.shape[1]:
+def join_positions(
+    position_ids: Int[Tensor, "b m"], segment_ids: Int[Tensor, "b m"], positions: TokenPositions
+) -> TokenPositions:
+    """Join the positions of remembered tokens and of this call."""
+    if not position_ids.shape[1]:
         return positions
     if any(field is not None for field in (positions.roles, positions.tree)):
-        raise ValueError("a memory keeps no roles and no trees of tokens; call without a state")
-    rows = pos.shape[0]
-    both = [
+        raise ValueError("the segment memory does not store roles or trees of tokens; call without a state")
+    rows = position_ids.shape[0]
+    joined = [
         torch.cat([old, new.expand(rows, -1)], 1)
-        for old, new in ((pos, positions.position_ids), (seg, positions.segment_ids))
+        for old, new in ((position_ids, positions.position_ids), (segment_ids, positions.segment_ids))
     ]
-    return TokenPositions(both[0], both[1], _layout(positions, pos.shape[1]))
+    return TokenPositions(joined[0], joined[1], _joined_layout(positions, position_ids.shape[1]))
 
 
-def _layout(positions: TokenPositions, before: int) -> ContiguousLayout | AlignedLayout | PackedLayout | None:
-    """What is known of `before` columns of the same stream and those of `positions`."""
-    known = positions.layout
-    if isinstance(known, ContiguousLayout | AlignedLayout):
-        return type(known)(known.start - before)
-    # packed documents begin a stream
-    return known if not before and isinstance(known, PackedLayout) else None
+def _joined_layout(
+    positions: TokenPositions, num_columns: int
+) -> ContiguousLayout | AlignedLayout | PackedLayout | None:
+    """The layout of `num_columns` earlier columns of the same stream followed by `positions`."""
+    layout = positions.layout
+    if isinstance(layout, ContiguousLayout | AlignedLayout):
+        return type(layout)(layout.start - num_columns)
+    # packed layouts start at the first column of a stream
+    return layout if not num_columns and isinstance(layout, PackedLayout) else None
 
 
 def last_tokens(
     parts: list[Float[Tensor, "b s ..."]], positions: TokenPositions, size: int
 ) -> tuple[list[Float[Tensor, "b m ..."]], Int[Tensor, "b m"], Int[Tensor, "b m"]]:
-    """What the last `size` tokens of each row have; padding counts for nothing where there may be some."""
-    pos, seg = (field.expand(parts[0].shape[0], -1) for field in (positions.position_ids, positions.segment_ids))
+    """Select the last `size` tokens of each row, without padding where the layout may have some."""
+    position_ids, segment_ids = (
+        field.expand(parts[0].shape[0], -1) for field in (positions.position_ids, positions.segment_ids)
+    )
     if not isinstance(positions.layout, ContiguousLayout | AlignedLayout):
-        order = (seg != PADDING_SEGMENT).byte().argsort(dim=1, stable=True)[:, -size:]
+        order = (segment_ids != PADDING_SEGMENT).byte().argsort(dim=1, stable=True)[:, -size:]
         rows = torch.arange(len(order), device=order.device)[:, None]
-        return [part[rows, order] for part in parts], pos[rows, order], seg[rows, order]
-    return [part[:, -size:] for part in parts], pos[:, -size:], seg[:, -size:]
+        return [part[rows, order] for part in parts], position_ids[rows, order], segment_ids[rows, order]
+    return [part[:, -size:] for part in parts], position_ids[:, -size:], segment_ids[:, -size:]

@@ -1,4 +1,4 @@
-"""Self-attention: keys and values from the stream itself, remembered in a cache."""
+"""Self-attention: keys and values of the layer's own input, with a cache of earlier tokens."""
 
 from typing import NamedTuple, final
 
@@ -11,83 +11,104 @@ from manyformer.sources.kv_source import KeysValues, KVShape, KVSource, ProjectK
 
 
 class KVCache(NamedTuple):
-    """Keys, values and places of the tokens so far; of preallocated room, the first `length` columns are in use."""
+    """Keys, values and positions of the tokens so far; the first `length` columns are in use.
+
+    `capacity` is the number of preallocated columns, None if the cache grows. `is_contiguous` says that every row is
+    one document from position 0 on.
+    """
 
     k: Float[Tensor, "b g s e"]
     v: Float[Tensor, "b g s f"]
-    pos: Int[Tensor, "b s"]
-    seg: Int[Tensor, "b s"]
+    position_ids: Int[Tensor, "b s"]
+    segment_ids: Int[Tensor, "b s"]
     length: int = 0
-    room: int | None = None
-    plain: bool = True
+    capacity: int | None = None
+    is_contiguous: bool = True
 
 
 @final
 class SelfSource(KVSource):
-    """The stream's own tokens, after those that the state remembers.
+    """The layer's own input, after the tokens cached in the state.
 
-    The cache grows by concatenation; with `capacity` it is allocated once and written in place, which needs
-    `torch.no_grad()` and refuses with a ValueError to take more tokens than it has room for.
+    The cache grows by concatenation. With `capacity` it is allocated once and written in place, which needs
+    `torch.no_grad()`; raises ValueError for more tokens than `capacity`.
     """
 
     def init_state(
-        self, batch: int, shape: KVShape, *, folds: bool, capacity: int | None, device: torch.device, dtype: torch.dtype
+        self,
+        batch: int,
+        shape: KVShape,
+        *,
+        recurrent: bool,
+        capacity: int | None,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> State:
-        if folds:
+        if recurrent:
             return ()
         size = capacity or 0
-        k = torch.zeros(batch, shape.kv_heads, size, shape.key, device=device, dtype=dtype)
-        v = torch.zeros(batch, shape.kv_heads, size, shape.value, device=device, dtype=dtype)
-        # reserved columns hold the places of a plain document, so that the usual case need not write them
-        pos = torch.arange(size, device=device).repeat(batch, 1)
-        return KVCache(k, v, pos, torch.zeros_like(pos), 0, capacity)
+        k = torch.zeros(batch, shape.kv_heads, size, shape.head_dim, device=device, dtype=dtype)
+        v = torch.zeros(batch, shape.kv_heads, size, shape.value_dim, device=device, dtype=dtype)
+        # reserved columns hold the positions of a contiguous document, so the common case need not write them
+        position_ids = torch.arange(size, device=device).repeat(batch, 1)
+        return KVCache(k, v, position_ids, torch.zeros_like(position_ids), 0, capacity)
 
     def forward(
-        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, folds: bool
+        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, recurrent: bool
     ) -> KeysValues:
         k, v = project(x, ctx.positions)
-        if state is None or folds:
+        if state is None or recurrent:
             return KeysValues(k, v, ctx.positions, state)
         cache: KVCache = state
-        cache = _append(cache, k, v, ctx.positions) if cache.room is None else _write(cache, k, v, ctx.positions)
+        cache = (
+            _append(cache, k, v, ctx.positions)
+            if cache.capacity is None
+            else _write_in_place(cache, k, v, ctx.positions)
+        )
         end = cache.length
-        layout = ContiguousLayout() if cache.plain else None
-        if cache.room is None:
-            return KeysValues(cache.k, cache.v, TokenPositions(cache.pos, cache.seg, layout), cache)
-        place = TokenPositions(cache.pos.narrow(1, 0, end), cache.seg.narrow(1, 0, end), layout)
-        return KeysValues(cache.k.narrow(2, 0, end), cache.v.narrow(2, 0, end), place, cache)
+        layout = ContiguousLayout() if cache.is_contiguous else None
+        if cache.capacity is None:
+            return KeysValues(cache.k, cache.v, TokenPositions(cache.position_ids, cache.segment_ids, layout), cache)
+        positions = TokenPositions(cache.position_ids.narrow(1, 0, end), cache.segment_ids.narrow(1, 0, end), layout)
+        return KeysValues(cache.k.narrow(2, 0, end), cache.v.narrow(2, 0, end), positions, cache)
 
 
-def _continues(cache: KVCache, positions: TokenPositions) -> bool:
-    """Whether old and new tokens together are one plain document from position 0 on."""
-    return cache.plain and isinstance(positions.layout, ContiguousLayout) and positions.layout.start == cache.length
+def _stays_contiguous(cache: KVCache, positions: TokenPositions) -> bool:
+    """Whether cached and new tokens together are one contiguous document from position 0 on."""
+    return (
+        cache.is_contiguous
+        and isinstance(positions.layout, ContiguousLayout)
+        and positions.layout.start == cache.length
+    )
 
 
 def _append(cache: KVCache, k: Tensor, v: Tensor, positions: TokenPositions) -> KVCache:
     return KVCache(
         torch.cat([cache.k, k], dim=2),
         torch.cat([cache.v, v], dim=2),
-        torch.cat([cache.pos, positions.position_ids.expand(k.shape[0], -1)], dim=1),
-        torch.cat([cache.seg, positions.segment_ids.expand(k.shape[0], -1)], dim=1),
+        torch.cat([cache.position_ids, positions.position_ids.expand(k.shape[0], -1)], dim=1),
+        torch.cat([cache.segment_ids, positions.segment_ids.expand(k.shape[0], -1)], dim=1),
         cache.length + k.shape[2],
         None,
-        _continues(cache, positions),
+        _stays_contiguous(cache, positions),
     )
 
 
-def _write(cache: KVCache, k: Tensor, v: Tensor, positions: TokenPositions) -> KVCache:
-    begin, end = cache.length, cache.length + k.shape[2]
-    assert cache.room is not None
-    if end > cache.room:
-        raise ValueError(f"the cache has room for capacity={cache.room} tokens, {end} are needed: start with more")
+def _write_in_place(cache: KVCache, k: Tensor, v: Tensor, positions: TokenPositions) -> KVCache:
+    start, stop = cache.length, cache.length + k.shape[2]
+    assert cache.capacity is not None
+    if stop > cache.capacity:
+        raise ValueError(f"the cache was created with capacity={cache.capacity}, but {stop} tokens need space")
     if torch.is_grad_enabled():
-        raise ValueError("a state with capacity is written in place: use it under torch.no_grad(), or start without")
-    cache.k.narrow(2, begin, k.shape[2]).copy_(k)
-    cache.v.narrow(2, begin, v.shape[2]).copy_(v)
-    if _continues(cache, positions):
-        return KVCache(cache.k, cache.v, cache.pos, cache.seg, end, cache.room)
-    # places are copied before they differ from a plain document's: an earlier state may be gone back to
-    pos, seg = cache.pos.clone(), cache.seg.clone()
-    pos[:, begin:end] = positions.position_ids
-    seg[:, begin:end] = positions.segment_ids
-    return KVCache(cache.k, cache.v, pos, seg, end, cache.room, plain=False)
+        raise ValueError(
+            "a state with capacity is written in place: use it under torch.no_grad(), or create it without capacity"
+        )
+    cache.k.narrow(2, start, k.shape[2]).copy_(k)
+    cache.v.narrow(2, start, v.shape[2]).copy_(v)
+    if _stays_contiguous(cache, positions):
+        return KVCache(cache.k, cache.v, cache.position_ids, cache.segment_ids, stop, cache.capacity)
+    # ids are copied before they differ from a contiguous document's, so that earlier states stay valid
+    position_ids, segment_ids = cache.position_ids.clone(), cache.segment_ids.clone()
+    position_ids[:, start:stop] = positions.position_ids
+    segment_ids[:, start:stop] = positions.segment_ids
+    return KVCache(cache.k, cache.v, position_ids, segment_ids, stop, cache.capacity, is_contiguous=False)

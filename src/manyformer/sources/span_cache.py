@@ -1,4 +1,4 @@
-"""Self-attention whose cache holds no more than attention can see at the time."""
+"""Self-attention whose cache holds only the current maximum span of attention."""
 
 from functools import lru_cache
 from typing import Protocol, final, runtime_checkable
@@ -16,36 +16,43 @@ from manyformer.sources.window_cache import RingCache, WindowSource
 
 @runtime_checkable
 class SpanReach(Protocol):
-    """What knows how far attention looks back."""
+    """An object that knows the current maximum reach of attention."""
 
     def max_reach(self) -> int:
-        """How many keys before it any query may see, as things stand."""
+        """The largest number of preceding keys that any query can see with the current parameters."""
 
 
 @final
 class SpanCacheSource(KVSource):
-    """The stream's own tokens as far back as `sight` says when a state begins.
+    """The layer's own input and the cached tokens within the reach that `span_reach` has when the state is created.
 
-    If it grows while a state is in use, queries see what is kept and no more. A state that has seen nothing yet adds
-    nothing to the keys of its first tokens.
+    If the reach grows while a state is in use, queries see only the cached keys. An empty state adds no columns to the
+    keys of the first tokens.
     """
 
-    def __init__(self, sight: SpanReach) -> None:
+    def __init__(self, span_reach: SpanReach) -> None:
         super().__init__()
-        self.sight, self.own = sight, SelfSource()
+        self.span_reach, self.self_source = span_reach, SelfSource()
 
     def init_state(
-        self, batch: int, shape: KVShape, *, folds: bool, capacity: int | None, device: torch.device, dtype: torch.dtype
+        self,
+        batch: int,
+        shape: KVShape,
+        *,
+        recurrent: bool,
+        capacity: int | None,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> State:
-        ring = _ring(self.sight.max_reach() + 1)
-        return ring.init_state(batch, shape, folds=folds, capacity=capacity, device=device, dtype=dtype)
+        ring = _window_source(self.span_reach.max_reach() + 1)
+        return ring.init_state(batch, shape, recurrent=recurrent, capacity=capacity, device=device, dtype=dtype)
 
     def forward(
-        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, folds: bool
+        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, recurrent: bool
     ) -> KeysValues:
         if not isinstance(state, RingCache):
-            return self.own(x, ctx, project, state, folds=folds)  # type: ignore[no-any-return]
-        keys: KeysValues = _ring(state.k.shape[2])(x, ctx, project, state, folds=folds)
+            return self.self_source(x, ctx, project, state, recurrent=recurrent)  # type: ignore[no-any-return]
+        keys: KeysValues = _window_source(state.k.shape[2])(x, ctx, project, state, recurrent=recurrent)
         if state.length == 0 and x.shape[1] > 1:
             slots = state.k.shape[2]
             return KeysValues(keys.k[:, :, slots:], keys.v[:, :, slots:], ctx.positions, keys.state)
@@ -53,6 +60,6 @@ class SpanCacheSource(KVSource):
 
 
 @lru_cache(maxsize=64)
-def _ring(slots: int) -> WindowSource:
-    """It holds nothing but its size."""
+def _window_source(slots: int) -> WindowSource:
+    """A window source, cached because it has no parameters or state of its own."""
     return WindowSource(Window(slots))

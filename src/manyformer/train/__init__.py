@@ -1,7 +1,7 @@
-"""ExitTraining: `manyformer.train(run)` from its record to its final model, interrupted and continued exactly.
+"""Training: `manyformer.train(run)` takes a run from its configuration to its final model and resumes it exactly.
 
-A run is `TrainingSession` (opens what is needed) around `TrainingLoop` (steps, metrics, evaluations, checkpoints)
-around `TrainingEngine` (model and optimiser). Whoever wants to see something listens to `events`."""
+`TrainingSession` opens data, model and checkpoints, `TrainingLoop` makes steps, metrics, evaluations and checkpoints,
+`TrainingEngine` holds model and optimizer. Progress is reported as `events` to a listener."""
 
 from manyformer.train.durable_files import DiskFull
 from manyformer.train.events import (

@@ -1,4 +1,4 @@
-"""Activation checkpointing: the layers of a stack keep their input alone and are computed again when gradients come."""
+"""Activation checkpointing: layers store their input only and are recomputed in the backward pass."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,34 +12,35 @@ from manyformer.depth import ReversibleStack
 from manyformer.errors import UserError
 
 
-def numbered_layers(model: nn.Module) -> Iterator[Layer]:
-    """The layers of the model's stacks: those whose name is a number. Raises UserError for a reversible stack."""
+def stack_layers(model: nn.Module) -> Iterator[Layer]:
+    """Yield the layers of the model's stacks (their names are numbers). Raises UserError for a reversible stack."""
     for name, module in model.named_modules():
         if isinstance(module, ReversibleStack):
             raise UserError(
-                "remat and fsdp go by layers that are called one by one, and a reversible stack computes its own "
-                "again as a whole; it keeps no activations anyway: leave them out, or build it with residual=plain"
+                "activation_checkpointing and fsdp need layers that are called one by one, and a reversible stack "
+                "recomputes all of its layers together; it stores no activations anyway: leave them out, or build the "
+                "model with residual_streams=plain"
             )
         if isinstance(module, Layer) and name.rpartition(".")[2].isdigit():
             yield module
 
 
 def checkpoint_activations(model: nn.Module) -> None:
-    """Let all numbered layers be computed twice (Chen et al. 2016, arXiv:1604.06174), gradients unchanged.
+    """Recompute every stack layer in the backward pass (Chen et al. 2016, arXiv:1604.06174); gradients do not change.
 
-    Dropout draws the same numbers both times. Names and weights stay as they are.
+    Dropout draws the same numbers both times. Module names and weights do not change.
     """
-    for layer in list(numbered_layers(model)):
-        _wrap(layer)
+    for layer in list(stack_layers(model)):
+        _checkpoint_layer(layer)
 
 
-def _wrap(layer: Layer) -> None:
-    once = layer.forward
+def _checkpoint_layer(layer: Layer) -> None:
+    layer_forward = layer.forward
 
     def forward(x: Tensor, ctx: Context, state: State = None) -> LayerOutput:
         if state is not None or not torch.is_grad_enabled():
-            return once(x, ctx, state)
-        out: Any = checkpoint(once, x, ctx, use_reentrant=False)
+            return layer_forward(x, ctx, state)
+        out: Any = checkpoint(layer_forward, x, ctx, use_reentrant=False)
         assert isinstance(out, LayerOutput)
         return out
 

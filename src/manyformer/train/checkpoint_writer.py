@@ -1,4 +1,4 @@
-"""From a run in memory to a checkpoint, and back, exactly."""
+"""Write the complete state of a run to a checkpoint and restore it exactly."""
 
 import json
 from collections.abc import Callable
@@ -8,44 +8,44 @@ from manyformer.train.checkpoints import Checkpoint, CheckpointStore
 from manyformer.train.data_protocols import TrainingFeed
 from manyformer.train.durable_files import write_json
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.rng import generators, restore_generators, seed_everything
-from manyformer.train.state_checkpoint import read_memory, write_memory
+from manyformer.train.rng import generator_states, restore_generator_states, seed_everything
+from manyformer.train.state_checkpoint import read_carried_state, write_carried_state
 from manyformer.train.train_state import TrainState
 
 
 class CheckpointWriter(NamedTuple):
-    """All that a checkpoint keeps besides the standing, and where it goes."""
+    """Writes and reads weights, optimizer, carried state, data position, random generators and train state."""
 
     store: CheckpointStore
     engine: TrainingEngine
     feed: TrainingFeed
-    tell: Callable[[str], None]
+    log: Callable[[str], None]
 
-    def write(self, standing: TrainState) -> bool:
-        """Write the checkpoint of this step unless it is there; whether it was written."""
-        if standing.step in self.store.steps():
+    def write(self, train_state: TrainState) -> bool:
+        """Write the checkpoint of this step unless it exists; returns whether it was written."""
+        if train_state.step in self.store.steps():
             return False
-        state = {"step": standing.step, "standing": standing.as_json(), "data": self.feed.state_dict()}
-        world = self.engine.world
-        with self.store.writing(standing.step) as folder:
+        state = {"step": train_state.step, "train_state": train_state.as_json(), "data": self.feed.state_dict()}
+        process_group = self.engine.process_group
+        with self.store.draft_folder(train_state.step) as folder:
             self.engine.write(folder)
-            write_json(folder / f"generators-{world.rank}.json", generators())
-            write_memory(self.engine.memory, folder, world)
-            if world.first:
+            write_json(folder / f"generators-{process_group.rank}.json", generator_states())
+            write_carried_state(self.engine.carried_state, folder, process_group)
+            if process_group.is_main_process:
                 write_json(folder / "state.json", state)
         return True
 
     def read(self, checkpoint: Checkpoint) -> TrainState:
-        """Put everything back as it was when this checkpoint was written, on however many processes."""
+        """Restore the state that this checkpoint was written in, on any number of processes."""
         self.engine.read(checkpoint.folder)
         self.feed.load_state_dict(checkpoint.state["data"])
-        world = self.engine.world
-        if not read_memory(self.engine.memory, checkpoint.folder, world):
-            self.tell("the memory of earlier batches begins empty: it was written by another number of processes")
-        ours = checkpoint.folder / f"generators-{world.rank}.json"
-        if ours.exists():
-            restore_generators(json.loads(ours.read_text(encoding="utf-8")))
+        process_group = self.engine.process_group
+        if not read_carried_state(self.engine.carried_state, checkpoint.folder, process_group):
+            self.log("the carried state starts empty: it was written by a different number of processes")
+        generator_file = checkpoint.folder / f"generators-{process_group.rank}.json"
+        if generator_file.exists():
+            restore_generator_states(json.loads(generator_file.read_text(encoding="utf-8")))
         else:
-            # there were fewer processes then: numbers that no other process and no other step has drawn
-            seed_everything(hash((checkpoint.step, world.rank)) % 2**32)
-        return TrainState.from_json(checkpoint.state["standing"])
+            # written by fewer processes: a seed that no other process and no other step uses
+            seed_everything(hash((checkpoint.step, process_group.rank)) % 2**32)
+        return TrainState.from_json(checkpoint.state["train_state"])

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: whole folders `checkpoints/step-NNNNNNNN`, found, checked, kept and removed."""
+"""The checkpoint folders `checkpoints/step-NNNNNNNN` of a run: write atomically, verify, retain and remove."""
 
 import json
 import os
@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from manyformer.errors import UserError
-from manyformer.train.durable_files import find_damage, remove_drafts, room_for, sync_folder, write_manifest
-from manyformer.train.process_group import ALONE, ProcessGroup
+from manyformer.train.durable_files import find_damage, remove_drafts, report_disk_full, sync_folder, write_manifest
+from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 
-STATE = "state.json"
-_PREFIX = "step-"
-_DAMAGED = "damaged-"
+STATE_FILE = "state.json"
+_STEP_PREFIX = "step-"
+_DAMAGED_PREFIX = "damaged-"
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint on the disk; `state` is everything that is not a tensor."""
+    """A checkpoint on disk; `state` is everything that is not a tensor."""
 
     step: int
     folder: Path
@@ -28,38 +28,38 @@ class Checkpoint(NamedTuple):
 class CheckpointStore:
     """The folder of a run's checkpoints."""
 
-    def __init__(self, folder: Path, world: ProcessGroup = ALONE) -> None:
-        self.folder, self.world = folder, world
+    def __init__(self, folder: Path, process_group: ProcessGroup = SINGLE_PROCESS_GROUP) -> None:
+        self.folder, self.process_group = folder, process_group
 
     def path(self, step: int) -> Path:
-        return self.folder / f"{_PREFIX}{step:08d}"
+        return self.folder / f"{_STEP_PREFIX}{step:08d}"
 
     def steps(self) -> list[int]:
-        """The steps of which there is a checkpoint, whole or damaged, in order."""
+        """The steps with a checkpoint, intact or damaged, in ascending order."""
         if not self.folder.is_dir():
             return []
-        names = (path.name.removeprefix(_PREFIX) for path in self.folder.glob(f"{_PREFIX}*"))
+        names = (path.name.removeprefix(_STEP_PREFIX) for path in self.folder.glob(f"{_STEP_PREFIX}*"))
         return sorted(int(name) for name in names if name.isdigit())
 
     @contextmanager
-    def writing(self, step: int) -> Iterator[Path]:
-        """A new folder that becomes the checkpoint of `step` when the block ends well, and vanishes when it does not.
+    def draft_folder(self, step: int) -> Iterator[Path]:
+        """A new folder that becomes the checkpoint of `step` when the block succeeds and is removed when it fails.
 
-        All processes come through it together. There must be none of that step: replacing a folder cannot be done in
-        one stroke. Raises DiskFull where there is no room; earlier checkpoints stay as they are.
+        All processes enter it together. No checkpoint of that step may exist: a folder cannot be replaced atomically.
+        Raises DiskFull if the disk is full; earlier checkpoints are not touched.
         """
         final = self.path(step)
         draft = self.folder / f".{final.name}.part"
-        with room_for(f"the checkpoint of step {step} in {self.folder}"):
+        with report_disk_full(f"the checkpoint of step {step} in {self.folder}"):
             try:
-                with self.world.agreed():
-                    if self.world.first:
+                with self.process_group.raise_together():
+                    if self.process_group.is_main_process:
                         shutil.rmtree(draft, ignore_errors=True)
                         draft.mkdir(parents=True)
-                with self.world.agreed():
+                with self.process_group.raise_together():
                     yield draft
-                with self.world.agreed():
-                    if self.world.first:
+                with self.process_group.raise_together():
+                    if self.process_group.is_main_process:
                         write_manifest(draft)
                         os.rename(draft, final)
                         sync_folder(self.folder)
@@ -67,19 +67,19 @@ class CheckpointStore:
                 shutil.rmtree(draft, ignore_errors=True)
                 raise
 
-    def newest(self, tell: Callable[[str], None]) -> Checkpoint | None:
-        """The newest whole checkpoint, None where there is none at all; damaged ones are told and passed over.
+    def newest(self, log: Callable[[str], None]) -> Checkpoint | None:
+        """The newest intact checkpoint, None if there are no checkpoints; damaged ones are logged and skipped.
 
-        Raises UserError where there are checkpoints and all of them are damaged.
+        Raises UserError if there are checkpoints and all of them are damaged.
         """
         step = -1
-        with self.world.agreed():
-            if self.world.first:
-                step = self._newest(tell)
-        step = int(self.world.of_first(step))
-        return None if step < 0 else read(self.path(step))
+        with self.process_group.raise_together():
+            if self.process_group.is_main_process:
+                step = self._newest(log)
+        step = int(self.process_group.broadcast_from_main(step))
+        return None if step < 0 else read_checkpoint(self.path(step))
 
-    def _newest(self, tell: Callable[[str], None]) -> int:
+    def _newest(self, log: Callable[[str], None]) -> int:
         if self.folder.is_dir():
             remove_drafts(self.folder)
         steps = self.steps()
@@ -89,40 +89,40 @@ class CheckpointStore:
             fault = find_damage(folder)
             if fault is None:
                 if faults:
-                    self._set_aside(newer=step)
-                    tell(f"{'; '.join(faults)}. Going on from step {step}, the newest whole checkpoint")
+                    self._rename_damaged(newest_intact=step)
+                    log(f"{'; '.join(faults)}. Resuming from step {step}, the newest intact checkpoint")
                 return step
             faults.append(f"the checkpoint {folder} is damaged: {fault}")
         if steps:
-            raise UserError(f"{'; '.join(faults)}. No whole one is left: start over with fresh=true")
+            raise UserError(f"{'; '.join(faults)}. No intact checkpoint is left: start over with fresh=true")
         return -1
 
-    def _set_aside(self, *, newer: int) -> None:
-        """Rename damaged checkpoints, so that their steps are free; the next `keep` removes them."""
+    def _rename_damaged(self, *, newest_intact: int) -> None:
+        """Rename damaged checkpoints so that their steps can be written again; `remove_except` deletes them later."""
         for step in self.steps():
-            if step > newer:
-                aside = self.folder / f"{_DAMAGED}{self.path(step).name}"
-                shutil.rmtree(aside, ignore_errors=True)
-                os.rename(self.path(step), aside)
+            if step > newest_intact:
+                damaged = self.folder / f"{_DAMAGED_PREFIX}{self.path(step).name}"
+                shutil.rmtree(damaged, ignore_errors=True)
+                os.rename(self.path(step), damaged)
 
-    def keep(self, wanted: set[int]) -> None:
-        """Remove the checkpoints of all other steps, and damaged ones."""
-        with self.world.agreed():
-            if self.world.first:
-                self._keep(wanted)
+    def remove_except(self, retained: set[int]) -> None:
+        """Remove damaged checkpoints and those whose step is not in `retained`."""
+        with self.process_group.raise_together():
+            if self.process_group.is_main_process:
+                self._remove_except(retained)
 
-    def _keep(self, wanted: set[int]) -> None:
-        for aside in self.folder.glob(f"{_DAMAGED}*"):
-            shutil.rmtree(aside, ignore_errors=True)
+    def _remove_except(self, retained: set[int]) -> None:
+        for damaged in self.folder.glob(f"{_DAMAGED_PREFIX}*"):
+            shutil.rmtree(damaged, ignore_errors=True)
         for step in self.steps():
-            if step not in wanted:
-                # renamed first: a kill must not leave a folder that looks like a checkpoint and lacks files
-                gone = self.folder / f".{self.path(step).name}.part"
-                os.rename(self.path(step), gone)
-                shutil.rmtree(gone, ignore_errors=True)
+            if step not in retained:
+                # renamed first: a kill must not leave a folder that is named like a checkpoint and lacks files
+                discarded = self.folder / f".{self.path(step).name}.part"
+                os.rename(self.path(step), discarded)
+                shutil.rmtree(discarded, ignore_errors=True)
 
 
-def read(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder that has been found whole."""
-    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read the checkpoint in a folder that has been verified."""
+    state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
     return Checkpoint(int(state["step"]), folder, state)

@@ -1,4 +1,4 @@
-"""What training asks of data; `manyformer.data.open_data` gives it, and so may anybody else."""
+"""Protocols of the data that training reads; `manyformer.data.open_data` returns such data."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from manyformer.batches import Batch
 
 
 class UnitsProtocol(Protocol):
-    """What is behind the targets of some data."""
+    """The number of targets in a data set and the number of text bytes that they stand for."""
 
     @property
     def targets(self) -> int: ...
@@ -17,45 +17,51 @@ class UnitsProtocol(Protocol):
 
 
 class LengthLimitProtocol(Protocol):
-    """The longest sequence of a split."""
+    """The length of the longest sequence of a split, in tokens."""
 
     @property
     def length(self) -> int: ...
 
 
 class ValidationData(Protocol):
-    """Validation data: the same batches at every pass; `goes_on` where row r of each goes on with that before."""
+    """Validation batches, the same at every pass.
+
+    `rows_continue` says that row r of each batch continues row r of the previous batch.
+    """
 
     @property
     def units(self) -> UnitsProtocol | None: ...
     @property
-    def goes_on(self) -> bool: ...
+    def rows_continue(self) -> bool: ...
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Batch]: ...
-    def shard(self, rank: int, world: int) -> Self: ...
+    def shard(self, rank: int, world_size: int) -> Self: ...
 
 
 class TrainingFeed(Protocol):
-    """Training batches for ever, and a position in them: `epoch` finished ones, `batch` of `batches` of the present.
+    """Endless training batches and a position in them: finished epochs and `batch` of `batches` in the current one.
 
-    `goes_on` says that row r of each batch goes on with row r of the batch before it.
+    `rows_continue` says that row r of each batch continues row r of the previous batch.
     """
 
     epoch: int
     batch: int
 
     @property
-    def goes_on(self) -> bool: ...
+    def rows_continue(self) -> bool: ...
     @property
     def batches(self) -> int: ...
     def __next__(self) -> Batch: ...
-    def shard(self, rank: int, world: int) -> Self: ...
+    def shard(self, rank: int, world_size: int) -> Self: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class TrainingDataProtocol(Protocol):
-    """Training and validation data, the model keywords that they decide (`offers`: where there are such), and lines."""
+    """Training and validation data, the model keywords that they decide, and a description in lines of text.
+
+    A model must have the `required_keywords`; `offered_keywords` are used by models that have them.
+    """
 
     @property
     def train(self) -> TrainingFeed: ...
@@ -67,6 +73,6 @@ class TrainingDataProtocol(Protocol):
     def offered_keywords(self) -> dict[str, int]: ...
     def describe(self) -> Sequence[str]: ...
     @property
-    def spans(self) -> Sequence[LengthLimitProtocol]: ...
+    def length_limits(self) -> Sequence[LengthLimitProtocol]: ...
     def check_length(self, max_length: int | None) -> None: ...
     def save(self, folder: Path) -> None: ...

@@ -1,4 +1,4 @@
-"""Writing that survives a kill and tells a full disk apart: folders beside their place, forced to the disk, renamed."""
+"""Crash-safe writing of files and folders: write a draft, force it to disk (fsync), rename it; report a full disk."""
 
 import errno
 import hashlib
@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from manyformer.errors import UserError
 
 MANIFEST = "manifest.json"
-_FULL = {
+_DISK_FULL_ERRORS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the file would be too large",
@@ -24,28 +24,28 @@ _FULL = {
 
 
 class DiskFull(UserError):
-    """There was no room to write; what was there before is untouched."""
+    """The disk was full; existing files are not changed."""
 
 
 @contextmanager
-def room_for(what: str) -> Iterator[None]:
-    """Turns the system's complaint about a full disk into DiskFull, whoever raised it."""
+def report_disk_full(subject: str) -> Iterator[None]:
+    """Convert errors of a full disk in the block into DiskFull; `subject` names what could not be written."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        number = error.errno if isinstance(error, OSError) else _number(str(error))
-        if number in _FULL:
-            raise DiskFull(f"{_FULL[number]}: {what} could not be written") from error
+        number = error.errno if isinstance(error, OSError) else _os_error_number(str(error))
+        if number in _DISK_FULL_ERRORS:
+            raise DiskFull(f"{_DISK_FULL_ERRORS[number]}: {subject} could not be written") from error
         raise
 
 
-def _number(message: str) -> int | None:
-    found = re.search(r"os error (\d+)", message)
-    return int(found.group(1)) if found else None
+def _os_error_number(message: str) -> int | None:
+    match = re.search(r"os error (\d+)", message)
+    return int(match.group(1)) if match else None
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A JSON file, forced to the disk; `path` must be new or inside a folder that is."""
+    """Write a JSON file and force it to disk; `path` must be new or inside a new folder."""
     with path.open("w", encoding="utf-8") as file:
         json.dump(value, file)
         file.write("\n")
@@ -54,7 +54,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """A text file that is either the old or the new one, whole."""
+    """Write a text file atomically: after a crash it holds either the old or the new text."""
     draft = path.with_name(f".{path.name}.part")
     with draft.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -64,7 +64,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk."""
+    """Force the directory entries of a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -73,7 +73,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_manifest(folder: Path) -> None:
-    """Add a manifest of the size and SHA-256 of every file, and force all to the disk."""
+    """Write a manifest with the size and SHA-256 of every file, and force all files to disk."""
     entries = {}
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         with file.open("rb") as handle:
@@ -85,16 +85,16 @@ def write_manifest(folder: Path) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """What is wrong with a sealed folder, by the name of the file; None where every file is as it was written."""
+    """Compare a folder with its manifest: the first file that differs and how, None if the folder is intact."""
     manifest = folder / MANIFEST
     try:
         entries = json.loads(manifest.read_text(encoding="utf-8"))
-        wanted = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in entries.items()}
+        expected = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in entries.items()}
     except FileNotFoundError:
         return f"{manifest.name} is missing"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{manifest.name} is not the list of files that it should be"
-    for name, (size, digest) in wanted.items():
+    for name, (size, digest) in expected.items():
         file = folder / name
         if not file.is_file():
             return f"{name} is missing"
@@ -107,7 +107,7 @@ def find_damage(folder: Path) -> str | None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove what a killed process left half written."""
+    """Remove the unfinished drafts of a killed process."""
     for draft in folder.glob(".*.part"):
         if draft.is_dir():
             shutil.rmtree(draft, ignore_errors=True)

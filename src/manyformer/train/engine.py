@@ -1,4 +1,4 @@
-"""Model and optimiser as one thing that steps, scores, is written and is read."""
+"""The training engine: model and optimizer with steps, scoring, checkpoint files and weight averaging."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,15 +11,15 @@ from manyformer.batches import Batch
 from manyformer.config import OptimConfig
 from manyformer.models import BatchLoss, BatchScore, Model
 from manyformer.models.carried_state import CarriedState
-from manyformer.train.objective import TrainingObjective, targets_in, to_device, tokens_in
-from manyformer.train.optimizers import make_optimiser, set_rate
+from manyformer.train.objective import TrainingObjective, count_targets, count_tokens, to_device
+from manyformer.train.optimizers import make_optimizer, set_learning_rate
 from manyformer.train.parallel_strategy import ParallelStrategy
 
 
 class StepResult(NamedTuple):
-    """What a step gave: mean loss, mean auxiliary loss and norm of the gradient, still on the device; and its size.
+    """Result of a step: `figures` (mean loss, mean auxiliary loss, gradient norm) on the device, and its counts.
 
-    The figures are our part of what the sum over all processes gives; the counts are those of all.
+    The figures of all processes must be summed; the counts are totals over all processes.
     """
 
     figures: Tensor
@@ -28,74 +28,80 @@ class StepResult(NamedTuple):
 
 
 class TrainingEngine:
-    """Trains the model of an objective, alone or together with other processes.
+    """Trains the model of an objective, in one process or together with others.
 
-    `goes_on` says that rows go on from batch to batch: a model with a memory then remembers the batches before.
+    `rows_continue` says that row r of each batch continues row r of the previous one: a model with a memory then
+    carries its state from batch to batch.
     """
 
     def __init__(
-        self, objective: TrainingObjective, optim: OptimConfig, sharing: ParallelStrategy, *, goes_on: bool = False
+        self,
+        objective: TrainingObjective,
+        optim: OptimConfig,
+        strategy: ParallelStrategy,
+        *,
+        rows_continue: bool = False,
     ) -> None:
-        self.sharing, self.world, self.clip = sharing, sharing.world, optim.clip
+        self.strategy, self.process_group, self.max_grad_norm = strategy, strategy.process_group, optim.max_grad_norm
         self.model: Model = objective.model
         self.device = self.model.device
-        self._call = sharing.prepare(objective)
+        self._prepared = strategy.prepare(objective)
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        self.optimiser = make_optimiser(self.model, optim)
-        self.memory = CarriedState(self.model, goes_on=goes_on)
+        self.optimizer = make_optimizer(self.model, optim)
+        self.carried_state = CarriedState(self.model, rows_continue=rows_continue)
 
-    def step(self, batches: Sequence[Batch], rate: float) -> StepResult:
-        """One step on the sum of these batches and those of the other processes, normalised by all of their targets."""
-        self._call.train()
-        ours = [sum(map(targets_in, batches)), sum(map(tokens_in, batches))]
-        targets, tokens = map(int, self.world.sums(ours))
+    def step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
+        """One optimizer step on the batches of all processes, normalized by the total number of targets."""
+        self._prepared.train()
+        local_counts = [sum(map(count_targets, batches)), sum(map(count_tokens, batches))]
+        targets, tokens = map(int, self.process_group.sum_numbers(local_counts))
         figures = torch.zeros(3, device=self.device)
         for number, batch in enumerate(batches):
-            last = number == len(batches) - 1
-            with self.sharing.one_pass(self._call, last=last):
-                figures[:2] += self._backward(batch, max(1, targets), len(batches) * self.world.size)
-        if self.clip is not None:
-            norm = nn.utils.clip_grad_norm_(self.weights, self.clip)
-            figures[2] = self.sharing.norm(norm) / self.world.size
-        set_rate(self.optimiser, rate)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+            is_last = number == len(batches) - 1
+            with self.strategy.gradient_sync(self._prepared, last=is_last):
+                figures[:2] += self._backward(batch, max(1, targets), len(batches) * self.process_group.size)
+        if self.max_grad_norm is not None:
+            norm = nn.utils.clip_grad_norm_(self.weights, self.max_grad_norm)
+            figures[2] = self.strategy.full_norm(norm) / self.process_group.size
+        set_learning_rate(self.optimizer, learning_rate)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         return StepResult(figures, targets, tokens)
 
-    def scorer(self, *, goes_on: bool) -> Callable[[Batch], BatchScore]:
-        """What scores our parts of the batches of one pass, in their order, without dropout."""
-        memory = CarriedState(self.model, goes_on=goes_on)
+    def scorer(self, *, rows_continue: bool) -> Callable[[Batch], BatchScore]:
+        """A function that scores this process's batches of one pass, in order and without dropout."""
+        carried_state = CarriedState(self.model, rows_continue=rows_continue)
 
         def score(batch: Batch) -> BatchScore:
-            self._call.eval()
+            self._prepared.eval()
             with torch.no_grad():
-                found = self._call(to_device(batch, self.device), memory.before(batch))
-            self.sharing.after_scoring(self._call)
-            assert isinstance(found, BatchScore)
-            memory.after(found)
-            return found
+                batch_score = self._prepared(to_device(batch, self.device), carried_state.state_for(batch))
+            self.strategy.after_scoring(self._prepared)
+            assert isinstance(batch_score, BatchScore)
+            carried_state.update(batch_score)
+            return batch_score
 
         return score
 
-    def finite(self) -> bool:
-        """Whether all weights are numbers; a gradient that was none shows here where no clipping looks at it."""
-        ours = (weight.to_local() if hasattr(weight, "to_local") else weight for weight in self.weights)
-        return not self.world.any(not all(bool(weight.isfinite().all()) for weight in ours))
+    def has_finite_weights(self) -> bool:
+        """Whether all weights are finite; reveals a non-finite gradient where no clipping computes the norm."""
+        local_weights = (weight.to_local() if hasattr(weight, "to_local") else weight for weight in self.weights)
+        return not self.process_group.any_process(not all(bool(weight.isfinite().all()) for weight in local_weights))
 
     def write(self, folder: Path) -> None:
-        """Weights and optimiser into a new folder."""
-        self.sharing.write(self.model, self.optimiser, folder)
+        """Write weights and optimizer state into a new folder."""
+        self.strategy.write(self.model, self.optimizer, folder)
 
     def read(self, folder: Path) -> None:
-        """Weights and optimiser as they were written."""
-        self.sharing.read(self.model, self.optimiser, folder)
+        """Restore weights and optimizer state from a folder."""
+        self.strategy.read(self.model, self.optimizer, folder)
 
     def read_weights(self, folder: Path) -> None:
-        """The weights of a checkpoint alone."""
-        self.sharing.read_weights(self.model, folder)
+        """Restore only the weights of a checkpoint."""
+        self.strategy.read_weights(self.model, folder)
 
     def average(self, folders: Sequence[Path]) -> None:
-        """Let every weight be its mean over these checkpoints, summed in float32 (Vaswani et al. 2017, section 6.1).
+        """Set every weight to its mean over these checkpoints, summed in float32 (Vaswani et al. 2017, section 6.1).
 
         A tied weight counts once; buffers are those of the last checkpoint.
         """
@@ -108,16 +114,16 @@ class TrainingEngine:
         for total, weight in zip(sums, weights, strict=True):
             weight.copy_(total / len(folders))
 
-    def _backward(self, batch: Batch, targets: int, parts: int) -> Tensor:
-        loss = self._call(to_device(batch, self.device), self.memory.before(batch))
+    def _backward(self, batch: Batch, targets: int, num_batches: int) -> Tensor:
+        loss = self._prepared(to_device(batch, self.device), self.carried_state.state_for(batch))
         assert isinstance(loss, BatchLoss)
-        self.memory.after(loss)
-        mean = whole = loss.total.float() / targets
+        self.carried_state.update(loss)
+        mean = total = loss.total.float() / targets
         extra = torch.zeros_like(mean)
-        # a number has no gradient, and bringing it to a GPU would wait for that
+        # a plain number has no gradient, and copying it to a GPU would synchronize with the device
         if isinstance(loss.extra, Tensor):
-            extra = loss.extra.float() / parts
-            whole = mean + extra
-        # the gradient is averaged over the processes, and each has divided by the targets of all
-        (whole * self.world.size).backward()  # type: ignore[no-untyped-call]
+            extra = loss.extra.float() / num_batches
+            total = mean + extra
+        # gradients are averaged over the processes, and each loss is already divided by the targets of all processes
+        (total * self.process_group.size).backward()  # type: ignore[no-untyped-call]
         return torch.stack([mean.detach(), extra.detach()])

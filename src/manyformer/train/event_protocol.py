@@ -1,4 +1,4 @@
-"""Events, results and mistakes as lines of JSON, from the processes of a run to the one that was called."""
+"""Events and errors as lines of JSON, sent from the worker processes of a run to the process that launched them."""
 
 import json
 from pathlib import Path
@@ -22,29 +22,29 @@ _EVENTS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (TrainingStarted, TrainingProgress, TrainingValidated, CheckpointSaved, TrainingNote, TrainingFinished)
 }
-_MISTAKES = {kind.__name__: kind for kind in (DiskFull, TrainingDiverged, TrainingInterrupted, UserError)}
+_ERRORS = {kind.__name__: kind for kind in (DiskFull, TrainingDiverged, TrainingInterrupted, UserError)}
 
 
-def encode(said: TrainingEvent | UserError) -> str:
-    """One line."""
-    if isinstance(said, UserError):
-        kind = type(said).__name__
-        return json.dumps({"kind": kind if kind in _MISTAKES else "UserError", "text": str(said)})
-    return json.dumps({"kind": type(said).__name__, **said._asdict()}, default=str)
+def encode(event: TrainingEvent | UserError) -> str:
+    """Encode an event or error as one line of JSON."""
+    if isinstance(event, UserError):
+        kind = type(event).__name__
+        return json.dumps({"kind": kind if kind in _ERRORS else "UserError", "text": str(event)})
+    return json.dumps({"kind": type(event).__name__, **event._asdict()}, default=str)
 
 
 def decode(line: str) -> TrainingEvent | UserError:
-    """What `encode` was given."""
-    given = json.loads(line)
-    kind = given.pop("kind")
-    if kind in _MISTAKES:
-        return _MISTAKES[kind](given["text"])
+    """Decode a line that `encode` returned."""
+    fields = json.loads(line)
+    kind = fields.pop("kind")
+    if kind in _ERRORS:
+        return _ERRORS[kind](fields["text"])
     for name in ("out", "folder"):
-        if name in given:
-            given[name] = Path(given[name])
-    if kind == "Started":
-        given["lines"] = tuple((subject, text) for subject, text in given["lines"])
-    if kind == "Finished":
-        given["next"] = tuple(given["next"])
-    event: TrainingEvent = _EVENTS[kind](**given)
+        if name in fields:
+            fields[name] = Path(fields[name])
+    if kind == TrainingStarted.__name__:
+        fields["summary_lines"] = tuple((subject, text) for subject, text in fields["summary_lines"])
+    if kind == TrainingFinished.__name__:
+        fields["next_commands"] = tuple(fields["next_commands"])
+    event: TrainingEvent = _EVENTS[kind](**fields)
     return event

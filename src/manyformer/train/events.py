@@ -1,4 +1,4 @@
-"""What a run tells while it goes: small records, given one after the other to whoever listens."""
+"""Training events: small records passed to an event listener while a run trains."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 
 class TrainingStarted(NamedTuple):
-    """What is trained on what: pairs of a subject and a line about it."""
+    """Training starts; `summary_lines` are pairs (subject, line of text) about data, model, device and folder."""
 
-    lines: tuple[tuple[str, str], ...]
+    summary_lines: tuple[tuple[str, str], ...]
     out: Path
 
 
 class TrainingProgress(NamedTuple):
-    """After a step: its loss and learning rate, tokens learned from per second, share of the run done, seconds left.
+    """Progress after a step: loss, learning rate, tokens per second, progress of the run from 0 to 1, seconds left.
 
-    `logged` where the step is one of those that go into the metrics; the others come a few times a second at most.
+    `logged` steps are those that also go into the metrics; events of other steps come a few times a second at most.
     """
 
     step: int
@@ -23,13 +23,13 @@ class TrainingProgress(NamedTuple):
     loss: float
     learning_rate: float
     tokens_per_second: float
-    share: float
-    left: float
+    progress: float
+    seconds_left: float
     logged: bool
 
 
 class TrainingValidated(NamedTuple):
-    """The validation data was scored; `best` where no earlier score was better."""
+    """The validation data was scored; `best` says that no earlier score was better."""
 
     step: int
     scores: dict[str, float]
@@ -38,24 +38,24 @@ class TrainingValidated(NamedTuple):
 
 
 class CheckpointSaved(NamedTuple):
-    """A checkpoint is on the disk, whole."""
+    """A checkpoint was written to disk completely."""
 
     step: int
     folder: Path
 
 
 class TrainingNote(NamedTuple):
-    """A sentence for people: what was found, chosen or repaired."""
+    """A sentence for people, such as a damaged checkpoint that is skipped."""
 
     text: str
 
 
 class TrainingFinished(NamedTuple):
-    """The run is over and the final model is saved; `next_commands` are commands that go on from here."""
+    """The run has ended and the final model is saved; `next_commands` are commands that use the model."""
 
     step: int
-    why: str
-    chosen: str
+    reason: str
+    chosen_weights: str
     scores: dict[str, float]
     out: Path
     next_commands: tuple[str, ...]
@@ -68,14 +68,14 @@ EventListener = Callable[[TrainingEvent], None]
 
 
 def silent(event: TrainingEvent) -> None:
-    """The listener that says nothing."""
+    """An event listener that ignores all events."""
 
 
 def broadcast(*listeners: EventListener) -> EventListener:
-    """One listener that passes every event on to all of these."""
+    """One listener that passes every event to all of `listeners`."""
 
-    def tell(event: TrainingEvent) -> None:
+    def notify(event: TrainingEvent) -> None:
         for listener in listeners:
             listener(event)
 
-    return tell
+    return notify

@@ -1,4 +1,4 @@
-"""The end of a run: which weights become the model, averages of checkpoints, and the model's folder."""
+"""The final model of a run: choose its weights, average checkpoints, write the model folder."""
 
 import shutil
 import tempfile
@@ -13,23 +13,23 @@ from manyformer.train.validation import Validator
 
 
 class WeightChoice(NamedTuple):
-    """The weights that were chosen, in words, and their scores on the validation data."""
+    """A candidate for the final weights: its description and its scores on the validation data."""
 
-    what: str
+    description: str
     scores: dict[str, float]
 
 
-def choose(
+def choose_weights(
     engine: TrainingEngine,
     *,
     last: WeightChoice,
     best: tuple[Path, WeightChoice] | None,
     averaged: Sequence[Path],
-    judge: Validator,
+    validator: Validator,
 ) -> WeightChoice:
-    """Put the final weights into the model: the best checkpoint, else the last, or an average where that is better.
+    """Load the final weights into the model: the best checkpoint, else the last, or an average if that scores better.
 
-    The model holds the last weights when this is called.
+    The model must hold the weights of the last step.
     """
     single = last if best is None else best[1]
     if best is not None:
@@ -37,22 +37,26 @@ def choose(
     if len(averaged) < 2:
         return single
     engine.average(averaged)
-    scores = judge()
+    scores = validator()
     assert scores is not None
-    what = f"the average of the last {len(averaged)} checkpoints"
-    if judge.sort_key(scores) < judge.sort_key(single.scores):
-        return WeightChoice(f"{what}, better than {single.what}", scores)
+    description = f"the average of the last {len(averaged)} checkpoints"
+    if validator.sort_key(scores) < validator.sort_key(single.scores):
+        return WeightChoice(f"{description}, better than {single.description}", scores)
     engine.read_weights(averaged[-1] if best is None else best[0])
-    return single._replace(what=f"{single.what}; {what} is not better ({judge.metric} {scores[judge.metric]:.4f})")
+    return single._replace(
+        description=(
+            f"{single.description}; {description} is not better ({validator.metric} {scores[validator.metric]:.4f})"
+        )
+    )
 
 
-def save_model(model: Model, path: Path, *, extras: Callable[[Path], None]) -> None:
-    """The model's folder, whole or not at all; `extras` adds tokenizers and a card to it."""
-    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".part", dir=path.parent))
+def save_model(model: Model, path: Path, *, write_extras: Callable[[Path], None]) -> None:
+    """Write the model folder atomically; `write_extras` adds tokenizers and a model card to it."""
+    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".part", dir=path.parent))
     try:
-        extras(fresh)
-        write_parts(model, fresh)
-        replace_folder(fresh, path)
+        write_extras(draft)
+        write_parts(model, draft)
+        replace_folder(draft, path)
     except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
         raise

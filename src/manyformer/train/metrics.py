@@ -1,4 +1,4 @@
-"""The metrics of a run as files: one JSON object a line, the same as a CSV table, and TensorBoard on request."""
+"""Metrics files of a run: JSON lines, the same rows as a CSV table, and TensorBoard event files on request."""
 
 import itertools
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.train.durable_files import replace_text, room_for
+from manyformer.train.durable_files import replace_text, report_disk_full
 
 MetricsRow = dict[str, Any]
 COLUMNS = (
@@ -29,31 +29,31 @@ COLUMNS = (
 
 
 class MetricsFiles:
-    """Appends to metrics.jsonl and metrics.csv after the first `rows`; later ones are of steps that are made again."""
+    """Appends rows to metrics.jsonl and metrics.csv; on resuming, only the first `rows` rows are retained."""
 
     def __init__(self, folder: Path, *, rows: int) -> None:
         self._jsonl, self._csv = folder / "metrics.jsonl", folder / "metrics.csv"
-        kept = list(itertools.islice(read_rows(self._jsonl), rows))
-        with room_for(f"the metrics in {folder}"):
-            replace_text(self._jsonl, "".join(json.dumps(row) + "\n" for row in kept))
-            replace_text(self._csv, "".join(_table(kept)))
+        retained = list(itertools.islice(read_rows(self._jsonl), rows))
+        with report_disk_full(f"the metrics in {folder}"):
+            replace_text(self._jsonl, "".join(json.dumps(row) + "\n" for row in retained))
+            replace_text(self._csv, "".join(_csv_lines(retained)))
 
     def add(self, row: MetricsRow) -> None:
-        """One more row, on its way to the disk when this returns. Numbers that are not finite become null."""
-        clean = {name: _finite(value) for name, value in row.items()}
+        """Append a row and flush it. Numbers that are not finite become null."""
+        clean = {name: _null_if_not_finite(value) for name, value in row.items()}
         assert set(clean) <= set(COLUMNS), f"no column for {set(clean) - set(COLUMNS)}"
-        with room_for(f"the metrics in {self._jsonl.parent}"):
+        with report_disk_full(f"the metrics in {self._jsonl.parent}"):
             with self._jsonl.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(clean) + "\n")
             with self._csv.open("a", encoding="utf-8", newline="") as file:
-                file.write(_line(clean))
+                file.write(_csv_line(clean))
 
     def close(self) -> None:
-        """Nothing is left to do: every row is written when it comes."""
+        """Nothing to close: every row is written by `add`."""
 
 
 def read_rows(path: Path) -> Iterator[MetricsRow]:
-    """The rows of a metrics.jsonl as far as they are whole: a kill may have cut the last one."""
+    """Yield the complete rows of a metrics.jsonl; the last one may be truncated by a kill."""
     if not path.is_file():
         return
     with path.open(encoding="utf-8") as file:
@@ -62,42 +62,42 @@ def read_rows(path: Path) -> Iterator[MetricsRow]:
                 row = json.loads(line)
             except ValueError:
                 return
-            # no part of an object is JSON, so that a row that lacks but its line end is whole
+            # no proper prefix of an object is valid JSON, so a row that parses is complete even without its line end
             yield row
 
 
-def _finite(value: Any) -> Any:
+def _null_if_not_finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _table(rows: Iterable[MetricsRow]) -> Iterator[str]:
+def _csv_lines(rows: Iterable[MetricsRow]) -> Iterator[str]:
     yield ",".join(COLUMNS) + "\n"
     for row in rows:
-        yield _line(row)
+        yield _csv_line(row)
 
 
-def _line(row: MetricsRow) -> str:
+def _csv_line(row: MetricsRow) -> str:
     # numbers and empty cells only: nothing to quote
     return ",".join("" if row.get(column) is None else str(row[column]) for column in COLUMNS) + "\n"
 
 
 class TensorBoardSink:
-    """The same rows as TensorBoard's event files, in the folder `tensorboard` of the run."""
+    """Writes the same rows as TensorBoard event files in the folder `tensorboard` of the run."""
 
-    def __init__(self, folder: Path, *, last: int) -> None:
+    def __init__(self, folder: Path, *, last_step: int) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise UserError('track: tensorboard needs one more library: pip install "manyformer[track]"') from error
-        # rows after the checkpoint that a run goes on from are hidden
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=last + 1)
+        # TensorBoard hides rows after the checkpoint that the run resumes from
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=last_step + 1)
 
     def add(self, row: MetricsRow) -> None:
         for name, value in row.items():
             if name != "step" and isinstance(value, int | float):
                 group = "valid" if name.startswith("valid_") else "train"
                 self._writer.add_scalar(f"{group}/{name.removeprefix('valid_')}", value, row["step"])
-        # a kill must not take what people have seen go by
+        # a kill must not lose rows that have already been displayed
         self._writer.flush()
 
     def close(self) -> None:

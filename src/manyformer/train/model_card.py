@@ -1,4 +1,4 @@
-"""The README.md beside a final model: what it is, what it learned from, how, and how well."""
+"""The model card (README.md) of a final model: recipe, data, scores and settings."""
 
 from collections.abc import Sequence
 
@@ -13,29 +13,29 @@ def model_card(
     model: Model,
     *,
     data: Sequence[str],
-    chosen: str,
+    chosen_weights: str,
     scores: dict[str, float],
     step: int,
 ) -> str:
-    """The card in Markdown."""
-    weights = sum(weight.numel() for weight in model.parameters())
+    """Format the model card as Markdown."""
+    parameters = sum(weight.numel() for weight in model.parameters())
     settings = "\n".join(f"- {name}: {value}" for name, value in model.spec.keywords.items())
     table = "\n".join(f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in scores.items())
-    learned = "\n".join(f"- {line}" for line in data)
+    data_lines = "\n".join(f"- {line}" for line in data)
     return f"""# {card.title}
 
 {card.paper}. {card.summary}
 
-Made by manyformer from the recipe `{card.name}`, {weights:,} parameters. Load it with
+Made by manyformer from the recipe `{card.name}`, {parameters:,} parameters. Load it with
 `manyformer.load("this folder")`.
 
 ## Data
 
-{learned}
+{data_lines}
 
 ## Scores on the validation data
 
-After {step} steps; the weights are {chosen}. The loss is in nats per target.
+After {step} steps; the weights are {chosen_weights}. The loss is in nats per target.
 
 | score | value |
 | --- | --- |
@@ -47,6 +47,6 @@ After {step} steps; the weights are {chosen}. The loss is in nats per target.
 
 ## Training settings
 
-Optimiser {run.optim.name}, schedule {run.schedule.name}, {run.batch.tokens * run.batch.accumulate:,} tokens a step,
-label smoothing {run.loss.smoothing:g}, seed {run.seed}. All of them are in `run.yaml` of the run.
+Optimizer {run.optim.name}, schedule {run.schedule.name}, {run.batch.tokens * run.batch.accumulate:,} tokens a step,
+label smoothing {run.loss.label_smoothing:g}, seed {run.seed}. All of them are in `run.yaml` of the run.
 """

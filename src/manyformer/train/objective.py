@@ -1,4 +1,4 @@
-"""What a step minimises, as one module with one forward, so that compilation and sharding see a whole."""
+"""The training objective: model and loss as one module with one forward, for compilation and sharding."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -21,19 +21,19 @@ from manyformer.models import BatchLoss, BatchScore, Model
 
 @final
 class TrainingObjective(nn.Module):
-    """The loss of a batch in training mode, its score otherwise, under the precision of the run."""
+    """Computes the loss of a batch in training mode and its score otherwise, under the precision of the run."""
 
-    def __init__(self, model: Model, *, smoothing: float, autocast: torch.dtype | None) -> None:
+    def __init__(self, model: Model, *, label_smoothing: float, autocast: torch.dtype | None) -> None:
         super().__init__()
-        self.model, self.smoothing, self.autocast = model, smoothing, autocast
+        self.model, self.label_smoothing, self.autocast = model, label_smoothing, autocast
 
     def forward(self, batch: Batch, state: State = None) -> BatchLoss | BatchScore:
-        """With a state, of rows that go on from it, which only a language model has."""
-        words = {} if state is None else {"state": state}
+        """Loss or score of a batch; `state` is the decoding state its rows continue from, for language models only."""
+        state_keywords = {} if state is None else {"state": state}
         with self._precision():
             if self.training:
-                return self.model.loss(batch, smoothing=self.smoothing, **words)
-            return self.model.score(batch, **words)
+                return self.model.loss(batch, label_smoothing=self.label_smoothing, **state_keywords)
+            return self.model.score(batch, **state_keywords)
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.autocast is None:
@@ -41,26 +41,26 @@ class TrainingObjective(nn.Module):
         return torch.autocast(self.model.device.type, dtype=self.autocast)
 
 
-def targets_in(batch: Batch) -> int:
-    """How many targets of a batch count; known before the forward pass, so that a step is normalised by all of them."""
-    wanted = batch.labels if isinstance(batch, ClassificationBatch | ImageClassificationBatch) else batch.targets
-    return int((wanted != IGNORE_INDEX).sum())
+def count_targets(batch: Batch) -> int:
+    """Number of targets that are not ignored; known before the forward pass, for normalization by the total."""
+    targets = batch.labels if isinstance(batch, ClassificationBatch | ImageClassificationBatch) else batch.targets
+    return int((targets != IGNORE_INDEX).sum())
 
 
-def tokens_in(batch: Batch) -> int:
-    """How many tokens are learned from: the targets, or all that is read where only some tokens have a target."""
+def count_tokens(batch: Batch) -> int:
+    """Number of tokens trained on: the targets, or all non-padding tokens if only some tokens have a target."""
     if isinstance(batch, CausalLMBatch | Seq2SeqBatch):
-        return targets_in(batch)
+        return count_targets(batch)
     if isinstance(batch, ImageClassificationBatch):
         return batch.pixels.numel()
     return batch.tokens.numel() if batch.segments is None else int((batch.segments != PADDING_SEGMENT).sum())
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch's tensors on `device`, copied while the device computes where that is possible."""
+    """Copy the batch's tensors to `device`, asynchronously where possible."""
     if device.type == "cpu":
         return batch
     moved: Iterator[Tensor | None] = (
-        None if part is None else part.pin_memory().to(device, non_blocking=True) for part in batch
+        None if tensor is None else tensor.pin_memory().to(device, non_blocking=True) for tensor in batch
     )
     return type(batch)(*moved)  # type: ignore[arg-type]

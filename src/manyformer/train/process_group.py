@@ -1,4 +1,4 @@
-"""The processes that train one model together, and the few things that they must agree on."""
+"""The processes that train one model together: their ranks, reductions over them, and errors raised by all."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -11,49 +11,51 @@ from torch import Tensor
 
 from manyformer.errors import UserError
 
-_LONGEST_MESSAGE = 2000
+_MAX_MESSAGE_BYTES = 2000
 
 
 class ProcessGroup(NamedTuple):
-    """Process `rank` of `size`, the `local`-th on its machine; one process alone is a world too, and pays nothing."""
+    """Process `rank` of `size`, number `local_rank` on its machine; a group of one process communicates nothing."""
 
     rank: int = 0
     size: int = 1
-    local: int = 0
+    local_rank: int = 0
 
     @property
-    def first(self) -> bool:
-        """Whether we are the one that writes and speaks."""
+    def is_main_process(self) -> bool:
+        """Whether this process writes files and reports events."""
         return self.rank == 0
 
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes, the same on each; in place."""
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Sum over all processes in place, with the same result on each."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
-    def sums(self, values: Sequence[float]) -> list[float]:
-        """The sums of plain numbers, in double precision."""
+    def sum_numbers(self, values: Sequence[float]) -> list[float]:
+        """Sum plain numbers over all processes, in float64."""
         if self.size == 1:
             return list(values)
-        found: list[float] = self.sum(torch.tensor(values, dtype=torch.float64, device=_device())).tolist()
-        return found
+        totals: list[float] = self.all_reduce(
+            torch.tensor(values, dtype=torch.float64, device=_collective_device())
+        ).tolist()
+        return totals
 
-    def of_first(self, value: float) -> float:
-        """The first process's value."""
-        return self.sums([value if self.first else 0.0])[0]
+    def broadcast_from_main(self, value: float) -> float:
+        """The main process's value, on all processes."""
+        return self.sum_numbers([value if self.is_main_process else 0.0])[0]
 
-    def any(self, value: object) -> bool:
-        """Whether it is true in any process."""
-        return bool(self.sums([float(bool(value))])[0])
+    def any_process(self, value: object) -> bool:
+        """Whether `value` is true in any process."""
+        return bool(self.sum_numbers([float(bool(value))])[0])
 
-    def wait(self) -> None:
-        """Until all processes have come here."""
-        self.any(None)
+    def barrier(self) -> None:
+        """Wait until all processes have called this."""
+        self.any_process(None)
 
     @contextmanager
-    def agreed(self) -> Iterator[None]:
-        """A block that all processes come through, or none: where one fails, all raise, with its message."""
+    def raise_together(self) -> Iterator[None]:
+        """A block that all processes complete, or none: if one fails, all raise, with its message."""
         if self.size == 1:
             yield
             return
@@ -62,51 +64,51 @@ class ProcessGroup(NamedTuple):
             yield
         except Exception as caught:
             error = caught
-        if self.any(error is not None):
+        if self.any_process(error is not None):
             message = self._message(error)
             raise error or UserError(message)
 
     def _message(self, error: Exception | None) -> str:
-        """What the first of the processes that failed has to say."""
-        said = ("" if error is None else str(error) or repr(error)).encode()[:_LONGEST_MESSAGE]
-        bytes_of = torch.zeros(self.size, _LONGEST_MESSAGE, dtype=torch.int32)
-        bytes_of[self.rank, : len(said)] = torch.tensor(list(said), dtype=torch.int32)
-        rows = self.sum(bytes_of.to(_device())).tolist()
+        """The error message of the failed process with the lowest rank."""
+        encoded = ("" if error is None else str(error) or repr(error)).encode()[:_MAX_MESSAGE_BYTES]
+        message_bytes = torch.zeros(self.size, _MAX_MESSAGE_BYTES, dtype=torch.int32)
+        message_bytes[self.rank, : len(encoded)] = torch.tensor(list(encoded), dtype=torch.int32)
+        rows = self.all_reduce(message_bytes.to(_collective_device())).tolist()
         return next(bytes(row).rstrip(b"\0").decode(errors="replace") for row in rows if any(row))
 
     @contextmanager
-    def first_goes_ahead(self) -> Iterator[None]:
-        """A block that the first process does before the others, so that they find what it made."""
+    def main_process_first(self) -> Iterator[None]:
+        """A block that the main process runs before the others, so that they can use the files it writes."""
         if self.size == 1:
             yield
             return
-        if not self.first:
-            self.wait()
+        if not self.is_main_process:
+            self.barrier()
         error: Exception | None = None
         try:
             yield
         except Exception as caught:
             error = caught
-        if self.first:
-            self.wait()
+        if self.is_main_process:
+            self.barrier()
         if error is not None:
             raise error
 
 
-ALONE = ProcessGroup()
+SINGLE_PROCESS_GROUP = ProcessGroup()
 
 
-def from_environment() -> ProcessGroup | None:
-    """The world that torchrun's variables describe; None where no launcher started us."""
+def process_group_from_environment() -> ProcessGroup | None:
+    """The process group that torchrun's environment variables describe; None if no launcher set them."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
     return ProcessGroup(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", "0")))
 
 
 @contextmanager
-def joined(world: ProcessGroup, device: torch.device) -> Iterator[None]:
-    """Connected with the other processes while the block runs."""
-    if world.size == 1 or dist.is_initialized():
+def initialized_process_group(process_group: ProcessGroup, device: torch.device) -> Iterator[None]:
+    """Initialize torch.distributed for this group while the block runs."""
+    if process_group.size == 1 or dist.is_initialized():
         yield
         return
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
@@ -116,6 +118,6 @@ def joined(world: ProcessGroup, device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _device() -> torch.device:
-    """Where this group's collectives take their tensors from."""
+def _collective_device() -> torch.device:
+    """The device type on which the collectives of this group's backend work."""
     return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")

@@ -1,11 +1,11 @@
-"""What a person sees of a run: a live bar on a terminal, plain lines elsewhere, and the same lines in log.txt."""
+"""Reporters of training events: a progress bar on a terminal, plain lines elsewhere, and the same lines in log.txt."""
 
 import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from manyformer.train.durable_files import room_for
+from manyformer.train.durable_files import report_disk_full
 from manyformer.train.events import (
     CheckpointSaved,
     EventListener,
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
 
 
 def reporter(stream: TextIO | None = None) -> EventListener:
-    """The live bar where `stream` (standard output by default) is a terminal, else plain lines."""
+    """A progress bar if `stream` (standard output by default) is a terminal, else plain lines."""
     stream = sys.stdout if stream is None else stream
     return LiveReporter(stream) if stream.isatty() else LineReporter(stream)
 
 
-def as_lines(event: TrainingEvent) -> list[str]:
-    """An event as plain lines, empty where there is nothing to say; a line's first word says what it is."""
+def format_event(event: TrainingEvent) -> list[str]:
+    """Format an event as plain lines, empty for events that are not printed; the first word is the kind of line."""
     match event:
         case TrainingStarted():
-            return [f"{subject:<8} {text}" for subject, text in event.lines]
+            return [f"{subject:<8} {text}" for subject, text in event.summary_lines]
         case TrainingProgress():
-            return [_progress(event)] if event.logged else []
+            return [_format_progress(event)] if event.logged else []
         case TrainingValidated():
             best = " (best)" if event.best else ""
-            return [f"valid    step {event.step}  {in_words(event.scores)}{best}"]
+            return [f"valid    step {event.step}  {format_scores(event.scores)}{best}"]
         case CheckpointSaved():
             return []
         case TrainingNote():
             return [f"note     {event.text}"]
         case TrainingFinished():
-            chosen = f"model    {event.chosen}  {in_words(event.scores)}  → {event.out / 'model'}"
+            model_line = f"model    {event.chosen_weights}  {format_scores(event.scores)}  → {event.out / 'model'}"
             commands = [f"{'next' if number == 0 else '':<8} {line}" for number, line in enumerate(event.next_commands)]
-            return [f"done     step {event.step}: {event.why}", chosen, *commands]
+            return [f"done     step {event.step}: {event.reason}", model_line, *commands]
 
 
-def in_words(scores: dict[str, float]) -> str:
-    """Scores in one line."""
+def format_scores(scores: dict[str, float]) -> str:
+    """Format scores in one line."""
     parts = []
     for name, value in scores.items():
         unit = " nats" if name == "loss" else ""
@@ -57,49 +57,49 @@ def in_words(scores: dict[str, float]) -> str:
     return "  ".join(parts)
 
 
-def _progress(event: TrainingProgress) -> str:
-    of = "" if event.steps is None else f"/{event.steps}"
+def _format_progress(event: TrainingProgress) -> str:
+    total = "" if event.steps is None else f"/{event.steps}"
     return (
-        f"step     {event.step}{of}  loss {event.loss:.4f}  lr {event.learning_rate:.3g}  "
-        f"{event.tokens_per_second:.0f} tokens/s  left {duration(event.left)}"
+        f"step     {event.step}{total}  loss {event.loss:.4f}  lr {event.learning_rate:.3g}  "
+        f"{event.tokens_per_second:.0f} tokens/s  left {format_duration(event.seconds_left)}"
     )
 
 
-def duration(seconds: float) -> str:
-    """Seconds as h:mm:ss or m:ss; ? where they are unknown."""
+def format_duration(seconds: float) -> str:
+    """Format seconds as h:mm:ss or m:ss; ? if they are not finite."""
     if not math.isfinite(seconds):
         return "?"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{remainder:02}" if hours else f"{minutes}:{remainder:02}"
 
 
 class LineReporter:
-    """Plain lines, each on its way when it is written."""
+    """Prints plain lines and flushes each."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def __call__(self, event: TrainingEvent) -> None:
-        for line in as_lines(event):
+        for line in format_event(event):
             print(line, file=self._stream, flush=True)
 
 
 class LogFileReporter:
-    """The plain lines in a file of the run's folder, after those of earlier parts of the run."""
+    """Appends the plain lines to a file of the run folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def __call__(self, event: TrainingEvent) -> None:
-        lines = as_lines(event)
+        lines = format_event(event)
         if lines:
-            with room_for(f"the log {self._path}"), self._path.open("a", encoding="utf-8") as file:
+            with report_disk_full(f"the log {self._path}"), self._path.open("a", encoding="utf-8") as file:
                 file.write("".join(f"{line}\n" for line in lines))
 
 
 class LiveReporter:
-    """A bar that is redrawn in place, with all other lines above it."""
+    """Draws a progress bar in place, with all other lines above it."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -110,27 +110,29 @@ class LiveReporter:
 
     def __call__(self, event: TrainingEvent) -> None:
         if isinstance(event, TrainingProgress):
-            self._move(event)
+            self._update_bar(event)
             return
         if isinstance(event, TrainingFinished):
             self.close()
-        for line in as_lines(event):
+        for line in format_event(event):
             self._console.print(line, soft_wrap=True, markup=False)
 
     def close(self) -> None:
-        """Leave the bar as it is and give the terminal back."""
+        """Stop drawing the bar and release the terminal."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
-    def _move(self, event: TrainingProgress) -> None:
+    def _update_bar(self, event: TrainingProgress) -> None:
         if self._bar is None:
-            self._open()
+            self._start_bar()
         assert self._bar is not None
         assert self._task is not None
-        self._bar.update(self._task, completed=event.share, text=_progress(event).removeprefix("step").strip())
+        self._bar.update(
+            self._task, completed=event.progress, text=_format_progress(event).removeprefix("step").strip()
+        )
 
-    def _open(self) -> None:
+    def _start_bar(self) -> None:
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bar
 

@@ -1,4 +1,4 @@
-"""The random generators of a process: seeded together, kept and put back exactly."""
+"""The random generators of a process: seed all of them, save and restore their states."""
 
 import base64
 import random
@@ -9,40 +9,40 @@ import torch
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's generators, those of all devices among them."""
+    """Seed Python's, NumPy's and torch's generators, including those of all devices."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
-def generators() -> dict[str, Any]:
-    """The state of all generators of this process, as JSON."""
+def generator_states() -> dict[str, Any]:
+    """The states of all generators of this process, as JSON data."""
     version, numbers, gauss = random.getstate()
-    kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "python": [version, list(numbers), gauss],
-        "numpy": [kind, np.asarray(keys).tolist(), place, has_gauss, cached],
-        "torch": _text(torch.get_rng_state()),
+        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
+        "torch": _encode_state(torch.get_rng_state()),
     }
     if torch.cuda.is_available():
-        state["cuda"] = _text(torch.cuda.get_rng_state())
+        state["cuda"] = _encode_state(torch.cuda.get_rng_state())
     return state
 
 
-def restore_generators(state: dict[str, Any]) -> None:
-    """Put back what `generators` gave."""
+def restore_generator_states(state: dict[str, Any]) -> None:
+    """Restore the states that `generator_states` returned."""
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
-    kind, keys, place, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), place, has_gauss, cached))
-    torch.set_rng_state(_tensor(state["torch"]))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(_decode_state(state["torch"]))
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(_tensor(state["cuda"]))
+        torch.cuda.set_rng_state(_decode_state(state["cuda"]))
 
 
-def _text(state: torch.Tensor) -> str:
+def _encode_state(state: torch.Tensor) -> str:
     return base64.b64encode(state.numpy().tobytes()).decode()
 
 
-def _tensor(text: str) -> torch.Tensor:
+def _decode_state(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8).clone()

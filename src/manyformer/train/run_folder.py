@@ -1,4 +1,4 @@
-"""The folder of a run: one process at a time, the merged run file, the environment, and what is asked of it again."""
+"""The folder of a run: its lock, the merged run file, the environment record, and checks on resuming."""
 
 import fcntl
 import json
@@ -15,27 +15,30 @@ import torch
 from manyformer.config import RUN_FILE, CosineSchedule, RunConfig, differences, dump_run, load_run
 from manyformer.errors import UserError, UserErrors
 from manyformer.recipes import RECIPES, get_recipe
-from manyformer.train.durable_files import remove_drafts, replace_text, room_for
+from manyformer.train.durable_files import remove_drafts, replace_text, report_disk_full
 
 RESULT_FILE = "result.json"
-LOCK = ".lock"
+LOCK_FILE = ".lock"
 
 
 @contextmanager
-def locked_folder(folder: Path, *, doing: str = "trained") -> Iterator[None]:
-    """The folder is ours while the block runs. Raises UserError where another process has it, `doing` the same.
+def locked_folder(folder: Path, *, activity: str = "trained") -> Iterator[None]:
+    """Hold the lock of a run folder while the block runs. Raises UserError if another process holds it.
 
-    The lock is the system's own: it goes with its process, so that nothing is left after a kill.
+    `activity` says in the message what that process does. The lock belongs to the operating system and ends with its
+    process, so a kill leaves no stale lock.
     """
-    with room_for(str(folder)):
+    with report_disk_full(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
-            raise UserError(f"{folder} is being {doing} by another process (number {owner}); wait or stop it") from None
+            raise UserError(
+                f"{folder} is being {activity} by another process (number {owner}); wait or stop it"
+            ) from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         remove_drafts(folder)
@@ -45,7 +48,7 @@ def locked_folder(folder: Path, *, doing: str = "trained") -> Iterator[None]:
 
 
 def move_aside(folder: Path) -> Path | None:
-    """Rename the folder of an earlier run out of the way; None where there is none. The caller holds no lock in it."""
+    """Rename the folder of an earlier run and return the new path, None if there is none. The caller holds no lock."""
     if not (folder / RUN_FILE).exists():
         return None
     with locked_folder(folder):
@@ -56,20 +59,24 @@ def move_aside(folder: Path) -> Path | None:
     return aside
 
 
-def refuse_foreign(folder: Path) -> None:
-    """Raise UserError where the folder holds files and none of them is a run's."""
+def check_run_folder(folder: Path) -> None:
+    """Raise UserError if the folder contains files but no run file."""
     if not folder.is_dir() or (folder / RUN_FILE).exists():
         return
-    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    if others:
-        raise UserError(f"{folder} is no run's folder: it holds {others[0]} but no {RUN_FILE}; choose another `out`")
+    file_names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if file_names:
+        raise UserError(
+            f"{folder} is not a run folder: it contains {file_names[0]} but no {RUN_FILE}; choose another `out`"
+        )
 
 
 def as_run(target: RunConfig | str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
-    """The run that is meant by a record, or by a name or file and overrides."""
+    """The configuration of a run, from a RunConfig or from a name or file and overrides."""
     if isinstance(target, RunConfig):
         if overrides:
-            raise UserError("overrides go with a run's name or file; a Run is changed by run.model_copy(update=...)")
+            raise UserError(
+                "overrides go with a run's name or file; a RunConfig is changed by run.model_copy(update=...)"
+            )
         return target if target.out else target.model_copy(update={"out": f"runs/{target.recipe}"})
     return load_run(
         target,
@@ -80,29 +87,29 @@ def as_run(target: RunConfig | str | Path, overrides: Sequence[str] | Mapping[st
     )
 
 
-def write_run_file(folder: Path, run: RunConfig, *, begun: bool, tell: Callable[[str], None]) -> None:
-    """Write the merged run file. Raises UserErrors where the folder has `begun` training with other settings."""
+def write_run_file(folder: Path, run: RunConfig, *, has_checkpoint: bool, log: Callable[[str], None]) -> None:
+    """Write the merged run file. Raises UserErrors if the folder has a checkpoint trained with other settings."""
     file = folder / RUN_FILE
-    if begun and file.exists():
-        before = as_run(file)
-        if changed := differences(before, run):
-            first = (
-                f"{folder} has begun with other settings; put them back, choose another out, or start over with fresh"
+    if has_checkpoint and file.exists():
+        previous = as_run(file)
+        if changed := differences(previous, run):
+            headline = (
+                f"{folder} was trained with other settings; restore them, choose another out, or start over with fresh"
             )
-            raise UserErrors([first, *changed])
-        if before.limits != run.limits and isinstance(run.schedule, CosineSchedule) and run.schedule.steps is None:
-            tell("the limits have changed, so the learning rate falls to another end from here on")
-    with room_for(f"the run file {file}"):
+            raise UserErrors([headline, *changed])
+        if previous.limits != run.limits and isinstance(run.schedule, CosineSchedule) and run.schedule.steps is None:
+            log("the limits have changed, so the learning rate schedule now ends at another step")
+    with report_disk_full(f"the run file {file}"):
         replace_text(file, dump_run(run))
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """What a result may depend on besides the run: versions, processor, threads."""
+def collect_environment(device: torch.device) -> dict[str, Any]:
+    """Collect what a result may depend on besides the run: versions, processor, threads."""
     import numpy
 
     from manyformer import __version__
 
-    found = {
+    info = {
         "manyformer": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -115,11 +122,11 @@ def environment(device: torch.device) -> dict[str, Any]:
         "command": sys.argv,
     }
     if device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-        found["cuda"] = torch.version.cuda
-    return found
+        info["gpu"] = torch.cuda.get_device_name(device)
+        info["cuda"] = torch.version.cuda
+    return info
 
 
 def write_environment(folder: Path, device: torch.device) -> None:
-    """env.json of the run."""
-    replace_text(folder / "env.json", json.dumps(environment(device), indent=2) + "\n")
+    """Write env.json of the run."""
+    replace_text(folder / "env.json", json.dumps(collect_environment(device), indent=2) + "\n")

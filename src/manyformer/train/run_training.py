@@ -1,4 +1,4 @@
-"""`manyformer.train`: a run from its name or record to its final model."""
+"""`manyformer.train`: train a run, given by name, file or configuration, to its final model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,11 +12,16 @@ from manyformer.recipes import get_recipe
 from manyformer.train.build_model import choose_device
 from manyformer.train.data_protocols import TrainingDataProtocol
 from manyformer.train.events import EventListener, TrainingNote, broadcast, silent
-from manyformer.train.process_group import ALONE, ProcessGroup, from_environment, joined
+from manyformer.train.process_group import (
+    SINGLE_PROCESS_GROUP,
+    ProcessGroup,
+    initialized_process_group,
+    process_group_from_environment,
+)
 from manyformer.train.reporter import LiveReporter, LogFileReporter, reporter
-from manyformer.train.run_folder import as_run, locked_folder, move_aside, refuse_foreign
+from manyformer.train.run_folder import as_run, check_run_folder, locked_folder, move_aside
 from manyformer.train.session import TrainingSession, TrainResult
-from manyformer.train.signals import listening
+from manyformer.train.signals import handle_stop_signals
 
 
 def train(
@@ -26,48 +31,58 @@ def train(
     fresh: bool = False,
     on_event: EventListener | None = None,
 ) -> TrainResult:
-    """Train what a run describes, or go on where it was interrupted, and save the final model in its folder.
+    """Train a run, or resume it where it was interrupted, and save the final model in its folder.
 
-    `run` is a record, a run file, a shipped run's name or a recipe's name, the latter three with overrides such as
-    `["depth=4", "limits.steps=500"]`. `fresh` moves an earlier run in the same folder aside and starts over.
-    `on_event` is told what happens (manyformer.train.events); None shows it on standard output. Raises UserError where
-    something can be mended, `TrainingInterrupted` after Ctrl-C.
+    `run` is a RunConfig, a run file, a shipped run's name or a recipe's name, the latter three with overrides such as
+    `["depth=4", "limits.steps=500"]`. `fresh` renames the folder of an earlier run and starts over. `on_event` receives
+    training events (manyformer.train.events); None prints them on standard output. Raises UserError for mistakes that
+    the user can correct and `TrainingInterrupted` after Ctrl-C.
     """
-    record = as_run(run, overrides)
-    tell = reporter() if on_event is None else on_event
+    config = as_run(run, overrides)
+    listener = reporter() if on_event is None else on_event
     try:
-        world = from_environment()
-        if world is None and record.devices > 1:
+        process_group = process_group_from_environment()
+        if process_group is None and config.devices > 1:
             from manyformer.train.launch import launch
 
-            return launch(record, fresh=fresh, tell=tell)
-        return take_part(record, ALONE if world is None else world, fresh=fresh, tell=tell)
+            return launch(config, fresh=fresh, on_event=listener)
+        return train_in_process(
+            config, SINGLE_PROCESS_GROUP if process_group is None else process_group, fresh=fresh, on_event=listener
+        )
     finally:
-        if on_event is None and isinstance(tell, LiveReporter):
-            tell.close()
+        if on_event is None and isinstance(listener, LiveReporter):
+            listener.close()
 
 
-def take_part(run: RunConfig, world: ProcessGroup, *, fresh: bool, tell: EventListener) -> TrainResult:
-    """One process's part in a run; only the first process of several is heard."""
+def train_in_process(
+    run: RunConfig, process_group: ProcessGroup, *, fresh: bool, on_event: EventListener
+) -> TrainResult:
+    """Train a run in this process of the group; only the main process reports events."""
     assert run.out is not None
     out = Path(run.out)
-    device = choose_device(run.device, world)
+    device = choose_device(run.device, process_group)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    with joined(world, device), listening(patient=world.size > 1) as wish, ExitStack() as held:
-        with world.agreed():
-            if world.first:
-                refuse_foreign(out)
-                if fresh and (aside := move_aside(out)):
-                    tell(TrainingNote(f"the earlier run is now in {aside}"))
-                held.enter_context(locked_folder(out))
-                tell = broadcast(tell, LogFileReporter(out / "log.txt"))
-        return TrainingSession(run, out, tell if world.first else silent, wish, open_source, world).train()
+    with (
+        initialized_process_group(process_group, device),
+        handle_stop_signals(patient=process_group.size > 1) as stop_signal,
+        ExitStack() as resources,
+    ):
+        with process_group.raise_together():
+            if process_group.is_main_process:
+                check_run_folder(out)
+                if fresh and (moved := move_aside(out)):
+                    on_event(TrainingNote(f"the earlier run is now in {moved}"))
+                resources.enter_context(locked_folder(out))
+                on_event = broadcast(on_event, LogFileReporter(out / "log.txt"))
+        return TrainingSession(
+            run, out, on_event if process_group.is_main_process else silent, stop_signal, open_run_data, process_group
+        ).train()
 
 
-def open_source(run: RunConfig, out: Path, say: Callable[[str], None]) -> TrainingDataProtocol:
-    """The data of a run."""
+def open_run_data(run: RunConfig, out: Path, log: Callable[[str], None]) -> TrainingDataProtocol:
+    """Open the training and validation data of a run."""
     from manyformer.data import open_data
 
     task = get_recipe(run.recipe).card.task
-    return open_data(run.data, task, batch_tokens=run.batch.tokens, cache=out / "data", seed=run.seed, say=say)
+    return open_data(run.data, task, batch_tokens=run.batch.tokens, cache=out / "data", seed=run.seed, log=log)

@@ -1,4 +1,4 @@
-"""Learning rates as pure functions of the step; steps count from 1."""
+"""Learning rate schedules as pure functions of the step; steps count from 1."""
 
 import math
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from manyformer.config import ConstantSchedule, CosineSchedule, NoamSchedule, RunConfig
 
 LearningRateFn = Callable[[int, float], float]
-"""From the step that is about to be made and the share of the run that lies behind it (0 to 1) to the learning rate."""
+"""Maps the next step and the progress of the run before it (0 to 1) to the learning rate."""
 
 
 def noam(step: int, *, width: int, warmup: int, scale: float = 1.0) -> float:
@@ -15,50 +15,50 @@ def noam(step: int, *, width: int, warmup: int, scale: float = 1.0) -> float:
     return float(scale * width**-0.5 * min(step**-0.5, step * warmup**-1.5))
 
 
-def rise(step: int, *, warmup: int) -> float:
-    """The factor of a linear warm-up: step / warmup, 1 from step `warmup` on."""
+def linear_warmup(step: int, *, warmup: int) -> float:
+    """Factor of a linear warm-up: step / warmup, 1 from step `warmup` on."""
     return min(1.0, step / warmup) if warmup else 1.0
 
 
-def cosine(share: float, *, final: float) -> float:
-    """Half a cosine from 1 at share 0 down to `final` at share 1 (Loshchilov and Hutter 2017), flat outside."""
-    share = min(1.0, max(0.0, share))
-    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * share))
+def cosine(progress: float, *, final_ratio: float) -> float:
+    """Half a cosine from 1 at progress 0 to `final_ratio` at 1 (Loshchilov and Hutter 2017), constant outside."""
+    progress = min(1.0, max(0.0, progress))
+    return final_ratio + (1 - final_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def schedule(run: RunConfig, *, width: int | None) -> LearningRateFn:
-    """The learning rate of `run`; `width` is the model's, for a Noam schedule that names none.
+def make_schedule(run: RunConfig, *, width: int | None) -> LearningRateFn:
+    """The learning rate schedule of `run`; `width` is the model's, for a Noam schedule without one.
 
-    A cosine falls over the steps that it is given, else over the run; where the run's end is not a number of steps, the
-    share of the run that lies behind decides.
+    A cosine spans its own number of steps if it has one, else the run; for a run that is not limited by steps alone, it
+    follows the progress of the run.
     """
-    wanted, warmup = run.schedule, run.warmup
-    if isinstance(wanted, NoamSchedule):
-        scale = wanted.scale
-        wide = wanted.width or width
-        assert wide is not None, "load_run asks for a width where the recipe has no dim"
-        return lambda step, share: noam(step, width=wide, warmup=warmup, scale=scale)
+    config, warmup = run.schedule, run.warmup
+    if isinstance(config, NoamSchedule):
+        scale = config.scale
+        dim = config.width or width
+        assert dim is not None, "load_run requires a width for a recipe without dim"
+        return lambda step, progress: noam(step, width=dim, warmup=warmup, scale=scale)
     peak = run.optim.lr
-    assert peak is not None, "the record fills the rate in for every schedule but noam"
-    if isinstance(wanted, ConstantSchedule):
-        return lambda step, share: peak * rise(step, warmup=warmup)
-    return _cosine(wanted, peak=peak, warmup=warmup, only_steps=_only_steps(run))
+    assert peak is not None, "RunConfig sets lr for every schedule except noam"
+    if isinstance(config, ConstantSchedule):
+        return lambda step, progress: peak * linear_warmup(step, warmup=warmup)
+    return _cosine(config, peak=peak, warmup=warmup, run_steps=_steps_if_only_limit(run))
 
 
-def _only_steps(run: RunConfig) -> int | None:
+def _steps_if_only_limit(run: RunConfig) -> int | None:
     limits = run.limits
-    others = (limits.epochs, limits.tokens, limits.minutes, limits.processor)
-    return limits.steps if all(limit is None for limit in others) else None
+    other_limits = (limits.epochs, limits.tokens, limits.minutes, limits.cpu_minutes)
+    return limits.steps if all(limit is None for limit in other_limits) else None
 
 
-def _cosine(wanted: CosineSchedule, *, peak: float, warmup: int, only_steps: int | None) -> LearningRateFn:
-    end = only_steps if wanted.steps is None else wanted.steps
+def _cosine(config: CosineSchedule, *, peak: float, warmup: int, run_steps: int | None) -> LearningRateFn:
+    final_step = run_steps if config.steps is None else config.steps
 
-    def rate(step: int, share: float) -> float:
+    def learning_rate(step: int, progress: float) -> float:
         if step <= warmup:
-            return peak * rise(step, warmup=warmup)
-        if end is not None:
-            share = (step - warmup) / max(1, end - warmup)
-        return peak * cosine(share, final=wanted.final)
+            return peak * linear_warmup(step, warmup=warmup)
+        if final_step is not None:
+            progress = (step - warmup) / max(1, final_step - warmup)
+        return peak * cosine(progress, final_ratio=config.final_ratio)
 
-    return rate
+    return learning_rate

@@ -1,4 +1,4 @@
-"""One process's part in a run, from its data to its final model."""
+"""A training session: one process trains a run from its data to its final model."""
 
 import json
 from collections.abc import Callable
@@ -12,220 +12,242 @@ from manyformer.config import RunConfig
 from manyformer.models import Model
 from manyformer.models.carried_state import has_memory
 from manyformer.recipes import get_recipe
-from manyformer.train.build_model import build_model, choose_device, choose_sharing, make_objective
+from manyformer.train.build_model import build_model, choose_device, choose_strategy, make_objective
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint, CheckpointStore
 from manyformer.train.data_protocols import TrainingDataProtocol
-from manyformer.train.durable_files import DiskFull, replace_text, room_for
+from manyformer.train.durable_files import DiskFull, replace_text, report_disk_full
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import EventListener, TrainingFinished, TrainingNote, TrainingStarted
-from manyformer.train.final_model import WeightChoice, choose, save_model
+from manyformer.train.final_model import WeightChoice, choose_weights, save_model
 from manyformer.train.init_from import check_random_init, load_initial_weights
 from manyformer.train.metrics import MetricsFiles, TensorBoardSink
 from manyformer.train.model_card import model_card
-from manyformer.train.process_group import ALONE, ProcessGroup
+from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.rng import seed_everything
 from manyformer.train.run_folder import RESULT_FILE, write_environment, write_run_file
-from manyformer.train.schedules import schedule
+from manyformer.train.schedules import make_schedule
 from manyformer.train.signals import StopSignal
-from manyformer.train.train_state import ended
+from manyformer.train.train_state import end_reason
 from manyformer.train.training_loop import LoopParts, MetricsSink, TrainingLoop
 from manyformer.train.validation import Validator
 from manyformer.training_hooks import uses_neighbours
 
 DataOpener = Callable[[RunConfig, Path, Callable[[str], None]], TrainingDataProtocol]
-"""Opens the data of a run; what it makes of it goes into the run's folder, what takes long is told."""
+"""Opens the data of a run; prepared data is written to the run folder, slow steps are logged."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A finished run: its folder, last step, why it ended, which weights were chosen and their validation scores."""
+    """A finished run: its folder, last step, end reason, chosen weights (in words) and their validation scores."""
 
     out: Path
     step: int
-    why: str
-    chosen: str
+    reason: str
+    chosen_weights: str
     scores: dict[str, float]
 
     def load(self) -> Model:
-        """The final model."""
+        """Load the final model."""
         from manyformer.api import load
 
         return load(self.out / "model")
 
 
 class TrainingSession:
-    """Opens what a run needs and carries it out."""
+    """Opens data, model and checkpoints of a run and trains it."""
 
     def __init__(
         self,
         run: RunConfig,
         out: Path,
-        tell: EventListener,
-        wish: StopSignal,
+        on_event: EventListener,
+        stop_signal: StopSignal,
         open_data: DataOpener,
-        world: ProcessGroup = ALONE,
+        process_group: ProcessGroup = SINGLE_PROCESS_GROUP,
     ) -> None:
-        self.run, self.out, self.tell, self.world = run, out, tell, world
+        self.run, self.out, self.on_event, self.process_group = run, out, on_event, process_group
         self.card = get_recipe(run.recipe).card
-        device = choose_device(run.device, world)
-        sharing = choose_sharing(run.strategy, world)
-        self.store = CheckpointStore(out / "checkpoints", world)
-        checkpoint = self.store.newest(lambda text: tell(TrainingNote(text)))
-        with world.agreed():
-            if world.first:
-                write_run_file(out, run, begun=checkpoint is not None, tell=lambda text: tell(TrainingNote(text)))
+        device = choose_device(run.device, process_group)
+        strategy = choose_strategy(run.strategy, process_group)
+        self.store = CheckpointStore(out / "checkpoints", process_group)
+        checkpoint = self.store.newest(lambda text: on_event(TrainingNote(text)))
+        with process_group.raise_together():
+            if process_group.is_main_process:
+                write_run_file(
+                    out, run, has_checkpoint=checkpoint is not None, log=lambda text: on_event(TrainingNote(text))
+                )
                 write_environment(out, device)
-        with world.first_goes_ahead():
-            self.data = open_data(run, out, lambda text: tell(TrainingNote(text)))
+        with process_group.main_process_first():
+            self.data = open_data(run, out, lambda text: on_event(TrainingNote(text)))
         seed_everything(run.seed)
         self.model = build_model(run, self.data)
         if checkpoint is None:
-            self._begin(run.start)
-        self.weights = sum(weight.numel() for weight in self.model.parameters())
-        goes_on = self.data.train.goes_on
-        self.engine = TrainingEngine(make_objective(run, self.model, device), run.optim, sharing, goes_on=goes_on)
-        if world.rank:
-            # equal weights, but dropout of one's own
-            seed_everything(run.seed + 7919 * world.rank)
-        self.judge = Validator(self.engine.scorer, self.data.valid, run.evaluate, world)
-        self.loop = self._loop(checkpoint, wish)
-        self._introduce(device)
+            self._init_weights(run.init_from)
+        self.num_parameters = sum(weight.numel() for weight in self.model.parameters())
+        rows_continue = self.data.train.rows_continue
+        self.engine = TrainingEngine(
+            make_objective(run, self.model, device), run.optim, strategy, rows_continue=rows_continue
+        )
+        if process_group.rank:
+            # equal weights, but different dropout in each process
+            seed_everything(run.seed + 7919 * process_group.rank)
+        self.validator = Validator(self.engine.scorer, self.data.valid, run.evaluate, process_group)
+        self.loop = self._make_loop(checkpoint, stop_signal)
+        self._report_started(device)
         if checkpoint is not None:
             self.loop.resume(checkpoint)
-            tell(TrainingNote(f"going on from step {checkpoint.step}"))
+            on_event(TrainingNote(f"resuming from step {checkpoint.step}"))
 
-    def _begin(self, start: str | None) -> None:
-        if start is None:
+    def _init_weights(self, source: str | None) -> None:
+        if source is None:
             check_random_init(self.model)
             return
-        load_initial_weights(self.model, start, self.data)
-        self.tell(TrainingNote(f"it begins with the weights of {start}"))
+        load_initial_weights(self.model, source, self.data)
+        self.on_event(TrainingNote(f"weights initialized from {source}"))
 
     def train(self) -> TrainResult:
         """Train to the end, choose the weights and save the model."""
-        if (before := self._finished()) is not None:
-            return before
-        why = self._go()
-        choice = self._choose()
-        step = self.loop.standing.step
-        result = TrainResult(self.out, step, why, choice.what, choice.scores)
-        whole = self.engine.sharing.whole(self.model)
-        with self.world.agreed(), room_for(f"the final model in {self.out}"):
-            if self.world.first:
-                save_model(whole, self.out / "model", extras=lambda folder: self._dress(folder, choice))
-                found = {**asdict(result), "out": str(self.out), "save": self.run.save.model_dump()}
-                replace_text(self.out / RESULT_FILE, json.dumps(found, indent=2) + "\n")
-        return self._ended(result)
+        if (previous := self._finished_result()) is not None:
+            return previous
+        reason = self._run_loop()
+        choice = self._choose_weights()
+        step = self.loop.train_state.step
+        result = TrainResult(self.out, step, reason, choice.description, choice.scores)
+        full_model = self.engine.strategy.full_model(self.model)
+        with self.process_group.raise_together(), report_disk_full(f"the final model in {self.out}"):
+            if self.process_group.is_main_process:
+                save_model(
+                    full_model, self.out / "model", write_extras=lambda folder: self._write_extras(folder, choice)
+                )
+                record = {**asdict(result), "out": str(self.out), "save": self.run.save.model_dump()}
+                replace_text(self.out / RESULT_FILE, json.dumps(record, indent=2) + "\n")
+        return self._report_finished(result)
 
-    def _ended(self, result: TrainResult) -> TrainResult:
-        self.tell(TrainingFinished(result.step, result.why, result.chosen, result.scores, self.out, self._next()))
+    def _report_finished(self, result: TrainResult) -> TrainResult:
+        self.on_event(
+            TrainingFinished(
+                result.step, result.reason, result.chosen_weights, result.scores, self.out, self._next_commands()
+            )
+        )
         return result
 
-    def _finished(self) -> TrainResult | None:
-        """What this run gave when it was finished earlier, where nothing is left to do."""
-        file, standing = self.out / RESULT_FILE, self.loop.standing
-        if not file.exists() or ended(self.run, standing) is None or not (self.out / "model").is_dir():
+    def _finished_result(self) -> TrainResult | None:
+        """The result of this run if it has already finished, else None."""
+        file, train_state = self.out / RESULT_FILE, self.loop.train_state
+        if not file.exists() or end_reason(self.run, train_state) is None or not (self.out / "model").is_dir():
             return None
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if found["step"] != standing.step or found.pop("save") != self.run.save.model_dump():
+        record = json.loads(file.read_text(encoding="utf-8"))
+        if record["step"] != train_state.step or record.pop("save") != self.run.save.model_dump():
             return None
-        self.tell(TrainingNote("this run was finished before; its model is as it was"))
-        return self._ended(TrainResult(**{**found, "out": self.out}))
+        self.on_event(TrainingNote("this run has already finished; its model is unchanged"))
+        return self._report_finished(TrainResult(**{**record, "out": self.out}))
 
-    def _go(self) -> str:
+    def _run_loop(self) -> str:
         try:
             with ExitStack() as sinks:
                 for sink in self.loop.parts.sinks:
                     sinks.callback(sink.close)
-                return self.loop.go()
+                return self.loop.train()
         except DiskFull as error:
             steps = self.store.steps()
-            kept = f"; {self.store.path(steps[-1])} is whole" if steps else ""
-            raise DiskFull(f"{error}{kept}. Free some space: the same command continues.") from error
+            saved = f"; {self.store.path(steps[-1])} is intact" if steps else ""
+            raise DiskFull(f"{error}{saved}. Free some space: the same command continues.") from error
 
-    def _loop(self, checkpoint: Checkpoint | None, wish: StopSignal) -> TrainingLoop:
-        run, feed, world = self.run, self.data.train, self.world
-        if world.size > 1:
-            feed = feed.shard(world.rank, world.size)
+    def _make_loop(self, checkpoint: Checkpoint | None, stop_signal: StopSignal) -> TrainingLoop:
+        run, feed, process_group = self.run, self.data.train, self.process_group
+        if process_group.size > 1:
+            feed = feed.shard(process_group.rank, process_group.size)
         parts = LoopParts(
             engine=self.engine,
             feed=feed,
-            judge=self.judge,
-            rate=schedule(run, width=self.model.spec.keywords.get("dim")),
-            saver=CheckpointWriter(self.store, self.engine, feed, lambda text: self.tell(TrainingNote(text))),
-            sinks=self._sinks(checkpoint) if world.first else (),
-            tell=self.tell,
-            stop_signal=wish,
+            validator=self.validator,
+            learning_rate=make_schedule(run, width=self.model.spec.keywords.get("dim")),
+            checkpoint_writer=CheckpointWriter(
+                self.store, self.engine, feed, lambda text: self.on_event(TrainingNote(text))
+            ),
+            sinks=self._make_sinks(checkpoint) if process_group.is_main_process else (),
+            on_event=self.on_event,
+            stop_signal=stop_signal,
         )
         return TrainingLoop(run, parts)
 
-    def _sinks(self, checkpoint: Checkpoint | None) -> list[MetricsSink]:
-        rows = 0 if checkpoint is None else int(checkpoint.state["standing"]["rows"])
+    def _make_sinks(self, checkpoint: Checkpoint | None) -> list[MetricsSink]:
+        rows = 0 if checkpoint is None else int(checkpoint.state["train_state"]["metrics_rows"])
         sinks: list[MetricsSink] = [MetricsFiles(self.out, rows=rows)]
-        if "tensorboard" in self.run.track:
-            sinks.append(TensorBoardSink(self.out, last=0 if checkpoint is None else checkpoint.step))
+        if "tensorboard" in self.run.trackers:
+            sinks.append(TensorBoardSink(self.out, last_step=0 if checkpoint is None else checkpoint.step))
         return sinks
 
-    def _introduce(self, device: torch.device) -> None:
-        number = torch.get_num_threads()
-        threads = f", {number} thread{'s' * (number > 1)}" if device.type == "cpu" else ""
-        size, strategy = self.world.size, self.run.strategy
-        together = f", {size} processes ({strategy})" if size > 1 else ""
-        lines = (
+    def _report_started(self, device: torch.device) -> None:
+        num_threads = torch.get_num_threads()
+        threads = f", {num_threads} thread{'s' * (num_threads > 1)}" if device.type == "cpu" else ""
+        size, strategy = self.process_group.size, self.run.strategy
+        processes = f", {size} processes ({strategy})" if size > 1 else ""
+        summary_lines = (
             *(("data", line) for line in self.data.describe()),
-            ("model", f"{self.model.spec.recipe}, {self.weights:,} parameters"),
-            *self._remembers(),
-            *self._looks_up(),
-            ("device", f"{device}{threads}{together}, seed {self.run.seed}"),
+            ("model", f"{self.model.spec.recipe}, {self.num_parameters:,} parameters"),
+            *self._memory_lines(),
+            *self._neighbour_lines(),
+            ("device", f"{device}{threads}{processes}, seed {self.run.seed}"),
             ("run", str(self.out)),
         )
-        self.tell(TrainingStarted(lines, self.out))
+        self.on_event(TrainingStarted(summary_lines, self.out))
 
-    def _remembers(self) -> list[tuple[str, str]]:
-        """What becomes of a model's memory, where it has one."""
+    def _memory_lines(self) -> list[tuple[str, str]]:
+        """Summary line about the carried state of a model with a memory."""
         if not has_memory(self.model):
             return []
-        if self.engine.memory.on:
-            return [("memory", "goes on from batch to batch")]
-        return [("memory", "always empty in training: rows of this data do not go on (data.packing=lanes does that)")]
+        if self.engine.carried_state.enabled:
+            return [("memory", "carried from batch to batch")]
+        return [("memory", "always empty in training: set data.packing=contiguous for rows that continue")]
 
-    def _looks_up(self) -> list[tuple[str, str]]:
-        """Where a model that looks things up has them from."""
+    def _neighbour_lines(self) -> list[tuple[str, str]]:
+        """Summary line about the neighbours of a model that uses precomputed neighbours."""
         if not uses_neighbours(self.model):
             return []
-        none = "none: nothing is looked up (data.neighbours names what `manyformer datastore neighbours` found)"
-        return [("neighbours", str(getattr(self.run.data, "neighbours", None) or none))]
+        no_neighbours = "none (data.neighbours takes a folder that `manyformer datastore neighbours` has written)"
+        return [("neighbours", str(getattr(self.run.data, "neighbours", None) or no_neighbours))]
 
-    def _choose(self) -> WeightChoice:
-        standing, save = self.loop.standing, self.run.save
-        last = WeightChoice(f"those of the last step, {standing.step}", standing.scores)
+    def _choose_weights(self) -> WeightChoice:
+        train_state, save = self.loop.train_state, self.run.save
+        last = WeightChoice(f"those of the last step, {train_state.step}", train_state.scores)
         best = None
-        if save.best and (first := standing.ranking[0]).step != standing.step:
-            folder = self.store.path(first.step)
+        if save.keep_best and (best_entry := train_state.ranking[0]).step != train_state.step:
+            folder = self.store.path(best_entry.step)
             if folder.is_dir():
-                best = folder, WeightChoice(f"those of step {first.step}, the best", first.scores)
-        regular = [self.store.path(step) for step in self.loop.regular()]
-        averaged = regular[-save.average :] if save.average else []
-        return choose(self.engine, last=last, best=best, averaged=averaged, judge=self.judge)
+                best = folder, WeightChoice(f"those of step {best_entry.step}, the best", best_entry.scores)
+        scheduled = [self.store.path(step) for step in self.loop.scheduled_steps()]
+        averaged = scheduled[-save.average_last :] if save.average_last else []
+        return choose_weights(self.engine, last=last, best=best, averaged=averaged, validator=self.validator)
 
-    def _dress(self, folder: Path, choice: WeightChoice) -> None:
-        """Tokenizers and a card beside the weights."""
+    def _write_extras(self, folder: Path, choice: WeightChoice) -> None:
+        """Write tokenizers and a model card next to the weights."""
         self.data.save(folder)
-        step = self.loop.standing.step
-        about = self.data.describe()
+        step = self.loop.train_state.step
+        data_lines = self.data.describe()
         text = model_card(
-            self.run, self.card, self.model, data=about, chosen=choice.what, scores=choice.scores, step=step
+            self.run,
+            self.card,
+            self.model,
+            data=data_lines,
+            chosen_weights=choice.description,
+            scores=choice.scores,
+            step=step,
         )
         (folder / "README.md").write_text(text, encoding="utf-8")
 
-    def _next(self) -> tuple[str, ...]:
-        """Commands that go on from here."""
-        start = {"stdlib": "def ", None: "ab"}.get(getattr(self.run.data, "path", None), "The ")
-        written = f'manyformer generate {self.out} "{start}"'
-        use = {
-            "language-model": (f"manyformer paint {self.out}" if self.run.data.kind == "images" else written,),
+    def _next_commands(self) -> tuple[str, ...]:
+        """Commands that use the trained model."""
+        prompt = {"stdlib": "def ", None: "ab"}.get(getattr(self.run.data, "path", None), "The ")
+        generate = f'manyformer generate {self.out} "{prompt}"'
+        task_commands = {
+            "language-model": (f"manyformer paint {self.out}" if self.run.data.kind == "images" else generate,),
             "translation": (f'manyformer translate {self.out} "TEXT"',),
             "tagging": (f"manyformer tag {self.out} FILE.conllu",),
         }
-        return (*use.get(self.card.task, ()), f"manyformer evaluate {self.out}", f"manyformer plot {self.out}")
+        return (
+            *task_commands.get(self.card.task, ()),
+            f"manyformer evaluate {self.out}",
+            f"manyformer plot {self.out}",
+        )

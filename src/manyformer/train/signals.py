@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that the loop looks at between steps."""
+"""Ctrl-C and SIGTERM as a stop signal that the training loop checks between steps."""
 
 import signal
 import threading
@@ -10,38 +10,38 @@ from manyformer.errors import UserError
 
 
 class TrainingInterrupted(UserError):
-    """The run was asked to stop, has saved, and can be gone on with; the command line ends with 130."""
+    """The run was stopped by a signal after saving and can be resumed; the command line exits with 130."""
 
 
 class StopSignal:
-    """Whether somebody asked to stop."""
+    """True once a signal to stop has arrived; `signal_name` is that signal."""
 
     def __init__(self) -> None:
-        self.name: str | None = None
+        self.signal_name: str | None = None
 
     def __bool__(self) -> bool:
-        return self.name is not None
+        return self.signal_name is not None
 
 
 @contextmanager
-def listening(*, patient: bool = False) -> Iterator[StopSignal]:
-    """While the block runs the first Ctrl-C or SIGTERM becomes a wish; a second Ctrl-C stops at once unless `patient`.
+def handle_stop_signals(*, patient: bool = False) -> Iterator[StopSignal]:
+    """Turn Ctrl-C and SIGTERM into a stop signal while the block runs; a second Ctrl-C stops at once unless `patient`.
 
-    Outside the main thread, where Python allows no handlers, nobody can ask.
+    Outside the main thread, where Python allows no handlers, the signal is never set.
     """
-    wish = StopSignal()
+    stop_signal = StopSignal()
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        if wish and number == signal.SIGINT and not patient:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if stop_signal and number == signal.SIGINT and not patient:
             raise KeyboardInterrupt
-        wish.name = signal.Signals(number).name
+        stop_signal.signal_name = signal.Signals(number).name
 
     if threading.current_thread() is not threading.main_thread():
-        yield wish
+        yield stop_signal
         return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield wish
+        yield stop_signal
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What a model remembers of its rows, in a checkpoint: a file of plain tensors for each process."""
+"""The carried state of a language model in a checkpoint: one file of plain tensors for each process."""
 
 import json
 from collections.abc import Iterator
@@ -15,52 +15,52 @@ from manyformer.models.language_model import LanguageModel
 from manyformer.train.process_group import ProcessGroup
 
 
-def write_memory(memory: CarriedState, folder: Path, world: ProcessGroup) -> None:
-    """The memory of our rows, where there is one."""
-    if memory.state is not None:
-        write_state(memory, _file(folder, world))
+def write_carried_state(carried_state: CarriedState, folder: Path, process_group: ProcessGroup) -> None:
+    """Write the carried state of this process's rows, if there is one."""
+    if carried_state.state is not None:
+        write_state_file(carried_state, _state_path(folder, process_group))
 
 
-def read_memory(memory: CarriedState, folder: Path, world: ProcessGroup) -> bool:
-    """Remember what was written, and say whether it could be: rows lie elsewhere on another number of processes."""
-    file = _file(folder, world)
-    if not memory.on or not file.exists():
-        return not memory.on
-    memory.model.train()
-    read_state(memory, file)
+def read_carried_state(carried_state: CarriedState, folder: Path, process_group: ProcessGroup) -> bool:
+    """Restore the carried state; False if it was written by another number of processes, whose rows differ."""
+    file = _state_path(folder, process_group)
+    if not carried_state.enabled or not file.exists():
+        return not carried_state.enabled
+    carried_state.model.train()
+    read_state_file(carried_state, file)
     return True
 
 
-def write_state(memory: CarriedState, file: Path) -> None:
-    """What is remembered now, as plain tensors."""
-    found = list(_leaves(memory.state))
-    tensors = {str(number): leaf.contiguous().clone() for number, leaf in enumerate(found) if isinstance(leaf, Tensor)}
-    rest = [None if isinstance(leaf, Tensor) else leaf for leaf in found]
-    save_file(tensors, file, metadata={"rest": json.dumps(rest), "rows": str(memory.rows)})
+def write_state_file(carried_state: CarriedState, file: Path) -> None:
+    """Write the carried state as plain tensors; leaves that are no tensors go into the metadata."""
+    leaves = list(_leaves(carried_state.state))
+    tensors = {str(number): leaf.contiguous().clone() for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+    plain_leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    save_file(tensors, file, metadata={"plain_leaves": json.dumps(plain_leaves), "rows": str(carried_state.rows)})
 
 
-def read_state(memory: CarriedState, file: Path) -> None:
-    """Remember what was written of a model in the same mode: training and evaluation may keep other things."""
-    assert isinstance(memory.model, LanguageModel)
-    with safe_open(file, "pt") as opened:
-        about = opened.metadata()
-        rest, rows = json.loads(about["rest"]), int(about["rows"])
-        there = set(opened.keys())
-        # a copy: see `restore_state`
-        device = memory.model.device
+def read_state_file(carried_state: CarriedState, file: Path) -> None:
+    """Restore a state written in the same mode of the model: states of training and evaluation may differ."""
+    assert isinstance(carried_state.model, LanguageModel)
+    with safe_open(file, "pt") as handle:
+        metadata = handle.metadata()
+        plain_leaves, rows = json.loads(metadata["plain_leaves"]), int(metadata["rows"])
+        stored = set(handle.keys())
+        # a copy: see `restore_optimizer_state`
+        device = carried_state.model.device
         leaves = [
-            opened.get_tensor(str(number)).to(device, copy=True) if str(number) in there else plain
-            for number, plain in enumerate(rest)
+            handle.get_tensor(str(number)).to(device, copy=True) if str(number) in stored else plain
+            for number, plain in enumerate(plain_leaves)
         ]
-    memory.rows, memory.state = rows, _filled(memory.model.init_state(rows), iter(leaves))
+    carried_state.rows, carried_state.state = rows, _replace_leaves(carried_state.model.init_state(rows), iter(leaves))
 
 
-def _file(folder: Path, world: ProcessGroup) -> Path:
-    return folder / f"memory-{world.rank}-of-{world.size}.safetensors"
+def _state_path(folder: Path, process_group: ProcessGroup) -> Path:
+    return folder / f"memory-{process_group.rank}-of-{process_group.size}.safetensors"
 
 
 def _leaves(state: State) -> Iterator[Any]:
-    """Everything that is not a container, in order."""
+    """Yield the leaves of a nested state in order."""
     if isinstance(state, list | tuple):
         for part in state:
             yield from _leaves(part)
@@ -71,12 +71,12 @@ def _leaves(state: State) -> Iterator[Any]:
         yield state
 
 
-def _filled(state: State, leaves: Iterator[Any]) -> State:
-    """A state built like this one, with other leaves."""
+def _replace_leaves(state: State, leaves: Iterator[Any]) -> State:
+    """A state of the same structure with these leaves."""
     if isinstance(state, tuple) and hasattr(state, "_fields"):
-        return type(state)(*(_filled(part, leaves) for part in state))
+        return type(state)(*(_replace_leaves(part, leaves) for part in state))
     if isinstance(state, list | tuple):
-        return type(state)(_filled(part, leaves) for part in state)
+        return type(state)(_replace_leaves(part, leaves) for part in state)
     if isinstance(state, dict):
-        return {name: _filled(part, leaves) for name, part in state.items()}
+        return {name: _replace_leaves(part, leaves) for name, part in state.items()}
     return next(leaves)

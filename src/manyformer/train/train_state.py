@@ -1,4 +1,4 @@
-"""Where a run stands: everything besides tensors and generators that a checkpoint must keep to go on exactly."""
+"""The train state of a run: counters and scores that a checkpoint saves besides tensors and generators."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from manyformer.config import RunConfig
 
 @dataclass
 class MetricsWindow:
-    """What has happened since the last row of the metrics."""
+    """Sums over the steps since the last row of the metrics."""
 
     nats: float = 0.0
     extra: float = 0.0
@@ -19,36 +19,33 @@ class MetricsWindow:
 
     @property
     def loss(self) -> float:
-        """The mean over all targets; 0 where there was none."""
+        """The mean loss over all targets; 0 if there were none."""
         return self.nats / max(1, self.targets)
 
 
 class RankedCheckpoint(NamedTuple):
-    """A checkpoint by its validation; a smaller `badness` is better."""
+    """A validated checkpoint; a smaller `sort_key` is better."""
 
-    badness: float
+    sort_key: float
     step: int
     scores: dict[str, float]
 
 
 @dataclass
 class TrainState:
-    """Counters of a run; `seconds` are those of training, added up over interruptions, `rows` those of the metrics.
+    """Counters of a run; `seconds` of training are summed over interruptions, `metrics_rows` counts rows of metrics.
 
-    `processor` are the seconds that processors worked, of all threads and processes together.
-
-    `stale` counts the evaluations since the best one, `evaluated` is the step of the last one, `ranking` holds the
-    best steps, best first.
+    `cpu_seconds` is the CPU time of all threads and processes. `ranking` holds the best validated steps, best first.
     """
 
     step: int = 0
     tokens: int = 0
     epochs: float = 0.0
     seconds: float = 0.0
-    processor: float = 0.0
-    rows: int = 0
-    evaluated: int = 0
-    stale: int = 0
+    cpu_seconds: float = 0.0
+    metrics_rows: int = 0
+    last_evaluated_step: int = 0
+    evaluations_since_best: int = 0
     ranking: list[RankedCheckpoint] = field(default_factory=list)
     scores: dict[str, float] = field(default_factory=dict)
     window: MetricsWindow = field(default_factory=MetricsWindow)
@@ -57,49 +54,50 @@ class TrainState:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, given: dict[str, Any]) -> "TrainState":
-        window, ranking = MetricsWindow(**given["window"]), [RankedCheckpoint(*entry) for entry in given["ranking"]]
-        return cls(**{**given, "window": window, "ranking": ranking})
+    def from_json(cls, content: dict[str, Any]) -> "TrainState":
+        window, ranking = MetricsWindow(**content["window"]), [RankedCheckpoint(*entry) for entry in content["ranking"]]
+        return cls(**{**content, "window": window, "ranking": ranking})
 
-    def rank(self, scores: dict[str, float], badness: float, *, keep: int) -> bool:
-        """Enter this step's scores; whether it is the best so far. `keep` of the best steps are remembered."""
-        self.evaluated, self.scores = self.step, scores
-        best = not self.ranking or badness < self.ranking[0].badness
-        self.stale = 0 if best else self.stale + 1
-        # at least one is remembered, to tell which is best; a stable sort leaves the earlier of equals in front
+    def record_scores(self, scores: dict[str, float], sort_key: float, *, keep: int) -> bool:
+        """Record this step's scores, keep the `keep` best steps, and return whether this one is the best so far."""
+        self.last_evaluated_step, self.scores = self.step, scores
+        best = not self.ranking or sort_key < self.ranking[0].sort_key
+        self.evaluations_since_best = 0 if best else self.evaluations_since_best + 1
+        # at least one entry, to know the best score; a stable sort leaves the earlier of equals in front
         self.ranking = sorted(
-            [*self.ranking, RankedCheckpoint(badness, self.step, scores)], key=lambda one: one.badness
+            [*self.ranking, RankedCheckpoint(sort_key, self.step, scores)], key=lambda entry: entry.sort_key
         )[: max(1, keep)]
         return best
 
 
-def share(run: RunConfig, standing: TrainState) -> float:
-    """How much of the run lies behind, 0 to 1, by the limit that is nearest."""
+def run_progress(run: RunConfig, train_state: TrainState) -> float:
+    """The completed fraction of the run, 0 to 1, by the limit that is nearest."""
     limits = run.limits
-    done = (
-        (standing.step, limits.steps),
-        (standing.epochs, limits.epochs),
-        (standing.tokens, limits.tokens),
-        (standing.seconds / 60, limits.minutes),
-        (standing.processor / 60, limits.processor),
+    consumed = (
+        (train_state.step, limits.steps),
+        (train_state.epochs, limits.epochs),
+        (train_state.tokens, limits.tokens),
+        (train_state.seconds / 60, limits.minutes),
+        (train_state.cpu_seconds / 60, limits.cpu_minutes),
     )
-    return min(1.0, max(value / limit for value, limit in done if limit is not None))
+    return min(1.0, max(value / limit for value, limit in consumed if limit is not None))
 
 
-def ended(run: RunConfig, standing: TrainState) -> str | None:
-    """Why the run is over; None while it is not."""
+def end_reason(run: RunConfig, train_state: TrainState) -> str | None:
+    """Why the run has ended; None while it has not."""
     limits = run.limits
-    if limits.steps is not None and standing.step >= limits.steps:
+    if limits.steps is not None and train_state.step >= limits.steps:
         return f"limits.steps {limits.steps} reached"
-    if limits.epochs is not None and standing.epochs >= limits.epochs:
+    if limits.epochs is not None and train_state.epochs >= limits.epochs:
         return f"limits.epochs {limits.epochs:g} reached"
-    if limits.tokens is not None and standing.tokens >= limits.tokens:
+    if limits.tokens is not None and train_state.tokens >= limits.tokens:
         return f"limits.tokens {limits.tokens} reached"
-    if limits.minutes is not None and standing.seconds >= 60 * limits.minutes:
+    if limits.minutes is not None and train_state.seconds >= 60 * limits.minutes:
         return f"limits.minutes {limits.minutes:g} reached"
-    if limits.processor is not None and standing.processor >= 60 * limits.processor:
-        return f"limits.processor {limits.processor:g} reached"
+    if limits.cpu_minutes is not None and train_state.cpu_seconds >= 60 * limits.cpu_minutes:
+        return f"limits.cpu_minutes {limits.cpu_minutes:g} reached"
     patience = run.evaluate.patience
-    if patience is not None and standing.stale >= patience:
-        return f"{standing.stale} evaluations in a row without a better one (evaluate.patience {patience})"
+    if patience is not None and train_state.evaluations_since_best >= patience:
+        count = train_state.evaluations_since_best
+        return f"{count} evaluations in a row without a better one (evaluate.patience {patience})"
     return None

@@ -1,4 +1,4 @@
-"""The training loop: steps, metrics, evaluations and checkpoints, in an order that an interruption cannot change."""
+"""The training loop: steps, metrics, evaluations and checkpoints in an order that does not depend on interruptions."""
 
 import itertools
 import math
@@ -18,221 +18,240 @@ from manyformer.train.events import CheckpointSaved, EventListener, TrainingProg
 from manyformer.train.metrics import MetricsRow
 from manyformer.train.schedules import LearningRateFn
 from manyformer.train.signals import StopSignal, TrainingInterrupted
-from manyformer.train.train_state import MetricsWindow, TrainState, ended, share
+from manyformer.train.train_state import MetricsWindow, TrainState, end_reason, run_progress
 from manyformer.train.validation import Validator
 from manyformer.training_hooks import run_post_step_updates, set_training_progress
 
-# How often at most a listener hears of a step that is not in the metrics, in seconds.
-GLIMPSE = 0.2
+# The shortest time between progress events of steps that are not in the metrics, in seconds.
+PROGRESS_SECONDS = 0.2
 
 
 class TrainingDiverged(UserError):
-    """The loss or the gradient is not a number any more."""
+    """The loss, the gradient or a weight is no longer finite."""
 
 
 class MetricsSink(Protocol):
-    """Where rows of metrics go."""
+    """Receives rows of metrics."""
 
     def add(self, row: MetricsRow) -> None: ...
     def close(self) -> None: ...
 
 
 class LoopParts(NamedTuple):
-    """All that the loop works with."""
+    """The objects that the training loop works with."""
 
     engine: TrainingEngine
     feed: TrainingFeed
-    judge: Validator
-    rate: LearningRateFn
-    saver: CheckpointWriter
+    validator: Validator
+    learning_rate: LearningRateFn
+    checkpoint_writer: CheckpointWriter
     sinks: Sequence[MetricsSink]
-    tell: EventListener
+    on_event: EventListener
     stop_signal: StopSignal
 
 
 class TrainingLoop:
-    """One run, from where it stands to its end."""
+    """Trains one run from its current train state to its end."""
 
     def __init__(self, run: RunConfig, parts: LoopParts) -> None:
-        self.run, self.parts, self.standing = run, parts, TrainState()
-        # waiting for the device at every step costs nothing on a CPU and much elsewhere
-        self._patience = 1 if parts.engine.device.type == "cpu" else run.log.every
-        self._pending: list[StepResult] = []
-        self._begun = self._glimpsed = self._mark = time.perf_counter()
-        self._worked = time.process_time()
-        self._behind = 0.0
-        self._loss = self._norm = math.nan
-        self._world = parts.engine.world
+        self.run, self.parts, self.train_state = run, parts, TrainState()
+        # waiting for the device at every step is free on a CPU and expensive on a GPU
+        self._sync_every = 1 if parts.engine.device.type == "cpu" else run.log.every
+        self._pending_steps: list[StepResult] = []
+        self._start_time = self._last_report_time = self._last_tick_time = time.perf_counter()
+        self._last_cpu_time = time.process_time()
+        self._start_progress = 0.0
+        self._last_loss = self._gradient_norm = math.nan
+        self._process_group = parts.engine.process_group
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on exactly where this checkpoint was written."""
-        self.standing = self.parts.saver.read(checkpoint)
+        """Restore this checkpoint and continue exactly from it."""
+        self.train_state = self.parts.checkpoint_writer.read(checkpoint)
 
-    def go(self) -> str:
-        """Train until a limit is reached, and say which. Raises Interrupted, Diverged or DiskFull."""
-        self._begun = self._glimpsed = self._mark = time.perf_counter()
-        self._worked = time.process_time()
-        self._behind = share(self.run, self.standing)
+    def train(self) -> str:
+        """Train to the end and return the reason. Raises TrainingInterrupted, TrainingDiverged or DiskFull."""
+        self._start_time = self._last_report_time = self._last_tick_time = time.perf_counter()
+        self._last_cpu_time = time.process_time()
+        self._start_progress = run_progress(self.run, self.train_state)
         while True:
-            # in this order at every step, also at the one that a run goes on from: what is done already is not due
-            self._evaluate(due=self._every(self.run.evaluate.every))
-            why = ended(self.run, self.standing)
-            self._evaluate(due=why is not None)
-            self._save(due=why is not None or self._every(self.run.save.every))
-            if why is not None:
-                return why
-            self._advance()
-            if not self._pending and self._world.any(self.parts.stop_signal):
+            # the same order at every step, also at the one that a run resumes from: completed work is not due again
+            self._evaluate(due=self._is_due(self.run.evaluate.every))
+            reason = end_reason(self.run, self.train_state)
+            self._evaluate(due=reason is not None)
+            self._save(due=reason is not None or self._is_due(self.run.save.every))
+            if reason is not None:
+                return reason
+            self._take_step()
+            if not self._pending_steps and self._process_group.any_process(self.parts.stop_signal):
                 self._interrupt()
 
-    def _every(self, steps: int | None) -> bool:
-        return steps is not None and self.standing.step > 0 and self.standing.step % steps == 0
+    def _is_due(self, steps: int | None) -> bool:
+        return steps is not None and self.train_state.step > 0 and self.train_state.step % steps == 0
 
-    def _tick(self) -> float:
-        """Seconds since the last tick, added to those of the run."""
-        now, worked = time.perf_counter(), time.process_time()
-        passed, labour = now - self._mark, worked - self._worked
-        self._mark, self._worked = now, worked
+    def _add_elapsed_time(self) -> float:
+        """Add the time since the last call to the train state; returns the elapsed wall time in seconds."""
+        wall_time, cpu_time = time.perf_counter(), time.process_time()
+        elapsed, cpu_elapsed = wall_time - self._last_tick_time, cpu_time - self._last_cpu_time
+        self._last_tick_time, self._last_cpu_time = wall_time, cpu_time
         # one clock for all processes: they must agree on when to end
-        passed, labour = self._world.sums([passed if self._world.first else 0.0, labour])
-        self.standing.seconds += passed
-        self.standing.processor += labour
-        return passed
+        elapsed, cpu_elapsed = self._process_group.sum_numbers(
+            [elapsed if self._process_group.is_main_process else 0.0, cpu_elapsed]
+        )
+        self.train_state.seconds += elapsed
+        self.train_state.cpu_seconds += cpu_elapsed
+        return elapsed
 
-    def _advance(self) -> None:
-        """One step, and a row of metrics where one is due."""
-        standing, run, feed = self.standing, self.run, self.parts.feed
+    def _take_step(self) -> None:
+        """Make one optimizer step, and report it if it is due."""
+        train_state, run, feed = self.train_state, self.run, self.parts.feed
         batches = [next(feed) for _ in range(run.batch.accumulate)]
-        behind = share(run, standing)
-        set_training_progress(self.parts.engine.model, behind)
-        self._rate = self.parts.rate(standing.step + 1, behind)
-        stepped = self.parts.engine.step(batches, self._rate)
-        self._pending.append(stepped)
-        standing.step += 1
-        run_post_step_updates(self.parts.engine.model, standing.step)
-        standing.tokens += stepped.tokens
-        standing.epochs = feed.epoch + feed.batch / feed.batches
-        if len(self._pending) >= self._patience or self._duty():
-            self._settle()
+        progress = run_progress(run, train_state)
+        set_training_progress(self.parts.engine.model, progress)
+        self._learning_rate = self.parts.learning_rate(train_state.step + 1, progress)
+        result = self.parts.engine.step(batches, self._learning_rate)
+        self._pending_steps.append(result)
+        train_state.step += 1
+        run_post_step_updates(self.parts.engine.model, train_state.step)
+        train_state.tokens += result.tokens
+        train_state.epochs = feed.epoch + feed.batch / feed.batches
+        if len(self._pending_steps) >= self._sync_every or self._needs_sync():
+            self._collect_pending()
 
-    def _duty(self) -> bool:
+    def _needs_sync(self) -> bool:
         run = self.run
         due = (run.log.every, run.evaluate.every, run.save.every)
-        return any(map(self._every, due)) or ended(run, self.standing) is not None
+        return any(map(self._is_due, due)) or end_reason(run, self.train_state) is not None
 
-    def _settle(self) -> None:
-        """Wait for the steps that are under way, check them, and add them to the window."""
-        window, pending = self.standing.window, self._pending
-        ours: list[list[float]] = torch.stack([step.figures for step in pending]).tolist()
-        sums = self._world.sums(list(itertools.chain.from_iterable(ours)))
+    def _collect_pending(self) -> None:
+        """Wait for the results of pending steps, check them, and add them to the metrics window."""
+        window, pending = self.train_state.window, self._pending_steps
+        local_figures: list[list[float]] = torch.stack([step.figures for step in pending]).tolist()
+        sums = self._process_group.sum_numbers(list(itertools.chain.from_iterable(local_figures)))
         rows = list(zip(*[iter(sums)] * 3, strict=True))
-        self._pending = []
-        first = self.standing.step - len(rows) + 1
+        self._pending_steps = []
+        first_step = self.train_state.step - len(rows) + 1
         for number, ((loss, extra, norm), (_, targets, tokens)) in enumerate(zip(rows, pending, strict=True)):
-            self._check(first + number, loss + extra, norm)
+            self._check_finite(first_step + number, loss + extra, norm)
             window.nats += loss * targets
             window.extra += extra
             window.targets += targets
             window.tokens += tokens
             window.steps += 1
-            self._loss, self._norm = loss, norm
-        window.seconds += self._tick()
-        self._report(window)
+            self._last_loss, self._gradient_norm = loss, norm
+        window.seconds += self._add_elapsed_time()
+        self._report_progress(window)
 
-    def _check(self, step: int, loss: float, norm: float) -> None:
+    def _check_finite(self, step: int, loss: float, norm: float) -> None:
         if math.isfinite(loss) and math.isfinite(norm):
             return
-        self._diverged(
+        self._raise_diverged(
             f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {norm}", step
         )
 
-    def _diverged(self, what: str, step: int) -> NoReturn:
-        store = self.parts.saver.store
+    def _raise_diverged(self, problem: str, step: int) -> NoReturn:
+        store = self.parts.checkpoint_writer.store
         steps = store.steps()
         last = f"the last good checkpoint is {store.path(steps[-1])}" if steps else "no checkpoint was written"
-        help = "try a lower learning rate, a longer warm-up or optim.clip"
-        raise TrainingDiverged(f"{what} at step {step}; {last}; {help}")
+        remedy = "try a lower learning rate, a longer warm-up or optim.max_grad_norm"
+        raise TrainingDiverged(f"{problem} at step {step}; {last}; {remedy}")
 
-    def _report(self, window: MetricsWindow) -> None:
-        now = time.perf_counter()
-        logged = self._every(self.run.log.every)
-        if not logged and now - self._glimpsed < GLIMPSE:
+    def _report_progress(self, window: MetricsWindow) -> None:
+        current_time = time.perf_counter()
+        logged = self._is_due(self.run.log.every)
+        if not logged and current_time - self._last_report_time < PROGRESS_SECONDS:
             return
-        self._glimpsed = now
-        standing = self.standing
+        self._last_report_time = current_time
+        train_state = self.train_state
         speed = window.tokens / max(window.seconds, 1e-9)
-        done = share(self.run, standing)
-        left = (now - self._begun) * (1 - done) / (done - self._behind) if done > self._behind else math.nan
-        loss = window.loss if logged else self._loss
-        self.parts.tell(
-            TrainingProgress(standing.step, self.run.limits.steps, loss, self._rate, speed, done, left, logged=logged)
+        progress = run_progress(self.run, train_state)
+        seconds_left = (
+            (current_time - self._start_time) * (1 - progress) / (progress - self._start_progress)
+            if progress > self._start_progress
+            else math.nan
+        )
+        loss = window.loss if logged else self._last_loss
+        self.parts.on_event(
+            TrainingProgress(
+                train_state.step,
+                self.run.limits.steps,
+                loss,
+                self._learning_rate,
+                speed,
+                progress,
+                seconds_left,
+                logged=logged,
+            )
         )
         if logged:
-            self._row(self._training_row(window, speed))
-            standing.window = MetricsWindow()
+            self._write_row(self._training_row(window, speed))
+            train_state.window = MetricsWindow()
 
     def _training_row(self, window: MetricsWindow, speed: float) -> MetricsRow:
         row: MetricsRow = {
-            "epoch": round(self.standing.epochs, 6),
+            "epoch": round(self.train_state.epochs, 6),
             "loss": window.loss,
-            "learning_rate": self._rate,
+            "learning_rate": self._learning_rate,
             "tokens_per_second": round(speed, 1),
         }
         if window.extra:
             row["extra"] = window.extra / window.steps
-        if self.parts.engine.clip is not None:
-            row["gradient_norm"] = self._norm
+        if self.parts.engine.max_grad_norm is not None:
+            row["gradient_norm"] = self._gradient_norm
         return row
 
-    def _row(self, row: MetricsRow) -> None:
-        standing = self.standing
-        standing.rows += 1
-        common = {"step": standing.step, "tokens": standing.tokens, "seconds": round(standing.seconds, 3)}
+    def _write_row(self, row: MetricsRow) -> None:
+        train_state = self.train_state
+        train_state.metrics_rows += 1
+        common = {"step": train_state.step, "tokens": train_state.tokens, "seconds": round(train_state.seconds, 3)}
         for sink in self.parts.sinks:
             sink.add({**common, **row})
 
     def _evaluate(self, *, due: bool) -> None:
-        standing, parts = self.standing, self.parts
-        if not due or standing.evaluated == standing.step:
+        train_state, parts = self.train_state, self.parts
+        if not due or train_state.last_evaluated_step == train_state.step:
             return
-        begun = time.perf_counter()
-        found = parts.judge(lambda: self._world.any(parts.stop_signal))
-        self._tick()
-        if found is None:
+        start_time = time.perf_counter()
+        scores = parts.validator(lambda: self._process_group.any_process(parts.stop_signal))
+        self._add_elapsed_time()
+        if scores is None:
             self._interrupt()
-        best = standing.rank(found, parts.judge.sort_key(found), keep=self.run.save.best)
-        self._row({f"valid_{name}": value for name, value in found.items()})
-        parts.tell(TrainingValidated(standing.step, found, best, time.perf_counter() - begun))
+        best = train_state.record_scores(scores, parts.validator.sort_key(scores), keep=self.run.save.keep_best)
+        self._write_row({f"valid_{name}": value for name, value in scores.items()})
+        parts.on_event(TrainingValidated(train_state.step, scores, best, time.perf_counter() - start_time))
 
     def _save(self, *, due: bool) -> None:
-        step, store = self.standing.step, self.parts.saver.store
-        ranked = {entry.step for entry in self.standing.ranking[: self.run.save.best]}
+        step, store = self.train_state.step, self.parts.checkpoint_writer.store
+        ranked = {entry.step for entry in self.train_state.ranking[: self.run.save.keep_best]}
         if step == 0 or not (due or step in ranked):
             return
         self.checkpoint()
-        store.keep({step, *self.regular()[-self.run.save.last :], *ranked})
+        store.remove_except({step, *self.scheduled_steps()[-self.run.save.keep_last :], *ranked})
 
-    def regular(self) -> list[int]:
-        """The steps of the checkpoints that are due by the run alone, not by an interruption or a good score."""
-        step, every = self.standing.step, self.run.save.every
-        over = ended(self.run, self.standing) is not None
-        return [one for one in self.parts.saver.store.steps() if one % every == 0 or (over and one == step)]
+    def scheduled_steps(self) -> list[int]:
+        """The steps of checkpoints that the run schedules, without those of interruptions and good scores."""
+        step, every = self.train_state.step, self.run.save.every
+        has_ended = end_reason(self.run, self.train_state) is not None
+        return [
+            saved_step
+            for saved_step in self.parts.checkpoint_writer.store.steps()
+            if saved_step % every == 0 or (has_ended and saved_step == step)
+        ]
 
     def checkpoint(self) -> None:
-        """Write the checkpoint of this step, unless it is there."""
-        standing, parts = self.standing, self.parts
-        self._tick()
-        if not parts.engine.finite():
-            self._diverged("the weights are not finite", standing.step)
-        if parts.saver.write(standing):
-            parts.tell(CheckpointSaved(standing.step, parts.saver.store.path(standing.step)))
+        """Write the checkpoint of this step unless it exists."""
+        train_state, parts = self.train_state, self.parts
+        self._add_elapsed_time()
+        if not parts.engine.has_finite_weights():
+            self._raise_diverged("the weights are not finite", train_state.step)
+        if parts.checkpoint_writer.write(train_state):
+            parts.on_event(CheckpointSaved(train_state.step, parts.checkpoint_writer.store.path(train_state.step)))
 
     def _interrupt(self) -> NoReturn:
-        """Save and say how to go on."""
-        if self._pending:
-            self._settle()
-        step = self.standing.step
+        """Save a checkpoint and raise TrainingInterrupted."""
+        if self._pending_steps:
+            self._collect_pending()
+        step = self.train_state.step
         if step:
             self.checkpoint()
-        done = f"stopped at step {step}, saved" if step else "stopped before the first step"
-        raise TrainingInterrupted(f"{done}. The same command continues.")
+        status = f"stopped at step {step}, saved" if step else "stopped before the first step"
+        raise TrainingInterrupted(f"{status}. The same command continues.")

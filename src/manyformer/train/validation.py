@@ -1,4 +1,4 @@
-"""Scores of the validation data while training."""
+"""Scoring of the validation data during training."""
 
 import itertools
 import math
@@ -12,73 +12,73 @@ from manyformer.train.data_protocols import ValidationData
 from manyformer.train.process_group import ProcessGroup
 
 
-def nobody() -> bool:
-    """Nobody asks to stop."""
+def never_stop() -> bool:
+    """The default stop condition: False."""
     return False
 
 
 class BatchScorer(Protocol):
-    """Begins a pass over batches, and gives what scores them in their order."""
+    """Starts a pass over batches and returns a function that scores them in order."""
 
-    def __call__(self, *, goes_on: bool) -> Callable[[Batch], BatchScore]: ...
+    def __call__(self, *, rows_continue: bool) -> Callable[[Batch], BatchScore]: ...
 
 
 class Validator:
     """Scores the model on validation data: loss in nats per target, accuracy, perplexity, bits per byte of text."""
 
     def __init__(
-        self, scorer: BatchScorer, batches: ValidationData, config: EvaluateConfig, world: ProcessGroup
+        self, scorer: BatchScorer, batches: ValidationData, config: EvaluateConfig, process_group: ProcessGroup
     ) -> None:
-        self._scorer, self._config, self._world = scorer, config, world
-        self._batches = batches if world.size == 1 else batches.shard(world.rank, world.size)
+        self._scorer, self._config, self._process_group = scorer, config, process_group
+        self._batches = batches if process_group.size == 1 else batches.shard(process_group.rank, process_group.size)
         units = batches.units
         self._bytes_per_target = None if units is None else units.bytes / units.targets
 
-    def __call__(self, stop: Callable[[], bool] = nobody) -> dict[str, float] | None:
-        """The scores of the model as it is now; None where `stop` asked to end before all was scored."""
+    def __call__(self, stop: Callable[[], bool] = never_stop) -> dict[str, float] | None:
+        """The scores of the current weights; None if `stop` ended the pass early."""
         nats, targets, correct = 0.0, 0.0, 0.0
-        score = self._scorer(goes_on=self._batches.goes_on)
-        for batch in self._chosen():
+        score = self._scorer(rows_continue=self._batches.rows_continue)
+        for batch in self._select_batches():
             if stop():
                 return None
-            scored = score(batch)
-            nats += float(scored.nll)
-            targets += int(scored.targets)
-            correct += int(scored.correct)
-        nats, targets, correct = self._world.sums([nats, targets, correct])
-        return scores(nats, targets, correct, self._bytes_per_target)
+            batch_score = score(batch)
+            nats += float(batch_score.nll)
+            targets += int(batch_score.targets)
+            correct += int(batch_score.correct)
+        nats, targets, correct = self._process_group.sum_numbers([nats, targets, correct])
+        return compute_scores(nats, targets, correct, self._bytes_per_target)
 
-    def _chosen(self) -> Iterator[Batch]:
-        """As many batches as are asked for, evenly over all: held-out sequences come in order of their length.
+    def _select_batches(self) -> Iterator[Batch]:
+        """The configured number of batches, spread evenly because held-out sequences are sorted by length.
 
-        Those whose rows go on from each other are taken from the first one on.
+        Batches whose rows continue are taken from the first one on.
         """
-        there = len(self._batches)
-        wanted = min(there, self._config.batches or there)
-        if self._batches.goes_on:
-            return itertools.islice(self._batches, wanted)
-        chosen = {number * there // wanted for number in range(wanted)}
-        return (batch for number, batch in enumerate(self._batches) if number in chosen)
+        available = len(self._batches)
+        count = min(available, self._config.batches or available)
+        if self._batches.rows_continue:
+            return itertools.islice(self._batches, count)
+        indices = {index * available // count for index in range(count)}
+        return (batch for index, batch in enumerate(self._batches) if index in indices)
 
     @property
     def metric(self) -> str:
-        """The name of the score that decides."""
+        """The name of the metric that ranks checkpoints."""
         return self._config.metric
 
-    def sort_key(self, scored: dict[str, float]) -> float:
-        """The metric that decides, turned so that smaller is better."""
-        return scored["loss"] if self._config.metric == "loss" else -scored["accuracy"]
+    def sort_key(self, scores: dict[str, float]) -> float:
+        """The ranking metric with the sign that makes smaller better."""
+        return scores["loss"] if self._config.metric == "loss" else -scores["accuracy"]
 
 
-def scores(nats: float, targets: float, correct: float, bytes_per_target: float | None) -> dict[str, float]:
-    """The scores from their sums."""
+def compute_scores(nats: float, targets: float, correct: float, bytes_per_target: float | None) -> dict[str, float]:
+    """Compute the scores from sums over all targets."""
     loss = nats / max(1, targets)
-    found = {
+    result = {
         "loss": loss,
         "accuracy": correct / max(1, targets),
-        # beyond this a float overflows; infinity says as much
+        # exp overflows a float beyond this
         "perplexity": math.exp(loss) if loss < 700 else math.inf,
     }
     if bytes_per_target is not None:
-        found["bits_per_byte"] = loss / math.log(2) / bytes_per_target
-    return found
+        result["bits_per_byte"] = loss / math.log(2) / bytes_per_target
+    return result

@@ -1,4 +1,4 @@
-"""One of the processes that `launch` starts: `python -m manyformer.train.worker RUN-FILE EVENTS [fresh]`."""
+"""A worker process that `launch` starts: `python -m manyformer.train.worker RUN-FILE EVENTS [fresh]`."""
 
 import os
 import sys
@@ -6,23 +6,23 @@ from pathlib import Path
 
 from manyformer.errors import UserError
 from manyformer.train.event_protocol import encode
-from manyformer.train.process_group import from_environment
+from manyformer.train.process_group import process_group_from_environment
 from manyformer.train.run_folder import as_run
-from manyformer.train.run_training import take_part
+from manyformer.train.run_training import train_in_process
 
 
 def main(run_file: str, events: str, *options: str) -> None:
-    """Train; the first process writes what happens, its own number first, into the file `events`."""
-    world = from_environment()
-    assert world is not None, "torchrun starts this"
-    with open(events if world.first else os.devnull, "a", encoding="utf-8", buffering=1) as file:
+    """Train; the main process writes its process id and then its events into the file `events`."""
+    process_group = process_group_from_environment()
+    assert process_group is not None, "this module is started by torchrun"
+    with open(events if process_group.is_main_process else os.devnull, "a", encoding="utf-8", buffering=1) as file:
         print(os.getpid(), file=file)
         try:
-            take_part(
+            train_in_process(
                 as_run(Path(run_file)),
-                world,
+                process_group,
                 fresh="fresh" in options,
-                tell=lambda event: print(encode(event), file=file),
+                on_event=lambda event: print(encode(event), file=file),
             )
         except UserError as error:
             print(encode(error), file=file)

@@ -1,7 +1,7 @@
-"""Pictures: the curves of training runs, masks, sheets of images, and the look that all drawings share."""
+"""Figures: curves of training runs, masks, attention maps, token counts and sheets of images."""
 
 from manyformer.view.curves import plot_runs
 from manyformer.view.image_sheets import draw_completed, draw_samples
-from manyformer.view.mask_pictures import draw, patterns
+from manyformer.view.mask_pictures import attention_masks, draw
 
-__all__ = ["draw", "draw_completed", "draw_samples", "patterns", "plot_runs"]
+__all__ = ["attention_masks", "draw", "draw_completed", "draw_samples", "plot_runs"]

@@ -1,30 +1,28 @@
-"""The curves of training runs, several of them in one picture."""
+"""Figures of the metrics of one or several training runs over their steps."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manyformer.errors import UserError
-from manyformer.train.metrics import read_rows
-from manyformer.view.figures import check_picture, colour, panels, style, write_picture
+from manyformer.train.metrics import MetricsRow, read_rows
+from manyformer.view.figures import check_picture, curve_color, line_style, panels, write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MetricsRow = dict[str, Any]
-
-CRAMPED = 60
-"""From this many points on a curve is drawn without marks."""
+MAX_MARKED_POINTS = 60
+"""Curves with at least this many points are drawn without markers."""
 
 
 class RunCurves(NamedTuple):
-    """The metrics of one run, under the name of its folder."""
+    """The metrics of one run; `name` is that of its folder."""
 
     name: str
     rows: list[MetricsRow]
 
-    def of(self, column: str) -> tuple[list[float], list[float]]:
-        """Steps and values of one column, where it has any."""
+    def points(self, column: str) -> tuple[list[float], list[float]]:
+        """The steps and values of one column, without the rows that have none."""
         pairs = [(row["step"], row[column]) for row in self.rows if row.get(column) is not None]
         return [float(step) for step, _ in pairs], [float(value) for _, value in pairs]
 
@@ -32,24 +30,24 @@ class RunCurves(NamedTuple):
 def plot_runs(runs: Sequence[str | Path], picture: str | Path) -> None:
     """Draw loss, validation, learning rate and gradient norm of the runs in these folders over their steps.
 
-    The ending of `picture` decides the format (.png, .svg or .pdf). Raises UserError where a folder has no metrics.
+    The suffix of `picture` decides the format (.png, .svg or .pdf). Raises UserError if a folder has no metrics.
     """
     check_picture(Path(picture))
     if not runs:
         raise UserError("there is no run to draw: give at least one run folder")
-    curves = [_read(Path(run)) for run in runs]
+    curves = [_read_curves(Path(run)) for run in runs]
     figure, axes = panels(2, 2)
-    _losses(axes[0], curves)
-    _validation(axes[1], curves)
-    _column(axes[2], curves, "learning_rate", "learning rate")
-    _column(axes[3], curves, "gradient_norm", "gradient norm")
+    _draw_losses(axes[0], curves)
+    _draw_validation(axes[1], curves)
+    _draw_column(axes[2], curves, "learning_rate", "learning rate")
+    _draw_column(axes[3], curves, "gradient_norm", "gradient norm")
     for axis in axes:
         axis.set_xlabel("step")
     figure.suptitle(", ".join(run.name for run in curves) if len(curves) < 4 else f"{len(curves)} runs")
     write_picture(figure, Path(picture))
 
 
-def _read(folder: Path) -> RunCurves:
+def _read_curves(folder: Path) -> RunCurves:
     file = folder / "metrics.jsonl"
     if not file.is_file():
         raise UserError(f"{folder} holds no run: {file.name} is missing")
@@ -59,40 +57,49 @@ def _read(folder: Path) -> RunCurves:
     return RunCurves(folder.resolve().name, rows)
 
 
-def _losses(axis: "Axes", curves: list[RunCurves]) -> None:
-    """Training thin, validation thick, in nats per token."""
-    several = len(curves) > 1
-    for number, run in enumerate(curves):
-        label = f"{run.name}, " if several else ""
-        _draw(axis, number, run.of("loss"), f"{label}training", width=0.9)
-        _draw(axis, number, run.of("valid_loss"), f"{label}validation", width=2.2)
+def _draw_losses(axis: "Axes", curves: list[RunCurves]) -> None:
+    """Draw the losses in nats per token: training with thin lines, validation with thick ones."""
+    has_several_runs = len(curves) > 1
+    for index, run in enumerate(curves):
+        label = f"{run.name}, " if has_several_runs else ""
+        _draw_curve(axis, index, run.points("loss"), f"{label}training", width=0.9)
+        _draw_curve(axis, index, run.points("valid_loss"), f"{label}validation", width=2.2)
     axis.set_ylabel("loss (nats)")
-    _legend(axis)
+    _add_legend(axis)
 
 
-def _validation(axis: "Axes", curves: list[RunCurves]) -> None:
-    """What people ask of held-out data: bits per byte for text, else accuracy."""
-    bits = any(run.of("valid_bits_per_byte")[0] for run in curves)
-    column, label = ("valid_bits_per_byte", "bits per byte") if bits else ("valid_accuracy", "accuracy")
-    _column(axis, curves, column, f"validation: {label}")
+def _draw_validation(axis: "Axes", curves: list[RunCurves]) -> None:
+    """Draw the usual validation metric: bits per byte for text, else accuracy."""
+    has_bits_per_byte = any(run.points("valid_bits_per_byte")[0] for run in curves)
+    column, label = ("valid_bits_per_byte", "bits per byte") if has_bits_per_byte else ("valid_accuracy", "accuracy")
+    _draw_column(axis, curves, column, f"validation: {label}")
 
 
-def _column(axis: "Axes", curves: list[RunCurves], column: str, label: str) -> None:
-    for number, run in enumerate(curves):
-        _draw(axis, number, run.of(column), run.name, width=1.4)
+def _draw_column(axis: "Axes", curves: list[RunCurves], column: str, label: str) -> None:
+    for index, run in enumerate(curves):
+        _draw_curve(axis, index, run.points(column), run.name, width=1.4)
     axis.set_ylabel(label)
     if len(curves) > 1:
-        _legend(axis)
+        _add_legend(axis)
 
 
-def _draw(axis: "Axes", number: int, points: tuple[list[float], list[float]], label: str, *, width: float) -> None:
+def _draw_curve(axis: "Axes", index: int, points: tuple[list[float], list[float]], label: str, *, width: float) -> None:
     steps, values = points
     if steps:
-        mark = "o" if len(steps) < CRAMPED else ""
-        line: Callable[..., Any] = axis.plot
-        line(steps, values, style(number), color=colour(number), linewidth=width, marker=mark, ms=3, label=label)
+        marker = "o" if len(steps) < MAX_MARKED_POINTS else ""
+        plot: Callable[..., Any] = axis.plot
+        plot(
+            steps,
+            values,
+            line_style(index),
+            color=curve_color(index),
+            linewidth=width,
+            marker=marker,
+            ms=3,
+            label=label,
+        )
 
 
-def _legend(axis: "Axes") -> None:
+def _add_legend(axis: "Axes") -> None:
     if axis.get_legend_handles_labels()[0]:
         axis.legend(frameon=False, fontsize="small")

@@ -1,4 +1,4 @@
-"""Pictures of masks: who may look at whom, as a drawing and as text for the terminal."""
+"""Pictures of attention masks, as a figure and as text for the terminal."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,21 +15,21 @@ from manyformer.masks import Mask
 from manyformer.ops.static_layout import materialize
 from manyformer.view.figures import check_picture, write_picture
 
-CELLS = 64
-"""A text has at most this many cells on a side; each then stands for several positions."""
+MAX_CELLS = 64
+"""The most cells per side; for longer sequences a cell stands for several positions."""
 
-LONGEST = 8192
-"""A drawing looks at every pair."""
+MAX_LENGTH = 8192
+"""The most tokens of a drawn mask, because every pair is computed."""
 
 SHADES = "·░▒▓█"
-"""Cells of which nothing, up to a third, to two thirds, more, and all is visible."""
+"""Characters for cells that are not visible, visible up to 1/3, up to 2/3, above 2/3, and completely visible."""
 
-PICTURES = 4
-"""Heads that differ are drawn beside each other, this many at most."""
+MAX_PANELS = 4
+"""The most panels, one for each set of heads with the same mask."""
 
 
 class MaskView(NamedTuple):
-    """The heads that see the same, and the share of each cell that they see."""
+    """Heads with the same mask, and the visible share of each cell (c, c)."""
 
     heads: tuple[int, ...]
     cells: Float[Tensor, "c c"]
@@ -43,67 +43,67 @@ def draw(
     path: str | Path | None = None,
     layout: ContiguousLayout | PrefixedLayout | None = None,
 ) -> str:
-    """`mask` for `length` tokens as text, queries from top to bottom and keys from left to right.
+    """Show `mask` for `length` tokens as text, with a row for each query and a column for each key.
 
-    They are one document, unless `layout` says that summaries come first. With `path` it is drawn there, too: PNG, SVG
-    or PDF. Heads that differ are shown beside each other. Raises UserError for a length beyond 8192 and for other
+    The tokens are one document, unless `layout` has a prefix of summaries. With `path` it is also drawn there: PNG, SVG
+    or PDF. Heads with different masks are shown separately. Raises UserError for a length above 8192 and for other
     formats.
     """
-    if not 1 <= length <= LONGEST:
-        raise UserError(f"length ({length}) must be between 1 and {LONGEST}: every pair is looked at")
+    if not 1 <= length <= MAX_LENGTH:
+        raise UserError(f"length ({length}) must be between 1 and {MAX_LENGTH}: every pair is computed")
     if path is not None:
         check_picture(Path(path))
     views = list(_views(mask, length, heads, layout or ContiguousLayout()))
     if path is not None:
-        _paint(mask, length, views, Path(path))
-    return "\n\n".join("\n".join(_text(view, several=len(views) > 1)) for view in views)
+        _draw_figure(mask, length, views, Path(path))
+    return "\n\n".join("\n".join(_text_lines(view, with_heads=len(views) > 1)) for view in views)
 
 
-def patterns(model: nn.Module) -> dict[Mask, list[str]]:
-    """The masks of a model's attention, and the names of the kernels that have each."""
-    found: dict[Mask, list[str]] = {}
+def attention_masks(model: nn.Module) -> dict[Mask, list[str]]:
+    """The attention masks of a model, each with the names of the kernels that use it."""
+    kernel_names: dict[Mask, list[str]] = {}
     for name, module in model.named_modules():
         if isinstance(module, Kernel) and module.cache_mask is not None:
-            found.setdefault(module.cache_mask, []).append(name)
-    return found
+            kernel_names.setdefault(module.cache_mask, []).append(name)
+    return kernel_names
 
 
 def _views(mask: Mask, length: int, heads: int, layout: ContiguousLayout | PrefixedLayout) -> Iterator[MaskView]:
-    kinds: dict[Mask, list[int]] = {}
+    heads_by_mask: dict[Mask, list[int]] = {}
     for head in range(heads):
-        kinds.setdefault(mask.for_head(head), []).append(head)
-    for kind, numbers in list(kinds.items())[:PICTURES]:
-        yield MaskView(tuple(numbers), _shares(kind, length, layout))
+        heads_by_mask.setdefault(mask.for_head(head), []).append(head)
+    for head_mask, head_indices in list(heads_by_mask.items())[:MAX_PANELS]:
+        yield MaskView(tuple(head_indices), _visible_shares(head_mask, length, layout))
 
 
-def _shares(mask: Mask, length: int, layout: ContiguousLayout | PrefixedLayout) -> Float[Tensor, "c c"]:
-    """How much of each cell is visible, a strip of queries at a time."""
-    size, keys = -(-length // CELLS), materialize(layout, length)
+def _visible_shares(mask: Mask, length: int, layout: ContiguousLayout | PrefixedLayout) -> Float[Tensor, "c c"]:
+    """The visible share of each cell, computed for one strip of queries at a time."""
+    cell_size, keys = -(-length // MAX_CELLS), materialize(layout, length)
     strips = []
-    for begin in range(0, length, size):
-        queries = keys.columns(begin, min(begin + size, length))
-        strips.append(_columns(mask.dense(queries, keys, 1)[0, 0], size))
+    for start in range(0, length, cell_size):
+        queries = keys.columns(start, min(start + cell_size, length))
+        strips.append(_strip_shares(mask.dense(queries, keys, 1)[0, 0], cell_size))
     return torch.stack(strips)
 
 
-def _columns(seen: Bool[Tensor, "r l"], size: int) -> Float[Tensor, " c"]:
-    return torch.stack([part.float().mean() for part in torch.split(seen, size, dim=1)])
+def _strip_shares(visible: Bool[Tensor, "r l"], cell_size: int) -> Float[Tensor, " c"]:
+    return torch.stack([cell.float().mean() for cell in torch.split(visible, cell_size, dim=1)])
 
 
-def _text(view: MaskView, *, several: bool) -> Iterator[str]:
-    if several:
+def _text_lines(view: MaskView, *, with_heads: bool) -> Iterator[str]:
+    if with_heads:
         yield f"heads {', '.join(map(str, view.heads))}"
     for row in view.cells.tolist():
-        # rounded up from nothing and down from everything, so that both ends are exact
+        # shares between 0 and 1 never get the characters of 0 and 1, so that both are exact
         yield "".join(SHADES[0] if share == 0 else SHADES[4 if share == 1 else 1 + int(share * 3)] for share in row)
 
 
-def _paint(mask: Mask, length: int, views: list[MaskView], path: Path) -> None:
+def _draw_figure(mask: Mask, length: int, views: list[MaskView], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2 * len(views), 4.6), layout="constrained")
-    for number, view in enumerate(views):
-        axis = figure.add_subplot(1, len(views), number + 1)
+    for index, view in enumerate(views):
+        axis = figure.add_subplot(1, len(views), index + 1)
         axis.imshow(view.cells.numpy(), cmap="Blues", vmin=0, vmax=1, extent=(0, length, length, 0))
         axis.set_xlabel("key")
         axis.set_ylabel("query")

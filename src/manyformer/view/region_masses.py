@@ -1,4 +1,4 @@
-"""How much of its attention a model gives to what it remembers, and how much to what it reads."""
+"""The shares of attention that go to a model's memory and to the current segment."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -13,75 +13,83 @@ from manyformer.data import HeldOutBatches
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel, Model
 from manyformer.models.carried_state import CarriedState
-from manyformer.ops.region_shares import shares
+from manyformer.ops.region_shares import region_shares
 from manyformer.training_hooks import eval_mode
 
-USUAL = ("memory", "segment")
+DEFAULT_REGIONS = ("memory", "segment")
 
 
 class RegionMass(NamedTuple):
-    """The mean share of attention that goes to each region, for one part of a model."""
+    """The mean share of attention for each region of keys, for one part of a model."""
 
     part: str
     shares: dict[str, float]
 
 
 def region_masses(
-    model: Model, held: HeldOutBatches, *, batches: int = 32, each: Callable[[float], None] = lambda share: None
+    model: Model,
+    held_out: HeldOutBatches,
+    *,
+    batches: int = 32,
+    on_progress: Callable[[float], None] = lambda share: None,
 ) -> list[RegionMass]:
-    """What each layer of `model` looks at, the mean over heads, tokens and the first `batches` batches of `held`.
+    """The attention mass per region for each layer, the mean over heads, tokens and the first `batches` batches.
 
-    Parts that tell "mass" themselves do so by the names of their regions; others have the tokens from before a batch as
-    their memory. The first batch, before which there is nothing, is read but not counted. Raises UserError for a model
-    or data without a memory.
+    Parts that report "mass" to `watch` define their own regions; for others the memory is the tokens of earlier
+    batches. The first batch is read but not counted, because its memory is empty. Raises UserError for a model or data
+    without a memory.
     """
-    memory = CarriedState(model, goes_on=held.goes_on)
-    if not memory.on or not isinstance(model, LanguageModel):
-        raise UserError("there is no memory: regions are of a model with one, that learned from data in lanes")
-    found = _Found(model)
+    carried = CarriedState(model, rows_continue=held_out.rows_continue)
+    if not carried.enabled or not isinstance(model, LanguageModel):
+        raise UserError(
+            "there is no memory: regions need a model with one, and data whose rows continue across batches"
+        )
+    recorder = _MassRecorder(model)
     with torch.inference_mode(), eval_mode(model):
-        for number, batch in enumerate(islice(held, batches)):
+        for index, batch in enumerate(islice(held_out, batches)):
             assert isinstance(batch, CausalLMBatch)
             tokens, segments = (
-                None if part is None else part.to(model.device) for part in (batch.tokens, batch.segments)
+                None if tensor is None else tensor.to(model.device) for tensor in (batch.tokens, batch.segments)
             )
             assert tokens is not None
-            state = memory.before(batch)
-            found.real = torch.ones_like(tokens, dtype=torch.bool) if segments is None else segments != PADDING_SEGMENT
-            found.on = number > 0
-            memory.state = model(tokens, segments, state, watch=found).state
-            each((number + 1) / batches)
-    return found.told()
+            state = carried.state_for(batch)
+            recorder.valid = (
+                torch.ones_like(tokens, dtype=torch.bool) if segments is None else segments != PADDING_SEGMENT
+            )
+            recorder.is_recording = index > 0
+            carried.state = model(tokens, segments, state, watch=recorder).state
+            on_progress((index + 1) / batches)
+    return recorder.means()
 
 
-class _Found:
-    """A watcher that sums what each part tells."""
+class _MassRecorder:
+    """A `watch` callback that collects the shares of attention of each part."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {module: name for name, module in model.named_modules()}
         self._sums: dict[str, dict[str, list[float]]] = {}
-        self._tell: set[str] = set()
-        self.real: Tensor
-        self.on = False
+        self._reporting_parts: set[str] = set()
+        self.valid: Tensor
+        self.is_recording = False
 
     def __call__(self, module: nn.Module, name: str, value: Tensor) -> None:
-        own = self.real.shape[1]
-        if not self.on or not bool(self.real.any()):
+        length = self.valid.shape[1]
+        if not self.is_recording or not bool(self.valid.any()):
             return
         if name == "mass":
-            self._tell.add(self._names[module])
+            self._reporting_parts.add(self._names[module])
             regions: Any = module.regions
             self._add(module, regions, value)
-        elif name == "weights" and value.shape[-2] == own <= value.shape[-1]:
-            self._add(module, USUAL, shares(value, [value.shape[-1] - own, own], self.real))
+        elif name == "weights" and value.shape[-2] == length <= value.shape[-1]:
+            self._add(module, DEFAULT_REGIONS, region_shares(value, [value.shape[-1] - length, length], self.valid))
 
-    def told(self) -> list[RegionMass]:
-        """The means, in the order of the model; of parts in parts the outermost that tells itself."""
-        known = {part: regions for part, regions in self._sums.items() if not self._inside(part)}
-        order = {name: number for number, name in enumerate(self._names.values())}
+    def means(self) -> list[RegionMass]:
+        """The means, in the order of the model; of nested parts only the outermost that reports "mass"."""
+        sums = {part: regions for part, regions in self._sums.items() if not self._is_nested(part)}
+        order = {name: index for index, name in enumerate(self._names.values())}
         return [
-            RegionMass(part, {name: sum(values) / len(values) for name, values in known[part].items()})
-            for part in sorted(known, key=order.__getitem__)
+            RegionMass(part, {name: sum(values) / len(values) for name, values in sums[part].items()})
+            for part in sorted(sums, key=order.__getitem__)
         ]
 
     def _add(self, module: nn.Module, regions: tuple[str, ...], value: Tensor) -> None:
@@ -89,5 +97,5 @@ class _Found:
         for region, share in zip(regions, value.tolist(), strict=True):
             sums[region].append(share)
 
-    def _inside(self, part: str) -> bool:
-        return any(part.startswith(f"{outer}.") for outer in self._tell)
+    def _is_nested(self, part: str) -> bool:
+        return any(part.startswith(f"{outer}.") for outer in self._reporting_parts)

@@ -1,32 +1,32 @@
-"""One number for each token, such as the steps that it took or the layer that it left at: as a drawing and as text."""
+"""One number for each token, such as its recurrent steps or its exit layer, as a figure and as text."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from manyformer.errors import UserError
-from manyformer.view.figures import check_picture, colour, write_picture
+from manyformer.view.figures import check_picture, curve_color, write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ACROSS = 40
-"""Tokens beside each other in a drawing; a longer text goes on below."""
+TOKENS_PER_ROW = 40
+"""Tokens per row of a figure; longer texts have several rows."""
 
-INCH = 0.28
-"""The width of a token in a drawing."""
+TOKEN_INCHES = 0.28
+"""The width of a token in a figure."""
 
-BAR = 24
-"""A line of text holds a bar of at most this many cells."""
+MAX_BAR_LENGTH = 24
+"""The most characters of a bar in the text output."""
 
-MAP = "Blues"
+COLORMAP = "Blues"
 
 
 class TokenCounts(NamedTuple):
-    """The tokens that one part of a model worked on, a number for each, and the largest that there could be.
+    """The tokens that one part of a model processed, a number for each, and the largest possible number.
 
-    `label` is what is counted. Where tokens halt by chance, `halting` has for each of them the probability at each of
-    its steps.
+    `label` is the unit of the numbers. With probabilistic halting, `halting` has the halting probabilities of each
+    token at each of its steps.
     """
 
     title: str
@@ -45,77 +45,87 @@ def draw_steps(
     tokens: Sequence[str],
     numbers: Sequence[float],
     *,
-    most: float | None = None,
+    maximum: float | None = None,
     title: str = "",
     label: str = "steps",
     path: str | Path | None = None,
 ) -> str:
-    """A number for each token as text, a line a token; with `path` it is drawn there, too: PNG, SVG or PDF.
+    """Show a number for each token as text, a line per token; with `path` it is also drawn there: PNG, SVG or PDF.
 
-    `maximum` is the largest number that there could be, the largest that is there unless given. Raises UserError where
-    there are no tokens, not as many numbers, or for other formats.
+    `maximum` is the largest possible number, by default the largest of `numbers`. Raises UserError if there are no
+    tokens or another count of numbers, and for other formats.
     """
     if not tokens or len(tokens) != len(numbers):
-        raise UserError(f"{len(tokens)} tokens and {len(numbers)} numbers: there must be as many, and at least one")
-    one = TokenCounts(title, tuple(tokens), tuple(numbers), max(numbers) if most is None else most, label)
+        raise UserError(f"{len(tokens)} tokens and {len(numbers)} numbers: the counts must be equal and at least 1")
+    counts = TokenCounts(title, tuple(tokens), tuple(numbers), max(numbers) if maximum is None else maximum, label)
     if path is not None:
-        draw_counted([one], path)
-    return describe_steps(one)
+        draw_counts([counts], path)
+    return describe_counts(counts)
 
 
-def describe_steps(one: TokenCounts) -> str:
-    """A line for each token, with its number as a bar."""
-    wide, cells = max(map(len, one.tokens)), min(BAR, max(1, round(one.maximum)))
+def describe_counts(counts: TokenCounts) -> str:
+    """The counts as text: a line for each token, with its number as a bar."""
+    label_width, bar_length = max(map(len, counts.tokens)), min(MAX_BAR_LENGTH, max(1, round(counts.maximum)))
     lines = []
-    for token, number in zip(one.tokens, one.numbers):
-        bar = "█" * round(cells * number / max(one.maximum, 1e-9))
-        lines.append(f"{token:>{wide}} {bar:<{cells}} {number:g}")
+    for token, number in zip(counts.tokens, counts.numbers):
+        bar = "█" * round(bar_length * number / max(counts.maximum, 1e-9))
+        lines.append(f"{token:>{label_width}} {bar:<{bar_length}} {number:g}")
     return "\n".join(lines)
 
 
-def draw_counted(shown: Sequence[TokenCounts], path: str | Path) -> None:
-    """Draw several of them below each other; the ending of `path` decides the format.
+def draw_counts(all_counts: Sequence[TokenCounts], path: str | Path) -> None:
+    """Draw several counts below each other; the suffix of `path` decides the format.
 
-    Steps with a probability of halting are cells, the darker the likelier the token halted there.
+    Steps with halting probabilities are drawn as cells, which are darker for larger probabilities.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     check_picture(Path(path))
-    rows = [(one, begin) for one in shown for begin in range(0, len(one.tokens), ACROSS)]
-    across = min(ACROSS, max(len(one.tokens) for one in shown))
-    figure = Figure(figsize=(max(4.0, across * INCH + 1.2), 2.3 * len(rows)), layout="constrained")
-    for place, (one, begin) in enumerate(rows):
-        axis = figure.add_subplot(len(rows), 1, place + 1)
-        names = one.tokens[begin : begin + ACROSS]
-        _bars(axis, one, slice(begin, begin + ACROSS))
-        # an empty line is no name to matplotlib, and $ would begin a formula
+    rows = [(counts, start) for counts in all_counts for start in range(0, len(counts.tokens), TOKENS_PER_ROW)]
+    row_length = min(TOKENS_PER_ROW, max(len(counts.tokens) for counts in all_counts))
+    figure = Figure(figsize=(max(4.0, row_length * TOKEN_INCHES + 1.2), 2.3 * len(rows)), layout="constrained")
+    for index, (counts, start) in enumerate(rows):
+        axis = figure.add_subplot(len(rows), 1, index + 1)
+        names = counts.tokens[start : start + TOKENS_PER_ROW]
+        _draw_bars(axis, counts, slice(start, start + TOKENS_PER_ROW))
+        # matplotlib does not accept empty labels, and $ would start a formula
         axis.set_xticks(range(len(names)), [name.replace("$", r"\$") or " " for name in names], rotation=90, fontsize=8)
-        axis.set_xlim(-0.6, across - 0.4)
-        axis.set_ylim(0, one.maximum * 1.05)
-        axis.set_ylabel(one.label, fontsize=8)
+        axis.set_xlim(-0.6, row_length - 0.4)
+        axis.set_ylim(0, counts.maximum * 1.05)
+        axis.set_ylabel(counts.label, fontsize=8)
         axis.yaxis.set_major_locator(MaxNLocator(integer=True))
         axis.spines[["top", "right"]].set_visible(False)
-        if begin == 0 and one.title:
-            axis.set_title(f"{one.title}, mean {one.mean:.2f}", fontsize=9)
-    if any(one.halting for one in shown):
-        scale = figure.colorbar(ScalarMappable(cmap=MAP), ax=figure.axes, aspect=30, pad=0.01)
-        scale.set_label("probability of halting", fontsize=8)
+        if start == 0 and counts.title:
+            axis.set_title(f"{counts.title}, mean {counts.mean:.2f}", fontsize=9)
+    if any(counts.halting for counts in all_counts):
+        colorbar = figure.colorbar(ScalarMappable(cmap=COLORMAP), ax=figure.axes, aspect=30, pad=0.01)
+        colorbar.set_label("probability of halting", fontsize=8)
     write_picture(figure, Path(path))
 
 
-def _bars(axis: "Axes", one: TokenCounts, part: slice) -> None:
-    """A bar for each token, which is a pile of cells where the probabilities of its steps are known."""
+def _draw_bars(axis: "Axes", counts: TokenCounts, columns: slice) -> None:
+    """Draw a bar for each token, or a stack of cells if there are halting probabilities."""
     from matplotlib import colormaps
 
-    numbers = one.numbers[part]
-    if one.halting is None:
-        axis.bar(range(len(numbers)), numbers, color=colour(0), width=0.8)
+    numbers = counts.numbers[columns]
+    if counts.halting is None:
+        axis.bar(range(len(numbers)), numbers, color=curve_color(0), width=0.8)
         return
-    cells = [(x, step, chance) for x, mine in enumerate(one.halting[part]) for step, chance in enumerate(mine)]
+    cells = [
+        (x, step, probability)
+        for x, probabilities in enumerate(counts.halting[columns])
+        for step, probability in enumerate(probabilities)
+    ]
     if cells:
-        xs, steps, chances = zip(*cells)
+        xs, steps, cell_probabilities = zip(*cells)
         axis.bar(
-            xs, [1.0] * len(xs), bottom=steps, width=0.86, color=colormaps[MAP](chances), edgecolor="#888888", lw=0.4
+            xs,
+            [1.0] * len(xs),
+            bottom=steps,
+            width=0.86,
+            color=colormaps[COLORMAP](cell_probabilities),
+            edgecolor="#888888",
+            lw=0.4,
         )

@@ -1,4 +1,4 @@
-"""How much work a trained model does for each token of a text, and how far its heads look back."""
+"""The computation that a trained model spends on each token of a text, and the attention spans of its heads."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,22 +11,22 @@ from torch import Tensor, nn
 from manyformer.batches import IGNORE_INDEX, Batch, CausalLMBatch
 from manyformer.errors import UserError
 from manyformer.generate import translate
-from manyformer.generate.decode_plan import sides
+from manyformer.generate.decode_plan import read_write_tokenizers
 from manyformer.generate.prompts import check_tokens
 from manyformer.generate.protocol import TokenizerProtocol
 from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
 from manyformer.models import EncoderDecoder, LanguageModel, MaskedLM, Model, TextClassifier
 from manyformer.training_hooks import eval_mode
-from manyformer.view.attention_maps import part_name, row_of, shown_tokens
+from manyformer.view.attention_maps import part_name, token_labels, token_row
 from manyformer.view.figures import check_picture, write_picture
 from manyformer.view.token_counts import TokenCounts
 
-COUNTED = {"steps": "steps", "depth": "layers"}
-"""What parts of a model report that count the work for each token, and what it is that they count."""
+COUNT_LABELS = {"steps": "steps", "depth": "layers"}
+"""The values reported to `watch` that count the computation per token, and their units."""
 
 
 class LayerSpans(NamedTuple):
-    """The spans of one layer's heads, in tokens, the longest that there could be, and the ramp behind it."""
+    """The attention spans of one layer's heads in tokens, the maximum span, and the length of the ramp beyond it."""
 
     part: str
     spans: tuple[float, ...]
@@ -35,73 +35,74 @@ class LayerSpans(NamedTuple):
 
 
 def token_work(model: Model, text: str, answer: str | None = None) -> list[TokenCounts]:
-    """The steps that each token of `text` takes, or the layer that it leaves at, in every part that counts them.
+    """The recurrent steps or the exit layer of each token of `text`, for every part of the model that reports them.
 
-    An encoder-decoder writes `answer`, or what it would. Raises UserError for a model without a tokenizer, or one that
-    does the same for all tokens.
+    The target of an encoder-decoder is `answer`, or its translation. Raises UserError for a model without a tokenizer
+    and for one that spends the same computation on all tokens.
     """
-    words = sides(model.tokenizer)
-    if words.read is None or words.write is None:
+    tokenizers = read_write_tokenizers(model.tokenizer)
+    if tokenizers.read is None or tokenizers.write is None:
         raise UserError("the model was saved without a tokenizer, so it cannot read text")
-    seen = _Seen(model)
+    recorder = _WorkRecorder(model)
     with torch.no_grad(), eval_mode(model):
         if isinstance(model, EncoderDecoder):
-            _pair(model, words.read, words.write, text, answer, seen)
+            _run_encoder_decoder(model, tokenizers.read, tokenizers.write, text, answer, recorder)
         elif isinstance(model, LanguageModel | MaskedLM | TextClassifier) and answer is None:
-            _single(model, words.read, text, seen)
+            _run_single_text(model, tokenizers.read, text, recorder)
         else:
             raise UserError(f"{type(model).__name__}: only an encoder-decoder writes an answer, and only text is read")
-    if not seen.counted:
+    if not recorder.counts:
         name = model.spec.recipe if hasattr(model, "spec") else type(model).__name__
         raise UserError(f"{name} does the same for every token, so there is nothing to count")
-    return seen.counted
+    return recorder.counts
 
 
-def spans(model: nn.Module) -> list[LayerSpans]:
-    """How far each head of each layer looks back, for spans that do not depend on the text. Raises UserError."""
-    found = [(name, part) for name, part in model.named_modules() if isinstance(part, AdaptiveSpanKernel)]
-    if not found:
-        raise UserError("no part of this model has spans of its own: adaptive-span does")
-    if any(part.spans.query_dim for _, part in found):
-        raise UserError("each token has spans of its own here: give a text")
-    nothing = torch.empty(1, found[0][1].spans.heads, 1, 0)
+def layer_spans(model: nn.Module) -> list[LayerSpans]:
+    """The attention span of each head of each layer, if spans do not depend on the text. Raises UserError."""
+    kernels = [(name, kernel) for name, kernel in model.named_modules() if isinstance(kernel, AdaptiveSpanKernel)]
+    if not kernels:
+        raise UserError("this model learns no attention spans: adaptive-span does")
+    if any(kernel.spans.query_dim for _, kernel in kernels):
+        raise UserError("the attention spans of this model depend on the text: give a text")
+    empty_query = torch.empty(1, kernels[0][1].spans.heads, 1, 0)
     with torch.no_grad():
         return [
-            _layer(name, part, part.spans(nothing.to(next(model.parameters()).device))[0, :, 0]) for name, part in found
+            _make_layer_spans(name, kernel, kernel.spans(empty_query.to(next(model.parameters()).device))[0, :, 0])
+            for name, kernel in kernels
         ]
 
 
-def spans_for(model: Model, text: str) -> list[LayerSpans]:
-    """The same for a text: where each token has its own, their mean. Raises UserError."""
-    words = sides(model.tokenizer)
-    if words.read is None:
+def layer_spans_for_text(model: Model, text: str) -> list[LayerSpans]:
+    """The attention span of each head of each layer for a text, the mean over its tokens. Raises UserError."""
+    tokenizers = read_write_tokenizers(model.tokenizer)
+    if tokenizers.read is None:
         raise UserError("the model was saved without a tokenizer, so it cannot read text")
     if not isinstance(model, LanguageModel):
         raise UserError(f"spans are those of a language model, not of a {type(model).__name__}")
-    seen = _Seen(model)
+    recorder = _WorkRecorder(model)
     with torch.no_grad(), eval_mode(model):
-        _single(model, words.read, text, seen)
-    if not seen.layers:
-        raise UserError("no part of this model has spans of its own: adaptive-span does")
-    return seen.layers
+        _run_single_text(model, tokenizers.read, text, recorder)
+    if not recorder.layers:
+        raise UserError("this model learns no attention spans: adaptive-span does")
+    return recorder.layers
 
 
 def mean_span(model: nn.Module) -> float | None:
-    """The mean over all heads, in tokens; None where no head has a span of its own."""
+    """The mean attention span over all heads, in tokens; None if the model has no learned fixed spans."""
     if not any(isinstance(part, AdaptiveSpanKernel) and not part.spans.query_dim for part in model.modules()):
         return None
-    every = [span for one in spans(model) for span in one.spans]
-    return sum(every) / len(every)
+    all_spans = [span for layer in layer_spans(model) for span in layer.spans]
+    return sum(all_spans) / len(all_spans)
 
 
 def mean_steps(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> float | None:
-    """The work that the tokens with a target get, on average, in all parts that count it; None where none does."""
+    """The mean count per token with a target, over all parts that report one; None if no part does."""
     counts = [torch.zeros(2, dtype=torch.float64)]
 
     def watch(module: nn.Module, name: str, value: Tensor) -> None:
-        if name in COUNTED:
-            mine = value.double().cpu()[scored]
-            counts.append(torch.stack([mine.sum(), torch.tensor(mine.numel())]))
+        if name in COUNT_LABELS:
+            scored_counts = value.double().cpu()[scored]
+            counts.append(torch.stack([scored_counts.sum(), torch.tensor(scored_counts.numel())]))
 
     with torch.no_grad(), eval_mode(model):
         for batch in batches:
@@ -109,35 +110,35 @@ def mean_steps(model: LanguageModel, batches: Iterable[Batch], device: torch.dev
             scored = (batch.targets != IGNORE_INDEX).cpu()
             segments = None if batch.segments is None else batch.segments.to(device)
             model(batch.tokens.to(device), segments, watch=watch)
-    total, number = torch.stack(counts).sum(0).tolist()
-    return total / number if number else None
+    total, tokens = torch.stack(counts).sum(0).tolist()
+    return total / tokens if tokens else None
 
 
 def describe_spans(layers: Sequence[LayerSpans]) -> str:
-    """A line a layer: the span of each head, and their mean."""
-    wide = max(len(one.part) for one in layers)
+    """The spans as text: a line for each layer, with the span of each head and their mean."""
+    part_width = max(len(layer.part) for layer in layers)
     lines = []
-    for one in layers:
-        cells = " ".join(f"{span:6.1f}" for span in one.spans)
-        lines.append(f"{one.part:<{wide}} {cells}  mean {sum(one.spans) / len(one.spans):.1f}")
-    every = [span for one in layers for span in one.spans]
-    mean = sum(every) / len(every)
+    for layer in layers:
+        cells = " ".join(f"{span:6.1f}" for span in layer.spans)
+        lines.append(f"{layer.part:<{part_width}} {cells}  mean {sum(layer.spans) / len(layer.spans):.1f}")
+    all_spans = [span for layer in layers for span in layer.spans]
+    mean = sum(all_spans) / len(all_spans)
     return "\n".join(
         [*lines, f"mean {mean:.1f} of {layers[0].max_length} tokens, and {layers[0].ramp} more to fade out"]
     )
 
 
 def draw_spans(layers: Sequence[LayerSpans], path: str | Path, *, title: str = "") -> None:
-    """Draw the span of each head against its layer, and their mean; the ending of `path` decides the format."""
-    from manyformer.view.figures import colour, panels
+    """Draw the span of each head over the layers, and their mean; the suffix of `path` decides the format."""
+    from manyformer.view.figures import curve_color, panels
 
     check_picture(Path(path))
     figure, (axis,) = panels(1, 1)
-    for number, one in enumerate(layers, 1):
-        axis.plot([number] * len(one.spans), one.spans, "o", color=colour(0), alpha=0.6)
-    means = [sum(one.spans) / len(one.spans) for one in layers]
-    axis.plot(range(1, len(layers) + 1), means, "-", color=colour(1), label="mean")
-    axis.axhline(layers[0].max_length, color="#999999", linestyle="--", label="the longest there may be")
+    for layer_number, layer in enumerate(layers, 1):
+        axis.plot([layer_number] * len(layer.spans), layer.spans, "o", color=curve_color(0), alpha=0.6)
+    means = [sum(layer.spans) / len(layer.spans) for layer in layers]
+    axis.plot(range(1, len(layers) + 1), means, "-", color=curve_color(1), label="mean")
+    axis.axhline(layers[0].max_length, color="#999999", linestyle="--", label="maximum span")
     axis.set_xticks(range(1, len(layers) + 1))
     axis.set_xlabel("layer")
     axis.set_ylabel("span (tokens)")
@@ -148,57 +149,66 @@ def draw_spans(layers: Sequence[LayerSpans], path: str | Path, *, title: str = "
     write_picture(figure, Path(path))
 
 
-def _layer(name: str, part: AdaptiveSpanKernel, lengths: Float[Tensor, " h"]) -> LayerSpans:
-    return LayerSpans(part_name(name), tuple(lengths.tolist()), part.spans.max_length, part.spans.ramp)
+def _make_layer_spans(name: str, kernel: AdaptiveSpanKernel, lengths: Float[Tensor, " h"]) -> LayerSpans:
+    return LayerSpans(part_name(name), tuple(lengths.tolist()), kernel.spans.max_length, kernel.spans.ramp)
 
 
-class _Seen:
-    """A watcher that remembers what was counted for `tokens`, under the names of the parts, and mean spans."""
+class _WorkRecorder:
+    """A `watch` callback that records the counts of `tokens` and mean spans, under the names of the parts."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {module: name for name, module in model.named_modules()}
         self.tokens: tuple[str, ...] = ()
-        self.counted: list[TokenCounts] = []
+        self.counts: list[TokenCounts] = []
         self.layers: list[LayerSpans] = []
 
     def watch(self, module: nn.Module, name: str, value: Tensor) -> None:
-        """To be handed to a call."""
-        if name in COUNTED:
+        """The callback for `ctx.watch`."""
+        if name in COUNT_LABELS:
             numbers = tuple(value[0].tolist())
             title = f"{part_name(self._names[module]) or type(module).__name__}: {name}"
-            self.counted.append(TokenCounts(title, self.tokens, numbers, _most(module, numbers), COUNTED[name]))
-        elif name == "halting":
-            # the part has said before how many steps each token took
-            chances = tuple(
-                tuple(row[: int(steps)]) for row, steps in zip(value[0].tolist(), self.counted[-1].numbers, strict=True)
+            self.counts.append(
+                TokenCounts(title, self.tokens, numbers, _max_count(module, numbers), COUNT_LABELS[name])
             )
-            self.counted[-1] = self.counted[-1]._replace(halting=chances)
+        elif name == "halting":
+            # the part has reported the steps of each token before
+            probabilities = tuple(
+                tuple(row[: int(steps)]) for row, steps in zip(value[0].tolist(), self.counts[-1].numbers, strict=True)
+            )
+            self.counts[-1] = self.counts[-1]._replace(halting=probabilities)
         elif name == "spans" and isinstance(module, AdaptiveSpanKernel):
-            self.layers.append(_layer(self._names[module], module, value.mean((0, 2))))
+            self.layers.append(_make_layer_spans(self._names[module], module, value.mean((0, 2))))
 
 
-def _most(module: nn.Module, numbers: Sequence[float]) -> float:
-    """The largest number that a token could have: the steps of a recurrence, the layers of a stack."""
+def _max_count(module: nn.Module, numbers: Sequence[float]) -> float:
+    """The largest possible count of a token: the maximum steps of a recurrence, or the layers of a stack."""
     halting = getattr(module, "halting", None)
-    most = getattr(halting, "most", None) or getattr(module, "depth", None)
-    return float(most) if isinstance(most, int) else max(numbers)
+    maximum = getattr(halting, "max_steps", None) or getattr(module, "depth", None)
+    return float(maximum) if isinstance(maximum, int) else max(numbers)
 
 
-def _pair(
-    model: EncoderDecoder, read: TokenizerProtocol, write: TokenizerProtocol, text: str, answer: str | None, seen: _Seen
+def _run_encoder_decoder(
+    model: EncoderDecoder,
+    read: TokenizerProtocol,
+    write: TokenizerProtocol,
+    text: str,
+    answer: str | None,
+    recorder: _WorkRecorder,
 ) -> None:
     if answer is None:
         answer = translate(model, [text], tokenizer=(read, write))[0]
     source, target = [*read.encode(text), read.eos], [write.bos, *write.encode(answer)]
     check_tokens([source], model.vocab if read is write else read.vocab)
-    seen.tokens = shown_tokens(source, read)
-    memory = model.encode(row_of(source, model), watch=seen.watch)
-    seen.tokens = shown_tokens(target, write)
-    model.decode(row_of(target, model), memory, watch=seen.watch)
+    recorder.tokens = token_labels(source, read)
+    memory = model.encode(token_row(source, model), watch=recorder.watch)
+    recorder.tokens = token_labels(target, write)
+    model.decode(token_row(target, model), memory, watch=recorder.watch)
 
 
-def _single(model: LanguageModel | MaskedLM | TextClassifier, read: TokenizerProtocol, text: str, seen: _Seen) -> None:
+def _run_single_text(
+    model: LanguageModel | MaskedLM | TextClassifier, read: TokenizerProtocol, text: str, recorder: _WorkRecorder
+) -> None:
     tokens = [read.bos, *read.encode(text), *([] if isinstance(model, LanguageModel) else [read.eos])]
     check_tokens([tokens], model.embed.token.num_embeddings)
-    seen.tokens = shown_tokens(tokens, read)
-    model(row_of(tokens, model), watch=seen.watch)
+    recorder.tokens = token_labels(tokens, read)
+    model(token_row(tokens, model), watch=recorder.watch)

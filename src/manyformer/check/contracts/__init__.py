@@ -1,4 +1,4 @@
-"""One module a promise; `CONTRACTS` has them all, in the order of a report."""
+"""The contracts, one module per promise; `CONTRACTS` lists them in the order of the report."""
 
 from manyformer.check.contract import Contract
 from manyformer.check.contracts import (

@@ -1,4 +1,4 @@
-"""No output depends on a later token: by changing the future, and by gradient."""
+"""The contracts that no output depends on a later token, by exchanging later tokens and by gradients."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,13 +10,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from manyformer.check.calls import content_based, same_calls
+from manyformer.check.calls import has_content_based_part, same_calls
 from manyformer.check.contract import contract
 from manyformer.check.isolation import in_dtype
 from manyformer.check.subject import Inputs
 from manyformer.check.trial import (
-    EXACT,
-    SINGLE,
+    FLOAT32_TOLERANCE,
+    FLOAT64_TOLERANCE,
     ContractFinding,
     ContractTrial,
     Untestable,
@@ -25,58 +25,59 @@ from manyformer.check.trial import (
     passed,
 )
 
-CUTS = 16
+MAX_CUTS = 16
 
 
-@contract("causal", "changing later tokens leaves earlier outputs as they are", needs=("causal", "per_token"))
+@contract("causal", "changing later tokens does not change earlier outputs", needs=("causal", "per_token"))
 def causal(trial: ContractTrial) -> ContractFinding:
-    """Change one token, and everything from it on; look at the outputs before it.
+    """Exchange one token, or all tokens from a cut on, and compare the outputs before the cut.
 
-    They must be equal in every bit where the same operators run on the same shapes. Where what is computed follows from
-    the content of tokens, so does rounding, differently on every processor: there float64 and a tolerance decide. A
-    foreign module cannot say so, and products of groups keep their shapes: there float64 decides what bits leave open.
+    They must be equal in every bit if the same operators run on the same shapes. If the operators depend on token
+    values (`content_based`), rounding differs as well, and with the processor: then float64 and a tolerance decide. A
+    third-party module does not declare this, and grouped products keep their shapes: then float64 decides where bits
+    differ slightly.
     """
     inputs, length = trial.draw(1, trial.long_length), trial.long_length
     variants = []
-    for cut in borders(trial, length):
+    for cut in cut_positions(trial, length):
         tokens = trial.different_tokens(inputs.tokens[:, cut:])
-        for end in (cut + 1, length):
+        for stop in (cut + 1, length):
             changed = inputs.tokens.clone()
-            changed[:, cut:end] = tokens[:, : end - cut]
+            changed[:, cut:stop] = tokens[:, : stop - cut]
             variants.append(Variant(cut, changed))
-    sentence = f"changed tokens leave all earlier outputs as they are, at {length} tokens"
-    bits, same = None, False
-    if not content_based(trial.subject.module):
-        bits = compare(trial, inputs, variants, tolerance=0.0)
-        if bits.guilty is None:
-            return judge(bits, sentence)
-        same = same_calls(trial.subject, inputs, inputs._replace(tokens=bits.guilty.tokens))
-        if same and (trial.subject.exact or not bits.size <= SINGLE * bits.scale):
-            return judge(bits, sentence)
+    sentence = f"exchanged tokens change no earlier output, at {length} tokens"
+    exact_leak, same_operators = None, False
+    if not has_content_based_part(trial.subject.module):
+        exact_leak = measure_leak(trial, inputs, variants, tolerance=0.0)
+        if exact_leak.variant is None:
+            return leak_finding(exact_leak, sentence)
+        same_operators = same_calls(trial.subject, inputs, inputs._replace(tokens=exact_leak.variant.tokens))
+        if same_operators and (trial.subject.exact or not exact_leak.size <= FLOAT32_TOLERANCE * exact_leak.scale):
+            return leak_finding(exact_leak, sentence)
     dtype = None if trial.subject.token_ids.device.type == "mps" else torch.float64
     try:
         with in_dtype(trial.subject.module, dtype):
-            leak = compare(trial, inputs, variants, tolerance=None)
+            leak = measure_leak(trial, inputs, variants, tolerance=None)
     except (RuntimeError, TypeError) as error:
-        if bits is not None and same:
-            return judge(bits, sentence)
-        raise Untestable(f"shapes depend on the content of tokens, and float64 raises {type(error).__name__}") from None
-    if bits is not None and same and leak.dtype != torch.float64:
-        return judge(bits, sentence)
-    return judge(leak, sentence.replace(", at", " but for rounding, at"))
+        if exact_leak is not None and same_operators:
+            return leak_finding(exact_leak, sentence)
+        raise Untestable(f"shapes depend on token values, and float64 raises {type(error).__name__}") from None
+    if exact_leak is not None and same_operators and leak.dtype != torch.float64:
+        return leak_finding(exact_leak, sentence)
+    return leak_finding(leak, sentence.replace(", at", " but for rounding, at"))
 
 
 class Variant(NamedTuple):
-    """Tokens that differ from those of the trial from `cut` on."""
+    """Tokens that differ from the original ones from position `cut` on."""
 
     cut: int
     tokens: Int[Tensor, "1 l"]
 
 
 class Leak(NamedTuple):
-    """How far outputs before the cut moved at most, and at most may; the first output beyond that, and the worst case.
+    """The largest change of outputs before the cut (`size`), its bound, and the first output and variant beyond it.
 
-    `scale` is the largest logit, and `effect` how far outputs moved that may depend on what was changed.
+    `scale` is the largest logit, and `effect` the largest change of outputs from the cut on.
     """
 
     dtype: torch.dtype
@@ -85,101 +86,105 @@ class Leak(NamedTuple):
     size: float = 0.0
     effect: float = 0.0
     first: int = 0
-    guilty: Variant | None = None
+    variant: Variant | None = None
 
 
-def compare(trial: ContractTrial, inputs: Inputs, variants: Sequence[Variant], *, tolerance: float | None) -> Leak:
-    """The largest change of outputs before the cut; `tolerance` is relative to the logits, None that of their dtype."""
+def measure_leak(trial: ContractTrial, inputs: Inputs, variants: Sequence[Variant], *, tolerance: float | None) -> Leak:
+    """Measure the largest change before the cut; `tolerance` is relative to the logits, None that of their dtype."""
     logits = trial.subject(inputs).logits[0]
     if tolerance is None:
-        tolerance = EXACT if logits.dtype == torch.float64 else SINGLE
+        tolerance = FLOAT64_TOLERANCE if logits.dtype == torch.float64 else FLOAT32_TOLERANCE
     scale = float(logits.abs().max())
     leak = Leak(logits.dtype, scale, tolerance * scale)
     for variant in variants:
-        apart = (trial.subject(inputs._replace(tokens=variant.tokens)).logits[0] - logits).abs().amax(-1)
-        leak = leak._replace(effect=max(leak.effect, float(apart[variant.cut :].max())))
-        size = float(apart[: variant.cut].max())
-        if worse(size, leak.size):
+        changes = (trial.subject(inputs._replace(tokens=variant.tokens)).logits[0] - logits).abs().amax(-1)
+        leak = leak._replace(effect=max(leak.effect, float(changes[variant.cut :].max())))
+        size = float(changes[: variant.cut].max())
+        if is_larger_leak(size, leak.size):
             leak = leak._replace(size=size)
-            # not "above", which no NaN is
-            beyond = (~(apart[: variant.cut] <= leak.allowed)).nonzero()
+            # not `>`, which is False for a NaN
+            beyond = (~(changes[: variant.cut] <= leak.allowed)).nonzero()
             if len(beyond):
-                leak = leak._replace(first=int(beyond[0]), guilty=variant)
+                leak = leak._replace(first=int(beyond[0]), variant=variant)
     return leak
 
 
-def judge(leak: Leak, sentence: str) -> ContractFinding:
-    """The finding of a comparison; `sentence` says what holds where nothing leaks."""
-    if leak.guilty is not None:
-        sentence = f"tokens from {leak.guilty.cut} on change outputs from {leak.first} on by up to {leak.size:.1e}"
+def leak_finding(leak: Leak, sentence: str) -> ContractFinding:
+    """The finding of a measured leak; `sentence` is that of a model without one."""
+    if leak.variant is not None:
+        sentence = f"tokens from {leak.variant.cut} on change outputs from {leak.first} on by up to {leak.size:.1e}"
         sentence = f"the future leaks: {sentence} (and those they may change by {leak.effect:.1e})"
         return failed(sentence, leak.size, leak.allowed)
     if not leak.effect > leak.allowed:
-        return failed("changing a token changes no output at all, so nothing is shown", leak.size, leak.allowed)
+        return failed(
+            "changing a token changes no output at all, so causality cannot be shown", leak.size, leak.allowed
+        )
     return passed(sentence, leak.size, leak.allowed)
 
 
-@contract("causal-gradient", "no output has a gradient from a later token's vector", needs=("causal", "per_token"))
+@contract("causal-gradient", "no output has a gradient from a later token's embedding", needs=("causal", "per_token"))
 def causal_gradient(trial: ContractTrial) -> ContractFinding:
-    """d output i / d embedding j = 0 for j > i; discrete choices (hashes, top-k) do not count here."""
+    """d output i / d embedding j = 0 for j > i; discrete choices (hashes, top-k) are not tested by this."""
     inputs = trial.draw(1, trial.long_length)
-    leak, effect, at, guilty = 0.0, 0.0, 0, 0
-    for cut in borders(trial, trial.long_length)[::-2]:
-        seen = differentiate(trial, lambda output=cut - 1: influence(trial, inputs, output))  # type: ignore[misc]
-        effect = max(effect, float(seen[:cut].max()))
-        if worse(float(seen[cut:].max()), leak):
-            leak, at, guilty = float(seen[cut:].max()), cut - 1, cut + int(seen[cut:].argmax())
+    leak, effect, output_position, source_position = 0.0, 0.0, 0, 0
+    for cut in cut_positions(trial, trial.long_length)[::-2]:
+        sizes = differentiate(trial, lambda output=cut - 1: gradient_sizes(trial, inputs, output))  # type: ignore[misc]
+        effect = max(effect, float(sizes[:cut].max()))
+        if is_larger_leak(float(sizes[cut:].max()), leak):
+            leak, output_position, source_position = float(sizes[cut:].max()), cut - 1, cut + int(sizes[cut:].argmax())
     if leak:
-        return failed(f"output {at} has a gradient from token {guilty}, which comes later", leak, 0.0)
+        return failed(
+            f"output {output_position} has a gradient from token {source_position}, which comes later", leak, 0.0
+        )
     if not effect:
-        return failed("no output has a gradient from any token, so nothing is shown", 0.0, 0.0)
-    return passed(f"gradients reach only the past and the present, at {trial.long_length} tokens", leak, 0.0)
+        return failed("no output has a gradient from any token, so causality cannot be shown", 0.0, 0.0)
+    return passed(f"gradients reach only the same and earlier tokens, at {trial.long_length} tokens", leak, 0.0)
 
 
-def influence(trial: ContractTrial, inputs: Inputs, output: int) -> Float[Tensor, " l"]:
-    """How strongly each token's vector moves a random function of one output: the largest gradient."""
-    with embedded(inputs.tokens) as leaves:
+def gradient_sizes(trial: ContractTrial, inputs: Inputs, output: int) -> Float[Tensor, " l"]:
+    """The largest gradient of a random function of one output with respect to each token's embedding."""
+    with embedding_leaves(inputs.tokens) as leaves:
         logits = trial.subject(inputs).logits[0, output]
     if not leaves:
-        raise Untestable("no nn.Embedding looks up the tokens, so there is no vector to take a gradient of")
+        raise Untestable("no nn.Embedding looks up the tokens, so there is no embedding to differentiate by")
     weight = torch.randn(logits.shape, generator=trial.generator).to(logits)
     grads = torch.autograd.grad((logits * weight).sum(), leaves, allow_unused=True)
-    found = [grad[0].abs().amax(-1) for grad in grads if grad is not None]
-    return torch.stack(found).amax(0).cpu() if found else torch.zeros(inputs.tokens.shape[1])
+    sizes = [grad[0].abs().amax(-1) for grad in grads if grad is not None]
+    return torch.stack(sizes).amax(0).cpu() if sizes else torch.zeros(inputs.tokens.shape[1])
 
 
-def worse(new: float, old: float) -> bool:
-    """Whether `new` is the larger leak; a NaN beats every number and stays."""
+def is_larger_leak(new: float, old: float) -> bool:
+    """Whether `new` is the larger leak; a NaN is larger than every number."""
     return not math.isnan(old) and not new <= old
 
 
-def borders(trial: ContractTrial, length: int) -> list[int]:
-    """Positions from 1 on at which to cut: the ends, and around multiples of powers of two, where chunks meet."""
+def cut_positions(trial: ContractTrial, length: int) -> list[int]:
+    """Cut positions: the ends, and positions around multiples of powers of two, where chunks meet."""
     if length < 2:
         raise Untestable("one token has no later token")
-    found = {length // 3, length // 2}
+    cuts = {length // 3, length // 2}
     for power in range(2, length.bit_length()):
         for multiple in (1 << power, (length - 1) >> power << power):
-            found |= {multiple - 1, multiple, multiple + 1}
-    middle = sorted(cut for cut in found if 1 < cut < length - 1)
-    kept = torch.randperm(len(middle), generator=trial.generator)[: CUTS - 2].tolist()
-    return sorted({1, length - 1, *(middle[index] for index in kept)})
+            cuts |= {multiple - 1, multiple, multiple + 1}
+    middle = sorted(cut for cut in cuts if 1 < cut < length - 1)
+    sampled = torch.randperm(len(middle), generator=trial.generator)[: MAX_CUTS - 2].tolist()
+    return sorted({1, length - 1, *(middle[index] for index in sampled)})
 
 
 @contextmanager
-def embedded(tokens: Tensor) -> Iterator[list[Tensor]]:
-    """Inside, whatever any `nn.Embedding` looks up for exactly these tokens becomes a leaf that takes gradients."""
+def embedding_leaves(tokens: Tensor) -> Iterator[list[Tensor]]:
+    """A context in which the output of every `nn.Embedding` for exactly these tokens is a leaf with gradients."""
     leaves: list[Tensor] = []
 
     def hook(module: nn.Module, arguments: tuple[object, ...], output: Tensor) -> Tensor | None:
-        looked_up = arguments[0] if isinstance(module, nn.Embedding) and arguments else None
-        if not isinstance(looked_up, Tensor) or not torch.equal(looked_up, tokens):
+        token_ids = arguments[0] if isinstance(module, nn.Embedding) and arguments else None
+        if not isinstance(token_ids, Tensor) or not torch.equal(token_ids, tokens):
             return None
         leaves.append(output.detach().requires_grad_())
         # a copy, because some models add positions in place, which a leaf forbids
         return leaves[-1].clone()
 
-    # torch's own annotation leaves out that a hook may replace the output
+    # torch's annotation omits that a hook may replace the output
     handle = register_module_forward_hook(hook)  # type: ignore[arg-type]
     try:
         yield leaves

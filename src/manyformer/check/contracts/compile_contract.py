@@ -1,4 +1,4 @@
-"""`torch.compile` changes nothing but the speed."""
+"""The contract that `torch.compile` does not change the outputs."""
 
 import warnings
 from typing import Any
@@ -14,7 +14,7 @@ TOLERANCE = 1e-4
 
 
 class CountingBackend:
-    """A backend of `torch.compile` that counts what it is given: what torch gave up on would prove nothing."""
+    """A backend of `torch.compile` that counts graphs and nodes; a function that falls back to eager has none."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend, self.graphs, self.nodes = backend, 0, 0
@@ -29,10 +29,11 @@ class CountingBackend:
 
 @contract("compile", "compiled == eager")
 def compiled(trial: ContractTrial) -> ContractFinding:
-    """The backend "aot_eager" traces and differentiates as compilation does but runs torch's own operators: seconds.
+    """Compare compiled with eager outputs for two lengths.
 
-    "inductor" also generates code, which needs a C++ compiler or a GPU and up to a minute. What else is compiled in
-    this process will be compiled again, because torch gives up on a function that it has met too often.
+    The backend "aot_eager" traces and differentiates as compilation does but runs torch's operators, within seconds.
+    "inductor" also generates code, which needs a C++ compiler or a GPU and up to a minute. All compiled functions of
+    the process are reset, because torch stops compiling a function that it has recompiled too often.
     """
     backend, worst = CountingBackend(trial.backend), WorstDifference()
 
@@ -42,18 +43,18 @@ def compiled(trial: ContractTrial) -> ContractFinding:
     torch.compiler.reset()
     try:
         with warnings.catch_warnings():
-            # what torch has to say about its tracing is no broken promise
+            # warnings about tracing are no failure
             warnings.simplefilter("ignore")
-            fast = torch.compile(forward, backend=backend)
+            compiled_forward = torch.compile(forward, backend=backend)
             for length in (trial.length, trial.round_length(trial.length - 1)):
                 inputs = trial.draw(2, length)
                 seed_everything(0)
-                got = fast(inputs)
+                actual = compiled_forward(inputs)
                 seed_everything(0)
-                worst.add(got, forward(inputs), f"compiled, {length} tokens")
+                worst.add(actual, forward(inputs), f"compiled, {length} tokens")
     finally:
         torch.compiler.reset()
     if not backend.graphs:
-        return failed("torch found nothing that it could compile")
-    told = f"{trial.backend}: {backend.graphs} graphs of {backend.nodes} nodes give what eager gives"
-    return worst.finding(told, TOLERANCE)
+        return failed("torch compiled no graph")
+    sentence = f"{trial.backend}: {backend.graphs} graphs of {backend.nodes} nodes give the same as eager"
+    return worst.finding(sentence, TOLERANCE)

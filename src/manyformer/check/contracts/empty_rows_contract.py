@@ -1,4 +1,4 @@
-"""Rows that hold nothing but padding do no harm."""
+"""The contract that rows of padding alone give finite outputs and gradients."""
 
 import torch
 
@@ -8,9 +8,9 @@ from manyformer.check.trial import ContractFinding, ContractTrial, failed, gradi
 from manyformer.core import PADDING_SEGMENT
 
 
-@contract("empty-rows", "rows of nothing but padding are finite, gradients too", needs=("padding_invariant",))
+@contract("empty-rows", "rows of padding alone are finite, gradients too", needs=("padding_invariant",))
 def empty_rows(trial: ContractTrial) -> ContractFinding:
-    """One row empty, one padded on the left, one whole; for an encoder-decoder also a row without a source."""
+    """One empty row, one padded on the left and two full ones; in an encoder-decoder one has an empty source."""
     inputs = trial.draw(4, trial.length)
     segments = torch.zeros_like(inputs.tokens)
     segments[0], segments[1, : trial.length // 2] = PADDING_SEGMENT, PADDING_SEGMENT
@@ -19,13 +19,13 @@ def empty_rows(trial: ContractTrial) -> ContractFinding:
         inputs = inputs._replace(source_segments=torch.zeros_like(inputs.source))
         assert inputs.source_segments is not None
         inputs.source_segments[0], inputs.source_segments[2] = PADDING_SEGMENT, PADDING_SEGMENT
-    if bad := _harm(trial, inputs):
-        return failed(bad)
+    if problem := _find_non_finite(trial, inputs):
+        return failed(problem)
     return passed("an empty row gives finite logits, and finite gradients everywhere")
 
 
-def _harm(trial: ContractTrial, inputs: Inputs) -> str | None:
-    """What is not finite, if anything."""
+def _find_non_finite(trial: ContractTrial, inputs: Inputs) -> str | None:
+    """A sentence about the logits or gradients that are not finite, or None."""
     logits = trial.subject(inputs).logits
     if not torch.isfinite(logits).all():
         rows = (~torch.isfinite(logits)).flatten(1).any(1).nonzero().flatten().tolist()

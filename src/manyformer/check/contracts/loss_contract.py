@@ -1,4 +1,4 @@
-"""The loss that training sees is the cross entropy of the logits that everybody else sees."""
+"""The contract that the training loss and the score equal the cross entropy of the logits."""
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +16,8 @@ from manyformer.batches import (
     TaggingBatch,
 )
 from manyformer.check.contract import contract
-from manyformer.check.contracts.padding_contract import lengths
-from manyformer.check.padded_rows import pad
+from manyformer.check.contracts.padding_contract import document_lengths
+from manyformer.check.padded_rows import pad_documents
 from manyformer.check.subject import Inputs
 from manyformer.check.trees import grow
 from manyformer.check.trial import ContractFinding, ContractTrial, WorstDifference
@@ -25,7 +25,7 @@ from manyformer.models import EncoderDecoder, ImageClassifier, MaskedLM, Model, 
 
 
 def as_batch(model: Model, inputs: Inputs, targets: Tensor) -> Batch:
-    """The batch that training would hand to this model."""
+    """The training batch of this kind of model."""
     if isinstance(model, EncoderDecoder):
         assert inputs.source is not None
         return Seq2SeqBatch(inputs.source, inputs.tokens, targets, inputs.source_segments, inputs.segments)
@@ -41,30 +41,30 @@ def as_batch(model: Model, inputs: Inputs, targets: Tensor) -> Batch:
 
 
 def images_of(model: ImageClassifier, tokens: Int[Tensor, "b l"]) -> UInt8[Tensor, "b height width channels"]:
-    """Images whose values are these tokens, row by row."""
+    """Images whose pixel values are these tokens, row by row."""
     return tokens.view(-1, *model.embed.shape).to(torch.uint8)
 
 
 @contract("loss", "training loss and score == cross entropy of the logits", needs=("loss",))
 def loss(trial: ContractTrial) -> ContractFinding:
-    """With padding, with ignored targets and with label smoothing."""
+    """Compare them with padding, with ignored targets and with label smoothing."""
     model, worst = trial.subject.module, WorstDifference()
     assert isinstance(model, Model)
-    inputs, _ = pad(trial, trial.documents(lengths(trial)), "right")
+    inputs, _ = pad_documents(trial, trial.documents(document_lengths(trial)), "right")
     result = trial.subject(inputs)
     classes = result.logits.shape[-1]
     targets = torch.randint(classes, result.logits.shape[:-1], generator=trial.generator).to(inputs.tokens.device)
     if inputs.segments is not None and targets.ndim == 2:
-        # every fifth target is left out, as well as padding
-        left_out = torch.arange(targets.numel(), device=targets.device).view_as(targets) % 5 == 0
-        targets = targets.masked_fill((inputs.segments < 0) | left_out, IGNORE_INDEX)
+        # every fifth target is ignored, as well as padding
+        ignored = torch.arange(targets.numel(), device=targets.device).view_as(targets) % 5 == 0
+        targets = targets.masked_fill((inputs.segments < 0) | ignored, IGNORE_INDEX)
     batch, logits = as_batch(model, inputs, targets), result.logits.flatten(0, -2).double()
     for smoothing in (0.0, 0.1):
-        want = F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing, reduction="sum")
-        worst.add(model.loss(batch, smoothing=smoothing).total, want, f"the loss with smoothing {smoothing}")
-    scored, counted = model.score(batch), targets != IGNORE_INDEX
-    right = (result.logits.argmax(-1) == targets) & counted
+        expected = F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing, reduction="sum")
+        worst.add(model.loss(batch, label_smoothing=smoothing).total, expected, f"the loss with smoothing {smoothing}")
+    scored, is_target = model.score(batch), targets != IGNORE_INDEX
+    correct = (result.logits.argmax(-1) == targets) & is_target
     worst.add(scored.nll.cpu(), F.cross_entropy(logits, targets.flatten(), reduction="sum").cpu(), "the score")
-    worst.add(scored.targets, counted.sum(), "the number of targets")
-    worst.add(scored.correct, right.sum(), "the number of right answers")
-    return worst.finding(f"loss and score of {int(counted.sum())} targets are those of the logits", trial.tolerance)
+    worst.add(scored.targets, is_target.sum(), "the number of targets")
+    worst.add(scored.correct, correct.sum(), "the number of right answers")
+    return worst.finding(f"loss and score of {int(is_target.sum())} targets are those of the logits", trial.tolerance)

@@ -1,4 +1,4 @@
-"""What is saved comes back."""
+"""The contracts that a saved model loads as the same model, and that its spec rebuilds it."""
 
 import json
 import tempfile
@@ -14,42 +14,44 @@ from manyformer.recipes import build
 
 @contract("saving", "a saved and loaded model gives the same bits", needs=("saving",))
 def saving(trial: ContractTrial) -> ContractFinding:
-    """Save, load, call: equal in every bit, and made in the same way."""
+    """Compare a saved and loaded model, whose outputs must agree in every bit and whose spec must be equal."""
     inputs = trial.draw(2, trial.length)
     with tempfile.TemporaryDirectory() as folder:
         trial.subject.save_to(folder)
-        again = trial.subject.copy_from(folder)
-    apart = float((trial.subject(inputs).logits - again(inputs).logits).abs().max())
-    if apart or apart != apart:
-        return failed(f"the loaded model differs by {apart:.1e}", apart, 0.0)
-    one, two = trial.subject.module, again.module
-    if isinstance(one, Model) and isinstance(two, Model) and one.spec != two.spec:
-        return failed(f"the loaded model was made as {two.spec}, not {one.spec}")
-    return passed("the loaded model gives the same bits", apart, 0.0)
+        loaded = trial.subject.copy_from(folder)
+    difference = float((trial.subject(inputs).logits - loaded(inputs).logits).abs().max())
+    if difference or difference != difference:
+        return failed(f"the loaded model differs by {difference:.1e}", difference, 0.0)
+    saved_model, loaded_model = trial.subject.module, loaded.module
+    if isinstance(saved_model, Model) and isinstance(loaded_model, Model) and saved_model.spec != loaded_model.spec:
+        return failed(f"the loaded model has the spec {loaded_model.spec}, not {saved_model.spec}")
+    return passed("the loaded model gives the same bits", difference, 0.0)
 
 
-@contract("spec", "the spec says all that is needed to make the model again", needs=("spec",))
+@contract("spec", "the spec is sufficient to build the model again", needs=("spec",))
 def spec(trial: ContractTrial) -> ContractFinding:
-    """Recipe and keywords survive JSON, and build parameters of the same names and shapes."""
+    """Build the model from its recipe and keywords after a round trip through JSON; names and shapes must be equal."""
     model = trial.subject.module
     assert isinstance(model, Model)
     recipe, keywords = model.spec
     try:
-        told = json.loads(json.dumps(keywords))
+        restored = json.loads(json.dumps(keywords))
     except TypeError as error:
         return failed(f"the keywords are not JSON: {error}")
-    if changed := sorted(name for name in keywords if told[name] != keywords[name]):
+    if changed := sorted(name for name in keywords if restored[name] != keywords[name]):
         return failed(f"the keyword {changed[0]} ({keywords[changed[0]]!r}) does not survive JSON")
-    again = build(recipe, **told)
-    if again.spec != model.spec:
-        return failed(f"building {model.spec} gives {again.spec}")
-    mine, theirs = _shapes(model), _shapes(again)
-    if different := sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)):
+    rebuilt = build(recipe, **restored)
+    if rebuilt.spec != model.spec:
+        return failed(f"building {model.spec} gives {rebuilt.spec}")
+    shapes, rebuilt_shapes = _tensor_shapes(model), _tensor_shapes(rebuilt)
+    if different := sorted(
+        name for name in shapes.keys() | rebuilt_shapes.keys() if shapes.get(name) != rebuilt_shapes.get(name)
+    ):
         name = different[0]
-        return failed(f"{name} is {mine.get(name)} here and {theirs.get(name)} when built again")
-    return passed(f"{len(mine)} tensors of the same names and shapes from {recipe} and {len(told)} keywords")
+        return failed(f"{name} is {shapes.get(name)} in this model and {rebuilt_shapes.get(name)} in the rebuilt one")
+    return passed(f"{len(shapes)} tensors of the same names and shapes from {recipe} and {len(restored)} keywords")
 
 
-def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+def _tensor_shapes(module: nn.Module) -> dict[str, torch.Size]:
     tensors: dict[str, Tensor] = module.state_dict()
     return {name: tensor.shape for name, tensor in tensors.items()}

@@ -1,5 +1,5 @@
-"""Generated pairs of real text normalisation: dates, amounts and numbers as languages write them, to plain form."""
+"""Generated pairs of text normalization: dates, amounts and numbers in the formats of 25 languages, to plain form."""
 
-from manyformer.data.normalization.corpus import NormalizationPair, pairs
+from manyformer.data.normalization.corpus import NormalizationPair, generate_pairs
 
-__all__ = ["NormalizationPair", "pairs"]
+__all__ = ["NormalizationPair", "generate_pairs"]

@@ -1,4 +1,4 @@
-"""The pairs themselves: drawn by a seed, distinct, and none with a second possible answer."""
+"""The corpus of normalization pairs: sampled with a seed, with distinct sources and unambiguous targets."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -6,9 +6,15 @@ from typing import NamedTuple
 import numpy as np
 
 from manyformer.data.normalization.ambiguity import LocaleConventions
-from manyformer.data.normalization.formats import KINDS, LANGUAGES, FormattedValue, ValueFormat, write
+from manyformer.data.normalization.formats import (
+    FORMAT_WEIGHTS,
+    LANGUAGES,
+    FormattedValue,
+    ValueFormat,
+    format_random_value,
+)
 
-COUNT = 100_000
+DEFAULT_PAIRS = 100_000
 
 
 class NormalizationPair(NamedTuple):
@@ -18,34 +24,34 @@ class NormalizationPair(NamedTuple):
     target: str
 
 
-def pairs(count: int = COUNT, seed: int = 0) -> list[NormalizationPair]:
-    """So many pairs with different sources (case set aside), the same for equal seeds."""
-    atlas = LocaleConventions()
+def generate_pairs(count: int = DEFAULT_PAIRS, seed: int = 0) -> list[NormalizationPair]:
+    """Generate `count` pairs with sources that differ beyond case; equal seeds give equal pairs."""
+    conventions = LocaleConventions()
     targets: dict[str, str] = {}
     sources: dict[str, str] = {}
-    torn: set[str] = set()
-    for source, target in _drawn(seed, atlas):
+    conflicting: set[str] = set()
+    for source, target in _sample_pairs(seed, conventions):
         key = source.casefold()
         if targets.setdefault(key, target) != target:
-            # Two languages mean different things by the same words: neither is taken.
-            torn.add(key)
+            # The same text has different meanings in two languages: neither pair is used.
+            conflicting.add(key)
             sources.pop(key, None)
-        elif key not in torn:
+        elif key not in conflicting:
             sources[key] = source
             if len(sources) == count:
                 break
     return [NormalizationPair(source, targets[key]) for key, source in sources.items()]
 
 
-def _drawn(seed: int, atlas: LocaleConventions) -> Iterator[NormalizationPair]:
+def _sample_pairs(seed: int, conventions: LocaleConventions) -> Iterator[NormalizationPair]:
     random = np.random.default_rng(seed)
-    kinds: list[ValueFormat] = list(KINDS)
-    weights = np.array([KINDS[kind] for kind in kinds])
+    formats: list[ValueFormat] = list(FORMAT_WEIGHTS)
+    weights = np.array([FORMAT_WEIGHTS[format_index] for format_index in formats])
     while True:
-        # Drawn in blocks: one call of numpy's for each number would take longer than the rest.
-        for kind, language in zip(
-            random.choice(len(kinds), 1000, p=weights / weights.sum()), random.integers(len(LANGUAGES), size=1000)
+        # Drawn in blocks, since one NumPy call per pair would dominate the run time.
+        for format_index, language in zip(
+            random.choice(len(formats), 1000, p=weights / weights.sum()), random.integers(len(LANGUAGES), size=1000)
         ):
-            written: FormattedValue | None = write(kinds[kind], LANGUAGES[language], random)
-            if written and written.source != written.target and atlas.clear(written):
-                yield NormalizationPair(written.source, written.target)
+            value: FormattedValue | None = format_random_value(formats[format_index], LANGUAGES[language], random)
+            if value and value.source != value.target and conventions.is_unambiguous(value):
+                yield NormalizationPair(value.source, value.target)

@@ -1,4 +1,4 @@
-"""Feature maps without random numbers."""
+"""Deterministic feature maps."""
 
 import math
 from typing import Any, final
@@ -14,10 +14,10 @@ from manyformer.kernels.features.feature_map import FeatureMap, FeatureValues
 
 @final
 class EluPlusOneFeatures(FeatureMap):
-    """elu(x) + 1 in every channel (Katharopoulos et al. 2020, section 3.2.1), without the scale 1 / sqrt(e)."""
+    """elu(x) + 1 of every channel (Katharopoulos et al. 2020, section 3.2.1), without the scale 1 / sqrt(e)."""
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
-        return FeatureValues(_EluPlusOne.apply(x))  # type: ignore[no-untyped-call]
+        return FeatureValues(_EluPlusOneFunction.apply(x))  # type: ignore[no-untyped-call]
 
 
 @final
@@ -32,16 +32,16 @@ class CosineReweightingFeatures(FeatureMap):
     def __init__(self, max_length: int) -> None:
         super().__init__()
         if max_length < 1:
-            raise ValueError(f"Cosine: longest ({max_length}) must be at least 1 position")
+            raise ValueError(f"CosineReweightingFeatures: max_length ({max_length}) must be at least 1 position")
         self.max_length = max_length
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
-        self._check(positions)
+        self._check_length(positions)
         angle = positions.position_ids[:, None, :, None].to(x.dtype) * (math.pi / 2 / self.max_length)
         x = x.relu()
         return FeatureValues(torch.cat([x * angle.cos(), x * angle.sin()], dim=-1))
 
-    def _check(self, positions: TokenPositions) -> None:
+    def _check_length(self, positions: TokenPositions) -> None:
         if isinstance(positions.layout, ContiguousLayout):
             last = positions.layout.start + positions.position_ids.shape[1] - 1
         elif positions.position_ids.device.type == "cpu" and positions.position_ids.numel():
@@ -49,15 +49,17 @@ class CosineReweightingFeatures(FeatureMap):
         else:
             return
         if last >= self.max_length:
-            raise ValueError(f"position {last} does not exist: Cosine was built for longest={self.max_length}")
+            raise ValueError(
+                f"position {last} does not exist: CosineReweightingFeatures was built for max_length={self.max_length}"
+            )
 
     def extra_repr(self) -> str:
-        return f"longest={self.max_length}"
+        return f"max_length={self.max_length}"
 
 
 @final
 class TaylorFeatures(FeatureMap):
-    """1, x and all products of two of its channels: q.k / sqrt(e) becomes 1 + s + s^2 / 2, the beginning of exp(s).
+    """1, x and all products of two of its channels: the Taylor series 1 + s + s^2 / 2 of exp(s), s = q.k / sqrt(e).
 
     Zhang et al. 2024 (arXiv:2402.04347), section 3.2. The sum is never below 1/2; there are 1 + e + e^2 features.
     """
@@ -72,10 +74,10 @@ class TaylorFeatures(FeatureMap):
 
 @final
 class DPFPFeatures(FeatureMap):
-    """Products of rectified channels `reach` places apart (Schlag et al. 2021, section 5.3: DPFP).
+    """Products of rectified channels that are up to `reach` channels apart (Schlag et al. 2021, section 5.3: DPFP).
 
-    Of the 2 e channels relu(x), relu(-x) each is multiplied with the 1st to the `reach`th after it: sparse features,
-    so that more keys are orthogonal than there are channels.
+    Each of the 2 e channels relu(x), relu(-x) is multiplied with the 1st to the `reach`th channel after it. The
+    features are sparse, so that more keys can be orthogonal than x has channels.
     """
 
     def __init__(self, *, reach: int = 1) -> None:
@@ -85,15 +87,17 @@ class DPFPFeatures(FeatureMap):
         self.reach = reach
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
-        both = torch.cat([x, -x], dim=-1).relu()
-        return FeatureValues(torch.cat([both * both.roll(step, -1) for step in range(1, self.reach + 1)], dim=-1))
+        rectified = torch.cat([x, -x], dim=-1).relu()
+        return FeatureValues(
+            torch.cat([rectified * rectified.roll(step, -1) for step in range(1, self.reach + 1)], dim=-1)
+        )
 
     def extra_repr(self) -> str:
         return f"reach={self.reach}"
 
 
-class _EluPlusOne(torch.autograd.Function):
-    """Keeps its result alone, in which the heads stand before the tokens."""
+class _EluPlusOneFunction(torch.autograd.Function):
+    """elu(x) + 1 that saves only its output for the backward pass, with the head axis before the token axis."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -105,8 +109,8 @@ class _EluPlusOne(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, up: Tensor) -> Tensor:
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         # the slope is exp(x) = y below 0, and 1 above, where y exceeds 1
-        down: Tensor = up * y.clamp(max=1.0)
-        return down
+        grad_input: Tensor = grad_output * y.clamp(max=1.0)
+        return grad_input

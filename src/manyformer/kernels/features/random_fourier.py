@@ -12,16 +12,16 @@ from manyformer.core import TokenPositions
 from manyformer.kernels.features.feature_map import FeatureValues, RandomFeatures, independent_directions
 
 
-class _Unit(RandomFeatures):
-    """Directions for each head, stretched by a learned rate for each channel; queries and keys are unit vectors."""
+class _UnitVectorFeatures(RandomFeatures):
+    """Random directions for each head, scaled by a learned rate for each channel; inputs become unit vectors."""
 
-    def __init__(self, key: int, features: int, *, heads: int, redraw: int | None = None) -> None:
-        super().__init__(key, features, heads=heads, redraw=redraw)
-        # the logarithm of 1 / sigma: what is learned keeps its sign
-        self.rate = nn.Parameter(torch.zeros(heads, key))
+    def __init__(self, key_dim: int, features: int, *, heads: int, redraw: int | None = None) -> None:
+        super().__init__(key_dim, features, heads=heads, redraw=redraw)
+        # the logarithm of 1 / sigma, so that sigma stays positive
+        self.rate = nn.Parameter(torch.zeros(heads, key_dim))
 
-    def draw(self, count: int, key: int, generator: torch.Generator) -> Float[Tensor, "r e"]:
-        return independent_directions(count, key, generator)
+    def draw(self, count: int, key_dim: int, generator: torch.Generator) -> Float[Tensor, "r e"]:
+        return independent_directions(count, key_dim, generator)
 
     def angles(self, x: Float[Tensor, "b h l e"]) -> Float[Tensor, "b h l r"]:
         """The products of unit vectors with every direction."""
@@ -29,28 +29,31 @@ class _Unit(RandomFeatures):
 
 
 @final
-class RandomFourierFeatures(_Unit):
+class RandomFourierFeatures(_UnitVectorFeatures):
     """sin(w.x) and cos(w.x) of unit vectors: an unbiased estimate of exp(-|q - k|^2 / 2 sigma^2), section 3.1.
 
     Among unit vectors that is exp(q.k / sigma^2) but for a factor that cancels. The directions have the deviation
-    1 / sigma, where the paper's text has sigma; sigma is learned for each head and channel and begins at 1. Half of
-    the `features` are sines. Sums of weights may come near 0 or below: `Linear` should have a `floor` of 1e-3 or so.
+    1 / sigma, where the paper's text has sigma; sigma is learned for each head and channel and initialized to 1. Half
+    of the `features` are sines. Sums of weights may be close to 0 or negative: `LinearKernel` needs a `floor` of about
+    1e-3.
     """
 
     signed = True
 
-    def __init__(self, key: int, features: int, *, heads: int, redraw: int | None = None) -> None:
+    def __init__(self, key_dim: int, features: int, *, heads: int, redraw: int | None = None) -> None:
         if features % 2:
-            raise ValueError(f"Fourier: features ({features}) must be even, each direction has a sine and a cosine")
-        super().__init__(key, features // 2, heads=heads, redraw=redraw)
+            raise ValueError(
+                f"RandomFourierFeatures: features ({features}) must be even, each direction has a sine and a cosine"
+            )
+        super().__init__(key_dim, features // 2, heads=heads, redraw=redraw)
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
         angles = self.angles(x)
-        return FeatureValues(_Circle.apply(angles, angles.shape[-1] ** -0.5))  # type: ignore[no-untyped-call]
+        return FeatureValues(_SineCosineFunction.apply(angles, angles.shape[-1] ** -0.5))  # type: ignore[no-untyped-call]
 
 
 @final
-class ArcCosineFeatures(_Unit):
+class ArcCosineFeatures(_UnitVectorFeatures):
     """relu(w.x) of unit vectors: the arc-cosine kernel of first order (section 3.1, after Cho and Saul 2009)."""
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
@@ -58,8 +61,8 @@ class ArcCosineFeatures(_Unit):
         return FeatureValues(angles.relu() * angles.shape[-1] ** -0.5)
 
 
-class _Circle(torch.autograd.Function):
-    """Sines and cosines times `scale`; keeps them alone, since each is the slope of the other."""
+class _SineCosineFunction(torch.autograd.Function):
+    """Sines and cosines times `scale`; saves only its output, since each is the derivative of the other."""
 
     @staticmethod
     def forward(ctx: Any, angles: Tensor, scale: float) -> Tensor:
@@ -73,7 +76,7 @@ class _Circle(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, up: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         (y,) = ctx.saved_tensors
-        (sine, cosine), (dsine, dcosine) = y.chunk(2, -1), up.chunk(2, -1)
-        return (dsine * cosine).addcmul_(dcosine, sine, value=-1), None
+        (sine, cosine), (sine_grad, cosine_grad) = y.chunk(2, -1), grad_output.chunk(2, -1)
+        return (sine_grad * cosine).addcmul_(cosine_grad, sine, value=-1), None
