@@ -24,8 +24,8 @@ SMALL = {
     "ff_dim": 24,
     "dropout": 0.0,
     "window": 3,
-    "part": 4,
-    "clip": 2,
+    "part_length": 4,
+    "max_relative_distance": 2,
 }
 
 
@@ -45,7 +45,7 @@ def chosen_all_but(model: Any, first: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_hidden_and_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = built(contrast=0.25).train()
+    model = built(contrast_weight=0.25).train()
     tokens = torch.randint(5, 23, (2, 10))
     segments = torch.tensor([[0] * 10, [0] * 6 + [PADDING_SEGMENT] * 4])
     targets = torch.full_like(tokens, IGNORE_INDEX)
@@ -87,7 +87,7 @@ def test_a_single_part_is_never_hidden_and_nothing_is_while_scoring() -> None:
 
 
 def test_it_can_be_left_out_and_needs_parts() -> None:
-    assert built(contrast=None).contrast is None
+    assert built(contrast_weight=None).contrast is None
     assert Tokenizer.mask == MASK_ID
     bert: Any = mf.build("bert", vocab=9, dim=8, heads=2, depth=1)
     with pytest.raises(ValueError, match="needs summaries of parts, and a Chain has none"):
@@ -95,9 +95,9 @@ def test_it_can_be_left_out_and_needs_parts() -> None:
     with pytest.raises(ValueError, match="loss_fraction and mask_rate must lie between 0 and 1"):
         PartContrastiveLoss(loss_fraction=1.0)
     with pytest.raises(ValueError, match=r"contrast_weight \(0.0\) must lie between 0 and 1"):
-        built(contrast=0.0)
+        built(contrast_weight=0.0)
     with pytest.raises(ValueError, match="no other loss trains the summaries of the last layer"):
-        built(contrast=None, projections="separate")
+        built(contrast_weight=None, projections="separate")
 
 
 def test_summaries_of_hidden_parts_can_be_told_apart() -> None:

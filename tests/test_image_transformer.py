@@ -49,7 +49,7 @@ def influence(model: Any, cells: int) -> Tensor:
 @pytest.mark.parametrize("channels", [1, 2])
 def test_one_dimension(channels: int) -> None:
     cells = 24 * channels
-    sizes: dict[str, Any] = {"height": 6, "width": 4, "channels": channels, "block": 7, "before": 4}
+    sizes: dict[str, Any] = {"height": 6, "width": 4, "channels": channels, "block": 7, "memory_block": 4}
     found = influence(built("image-transformer", **sizes), cells)
     rule = [[j <= i and j >= i // 7 * 7 - 4 for j in range(cells)] for i in range(cells)]
     assert torch.equal(found, torch.tensor(rule))
@@ -59,8 +59,8 @@ def test_one_dimension(channels: int) -> None:
 @pytest.mark.parametrize(("above", "beside"), [(2, 3), (3, None), (None, 2)])
 def test_two_dimensions(channels: int, above: int | None, beside: int | None) -> None:
     """By the rows and columns of pixels, in the order in which they are written."""
-    sizes: dict[str, Any] = {"height": 4, "width": 6, "channels": channels, "rows": 2, "columns": 3}
-    found = influence(built("image-transformer-2d", **sizes, above=above, beside=beside), 24 * channels)
+    sizes: dict[str, Any] = {"height": 4, "width": 6, "channels": channels, "block_height": 2, "block_width": 3}
+    found = influence(built("image-transformer-2d", **sizes, memory_height=above, memory_width=beside), 24 * channels)
     place = [(cell // channels // 6, cell // channels % 6) for cell in pixel_order((4, 6, channels), (2, 3)).tolist()]
     up, side = above or 0, beside or 0
 
@@ -194,7 +194,7 @@ def test_mixtures_are_sums_of_their_parts() -> None:
     ],
 )
 def test_what_is_refused(recipe: str, keywords: dict[str, Any], message: str) -> None:
-    sizes = {"height": 4, "width": 4, "channels": 1} | ({"rows": 2, "columns": 2} if recipe.endswith("2d") else {})
+    sizes = {"height": 4, "width": 4, "channels": 1} | ({"block_height": 2, "block_width": 2} if recipe.endswith("2d") else {})
     with pytest.raises(ValueError, match=message):
         built(recipe, **{**sizes, **keywords})
 

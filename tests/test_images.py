@@ -102,7 +102,7 @@ def test_an_encoder_without_positions_sees_a_set_of_patches(positions: str, pool
 @pytest.mark.parametrize("mixer", MIXERS)
 @pytest.mark.parametrize("pool", ["first", "mean"])
 def test_every_mixer_makes_a_classifier(mixer: str, pool: str) -> None:
-    model: Any = mf.build("compose-images", **SMALL, heads=2, slots=4, mixer=mixer, pool=pool)
+    model: Any = mf.build("compose-images", **SMALL, heads=2, projected_length=4, mixer=mixer, pool=pool)
     with torch.no_grad():
         model.head.weight.normal_()
     batch = ImageClassificationBatch(images(), torch.tensor([0, 2, 1]))

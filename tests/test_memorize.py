@@ -10,7 +10,7 @@ import manyformer as mf
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel
 
-SMALL: dict[str, Any] = {"vocab": 13, "dim": 8, "depth": 2, "heads": 2, "ff_dim": 12, "dropout": 0.0, "remembered": 6}
+SMALL: dict[str, Any] = {"vocab": 13, "dim": 8, "depth": 2, "heads": 2, "ff_dim": 12, "dropout": 0.0, "memory_length": 6}
 
 
 def made(recipe: str, **words: Any) -> LanguageModel:
@@ -42,7 +42,7 @@ def test_a_model_begins_near_the_old_one(recipe: str, tmp_path: Path) -> None:
     assert apart[2] < 1e-6
     # all but the gate is as it was, and it is a recipe like others
     new.save(tmp_path / "new")
-    again = mf.load(tmp_path / "new", keywords={"memory": 30, "neighbours": 5})
+    again = mf.load(tmp_path / "new", keywords={"knn_memory_size": 30, "neighbours": 5})
     torch.testing.assert_close(again(tokens[:, :4]).logits, old(tokens[:, :4]).logits)
     assert {*new.state_dict()} - {*old.state_dict()} == {name for name in new.state_dict() if "combine" in name}
     assert next(old.parameters()).data_ptr() != next(new.parameters()).data_ptr()
@@ -50,7 +50,7 @@ def test_a_model_begins_near_the_old_one(recipe: str, tmp_path: Path) -> None:
 
 def test_a_memory_may_grow_later() -> None:
     old, tokens = (
-        made("memorizing-transformer", memory=4, neighbours=3, block=4, layer=1),
+        made("memorizing-transformer", knn_memory_size=4, neighbours=3, block=4, layer=1),
         torch.randint(0, 13, (1, 30)),
     )
     larger, same = (mf.memorize(old, memory=size)(tokens).logits for size in (24, 4))
@@ -67,7 +67,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UserError, match="set memory_length"):
         mf.memorize(mf.build("transformer-xl", **{**SMALL, "memory_length": None}), memory=5)
     with pytest.raises(UserError, match=r"layer \(2\) must be \d, the layer that has"):
-        mf.memorize(made("memorizing-transformer", memory=4, layer=1), memory=5, layer=2)
+        mf.memorize(made("memorizing-transformer", knn_memory_size=4, layer=1), memory=5, layer=2)
     with pytest.raises(UserError, match=r"layer \(3\) must be at most depth \(2\)"):
         mf.memorize(made("transformer-xl"), memory=5, layer=3)
     with pytest.raises(UserError, match=r"gate \(1\) must be above 0"):

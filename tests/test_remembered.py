@@ -49,7 +49,7 @@ def read(
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("sizes", [[8, 8, 8], [1] * 24, [5, 18, 1]])
 def test_a_memory_of_everything_is_one_pass(sizes: list[int], training: bool, norm: str) -> None:
-    model, tokens = made(remembered=24, norm=norm).train(training), torch.randint(0, VOCAB, (2, 24))
+    model, tokens = made(memory_length=24, norm_order=norm).train(training), torch.randint(0, VOCAB, (2, 24))
     found, _ = read(model, tokens, sizes)
     torch.testing.assert_close(found, model(tokens).logits, atol=1e-10, rtol=0)
 
@@ -68,7 +68,7 @@ DOCUMENTS = torch.tensor(
 @pytest.mark.parametrize("capacity", [None, 24])
 def test_rows_reset_where_their_documents_end(training: bool, capacity: int | None) -> None:
     """Each document as if it were alone, whatever was in its row before it, with padding on either side."""
-    model, tokens = made(remembered=24).train(training), torch.randint(0, VOCAB, (4, 24))
+    model, tokens = made(memory_length=24).train(training), torch.randint(0, VOCAB, (4, 24))
     with torch.set_grad_enabled(capacity is None):
         found, _ = read(model, tokens, [7, 7, 1, 9], DOCUMENTS, None if training else capacity)
         for row, number in ((0, 0), (0, 1), (0, 2), (1, 3), (2, 4), (2, 7), (3, 0), (3, 9)):
@@ -78,7 +78,7 @@ def test_rows_reset_where_their_documents_end(training: bool, capacity: int | No
 
 
 def test_padding_in_between_takes_no_room_in_the_memory() -> None:
-    model, tokens = made(remembered=6).eval(), torch.randint(0, VOCAB, (1, 12))
+    model, tokens = made(memory_length=6).eval(), torch.randint(0, VOCAB, (1, 12))
     holes = torch.zeros(1, 12, dtype=torch.long)
     holes[0, [3, 4, 9]] = PADDING_SEGMENT
     for capacity in (None, 12):
@@ -120,7 +120,7 @@ def test_the_gradient_ends_with_the_segment() -> None:
 
 
 def test_the_state_holds_what_the_layer_was_given_last() -> None:
-    model, tokens = made(remembered=5), torch.randint(0, VOCAB, (2, 12))
+    model, tokens = made(memory_length=5), torch.randint(0, VOCAB, (2, 12))
     _, state = read(model.train(), tokens, [6, 6])
     kept = state.body[0][0].source
     assert isinstance(kept, RememberedInputs)
@@ -150,7 +150,7 @@ def test_with_an_equal_view_it_does_not_matter_how_a_text_is_cut(capacity: int |
 
 def test_other_lengths_than_those_of_training() -> None:
     """The weights fit any memory and segment; a growing view sees all of its segment and the memory before it."""
-    model, longer = made(remembered=4), made(remembered=10, clamp=8)
+    model, longer = made(memory_length=4), made(memory_length=10, clamp_length=8)
     longer.load_state_dict(model.state_dict())
     tokens = torch.randint(0, VOCAB, (1, 9))
     _, state = read(longer.eval(), tokens, [3, 3])
@@ -159,7 +159,7 @@ def test_other_lengths_than_those_of_training() -> None:
 
 
 def test_states_are_chosen_copied_and_moved_like_any_other() -> None:
-    model, tokens = made(remembered=7).eval(), torch.randint(0, VOCAB, (3, 14))
+    model, tokens = made(memory_length=7).eval(), torch.randint(0, VOCAB, (3, 14))
     segments = torch.tensor([[0] * 14, [1] * 5 + [2] * 9, [3] * 14])
     with torch.no_grad():
         _, state = read(model, tokens, [5, 5], segments)
@@ -190,7 +190,7 @@ def test_it_writes_from_its_memory(remembered: int) -> None:
 
 
 def test_a_reserved_state_is_for_writing() -> None:
-    model, tokens = made(remembered=4).eval(), torch.randint(0, VOCAB, (1, 5))
+    model, tokens = made(memory_length=4).eval(), torch.randint(0, VOCAB, (1, 5))
     with pytest.raises(ValueError, match="written in place"):
         model(tokens, None, model.init_state(1, capacity=8))
 

@@ -132,7 +132,7 @@ def test_what_lasts() -> None:
     for mask in (*everything, *unknown):
         assert not can_evict(mask)
         assert type(attention(mask).source) is SelfSource
-    with pytest.raises(ValueError, match=r"WindowSource: Causal\(\) may show all keys to later queries"):
+    with pytest.raises(ValueError, match=r"WindowSource: Causal\(\) may show every key to later queries"):
         WindowSource(m.Causal())
     for mask in MASKS.values():
         assert type(attention(mask).source) is WindowSource

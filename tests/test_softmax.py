@@ -236,14 +236,14 @@ def test_it_says_which_way_it_goes_and_why() -> None:
     plain, last = place_of([[0] * 7]), place_of([[0]])
     seventh = last._replace(layout=last.layout._replace(start=6))  # type: ignore
     assert choice(SoftmaxKernel(), plain) == "sdpa: every key is visible"
-    assert choice(SoftmaxKernel(Causal()), plain) == "sdpa: causal from the first token on, torch's own flag"
+    assert choice(SoftmaxKernel(Causal()), plain) == "sdpa: causal from the first token on, by torch's flag"
     assert choice(SoftmaxKernel(Causal()), seventh, plain) == "sdpa: every key lies in the past"
     padded = place_of(LAYOUTS["right padding"])
     assert choice(SoftmaxKernel(Causal()), padded) == "sdpa: causal with padding on the right, which no token sees"
     assert choice(SoftmaxKernel(), padded) == "sdpa: the dense mask of AllKeys() for these positions"
     assert choice(SoftmaxKernel(Causal(), path="naive"), plain) == "naive: forced"
     assert choice(SoftmaxKernel(Causal(), path="documents"), padded) == "documents: forced"
-    few = "naive: Later acts on the score of each pair, and there are few"
+    few = "naive: Later acts on the score of each pair, and there are few pairs"
     assert choice(SoftmaxKernel(), plain, position=Later()) == few
     packed = place_of([[n // 50 for n in range(200)]] * 2)
     assert choice(SoftmaxKernel(Causal()), packed) == "documents: 8 documents in 2 packed rows, one call each"

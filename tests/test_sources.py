@@ -94,7 +94,7 @@ def test_reserved_room_is_written_in_place() -> None:
     where = [tensor.data_ptr() for tensor in (state.source.k, state.source.v)]
     with torch.no_grad():
         for _ in range(4):
-            place, _tail = place_of(None, 1, 1, empty_tail(1, CPU)._replace(plain=state.source.length))
+            place, _tail = place_of(None, 1, 1, empty_tail(1, CPU)._replace(contiguous_length=state.source.length))
             state = layer(torch.ones(1, 1, DIM, dtype=torch.float64), Context(place), state).state
     assert [tensor.data_ptr() for tensor in (state.source.k, state.source.v)] == where
 
@@ -125,7 +125,7 @@ def test_an_encoders_keys_are_projected_once() -> None:
     whole = layer(x, Context(place, memory)).y
     state, parts = begin(layer, 2), []
     for number in range(4):
-        place, _ = place_of(None, 2, 1, empty_tail(2, CPU)._replace(plain=number))
+        place, _ = place_of(None, 2, 1, empty_tail(2, CPU)._replace(contiguous_length=number))
         y, state, _ = layer(x[:, number : number + 1], Context(place, memory), state)
         parts.append(y)
     assert len(calls) == 2

@@ -195,8 +195,12 @@ def test_patterns_are_dense_attention(name: str, rows: str) -> None:
 @pytest.mark.parametrize(("kept", "held"), [(True, True), (True, False), (False, False)])
 def test_kept_or_made_anew(kept: bool, held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With weights and gathered keys that are kept for the gradient and without, a few scores at a time."""
-    monkeypatch.setattr(block_sparse_attention, "MAX_SAVED_WEIGHTS", block_sparse_attention.MAX_SAVED_WEIGHTS if kept else 0)
-    monkeypatch.setattr(block_sparse_attention, "MAX_SAVED_KEYS_VALUES", block_sparse_attention.MAX_SAVED_KEYS_VALUES if held else 0)
+    monkeypatch.setattr(
+        block_sparse_attention, "MAX_SAVED_WEIGHTS", block_sparse_attention.MAX_SAVED_WEIGHTS if kept else 0
+    )
+    monkeypatch.setattr(
+        block_sparse_attention, "MAX_SAVED_KEYS_VALUES", block_sparse_attention.MAX_SAVED_KEYS_VALUES if held else 0
+    )
     monkeypatch.setattr(tile_steps, "SCORES_PER_STEP", 1 << 13)
     place = place_of(ROWS["packed"])
     q, k, v = alike(place, 2)
@@ -331,7 +335,9 @@ def test_it_says_what_it_leaves_out_and_refuses_dropout() -> None:
     said = kernel.explain(*inputs(place, 2), place, place, NoPosition())
     assert said.startswith("sparse: Window(128) for ")
     assert "of the cost of all pairs, in blocks of " in said
-    assert kernel.explain(*inputs(short, 2), short, short, NoPosition()).startswith("sdpa: the dense mask of Window(128)")
+    assert kernel.explain(*inputs(short, 2), short, short, NoPosition()).startswith(
+        "sdpa: the dense mask of Window(128)"
+    )
     forced = SoftmaxKernel(m.Window(128), dropout=0.1, path="sparse")
     with pytest.raises(ValueError, match="does not form the weights that dropout acts on"):
         forced(*inputs(short, 2), short, short, NoPosition())

@@ -162,7 +162,14 @@ def test_candidates_are_built_alike() -> None:
 def test_a_slow_candidate_is_spared_greater_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
     report = bench(
-        ["compose"], [8, 16], what=["forward"], keywords=SMALL, rounds=1, patience=0.0, device="cpu", on_progress=heard.append
+        ["compose"],
+        [8, 16],
+        what=["forward"],
+        keywords=SMALL,
+        rounds=1,
+        patience=0.0,
+        device="cpu",
+        on_progress=heard.append,
     )
     assert heard == ["forward, length 8", "forward, length 16"]
     assert all(cell.seconds is None for cell in report.cells)

@@ -59,7 +59,9 @@ def test_the_sweep_wins_over_the_command_line(tmp_path: Path) -> None:
 
 def test_a_sweep_over_a_keyword_leaves_out_who_has_none(tmp_path: Path) -> None:
     found = read_comparison(
-        written(tmp_path, FILE.replace("data.length: [16, 32]", "model.length_scale: [1.0, 2.0]").replace("@16", "@1.0"))
+        written(
+            tmp_path, FILE.replace("data.length: [16, 32]", "model.length_scale: [1.0, 2.0]").replace("@16", "@1.0")
+        )
     )
     assert found.case("lm").points == (None, None)
     assert [point.model["length_scale"] for point in found.case("rope").points if point is not None] == [1.0, 2.0]
@@ -76,8 +78,8 @@ def test_one_base_serves_recipes_with_other_keywords(tmp_path: Path) -> None:
     assert refused(tmp_path, text.replace("norm_kind", "norm_knid")) == [
         "mine.yaml:2:47: model.norm_knid: no such setting in the recipe of any case"
     ]
-    assert refused(tmp_path, text.replace("norm_kind: rms", "length_scale: 2.0")) == [
-        "mine.yaml:2:47: model.length_scale: no such setting in the recipe of any case; "
+    assert refused(tmp_path, text.replace("norm_kind: rms", "stretch: 2.0")) == [
+        "mine.yaml:2:47: model.stretch: no such setting in the recipe of any case; "
         "model.length_scale is now model.length_scale"
     ]
 

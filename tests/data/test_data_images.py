@@ -313,7 +313,7 @@ def test_mistakes_in_files(tmp_path: Path) -> None:
         ("a.npz", "this is not a complete NumPy archive"),
         ("a-idx3-ubyte", "not an IDX file of bytes; it starts with 00 00 0d 03 instead of 00 00 08"),
         ("b-idx3-ubyte", "this file is incomplete: its header gives 2 x 3 x 3 bytes, but it has 3"),
-        ("c.txt", r"images come as a NumPy archive \(\.npz\), an IDX file"),
+        ("c.txt", r"images must be a NumPy archive \(\.npz\), an IDX file"),
         ("empty", "this folder has no images"),
         ("broken", r"a\.png: Pillow cannot read this image"),
         ("b.npz", r"there is no such file; did you mean .*a\.npz"),

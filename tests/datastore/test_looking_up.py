@@ -75,7 +75,7 @@ def test_it_learns_and_is_scored_with_them(looking_run: Path, found: Path) -> No
     with torch.no_grad():
         sums = [model.score(one) for one in material.batches]
     assert scored == pytest.approx(float(sum(one.nll for one in sums) / sum(one.targets for one in sums)), rel=1e-5)
-    with pytest.raises(UserError, match="holds no neighbours for this text as it is tokenized here"):
+    with pytest.raises(UserError, match="holds no neighbours for this text with this tokenizer"):
         evaluate(looking_run, data=str(looking_run.parent / "other.txt"))
 
 

@@ -126,7 +126,7 @@ def test_it_can_be_compiled(tmp_path: Path, unchecked: None) -> None:
 
 
 def test_it_writes_the_same_with_and_without_a_cache(tmp_path: Path) -> None:
-    model = model_of("transformer-xl", remembered=64)
+    model = model_of("transformer-xl", memory_length=64)
     both = knn_lm(model, store_of(tmp_path, model, name="feed-forward"), neighbours=4, weight=0.6)
     answers = [mf.generate(both, [[5, 6, 7], [8]], max_new=8, use_cache=cache) for cache in (True, False)]
     assert [row[0].tokens for row in answers[0].rows] == [row[0].tokens for row in answers[1].rows]

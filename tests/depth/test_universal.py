@@ -67,12 +67,12 @@ def all_at_once(layer: AdaptiveComputation, x: Tensor, ctx: Context) -> tuple[Te
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "post": {},
-    "causal": {"causal": True, "signal": "learned"},
-    "pre": {"norm": "pre"},
+    "causal": {"causal": True, "step_signal": "learned"},
+    "pre": {"norm_order": "pre"},
     "cross": {"causal": True, "cross": True},
     "convolution": {"transition": "convolution"},
     "released": {"halting": "act-released"},
-    "window": {"causal": True, "signal": "none", "bias": -1.0, "window": 2},
+    "window": {"causal": True, "step_signal": "none", "halting_bias": -1.0, "window": 2},
 }
 
 
@@ -104,7 +104,7 @@ def test_halted_tokens_are_left_out_without_a_trace(variant: str) -> None:
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_fixed_steps_are_a_stack_that_shares_its_weights(norm: str) -> None:
-    body = made(causal=True, cross=True, halting="fixed", norm=norm)
+    body = made(causal=True, cross=True, halting="fixed", norm_order=norm)
     layer = body if norm == "post" else body.steps
     x, place = tokens()
     ctx, want = Context(place, MemorySequence(*tokens())), x
@@ -198,8 +198,8 @@ def test_what_is_watched() -> None:
     [
         {"transition": "convolution"},
         {"halting": "act-released", "step_signal": "learned"},
-        {"halting": "fixed", "norm": "pre"},
-        {"signal": "none", "window": 3, "bias": -2.0},
+        {"halting": "fixed", "norm_order": "pre"},
+        {"step_signal": "none", "window": 3, "halting_bias": -2.0},
     ],
     ids=lambda chosen: "-".join(str(value) for value in chosen.values()),
 )

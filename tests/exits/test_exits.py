@@ -136,7 +136,7 @@ def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_refused_before_anything_is_written_to(
     run: Path, words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(DecodingWorkload, "write")
+    monkeypatch.delattr(DecodingWorkload, "decode")
     assert command([word.format(run=run) for word in words]) == 2
     assert told in capsys.readouterr().err
 

@@ -166,13 +166,13 @@ def test_who_shares() -> None:
         return [m for m in model.modules() if isinstance(m, LearnedLengthProjection)]
 
     assert [(len(p.weight), p.slots) for p in projections()] == [(1, 6)]
-    assert [(len(p.weight), p.slots) for p in projections(sharing="keys-values", top_slots=2)] == [
+    assert [(len(p.weight), p.slots) for p in projections(projection_sharing="keys-values", top_projected_length=2)] == [
         (1, 6),
         (1, 4),
         (1, 2),
     ]
-    assert [len(p.weight) for p in projections(sharing="heads")] == [1] * 6
-    assert [len(p.weight) for p in projections(sharing="none")] == [2] * 6
+    assert [len(p.weight) for p in projections(projection_sharing="heads")] == [1] * 6
+    assert [len(p.weight) for p in projections(projection_sharing="none")] == [2] * 6
 
 
 def test_it_says_how() -> None:

@@ -165,8 +165,8 @@ def test_columns_of_padding_and_of_old_documents_leave_when_room_is_needed() -> 
 
 def made(**words: Any) -> LanguageModel:
     torch.manual_seed(3)
-    sizes = {"vocab": VOCAB, "dim": 8, "depth": 2, "heads": 2, "ff_dim": 12, "dropout": 0.0, "remembered": 6}
-    own = {"memory": 12, "neighbours": 3, "block": 4, "layer": 1}
+    sizes = {"vocab": VOCAB, "dim": 8, "depth": 2, "heads": 2, "ff_dim": 12, "dropout": 0.0, "memory_length": 6}
+    own = {"knn_memory_size": 12, "neighbours": 3, "block": 4, "layer": 1}
     model = mf.build("memorizing-transformer", **{**sizes, **own, **words}).double()
     with torch.no_grad():
         for weight in model.parameters():
@@ -175,7 +175,7 @@ def made(**words: Any) -> LanguageModel:
     return model
 
 
-@pytest.mark.parametrize("words", [{}, {"combine": "joint"}, {"position": "xl", "scores": "product", "norm": "post"}])
+@pytest.mark.parametrize("words", [{}, {"combine": "joint"}, {"position": "xl", "qk_similarity": "product", "norm_order": "post"}])
 @pytest.mark.parametrize("training", [True, False])
 def test_it_does_not_matter_in_which_pieces_a_text_is_read(words: dict[str, Any], training: bool) -> None:
     model, tokens = made(**words).train(training), torch.randint(0, VOCAB, (2, 40))
@@ -189,7 +189,7 @@ def test_it_does_not_matter_in_which_pieces_a_text_is_read(words: dict[str, Any]
 
 
 def test_a_closed_gate_is_the_model_without_a_memory() -> None:
-    model, without = made(), made(memory=None)
+    model, without = made(), made(knn_memory_size=None)
     without.load_state_dict(model.state_dict(), strict=False)
     tokens = torch.randint(0, VOCAB, (2, 30))
     assert (model(tokens).logits - without(tokens).logits).abs().max() > 1e-3
@@ -247,7 +247,7 @@ def test_it_writes_from_its_memory() -> None:
 
 
 def test_a_larger_memory_in_evaluation() -> None:
-    model, larger = made(memory=4), made(memory=40, neighbours=5)
+    model, larger = made(knn_memory_size=4), made(knn_memory_size=40, neighbours=5)
     larger.load_state_dict(model.state_dict())
     tokens = torch.randint(0, VOCAB, (1, 30))
     found, expected = larger(tokens).logits, model(tokens).logits

@@ -42,7 +42,7 @@ def test_one_block_is_full_attention(mask: Mask | None, block: int) -> None:
 def test_documents_are_sorted_by_themselves(mask: Mask | None, net: type, layout: str, cut: int | None) -> None:
     if mask is not None and cut is not None:
         return
-    sort, (q, k, v), place = kernel(mask, net, cut=cut), tensors(2, 1, 6, 6), place_of(layout)
+    sort, (q, k, v), place = kernel(mask, net, sortcut_blocks=cut), tensors(2, 1, 6, 6), place_of(layout)
     y = sort(q, k, v, place, place, NoPosition()).y
     gradients = torch.autograd.grad((y * real_of(layout)).sum(), (q, k, v))
     assert all(x.isfinite().all() for x in (y, *gradients))
@@ -56,7 +56,7 @@ def test_documents_are_sorted_by_themselves(mask: Mask | None, net: type, layout
 @pytest.mark.parametrize("layout", ["plain", "left padding", "packed"])
 def test_going_on_gives_what_one_pass_gives(net: type, layout: str) -> None:
     sizes = [9, *[1] * 5, 9]
-    both = SumKernel(kernel(Causal(), net, steps=2), SoftmaxKernel(Window(3)))
+    both = SumKernel(kernel(Causal(), net, iterations=2), SoftmaxKernel(Window(3)))
     attention = Attention(12, 2, both).double().eval()
     x = torch.randn(2, 23, 12, dtype=torch.float64)
     want = attention(x, Context(place_of(layout))).y

@@ -159,7 +159,7 @@ def test_the_cache_is_as_long_as_the_spans() -> None:
     for layer, share in zip(model.body.children(), (0.1, 0.3)):
         layer.attention.inner.kernel.spans.share.data.fill_(share)
     tokens = torch.randint(9, (2, 60))
-    want, state = model(tokens).logits, model.start(2)
+    want, state = model(tokens).logits, model.init_state(2)
     got = []
     for part in tokens.split([25, *[1] * 35], 1):
         logits, state, _ = model(part, None, state)
@@ -216,7 +216,7 @@ def test_mistakes_are_refused() -> None:
         DynamicAttentionSpans(2, 4, initial_share=1.0)
     with pytest.raises(ValueError, match=r"span_loss \(-1.0\)"):
         AdaptiveSpanKernel(FixedAttentionSpans(2, 4), span_loss=-1.0)
-    with pytest.raises(ValueError, match=r"farthest \(0\)"):
+    with pytest.raises(ValueError, match=r"max_distance \(0\)"):
         KeyDistancePosition(4, 0)
 
 

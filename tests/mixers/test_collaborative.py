@@ -153,5 +153,7 @@ def test_what_cannot_share_is_refused() -> None:
         mf.collaborate(mf.build("performer", vocab=5, dim=4, depth=1, heads=2, features=4), shared=2)
     with pytest.raises(UserError, match=r"shared \(13\) must be at least 1 and at most dim \(12\)"):
         mf.collaborate(mf.build("transformer-lm", **WORDS), shared=13)
-    with pytest.raises(UserError, match="collaborative has no residual, which this model has as reversible"):
+    with pytest.raises(
+        UserError, match="collaborative has no keyword residual_streams, which this model sets to reversible"
+    ):
         mf.collaborate(mf.build("transformer-lm", **WORDS, residual_streams="reversible"), shared=4)

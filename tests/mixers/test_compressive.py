@@ -300,7 +300,7 @@ def test_the_shares_of_attention_are_told() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(UserError, match="'mean' has no weights to be taught"):
+    with pytest.raises(UserError, match="'mean' has no weights to train"):
         small(compression="mean", teacher="attention")
     with pytest.raises(ValueError, match=r"block \(3\) must be a multiple of the rate \(2\)"):
         small(block=3)

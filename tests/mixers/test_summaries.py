@@ -188,7 +188,7 @@ BIGBIRD = {"block": 4, "max_length": 64, "random": 1, "summaries": 2}
 )
 def test_long_texts_in_blocks_and_short_ones_written_out_are_the_same(name: str, words: dict[str, Any]) -> None:
     """A plan made from the layout, one made from the numbers, and none."""
-    window = {} if name == "bigbird-etc" else {"window": 5, "part": 16}
+    window = {} if name == "bigbird-etc" else {"window": 5, "part_length": 16}
     model = shaken(mf.build(name, **SMALL, depth=1, **window, **words)).eval()
     tokens = torch.randint(5, 23, (1, 203))
     numbers = torch.zeros(1, 206, dtype=torch.long)

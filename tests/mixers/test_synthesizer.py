@@ -146,7 +146,7 @@ def test_a_mixture_with_all_of_its_share_on_one_part_is_that_part() -> None:
     assert mixed.mixing_logits is not None
     mixed.mixing_logits.data = torch.tensor([-800.0, -800.0, 0.0]).double()
     mixed.scores[2].load_state_dict(alone.scores[0].state_dict())
-    for name in ("to_v", "out"):
+    for name in ("v_proj", "out_proj"):
         getattr(mixed, name).load_state_dict(getattr(alone, name).state_dict())
     x, place = torch.randn(2, 7, DIM).double(), positions_of(torch.zeros(2, 7, dtype=torch.long), None, None)[0]
     torch.testing.assert_close(mixed(x, Context(place)).y, alone(x, Context(place)).y, atol=1e-12, rtol=0)

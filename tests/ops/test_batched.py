@@ -31,7 +31,10 @@ def test_it_is_the_definition(
     mask[:, 0] = True
     bias = torch.randn(5, 1 if shared else 2, 11, dtype=dtype)
     bias[:2], bias[2, :, 1:] = 0.0, -torch.inf
-    fast, slow = (one(q, k, v, scale=0.4, mask=mask, bias=bias) for one in (form, small_batch_attention.small_batch_attention_reference))
+    fast, slow = (
+        one(q, k, v, scale=0.4, mask=mask, bias=bias)
+        for one in (form, small_batch_attention.small_batch_attention_reference)
+    )
     torch.testing.assert_close(fast, slow, atol=near, rtol=0)
     up = torch.randn_like(fast)
     got, want = (torch.autograd.grad(y, (q, k, v), up) for y in (fast, slow))

@@ -70,7 +70,9 @@ def test_a_bias_that_is_a_view(place: str, causal: bool, width: int) -> None:
     back = -int(ahead.min())
     bias = torch.randn(HEADS, back + int(ahead.max()) + 1, dtype=torch.float64)
     assert_same(
-        lambda: toeplitz_attention.toeplitz_attention(*qkv, bias, back, QueryOffset(-int(ahead[0, 0]), causal), scale=SCALE),
+        lambda: toeplitz_attention.toeplitz_attention(
+            *qkv, bias, back, QueryOffset(-int(ahead[0, 0]), causal), scale=SCALE
+        ),
         lambda: by_hand(qkv, ahead, bias[:, ahead + back], 0.0, causal),
         list(qkv),
     )
@@ -98,7 +100,9 @@ def test_terms_that_are_alike_far_away(place: str, causal: bool, clip: int, kind
 
     inputs = [*qkv, terms, *([values] if with_values else [])]
     assert_same(
-        lambda: clipped_distance_attention.clipped_distance_attention(*qkv, terms, values if with_values else None, reach, scale=SCALE),
+        lambda: clipped_distance_attention.clipped_distance_attention(
+            *qkv, terms, values if with_values else None, reach, scale=SCALE
+        ),
         reference,
         inputs,
     )
@@ -133,7 +137,9 @@ def test_narrow_types(dtype: torch.dtype) -> None:
             by_hand(wide, ahead, bias[:, (ahead + 18).clamp(max=18)], 0.0, causal=True),
         ),
         (
-            clipped_distance_attention.clipped_distance_attention(*qkv, terms, values, ClippedDistances(3, 0, 0, causal=True), scale=SCALE),  # type: ignore[arg-type]
+            clipped_distance_attention.clipped_distance_attention(
+                *qkv, terms, values, ClippedDistances(3, 0, 0, causal=True), scale=SCALE
+            ),  # type: ignore[arg-type]
             by_hand(wide, ahead, terms[0, :, 0, ahead.clamp(-3, 0) + 3], values[:, ahead.clamp(-3, 0) + 3], True),
         ),
     ]
@@ -156,6 +162,8 @@ def test_what_flex_attention_is_given(place: str, causal: bool, kind: str, recwa
     which = ahead.clamp(-3, 2) + 3
     with torch.no_grad():
         q, k, v = (x.detach() for x in qkv)
-        y = flex_bias_attention.flex_bias_attention(q, k, v, terms, 3, 2, QueryOffset(-int(ahead[0, 0]), causal), scale=SCALE)
+        y = flex_bias_attention.flex_bias_attention(
+            q, k, v, terms, 3, 2, QueryOffset(-int(ahead[0, 0]), causal), scale=SCALE
+        )
         each = terms.expand(2, -1, len(ahead), -1).gather(-1, which.expand(2, HEADS, -1, -1))
         torch.testing.assert_close(y, by_hand((q, k, v), ahead, each, 0.0, causal), atol=1e-10, rtol=0)

@@ -51,7 +51,9 @@ def blocks(xl: TransformerXLPosition, q: Tensor, k: Tensor, v: Tensor, offset: i
     assert found.keys is not None
     q = xl.query(q, place_of(q.shape[2], offset))
     span = QueryOffset(offset, causal)
-    return distance_vector_attention.distance_vector_attention(q, k, v, found.keys, found.query_bias, found.lookback, span, scale=WIDTH**-0.5)
+    return distance_vector_attention.distance_vector_attention(
+        q, k, v, found.keys, found.query_bias, found.lookback, span, scale=WIDTH**-0.5
+    )
 
 
 @pytest.mark.parametrize("mask", [Causal(), AllKeys()], ids=repr)
@@ -114,7 +116,9 @@ def test_the_kernel_takes_it_for_positions_with_a_vector_for_each_distance() -> 
     xl, place = made(), place_of(150, 0)
     q, k, v = (torch.randn(1, HEADS, 150, WIDTH, dtype=torch.float64) for _ in range(3))
     kernel = SoftmaxKernel(Causal())
-    assert kernel.explain(q, k, v, place, place, xl).startswith("blocked: TransformerXLPosition has a vector for each distance")
+    assert kernel.explain(q, k, v, place, place, xl).startswith(
+        "blocked: TransformerXLPosition has a vector for each distance"
+    )
     expected = SoftmaxKernel(Causal(), path="naive")(q, k, v, place, place, xl).y
     torch.testing.assert_close(kernel(q, k, v, place, place, xl).y, expected, atol=1e-10, rtol=0)
     late, seen = place_of(3, 147), q[:, :, 147:]

@@ -80,7 +80,8 @@ def drawn(dtype: torch.dtype, blocks: int = 4, size: int = 3, queries: int | Non
 def test_attention_is_the_definition(dtype: torch.dtype, near: float, causal: bool, queries: int) -> None:
     inputs = drawn(dtype, queries=queries)
     fast, slow = (
-        form(*inputs, causal=causal, scale=0.4) for form in (sinkhorn_attention.sinkhorn_attention, sinkhorn_attention.sinkhorn_attention_reference)
+        form(*inputs, causal=causal, scale=0.4)
+        for form in (sinkhorn_attention.sinkhorn_attention, sinkhorn_attention.sinkhorn_attention_reference)
     )
     torch.testing.assert_close(fast, slow, atol=near, rtol=0)
     up = torch.randn_like(fast)
@@ -96,7 +97,9 @@ def test_a_permutation_is_a_mask() -> None:
     y = sinkhorn_attention.sinkhorn_attention(q, k, v, sort, causal=False, scale=0.4).flatten(2, 3)
     block = torch.arange(12) // 3
     mask = (block[:, None] == block) | (order[block][:, None] == block)
-    dense = softmax_ops.fused_attention(*(x.flatten(2, 3) for x in (q, k, v)), mask[None, None], causal=False, scale=0.4)
+    dense = softmax_ops.fused_attention(
+        *(x.flatten(2, 3) for x in (q, k, v)), mask[None, None], causal=False, scale=0.4
+    )
     torch.testing.assert_close(y, dense)
 
 
@@ -118,7 +121,9 @@ def test_absent_tokens_are_sorted_too() -> None:
     y = sinkhorn_attention.sinkhorn_attention(q, k, v, sort, causal=False, scale=0.4, present=present).flatten(2, 3)
     block = torch.arange(12) // 3
     mask = ((block[:, None] == block) | (order[block][:, None] == block)) & present[0].flatten()
-    dense = softmax_ops.fused_attention(*(x.flatten(2, 3) for x in (q, k, v)), mask[None, None], causal=False, scale=0.4)
+    dense = softmax_ops.fused_attention(
+        *(x.flatten(2, 3) for x in (q, k, v)), mask[None, None], causal=False, scale=0.4
+    )
     torch.testing.assert_close(y[:, :, :10], dense[:, :, :10])
 
 
@@ -132,5 +137,7 @@ def test_a_cut_shows_all_the_same_blocks(short: bool) -> None:
     y = sinkhorn_attention.sortcut_attention(q, k, v, sort, scale=0.4, present=present if short else None).flatten(2, 3)
     block = torch.arange(12) // 3
     mask = ((block == 1) | (block == 3)) & present[0].flatten()
-    dense = softmax_ops.fused_attention(*(x.flatten(2, 3) for x in (q, k, v)), mask.expand(1, 1, 12, 12), causal=False, scale=0.4)
+    dense = softmax_ops.fused_attention(
+        *(x.flatten(2, 3) for x in (q, k, v)), mask.expand(1, 1, 12, 12), causal=False, scale=0.4
+    )
     torch.testing.assert_close(y, dense)

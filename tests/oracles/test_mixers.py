@@ -266,7 +266,7 @@ def mixer_pair() -> tuple[Any, Any]:
         expansion_factor_token=2.5,
     )
     with_epsilon(shaken(theirs), 1e-6)
-    sizes = {"height": HEIGHT, "width": WIDTH, "patch": PATCH, "classes": CLASSES, "mixing": 24, "ff_dim": 80}
+    sizes = {"height": HEIGHT, "width": WIDTH, "patch": PATCH, "classes": CLASSES, "token_mlp_dim": 24, "ff_dim": 80}
     ours = mf.build("mlp-mixer", **sizes, dim=DIM, depth=DEPTH)
     ours.load_state_dict(from_mixer(weights_of(theirs)))
     return ours, theirs

@@ -17,7 +17,10 @@ from manyformer.train.init_from import load_initial_weights
 from manyformer.train.session import DataOpener
 
 SIZES = {"dim": 16, "depth": 2, "heads": 2, "dropout": 0.0}
-WINDOWS: list[dict[str, Any]] = [{"window": 2, "top": 3, "dilated": 1}, {"window": 4, "top": 6, "dilated": 1}]
+WINDOWS: list[dict[str, Any]] = [
+    {"window": 2, "top_window": 3, "dilated_heads": 1},
+    {"window": 4, "top_window": 6, "dilated_heads": 1},
+]
 
 
 class OtherWords(FakeSource):
@@ -106,6 +109,6 @@ def test_it_is_told(tmp_path: Path) -> None:
     go(stage(tmp_path / "1", WINDOWS[0]), opened=opened(text))
     go(stage(tmp_path / "2", WINDOWS[1], init_from=str(tmp_path / "1")), heard, opened=opened(text))
     assert any(
-        isinstance(event, TrainingNote) and f"begins with the weights of {tmp_path / '1'}" in event.text
+        isinstance(event, TrainingNote) and f"weights initialized from {tmp_path / '1'}" in event.text
         for event in heard
     )

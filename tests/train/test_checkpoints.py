@@ -251,7 +251,9 @@ def test_average(tmp_path: Path) -> None:
     a, b, c = (mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=1, max_length=8) for _ in range(3))
     for name, model in (("a", a), ("b", b)):
         model.save(tmp_path / name)
-    engine = TrainingEngine(TrainingObjective(c, label_smoothing=0.0, autocast=None), AdamWConfig(lr=0.1), SingleProcess())
+    engine = TrainingEngine(
+        TrainingObjective(c, label_smoothing=0.0, autocast=None), AdamWConfig(lr=0.1), SingleProcess()
+    )
     engine.average([tmp_path / "a", tmp_path / "b", tmp_path / "b"])
     assert c.embed.token.weight is c.head.weight
     for one, two, three in zip(a.parameters(), b.parameters(), c.parameters(), strict=True):

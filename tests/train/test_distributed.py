@@ -111,7 +111,7 @@ def test_two_with_copies_go_on_from_one_to_the_end(text: Path, alone: TrainResul
 
 
 def test_two_with_shares_to_the_end(text: Path, alone: TrainResult, tmp_path: Path) -> None:
-    save = {"every": 4, "last": 2, "average": 2}
+    save = {"every": 4, "keep_last": 2, "average_last": 2}
     result = mf.train(a_run(text, tmp_path / "run", devices=2, strategy="fsdp", save=save), on_event=silent)
     same(tmp_path / "run", alone)
     assert result.scores == pytest.approx(alone.scores, rel=0.05)
@@ -148,9 +148,9 @@ def test_two_with_shares_of_weights_that_layers_have_in_common(text: Path, tmp_p
 )
 def test_each_process_remembers_its_own_rows(strategy: str, recipe: str, text: Path, tmp_path: Path) -> None:
     """Interrupted as well: the memory of each process is kept apart."""
-    model: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "remembered": 24, "dropout": 0.0}
+    model: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "memory_length": 24, "dropout": 0.0}
     if recipe == "memorizing-transformer":
-        model |= {"memory": 64, "neighbours": 4, "block": 16}
+        model |= {"knn_memory_size": 64, "neighbours": 4, "block": 16}
     data = {"kind": "text", "path": str(text), "tokenizer": "char", "length": 16, "packing": "contiguous"}
     lanes: dict[str, Any] = {"recipe": recipe, "model": model, "data": data}
     one = mf.train(a_run(text, tmp_path / "one", **lanes), on_event=silent)

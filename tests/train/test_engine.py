@@ -123,7 +123,7 @@ def test_remat_leaves_streaming_alone() -> None:
     tokens = torch.randint(5, 11, (1, 6))
     wanted = model(tokens).logits
     checkpoint_activations(model)
-    torch.testing.assert_close(model(tokens, state=model.start(1)).logits, wanted)
+    torch.testing.assert_close(model(tokens, state=model.init_state(1)).logits, wanted)
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_weights_and_loss_in_float32() -> None:
@@ -184,8 +184,8 @@ class Idle:
     """An engine that does nothing."""
 
     device = torch.device("cpu")
-    world = SingleProcess.process_group
-    clip = 1.0
+    process_group = SingleProcess.process_group
+    max_grad_norm = 1.0
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

@@ -23,7 +23,7 @@ from manyformer.train.process_group import SINGLE_PROCESS_GROUP
 from manyformer.train.run_training import open_run_data
 from manyformer.train.validation import Validator
 
-WORDS: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "remembered": 12, "dropout": 0.1}
+WORDS: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "memory_length": 12, "dropout": 0.1}
 
 
 def a_lane_run(tmp_path: Path, name: str, recipe: str = "transformer-xl", **given: Any) -> RunConfig:
@@ -146,6 +146,6 @@ def test_every_validation_begins_with_an_empty_memory_and_leaves_that_of_trainin
 
 def test_only_models_with_a_memory_carry_one() -> None:
     assert has_memory(tiny())
-    assert not has_memory(tiny(remembered=None))
+    assert not has_memory(tiny(memory_length=None))
     assert not has_memory(mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=2))
     assert CarriedState(tiny(), rows_continue=False).state_for(batches(1)[0]) is None

@@ -134,7 +134,7 @@ def test_a_finished_run_is_finished(tmp_path: Path) -> None:
     assert "already finished" in heard.notes
     assert isinstance(heard[-1], TrainingFinished)
     # another way to choose the final weights is worth another look
-    again = go(run.model_copy(update={"save": run.save.model_copy(update={"average": 0})}))
+    again = go(run.model_copy(update={"save": run.save.model_copy(update={"average_last": 0})}))
     assert "average" not in again.chosen_weights
     go(run)
     assert learned(tmp_path / "run") == before

@@ -49,7 +49,7 @@ def test_both_sides_of_a_translation_are_counted() -> None:
 
 
 def test_spans_are_told_and_drawn(tmp_path: Path) -> None:
-    model = built("adaptive-span", depth=2, span=40, begin=0.5)
+    model = built("adaptive-span", depth=2, max_span=40, span_init=0.5)
     layers = layer_spans(model)
     assert [one.part for one in layers] == ["body.0.attention", "body.1.attention"]
     shares = [layer.attention.inner.kernel.spans.share.clamp(0, 1) * 40 for layer in model.body.children()]
@@ -61,8 +61,8 @@ def test_spans_are_told_and_drawn(tmp_path: Path) -> None:
     draw_spans(layers, tmp_path / "spans.png", title="two layers")
     assert (tmp_path / "spans.png").stat().st_size > 1000
     with pytest.raises(UserError, match="give a text"):
-        layer_spans(built("adaptive-span", depth=1, span=40, begin=0.5, spans="dynamic"))
-    assert len(layer_spans_for_text(built("adaptive-span", depth=1, span=40, begin=0.5, spans="dynamic"), "abc")) == 1
+        layer_spans(built("adaptive-span", depth=1, max_span=40, span_init=0.5, span_kind="dynamic"))
+    assert len(layer_spans_for_text(built("adaptive-span", depth=1, max_span=40, span_init=0.5, span_kind="dynamic"), "abc")) == 1
 
 
 def test_models_that_count_nothing_say_so() -> None:

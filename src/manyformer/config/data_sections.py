@@ -245,7 +245,7 @@ class ImagesData(ConfigSection):
     size: PositiveInt | None = None
     """Height and width that all images are scaled to; null leaves them as they are."""
     channels: Literal[1, 3] | None = None
-    """1 makes all images grey, 3 gives all three colours; null leaves them as they are."""
+    """1 converts all images to grayscale, 3 to RGB; null leaves them as they are."""
     levels: Annotated[int, Field(ge=2, le=256)] = 256
     """Number of brightness levels; for language models, the tokens."""
     block: BlockSize | None = None

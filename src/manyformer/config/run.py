@@ -40,7 +40,7 @@ class RunConfig(ConfigSection):
     """The complete configuration of a training run."""
 
     recipe: PathText
-    """The architecture: a name that `manyformer list` shows."""
+    """The architecture: a name from `manyformer list`."""
     model: dict[str, JsonValue] = Field(default_factory=dict)
     """Keywords of the recipe (see `manyformer show RECIPE`), except those that the data decides: vocab, classes."""
     init_from: PathText | None = None

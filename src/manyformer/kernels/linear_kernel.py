@@ -177,7 +177,7 @@ class LinearKernel(Kernel):
     def _compute_causal(
         self,
         query_features: Tensor,
-        key_values: FeatureValues,
+        key_feature_values: FeatureValues,
         v: Tensor,
         query_positions: TokenPositions,
         key_positions: TokenPositions,
@@ -189,9 +189,9 @@ class LinearKernel(Kernel):
         heads_per_group = query_features.shape[1] // v.shape[1]
         previous = LinearState() if state is None else state
         key_features, log_scale = (
-            key_values
+            key_feature_values
             if heads_per_group == 1
-            else tree_map(lambda x: x.repeat_interleave(heads_per_group, 1), key_values)
+            else tree_map(lambda x: x.repeat_interleave(heads_per_group, 1), key_feature_values)
         )
         v = v if heads_per_group == 1 else v.repeat_interleave(heads_per_group, 1)
         v, gate = (v[..., :-1], v[..., -1]) if self.gate_dim else (v, None)
@@ -208,7 +208,7 @@ class LinearKernel(Kernel):
     def _compute_all_keys(
         self,
         query_features: Tensor,
-        key_values: FeatureValues,
+        key_feature_values: FeatureValues,
         v: Tensor,
         query_positions: TokenPositions,
         key_positions: TokenPositions,
@@ -216,10 +216,10 @@ class LinearKernel(Kernel):
         path: LinearPath,
     ) -> LinearResult:
         """Attention to all keys of a query's document, including those already summed in the state."""
-        sums = document_sums.sum_keys(*key_values, v, key_positions, DocumentSums() if state is None else state)
+        sums = document_sums.sum_keys(*key_feature_values, v, key_positions, DocumentSums() if state is None else state)
         if path == "quadratic":
             y, weights = document_sums.document_sums_reference(
-                query_features, *key_values, v, query_positions, key_positions, self.floor
+                query_features, *key_feature_values, v, query_positions, key_positions, self.floor
             )
             return LinearResult(y, sums, weights)
         return LinearResult(

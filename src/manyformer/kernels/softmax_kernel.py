@@ -128,34 +128,22 @@ class SoftmaxKernel(Kernel):
             assert isinstance(query_positions.layout, PackedLayout)
             if not (self._all or self._causal):
                 return LayerOutput(ops.map_documents(q, k, v, query_positions.layout, self._attend_document), state)
-            return LayerOutput(
-                ops.attention_per_document(
-                    q, k, v, query_positions.layout, causal=choice.causal, scale=scale, dropout=dropout
-                ),
-                state,
+            y = ops.attention_per_document(
+                q, k, v, query_positions.layout, causal=choice.causal, scale=scale, dropout=dropout
             )
+            return LayerOutput(y, state)
         if choice.biased_plan is not None:
-            return LayerOutput(
-                softmax_with_bias.run_plan(
-                    choice.biased_plan, self._softmax_call(q, query_positions, key_positions, position), q, k, v
-                ),
-                state,
-            )
+            call = self._softmax_call(q, query_positions, key_positions, position)
+            return LayerOutput(softmax_with_bias.run_plan(choice.biased_plan, call, q, k, v), state)
         if choice.sparse_plan is not None:
-            return LayerOutput(
-                block_sparse_attention.block_sparse_attention(q, k, v, choice.sparse_plan, scale=scale), state
-            )
+            y = block_sparse_attention.block_sparse_attention(q, k, v, choice.sparse_plan, scale=scale)
+            return LayerOutput(y, state)
         if choice.path == "flex":
-            return LayerOutput(
-                flex_mask_attention.flex_mask_attention(
-                    q, k, v, self.mask, query_positions, key_positions, scale=scale
-                ),
-                state,
-            )
+            y = flex_mask_attention.flex_mask_attention(q, k, v, self.mask, query_positions, key_positions, scale=scale)
+            return LayerOutput(y, state)
         dense = _dense_mask(self.mask, query_positions, key_positions, q.shape[1]) if choice.needs_dense_mask else None
-        return LayerOutput(
-            ops.fused_attention(q, k, v, dense, causal=choice.causal, scale=scale, dropout=dropout), state
-        )
+        y = ops.fused_attention(q, k, v, dense, causal=choice.causal, scale=scale, dropout=dropout)
+        return LayerOutput(y, state)
 
     def explain(
         self,

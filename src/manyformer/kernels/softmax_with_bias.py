@@ -22,7 +22,7 @@ from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position import Position
 from manyformer.position.distance_terms import DistanceTerms
 
-BiasedSoftmaxForm = Literal["bias", "clipped", "shifted", "tiled", "written out"]
+BiasedSoftmaxForm = Literal["bias", "clipped", "shifted", "tiled", "pairwise"]
 
 MAX_REFERENCE_PAIRS = 128 * 128
 """At most this many query-key pairs use the reference computation."""
@@ -57,7 +57,7 @@ class BiasedSoftmaxPlan(NamedTuple):
 
     path: Literal["naive", "blocked", "flex"]
     reason: str
-    form: BiasedSoftmaxForm = "written out"
+    form: BiasedSoftmaxForm = "pairwise"
     query_offset: QueryOffset | None = None
     packed_layout: PackedLayout | None = None
     segments: SegmentPair | None = None
@@ -107,28 +107,17 @@ def _select_blocked_plan(call: SoftmaxCall, q: Tensor, k: Tensor, seams: str) ->
         return _select_pairwise_plan(call, q, k, seams)
     if _has_distance_vectors(call.position, terms):
         method = f"computed in blocks of {distance_vector_attention.BLOCK} queries, distance terms as a view"
-        return BiasedSoftmaxPlan(
-            "blocked",
-            f"{name} has a vector for each distance: {method}{per_document}",
-            "shifted",
-            query_offset,
-            packed_layout,
-        )
+        reason = f"{name} has a vector for each distance: {method}{per_document}"
+        return BiasedSoftmaxPlan("blocked", reason, "shifted", query_offset, packed_layout)
     if call.dropout or not _is_narrow(call.position, terms, query_offset):
         return BiasedSoftmaxPlan("blocked", f"{seams}: computed in blocks of {BLOCK} queries")
     if _is_plain_bias(terms):
         method = f"one fused call per {toeplitz_attention.BLOCK} queries, its bias a view of one vector"
-        return BiasedSoftmaxPlan(
-            "blocked",
-            f"{name} adds a number for each distance: {method}{per_document}",
-            "bias",
-            query_offset,
-            packed_layout,
-        )
+        reason = f"{name} adds a number for each distance: {method}{per_document}"
+        return BiasedSoftmaxPlan("blocked", reason, "bias", query_offset, packed_layout)
     method = "a band of close keys, fused calls for all other keys"
-    return BiasedSoftmaxPlan(
-        "blocked", f"{name} clips distances: {method}{per_document}", "clipped", query_offset, packed_layout
-    )
+    reason = f"{name} clips distances: {method}{per_document}"
+    return BiasedSoftmaxPlan("blocked", reason, "clipped", query_offset, packed_layout)
 
 
 def _select_pairwise_plan(call: SoftmaxCall, q: Tensor, k: Tensor, seams: str) -> BiasedSoftmaxPlan:
@@ -141,9 +130,8 @@ def _select_pairwise_plan(call: SoftmaxCall, q: Tensor, k: Tensor, seams: str) -
         plan = make_sparse_plan(any_head, call.query_positions, call.key_positions, heads)
         share = plan.cost / (heads * queries * keys)
         if share < 1:
-            reason = (
-                f"{seams}: computed in visible blocks for {share:.0%} of the cost of all pairs, in {plan.describe()}"
-            )
+            cost = f"{share:.0%} of the cost of all pairs"
+            reason = f"{seams}: computed in visible blocks for {cost}, in {plan.describe()}"
             return BiasedSoftmaxPlan("blocked", reason, "tiled", sparse_plan=plan)
     return BiasedSoftmaxPlan("blocked", f"{seams}: computed in blocks of {BLOCK} queries")
 
@@ -178,9 +166,7 @@ def run_plan(plan: BiasedSoftmaxPlan, call: SoftmaxCall, q: Tensor, k: Tensor, v
 def _run_blocked(call: SoftmaxCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     query_positions, key_positions = call.query_positions, call.key_positions
     keys = k.shape[2]
-    is_contiguous = isinstance(query_positions.layout, ContiguousLayout) and isinstance(
-        key_positions.layout, ContiguousLayout
-    )
+    is_contiguous = all(isinstance(x.layout, ContiguousLayout) for x in (query_positions, key_positions))
     offset = query_positions.layout.start - key_positions.layout.start if is_contiguous else 0  # type: ignore[union-attr]
 
     def visible_keys(stop: int) -> int:
@@ -285,28 +271,22 @@ def _find_offset(call: SoftmaxCall, queries: int, keys: int) -> tuple[QueryOffse
     if causal and query_layout.right_padded:
         return QueryOffset(0, causal), None
     tokens = sum(end - begin for _, begin, end in query_layout.documents)
-    return (
-        (QueryOffset(0, causal), query_layout)
-        if tokens >= MIN_DOCUMENT_LENGTH * len(query_layout.documents)
-        else (None, None)
-    )
+    are_short = tokens < MIN_DOCUMENT_LENGTH * len(query_layout.documents)
+    return (None, None) if are_short else (QueryOffset(0, causal), query_layout)
 
 
 def _find_aligned_offset(call: SoftmaxCall) -> QueryOffset | None:
     """The offset of queries against keys in rows of contiguous tokens, whose positions may differ between rows."""
     query_layout, key_layout, causal = call.query_positions.layout, call.key_positions.layout, call.mask == Causal()
-    if not isinstance(query_layout, ContiguousLayout | AlignedLayout) or not isinstance(
-        key_layout, ContiguousLayout | AlignedLayout
-    ):
+    if not isinstance(query_layout, ContiguousLayout | AlignedLayout):
+        return None
+    if not isinstance(key_layout, ContiguousLayout | AlignedLayout):
         return None
     if not causal and call.mask != AllKeys():
         return None
     offset = query_layout.start - key_layout.start
-    return (
-        QueryOffset(offset, causal)
-        if 0 <= offset <= call.key_positions.segment_ids.shape[1] - call.query_positions.segment_ids.shape[1]
-        else None
-    )
+    max_offset = call.key_positions.segment_ids.shape[1] - call.query_positions.segment_ids.shape[1]
+    return QueryOffset(offset, causal) if 0 <= offset <= max_offset else None
 
 
 def _segment_pair(call: SoftmaxCall) -> SegmentPair | None:

@@ -14,8 +14,8 @@ from manyformer.sources.self_attention import SelfSource
 class HaltedKV(NamedTuple):
     """Keys and values of halted tokens, in their columns, and the places of the active tokens of this call.
 
-    With rows flattened, active token `active_index[i]` of the call is token `token_index[i]` of the sequence; `rows`
-    are the rows of the sequence that have active tokens. `state` is the cache of earlier calls.
+    With rows flattened, active token `packed_index[i]` of the call is token `token_index[i]` of the sequence;
+    `row_index` are the rows of the sequence that have active tokens. `state` is the cache of earlier calls.
     """
 
     state: State

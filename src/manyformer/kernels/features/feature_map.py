@@ -91,7 +91,7 @@ def independent_directions(count: int, key_dim: int, generator: torch.Generator)
 
 
 def orthogonal_directions(count: int, key_dim: int, generator: torch.Generator) -> Float[Tensor, "r e"]:
-    """Directions of standard normal lengths, orthogonal in blocks of `key` (Choromanski et al. 2021, section 2.4).
+    """Directions of standard normal lengths, orthogonal in blocks of `key_dim` (Choromanski et al. 2021, section 2.4).
 
     The marginal distribution of each is standard normal; estimates from orthogonal directions have less variance.
     """
