@@ -55,7 +55,7 @@ def ours(recipe: str, **words: Any) -> Make:
 
 def reformer(recipe: str, rounds: int, **words: Any) -> Make:
     """One of our Reformers, with buckets and chunks as in the contests."""
-    return ours(recipe, buckets=BUCKETS, chunk=CHUNK, rounds=rounds, **words)
+    return ours(recipe, num_buckets=BUCKETS, chunk_length=CHUNK, num_hashes=rounds, **words)
 
 
 def reformer_pytorch(length: int) -> nn.Module:
@@ -106,7 +106,7 @@ def routing(recipe: str) -> Make:
     """One of our Routing Transformers: clusters of as many tokens, whatever the length."""
 
     def make(length: int) -> nn.Module:
-        words = {"clusters": length // MEMBERS, "members": MEMBERS, "window": WINDOW, "local": LOCAL_HEADS}
+        words = {"clusters": length // MEMBERS, "cluster_size": MEMBERS, "window": WINDOW, "local_heads": LOCAL_HEADS}
         return ours(recipe, **words)(length)
 
     return make

@@ -68,7 +68,9 @@ def contests() -> list[Contest]:
                 "Linformer",
                 length,
                 {
-                    "ours": ours("linformer", slots=SLOTS, sharing="heads", dropout=0.0, norm="pre"),
+                    "ours": ours(
+                        "linformer", projected_length=SLOTS, projection_sharing="heads", dropout=0.0, norm_order="pre"
+                    ),
                     "linformer": linformer,
                 },
                 {"linformer": 1.0},
@@ -107,7 +109,7 @@ def growth(rounds: int) -> Iterator[frame.Row]:
     for recipe in OURS:
         more = {"features": FEATURES} if recipe == "performer" else {}
         if recipe == "linformer":
-            more = {"slots": SLOTS, "sharing": "layers", "dropout": 0.0}
+            more = {"projected_length": SLOTS, "projection_sharing": "layers", "dropout": 0.0}
         tokens = {length: torch.randint(0, SIZE["vocab"], (1, length)) for length in LENGTHS}
         jobs = {length: language_step(ours(recipe, **more)(length), row) for length, row in tokens.items()}
         yield from frame.growth(recipe, jobs, max(3, rounds // 3), GROWTH_GOALS)

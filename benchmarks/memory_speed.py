@@ -38,7 +38,7 @@ LOOKED_UP = {"queries": 512, "heads": 8, "width": 64, "pairs": 1 << 16, "neighbo
 LOOKUP_GOALS = {"one product": 3.0}
 RUN = {
     "recipe": "transformer-xl",
-    "model": {"dim": 128, "depth": 3, "heads": 4, "remembered": 128, "dropout": 0.0, "norm": "pre"},
+    "model": {"dim": 128, "depth": 3, "heads": 4, "memory_length": 128, "dropout": 0.0, "norm_order": "pre"},
     "data": {"path": "stdlib", "length": 128, "packing": "contiguous"},
     "batch": {"tokens": 2048},
     "optim": {"lr": 2e-3},
@@ -58,7 +58,7 @@ def training(rounds: int) -> Iterator[frame.Row]:
 
 def ours(tokens: Tensor, before: Tensor) -> frame.Step:
     """`transformer-xl`."""
-    words = {**SIZE._asdict(), "remembered": MEMORY, "dropout": 0.0}
+    words = {**SIZE._asdict(), "memory_length": MEMORY, "dropout": 0.0}
     words.pop("longest")
     model = mf.build("transformer-xl", **words)
     assert isinstance(model, LanguageModel)

@@ -16,7 +16,7 @@ ROOT = Path(mf.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
-    {"autocast", "dropout", "errors"},
+    {"autocast", "dropout", "errors", "type_aliases"},
     {"batches", "core", "dependency_trees", "flops", "pixel_order", "recompute", "training_hooks"},
     {"masks", "position"},
     {"ops"},
@@ -41,7 +41,7 @@ LEVELS = [
 
 ONLY = {
     "config": {"errors"},
-    "data": {"batches", "config", "dependency_trees", "errors", "pixel_order"},
+    "data": {"batches", "config", "dependency_trees", "errors", "pixel_order", "type_aliases"},
     "core": {"dropout"},
     "errors": set(),
 }

@@ -58,7 +58,7 @@ def test_the_extra_loss_is_the_sum_of_the_paper(share: float, norm: str, smoothi
     for number in range(4):
         layer = model.body.get_submodule(str(number))
         layer.register_forward_hook(lambda _, __, out, number=number: seen.update({str(number): out.y}))
-    loss = model.loss(CausalLMBatch(tokens, targets, segments), smoothing=smoothing)
+    loss = model.loss(CausalLMBatch(tokens, targets, segments), label_smoothing=smoothing)
     deep, later = model.auxiliary, targets_two_ahead(targets, segments)
     last = seen["3"] if norm == "post" else model.body.get_submodule("norm").inner(seen["3"])
     expected = 0.5 * mean(deep.ahead[3], last, later, smoothing)
@@ -106,7 +106,7 @@ def test_sizes_of_the_published_models() -> None:
 
 def test_every_layer_has_its_own_positions() -> None:
     model: Any = mf.build("deep-char-lm", **SMALL).eval()
-    assert model.longest == 12
+    assert model.max_length == 12
     tables = [m.position.weight for m in model.modules() if isinstance(m, PositionLayer | TokenEmbedding)]
     assert len({id(table) for table in tables}) == 4
     tokens = torch.zeros(1, 6, dtype=torch.long)

@@ -55,7 +55,7 @@ def test_what_is_hidden_and_what_is_compared(monkeypatch: pytest.MonkeyPatch) ->
     hidden = tokens.clone()
     hidden[0, 4:], hidden[1, 4:6] = MASK_ID, MASK_ID
     place = positions_of(tokens, segments, None)[0]
-    whole = model.body.both(model.embed(hidden, place), Context(place))
+    whole = model.body.summaries_and_text(model.embed(hidden, place), Context(place))
     wanted = F.cross_entropy(model.head(whole.text.y).flatten(0, 1), targets.flatten(), reduction="sum")
     torch.testing.assert_close(found.total, wanted)
     # the originals where tokens were replaced, one part at a time
@@ -63,7 +63,7 @@ def test_what_is_hidden_and_what_is_compared(monkeypatch: pytest.MonkeyPatch) ->
     alone = []
     for part in (original[:1, 4:8], original[:1, 8:10], original[1:, 4:6]):
         at = positions_of(part, None, None)[0]
-        alone.append(model.body.both(model.embed(part, at), Context(at)).summaries[0, 0])
+        alone.append(model.body.summaries_and_text(model.embed(part, at), Context(at)).summaries[0, 0])
     inside = torch.stack([whole.summaries[0, 1], whole.summaries[0, 2], whole.summaries[1, 1]])
     scores = inside @ torch.stack(alone).T / 16**0.5
     apart = F.cross_entropy(scores, torch.arange(3)) * (0.25 / 0.75)
@@ -72,13 +72,13 @@ def test_what_is_hidden_and_what_is_compared(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_single_part_is_never_hidden_and_nothing_is_while_scoring() -> None:
     model = built()
-    model.contrast = replace(model.contrast, rate=0.99)
+    model.contrast = replace(model.contrast, mask_rate=0.99)
     tokens = torch.randint(5, 23, (3, 4))
     batch = MaskedLMBatch(tokens, tokens)
     assert model.train().loss(batch).extra == 0
     longer = MaskedLMBatch(tokens.repeat(1, 3), tokens.repeat(1, 3))
     assert model.loss(longer).extra > 0
-    model.contrast = replace(model.contrast, rate=1e-9)
+    model.contrast = replace(model.contrast, mask_rate=1e-9)
     # two at least, or there would be nothing to tell apart
     assert model.loss(longer).extra > 0
     assert model.eval().loss(longer).extra > 0
@@ -104,7 +104,7 @@ def test_summaries_of_hidden_parts_can_be_told_apart() -> None:
     """Where each part says what the part before it says: copies within reach of a summary alone."""
     torch.manual_seed(1)
     model: Any = mf.build("etc", **(SMALL | {"depth": 1}))
-    model.contrast = replace(model.contrast, rate=0.3)
+    model.contrast = replace(model.contrast, mask_rate=0.3)
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
     losses = []
     for _ in range(60):

@@ -86,10 +86,10 @@ def test_chain_threads_states_and_sums_losses(ctx: Context) -> None:
     ("norms", "expected"),
     [
         ({}, 1 + 1.5),
-        ({"before": Times(3.0)}, 1 + 3.5),
-        ({"within": Times(3.0)}, 1 + 4.5),
-        ({"after": Times(3.0)}, 3 * 2.5),
-        ({"before": Times(3.0), "within": Times(5.0), "after": Times(7.0)}, 7 * (1 + 5 * 3.5)),
+        ({"pre_norm": Times(3.0)}, 1 + 3.5),
+        ({"inner_norm": Times(3.0)}, 1 + 4.5),
+        ({"post_norm": Times(3.0)}, 3 * 2.5),
+        ({"pre_norm": Times(3.0), "inner_norm": Times(5.0), "post_norm": Times(7.0)}, 7 * (1 + 5 * 3.5)),
     ],
 )
 def test_residual_places_norms(ctx: Context, norms: dict[str, Any], expected: float) -> None:

@@ -78,7 +78,7 @@ def test_two_dimensions(channels: int, above: int | None, beside: int | None) ->
 
 def test_positions_are_those_of_the_value_to_be_predicted() -> None:
     sizes: dict[str, Any] = {"height": 4, "width": 6, "channels": 2}
-    rows, blocks = built("image-transformer", **sizes), built("image-transformer-2d", **sizes, rows=2, columns=3)
+    rows, blocks = built("image-transformer", **sizes), built("image-transformer-2d", **sizes, block_height=2, block_width=3)
     order = torch.from_numpy(pixel_order((4, 6, 2), (2, 3)))
     pos = torch.arange(48)
     one, other = (model.embed.position.rows(pos) for model in (rows, blocks))
@@ -113,12 +113,12 @@ def test_every_promise_is_kept_with_logistics(only: list[str] | None) -> None:
 
 def test_a_cache_holds_what_can_still_be_seen() -> None:
     sizes: dict[str, Any] = {"height": 8, "width": 10, "channels": 1}
-    one = built("image-transformer", **sizes, block=20, before=10)
-    two = built("image-transformer-2d", **sizes, rows=2, columns=2, above=2, beside=2)
+    one = built("image-transformer", **sizes, block=20, memory_block=10)
+    two = built("image-transformer-2d", **sizes, block_height=2, block_width=2, memory_height=2, memory_width=2)
     tokens = torch.randint(5, 21, (2, 80))
     for model, slots in ((one, 30), (two, (5 + 1 + 1) * 4)):
         with torch.no_grad():
-            whole, state, steps = model(tokens).logits, model.start(2, capacity=80), []
+            whole, state, steps = model(tokens).logits, model.init_state(2, capacity=80), []
             for column in range(80):
                 logits, state, _ = model(tokens[:, column : column + 1], None, state)
                 steps.append(logits)
@@ -155,7 +155,7 @@ def test_bits_by_hand() -> None:
 
 
 def test_bits_of_an_image_are_those_of_its_values_in_turn() -> None:
-    model = built("image-transformer-2d", height=4, width=4, channels=1, rows=2, columns=2, mixtures=2)
+    model = built("image-transformer-2d", height=4, width=4, channels=1, block_height=2, block_width=2, logistic_mixtures=2)
     values = torch.randint(5, 21, (3, 16))
     tokens = torch.cat([torch.ones_like(values[:, :1]), values[:, :-1]], 1)
     nats = 0.0
@@ -220,6 +220,6 @@ def test_rows_above_are_needed_for_stripes() -> None:
         return sum(bits[-20:]) / 20
 
     raster, blocks = (torch.from_numpy(pixel_order((8, 8, 1), block)) for block in ((1, 8), (4, 4)))
-    assert learnt("image-transformer", raster, block=2, before=1) > 0.8
+    assert learnt("image-transformer", raster, block=2, memory_block=1) > 0.8
     # the first row of an image is chance: an eighth of a bit a pixel
-    assert learnt("image-transformer-2d", blocks, rows=4, columns=4, above=4, beside=None) < 0.2
+    assert learnt("image-transformer-2d", blocks, block_height=4, block_width=4, memory_height=4, memory_width=None) < 0.2

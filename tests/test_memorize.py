@@ -10,7 +10,15 @@ import manyformer as mf
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel
 
-SMALL: dict[str, Any] = {"vocab": 13, "dim": 8, "depth": 2, "heads": 2, "ff_dim": 12, "dropout": 0.0, "memory_length": 6}
+SMALL: dict[str, Any] = {
+    "vocab": 13,
+    "dim": 8,
+    "depth": 2,
+    "heads": 2,
+    "ff_dim": 12,
+    "dropout": 0.0,
+    "memory_length": 6,
+}
 
 
 def made(recipe: str, **words: Any) -> LanguageModel:
@@ -72,5 +80,5 @@ def test_what_cannot_be_is_refused() -> None:
         mf.memorize(made("transformer-xl"), memory=5, layer=3)
     with pytest.raises(UserError, match=r"gate \(1\) must be above 0"):
         mf.memorize(made("transformer-xl"), memory=5, gate=1)
-    with pytest.raises(UserError, match="position 'xl' needs products"):
+    with pytest.raises(UserError, match="position 'xl' needs dot products"):
         made("memorizing-transformer", position="xl")

@@ -159,7 +159,7 @@ def test_too_long_a_sequence_is_refused() -> None:
     model = mf.build("transformer-lm", **SMALL, max_length=5)
     with pytest.raises(ValueError, match="6 tokens are more than this model allows: it was built with max_length=5"):
         model(torch.zeros(1, 6, dtype=torch.long))
-    state = model(torch.zeros(1, 5, dtype=torch.long), state=model.start(1)).state  # type: ignore[operator]
+    state = model(torch.zeros(1, 5, dtype=torch.long), state=model.init_state(1)).state  # type: ignore[operator]
     with pytest.raises(ValueError, match="position 5 does not exist: the model was built for max_length=5"):
         model(torch.zeros(1, 1, dtype=torch.long), state=state)
 
@@ -245,7 +245,7 @@ def damage(folder: Path, how: str) -> None:
         ("config gone", r"holds no model: config\.json is missing"),
         ("config cut", r"config\.json is damaged: it is not the description of a model"),
         ("tensor gone", r"does not fit its config\.json: body\.1\.ff\.inner\.up\.weight is missing"),
-        ("tensor too many", r"does not fit its config\.json: it holds body\.9\.bias, which the model has not"),
+        ("tensor too many", r"does not fit its config\.json: it holds body\.9\.bias, which the model does not have"),
         ("other size", r"does not fit its config\.json: \S+ has the shape \([\d, ]+\), the model \([\d, ]+\)"),
         ("other recipe", r"no recipe 'transformer-lmm'; did you mean transformer-lm"),
     ],

@@ -167,14 +167,14 @@ def test_a_slow_candidate_is_spared_greater_lengths(monkeypatch: pytest.MonkeyPa
         what=["forward"],
         keywords=SMALL,
         rounds=1,
-        patience=0.0,
+        max_seconds=0.0,
         device="cpu",
         on_progress=heard.append,
     )
     assert heard == ["forward, length 8", "forward, length 16"]
     assert all(cell.seconds is None for cell in report.cells)
     reasons = {cell.reason for cell in report.cells}
-    assert reasons == {"too slow from length 8 on: one run takes 0 s, the patience is 0 s"}
+    assert reasons == {"too slow from length 8 on: one run takes 0 s, the limit is 0 s"}
     assert "–" in "\n".join(report.lines())
 
 

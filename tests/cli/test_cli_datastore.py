@@ -93,7 +93,7 @@ def test_an_index_is_made_and_removed(cli: Cli, text_run: Path, store: Path) -> 
     assert "index.faiss: flat" in made.out
     same = [cli("datastore", "look", str(text_run), str(store), "the", *more).out for more in ((), ("--exact",))]
     assert same[0] == same[1]
-    assert "has no index now" in cli("datastore", "index", str(store), "--remove").out
+    assert "removed the index" in cli("datastore", "index", str(store), "--remove").out
     few = cli("datastore", "index", str(store))
     assert (few.code, "quantization is trained on 9,984 keys or more" in few.err) == (2, True)
 
@@ -109,6 +109,6 @@ def test_neighbours_are_found_for_a_model_that_learns_from_them(
     other = cli(*words[:-1], "9")
     assert (other.code, "holds neighbours from another search" in other.err) == (2, True)
     alone = cli("generate", str(text_run), "the", "--retriever", str(text_run))
-    assert (alone.code, alone.err) == (2, "error: --retriever is of what a datastore says; name one with --datastore\n")
+    assert (alone.code, alone.err) == (2, "error: --retriever needs a datastore; name one with --datastore\n")
     plain = cli("generate", str(text_run), "the", "--datastore", str(store), "--retriever", str(text_run))
     assert (plain.code, "this model does not use retrieved tokens" in plain.err) == (2, True)

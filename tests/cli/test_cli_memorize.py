@@ -15,5 +15,5 @@ def test_memorize_writes_a_model_and_tells_its_keywords(cli: Cli, tmp_path: Path
     assert told.code == 0, told.err
     assert "memorizing-transformer: model.dim=8 model.depth=2" in told.out
     assert "model.position=xl" in told.out
-    assert mf.load(out).spec.keywords["memory"] == 64
+    assert mf.load(out).spec.keywords["knn_memory_size"] == 64
     assert "exists already" in cli(*words).err

@@ -127,8 +127,8 @@ def test_a_broken_promise_is_exit_code_1(cli: Cli, monkeypatch: pytest.MonkeyPat
 def test_the_doctor_finds_what_is_there(cli: Cli) -> None:
     ended = cli("doctor", "--json")
     assert ended.code == 0, ended
-    found = {finding["what"]: finding for finding in json.loads(ended.out)}
-    assert torch.__version__ in found["torch"]["found"]
+    found = {finding["subject"]: finding for finding in json.loads(ended.out)}
+    assert torch.__version__ in found["torch"]["result"]
     assert found["SDPA"]["state"] == found["FlexAttention"]["state"] == "ok"
 
 

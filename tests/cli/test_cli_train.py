@@ -28,7 +28,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_name_is_told_from_settings_wherever_it_stands(here: Path) -> None:
     assert split_arguments(["lm/stdlib", "depth=4"]) == ("lm/stdlib", ["depth=4"])
-    assert split_arguments(["--model.depth", "4", "lm/stdlib", "--lr=1"]) == ("lm/stdlib", ["--model.depth", "4", "--lr=1"])
+    assert split_arguments(["--model.depth", "4", "lm/stdlib", "--lr=1"]) == (
+        "lm/stdlib",
+        ["--model.depth", "4", "--lr=1"],
+    )
     assert split_arguments(["a=b"]) == (None, ["a=b"])
     assert split_arguments(["a", "b"]) == ("a", ["b"])
     (here / "a=b").write_text("recipe: bert")

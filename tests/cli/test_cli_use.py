@@ -93,12 +93,12 @@ def test_generate_several_texts(cli: Cli, text_run: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--greedy", "--top-k", "3"), "--top-k chooses among several"),
-        (("--beam", "2", "--top-p", "0.5"), "--top-p chooses among several"),
+        (("--greedy", "--top-k", "3"), "--top-k is for sampling"),
+        (("--beam", "2", "--top-p", "0.5"), "--top-p is for sampling"),
         (("--top-p", "7"), "7"),
         (("--max-new", "1000"), "the model allows 64"),
         (("--temperature", "-1"), "temperature"),
-        (("--device", "tpu"), "--device tpu is not to be had here; known: cpu"),
+        (("--device", "tpu"), "--device tpu is not available; available: cpu"),
     ],
 )
 def test_generate_refuses_what_makes_no_sense(cli: Cli, text_run: Path, words: tuple[str, ...], said: str) -> None:
@@ -268,7 +268,18 @@ def test_evaluate_says_what_is_missing(cli: Cli, text_run: Path, tmp_path: Path)
 
 def test_bench_is_tables_files_and_json(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ("bench", "compose:norm_order=post", "dim=16", "--depth", "1", "heads=2", "--lengths", "8:16", "--rounds", "1")
+    words = (
+        "bench",
+        "compose:norm_order=post",
+        "dim=16",
+        "--depth",
+        "1",
+        "heads=2",
+        "--lengths",
+        "8:16",
+        "--rounds",
+        "1",
+    )
     ended = cli(*words, "--what", "forward")
     assert ended.code == 0, ended.err
     assert "growth over the longer half" in ended.out
@@ -276,7 +287,9 @@ def test_bench_is_tables_files_and_json(cli: Cli, tmp_path: Path, monkeypatch: p
     assert (tmp_path / "bench.csv").read_text().count("\n") == 5
     record = json.loads(cli(*words, "--what", "forward", "--json", "--against", "none").out)
     assert [cell["length"] for cell in record["cells"]] == [8, 16]
-    assert record["candidates"] == [{"label": "compose:norm_order=post", "recipe": "compose", "keywords": {"norm_order": "post"}}]
+    assert record["candidates"] == [
+        {"label": "compose:norm_order=post", "recipe": "compose", "keywords": {"norm_order": "post"}}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -286,7 +299,7 @@ def test_bench_is_tables_files_and_json(cli: Cli, tmp_path: Path, monkeypatch: p
         (("compose", "--lengths", "9:3"), "is empty"),
         (("compose", "--lengths", "many"), "neither a number nor a range"),
         (("compose", "--what", "fwd"), "did you mean forward?"),
-        (("compose", "dimm=3"), "did you mean dim?"),
+        (("compose", "dimm=3"), "did you mean dim"),
         (("compose", "--lengts", "8"), "(or the option --lengths?)"),
         (("compose:norm_order=psot",), "did you mean pre"),
     ],

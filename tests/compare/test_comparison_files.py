@@ -80,7 +80,7 @@ def test_one_base_serves_recipes_with_other_keywords(tmp_path: Path) -> None:
     ]
     assert refused(tmp_path, text.replace("norm_kind: rms", "stretch: 2.0")) == [
         "mine.yaml:2:47: model.stretch: no such setting in the recipe of any case; "
-        "model.length_scale is now model.length_scale"
+        "model.stretch is now model.length_scale"
     ]
 
 

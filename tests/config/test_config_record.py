@@ -96,7 +96,9 @@ def test_defaults_that_depend_on_other_settings() -> None:
 
 
 def test_words_are_not_numbers_and_numbers_are_not_truths() -> None:
-    found = complaints(seed="1", activation_checkpointing="yes", batch={"tokens": True}, limits={"steps": 1.5}, optim={"lr": "0.1"})
+    found = complaints(
+        seed="1", activation_checkpointing="yes", batch={"tokens": True}, limits={"steps": 1.5}, optim={"lr": "0.1"}
+    )
     assert set(found) == {"seed", "activation_checkpointing", "batch.tokens", "limits.steps", "optim.adamw.lr"}
     assert RunConfig.model_validate({"recipe": "lm", "limits": {"steps": 1e5}}).limits.steps == 100_000
 

@@ -147,7 +147,12 @@ def test_a_dump_is_for_people() -> None:
     lines = dump_run(RunConfig(recipe="lm", out="runs/lm")).splitlines()
     assert lines[0] == "recipe: lm"
     assert "  betas: [0.9, 0.98]" in lines
-    assert [line for line in lines if not line.startswith(" ")][1:5] == ["model: {}", "init_from: null", "data:", "optim:"]
+    assert [line for line in lines if not line.startswith(" ")][1:5] == [
+        "model: {}",
+        "init_from: null",
+        "data:",
+        "optim:",
+    ]
 
 
 BASE = {"recipe": "lm", "model": {"depth": 2}}
@@ -168,7 +173,8 @@ BASE = {"recipe": "lm", "model": {"depth": 2}}
         (
             {
                 "limits": {"minutes": 3}, "log": {"every": 1}, "out": "x", "evaluate": {"every": 5, "patience": 3},
-                "save": {"every": 7, "average_last": 1}, "trackers": ["tensorboard"], "devices": 2, "activation_checkpointing": True,
+                "save": {"every": 7, "average_last": 1}, "trackers": ["tensorboard"],
+                "devices": 2, "activation_checkpointing": True,
             },
             [],
         ),

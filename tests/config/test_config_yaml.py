@@ -64,7 +64,9 @@ def test_conflicts_are_found_beside_other_mistakes() -> None:
 
 
 def test_a_conflict_with_a_broken_setting_is_not_reported() -> None:
-    file = write("recipe: lm\nsave: {average_last: 5, keep_last: five}\nlimits: {steps: many}\nschedule: {warmup: 3000}\n")
+    file = write(
+        "recipe: lm\nsave: {average_last: 5, keep_last: five}\nlimits: {steps: many}\nschedule: {warmup: 3000}\n"
+    )
     assert refused(file) == [
         "run.yaml:2:25: save.keep_last: must be a whole number, got 'five'",
         "run.yaml:3:10: limits.steps: must be a whole number, got 'many'",

@@ -163,7 +163,7 @@ def test_sequences_in_blocks(tmp_path: Path) -> None:
     images = drawn(20, 4, 6, 3)
     np.savez(tmp_path / "a.npz", x=images, y=labels_of(20))
     data = opened(tmp_path / "a.npz", tmp_path, task="language-model", batch=144, valid=0.2, block=(2, 3))
-    assert data.offered_keywords == {"height": 4, "width": 6, "channels": 3, "rows": 2, "columns": 3}
+    assert data.offered_keywords == {"height": 4, "width": 6, "channels": 3, "block_height": 2, "block_width": 3}
     assert data.describe()[1] == "values: 4 x 6, 3 channels, 256 levels, in blocks of 2 x 3"
     levels = load_tokenizers(tmp_path / "cache").source
     assert isinstance(levels, PixelTokenizer)

@@ -70,7 +70,7 @@ def test_lanes_carry_the_memory_into_the_keys(memory_run: Path, tmp_path: Path) 
 def test_after_a_kill_it_goes_on_to_the_same_files(
     fixture: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_datastore, "PAUSE", 0.0)
+    monkeypatch.setattr(build_datastore, "SECONDS_PER_CHECKPOINT", 0.0)
     run: Path = request.getfixturevalue(fixture)
     work = datastore_job(run, keys="final")
     once, killed = tmp_path / "once", tmp_path / "killed"

@@ -17,7 +17,7 @@ from manyformer.errors import UserError
 @pytest.mark.parametrize("k", [1, 7, 60])
 def test_neighbours_are_the_nearest(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, k: int) -> None:
     # blocks that do not divide the keys
-    monkeypatch.setattr(exact_search, "MOST", 17)
+    monkeypatch.setattr(exact_search, "KEYS_PER_BLOCK", 17)
     keys = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     queries = torch.randn(9, 5, dtype=dtype)
     found = with_distances(keys, queries, nearest_entries(keys, queries, k))
@@ -27,7 +27,7 @@ def test_neighbours_are_the_nearest(monkeypatch: pytest.MonkeyPatch, dtype: torc
 
 
 def test_entries_that_do_not_count_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact_search, "MOST", 10)
+    monkeypatch.setattr(exact_search, "KEYS_PER_BLOCK", 10)
     keys = np.arange(30, dtype=np.float32)[:, None]
     ban = ExcludedRange(torch.tensor([4, 0, 0]), torch.tensor([7, 0, 28]))
     entries = nearest_entries(keys, torch.tensor([[5.2], [5.2], [5.2]]), 3, excluded=ban)

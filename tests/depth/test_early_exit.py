@@ -74,14 +74,14 @@ def one_by_one(model: Any, tokens: Tensor, exits: list[int]) -> Tensor:
                 # copied: the layer sees it, but it stays what it was
                 streams[t].append(streams[t][-1])
                 continue
-            seen = layer.attention.before(torch.stack([streams[s][number] for s in range(t + 1)]))
+            seen = layer.attention.pre_norm(torch.stack([streams[s][number] for s in range(t + 1)]))
             q = attention.q_proj(seen[-1]).view(2, 1, 4)
             k, v = (part.view(-1, 2, 4).transpose(0, 1) for part in attention.kv_proj(seen).chunk(2, -1))
             weights = (q @ k.mT / 2).softmax(-1)
             h = streams[t][-1] + attention.out_proj((weights @ v).flatten())
-            streams[t].append(h + ff.down(ff.activation(ff.up(layer.ff.before(h)))))
+            streams[t].append(h + ff.down(ff.activation(ff.up(layer.ff.pre_norm(h)))))
     ready = model.body.norm.inner(torch.stack([stream[-1] for stream in streams]))
-    return model.head.last(ready)
+    return model.head.shared(ready)
 
 
 def test_copied_states_are_projected_by_each_layer() -> None:
@@ -107,7 +107,7 @@ def test_own_classifiers_say_what_their_layer_would(rule: Any) -> None:
     place = TokenPositions(torch.arange(6).expand(3, -1), torch.zeros(3, 6, dtype=torch.long))
     memory = wrapped.encode(source)
     y = wrapped.decoder(wrapped.embed_target(target, place), Context(place, memory)).y
-    heads = [*wrapped.head.own, wrapped.head.last]
+    heads = [*wrapped.head.per_layer, wrapped.head.shared]
     for row in range(3):
         for t in range(6):
             expected = heads[int(depth[row, t]) - 1](y[row, t, :-1])
@@ -131,7 +131,7 @@ def test_decaying_threshold_in_numbers() -> None:
     expected = [0.9 * 0.8 + 0.1 * math.exp(-4 * t / 10) for t in (0, 5, 10)]
     torch.testing.assert_close(rule.decayed_threshold(0.8, pos)[0], torch.tensor(expected))
     seen = ExitRuleInput(1, *(torch.zeros(1, 3, 2),) * 3, pos)
-    assert not MarginExitRule(unused, (1.01,), decay=4.0, horizon=10)(seen, None).leaves.any()
+    assert not MarginExitRule(unused, (1.01,), decay=4.0, horizon=10)(seen, None).exits.any()
 
 
 def test_geometric_shares_are_those_of_the_paper() -> None:
@@ -191,7 +191,7 @@ def test_aligned_training_is_the_mean_over_layers(weights: Any) -> None:
     for layer in model.body.layers:
         layer.register_forward_hook(lambda _, __, out: seen.append(model.body.norm.inner(out.y)))
     model(tokens)
-    heads = [*model.head.own, model.head.last]
+    heads = [*model.head.per_layer, model.head.shared]
     sizes = torch.tensor([1.0, 1, 1, 1] if weights == "even" else [1.0, 2, 3, 4])
     costs = torch.stack([mean(head(x), targets) for head, x in zip(heads, seen)])
     own = loss.total / loss.targets
@@ -227,11 +227,11 @@ def test_what_a_predictor_learns(rule: Any, oracle: Any) -> None:
     ends = torch.tensor([[0] * 6, [0] * 4 + [PADDING_SEGMENT] * 2])
     batch = Seq2SeqBatch(source, target, targets, None, ends)
     with_exits = model.loss(batch)
-    exam, model.auxiliary.exam = model.auxiliary.exam, None
+    exam, model.auxiliary.rule_loss = model.auxiliary.rule_loss, None
     extra = with_exits.extra - model.loss(batch).extra
-    model.auxiliary.exam = exam
+    model.auxiliary.rule_loss = exam
     memory, place = model.encode(source), TokenPositions(torch.arange(6).expand(2, -1), ends)
-    outs = model.decoder.each(model.embed_target(target, place), Context(place, memory))
+    outs = model.decoder.layer_outputs(model.embed_target(target, place), Context(place, memory))
     logits = torch.stack([model.head(out.y) for out in outs])
     right = logits.log_softmax(-1).gather(-1, targets.clamp(min=0).expand(4, 2, 6)[..., None])[..., 0]
     scores = right if oracle == "likelihood" else (logits.argmax(-1) == targets).float()
@@ -245,7 +245,7 @@ def test_what_a_predictor_learns(rule: Any, oracle: Any) -> None:
             first = outs[0].y[row, :length, :-1]
             costs += F.cross_entropy(model.decoder.rule.choose(first), wanted, reduction="none").unbind()
         else:
-            shares = model.decoder.rule.log_shares([out.y[row : row + 1, :length, :-1] for out in outs])[0]
+            shares = model.decoder.rule.log_exit_probabilities([out.y[row : row + 1, :length, :-1] for out in outs])[0]
             costs += (-shares.gather(-1, wanted[:, None])[:, 0]).unbind()
     torch.testing.assert_close(extra, 0.7 * torch.stack(costs).mean(), rtol=1e-4, atol=1e-5)
     extra.backward()
@@ -259,7 +259,7 @@ def test_the_second_stage_learns_nothing_but_agreement() -> None:
     assert learning == ["body.rule.leave.weight", "body.rule.leave.bias"]
     tokens = torch.randint(0, 13, (2, 6))
     loss = model.loss(CausalLMBatch(tokens, tokens.roll(-1, 1)))
-    outs = model.body.each(*_into(model, tokens))
+    outs = model.body.layer_outputs(*_into(model, tokens))
     said = torch.stack([model.head(out.y).argmax(-1) for out in outs])
     logits = torch.stack([model.body.rule.leave(out.y[..., :-1])[..., 0] for out in outs[:-1]])
     torch.testing.assert_close(loss.extra, F.binary_cross_entropy_with_logits(logits, (said[:-1] == said[-1]).float()))

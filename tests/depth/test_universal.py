@@ -84,7 +84,7 @@ def test_halted_tokens_are_left_out_without_a_trace(variant: str) -> None:
     memory = MemorySequence(torch.randn(3, 5, DIM, dtype=torch.float64), tokens(None, 3, 5)[1])
     if variant == "cross":
         memory = memory._replace(
-            place=memory.positions._replace(segment_ids=torch.tensor([[0] * 5, [3, 3, 4, 4, -1], [0] * 5]))
+            positions=memory.positions._replace(segment_ids=torch.tensor([[0] * 5, [3, 3, 4, 4, -1], [0] * 5]))
         )
     ctx = Context(place, memory)
     x.requires_grad_()
@@ -177,7 +177,7 @@ def test_a_token_that_halts_costs_nothing_more() -> None:
     once = all_of_them / STEPS
     # keys of the three that halted are projected once more for all steps
     assert few < once + (STEPS - 1) * once / 4 + 3 * 6 * 2 * DIM * 2 * DIM + STEPS * 2 * 2 * DIM * 2 * DIM
-    state = layer.start(4, device=x.device, dtype=x.dtype)
+    state = layer.init_state(4, device=x.device, dtype=x.dtype)
     assert count_flops(lambda: layer(x, Context(place), state)) == few
 
 
@@ -215,7 +215,7 @@ def test_mistakes_are_refused() -> None:
         AdaptiveComputation(block, timing, HaltingUnit(DIM, 3))
     with pytest.raises(ValueError, match=r"steps \(0\)"):
         FixedSteps(block, timing, 0)
-    with pytest.raises(ValueError, match=r"most \(0\)"):
+    with pytest.raises(ValueError, match=r"max_steps \(0\)"):
         HaltingUnit(DIM, 0)
     with pytest.raises(ValueError, match="cost"):
         HaltingUnit(DIM, 1, ponder_cost=-1.0)

@@ -78,7 +78,7 @@ def test_numbers_are_those_of_the_model_itself(name: str, words: dict[str, Any],
     with torch.inference_mode():
 
         def start() -> Any:
-            return model(prompt, state=model.start(3, capacity=capacity)).state
+            return model(prompt, state=model.init_state(3, capacity=capacity)).state
 
         found, expected = both(model, start, torch.randint(0, 29, (3, 7)))
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
@@ -92,7 +92,7 @@ def test_after_padding(side: str) -> None:
     segments = segments.flip(1) if side == "left" else segments
     with torch.inference_mode():
         found, expected = both(
-            model, lambda: model(prompt, segments, model.start(2, capacity=9)).state, torch.randint(0, 29, (2, 4))
+            model, lambda: model(prompt, segments, model.init_state(2, capacity=9)).state, torch.randint(0, 29, (2, 4))
         )
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
@@ -104,7 +104,7 @@ def test_a_decoder_with_its_source(norm: str) -> None:
     for segments in (None, torch.tensor([[0] * 6, [0] * 4 + [PADDING_SEGMENT] * 2])):
         with torch.inference_mode():
             memory = model.encode(source, segments)
-            found, expected = both(model, lambda: model.start(2, capacity=8), torch.randint(0, 29, (2, 8)), memory)
+            found, expected = both(model, lambda: model.init_state(2, capacity=8), torch.randint(0, 29, (2, 8)), memory)
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
@@ -112,7 +112,7 @@ def test_rows_can_be_exchanged_on_the_way() -> None:
     model, tokens = built("transformer-lm", {}), torch.randint(0, 29, (3, 6))
     order = torch.tensor([2, 0, 2])
     with torch.inference_mode():
-        following, state = bind(model), model.start(3, capacity=6)
+        following, state = bind(model), model.init_state(3, capacity=6)
         for token in tokens[:, :4].split(1, dim=1):
             _, state = following(token, state, None)
         state = tree_map(lambda t: t.index_select(0, order), state)
@@ -124,7 +124,7 @@ def test_rows_can_be_exchanged_on_the_way() -> None:
 def test_a_full_cache_still_says_so() -> None:
     model = built("transformer-lm", {})
     with torch.inference_mode():
-        state = model(torch.zeros(1, 4, dtype=torch.long), state=model.start(1, capacity=4)).state
+        state = model(torch.zeros(1, 4, dtype=torch.long), state=model.init_state(1, capacity=4)).state
         with pytest.raises(ValueError, match="room for capacity=4 tokens, 5 are needed"):
             bind(model)(torch.zeros(1, 1, dtype=torch.long), state, None)
 
@@ -134,7 +134,7 @@ def modules_called(model: Any, kind: type[nn.Module]) -> int:
     calls: list[Any] = []
     real = kind.__call__
     with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
-        state = model(torch.zeros(1, 3, dtype=torch.long), state=model.start(1, capacity=9)).state
+        state = model(torch.zeros(1, 3, dtype=torch.long), state=model.init_state(1, capacity=9)).state
         following = bind(model)
         patch.setattr(kind, "__call__", lambda self, *a, **k: (calls.append(self), real(self, *a, **k))[1])
         following(torch.zeros(1, 1, dtype=torch.long), state, None)
@@ -157,7 +157,7 @@ def test_a_memory_is_as_large_and_as_quick_later() -> None:
     found = []
     with torch.inference_mode():
         for length in (4, 40):
-            following, state = bind(model), model(torch.zeros(2, length, dtype=torch.long), state=model.start(2)).state
+            following, state = bind(model), model(torch.zeros(2, length, dtype=torch.long), state=model.init_state(2)).state
             flops = count_flops(lambda f=following, s=state: f(torch.zeros(2, 1, dtype=torch.long), s, None))
             found.append((state_bytes(state), flops))
     assert found[0] == found[1]
@@ -211,7 +211,7 @@ def test_training_models_keep_their_dropout() -> None:
     model = built("transformer-lm", {"dropout": 0.5}).train()
     with torch.inference_mode():
         following, token = bind(model), torch.ones(1, 1, dtype=torch.long)
-        first, second = (following(token, model.start(1, capacity=2), None)[0] for _ in range(2))
+        first, second = (following(token, model.init_state(1, capacity=2), None)[0] for _ in range(2))
     assert not torch.equal(first, second)
 
 

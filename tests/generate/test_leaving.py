@@ -62,7 +62,7 @@ def test_steps_are_one_pass(words: dict[str, Any], norm: str, capacity: int | No
     for segments in (None, torch.tensor([[0] * 7, [0] * 4 + [PADDING_SEGMENT] * 3] * 3)):
         memory = model.encode(source, segments)
         with torch.inference_mode():
-            start = model.start(6, capacity=capacity)
+            start = model.init_state(6, capacity=capacity)
         expected = model.decode(target, memory).logits
         torch.testing.assert_close(steps(model, target, start, memory), expected, rtol=1e-9, atol=1e-9)
 
@@ -84,7 +84,7 @@ def test_language_models_go_on_from_a_prompt(name: str, words: dict[str, Any], t
     model = shaken(early_exit(mf.build(name, **SIZES, **words), threshold=threshold))
     tokens = torch.randint(0, 29, (4, LENGTH))
     with torch.inference_mode():
-        state = model(tokens[:, :4], state=model.start(4, capacity=LENGTH)).state
+        state = model(tokens[:, :4], state=model.init_state(4, capacity=LENGTH)).state
     found = steps(model, tokens[:, 4:], state)
     torch.testing.assert_close(found, model(tokens).logits[:, 4:], rtol=1e-9, atol=1e-9)
 
@@ -102,7 +102,7 @@ def test_rows_can_be_exchanged_and_other_steps_taken_on_the_way() -> None:
     model = translating(RULES[0])
     source, target, order = torch.randint(0, 29, (4, 7)), torch.randint(0, 29, (4, LENGTH)), torch.tensor([2, 0, 0])
     with torch.inference_mode():
-        following, memory, state = bind(model), model.encode(source), model.start(4, capacity=LENGTH)
+        following, memory, state = bind(model), model.encode(source), model.init_state(4, capacity=LENGTH)
         for token in target[:, :5].split(1, dim=1):
             _, state = following(token, state, memory)
         assert min(state.body.done) < state.body.columns
@@ -122,7 +122,7 @@ def test_a_full_cache_still_says_so() -> None:
         steps(
             model,
             torch.zeros(1, 3, dtype=torch.long),
-            model.start(1, capacity=2),
+            model.init_state(1, capacity=2),
             model.encode(torch.ones(1, 2).long()),
         )
 
@@ -146,7 +146,7 @@ def test_what_nobody_needs_costs_nothing() -> None:
     def cost(threshold: Any, rows: int = 8) -> int:
         model = early_exit(mf.build("transformer", **SIZES), rule="geometric", threshold=threshold).eval()
         with torch.inference_mode():
-            following, state = bind(model), model.start(rows, capacity=4)
+            following, state = bind(model), model.init_state(rows, capacity=4)
             memory, token = model.encode(torch.ones(rows, 3).long()), torch.ones(rows, 1).long()
             _, state = following(token, state, memory)
             return count_flops(lambda: following(token, state, memory))
@@ -159,7 +159,7 @@ def test_what_nobody_needs_costs_nothing() -> None:
 def test_copies_wait_until_somebody_comes() -> None:
     model = translating({"rule": "geometric", "threshold": 0.0})
     with torch.inference_mode():
-        following, memory, state = bind(model), model.encode(torch.ones(2, 3).long()), model.start(2, capacity=6)
+        following, memory, state = bind(model), model.encode(torch.ones(2, 3).long()), model.init_state(2, capacity=6)
         for _ in range(4):
             _, state = following(torch.ones(2, 1).long(), state, memory)
         assert state.body.done == (4, 0, 0, 0, 0)

@@ -21,7 +21,7 @@ BLOCKS = {"1d": None, "2d": (2, 3)}
 def painter(kind: str, **keywords: Any) -> Any:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"vocab": 21, "dim": 16, "depth": 2, "heads": 2, "height": 4, "width": 6, "channels": 1}
-    near: dict[str, Any] = {"block": 6, "before": 6} if kind == "1d" else {"rows": 2, "columns": 3, "above": 2}
+    near: dict[str, Any] = {"block": 6, "memory_block": 6} if kind == "1d" else {"block_height": 2, "block_width": 3, "memory_height": 2}
     model = mf.build("image-transformer" + ("-2d" if kind == "2d" else ""), **sizes, **near, **keywords)
     model.tokenizer = PixelTokenizer(16, ImageShape(4, 6, 1), BLOCKS[kind])
     return model
@@ -31,7 +31,7 @@ def painter(kind: str, **keywords: Any) -> Any:
 @pytest.mark.parametrize("mixtures", [None, 2])
 def test_cold_images_are_the_likeliest_values_in_turn(kind: str, mixtures: int | None) -> None:
     """With a cache that forgets, value by value, as in one pass over the finished image."""
-    model = painter(kind, mixtures=mixtures)
+    model = painter(kind, logistic_mixtures=mixtures)
     found = paint(model, 2, temperature=1e-4, seed=0)
     assert found.images.shape == (2, 4, 6, 1)
     assert found.stats.new_tokens == 48
@@ -101,7 +101,7 @@ def test_one_command_paints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     images = np.random.default_rng(0).integers(0, 256, (60, 4, 6), dtype=np.uint8)
     np.savez("a.npz", train_x=images[:50], train_y=np.arange(50) % 3, test_x=images[50:], test_y=np.arange(10) % 3)
     np.savez("b.npz", x=images[:4])
-    words = ["data.kind=images", "data.path=a.npz", "data.block=[2, 3]", "data.levels=4", "above=2", "mixtures=2"]
+    words = ["data.kind=images", "data.path=a.npz", "data.block=[2, 3]", "data.levels=4", "memory_height=2", "logistic_mixtures=2"]
     sizes = ["dim=16", "depth=1", "heads=2", "limits.steps=3", "batch.tokens=96", "out=runs/a"]
     assert run(["train", "image-transformer-2d", *words, *sizes]) == 0
     assert "manyformer paint runs/a" in capsys.readouterr().out

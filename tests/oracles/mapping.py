@@ -92,7 +92,7 @@ def llama(theirs: Tensors, *, dim: int, heads: int, kv_heads: int) -> dict[str, 
         ours[f"{new}.attention.inner.q_proj.weight"] = convert_pairs(attention["q"], heads, to="interleaved")
         ours[f"{new}.attention.inner.kv_proj.weight"] = torch.cat([k, attention["v"]])
         ours[f"{new}.attention.inner.out_proj.weight"] = attention["o"]
-        for name in ("to_q", "to_kv", "out"):
+        for name in ("q_proj", "kv_proj", "out_proj"):
             weight = ours[f"{new}.attention.inner.{name}.weight"]
             ours[f"{new}.attention.inner.{name}.bias"] = weight.new_zeros(weight.shape[0])
         for name in ("gate", "up", "down"):
@@ -129,14 +129,14 @@ def multihead(theirs: Tensors) -> dict[str, Tensor]:
     ours = {}
     for kind in ("weight", "bias"):
         packed = theirs[f"in_proj_{kind}"]
-        ours |= {f"to_q.{kind}": packed[:dim], f"to_kv.{kind}": packed[dim:], f"out.{kind}": theirs[f"out_proj.{kind}"]}
+        ours |= {f"q_proj.{kind}": packed[:dim], f"kv_proj.{kind}": packed[dim:], f"out_proj.{kind}": theirs[f"out_proj.{kind}"]}
     return ours
 
 
 def torch_layer(theirs: Tensors, norm: str) -> dict[str, Tensor]:
     """`torch.nn.TransformerEncoderLayer` or `DecoderLayer` as a chain of residual branches.
 
-    `norm` is where the norm of a branch stands: "before" or "after".
+    `norm` is where the norm of a branch stands: "pre_norm" or "post_norm".
     """
     branches = {"attention": "self_attn", "cross": "multihead_attn"}
     branches = {ours: name for ours, name in branches.items() if f"{name}.in_proj_weight" in theirs}

@@ -73,7 +73,7 @@ def test_shaw_keys_are_those_of_wav2vec2_bert(length: int, path: Any) -> None:
     mapped = {"position.keys": weights["distance_embedding.weight"], "position.values": torch.zeros(9, DIM // HEADS)}
     for kind in ("weight", "bias"):
         q, k, v, out = (weights[f"linear_{name}.{kind}"] for name in ("q", "k", "v", "out"))
-        mapped |= {f"to_q.{kind}": q, f"to_kv.{kind}": torch.cat([k, v]), f"out.{kind}": out}
+        mapped |= {f"q_proj.{kind}": q, f"kv_proj.{kind}": torch.cat([k, v]), f"out_proj.{kind}": out}
     ours.load_state_dict(mapped)
     x = torch.randn(2, length, DIM, dtype=torch.float64)
     place = positions_of(torch.zeros(2, length, dtype=torch.long), None, None)[0]
@@ -146,7 +146,7 @@ def test_alibi_as_a_whole(make: Any, length: int) -> None:
         expected = theirs(tokens)
         assert expected.std() > 0.3
         torch.testing.assert_close(ours(tokens).logits, expected, atol=1e-5, rtol=1e-5)
-        state = ours.start(2)
+        state = ours.init_state(2)
         for part in tokens.split([length - 5, 1, 4], dim=1):
             found, state, _ = ours(part, state=state)
         torch.testing.assert_close(found, expected[:, -4:], atol=1e-5, rtol=1e-5)

@@ -40,7 +40,7 @@ def ours(layer: Any) -> tuple[Attention, ConvolutionCompression]:
     words: dict[str, Any] = {
         "position": TransformerXLPosition(DIM, HEADS),
         "source": PrefixSource(),
-        "before": nn.LayerNorm(DIM),
+        "pre_norm": nn.LayerNorm(DIM),
     }
     mine, compression = (
         Attention(DIM, HEADS, SoftmaxKernel(Causal()), **words).double(),
@@ -48,8 +48,8 @@ def ours(layer: Any) -> tuple[Attention, ConvolutionCompression]:
     )
     their = layer.self_attn
     state = dict(mine.state_dict())
-    state |= {f"before.{name}": value for name, value in layer.norm_self_attn.state_dict().items()}
-    for name, part in (("to_q", [their.query]), ("to_kv", [their.key, their.value])):
+    state |= {f"pre_norm.{name}": value for name, value in layer.norm_self_attn.state_dict().items()}
+    for name, part in (("q_proj", [their.query]), ("kv_proj", [their.key, their.value])):
         state[f"{name}.weight"] = torch.cat([one.linear.weight for one in part])
         state[f"{name}.bias"] = torch.cat(
             [torch.zeros(DIM).double() if one.linear.bias is None else one.linear.bias for one in part]

@@ -111,8 +111,8 @@ def test_linformer(length: int) -> None:
     ours = Attention(24, 3, LinformerKernel(keys, values), bias=False).double()
     with torch.no_grad():
         keys.weight[0], values.weight[0] = theirs.proj_k.T, theirs.proj_v.T
-        ours.q_proj.weight.copy_(theirs.q_proj.weight)
-        ours.kv_proj.weight.copy_(torch.cat([theirs.k_proj.weight, theirs.v_proj.weight]))
+        ours.q_proj.weight.copy_(theirs.to_q.weight)
+        ours.kv_proj.weight.copy_(torch.cat([theirs.to_k.weight, theirs.to_v.weight]))
         ours.out_proj.weight.copy_(theirs.to_out.weight)
         theirs.to_out.bias.zero_()
     x = torch.randn(2, length, 24, dtype=torch.float64, requires_grad=True)

@@ -63,7 +63,7 @@ def from_vit(theirs: Tensors) -> dict[str, Tensor]:
             ours |= {
                 f"{inner}.q_proj.{kind}": q,
                 f"{inner}.kv_proj.{kind}": torch.cat([k, v]),
-                f"{inner}.out.{kind}": o,
+                f"{inner}.out_proj.{kind}": o,
             }
         names |= {
             f"{old}.layernorm_before": f"{new}.attention.pre_norm",
@@ -98,7 +98,7 @@ def from_gmlp(theirs: Tensors) -> dict[str, Tensor]:
             ours[f"{inner}.q_proj.weight"], ours[f"{inner}.kv_proj.weight"] = packed.split(
                 [len(packed) // 3, len(packed) * 2 // 3]
             )
-            names[f"{old}.fn.fn.attn.to_out"] = f"{inner}.out"
+            names[f"{old}.fn.fn.attn.to_out"] = f"{inner}.out_proj"
     return ours | renamed(theirs, names)
 
 
@@ -220,7 +220,7 @@ def gmlp_pair(*, causal: bool, attention: int | None) -> tuple[Any, Any]:
     theirs = gMLP(num_tokens=VOCAB, dim=DIM, depth=DEPTH, seq_len=LONGEST, ff_mult=2, attn_dim=attention, causal=causal)
     shaken(theirs)
     sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "ff_dim": 2 * DIM, "max_length": LONGEST}
-    ours: Any = mf.build("gmlp" if causal else "gmlp-encoder", **sizes, weights="table", attention=attention)
+    ours: Any = mf.build("gmlp" if causal else "gmlp-encoder", **sizes, weights="table", attention_dim=attention)
     # theirs has a projection of its own, with a bias, where we have the embedding's matrix
     ours.head = nn.Linear(DIM, VOCAB)
     mapped = from_gmlp(weights_of(theirs)) | renamed(weights_of(theirs), {"to_logits.1": "head"})

@@ -165,7 +165,7 @@ def test_llama_as_a_whole(rope: str, position: str) -> None:
         found = ours(tokens).logits * DIM**0.5
         assert expected.std() > 0.3
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        state, past = ours.start(2), None
+        state, past = ours.init_state(2), None
         for part in tokens.split([60, 1, 1, 8], dim=1):
             mine, yours = ours(part, state=state), theirs(part, past_key_values=past, use_cache=True)
             state, past = mine.state, yours.past_key_values

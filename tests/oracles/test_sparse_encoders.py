@@ -106,8 +106,8 @@ def test_any_token_can_be_global() -> None:
     packed = {}
     for kind in ("weight", "bias"):
         q, k, v = (weights[f"{name}.{kind}"] for name in ("query", "key", "value"))
-        packed |= {f"to_q.{kind}": q, f"to_kv.{kind}": torch.cat([k, v])}
-    packed |= {"out.weight": torch.eye(DIM), "out.bias": torch.zeros(DIM)}
+        packed |= {f"q_proj.{kind}": q, f"kv_proj.{kind}": torch.cat([k, v])}
+    packed |= {"out_proj.weight": torch.eye(DIM), "out_proj.bias": torch.zeros(DIM)}
     ours.load_state_dict(packed | global_projections(weights, "", ""))
     x, role = torch.randn(2, 24, DIM), torch.zeros(2, 24, dtype=torch.long)
     role[0, [3, 11]] = role[1, 20] = 1

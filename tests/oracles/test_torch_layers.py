@@ -56,7 +56,7 @@ def block(order: str, *, cross: bool) -> Chain:
 def test_encoder_layer(order: str) -> None:
     theirs = shaken(nn.TransformerEncoderLayer(DIM, HEADS, HIDDEN, 0.0, batch_first=True, norm_first=order == "pre"))
     ours = block(order, cross=False)
-    norm = "before" if order == "pre" else "after"
+    norm = "pre_norm" if order == "pre" else "post_norm"
     ours.load_state_dict(torch_layer(weights_of(theirs), norm))
     place = padded([9, 5])
     real = place.segment_ids != PADDING_SEGMENT
@@ -75,7 +75,7 @@ def test_encoder_layer(order: str) -> None:
 def test_decoder_layer(order: str) -> None:
     theirs = shaken(nn.TransformerDecoderLayer(DIM, HEADS, HIDDEN, 0.0, batch_first=True, norm_first=order == "pre"))
     ours = block(order, cross=True)
-    ours.load_state_dict(torch_layer(weights_of(theirs), "before" if order == "pre" else "after"))
+    ours.load_state_dict(torch_layer(weights_of(theirs), "pre_norm" if order == "pre" else "post_norm"))
     source, place = torch.randn(2, 11, DIM), padded([11, 6])
     x, length = torch.randn(2, 7, DIM), 7
     later = torch.ones(length, length, dtype=torch.bool).triu(1)

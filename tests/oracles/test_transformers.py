@@ -75,7 +75,7 @@ def test_gpt2_padding(gpt2_models: tuple[Any, Any], side: str) -> None:
 def test_gpt2_cache(gpt2_models: tuple[Any, Any], capacity: int | None) -> None:
     ours, theirs = gpt2_models
     tokens = words(2, 15)
-    state, past = ours.start(2, capacity=capacity), None
+    state, past = ours.init_state(2, capacity=capacity), None
     with torch.no_grad():
         for part in tokens.split([6, 1, 1, 4, 3], dim=1):
             mine = ours(part, state=state)
@@ -138,7 +138,7 @@ def test_marian_cache(marian_models: tuple[Any, Any], capacity: int | None) -> N
     source, target = words(2, 10), words(2, 12)
     with torch.no_grad():
         expected = theirs(source, attention_mask=attention_of(segments), decoder_input_ids=target).logits
-        memory, state, logits = ours.encode(source, segments), ours.start(2, capacity=capacity), []
+        memory, state, logits = ours.encode(source, segments), ours.init_state(2, capacity=capacity), []
         for part in target.split([1, 5, 1, 1, 4], dim=1):
             out = ours.decode(part, memory, state=state)
             state = out.state

@@ -42,7 +42,7 @@ def ours(model: Any) -> LanguageModel:
             f"{at}inner.position.biases.u": attention.r_w_bias,
             f"{at}inner.position.biases.v": attention.r_r_bias,
         }
-        parts = {f"{at}after": attention.layer_norm, f"{ff}after": layer.ff.layer_norm}
+        parts = {f"{at}post_norm": attention.layer_norm, f"{ff}post_norm": layer.ff.layer_norm}
         parts |= {f"{ff}inner.up": layer.ff.layer_1, f"{ff}inner.down": layer.ff.layer_2}
         for name, part in parts.items():
             state |= {f"{name}.{kind}": value for kind, value in part.state_dict().items()}

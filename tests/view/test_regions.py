@@ -11,7 +11,7 @@ from manyformer.data import HeldOutBatches
 from manyformer.errors import UserError
 from manyformer.view.region_masses import region_masses
 
-SMALL: dict[str, Any] = {"vocab": 11, "dim": 8, "depth": 2, "heads": 2, "remembered": 6, "dropout": 0.0}
+SMALL: dict[str, Any] = {"vocab": 11, "dim": 8, "depth": 2, "heads": 2, "memory_length": 6, "dropout": 0.0}
 MORE: dict[str, dict[str, Any]] = {
     "transformer-xl": {},
     "compressive-transformer": {"compressed_length": 4, "rate": 2},

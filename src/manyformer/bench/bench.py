@@ -56,7 +56,7 @@ def bench(
     keywords: Mapping[str, Any] | None = None,
     batch: int = 1,
     rounds: int = 7,
-    patience: float = 60.0,
+    max_seconds: float = 60.0,
     device: str | None = None,
     precision: BenchPrecision = "auto",
     seed: int = 0,
@@ -66,7 +66,7 @@ def bench(
 
     All are built with the same sizes (`SIZES`, overridden by `keywords`; keywords that a recipe lacks are dropped) and
     are timed in interleaved rounds. `against` is measured as well and is the reference of ratios (None: no reference).
-    A candidate that takes more than `patience` seconds for one run is not run at greater lengths. `on_progress` is
+    A candidate that takes more than `max_seconds` seconds for one run is not run at greater lengths. `on_progress` is
     called with a description of each measurement. Raises UserError for invalid arguments.
     """
     candidates = _resolve_candidates(recipes, against)
@@ -87,7 +87,7 @@ def bench(
                 length,
                 against=against,
                 rounds=rounds,
-                patience=patience,
+                max_seconds=max_seconds,
                 reasons_to_skip=reasons_to_skip,
             )
     machine = MachineInfo(
@@ -133,7 +133,7 @@ def _measure(
     *,
     against: str | None,
     rounds: int,
-    patience: float,
+    max_seconds: float,
     reasons_to_skip: dict[str, str],
 ) -> list[BenchCell]:
     """One cell for each candidate; `reasons_to_skip` collects those that are not run at greater lengths."""
@@ -142,7 +142,7 @@ def _measure(
     for label, candidate_bench in benches.items():
         reason = reasons_to_skip.get(label) or candidate_bench.unsupported_reason(kind)
         if reason is None:
-            result = _prepare(candidate_bench, kind, length, patience=patience)
+            result = _prepare(candidate_bench, kind, length, max_seconds=max_seconds)
             if isinstance(result, WarmJob):
                 warm_jobs[label] = result
             else:
@@ -156,7 +156,7 @@ def _measure(
     return list(cells.values())
 
 
-def _prepare(candidate_bench: CandidateBench, kind: BenchKind, length: int, *, patience: float) -> WarmJob | str:
+def _prepare(candidate_bench: CandidateBench, kind: BenchKind, length: int, *, max_seconds: float) -> WarmJob | str:
     """Warm the job up and measure its memory and operations; a string is the reason why it cannot be run."""
     device = candidate_bench.setting.device
     try:
@@ -171,8 +171,8 @@ def _prepare(candidate_bench: CandidateBench, kind: BenchKind, length: int, *, p
         if "allocate memory" not in str(error):
             raise
         return f"out of memory at length {length:,}"
-    if seconds > patience:
-        return f"too slow from length {length:,} on: one run takes {seconds:.0f} s, the patience is {patience:.0f} s"
+    if seconds > max_seconds:
+        return f"too slow from length {length:,} on: one run takes {seconds:.0f} s, the limit is {max_seconds:.0f} s"
     return WarmJob(job, seconds, candidate_bench.runs_per_job(kind), memory, flops)
 
 

@@ -81,7 +81,7 @@ def bench(
             keywords=keywords,
             batch=batch,
             rounds=rounds,
-            patience=max_seconds,
+            max_seconds=max_seconds,
             device=resolve_device(device),
             precision=read_choices(precision, "precision")[0],
             on_progress=lambda text: status(f"measuring: {text}"),

