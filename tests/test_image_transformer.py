@@ -78,7 +78,10 @@ def test_two_dimensions(channels: int, above: int | None, beside: int | None) ->
 
 def test_positions_are_those_of_the_value_to_be_predicted() -> None:
     sizes: dict[str, Any] = {"height": 4, "width": 6, "channels": 2}
-    rows, blocks = built("image-transformer", **sizes), built("image-transformer-2d", **sizes, block_height=2, block_width=3)
+    rows, blocks = (
+        built("image-transformer", **sizes),
+        built("image-transformer-2d", **sizes, block_height=2, block_width=3),
+    )
     order = torch.from_numpy(pixel_order((4, 6, 2), (2, 3)))
     pos = torch.arange(48)
     one, other = (model.embed.position.rows(pos) for model in (rows, blocks))
@@ -155,7 +158,9 @@ def test_bits_by_hand() -> None:
 
 
 def test_bits_of_an_image_are_those_of_its_values_in_turn() -> None:
-    model = built("image-transformer-2d", height=4, width=4, channels=1, block_height=2, block_width=2, logistic_mixtures=2)
+    model = built(
+        "image-transformer-2d", height=4, width=4, channels=1, block_height=2, block_width=2, logistic_mixtures=2
+    )
     values = torch.randint(5, 21, (3, 16))
     tokens = torch.cat([torch.ones_like(values[:, :1]), values[:, :-1]], 1)
     nats = 0.0
@@ -194,7 +199,9 @@ def test_mixtures_are_sums_of_their_parts() -> None:
     ],
 )
 def test_what_is_refused(recipe: str, keywords: dict[str, Any], message: str) -> None:
-    sizes = {"height": 4, "width": 4, "channels": 1} | ({"block_height": 2, "block_width": 2} if recipe.endswith("2d") else {})
+    sizes = {"height": 4, "width": 4, "channels": 1} | (
+        {"block_height": 2, "block_width": 2} if recipe.endswith("2d") else {}
+    )
     with pytest.raises(ValueError, match=message):
         built(recipe, **{**sizes, **keywords})
 
@@ -222,4 +229,6 @@ def test_rows_above_are_needed_for_stripes() -> None:
     raster, blocks = (torch.from_numpy(pixel_order((8, 8, 1), block)) for block in ((1, 8), (4, 4)))
     assert learnt("image-transformer", raster, block=2, memory_block=1) > 0.8
     # the first row of an image is chance: an eighth of a bit a pixel
-    assert learnt("image-transformer-2d", blocks, block_height=4, block_width=4, memory_height=4, memory_width=None) < 0.2
+    assert (
+        learnt("image-transformer-2d", blocks, block_height=4, block_width=4, memory_height=4, memory_width=None) < 0.2
+    )

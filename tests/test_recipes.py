@@ -51,7 +51,9 @@ def test_a_card_must_give_its_reasons() -> None:
         "cross_attention": True,
         "padding_invariant": True,
     }
-    with pytest.raises(ValueError, match="the card of x must give a reason why it does not promise 'incremental_decoding'"):
+    with pytest.raises(
+        ValueError, match="the card of x must give a reason why it does not promise 'incremental_decoding'"
+    ):
         RecipeCard(name="x", **promises, **FACTS)
     RecipeCard(name="x", **promises, **FACTS, reasons={"incremental_decoding": "it cannot"})
 

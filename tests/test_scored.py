@@ -62,7 +62,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks, and nothing too small for them."""
     for module, name, value in (
         *((module, "BLOCK", size) for module, size in ((blocked_attention, 7), (toeplitz_attention, 8), (band, 4))),
-        *((softmax_with_bias, name, 0) for name in ("MAX_REFERENCE_PAIRS", "MAX_REFERENCE_QUERIES", "MIN_DOCUMENT_LENGTH", "BLOCK")),
+        *(
+            (softmax_with_bias, name, 0)
+            for name in ("MAX_REFERENCE_PAIRS", "MAX_REFERENCE_QUERIES", "MIN_DOCUMENT_LENGTH", "BLOCK")
+        ),
     ):
         monkeypatch.setattr(module, name, value)
 

@@ -215,7 +215,9 @@ def test_softmax_is_taken_in_float32() -> None:
     place = place_of([[0] * 300])
     q, k, v = (torch.ones(1, 1, 300, 2, dtype=torch.bfloat16) for _ in range(3))
     mask = AllKeys().dense(place, place, 1)
-    weights = softmax_attention_reference(q, k, v, mask, scale=1.0, position=NoPosition(), query_positions=place, key_positions=place)[1]
+    weights = softmax_attention_reference(
+        q, k, v, mask, scale=1.0, position=NoPosition(), query_positions=place, key_positions=place
+    )[1]
     assert weights.dtype == torch.bfloat16
     assert (weights.float() - 1 / 300).abs().max() < 1 / 300 / 128
 
@@ -271,7 +273,9 @@ def test_a_forced_path_that_cannot_serve_is_refused() -> None:
         with pytest.raises(ValueError, match="path 'documents' needs packed self-attention"):
             kernel(*inputs(rows, HEADS), rows, rows, NoPosition())
     wrong: Any = "fused"
-    with pytest.raises(ValueError, match="path 'fused' does not exist; choose from auto, naive, sdpa, documents, sparse"):
+    with pytest.raises(
+        ValueError, match="path 'fused' does not exist; choose from auto, naive, sdpa, documents, sparse"
+    ):
         SoftmaxKernel(path=wrong)
 
 

@@ -175,7 +175,7 @@ def test_sequences_in_blocks(tmp_path: Path) -> None:
         assert row.tolist()[36:54] == [5 + n for n in image[2:, :3].ravel().tolist()]
         assert levels.tokens(image) == row.tolist()
     plain = opened(tmp_path / "a.npz", tmp_path / "plain", task="language-model", batch=144, valid=0.2)
-    assert (plain.offered_keywords["rows"], plain.offered_keywords["columns"]) == (1, 6)
+    assert (plain.offered_keywords["block_height"], plain.offered_keywords["block_width"]) == (1, 6)
     assert plain.train.state_dict() != data.train.state_dict()
     with pytest.raises(UserError, match="an image of 4 x 6 cannot be cut into blocks of 3 x 3"):
         opened(tmp_path / "a.npz", tmp_path, task="language-model", batch=144, block=(3, 3))

@@ -96,5 +96,7 @@ def test_writing_finds_them_as_it_goes(plain_run: Path, looking_run: Path, store
 
 
 def test_one_document_needs_a_distance(plain_run: Path, store: Datastore, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the datastore's text is one document, all contexts of which would be excluded"):
+    with pytest.raises(
+        UserError, match="the datastore's text is one document, all contexts of which would be excluded"
+    ):
         find_neighbours(datastore_job(plain_run), store, tmp_path)

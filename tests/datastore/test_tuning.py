@@ -55,7 +55,9 @@ def test_a_glance_at_some_of_the_text(plain_run: Path, store: Datastore) -> None
 def test_with_and_without(plain_run: Path, store: Datastore) -> None:
     said: list[str] = []
     found = score_datastore(plain_run, store, KNNSettings(16, 0.8, 1.0), split="valid", on_status=said.append)
-    assert found.model_scores["perplexity"].value == pytest.approx(evaluate(plain_run, split="valid")["perplexity"].value)
+    assert found.model_scores["perplexity"].value == pytest.approx(
+        evaluate(plain_run, split="valid")["perplexity"].value
+    )
     assert found.combined_scores["perplexity"].value < found.model_scores["perplexity"].value
     assert min(found.model_speed, found.combined_speed) > 0
     assert said[-1].endswith("train: 100%")

@@ -96,7 +96,9 @@ def test_copied_states_are_projected_by_each_layer() -> None:
 def test_own_classifiers_say_what_their_layer_would(rule: Any) -> None:
     words: dict[str, Any] = {"threshold": 0.2} if rule == "softmax" else {}
     wrapped: Any = shaken(
-        early_exit(mf.build("transformer", **SIZES, norm_order="pre"), rule=rule, classifier_sharing="per-layer", **words),
+        early_exit(
+            mf.build("transformer", **SIZES, norm_order="pre"), rule=rule, classifier_sharing="per-layer", **words
+        ),
         0.5,
     )
     for name, weight in wrapped.decoder.rule.named_parameters():

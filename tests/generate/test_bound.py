@@ -157,7 +157,10 @@ def test_a_memory_is_as_large_and_as_quick_later() -> None:
     found = []
     with torch.inference_mode():
         for length in (4, 40):
-            following, state = bind(model), model(torch.zeros(2, length, dtype=torch.long), state=model.init_state(2)).state
+            following, state = (
+                bind(model),
+                model(torch.zeros(2, length, dtype=torch.long), state=model.init_state(2)).state,
+            )
             flops = count_flops(lambda f=following, s=state: f(torch.zeros(2, 1, dtype=torch.long), s, None))
             found.append((state_bytes(state), flops))
     assert found[0] == found[1]

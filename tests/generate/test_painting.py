@@ -21,7 +21,9 @@ BLOCKS = {"1d": None, "2d": (2, 3)}
 def painter(kind: str, **keywords: Any) -> Any:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"vocab": 21, "dim": 16, "depth": 2, "heads": 2, "height": 4, "width": 6, "channels": 1}
-    near: dict[str, Any] = {"block": 6, "memory_block": 6} if kind == "1d" else {"block_height": 2, "block_width": 3, "memory_height": 2}
+    near: dict[str, Any] = (
+        {"block": 6, "memory_block": 6} if kind == "1d" else {"block_height": 2, "block_width": 3, "memory_height": 2}
+    )
     model = mf.build("image-transformer" + ("-2d" if kind == "2d" else ""), **sizes, **near, **keywords)
     model.tokenizer = PixelTokenizer(16, ImageShape(4, 6, 1), BLOCKS[kind])
     return model
@@ -71,7 +73,12 @@ def test_halves() -> None:
     def levels(height: int, *block: int) -> PixelTokenizer:
         return PixelTokenizer(4, ImageShape(height, 6, 1), block or None)  # type: ignore[arg-type]
 
-    assert [half_image_rows(levels(7)), half_image_rows(levels(8, 2, 3)), half_image_rows(levels(6, 2, 3)), half_image_rows(levels(4, 4, 6))] == [3, 4, 2, 2]
+    assert [
+        half_image_rows(levels(7)),
+        half_image_rows(levels(8, 2, 3)),
+        half_image_rows(levels(6, 2, 3)),
+        half_image_rows(levels(4, 4, 6)),
+    ] == [3, 4, 2, 2]
     with pytest.raises(UserError, match="this model generates blocks 4 rows high, so no half of an image comes first"):
         half_image_rows(levels(4, 4, 3))
 
@@ -101,7 +108,14 @@ def test_one_command_paints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     images = np.random.default_rng(0).integers(0, 256, (60, 4, 6), dtype=np.uint8)
     np.savez("a.npz", train_x=images[:50], train_y=np.arange(50) % 3, test_x=images[50:], test_y=np.arange(10) % 3)
     np.savez("b.npz", x=images[:4])
-    words = ["data.kind=images", "data.path=a.npz", "data.block=[2, 3]", "data.levels=4", "memory_height=2", "logistic_mixtures=2"]
+    words = [
+        "data.kind=images",
+        "data.path=a.npz",
+        "data.block=[2, 3]",
+        "data.levels=4",
+        "memory_height=2",
+        "logistic_mixtures=2",
+    ]
     sizes = ["dim=16", "depth=1", "heads=2", "limits.steps=3", "batch.tokens=96", "out=runs/a"]
     assert run(["train", "image-transformer-2d", *words, *sizes]) == 0
     assert "manyformer paint runs/a" in capsys.readouterr().out

@@ -79,7 +79,9 @@ def test_contradictions_are_told(words: dict[str, Any], message: str) -> None:
 
 
 def test_an_object_without_effect_is_refused() -> None:
-    with pytest.raises(ValueError, match="greedy decoding takes the likeliest tokens, so TopPProcessor would change nothing"):
+    with pytest.raises(
+        ValueError, match="greedy decoding takes the likeliest tokens, so TopPProcessor would change nothing"
+    ):
         Decoding(processors=(TopPProcessor(0.5),))
     with pytest.raises(ValueError, match="beam search takes the likeliest tokens, so TemperatureProcessor"):
         Decoding(choice=BeamSettings(), processors=(NoRepeatNGramProcessor(2), TemperatureProcessor(0.5)))

@@ -170,7 +170,9 @@ def test_mistakes_are_told(prompts: Any, options: dict[str, Any], message: str) 
 
 def test_other_models_do_not_write() -> None:
     model = mf.build("bert", vocab=20, dim=32, depth=1, heads=2)
-    with pytest.raises(ValueError, match="a MaskedLM does not generate text: generate needs a language model or an enc"):
+    with pytest.raises(
+        ValueError, match="a MaskedLM does not generate text: generate needs a language model or an enc"
+    ):
         generate(model, [[5]])  # type: ignore[arg-type]
 
 

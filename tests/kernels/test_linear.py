@@ -323,7 +323,8 @@ def test_it_says_how() -> None:
     arguments = (q, q, q, place, place, NOWHERE)
     assert LinearKernel(EluPlusOneFeatures(), Causal()).explain(*arguments) == "chunked: causal, 64 tokens at a time"
     assert (
-        LinearKernel(EluPlusOneFeatures()).explain(*arguments) == "summed: every key is visible, so the keys are summed once"
+        LinearKernel(EluPlusOneFeatures()).explain(*arguments)
+        == "summed: every key is visible, so the keys are summed once"
     )
     assert LinearKernel(EluPlusOneFeatures(), Causal(), path="recurrent").explain(*arguments) == "recurrent: forced"
 
@@ -331,7 +332,10 @@ def test_it_says_how() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LinearKernel(EluPlusOneFeatures(), ~Causal()), r"mask ~Causal\(\) must be Causal\(\), AllKeys\(\) or None"),
+        (
+            lambda: LinearKernel(EluPlusOneFeatures(), ~Causal()),
+            r"mask ~Causal\(\) must be Causal\(\), AllKeys\(\) or None",
+        ),
         (lambda: LinearKernel(EluPlusOneFeatures(), rule=GatedRule()), r"GatedRule updates its memory token by token"),
         (lambda: LinearKernel(EluPlusOneFeatures(), Causal(), chunk=0), r"chunk \(0\) must be at least 1"),
         (
@@ -363,10 +367,14 @@ def test_calls_that_cannot_be_get_a_sentence() -> None:
     place = place_of("plain")
     with pytest.raises(ValueError, match="needs a key for each query, got 5 keys, 23 queries"):
         LinearKernel(EluPlusOneFeatures(), Causal())(q, k[:, :, :5], v[:, :, :5], place, place, NOWHERE)
-    with pytest.raises(ValueError, match="position 22 does not exist: CosineReweightingFeatures was built for max_length=22"):
+    with pytest.raises(
+        ValueError, match="position 22 does not exist: CosineReweightingFeatures was built for max_length=22"
+    ):
         LinearKernel(CosineReweightingFeatures(22), Causal())(q, k, v, place, place, NOWHERE)
     packed = place_of("packed")
-    with pytest.raises(ValueError, match="position 9 does not exist: CosineReweightingFeatures was built for max_length=9"):
+    with pytest.raises(
+        ValueError, match="position 9 does not exist: CosineReweightingFeatures was built for max_length=9"
+    ):
         LinearKernel(CosineReweightingFeatures(9), Causal())(q, k, v, packed, packed, NOWHERE)
     kernel = LinearKernel(EluPlusOneFeatures(), Causal(), path="quadratic")
     state = kernel(q, k, v, place, place, NOWHERE, kernel.init_state(ROWS, device=q.device, dtype=q.dtype)).state

@@ -166,7 +166,9 @@ def test_who_shares() -> None:
         return [m for m in model.modules() if isinstance(m, LearnedLengthProjection)]
 
     assert [(len(p.weight), p.slots) for p in projections()] == [(1, 6)]
-    assert [(len(p.weight), p.slots) for p in projections(projection_sharing="keys-values", top_projected_length=2)] == [
+    assert [
+        (len(p.weight), p.slots) for p in projections(projection_sharing="keys-values", top_projected_length=2)
+    ] == [
         (1, 6),
         (1, 4),
         (1, 2),

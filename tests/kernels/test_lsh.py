@@ -76,7 +76,13 @@ def test_sorted_is_written_out(form: str, layout: str) -> None:
 def test_one_bucket_and_one_chunk_are_full_attention(form: str, layout: str) -> None:
     (q, v), place, real = inputs(), place_of(layout), real_of(layout)
     want = full(q, v, place, both="chunks_after" in FORMS[form]) * real
-    assert apart((run(LSHKernel(num_buckets=1, chunk_length=12, num_hashes=2, **FORMS[form]), q, v, place).y * real,), (want,)) < 1e-12
+    assert (
+        apart(
+            (run(LSHKernel(num_buckets=1, chunk_length=12, num_hashes=2, **FORMS[form]), q, v, place).y * real,),
+            (want,),
+        )
+        < 1e-12
+    )
     if form != "strict":
         # the published form does not hash what fits into a chunk
         kernel = LSHKernel(num_buckets=8, chunk_length=23, num_hashes=1, **FORMS[form])

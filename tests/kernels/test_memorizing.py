@@ -175,7 +175,9 @@ def made(**words: Any) -> LanguageModel:
     return model
 
 
-@pytest.mark.parametrize("words", [{}, {"combine": "joint"}, {"position": "xl", "qk_similarity": "product", "norm_order": "post"}])
+@pytest.mark.parametrize(
+    "words", [{}, {"combine": "joint"}, {"position": "xl", "qk_similarity": "product", "norm_order": "post"}]
+)
 @pytest.mark.parametrize("training", [True, False])
 def test_it_does_not_matter_in_which_pieces_a_text_is_read(words: dict[str, Any], training: bool) -> None:
     model, tokens = made(**words).train(training), torch.randint(0, VOCAB, (2, 40))

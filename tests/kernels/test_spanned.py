@@ -69,7 +69,11 @@ def test_the_ramp_as_in_the_paper() -> None:
     ids=["own", "dynamic"],
 )
 def test_cropped_is_uncropped(spans: AttentionSpans, position: Position, segments: Tensor | None) -> None:
-    kernel, given, place = AdaptiveSpanKernel(spans.double(), span_loss=0.5), qkv(more=spans.query_dim), place_of(segments)
+    kernel, given, place = (
+        AdaptiveSpanKernel(spans.double(), span_loss=0.5),
+        qkv(more=spans.query_dim),
+        place_of(segments),
+    )
     position = position.double()
     weights = [*given, *spans.parameters(), *position.parameters()]
     one = kernel(*given, place, place, position)

@@ -129,7 +129,11 @@ def multihead(theirs: Tensors) -> dict[str, Tensor]:
     ours = {}
     for kind in ("weight", "bias"):
         packed = theirs[f"in_proj_{kind}"]
-        ours |= {f"q_proj.{kind}": packed[:dim], f"kv_proj.{kind}": packed[dim:], f"out_proj.{kind}": theirs[f"out_proj.{kind}"]}
+        ours |= {
+            f"q_proj.{kind}": packed[:dim],
+            f"kv_proj.{kind}": packed[dim:],
+            f"out_proj.{kind}": theirs[f"out_proj.{kind}"],
+        }
     return ours
 
 

@@ -90,7 +90,14 @@ def test_lsh_attention_of_transformers(causal: bool, monkeypatch: pytest.MonkeyP
     offset = hashes + 4 * torch.arange(2)[:, None]
     x = torch.randn(2, LENGTH, DIM, dtype=torch.float64)
     want = peer(x, buckets=offset.flatten(2)).hidden_states
-    kernel = LSHKernel(num_buckets=4, chunk_length=CHUNK, num_hashes=2, chunks_before=0, chunks_after=0 if causal else 1, variant="published")
+    kernel = LSHKernel(
+        num_buckets=4,
+        chunk_length=CHUNK,
+        num_hashes=2,
+        chunks_before=0,
+        chunks_after=0 if causal else 1,
+        variant="published",
+    )
     monkeypatch.setattr(kernel, "_hash", lambda q: rearrange(hashes, "b h r l -> r b h l").int())
     got = attention(kernel, [peer.query_key.weight, peer.value.weight])(x, context()).y
     assert (got - want).abs().max() < 1e-6

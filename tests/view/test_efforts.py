@@ -62,7 +62,14 @@ def test_spans_are_told_and_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "spans.png").stat().st_size > 1000
     with pytest.raises(UserError, match="give a text"):
         layer_spans(built("adaptive-span", depth=1, max_span=40, span_init=0.5, span_kind="dynamic"))
-    assert len(layer_spans_for_text(built("adaptive-span", depth=1, max_span=40, span_init=0.5, span_kind="dynamic"), "abc")) == 1
+    assert (
+        len(
+            layer_spans_for_text(
+                built("adaptive-span", depth=1, max_span=40, span_init=0.5, span_kind="dynamic"), "abc"
+            )
+        )
+        == 1
+    )
 
 
 def test_models_that_count_nothing_say_so() -> None:
