@@ -38,7 +38,8 @@ class ReversibleStack(Layer):
                     or not isinstance(part.join, AddJoin | None)
                 ):
                     raise ValueError(
-                        f"layer {name}: a branch must only be added, so that it can be subtracted again: its norms must "
+                        f"layer {name}: a branch must only be added, so that it can be subtracted again: its norms "
+                        "must "
                         "be inside (norm_order='pre' or 'sandwich')"
                     )
 
