@@ -48,7 +48,7 @@ def ours(recipe: str, **words: Any) -> Make:
 
     def make(length: int) -> nn.Module:
         known = mf.recipes()[recipe].signature.parameters
-        return mf.build(recipe, **{**SIZE, **words, **({"max_length": length} if "longest" in known else {})})
+        return mf.build(recipe, **{**SIZE, **words, **({"max_length": length} if "max_length" in known else {})})
 
     return make
 

@@ -149,7 +149,7 @@ def ours(recipe: str, **words: Any) -> Callable[[int], nn.Module]:
 
     def make(length: int) -> nn.Module:
         known = mf.recipes()[recipe].signature.parameters
-        return mf.build(recipe, **SIZE, **words, **({"max_length": length} if "longest" in known else {}))
+        return mf.build(recipe, **SIZE, **words, **({"max_length": length} if "max_length" in known else {}))
 
     return make
 

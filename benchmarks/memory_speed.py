@@ -59,7 +59,7 @@ def training(rounds: int) -> Iterator[frame.Row]:
 def ours(tokens: Tensor, before: Tensor) -> frame.Step:
     """`transformer-xl`."""
     words = {**SIZE._asdict(), "memory_length": MEMORY, "dropout": 0.0}
-    words.pop("longest")
+    words.pop("max_length")
     model = mf.build("transformer-xl", **words)
     assert isinstance(model, LanguageModel)
     state = model.train().loss(CausalLMBatch(before, before), state=model.init_state(BATCH)).state

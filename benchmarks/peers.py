@@ -19,7 +19,7 @@ class Size(NamedTuple):
     depth: int
     heads: int
     vocab: int
-    longest: int
+    max_length: int
 
 
 def ours(size: Size) -> nn.Module:
@@ -36,7 +36,7 @@ def gpt2(size: Size) -> nn.Module:
         n_embd=size.dim,
         n_layer=size.depth,
         n_head=size.heads,
-        n_positions=size.longest,
+        n_positions=size.max_length,
         attn_implementation="sdpa",
         attn_pdrop=0.0,
         resid_pdrop=0.0,
@@ -57,7 +57,7 @@ def x_transformers(size: Size) -> nn.Module:
     layers = Decoder(
         dim=size.dim, depth=size.depth, heads=size.heads, attn_dim_head=size.dim // size.heads, attn_flash=True
     )
-    return TransformerWrapper(num_tokens=size.vocab, max_seq_len=size.longest, attn_layers=layers)
+    return TransformerWrapper(num_tokens=size.vocab, max_seq_len=size.max_length, attn_layers=layers)
 
 
 MODELS: dict[str, Callable[[Size], nn.Module]] = {"ours": ours, "x-transformers": x_transformers, "GPT-2": gpt2}

@@ -77,7 +77,7 @@ def theirs(words: dict[str, Any]) -> nn.Module:
 
     layers = Decoder(dim=SIZE.dim, depth=SIZE.depth, heads=SIZE.heads, attn_dim_head=SIZE.dim // SIZE.heads, **words)
     return TransformerWrapper(
-        num_tokens=SIZE.vocab, max_seq_len=SIZE.longest, use_abs_pos_emb=False, attn_layers=layers
+        num_tokens=SIZE.vocab, max_seq_len=SIZE.max_length, use_abs_pos_emb=False, attn_layers=layers
     )
 
 

@@ -56,11 +56,11 @@ def test_later_stages_begin_with_earlier_ones(run: Path, tmp_path: Path) -> None
     fourth = trained(
         tmp_path / "own", "calm", {"classifier_sharing": "per-layer", "threshold_decay": None}, init_from=str(third)
     )
-    assert "head.own.0.weight" in mf.load(fourth).state_dict()
+    assert "head.per_layer.0.weight" in mf.load(fourth).state_dict()
 
 
 def test_a_later_stage_needs_an_earlier_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"predictions of a trained, frozen model.*give the folder.*start"):
+    with pytest.raises(UserError, match=r"predictions of a trained, frozen model.*give the folder.*init_from"):
         trained(tmp_path / "unit", "calm", {"confidence": "classifier", "threshold_decay": None})
 
 
