@@ -11,10 +11,9 @@ import torch
 from frame import Step
 from torch import Tensor
 
-from manyformer.core import LayerOutput, State, TokenPositions, WatchFn, no_watch
-from manyformer.kernels import Kernel
+from manyformer.core import LayerOutput
+from manyformer.kernels import Kernel, KernelCall
 from manyformer.ops.sparse_plan import SparsePlan
-from manyformer.position import Position
 
 
 class Product(NamedTuple):
@@ -29,20 +28,10 @@ class Product(NamedTuple):
 class Adding(Kernel):
     """The least that projections of queries, keys and values can be for: their sum."""
 
-    honours = frozenset({"embed"})
+    supports = frozenset({"embed"})
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> LayerOutput:
-        return LayerOutput(q + k + v)
+    def forward(self, call: KernelCall) -> LayerOutput:
+        return LayerOutput(call.q + call.k + call.v)
 
     def explain(self, *_: object) -> str:
         return "the sum of queries, keys and values"

@@ -27,7 +27,7 @@ from manyformer.bench import LargestTensorMode
 from manyformer.feedforward import FeedForward
 from manyformer.generate.bound import bind
 from manyformer.generate.next_token import state_bytes
-from manyformer.kernels import Kernel, SoftmaxKernel
+from manyformer.kernels import Kernel, KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.models.token_positions import positions_of
@@ -294,7 +294,7 @@ def attention_job(mask: Mask, length: int) -> Callable[[], None]:
     up = torch.randn_like(q)
 
     def job() -> None:
-        kernel(q, k, v, place, place, NoPosition()).y.backward(up)
+        kernel(KernelCall(q, k, v, place, place, NoPosition())).y.backward(up)
 
     return job
 

@@ -5,6 +5,10 @@ from collections.abc import Iterator
 import jaxtyping
 import pytest
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+import shapes
 
 CHECKED = [
     f"manyformer.{part}"
@@ -16,8 +20,37 @@ CHECKED = [
 ]
 """Packages whose shape annotations are checked at every call while the tests run."""
 
-# the library is imported by test modules, which pytest collects after this file
+# whatever is imported from the library after this line is checked
 _hook = jaxtyping.install_import_hook(CHECKED, "shapes.once")
+
+from manyformer.core import LayerOutput  # noqa: E402
+from manyformer.kernels import Kernel, KernelCall  # noqa: E402
+
+_call_kernel = Kernel.__call__
+
+
+@jaxtyping.jaxtyped(typechecker=shapes.once)
+def _check_kernel_call(
+    q: Float[Tensor, "b h l e"],
+    k: Float[Tensor, "b g s e"],
+    v: Float[Tensor, "b g s f"],
+    y: Float[Tensor, "b h l f"],
+    query_positions: Int[Tensor, "#b l"],
+    key_positions: Int[Tensor, "#b s"],
+) -> None:
+    """The shapes of a `KernelCall` and of its output, which no function signature states."""
+
+
+def _call_kernel_checked(kernel: Kernel, call: KernelCall) -> LayerOutput:
+    output = _call_kernel(kernel, call)
+    if not torch.compiler.is_compiling():
+        q, k, v, query_positions, key_positions, *_ = call
+        q, v = q[..., : q.shape[-1] - kernel.extra_query_dim], v[..., : v.shape[-1] - kernel.gate_dim]
+        _check_kernel_call(q, k, v, output.y, query_positions.position_ids, key_positions.position_ids)
+    return output
+
+
+Kernel.__call__ = _call_kernel_checked  # type: ignore[method-assign]
 
 torch.set_num_threads(1)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyformer.bench import LargestTensorMode
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions
-from manyformer.kernels import SoftmaxKernel, softmax_with_bias
+from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_with_bias
 from manyformer.masks import AllKeys, Causal, Mask, PerHead
 from manyformer.models.token_positions import positions_of
 from manyformer.ops import attention_with_lse, band, blocked_attention, toeplitz_attention
@@ -103,7 +103,7 @@ def run(
     key_positions: TokenPositions,
 ) -> list[Tensor]:
     """Outputs and the gradients of everything that has one."""
-    y = kernel(*qkv, query_positions, key_positions, position).y
+    y = kernel(KernelCall(*qkv, query_positions, key_positions, position)).y
     found = torch.autograd.grad((y * up).sum(), [*qkv, *position.parameters()])
     return [y * (up != 0), *found]
 
@@ -127,7 +127,7 @@ def assert_paths_agree(
     torch.testing.assert_close(
         run(kernel, position, qkv, up, query_positions, key_positions), wanted, atol=1e-10, rtol=0
     )
-    return kernel.explain(*qkv, query_positions, key_positions, position)
+    return kernel.explain(KernelCall(*qkv, query_positions, key_positions, position))
 
 
 @pytest.mark.usefixtures("small", "operators")
@@ -170,7 +170,7 @@ def test_only_distances_count(name: str) -> None:
     qkv, position = draw(place, place), POSITIONS[name]().double()
     for path in ("naive", "blocked"):
         kernel = SoftmaxKernel(Causal(), path=path)  # type: ignore[arg-type]
-        ys = [kernel(*qkv, where, where, position).y for where in (place, later)]
+        ys = [kernel(KernelCall(*qkv, where, where, position)).y for where in (place, later)]
         torch.testing.assert_close(*ys, atol=1e-12, rtol=0)
 
 
@@ -179,7 +179,7 @@ def test_it_says_which_way_it_goes_and_why() -> None:
     packed = place_of([[0] * 90 + [1] * 110])
 
     def say(position: Position, where: TokenPositions, **words: Any) -> str:
-        return SoftmaxKernel(Causal(), **words).explain(*draw(where, where), where, where, position)
+        return SoftmaxKernel(Causal(), **words).explain(KernelCall(*draw(where, where), where, where, position))
 
     fused = "one fused call per 256 queries, its bias a view of one vector"
     assert say(AlibiPosition(HEADS), place) == f"blocked: AlibiPosition adds a number for each distance: {fused}"
@@ -209,13 +209,13 @@ def test_dropout_acts_on_weights_and_keeps_the_mean() -> None:
     q = torch.zeros(1, HEADS, 300, KEY)
     v = torch.ones(1, HEADS, 300, VALUE)
     kernel = SoftmaxKernel(AllKeys(), dropout=0.5, path="blocked")
-    y = kernel(q, q, v, place, place, AlibiPosition(HEADS)).y
+    y = kernel(KernelCall(q, q, v, place, place, AlibiPosition(HEADS))).y
     assert y.std() > 0.05
     assert abs(y.mean().item() - 1) < 0.05
     # a dropped weight takes the value and the vector of its position alike: where these cancel, nothing is left
     position = ShawPosition(KEY, value_width=VALUE)
     torch.nn.init.constant_(position.values.data, -1.0)
-    assert kernel(q, q, v, place, place, position).y.abs().max() < 1e-5
+    assert kernel(KernelCall(q, q, v, place, place, position)).y.abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("mask", [Causal(), AllKeys()], ids=repr)
@@ -226,7 +226,7 @@ def test_no_tensor_grows_with_the_square_of_the_length(name: str, mask: Mask) ->
         place = positions_of(torch.zeros(1, length, dtype=torch.long), None, None)[0]
         qkv = tuple(torch.randn(1, HEADS, length, width, requires_grad=True) for width in (KEY, KEY, VALUE))
         with LargestTensorMode() as largest:
-            SoftmaxKernel(mask)(*qkv, place, place, POSITIONS[name]()).y.sum().backward()
+            SoftmaxKernel(mask)(KernelCall(*qkv, place, place, POSITIONS[name]())).y.sum().backward()
         sizes.append(largest.elements)
     assert sizes[2] <= 2.1 * sizes[1] <= 4.5 * sizes[0]
     assert sizes[2] < HEADS * 2048**2 / 4

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, TokenPositions
-from manyformer.kernels import SoftmaxKernel, softmax_kernel
+from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_kernel
 from manyformer.masks import (
     AllKeys,
     AtPositions,
@@ -85,7 +85,7 @@ def run(
     key_positions: TokenPositions,
 ) -> tuple[Tensor, ...]:
     """Outputs and the gradients of queries, keys and values."""
-    y = kernel(*qkv, query_positions, key_positions, NoPosition()).y
+    y = kernel(KernelCall(*qkv, query_positions, key_positions, NoPosition())).y
     return y, *torch.autograd.grad((y * up).sum(), qkv)
 
 
@@ -166,7 +166,7 @@ def test_rows_of_nothing_but_padding_have_gradients() -> None:
 
 def test_padding_between_documents_is_zero_on_their_path() -> None:
     place = place_of(LAYOUTS["gaps"])
-    y = SoftmaxKernel(Causal(), path="documents")(*inputs(place, HEADS), place, place, NoPosition()).y
+    y = SoftmaxKernel(Causal(), path="documents")(KernelCall(*inputs(place, HEADS), place, place, NoPosition())).y
     hidden = (place.segment_ids == PADDING_SEGMENT)[:, None].expand(-1, HEADS, -1)
     assert (y[hidden] == 0).all()
     assert not (y[~hidden] == 0).any()
@@ -177,7 +177,7 @@ def test_queries_at_the_end_of_a_cache(past: int, new: int) -> None:
     """The last queries see every earlier key: torch's own causal flag would align them with the first keys."""
     whole = place_of([[0] * (past + new)] * 2)
     q, k, v = inputs(whole, 2)
-    everything = SoftmaxKernel(Causal(), path="naive")(q, k, v, whole, whole, NoPosition()).y[:, :, past:]
+    everything = SoftmaxKernel(Causal(), path="naive")(KernelCall(q, k, v, whole, whole, NoPosition())).y[:, :, past:]
     at = positions_of(torch.zeros(2, past + new, dtype=torch.long), None, None)[0]
     late = at._replace(
         position_ids=at.position_ids[:, past:],
@@ -185,14 +185,14 @@ def test_queries_at_the_end_of_a_cache(past: int, new: int) -> None:
         layout=at.layout._replace(start=past),
     )  # type: ignore
     for path in ("auto", "sdpa", "naive"):
-        y = SoftmaxKernel(Causal(), path=path)(q[:, :, past:], k, v, late, at, NoPosition()).y  # type: ignore[arg-type]
+        y = SoftmaxKernel(Causal(), path=path)(KernelCall(q[:, :, past:], k, v, late, at, NoPosition())).y  # type: ignore[arg-type]
         torch.testing.assert_close(y, everything, atol=1e-10, rtol=0)
 
 
 def test_scale_and_position_enter_the_scores() -> None:
     place = place_of([[0] * 5])
     q, k, v = inputs(place, HEADS)
-    y = SoftmaxKernel(Causal(), scale=0.3)(q, k, v, place, place, Later()).y
+    y = SoftmaxKernel(Causal(), scale=0.3)(KernelCall(q, k, v, place, place, Later())).y
     far = (place.position_ids[0][:, None] - place.position_ids[0][None, :]).abs()
     logits = (q @ k.mT * 0.3 - far).masked_fill(~Causal().dense(place, place, HEADS), -torch.inf)
     torch.testing.assert_close(y, logits.softmax(-1) @ v, atol=1e-10, rtol=0)
@@ -204,10 +204,10 @@ def test_dropout_is_for_training_and_keeps_the_mean() -> None:
     v = torch.ones(1, HEADS, 64, VALUE)
     for path in ("naive", "sdpa"):
         kernel = SoftmaxKernel(dropout=0.5, path=path)  # type: ignore[arg-type]
-        y = kernel(q, k, v, place, place, NoPosition()).y
+        y = kernel(KernelCall(q, k, v, place, place, NoPosition())).y
         assert y.std() > 0.05
         assert abs(y.mean().item() - 1) < 0.05
-        assert (kernel.eval()(q, k, v, place, place, NoPosition()).y - 1).abs().max() < 1e-6
+        assert (kernel.eval()(KernelCall(q, k, v, place, place, NoPosition())).y - 1).abs().max() < 1e-6
 
 
 def test_softmax_is_taken_in_float32() -> None:
@@ -230,7 +230,7 @@ def choice(
 ) -> str:
     keys = positions if key_positions is None else key_positions
     return kernel.explain(
-        *inputs(positions, HEADS, keys), positions, keys, NoPosition() if position is None else position
+        KernelCall(*inputs(positions, HEADS, keys), positions, keys, NoPosition() if position is None else position)
     )
 
 
@@ -258,8 +258,10 @@ def test_watching_takes_the_written_out_form() -> None:
     seen: list[Tensor] = []
     arguments = (*inputs(place, HEADS), place, place, NoPosition(), None)
     kernel = SoftmaxKernel(Causal())
-    assert kernel.explain(*arguments, lambda module, name, value: seen.append(value)).startswith("naive: the weights")
-    kernel(*arguments, lambda module, name, value: seen.append(value))
+    assert kernel.explain(KernelCall(*arguments, lambda module, name, value: seen.append(value))).startswith(
+        "naive: the weights"
+    )
+    kernel(KernelCall(*arguments, lambda module, name, value: seen.append(value)))
     torch.testing.assert_close(seen[0].sum(-1), torch.ones(1, HEADS, 4, dtype=torch.float64))
 
 
@@ -271,7 +273,7 @@ def test_a_forced_path_that_cannot_serve_is_refused() -> None:
     for mask, rows in ((Causal(), place), (PerHead({0: Causal()}), packed), (Causal(), place_of(LAYOUTS["in pieces"]))):
         kernel = SoftmaxKernel(mask, path="documents")
         with pytest.raises(ValueError, match="path 'documents' needs packed self-attention"):
-            kernel(*inputs(rows, HEADS), rows, rows, NoPosition())
+            kernel(KernelCall(*inputs(rows, HEADS), rows, rows, NoPosition()))
     wrong: Any = "fused"
     with pytest.raises(
         ValueError, match="path 'fused' does not exist; choose from auto, naive, sdpa, documents, sparse"
@@ -314,12 +316,12 @@ def test_documents_of_nearly_one_length_share_a_plan() -> None:
     plans.cache_clear()
     for length in (390, 500, 510, 512):
         place = place_of([[0] * length + [1] * 30])
-        kernel(*inputs(place, HEADS), place, place, NoPosition())
+        kernel(KernelCall(*inputs(place, HEADS), place, place, NoPosition()))
     assert plans.cache_info().misses == 1
     every = SoftmaxKernel(Window(20, 20))
     for length in (500, 510):
         place = place_of([[0] * length + [1] * 30])
-        every(*inputs(place, HEADS), place, place, NoPosition())
+        every(KernelCall(*inputs(place, HEADS), place, place, NoPosition()))
     assert plans.cache_info().misses == 3, "whoever sees later tokens would see those that are not there"
 
 
@@ -327,7 +329,7 @@ def test_a_mask_made_while_evaluating_serves_training() -> None:
     place, kernel = place_of([[0] * 9]), SoftmaxKernel(Window(7))
     qkv = inputs(place, HEADS)
     with torch.inference_mode():
-        kernel(*qkv, place, place, NoPosition())
+        kernel(KernelCall(*qkv, place, place, NoPosition()))
     _, *gradients = run(kernel, qkv, torch.ones((), dtype=torch.float64), place, place)
     assert all(gradient.isfinite().all() for gradient in gradients)
 

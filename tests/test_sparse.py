@@ -12,7 +12,7 @@ from manyformer import masks as m
 from manyformer.bench import LargestTensorMode
 from manyformer.core import PADDING_SEGMENT, TokenPositions
 from manyformer.flops import count_flops
-from manyformer.kernels import SoftmaxKernel
+from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AndMask, Mask, NotMask, OrMask, PerHead
 from manyformer.masks.mask import take_tokens
 from manyformer.ops import block_sparse_attention, flex_mask_attention, tile_steps
@@ -220,7 +220,9 @@ def test_heads_side_by_side(name: str) -> None:
     up = torch.randn(2, 4, LONG, 6, dtype=torch.float64)
     found = []
     for path in ("sparse", "naive"):
-        y = SoftmaxKernel(MANY[name], path=path)(*(x.transpose(1, 2) for x in wide), place, place, NoPosition()).y
+        y = SoftmaxKernel(MANY[name], path=path)(
+            KernelCall(*(x.transpose(1, 2) for x in wide), place, place, NoPosition())
+        ).y
         found.append((y, *torch.autograd.grad(y, wide, up)))
     assert_near(*found, 1e-10)
 
@@ -254,7 +256,7 @@ def test_gradients_by_differences() -> None:
     place = place_of([[0] * 9])
     q, k, v = (torch.randn(1, 2, 9, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
     kernel = SoftmaxKernel(m.Window(4) | m.VisibleToAll(m.FirstTokens(1)), path="sparse")
-    assert torch.autograd.gradcheck(lambda *qkv: kernel(*qkv, place, place, NoPosition()).y, (q, k, v))
+    assert torch.autograd.gradcheck(lambda *qkv: kernel(KernelCall(*qkv, place, place, NoPosition())).y, (q, k, v))
 
 
 @pytest.mark.parametrize("name", ["window", "strided", "fixed", "bigbird", "image"])
@@ -264,12 +266,12 @@ def test_nothing_leaks_from_the_future(name: str) -> None:
     place = place_of(ROWS["plain"])
     q, k, v = (x.detach().float() for x in alike(place, 2))
     kernel, cut = SoftmaxKernel(mask, path="sparse"), 211
-    before = kernel(q, k, v, place, place, NoPosition()).y[:, :, :cut]
+    before = kernel(KernelCall(q, k, v, place, place, NoPosition())).y[:, :, :cut]
     for x in (q, k, v):
         x[:, :, cut:] = 50 * torch.randn_like(x[:, :, cut:])
-    assert (kernel(q, k, v, place, place, NoPosition()).y[:, :, :cut] == before).all()
+    assert (kernel(KernelCall(q, k, v, place, place, NoPosition())).y[:, :, :cut] == before).all()
     k.requires_grad_()
-    (gradient,) = torch.autograd.grad(kernel(q, k, v, place, place, NoPosition()).y[:, :, :cut].sum(), k)
+    (gradient,) = torch.autograd.grad(kernel(KernelCall(q, k, v, place, place, NoPosition())).y[:, :, :cut].sum(), k)
     assert (gradient[:, :, cut:] == 0).all()
 
 
@@ -277,9 +279,9 @@ def test_nothing_leaks_from_the_future(name: str) -> None:
 def test_late_queries_of_a_longer_cache(mask: Mask) -> None:
     whole = place_of([[0] * 300] * 2)
     q, k, v = alike(whole, 2)
-    wanted = SoftmaxKernel(mask, path="naive")(q, k, v, whole, whole, NoPosition()).y[:, :, 180:]
+    wanted = SoftmaxKernel(mask, path="naive")(KernelCall(q, k, v, whole, whole, NoPosition())).y[:, :, 180:]
     late = whole.columns(180, 300)
-    found = SoftmaxKernel(mask, path="sparse")(q[:, :, 180:], k, v, late, whole, NoPosition()).y
+    found = SoftmaxKernel(mask, path="sparse")(KernelCall(q[:, :, 180:], k, v, late, whole, NoPosition())).y
     torch.testing.assert_close(found, wanted, atol=1e-10, rtol=0)
 
 
@@ -300,10 +302,10 @@ def test_work_and_memory_are_linear(name: str) -> None:
         place = place_of([[0] * length])
         q, k, v = (torch.zeros(1, 1, length, 8, requires_grad=True) for _ in range(3))
         kernel = SoftmaxKernel(LINEAR[name])
-        assert kernel.explain(q, k, v, place, place, NoPosition()).startswith("sparse: ")
+        assert kernel.explain(KernelCall(q, k, v, place, place, NoPosition())).startswith("sparse: ")
 
         def job() -> None:
-            kernel(q, k, v, place, place, NoPosition()).y.sum().backward()  # noqa: B023
+            kernel(KernelCall(q, k, v, place, place, NoPosition())).y.sum().backward()  # noqa: B023
 
         work.append(count_flops(job))
         with LargestTensorMode() as seen:
@@ -329,18 +331,18 @@ def test_places_are_planned_once() -> None:
 def test_it_says_what_it_leaves_out_and_refuses_dropout() -> None:
     place, short = place_of([[0] * 1024]), place_of([[0] * 64])
     kernel = SoftmaxKernel(m.Window(128), dropout=0.1)
-    said = kernel.explain(*inputs(place, 2), place, place, NoPosition())
+    said = kernel.explain(KernelCall(*inputs(place, 2), place, place, NoPosition()))
     assert said == "sdpa: the dense mask of Window(128) for these positions, because dropout acts on the weights"
     kernel.eval()
-    said = kernel.explain(*inputs(place, 2), place, place, NoPosition())
+    said = kernel.explain(KernelCall(*inputs(place, 2), place, place, NoPosition()))
     assert said.startswith("sparse: Window(128) for ")
     assert "of the cost of all pairs, in blocks of " in said
-    assert kernel.explain(*inputs(short, 2), short, short, NoPosition()).startswith(
+    assert kernel.explain(KernelCall(*inputs(short, 2), short, short, NoPosition())).startswith(
         "sdpa: the dense mask of Window(128)"
     )
     forced = SoftmaxKernel(m.Window(128), dropout=0.1, path="sparse")
     with pytest.raises(ValueError, match="does not form the weights that dropout acts on"):
-        forced(*inputs(short, 2), short, short, NoPosition())
+        forced(KernelCall(*inputs(short, 2), short, short, NoPosition()))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -355,7 +357,7 @@ def test_what_flex_attention_is_given(name: str, rows: str) -> None:
     q, k, v = (x.detach() for x in alike(place, 2))
     real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
     found = flex_mask_attention.flex_mask_attention(q, k, v, mask, place, place, scale=0.4) * real
-    wanted = SoftmaxKernel(mask, path="naive", scale=0.4)(q, k, v, place, place, NoPosition()).y * real
+    wanted = SoftmaxKernel(mask, path="naive", scale=0.4)(KernelCall(q, k, v, place, place, NoPosition())).y * real
     torch.testing.assert_close(found, wanted, atol=1e-10, rtol=0)
     blocks = flex_mask_attention.block_mask(mask, place, place, HEADS)
     dense = mask.dense(place, place, HEADS).expand(2, HEADS, -1, -1)

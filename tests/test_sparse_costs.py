@@ -10,7 +10,7 @@ import torch
 import manyformer as mf
 from manyformer import masks as m
 from manyformer.flops import count_flops
-from manyformer.kernels import SoftmaxKernel
+from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.model_summary import build_on_meta, forward_cost
 from manyformer.models.token_positions import positions_of
@@ -85,5 +85,5 @@ def test_operations_grow_no_faster_than_length(name: str) -> None:
             place, _ = positions_of(torch.zeros(1, length, dtype=torch.long), None, None)
             q, k, v = (torch.zeros(1, 2, length, 8, device="meta") for _ in range(3))
             kernel = SoftmaxKernel(LINEAR[name](length))
-            work.append(count_flops(lambda: kernel(q, k, v, place, place, NoPosition())))  # noqa: B023
+            work.append(count_flops(lambda: kernel(KernelCall(q, k, v, place, place, NoPosition()))))  # noqa: B023
     assert math.log(work[1] / work[0]) / math.log(8) <= 1.05

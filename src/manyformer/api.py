@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from manyformer.errors import UserError
-from manyformer.kernels import Kernel
+from manyformer.kernels import Kernel, KernelCall
 from manyformer.models import Model
 from manyformer.models.model_files import read_config, read_weights
 from manyformer.recipes import RECIPES, Recipe
@@ -52,9 +52,9 @@ def explain(model: nn.Module, *inputs: Any) -> dict[str, str]:
     descriptions: dict[str, str] = {}
 
     def make_hook(name: str) -> Any:
-        def hook(kernel: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        def hook(kernel: nn.Module, arguments: tuple[KernelCall]) -> None:
             assert isinstance(kernel, Kernel)
-            descriptions[name] = kernel.explain(*arguments)  # type: ignore[arg-type]
+            descriptions[name] = kernel.explain(*arguments)
 
         return hook
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions
-from manyformer.kernels import Kernel
+from manyformer.kernels import Kernel, KernelCall
 from manyformer.masks.eviction import can_evict
 from manyformer.position import NoPosition, Position
 from manyformer.sources import KVSource, SelfSource, WindowSource
@@ -106,7 +106,7 @@ class Attention(Layer):
             x, ctx, project_kv, source_state, recurrent=self.kernel.recurrent
         )
         y, kernel_state, kernel_loss = self.kernel(
-            q, k, v, ctx.positions, key_positions, self.position, kernel_state, ctx.watch
+            KernelCall(q, k, v, ctx.positions, key_positions, self.position, kernel_state, ctx.watch)
         )
         y = self.out_proj(y.transpose(1, 2).flatten(2))
         return LayerOutput(

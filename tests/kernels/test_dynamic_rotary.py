@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyformer.attention import Attention
 from manyformer.core import Context, TokenPositions
-from manyformer.kernels import DynamicRotaryKernel, SoftmaxKernel
+from manyformer.kernels import DynamicRotaryKernel, KernelCall, SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models.token_positions import empty_tail, positions_of
 from manyformer.position import DynamicNTKRotaryScaling, NTKRotaryScaling, RotaryPosition
@@ -94,6 +94,6 @@ def test_it_says_what_it_costs() -> None:
     kernel = attention().kernel
     q = k = v = torch.zeros(2, 2, 20, 8)
     place: TokenPositions = context(20).positions
-    assert kernel.explain(q, k, v, place, place, Attention(16, 2, SoftmaxKernel()).position).endswith(
+    assert kernel.explain(KernelCall(q, k, v, place, place, Attention(16, 2, SoftmaxKernel()).position)).endswith(
         "the keys are rotated for each of 12 queries beyond 8"
     )

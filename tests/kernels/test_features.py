@@ -12,7 +12,7 @@ from torch import Tensor
 
 import manyformer as mf
 from manyformer.core import ContiguousLayout, TokenPositions
-from manyformer.kernels import LinearKernel
+from manyformer.kernels import KernelCall, LinearKernel
 from manyformer.kernels.features import (
     ArcCosineFeatures,
     CosineReweightingFeatures,
@@ -82,7 +82,9 @@ def test_the_error_falls_as_one_over_the_root_of_the_number(name: str) -> None:
     for count in counts:
         squares = []
         for _ in range(40):
-            found = LinearKernel(make(count).double(), floor=1e-12)(q, k, v, place(24), place(24), NoPosition()).y
+            found = LinearKernel(make(count).double(), floor=1e-12)(
+                KernelCall(q, k, v, place(24), place(24), NoPosition())
+            ).y
             squares.append(float((found - wanted).square().mean().detach()))
         errors.append(math.sqrt(sum(squares) / len(squares)))
     slope = np.polyfit(np.log(counts), np.log(errors), 1)[0]

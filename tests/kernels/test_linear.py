@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, MemorySequence, TokenPositions, tree_map
-from manyformer.kernels import LinearKernel
+from manyformer.kernels import KernelCall, LinearKernel
 from manyformer.kernels.features import (
     ArcCosineFeatures,
     CosineReweightingFeatures,
@@ -47,7 +47,7 @@ MAPS: dict[str, Any] = {
 def run(
     kernel: LinearKernel, qkv: tuple[Tensor, ...], up: Tensor, positions: TokenPositions, real: Tensor
 ) -> tuple[Tensor, ...]:
-    y = kernel(*qkv, positions, positions, NOWHERE).y * real
+    y = kernel(KernelCall(*qkv, positions, positions, NOWHERE)).y * real
     return differentiated(y, up, [*qkv, *kernel.features.parameters()])
 
 
@@ -83,9 +83,9 @@ def test_a_stream_gives_what_one_pass_gives(layout: str, features: str, rule: Me
     q, k, v = (x.detach() for x in tensors(HEADS, 2, KEY, VALUE + rule.gate_dim))
     place, state, outputs = place_of(layout), kernel.init_state(ROWS, device=q.device, dtype=q.dtype), []
     for part, at in in_steps(layout, sizes):
-        y, state, _ = kernel(q[:, :, part], k[:, :, part], v[:, :, part], at, at, NOWHERE, state)
+        y, state, _ = kernel(KernelCall(q[:, :, part], k[:, :, part], v[:, :, part], at, at, NOWHERE, state))
         outputs.append(y)
-    whole = kernel(q, k, v, place, place, NOWHERE).y
+    whole = kernel(KernelCall(q, k, v, place, place, NOWHERE)).y
     real = real_of(layout)
     assert apart((torch.cat(outputs, 2) * real,), (whole * real,)) < 1e-10
 
@@ -109,7 +109,7 @@ def test_the_definition_itself(layout: str, causal: bool) -> None:
     place, segments = place_of(layout), place_of(layout).segment_ids
     q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE))
     y = LinearKernel(EluPlusOneFeatures(), Causal() if causal else None, path="quadratic")(
-        q, k, v, place, place, NOWHERE
+        KernelCall(q, k, v, place, place, NOWHERE)
     ).y
     phi = [torch.where(x > 0, x + 1, x.exp()) for x in (q, k)]
     for b in range(ROWS):
@@ -129,8 +129,8 @@ def test_single_precision_and_less(features: str, dtype: torch.dtype) -> None:
     place = place_of("packed")
     qkv = [x.detach().to(dtype) for x in tensors(HEADS, 2, KEY, VALUE)]
     kernel = LinearKernel(MAPS[features](2), Causal(), chunk=8)
-    y = kernel(*qkv, place, place, NOWHERE).y
-    exact = kernel.double()(*(x.double() for x in qkv), place, place, NOWHERE).y
+    y = kernel(KernelCall(*qkv, place, place, NOWHERE)).y
+    exact = kernel.double()(KernelCall(*(x.double() for x in qkv), place, place, NOWHERE)).y
     assert y.dtype == dtype
     torch.testing.assert_close(y.double(), exact, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=0)
 
@@ -209,7 +209,7 @@ def test_a_constant_gate_is_a_moving_average() -> None:
             return EluPlusOneFeatures()(torch.zeros_like(x), positions)
 
     x = torch.randn(ROWS, 1, LENGTH, 1, dtype=torch.float64)
-    y = LinearKernel(One(), Causal(), rule=rule, floor=1e-12)(x, x, v, place, place, NOWHERE).y
+    y = LinearKernel(One(), Causal(), rule=rule, floor=1e-12)(KernelCall(x, x, v, place, place, NOWHERE)).y
     mean, weight = torch.zeros_like(values[:, :, 0]), 0.0
     for t in range(LENGTH):
         mean, weight = gate * mean + (1 - gate) * values[:, :, t], gate * weight + (1 - gate)
@@ -222,10 +222,10 @@ def test_an_open_gate_writes_nothing_and_forgets_nothing() -> None:
     place = place_of("plain")
     state = kernel.init_state(ROWS, device=q.device, dtype=q.dtype)
     state = LinearKernel(EluPlusOneFeatures(), Causal(), rule=GatedRule(gate_bias=0.0))(
-        q, k, v, place, place, NOWHERE, state
+        KernelCall(q, k, v, place, place, NOWHERE, state)
     ).state
     later = TokenPositions(place.position_ids + LENGTH, place.segment_ids, ContiguousLayout(LENGTH))
-    after = kernel(q, k, v, later, later, NOWHERE, state).state
+    after = kernel(KernelCall(q, k, v, later, later, NOWHERE, state)).state
     torch.testing.assert_close(after.memory.matrix, state.memory.matrix)
 
 
@@ -235,12 +235,14 @@ def test_no_bit_comes_from_the_future(features: str) -> None:
     kernel = LinearKernel(MAPS[features](HEADS), Causal(), chunk=8)
     place = place_of("plain")
     q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE, torch.float32))
-    before = kernel(q, k, v, place, place, NOWHERE).y
+    before = kernel(KernelCall(q, k, v, place, place, NOWHERE)).y
     for cut in (1, 7, 8, 9, 22):
         changed = k.clone()
         changed[:, :, cut:] *= 40.0
         after = kernel(
-            q, changed, v * torch.where(torch.arange(LENGTH) < cut, 1.0, -3.0)[:, None], place, place, NOWHERE
+            KernelCall(
+                q, changed, v * torch.where(torch.arange(LENGTH) < cut, 1.0, -3.0)[:, None], place, place, NOWHERE
+            )
         ).y
         assert torch.equal(after[:, :, :cut], before[:, :, :cut])
         assert not torch.equal(after[:, :, cut:], before[:, :, cut:])
@@ -252,7 +254,7 @@ def test_keys_of_any_size_leave_finite_weights() -> None:
     place = place_of("plain")
     q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE, torch.float32))
     for size in (1e-3, 1.0, 60.0):
-        y = kernel(q * size, k * size, torch.ones_like(v), place, place, NOWHERE).y
+        y = kernel(KernelCall(q * size, k * size, torch.ones_like(v), place, place, NOWHERE)).y
         torch.testing.assert_close(y, torch.ones_like(y))
 
 
@@ -264,10 +266,10 @@ def test_watched_weights_are_what_the_outputs_are_made_of(layout: str) -> None:
         for made in (EluPlusOneFeatures(), FavorPlusFeatures(KEY, 16)):
             kernel = LinearKernel(made.double(), mask)
             seen: list[Tensor] = []
-            y = kernel(q, k, v, place, place, NOWHERE, None, lambda m, n, w, kept=seen: kept.append(w)).y  # type: ignore[misc]
+            y = kernel(KernelCall(q, k, v, place, place, NOWHERE, None, lambda m, n, w, kept=seen: kept.append(w))).y  # type: ignore[misc]
             torch.testing.assert_close((seen[0] * real).sum(-1, keepdim=True), real.double().expand(-1, HEADS, -1, -1))
             torch.testing.assert_close((seen[0] @ v.repeat_interleave(2, 1)) * real, y * real)
-            torch.testing.assert_close(kernel(q, k, v, place, place, NOWHERE).y * real, y * real)
+            torch.testing.assert_close(kernel(KernelCall(q, k, v, place, place, NOWHERE)).y * real, y * real)
 
 
 @pytest.mark.parametrize("features", ["elu + 1", "FAVOR+"])
@@ -312,7 +314,7 @@ def test_the_state_does_not_grow() -> None:
     for step in range(5):
         at = TokenPositions(torch.full((ROWS, 1), step), torch.zeros(ROWS, 1, dtype=torch.long), ContiguousLayout(step))
         x = torch.randn(ROWS, HEADS, 1, KEY)
-        state = kernel(x, x, x, at, at, NOWHERE, state).state
+        state = kernel(KernelCall(x, x, x, at, at, NOWHERE, state)).state
         sizes.add(str(tree_map(lambda t: torch.tensor(t.shape), state)))
     assert len(sizes) == 1
 
@@ -321,12 +323,18 @@ def test_it_says_how() -> None:
     q = torch.zeros(1, 1, 3, 2)
     place = TokenPositions(torch.arange(3)[None], torch.zeros(1, 3, dtype=torch.long), ContiguousLayout())
     arguments = (q, q, q, place, place, NOWHERE)
-    assert LinearKernel(EluPlusOneFeatures(), Causal()).explain(*arguments) == "chunked: causal, 64 tokens at a time"
     assert (
-        LinearKernel(EluPlusOneFeatures()).explain(*arguments)
+        LinearKernel(EluPlusOneFeatures(), Causal()).explain(KernelCall(*arguments))
+        == "chunked: causal, 64 tokens at a time"
+    )
+    assert (
+        LinearKernel(EluPlusOneFeatures()).explain(KernelCall(*arguments))
         == "summed: every key is visible, so the keys are summed once"
     )
-    assert LinearKernel(EluPlusOneFeatures(), Causal(), path="recurrent").explain(*arguments) == "recurrent: forced"
+    assert (
+        LinearKernel(EluPlusOneFeatures(), Causal(), path="recurrent").explain(KernelCall(*arguments))
+        == "recurrent: forced"
+    )
 
 
 @pytest.mark.parametrize(
@@ -366,21 +374,23 @@ def test_calls_that_cannot_be_get_a_sentence() -> None:
     q, k, v = (x.detach() for x in tensors(HEADS, HEADS, KEY, VALUE))
     place = place_of("plain")
     with pytest.raises(ValueError, match="needs a key for each query, got 5 keys, 23 queries"):
-        LinearKernel(EluPlusOneFeatures(), Causal())(q, k[:, :, :5], v[:, :, :5], place, place, NOWHERE)
+        LinearKernel(EluPlusOneFeatures(), Causal())(KernelCall(q, k[:, :, :5], v[:, :, :5], place, place, NOWHERE))
     with pytest.raises(
         ValueError, match="position 22 does not exist: CosineReweightingFeatures was built for max_length=22"
     ):
-        LinearKernel(CosineReweightingFeatures(22), Causal())(q, k, v, place, place, NOWHERE)
+        LinearKernel(CosineReweightingFeatures(22), Causal())(KernelCall(q, k, v, place, place, NOWHERE))
     packed = place_of("packed")
     with pytest.raises(
         ValueError, match="position 9 does not exist: CosineReweightingFeatures was built for max_length=9"
     ):
-        LinearKernel(CosineReweightingFeatures(9), Causal())(q, k, v, packed, packed, NOWHERE)
+        LinearKernel(CosineReweightingFeatures(9), Causal())(KernelCall(q, k, v, packed, packed, NOWHERE))
     kernel = LinearKernel(EluPlusOneFeatures(), Causal(), path="quadratic")
-    state = kernel(q, k, v, place, place, NOWHERE, kernel.init_state(ROWS, device=q.device, dtype=q.dtype)).state
+    state = kernel(
+        KernelCall(q, k, v, place, place, NOWHERE, kernel.init_state(ROWS, device=q.device, dtype=q.dtype))
+    ).state
     later = TokenPositions(place.position_ids + LENGTH, place.segment_ids, ContiguousLayout(LENGTH))
     with pytest.raises(ValueError, match="'quadratic' needs all keys, but the state holds only their sum"):
-        kernel(q, k, v, later, later, NOWHERE, state)
+        kernel(KernelCall(q, k, v, later, later, NOWHERE, state))
 
 
 def test_a_document_that_comes_back_is_a_new_one() -> None:
@@ -390,11 +400,14 @@ def test_a_document_that_comes_back_is_a_new_one() -> None:
 
     place = positions_of(segments, segments, None)[0]
     q, k, v = (torch.randn(1, 2, 6, 3, dtype=torch.float64) for _ in range(3))
-    y = LinearKernel(EluPlusOneFeatures(), Causal())(q, k, v, place, place, NOWHERE).y
+    y = LinearKernel(EluPlusOneFeatures(), Causal())(KernelCall(q, k, v, place, place, NOWHERE)).y
     alone = TokenPositions(torch.arange(2)[None], torch.zeros(1, 2, dtype=torch.long), ContiguousLayout())
     for begin in (0, 2, 4):
         part = (slice(None), slice(None), slice(begin, begin + 2))
         torch.testing.assert_close(
-            y[part], LinearKernel(EluPlusOneFeatures(), Causal())(q[part], k[part], v[part], alone, alone, NOWHERE).y
+            y[part],
+            LinearKernel(EluPlusOneFeatures(), Causal())(
+                KernelCall(q[part], k[part], v[part], alone, alone, NOWHERE)
+            ).y,
         )
     assert segments_of("plain") is None

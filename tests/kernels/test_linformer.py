@@ -11,7 +11,7 @@ from torch import Tensor
 import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT
-from manyformer.kernels import LinformerKernel, SoftmaxKernel
+from manyformer.kernels import KernelCall, LinformerKernel, SoftmaxKernel
 from manyformer.kernels.length_projection import (
     ConvolvedLengthProjection,
     LearnedLengthProjection,
@@ -81,10 +81,10 @@ def test_every_projection_is_what_it_is_by_hand(layout: str, name: str) -> None:
     qkv = tensors(HEADS, GROUPS, KEY, VALUE)
     up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
     leaves = [*qkv, *kernel.parameters()]
-    got = differentiated(kernel(*qkv, place, place, NOWHERE).y * real, up, leaves)
+    got = differentiated(kernel(KernelCall(*qkv, place, place, NOWHERE)).y * real, up, leaves)
     assert apart(got, differentiated(by_hand(kernel, *qkv, place.segment_ids), up, leaves)) < 1e-10
     seen: list[Tensor] = []
-    watched = kernel(*qkv, place, place, NOWHERE, None, lambda m, n, w: seen.append(w)).y * real
+    watched = kernel(KernelCall(*qkv, place, place, NOWHERE, None, lambda m, n, w: seen.append(w))).y * real
     assert apart((watched.detach(),), (got[0].detach(),)) < 1e-10
     assert seen[0].shape[-1] >= 1
 
@@ -94,10 +94,13 @@ def test_as_many_slots_as_tokens_are_full_attention() -> None:
     qkv = tensors(HEADS, GROUPS, KEY, VALUE)
     whole = LearnedLengthProjection(LENGTH, LENGTH).double()
     whole.weight.data.copy_(torch.eye(LENGTH))
-    full = SoftmaxKernel()(*qkv, place, place, NOWHERE).y
-    assert apart((LinformerKernel(whole)(*qkv, place, place, NOWHERE).y,), (full,)) < 1e-10
+    full = SoftmaxKernel()(KernelCall(*qkv, place, place, NOWHERE)).y
+    assert apart((LinformerKernel(whole)(KernelCall(*qkv, place, place, NOWHERE)).y,), (full,)) < 1e-10
     assert (
-        apart((LinformerKernel(PooledLengthProjection(LENGTH, LENGTH))(*qkv, place, place, NOWHERE).y,), (full,))
+        apart(
+            (LinformerKernel(PooledLengthProjection(LENGTH, LENGTH))(KernelCall(*qkv, place, place, NOWHERE)).y,),
+            (full,),
+        )
         < 1e-10
     )
 
@@ -156,7 +159,7 @@ def test_documents_that_are_too_long_get_a_sentence(layout: str) -> None:
     place = place_of(layout)
     with pytest.raises(ValueError, match="built for max_length=9"):
         LinformerKernel(LearnedLengthProjection(9, 4))(
-            *tensors(HEADS, GROUPS, KEY, VALUE, torch.float32), place, place, NOWHERE
+            KernelCall(*tensors(HEADS, GROUPS, KEY, VALUE, torch.float32), place, place, NOWHERE)
         )
 
 
@@ -180,5 +183,5 @@ def test_who_shares() -> None:
 def test_it_says_how() -> None:
     place, qkv = place_of("plain"), tensors(HEADS, GROUPS, KEY, VALUE)
     kernel = LinformerKernel(LearnedLengthProjection(40, 7))
-    assert kernel.explain(*qkv, place, place, NOWHERE) == "sdpa: 7 slots in place of 23 keys"
-    assert "watched" in kernel.explain(*qkv, place, place, NOWHERE, None, lambda m, n, w: None)
+    assert kernel.explain(KernelCall(*qkv, place, place, NOWHERE)) == "sdpa: 7 slots in place of 23 keys"
+    assert "watched" in kernel.explain(KernelCall(*qkv, place, place, NOWHERE, None, lambda m, n, w: None))

@@ -12,7 +12,7 @@ import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.core import LayerOutput, TokenPositions
 from manyformer.errors import UserError
-from manyformer.kernels import LSHKernel
+from manyformer.kernels import KernelCall, LSHKernel
 from manyformer.kernels.lsh_kernel import LSHVariant, normalize_keys
 from manyformer.ops import softmax_attention as ops
 from manyformer.position import NoPosition
@@ -29,7 +29,7 @@ FORMS: dict[str, dict[str, Any]] = {
 def run(
     kernel: LSHKernel, q: Tensor, v: Tensor, positions: TokenPositions, state: Any = None, **more: Any
 ) -> LayerOutput:
-    found: LayerOutput = kernel(q, q, v, positions, positions, NoPosition(), state, **more)
+    found: LayerOutput = kernel(KernelCall(q, q, v, positions, positions, NoPosition(), state, **more))
     return found
 
 
@@ -111,7 +111,9 @@ def test_steps_are_one_pass(layout: str) -> None:
         for part, here in in_steps(layout, sizes):
             so_far = place.columns(0, part.stop)
             end = slice(0, part.stop)
-            y, state, _ = kernel(q[:, :, part], q[:, :, end], v[:, :, end], here, so_far, NoPosition(), state)
+            y, state, _ = kernel(
+                KernelCall(q[:, :, part], q[:, :, end], v[:, :, end], here, so_far, NoPosition(), state)
+            )
             parts.append(y)
         assert apart((torch.cat(parts, 2) * real,), (want * real,)) < 1e-12
 
@@ -148,7 +150,7 @@ def test_weights_can_be_watched() -> None:
     kernel = LSHKernel(num_buckets=4, chunk_length=3, num_hashes=2)
     y = run(kernel, q, v, place, watch=lambda module, name, value: seen.append(value)).y
     assert apart((y,), (seen[0] @ v,)) < 1e-12
-    assert "2 rounds of 4 buckets" in kernel.explain(q, q, v, place, place, NoPosition())
+    assert "2 rounds of 4 buckets" in kernel.explain(KernelCall(q, q, v, place, place, NoPosition()))
 
 
 @pytest.mark.parametrize(

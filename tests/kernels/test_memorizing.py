@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions, tree_map
-from manyformer.kernels import MemorizingKernel, QKNormKernel, SoftmaxKernel
+from manyformer.kernels import KernelCall, MemorizingKernel, QKNormKernel, SoftmaxKernel
 from manyformer.kernels.key_search import ExactSearch, FaissSearch
 from manyformer.kernels.kv_buffer import (
     UNUSED_SEGMENT,
@@ -53,7 +53,7 @@ def run(model: MemorizingKernel, tensors: list[Tensor], sizes: list[int]) -> tup
     for size in sizes:
         place = plain(begin, begin + size)
         given = [x[:, :, begin : begin + size] for x in tensors]
-        out = model(*given, place, place, NoPosition(), state)
+        out = model(KernelCall(*given, place, place, NoPosition(), state))
         state = out.state
         parts.append(out.y)
         begin += size
@@ -291,11 +291,11 @@ def test_queries_and_keys_are_of_one_length() -> None:
     model, (q, k, v) = QKNormKernel(SoftmaxKernel(Causal(), scale=1.0), HEADS).double(), draw(5)
     nn.init.constant_(model.scale, -3.0)
     here = plain(0, 5)
-    one = model(q, k, v, here, here, NoPosition()).y
-    other = model(7 * q, 2 * k, v, here, here, NoPosition()).y
+    one = model(KernelCall(q, k, v, here, here, NoPosition())).y
+    other = model(KernelCall(7 * q, 2 * k, v, here, here, NoPosition())).y
     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
     units = [x / x.norm(dim=-1, keepdim=True) for x in (q, k)]
-    expected = SoftmaxKernel(Causal(), scale=3.0)(*units, v, here, here, NoPosition()).y
+    expected = SoftmaxKernel(Causal(), scale=3.0)(KernelCall(*units, v, here, here, NoPosition())).y
     torch.testing.assert_close(one, expected, atol=1e-5, rtol=1e-5)
 
 

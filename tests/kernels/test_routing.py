@@ -13,7 +13,7 @@ import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.batches import CausalLMBatch
 from manyformer.core import Context
-from manyformer.kernels import RoutingKernel, centroids
+from manyformer.kernels import KernelCall, RoutingKernel, centroids
 from manyformer.kernels.centroids import CentroidSums, KMeansCentroids
 from manyformer.kernels.routing_kernel import BalancedMembership, ClusterMembership, NearestMembership
 from manyformer.models import Model
@@ -38,7 +38,9 @@ def watched(route: RoutingKernel, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]
     """Outputs of the written-out form, and its weights."""
     seen: dict[str, Tensor] = {}
     place = place_of("plain")
-    out = route(k, k, v, place, place, NoPosition(), None, lambda module, name, value: seen.update({name: value}))
+    out = route(
+        KernelCall(k, k, v, place, place, NoPosition(), None, lambda module, name, value: seen.update({name: value}))
+    )
     return out.y, seen["weights"]
 
 
@@ -46,7 +48,7 @@ def watched(route: RoutingKernel, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["32", "64"])
 def test_the_fast_way_is_the_definition(membership: ClusterMembership, dtype: torch.dtype, near: float) -> None:
     route, (k, v), place = kernel(membership), drawn(dtype), place_of("plain")
-    fast = route(k, k, v, place, place, NoPosition()).y
+    fast = route(KernelCall(k, k, v, place, place, NoPosition())).y
     slow, weights = watched(route, k, v)
     up = torch.randn_like(fast)
     assert apart(differentiated(fast, up, (k, v)), differentiated(slow, up, (k, v))) < near
@@ -56,7 +58,7 @@ def test_the_fast_way_is_the_definition(membership: ClusterMembership, dtype: to
 @pytest.mark.parametrize("membership", [BalancedMembership(), NearestMembership(23)], ids=repr)
 def test_one_cluster_is_full_attention_to_shared_keys(membership: ClusterMembership) -> None:
     route, (k, v), place = kernel(membership, clusters=1), drawn(), place_of("plain")
-    got = route(k, k, v, place, place, NoPosition()).y
+    got = route(KernelCall(k, k, v, place, place, NoPosition())).y
     keys = F.layer_norm(k, (6,))
     earlier = torch.ones(23, 23, dtype=torch.bool).tril(-1)
     earlier[0, 0] = True
@@ -69,12 +71,12 @@ def test_one_cluster_is_full_attention_to_shared_keys(membership: ClusterMembers
 @pytest.mark.parametrize("membership", MEMBERSHIPS[:3], ids=repr)
 def test_documents_are_clustered_by_themselves(membership: ClusterMembership, layout: str) -> None:
     route, (k, v), place = kernel(membership), drawn(), place_of(layout)
-    y = route(k, k, v, place, place, NoPosition()).y
+    y = route(KernelCall(k, k, v, place, place, NoPosition())).y
     assert y.isfinite().all()
     for row, columns in documents_of(layout):
         alone = positions_of(torch.zeros(1, len(columns), dtype=torch.long), None, None)[0]
         one_k, one_v = (x[row : row + 1, :, columns] for x in (k, v))
-        want = route(one_k, one_k, one_v, alone, alone, NoPosition()).y
+        want = route(KernelCall(one_k, one_k, one_v, alone, alone, NoPosition())).y
         torch.testing.assert_close(y[row : row + 1, :, columns], want)
 
 

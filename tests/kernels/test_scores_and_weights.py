@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyformer.attention import Attention
 from manyformer.core import Context
-from manyformer.kernels import PairwiseKernel, SoftmaxKernel
+from manyformer.kernels import KernelCall, PairwiseKernel, SoftmaxKernel
 from manyformer.kernels.pair_scores import (
     AdditiveScore,
     BilinearScore,
@@ -85,7 +85,7 @@ def test_one_query_at_a_time(score: str, weights: str) -> None:
     place, real = place_of("packed"), real_of("packed")
     kernel = PairwiseKernel(SCORES[score](), WEIGHTS[weights](), Causal()).double()
     q, k, v = tensors(HEADS, GROUPS, KEY, VALUE)
-    y = kernel(q, k, v, place, place, NOWHERE).y
+    y = kernel(KernelCall(q, k, v, place, place, NOWHERE)).y
     seen = Causal().dense(place, place, 1)
     for b, h, i in [(0, 0, 0), (0, 1, 4), (0, 3, 12), (1, 2, 9), (1, 1, 22)]:
         keys = seen[b, 0, i].nonzero()[:, 0].tolist()
@@ -102,7 +102,7 @@ def test_the_usual_ones_are_softmax_attention(layout: str, mask: Any) -> None:
     qkv = tensors(HEADS, GROUPS, KEY, VALUE)
     up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
     got, wanted = (
-        differentiated(kernel(*qkv, place, place, NOWHERE).y * real, up, qkv)
+        differentiated(kernel(KernelCall(*qkv, place, place, NOWHERE)).y * real, up, qkv)
         for kernel in (PairwiseKernel(mask=mask), SoftmaxKernel(mask))
     )
     assert apart(got, wanted) < 1e-10
@@ -114,7 +114,8 @@ def test_a_gaussian_of_keys_of_one_length_is_the_scaled_product() -> None:
     k = k / k.norm(dim=-1, keepdim=True)
     gaussian = PairwiseKernel(GaussianScore(KEY**0.25)).double()
     torch.testing.assert_close(
-        gaussian(q, k, v, place, place, NOWHERE).y, PairwiseKernel()(q, k, v, place, place, NOWHERE).y
+        gaussian(KernelCall(q, k, v, place, place, NOWHERE)).y,
+        PairwiseKernel()(KernelCall(q, k, v, place, place, NOWHERE)).y,
     )
 
 
@@ -123,7 +124,7 @@ def test_rows_that_see_nothing_are_zero_with_finite_gradients(weights: str) -> N
     place = place_of("nothing but padding")
     qkv = tensors(HEADS, GROUPS, KEY, VALUE)
     y, *gradients = differentiated(
-        PairwiseKernel(None, WEIGHTS[weights](), Causal())(*qkv, place, place, NOWHERE).y,
+        PairwiseKernel(None, WEIGHTS[weights](), Causal())(KernelCall(*qkv, place, place, NOWHERE)).y,
         torch.ones((), dtype=torch.float64),
         qkv,
     )

@@ -8,7 +8,7 @@ from layouts import LAYOUTS, apart, differentiated, documents_of, in_steps, plac
 
 from manyformer.attention import Attention
 from manyformer.core import Context
-from manyformer.kernels import SinkhornKernel, SoftmaxKernel, SumKernel
+from manyformer.kernels import KernelCall, SinkhornKernel, SoftmaxKernel, SumKernel
 from manyformer.kernels.block_sorting import BilinearSorting, MLPSorting
 from manyformer.masks import Causal, Mask, Window
 from manyformer.models.token_positions import positions_of
@@ -28,7 +28,7 @@ def kernel(mask: Mask | None, net: type = MLPSorting, block: int = 4, **words: A
 def test_one_block_is_full_attention(mask: Mask | None, block: int) -> None:
     inputs, place = tensors(2, 2, 6, 6), place_of("plain")
     got, want = (
-        each(*inputs, place, place, NoPosition()).y
+        each(KernelCall(*inputs, place, place, NoPosition())).y
         for each in (kernel(mask, block=block), SoftmaxKernel(mask, path="naive"))
     )
     up = torch.randn_like(got)
@@ -43,13 +43,13 @@ def test_documents_are_sorted_by_themselves(mask: Mask | None, net: type, layout
     if mask is not None and cut is not None:
         return
     sort, (q, k, v), place = kernel(mask, net, sortcut_blocks=cut), tensors(2, 1, 6, 6), place_of(layout)
-    y = sort(q, k, v, place, place, NoPosition()).y
+    y = sort(KernelCall(q, k, v, place, place, NoPosition())).y
     gradients = torch.autograd.grad((y * real_of(layout)).sum(), (q, k, v))
     assert all(x.isfinite().all() for x in (y, *gradients))
     for row, columns in documents_of(layout):
         alone = positions_of(torch.zeros(1, len(columns), dtype=torch.long), None, None)[0]
         parts = (x[row : row + 1, :, columns] for x in (q, k, v))
-        torch.testing.assert_close(y[row : row + 1, :, columns], sort(*parts, alone, alone, NoPosition()).y)
+        torch.testing.assert_close(y[row : row + 1, :, columns], sort(KernelCall(*parts, alone, alone, NoPosition())).y)
 
 
 @NETS
@@ -73,7 +73,7 @@ def test_noise_is_for_training_and_follows_from_the_seed() -> None:
 
     def run() -> torch.Tensor:
         torch.manual_seed(1)
-        y: torch.Tensor = sort(*inputs, place, place, NoPosition()).y
+        y: torch.Tensor = sort(KernelCall(*inputs, place, place, NoPosition())).y
         return y
 
     still = run()
@@ -94,9 +94,9 @@ def test_gumbel_noise_draws_from_the_softmax() -> None:
 
 def test_a_sum_of_kernels_is_their_sum() -> None:
     one, two, inputs, place = kernel(None), SoftmaxKernel(), tensors(2, 2, 6, 6), place_of("packed")
-    outs = [each(*inputs, place, place, NoPosition()).y for each in (one, two, SumKernel(one, two))]
+    outs = [each(KernelCall(*inputs, place, place, NoPosition())).y for each in (one, two, SumKernel(one, two))]
     torch.testing.assert_close(outs[0] + outs[1], outs[2])
-    assert "; and " in SumKernel(one, two).explain(*inputs, place, place, NoPosition())
+    assert "; and " in SumKernel(one, two).explain(KernelCall(*inputs, place, place, NoPosition()))
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -115,8 +115,8 @@ def test_what_cannot_be_is_refused() -> None:
     q, k, v = tensors(2, 2, 6, 6)
     place = place_of("plain")
     with pytest.raises(ValueError, match="built for max_blocks=8"):
-        kernel(None, block=2)(q, k, v, place, place, NoPosition())
+        kernel(None, block=2)(KernelCall(q, k, v, place, place, NoPosition()))
     with pytest.raises(ValueError, match="cross-attention"):
-        kernel(None)(q[:, :, :5], k, v, place.columns(0, 5), place, NoPosition())
+        kernel(None)(KernelCall(q[:, :, :5], k, v, place.columns(0, 5), place, NoPosition()))
     with pytest.raises(ValueError, match="at least 2"):
         SumKernel(SoftmaxKernel())

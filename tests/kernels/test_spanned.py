@@ -12,7 +12,7 @@ from manyformer.batches import CausalLMBatch
 from manyformer.config import AdamConfig, AdamWConfig
 from manyformer.core import Context, TokenPositions, no_watch
 from manyformer.flops import count_flops
-from manyformer.kernels import SoftmaxKernel
+from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
 from manyformer.kernels.attention_spans import (
     AttentionSpans,
@@ -55,7 +55,9 @@ def test_the_ramp_as_in_the_paper() -> None:
     )
     seen: dict[str, Tensor] = {}
     place = place_of(None, 1, 6)
-    kernel(q, k, v, place, place, NoPosition(), None, lambda module, name, value: seen.update({name: value}))
+    kernel(
+        KernelCall(q, k, v, place, place, NoPosition(), None, lambda module, name, value: seen.update({name: value}))
+    )
     torch.testing.assert_close(seen["weights"][0, 0, 5], torch.tensor([0, 0, 1, 2, 3, 0]) / 6)
     assert not seen["weights"][0, 0, 0].any()
     assert kernel.spans.reach(seen["spans"]) == [3]
@@ -76,9 +78,9 @@ def test_cropped_is_uncropped(spans: AttentionSpans, position: Position, segment
     )
     position = position.double()
     weights = [*given, *spans.parameters(), *position.parameters()]
-    one = kernel(*given, place, place, position)
-    two = kernel(*given, place, place, position, None, lambda *_: None)
-    assert kernel.explain(*given, place, place, position).startswith("banded")
+    one = kernel(KernelCall(*given, place, place, position))
+    two = kernel(KernelCall(*given, place, place, position, None, lambda *_: None))
+    assert kernel.explain(KernelCall(*given, place, place, position)).startswith("banded")
     real = (place.segment_ids != -1)[:, None, :, None]
     torch.testing.assert_close(one.y * real, two.y * real, atol=1e-10, rtol=1e-10)
     up = torch.randn_like(one.y) * real
@@ -92,7 +94,9 @@ def test_the_gradient_of_a_span_by_differences() -> None:
     kernel, weight = AdaptiveSpanKernel(spans), torch.randn(1, HEADS, 24, WIDTH, dtype=torch.float64)
 
     def loss(share: Tensor) -> Tensor:
-        out = torch.func.functional_call(kernel, {"spans.share": share}, (q, k, v, place, place, NoPosition()))
+        out = torch.func.functional_call(
+            kernel, {"spans.share": share}, (KernelCall(q, k, v, place, place, NoPosition()),)
+        )
         return (out.y * weight).sum()
 
     # no whole number of keys: there the ramp has a corner
@@ -103,21 +107,21 @@ def test_the_longest_span_is_windowed_attention() -> None:
     given, place, position = qkv(), place_of(PACKED), KeyDistancePosition(WIDTH, LONGEST).double()
     window = SoftmaxKernel(Window(LONGEST + 1) & ~Window(1), path="naive")
     real = (place.segment_ids != -1)[:, None, :, None]
-    want = window(*given, place, place, position).y * real
+    want = window(KernelCall(*given, place, place, position)).y * real
     for spans in (lengths_of(1.0, 1.0, 1.0), FixedAttentionSpans(HEADS, LONGEST).double()):
-        got = AdaptiveSpanKernel(spans)(*given, place, place, position).y
+        got = AdaptiveSpanKernel(spans)(KernelCall(*given, place, place, position)).y
         torch.testing.assert_close(got * real, want, atol=1e-10, rtol=1e-10)
 
 
 def test_the_penalty_is_of_the_mean_span() -> None:
     spans, place = lengths_of(0.2, 0.5, 0.5), place_of(None, 1, 3)
-    loss = AdaptiveSpanKernel(spans, span_loss=0.3)(*qkv(1, 3), place, place, NoPosition()).loss
+    loss = AdaptiveSpanKernel(spans, span_loss=0.3)(KernelCall(*qkv(1, 3), place, place, NoPosition())).loss
     torch.testing.assert_close(loss, torch.tensor(0.3 * 0.4 * LONGEST, dtype=torch.float64))
     torch.testing.assert_close(torch.autograd.grad(loss, spans.share)[0], torch.full((3,), 0.1 * LONGEST).double())
     dynamic = DynamicAttentionSpans(HEADS, LONGEST).double()
     padded = place_of(torch.tensor([[0, 0, -1]]), 1, 3)
     q, k, v = qkv(1, 3, more=1)
-    loss = AdaptiveSpanKernel(dynamic, span_loss=1.0)(q, k, v, padded, padded, NoPosition()).loss
+    loss = AdaptiveSpanKernel(dynamic, span_loss=1.0)(KernelCall(q, k, v, padded, padded, NoPosition())).loss
     torch.testing.assert_close(loss, LONGEST * torch.sigmoid(q[:, :, :2, -1]).mean())
 
 
@@ -127,7 +131,7 @@ def test_time_follows_the_spans_of_each_head() -> None:
     def cost(*shares: float) -> int:
         spans = LearnedAttentionSpans(HEADS, 400, ramp=8).double()
         spans.share.data = torch.tensor(shares, dtype=torch.float64)
-        return count_flops(lambda: AdaptiveSpanKernel(spans)(q, k, v, place, place, NoPosition()))
+        return count_flops(lambda: AdaptiveSpanKernel(spans)(KernelCall(q, k, v, place, place, NoPosition())))
 
     full, some, least = cost(1, 1, 1), cost(0.1, 0.1, 1), cost(0.1, 0.1, 0.1)
     # a block of 64 queries takes 63 keys more than it sees

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, TokenPositions
-from manyformer.kernels import SoftmaxKernel
+from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.models.token_positions import positions_of
 from manyformer.ops import distance_vector_attention, distance_vector_blocks
@@ -70,7 +70,7 @@ def test_blocks_are_the_definition(
     sizes = (queries, keys, keys)
     q, k, v = (torch.randn(2, HEADS, n, WIDTH, dtype=torch.float64, requires_grad=True) for n in sizes)
     at, of = place_of(queries, offset), place_of(keys, 0)
-    expected = SoftmaxKernel(mask, path="naive")(xl.query(q, at), k, v, at, of, xl).y
+    expected = SoftmaxKernel(mask, path="naive")(KernelCall(xl.query(q, at), k, v, at, of, xl)).y
     found = blocks(xl, q, k, v, offset, mask)
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
     up, leaves = torch.randn_like(expected), [q, k, v, *xl.parameters()]
@@ -94,9 +94,9 @@ def test_rows_of_several_documents_that_stand_side_by_side(kind: torch.dtype, ap
     up = torch.randn_like(q)
     for path in ("naive", "auto"):
         kernel = SoftmaxKernel(Causal(), path=path, dropout=dropout)  # type: ignore[arg-type]
-        y = kernel(xl.query(q, at), k, v, at, of, xl).y
+        y = kernel(KernelCall(xl.query(q, at), k, v, at, of, xl)).y
         found.append([y, *torch.autograd.grad(y, leaves, up)])
-    assert "rows of contiguous tokens" in kernel.explain(q, k, v, at, of, xl)
+    assert "rows of contiguous tokens" in kernel.explain(KernelCall(q, k, v, at, of, xl))
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, atol=apart, rtol=apart)
 
@@ -116,14 +116,16 @@ def test_the_kernel_takes_it_for_positions_with_a_vector_for_each_distance() -> 
     xl, place = made(), place_of(150, 0)
     q, k, v = (torch.randn(1, HEADS, 150, WIDTH, dtype=torch.float64) for _ in range(3))
     kernel = SoftmaxKernel(Causal())
-    assert kernel.explain(q, k, v, place, place, xl).startswith(
+    assert kernel.explain(KernelCall(q, k, v, place, place, xl)).startswith(
         "blocked: TransformerXLPosition has a vector for each distance"
     )
-    expected = SoftmaxKernel(Causal(), path="naive")(q, k, v, place, place, xl).y
-    torch.testing.assert_close(kernel(q, k, v, place, place, xl).y, expected, atol=1e-10, rtol=0)
+    expected = SoftmaxKernel(Causal(), path="naive")(KernelCall(q, k, v, place, place, xl)).y
+    torch.testing.assert_close(kernel(KernelCall(q, k, v, place, place, xl)).y, expected, atol=1e-10, rtol=0)
     late, seen = place_of(3, 147), q[:, :, 147:]
-    assert kernel.explain(seen, k, v, late, place, xl).startswith("naive")
-    torch.testing.assert_close(kernel(seen, k, v, late, place, xl).y, expected[:, :, 147:], atol=1e-10, rtol=0)
+    assert kernel.explain(KernelCall(seen, k, v, late, place, xl)).startswith("naive")
+    torch.testing.assert_close(
+        kernel(KernelCall(seen, k, v, late, place, xl)).y, expected[:, :, 147:], atol=1e-10, rtol=0
+    )
 
 
 @pytest.mark.parametrize("mask", [Causal(), AllKeys()], ids=repr)
@@ -133,9 +135,11 @@ def test_packed_documents_each_by_itself(mask: Mask) -> None:
     xl, real = made(), (segments != PADDING_SEGMENT)[:, None, :, None]
     q, k, v = (torch.randn(2, HEADS, 180, WIDTH, dtype=torch.float64) for _ in range(3))
     kernel = SoftmaxKernel(mask)
-    assert "one call for each of 3 documents" in kernel.explain(q, k, v, place, place, xl)
-    expected = SoftmaxKernel(mask, path="naive")(q, k, v, place, place, xl).y
-    torch.testing.assert_close(kernel(q, k, v, place, place, xl).y * real, expected * real, atol=1e-10, rtol=0)
+    assert "one call for each of 3 documents" in kernel.explain(KernelCall(q, k, v, place, place, xl))
+    expected = SoftmaxKernel(mask, path="naive")(KernelCall(q, k, v, place, place, xl)).y
+    torch.testing.assert_close(
+        kernel(KernelCall(q, k, v, place, place, xl)).y * real, expected * real, atol=1e-10, rtol=0
+    )
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -146,7 +150,7 @@ def test_distance_aware_blocks_are_the_definition(plain: bool) -> None:
     leaves = [q, k, v, part.w, part.v]
     up, found = torch.randn(1, HEADS, 300, WIDTH, dtype=torch.float64), []
     for path in ("naive", "blocked"):
-        y = SoftmaxKernel(Causal(), path=path)(q, k, v, place, place, part).y  # type: ignore[arg-type]
+        y = SoftmaxKernel(Causal(), path=path)(KernelCall(q, k, v, place, place, part)).y  # type: ignore[arg-type]
         found.append([y, *torch.autograd.grad(y, leaves, up)])
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)

@@ -11,7 +11,7 @@ from manyformer import masks as m
 from manyformer.bench import LargestTensorMode
 from manyformer.core import GLOBAL_ROLE, PADDING_SEGMENT, SUMMARY_ROLE, TokenPositions
 from manyformer.flops import count_flops
-from manyformer.kernels import SoftmaxKernel, softmax_with_bias
+from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_with_bias
 from manyformer.masks import Mask
 from manyformer.ops import plan_search, tiled_attention
 from manyformer.ops import sparse_plan as plans
@@ -71,7 +71,7 @@ def both(
     )
     found = []
     for path in ("blocked", "naive"):
-        y = SoftmaxKernel(mask, path=path)(*qkv, positions, positions, position).y * (up != 0)  # type: ignore[arg-type]
+        y = SoftmaxKernel(mask, path=path)(KernelCall(*qkv, positions, positions, position)).y * (up != 0)  # type: ignore[arg-type]
         found.append((y, *torch.autograd.grad((y * up).sum(), wanted)))
     return found[0], found[1]
 
@@ -101,8 +101,12 @@ def test_it_is_the_definition(name: str, position: str, rows: str) -> None:
     made = POSITIONS[position]().double()
     mask = MASKS[name]
     qkv = inputs(place)
-    assert "computed in visible blocks" in SoftmaxKernel(mask, path="blocked").explain(*qkv, place, place, made)
-    assert "of the cost of all pairs" in SoftmaxKernel(mask, path="blocked").explain(*qkv, place, place, made)
+    assert "computed in visible blocks" in SoftmaxKernel(mask, path="blocked").explain(
+        KernelCall(*qkv, place, place, made)
+    )
+    assert "of the cost of all pairs" in SoftmaxKernel(mask, path="blocked").explain(
+        KernelCall(*qkv, place, place, made)
+    )
     found, wanted = both(mask, place, made, 2)
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
@@ -116,7 +120,7 @@ def test_dropout_keeps_the_mean_and_is_the_same_again() -> None:
     v = torch.ones_like(v)
     kernel = SoftmaxKernel(m.Window(20), dropout=0.4, path="blocked").train()
     weight = torch.ones_like(v).requires_grad_()
-    y = kernel(q, k, v * weight, place, place, AlibiPosition(HEADS)).y
+    y = kernel(KernelCall(q, k, v * weight, place, place, AlibiPosition(HEADS))).y
     assert 0.9 < y.mean() < 1.1
     assert y.std() > 0.05
     (gradient,) = torch.autograd.grad(y.sum(), weight)
@@ -131,7 +135,7 @@ def test_work_and_memory_are_linear() -> None:
         kernel, position = SoftmaxKernel(m.symmetric_window(64)), RelativeLabelPosition(8, 1, 4)
 
         def job() -> None:
-            kernel(q, k, v, place, place, position).y.sum().backward()  # noqa: B023
+            kernel(KernelCall(q, k, v, place, place, position)).y.sum().backward()  # noqa: B023
 
         work.append(count_flops(job))
         with LargestTensorMode() as seen:

@@ -7,7 +7,7 @@ import torch
 
 from manyformer import masks as m
 from manyformer.core import ContiguousLayout, TokenPositions
-from manyformer.kernels import SoftmaxKernel
+from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.position import NoPosition
 
 pytestmark = pytest.mark.oracle
@@ -31,7 +31,7 @@ def test_one_dimension_is_local_attention_that_looks_one_block_back(length: int)
     place = TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout())
     mask = m.Causal() & m.LocalBlocks(16, lookback=16)
     for path in ("naive", "sparse"):
-        ours = SoftmaxKernel(mask, path=path)(q, k, v, place, place, NoPosition()).y  # type: ignore[arg-type]
+        ours = SoftmaxKernel(mask, path=path)(KernelCall(q, k, v, place, place, NoPosition())).y  # type: ignore[arg-type]
         torch.testing.assert_close(ours, theirs(q, k, v), rtol=1e-5, atol=1e-5)
 
 
@@ -65,5 +65,5 @@ def test_two_dimensions_are_flex_attention_over_rows_and_columns() -> None:
     place = TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout())
     mask = m.Local2D(width, rows, columns, above, beside)
     for path in ("naive", "sparse"):
-        ours = SoftmaxKernel(mask, path=path)(q, k, v, place, place, NoPosition()).y  # type: ignore[arg-type]
+        ours = SoftmaxKernel(mask, path=path)(KernelCall(q, k, v, place, place, NoPosition())).y  # type: ignore[arg-type]
         torch.testing.assert_close(ours, want, rtol=1e-5, atol=1e-5)

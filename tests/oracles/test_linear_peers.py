@@ -10,7 +10,7 @@ import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.check import Adapter
 from manyformer.core import Context, ContiguousLayout, TokenPositions
-from manyformer.kernels import LinearKernel, LinformerKernel
+from manyformer.kernels import KernelCall, LinearKernel, LinformerKernel
 from manyformer.kernels.features import EluPlusOneFeatures, FavorPlusFeatures, GeneralizedFavorFeatures
 from manyformer.kernels.length_projection import LearnedLengthProjection
 from manyformer.masks import Causal
@@ -54,7 +54,7 @@ def test_positive_features(causal: bool) -> None:
     a, c = (theirs.softmax_kernel(x, projection_matrix=matrix, is_query=x is q, eps=0.0) for x in (q, k))
     attend = theirs.causal_linear_attention_noncuda if causal else theirs.linear_attention
     wanted = attend(a, c, v, **({"chunk_size": 5, "eps": 0.0} if causal else {}))
-    compare(kernel(q, k, v, place(LENGTH), place(LENGTH), NOWHERE).y, wanted, [q, k, v])
+    compare(kernel(KernelCall(q, k, v, place(LENGTH), place(LENGTH), NOWHERE)).y, wanted, [q, k, v])
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -65,7 +65,7 @@ def test_generalised_features(causal: bool) -> None:
     a, c = (theirs.generalized_kernel(x, projection_matrix=kernel.features.matrix[0]) for x in (q, k))
     attend = theirs.causal_linear_attention_noncuda if causal else theirs.linear_attention
     wanted = attend(a, c, v, **({"chunk_size": 5, "eps": 0.0} if causal else {}))
-    compare(kernel(q, k, v, place(LENGTH), place(LENGTH), NOWHERE).y, wanted, [q, k, v])
+    compare(kernel(KernelCall(q, k, v, place(LENGTH), place(LENGTH), NOWHERE)).y, wanted, [q, k, v])
 
 
 def test_fast_attention_as_it_is_released() -> None:
@@ -75,7 +75,7 @@ def test_fast_attention_as_it_is_released() -> None:
     kernel.features.matrix[0] = theirs.projection_matrix
     q, k, v = (x.detach().float() for x in drawn(0.5))
     torch.testing.assert_close(
-        kernel(q, k, v, place(LENGTH), place(LENGTH), NOWHERE).y, theirs(q, k, v), atol=3e-2, rtol=0
+        kernel(KernelCall(q, k, v, place(LENGTH), place(LENGTH), NOWHERE)).y, theirs(q, k, v), atol=3e-2, rtol=0
     )
 
 
@@ -128,4 +128,4 @@ def test_linear_attention_in_closed_form(causal: bool) -> None:
     s, z = (outer.cumsum(2), c.cumsum(2)) if causal else (outer.sum(2, keepdim=True), c.sum(2, keepdim=True))
     wanted = (a[..., None, :] @ s)[..., 0, :] / (a * z).sum(-1, keepdim=True)
     kernel = LinearKernel(EluPlusOneFeatures(), Causal() if causal else None, chunk=16)
-    compare(kernel(q, k, v, place(LENGTH), place(LENGTH), NOWHERE).y, wanted, [q, k, v])
+    compare(kernel(KernelCall(q, k, v, place(LENGTH), place(LENGTH), NOWHERE)).y, wanted, [q, k, v])

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT, Chain, Context, ContiguousLayout, MemorySequence, TokenPositions
 from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
+from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask, NoKeys, PerHead, SameDocument
 from manyformer.position import NoPosition
 from manyformer.recipes.stacks import branch
@@ -165,7 +165,7 @@ def test_key_and_value_widths_against_a_loop() -> None:
 def test_naive_is_scaled_dot_product_attention(scale: float | None) -> None:
     q, k, v = (torch.randn(2, HEADS, n, 8) for n in (5, 7, 7))
     kernel = SoftmaxKernel(path="naive", scale=scale)
-    y = kernel(q, k, v, plain(2, 5), plain(2, 7), NoPosition()).y
+    y = kernel(KernelCall(q, k, v, plain(2, 5), plain(2, 7), NoPosition())).y
     torch.testing.assert_close(y, F.scaled_dot_product_attention(q, k, v, scale=scale), atol=1e-6, rtol=1e-5)
 
 
@@ -196,7 +196,7 @@ def test_masks_are_those_of_flex_attention(_: str, mask: Mask) -> None:
 
     with torch.no_grad():
         expected = flex_attention(q, k, v, score_mod=scored)
-    y = SoftmaxKernel(mask)(q, k, v, place, place, NoPosition()).y
+    y = SoftmaxKernel(mask)(KernelCall(q, k, v, place, place, NoPosition())).y
     seen = mask.dense(place, place, HEADS).expand(1, HEADS, 8, 8).any(-1)
     torch.testing.assert_close(y[seen], expected[seen], atol=1e-5, rtol=0)
     assert (y[~seen] == 0).all()

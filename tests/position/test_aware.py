@@ -13,7 +13,7 @@ import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT, Chain, Context, ContiguousLayout, TokenPositions
 from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
+from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.models import TokenEmbedding
 from manyformer.models.token_positions import positions_of
@@ -105,7 +105,7 @@ def test_attention_is_the_definition_with_gradients(mask: Mask, plain: bool) -> 
     q, k, v = (torch.randn(1, HEADS, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     place = place_of(6, plain=plain)
     expected = by_hand(part, q, k, v, mask, place)
-    found = SoftmaxKernel(mask)(q, k, v, place, place, part).y
+    found = SoftmaxKernel(mask)(KernelCall(q, k, v, place, place, part)).y
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
     up, leaves = torch.randn_like(expected), [q, k, v, part.w, part.v]
     pairs = zip(torch.autograd.grad(found, leaves, up), torch.autograd.grad(expected, leaves, up), strict=True)
@@ -126,7 +126,7 @@ def test_queries_after_a_memory_and_before_all_keys() -> None:
 
 def test_without_a_slope_it_is_attention_with_relu() -> None:
     q, k, v = torch.randn(3, 1, HEADS, 6, 4, dtype=torch.float64)
-    found = SoftmaxKernel()(q, k, v, place_of(6), place_of(6), made([0.0] * 3, [0.7] * 3)).y
+    found = SoftmaxKernel()(KernelCall(q, k, v, place_of(6), place_of(6), made([0.0] * 3, [0.7] * 3))).y
     torch.testing.assert_close(found, (F.relu(q @ k.mT) / 2).softmax(-1) @ v, atol=1e-12, rtol=0)
 
 

@@ -13,7 +13,7 @@ from manyformer.attention import Attention
 from manyformer.batches import IGNORE_INDEX, TaggingBatch
 from manyformer.core import Context, ContiguousLayout, DependencyTree, TokenPositions
 from manyformer.dependency_trees import NO_NODE, ROOT, preorder_columns
-from manyformer.kernels import SoftmaxKernel
+from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.models import ClassHead, Tagger, TokenEmbedding
 from manyformer.position import (
     ComposedPosition,
@@ -145,7 +145,7 @@ def test_it_adds_a_vector_for_each_pair_to_keys_and_values() -> None:
     position = TreeOffsetPosition(4, 2).double()
     q, k, v = torch.randn(3, 1, 2, 9, 4).double().unbind()
     place = place_of([2, 0, 4, 2, 2, 5, 6, 7], outside=1)
-    found = SoftmaxKernel()(q, k, v, place, place, position).y
+    found = SoftmaxKernel()(KernelCall(q, k, v, place, place, position)).y
     torch.testing.assert_close(found, by_pairs(position, q, k, v, place), atol=1e-10, rtol=0)
 
 

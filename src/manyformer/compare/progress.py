@@ -1,10 +1,12 @@
 """Progress lines of a running comparison."""
 
 import time
+from collections.abc import Callable
 
 from manyformer.train.events import EventListener, TrainingEvent, TrainingProgress
 from manyformer.train.reporter import format_duration
-from manyformer.type_aliases import LogFn
+
+LogFn = Callable[[str], None]
 
 
 class ProgressMeter:

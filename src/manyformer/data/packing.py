@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manyformer.data.ragged import ragged_arange
-from manyformer.type_aliases import IntArray
+from manyformer.data.ragged import IntArray, ragged_arange
 
 
 class PackedRows(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.type_aliases import IntArray
+IntArray = NDArray[np.int64]
 
 
 def ragged_arange(lengths: IntArray) -> IntArray:

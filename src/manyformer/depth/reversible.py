@@ -39,8 +39,7 @@ class ReversibleStack(Layer):
                 ):
                     raise ValueError(
                         f"layer {name}: a branch must only be added, so that it can be subtracted again: its norms "
-                        "must "
-                        "be inside (norm_order='pre' or 'sandwich')"
+                        "must be inside (norm_order='pre' or 'sandwich')"
                     )
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:

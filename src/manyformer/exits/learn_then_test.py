@@ -5,9 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manyformer.errors import UserError
-from manyformer.type_aliases import FloatArray
+
+FloatArray = NDArray[np.float64]
 
 
 def hoeffding_p_value(risk: float, count: int, tolerance: float) -> float:

@@ -13,13 +13,11 @@ from manyformer.core import (
     ContiguousLayout,
     LayerOutput,
     PackedLayout,
-    State,
     TokenPositions,
-    WatchFn,
     no_watch,
 )
 from manyformer.kernels.attention_spans import AttentionSpans
-from manyformer.kernels.kernel import Kernel
+from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import Window
 from manyformer.ops import span_attention as ops
 from manyformer.ops.span_attention import HeadSpans, SpanRows
@@ -53,74 +51,51 @@ class AdaptiveSpanKernel(Kernel):
         # all preceding keys, without the token itself
         self.cache_mask = self.mask = Window(spans.max_length + 1) & ~Window(1)
 
-    def forward(
-        self,
-        q: Float[Tensor, "b h l n"],
-        k: Float[Tensor, "b g s e"],
-        v: Float[Tensor, "b g s f"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> LayerOutput:
-        q, span_queries = torch.split(q, [q.shape[-1] - self.extra_query_dim, self.extra_query_dim], -1)
+    def forward(self, call: KernelCall) -> LayerOutput:
+        state, watch = call.state, call.watch
+        q, span_queries = torch.split(call.q, [call.q.shape[-1] - self.extra_query_dim, self.extra_query_dim], -1)
         lengths = self.spans(span_queries)
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (call.k, call.v))
         watch(self, "spans", lengths)
-        loss = self.span_loss * self._mean_span(lengths, query_positions) if self.span_loss else 0.0
+        loss = self.span_loss * self._mean_span(lengths, call.query_positions) if self.span_loss else 0.0
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
         head_spans = HeadSpans(lengths, self.spans.ramp, scale)
-        if (rows := self._span_rows(q, query_positions, key_positions, position, watch)) is None:
+        if (rows := self._span_rows(call)) is None:
             y, weights = ops.span_attention_reference(
                 q,
                 k,
                 v,
                 head_spans,
-                self.mask.dense(query_positions, key_positions, q.shape[1]),
-                position=position,
-                query_positions=query_positions,
-                key_positions=key_positions,
+                self.mask.dense(call.query_positions, call.key_positions, q.shape[1]),
+                position=call.position,
+                query_positions=call.query_positions,
+                key_positions=call.key_positions,
             )
             watch(self, "weights", weights)
             return LayerOutput(y, state, loss)
         reach = self.spans.reach(lengths)
         return LayerOutput(
-            ops.span_attention(q, k, v, head_spans, self._distance_vectors(position, max(reach)), reach, rows),
+            ops.span_attention(q, k, v, head_spans, self._distance_vectors(call.position, max(reach)), reach, rows),
             state,
             loss,
         )
 
-    def explain(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> str:
-        if self._span_rows(q, query_positions, key_positions, position, watch) is None:
+    def explain(self, call: KernelCall) -> str:
+        if self._span_rows(call) is None:
             return "naive: all cached keys, for few queries or where the tokens of a document are not contiguous"
-        reach = self.spans.reach(self.spans(q[..., q.shape[-1] - self.extra_query_dim :]))
+        reach = self.spans.reach(self.spans(call.q[..., call.q.shape[-1] - self.extra_query_dim :]))
         return f"banded: only the keys within the span of each head, {', '.join(map(str, reach))}"
 
-    def _span_rows(
-        self,
-        q: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        watch: WatchFn,
-    ) -> SpanRows | None:
+    def _span_rows(self, call: KernelCall) -> SpanRows | None:
         """The offset of queries against keys where a band can be computed: both contiguous, and enough queries."""
-        if watch is not no_watch or q.shape[2] <= MAX_REFERENCE_QUERIES:
+        if call.watch is not no_watch or call.q.shape[2] <= MAX_REFERENCE_QUERIES:
             return None
-        terms = position.distance_terms(1, 0)
-        if "score" in position.required_seams() and (terms is None or terms.keys is None or terms.bias is not None):
+        terms = call.position.distance_terms(1, 0)
+        if "score" in call.position.required_seams() and (
+            terms is None or terms.keys is None or terms.bias is not None
+        ):
             return None
+        query_positions, key_positions = call.query_positions, call.key_positions
         query_layout, key_layout = query_positions.layout, key_positions.layout
         if isinstance(query_layout, ContiguousLayout) and isinstance(key_layout, ContiguousLayout):
             return SpanRows(query_layout.start - key_layout.start)

@@ -13,12 +13,10 @@ from manyformer.core import (
     LayerOutput,
     State,
     TokenPositions,
-    WatchFn,
-    no_watch,
     tree_map,
 )
-from manyformer.kernels.kernel import Kernel
-from manyformer.position import DynamicNTKRotaryScaling, Position
+from manyformer.kernels.kernel import Kernel, KernelCall
+from manyformer.position import DynamicNTKRotaryScaling
 from manyformer.position.rotary import RotaryPairing, check_widths, rotate, rotation_table
 
 MAX_ROTATED_QUERIES = 16
@@ -72,48 +70,26 @@ class DynamicRotaryKernel(Kernel):
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
         return self.inner.init_state(batch, device=device, dtype=dtype)
 
-    def forward(
-        self,
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b g s e"],
-        v: Float[Tensor, "b g s f"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> LayerOutput:
+    def forward(self, call: KernelCall) -> LayerOutput:
         outputs: list[Tensor] = []
+        state = call.state
         total_loss: Tensor | float = 0.0
-        for query_range in self._query_ranges(query_positions):
-            chunk, chunk_positions = (
-                q[:, :, query_range.start : query_range.stop],
-                _slice_positions(query_positions, query_range),
+        for query_range in self._query_ranges(call.query_positions):
+            chunk = call._replace(
+                q=call.q[:, :, query_range.start : query_range.stop],
+                query_positions=_slice_positions(call.query_positions, query_range),
+                state=state,
             )
-            inputs = (
-                self._rotate_keys_once(chunk, k, v, chunk_positions, key_positions)
-                if query_range.shares_rotation
-                else self._rotate_keys_per_query(chunk, k, v, chunk_positions, key_positions)
-            )
-            y, state, loss = self.inner(*inputs, position, state, watch)
-            outputs.append(y if query_range.shares_rotation else _merge_query_rows(y, q.shape[0]))
+            rotate_keys = self._rotate_keys_once if query_range.shares_rotation else self._rotate_keys_per_query
+            y, state, loss = self.inner(rotate_keys(chunk))
+            outputs.append(y if query_range.shares_rotation else _merge_query_rows(y, call.q.shape[0]))
             total_loss = total_loss + loss
         return LayerOutput(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), state, total_loss)
 
-    def explain(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> str:
+    def explain(self, call: KernelCall) -> str:
         num_extrapolated = sum(
             query_range.stop - query_range.start
-            for query_range in self._query_ranges(query_positions)
+            for query_range in self._query_ranges(call.query_positions)
             if not query_range.shares_rotation
         )
         suffix = (
@@ -121,7 +97,7 @@ class DynamicRotaryKernel(Kernel):
             if num_extrapolated
             else ""
         )
-        return self.inner.explain(q, k, v, query_positions, key_positions, position, state, watch) + suffix
+        return self.inner.explain(call) + suffix
 
     def extra_repr(self) -> str:
         return f"{self.head_dim}, {self.scaling}, rotated={self.rotated}, pairs={self.pairs}, base={self.base:g}"
@@ -139,35 +115,28 @@ class DynamicRotaryKernel(Kernel):
         for start in range(num_within, length, MAX_ROTATED_QUERIES):
             yield QueryRange(start, min(start + MAX_ROTATED_QUERIES, length), shares_rotation=False)
 
-    def _rotate_keys_once(
-        self, q: Tensor, k: Tensor, v: Tensor, query_positions: TokenPositions, key_positions: TokenPositions
-    ) -> tuple[Tensor, Tensor, Tensor, TokenPositions, TokenPositions]:
-        unscaled = torch.zeros_like(query_positions.position_ids[:1, :1])
-        return (
-            self._rotate(q, query_positions.position_ids, unscaled),
-            self._rotate(k, key_positions.position_ids, unscaled),
-            v,
-            query_positions,
-            key_positions,
+    def _rotate_keys_once(self, call: KernelCall) -> KernelCall:
+        unscaled = torch.zeros_like(call.query_positions.position_ids[:1, :1])
+        return call._replace(
+            q=self._rotate(call.q, call.query_positions.position_ids, unscaled),
+            k=self._rotate(call.k, call.key_positions.position_ids, unscaled),
         )
 
-    def _rotate_keys_per_query(
-        self, q: Tensor, k: Tensor, v: Tensor, query_positions: TokenPositions, key_positions: TokenPositions
-    ) -> tuple[Tensor, Tensor, Tensor, TokenPositions, TokenPositions]:
+    def _rotate_keys_per_query(self, call: KernelCall) -> KernelCall:
         """Make every query a row of the batch, with the keys rotated for it."""
-        rows, queries = q.shape[0], q.shape[2]
-        query_positions = tree_map(lambda t: t.expand(rows, -1).reshape(-1, 1), query_positions)
+        rows, queries = call.q.shape[0], call.q.shape[2]
+        query_positions = tree_map(lambda t: t.expand(rows, -1).reshape(-1, 1), call.query_positions)
         key_positions = tree_map(
-            lambda t: t.expand(rows, -1).repeat_interleave(queries, dim=0), key_positions._replace(layout=None)
+            lambda t: t.expand(rows, -1).repeat_interleave(queries, dim=0), call.key_positions._replace(layout=None)
         )
-        q = q.transpose(1, 2).flatten(0, 1)[:, :, None]
-        k, v = (x.repeat_interleave(queries, dim=0) for x in (k, v))
-        return (
-            self._rotate(q, query_positions.position_ids, query_positions.position_ids + 1),
-            self._rotate(k, key_positions.position_ids, query_positions.position_ids + 1),
-            v,
-            query_positions._replace(layout=None),
-            key_positions,
+        q = call.q.transpose(1, 2).flatten(0, 1)[:, :, None]
+        k, v = (x.repeat_interleave(queries, dim=0) for x in (call.k, call.v))
+        return call._replace(
+            q=self._rotate(q, query_positions.position_ids, query_positions.position_ids + 1),
+            k=self._rotate(k, key_positions.position_ids, query_positions.position_ids + 1),
+            v=v,
+            query_positions=query_positions._replace(layout=None),
+            key_positions=key_positions,
         )
 
     def _rotate(self, x: Tensor, position_ids: Int[Tensor, "b l"], lengths: Int[Tensor, "#b 1"]) -> Tensor:

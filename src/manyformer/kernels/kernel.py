@@ -1,6 +1,7 @@
 """The interface of every attention algorithm: outputs from queries, keys and values."""
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -9,6 +10,21 @@ from torch import Tensor, nn
 from manyformer.core import LayerOutput, State, TokenPositions, WatchFn, no_watch
 from manyformer.masks import Mask
 from manyformer.position import Position
+
+
+class KernelCall(NamedTuple):
+    """The inputs of one attention call; a wrapper passes it on with `_replace`.
+
+    Queries have `extra_query_dim` channels more than keys."""
+
+    q: Float[Tensor, "b h l e"]
+    k: Float[Tensor, "b g s e"]
+    v: Float[Tensor, "b g s f"]
+    query_positions: TokenPositions
+    key_positions: TokenPositions
+    position: Position
+    state: State = None
+    watch: WatchFn = no_watch
 
 
 class Kernel(nn.Module, ABC):
@@ -31,33 +47,17 @@ class Kernel(nn.Module, ABC):
     """The mask of a kernel that has one: a cache may evict keys that no later query can see under it."""
 
     @abstractmethod
-    def forward(
-        self,
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b g s e"],
-        v: Float[Tensor, "b g s f"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> LayerOutput:
-        """Compute the outputs (b, h, l, f) of queries at `query_positions` from keys at `key_positions`."""
+    def forward(self, call: KernelCall) -> LayerOutput:
+        """Compute the outputs (b, h, l, f) of all queries; f is the width of `call.v` without gates."""
 
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
         """The state before any token."""
         return ()
 
     @abstractmethod
-    def explain(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> str:
+    def explain(self, call: KernelCall) -> str:
         """Return one sentence: the path that this call would take, and the reason."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, call: KernelCall) -> LayerOutput: ...

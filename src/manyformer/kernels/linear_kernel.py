@@ -14,14 +14,13 @@ from manyformer.core import (
     PackedLayout,
     State,
     TokenPositions,
-    WatchFn,
     no_watch,
     tree_map,
 )
 from manyformer.kernels import document_sums
 from manyformer.kernels.document_sums import DocumentSums
 from manyformer.kernels.features import FeatureMap, FeatureValues
-from manyformer.kernels.kernel import Kernel
+from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.memory_rules import (
     DeltaRule,
     MemoryRule,
@@ -32,7 +31,6 @@ from manyformer.kernels.memory_rules import (
 )
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops.segment_runs import NO_SEGMENT, segment_runs
-from manyformer.position import Position
 
 LinearPath = Literal["summed"] | RecurrenceForm
 
@@ -112,80 +110,51 @@ class LinearKernel(Kernel):
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
         return LinearState() if self._causal else DocumentSums()
 
-    def forward(
-        self,
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b g s e"],
-        v: Float[Tensor, "b g s f"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> LayerOutput:
-        path, compute_dtype = self._select_path(q, k, state, watch).path, torch.promote_types(v.dtype, torch.float32)
+    def forward(self, call: KernelCall) -> LayerOutput:
+        path, compute_dtype = self._select_path(call).path, torch.promote_types(call.v.dtype, torch.float32)
         compute = self._compute_causal if self._causal else self._compute_all_keys
-        with autocast_disabled(q.device):
-            query_features, key_features = (
-                self.features(q.to(compute_dtype), query_positions).y,
-                self.features(k.to(compute_dtype), key_positions),
-            )
-            y, new_state, weights = compute(
-                query_features, key_features, v.to(compute_dtype), query_positions, key_positions, state, path
-            )
+        with autocast_disabled(call.q.device):
+            query_features = self.features(call.q.to(compute_dtype), call.query_positions).y
+            key_features = self.features(call.k.to(compute_dtype), call.key_positions)
+            y, state, weights = compute(call._replace(v=call.v.to(compute_dtype)), query_features, key_features, path)
         if weights is not None:
-            watch(self, "weights", weights)
-        return LayerOutput(y.to(v.dtype), None if state is None else new_state)
+            call.watch(self, "weights", weights)
+        return LayerOutput(y.to(call.v.dtype), None if call.state is None else state)
 
-    def explain(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> str:
-        choice = self._select_path(q, k, state, watch)
+    def explain(self, call: KernelCall) -> str:
+        choice = self._select_path(call)
         return f"{choice.path}: {choice.reason}"
 
     def extra_repr(self) -> str:
         return f"{self.mask!r}, chunk={self.chunk}, path={self.path}"
 
-    def _select_path(self, q: Tensor, k: Tensor, state: State, watch: WatchFn) -> LinearPathChoice:
-        if self._causal and q.shape[2] != k.shape[2]:
+    def _select_path(self, call: KernelCall) -> LinearPathChoice:
+        queries, keys = call.q.shape[2], call.k.shape[2]
+        if self._causal and queries != keys:
             raise ValueError(
-                f"LinearKernel with Causal() needs a key for each query, got {k.shape[2]} keys, {q.shape[2]} queries; "
+                f"LinearKernel with Causal() needs a key for each query, got {keys} keys, {queries} queries; "
                 "build it without Causal() for the keys of another sequence"
             )
         # pairs with keys that are only part of a sum cannot be formed
-        has_all_keys = state is None or state.is_empty
+        has_all_keys = call.state is None or call.state.is_empty
         if self.path == "quadratic" and not has_all_keys:
             raise ValueError("LinearKernel: path 'quadratic' needs all keys, but the state holds only their sum")
         if self.path != "auto":
             return LinearPathChoice(self.path, "forced")
-        if watch is not no_watch and has_all_keys and "quadratic" in self._paths:
+        if call.watch is not no_watch and has_all_keys and "quadratic" in self._paths:
             return LinearPathChoice("quadratic", "the weights are watched, and only this path forms them")
         if not self._causal:
             return LinearPathChoice("summed", "every key is visible, so the keys are summed once")
-        if q.shape[2] == 1:
+        if queries == 1:
             return LinearPathChoice("recurrent", "a single token")
         return LinearPathChoice("chunked", f"causal, {self.chunk} tokens at a time")
 
     def _compute_causal(
-        self,
-        query_features: Tensor,
-        key_feature_values: FeatureValues,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        state: LinearState | None,
-        path: LinearPath,
+        self, call: KernelCall, query_features: Tensor, key_feature_values: FeatureValues, path: LinearPath
     ) -> LinearResult:
         """Causal attention; the tokens of each row continue the memory of its current document."""
         assert path != "summed"
+        v, state = call.v, call.state
         heads_per_group = query_features.shape[1] // v.shape[1]
         previous = LinearState() if state is None else state
         key_features, log_scale = (
@@ -195,7 +164,9 @@ class LinearKernel(Kernel):
         )
         v = v if heads_per_group == 1 else v.repeat_interleave(heads_per_group, 1)
         v, gate = (v[..., :-1], v[..., -1]) if self.gate_dim else (v, None)
-        run, valid, last_segment = _track_segments(key_positions, previous.segment_ids, keep_state=state is not None)
+        run, valid, last_segment = _track_segments(
+            call.key_positions, previous.segment_ids, keep_state=state is not None
+        )
         tokens = TokenFeatures(query_features, key_features, v, log_scale, gate, valid, run)
         memory = (
             previous.memory
@@ -206,20 +177,15 @@ class LinearKernel(Kernel):
         return LinearResult(y, LinearState(tree_map(lambda x: x[:, ::heads_per_group], memory), last_segment), weights)
 
     def _compute_all_keys(
-        self,
-        query_features: Tensor,
-        key_feature_values: FeatureValues,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        state: DocumentSums | None,
-        path: LinearPath,
+        self, call: KernelCall, query_features: Tensor, key_feature_values: FeatureValues, path: LinearPath
     ) -> LinearResult:
         """Attention to all keys of a query's document, including those already summed in the state."""
-        sums = document_sums.sum_keys(*key_feature_values, v, key_positions, DocumentSums() if state is None else state)
+        v, query_positions = call.v, call.query_positions
+        state = DocumentSums() if call.state is None else call.state
+        sums = document_sums.sum_keys(*key_feature_values, v, call.key_positions, state)
         if path == "quadratic":
             y, weights = document_sums.document_sums_reference(
-                query_features, *key_feature_values, v, query_positions, key_positions, self.floor
+                query_features, *key_feature_values, v, query_positions, call.key_positions, self.floor
             )
             return LinearResult(y, sums, weights)
         return LinearResult(

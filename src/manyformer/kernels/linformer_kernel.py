@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, State, TokenPositions, WatchFn, no_watch
-from manyformer.kernels.kernel import Kernel
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, TokenPositions, no_watch
+from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.length_projection import LengthProjection
 from manyformer.masks import AllKeys, Mask
 from manyformer.ops import softmax_attention as ops
 from manyformer.ops.document_grid import DocumentGrid, make_grid
-from manyformer.position import NoPosition, Position
+from manyformer.position import NoPosition
 
 
 class _ProjectedKV(NamedTuple):
@@ -55,22 +55,12 @@ class LinformerKernel(Kernel):
         self.keys, self.values = keys, keys if values is None else values
         self.scale = scale
 
-    def forward(
-        self,
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b g s e"],
-        v: Float[Tensor, "b g s f"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> LayerOutput:
-        projected = self._project(k, v, query_positions, key_positions)
+    def forward(self, call: KernelCall) -> LayerOutput:
+        projected, q = self._project(call), call.q
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-        if watch is no_watch:
+        if call.watch is no_watch:
             return LayerOutput(
-                ops.fused_attention(q, projected.k, projected.v, projected.mask, causal=False, scale=scale), state
+                ops.fused_attention(q, projected.k, projected.v, projected.mask, causal=False, scale=scale), call.state
             )
         all_visible = torch.ones(1, 1, q.shape[2], projected.k.shape[2], dtype=torch.bool, device=q.device)
         mask = all_visible if projected.mask is None else projected.mask
@@ -81,30 +71,19 @@ class LinformerKernel(Kernel):
             mask,
             scale=scale,
             position=NoPosition(),
-            query_positions=query_positions,
-            key_positions=key_positions,
+            query_positions=call.query_positions,
+            key_positions=call.key_positions,
         )
-        watch(self, "weights", weights)
-        return LayerOutput(y, state)
+        call.watch(self, "weights", weights)
+        return LayerOutput(y, call.state)
 
-    def explain(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> str:
-        if watch is not no_watch:
+    def explain(self, call: KernelCall) -> str:
+        if call.watch is not no_watch:
             return f"naive: the weights of {self.keys.slots} slots are watched"
-        return f"sdpa: {self.keys.slots} slots in place of {k.shape[2]} keys"
+        return f"sdpa: {self.keys.slots} slots in place of {call.k.shape[2]} keys"
 
-    def _project(
-        self, k: Tensor, v: Tensor, query_positions: TokenPositions, key_positions: TokenPositions
-    ) -> _ProjectedKV:
+    def _project(self, call: KernelCall) -> _ProjectedKV:
+        k, v, key_positions = call.k, call.v, call.key_positions
         if isinstance(key_positions.layout, ContiguousLayout):
             self._check_length(k.shape[2])
             return _ProjectedKV(self.keys(k).x, self.values(v).x, None)
@@ -118,7 +97,7 @@ class LinformerKernel(Kernel):
         if len(segment_ids) == 1 and keys.filled is None:
             return _ProjectedKV(k, v, None)
         # a slot belongs to its document
-        mask = query_positions.segment_ids[:, :, None] == segment_ids.repeat_interleave(keys.x.shape[2])
+        mask = call.query_positions.segment_ids[:, :, None] == segment_ids.repeat_interleave(keys.x.shape[2])
         if keys.filled is not None:
             mask = mask & keys.filled.reshape(k.shape[0], 1, -1)
         return _ProjectedKV(k, v, mask[:, None])

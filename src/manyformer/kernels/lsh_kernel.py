@@ -7,13 +7,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
-from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, WatchFn, no_watch
-from manyformer.kernels.kernel import Kernel
+from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, no_watch
+from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.ops import bucket_chunks, chunk_gather_attention, cluster_attention, counter_random, lsh_hashing
 from manyformer.ops import softmax_attention as ops
 from manyformer.ops.bucket_chunks import MAX_BUCKETS, BucketChunks, ChunkUnit
 from manyformer.ops.chunk_gather_attention import ChunkVisibility
-from manyformer.position import Position
 from manyformer.recompute import choose_once
 from manyformer.training_hooks import PostStepUpdate
 
@@ -116,37 +115,15 @@ class LSHKernel(Kernel, PostStepUpdate):
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
         return LSHState()
 
-    def forward(
-        self,
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b h s e"],
-        v: Float[Tensor, "b h s f"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> LayerOutput:
-        path = self._select_path(q, k, state, watch).path
-        with autocast_disabled(q.device):
-            keys = normalize_keys(k).to(v.dtype)
-        output: LayerOutput = self._attend(
-            q.to(v.dtype), keys, v, query_positions, key_positions, position, state, watch, path
-        )
+    def forward(self, call: KernelCall) -> LayerOutput:
+        path = self._select_path(call).path
+        with autocast_disabled(call.q.device):
+            keys = normalize_keys(call.k).to(call.v.dtype)
+        output: LayerOutput = self._attend(call._replace(q=call.q.to(call.v.dtype), k=keys), path)
         return output
 
-    def explain(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> str:
-        choice = self._select_path(q, k, state, watch)
+    def explain(self, call: KernelCall) -> str:
+        choice = self._select_path(call)
         return f"{choice.path}: {choice.reason}"
 
     def extra_repr(self) -> str:
@@ -154,7 +131,8 @@ class LSHKernel(Kernel, PostStepUpdate):
         chunks = f"chunks_before={self.chunks_before}, chunks_after={self.chunks_after}"
         return f"{sizes}, {chunks}, {self.variant}, redraw={self.redraw}, scale={self.scale}"
 
-    def _select_path(self, q: Tensor, k: Tensor, state: State, watch: WatchFn) -> LSHPathChoice:
+    def _select_path(self, call: KernelCall) -> LSHPathChoice:
+        queries, keys, state = call.q.shape[2], call.k.shape[2], call.state
         if state is not None and self.variant != "strict":
             raise ValueError(
                 f"LSHKernel: the variant '{self.variant}' cannot continue from a state, because later tokens move its "
@@ -162,11 +140,11 @@ class LSHKernel(Kernel, PostStepUpdate):
             )
         if state is not None and state.chunk_ids is not None:
             return LSHPathChoice("remembered", "the buckets of earlier tokens are in the state")
-        if q.shape[2] != k.shape[2]:
-            raise ValueError(f"LSHKernel ties queries and keys: got {q.shape[2]} queries and {k.shape[2]} keys")
+        if queries != keys:
+            raise ValueError(f"LSHKernel ties queries and keys: got {queries} queries and {keys} keys")
         if self.path != "auto":
             return LSHPathChoice(self.path, "forced")
-        if watch is not no_watch:
+        if call.watch is not no_watch:
             return LSHPathChoice("naive", "the weights are watched, and only this path forms them")
         return LSHPathChoice(
             "sorted", f"{self.num_hashes} rounds of {self.num_buckets} buckets in chunks of {self.chunk_length}"
@@ -174,18 +152,8 @@ class LSHKernel(Kernel, PostStepUpdate):
 
     # sorting and cutting depend on tensor values, which a compiled graph cannot follow
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: LSHState | None,
-        watch: WatchFn,
-        path: LSHPath,
-    ) -> LayerOutput:
+    def _attend(self, call: KernelCall, path: LSHPath) -> LayerOutput:
+        q, k, v, query_positions, key_positions, position, state, watch = call
         buckets = choose_once(lambda: self._hash(q))
         if self.variant == "published":
             buckets = buckets.masked_fill(

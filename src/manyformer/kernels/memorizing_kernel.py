@@ -9,14 +9,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, WatchFn, no_watch
-from manyformer.kernels.kernel import Kernel
+from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.key_search import ExactSearch, KeySearch
 from manyformer.kernels.kv_buffer import BlockHistory, KVBuffer, append, empty_buffer, shared_key_ranges, trim
 from manyformer.kernels.softmax_kernel import SoftmaxKernel
 from manyformer.ops.region_shares import region_shares
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.ops.top_products import TopProducts
-from manyformer.position import Position
 from manyformer.training_hooks import StatefulAcrossBatches
 
 
@@ -24,24 +23,16 @@ class LocalAttentionCall(NamedTuple):
     """The call of the local attention kernel."""
 
     inner: SoftmaxKernel
-    q: Float[Tensor, "b h l e"]
-    k: Float[Tensor, "b h s e"]
-    v: Float[Tensor, "b h s f"]
-    query_positions: TokenPositions
-    key_positions: TokenPositions
-    position: Position
-    watch: WatchFn
+    call: KernelCall
 
     @property
     def scale(self) -> float:
         """The factor of the dot products."""
-        return self.q.shape[-1] ** -0.5 if self.inner.scale is None else self.inner.scale
+        return self.call.q.shape[-1] ** -0.5 if self.inner.scale is None else self.inner.scale
 
     def local_output(self) -> Float[Tensor, "b h l f"]:
         """Compute the output of local attention."""
-        inner, *call, watch = self
-        y: Tensor = inner(*call, None, watch).y
-        return y
+        return self.inner(self.call).y
 
 
 class RetrievedPairs(NamedTuple):
@@ -96,7 +87,7 @@ class JointSoftmaxCombiner(MemoryCombiner):
     def forward(self, local: LocalAttentionCall, retrieved: RetrievedPairs | None) -> CombinedOutput:
         if retrieved is None:
             return CombinedOutput(local.local_output())
-        inner, q, k, v, query_positions, key_positions, position, watch = local
+        inner, (q, k, v, query_positions, key_positions, position, _, watch) = local
         local_scores = position.score(q @ k.mT * local.scale, q, k, query_positions, key_positions)
         mask = torch.cat(
             [
@@ -154,17 +145,8 @@ class MemorizingKernel(Kernel, StatefulAcrossBatches):
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
         return empty_buffer(batch, self.heads, self.head_dim, self.head_dim, device=device, dtype=dtype)
 
-    def forward(
-        self,
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b h s e"],
-        v: Float[Tensor, "b h s f"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> LayerOutput:
+    def forward(self, call: KernelCall) -> LayerOutput:
+        q, k, v, query_positions, state = call.q, call.k, call.v, call.query_positions, call.state
         rows, num_cached = q.shape[0], k.shape[2] - q.shape[2]
         positions = query_positions._replace(
             position_ids=query_positions.position_ids.expand(rows, -1),
@@ -177,8 +159,8 @@ class MemorizingKernel(Kernel, StatefulAcrossBatches):
             if state is None
             else append(state, *new_pairs, positions, keep)
         )
-        recorder = no_watch if watch is no_watch else _WeightRecorder(self, watch)
-        local = LocalAttentionCall(self.inner, q, k, v, query_positions, key_positions, position, recorder)
+        recorder = no_watch if call.watch is no_watch else _WeightRecorder(self, call.watch)
+        local = LocalAttentionCall(self.inner, call._replace(state=None, watch=recorder))
         y, memory_share = self.combine(
             local,
             None
@@ -189,22 +171,12 @@ class MemorizingKernel(Kernel, StatefulAcrossBatches):
             recorder.report(memory_share, positions)
         return LayerOutput(y, None if state is None else trim(buffer, query_positions, keep))
 
-    def explain(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> str:
-        local_path = self.inner.explain(q, k, v, query_positions, key_positions, position, None, watch)
-        num_pairs = (0 if state is None else state.stop - state.start) + q.shape[2]
+    def explain(self, call: KernelCall) -> str:
+        local_path, state = self.inner.explain(call._replace(state=None)), call.state
+        num_pairs = (0 if state is None else state.stop - state.start) + call.q.shape[2]
         masking = (
             "in contiguous ranges"
-            if shared_key_ranges(self.history, query_positions, num_pairs) is not None
+            if shared_key_ranges(self.history, call.query_positions, num_pairs) is not None
             else "masked key by key in torch"
         )
         return f"{local_path}; {self.neighbours} of {num_pairs} pairs looked up by {self.search.name}, {masking}"

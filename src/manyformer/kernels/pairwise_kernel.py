@@ -7,12 +7,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
-from manyformer.core import LayerOutput, State, TokenPositions, WatchFn, no_watch
-from manyformer.kernels.kernel import Kernel
+from manyformer.core import LayerOutput
+from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.pair_scores import DotProductScore, GaussianScore, PairScore
 from manyformer.kernels.weight_functions import SoftmaxWeights, WeightFunction
 from manyformer.masks import AllKeys, Mask
-from manyformer.position import Position
 
 
 @final
@@ -33,38 +32,19 @@ class PairwiseKernel(Kernel):
         self.weights = SoftmaxWeights() if weights is None else weights
         self.mask = AllKeys() if mask is None else mask
 
-    def forward(
-        self,
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b g s e"],
-        v: Float[Tensor, "b g s f"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> LayerOutput:
+    def forward(self, call: KernelCall) -> LayerOutput:
+        q, query_positions, key_positions, position = call.q, call.query_positions, call.key_positions, call.position
         compute_dtype = torch.promote_types(q.dtype, torch.float32)
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (call.k, call.v))
         with autocast_disabled(q.device):
             scores = position.score(
                 self.score(q.to(compute_dtype), k.to(compute_dtype)), q, k, query_positions, key_positions
             )
             weights = self.weights(scores, self.mask.dense(query_positions, key_positions, q.shape[1])).to(v.dtype)
-        watch(self, "weights", weights)
-        return LayerOutput(position.value(weights @ v, weights, query_positions, key_positions), state)
+        call.watch(self, "weights", weights)
+        return LayerOutput(position.value(weights @ v, weights, query_positions, key_positions), call.state)
 
-    def explain(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> str:
+    def explain(self, call: KernelCall) -> str:
         return f"pairs: {type(self.score).__name__} and {type(self.weights).__name__} have no other path"
 
     def extra_repr(self) -> str:

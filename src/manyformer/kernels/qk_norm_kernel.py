@@ -3,12 +3,10 @@
 from typing import final
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from manyformer.core import LayerOutput, State, TokenPositions, WatchFn, no_watch
-from manyformer.kernels.kernel import Kernel
-from manyformer.position import Position
+from manyformer.core import LayerOutput, State
+from manyformer.kernels.kernel import Kernel, KernelCall
 
 EPSILON = 1e-6
 
@@ -32,35 +30,12 @@ class QKNormKernel(Kernel):
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
         return self.inner.init_state(batch, device=device, dtype=dtype)
 
-    def forward(
-        self,
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b g s e"],
-        v: Float[Tensor, "b g s f"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> LayerOutput:
-        output: LayerOutput = self.inner(
-            *self._normalize(q, k), v, query_positions, key_positions, position, state, watch
-        )
-        return output
+    def forward(self, call: KernelCall) -> LayerOutput:
+        return self.inner(self._normalize(call))
 
-    def explain(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> str:
-        return self.inner.explain(*self._normalize(q, k), v, query_positions, key_positions, position, state, watch)
+    def explain(self, call: KernelCall) -> str:
+        return self.inner.explain(self._normalize(call))
 
-    def _normalize(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        q, k = (x * (x.square().sum(-1, keepdim=True) + EPSILON).rsqrt() for x in (q, k))
-        return q * self.scale.abs().to(q.dtype)[:, None, None], k
+    def _normalize(self, call: KernelCall) -> KernelCall:
+        q, k = (x * (x.square().sum(-1, keepdim=True) + EPSILON).rsqrt() for x in (call.q, call.k))
+        return call._replace(q=q * self.scale.abs().to(q.dtype)[:, None, None], k=k)

@@ -11,14 +11,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
-from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, State, TokenPositions, WatchFn, no_watch
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, State, TokenPositions, no_watch
 from manyformer.kernels.centroids import KMeansCentroids
-from manyformer.kernels.kernel import Kernel
+from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.ops import chunk_gather_attention, cluster_attention
 from manyformer.ops import softmax_attention as ops
 from manyformer.ops.bucket_chunks import sort_into_chunks
 from manyformer.ops.document_grid import grid_by_run
-from manyformer.position import NoPosition, Position
+from manyformer.position import NoPosition
 from manyformer.recompute import choose_once
 
 
@@ -219,17 +219,8 @@ class RoutingKernel(Kernel):
             )
         return RoutingState()
 
-    def forward(
-        self,
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b g s e"],
-        v: Float[Tensor, "b g s f"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> LayerOutput:
+    def forward(self, call: KernelCall) -> LayerOutput:
+        q, k, v, query_positions = call.q, call.k, call.v, call.query_positions
         compute_dtype = torch.promote_types(v.dtype, torch.float32)
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
         valid = (
@@ -242,28 +233,18 @@ class RoutingKernel(Kernel):
             new_keys = keys[:, :, k.shape[2] - q.shape[2] :]
             cosines = self.centroids(new_keys / math.sqrt(q.shape[-1]), valid)
             result = self.membership.attend(
-                RoutingKeys(keys, v.to(compute_dtype), key_positions, cosines),
-                state,
+                RoutingKeys(keys, v.to(compute_dtype), call.key_positions, cosines),
+                call.state,
                 scale=scale,
-                return_weights=watch is not no_watch,
+                return_weights=call.watch is not no_watch,
             )
         if result.weights is not None:
-            watch(self, "weights", result.weights)
-        watch(self, "near", cosines)
+            call.watch(self, "weights", result.weights)
+        call.watch(self, "near", cosines)
         return LayerOutput(result.y.to(v.dtype), result.state, self.centroids.loss(cosines, valid))
 
-    def explain(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> str:
-        return self.membership.describe(q.shape[2], state, return_weights=watch is not no_watch)
+    def explain(self, call: KernelCall) -> str:
+        return self.membership.describe(call.q.shape[2], call.state, return_weights=call.watch is not no_watch)
 
     def extra_repr(self) -> str:
         return f"{self.membership!r}, scale={self.scale}"

@@ -9,13 +9,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
-from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, State, TokenPositions, WatchFn, no_watch
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, State, TokenPositions
 from manyformer.kernels.block_sorting import SortingNetwork
-from manyformer.kernels.kernel import Kernel
+from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops import sinkhorn_attention as ops
 from manyformer.ops.document_grid import DocumentGrid, grid_by_run
-from manyformer.position import Position
 
 
 class DocumentBlocks(NamedTuple):
@@ -86,17 +85,8 @@ class SinkhornKernel(Kernel):
             )
         return ()
 
-    def forward(
-        self,
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b g s e"],
-        v: Float[Tensor, "b g s f"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> LayerOutput:
+    def forward(self, call: KernelCall) -> LayerOutput:
+        q, k, v = call.q, call.k, call.v
         if not self.causal and q.shape[2] != k.shape[2]:
             raise ValueError(
                 "SinkhornKernel without Causal() needs as many keys as queries: for cross-attention use SoftmaxKernel"
@@ -104,11 +94,11 @@ class SinkhornKernel(Kernel):
         k, v = (x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         blocks = (
             self._split_contiguous(q, k, v)
-            if isinstance(key_positions.layout, ContiguousLayout)
-            else self._split_documents(q, k, v, key_positions)
+            if isinstance(call.key_positions.layout, ContiguousLayout)
+            else self._split_documents(q, k, v, call.key_positions)
         )
         sort_matrix = self._sort_matrix(blocks, v.dtype)
-        watch(self, "sort", sort_matrix)
+        call.watch(self, "sort", sort_matrix)
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
         if self.sortcut_blocks is not None:
             sort_matrix = sort_matrix[:, :, : self.sortcut_blocks]
@@ -118,21 +108,11 @@ class SinkhornKernel(Kernel):
             y = ops.sinkhorn_attention(
                 *blocks[:3], sort_matrix, causal=self.causal, scale=scale, present=blocks.present
             )
-        return LayerOutput(self._collect_outputs(y, blocks, q.shape[2], k.shape[2]), state)
+        return LayerOutput(self._collect_outputs(y, blocks, q.shape[2], k.shape[2]), call.state)
 
-    def explain(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> str:
+    def explain(self, call: KernelCall) -> str:
         visible = f"{self.sortcut_blocks} sorted blocks" if self.sortcut_blocks else "itself and a sorted block"
-        return f"blocks: each block of {self.block} tokens sees {visible}, {k.shape[2]} tokens in each row"
+        return f"blocks: each block of {self.block} tokens sees {visible}, {call.k.shape[2]} tokens in each row"
 
     def extra_repr(self) -> str:
         causal = "Causal()" if self.causal else "AllKeys()"

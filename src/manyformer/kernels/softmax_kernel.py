@@ -14,20 +14,18 @@ from manyformer.core import (
     LayerOutput,
     PackedLayout,
     PrefixedLayout,
-    State,
     TokenPositions,
-    WatchFn,
     no_watch,
 )
 from manyformer.kernels import softmax_with_bias
-from manyformer.kernels.kernel import Kernel
-from manyformer.kernels.softmax_with_bias import MIN_DOCUMENT_LENGTH, BiasedSoftmaxPlan
+from manyformer.kernels.kernel import Kernel, KernelCall
+from manyformer.kernels.softmax_with_bias import MIN_DOCUMENT_LENGTH, BiasedSoftmaxPlan, SoftmaxCall
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops import block_sparse_attention, flex_mask_attention
 from manyformer.ops import softmax_attention as ops
 from manyformer.ops.sparse_plan import SparsePlan, make_sparse_plan
 from manyformer.ops.static_layout import can_plan, has_roles_or_parts, layout_is_complete, materialize
-from manyformer.position import NoPosition, Position
+from manyformer.position import NoPosition
 
 SoftmaxPath = Literal["naive", "sdpa", "documents", "sparse", "blocked", "flex"]
 
@@ -95,18 +93,9 @@ class SoftmaxKernel(Kernel):
         self.dropout, self.scale, self.path = dropout, scale, path
         self._all, self._causal = self.mask == AllKeys(), self.mask == Causal()
 
-    def forward(
-        self,
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b g s e"],
-        v: Float[Tensor, "b g s f"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> LayerOutput:
-        choice = self._select_path(q, k, query_positions, key_positions, position, watch)
+    def forward(self, call: KernelCall) -> LayerOutput:
+        choice = self._select_path(call)
+        q, k, v, query_positions, key_positions, position, state, _ = call
         scale = self._scale(q)
         dropout = self.dropout if self.training else 0.0
         if choice.path == "naive":
@@ -122,7 +111,7 @@ class SoftmaxKernel(Kernel):
                 query_positions=query_positions,
                 key_positions=key_positions,
             )
-            watch(self, "weights", weights)
+            call.watch(self, "weights", weights)
             return LayerOutput(y, state)
         if choice.path == "documents":
             assert isinstance(query_positions.layout, PackedLayout)
@@ -133,8 +122,7 @@ class SoftmaxKernel(Kernel):
             )
             return LayerOutput(y, state)
         if choice.biased_plan is not None:
-            call = self._softmax_call(q, query_positions, key_positions, position)
-            return LayerOutput(softmax_with_bias.run_plan(choice.biased_plan, call, q, k, v), state)
+            return LayerOutput(softmax_with_bias.run_plan(choice.biased_plan, self._softmax_call(call)), state)
         if choice.sparse_plan is not None:
             y = block_sparse_attention.block_sparse_attention(q, k, v, choice.sparse_plan, scale=scale)
             return LayerOutput(y, state)
@@ -145,46 +133,26 @@ class SoftmaxKernel(Kernel):
         y = ops.fused_attention(q, k, v, dense, causal=choice.causal, scale=scale, dropout=dropout)
         return LayerOutput(y, state)
 
-    def explain(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> str:
-        choice = self._select_path(q, k, query_positions, key_positions, position, watch)
+    def explain(self, call: KernelCall) -> str:
+        choice = self._select_path(call)
         return f"{choice.path}: {choice.reason}"
 
     def extra_repr(self) -> str:
         return f"{self.mask!r}, path={self.path}"
 
-    def _select_path(
-        self,
-        q: Tensor,
-        k: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        watch: WatchFn,
-    ) -> SoftmaxPathChoice:
+    def _select_path(self, call: KernelCall) -> SoftmaxPathChoice:
         if self.path == "naive":
             return SoftmaxPathChoice("naive", "forced")
-        if watch is not no_watch:
+        if call.watch is not no_watch:
             reason = "the weights are watched, and only this path forms them"
             if self.path != "auto":
                 raise ValueError(f"SoftmaxKernel: path '{self.path}' cannot serve this call: {reason}")
             return SoftmaxPathChoice("naive", reason)
-        if self.path == "blocked" or position.required_seams() & {"score", "value"}:
-            plan = softmax_with_bias.select_plan(
-                self._softmax_call(q, query_positions, key_positions, position), q, k, self.path
-            )
+        if self.path == "blocked" or call.position.required_seams() & {"score", "value"}:
+            plan = softmax_with_bias.select_plan(self._softmax_call(call), self.path)
             return SoftmaxPathChoice(plan.path, plan.reason, biased_plan=plan if plan.path != "naive" else None)
         if self.path == "documents":
-            packed = self._select_documents_path(q, query_positions, key_positions)
+            packed = self._select_documents_path(call)
             if packed is None or not (self._all or self._causal):
                 raise ValueError(
                     "SoftmaxKernel: path 'documents' needs packed self-attention with the mask Causal() or AllKeys()"
@@ -195,40 +163,32 @@ class SoftmaxKernel(Kernel):
             if drops_weights:
                 raise ValueError(f"SoftmaxKernel: path '{self.path}' does not form the weights that dropout acts on")
             sparse_plan = (
-                make_sparse_plan(self.mask, query_positions, key_positions, q.shape[1])
+                make_sparse_plan(self.mask, call.query_positions, call.key_positions, call.q.shape[1])
                 if self.path == "sparse"
                 else None
             )
             return SoftmaxPathChoice(self.path, "forced", sparse_plan=sparse_plan)
-        fused = self._select_sdpa_path(k, query_positions, key_positions)
+        fused, device = self._select_sdpa_path(call), call.q.device.type
         # meta tensors are used to count the costs of a CPU
-        if self.path == "auto" and fused.needs_dense_mask and q.device.type in ("cpu", "meta"):
-            return self._select_cpu_path(fused, q, k, query_positions, key_positions)
-        if self.path == "auto" and fused.needs_dense_mask and q.device.type == "cuda" and not drops_weights:
+        if self.path == "auto" and fused.needs_dense_mask and device in ("cpu", "meta"):
+            return self._select_cpu_path(fused, call)
+        if self.path == "auto" and fused.needs_dense_mask and device == "cuda" and not drops_weights:
             return SoftmaxPathChoice("flex", f"{self.mask!r} compiled, for its visible blocks")
         return fused
 
-    def _select_cpu_path(
-        self,
-        fused: SoftmaxPathChoice,
-        q: Tensor,
-        k: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> SoftmaxPathChoice:
+    def _select_cpu_path(self, fused: SoftmaxPathChoice, call: KernelCall) -> SoftmaxPathChoice:
         """One call per document, or only visible blocks, where that saves more than the call overhead."""
-        packed = self._select_documents_path(q, query_positions, key_positions)
+        packed = self._select_documents_path(call)
         if not (self._all or self._causal):
-            return (
-                packed
-                if packed and self._is_cheaper_per_document(q, query_positions)
-                else self._select_sparse_path(fused, q, k, query_positions, key_positions)
-            )
+            is_cheaper = packed is not None and self._is_cheaper_per_document(call.q, call.query_positions)
+            return packed if packed and is_cheaper else self._select_sparse_path(fused, call)
         if packed is None:
             return fused
-        assert isinstance(query_positions.layout, PackedLayout)
-        saved_pairs = q.shape[1] * (q.shape[0] * q.shape[2] * k.shape[2] - _count_pairs(query_positions.layout))
-        return packed if saved_pairs > PAIRS_PER_CALL * len(query_positions.layout.documents) else fused
+        layout = call.query_positions.layout
+        assert isinstance(layout, PackedLayout)
+        (rows, heads, queries, _), keys = call.q.shape, call.k.shape[2]
+        saved_pairs = heads * (rows * queries * keys - _count_pairs(layout))
+        return packed if saved_pairs > PAIRS_PER_CALL * len(layout.documents) else fused
 
     def _is_cheaper_per_document(self, q: Tensor, query_positions: TokenPositions) -> bool:
         """Whether documents under a sparse mask are cheaper one by one than whole rows."""
@@ -236,55 +196,43 @@ class SoftmaxKernel(Kernel):
         are_short = q.shape[0] * q.shape[2] < MIN_DOCUMENT_LENGTH * len(query_positions.layout.documents)
         return q.shape[2] ** 2 >= MIN_PAIRS_FOR_PLAN and not are_short and not has_roles_or_parts(query_positions)
 
-    def _select_sparse_path(
-        self,
-        fused: SoftmaxPathChoice,
-        q: Tensor,
-        k: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> SoftmaxPathChoice:
+    def _select_sparse_path(self, fused: SoftmaxPathChoice, call: KernelCall) -> SoftmaxPathChoice:
         """The sparse path, where its cost is below that of all pairs."""
-        pairs = q.shape[2] * k.shape[2]
-        if pairs < MIN_PAIRS_FOR_PLAN or not can_plan(query_positions, key_positions):
+        heads, pairs = call.q.shape[1], call.q.shape[2] * call.k.shape[2]
+        if pairs < MIN_PAIRS_FOR_PLAN or not can_plan(call.query_positions, call.key_positions):
             return fused
         if self.training and self.dropout:
             return fused._replace(reason=f"{fused.reason}, because dropout acts on the weights")
-        plan: SparsePlan = make_sparse_plan(self.mask, query_positions, key_positions, q.shape[1])
-        share = plan.cost / (q.shape[1] * pairs)
+        plan: SparsePlan = make_sparse_plan(self.mask, call.query_positions, call.key_positions, heads)
+        share = plan.cost / (heads * pairs)
         if share >= 1:
             return fused._replace(reason=f"{fused.reason}, which has too few masked blocks for a sparse plan")
         reason = f"{self.mask!r} for {share:.0%} of the cost of all pairs, in {plan.describe()}"
         return SoftmaxPathChoice("sparse", reason, sparse_plan=plan)
 
-    def _softmax_call(
-        self, q: Tensor, query_positions: TokenPositions, key_positions: TokenPositions, position: Position
-    ) -> softmax_with_bias.SoftmaxCall:
-        return softmax_with_bias.SoftmaxCall(
-            self.mask, query_positions, key_positions, position, self._scale(q), self.dropout if self.training else 0.0
-        )
+    def _softmax_call(self, call: KernelCall) -> SoftmaxCall:
+        return SoftmaxCall(call, self.mask, self._scale(call.q), self.dropout if self.training else 0.0)
 
     def _scale(self, q: Tensor) -> float:
         return 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
 
-    def _select_sdpa_path(
-        self, k: Tensor, query_positions: TokenPositions, key_positions: TokenPositions
-    ) -> SoftmaxPathChoice:
+    def _select_sdpa_path(self, call: KernelCall) -> SoftmaxPathChoice:
         """How torch's fused kernel applies the mask: not at all, by its causal flag, or as a dense mask."""
-        if isinstance(query_positions.layout, ContiguousLayout) and isinstance(key_positions.layout, ContiguousLayout):
-            offset = query_positions.layout.start - key_positions.layout.start
+        query_layout, key_layout = call.query_positions.layout, call.key_positions.layout
+        if isinstance(query_layout, ContiguousLayout) and isinstance(key_layout, ContiguousLayout):
+            offset = query_layout.start - key_layout.start
             if self._all:
                 return ALL_VISIBLE
-            if self._causal and offset >= k.shape[2] - 1:
+            if self._causal and offset >= call.k.shape[2] - 1:
                 return PAST_ONLY
             if self._causal and offset == 0:
                 return ALIGNED
         # scanning the documents comes last, and only for a causal mask, where the result matters
         if (
             self._causal
-            and isinstance(query_positions.layout, PackedLayout)
-            and query_positions.layout == key_positions.layout
-            and query_positions.layout.right_padded
+            and isinstance(query_layout, PackedLayout)
+            and query_layout == key_layout
+            and query_layout.right_padded
         ):
             return RIGHT_PADDED
         return SoftmaxPathChoice("sdpa", f"the dense mask of {self.mask!r} for these positions", needs_dense_mask=True)
@@ -298,18 +246,17 @@ class SoftmaxKernel(Kernel):
         padding = -length % multiple if self.mask.causal else 0
         q, k, v = (F.pad(x, (0, 0, 0, padding)) if padding else x for x in (q, k, v))
         positions = materialize(ContiguousLayout(), length + padding)
-        y: Tensor = self.forward(q, k, v, positions, positions, NoPosition()).y
+        y = self.forward(KernelCall(q, k, v, positions, positions, NoPosition())).y
         return y[:, :, :length]
 
-    def _select_documents_path(
-        self, q: Tensor, query_positions: TokenPositions, key_positions: TokenPositions
-    ) -> SoftmaxPathChoice | None:
-        if not isinstance(query_positions.layout, PackedLayout) or query_positions.layout is not key_positions.layout:
+    def _select_documents_path(self, call: KernelCall) -> SoftmaxPathChoice | None:
+        layout = call.query_positions.layout
+        if not isinstance(layout, PackedLayout) or layout is not call.key_positions.layout:
             return None
         # if all tokens are padding there is no document to compute
-        if not query_positions.layout.documents:
+        if not layout.documents:
             return None
-        reason = f"{len(query_positions.layout.documents)} documents in {q.shape[0]} packed rows, one call each"
+        reason = f"{len(layout.documents)} documents in {call.q.shape[0]} packed rows, one call each"
         return SoftmaxPathChoice("documents", reason, causal=self._causal)
 
 

@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from manyformer.core import AlignedLayout, ContiguousLayout, PackedLayout, TokenPositions
+from manyformer.kernels.kernel import KernelCall
 from manyformer.masks import AllKeys, Causal, Mask, union
 from manyformer.ops import (
     clipped_distance_attention,
@@ -38,12 +39,10 @@ MIN_DOCUMENT_LENGTH = 64
 
 
 class SoftmaxCall(NamedTuple):
-    """The arguments of one kernel call other than queries, keys and values."""
+    """A kernel call with the mask and numbers that the softmax applies to it."""
 
+    call: KernelCall
     mask: Mask
-    query_positions: TokenPositions
-    key_positions: TokenPositions
-    position: Position
     scale: float
     dropout: float
 
@@ -64,13 +63,14 @@ class BiasedSoftmaxPlan(NamedTuple):
     sparse_plan: SparsePlan | None = None
 
 
-def select_plan(call: SoftmaxCall, q: Tensor, k: Tensor, path: str) -> BiasedSoftmaxPlan:
+def select_plan(softmax: SoftmaxCall, path: str) -> BiasedSoftmaxPlan:
     """Select the cheapest exact plan that `path` allows. Raises ValueError if it allows none."""
-    seams = f"{type(call.position).__name__} {_describe_seams(call.position)}"
+    seams = f"{type(softmax.call.position).__name__} {_describe_seams(softmax.call.position)}"
     if path not in ("auto", "blocked", "flex"):
         raise ValueError(f"SoftmaxKernel: path '{path}' cannot serve this call: {seams}")
+    q, k = softmax.call.q, softmax.call.k
     if path == "flex" or (path == "auto" and q.device.type == "cuda"):
-        if (query_offset := _find_flex_offset(call, q, k)) is not None:
+        if (query_offset := _find_flex_offset(softmax)) is not None:
             return BiasedSoftmaxPlan(
                 "flex", f"{seams}: one compiled kernel that indexes its terms by distance", query_offset=query_offset
             )
@@ -79,7 +79,7 @@ def select_plan(call: SoftmaxCall, q: Tensor, k: Tensor, path: str) -> BiasedSof
                 f"SoftmaxKernel: path 'flex' needs a position that adds to scores by distance alone, no dropout of "
                 f"weights, and one contiguous document under the mask Causal() or AllKeys(); here {seams}"
             )
-    plan = _select_blocked_plan(call, q, k, seams)
+    plan = _select_blocked_plan(softmax, seams)
     queries, pairs = q.shape[2], q.shape[2] * k.shape[2]
     # the shifted form has a hand-written gradient and is faster than the definition for any number of pairs
     max_pairs = 0 if plan.form == "shifted" and q.device.type in ("cpu", "meta") else MAX_REFERENCE_PAIRS
@@ -89,27 +89,27 @@ def select_plan(call: SoftmaxCall, q: Tensor, k: Tensor, path: str) -> BiasedSof
     return plan
 
 
-def _select_blocked_plan(call: SoftmaxCall, q: Tensor, k: Tensor, seams: str) -> BiasedSoftmaxPlan:
-    query_offset, packed_layout = _find_offset(call, q.shape[2], k.shape[2])
-    terms = call.position.distance_terms(1, 1)
-    name = type(call.position).__name__
+def _select_blocked_plan(softmax: SoftmaxCall, seams: str) -> BiasedSoftmaxPlan:
+    query_offset, packed_layout = _find_offset(softmax)
+    terms = softmax.call.position.distance_terms(1, 1)
+    name = type(softmax.call.position).__name__
     per_document = "" if packed_layout is None else f", one call for each of {len(packed_layout.documents)} documents"
     if (
         query_offset is None
         and terms is not None
-        and _has_distance_vectors(call.position, terms)
-        and (query_offset := _find_aligned_offset(call)) is not None
+        and _has_distance_vectors(softmax.call.position, terms)
+        and (query_offset := _find_aligned_offset(softmax)) is not None
     ):
         method = f"computed in blocks of {distance_vector_attention.BLOCK} queries, distance terms as a view"
         reason = f"{name} has a vector for each distance: {method}, in rows of contiguous tokens"
-        return BiasedSoftmaxPlan("blocked", reason, "shifted", query_offset, segments=_segment_pair(call))
+        return BiasedSoftmaxPlan("blocked", reason, "shifted", query_offset, segments=_segment_pair(softmax))
     if query_offset is None or terms is None:
-        return _select_pairwise_plan(call, q, k, seams)
-    if _has_distance_vectors(call.position, terms):
+        return _select_pairwise_plan(softmax, seams)
+    if _has_distance_vectors(softmax.call.position, terms):
         method = f"computed in blocks of {distance_vector_attention.BLOCK} queries, distance terms as a view"
         reason = f"{name} has a vector for each distance: {method}{per_document}"
         return BiasedSoftmaxPlan("blocked", reason, "shifted", query_offset, packed_layout)
-    if call.dropout or not _is_narrow(call.position, terms, query_offset):
+    if softmax.dropout or not _is_narrow(softmax.call.position, terms, query_offset):
         return BiasedSoftmaxPlan("blocked", f"{seams}: computed in blocks of {BLOCK} queries")
     if _is_plain_bias(terms):
         method = f"one fused call per {toeplitz_attention.BLOCK} queries, its bias a view of one vector"
@@ -120,14 +120,15 @@ def _select_blocked_plan(call: SoftmaxCall, q: Tensor, k: Tensor, seams: str) ->
     return BiasedSoftmaxPlan("blocked", reason, "clipped", query_offset, packed_layout)
 
 
-def _select_pairwise_plan(call: SoftmaxCall, q: Tensor, k: Tensor, seams: str) -> BiasedSoftmaxPlan:
+def _select_pairwise_plan(softmax: SoftmaxCall, seams: str) -> BiasedSoftmaxPlan:
     """Blocks of queries with all keys, or only the visible blocks of the mask if that is cheaper."""
+    q, k, _, query_positions, key_positions, *_ = softmax.call
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     is_large = queries > BLOCK and queries * keys > MAX_REFERENCE_PAIRS
-    if is_large and call.mask not in (Causal(), AllKeys()) and can_plan(call.query_positions, call.key_positions):
+    if is_large and softmax.mask not in (Causal(), AllKeys()) and can_plan(query_positions, key_positions):
         # a position computes all heads at once, so all heads share one plan
-        any_head = union(list(dict.fromkeys(call.mask.for_head(head) for head in range(heads))))
-        plan = make_sparse_plan(any_head, call.query_positions, call.key_positions, heads)
+        any_head = union(list(dict.fromkeys(softmax.mask.for_head(head) for head in range(heads))))
+        plan = make_sparse_plan(any_head, query_positions, key_positions, heads)
         share = plan.cost / (heads * queries * keys)
         if share < 1:
             cost = f"{share:.0%} of the cost of all pairs"
@@ -136,87 +137,95 @@ def _select_pairwise_plan(call: SoftmaxCall, q: Tensor, k: Tensor, seams: str) -
     return BiasedSoftmaxPlan("blocked", f"{seams}: computed in blocks of {BLOCK} queries")
 
 
-def run_plan(plan: BiasedSoftmaxPlan, call: SoftmaxCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def run_plan(plan: BiasedSoftmaxPlan, softmax: SoftmaxCall) -> Tensor:
     """Compute the outputs (b, h, l, f) of a plan."""
-    query_offset = plan.query_offset
+    query_offset, (q, k, v, query_positions, key_positions, position, *_) = plan.query_offset, softmax.call
     if plan.sparse_plan is not None:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-        mask = call.mask if call.mask.per_head else None
+        mask = softmax.mask if softmax.mask.per_head else None
         seams = tiled_attention.PositionSeams(
-            call.position, call.query_positions, call.key_positions, mask, call.scale, call.dropout
+            position, query_positions, key_positions, mask, softmax.scale, softmax.dropout
         )
         return tiled_attention.tiled_attention(q, k, v, plan.sparse_plan, seams)
     if query_offset is None:
-        return _run_blocked(call, q, k, v)
+        return _run_blocked(softmax)
     if plan.path == "flex":
-        terms = _query_terms(call.position, query_offset, q.shape[2], k.shape[2])
+        terms = _query_terms(position, query_offset, q.shape[2], k.shape[2])
         return flex_bias_attention.flex_bias_attention(
-            q, k, v, _score_terms(terms, q), terms.lookback, terms.lookahead, query_offset, scale=call.scale
+            q, k, v, _score_terms(terms, q), terms.lookback, terms.lookahead, query_offset, scale=softmax.scale
         )
 
     def compute(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if plan.form == "shifted":
-            return _run_shifted(call, query_offset, plan.segments, q, k, v)
-        return _run_clipped_or_bias(call, query_offset, q, k, v)
+            return _run_shifted(softmax, query_offset, plan.segments, q, k, v)
+        return _run_clipped_or_bias(softmax, query_offset, q, k, v)
 
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     return compute(q, k, v) if plan.packed_layout is None else map_documents(q, k, v, plan.packed_layout, compute)
 
 
-def _run_blocked(call: SoftmaxCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    query_positions, key_positions = call.query_positions, call.key_positions
+def _run_blocked(softmax: SoftmaxCall) -> Tensor:
+    q, k, v, query_positions, key_positions, position, *_ = softmax.call
     keys = k.shape[2]
     is_contiguous = all(isinstance(x.layout, ContiguousLayout) for x in (query_positions, key_positions))
     offset = query_positions.layout.start - key_positions.layout.start if is_contiguous else 0  # type: ignore[union-attr]
 
     def visible_keys(stop: int) -> int:
-        return min(max(stop + offset, 1), keys) if is_contiguous and call.mask.causal else keys
+        return min(max(stop + offset, 1), keys) if is_contiguous and softmax.mask.causal else keys
 
     def dense(block_queries: TokenPositions, block_keys: TokenPositions) -> Tensor:
-        return call.mask.dense(block_queries, block_keys, q.shape[1])
+        return softmax.mask.dense(block_queries, block_keys, q.shape[1])
 
-    keywords = {"scale": call.scale, "dropout": call.dropout}
     return blocked_attention(
         q,
         k,
         v,
         dense,
-        position=call.position,
+        position=position,
         query_positions=query_positions,
         key_positions=key_positions,
         visible_key_count=visible_keys,
-        **keywords,
+        scale=softmax.scale,
+        dropout=softmax.dropout,
     )
 
 
-def _run_clipped_or_bias(call: SoftmaxCall, query_offset: QueryOffset, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    terms = _query_terms(call.position, query_offset, q.shape[2], k.shape[2])
+def _run_clipped_or_bias(softmax: SoftmaxCall, query_offset: QueryOffset, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    terms = _query_terms(softmax.call.position, query_offset, q.shape[2], k.shape[2])
     if _is_plain_bias(terms):
         assert terms.bias is not None
         return toeplitz_attention.toeplitz_attention(
-            q, k, v, terms.bias, terms.lookback, query_offset, scale=call.scale
+            q, k, v, terms.bias, terms.lookback, query_offset, scale=softmax.scale
         )
     reach = clipped_distance_attention.ClippedDistances(
         terms.lookback, terms.lookahead, query_offset.offset, query_offset.causal
     )
     return clipped_distance_attention.clipped_distance_attention(
-        q, k, v, _score_terms(terms, q), terms.values, reach, scale=call.scale
+        q, k, v, _score_terms(terms, q), terms.values, reach, scale=softmax.scale
     )
 
 
 def _run_shifted(
-    call: SoftmaxCall, query_offset: QueryOffset, segments: SegmentPair | None, q: Tensor, k: Tensor, v: Tensor
+    softmax: SoftmaxCall, query_offset: QueryOffset, segments: SegmentPair | None, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
     queries, keys = q.shape[2], k.shape[2]
     # a causal call masks keys ahead, but within a block their scores are computed
     max_ahead = distance_vector_attention.BLOCK if query_offset.causal else keys - 1 - query_offset.offset
-    terms = call.position.distance_terms(query_offset.offset + queries - 1, max_ahead)
+    terms = softmax.call.position.distance_terms(query_offset.offset + queries - 1, max_ahead)
     assert terms is not None
     assert terms.keys is not None
     vectors = terms.keys.expand(q.shape[1], -1, -1)
-    keywords = {"scale": call.scale, "dropout": call.dropout}
     return distance_vector_attention.distance_vector_attention(
-        q, k, v, vectors, terms.query_bias, terms.lookback, query_offset, segments=segments, **keywords
+        q,
+        k,
+        v,
+        vectors,
+        terms.query_bias,
+        terms.lookback,
+        query_offset,
+        segments=segments,
+        scale=softmax.scale,
+        dropout=softmax.dropout,
     )
 
 
@@ -256,11 +265,11 @@ def _is_narrow(position: Position, terms: DistanceTerms, query_offset: QueryOffs
     return position.max_distance is not None and position.max_distance < MAX_BAND_DISTANCE
 
 
-def _find_offset(call: SoftmaxCall, queries: int, keys: int) -> tuple[QueryOffset | None, PackedLayout | None]:
+def _find_offset(softmax: SoftmaxCall) -> tuple[QueryOffset | None, PackedLayout | None]:
     """The offset of queries against keys, and the documents to compute separately, if the mask is by distance alone."""
-    query_layout, key_layout = call.query_positions.layout, call.key_positions.layout
-    causal = call.mask == Causal()
-    if not causal and call.mask != AllKeys():
+    query_layout, key_layout = softmax.call.query_positions.layout, softmax.call.key_positions.layout
+    queries, keys, causal = softmax.call.q.shape[2], softmax.call.k.shape[2], softmax.mask == Causal()
+    if not causal and softmax.mask != AllKeys():
         return None, None
     if isinstance(query_layout, ContiguousLayout) and isinstance(key_layout, ContiguousLayout):
         offset = query_layout.start - key_layout.start
@@ -275,23 +284,24 @@ def _find_offset(call: SoftmaxCall, queries: int, keys: int) -> tuple[QueryOffse
     return (None, None) if are_short else (QueryOffset(0, causal), query_layout)
 
 
-def _find_aligned_offset(call: SoftmaxCall) -> QueryOffset | None:
+def _find_aligned_offset(softmax: SoftmaxCall) -> QueryOffset | None:
     """The offset of queries against keys in rows of contiguous tokens, whose positions may differ between rows."""
-    query_layout, key_layout, causal = call.query_positions.layout, call.key_positions.layout, call.mask == Causal()
+    query_layout, key_layout = softmax.call.query_positions.layout, softmax.call.key_positions.layout
+    causal = softmax.mask == Causal()
     if not isinstance(query_layout, ContiguousLayout | AlignedLayout):
         return None
     if not isinstance(key_layout, ContiguousLayout | AlignedLayout):
         return None
-    if not causal and call.mask != AllKeys():
+    if not causal and softmax.mask != AllKeys():
         return None
     offset = query_layout.start - key_layout.start
-    max_offset = call.key_positions.segment_ids.shape[1] - call.query_positions.segment_ids.shape[1]
+    max_offset = softmax.call.key_positions.segment_ids.shape[1] - softmax.call.query_positions.segment_ids.shape[1]
     return QueryOffset(offset, causal) if 0 <= offset <= max_offset else None
 
 
-def _segment_pair(call: SoftmaxCall) -> SegmentPair | None:
+def _segment_pair(softmax: SoftmaxCall) -> SegmentPair | None:
     """The segment ids of queries and keys; None if their values show that each row has a single document."""
-    query_segments, key_segments = call.query_positions.segment_ids, call.key_positions.segment_ids
+    query_segments, key_segments = softmax.call.query_positions.segment_ids, softmax.call.key_positions.segment_ids
     is_single = (
         key_segments.device.type == "cpu"
         and bool((key_segments == key_segments[:, :1]).all())
@@ -300,14 +310,14 @@ def _segment_pair(call: SoftmaxCall) -> SegmentPair | None:
     return None if is_single else SegmentPair(query_segments, key_segments)
 
 
-def _find_flex_offset(call: SoftmaxCall, q: Tensor, k: Tensor) -> QueryOffset | None:
+def _find_flex_offset(softmax: SoftmaxCall) -> QueryOffset | None:
     """The query offset if FlexAttention supports the call; it does not form the weights that values need."""
-    query_offset, packed_layout = _find_offset(call, q.shape[2], k.shape[2])
-    terms = call.position.distance_terms(1, 1)
-    if packed_layout is not None or terms is None or terms.values is not None or call.dropout:
+    query_offset, packed_layout = _find_offset(softmax)
+    terms = softmax.call.position.distance_terms(1, 1)
+    if packed_layout is not None or terms is None or terms.values is not None or softmax.dropout:
         return None
     # there would be as many distance terms as scores
-    if _has_distance_vectors(call.position, terms):
+    if _has_distance_vectors(softmax.call.position, terms):
         return None
     return query_offset
 

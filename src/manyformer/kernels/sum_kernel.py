@@ -3,12 +3,10 @@
 from typing import final
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from manyformer.core import LayerOutput, State, TokenPositions, WatchFn, no_watch
-from manyformer.kernels.kernel import Kernel
-from manyformer.position import Position
+from manyformer.core import LayerOutput, State
+from manyformer.kernels.kernel import Kernel, KernelCall
 
 
 @final
@@ -34,41 +32,18 @@ class SumKernel(Kernel):
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
         return [kernel.init_state(batch, device=device, dtype=dtype) for kernel in self._kernel_list()]
 
-    def forward(
-        self,
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b g s e"],
-        v: Float[Tensor, "b g s f"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> LayerOutput:
-        states = [None] * len(self.kernels) if state is None else state
-        outputs = [
-            kernel(q, k, v, query_positions, key_positions, position, kernel_state, watch)
-            for kernel, kernel_state in zip(self._kernel_list(), states)
-        ]
+    def forward(self, call: KernelCall) -> LayerOutput:
+        states = [None] * len(self.kernels) if call.state is None else call.state
+        outputs = [kernel(call._replace(state=state)) for kernel, state in zip(self._kernel_list(), states)]
         y, loss = outputs[0].y, outputs[0].loss
         for output in outputs[1:]:
             y, loss = y + output.y, loss + output.loss
-        return LayerOutput(y, None if state is None else [output.state for output in outputs], loss)
+        return LayerOutput(y, None if call.state is None else [output.state for output in outputs], loss)
 
-    def explain(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-        position: Position,
-        state: State = None,
-        watch: WatchFn = no_watch,
-    ) -> str:
+    def explain(self, call: KernelCall) -> str:
+        states = [None] * len(self.kernels) if call.state is None else call.state
         return "; and ".join(
-            kernel.explain(q, k, v, query_positions, key_positions, position, None, watch)
-            for kernel in self._kernel_list()
+            kernel.explain(call._replace(state=state)) for kernel, state in zip(self._kernel_list(), states)
         )
 
     def _kernel_list(self) -> list[Kernel]:

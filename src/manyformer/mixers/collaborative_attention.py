@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyformer.attention import AttentionState, default_source, split_heads
 from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions
-from manyformer.kernels import SoftmaxKernel
+from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.position import NoPosition
 from manyformer.sources import KVSource
@@ -63,7 +63,8 @@ class CollaborativeAttention(Layer):
         keys = self.source(x, ctx, self._project, source_state, recurrent=False)
         v = split_heads(keys.v[:, 0], self.heads)
         k = keys.k.expand(-1, self.heads, -1, -1)
-        y = self.kernel(self._queries(x), k, v, ctx.positions, keys.positions, self.position, kernel_state, ctx.watch).y
+        q = self._queries(x)
+        y = self.kernel(KernelCall(q, k, v, ctx.positions, keys.positions, self.position, kernel_state, ctx.watch)).y
         y = self.out_proj(y.transpose(1, 2).flatten(2))
         return LayerOutput(y, None if state is None else AttentionState(keys.state, kernel_state), keys.loss)
 

@@ -20,7 +20,7 @@ from manyformer.core import (
     TokenPositions,
     no_watch,
 )
-from manyformer.kernels import SoftmaxKernel
+from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AllKeys, AttendsToAll, Mask, NotMask, TokenSet, VisibleToAll, WithRole
 from manyformer.masks.mask import simplify_and, take_tokens
 from manyformer.ops.static_layout import layout_is_complete, materialize
@@ -69,7 +69,7 @@ class GlobalLocalAttention(Layer):
             raise ValueError("GlobalLocalAttention is bidirectional: it cannot continue from a state")
         q, (k, v) = self.q_proj(x), self.kv_proj(x).chunk(2, dim=-1)
         q, k, v = (split_heads(projected, self.heads) for projected in (q, k, v))
-        y = self.local_kernel(q, k, v, ctx.positions, ctx.positions, NoPosition(), None, ctx.watch).y
+        y = self.local_kernel(KernelCall(q, k, v, ctx.positions, ctx.positions, NoPosition(), None, ctx.watch)).y
         y = y + self._global_outputs(x, ctx)
         return LayerOutput(self.out_proj(y.transpose(1, 2).flatten(2)), state)
 
@@ -85,7 +85,8 @@ class GlobalLocalAttention(Layer):
         q = split_heads(self.global_q_proj(queries_in), self.heads)
         if indices is None or indices.shape[1] * self.heads > x.shape[-1]:
             k, v = (split_heads(projected, self.heads) for projected in self.global_kv_proj(x).chunk(2, dim=-1))
-            y: Tensor = self.global_kernel(q, k, v, query_positions, ctx.positions, NoPosition(), None, ctx.watch).y
+            call = KernelCall(q, k, v, query_positions, ctx.positions, NoPosition(), None, ctx.watch)
+            y = self.global_kernel(call).y
         else:
             y = self._attend_without_projection(q, x, query_positions, ctx.positions)
         if indices is None:
@@ -107,7 +108,7 @@ class GlobalLocalAttention(Layer):
         """
         k_proj, v_proj = (weight.view(self.heads, -1, x.shape[-1]) for weight in self.global_kv_proj.weight.chunk(2))
         mean_inputs = self.global_kernel(
-            q @ k_proj, x[:, None], x[:, None], query_positions, key_positions, NoPosition()
+            KernelCall(q @ k_proj, x[:, None], x[:, None], query_positions, key_positions, NoPosition())
         ).y
         bias = self.global_kv_proj.bias.chunk(2)[1].view(self.heads, 1, -1)
         is_global = self.tokens(query_positions) & (query_positions.segment_ids != PADDING_SEGMENT)
@@ -179,7 +180,7 @@ class FourPieceAttention(Layer):
         for side in sides:
             # queries of the other side have no visible keys and get zeros
             k, v = torch.cat([side.summary_kv_proj(parts[0]), side.text_kv_proj(parts[1])], 1).chunk(2, dim=-1)
-            qkv = (split_heads(output, self.heads) for output in (q, k, v))
-            y = y + side.kernel(*qkv, positions, positions, side.position, None, ctx.watch).y
+            q_heads, k, v = (split_heads(projected, self.heads) for projected in (q, k, v))
+            y = y + side.kernel(KernelCall(q_heads, k, v, positions, positions, side.position, None, ctx.watch)).y
         outs = y.transpose(1, 2).flatten(2).tensor_split([positions.layout.prefix], 1)
         return LayerOutput(torch.cat([side.out_proj(output) for side, output in zip(sides, outs)], 1), state)
