@@ -119,7 +119,7 @@ def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (table / "early-exit.md").read_text().count("\n") == 5
     capsys.readouterr()
     assert command(["efforts", str(run), "1 2", "--answer", "one two", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["most"] == 3
+    assert json.loads(capsys.readouterr().out)[0]["maximum"] == 3
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from manyformer.generate import (
             Decoding(processors=(RepetitionPenaltyProcessor(1.2), NoRepeatNGramProcessor(3))),
         ),
         ({"beam": 5}, Decoding(choice=BeamSettings(5, GNMTPenalty(0.6)))),
-        ({"beam": 5, "alpha": 0, "best": 2}, Decoding(choice=BeamSettings(5, GNMTPenalty(0), 2))),
+        ({"beam": 5, "length_penalty": 0, "best": 2}, Decoding(choice=BeamSettings(5, GNMTPenalty(0), 2))),
         ({"beam": 2, "no_repeat_ngram": 2}, Decoding(choice=BeamSettings(2), processors=(NoRepeatNGramProcessor(2),))),
         (
             {"stop": "\n", "stop_ids": (2,), "max_new": 7, "use_cache": False},
