@@ -11,13 +11,14 @@ import pytest
 
 import manyformer as mf
 from manyformer.core import Context
+from manyformer.recipes import RECIPES
 
 ROOT = Path(mf.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
     {"autocast", "dropout", "errors", "type_aliases"},
-    {"batches", "core", "dependency_trees", "flops", "pixel_order", "recompute", "training_hooks"},
+    {"batches", "core", "dependency_trees", "flops", "pixel_order", "plugins", "recompute", "training_hooks"},
     {"masks", "position"},
     {"ops"},
     {"kernels", "sources"},
@@ -147,3 +148,12 @@ def test_public_names() -> None:
         assert getattr(mf, name).__doc__, name
     with pytest.raises(AttributeError, match="module 'manyformer' has no attribute 'biuld'"):
         mf.biuld  # noqa: B018
+
+
+def test_each_file_of_recipes_defines_one_or_helps_those_that_do() -> None:
+    folder = ROOT / "recipes"
+    names = {file: set(imported(ast.parse(file.read_text()))) for file in ROOT.rglob("*.py")}
+    for file in sorted(folder.glob("[!_]*.py")):
+        module = f"manyformer.recipes.{file.stem}"
+        is_helper = any(name.startswith(f"{module}.") for user, used in names.items() if user != file for name in used)
+        assert is_helper or any(recipe.module == module for recipe in RECIPES.values()), f"{file.name} has no recipe"

@@ -1,6 +1,6 @@
 """The functions of the Python interface that build, load and explain models."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +10,35 @@ from torch import nn
 from manyformer.errors import UserError
 from manyformer.kernels import Kernel, KernelCall
 from manyformer.models import Model
-from manyformer.models.model_files import read_config, read_weights
-from manyformer.recipes import RECIPES, Recipe
+from manyformer.models.model_files import read_weights
+from manyformer.plugins import import_modules
+from manyformer.recipes import Recipe, all_recipes, read_saved_recipe
 from manyformer.recipes import build as build
 
 __all__ = ["build", "explain", "load", "recipes"]
 
 
 def recipes() -> dict[str, Recipe]:
-    """All recipes by name: `recipes()["transformer-lm"].card`, `.signature`."""
-    return dict(sorted(RECIPES.items()))
+    """All recipes by name, with those of installed packages: `recipes()["transformer-lm"].card`, `.signature`."""
+    return all_recipes()
 
 
-def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None) -> Model:
+def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None, imports: Sequence[str] = ()) -> Model:
     """The model saved in the folder `path`, or the final model of the run in that folder, in evaluation mode.
 
     `model.tokenizer` is the tokenizer that it was trained with, if one was saved. `keywords` of its recipe may be
-    changed if the shapes of the weights stay the same: `load("runs/copy", keywords={"num_hashes": 8})`. Raises
-    UserError if the folder holds no model or is damaged or incomplete. No pickle is ever read."""
+    changed if the shapes of the weights stay the same: `load("runs/copy", keywords={"num_hashes": 8})`. `imports`
+    names modules or .py files to import first, which define its recipe; installed packages that offer it need not be
+    named. Raises UserError if the folder holds no model or is damaged or incomplete. No pickle is ever read, and no
+    module that the folder names is imported."""
+    import_modules(imports)
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; a saved model is a folder with config.json and model.safetensors")
     if not (folder / "config.json").is_file() and (folder / "model" / "config.json").is_file():
         folder = folder / "model"
-    recipe, saved_keywords = read_config(folder)
-    model = build(recipe, **{**saved_keywords, **(keywords or {})})
+    recipe, saved_keywords = read_saved_recipe(folder)
+    model = build(recipe.card.name, **{**saved_keywords, **(keywords or {})})
     read_weights(model, folder)
     if any(folder.glob("tokenizer*.json")):
         # imported here because loading a model without a tokenizer needs none of the data modules

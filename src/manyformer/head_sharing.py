@@ -150,7 +150,7 @@ def _rows_by_head(weight: Tensor, heads: int) -> FloatArray:
 
 def _build_counterpart(model: Model, shared: int) -> Model:
     """A new model of the counterpart recipe with shared dimensions, on the device and of the dtype of `model`."""
-    recipe, keywords = model.spec
+    recipe, keywords, _ = model.spec
     if recipe not in COUNTERPART_RECIPES:
         raise UserError(f"the heads of {recipe} cannot share dimensions; those of {', '.join(COUNTERPART_RECIPES)} can")
     if not 1 <= shared <= keywords["dim"]:

@@ -21,7 +21,7 @@ from manyformer.check.tiny_models import build_tiny
 from manyformer.check.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, Backend, ContractTrial, Untestable
 from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model
-from manyformer.recipes import RECIPES
+from manyformer.recipes import recipe_names
 
 STEP_LENGTH = 48
 """The length of sequences in contracts that take many single steps."""
@@ -90,14 +90,14 @@ def find_subject(
     device: str | torch.device | None = None,
 ) -> Subject:
     """The subject for any `model` that `check` accepts. Raises UserError for others."""
-    if isinstance(model, str) and model in RECIPES:
+    if isinstance(model, str) and model in recipe_names():
         return own_subject(build_tiny(model, keywords, seed).to(device))
     if keywords:
         raise UserError(f"keywords ({', '.join(keywords)}) are for a recipe's name; this model is built already")
     if isinstance(model, str | Path):
         if not Path(model).is_dir():
             raise UserError(
-                f"'{model}' is neither a recipe nor a folder with a model; {suggest_names(str(model), RECIPES)}"
+                f"'{model}' is neither a recipe nor a folder with a model; {suggest_names(str(model), recipe_names())}"
             )
         return own_subject(load(model).to(device), name=str(model))
     if device is not None:

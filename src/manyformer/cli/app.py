@@ -15,6 +15,7 @@ import typer
 from manyformer import __version__
 from manyformer.cli.console import print_error
 from manyformer.errors import UserErrors
+from manyformer.plugins import import_from_command_line
 
 DONE, DEFECT, MISTAKE, STOPPED = 0, 1, 2, 130
 
@@ -50,6 +51,15 @@ def _root(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error; may be given anywhere.")
     ] = False,
+    imports: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Import a module or .py file that defines a recipe, task or kind of data; may be given several times "
+            "and anywhere.",
+        ),
+    ] = None,
 ) -> None:
     """Train, check, score, run and compare every kind of Transformer."""
     if context.invoked_subcommand is None:
@@ -66,10 +76,11 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; messages go to stderr, results to stdout."""
-    debug, command = _take_debug(list(arguments))
+    debug, imports, command = _take_global_options(list(arguments))
     if "_MANYFORMER_COMPLETE" in os.environ:
         app(prog_name="manyformer")
     try:
+        import_from_command_line(imports)
         code = _invoke(command)
         sys.stdout.flush()
         return code
@@ -104,11 +115,22 @@ def _join_lines(text: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
 
 
-def _take_debug(arguments: list[str]) -> tuple[bool, list[str]]:
-    """Remove `--debug`, which may be given anywhere before a bare `--`; return whether it was given, and the rest."""
+def _take_global_options(arguments: list[str]) -> tuple[bool, list[str], list[str]]:
+    """Remove `--debug` and `--import MODULE`, which may be given anywhere before a bare `--`.
+
+    Returns whether `--debug` was given, the modules, and the other arguments.
+    """
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    options = [argument for argument in arguments[:end] if argument != "--debug"]
-    return len(options) < end, options + arguments[end:]
+    options, imports, remaining = arguments[:end], list[str](), list[str]()
+    while options:
+        argument = options.pop(0)
+        if argument.startswith("--import="):
+            imports.append(argument.removeprefix("--import="))
+        elif argument == "--import" and options:
+            imports.append(options.pop(0))
+        elif argument != "--debug":
+            remaining.append(argument)
+    return "--debug" in arguments[:end], imports, remaining + arguments[end:]
 
 
 def _report_error(error: Exception, *, debug: bool) -> int:

@@ -7,7 +7,7 @@ import typer
 from manyformer.cli.app import FIND, app, examples
 
 if TYPE_CHECKING:
-    from manyformer.recipes import RecipeCard
+    from manyformer.recipes import Recipe
 
 
 @app.command(
@@ -39,31 +39,42 @@ def list_recipes(
     not change the outputs).
     """
     from manyformer.cli.console import print_json, print_result, print_table
+    from manyformer.plugins import is_external
     from manyformer.recipes.card_text import promised_contracts, publication_year
 
-    selected = _select_cards(pattern, task)
+    selected = _select_recipes(pattern, task)
     if as_json:
-        print_json([as_record(card) for card in selected])
+        print_json([as_record(recipe) for recipe in selected])
         return
+    columns = ["recipe", "title", "year", "promises", "cost"]
     rows = [
-        (card.name, card.title, publication_year(card) or "", " ".join(promised_contracts(card)), card.cost)
-        for card in selected
+        [card.name, card.title, str(publication_year(card) or ""), " ".join(promised_contracts(card)), card.cost]
+        for card in (recipe.card for recipe in selected)
     ]
-    print_table(("recipe", "title", "year", "promises", "cost"), rows)
+    if any(is_external(recipe.module) for recipe in selected):
+        columns.append("module")
+        rows = [[*row, recipe.module if is_external(recipe.module) else ""] for row, recipe in zip(rows, selected)]
+    print_table(columns, rows)
     print_result()
     print_result("`manyformer show NAME` describes one, `manyformer train NAME` trains it.")
 
 
-def as_record(card: "RecipeCard") -> dict[str, Any]:
-    """A card as a JSON record."""
+def as_record(recipe: "Recipe") -> dict[str, Any]:
+    """The card of a recipe, and the module that defines it, as a JSON record."""
     from dataclasses import asdict
 
     from manyformer.recipes.card_text import promised_contracts, publication_year
 
-    return {**asdict(card), "year": publication_year(card), "promises": promised_contracts(card)}
+    card = recipe.card
+    return {
+        **asdict(card),
+        "year": publication_year(card),
+        "promises": promised_contracts(card),
+        "module": recipe.module,
+    }
 
 
-def _select_cards(pattern: str, task: str | None) -> "list[RecipeCard]":
+def _select_recipes(pattern: str, task: str | None) -> "list[Recipe]":
     from typing import get_args
 
     from manyformer.api import recipes
@@ -72,19 +83,18 @@ def _select_cards(pattern: str, task: str | None) -> "list[RecipeCard]":
 
     if task is not None and task not in get_args(Task):
         raise UserError(f"there is no task '{task}'; {suggest_names(task, get_args(Task))}")
-    cards = [recipe.card for recipe in recipes().values() if task in (None, recipe.card.task)]
-    matching = [card for card in cards if _matches(pattern, card)]
+    of_task = [recipe for recipe in recipes().values() if task in (None, recipe.card.task)]
+    matching = [recipe for recipe in of_task if _matches(pattern, recipe)]
     if not matching:
-        of_task = "" if task is None else f" for the task {task}"
-        raise UserError(
-            f"no recipe{of_task} matches '{pattern}'; {suggest_names(pattern, (card.name for card in cards))}"
-        )
+        qualifier = "" if task is None else f" for the task {task}"
+        names = (recipe.card.name for recipe in of_task)
+        raise UserError(f"no recipe{qualifier} matches '{pattern}'; {suggest_names(pattern, names)}")
     return matching
 
 
-def _matches(pattern: str, card: "RecipeCard") -> bool:
+def _matches(pattern: str, recipe: "Recipe") -> bool:
     from fnmatch import fnmatch
 
     if any(sign in pattern for sign in "*?["):
-        return fnmatch(card.name, pattern)
-    return pattern.lower() in card.name or pattern.lower() in card.title.lower()
+        return fnmatch(recipe.card.name, pattern)
+    return pattern.lower() in recipe.card.name or pattern.lower() in recipe.card.title.lower()

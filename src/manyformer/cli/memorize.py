@@ -54,7 +54,7 @@ def memorize(
     model = give(load(folder), gate=DEFAULT_GATE if gate is None else gate, **keywords)  # type: ignore[arg-type]
     model.save(out)
     copy_tokenizers(folder, Path(out))
-    recipe, model_keywords = model.spec
+    recipe, model_keywords, _ = model.spec
     defaults = get_recipe(recipe).signature.parameters
     changed = {
         name: value for name, value in model_keywords.items() if value != defaults[name].default and name != "vocab"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from manyformer.core import PrefixedLayout
     from manyformer.model_summary import ForwardCost
     from manyformer.models import Model
-    from manyformer.recipes import Recipe, RecipeCard
+    from manyformer.recipes import Recipe
 
 PATTERN_LENGTH = 64
 """The default length of a mask pattern in tokens."""
@@ -108,9 +108,8 @@ def _record(recipe: "Recipe", model: "Model", cost: "ForwardCost") -> dict[str, 
     from manyformer.model_summary import count_parameters, module_rows
     from manyformer.recipes.card_text import keyword_docs
 
-    card: RecipeCard = recipe.card
     return {
-        **as_record(card),
+        **as_record(recipe),
         "doc": recipe.build.__doc__,
         "keywords": [
             {**keyword._asdict(), "value": model.spec.keywords[keyword.name]} for keyword in keyword_docs(recipe)

@@ -75,12 +75,12 @@ def train(
 
 
 def _read(target: str | None, overrides: list[str]) -> "RunConfig":
-    from manyformer.cli.read_run import read_run
     from manyformer.errors import UserError
+    from manyformer.train.run_folder import as_training_run
 
     if target is None:
         raise UserError("train needs a name or a file; `manyformer runs` and `manyformer list` show them")
-    return read_run(target, overrides)
+    return as_training_run(target, overrides)
 
 
 def _print_plan(run: "RunConfig", *, summary: bool) -> None:

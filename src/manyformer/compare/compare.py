@@ -16,6 +16,7 @@ from manyformer.compare.scoring import check_score
 from manyformer.config.comparison import Comparison, RecipeLookup, load_comparison
 from manyformer.errors import UserError, UserErrors
 from manyformer.model_summary import build_on_meta
+from manyformer.plugins import import_for_run
 from manyformer.recipes import get_recipe
 
 DEFAULT_FOLDER = "comparisons"
@@ -23,7 +24,9 @@ DEFAULT_FOLDER = "comparisons"
 
 def read_comparison(target: str | Path, overrides: Sequence[str] = ()) -> Comparison:
     """Load a comparison and check its runs, scores and claims without training. Raises UserErrors."""
-    recipes = RecipeLookup(lambda name: get_recipe(name).signature, lambda name: get_recipe(name).card.task)
+    recipes = RecipeLookup(
+        lambda name: get_recipe(name).signature, lambda name: get_recipe(name).card.task, import_for_run
+    )
     comparison = load_comparison(target, overrides, recipes=recipes)
     names = [case.name for case in comparison.cases]
     file = comparison.file

@@ -118,7 +118,7 @@ class ComparisonResult:
             "table": [self._case_record(case) for case in self.cases],
             "claims": [verdict._asdict() for verdict in self.verdicts],
             "measured": [asdict(measurement) for measurement in self.measurements],
-            "runs": {case.name: case.run.model_dump(mode="json") for case in comparison.cases},
+            "runs": {case.name: case.run.model_dump(mode="json", by_alias=True) for case in comparison.cases},
             "machine": self.machine,
         }
         return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

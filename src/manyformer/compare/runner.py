@@ -22,7 +22,7 @@ from manyformer.train.run_folder import as_run
 
 MEASUREMENT_FILE = "measured.json"
 
-IGNORED_SECTIONS = {"out", "log", "save", "trackers", "device"}
+IGNORED_SECTIONS = {"out", "log", "save", "trackers", "device", "imports"}
 """Sections of a run that do not affect its measurement."""
 
 

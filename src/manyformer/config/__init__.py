@@ -12,7 +12,7 @@ from manyformer.config.data_sections import (
     longest_row,
 )
 from manyformer.config.describe import SettingHelp, describe_settings, json_schema
-from manyformer.config.load import DATA_KINDS, RUN_FILE, load_run
+from manyformer.config.load import DATA_KINDS, RUN_FILE, ImportFn, load_run
 from manyformer.config.run import RunConfig
 from manyformer.config.run_diff import FREE_ON_RESUME, differences, dump_run
 from manyformer.config.shipped import run_description, shipped_comparisons, shipped_runs
@@ -44,6 +44,7 @@ __all__ = [
     "DataConfig",
     "EvaluateConfig",
     "ImagesData",
+    "ImportFn",
     "LabelsData",
     "LimitsConfig",
     "LogConfig",

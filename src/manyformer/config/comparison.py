@@ -9,11 +9,19 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, JsonValue, ValidationError
 
-from manyformer.config.load import RunTarget, extends_chain, find_base_file, merge_run, without_keywords
+from manyformer.config.load import (
+    ImportFn,
+    RunTarget,
+    extends_chain,
+    find_base_file,
+    import_named,
+    merge_run,
+    without_keywords,
+)
 from manyformer.config.run import RunConfig
 from manyformer.config.run_file import as_run_file, read_mapping
 from manyformer.config.section import ConfigSection, PathText, PositiveInt
-from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath, SourceLocation
+from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath, SourceLocation, stack
 from manyformer.config.setting_names import renamed_setting
 from manyformer.config.shipped import run_description, shipped_comparisons
 from manyformer.config.validation_errors import error_text
@@ -99,10 +107,13 @@ class Comparison:
 
 
 class RecipeLookup(NamedTuple):
-    """Look up a recipe's signature and task by its name; both functions raise ValueError for unknown names."""
+    """Look up a recipe's signature and task by its name; both functions raise ValueError for unknown names.
+
+    `import_modules` imports the modules that runs name under `import`; None imports none."""
 
     signature_of: Callable[[str], inspect.Signature]
     task_of: Callable[[str], str]
+    import_modules: ImportFn | None = None
 
 
 def load_comparison(target: str | Path, overrides: Sequence[str] = (), *, recipes: RecipeLookup) -> Comparison:
@@ -121,6 +132,8 @@ def load_comparison(target: str | Path, overrides: Sequence[str] = (), *, recipe
     base_layers = _read_base(base, path, errors)
     if errors or file is None:
         raise UserErrors(dict.fromkeys(map(str, errors)))
+    if recipes.import_modules is not None:
+        import_named(stack(base_layers), recipes.import_modules)
     reader = _CaseReader(base_layers, cases, file, overrides, recipes)
     loaded_cases = reader.cases()
     if reader.errors:
@@ -236,7 +249,11 @@ class _CaseReader:
         target = RunTarget(name, layers, [])
         try:
             return merge_run(
-                target, [*self._overrides, *extra_overrides], signature_of=recipes.signature_of, task_of=recipes.task_of
+                target,
+                [*self._overrides, *extra_overrides],
+                signature_of=recipes.signature_of,
+                task_of=recipes.task_of,
+                import_modules=recipes.import_modules,
             )
         except UserErrors as error:
             # each message names its source location, which for the base run is the same for all cases

@@ -41,7 +41,9 @@ def describe_settings(
                 for key, inner_field in type(value).model_fields.items()
             ]
         else:
-            rows.append(_setting_row(name, field, "required" if run is None and field.is_required() else value))
+            rows.append(
+                _setting_row(field.alias or name, field, "required" if run is None and field.is_required() else value)
+            )
     return rows
 
 

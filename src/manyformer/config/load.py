@@ -29,6 +29,10 @@ DATA_KINDS = {
 }
 
 
+ImportFn = Callable[[Sequence[str], Path], tuple[str, ...]]
+"""Imports the modules of these names, looked for in a folder as well, and returns the names that a run records."""
+
+
 class RunTarget(NamedTuple):
     """The name of a run, its layers of settings (the lowest first), and the errors in them."""
 
@@ -44,6 +48,7 @@ def load_run(
     signature_of: Callable[[str], inspect.Signature],
     task_of: Callable[[str], str] | None = None,
     recipes: Iterable[str] = (),
+    import_modules: ImportFn | None = None,
 ) -> RunConfig:
     """Load the run that a target and overrides describe; `out` is set.
 
@@ -51,10 +56,18 @@ def load_run(
     are `key=value`, `--key value` or `--key=value`; a bare model keyword such as `depth=4` means `model.depth` unless
     another setting has that name too. If an override replaces the recipe of a file, only those model keywords of the
     file are used that the new recipe has as well. `signature_of` returns a recipe's signature and `task_of` its task;
-    both raise ValueError for an unknown name. `recipes` are names to suggest. Raises UserErrors with every error.
+    both raise ValueError for an unknown name. `recipes` are names to suggest. `import_modules` imports what the run
+    names under `import`; with None the run is data and nothing is imported. Raises UserErrors with every error.
     """
+    if import_modules is not None:
+        # they may define the recipe that is the target
+        import_named(_import_override(parse_overrides(overrides)[0]), import_modules)
     return merge_run(
-        _resolve_target(target, signature_of, recipes), overrides, signature_of=signature_of, task_of=task_of
+        _resolve_target(target, signature_of, recipes),
+        overrides,
+        signature_of=signature_of,
+        task_of=task_of,
+        import_modules=import_modules,
     )
 
 
@@ -64,14 +77,19 @@ def merge_run(
     *,
     signature_of: Callable[[str], inspect.Signature],
     task_of: Callable[[str], str] | None = None,
+    import_modules: ImportFn | None = None,
 ) -> RunConfig:
     """Merge layers of settings and overrides into a run. Raises UserErrors with every error."""
     parsed_overrides, errors = parse_overrides(overrides)
     errors = target.errors + errors
+    import_layer = stack([*target.layers, _import_override(parsed_overrides)])
+    imports = None if import_modules is None else import_named(import_layer, import_modules)
     recipe, location = _recipe_and_location(stack(target.layers), parsed_overrides)
     lower = stack(_fit_keywords_to_recipe(target.layers, recipe, signature_of))
     signature, task, recipe_error = None, None, _recipe_error(recipe, signature_of) if recipe else ""
     if recipe_error:
+        if imports is None and import_layer.data.get("import"):
+            recipe_error += "; the run imports modules that may define it: name them with --import"
         errors.append(SettingError(location, "recipe", recipe_error))
     elif isinstance(recipe, str) and recipe:
         signature, task = signature_of(recipe), task_of(recipe) if task_of else None
@@ -90,7 +108,29 @@ def merge_run(
         errors = [error for error in errors if not error.message.startswith("is missing")]
     if errors or run is None:
         raise UserErrors(dict.fromkeys(str(error) for error in sorted(errors, key=_sort_key)))
-    return run if run.out else run.model_copy(update={"out": f"runs/{target.name}"})
+    recorded = {} if imports is None else {"imports": imports}
+    return run.model_copy(update={**recorded, "out": run.out or f"runs/{target.name}"})
+
+
+def import_named(layer: SettingLayer, import_modules: ImportFn) -> tuple[str, ...]:
+    """Import the modules under `import` in a layer; returns the names to record. Raises UserErrors."""
+    setting, location = layer.data.get("import", ()), layer.location_of(("import",))
+    names = [setting] if isinstance(setting, str) else setting
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        return ()  # validation reports it
+    try:
+        return import_modules(names, Path(location.file).parent)
+    except UserError as error:
+        raise UserErrors([location.format_error("import", str(error))]) from error
+
+
+def _import_override(overrides: list[SettingOverride]) -> SettingLayer:
+    """The layer of the override of `import`; empty without one."""
+    layer = SettingLayer()
+    for override in overrides:
+        if override.key == "import":
+            layer.put(("import",), override.value, {(): override.location})
+    return layer
 
 
 def _check_recipe_fits(

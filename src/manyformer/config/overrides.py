@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from manyformer.config.run import RunConfig
 from manyformer.config.run_file import parse_value
 from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath, SourceLocation, overlay
-from manyformer.config.setting_names import SECTIONS, leaf, suggest_setting, valid_settings
+from manyformer.config.setting_names import RUN_SETTINGS, SECTIONS, leaf, suggest_setting, valid_settings
 from manyformer.config.yaml_scalars import format_value
 from manyformer.errors import UserError
 
@@ -55,7 +54,7 @@ def place_overrides(
 ) -> tuple[SettingLayer, list[SettingError]]:
     """Put all overrides into one layer, later ones over earlier ones; bare keywords go to the model section."""
     layer, errors = SettingLayer(), list[SettingError]()
-    dotted = [override for override in overrides if "." in override.key or override.key in RunConfig.model_fields]
+    dotted = [override for override in overrides if "." in override.key or override.key in RUN_SETTINGS]
     # Dotted keys select the members of unions, which decides what settings a bare keyword could mean.
     settings = SettingLayer()
     for override in dotted:

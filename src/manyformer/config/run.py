@@ -41,6 +41,8 @@ class RunConfig(ConfigSection):
 
     recipe: PathText
     """The architecture: a name from `manyformer list`."""
+    imports: Annotated[tuple[PathText, ...], BeforeValidator(_as_tuple), Field(alias="import")] = ()
+    """Modules or .py files that define recipes, tasks or kinds of data, in this folder, the run file's or installed."""
     model: dict[str, JsonValue] = Field(default_factory=dict)
     """Keywords of the recipe (see `manyformer show RECIPE`), except those that the data decides: vocab, classes."""
     init_from: PathText | None = None

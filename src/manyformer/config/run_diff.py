@@ -15,6 +15,7 @@ FREE_ON_RESUME = frozenset(
         "evaluate.batches",
         "evaluate.every",
         "evaluate.patience",
+        "import",
         "limits",
         "log",
         "out",
@@ -29,7 +30,7 @@ and on which devices it is computed, but not what the model learns."""
 
 def dump_run(run: RunConfig) -> str:
     """The run as YAML with all defaults, so that it reads back equal even if a default changes."""
-    return dump_yaml(run.model_dump(mode="json"))
+    return dump_yaml(run.model_dump(mode="json", by_alias=True))
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
@@ -66,7 +67,7 @@ def _flatten(run: RunConfig) -> dict[str, str]:
     if isinstance(schedule, NoamSchedule):
         # The warm-up scales the whole schedule; an unset one follows from the limits, which may change.
         run = run.model_copy(update={"schedule": schedule.model_copy(update={"warmup": run.warmup})})
-    for name, part in run.model_dump(mode="json").items():
+    for name, part in run.model_dump(mode="json", by_alias=True).items():
         if isinstance(part, dict):
             flat |= {f"{name}.{key}": value for key, value in part.items()}
         else:

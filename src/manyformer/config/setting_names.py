@@ -19,6 +19,9 @@ SECTIONS: dict[str, tuple[type[ConfigSection], ...]] = {
     name: members for name, field in RunConfig.model_fields.items() if (members := _members(field.annotation))
 }
 
+RUN_SETTINGS = {field.alias or name: field for name, field in RunConfig.model_fields.items()}
+"""The settings of a run under their names in run files; `import` is a word of Python and has another name there."""
+
 # The lowest similarity at which a name is suggested for another.
 _MIN_SIMILARITY = 0.65
 
@@ -183,7 +186,7 @@ def selected_member(section: str, data: dict[str, Any]) -> type[ConfigSection] |
 def valid_settings(data: dict[str, Any], signature: inspect.Signature | None) -> list[str]:
     """The dotted names of all settings valid with the union members selected in `data`, with model keywords."""
     names = []
-    for name in RunConfig.model_fields:
+    for name in RUN_SETTINGS:
         if name == "model":
             names += [f"model.{keyword}" for keyword in signature.parameters] if signature else []
         elif name in SECTIONS:

@@ -48,10 +48,11 @@ class BatchScore(NamedTuple):
 
 
 class ModelSpec(NamedTuple):
-    """The specification from which a model can be rebuilt: the recipe and all of its keywords."""
+    """The specification from which a model can be rebuilt: the recipe, all of its keywords, and the recipe's module."""
 
     recipe: str
     keywords: dict[str, Any]
+    module: str = ""
 
 
 class Model(nn.Module, ABC):

@@ -43,7 +43,8 @@ def write_model(model: "Model", path: Path) -> None:
 
 def write_parts(model: "Model", folder: Path) -> None:
     """Write the two files of a model into an existing folder, to which other processes may write concurrently."""
-    config = {"format": FORMAT, "recipe": model.spec.recipe, "keywords": model.spec.keywords}
+    spec = model.spec
+    config = {"format": FORMAT, "recipe": spec.recipe, "recipe_module": spec.module, "keywords": spec.keywords}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_model(model, str(folder / WEIGHTS_FILE))
 
@@ -63,14 +64,17 @@ def replace_folder(staging: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def read_config(path: Path) -> tuple[str, dict[str, Any]]:
-    """The recipe and keywords of the model in the folder `path`. Raises UserError where the folder holds no model."""
+def read_config(path: Path) -> tuple[str, dict[str, Any], str]:
+    """The recipe, its keywords and its module of the model in the folder `path`; nothing is imported.
+
+    Raises UserError where the folder holds no model.
+    """
     file = path / "config.json"
     if not file.is_file():
         raise UserError(f"{path} holds no model: {file.name} is missing")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        return config["recipe"], config["keywords"]
+        return config["recipe"], config["keywords"], str(config.get("recipe_module", ""))
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is damaged: it is not the description of a model ({error})") from error
 

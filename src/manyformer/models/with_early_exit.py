@@ -260,5 +260,7 @@ def _build_spec(base: ModelSpec, recipe: str, config: EarlyExitConfig) -> ModelS
     base_keywords = {name: value for name, value in base.keywords.items() if name not in DATA_KEYWORDS}
     config_keywords = {field.name: getattr(config, field.name) for field in fields(config)}
     return ModelSpec(
-        recipe, {**data_keywords, "base_recipe": base.recipe, "base_keywords": base_keywords, **config_keywords}
+        recipe,
+        {**data_keywords, "base_recipe": base.recipe, "base_keywords": base_keywords, **config_keywords},
+        base.module,
     )

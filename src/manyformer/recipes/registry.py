@@ -4,10 +4,13 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model, ModelSpec
+from manyformer.models.model_files import read_config
+from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
 
 Task = Literal["language-model", "translation", "masked-lm", "classification", "tagging", "image-classification"]
 
@@ -53,12 +56,18 @@ class Recipe:
     build: Callable[..., Model]
 
     @property
+    def module(self) -> str:
+        """The module that defines it."""
+        return self.build.__module__
+
+    @property
     def signature(self) -> inspect.Signature:
         """The keywords with their types and defaults."""
         return inspect.signature(self.build)
 
 
 RECIPES: dict[str, Recipe] = {}
+"""The recipes of all modules imported so far; `get_recipe` and `all_recipes` also find those of installed packages."""
 
 
 def recipe(
@@ -101,7 +110,7 @@ def recipe(
             bound.apply_defaults()
             _check_keywords(function, bound.arguments)
             model = function(*args, **kwargs)
-            model.spec = ModelSpec(name, dict(bound.arguments))
+            model.spec = ModelSpec(name, dict(bound.arguments), function.__module__)
             return model
 
         build_with_spec.__wrapped__ = function  # type: ignore[attr-defined]
@@ -110,6 +119,10 @@ def recipe(
             function.__name__,
             function.__module__,
         )
+        if name in RECIPES and RECIPES[name].module != function.__module__:
+            raise UserError(
+                f"there are two recipes '{name}', in {RECIPES[name].module} and in {function.__module__}; rename one"
+            )
         RECIPES[name] = Recipe(card, build_with_spec)
         return build_with_spec
 
@@ -117,10 +130,38 @@ def recipe(
 
 
 def get_recipe(name: str) -> Recipe:
-    """The recipe of that name. Raises UserError with the nearest names."""
+    """The recipe of that name, imported if an installed package offers it. Raises UserError with the nearest names."""
+    if name not in RECIPES and import_entry_point(RECIPE_GROUP, name) and name not in RECIPES:
+        module = entry_points(RECIPE_GROUP)[name].module
+        raise UserError(f"the module {module} of an installed package offers the recipe '{name}', but defines none")
     if name not in RECIPES:
-        raise UserError(f"there is no recipe '{name}'; {suggest_names(name, RECIPES)}")
+        raise UserError(f"there is no recipe '{name}'; {suggest_names(name, recipe_names())}")
     return RECIPES[name]
+
+
+def recipe_names() -> set[str]:
+    """The names of all recipes, those of installed packages without importing them."""
+    return {*RECIPES, *entry_points(RECIPE_GROUP)}
+
+
+def all_recipes() -> dict[str, Recipe]:
+    """All recipes by name, those of installed packages too, which are imported."""
+    import_entry_points(RECIPE_GROUP)
+    return dict(sorted(RECIPES.items()))
+
+
+def read_saved_recipe(folder: Path) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe and keywords of the model saved in a folder. Raises UserError if no imported module defines it.
+
+    A saved model is data: what it names is never imported, but for the recipe that an installed package offers.
+    """
+    name, keywords, module = read_config(folder)
+    if module and is_external(module) and name not in recipe_names():
+        raise UserError(
+            f"{folder} needs the recipe '{name}' of the module {module}, which no installed package offers; import it "
+            f"with --import {module}, or mf.load(folder, imports=['{module}']) in Python"
+        )
+    return get_recipe(name), keywords
 
 
 def card_of(spec: ModelSpec) -> RecipeCard | None:

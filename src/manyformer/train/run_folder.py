@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from manyformer.config import RUN_FILE, CosineSchedule, RunConfig, differences, dump_run, load_run
+from manyformer.config import RUN_FILE, CosineSchedule, ImportFn, RunConfig, differences, dump_run, load_run
 from manyformer.errors import UserError, UserErrors
-from manyformer.recipes import RECIPES, get_recipe
+from manyformer.plugins import import_for_run, plugin_records
+from manyformer.recipes import get_recipe, recipe_names
 from manyformer.train.durable_files import remove_drafts, replace_text, report_disk_full
 
 RESULT_FILE = "result.json"
@@ -71,7 +72,21 @@ def check_run_folder(folder: Path) -> None:
 
 
 def as_run(target: RunConfig | str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
-    """The configuration of a run, from a RunConfig or from a name or file and overrides."""
+    """The configuration of a run, from a RunConfig or from a name or file and overrides; nothing is imported for it."""
+    return _load(target, overrides, None)
+
+
+def as_training_run(target: RunConfig | str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
+    """`as_run` for a run that will be trained, which is a program: the modules that it names are imported."""
+    run = _load(target, overrides, import_for_run)
+    if isinstance(target, RunConfig):
+        run = run.model_copy(update={"imports": import_for_run(run.imports)})
+    return run
+
+
+def _load(
+    target: RunConfig | str | Path, overrides: Sequence[str] | Mapping[str, Any], import_modules: ImportFn | None
+) -> RunConfig:
     if isinstance(target, RunConfig):
         if overrides:
             raise UserError(
@@ -83,7 +98,8 @@ def as_run(target: RunConfig | str | Path, overrides: Sequence[str] | Mapping[st
         overrides,
         signature_of=lambda name: get_recipe(name).signature,
         task_of=lambda name: get_recipe(name).card.task,
-        recipes=RECIPES,
+        recipes=recipe_names(),
+        import_modules=import_modules,
     )
 
 
@@ -120,6 +136,7 @@ def collect_environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": str(device),
         "command": sys.argv,
+        "plugins": [record._asdict() for record in plugin_records()],
     }
     if device.type == "cuda":
         info["gpu"] = torch.cuda.get_device_name(device)

@@ -19,7 +19,7 @@ from manyformer.train.process_group import (
     process_group_from_environment,
 )
 from manyformer.train.reporter import LiveReporter, LogFileReporter, reporter
-from manyformer.train.run_folder import as_run, check_run_folder, locked_folder, move_aside
+from manyformer.train.run_folder import as_training_run, check_run_folder, locked_folder, move_aside
 from manyformer.train.session import TrainingSession, TrainResult
 from manyformer.train.signals import handle_stop_signals
 
@@ -38,7 +38,7 @@ def train(
     training events (manyformer.train.events); None prints them on standard output. Raises UserError for mistakes that
     the user can correct and `TrainingInterrupted` after Ctrl-C.
     """
-    config = as_run(run, overrides)
+    config = as_training_run(run, overrides)
     listener = reporter() if on_event is None else on_event
     try:
         process_group = process_group_from_environment()

@@ -7,7 +7,7 @@ from pathlib import Path
 from manyformer.errors import UserError
 from manyformer.train.event_protocol import encode
 from manyformer.train.process_group import process_group_from_environment
-from manyformer.train.run_folder import as_run
+from manyformer.train.run_folder import as_training_run
 from manyformer.train.run_training import train_in_process
 
 
@@ -19,7 +19,7 @@ def main(run_file: str, events: str, *options: str) -> None:
         print(os.getpid(), file=file)
         try:
             train_in_process(
-                as_run(Path(run_file)),
+                as_training_run(Path(run_file)),
                 process_group,
                 fresh="fresh" in options,
                 on_event=lambda event: print(encode(event), file=file),

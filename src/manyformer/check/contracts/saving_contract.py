@@ -33,7 +33,7 @@ def spec(trial: ContractTrial) -> ContractFinding:
     """Build the model from its recipe and keywords after a round trip through JSON; names and shapes must be equal."""
     model = trial.subject.module
     assert isinstance(model, Model)
-    recipe, keywords = model.spec
+    recipe, keywords, _ = model.spec
     try:
         restored = json.loads(json.dumps(keywords))
     except TypeError as error:
