@@ -27,9 +27,11 @@ class ReversibleStack(Layer):
     such as one with a norm after the sum.
     """
 
-    def __init__(self, **layers: Chain) -> None:
+    def __init__(self, **layers: Layer) -> None:
         super().__init__()
         for name, layer in layers.items():
+            if not isinstance(layer, Chain):
+                raise ValueError(f"layer {name} ({type(layer).__name__}) must be a Chain of residual branches")
             self.add_module(name, layer)
             for part in layer.children():
                 if (

@@ -64,7 +64,7 @@ def adaptive_span(
         span_class = LearnedAttentionSpans if span_kind == "learned" else DynamicAttentionSpans
         return span_class(heads, max_span, ramp=span_ramp, initial_share=span_init)
 
-    def layer() -> dict[str, Layer]:
+    def layer(number: int) -> dict[str, Layer]:
         spans = make_spans()
         kernel, source = AdaptiveSpanKernel(spans, span_loss=span_loss), SpanCacheSource(spans)
         attention = Attention(dim, heads, kernel, position=position, source=source, bias=False)

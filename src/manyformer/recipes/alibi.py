@@ -44,7 +44,7 @@ def alibi(
     # it has no weights, so one module serves all layers
     position = AlibiPosition(heads)
 
-    def layer() -> dict[str, Layer]:
+    def layer(number: int) -> dict[str, Layer]:
         return {
             "attention": Attention(dim, heads, SoftmaxKernel(Causal()), position=position),
             "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),

@@ -14,8 +14,8 @@ from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.position import LearnedPosition, SinusoidalPosition
 from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
 
-KernelMaker = Callable[[], Kernel]
-"""Makes the kernel of each layer in turn."""
+KernelMaker = Callable[[int], Kernel]
+"""Makes the kernel of the layer of a number, counted from 0."""
 
 AddedPosition = Literal["sinusoid", "learned"]
 """Positions that are added to token embeddings."""
@@ -82,9 +82,9 @@ def _body(
 ) -> Chain:
     dim = embed.token.weight.shape[1]
 
-    def layer() -> dict[str, Layer]:
+    def layer(number: int) -> dict[str, Layer]:
         return {
-            "attention": Attention(dim, heads, kernel()),
+            "attention": Attention(dim, heads, kernel(number)),
             "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
         }
 

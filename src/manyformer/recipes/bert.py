@@ -56,24 +56,19 @@ def masked_encoder(
     dropout: float,
     *,
     position: Position | None = None,
-    make_attention_position: Callable[[], Position | None] = lambda: None,
-    make_mixer: Callable[[], Layer] | None = None,
+    make_mixer: Callable[[int], Layer] | None = None,
     summaries: SummaryTokens | None = None,
     contrast: PartContrastiveLoss | None = None,
 ) -> MaskedLM:
-    """BERT with `position` added to its embedding, or with `make_attention_position` in the attention of each layer.
+    """BERT with `position` added to its embedding; `summaries` are prefixed to each text in all layers.
 
-    `make_mixer` makes a layer that replaces attention. `summaries` are prefixed to each text in all layers.
+    `make_mixer` makes the layer that replaces standard attention in the layer of a number.
     """
     layer_norm = partial(nn.LayerNorm, dim, eps=1e-12)
 
-    def layer() -> dict[str, Layer]:
-        return {
-            "attention": Attention(dim, heads, SoftmaxKernel(), position=make_attention_position())
-            if make_mixer is None
-            else make_mixer(),
-            "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
-        }
+    def layer(number: int) -> dict[str, Layer]:
+        mixer = Attention(dim, heads, SoftmaxKernel()) if make_mixer is None else make_mixer(number)
+        return {"attention": mixer, "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
 
     std = init_std(dim)
     embed = TokenEmbedding(vocab, dim, position=position, std=std, norm=layer_norm(), dropout=dropout)

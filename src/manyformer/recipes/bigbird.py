@@ -63,13 +63,11 @@ def bigbird(
     head and layer, without repetition and only among blocks that the rest of the pattern leaves out, for texts of
     `max_length` tokens: in shorter texts some of them lie beyond the end. A call can mark more tokens as global by
     their roles."""
-    masks = iter(
-        bidirectional_pattern(block, random or 0, _count_blocks(max_length, block), layer) for layer in range(depth)
-    )
+    num_blocks = _count_blocks(max_length, block)
     position = LearnedPosition(dim, max_length, std=init_std(dim))
 
-    def mixer() -> Layer:
-        return Attention(dim, heads, SoftmaxKernel(next(masks)))
+    def mixer(number: int) -> Layer:
+        return Attention(dim, heads, SoftmaxKernel(bidirectional_pattern(block, random or 0, num_blocks, number)))
 
     return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, position=position, make_mixer=mixer)
 
@@ -111,11 +109,13 @@ def bigbird_etc(
         partial(RelativeLabelPosition, dim // heads, heads, max_relative_distance, cross_labels=1),
     )
 
-    def mask(layer: int) -> Mask:
-        local_mask = LocalBlocks(block, lookback=block, lookahead=block) | GlobalTokens(WithRole())
-        return local_mask | RandomBlocks(block, random, num_blocks, seed=layer) if random else local_mask
+    def mixer(number: int) -> Layer:
+        l2l: Mask = LocalBlocks(block, lookback=block, lookahead=block) | GlobalTokens(WithRole())
+        if random:
+            l2l |= RandomBlocks(block, random, num_blocks, seed=number)
+        mask = four_piece_pattern(WithRole(SUMMARY_ROLE), l2l=l2l)
+        return Attention(dim, heads, SoftmaxKernel(mask), position=labels())
 
-    masks = iter(four_piece_pattern(WithRole(SUMMARY_ROLE), l2l=mask(layer)) for layer in range(depth))
     return masked_encoder(
         vocab,
         dim,
@@ -123,7 +123,7 @@ def bigbird_etc(
         heads,
         ff_dim,
         dropout,
-        make_mixer=lambda: Attention(dim, heads, SoftmaxKernel(next(masks)), position=labels()),
+        make_mixer=mixer,
         summaries=LeadingSummaries(summaries),
     )
 
@@ -153,9 +153,11 @@ def bigbird_seq2seq(
     norm_order: NormOrder = "post",
 ) -> EncoderDecoder:
     """`transformer` with learned positions whose encoder is that of `bigbird`, section 4.1 and appendix E.5."""
-    masks = iter(
-        bidirectional_pattern(block, random or 0, _count_blocks(max_length, block), layer) for layer in range(depth)
-    )
+    num_blocks = _count_blocks(max_length, block)
+
+    def encoder_attention(number: int) -> Layer:
+        return Attention(dim, heads, SoftmaxKernel(bidirectional_pattern(block, random or 0, num_blocks, number)))
+
     return encoder_decoder(
         vocab,
         source_vocab,
@@ -166,7 +168,7 @@ def bigbird_seq2seq(
         dropout,
         norm_order,
         make_position=lambda: LearnedPosition(dim, max_length, std=1.0),
-        make_encoder_attention=lambda: Attention(dim, heads, SoftmaxKernel(next(masks))),
+        make_encoder_attention=encoder_attention,
     )
 
 
@@ -197,12 +199,11 @@ def bigbird_lm(
     Released causal implementations draw random blocks from both sides and so attend to the future. Here a token attends
     to the tokens of its block up to itself, and to complete earlier blocks.
     """
-    masks = iter(causal_pattern(block, random or 0, _count_blocks(max_length, block), layer) for layer in range(depth))
-    std = init_std(dim)
+    num_blocks, std = _count_blocks(max_length, block), init_std(dim)
 
-    def layer() -> dict[str, Layer]:
+    def layer(number: int) -> dict[str, Layer]:
         return {
-            "attention": Attention(dim, heads, SoftmaxKernel(next(masks))),
+            "attention": Attention(dim, heads, SoftmaxKernel(causal_pattern(block, random or 0, num_blocks, number))),
             "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
         }
 

@@ -51,7 +51,7 @@ def blockwise(
         ff_dim,
         dropout,
         position=position,
-        make_mixer=lambda: Attention(dim, heads, SoftmaxKernel(mask)),
+        make_mixer=lambda number: Attention(dim, heads, SoftmaxKernel(mask)),
     )
 
 

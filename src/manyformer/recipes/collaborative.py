@@ -50,7 +50,7 @@ def collaborative(
     """
     width = default_shared_dim(dim, shared_dim)
 
-    def layer() -> dict[str, Layer]:
+    def layer(number: int) -> dict[str, Layer]:
         return {
             "attention": CollaborativeAttention(dim, heads, Causal(), shared=width),
             "ff": FeedForward(dim, ff_dim, activation=nn.GELU(gelu_approximate)),
@@ -95,7 +95,7 @@ def collaborative_encoder(
         ff_dim,
         dropout,
         position=LearnedPosition(dim, max_length, std=init_std(dim)),
-        make_mixer=lambda: CollaborativeAttention(dim, heads, shared=width),
+        make_mixer=lambda number: CollaborativeAttention(dim, heads, shared=width),
     )
 
 

@@ -204,7 +204,7 @@ def compose(
             else base_kernel
         )
 
-    def layer() -> dict[str, Layer]:
+    def layer(number: int) -> dict[str, Layer]:
         return {
             "attention": Attention(
                 dim, heads, make_kernel(), kv_heads=kv_heads, position=make_position() if in_attention else None

@@ -1,6 +1,6 @@
 """An image classifier whose patch mixer is chosen by name, for ablations."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from torch import nn
@@ -31,23 +31,21 @@ class ImageComposeSizes(NamedTuple):
     projected_length: int
 
 
-MIXERS: dict[MixerName, Callable[[ImageComposeSizes], Iterator[Layer]]] = {
-    "softmax": lambda s: _repeat_mixer(lambda: Attention(s.dim, s.heads, SoftmaxKernel())),
-    "linear": lambda s: _repeat_mixer(lambda: Attention(s.dim, s.heads, LinearKernel(EluPlusOneFeatures()))),
+MIXERS: dict[MixerName, Callable[[ImageComposeSizes], Callable[[], Layer]]] = {
+    "softmax": lambda s: lambda: Attention(s.dim, s.heads, SoftmaxKernel()),
+    "linear": lambda s: lambda: Attention(s.dim, s.heads, LinearKernel(EluPlusOneFeatures())),
     # the paper's best sharing: one projection for all layers
-    "linformer": lambda s: _linformer_mixers(s, LearnedLengthProjection(s.tokens, s.projected_length)),
+    "linformer": lambda s: _linformer_mixer(s, LearnedLengthProjection(s.tokens, s.projected_length)),
     # its output is added to the residual stream without a norm
-    "fourier": lambda s: _repeat_mixer(lambda: FourierMixer(norm="ortho")),
-    "tokens": lambda s: _repeat_mixer(lambda: TokenMLP(s.tokens, s.dim // 2)),
-    "gate": lambda s: _repeat_mixer(
-        lambda: spatial_gate(s.dim, 2 * s.dim, PairTable(s.tokens, std=position_weight_std(s.tokens)))
-    ),
-    "dense": lambda s: _repeat_mixer(lambda: SynthesizerAttention(s.dim, [DenseScores(s.dim, s.heads, s.tokens)])),
-    "random": lambda s: _repeat_mixer(
+    "fourier": lambda s: lambda: FourierMixer(norm="ortho"),
+    "tokens": lambda s: lambda: TokenMLP(s.tokens, s.dim // 2),
+    "gate": lambda s: lambda: spatial_gate(s.dim, 2 * s.dim, PairTable(s.tokens, std=position_weight_std(s.tokens))),
+    "dense": lambda s: lambda: SynthesizerAttention(s.dim, [DenseScores(s.dim, s.heads, s.tokens)]),
+    "random": lambda s: (
         lambda: SynthesizerAttention(s.dim, [FixedScores(PairTable(s.tokens, heads=s.heads, std=s.tokens**-0.5))])
     ),
 }
-"""From sizes to an iterator over the mixers of the layers."""
+"""From sizes to a function that makes the mixer of each layer in turn."""
 
 
 @recipe(
@@ -84,10 +82,10 @@ def compose_images(
     shape = (height, width, channels)
     leading = 1 if pool == "first" else 0
     sizes = ImageComposeSizes(dim, heads, leading + count_patches(shape, patch), projected_length)
-    mixers = MIXERS[mixer](sizes)
+    make_mixer = MIXERS[mixer](sizes)
 
-    def layer() -> dict[str, Layer]:
-        return {"mixer": next(mixers), "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
+    def layer(number: int) -> dict[str, Layer]:
+        return {"mixer": make_mixer(), "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
 
     position = patch_positions(positions, shape, patch, dim, leading)
     embed = PatchEmbedding(shape, patch, dim, position=position, leading=leading, dropout=dropout)
@@ -95,10 +93,5 @@ def compose_images(
     return ImageClassifier(embed, body, zero_head(dim, classes), pool=pool)
 
 
-def _repeat_mixer(make_mixer: Callable[[], Layer]) -> Iterator[Layer]:
-    while True:
-        yield make_mixer()
-
-
-def _linformer_mixers(sizes: ImageComposeSizes, projection: LearnedLengthProjection) -> Iterator[Layer]:
-    return _repeat_mixer(lambda: Attention(sizes.dim, sizes.heads, LinformerKernel(projection)))
+def _linformer_mixer(sizes: ImageComposeSizes, projection: LearnedLengthProjection) -> Callable[[], Layer]:
+    return lambda: Attention(sizes.dim, sizes.heads, LinformerKernel(projection))

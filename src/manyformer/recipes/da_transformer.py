@@ -43,7 +43,7 @@ def da_transformer(
     Section 3: a slope and a limit for each head. Everything else is as in `transformer-classifier`, for comparison.
     """
 
-    def layer() -> dict[str, Layer]:
+    def layer(number: int) -> dict[str, Layer]:
         attention = Attention(dim, heads, SoftmaxKernel(), position=DistanceAwarePosition(heads))
         return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
 

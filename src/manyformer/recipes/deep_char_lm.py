@@ -5,7 +5,7 @@ from functools import partial
 from torch import nn
 
 from manyformer.attention import Attention
-from manyformer.core import Chain, Layer, Pointwise
+from manyformer.core import Chain, Layer
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
@@ -14,7 +14,7 @@ from manyformer.models.auxiliary_losses import LayerwiseNextTokenLoss
 from manyformer.position import LearnedPosition, PositionLayer
 from manyformer.recipes.baselines import learned_embedding
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, branch, init_std
+from manyformer.recipes.stacks import NormOrder, branch, init_std, stack
 
 
 @recipe(
@@ -46,21 +46,16 @@ def deep_char_lm(
     to their outputs."""
     layer_norm, std = partial(nn.LayerNorm, dim), init_std(dim)
 
-    def layer(number: int) -> Chain:
-        parts: dict[str, Layer] = {
-            "attention": Attention(dim, heads, SoftmaxKernel(Causal())),
-            "ff": FeedForward(dim, ff_dim),
-        }
-        branches = {
-            name: branch(part, order=norm_order, norm=layer_norm, dropout=dropout) for name, part in parts.items()
-        }
+    residual = partial(branch, order=norm_order, norm=layer_norm, dropout=dropout)
+
+    def layer(number: int) -> Layer:
+        attention = residual(Attention(dim, heads, SoftmaxKernel(Causal())))
+        ff = residual(FeedForward(dim, ff_dim))
         # the positions of the first layer are in the embedding
         positions = {"position": PositionLayer(LearnedPosition(dim, max_length, std=std))} if number else {}
-        return Chain(**positions, **branches)
+        return Chain(**positions, attention=attention, ff=ff)
 
-    layers: dict[str, Layer] = {str(number): layer(number) for number in range(depth)}
-    if norm_order != "post":
-        layers["norm"] = Pointwise(layer_norm())
+    body = stack(depth, layer, order=norm_order, norm=layer_norm, dropout=dropout)
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
     targets = LayerwiseNextTokenLoss(dim, vocab, depth, norm=None if norm_order == "post" else layer_norm)
-    return LanguageModel(embed, Chain(**layers), ClassHead(dim, vocab), auxiliary=targets)
+    return LanguageModel(embed, body, ClassHead(dim, vocab), auxiliary=targets)

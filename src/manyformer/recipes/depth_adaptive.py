@@ -143,7 +143,7 @@ def depth_adaptive_lm(
 ) -> LanguageModel:
     """The decoder alone, as `transformer-lm`; the paper translates and can predict exits from the source."""
 
-    def layer() -> dict[str, Layer]:
+    def layer(number: int) -> dict[str, Layer]:
         ff = FeedForward(dim, ff_dim, activation=nn.GELU())
         return {"attention": Attention(dim, heads, SoftmaxKernel(Causal())), "ff": ff}
 

@@ -61,7 +61,7 @@ def etc(
     g2l: Mask = AllKeys() if summary_reads == "text" else SamePart()
     labels = partial(RelativeLabelPosition, dim // heads, heads, max_relative_distance)
 
-    def mixer() -> Layer:
+    def mixer(number: int) -> Layer:
         if projections == "separate":
             return FourPieceAttention(dim, heads, g2l=g2l, l2l=l2l, position=labels)
         return Attention(

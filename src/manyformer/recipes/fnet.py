@@ -5,14 +5,14 @@ from functools import partial
 from torch import nn
 
 from manyformer.attention import Attention
-from manyformer.core import Chain, Layer, Residual
+from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers import FourierMixer
 from manyformer.models import ClassHead, MaskedLM, TokenEmbedding
 from manyformer.position import LearnedPosition
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import branch, init_std, scale_residual_init
+from manyformer.recipes.stacks import branch, init_std, scale_residual_init, stack
 
 
 @recipe(
@@ -49,17 +49,14 @@ def fnet(
     embedding_projection = nn.Sequential(norm(), nn.Linear(dim, dim))
     embed = TokenEmbedding(vocab, dim, position=position, std=std, norm=embedding_projection, dropout=dropout)
 
-    def mixer(number: int) -> Residual:
-        has_attention = number >= depth - (attention_layers or 0)
-        mixing_layer: Layer = Attention(dim, heads, SoftmaxKernel()) if has_attention else FourierMixer()
+    def layer(number: int) -> dict[str, Layer]:
         # the transform has no dropout in the paper
-        return branch(mixing_layer, order="post", norm=norm, dropout=dropout if has_attention else 0.0)
+        mixer: Layer = branch(FourierMixer(), order="post", norm=norm)
+        if number >= depth - (attention_layers or 0):
+            mixer = Attention(dim, heads, SoftmaxKernel())
+        return {"mixer": mixer, "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
 
-    def layer(number: int) -> Chain:
-        ff = FeedForward(dim, ff_dim, activation=nn.GELU())
-        return Chain(mixer=mixer(number), ff=branch(ff, order="post", norm=norm, dropout=dropout))
-
-    body = Chain(**{str(number): layer(number) for number in range(depth)})
+    body = stack(depth, layer, order="post", norm=norm, dropout=dropout)
     scale_residual_init(body, depth, std=std)
     transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), norm())
     return MaskedLM(embed, body, ClassHead(dim, vocab, tied=embed.token, transform=transform, bias=True))

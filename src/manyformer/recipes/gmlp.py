@@ -115,10 +115,8 @@ def _body(
     attention_dim: int | None,
     dropout: float,
 ) -> Chain:
-    layer_weights = iter(weights)
-
-    def layer() -> dict[str, Layer]:
-        return {"mixer": spatial_gate(dim, ff_dim, next(layer_weights), mask, attention_dim)}
+    def layer(number: int) -> dict[str, Layer]:
+        return {"mixer": spatial_gate(dim, ff_dim, weights[number], mask, attention_dim)}
 
     body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout)
     scale_residual_init(body, depth, std=init_std(dim))

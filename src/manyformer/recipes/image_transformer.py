@@ -62,7 +62,7 @@ def image_transformer(
     position for each value, in the paper one for each pixel."""
     mask = Causal() & LocalBlocks(block, lookback=memory_block or 0)
 
-    def layer() -> dict[str, Layer]:
+    def layer(number: int) -> dict[str, Layer]:
         return {"attention": Attention(dim, heads, SoftmaxKernel(mask)), "ff": FeedForward(dim, ff_dim)}
 
     embed = _embedding(vocab, dim, (height, width, channels), (1, width), dropout)
@@ -121,7 +121,7 @@ def image_transformer_2d(
         width * channels, block_height, block_width * channels, memory_height or 0, (memory_width or 0) * channels
     )
 
-    def layer() -> dict[str, Layer]:
+    def layer(number: int) -> dict[str, Layer]:
         return {"attention": Attention(dim, heads, SoftmaxKernel(mask)), "ff": FeedForward(dim, ff_dim)}
 
     body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout)

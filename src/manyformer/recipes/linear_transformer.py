@@ -38,7 +38,7 @@ def linear_transformer(
     Section 3. `update_rule="delta"` is the fast-weight programmer of Schlag et al. (2021, section 4.2): a token
     replaces the value that the memory returns for its key, and features are DPFP, products of neighbouring channels."""
 
-    def kernel() -> LinearKernel:
+    def kernel(number: int) -> LinearKernel:
         if update_rule == "delta":
             return LinearKernel(DPFPFeatures(), Causal(), rule=DeltaRule())
         return LinearKernel(EluPlusOneFeatures(), Causal())

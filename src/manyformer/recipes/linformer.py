@@ -1,6 +1,6 @@
 """Linformer: an encoder whose keys and values are projected to a fixed length."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 from manyformer.kernels import LinformerKernel
@@ -59,15 +59,19 @@ def linformer(
         )
     if projection in ("mean", "max") and projection_sharing != "layers":
         raise ValueError(f"projection='{projection}' has no weights to share: projection_sharing must be 'layers'")
-    kernels = _kernels(
-        depth,
-        projected_length,
-        top_length,
-        projection_sharing,
-        _projection_maker(projection, max_length, heads, dim // heads, projection_sharing),
-    )
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
-    return masked_lm(embed, depth, heads, ff_dim, lambda: next(kernels), dropout=dropout, norm_order=norm_order)
+    make_projection = _projection_maker(projection, max_length, heads, dim // heads, projection_sharing)
+    shared_projection = make_projection(projected_length) if projection_sharing == "layers" else None
+
+    def kernel(number: int) -> LinformerKernel:
+        if shared_projection is not None:
+            return LinformerKernel(shared_projection, shared_projection)
+        layer_length = projected_length + round((top_length - projected_length) * number / max(1, depth - 1))
+        key_projection = make_projection(layer_length)
+        shares_values = projection_sharing == "keys-values"
+        return LinformerKernel(key_projection, key_projection if shares_values else make_projection(layer_length))
+
+    return masked_lm(embed, depth, heads, ff_dim, kernel, dropout=dropout, norm_order=norm_order)
 
 
 def _projection_maker(
@@ -84,16 +88,3 @@ def _projection_maker(
         return PooledLengthProjection(max_length, projected_length, reduction=projection)
 
     return make
-
-
-def _kernels(
-    depth: int, bottom_length: int, top_length: int, sharing: ProjectionSharing, make: Callable[[int], LengthProjection]
-) -> Iterator[LinformerKernel]:
-    """The kernels of the layers from the lowest on."""
-    shared_projection = make(bottom_length) if sharing == "layers" else None
-    for layer in range(depth):
-        projected_length = bottom_length + round((top_length - bottom_length) * layer / max(1, depth - 1))
-        key_projection = make(projected_length) if shared_projection is None else shared_projection
-        yield LinformerKernel(
-            key_projection, make(projected_length) if sharing in ("none", "heads") else key_projection
-        )

@@ -5,7 +5,7 @@ from functools import partial
 from torch import nn
 
 from manyformer.attention import Attention
-from manyformer.core import Chain, Layer, Pointwise
+from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
@@ -15,7 +15,7 @@ from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.position import LearnedPosition, RotaryPosition
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import branch, init_std, scale_residual_init
+from manyformer.recipes.stacks import init_std, scale_residual_init, stack
 
 PAPER = "Beltagy et al. 2020, Longformer: The Long-Document Transformer, arXiv:2004.05150"
 
@@ -60,7 +60,7 @@ def longformer(
         ff_dim,
         dropout,
         position=LearnedPosition(dim, max_length, std=init_std(dim)),
-        make_mixer=lambda: GlobalLocalAttention(dim, heads, symmetric_window(window), global_mask),
+        make_mixer=lambda number: GlobalLocalAttention(dim, heads, symmetric_window(window), global_mask),
     )
     for module in model.modules():
         if isinstance(module, GlobalLocalAttention):
@@ -101,18 +101,15 @@ def longformer_lm(
         raise UserError(f"dilated_heads ({dilated_heads}) must be at most heads ({heads})")
     window_of_layer = growing_windows(depth, window, window if top_window is None else top_window)
     std, rotary = init_std(dim), RotaryPosition(dim // heads)
-    norm = partial(nn.LayerNorm, dim)
 
-    def layer(number: int) -> Layer:
+    def layer(number: int) -> dict[str, Layer]:
         mask = layer_mask(window_of_layer(number), number, depth, dilated_heads or 0)
-        parts: dict[str, Layer] = {
+        return {
             "attention": Attention(dim, heads, SoftmaxKernel(mask), position=rotary),
             "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
         }
-        return Chain(**{name: branch(part, order="pre", norm=norm, dropout=dropout) for name, part in parts.items()})
 
-    layers = {str(number): layer(number) for number in range(depth)}
-    body = Chain(**layers, norm=Pointwise(norm()))
+    body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout)
     embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
     scale_residual_init(body, depth, std=std)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))

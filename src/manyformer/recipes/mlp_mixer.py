@@ -43,7 +43,7 @@ def mlp_mixer(
     shape = (height, width, channels)
     patches = count_patches(shape, patch)
 
-    def layer() -> dict[str, Layer]:
+    def layer(number: int) -> dict[str, Layer]:
         token_mlp = TokenMLP(patches, max(1, dim // 2) if token_mlp_dim is None else token_mlp_dim)
         return {"mixer": token_mlp, "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
 

@@ -48,7 +48,7 @@ def performer(
     by the maximum over the whole row, so that later tokens affect earlier ones; here the scale follows from the past
     alone."""
 
-    def make_kernel() -> LinearKernel:
+    def make_kernel(number: int) -> LinearKernel:
         return LinearKernel(_feature_map(feature_kernel, dim // heads, features, directions, redraw), Causal())
 
     embed = sinusoidal_embedding(vocab, dim, dropout=dropout)
@@ -83,7 +83,7 @@ def performer_encoder(
 ) -> MaskedLM:
     """`performer` without the causal mask, for masked tokens, like the bidirectional protein models of section 4.3."""
 
-    def make_kernel() -> LinearKernel:
+    def make_kernel(number: int) -> LinearKernel:
         return LinearKernel(_feature_map(feature_kernel, dim // heads, features, directions, redraw))
 
     embed = sinusoidal_embedding(vocab, dim, dropout=dropout)

@@ -1,15 +1,14 @@
 """The Reformer: attention to similar tokens found by locality-sensitive hashing, in reversible layers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from itertools import count
 
 from torch import nn
 
 from manyformer.attention import Attention
 from manyformer.core import Chain, Layer
 from manyformer.feedforward import FeedForward, chunked
-from manyformer.kernels import LSHKernel, SoftmaxKernel
+from manyformer.kernels import Kernel, LSHKernel, SoftmaxKernel
 from manyformer.masks import Causal, LocalBlocks, Mask
 from manyformer.models import ClassHead, LanguageModel, MaskedLM
 from manyformer.recipes.baselines import AddedPosition, embedding_with
@@ -79,7 +78,7 @@ def reformer(
     )
     local_mask = Causal() & LocalBlocks(chunk_length, lookback=chunk_length)
     embed = embedding_with(position, vocab, dim, max_length, dropout=dropout)
-    body = _body(dim, depth, heads, ff_dim, _kernels(lsh, local_mask, lsh_every), ff_chunk, residual_streams, dropout)
+    body = _body(dim, depth, heads, ff_dim, lsh, local_mask, lsh_every, ff_chunk, residual_streams, dropout)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 
@@ -126,7 +125,7 @@ def reformer_strict(
     )
     local_mask = Causal() & LocalBlocks(chunk_length, lookback=chunk_length)
     embed = embedding_with(position, vocab, dim, max_length, dropout=dropout)
-    body = _body(dim, depth, heads, ff_dim, _kernels(lsh, local_mask, lsh_every), ff_chunk, residual_streams, dropout)
+    body = _body(dim, depth, heads, ff_dim, lsh, local_mask, lsh_every, ff_chunk, residual_streams, dropout)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 
@@ -172,14 +171,9 @@ def reformer_encoder(
     )
     local_mask = LocalBlocks(chunk_length, lookback=chunk_length, lookahead=chunk_length)
     embed = embedding_with(position, vocab, dim, max_length, dropout=dropout)
-    body = _body(dim, depth, heads, ff_dim, _kernels(lsh, local_mask, lsh_every), ff_chunk, residual_streams, dropout)
+    body = _body(dim, depth, heads, ff_dim, lsh, local_mask, lsh_every, ff_chunk, residual_streams, dropout)
     transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.LayerNorm(dim))
     return MaskedLM(embed, body, ClassHead(dim, vocab, tied=embed.token, transform=transform, bias=True))
-
-
-def _kernels(lsh: Callable[[], LSHKernel], local_mask: Mask, lsh_every: int) -> Iterator[LSHKernel | SoftmaxKernel]:
-    """The kernels of the layers from the lowest up."""
-    return (SoftmaxKernel(local_mask) if number % lsh_every else lsh() for number in count(1))
 
 
 def _body(
@@ -187,17 +181,29 @@ def _body(
     depth: int,
     heads: int,
     ff_dim: int | None,
-    kernels: Iterator[LSHKernel | SoftmaxKernel],
+    lsh: Callable[[], LSHKernel],
+    local_mask: Mask,
+    lsh_every: int,
     ff_chunk: int | None,
     residual_streams: ResidualStreams,
     dropout: float,
 ) -> Chain:
-    def layer() -> dict[str, Layer]:
+    def layer_with(kernel: Kernel) -> dict[str, Layer]:
         return {
-            "attention": Attention(dim, heads, next(kernels), bias=False),
+            "attention": Attention(dim, heads, kernel, bias=False),
             "ff": chunked(FeedForward(dim, ff_dim), ff_chunk),
         }
 
-    body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout, streams=residual_streams)
+    body = stack(
+        depth,
+        pattern=[
+            *[lambda number: layer_with(SoftmaxKernel(local_mask))] * (lsh_every - 1),
+            lambda number: layer_with(lsh()),
+        ],
+        order="pre",
+        norm=partial(nn.LayerNorm, dim),
+        dropout=dropout,
+        streams=residual_streams,
+    )
     scale_residual_init(body, depth, std=init_std(dim))
     return body

@@ -49,7 +49,7 @@ def rfa(
     where the published code chooses among 500 sets at each step.
     """
 
-    def make_kernel() -> LinearKernel:
+    def make_kernel(number: int) -> LinearKernel:
         feature_class = RandomFourierFeatures if feature_kernel == "gaussian" else ArcCosineFeatures
         feature_map = feature_class(dim // heads, features, heads=heads, redraw=redraw)
         return LinearKernel(

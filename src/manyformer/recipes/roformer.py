@@ -1,5 +1,7 @@
 """RoFormer: BERT with rotary position embeddings in its attention."""
 
+from manyformer.attention import Attention
+from manyformer.kernels import SoftmaxKernel
 from manyformer.models import MaskedLM
 from manyformer.position import RotaryPosition
 from manyformer.recipes.bert import masked_encoder
@@ -33,4 +35,12 @@ def roformer(
     `position="rope"`.
     """
     rotary = RotaryPosition(dim // heads)
-    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, make_attention_position=lambda: rotary)
+    return masked_encoder(
+        vocab,
+        dim,
+        depth,
+        heads,
+        ff_dim,
+        dropout,
+        make_mixer=lambda number: Attention(dim, heads, SoftmaxKernel(), position=rotary),
+    )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import nn
 
 from manyformer.attention import Attention
-from manyformer.core import Chain, Layer, Pointwise
+from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import RoutingKernel, SoftmaxKernel
@@ -18,7 +18,7 @@ from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import RotaryPosition
 from manyformer.recipes.baselines import AddedPosition, embedding_with
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, branch, init_std, scale_residual_init
+from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
 
 PAPER = "Roy et al. 2021, Efficient Content-Based Sparse Attention with Routing Transformers, arXiv:2003.05997"
 TINY = {"clusters": 3, "window": 5, "local_heads": 1}
@@ -166,21 +166,16 @@ def _model(
         RotaryPosition(sizes.dim // sizes.heads),
         0 if routing_layers is None else depth - routing_layers,
     )
-    layer_norm = partial(nn.LayerNorm, sizes.dim)
 
-    def layer(number: int) -> Layer:
-        parts: dict[str, Layer] = {
+    def layer(number: int) -> dict[str, Layer]:
+        return {
             "attention": _routing_attention(sizes, membership, rotary)
             if number >= first_routing_layer
             else _local_attention(sizes, sizes.heads, rotary),
             "ff": FeedForward(sizes.dim, ff_dim, activation=nn.GELU()),
         }
-        return Chain(
-            **{name: branch(part, order=norm_order, norm=layer_norm, dropout=dropout) for name, part in parts.items()}
-        )
 
-    layers = {str(number): layer(number) for number in range(depth)}
-    body = Chain(**layers) if norm_order == "post" else Chain(**layers, norm=Pointwise(layer_norm()))
+    body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, sizes.dim), dropout=dropout)
     scale_residual_init(body, depth, std=init_std(sizes.dim))
     return LanguageModel(embed, body, ClassHead(*embed.token.weight.shape[::-1], tied=embed.token))
 

@@ -54,10 +54,10 @@ def shaw(
         )
         return Attention(dim, heads, kernel, position=position)
 
-    def encoder_layer() -> dict[str, Layer]:
+    def encoder_layer(number: int) -> dict[str, Layer]:
         return {"attention": self_attention(SoftmaxKernel(), "both"), "ff": FeedForward(dim, ff_dim)}
 
-    def decoder_layer() -> dict[str, Layer]:
+    def decoder_layer(number: int) -> dict[str, Layer]:
         return {
             "attention": self_attention(SoftmaxKernel(Causal()), "past"),
             "cross": Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource()),

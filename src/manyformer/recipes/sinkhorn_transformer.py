@@ -56,7 +56,7 @@ def sinkhorn_transformer(
     `max_length` tokens; "products" compares keys, with sinusoids and at any length. `mix_with="softmax"` adds standard
     attention of the same queries, keys and values (section 3.5)."""
 
-    def kernel() -> Kernel:
+    def kernel(number: int) -> Kernel:
         net = _sorting_network(sorting, heads, dim // heads, -(-max_length // block), causal=True)
         sinkhorn = SinkhornKernel(
             net, block, Causal(), temperature=temperature, iterations=sinkhorn_iterations, gumbel_noise=gumbel_noise
@@ -102,7 +102,7 @@ def sinkhorn_encoder(
     With `sortcut_blocks` every token attends only to that many sorted blocks (SortCut). The other keywords are those of
     `sinkhorn-transformer`."""
 
-    def kernel() -> Kernel:
+    def kernel(number: int) -> Kernel:
         net = _sorting_network(sorting, heads, dim // heads, -(-max_length // block), causal=False)
         sinkhorn = SinkhornKernel(
             net,

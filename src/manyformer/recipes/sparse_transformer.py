@@ -7,14 +7,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.attention import Attention
-from manyformer.core import Chain, Layer, Pointwise
+from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Mask, MaskByLayer, alternate_heads, alternate_layers, fixed_pattern, strided_pattern, union
 from manyformer.models import ClassHead, LanguageModel
 from manyformer.recipes.baselines import learned_embedding
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import branch, init_std, scale_residual_init
+from manyformer.recipes.stacks import init_std, scale_residual_init, stack
 
 SparsePattern = Literal["strided", "fixed"]
 PatternUse = Literal["merged", "interleaved", "heads"]
@@ -52,18 +52,16 @@ def sparse_transformer(
     paper's gradient checkpointing and half precision are settings of the run.
     """
     mask_of_layer = masks_by_layer(pattern, pattern_use, stride, summary, heads)
-    std, norm = init_std(dim), partial(nn.LayerNorm, dim)
 
-    def layer(number: int) -> Layer:
-        parts: dict[str, Layer] = {
+    def layer(number: int) -> dict[str, Layer]:
+        return {
             "attention": Attention(dim, heads, SoftmaxKernel(mask_of_layer(number))),
             "ff": FeedForward(dim, ff_dim, activation=SigmoidGELU()),
         }
-        return Chain(**{name: branch(part, order="pre", norm=norm, dropout=dropout) for name, part in parts.items()})
 
-    body = Chain(**{str(number): layer(number) for number in range(depth)}, norm=Pointwise(norm()))
+    body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout)
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
-    scale_residual_init(body, depth, std=std)
+    scale_residual_init(body, depth, std=init_std(dim))
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 

@@ -1,7 +1,7 @@
 """Residual branches, layer stacks and initialization that several recipes share."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from torch import nn
@@ -12,6 +12,8 @@ from manyformer.depth import ReversibleStack
 NormOrder = Literal["post", "pre", "sandwich"]
 ResidualStreams = Literal["plain", "reversible"]
 NormMaker = Callable[[], nn.Module]
+LayerMaker = Callable[[int], Mapping[str, Layer] | Layer]
+"""Makes the layer of a number, counted from 0: its branches by name, or a complete layer."""
 
 
 def branch(inner: Layer, *, order: NormOrder, norm: NormMaker, dropout: float = 0.0) -> Residual:
@@ -28,25 +30,37 @@ def branch(inner: Layer, *, order: NormOrder, norm: NormMaker, dropout: float = 
 
 def stack(
     depth: int,
-    layer: Callable[[], dict[str, Layer]],
+    layer: LayerMaker | None = None,
     *,
+    pattern: Sequence[LayerMaker] = (),
     order: NormOrder,
     norm: NormMaker,
     dropout: float,
     streams: ResidualStreams = "plain",
 ) -> Chain:
-    """`depth` layers, each a chain of branches; all orders but post-norm end in a final norm, as in their papers.
+    """`depth` layers made by `layer`; all orders but post-norm end in a final norm, as in their papers.
 
-    With "reversible" streams, branches are added alternately to two streams, and no activations are stored (see
+    Instead of `layer`, `pattern` has several makers, which make the layers in turn. A mapping becomes a chain of
+    residual branches with norms and dropout, except parts that are residual branches already; a layer is taken as it
+    is. With "reversible" streams, branches are added alternately to two streams, and no activations are stored (see
     `ReversibleStack`).
     """
-    layers: dict[str, Chain] = {
-        str(number): Chain(
-            **{name: branch(part, order=order, norm=norm, dropout=dropout) for name, part in layer().items()}
+    makers = [*pattern] if layer is None else [layer, *pattern]
+    if not makers or (layer is not None and pattern):
+        raise ValueError("stack needs either a layer maker or a pattern of them")
+
+    def complete(parts: Mapping[str, Layer] | Layer) -> Layer:
+        if isinstance(parts, Layer):
+            return parts
+        return Chain(
+            **{
+                name: part if isinstance(part, Residual) else branch(part, order=order, norm=norm, dropout=dropout)
+                for name, part in parts.items()
+            }
         )
-        for number in range(depth)
-    }
-    body: dict[str, Layer] = {"layers": ReversibleStack(**layers)} if streams == "reversible" else {**layers}
+
+    layers = {str(number): complete(makers[number % len(makers)](number)) for number in range(depth)}
+    body: dict[str, Layer] = {"layers": ReversibleStack(**layers)} if streams == "reversible" else layers
     if order != "post":
         body["norm"] = Pointwise(norm())
     return Chain(**body)

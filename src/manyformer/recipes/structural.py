@@ -74,7 +74,7 @@ def structural(
         ),
     }
 
-    def layer() -> dict[str, Layer]:
+    def layer(number: int) -> dict[str, Layer]:
         attention = Attention(dim, heads, SoftmaxKernel(), position=relative_positions[relative]())
         return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
 

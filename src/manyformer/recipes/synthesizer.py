@@ -60,7 +60,7 @@ def synthesizer(
     weights, "random+dot" being the paper's best.
     """
 
-    def layer() -> dict[str, Layer]:
+    def layer(number: int) -> dict[str, Layer]:
         mixer = SynthesizerAttention(
             dim, [SCORES[name](dim, heads, max_length) for name in score_kind.split("+")], mask=Causal()
         )

@@ -58,18 +58,18 @@ def encoder_decoder(
     norm_order: NormOrder,
     *,
     make_position: Callable[[], Position],
-    make_encoder_attention: Callable[[], Layer] | None = None,
+    make_encoder_attention: Callable[[int], Layer] | None = None,
 ) -> EncoderDecoder:
     """The Transformer with positions from `make_position`, optionally with another attention in the encoder."""
     layer_norm = partial(nn.LayerNorm, dim)
 
-    def encoder_layer() -> dict[str, Layer]:
+    def encoder_layer(number: int) -> dict[str, Layer]:
         attention = (
-            Attention(dim, heads, SoftmaxKernel()) if make_encoder_attention is None else make_encoder_attention()
+            Attention(dim, heads, SoftmaxKernel()) if make_encoder_attention is None else make_encoder_attention(number)
         )
         return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
 
-    def decoder_layer() -> dict[str, Layer]:
+    def decoder_layer(number: int) -> dict[str, Layer]:
         return {
             "attention": Attention(dim, heads, SoftmaxKernel(Causal())),
             "cross": Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource()),

@@ -38,7 +38,7 @@ def transformer_classifier(
 ) -> TextClassifier:
     """An encoder with sinusoids, mean pooling and one projection; `ff_dim` is 4 dim unless given."""
 
-    def layer() -> dict[str, Layer]:
+    def layer(number: int) -> dict[str, Layer]:
         return {"attention": Attention(dim, heads, SoftmaxKernel()), "ff": FeedForward(dim, ff_dim)}
 
     embed = TokenEmbedding(vocab, dim, position=SinusoidalPosition(dim), scale=dim**0.5, dropout=dropout)

@@ -1,6 +1,5 @@
 """The decoder-only Transformer language model."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -14,7 +13,7 @@ from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel
 from manyformer.recipes.baselines import learned_embedding
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, ResidualStreams, init_std, scale_residual_init, stack
+from manyformer.recipes.stacks import LayerMaker, NormOrder, ResidualStreams, init_std, scale_residual_init, stack
 
 
 @recipe(
@@ -46,7 +45,7 @@ def transformer_lm(
     `gelu_approximate="tanh"`, an approximation to within 5e-4 that on a CPU costs three times the exact function.
     Reversible layers and chunked feed-forward layers (Kitaev et al. 2020, section 3) save memory."""
 
-    def layer() -> dict[str, Layer]:
+    def layer(number: int) -> dict[str, Layer]:
         return {
             "attention": Attention(dim, heads, SoftmaxKernel(Causal())),
             "ff": chunked(FeedForward(dim, ff_dim, activation=nn.GELU(gelu_approximate)), ff_chunk),
@@ -60,7 +59,7 @@ def gpt(
     dim: int,
     depth: int,
     max_length: int,
-    make_layer: Callable[[], dict[str, Layer]],
+    make_layer: LayerMaker,
     *,
     dropout: float,
     norm_order: NormOrder,

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from torch import nn
 
 from manyformer.attention import Attention
-from manyformer.core import AddJoin, Chain, Layer, Pointwise, Residual
+from manyformer.core import AddJoin, Layer, Residual
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import Kernel, SoftmaxKernel
@@ -15,7 +15,7 @@ from manyformer.masks import Causal, Window
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import Position, TransformerXLBiases, TransformerXLPosition
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, branch, init_std
+from manyformer.recipes.stacks import NormOrder, init_std, stack
 from manyformer.sources import KVSource, SegmentMemorySource
 
 BiasSharing = Literal["all-layers", "per-layer"]
@@ -116,19 +116,16 @@ def xl_model(
     check_heads(dim, heads)
     layer_norm, std = partial(nn.LayerNorm, dim), init_std(dim)
 
-    def layer(number: int) -> Chain:
+    def layer(number: int) -> dict[str, Layer]:
         inner = make_attention(
             XLAttentionParts(number, dim, heads, make_position(), None if norm_order == "post" else layer_norm())
         )
         join = AddJoin(dropout=dropout) if dropout else None
         post_norm, inner_norm = (layer_norm() if norm_order == order else None for order in ("post", "sandwich"))
-        ff = branch(FeedForward(dim, ff_dim), order=norm_order, norm=layer_norm, dropout=dropout)
-        return Chain(attention=Residual(inner, inner_norm=inner_norm, post_norm=post_norm, join=join), ff=ff)
+        attention = Residual(inner, inner_norm=inner_norm, post_norm=post_norm, join=join)
+        return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
 
-    layers: dict[str, Layer] = {str(number): layer(number) for number in range(depth)}
-    if norm_order != "post":
-        layers["norm"] = Pointwise(layer_norm())
-    body = Chain(**layers)
+    body = stack(depth, layer, order=norm_order, norm=layer_norm, dropout=dropout)
     for module in body.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=std)

@@ -1,6 +1,5 @@
 """The Vision Transformer: an encoder of images as sequences of patches."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -15,7 +14,7 @@ from manyformer.models.image_classifier import Pooling
 from manyformer.models.patch_embedding import PatchEmbedding, count_patches
 from manyformer.position import ConcatenatedGridPosition, LearnedPosition, NoPosition, Position
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import init_std, scale_residual_init, stack
+from manyformer.recipes.stacks import LayerMaker, init_std, scale_residual_init, stack
 
 PatchPositionKind = Literal["learned", "axes", "none"]
 
@@ -69,7 +68,7 @@ def vit(
     position = patch_positions(positions, shape, patch, dim, leading)
     embed = PatchEmbedding(shape, patch, dim, position=position, leading=leading, dropout=dropout)
 
-    def layer() -> dict[str, Layer]:
+    def layer(number: int) -> dict[str, Layer]:
         return {
             "attention": Attention(dim, heads, SoftmaxKernel()),
             "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
@@ -93,7 +92,7 @@ def patch_positions(
     return ConcatenatedGridPosition([size // patch for size in shape[:2]], axes, prefix_tokens=leading)
 
 
-def image_body(dim: int, depth: int, layer: Callable[[], dict[str, Layer]], dropout: float) -> Chain:
+def image_body(dim: int, depth: int, layer: LayerMaker, dropout: float) -> Chain:
     """A pre-norm stack with the epsilon of the published models."""
     body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim, eps=1e-6), dropout=dropout)
     scale_residual_init(body, depth, std=init_std(dim))
