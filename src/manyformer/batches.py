@@ -1,12 +1,54 @@
 """The batch records that data loading produces: CPU tensors, one sequence per row, int64 except for images."""
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
+import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
+from manyformer.core import PADDING_SEGMENT
+
 # The target of a position that is not scored: torch's convention for cross-entropy.
 IGNORE_INDEX = -100
+
+
+@runtime_checkable
+class Batch(Protocol):
+    """A NamedTuple of tensors with one row per sequence: what data produces and the loss of a model takes."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+    def target_count(self) -> int:
+        """The number of targets that are not ignored: what a training step is normalized by."""
+
+    def token_count(self) -> int:
+        """The number of tokens trained on: the targets, or all non-padding tokens if only some have a target."""
+
+    def ignored(self) -> Self:
+        """The same rows with every target ignored."""
+
+
+class TextUnits(NamedTuple):
+    """The number of targets of a split, and of the characters and bytes of the text that they encode."""
+
+    targets: int
+    characters: int
+    bytes: int
+
+
+def _count_scored(targets: Tensor) -> int:
+    return int((targets != IGNORE_INDEX).sum())
+
+
+def _count_valid(tokens: Tensor, segments: Tensor | None) -> int:
+    return tokens.numel() if segments is None else int((segments != PADDING_SEGMENT).sum())
+
+
+def _ignore_all(targets: Tensor) -> Tensor:
+    return torch.full_like(targets, IGNORE_INDEX)
 
 
 class CausalLMBatch(NamedTuple):
@@ -19,6 +61,15 @@ class CausalLMBatch(NamedTuple):
     # The k tokens retrieved for each token (those that followed similar contexts), 0 for none; None: no retrieval.
     neighbours: Int64[Tensor, "b l k"] | None = None
 
+    def target_count(self) -> int:
+        return _count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return self.target_count()
+
+    def ignored(self) -> Self:
+        return self._replace(targets=_ignore_all(self.targets))
+
 
 class Seq2SeqBatch(NamedTuple):
     """Pairs of source and target sequence y: `target` is BOS + y, `targets` is y + EOS, `IGNORE_INDEX` at padding."""
@@ -28,6 +79,15 @@ class Seq2SeqBatch(NamedTuple):
     targets: Int64[Tensor, "b t"]
     source_segments: Int64[Tensor, "b s"] | None = None
     target_segments: Int64[Tensor, "b t"] | None = None
+
+    def target_count(self) -> int:
+        return _count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return self.target_count()
+
+    def ignored(self) -> Self:
+        return self._replace(targets=_ignore_all(self.targets))
 
 
 class MaskedLMBatch(NamedTuple):
@@ -43,6 +103,15 @@ class MaskedLMBatch(NamedTuple):
     roles: Int64[Tensor, "b l"] | None = None
     parts: Int64[Tensor, "b l"] | None = None
 
+    def target_count(self) -> int:
+        return _count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return _count_valid(self.tokens, self.segments)
+
+    def ignored(self) -> Self:
+        return self._replace(targets=_ignore_all(self.targets))
+
 
 class ClassificationBatch(NamedTuple):
     """A text classifier's rows, with one class index per row."""
@@ -50,6 +119,15 @@ class ClassificationBatch(NamedTuple):
     tokens: Int64[Tensor, "b l"]
     labels: Int64[Tensor, " b"]
     segments: Int64[Tensor, "b l"] | None = None
+
+    def target_count(self) -> int:
+        return _count_scored(self.labels)
+
+    def token_count(self) -> int:
+        return _count_valid(self.tokens, self.segments)
+
+    def ignored(self) -> Self:
+        return self._replace(labels=_ignore_all(self.labels))
 
 
 class TaggingBatch(NamedTuple):
@@ -63,6 +141,15 @@ class TaggingBatch(NamedTuple):
     segments: Int64[Tensor, "b l"] | None = None
     trees: Int64[Tensor, "b l 3"] | None = None
 
+    def target_count(self) -> int:
+        return _count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return _count_valid(self.tokens, self.segments)
+
+    def ignored(self) -> Self:
+        return self._replace(targets=_ignore_all(self.targets))
+
 
 class ImageClassificationBatch(NamedTuple):
     """Images with channels last, and one class index per image."""
@@ -70,5 +157,11 @@ class ImageClassificationBatch(NamedTuple):
     pixels: UInt8[Tensor, "b height width channels"]
     labels: Int64[Tensor, " b"]
 
+    def target_count(self) -> int:
+        return _count_scored(self.labels)
 
-Batch = CausalLMBatch | Seq2SeqBatch | MaskedLMBatch | ClassificationBatch | TaggingBatch | ImageClassificationBatch
+    def token_count(self) -> int:
+        return self.pixels.numel()
+
+    def ignored(self) -> Self:
+        return self._replace(labels=_ignore_all(self.labels))

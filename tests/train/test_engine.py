@@ -19,7 +19,7 @@ from manyformer.models import Model
 from manyformer.train.activation_checkpointing import checkpoint_activations, stack_layers
 from manyformer.train.engine import StepResult, TrainingEngine
 from manyformer.train.events import silent
-from manyformer.train.objective import TrainingObjective, count_targets, count_tokens
+from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import SingleProcess
 from manyformer.train.signals import StopSignal
 from manyformer.train.training_loop import LoopParts, TrainingLoop
@@ -235,8 +235,8 @@ def test_what_counts_as_a_token() -> None:
     tokens = torch.full((2, 3), 5)
     targets = torch.tensor([[5, IGNORE_INDEX, IGNORE_INDEX], [5, 5, IGNORE_INDEX]])
     segments = torch.tensor([[0, 0, -1], [0, 0, 0]])
-    assert count_tokens(CausalLMBatch(tokens, targets, segments)) == 3
-    assert count_tokens(Seq2SeqBatch(tokens, tokens, targets)) == 3
-    assert count_tokens(MaskedLMBatch(tokens, targets, segments)) == 5
-    assert count_tokens(ClassificationBatch(tokens, torch.tensor([1, IGNORE_INDEX]))) == 6
-    assert count_targets(ClassificationBatch(tokens, torch.tensor([1, IGNORE_INDEX]))) == 1
+    assert CausalLMBatch(tokens, targets, segments).token_count() == 3
+    assert Seq2SeqBatch(tokens, tokens, targets).token_count() == 3
+    assert MaskedLMBatch(tokens, targets, segments).token_count() == 5
+    assert ClassificationBatch(tokens, torch.tensor([1, IGNORE_INDEX])).token_count() == 6
+    assert ClassificationBatch(tokens, torch.tensor([1, IGNORE_INDEX])).target_count() == 1

@@ -14,7 +14,7 @@ import manyformer as mf
 from manyformer.batches import CausalLMBatch
 from manyformer.config import AdamWConfig, EvaluateConfig, RunConfig
 from manyformer.models import LanguageModel
-from manyformer.models.carried_state import CarriedState, has_memory
+from manyformer.models.carried_state import CarriedState
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import TrainingStarted
 from manyformer.train.objective import TrainingObjective
@@ -145,7 +145,7 @@ def test_every_validation_begins_with_an_empty_memory_and_leaves_that_of_trainin
 
 
 def test_only_models_with_a_memory_carry_one() -> None:
-    assert has_memory(tiny())
-    assert not has_memory(tiny(memory_length=None))
-    assert not has_memory(mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=2))
+    assert tiny().carries_state
+    assert not tiny(memory_length=None).carries_state
+    assert not mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=2).carries_state
     assert CarriedState(tiny(), rows_continue=False).state_for(batches(1)[0]) is None

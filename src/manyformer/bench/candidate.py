@@ -197,4 +197,7 @@ def _inputs(batch: Batch) -> tuple[Tensor | None, ...]:
         return batch.tokens, None, batch.trees
     if isinstance(batch, ImageClassificationBatch):
         return (batch.pixels,)
-    return (batch.source, batch.target) if isinstance(batch, Seq2SeqBatch) else (batch.tokens,)
+    if isinstance(batch, Seq2SeqBatch):
+        return batch.source, batch.target
+    assert isinstance(batch, CausalLMBatch | MaskedLMBatch | ClassificationBatch)
+    return (batch.tokens,)

@@ -1,6 +1,7 @@
 """Data pipelines from files, data sets or default corpora to batches of text, pairs, labels, trees or images."""
 
-from manyformer.data.epochs import HeldOutBatches, TextUnits
+from manyformer.batches import TextUnits
+from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.opened import HeldOutExample, OpenedData
 from manyformer.data.opening import open_data
 from manyformer.data.sampler import Sampler

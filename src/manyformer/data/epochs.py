@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manyformer.batches import IGNORE_INDEX, Batch, ClassificationBatch, ImageClassificationBatch
+from manyformer.batches import Batch, TextUnits
 
 # The seed of shuffles that must be the same in every run.
 FIXED_SEED = 20170612
@@ -53,22 +53,9 @@ def select_rows(batch: Batch, share: ProcessShare) -> Batch:
         return batch
     if share.rank < len(batch[0]):
         rows = (None if t is None else t[share.rank :: share.world_size].contiguous() for t in batch)
-        return type(batch)(*rows)  # type: ignore[arg-type]
-    placeholder = type(batch)(*(None if t is None else t[:1].clone() for t in batch))  # type: ignore[arg-type]
-    (
-        placeholder.labels
-        if isinstance(placeholder, ClassificationBatch | ImageClassificationBatch)
-        else placeholder.targets
-    ).fill_(IGNORE_INDEX)
-    return placeholder
-
-
-class TextUnits(NamedTuple):
-    """The number of targets of a split, and of the characters and bytes of the text that they encode."""
-
-    targets: int
-    characters: int
-    bytes: int
+        return type(batch)(*rows)
+    first_row = type(batch)(*(None if t is None else t[:1].clone() for t in batch))
+    return first_row.ignored()
 
 
 class HeldOutBatches:

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from manyformer.batches import TextUnits
 from manyformer.config import ImagesData
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_or_prepare
-from manyformer.data.epochs import HeldOutBatches, TextUnits
+from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.image_examples import LabelledImageDataset, PixelSequenceDataset
 from manyformer.data.image_files import open_image_files
 from manyformer.data.image_reading import (

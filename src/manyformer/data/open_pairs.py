@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from manyformer.batches import TextUnits
 from manyformer.config import PairsData
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_or_prepare
-from manyformer.data.epochs import HeldOutBatches, TextUnits
+from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.length_buckets import LengthBuckets
 from manyformer.data.opened import LengthLimit, LogFn, OpenedData, read_examples
 from manyformer.data.padded_examples import PairDataset

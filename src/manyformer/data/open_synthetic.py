@@ -7,10 +7,10 @@ from typing import NamedTuple, final
 import numpy as np
 import torch
 
-from manyformer.batches import IGNORE_INDEX, CausalLMBatch
+from manyformer.batches import IGNORE_INDEX, CausalLMBatch, TextUnits
 from manyformer.config import SyntheticData
 from manyformer.data.characters import CharTokenizer
-from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, HeldOutBatches, TextUnits, random_generator
+from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, HeldOutBatches, random_generator
 from manyformer.data.opened import LengthLimit, OpenedData, format_amount
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair

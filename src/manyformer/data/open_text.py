@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tokenizers
 
+from manyformer.batches import TextUnits
 from manyformer.config import TextData
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_or_prepare
-from manyformer.data.epochs import HeldOutBatches, TextUnits
+from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.holdout import DocumentPiece, HoldoutSplitter, TextSurvey, survey_sources
 from manyformer.data.lanes import LaneLayout
 from manyformer.data.neighbour_tables import open_neighbour_table

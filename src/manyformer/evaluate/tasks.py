@@ -187,7 +187,7 @@ def _likelihood(ask: Ask, *, upto: float) -> Sums:
 
 
 def _there(batch: Batch, device: torch.device) -> Batch:
-    return type(batch)(*(None if tensor is None else tensor.to(device) for tensor in batch))  # type: ignore[arg-type]
+    return type(batch)(*(None if tensor is None else tensor.to(device) for tensor in batch))
 
 
 def _names(ask: Ask) -> tuple[str, ...]:

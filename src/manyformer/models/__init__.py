@@ -3,6 +3,7 @@
 from manyformer.models.classifier import TextClassifier
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.encoder_model import EncoderModel
+from manyformer.models.generative_model import GenerativeModel
 from manyformer.models.head import ClassHead
 from manyformer.models.image_classifier import ImageClassifier
 from manyformer.models.language_model import LanguageModel
@@ -20,6 +21,7 @@ __all__ = [
     "ClassHead",
     "EncoderDecoder",
     "EncoderModel",
+    "GenerativeModel",
     "ImageClassifier",
     "LanguageModel",
     "LogisticMixture",

@@ -4,16 +4,7 @@ from typing import final
 
 from manyformer.batches import Batch
 from manyformer.core import State
-from manyformer.models.language_model import LanguageModel
 from manyformer.models.model import BatchLoss, BatchScore, Model
-from manyformer.training_hooks import StatefulAcrossBatches
-
-
-def has_memory(model: Model) -> bool:
-    """Whether `model` has a state that extends over the batches of the same rows."""
-    return isinstance(model, LanguageModel) and any(
-        isinstance(module, StatefulAcrossBatches) for module in model.modules()
-    )
 
 
 @final
@@ -25,7 +16,7 @@ class CarriedState:
 
     def __init__(self, model: Model, *, rows_continue: bool) -> None:
         self.model = model
-        self.enabled = rows_continue and has_memory(model)
+        self.enabled = rows_continue and model.carries_state
         self.rows = 0
         self.state: State = None
 
@@ -33,7 +24,6 @@ class CarriedState:
         """The state to continue from; an empty one if the number of rows differs from that of the previous batch."""
         if not self.enabled:
             return None
-        assert isinstance(self.model, LanguageModel)
         if self.state is None or self.rows != len(batch[0]):
             self.rows, self.state = len(batch[0]), self.model.init_state(len(batch[0]))
         return self.state

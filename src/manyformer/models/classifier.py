@@ -5,14 +5,14 @@ from typing import final
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.batches import Batch, ClassificationBatch
-from manyformer.core import PADDING_SEGMENT, LayerOutput, TokenPositions, WatchFn, no_watch
+from manyformer.batches import ClassificationBatch
+from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, WatchFn, no_watch
 from manyformer.models.encoder_model import EncoderModel
 from manyformer.models.model import BatchLoss, BatchScore, ModelOutput
 
 
 @final
-class TextClassifier(EncoderModel):
+class TextClassifier(EncoderModel[ClassificationBatch]):
     """Classifies each row from the mean over its tokens without padding; logits are (b, classes)."""
 
     def forward(
@@ -21,13 +21,11 @@ class TextClassifier(EncoderModel):
         pooled = self._pool(tokens, segments, watch)
         return ModelOutput(self.head(pooled.y), None, pooled.loss)
 
-    def loss(self, batch: Batch, *, label_smoothing: float = 0.0) -> BatchLoss:
-        assert isinstance(batch, ClassificationBatch)
+    def loss(self, batch: ClassificationBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
         pooled = self._pool(batch.tokens, batch.segments, no_watch)
         return self.head.loss(pooled.y, batch.labels, label_smoothing=label_smoothing)._replace(extra=pooled.loss)
 
-    def score(self, batch: Batch) -> BatchScore:
-        assert isinstance(batch, ClassificationBatch)
+    def score(self, batch: ClassificationBatch, *, state: State = None) -> BatchScore:
         return self.head.score(self._pool(batch.tokens, batch.segments, no_watch).y, batch.labels)
 
     def _pool(self, tokens: Tensor, segments: Tensor | None, watch: WatchFn) -> LayerOutput:

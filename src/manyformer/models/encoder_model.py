@@ -11,11 +11,11 @@ from manyformer.masks.mask import any_node
 from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLayer
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.head import ClassHead
-from manyformer.models.model import Model, max_length_of
+from manyformer.models.model import B, Model, max_length_of
 from manyformer.models.token_positions import positions_of
 
 
-class EncoderModel(Model):
+class EncoderModel(Model[B]):
     """An embedding, a bidirectional layer and a head; subclasses define what the head predicts."""
 
     def __init__(self, embed: TokenEmbedding, body: Layer, head: ClassHead) -> None:

@@ -6,8 +6,8 @@ from typing import Literal, final
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from manyformer.batches import Batch, ImageClassificationBatch
-from manyformer.core import Context, Layer, LayerOutput, WatchFn, no_watch
+from manyformer.batches import ImageClassificationBatch
+from manyformer.core import Context, Layer, LayerOutput, State, WatchFn, no_watch
 from manyformer.models.head import ClassHead
 from manyformer.models.model import BatchLoss, BatchScore, Model, ModelOutput
 from manyformer.models.patch_embedding import PatchEmbedding
@@ -16,7 +16,7 @@ Pooling = Literal["first", "mean"]
 
 
 @final
-class ImageClassifier(Model):
+class ImageClassifier(Model[ImageClassificationBatch]):
     """Classifies images (b, h, w, c) by their first token or the mean of all tokens; logits are (b, classes).
 
     Images are bytes from 0 to 255, or floating point numbers that are used as they are.
@@ -34,13 +34,11 @@ class ImageClassifier(Model):
         pooled = self._pool(images, watch)
         return ModelOutput(self.head(pooled.y), None, pooled.loss)
 
-    def loss(self, batch: Batch, *, label_smoothing: float = 0.0) -> BatchLoss:
-        assert isinstance(batch, ImageClassificationBatch)
+    def loss(self, batch: ImageClassificationBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
         pooled = self._pool(batch.pixels, no_watch)
         return self.head.loss(pooled.y, batch.labels, label_smoothing=label_smoothing)._replace(extra=pooled.loss)
 
-    def score(self, batch: Batch) -> BatchScore:
-        assert isinstance(batch, ImageClassificationBatch)
+    def score(self, batch: ImageClassificationBatch, *, state: State = None) -> BatchScore:
         return self.head.score(self._pool(batch.pixels, no_watch).y, batch.labels)
 
     def _pool(self, images: Shaped[Tensor, "b height width channels"], watch: WatchFn) -> LayerOutput:

@@ -1,12 +1,12 @@
 """A decoder-only language model: embedding, layer, head."""
 
-from typing import NamedTuple, final
+from typing import NamedTuple, Self, final
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.batches import Batch, CausalLMBatch
+from manyformer.batches import CausalLMBatch
 from manyformer.core import (
     PADDING_SEGMENT,
     Context,
@@ -21,10 +21,11 @@ from manyformer.core import (
 )
 from manyformer.models.auxiliary_losses import AuxiliaryLoss, deep_loss
 from manyformer.models.embedding import TokenEmbedding
-from manyformer.models.model import BatchLoss, BatchScore, Model, ModelOutput, max_length_of
+from manyformer.models.generative_model import GenerativeModel
+from manyformer.models.model import BatchLoss, BatchScore, ModelOutput, max_length_of
 from manyformer.models.output_head import OutputHead
 from manyformer.models.token_positions import StreamTail, empty_tail, positions_of
-from manyformer.training_hooks import uses_neighbours
+from manyformer.training_hooks import StatefulAcrossBatches, uses_neighbours
 
 
 class ModelState(NamedTuple):
@@ -35,7 +36,7 @@ class ModelState(NamedTuple):
 
 
 @final
-class LanguageModel(Model):
+class LanguageModel(GenerativeModel[CausalLMBatch]):
     """Predicts each next token: `logits[:, i]` are the logits of token i + 1.
 
     `segments` numbers the documents of packed rows, -1 is padding, None means one document per row. With a state from
@@ -70,9 +71,23 @@ class LanguageModel(Model):
         body = self.body.init_state(batch, capacity=capacity, device=self.device, dtype=self.state_dtype)
         return ModelState(body, empty_tail(batch, self.device))
 
-    def loss(self, batch: Batch, *, label_smoothing: float = 0.0, state: ModelState | None = None) -> BatchLoss:
+    @property
+    def carries_state(self) -> bool:
+        return any(isinstance(module, StatefulAcrossBatches) for module in self.modules())
+
+    @property
+    def decoder_stack(self) -> Layer:
+        return self.body
+
+    @property
+    def decoder_width(self) -> int:
+        return self.embed.token.embedding_dim
+
+    def with_decoder(self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> Self:
+        return type(self)(self.embed, stack, head, auxiliary=auxiliary)
+
+    def loss(self, batch: CausalLMBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
         """The training loss; with a state, that of rows that continue from it."""
-        assert isinstance(batch, CausalLMBatch)
         if self.auxiliary is not None:
             if state is not None:
                 raise ValueError("auxiliary losses of intermediate layers cannot be trained with a state")
@@ -80,9 +95,8 @@ class LanguageModel(Model):
         hidden, state, extra = self.hidden(batch.tokens, batch.segments, state, neighbours=batch.neighbours)
         return self.head.loss(hidden, batch.targets, label_smoothing=label_smoothing)._replace(extra=extra, state=state)
 
-    def score(self, batch: Batch, *, state: ModelState | None = None) -> BatchScore:
+    def score(self, batch: CausalLMBatch, *, state: State = None) -> BatchScore:
         """The negative log-likelihood without smoothing, and the accuracy; with a state, of rows that continue it."""
-        assert isinstance(batch, CausalLMBatch)
         hidden, state, _ = self.hidden(batch.tokens, batch.segments, state, neighbours=batch.neighbours)
         return self.head.score(hidden, batch.targets)._replace(state=state)
 

@@ -5,8 +5,8 @@ from typing import final
 from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.batches import IGNORE_INDEX, Batch, MaskedLMBatch
-from manyformer.core import Layer, TokenPositions, WatchFn, no_watch
+from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
+from manyformer.core import Layer, State, TokenPositions, WatchFn, no_watch
 from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLayer
 from manyformer.models.contrastive_loss import PartContrastiveLoss
 from manyformer.models.embedding import TokenEmbedding
@@ -16,7 +16,7 @@ from manyformer.models.model import BatchLoss, BatchScore, ModelOutput
 
 
 @final
-class MaskedLM(EncoderModel):
+class MaskedLM(EncoderModel[MaskedLMBatch]):
     """Predicts masked tokens (Devlin et al. 2019, section 3.1): `logits[:, i]` are the logits of token i itself.
 
     `roles` are 1 for global tokens, and `parts` number the parts (such as sentences) of a document from 0; both raise
@@ -45,8 +45,7 @@ class MaskedLM(EncoderModel):
         hidden = self._encode(tokens, self._token_positions(tokens, segments, roles=roles, parts=parts), watch)
         return ModelOutput(self.head(hidden.y), None, hidden.loss)
 
-    def loss(self, batch: Batch, *, label_smoothing: float = 0.0) -> BatchLoss:
-        assert isinstance(batch, MaskedLMBatch)
+    def loss(self, batch: MaskedLMBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
         positions = self._batch_positions(batch)
         contrastive_loss: Tensor | float = 0.0
         if self.contrast is None:
@@ -60,8 +59,7 @@ class MaskedLM(EncoderModel):
         loss = self.head.loss(hidden.y[scored], batch.targets[scored], label_smoothing=label_smoothing)
         return loss._replace(extra=hidden.loss + contrastive_loss)
 
-    def score(self, batch: Batch) -> BatchScore:
-        assert isinstance(batch, MaskedLMBatch)
+    def score(self, batch: MaskedLMBatch, *, state: State = None) -> BatchScore:
         hidden, targets = self._encode_targets(batch.tokens, batch.targets, self._batch_positions(batch))
         return self.head.score(hidden.y, targets)
 

@@ -2,17 +2,21 @@
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from manyformer.batches import IGNORE_INDEX, Batch
 from manyformer.core import State
 from manyformer.kernels.features.feature_map import FeatureMap
 from manyformer.models.model_files import write_model
 from manyformer.position import Position
+
+B = TypeVar("B", bound=Batch, default=Any)
+"""The batch record of a model."""
 
 
 class ModelOutput(NamedTuple):
@@ -55,7 +59,7 @@ class ModelSpec(NamedTuple):
     module: str = ""
 
 
-class Model(nn.Module, ABC):
+class Model(nn.Module, ABC, Generic[B]):
     """The base class of models; a recipe sets `spec`, which is all that a checkpoint needs besides the weights."""
 
     spec: ModelSpec
@@ -65,12 +69,24 @@ class Model(nn.Module, ABC):
     """The tokenizer saved with the model, or a pair of source and target tokenizer; None if none was saved."""
 
     @abstractmethod
-    def loss(self, batch: Batch, *, label_smoothing: float = 0.0) -> BatchLoss:
-        """The training loss; `label_smoothing` spreads that fraction over all classes (Szegedy et al. 2016)."""
+    def loss(self, batch: B, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
+        """The training loss; `label_smoothing` spreads that fraction over all classes (Szegedy et al. 2016).
+
+        A `state` is that of the rows which this batch continues; None for models that carry none.
+        """
 
     @abstractmethod
-    def score(self, batch: Batch) -> BatchScore:
+    def score(self, batch: B, *, state: State = None) -> BatchScore:
         """The negative log-likelihood without smoothing, and the accuracy; to be called without gradients."""
+
+    def init_state(self, batch: int, *, capacity: int | None = None) -> State:
+        """The decoding state before any token; None for a model that has none."""
+        return None
+
+    @property
+    def carries_state(self) -> bool:
+        """Whether the state is carried from batch to batch where the rows of the batches continue."""
+        return False
 
     def save(self, path: str | Path) -> None:
         """Write spec and weights to the folder `path`, without pickle; an existing folder is replaced atomically."""

@@ -1,22 +1,33 @@
 """An encoder-decoder model: a bidirectional encoder of the source and an autoregressive decoder of the target."""
 
-from typing import final
+from typing import Self, final
 
 from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.batches import Batch, Seq2SeqBatch
-from manyformer.core import Context, Layer, LayeredStack, LayerOutput, MemorySequence, PackedLayout, WatchFn, no_watch
+from manyformer.batches import Seq2SeqBatch
+from manyformer.core import (
+    Context,
+    Layer,
+    LayeredStack,
+    LayerOutput,
+    MemorySequence,
+    PackedLayout,
+    State,
+    WatchFn,
+    no_watch,
+)
 from manyformer.models.auxiliary_losses import AuxiliaryLoss, deep_loss
 from manyformer.models.embedding import TokenEmbedding
+from manyformer.models.generative_model import GenerativeModel
 from manyformer.models.language_model import ModelState
-from manyformer.models.model import BatchLoss, BatchScore, Model, ModelOutput, max_length_of
+from manyformer.models.model import BatchLoss, BatchScore, ModelOutput, max_length_of
 from manyformer.models.output_head import OutputHead
 from manyformer.models.token_positions import empty_tail, positions_of
 
 
 @final
-class EncoderDecoder(Model):
+class EncoderDecoder(GenerativeModel[Seq2SeqBatch]):
     """Predicts each next target token: `logits[:, i]` are those of target i + 1; the target begins with a start token.
 
     Pass one embedding twice and tie the head to it for the three shared matrices of Vaswani et al. (2017, section 3.4).
@@ -89,15 +100,24 @@ class EncoderDecoder(Model):
         body = self.decoder.init_state(batch, capacity=capacity, device=self.device, dtype=self.state_dtype)
         return ModelState(body, empty_tail(batch, self.device))
 
-    def loss(self, batch: Batch, *, label_smoothing: float = 0.0) -> BatchLoss:
-        assert isinstance(batch, Seq2SeqBatch)
+    @property
+    def decoder_stack(self) -> Layer:
+        return self.decoder
+
+    @property
+    def decoder_width(self) -> int:
+        return self.embed_target.token.embedding_dim
+
+    def with_decoder(self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> Self:
+        return type(self)(self.embed_source, self.encoder, self.embed_target, stack, head, auxiliary=auxiliary)
+
+    def loss(self, batch: Seq2SeqBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
         if self.auxiliary is not None:
             return self._deep_loss(batch, self.auxiliary, label_smoothing)
         hidden = self._decode_batch(batch)
         return self.head.loss(hidden.y, batch.targets, label_smoothing=label_smoothing)._replace(extra=hidden.loss)
 
-    def score(self, batch: Batch) -> BatchScore:
-        assert isinstance(batch, Seq2SeqBatch)
+    def score(self, batch: Seq2SeqBatch, *, state: State = None) -> BatchScore:
         return self.head.score(self._decode_batch(batch).y, batch.targets)
 
     def _deep_loss(self, batch: Seq2SeqBatch, auxiliary: AuxiliaryLoss, label_smoothing: float) -> BatchLoss:

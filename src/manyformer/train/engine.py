@@ -11,7 +11,7 @@ from manyformer.batches import Batch
 from manyformer.config import OptimConfig
 from manyformer.models import BatchLoss, BatchScore, Model
 from manyformer.models.carried_state import CarriedState
-from manyformer.train.objective import TrainingObjective, count_targets, count_tokens, to_device
+from manyformer.train.objective import TrainingObjective, to_device
 from manyformer.train.optimizers import make_optimizer, set_learning_rate
 from manyformer.train.parallel_strategy import ParallelStrategy
 
@@ -53,7 +53,7 @@ class TrainingEngine:
     def step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
         """One optimizer step on the batches of all processes, normalized by the total number of targets."""
         self._prepared.train()
-        local_counts = [sum(map(count_targets, batches)), sum(map(count_tokens, batches))]
+        local_counts = [sum(batch.target_count() for batch in batches), sum(batch.token_count() for batch in batches)]
         targets, tokens = map(int, self.process_group.sum_numbers(local_counts))
         figures = torch.zeros(3, device=self.device)
         for number, batch in enumerate(batches):

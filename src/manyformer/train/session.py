@@ -10,7 +10,6 @@ import torch
 
 from manyformer.config import RunConfig
 from manyformer.models import Model
-from manyformer.models.carried_state import has_memory
 from manyformer.recipes import get_recipe
 from manyformer.train.build_model import build_model, choose_device, choose_strategy, make_objective
 from manyformer.train.checkpoint_writer import CheckpointWriter
@@ -196,7 +195,7 @@ class TrainingSession:
 
     def _memory_lines(self) -> list[tuple[str, str]]:
         """Summary line about the carried state of a model with a memory."""
-        if not has_memory(self.model):
+        if not self.model.carries_state:
             return []
         if self.engine.carried_state.enabled:
             return [("memory", "carried from batch to batch")]
