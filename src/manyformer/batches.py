@@ -1,7 +1,7 @@
 """The batch records that data loading produces: CPU tensors, one sequence per row, int64 except for images."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Int64, UInt8
@@ -31,12 +31,25 @@ class Batch(Protocol):
         """The same rows with every target ignored."""
 
 
+BatchT = TypeVar("BatchT", bound=Batch)
+
+
 class TextUnits(NamedTuple):
     """The number of targets of a split, and of the characters and bytes of the text that they encode."""
 
     targets: int
     characters: int
     bytes: int
+
+
+def to_device(batch: BatchT, device: torch.device) -> BatchT:
+    """Copy the batch's tensors to `device`, asynchronously where possible."""
+    if device.type == "cpu":
+        return batch
+    moved: Iterator[Tensor | None] = (
+        None if tensor is None else tensor.pin_memory().to(device, non_blocking=True) for tensor in batch
+    )
+    return type(batch)(*moved)
 
 
 def _count_scored(targets: Tensor) -> int:

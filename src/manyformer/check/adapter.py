@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyformer.check.subject import Inputs, Subject, SubjectOutput
+from manyformer.check.subject import Subject, SubjectOutput
 from manyformer.check.trial import Untestable
 from manyformer.core import PADDING_SEGMENT, State, tree_map
 from manyformer.errors import UserError
+from manyformer.tasks import Inputs
 
 LogitsArray = Float[Tensor, "b l v"]
 TokenIdsArray = Int[Tensor, "b l"]

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from manyformer.check.subject import Inputs, Subject
+from manyformer.check.subject import Subject
+from manyformer.tasks import Inputs
 
 OperatorCall = tuple[str, tuple[torch.Size, ...]]
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from manyformer.check.subject import Inputs
 from manyformer.check.trial import ContractTrial
 from manyformer.core import State
+from manyformer.tasks import Inputs
 
 
 def run_in_chunks(

@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from manyformer.check.subject import Inputs, Subject, SubjectOutput
+from manyformer.check.subject import Subject, SubjectOutput
 from manyformer.core import PADDING_SEGMENT, State, tree_map
+from manyformer.tasks import Inputs
 
 
 class HFState(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from manyformer.api import load
 from manyformer.check.contracts import CONTRACTS
 from manyformer.check.contracts.loss_contract import images_of
-from manyformer.check.subject import Inputs, Subject, SubjectOutput
+from manyformer.check.subject import Subject, SubjectOutput
 from manyformer.check.trees import grow
 from manyformer.core import State
 from manyformer.errors import UserError
@@ -25,6 +25,7 @@ from manyformer.models import (
 )
 from manyformer.recipes import RecipeCard
 from manyformer.recipes.registry import card_of
+from manyformer.tasks import Inputs
 
 CARD_PROMISES = ("causal", "incremental_decoding", "cross_attention", "padding_invariant")
 

@@ -6,9 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from manyformer.check.subject import Inputs, PaddingSide, SubjectOutput
+from manyformer.check.subject import PaddingSide, SubjectOutput
 from manyformer.check.trial import ContractTrial
 from manyformer.core import PADDING_SEGMENT
+from manyformer.tasks import Inputs
 
 
 class DocumentSlot(NamedTuple):

@@ -12,28 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import State, tree_map
+from manyformer.tasks import Inputs
 
 PaddingSide = Literal["left", "right"]
-
-
-class Inputs(NamedTuple):
-    """The inputs of a model: tokens, a source for an encoder-decoder, and segment ids, with -1 for padding."""
-
-    tokens: Int[Tensor, "b l"]
-    segments: Int[Tensor, "b l"] | None = None
-    source: Int[Tensor, "b s"] | None = None
-    source_segments: Int[Tensor, "b s"] | None = None
-
-    def rows(self, index: Sequence[int]) -> "Inputs":
-        """The inputs of these rows, in this order."""
-        tokens, *optional_parts = (None if part is None else part[list(index)] for part in self)
-        assert tokens is not None
-        return Inputs(tokens, *optional_parts)
-
-    def columns(self, start: int, stop: int) -> "Inputs":
-        """The inputs with only the columns `start` to `stop` of the tokens; the source is unchanged."""
-        segments = None if self.segments is None else self.segments[:, start:stop]
-        return self._replace(tokens=self.tokens[:, start:stop], segments=segments)
 
 
 class SubjectOutput(NamedTuple):

@@ -10,7 +10,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.check.isolation import training_mode
-from manyformer.check.subject import Inputs, Subject
+from manyformer.check.subject import Subject
+from manyformer.tasks import Inputs
 
 Backend = Literal["aot_eager", "inductor"]
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from manyformer.api import load
-from manyformer.batches import Batch
+from manyformer.batches import Batch, to_device
 from manyformer.config import EvaluateConfig, RunConfig, SyntheticData, TextData, longest_row
 from manyformer.data import OpenedData, load_tokenizers, open_data
 from manyformer.data.epochs import HeldOutBatches
@@ -21,20 +21,12 @@ from manyformer.models import BatchScore, LanguageModel, Model
 from manyformer.models.carried_state import CarriedState
 from manyformer.models.model_files import read_weights
 from manyformer.recipes import build, get_recipe
+from manyformer.scores import ScoreKind
 from manyformer.train.build_model import choose_autocast, choose_device
-from manyformer.train.objective import TrainingObjective, to_device
+from manyformer.train.objective import TrainingObjective
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP
 from manyformer.train.validation import Validator
 from manyformer.view.token_work import mean_span, mean_steps
-
-
-class ScoreKind(NamedTuple):
-    """How a score is displayed: its unit, whether lower is better, and the number of decimal digits."""
-
-    unit: str = ""
-    lower_is_better: bool = False
-    digits: int = 2
-
 
 LIKELIHOOD_SCORES = {
     "loss": ScoreKind("nats", lower_is_better=True, digits=3),

@@ -7,6 +7,6 @@ from manyformer.evaluate.eval_data import EvaluationData
 from manyformer.evaluate.evaluate import Evaluation, evaluate
 from manyformer.evaluate.held_out_images import held_images
 from manyformer.evaluate.tag_file import LabelledSentence, tag
-from manyformer.evaluate.tasks import EvaluationSettings
+from manyformer.tasks import EvaluationSettings
 
 __all__ = ["Evaluation", "EvaluationData", "EvaluationSettings", "LabelledSentence", "evaluate", "held_images", "tag"]

@@ -14,10 +14,11 @@ from manyformer.data import load_tokenizers
 from manyformer.errors import UserError
 from manyformer.evaluate import tasks
 from manyformer.evaluate.eval_data import load_file, load_split
-from manyformer.evaluate.tasks import Ask, EvaluationSettings
+from manyformer.evaluate.tasks import Ask
 from manyformer.models import Model
 from manyformer.recipes import get_recipe
 from manyformer.scores import ScoreRecord
+from manyformer.tasks import EvaluationSettings
 from manyformer.train.run_folder import as_run
 
 

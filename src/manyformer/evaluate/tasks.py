@@ -1,7 +1,6 @@
 """For each task, the scores that fit it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -30,16 +29,7 @@ from manyformer.scores import (
     ter,
     token_accuracy,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationSettings:
-    """How translations are searched for and compared; `tokenize` and `lowercase` are sacrebleu's."""
-
-    beam: int = 4
-    length_penalty: float = 0.6
-    tokenize: str | None = None
-    lowercase: bool = False
+from manyformer.tasks import EvaluationSettings
 
 
 class Ask(NamedTuple):

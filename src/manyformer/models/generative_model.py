@@ -1,7 +1,6 @@
 """The base class of models that generate tokens one after another."""
 
 from abc import abstractmethod
-from typing import Self
 
 from manyformer.core import Layer, State
 from manyformer.models.auxiliary_losses import AuxiliaryLoss
@@ -30,7 +29,7 @@ class GenerativeModel(Model[B]):
         """The width of the residual stream of `decoder_stack`."""
 
     @abstractmethod
-    def with_decoder(self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> Self:
+    def with_decoder(self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> "GenerativeModel[B]":
         """A model that shares all other modules with this one and has this decoder, output head and auxiliary loss."""
 
     @abstractmethod

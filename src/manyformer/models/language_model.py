@@ -1,6 +1,6 @@
 """A decoder-only language model: embedding, layer, head."""
 
-from typing import NamedTuple, Self, final
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Int
@@ -83,7 +83,7 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
     def decoder_width(self) -> int:
         return self.embed.token.embedding_dim
 
-    def with_decoder(self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> Self:
+    def with_decoder(self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> "LanguageModel":
         return type(self)(self.embed, stack, head, auxiliary=auxiliary)
 
     def loss(self, batch: CausalLMBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:

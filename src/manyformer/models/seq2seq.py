@@ -1,6 +1,6 @@
 """An encoder-decoder model: a bidirectional encoder of the source and an autoregressive decoder of the target."""
 
-from typing import Self, final
+from typing import final
 
 from jaxtyping import Int
 from torch import Tensor
@@ -108,7 +108,7 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch]):
     def decoder_width(self) -> int:
         return self.embed_target.token.embedding_dim
 
-    def with_decoder(self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> Self:
+    def with_decoder(self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> "EncoderDecoder":
         return type(self)(self.embed_source, self.encoder, self.embed_target, stack, head, auxiliary=auxiliary)
 
     def loss(self, batch: Seq2SeqBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:

@@ -8,10 +8,11 @@ from manyformer.scores.likelihood_scores import (
     perplexity,
     token_accuracy,
 )
-from manyformer.scores.record import ScoreRecord
+from manyformer.scores.record import ScoreKind, ScoreRecord
 from manyformer.scores.text_scores import bleu, chrf, exact_match, ter
 
 __all__ = [
+    "ScoreKind",
     "ScoreRecord",
     "accuracy",
     "bits_per_byte",

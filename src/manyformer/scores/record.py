@@ -2,6 +2,7 @@
 
 from collections.abc import Sized
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from manyformer.errors import UserError
 
@@ -21,6 +22,14 @@ class ScoreRecord:
 
     def __str__(self) -> str:
         return f"{self.name} {self.value:.{self.digits}f} ({self.signature})"
+
+
+class ScoreKind(NamedTuple):
+    """How a score is displayed: its unit, whether lower is better, and the number of decimal digits."""
+
+    unit: str = ""
+    lower_is_better: bool = False
+    digits: int = 2
 
 
 def check_pairs(predictions: Sized, references: Sized, item_name: str) -> None:

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from manyformer.batches import Batch
+from manyformer.batches import Batch, to_device
 from manyformer.config import OptimConfig
 from manyformer.models import BatchLoss, BatchScore, Model
 from manyformer.models.carried_state import CarriedState
-from manyformer.train.objective import TrainingObjective, to_device
+from manyformer.train.objective import TrainingObjective
 from manyformer.train.optimizers import make_optimizer, set_learning_rate
 from manyformer.train.parallel_strategy import ParallelStrategy
 

@@ -1,11 +1,10 @@
 """The training objective: model and loss as one module with one forward, for compilation and sharding."""
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from manyformer.batches import Batch
 from manyformer.core import State
@@ -31,13 +30,3 @@ class TrainingObjective(nn.Module):
         if self.autocast is None:
             return nullcontext()
         return torch.autocast(self.model.device.type, dtype=self.autocast)
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Copy the batch's tensors to `device`, asynchronously where possible."""
-    if device.type == "cpu":
-        return batch
-    moved: Iterator[Tensor | None] = (
-        None if tensor is None else tensor.pin_memory().to(device, non_blocking=True) for tensor in batch
-    )
-    return type(batch)(*moved)

@@ -13,7 +13,6 @@ from torch.nn.modules.module import register_module_forward_hook
 from manyformer.check.calls import has_content_based_part, same_calls
 from manyformer.check.contract import contract
 from manyformer.check.isolation import in_dtype
-from manyformer.check.subject import Inputs
 from manyformer.check.trial import (
     FLOAT32_TOLERANCE,
     FLOAT64_TOLERANCE,
@@ -24,6 +23,7 @@ from manyformer.check.trial import (
     failed,
     passed,
 )
+from manyformer.tasks import Inputs
 
 MAX_CUTS = 16
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from manyformer.check.contract import contract
-from manyformer.check.subject import Inputs, seed_everything
+from manyformer.check.subject import seed_everything
 from manyformer.check.trial import Backend, ContractFinding, ContractTrial, WorstDifference, failed
+from manyformer.tasks import Inputs
 
 TOLERANCE = 1e-4
 

@@ -3,9 +3,9 @@
 import torch
 
 from manyformer.check.contract import contract
-from manyformer.check.subject import Inputs
 from manyformer.check.trial import ContractFinding, ContractTrial, failed, gradients_of, passed
 from manyformer.core import PADDING_SEGMENT
+from manyformer.tasks import Inputs
 
 
 @contract("empty-rows", "rows of padding alone are finite, gradients too", needs=("padding_invariant",))

@@ -5,9 +5,9 @@ from torch import Tensor
 
 from manyformer.check.contract import contract
 from manyformer.check.contracts.loss_contract import as_batch
-from manyformer.check.subject import Inputs
 from manyformer.check.trial import ContractFinding, ContractTrial, Untestable, failed, gradients_of, passed
 from manyformer.models import Model
+from manyformer.tasks import Inputs
 
 MAX_NAMES = 4
 

@@ -8,11 +8,11 @@ from torch import Tensor
 from manyformer.batches import IGNORE_INDEX, Batch, ImageClassificationBatch, TaggingBatch
 from manyformer.check.contract import contract
 from manyformer.check.contracts.loss_contract import as_batch
-from manyformer.check.subject import Inputs
 from manyformer.check.trial import ContractFinding, ContractTrial
 from manyformer.dependency_trees import preorder_columns
 from manyformer.models import EncoderDecoder, ImageClassifier, MaskedLM, Model, Tagger, TextClassifier
 from manyformer.recipes import build
+from manyformer.tasks import Inputs
 
 SYMBOLS, PERIOD, ROWS, STEPS, LEARNING_RATE = 8, 4, 32, 200, 6e-3
 

@@ -18,10 +18,10 @@ from manyformer.batches import (
 from manyformer.check.contract import contract
 from manyformer.check.contracts.padding_contract import document_lengths
 from manyformer.check.padded_rows import pad_documents
-from manyformer.check.subject import Inputs
 from manyformer.check.trees import grow
 from manyformer.check.trial import ContractFinding, ContractTrial, WorstDifference
 from manyformer.models import EncoderDecoder, ImageClassifier, MaskedLM, Model, Tagger, TextClassifier
+from manyformer.tasks import Inputs
 
 
 def as_batch(model: Model, inputs: Inputs, targets: Tensor) -> Batch:

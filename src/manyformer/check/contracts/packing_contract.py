@@ -3,8 +3,8 @@
 from manyformer.check.chunks import run_in_chunks
 from manyformer.check.contract import contract
 from manyformer.check.padded_rows import DocumentSlot, RowItem, pack_documents
-from manyformer.check.subject import Inputs
 from manyformer.check.trial import ContractFinding, ContractTrial, WorstDifference
+from manyformer.tasks import Inputs
 
 ROWS = ((RowItem(0), RowItem(1), RowItem(2)), (RowItem(3, 2), RowItem(4), RowItem(5, 1)))
 

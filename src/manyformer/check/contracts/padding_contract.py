@@ -7,9 +7,10 @@ import torch
 from manyformer.check.chunks import run_in_chunks
 from manyformer.check.contract import contract
 from manyformer.check.padded_rows import pad_documents, pad_tokens
-from manyformer.check.subject import Inputs, PaddingSide
+from manyformer.check.subject import PaddingSide
 from manyformer.check.trial import ContractFinding, ContractTrial, WorstDifference
 from manyformer.core import PADDING_SEGMENT
+from manyformer.tasks import Inputs
 
 
 def document_lengths(trial: ContractTrial) -> list[int]:

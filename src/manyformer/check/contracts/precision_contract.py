@@ -5,8 +5,8 @@ from torch import Tensor
 
 from manyformer.check.contract import contract
 from manyformer.check.isolation import in_dtype
-from manyformer.check.subject import Inputs
 from manyformer.check.trial import ContractFinding, ContractTrial, Untestable, failed
+from manyformer.tasks import Inputs
 
 HALF_TOLERANCE = 0.05
 """The largest error in bfloat16 (8 bits), relative to the logits: a dozen roundings of 1/256 each."""

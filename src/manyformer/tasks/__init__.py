@@ -1,0 +1,35 @@
+"""Tasks: what models are for. Each module that ends in an instance of `Task` adds one; `register` adds others."""
+
+from manyformer.tasks.registry import TASKS, register, task_named, task_of_class
+from manyformer.tasks.task import (
+    EncodedText,
+    EvaluationRequest,
+    EvaluationResult,
+    EvaluationSettings,
+    Inputs,
+    Prediction,
+    PredictionRequest,
+    ScoreSums,
+    Task,
+    TextPass,
+)
+from manyformer.tasks.toy import Toy, ToyDraw
+
+__all__ = [
+    "TASKS",
+    "EncodedText",
+    "EvaluationRequest",
+    "EvaluationResult",
+    "EvaluationSettings",
+    "Inputs",
+    "Prediction",
+    "PredictionRequest",
+    "ScoreSums",
+    "Task",
+    "TextPass",
+    "Toy",
+    "ToyDraw",
+    "register",
+    "task_named",
+    "task_of_class",
+]

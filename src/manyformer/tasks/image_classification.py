@@ -1,0 +1,88 @@
+"""The task of assigning one label to each image."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Generator, Tensor
+
+from manyformer.batches import ImageClassificationBatch
+from manyformer.models import ImageClassifier
+from manyformer.tasks.label_scores import ROW_LABEL_SCORES, labels_of_batches, row_label_scores
+from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task
+from manyformer.tasks.toy import ROWS, Toy, ToyDraw
+
+BRIGHTNESS_LEVELS = 256
+"""The number of values of a pixel's channel, which is a token of an image."""
+
+
+@final
+class ImageClassification(Task[ImageClassifier]):
+    """Assigns one label to each image; tokens are the values of its pixels, row by row."""
+
+    name = "image-classification"
+    title = "image classification"
+    model = ImageClassifier
+    data_forms: Mapping[str, str] = {"images": "labelled"}
+    reasons: Mapping[str, str] = {
+        "causal": "a label may depend on the whole image",
+        "incremental_decoding": "an image is processed as a whole",
+        "cross_attention": "it reads one image only",
+        "padding_invariant": "all images have one size, so there is no padding",
+        "packing": "an image is not part of a row",
+        "per_token": "an image has one label, its patches have none",
+    }
+    score_kinds = ROW_LABEL_SCORES
+    per_token = False
+
+    def token_ids(self, model: ImageClassifier) -> int:
+        return BRIGHTNESS_LEVELS
+
+    def fixed_length(self, model: ImageClassifier) -> int:
+        return math.prod(model.embed.shape)
+
+    def example(self, model: ImageClassifier, tokens: Tensor) -> Inputs:
+        """The tokens are repeated or cut to the size of an image."""
+        length = self.fixed_length(model)
+        return Inputs(tokens.repeat(1, -(-length // tokens.shape[1]))[:, :length])
+
+    def arguments(self, model: ImageClassifier, inputs: Inputs) -> tuple[Any, ...]:
+        return (_images(model, inputs.tokens),)
+
+    def batch(self, model: ImageClassifier, inputs: Inputs, targets: Tensor) -> ImageClassificationBatch:
+        return ImageClassificationBatch(_images(model, inputs.tokens), targets)
+
+    def random_targets(self, model: ImageClassifier, inputs: Inputs, generator: Generator) -> Tensor:
+        return torch.zeros_like(inputs.tokens[:, 0])
+
+    def toy(self, model: ImageClassifier, draw: ToyDraw) -> Toy:
+        """Gray images with one dark and one bright patch; the label is whether the dark one comes first."""
+        height, width, channels = model.embed.shape
+        patch_size = model.embed.patch
+        patches = (height // patch_size) * (width // patch_size)
+        order = torch.rand(ROWS, patches, generator=draw.generator).argsort(dim=1)[:, :2]
+        grid = torch.full((ROWS, patches), 128, dtype=torch.uint8)
+        grid.scatter_(1, order[:, :1], 0).scatter_(1, order[:, 1:], 255)
+        rows = grid.view(ROWS, height // patch_size, width // patch_size, 1)
+        images = rows.repeat_interleave(patch_size, 1).repeat_interleave(patch_size, 2).expand(-1, -1, -1, channels)
+        labels = (order[:, 0] < order[:, 1]).long()
+        batch = ImageClassificationBatch(images.contiguous().to(draw.device), labels.to(draw.device))
+        return Toy(batch, math.log(2))
+
+    def evaluate(self, request: EvaluationRequest[ImageClassifier]) -> EvaluationResult:
+        """Accuracy and F1 over the labels of images."""
+
+        def logits_and_targets(batch: ImageClassificationBatch) -> tuple[Tensor, Tensor]:
+            return request.model(batch.pixels).logits, batch.labels
+
+        predicted, references = labels_of_batches(request, logits_and_targets)
+        return EvaluationResult(row_label_scores(predicted, references), f"{len(predicted):,} images")
+
+
+def _images(model: ImageClassifier, tokens: Int[Tensor, "b l"]) -> UInt8[Tensor, "b height width channels"]:
+    return tokens.view(-1, *model.embed.shape).to(torch.uint8)
+
+
+IMAGE_CLASSIFICATION = ImageClassification()

@@ -1,0 +1,33 @@
+"""The task of generating images one value after another."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import final
+
+from manyformer.models import LanguageModel
+from manyformer.scores import bits_per_dimension
+from manyformer.tasks.causal_task import CausalTask
+from manyformer.tasks.likelihood import likelihood, token_scores
+from manyformer.tasks.task import EvaluationRequest, EvaluationResult
+
+
+@final
+class ImageGeneration(CausalTask):
+    """Predicts each next value of an image."""
+
+    name = "image-generation"
+    title = "image generation"
+    data_forms: Mapping[str, str] = {"images": "levels"}
+    reasons: Mapping[str, str] = {"cross_attention": "it generates images unconditionally, without another sequence"}
+
+    def evaluate(self, request: EvaluationRequest[LanguageModel]) -> EvaluationResult:
+        """Bits per dimension, perplexity and accuracy of the values."""
+        sums = likelihood(request)
+        scores = [bits_per_dimension(sums.nats, sums.targets), *token_scores(sums)]
+        return EvaluationResult(scores, f"{sums.targets:,} values of images")
+
+    def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
+        return (f"manyformer paint {run}",)
+
+
+IMAGE_GENERATION = ImageGeneration()

@@ -1,0 +1,58 @@
+"""The task of predicting each next token of a text."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import final
+
+from manyformer.models import LanguageModel
+from manyformer.scores import ScoreKind, bits_per_byte, bits_per_character
+from manyformer.tasks.causal_task import CausalTask
+from manyformer.tasks.image_generation import IMAGE_GENERATION
+from manyformer.tasks.likelihood import likelihood, token_scores
+from manyformer.tasks.task import EncodedText, EvaluationRequest, EvaluationResult, Task, TextPass, text_pass
+
+STDLIB_PROMPT, SYNTHETIC_PROMPT, TEXT_PROMPT = "def ", "ab", "The "
+
+
+@final
+class LanguageModelling(CausalTask):
+    """Predicts each next token of a text."""
+
+    name = "language-model"
+    title = "language modelling"
+    data_forms: Mapping[str, str] = {"text": "next-token", "synthetic": "next-token", "images": "levels"}
+    reasons: Mapping[str, str] = {"cross_attention": "a language model reads one sequence only"}
+    score_kinds: Mapping[str, ScoreKind] = {
+        "bits_per_character": ScoreKind(lower_is_better=True, digits=4),
+        "steps": ScoreKind(lower_is_better=True),
+        "span": ScoreKind("tokens", lower_is_better=True, digits=1),
+    }
+    generates = "continuation"
+
+    def evaluate(self, request: EvaluationRequest[LanguageModel]) -> EvaluationResult:
+        """Perplexity, bits per character and byte, token accuracy; each token is predicted once."""
+        sums = likelihood(request)
+        assert request.batches is not None
+        units = request.batches.units
+        assert units is not None
+        token_perplexity, accuracy = token_scores(sums)
+        scores = [
+            token_perplexity,
+            bits_per_character(sums.nats, units.characters),
+            bits_per_byte(sums.nats, units.bytes),
+            accuracy,
+        ]
+        return EvaluationResult(scores, f"{sums.targets:,} tokens in rows of {request.row_length}")
+
+    def text_passes(self, model: LanguageModel, text: EncodedText) -> list[TextPass]:
+        return [text_pass(self, model, [text.tokenizer.bos, *text.ids], text)]
+
+    def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
+        prompt = {"stdlib": STDLIB_PROMPT, None: SYNTHETIC_PROMPT}.get(getattr(data, "path", None), TEXT_PROMPT)
+        return (f'manyformer generate {run} "{prompt}"',)
+
+    def variant(self, data_kind: str) -> Task[LanguageModel]:
+        return IMAGE_GENERATION if data_kind == "images" else self
+
+
+LANGUAGE_MODELLING = LanguageModelling()

@@ -1,0 +1,48 @@
+"""The registry of tasks by name."""
+
+import importlib
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+from manyformer.errors import UserError, suggest_names
+from manyformer.models import Model
+from manyformer.tasks.task import Task
+
+TASKS: dict[str, Task] = {}
+
+
+def register(task: Task) -> None:
+    """Add a task. Raises UserError if another one has its name."""
+    other = TASKS.setdefault(task.name, task)
+    if other is not task:
+        raise UserError(
+            f"the task '{task.name}' of {type(task).__module__} exists already, in {type(other).__module__}: rename it"
+        )
+
+
+def task_named(name: str) -> Task:
+    """The task of that name. Raises UserError with the nearest names."""
+    if name not in TASKS:
+        raise UserError(f"there is no task '{name}'; {suggest_names(name, TASKS)}")
+    return TASKS[name]
+
+
+def task_of_class(model: Model) -> Task[Any]:
+    """The task for models of this class that learns from the most kinds of data. Raises UserError if there is none."""
+    tasks = [task for task in TASKS.values() if isinstance(model, task.model)]
+    if tasks:
+        return max(tasks, key=lambda task: len(task.data_forms))
+    raise UserError(f"no task is known for a {type(model).__name__}: build it by a recipe, or register a task")
+
+
+def _register_modules() -> None:
+    """Register the instances in the modules of this folder, in the order of the modules' names."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        contents = vars(importlib.import_module(f"{__package__}.{module.name}"))
+        for value in contents.values():
+            if isinstance(value, Task) and type(value).__module__.endswith(f".{module.name}"):
+                register(value)
+
+
+_register_modules()

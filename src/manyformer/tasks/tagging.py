@@ -1,0 +1,97 @@
+"""The task of assigning a label to each word of a sentence, whose dependency tree may be known."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from jaxtyping import Int
+from torch import Generator, Tensor
+
+from manyformer.batches import IGNORE_INDEX, TaggingBatch
+from manyformer.core import PADDING_SEGMENT
+from manyformer.dependency_trees import NO_NODE, ROOT, preorder_columns
+from manyformer.models import Tagger
+from manyformer.scores import ScoreKind, accuracy, f1
+from manyformer.tasks.encoder_task import EncoderTask
+from manyformer.tasks.label_scores import labels_of_batches
+from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs
+from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, SYMBOLS, Toy, ToyDraw
+
+
+@final
+class Tagging(EncoderTask[Tagger]):
+    """Assigns a label to each word of a sentence; drawn tokens get trees that are derived from them."""
+
+    name = "tagging"
+    title = "tagging"
+    model = Tagger
+    data_forms: Mapping[str, str] = {"trees": "tagged"}
+    score_kinds: Mapping[str, ScoreKind] = {"macro_f1": ScoreKind("%")}
+
+    def arguments(self, model: Tagger, inputs: Inputs) -> tuple[Any, ...]:
+        return inputs.tokens, inputs.segments, trees_of_tokens(inputs.tokens, inputs.segments)
+
+    def batch(self, model: Tagger, inputs: Inputs, targets: Tensor) -> TaggingBatch:
+        return TaggingBatch(inputs.tokens, targets, inputs.segments, trees_of_tokens(inputs.tokens, inputs.segments))
+
+    def random_targets(self, model: Tagger, inputs: Inputs, generator: Generator) -> Tensor:
+        return torch.zeros_like(inputs.tokens)
+
+    def toy(self, model: Tagger, draw: ToyDraw) -> Toy:
+        """The label of a token is whether its parent, the previous token, is in the upper half of the symbols."""
+        tokens = draw.symbols(2 * PERIOD)
+        targets = (tokens.roll(1, 1) >= FIRST_SYMBOL + SYMBOLS // 2).long()
+        targets[:, 0] = IGNORE_INDEX
+        return Toy(TaggingBatch(tokens, targets, None, _chains(tokens)), math.log(2))
+
+    def evaluate(self, request: EvaluationRequest[Tagger]) -> EvaluationResult:
+        """Accuracy and F1 over the labels of words."""
+
+        def logits_and_targets(batch: TaggingBatch) -> tuple[Tensor, Tensor]:
+            is_word = batch.targets != IGNORE_INDEX
+            logits = request.model(batch.tokens, batch.segments, batch.trees).logits
+            return logits[is_word], batch.targets[is_word]
+
+        predicted, references = labels_of_batches(request, logits_and_targets)
+        scores = [accuracy(predicted, references), f1(predicted, references)]
+        return EvaluationResult(scores, f"{len(predicted):,} words, each told the tree of its sentence")
+
+    def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
+        return (f"manyformer tag {run} FILE.conllu",)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def trees_of_tokens(tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None) -> Int[Tensor, "b l 3"]:
+    """A tree for each document, as columns of `preorder_columns`, that depends only on the tokens of the document.
+
+    The first of several tokens is in no tree, as a start token is. Tokens without storage (of the meta device) get
+    chains, in which the parent of each token is the previous one."""
+    if tokens.is_meta:
+        return _chains(tokens)
+    columns = torch.full((*tokens.shape, 3), NO_NODE)
+    segment_rows = (torch.zeros_like(tokens) if segments is None else segments).tolist()
+    for row, ids in enumerate(tokens.tolist()):
+        for document in set(segment_rows[row]) - {PADDING_SEGMENT}:
+            indices = [index for index, segment in enumerate(segment_rows[row]) if segment == document]
+            nodes = indices[1:] or indices
+            columns[row, nodes] = torch.from_numpy(preorder_columns(_heads([ids[index] for index in nodes])))
+    return columns.to(tokens.device)
+
+
+def _heads(ids: list[int]) -> list[int]:
+    """The head of each token is a token before it in an order of the tokens that depends on their ids."""
+    order = sorted(range(1, len(ids) + 1), key=lambda node: (ids[node - 1] * node % 7, node))
+    heads = [ROOT] * len(ids)
+    for rank, node in enumerate(order[1:], 1):
+        heads[node - 1] = order[max(0, rank - 1 - ids[node - 1] % 3)]
+    return heads
+
+
+def _chains(tokens: Int[Tensor, "b l"]) -> Int[Tensor, "b l 3"]:
+    columns = torch.from_numpy(preorder_columns(range(tokens.shape[1]))).to(tokens.device)
+    return columns.expand(len(tokens), -1, -1)
+
+
+TAGGING = Tagging()

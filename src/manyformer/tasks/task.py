@@ -1,0 +1,282 @@
+"""The protocol of a task: what a model of one class is given, how it is called, and how its outputs are judged."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, NamedTuple, Protocol
+
+import torch
+from jaxtyping import Int
+from torch import Generator, Tensor
+from typing_extensions import TypeVar
+
+from manyformer.batches import Batch, TextUnits
+from manyformer.core import State, WatchFn, no_watch
+from manyformer.errors import UserError
+from manyformer.models import Model, ModelOutput
+from manyformer.scores import ScoreKind, ScoreRecord
+from manyformer.tasks.toy import Toy, ToyDraw
+
+M = TypeVar("M", bound=Model, default=Any)
+"""The model class of a task."""
+
+
+class Inputs(NamedTuple):
+    """The inputs of a model: tokens, a source for an encoder-decoder, and segment ids, with -1 for padding."""
+
+    tokens: Int[Tensor, "b l"]
+    segments: Int[Tensor, "b l"] | None = None
+    source: Int[Tensor, "b s"] | None = None
+    source_segments: Int[Tensor, "b s"] | None = None
+
+    def rows(self, index: Sequence[int]) -> "Inputs":
+        """The inputs of these rows, in this order."""
+        tokens, *optional_parts = (None if part is None else part[list(index)] for part in self)
+        assert tokens is not None
+        return Inputs(tokens, *optional_parts)
+
+    def columns(self, start: int, stop: int) -> "Inputs":
+        """The inputs with only the columns `start` to `stop` of the tokens; the source is unchanged."""
+        segments = None if self.segments is None else self.segments[:, start:stop]
+        return self._replace(tokens=self.tokens[:, start:stop], segments=segments)
+
+
+class TextTokenizer(Protocol):
+    """A tokenizer, as far as tasks use it."""
+
+    @property
+    def bos(self) -> int: ...
+    @property
+    def eos(self) -> int: ...
+    @property
+    def pad(self) -> int: ...
+    def encode(self, text: str) -> list[int]: ...
+
+
+class TaskTokenizers(Protocol):
+    """The tokenizer of the input, and the names of the labels by class id if the task has labels."""
+
+    @property
+    def source(self) -> TextTokenizer: ...
+    @property
+    def labels(self) -> tuple[str, ...] | None: ...
+
+
+class ScoredBatches(Protocol):
+    """Held-out batches; `units` are those of the text that the targets encode, None if they encode none."""
+
+    @property
+    def units(self) -> TextUnits | None: ...
+    @property
+    def rows_continue(self) -> bool: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+class Example(Protocol):
+    """A held-out pair, or a text and its label, as strings."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def target(self) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """How translations are searched for and compared; `tokenize` and `lowercase` are sacrebleu's."""
+
+    beam: int = 4
+    length_penalty: float = 0.6
+    tokenize: str | None = None
+    lowercase: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRequest(Generic[M]):
+    """A model and the data to score it on: batches, or examples as strings, or both.
+
+    `row_length` is the maximum length of a row of tokens. `translate` translates texts with the model under `settings`.
+    `on_progress` is called with the completed share, 0 to 1.
+    """
+
+    model: M
+    tokenizers: TaskTokenizers
+    batches: ScoredBatches | None
+    examples: Sequence[Example]
+    row_length: int
+    settings: EvaluationSettings
+    translate: Callable[[Iterable[str]], Iterable[str]]
+    on_progress: Callable[[float], None] = lambda share: None
+
+
+class EvaluationResult(NamedTuple):
+    """The scores, and a description of how they were computed."""
+
+    scores: list[ScoreRecord]
+    description: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionRequest(Generic[M]):
+    """A model and its inputs: batches in the order of the data, or texts."""
+
+    model: M
+    tokenizers: TaskTokenizers
+    batches: Iterable[Batch] | None = None
+    texts: Sequence[str] = ()
+    row_length: int
+
+
+class Prediction(NamedTuple):
+    """The predicted labels of one input with their probabilities: one label, or one for each word."""
+
+    labels: tuple[str, ...]
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ScoreSums:
+    """Sums over all targets: nats, the number of targets, and how many were top-1; `others` are sums of the task's."""
+
+    nats: float
+    targets: int
+    correct: int
+    others: Mapping[str, float] = field(default_factory=dict)
+
+
+class EncodedText(NamedTuple):
+    """The token ids of a text without special tokens, the tokenizer, and a function that labels tokens for display.
+
+    `answer` is the text that a model of a task with a source writes.
+    """
+
+    ids: list[int]
+    tokenizer: TextTokenizer
+    labels_of: Callable[[Sequence[int]], tuple[str, ...]]
+    answer: "EncodedText | None" = None
+
+
+class TextPass(NamedTuple):
+    """One pass of a model over the tokens of a text, which reports what it computes to a `watch` callback.
+
+    `labels` are those of its tokens. Reported tensors have `length` columns of tokens, of which those beyond the labels
+    are padding. A pass that attends to a source has the labels of the source, whose padded length is `source_length`,
+    and those of the tokens that are predicted at each step.
+    """
+
+    run: Callable[[WatchFn], object]
+    labels: tuple[str, ...]
+    length: int
+    predicted_labels: tuple[str, ...] = ()
+    source_labels: tuple[str, ...] = ()
+    source_length: int = 0
+
+
+class Task(ABC, Generic[M]):
+    """What all models of one class are for; an instance has no state.
+
+    `data_forms` maps the kinds of data that can be learned from, the default first, to the form in which they are read.
+    `reasons` are promises or contracts that no model of the task makes, and why; recipes inherit them. `score_kinds`
+    are the scores of `evaluate` beyond the likelihood. `metrics` may rank checkpoints; True means lower is better.
+    `measured_anyway` are contracts that are measured though they are not promised. The logits are (b, l, v) if
+    `per_token`, else (b, v). `generates` is what the models generate, if anything.
+    """
+
+    name: str
+    title: str
+    model: type[M]
+    data_forms: Mapping[str, str]
+    reasons: Mapping[str, str] = {}
+    score_kinds: Mapping[str, ScoreKind] = {}
+    metrics: Mapping[str, bool] = {"loss": True, "accuracy": False}
+    measured_anyway: frozenset[str] = frozenset()
+    per_token: bool = True
+    takes_source: bool = False
+    generates: Literal["continuation", "answer"] | None = None
+
+    @abstractmethod
+    def token_ids(self, model: M) -> int:
+        """The number of token ids that the model reads: they are 0 to n - 1."""
+
+    def fixed_length(self, model: M) -> int | None:
+        """The number of tokens that every input has; None if lengths vary."""
+        return None
+
+    def example(self, model: M, tokens: Int[Tensor, "b l"]) -> Inputs:
+        """Inputs made of these tokens only; a source has the same ones."""
+        return Inputs(tokens)
+
+    @abstractmethod
+    def arguments(self, model: M, inputs: Inputs) -> tuple[Any, ...]:
+        """The positional arguments of the model's `forward`; what is not tokens is derived from them."""
+
+    def call(self, model: M, inputs: Inputs, state: State = None, *, watch: WatchFn = no_watch) -> ModelOutput:
+        """One forward pass; with a state, `inputs` are the next tokens."""
+        assert state is None
+        output: ModelOutput = model(*self.arguments(model, inputs), watch=watch)
+        return output
+
+    def init_state(self, model: M, inputs: Inputs, *, capacity: int | None = None) -> State:
+        """The state before any of the tokens."""
+        raise NotImplementedError(f"{self.title} has no decoding state")
+
+    @abstractmethod
+    def batch(self, model: M, inputs: Inputs, targets: Tensor) -> Batch:
+        """The batch with these inputs and targets."""
+
+    @abstractmethod
+    def random_targets(self, model: M, inputs: Inputs, generator: Generator) -> Tensor:
+        """Arbitrary targets for measurements of a training step."""
+
+    @abstractmethod
+    def toy(self, model: M, draw: ToyDraw) -> Toy:
+        """A batch of a problem that is learned within seconds and needs attention to other positions."""
+
+    def validation(self, sums: ScoreSums, units: TextUnits | None) -> dict[str, float]:
+        """The scores of validation data during training; `units` are those of all held-out data."""
+        loss = sums.nats / max(1, sums.targets)
+        scores = {
+            "loss": loss,
+            "accuracy": sums.correct / max(1, sums.targets),
+            # exp overflows a float beyond this
+            "perplexity": math.exp(loss) if loss < 700 else math.inf,
+        }
+        if units is not None:
+            scores["bits_per_byte"] = loss / math.log(2) / (units.bytes / units.targets)
+        return scores
+
+    @abstractmethod
+    def evaluate(self, request: EvaluationRequest[M]) -> EvaluationResult:
+        """The scores of a trained model on held-out data."""
+
+    def predict(self, request: PredictionRequest[M]) -> Iterable[Prediction]:
+        """The predicted labels of each input. Raises UserError if the task predicts none."""
+        raise UserError(f"{self.title} predicts no labels; `manyformer generate` writes texts")
+
+    def text_passes(self, model: M, text: EncodedText) -> list[TextPass]:
+        """The passes of the model over a text, for display. Raises UserError if the model reads no text."""
+        raise UserError(f"{self.title} reads no plain text, so there is nothing to show for one")
+
+    def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
+        """Commands that use the model trained in the folder `run` on `data`, a run's data section."""
+        return ()
+
+    def variant(self, data_kind: str) -> "Task[M]":
+        """The task that a model of this task has on another kind of data."""
+        return self
+
+
+def text_pass(task: Task[M], model: M, ids: Sequence[int], text: EncodedText) -> TextPass:
+    """One pass over the token ids, special tokens included. Raises UserError for an id that the model does not have."""
+    tokens = token_row(model, ids, task.token_ids(model))
+    return TextPass(lambda watch: task.call(model, Inputs(tokens), watch=watch), text.labels_of(ids), len(ids))
+
+
+def token_row(model: Model, ids: Sequence[int], vocab: int) -> Int[Tensor, "1 l"]:
+    """Token ids as a batch of one row on the model's device. Raises UserError for an id beyond the vocabulary."""
+    if invalid_ids := [token for token in ids if not 0 <= token < vocab]:
+        raise UserError(f"the text has token {invalid_ids[0]}, but the model's tokens are 0 to {vocab - 1}")
+    return torch.tensor([list(ids)], device=model.device)

@@ -1,0 +1,50 @@
+"""Toy problems for tests of learning: a few symbols, in short rows."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Generator, Tensor
+
+from manyformer.batches import Batch
+
+SYMBOLS, PERIOD, ROWS = 8, 4, 32
+
+FIRST_SYMBOL = 5
+"""The smaller ids are special tokens: 1 starts a target, 4 is the mask."""
+
+
+class Toy(NamedTuple):
+    """A batch of a toy problem, and the loss of guessing in nats per target."""
+
+    batch: Batch
+    guessing_loss: float
+
+
+class ToyDraw(NamedTuple):
+    """The random draws of a toy problem.
+
+    `period` are symbols (ROWS, PERIOD), drawn before anything else; a row that repeats them has `length` tokens.
+    """
+
+    generator: Generator
+    device: torch.device
+    length: int
+    period: Int[Tensor, "rows period"]
+
+    @classmethod
+    def make(cls, generator: Generator, device: torch.device, length: int) -> "ToyDraw":
+        """A draw with random symbols."""
+        return cls(generator, device, length, _draw_symbols(generator, device, ROWS, PERIOD))
+
+    def symbols(self, length: int) -> Int[Tensor, "rows l"]:
+        """Further random symbols."""
+        return _draw_symbols(self.generator, self.device, ROWS, length)
+
+    def repeated(self) -> Int[Tensor, "rows l"]:
+        """Rows that repeat the symbols of `period`."""
+        return self.period.repeat(1, self.length // PERIOD)
+
+
+def _draw_symbols(generator: Generator, device: torch.device, rows: int, length: int) -> Tensor:
+    return torch.randint(FIRST_SYMBOL, FIRST_SYMBOL + SYMBOLS, (rows, length), generator=generator).to(device)

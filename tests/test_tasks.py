@@ -1,0 +1,106 @@
+"""Every task calls its models, makes batches for them, and judges them."""
+
+import math
+
+import pytest
+import torch
+
+import manyformer as mf
+from manyformer.check.tiny_models import tiny_keywords
+from manyformer.errors import UserError
+from manyformer.models import Model
+from manyformer.tasks import TASKS, Inputs, ScoreSums, Task, ToyDraw, register, task_named, task_of_class
+
+
+def tiny(recipe: str) -> Model:
+    return mf.build(recipe, **tiny_keywords(recipe)).eval()
+
+
+RECIPES = {
+    "language-model": "transformer-lm",
+    "image-generation": "image-transformer",
+    "translation": "transformer",
+    "masked-lm": "bert",
+    "classification": "transformer-classifier",
+    "tagging": "structural",
+    "image-classification": "vit",
+}
+
+
+@pytest.fixture(params=sorted(RECIPES))
+def task(request: pytest.FixtureRequest) -> Task:
+    return task_named(request.param)
+
+
+def random_inputs(task: Task, model: Model, rows: int = 2) -> Inputs:
+    length = task.fixed_length(model) or 6
+    tokens = torch.randint(5, task.token_ids(model), (rows, length))
+    return task.example(model, tokens)
+
+
+def test_there_is_a_recipe_for_every_task() -> None:
+    assert set(TASKS) == set(RECIPES)
+
+
+def test_a_task_calls_its_models_and_makes_batches(task: Task) -> None:
+    model = tiny(RECIPES[task.name])
+    inputs = random_inputs(task, model)
+    with torch.no_grad():
+        logits = task.call(model, inputs).logits
+        assert torch.equal(logits, model(*task.arguments(model, inputs)).logits)
+        assert logits.ndim == (3 if task.per_token else 2)
+        targets = task.random_targets(model, inputs, torch.Generator().manual_seed(0))
+        batch = task.batch(model, inputs, targets)
+        scored, loss = model.score(batch), model.loss(batch)
+    assert int(scored.targets) == batch.target_count() == int(loss.targets) > 0
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
+    torch.testing.assert_close(scored.nll.float(), expected, rtol=1e-4, atol=1e-4)
+    assert batch.ignored().target_count() == 0
+
+
+def test_a_task_that_generates_continues_from_a_state(task: Task) -> None:
+    model = tiny(RECIPES[task.name])
+    if not task.generates:
+        return
+    inputs = random_inputs(task, model)
+    with torch.no_grad():
+        expected = task.call(model, inputs).logits
+        state = task.init_state(model, inputs)
+        first = task.call(model, inputs.columns(0, 4), state)
+        second = task.call(model, inputs.columns(4, 6), first.state)
+    torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), expected)
+
+
+def test_a_toy_problem_depends_on_its_draw_alone(task: Task) -> None:
+    model = tiny(RECIPES[task.name])
+    first, second, other = (
+        task.toy(model, ToyDraw.make(torch.Generator().manual_seed(seed), torch.device("cpu"), 24))
+        for seed in (0, 0, 1)
+    )
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(first.batch, second.batch))
+    assert not all(a is b is None or torch.equal(a, b) for a, b in zip(first.batch, other.batch))
+    with torch.no_grad():
+        assert math.isfinite(float(model.loss(first.batch).total))
+    assert first.guessing_loss in (math.log(2), math.log(8))
+
+
+def test_the_task_of_a_class_is_the_one_for_most_kinds_of_data() -> None:
+    assert task_of_class(tiny("image-transformer")).name == "language-model"
+    assert task_of_class(tiny("bert")).name == "masked-lm"
+    assert task_named("language-model").variant("images").name == "image-generation"
+    assert task_named("language-model").variant("text").name == "language-model"
+
+
+def test_validation_is_the_mean_over_targets() -> None:
+    scores = task_named("language-model").validation(ScoreSums(8 * math.log(2), 8, 2), None)
+    assert scores == {"loss": math.log(2), "accuracy": 0.25, "perplexity": pytest.approx(2.0)}
+    assert task_named("language-model").validation(ScoreSums(1e9, 1, 0), None)["perplexity"] == math.inf
+
+
+def test_unknown_and_repeated_names_are_refused() -> None:
+    with pytest.raises(UserError, match="there is no task 'taging'; did you mean tagging"):
+        task_named("taging")
+    with pytest.raises(UserError, match=r"the task .tagging. of .* exists already"):
+        register(type(task_named("tagging"))())
+    with pytest.raises(UserError, match="no task is known for a Linear"):
+        task_of_class(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
