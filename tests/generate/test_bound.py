@@ -125,7 +125,7 @@ def test_a_full_cache_still_says_so() -> None:
     model = built("transformer-lm", {})
     with torch.inference_mode():
         state = model(torch.zeros(1, 4, dtype=torch.long), state=model.init_state(1, capacity=4)).state
-        with pytest.raises(ValueError, match="room for capacity=4 tokens, 5 are needed"):
+        with pytest.raises(ValueError, match="created with capacity=4, but 5 tokens need space"):
             bind(model)(torch.zeros(1, 1, dtype=torch.long), state, None)
 
 
@@ -182,7 +182,7 @@ def test_what_has_been_changed_is_called_as_it_is() -> None:
     ff.up = double
     layer = changed.body.get_submodule("1")
     seen: list[Any] = []
-    layer.attention.inner.to_q.register_forward_hook(lambda *call: seen.append(call))
+    layer.attention.inner.q_proj.register_forward_hook(lambda *call: seen.append(call))
     layer.register_forward_hook(lambda module, _, out: LayerOutput(out.y + 1, out.state, out.loss))
     with torch.inference_mode():
         state = changed(tokens, state=changed.start(1, capacity=4)).state

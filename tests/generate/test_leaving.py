@@ -118,7 +118,7 @@ def test_rows_can_be_exchanged_and_other_steps_taken_on_the_way() -> None:
 
 def test_a_full_cache_still_says_so() -> None:
     model = translating(RULES[0])
-    with torch.inference_mode(), pytest.raises(ValueError, match="room for capacity=2 tokens, 3 are needed"):
+    with torch.inference_mode(), pytest.raises(ValueError, match="created with capacity=2, but 3 tokens need space"):
         steps(
             model,
             torch.zeros(1, 3, dtype=torch.long),

@@ -1,12 +1,10 @@
 """Progress lines of a running comparison."""
 
 import time
-from collections.abc import Callable
 
 from manyformer.train.events import EventListener, TrainingEvent, TrainingProgress
 from manyformer.train.reporter import format_duration
-
-LogFn = Callable[[str], None]
+from manyformer.type_aliases import LogFn
 
 
 class ProgressMeter:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from manyformer.batches import CausalLMBatch, ImageClassificationBatch
 from manyformer.data.length_buckets import SequenceDataset
 from manyformer.data.pixel_tokenizer import FIRST_LEVEL_TOKEN, PixelTokenizer
-from manyformer.data.ragged import IntArray
 from manyformer.data.token_shards import TokenShard
+from manyformer.type_aliases import IntArray
 
 
 class _ImageDataset(SequenceDataset):

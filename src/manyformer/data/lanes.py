@@ -4,10 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.data.ragged import IntArray
 from manyformer.data.row_layouts import RowArrangement, RowLayout, TextRows
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.tokenizer import Tokenizer
+from manyformer.type_aliases import IntArray
 
 
 class LaneLayout(RowLayout):

@@ -8,7 +8,7 @@ import numpy as np
 
 from manyformer.batches import Batch
 from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, random_generator
-from manyformer.data.ragged import IntArray
+from manyformer.type_aliases import IntArray
 
 
 class SequenceDataset(ABC):

@@ -3,9 +3,9 @@
 import numpy as np
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.data.ragged import IntArray
 from manyformer.data.row_layouts import TextRows
 from manyformer.data.tokenizer import SPECIALS, Tokenizer
+from manyformer.type_aliases import IntArray
 
 
 def mask_tokens(rows: TextRows, rate: float, vocab: int, random: np.random.Generator) -> tuple[IntArray, IntArray]:

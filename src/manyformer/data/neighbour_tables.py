@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.data.atomic_files import atomic_write_text
-from manyformer.data.ragged import IntArray
 from manyformer.data.token_shards import TokenShard
 from manyformer.errors import UserError
+from manyformer.type_aliases import IntArray
 
 NOTE_FILE = "neighbours.json"
 

@@ -22,13 +22,14 @@ from manyformer.data.image_reading import (
     sort_labels,
 )
 from manyformer.data.length_buckets import LengthBuckets, SequenceDataset
-from manyformer.data.opened import LengthLimit, LogFn, OpenedData
+from manyformer.data.opened import LengthLimit, OpenedData
 from manyformer.data.pair_tables import bytes_fraction
 from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.token_shards import ShardWriters, TokenShard, open_shard, write_shards
 from manyformer.errors import UserError, suggest_names
+from manyformer.type_aliases import LogFn
 
 SHARD_NAMES = ("image", "label")
 """The shards of each split."""

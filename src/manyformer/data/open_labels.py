@@ -12,7 +12,7 @@ from manyformer.config import LabelsData
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_or_prepare
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.length_buckets import LengthBuckets
-from manyformer.data.opened import LengthLimit, LogFn, OpenedData
+from manyformer.data.opened import LengthLimit, OpenedData
 from manyformer.data.padded_examples import LabelledDataset
 from manyformer.data.pair_tables import RowTable, open_table
 from manyformer.data.sampler import Sampler
@@ -22,6 +22,7 @@ from manyformer.data.table_files import TableRow
 from manyformer.data.token_shards import ShardWriters, write_shards
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError, suggest_names
+from manyformer.type_aliases import LogFn
 
 # Texts tokenized in one call.
 _BLOCK_ROWS = 2000

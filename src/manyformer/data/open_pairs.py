@@ -14,10 +14,9 @@ from manyformer.config import PairsData
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_or_prepare
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.length_buckets import LengthBuckets
-from manyformer.data.opened import LengthLimit, LogFn, OpenedData, read_examples
+from manyformer.data.opened import LengthLimit, OpenedData, read_examples
 from manyformer.data.padded_examples import PairDataset
 from manyformer.data.pair_tables import NORMALIZATION_CORPUS, open_table
-from manyformer.data.ragged import IntArray
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import SplitRecorder, TableSplits
@@ -25,6 +24,7 @@ from manyformer.data.table_files import TableRow
 from manyformer.data.token_shards import ShardWriters, write_shards
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
+from manyformer.type_aliases import IntArray, LogFn
 
 # Pairs tokenized in one call.
 _BLOCK_ROWS = 2000

@@ -16,7 +16,7 @@ from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.holdout import DocumentPiece, HoldoutSplitter, TextSurvey, survey_sources
 from manyformer.data.lanes import LaneLayout
 from manyformer.data.neighbour_tables import open_neighbour_table
-from manyformer.data.opened import LengthLimit, LogFn, OpenedData, format_amount
+from manyformer.data.opened import LengthLimit, OpenedData, format_amount
 from manyformer.data.row_layouts import DocumentLayout, RowLayout, WindowLayout
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
@@ -25,6 +25,7 @@ from manyformer.data.text_sources import TextPart, TextSource, text_sources
 from manyformer.data.token_shards import ShardWriter, TokenShard, write_shards
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
+from manyformer.type_aliases import LogFn
 
 # More text does not improve a vocabulary of byte pairs, and takes memory.
 MAX_BPE_CHARACTERS = 64_000_000

@@ -13,10 +13,9 @@ from manyformer.config import TreesData
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_or_prepare
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.length_buckets import LengthBuckets
-from manyformer.data.opened import LengthLimit, LogFn, OpenedData
+from manyformer.data.opened import LengthLimit, OpenedData
 from manyformer.data.padded_examples import TaggedDataset
 from manyformer.data.pair_tables import RowTable
-from manyformer.data.ragged import IntArray
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import PathOrPaths, SplitRecorder, TableSplits
@@ -26,6 +25,7 @@ from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.treebank import UNKNOWN_LABEL, TreebankSentence, open_treebank
 from manyformer.dependency_trees import NO_NODE, preorder_columns
 from manyformer.errors import UserError, suggest_names
+from manyformer.type_aliases import IntArray, LogFn
 
 SHARD_NAMES = ("tokens", "classes", "trees")
 """The shards of each split."""

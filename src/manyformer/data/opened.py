@@ -1,7 +1,7 @@
 """The opened data set that training, evaluation and generation use."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -12,9 +12,6 @@ from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
-
-LogFn = Callable[[str], None]
-"""A callback that receives one line about a preparation step that takes long."""
 
 
 class LengthLimit(NamedTuple):

@@ -9,8 +9,9 @@ from manyformer.data.open_pairs import open_pairs
 from manyformer.data.open_synthetic import open_synthetic
 from manyformer.data.open_text import open_text
 from manyformer.data.open_trees import open_trees
-from manyformer.data.opened import LogFn, OpenedData
+from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
+from manyformer.type_aliases import LogFn
 
 _SECTIONS_BY_TASK: dict[str, tuple[type[DataConfig], ...]] = {
     "language-model": (TextData, SyntheticData, ImagesData),

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manyformer.data.ragged import IntArray, ragged_arange
+from manyformer.data.ragged import ragged_arange
+from manyformer.type_aliases import IntArray
 
 
 class PackedRows(NamedTuple):

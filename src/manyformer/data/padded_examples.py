@@ -8,9 +8,10 @@ from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, ClassificationBatch, Seq2SeqBatch, TaggingBatch
 from manyformer.data.length_buckets import SequenceDataset
-from manyformer.data.ragged import IntArray, pad_ragged
+from manyformer.data.ragged import pad_ragged
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.tokenizer import Tokenizer
+from manyformer.type_aliases import IntArray
 
 
 @final

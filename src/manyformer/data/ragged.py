@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
+from manyformer.type_aliases import IntArray
 
 
 def ragged_arange(lengths: IntArray) -> IntArray:

@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from manyformer.batches import IGNORE_INDEX
 from manyformer.data.packing import PackedRows, pack_documents
-from manyformer.data.ragged import IntArray, ragged_arange
+from manyformer.data.ragged import ragged_arange
 from manyformer.data.token_shards import TokenArray, TokenShard
 from manyformer.data.tokenizer import Tokenizer
+from manyformer.type_aliases import IntArray
 
 
 class TextRows(NamedTuple):

@@ -10,8 +10,8 @@ import numpy as np
 
 from manyformer.config import SyntheticData
 from manyformer.data.epochs import random_generator
-from manyformer.data.ragged import IntArray
 from manyformer.errors import UserError
+from manyformer.type_aliases import IntArray
 
 # Distinguishes the random stream of the rule from those of the rows.
 _RULE_SEED = 1_009

@@ -10,8 +10,8 @@ from manyformer.batches import CausalLMBatch, MaskedLMBatch
 from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, random_generator
 from manyformer.data.masking import mask_tokens
 from manyformer.data.neighbour_tables import NeighbourTable
-from manyformer.data.ragged import IntArray
 from manyformer.data.row_layouts import RowArrangement, RowLayout, TextRows
+from manyformer.type_aliases import IntArray
 
 # Distinguishes the random stream of masking from that of the row order.
 _MASKING_SEED = 80_10_10

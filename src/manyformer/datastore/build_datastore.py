@@ -35,7 +35,7 @@ STATE_FILE = "memory.safetensors"
 SECONDS_PER_CHECKPOINT = 5.0
 """Seconds between two checkpoints of the progress: the maximum that is repeated after an interruption."""
 
-ProgressFn = Callable[[int, int], None]
+CountProgressFn = Callable[[int, int], None]
 """Called with the number of entries done and their total."""
 
 
@@ -48,7 +48,7 @@ def build(
     out: str | Path | None = None,
     *,
     on_facts: Callable[[DatastoreFacts], None] = lambda facts: None,
-    on_progress: ProgressFn = _ignore_progress,
+    on_progress: CountProgressFn = _ignore_progress,
 ) -> Datastore:
     """Build the datastore in the folder `out`, or resume an unfinished one; a finished one is only opened.
 
@@ -122,7 +122,7 @@ def _reserve_key_file(folder: Path, facts: DatastoreFacts) -> None:
 
 
 def _write_keys(
-    job: DatastoreJob, folder: Path, facts: DatastoreFacts, progress: dict[str, Any], on_progress: ProgressFn
+    job: DatastoreJob, folder: Path, facts: DatastoreFacts, progress: dict[str, Any], on_progress: CountProgressFn
 ) -> None:
     """Compute and write the key of every entry; keys that are written again after a resume have the same values."""
     shard = open_shard(folder, TEXT, facts.text)

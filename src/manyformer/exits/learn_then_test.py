@@ -5,11 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyformer.errors import UserError
-
-FloatArray = NDArray[np.float64]
+from manyformer.type_aliases import FloatArray
 
 
 def hoeffding_p_value(risk: float, count: int, tolerance: float) -> float:

@@ -44,7 +44,7 @@ def fold(
 
     def step(x: Tensor, ctx: Context, state: AttentionState) -> tuple[Tensor, State]:
         place, before = ctx.positions, state.kernel
-        begun = isinstance(place.layout, ContiguousLayout) and not before.empty
+        begun = isinstance(place.layout, ContiguousLayout) and not before.is_empty
         if not begun or x.shape[1] != 1 or torch.is_autocast_enabled(x.device.type):
             return general(x, ctx, state)
         rows, wide = x.shape[0], torch.promote_types(x.dtype, torch.float32)

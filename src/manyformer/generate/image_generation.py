@@ -1,10 +1,9 @@
 """Images from a language model over pixels: new images, and completions of the first rows of given images."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manyformer.data.pixel_tokenizer import FIRST_LEVEL_TOKEN, PixelTokenizer
 from manyformer.errors import UserError
@@ -14,14 +13,10 @@ from manyformer.generate.logits_processors import TemperatureProcessor
 from manyformer.generate.result import GenerationStats
 from manyformer.generate.token_choice import SampledChoice
 from manyformer.models import LanguageModel, Model
-
-ImageArray = NDArray[np.uint8]
-"""Images (n, h, w, c) with values from 0 to 255."""
+from manyformer.type_aliases import ImageArray, ProgressFn
 
 BATCH_SIZE = 64
 """Images that are generated together."""
-
-ProgressFn = Callable[[float], None]
 
 
 class GeneratedImages(NamedTuple):

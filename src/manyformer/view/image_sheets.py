@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from manyformer.type_aliases import ImageArray
 from manyformer.view.figures import DPI, write_picture
-
-ImageArray = NDArray[np.uint8]
-"""Images (n, h, w, c) with values from 0 to 255; c is 1 or 3."""
 
 IMAGE_DOTS = 84
 """The approximate side of a drawn image, which is magnified by an integer factor."""
