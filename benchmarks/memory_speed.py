@@ -180,7 +180,7 @@ def by_reading(model: LanguageModel, text: Tensor) -> float:
 
 
 def _text(folder: Path) -> Tensor:
-    held = load_split(as_run(folder), "language-model", folder, "valid").batches
+    held = load_split(as_run(folder), folder, "valid").batches
     assert held is not None
     rows = torch.cat([batch.tokens[:1] for batch, _ in zip(held, range(1 + (WINDOW + SCORED) // 128))], 1)
     return rows[:, : WINDOW + SCORED]

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from manyformer.config import describe_settings
-from manyformer.config.setting_names import SECTIONS, UNION_TAGS
+from manyformer.config.setting_names import UNION_TAGS, section_members
 from manyformer.recipes import RECIPES, RecipeCard
 from manyformer.recipes.card_text import (
     COMMON_KEYWORDS,
@@ -65,7 +65,7 @@ def settings_page() -> str:
     lines += ["", "| setting | default | what it may be | meaning |", "| --- | --- | --- | --- |"]
     lines += [f"| `{r.key}` | {_cell(r.default)} | {_cell(r.type)} | {_cell(r.doc)} |" for r in rows]
     for section, (tag, usual) in UNION_TAGS.items():
-        for member in SECTIONS[section]:
+        for member in section_members(section):
             name = str(member.model_fields[tag].default)
             if name != usual:
                 lines += ["", f"## {section}.{tag}={name}", "", (member.__doc__ or "").strip(), ""]

@@ -151,8 +151,8 @@ def test_settings_that_contradict_one_another(settings: Any, path: str, word: st
 
 
 def test_every_setting_is_documented() -> None:
-    from manyformer.config.setting_names import SECTIONS
+    from manyformer.config.setting_names import SECTIONS, section_members
 
-    for model in (RunConfig, *(member for members in SECTIONS.values() for member in members)):
+    for model in (RunConfig, *(member for name in SECTIONS for member in section_members(name))):
         for name, field in model.model_fields.items():
             assert field.description, f"{model.__name__}.{name} has no docstring"

@@ -111,7 +111,7 @@ def test_the_default_pairs_open(
 ) -> None:
     monkeypatch.setattr(pair_tables, "generate_pairs", lambda: pairs)
     config = PairsData(tokenizer="char", valid=0.05)
-    data = open_data(config, "translation", batch_tokens=2000, cache=tmp_path, seed=0)
+    data = open_data(config, "pairs", batch_tokens=2000, cache=tmp_path, seed=0)
     assert data.test is not None
     splits: dict[str, set[str]] = {name: {one.source for one in data.examples(name)} for name in ("valid", "test")}
     splits["train"] = set()
@@ -134,7 +134,7 @@ def test_the_standard_library(tmp_path: Path) -> None:
     assert {"os.py", "json/decoder.py"} <= set(names)
     assert not [name for name in names if {"test", "tests", "site-packages", "idlelib"} & set(name.split("/")[:-1])]
     assert files == sorted(files, key=lambda path: path.relative_to(root).parts)
-    data = open_data(TextData(), "language-model", batch_tokens=8192, cache=tmp_path, seed=0)
+    data = open_data(TextData(), "next-token", batch_tokens=8192, cache=tmp_path, seed=0)
     assert data.valid.units is not None
     assert data.test is not None
     # Whole files, so the shares are met roughly.

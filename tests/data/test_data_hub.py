@@ -39,7 +39,7 @@ def reviews(tmp_path: Path) -> str:
 
 def test_labelled_texts_and_the_names_of_labels(reviews: str, tmp_path: Path) -> None:
     config = LabelsData(path=reviews, valid=f"{reviews}#test", tokenizer="byte")
-    data = open_data(config, "classification", batch_tokens=200, cache=tmp_path / "run", seed=0)
+    data = open_data(config, "labelled", batch_tokens=200, cache=tmp_path / "run", seed=0)
     assert data.labels == ("bad", "good")
     assert [(one.source, one.target) for one in data.examples("valid")][:2] == [
         ("test review number 0", "bad"),
@@ -50,7 +50,7 @@ def test_labelled_texts_and_the_names_of_labels(reviews: str, tmp_path: Path) ->
 def test_running_text(reviews: str, tmp_path: Path) -> None:
     # Such a folder is known without the prefix too.
     config = TextData(path=reviews.removeprefix("hf:"), length=64, valid=0.2)
-    data = open_data(config, "language-model", batch_tokens=256, cache=tmp_path / "run", seed=0)
+    data = open_data(config, "next-token", batch_tokens=256, cache=tmp_path / "run", seed=0)
     assert "40 documents" in data.describe()[0]
     text = data.target.decode(next(data.train).tokens[0].tolist())
     assert "train review number" in text
@@ -59,12 +59,12 @@ def test_running_text(reviews: str, tmp_path: Path) -> None:
 def test_pairs_in_a_translation_column_of_a_folder_of_files(tmp_path: Path) -> None:
     folder = tmp_path / "translations"
     folder.mkdir()
-    lines = (f'{{"translation": {{"en": "word {i}", "de": "Wort {i}"}}}}\n' for i in range(50))
+    lines = (f'{{"pairs": {{"en": "word {i}", "de": "Wort {i}"}}}}\n' for i in range(50))
     (folder / "train.jsonl").write_text("".join(lines))
     config = PairsData(
         path=f"hf:{folder}", source="translation.en", target="translation.de", tokenizer="byte", valid=0.2
     )
-    data = open_data(config, "translation", batch_tokens=100, cache=tmp_path / "run", seed=0)
+    data = open_data(config, "pairs", batch_tokens=100, cache=tmp_path / "run", seed=0)
     found = {(one.source, one.target) for one in data.examples("valid")}
     assert found
     assert found <= {(f"word {i}", f"Wort {i}") for i in range(50)}

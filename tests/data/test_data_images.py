@@ -29,7 +29,7 @@ def labels_of(count: int) -> NDArray[np.int64]:
     return np.arange(count) % 3 * 5
 
 
-def opened(path: Path, folder: Path, *, task: str = "image-classification", batch: int = 60, **more: Any) -> OpenedData:
+def opened(path: Path, folder: Path, *, task: str = "labelled", batch: int = 60, **more: Any) -> OpenedData:
     data = ImagesData(**{"path": str(path), **more})
     return open_data(data, task, batch_tokens=batch, cache=folder / "cache", seed=0)
 
@@ -141,7 +141,7 @@ def test_modes_of_image_files(tmp_path: Path) -> None:
 def test_sequences_of_levels(tmp_path: Path) -> None:
     images = drawn(20, 3, 2, 3)
     np.savez(tmp_path / "a.npz", x=images)
-    data = opened(tmp_path / "a.npz", tmp_path, task="language-model", batch=72, valid=0.2)
+    data = opened(tmp_path / "a.npz", tmp_path, task="levels", batch=72, valid=0.2)
     assert data.required_keywords == {"vocab": 256 + 5}
     assert data.labels is None
     batch = next(data.train)
@@ -162,7 +162,7 @@ def test_sequences_of_levels(tmp_path: Path) -> None:
 def test_sequences_in_blocks(tmp_path: Path) -> None:
     images = drawn(20, 4, 6, 3)
     np.savez(tmp_path / "a.npz", x=images, y=labels_of(20))
-    data = opened(tmp_path / "a.npz", tmp_path, task="language-model", batch=144, valid=0.2, block=(2, 3))
+    data = opened(tmp_path / "a.npz", tmp_path, task="levels", batch=144, valid=0.2, block=(2, 3))
     assert data.offered_keywords == {"height": 4, "width": 6, "channels": 3, "block_height": 2, "block_width": 3}
     assert data.describe()[1] == "values: 4 x 6, 3 channels, 256 levels, in blocks of 2 x 3"
     levels = load_tokenizers(tmp_path / "cache").source
@@ -174,11 +174,11 @@ def test_sequences_in_blocks(tmp_path: Path) -> None:
         assert row.tolist()[:36] == [5 + n for left in (0, 3) for n in image[:2, left : left + 3].ravel().tolist()]
         assert row.tolist()[36:54] == [5 + n for n in image[2:, :3].ravel().tolist()]
         assert levels.tokens(image) == row.tolist()
-    plain = opened(tmp_path / "a.npz", tmp_path / "plain", task="language-model", batch=144, valid=0.2)
+    plain = opened(tmp_path / "a.npz", tmp_path / "plain", task="levels", batch=144, valid=0.2)
     assert (plain.offered_keywords["block_height"], plain.offered_keywords["block_width"]) == (1, 6)
     assert plain.train.state_dict() != data.train.state_dict()
     with pytest.raises(UserError, match="an image of 4 x 6 cannot be cut into blocks of 3 x 3"):
-        opened(tmp_path / "a.npz", tmp_path, task="language-model", batch=144, block=(3, 3))
+        opened(tmp_path / "a.npz", tmp_path, task="levels", batch=144, block=(3, 3))
     with pytest.raises(UserError, match=r"data\.block is the order in which a language model reads images"):
         opened(tmp_path / "a.npz", tmp_path, batch=144, block=(2, 3))
 
@@ -188,7 +188,7 @@ def test_fewer_levels(tmp_path: Path) -> None:
     images = np.concatenate([images, 255 - images])
     np.savez(tmp_path / "a.npz", x=images, y=np.arange(24) % 2)
     settings: dict[str, Any] = {"levels": 4, "batch": 16, "valid": str(tmp_path / "a.npz")}
-    data = opened(tmp_path / "a.npz", tmp_path, task="language-model", **settings)
+    data = opened(tmp_path / "a.npz", tmp_path, task="levels", **settings)
     first = data.source.encode("0 0 1 1 2 2 3 3")
     assert data.required_keywords == {"vocab": 4 + 5}
     assert next(iter(data.valid)).targets[0].tolist() in (first, first[::-1])  # type: ignore[union-attr]
@@ -237,7 +237,7 @@ def test_what_is_prepared_is_kept_until_something_changes(tmp_path: Path) -> Non
     def said(**more: Any) -> list[str]:
         lines: list[str] = []
         config = ImagesData(path=str(tmp_path / "a.npz"), valid=0.3, **more)
-        open_data(config, "image-classification", batch_tokens=36, cache=tmp_path / "c", seed=0, log=lines.append)
+        open_data(config, "labelled", batch_tokens=36, cache=tmp_path / "c", seed=0, log=lines.append)
         return lines
 
     np.savez(tmp_path / "a.npz", x=drawn(30, 3, 3), y=labels_of(30))

@@ -53,7 +53,7 @@ def test_numbers_rise_through_all_epochs_and_positions_are_kept(tmp_path: Path) 
     file = tmp_path / "text.txt"
     file.write_text("In the beginning was the word. " * 40)
     config: Any = TextData(path=str(file), length=16, packing="contiguous", valid=0.2)
-    data, again = (open_data(config, "language-model", batch_tokens=64, cache=tmp_path / "c", seed=0) for _ in "12")
+    data, again = (open_data(config, "next-token", batch_tokens=64, cache=tmp_path / "c", seed=0) for _ in "12")
     assert data.train.rows_continue
     assert data.valid.rows_continue
     last = torch.full((4,), -1)
@@ -83,8 +83,7 @@ def test_a_rule_s_sequences_in_parts(task: str, tmp_path: Path) -> None:
     words: dict[str, Any] = {"task": task, "symbols": 17, "length": 8, "valid": 640, "period": 5}
     parts, whole = (SyntheticData(**words, rows_per_sequence=4), SyntheticData(**{**words, "length": 32}))
     cut, one = (
-        open_data(data, "language-model", batch_tokens=3 * data.length, cache=tmp_path, seed=0)
-        for data in (parts, whole)
+        open_data(data, "next-token", batch_tokens=3 * data.length, cache=tmp_path, seed=0) for data in (parts, whole)
     )
     pieces, expected = [next(cut.train) for _ in range(8)], [next(one.train) for _ in range(2)]
     for number in range(2):

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.config import DataConfig, LabelsData, PairsData, TextData
+from manyformer.config import DataSection, LabelsData, PairsData, TextData
 from manyformer.data import OpenedData, load_tokenizers, open_data, open_text
 from manyformer.data.holdout import HoldoutSplitter
 from manyformer.data.text_sources import TextPart
 from manyformer.errors import UserError
 
-TASKS = {"text": "language-model", "pairs": "translation", "labels": "classification"}
+TASKS = {"text": "next-token", "pairs": "pairs", "labels": "labelled"}
 
 
-def opened(config: DataConfig, cache: Path, *, batch_tokens: int = 64, **more: Any) -> OpenedData:
+def opened(config: DataSection, cache: Path, *, batch_tokens: int = 64, **more: Any) -> OpenedData:
     return open_data(config, TASKS[config.kind], batch_tokens=batch_tokens, cache=cache, seed=0, **more)
 
 
@@ -192,7 +192,7 @@ def test_labels_are_numbered_and_long_texts_cut(tmp_path: Path) -> None:
                 assert int(text.split()[-1]) % 4 == label
 
 
-def refused(config: DataConfig, cache: Path, sentence: str, **more: Any) -> None:
+def refused(config: DataSection, cache: Path, sentence: str, **more: Any) -> None:
     with pytest.raises(UserError, match=sentence) as caught:
         opened(config, cache, **more)
     assert "\n" not in str(caught.value)
@@ -211,10 +211,8 @@ def test_text_that_will_not_do(folder: Path, tmp_path: Path) -> None:
     refused(config.model_copy(update={"path": str(tmp_path / "tiny.txt")}), cache, "fewer than one batch of 64")
     (tmp_path / "blank.jsonl").write_text('{"text": "x"}\n{"text": ""}\n')
     assert len(list(open_text.text_sources(str(tmp_path / "blank.jsonl"), None, cache)[0].parts())) == 1
-    with pytest.raises(
-        UserError, match=r"data\.kind is text, but a recipe for translation learns from pairs; set data\.kind"
-    ):
-        open_data(config, "translation", batch_tokens=64, cache=cache, seed=0)
+    with pytest.raises(UserError, match=r"data of kind text has no form 'pairs'; known: masked, next-token"):
+        open_data(config, "pairs", batch_tokens=64, cache=cache, seed=0)
 
 
 def test_pairs_that_will_not_do(tmp_path: Path) -> None:
@@ -226,7 +224,9 @@ def test_pairs_that_will_not_do(tmp_path: Path) -> None:
     assert "100 pairs (1 longer than 128 tokens left out)" in data.describe()[2]
     refused(config, cache, "the 100 training pairs have .* fewer than one batch of 9,000", batch_tokens=9000)
     refused(config, cache, "longest training pair has 10 tokens on a side, more than a batch of 9", batch_tokens=9)
-    refused(config.model_copy(update={"max_length": 3}), cache, r"no training pair is as short as data\.longest allows")
+    refused(
+        config.model_copy(update={"max_length": 3}), cache, r"no training pair is as short as data\.max_length allows"
+    )
     held = (
         r"the longest valid pair \(.*held\.tsv:2\) has 71 tokens, but the model allows 40; no held-out pair is left out"
     )
@@ -254,6 +254,6 @@ def test_labels_that_will_not_do(tmp_path: Path) -> None:
     fine = config.model_copy(update={"valid": path})
     refused(fine, cache, "the longest text has 9 tokens, but the model allows 6", model_max_length=6)
     refused(fine, cache, "the 50 training texts have 440 tokens, fewer than one batch of 1,000", batch_tokens=1000)
-    refused(fine, cache, "the longest text has 9 tokens, more than a batch of 8", batch_tokens=8)
+    refused(fine, cache, "the longest training text has 9 tokens, more than a batch of 8", batch_tokens=8)
     single = config.model_copy(update={"path": str(tmp_path / "one.tsv"), "valid": str(tmp_path / "one.tsv")})
     refused(single, cache, "all training texts have the label 'good'; a classifier needs at least two labels")

@@ -14,7 +14,7 @@ from real_data import shared_data
 def test_tinyshakespeare_is_divided_as_everywhere(tmp_path: Path) -> None:
     path = shared_data("tinyshakespeare", "input.txt")
     config = TextData(path=str(path), tokenizer="char", packing="concat", valid=0.1, length=256)
-    data = open_data(config, "language-model", batch_tokens=16_384, cache=tmp_path, seed=0)
+    data = open_data(config, "next-token", batch_tokens=16_384, cache=tmp_path, seed=0)
     text = path.read_text()
     assert data.required_keywords == {"vocab": 65 + 5}
     assert data.valid.units is not None
@@ -45,7 +45,7 @@ def multi30k(tmp_path_factory: pytest.TempPathFactory) -> tuple[PairsData, Path]
 
 def test_multi30k(multi30k: tuple[PairsData, Path]) -> None:
     config, cache = multi30k
-    data = open_data(config, "translation", batch_tokens=4096, cache=cache, seed=0)
+    data = open_data(config, "pairs", batch_tokens=4096, cache=cache, seed=0)
     assert data.required_keywords == {"vocab": 6000}
     for split, name, side, count in (
         ("valid", "val.lc.norm.tok.de", "target", 1014),
@@ -71,6 +71,6 @@ def test_multi30k(multi30k: tuple[PairsData, Path]) -> None:
 def test_clinc150(tmp_path: Path) -> None:
     train, valid = (str(shared_data("clinc150", name)) for name in ("train.tsv", "val.tsv"))
     config = LabelsData(path=train, valid=valid, text="text", label="intent", tokenizer="byte")
-    data = open_data(config, "classification", batch_tokens=8192, cache=tmp_path, seed=0)
+    data = open_data(config, "labelled", batch_tokens=8192, cache=tmp_path, seed=0)
     assert data.required_keywords["classes"] == 150
     assert sum(len(batch.labels) for batch in data.valid) == 3000

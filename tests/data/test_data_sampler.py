@@ -42,23 +42,23 @@ def write_pairs(folder: Path, *, rows: int = 300) -> Path:
 def opened(what: str, folder: Path, seed: int = 0, **changed: Any) -> OpenedData:
     (folder / "text").mkdir(exist_ok=True)
     cache = folder / f"cache-{what}"
-    if what in ("concat", "documents", "masked-lm"):
+    if what in ("concat", "documents", "masked"):
         packing = "concat" if what == "concat" else "documents"
         config: Any = TextData(path=str(write_text(folder / "text")), length=32, packing=packing, valid=0.2)
-        task = "masked-lm" if what == "masked-lm" else "language-model"
+        task = "masked" if what == "masked" else "next-token"
         return open_data(config, task, batch_tokens=160, cache=cache, seed=seed, **changed)
     path = str(write_pairs(folder))
     if what == "pairs":
-        config, task = PairsData(path=path, tokenizer="byte", valid=0.2), "translation"
+        config, task = PairsData(path=path, tokenizer="byte", valid=0.2), "pairs"
     else:
         labels = (folder / "labels.tsv").open("w")
         with labels:
             labels.writelines(f"{' '.join(WORDS[: 1 + i % 9])} {i}\tclass {i % 3}\n" for i in range(200))
-        config, task = LabelsData(path=str(folder / "labels.tsv"), tokenizer="byte"), "classification"
+        config, task = LabelsData(path=str(folder / "labels.tsv"), tokenizer="byte"), "labelled"
     return open_data(config, task, batch_tokens=400, cache=cache, seed=seed, **changed)
 
 
-KINDS = ["concat", "documents", "masked-lm", "pairs", "labels"]
+KINDS = ["concat", "documents", "masked", "pairs", "labels"]
 
 
 def same(one: Batch, other: Batch) -> bool:
@@ -110,7 +110,7 @@ def scored(batch: Batch) -> int:
 
 
 def test_other_tokens_are_masked_in_every_epoch(tmp_path: Path) -> None:
-    sampler = opened("masked-lm", tmp_path).train
+    sampler = opened("masked", tmp_path).train
     chosen: list[set[int]] = [set(), set()]
     for epoch in (0, 1):
         while sampler.epoch == epoch:
@@ -167,7 +167,7 @@ def test_pairs_are_shifted_and_padded(tmp_path: Path) -> None:
     (tmp_path / "few.tsv").write_text("ab\txyz\nabcde\tx\n" * 4 + "q\tr\n" * 4)
     (tmp_path / "held.tsv").write_text("ab\txyz\nabcde\tx\n")
     config = PairsData(path=str(tmp_path / "few.tsv"), valid=str(tmp_path / "held.tsv"), tokenizer="byte")
-    data = open_data(config, "translation", batch_tokens=20, cache=tmp_path / "run", seed=0)
+    data = open_data(config, "pairs", batch_tokens=20, cache=tmp_path / "run", seed=0)
     (batch,) = data.valid
     code = {sign: ord(sign) + 5 for sign in "abcdexyz"}
     a, b, c, d, e, x, y, z = (code[sign] for sign in "abcdexyz")
@@ -202,6 +202,6 @@ def test_positions_in_other_data_are_refused(tmp_path: Path) -> None:
     fresh = tmp_path / "other"
     fresh.mkdir()
     config = TextData(path=str(tmp_path / "text"), length=32, valid=0.2)
-    changed: Sampler = open_data(config, "language-model", batch_tokens=160, cache=fresh, seed=0).train
+    changed: Sampler = open_data(config, "next-token", batch_tokens=160, cache=fresh, seed=0).train
     with pytest.raises(UserError, match="the data differs from what this run was trained on"):
         changed.load_state_dict(state)

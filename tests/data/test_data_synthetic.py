@@ -18,7 +18,7 @@ from manyformer.errors import UserError
 
 def opened(tmp_path: Path, *, batch: int = 640, seed: int = 0, **settings: Any) -> OpenedData:
     data = SyntheticData(**{"length": 32, "valid": 4096, **settings})
-    return open_data(data, "language-model", batch_tokens=batch, cache=tmp_path, seed=seed)
+    return open_data(data, "next-token", batch_tokens=batch, cache=tmp_path, seed=seed)
 
 
 def test_every_two_symbols_have_four_successors_with_their_chances() -> None:

@@ -34,7 +34,7 @@ def opened(text: str, folder: Path, batch_tokens: int = 8, **more: Any) -> Opene
     path = folder / "trees.conllu"
     path.write_text(text)
     given = {"path": str(path), "valid": str(path), **more}
-    return open_data(TreesData(**given), "tagging", batch_tokens=batch_tokens, cache=folder / "cache", seed=0)
+    return open_data(TreesData(**given), "tagged", batch_tokens=batch_tokens, cache=folder / "cache", seed=0)
 
 
 def first(data: OpenedData) -> TaggingBatch:
@@ -153,7 +153,7 @@ def test_mistakes_are_told_with_line_and_sentence(wrong: str, right: str, messag
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"max_length": 3}, r"no training sentence is as short as data\.longest allows \(3 tokens\)"),
+        ({"max_length": 3}, r"no training sentence is as short as data\.max_length allows \(3 tokens\)"),
         ({"batch_tokens": 7}, r"the longest training sentence has 8 tokens, more than a batch of 7"),
         ({"batch_tokens": 9}, r"the 1 training sentences have 8 tokens, fewer than one batch of 9"),
         ({"vocab": 4}, r"vocab is 4, but a vocabulary of words holds 5 special tokens"),

@@ -63,7 +63,7 @@ def test_neighbours_are_from_elsewhere(plain_run: Path, store: Datastore, found:
 
 def test_it_learns_and_is_scored_with_them(looking_run: Path, found: Path) -> None:
     record = as_run(looking_run)
-    material = load_split(record, "language-model", looking_run, "valid")
+    material = load_split(record, looking_run, "valid")
     assert material.batches is not None
     batch = next(iter(material.batches))
     assert isinstance(batch, CausalLMBatch)

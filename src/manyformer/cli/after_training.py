@@ -1,12 +1,11 @@
 """The output after a training run: a sample from the model, the curves, and suggested next commands."""
 
-import re
 from itertools import islice
 from typing import TextIO
 
-from manyformer.config import ImagesData, RunConfig, SyntheticData
-from manyformer.data import HeldOutExample, open_data
-from manyformer.data.cache_folder import load_prepared
+from manyformer.config import RunConfig
+from manyformer.data import HeldOutExample
+from manyformer.data.kind import OpenRequest, kind_of
 from manyformer.data.opened import read_examples
 from manyformer.generate import decoding_from_options, stream, translate
 from manyformer.models import EncoderDecoder, LanguageModel
@@ -17,9 +16,6 @@ SAMPLE_TOKENS = 160
 """Length in tokens of a language model's sample."""
 
 TEMPERATURE = 0.7
-
-PROMPT_CHARACTERS = 40
-"""Length in characters of the held-out text that prompts the sample."""
 
 SAMPLE_TRANSLATIONS = 3
 """Number of translations shown."""
@@ -55,9 +51,10 @@ class AfterTraining:
 
     def _print_sample(self, run: RunConfig, result: TrainResult) -> None:
         model = result.load()
-        # levels of brightness are not readable text
-        if isinstance(model, LanguageModel) and not isinstance(run.data, ImagesData):
-            self._sample_text(model, _sample_prompt(run, result), run.seed)
+        prompt_of = kind_of(run.data).sample_prompt
+        if isinstance(model, LanguageModel) and prompt_of is not None:
+            prompt = prompt_of(run.data, OpenRequest(run.batch.tokens, result.out / "data"))
+            self._sample_text(model, prompt, run.seed)
         elif isinstance(model, EncoderDecoder):
             self._sample_translations(
                 model, list(islice(read_examples(result.out / "data", "valid"), SAMPLE_TRANSLATIONS))
@@ -96,17 +93,3 @@ class AfterTraining:
 
     def _print(self, text: str) -> None:
         print(text, file=self.out, flush=True)
-
-
-def _sample_prompt(run: RunConfig, result: TrainResult) -> str:
-    """The prompt of a sample: `def ` for Python's library, otherwise the first whole words of the validation text."""
-    if getattr(run.data, "path", None) == "stdlib":
-        return "def "
-    if isinstance(run.data, SyntheticData):
-        data = open_data(run.data, "language-model", batch_tokens=run.batch.tokens, cache=result.out / "data", seed=0)
-        return data.source.decode(next(iter(data.valid))[0][0, : PROMPT_CHARACTERS // 4])
-    prepared = load_prepared(result.out / "data")
-    assert prepared is not None
-    text = prepared.tokenizers.source.decode(prepared.shards["valid"].tokens[:PROMPT_CHARACTERS])[:PROMPT_CHARACTERS]
-    whole_words = re.sub(r"^\S*\s+|\s+\S*$", "", text)
-    return whole_words or text

@@ -81,12 +81,11 @@ def _print_region_masses(run: str, device: str | None, *, as_json: bool) -> None
     """Print the share of attention to each region (memory, segment) for each layer."""
     from manyformer.cli.console import print_json, print_table, status_line
     from manyformer.evaluate.eval_data import load_split
-    from manyformer.recipes import get_recipe
     from manyformer.train.run_folder import as_run
     from manyformer.view.region_masses import region_masses
 
     model, record = load_model(run, device), as_run(Path(run))
-    held_out = load_split(record, get_recipe(record.recipe).card.task, Path(run), None).batches
+    held_out = load_split(record, Path(run), None).batches
     assert held_out is not None
     with status_line(f"reading with {run}"):
         masses = region_masses(model, held_out)

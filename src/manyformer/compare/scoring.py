@@ -10,12 +10,13 @@ import torch
 
 from manyformer.api import load
 from manyformer.batches import Batch, to_device
-from manyformer.config import EvaluateConfig, RunConfig, SyntheticData, TextData, longest_row
+from manyformer.config import EvaluateConfig, RunConfig
 from manyformer.data import OpenedData, load_tokenizers, open_data
 from manyformer.data.epochs import HeldOutBatches
+from manyformer.data.kind import kind_of
 from manyformer.errors import UserError, suggest_names
 from manyformer.evaluate import EvaluationSettings
-from manyformer.evaluate.eval_data import load_split
+from manyformer.evaluate.eval_data import data_form, load_split
 from manyformer.evaluate.tasks import TASKS, Ask
 from manyformer.models import BatchScore, LanguageModel, Model
 from manyformer.models.carried_state import CarriedState
@@ -96,8 +97,8 @@ class Rescorer:
         if point is None:
             return RescoreResult(no_scores, f"{self.trained.recipe} has no such keyword")
         model = self._model_for(point).to(self.device)
-        length = longest_row(point.data)
-        if model.max_length is not None and model.max_length < length != longest_row(self.trained.data):
+        length = point.data.row_length
+        if model.max_length is not None and model.max_length < length != self.trained.data.row_length:
             return RescoreResult(no_scores, f"it was built for {model.max_length} positions, but there are {length}")
         # a batch must hold at least one row
         point = point.model_copy(
@@ -164,16 +165,16 @@ class Rescorer:
 
     def _open_data(self, point: RunConfig, stack: ExitStack) -> OpenedData:
         """The data of `point`; prepared files of the training are never overwritten."""
-        shared = point.data == self.trained.data or isinstance(point.data, TextData | SyntheticData)
+        shared = point.data == self.trained.data or kind_of(point.data).cache_is_shared
         cache = self.folder / "data" if shared else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        return open_data(point.data, self.task, batch_tokens=point.batch.tokens, cache=cache, seed=point.seed)
+        return open_data(point.data, data_form(point), batch_tokens=point.batch.tokens, cache=cache, seed=point.seed)
 
     def _task_scores(self, model: Model, point: RunConfig) -> dict[str, float | None]:
         """The scores computed by `manyformer evaluate` for the task."""
         names = [name for name in self.names if name not in LIKELIHOOD_SCORES and name not in WORK_SCORES]
         if not names:
             return {}
-        material = load_split(point, self.task, self.folder, self.split)
+        material = load_split(point, self.folder, self.split)
         tokenizers = load_tokenizers(self.folder / "model")
         results, _ = TASKS[self.task](Ask(model, tokenizers, point, material, EvaluationSettings(), lambda share: None))
         values = {score.name.lower().replace(" ", "_"): score.value for score in results}

@@ -1,18 +1,21 @@
 """Configuration of training runs: validated sections, run files and command-line overrides. Never imports torch."""
 
 from manyformer.config.data_sections import (
-    DataConfig,
+    DATA_SECTIONS,
+    DataSection,
+    ExpectedData,
     ImagesData,
     LabelsData,
     PairsData,
     SyntheticData,
     TextData,
+    TokenizedData,
     TokenizerKind,
     TreesData,
-    longest_row,
+    register_section,
 )
 from manyformer.config.describe import SettingHelp, describe_settings, json_schema
-from manyformer.config.load import DATA_KINDS, RUN_FILE, ImportFn, load_run
+from manyformer.config.load import DATA_FORMS, RUN_FILE, ImportFn, load_run
 from manyformer.config.run import RunConfig
 from manyformer.config.run_diff import FREE_ON_RESUME, differences, dump_run
 from manyformer.config.shipped import run_description, shipped_comparisons, shipped_runs
@@ -33,7 +36,8 @@ from manyformer.config.training_sections import (
 )
 
 __all__ = [
-    "DATA_KINDS",
+    "DATA_FORMS",
+    "DATA_SECTIONS",
     "FREE_ON_RESUME",
     "RUN_FILE",
     "AdamConfig",
@@ -41,8 +45,9 @@ __all__ = [
     "BatchConfig",
     "ConstantSchedule",
     "CosineSchedule",
-    "DataConfig",
+    "DataSection",
     "EvaluateConfig",
+    "ExpectedData",
     "ImagesData",
     "ImportFn",
     "LabelsData",
@@ -58,6 +63,7 @@ __all__ = [
     "SettingHelp",
     "SyntheticData",
     "TextData",
+    "TokenizedData",
     "TokenizerKind",
     "TreesData",
     "describe_settings",
@@ -65,7 +71,7 @@ __all__ = [
     "dump_run",
     "json_schema",
     "load_run",
-    "longest_row",
+    "register_section",
     "run_description",
     "shipped_comparisons",
     "shipped_runs",

@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from manyformer.config.keywords import type_text
 from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.section import ConfigSection
-from manyformer.config.setting_names import SECTIONS, tag_of
+from manyformer.config.setting_names import section_members, tag_of
 from manyformer.config.yaml_scalars import format_value
 
 
@@ -63,7 +63,7 @@ def _setting_row(key: str, field: FieldInfo, value: Any) -> SettingHelp:
     section, _, name = key.partition(".")
     type_description = type_text(field.annotation, tuple(field.metadata))
     if section in UNION_TAGS and name == UNION_TAGS[section][0]:
-        type_description = f"one of {', '.join(tag_of(member, name) for member in SECTIONS[section])}"
+        type_description = f"one of {', '.join(tag_of(member, name) for member in section_members(section))}"
     return SettingHelp(key, type_description, _default_text(value), " ".join(str(field.description or "").split()))
 
 

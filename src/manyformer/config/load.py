@@ -18,14 +18,14 @@ from manyformer.errors import UserError, UserErrors, suggest_names
 RUN_FILE = "run.yaml"
 """The name under which a run's folder keeps its merged run file."""
 
-# The kinds of data that each task of a recipe can be trained on, the default first.
-DATA_KINDS = {
-    "language-model": ("text", "synthetic", "images"),
-    "masked-lm": ("text",),
-    "translation": ("pairs",),
-    "classification": ("labels",),
-    "tagging": ("trees",),
-    "image-classification": ("images",),
+# The kinds of data that each task of a recipe can be trained on, the default first, and the form that it reads.
+DATA_FORMS = {
+    "language-model": {"text": "next-token", "synthetic": "next-token", "images": "levels"},
+    "masked-lm": {"text": "masked"},
+    "translation": {"pairs": "pairs"},
+    "classification": {"labels": "labelled"},
+    "tagging": {"trees": "tagged"},
+    "image-classification": {"images": "labelled"},
 }
 
 
@@ -93,7 +93,7 @@ def merge_run(
         errors.append(SettingError(location, "recipe", recipe_error))
     elif isinstance(recipe, str) and recipe:
         signature, task = signature_of(recipe), task_of(recipe) if task_of else None
-    default_data = SettingLayer({"data": {"kind": DATA_KINDS[task][0]}} if task in DATA_KINDS else {})
+    default_data = SettingLayer({"data": {"kind": next(iter(DATA_FORMS[task]))}} if task in DATA_FORMS else {})
     base = stack([default_data, lower])
     upper, override_errors = place_overrides(parsed_overrides, base, signature)
     merged = stack([base, upper])
@@ -139,8 +139,8 @@ def _check_recipe_fits(
     """Errors of data and schedule that do not fit the recipe."""
     errors = []
     data = selected_member("data", merged.data)
-    if task in DATA_KINDS and data is not None and tag_of(data, "kind") not in DATA_KINDS[task]:
-        message = f"{recipe} ({task}) learns from {' or '.join(DATA_KINDS[task])}, not from {tag_of(data, 'kind')}"
+    if task in DATA_FORMS and data is not None and tag_of(data, "kind") not in DATA_FORMS[task]:
+        message = f"{recipe} ({task}) learns from {' or '.join(DATA_FORMS[task])}, not from {tag_of(data, 'kind')}"
         errors.append(SettingError(merged.location_of(("data", "kind")), "data.kind", message))
     if selected_member("schedule", merged.data) is NoamSchedule and signature and "dim" not in signature.parameters:
         schedule = merged.data["schedule"]

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
 
-from manyformer.config.data_sections import DataConfig, TextData
+from manyformer.config.data_sections import DataSection, SectionByKind, TextData
 from manyformer.config.section import ConfigSection, NonNegativeInt, PathText, PositiveInt, SettingConflict
 from manyformer.config.training_sections import (
     DEFAULT_WARMUP,
@@ -49,7 +49,7 @@ class RunConfig(ConfigSection):
     """A run or a saved model with the same tokenizer whose weights initialize the model; in a comparison also one of
     its cases, which is then trained first; null means random initialization.
     Keywords that decide no weights, such as windows, may differ, and there may be more learned positions."""
-    data: Annotated[DataConfig, Field(discriminator="kind"), _default_member("data")] = TextData()
+    data: Annotated[DataSection, SectionByKind(), _default_member("data")] = TextData()
     """The training and validation data."""
     optim: Annotated[OptimConfig, Field(discriminator="name"), _default_member("optim")] = AdamWConfig()
     """The optimizer."""

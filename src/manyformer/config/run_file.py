@@ -14,7 +14,7 @@ from manyformer.errors import UserError
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_DEPTH = 20
-_SECTIONS = frozenset(SECTIONS) | {"model"}
+_SECTIONS = SECTIONS | {"model"}
 # PyYAML's message, the replacement, and whether the location of the context is the better one.
 _YAML_PROBLEMS = (
     ("found character '\\t'", "a tab stands here; YAML is indented with spaces", False),

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from manyformer.config.data_sections import DATA_SECTIONS
 from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.section import ConfigSection
 
@@ -14,10 +15,16 @@ def _members(annotation: Any) -> tuple[type[ConfigSection], ...]:
     return tuple(kind for kind in candidates if isinstance(kind, type) and issubclass(kind, ConfigSection))
 
 
-# The sections of a run and their members: one, or all members of a union.
-SECTIONS: dict[str, tuple[type[ConfigSection], ...]] = {
-    name: members for name, field in RunConfig.model_fields.items() if (members := _members(field.annotation))
-}
+_MEMBERS = {name: members for name, field in RunConfig.model_fields.items() if (members := _members(field.annotation))}
+
+SECTIONS = frozenset(_MEMBERS)
+"""The names of the settings of a run that are groups of settings themselves."""
+
+
+def section_members(section: str) -> tuple[type[ConfigSection], ...]:
+    """The classes of a section: one, or all members of a union; of `data`, all kinds registered so far."""
+    return tuple(DATA_SECTIONS.values()) if section == "data" else _MEMBERS[section]
+
 
 RUN_SETTINGS = {field.alias or name: field for name, field in RunConfig.model_fields.items()}
 """The settings of a run under their names in run files; `import` is a word of Python and has another name there."""
@@ -174,7 +181,7 @@ def tag_of(member: type[ConfigSection], tag: str) -> str:
 
 def selected_member(section: str, data: dict[str, Any]) -> type[ConfigSection] | None:
     """The member of a section that the settings select, None if it does not exist."""
-    members = SECTIONS[section]
+    members = section_members(section)
     if section not in UNION_TAGS:
         return members[0]
     tag, default = UNION_TAGS[section]

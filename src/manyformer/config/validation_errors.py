@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from manyformer.config.keywords import check_keyword, choice_error_text
 from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath
-from manyformer.config.setting_names import SECTIONS, suggest_setting, tag_of, valid_settings
+from manyformer.config.setting_names import section_members, suggest_setting, tag_of, valid_settings
 from manyformer.config.yaml_scalars import format_value
 
 _TYPES = {
@@ -86,7 +86,7 @@ def _setting_path(details: ErrorDetails) -> SettingPath:
 
 
 def _member_tags(section: str) -> list[str]:
-    return [tag_of(member, UNION_TAGS[section][0]) for member in SECTIONS[section]]
+    return [tag_of(member, UNION_TAGS[section][0]) for member in section_members(section)]
 
 
 def _is_consequence(details: ErrorDetails, path: SettingPath, removed: set[str]) -> bool:
@@ -164,7 +164,7 @@ def _not_a_mapping(value: Any, section: str) -> str:
 
 
 def _required_setting_help(path: SettingPath) -> str:
-    for member in (RunConfig,) if len(path) == 1 else SECTIONS[str(path[0])]:
+    for member in (RunConfig,) if len(path) == 1 else section_members(str(path[0])):
         field = member.model_fields.get(str(path[-1]))
         if field is not None and field.is_required():
             doc = " ".join(str(field.description).split())

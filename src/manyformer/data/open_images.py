@@ -1,7 +1,6 @@
 """Opening images: split, resized and written to shards once, then read as batches of images or pixel sequences."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from manyformer.batches import TextUnits
 from manyformer.config import ImagesData
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_or_prepare
-from manyformer.data.epochs import HeldOutBatches
+from manyformer.data.example_splits import check_fills_batch, held_out_batches, split_batches
 from manyformer.data.image_examples import LabelledImageDataset, PixelSequenceDataset
 from manyformer.data.image_files import open_image_files
 from manyformer.data.image_reading import (
@@ -21,15 +20,14 @@ from manyformer.data.image_reading import (
     pillow,
     sort_labels,
 )
-from manyformer.data.length_buckets import LengthBuckets, SequenceDataset
-from manyformer.data.opened import LengthLimit, OpenedData
+from manyformer.data.kind import DataKind, OpenRequest, prepared_split, register
+from manyformer.data.length_buckets import SequenceDataset
+from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, OpenedData, path_name
 from manyformer.data.pair_tables import bytes_fraction
 from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
-from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.token_shards import ShardWriters, TokenShard, open_shard, write_shards
 from manyformer.errors import UserError, suggest_names
-from manyformer.type_aliases import LogFn
 
 SHARD_NAMES = ("image", "label")
 """The shards of each split."""
@@ -66,79 +64,91 @@ class ImageSplits(NamedTuple):
         return "train"
 
 
-def open_images(data: ImagesData, task: str, *, batch_tokens: int, cache: Path, seed: int, log: LogFn) -> OpenedData:
-    """Open images for an image classifier, or as sequences of pixel tokens for a language model.
+def open_images(data: ImagesData, form: str, request: OpenRequest) -> OpenedData:
+    """Open images in the form "labelled", for a classifier, or "levels", as pixel tokens for a language model.
 
-    `batch_tokens` bounds the values (pixels times channels) of a batch.
+    `request.batch_tokens` bounds the values (pixels times channels) of a batch.
     """
-    if data.block is not None and task == "image-classification":
+    if data.block is not None and form == "labelled":
         raise UserError("data.block is the order in which a language model reads images; a classifier has none")
     splits = _image_splits(data)
     settings: dict[str, Any] = {"kind": "images", "size": data.size, "channels": data.channels, "levels": data.levels}
     settings |= {"block": data.block, "shares": splits.shares, "stamps": _stamps(splits)}
     if data.size is not None or data.channels is not None:
         settings["library"] = pillow().__version__
-    prepared = load_or_prepare(cache, settings, lambda: _prepare(data, splits, cache, log))
-    if task == "image-classification" and prepared.tokenizers.labels is None:
-        raise UserError(
-            f"{splits.collections['train'][0][0].name}: these images have no labels, which a classifier needs"
-        )
-    datasets = {name: image_dataset(prepared, f"{name}.", task) for name in splits.names}
-    _check_batch_size(len(datasets["train"].lengths), _pixel_tokenizer(prepared.tokenizers).shape, batch_tokens)
-    held_out = {
-        name: held_out_batches(dataset, task, batch_tokens) for name, dataset in datasets.items() if name != "train"
-    }
-    shape = _pixel_tokenizer(prepared.tokenizers).shape
+    prepared = load_or_prepare(request.cache, settings, lambda: _prepare(data, splits, request))
+    required, offered = _model_keywords(splits, prepared.tokenizers, form)
+    datasets = {name: _image_dataset(prepared.shards, f"{name}.", prepared.tokenizers, form) for name in splits.names}
+    shape, images = _pixel_tokenizer(prepared.tokenizers).shape, len(datasets["train"].lengths)
+    _check_batch_size(images, shape, request.batch_tokens)
+    batches = split_batches(
+        datasets, np.arange(images), request.batch_tokens, request.seed, lambda name: _units(datasets[name], form)
+    )
     return OpenedData(
-        task=task,
         tokenizers=prepared.tokenizers,
-        train=Sampler(LengthBuckets(datasets["train"], np.arange(len(datasets["train"].lengths)), batch_tokens), seed),
-        valid=held_out["valid"],
-        test=held_out.get("test"),
+        **batches._asdict(),
         summary_lines=tuple(_summary_lines(splits, prepared)),
         length_limits=(
             LengthLimit(shape.values, "an image", "scale images down with data.size, or build a longer model"),
         ),
-        cache=cache,
+        cache=request.cache,
+        required_keywords=required,
+        offered_keywords=offered,
     )
 
 
-def image_dataset(prepared: PreparedData, prefix: str, task: str) -> SequenceDataset:
-    """The data set of a split's images for a task."""
-    images, labels = (prepared.shards[f"{prefix}{side}"] for side in SHARD_NAMES)
-    tokenizer = _pixel_tokenizer(prepared.tokenizers)
-    return (
-        LabelledImageDataset(images, labels, tokenizer)
-        if task == "image-classification"
-        else PixelSequenceDataset(images, tokenizer)
-    )
+def held_out_images(data: ImagesData, form: str, request: OpenRequest, split: str | None) -> EvaluationData:
+    """The images of a held-out split."""
+    name, prepared = prepared_split(open_images, data, form, request, split)
+    dataset = _image_dataset(prepared.shards, f"{name}.", prepared.tokenizers, form)
+    return EvaluationData(name, held_out_batches(dataset, request.batch_tokens, _units(dataset, form)))
 
 
-def held_out_batches(dataset: SequenceDataset, task: str, batch_tokens: int) -> HeldOutBatches:
-    """The held-out batches of images; for language models each value counts as one character and one byte."""
-    values = int(dataset.lengths.sum())
-    units = None if task == "image-classification" else TextUnits(values, values, values)
-    return HeldOutBatches(LengthBuckets(dataset, np.arange(len(dataset.lengths)), batch_tokens).fixed_epoch(), units)
-
-
-def image_dataset_of_files(
-    data: ImagesData, tokenizers: TokenizerPair, paths: str | Sequence[str], scratch_dir: Path, task: str
-) -> SequenceDataset:
-    """The images of `paths` for a trained model; their shards are written to `scratch_dir`."""
+def images_of_file(
+    data: ImagesData, form: str, tokenizers: TokenizerPair, path: EvaluationPath, request: OpenRequest
+) -> EvaluationData:
+    """The images of files, in any format of training data; resized to the model's shape if the run resized its own."""
     tokenizer = _pixel_tokenizer(tokenizers)
     # language models use no labels
-    class_ids = _class_ids(tokenizers.labels if task == "image-classification" else None)
-    # resized to the model's shape if the run resized its images
+    class_ids = _class_ids(tokenizers.labels if form == "labelled" else None)
     resize = ImageResize(data.size, data.channels or tokenizer.shape.channels)
-    with write_shards(scratch_dir, SHARD_NAMES, max(256, len(class_ids))) as writers:
-        for collection, part in _open_collections(paths, "test"):
+    with write_shards(request.cache, SHARD_NAMES, max(256, len(class_ids))) as writers:
+        for collection, part in _open_collections(path, "test"):
             for record in collection.images(part):
                 _check_shape(resized := resize.apply(record), tokenizer.shape)
                 _add_image(writers, "", resized, tokenizer, class_ids)
-    shards: dict[str, TokenShard] = {
-        side: open_shard(scratch_dir, side, facts) for side, facts in writers.facts.items()
-    }
-    return image_dataset(PreparedData(tokenizers, shards, {}), "", task)
+    shards = {side: open_shard(request.cache, side, facts) for side, facts in writers.facts.items()}
+    dataset = _image_dataset(shards, "", tokenizers, form)
+    return EvaluationData(path_name(path), held_out_batches(dataset, request.batch_tokens, _units(dataset, form)))
+
+
+def _image_dataset(
+    shards: Mapping[str, TokenShard], prefix: str, tokenizers: TokenizerPair, form: str
+) -> SequenceDataset:
+    images, labels = (shards[f"{prefix}{side}"] for side in SHARD_NAMES)
+    tokenizer = _pixel_tokenizer(tokenizers)
+    if form == "labelled":
+        return LabelledImageDataset(images, labels, tokenizer)
+    return PixelSequenceDataset(images, tokenizer)
+
+
+def _units(dataset: SequenceDataset, form: str) -> TextUnits | None:
+    """For language models each value counts as one character and one byte."""
+    values = int(dataset.lengths.sum())
+    return None if form == "labelled" else TextUnits(values, values, values)
+
+
+def _model_keywords(splits: ImageSplits, tokenizers: TokenizerPair, form: str) -> tuple[dict[str, int], dict[str, int]]:
+    """The keywords that every model needs, and those for models that accept them: the shape of images and blocks."""
+    tokenizer = _pixel_tokenizer(tokenizers)
+    if form != "labelled":
+        rows, columns = tokenizer.block
+        return {"vocab": tokenizer.vocab}, tokenizer.shape._asdict() | {"block_height": rows, "block_width": columns}
+    if tokenizers.labels is None:
+        raise UserError(
+            f"{splits.collections['train'][0][0].name}: these images have no labels, which a classifier needs"
+        )
+    return {"classes": len(tokenizers.labels)}, tokenizer.shape._asdict()
 
 
 def _image_splits(data: ImagesData) -> ImageSplits:
@@ -167,8 +177,8 @@ def _stamps(splits: ImageSplits) -> dict[str, list[list[str | int]]]:
     }
 
 
-def _prepare(data: ImagesData, splits: ImageSplits, cache: Path, log: LogFn) -> PreparationResult:
-    log(f"preparing images: {splits.collections['train'][0][0].name}")
+def _prepare(data: ImagesData, splits: ImageSplits, request: OpenRequest) -> PreparationResult:
+    request.log(f"preparing images: {splits.collections['train'][0][0].name}")
     labels = sort_labels(splits.labels())
     if len(labels) == 1:
         raise UserError(f"all training images have the label {labels[0]!r}; there must be two labels at least, or none")
@@ -177,7 +187,7 @@ def _prepare(data: ImagesData, splits: ImageSplits, cache: Path, log: LogFn) -> 
     first: ImageRecord | None = None
     tokenizer: PixelTokenizer | None = None
     shards = [f"{name}.{side}" for name in counts for side in SHARD_NAMES]
-    with write_shards(cache, shards, max(256, len(labels))) as writers:
+    with write_shards(request.cache, shards, max(256, len(labels))) as writers:
         for name, record in splits.images():
             resized = resize.apply(record)
             if first is None or tokenizer is None:
@@ -235,11 +245,8 @@ def _check_batch_size(images: int, shape: ImageShape, batch_tokens: int) -> None
             f"batch.tokens is {batch_tokens:,}, less than the {shape.values:,} values of one image ({shape}); "
             f"128 images are batch.tokens={128 * shape.values}"
         )
-    if images * shape.values < batch_tokens:
-        raise UserError(
-            f"the {images:,} training images have {images * shape.values:,} values, fewer than one batch of "
-            f"{batch_tokens:,} (batch.tokens); give more images or set batch.tokens lower"
-        )
+    subject = f"the {images:,} training images have"
+    check_fills_batch(images * shape.values, batch_tokens, subject, "images", unit="values")
 
 
 def _pixel_tokenizer(tokenizers: TokenizerPair) -> PixelTokenizer:
@@ -259,3 +266,14 @@ def _summary_lines(splits: ImageSplits, prepared: PreparedData) -> Iterator[str]
     order = "row by row" if (rows, columns) == (1, tokenizer.shape.width) else f"in blocks of {rows} x {columns}"
     yield f"values: {tokenizer.shape}, {tokenizer.levels} levels, {order}"
     yield "; ".join(f"{name}: {count:,} images" for name, count in prepared.counts["images"].items())
+
+
+IMAGES = register(
+    DataKind(
+        section=ImagesData,
+        forms=("labelled", "levels"),
+        open=open_images,
+        held_out=held_out_images,
+        from_file=images_of_file,
+    )
+)

@@ -1,88 +1,110 @@
 """Opening pairs of texts: split, tokenized into shards once, then read as batches of pairs of similar length."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import tokenizers
 
-from manyformer.batches import TextUnits
 from manyformer.config import PairsData
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_or_prepare
 from manyformer.data.epochs import HeldOutBatches
-from manyformer.data.length_buckets import LengthBuckets
-from manyformer.data.opened import LengthLimit, OpenedData, read_examples
+from manyformer.data.example_splits import (
+    examples_of_file,
+    held_out_batches,
+    select_training_examples,
+    shard_units,
+    split_batches,
+    tokenized_settings,
+    write_rows,
+    write_tables,
+)
+from manyformer.data.kind import DataKind, OpenRequest, prepared_split, register
+from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, OpenedData, path_name, read_examples
 from manyformer.data.padded_examples import PairDataset
 from manyformer.data.pair_tables import NORMALIZATION_CORPUS, open_table
-from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
-from manyformer.data.splits import SplitRecorder, TableSplits
+from manyformer.data.splits import TableSplits
 from manyformer.data.table_files import TableRow
-from manyformer.data.token_shards import ShardWriters, write_shards
+from manyformer.data.token_shards import ShardWriters, TokenShard
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.errors import UserError
-from manyformer.type_aliases import IntArray, LogFn
+from manyformer.type_aliases import IntArray
 
-# Pairs tokenized in one call.
-_BLOCK_ROWS = 2000
+SIDES = ("source", "target")
+"""The shards of each split, and the default columns of named tables."""
 # The share of the default corpus that is held out for testing, besides validation.
 _TEST_SHARE = 0.02
 
 
-def open_pairs(data: PairsData, *, batch_tokens: int, cache: Path, seed: int, log: LogFn) -> OpenedData:
-    """Open pairs for an encoder-decoder; `batch_tokens` bounds the padded tokens of the longer side."""
-    splits = _pair_splits(data, cache)
-    settings: dict[str, Any] = {
-        "kind": "pairs",
-        "tokenizer": data.tokenizer,
-        "vocab": data.vocab,
-        "shared": data.shared,
-    }
-    settings |= {"shares": splits.shares, "stamps": splits.stamps(), "library": tokenizers.__version__}
-    prepared = load_or_prepare(cache, settings, lambda: _prepare(data, splits, cache, log))
-    pairs = {
-        name: PairDataset(prepared.shards[f"{name}.source"], prepared.shards[f"{name}.target"]) for name in splits.names
-    }
-    train_indices = np.flatnonzero(pairs["train"].lengths <= data.max_length)
-    _check_batch_size(pairs["train"].lengths[train_indices], batch_tokens, data.max_length)
-    held_out = {name: _held_out(pairs[name], prepared, name, batch_tokens) for name in splits.names if name != "train"}
-    return OpenedData(
-        task="translation",
-        tokenizers=prepared.tokenizers,
-        train=Sampler(LengthBuckets(pairs["train"], train_indices, batch_tokens), seed),
-        valid=held_out["valid"],
-        test=held_out.get("test"),
-        summary_lines=tuple(_summary_lines(data, splits, prepared, pairs, train_indices)),
-        length_limits=tuple(_length_limits(pairs, train_indices, cache)),
-        cache=cache,
+def open_pairs(data: PairsData, form: str, request: OpenRequest) -> OpenedData:
+    """Open pairs for an encoder-decoder; `request.batch_tokens` bounds the padded tokens of the longer side."""
+    splits = _pair_splits(data, request.cache)
+    settings = tokenized_settings(data, splits, shared=data.shared)
+    prepared = load_or_prepare(request.cache, settings, lambda: _prepare(data, splits, request))
+    shards, tokenizers = prepared.shards, prepared.tokenizers
+    pairs = {name: _pair_dataset(shards, f"{name}.") for name in splits.names}
+    train_indices = select_training_examples(
+        pairs["train"].lengths, request.batch_tokens, noun="pair", max_length=data.max_length, unit="tokens on a side"
     )
+    batches = split_batches(
+        pairs, train_indices, request.batch_tokens, request.seed, lambda name: shard_units(shards[f"{name}.target"])
+    )
+    keywords = {"vocab": tokenizers.target.vocab}
+    if tokenizers.source is not tokenizers.target:
+        keywords["source_vocab"] = tokenizers.source.vocab
+    return OpenedData(
+        tokenizers=tokenizers,
+        **batches._asdict(),
+        summary_lines=tuple(_summary_lines(data, splits, prepared, pairs, train_indices)),
+        length_limits=tuple(_length_limits(pairs, train_indices, request.cache)),
+        cache=request.cache,
+        required_keywords=keywords,
+    )
+
+
+def held_out_pairs(data: PairsData, form: str, request: OpenRequest, split: str | None) -> EvaluationData:
+    """A held-out split, as batches and as text."""
+    name, prepared = prepared_split(open_pairs, data, form, request, split)
+    examples = tuple(read_examples(request.cache, name))
+    return EvaluationData(name, _pair_batches(prepared.shards, f"{name}.", request.batch_tokens), examples)
+
+
+def pairs_of_file(
+    data: PairsData, form: str, tokenizers: TokenizerPair, path: EvaluationPath, request: OpenRequest
+) -> EvaluationData:
+    """The pairs of a table or of two parallel files."""
+    rows = list(open_table(path, (data.source, data.target), SIDES, request.cache).rows())
+    examples = examples_of_file(rows, path)
+    shards = write_rows(rows, request.cache, SIDES, _largest_vocab(tokenizers), partial(_add_rows, tokenizers))
+    return EvaluationData(path_name(path), _pair_batches(shards, "", request.batch_tokens), examples)
+
+
+def _pair_dataset(shards: Mapping[str, TokenShard], prefix: str) -> PairDataset:
+    return PairDataset(*(shards[f"{prefix}{side}"] for side in SIDES))
+
+
+def _pair_batches(shards: Mapping[str, TokenShard], prefix: str, batch_tokens: int) -> HeldOutBatches:
+    return held_out_batches(_pair_dataset(shards, prefix), batch_tokens, shard_units(shards[f"{prefix}target"]))
 
 
 def _pair_splits(data: PairsData, cache: Path) -> TableSplits:
-    columns, default_names = (data.source, data.target), ("source", "target")
-    splits = TableSplits.read(
-        lambda path: [open_table(path, columns, default_names, cache)], data.path, data.valid, data.test
-    )
+    columns = data.source, data.target
+    splits = TableSplits.read(lambda path: [open_table(path, columns, SIDES, cache)], data.path, data.valid, data.test)
     if data.test is None and data.path == NORMALIZATION_CORPUS:
         splits.shares["test"] = min(_TEST_SHARE, (1 - sum(splits.shares.values())) / 2)
     return splits
 
 
-def _prepare(data: PairsData, splits: TableSplits, cache: Path, log: LogFn) -> PreparationResult:
-    log(f"preparing pairs: {splits.tables['train'][0].name} ({data.tokenizer} tokens)")
-    tokenizer_pair = _train_tokenizers(data, splits)
-    names = [f"{name}.{side}" for name in splits.names for side in ("source", "target")]
-    vocab = max(tokenizer_pair.source.vocab, tokenizer_pair.target.vocab)
-    with ExitStack() as stack:
-        writers = stack.enter_context(write_shards(cache, names, vocab))
-        record = SplitRecorder(splits, cache, stack)
-        for name, rows in record.blocks(_BLOCK_ROWS):
-            _add_rows(writers, name, rows, tokenizer_pair)
-        hashes = record.hashes()
-    return PreparationResult(tokenizer_pair, writers.facts, hashes, {"pairs": record.counts})
+def _prepare(data: PairsData, splits: TableSplits, request: OpenRequest) -> PreparationResult:
+    request.log(f"preparing pairs: {splits.tables['train'][0].name} ({data.tokenizer} tokens)")
+    tokenizers = _train_tokenizers(data, splits)
+    written = write_tables(splits, request.cache, SIDES, _largest_vocab(tokenizers), partial(_add_rows, tokenizers))
+    return PreparationResult(tokenizers, written.facts, written.hashes, {"pairs": written.counts})
+
+
+def _largest_vocab(tokenizers: TokenizerPair) -> int:
+    return max(tokenizers.source.vocab, tokenizers.target.vocab)
 
 
 def _train_tokenizers(data: PairsData, splits: TableSplits) -> TokenizerPair:
@@ -97,36 +119,13 @@ def _train_tokenizers(data: PairsData, splits: TableSplits) -> TokenizerPair:
     return TokenizerPair(source, target)
 
 
-def _add_rows(writers: ShardWriters, name: str, rows: list[TableRow], tokenizer_pair: TokenizerPair) -> None:
+def _add_rows(tokenizers: TokenizerPair, writers: ShardWriters, prefix: str, rows: list[TableRow]) -> None:
     source, target = ([row.cells[side] for row in rows] for side in (0, 1))
-    for text, ids in zip(source, tokenizer_pair.source.encode_many(source), strict=True):
-        writers.shards[f"{name}.source"].add(np.append(ids, tokenizer_pair.source.eos), starts_document=True, text=text)
-    bos, eos = tokenizer_pair.target.bos, tokenizer_pair.target.eos
-    for text, ids in zip(target, tokenizer_pair.target.encode_many(target), strict=True):
-        writers.shards[f"{name}.target"].add(np.concatenate([[bos], ids, [eos]]), starts_document=True, text=text)
-
-
-def _check_batch_size(lengths: IntArray, batch_tokens: int, max_length: int) -> None:
-    if not len(lengths):
-        raise UserError(
-            f"no training pair is as short as data.max_length allows ({max_length} tokens on a side); set it higher"
-        )
-    if int(lengths.max()) > batch_tokens:
-        raise UserError(
-            f"the longest training pair has {int(lengths.max())} tokens on a side, more than a batch of {batch_tokens} "
-            "(batch.tokens); set batch.tokens higher or data.max_length lower"
-        )
-    if int(lengths.sum()) < batch_tokens:
-        raise UserError(
-            f"the {len(lengths):,} training pairs have {int(lengths.sum()):,} tokens, fewer than one batch of "
-            f"{batch_tokens:,} (batch.tokens); give more pairs or set batch.tokens lower"
-        )
-
-
-def _held_out(pairs: PairDataset, prepared: PreparedData, name: str, batch_tokens: int) -> HeldOutBatches:
-    facts = prepared.shards[f"{name}.target"].facts
-    units = TextUnits(facts.tokens - facts.documents, facts.characters, facts.bytes)
-    return HeldOutBatches(LengthBuckets(pairs, np.arange(len(pairs.lengths)), batch_tokens).fixed_epoch(), units)
+    for text, ids in zip(source, tokenizers.source.encode_many(source), strict=True):
+        writers.shards[f"{prefix}source"].add(np.append(ids, tokenizers.source.eos), starts_document=True, text=text)
+    bos, eos = tokenizers.target.bos, tokenizers.target.eos
+    for text, ids in zip(target, tokenizers.target.encode_many(target), strict=True):
+        writers.shards[f"{prefix}target"].add(np.concatenate([[bos], ids, [eos]]), starts_document=True, text=text)
 
 
 def _length_limits(pairs: dict[str, PairDataset], train_indices: IntArray, cache: Path) -> Iterator[LengthLimit]:
@@ -156,3 +155,8 @@ def _summary_lines(
     yield f"train: {len(train_indices):,} pairs{left_out_text}; " + "; ".join(
         f"{name}: {count:,} pairs" for name, count in counts.items() if name != "train"
     )
+
+
+PAIRS = register(
+    DataKind(section=PairsData, forms=("pairs",), open=open_pairs, held_out=held_out_pairs, from_file=pairs_of_file)
+)

@@ -1,13 +1,12 @@
 """The opened data set that training, evaluation and generation use."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 from manyformer.data.epochs import HeldOutBatches
-from manyformer.data.pixel_tokenizer import PixelTokenizer
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.tokenizer import Tokenizer
@@ -22,6 +21,10 @@ class LengthLimit(NamedTuple):
     remedy: str
 
 
+EvaluationPath = str | Sequence[str]
+"""A file to score, or two parallel ones."""
+
+
 class HeldOutExample(NamedTuple):
     """A held-out pair (or text and label) as it was read, and its location."""
 
@@ -30,12 +33,22 @@ class HeldOutExample(NamedTuple):
     location: str
 
 
+class EvaluationData(NamedTuple):
+    """The data to score: its name, its batches (None for labelled texts), and pairs or labelled texts as strings."""
+
+    name: str
+    batches: HeldOutBatches | None
+    examples: tuple[HeldOutExample, ...] = ()
+
+
 @final
 @dataclass(frozen=True)
 class OpenedData:
-    """An opened data set: training and held-out batches, tokenizers, and the model keywords that follow from it."""
+    """An opened data set: training and held-out batches, tokenizers, and the model keywords that follow from it.
 
-    task: str
+    Every model needs the `required_keywords`; `offered_keywords` are for models that accept them.
+    """
+
     tokenizers: TokenizerPair
     train: Sampler
     valid: HeldOutBatches
@@ -43,6 +56,8 @@ class OpenedData:
     summary_lines: tuple[str, ...]
     length_limits: tuple[LengthLimit, ...]
     cache: Path
+    required_keywords: Mapping[str, Any]
+    offered_keywords: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def source(self) -> Tokenizer:
@@ -63,25 +78,6 @@ class OpenedData:
     def vocab(self) -> int:
         """The size of the output vocabulary."""
         return self.target.vocab
-
-    @property
-    def required_keywords(self) -> dict[str, Any]:
-        """The model keywords that the data determines and that every model needs."""
-        keywords: dict[str, Any] = {} if self.task == "image-classification" else {"vocab": self.vocab}
-        if self.source is not self.target:
-            keywords["source_vocab"] = self.source.vocab
-        if self.labels is not None and self.task != "language-model":
-            keywords["classes"] = len(self.labels)
-        return keywords
-
-    @property
-    def offered_keywords(self) -> dict[str, int]:
-        """The model keywords that the data determines for models that accept them: the shape of images and blocks."""
-        if not isinstance(self.source, PixelTokenizer):
-            return {}
-        rows, columns = self.source.block
-        blocks = {"block_height": rows, "block_width": columns} if self.task == "language-model" else {}
-        return self.source.shape._asdict() | blocks
 
     def describe(self) -> list[str]:
         """A summary of the data for display: its kind, its size, and its origin."""
@@ -109,6 +105,11 @@ def read_examples(cache: Path, split: str) -> Iterator[HeldOutExample]:
     with (cache / f"{split}.jsonl").open(encoding="utf-8") as file:
         for line in file:
             yield HeldOutExample(*json.loads(line))
+
+
+def path_name(path: EvaluationPath) -> str:
+    """The name of a file, or of two files, to score."""
+    return path if isinstance(path, str) else " and ".join(path)
 
 
 def format_amount(number: float, unit: str) -> str:

@@ -1,68 +1,63 @@
 """Opening the data of a run: from its `data` section to batches."""
 
+import importlib
+import pkgutil
 from pathlib import Path
 
-from manyformer.config import DataConfig, ImagesData, LabelsData, PairsData, SyntheticData, TextData, TreesData
-from manyformer.data.open_images import open_images
-from manyformer.data.open_labels import open_labels
-from manyformer.data.open_pairs import open_pairs
-from manyformer.data.open_synthetic import open_synthetic
-from manyformer.data.open_text import open_text
-from manyformer.data.open_trees import open_trees
-from manyformer.data.opened import OpenedData
-from manyformer.errors import UserError
+from manyformer.config import DataSection
+from manyformer.data.kind import HELD_OUT_SPLITS, OpenRequest, kind_of, no_log
+from manyformer.data.opened import EvaluationData, EvaluationPath, OpenedData
+from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.errors import UserError, suggest_names
 from manyformer.type_aliases import LogFn
-
-_SECTIONS_BY_TASK: dict[str, tuple[type[DataConfig], ...]] = {
-    "language-model": (TextData, SyntheticData, ImagesData),
-    "masked-lm": (TextData,),
-    "translation": (PairsData,),
-    "classification": (LabelsData,),
-    "tagging": (TreesData,),
-    "image-classification": (ImagesData,),
-}
-
-
-def _no_log(line: str) -> None:
-    pass
 
 
 def open_data(
-    data: DataConfig,
-    task: str,
+    data: DataSection,
+    form: str,
     *,
     batch_tokens: int,
     cache: Path,
     seed: int,
     model_max_length: int | None = None,
-    log: LogFn = _no_log,
+    log: LogFn = no_log,
 ) -> OpenedData:
-    """Open the data of a run for a `task`, such as "language-model" or "image-classification" (a card's `task`).
+    """Open the data of a run in a `form` of its kind, such as "next-token" or "labelled" (a task's `data_forms`).
 
     `batch_tokens` is the maximum of padded tokens in a batch, `cache` the folder of prepared data; `log` receives a
     line for each step that takes long. Raises UserError for any defect of the data.
     """
-    sections = _SECTIONS_BY_TASK[task]
-    if not isinstance(data, sections):
-        kind = sections[0].model_fields["kind"].default
-        raise UserError(f"data.kind is {data.kind}, but a recipe for {task} learns from {kind}; set data.kind={kind}")
+    kind = kind_of(data)
+    kind.check_form(form)
     cache.mkdir(parents=True, exist_ok=True)
-    opened = _open_section(data, task, batch_tokens, cache, seed, log)
+    opened = kind.open(data, form, OpenRequest(batch_tokens, cache, seed, log))
     opened.check_length(model_max_length)
     return opened
 
 
-def _open_section(data: DataConfig, task: str, batch_tokens: int, cache: Path, seed: int, log: LogFn) -> OpenedData:
-    match data:
-        case TextData():
-            return open_text(data, task, batch_tokens=batch_tokens, cache=cache, seed=seed, log=log)
-        case PairsData():
-            return open_pairs(data, batch_tokens=batch_tokens, cache=cache, seed=seed, log=log)
-        case LabelsData():
-            return open_labels(data, batch_tokens=batch_tokens, cache=cache, seed=seed, log=log)
-        case SyntheticData():
-            return open_synthetic(data, batch_tokens=batch_tokens, cache=cache, seed=seed)
-        case TreesData():
-            return open_trees(data, batch_tokens=batch_tokens, cache=cache, seed=seed, log=log)
-        case ImagesData():
-            return open_images(data, task, batch_tokens=batch_tokens, cache=cache, seed=seed, log=log)
+def open_held_out(data: DataSection, form: str, request: OpenRequest, split: str | None) -> EvaluationData:
+    """A split that the run with the prepared data in `request.cache` held out, by default test if there is one.
+
+    The data comes from the prepared files; if they are missing, the data is prepared again. Raises UserError.
+    """
+    if split not in (None, *HELD_OUT_SPLITS):
+        raise UserError(f"there is no split '{split}' to score; {suggest_names(str(split), HELD_OUT_SPLITS)}")
+    request.cache.mkdir(parents=True, exist_ok=True)
+    return kind_of(data).held_out(data, form, request, split)
+
+
+def open_file(
+    data: DataSection, form: str, tokenizers: TokenizerPair, path: EvaluationPath, request: OpenRequest
+) -> EvaluationData:
+    """Data of the same kind in a file, or in two parallel ones; `request.cache` is a folder for its shards."""
+    return kind_of(data).from_file(data, form, tokenizers, path, request)
+
+
+def _register_kinds() -> None:
+    """Import every module `open_*` of this folder, each of which registers its kind of data."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if module.name.startswith("open_"):
+            importlib.import_module(f"{__package__}.{module.name}")
+
+
+_register_kinds()

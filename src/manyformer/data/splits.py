@@ -15,6 +15,11 @@ from manyformer.errors import UserError
 PathOrPaths = str | Sequence[str]
 
 
+def tables_by_path(open_one: Callable[[str], RowTable]) -> Callable[[PathOrPaths], list[RowTable]]:
+    """A reader that opens one table for each path."""
+    return lambda paths: [open_one(path) for path in ([paths] if isinstance(paths, str) else paths)]
+
+
 class TableSplits(NamedTuple):
     """The tables of each split; for a split without tables, the fraction in `shares` of training rows is held out."""
 

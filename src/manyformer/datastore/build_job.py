@@ -13,13 +13,14 @@ from manyformer.api import load
 from manyformer.config import RUN_FILE, RunConfig, TextData
 from manyformer.data import TokenizerPair, load_tokenizers
 from manyformer.data.cache_folder import load_prepared
+from manyformer.data.open_text import write_text_shard
+from manyformer.data.opened import EvaluationPath
 from manyformer.data.text_sources import text_sources
 from manyformer.data.token_shards import ShardFacts as ShardFacts
 from manyformer.data.token_shards import TokenShard, write_shards
 from manyformer.datastore.context_keys import KeyExtraction, KeyLayer, extract_keys, fingerprint
 from manyformer.datastore.facts import BYTES, FORMAT, TEXT, DatastoreFacts, KeyPrecision
 from manyformer.errors import UserError, suggest_names
-from manyformer.evaluate.eval_data import EvaluationPath, write_text_shard
 from manyformer.models import LanguageModel
 from manyformer.train.run_folder import as_run
 

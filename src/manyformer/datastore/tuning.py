@@ -10,13 +10,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, CausalLMBatch
+from manyformer.data.opened import EvaluationData
 from manyformer.datastore.build_job import DatastoreJob
 from manyformer.datastore.context_keys import extract_keys
 from manyformer.datastore.datastore import Datastore, KNNSettings
 from manyformer.datastore.exact_search import Neighbours
 from manyformer.datastore.knn_head import interpolate, neighbour_weights
 from manyformer.errors import UserError
-from manyformer.evaluate.eval_data import EvaluationData, load_file, load_split
+from manyformer.evaluate.eval_data import load_file, load_split
 from manyformer.models import LanguageModel
 from manyformer.models.carried_state import CarriedState
 
@@ -89,8 +90,8 @@ def tune(
 def evaluation_data(job: DatastoreJob, data: str | Sequence[str] | None, scratch_dir: Path) -> EvaluationData:
     """The validation data of the run, or the text `data`."""
     if data is None:
-        return load_split(job.run, "language-model", job.folder, "valid")
-    return load_file(job.run, "language-model", job.tokenizers, data, scratch_dir)
+        return load_split(job.run, job.folder, "valid")
+    return load_file(job.run, job.tokenizers, data, scratch_dir)
 
 
 def read_queries(

@@ -3,7 +3,7 @@
 `held_images(run, count)` are held-out images.
 """
 
-from manyformer.evaluate.eval_data import EvaluationData
+from manyformer.data.opened import EvaluationData
 from manyformer.evaluate.evaluate import Evaluation, evaluate
 from manyformer.evaluate.held_out_images import held_images
 from manyformer.evaluate.tag_file import LabelledSentence, tag

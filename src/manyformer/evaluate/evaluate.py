@@ -68,9 +68,9 @@ def evaluate(
     tokenizers = load_tokenizers(folder / "model")
     with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir, torch.inference_mode():
         if data is None:
-            eval_data = load_split(record, task, folder, split)
+            eval_data = load_split(record, folder, split)
         else:
-            eval_data = load_file(record, task, tokenizers, data, Path(scratch_dir))
+            eval_data = load_file(record, tokenizers, data, Path(scratch_dir))
         request = Ask(
             model, tokenizers, record, eval_data, EvaluationSettings() if settings is None else settings, on_progress
         )

@@ -15,8 +15,6 @@ from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import load_file, load_split
 from manyformer.train.run_folder import as_run
 
-TASK = "language-model"
-
 
 def held_images(run: str | Path, count: int, *, data: str | None = None) -> NDArray[np.uint8]:
     """The first `count` images (n, h, w, c) of the shuffled test data of the run, or of its validation data.
@@ -34,9 +32,9 @@ def held_images(run: str | Path, count: int, *, data: str | None = None) -> NDAr
     assert isinstance(tokenizer, PixelTokenizer)
     with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir:
         if data is None:
-            batches = load_split(record, TASK, folder, None).batches
+            batches = load_split(record, folder, None).batches
         else:
-            batches = load_file(record, TASK, tokenizers, data, Path(scratch_dir)).batches
+            batches = load_file(record, tokenizers, data, Path(scratch_dir)).batches
         assert batches is not None
         rows = (row for batch in batches if isinstance(batch, CausalLMBatch) for row in batch.targets)
         return np.stack([tokenizer.image(row) for row in islice(rows, count)])

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, Batch, ImageClassificationBatch, TaggingBatch
-from manyformer.config import ImagesData, LabelsData, RunConfig, longest_row
+from manyformer.config import ImagesData, LabelsData, RunConfig
 from manyformer.core import PADDING_SEGMENT
 from manyformer.data import TokenizerPair
+from manyformer.data.opened import EvaluationData
 from manyformer.errors import UserError
-from manyformer.evaluate.eval_data import EvaluationData
 from manyformer.generate import Translator, decoding_from_options
 from manyformer.models import EncoderDecoder, ImageClassifier, Model, Tagger, TextClassifier
 from manyformer.models.carried_state import CarriedState
@@ -68,7 +68,7 @@ def text(ask: Ask) -> Answer:
         bits_per_byte(sums.nats, held.units.bytes),
         token_accuracy(sums.correct, sums.targets),
     ]
-    return found, f"{sums.targets:,} tokens in rows of {longest_row(ask.run.data)}"
+    return found, f"{sums.targets:,} tokens in rows of {ask.run.data.row_length}"
 
 
 def masked(ask: Ask) -> Answer:

@@ -27,7 +27,7 @@ def build_model(run: RunConfig, data: TrainingDataProtocol) -> Model:
     Raises UserError if the run sets one of those to another value, and if the data is longer than the model allows.
     """
     parameters = get_recipe(run.recipe).signature.parameters
-    data_keywords = data.required_keywords | {
+    data_keywords = {**data.required_keywords} | {
         name: value for name, value in data.offered_keywords.items() if name in parameters
     }
     for name, value in data_keywords.items():

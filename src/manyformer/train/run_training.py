@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from manyformer.config import RunConfig
+from manyformer.config import DATA_FORMS, RunConfig
 from manyformer.recipes import get_recipe
 from manyformer.train.build_model import choose_device
 from manyformer.train.data_protocols import TrainingDataProtocol
@@ -84,5 +84,5 @@ def open_run_data(run: RunConfig, out: Path, log: Callable[[str], None]) -> Trai
     """Open the training and validation data of a run."""
     from manyformer.data import open_data
 
-    task = get_recipe(run.recipe).card.task
-    return open_data(run.data, task, batch_tokens=run.batch.tokens, cache=out / "data", seed=run.seed, log=log)
+    form = DATA_FORMS[get_recipe(run.recipe).card.task][run.data.kind]
+    return open_data(run.data, form, batch_tokens=run.batch.tokens, cache=out / "data", seed=run.seed, log=log)

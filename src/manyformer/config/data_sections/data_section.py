@@ -1,0 +1,151 @@
+"""The base of the data sections of a run, their registry by `kind`, and what tokenized data has in common."""
+
+from collections.abc import Container
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticKnownError, core_schema
+
+from manyformer.config.section import ConfigSection, PathText, PositiveInt, SettingConflict, accepted_forms
+from manyformer.errors import UserError
+
+TokenizerKind = Literal["char", "byte", "bpe"]
+WordTokenizerKind = Literal["word", "char", "byte", "bpe"]
+OpenFraction = Annotated[float, Field(gt=0, lt=1)]
+DataPaths = Annotated[
+    PathText | Annotated[tuple[PathText, ...], Field(min_length=1)], accepted_forms("a path or a list of paths")
+]
+PairDataPaths = Annotated[
+    PathText | tuple[PathText, PathText], accepted_forms("one path, or a list of two: the source and the target file")
+]
+SplitSpec = Annotated[
+    OpenFraction | PathText | Annotated[tuple[PathText, ...], Field(min_length=1)],
+    accepted_forms("a fraction between 0 and 1, a path or a list of paths"),
+]
+PairSplitSpec = Annotated[
+    OpenFraction | PathText | tuple[PathText, PathText],
+    accepted_forms("a fraction between 0 and 1, one path, or a list of two: the source and the target file"),
+]
+BlockSize = Annotated[
+    tuple[PositiveInt, PositiveInt], accepted_forms("a list of two: the rows and the columns of a block")
+]
+ColumnSpec = Annotated[
+    Annotated[int, Field(ge=0)] | PathText, accepted_forms("a column's name, or its number counted from 0")
+]
+
+SPECIAL_TOKENS = 5
+"""Special token ids of every vocabulary: padding, beginning, end, unknown, mask."""
+ASSUMED_CHARACTERS = 256
+"""The assumed vocabulary size of a character model, unknown until the data is read."""
+ASSUMED_WORDS = 10_000
+"""The assumed vocabulary size of a word model, unknown until the data is read."""
+
+
+class ExpectedData(NamedTuple):
+    """What can be said of a model before the data is read: keywords, the assumptions behind them, tokens in a row."""
+
+    keywords: dict[str, Any]
+    assumption: str
+    row_length: int
+
+
+class DataSection(ConfigSection):
+    """The data of a run; a subclass is one kind of data, selected by the default of its `kind`."""
+
+    kind: str
+
+    @property
+    def row_length(self) -> int:
+        """The largest length of a row in tokens, by the settings alone; 1 if only the files decide it."""
+        return 1
+
+    def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
+        """The model keywords among `parameters` that the data will decide, assumed where unknown without reading it."""
+        keywords = {"max_length": self.row_length} if "max_length" in parameters else {}
+        return ExpectedData(keywords, "the data decides further sizes", self.row_length)
+
+
+DATA_SECTIONS: dict[str, type[DataSection]] = {}
+"""All kinds of data by name, in the order of registration."""
+
+RegisteredSection = TypeVar("RegisteredSection", bound=DataSection)
+
+
+def register_section(section: type[RegisteredSection]) -> type[RegisteredSection]:
+    """Add a kind of data, named by the default of the field `kind`. Raises UserError if the name is taken."""
+    kind = section.model_fields["kind"].default
+    registered = DATA_SECTIONS.setdefault(kind, section)
+    if registered is not section:
+        raise UserError(
+            f"data.kind={kind} is defined in {registered.__module__} and in {section.__module__}; rename one"
+        )
+    return section
+
+
+class SectionByKind:
+    """Validation of a data section by the registered class of its `kind`; the JSON schema lists all of them."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema that validates with the class of `kind` at the time of the call, so that later kinds count too."""
+        return core_schema.no_info_plain_validator_function(self._validate)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The union of all kinds, selected by `kind`."""
+        members = {kind: section.__pydantic_core_schema__ for kind, section in DATA_SECTIONS.items()}
+        return handler(core_schema.tagged_union_schema(members, discriminator="kind"))
+
+    @staticmethod
+    def _validate(settings: Any) -> DataSection:
+        if isinstance(settings, DataSection):
+            return settings
+        if not isinstance(settings, dict):
+            raise PydanticKnownError("model_attributes_type")
+        section = DATA_SECTIONS.get(kind) if isinstance(kind := settings.get("kind"), str) else None
+        if section is None:
+            expected = ", ".join(f"'{name}'" for name in DATA_SECTIONS)
+            details = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": expected}
+            raise PydanticKnownError("union_tag_invalid", details)
+        return section.model_validate(settings)
+
+
+class TokenizedData(DataSection):
+    """Settings of all tokenized data: its path and its tokenizer."""
+
+    path: DataPaths | PairDataPaths
+    tokenizer: WordTokenizerKind = "bpe"
+    """What a token is: one character, one byte, or a byte pair of a vocabulary trained on the training data."""
+    vocab: PositiveInt | None = None
+    """Size of a bpe vocabulary (char and byte have their own, so it stays null there)."""
+
+    @classmethod
+    def default_vocab(cls) -> int:
+        """The default size of a bpe vocabulary."""
+        return 6000
+
+    @classmethod
+    def fill(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        tokenizer = settings.get("tokenizer", cls.model_fields["tokenizer"].default)
+        if tokenizer == "bpe" and settings.get("vocab") is None:
+            settings["vocab"] = cls.default_vocab()
+        return settings
+
+    def conflicts(self) -> list[SettingConflict]:
+        if self.tokenizer in ("bpe", "word") or self.vocab is None:
+            return []
+        message = f"is the size of a bpe vocabulary, and a {self.tokenizer} tokenizer has its own; leave it out or null"
+        return [SettingConflict(("vocab",), message, ("data.tokenizer",))]
+
+    def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
+        expected = super().expected_keywords(parameters)
+        vocab, assumption = self._expected_vocab()
+        return expected._replace(keywords=expected.keywords | {"vocab": vocab}, assumption=assumption)
+
+    def _expected_vocab(self) -> tuple[int, str]:
+        if self.tokenizer == "byte":
+            return 256 + SPECIAL_TOKENS, "bytes"
+        if self.vocab is not None:
+            return self.vocab, f"vocabulary {self.vocab}, or less where the text is short"
+        if self.tokenizer == "word":
+            return ASSUMED_WORDS, f"as if there were {ASSUMED_WORDS:,} different words; the data decides"
+        return ASSUMED_CHARACTERS, f"as if there were {ASSUMED_CHARACTERS} different characters; the data decides"
