@@ -77,8 +77,9 @@ def _check_model(
 
 def _setting_path(details: ErrorDetails) -> SettingPath:
     """The path of a setting as in a file: pydantic's path without the member of a union."""
+    # for pydantic, `data` is no union
     path = tuple(details["loc"])
-    if len(path) > 1 and path[0] in UNION_TAGS and path[1] in _member_tags(str(path[0])):
+    if len(path) > 1 and path[0] in ("optim", "schedule") and path[1] in _member_tags(str(path[0])):
         path = path[:1] + path[2:]
     if details["type"] == "union_tag_invalid":
         path = (*path, UNION_TAGS[str(path[0])][0])
