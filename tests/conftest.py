@@ -14,7 +14,7 @@ CHECKED = [
     f"manyformer.{part}"
     for part in (
         *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward", "mixers", "models"),
-        "depth",
+        *("depth", "joins"),
         *("generate.beam", "generate.feeds", "generate.sampling"),
     )
 ]

@@ -19,7 +19,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = [
     {"autocast", "dropout", "errors", "type_aliases"},
     {"batches", "core", "dependency_trees", "flops", "pixel_order", "plugins", "recompute", "training_hooks"},
-    {"masks", "position"},
+    {"masks", "position", "joins"},
     {"ops"},
     {"kernels", "sources"},
     {"attention", "feedforward"},
@@ -44,7 +44,7 @@ LEVELS = [
 ONLY = {
     "config": {"errors"},
     "data": {"batches", "config", "dependency_trees", "errors", "pixel_order", "type_aliases"},
-    "core": {"dropout"},
+    "core": set(),
     "errors": set(),
 }
 """Parts that must not know all that lies below them: a run's record and its data stand beside the models."""

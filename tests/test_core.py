@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.core import (
-    AddJoin,
     Chain,
     Context,
     ContiguousLayout,
@@ -20,6 +19,7 @@ from manyformer.core import (
     TokenPositions,
     tree_map,
 )
+from manyformer.joins import AddJoin
 
 CPU = torch.device("cpu")
 
@@ -125,6 +125,15 @@ def test_tree_map_touches_tensors_only_and_keeps_the_shape_of_the_tree() -> None
     assert mapped[1]["b"] == 0.5
     assert mapped[2] == "text"
     assert tree[0].full.tolist() == [1.0, 1.0]
+
+
+def test_tree_map_of_two_trees_needs_trees_of_one_form() -> None:
+    first, second = Cup(torch.ones(2), 3), Cup(torch.full((2,), 5.0), 3)
+    assert tree_map(torch.add, [first, None], [second, None])[0].full.tolist() == [6.0, 6.0]
+    with pytest.raises(ValueError, match="equal but for their tensors, got 3 and int"):
+        tree_map(torch.add, first, second._replace(size=4))
+    with pytest.raises(ValueError, match="got None and Tensor"):
+        tree_map(torch.add, [None], [torch.ones(2)])
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.dropout import Dropout
-
 State = Any
 """A tree (tuples, lists, dicts) of batch-first tensors, with plain numbers and None as further leaves.
 
@@ -219,19 +217,6 @@ class ResidualJoin(nn.Module, ABC):
 
 
 @final
-class AddJoin(ResidualJoin):
-    """The sum (He et al. 2016), after dropout of the branch (Vaswani et al. 2017, section 5.4)."""
-
-    def __init__(self, *, dropout: float) -> None:
-        super().__init__()
-        self.dropout = Dropout(dropout)
-
-    def forward(self, x: Float[Tensor, "b l d"], branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
-        dropped: Tensor = self.dropout(branch)
-        return x + dropped
-
-
-@final
 class Residual(Layer):
     """A residual branch around `inner`: y = post_norm(join(x, inner_norm(inner(pre_norm(x))))).
 
@@ -261,14 +246,19 @@ class Residual(Layer):
         return LayerOutput(y if self.post_norm is None else self.post_norm(y), state, loss)
 
 
-def tree_map(fn: Callable[[Tensor], Tensor], state: State) -> State:
-    """`state` with `fn` applied to every tensor; all other leaves stay as they are."""
+def tree_map(fn: Callable[..., Tensor], state: State, *others: State) -> State:
+    """`state` with `fn` applied to every tensor and those at its place in `others`, trees of the same form.
+
+    All other leaves stay as they are. Raises ValueError where they differ."""
     if isinstance(state, Tensor):
-        return fn(state)
+        return fn(state, *others)
     if isinstance(state, tuple) and hasattr(state, "_fields"):
-        return type(state)(*(tree_map(fn, child) for child in state))
+        return type(state)(*(tree_map(fn, *children) for children in zip(state, *others, strict=True)))
     if isinstance(state, list | tuple):
-        return type(state)(tree_map(fn, child) for child in state)
+        return type(state)(tree_map(fn, *children) for children in zip(state, *others, strict=True))
     if isinstance(state, dict):
-        return {name: tree_map(fn, child) for name, child in state.items()}
+        return {name: tree_map(fn, child, *(other[name] for other in others)) for name, child in state.items()}
+    for other in others:
+        if isinstance(other, Tensor) or other != state:
+            raise ValueError(f"trees must be equal but for their tensors, got {state!r} and {type(other).__name__}")
     return state

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 import manyformer as mf
 from manyformer.batches import CausalLMBatch
 from manyformer.core import (
-    AddJoin,
     Chain,
     Context,
     ContiguousLayout,
@@ -22,6 +21,7 @@ from manyformer.core import (
 from manyformer.depth import ReversibleStack
 from manyformer.errors import UserError
 from manyformer.feedforward import ChunkedLayer, FeedForward
+from manyformer.joins import AddJoin
 from manyformer.recompute import choose_once, recording_choices, replaying_choices
 from manyformer.train.activation_checkpointing import checkpoint_activations
 

@@ -1,6 +1,7 @@
 """Linear attention: pairs written out, chunks, single tokens and sums give the same, gradients too."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from manyformer.kernels.features import (
 )
 from manyformer.kernels.memory_rules import DeltaRule, GatedRule, MemoryRule, SumRule
 from manyformer.masks import AllKeys, Causal
-from manyformer.ops import delta_rule, linear_attention
+from manyformer.ops import channel_decay, delta_rule, linear_attention
 from manyformer.position import NoPosition
 from manyformer.sources import CrossAttentionSource
 
@@ -139,23 +140,23 @@ def test_single_precision_and_less(features: str, dtype: torch.dtype) -> None:
 @settings(max_examples=60, deadline=None)
 def test_chunks_are_steps_whatever_there_is(data: st.DataObject) -> None:
     """Lengths, chunks, decays, documents and memories in any combination; gradients of everything."""
-    length, chunk = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 9))
+    length, chunk, block = (data.draw(st.integers(1, most)) for most in (20, 9, 5))
 
     def leaf(*shape: int) -> Tensor:
         return torch.randn(2, 3, *shape, dtype=torch.float64, requires_grad=True)
 
     a, c, v = leaf(length, 4), leaf(length, 4), leaf(length, 5)
-    decay = (-leaf(length).detach().abs()).requires_grad_() if data.draw(st.booleans()) else None
+    channels = data.draw(st.sampled_from([None, 1, 4]))
+    decay = None if channels is None else (-leaf(length, channels).detach().abs()).requires_grad_()
     memory = leaf(4, 5) if data.draw(st.booleans()) else None
     steps = st.lists(st.lists(st.integers(0, 1), min_size=length, max_size=length), min_size=2, max_size=2)
     run = torch.tensor(data.draw(steps)).cumsum(1) if data.draw(st.booleans()) else None
     leaves = [x for x in (a, c, v, decay, memory) if x is not None]
     up, last = torch.randn(2, 3, length, 5, dtype=torch.float64), torch.randn(2, 3, 4, 5, dtype=torch.float64)
     found = []
-    for summed in (
-        linear_attention.recurrent(a, c, v, decay, run, memory),
-        linear_attention.chunked(a, c, v, decay, run, memory, chunk=chunk),
-    ):
+    with patch.object(channel_decay, "BLOCK", block):
+        in_chunks = linear_attention.chunked(a, c, v, decay, run, memory, chunk=chunk)
+    for summed in (linear_attention.recurrent(a, c, v, decay, run, memory), in_chunks):
         loss = (summed.y * up).sum() + (summed.memory * last).sum()
         found.append((*summed, *torch.autograd.grad(loss, leaves)))
     torch.testing.assert_close(found[1], found[0], atol=1e-10, rtol=1e-10)

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.core import AddJoin, Chain, Context, Layer, LayerOutput, MemorySequence, Residual, State, no_watch
+from manyformer.core import Chain, Context, Layer, LayerOutput, MemorySequence, Residual, State, no_watch
+from manyformer.joins import AddJoin
 from manyformer.recompute import ChoiceTape, recording_choices, replaying_choices
 
 

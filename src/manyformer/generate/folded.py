@@ -38,7 +38,7 @@ def fold(
     kernel, heads = layer.kernel, layer.heads
     assert isinstance(kernel, LinearKernel)
     features, rule = kernel.features.forward, kernel.rule.forward
-    gated, chunk, floor = kernel.gate_dim > 0, kernel.chunk, kernel.floor
+    gate_dim, chunk, floor = kernel.gate_dim, kernel.chunk, kernel.floor
     widths = [heads * layer.kv_shape.head_dim, heads * layer.kv_shape.value_dim]
     turned = layer.position if layer.position.required_seams() - {"embed"} else None
 
@@ -55,7 +55,7 @@ def fold(
             q, k = turned.query(q, place), turned.key(k, place)
         c, log = features(k.to(wide), place)
         v = v.to(wide)
-        v, gate = (v[..., :-1], v[..., -1]) if gated else (v, None)
+        v, gate = torch.split(v, [v.shape[-1] - gate_dim, gate_dim], -1) if gate_dim else (v, None)
         tokens = TokenFeatures(features(q.to(wide), place).y, c, v, log, gate, None, None)
         y, memory, _ = rule(tokens, before.memory, form="recurrent", chunk=chunk, floor=floor)
         return out(y.to(x.dtype).transpose(1, 2).flatten(2)), AttentionState(

@@ -163,7 +163,7 @@ class LinearKernel(Kernel):
             else tree_map(lambda x: x.repeat_interleave(heads_per_group, 1), key_feature_values)
         )
         v = v if heads_per_group == 1 else v.repeat_interleave(heads_per_group, 1)
-        v, gate = (v[..., :-1], v[..., -1]) if self.gate_dim else (v, None)
+        v, gate = torch.split(v, [v.shape[-1] - self.gate_dim, self.gate_dim], -1) if self.gate_dim else (v, None)
         run, valid, last_segment = _track_segments(
             call.key_positions, previous.segment_ids, keep_state=state is not None
         )

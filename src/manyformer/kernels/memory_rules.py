@@ -24,7 +24,7 @@ class TokenFeatures(NamedTuple):
     key_features: Float[Tensor, "b h l r"]
     v: Float[Tensor, "b h l f"]
     log_scale: Float[Tensor, "b h l"] | None
-    gate: Float[Tensor, "b h l"] | None
+    gate: Float[Tensor, "b h l n"] | None
     valid: Bool[Tensor, "b l"] | None
     run: Int[Tensor, "b l"] | None
 
@@ -46,6 +46,8 @@ class MemoryResult(NamedTuple):
 
 class MemoryRule(nn.Module, ABC):
     """The update and readout of a memory; the layer projects `gate_dim` gate channels per token and head for it.
+
+    One channel may gate a whole memory; `head_dim` channels each row of it (see `manyformer.ops.channel_decay`).
 
     `forms` are the supported algorithms; "quadratic", where supported, is the definition.
     """
@@ -94,8 +96,8 @@ class GatedRule(MemoryRule):
         decay = F.logsigmoid(gate)
         if tokens.valid is not None:
             # padding does not change the memory
-            decay = decay.masked_fill(~tokens.valid[:, None], 0.0)
-        return _weighted_mean(tokens, memory, torch.sigmoid(-gate), decay, form=form, chunk=chunk, floor=floor)
+            decay = decay.masked_fill(~tokens.valid[:, None, :, None], 0.0)
+        return _weighted_mean(tokens, memory, torch.sigmoid(-gate[..., 0]), decay, form=form, chunk=chunk, floor=floor)
 
     def extra_repr(self) -> str:
         return f"gate_bias={self.gate_bias}"
@@ -116,7 +118,7 @@ class DeltaRule(MemoryRule):
         self, tokens: TokenFeatures, memory: RecurrentMemory, *, form: RecurrenceForm, chunk: int, floor: float
     ) -> MemoryResult:
         assert tokens.gate is not None
-        strength = torch.sigmoid(tokens.gate)
+        strength = torch.sigmoid(tokens.gate[..., 0])
         if tokens.valid is not None:
             strength = strength.masked_fill(~tokens.valid[:, None], 0.0)
         query_features, key_features = (
@@ -149,7 +151,7 @@ def _weighted_mean(
     if token_scale is not None:
         scale, scale_decay, log_scale = _rescale(token_scale, valid, run, log_scale)
         weight = scale if weight is None else weight * scale
-        decay = scale_decay if decay is None else decay + scale_decay
+        decay = scale_decay[..., None] if decay is None else decay + scale_decay[..., None]
     if valid is not None:
         weight = valid[:, None].to(v.dtype) if weight is None else weight.masked_fill(~valid[:, None], 0.0)
     columns = F.pad(v, (0, 1), value=1.0)

@@ -4,8 +4,9 @@ With a the features of queries, c those of keys, and a memory M that is an r x f
 
     M_i = decay_i M_(i-1) + c_i v_i^T,    y_i = M_i^T a_i        (Katharopoulos et al. 2020, section 3.3)
 
-The normalizer is one more column of v. Decays are logarithms, at most 0. `run` numbers the documents of a row from 0
-on; only run 0 continues from the `memory` argument, every later one starts from zeros.
+The normalizer is one more column of v. Decays are logarithms, at most 0: one for all feature channels of a token, or
+one for each. `run` numbers the documents of a row from 0 on; only run 0 continues from the `memory` argument, every
+later one starts from zeros.
 """
 
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from manyformer.ops.channel_decay import channel_decay_pairs, chunked_channel_decay
 
 
 class LinearAttentionResult(NamedTuple):
@@ -27,7 +30,7 @@ def quadratic(
     a: Float[Tensor, "b h l r"],
     c: Float[Tensor, "b h l r"],
     v: Float[Tensor, "b h l f"],
-    decay: Float[Tensor, "b h l"] | None = None,
+    decay: Float[Tensor, "b h l #r"] | None = None,
     run: Int[Tensor, "b l"] | None = None,
 ) -> tuple[Float[Tensor, "b h l f"], Float[Tensor, "b h r f"], Float[Tensor, "b h l l"]]:
     """The definition over all pairs: outputs, the memory after the last token, and the weights of the pairs."""
@@ -38,7 +41,12 @@ def quadratic(
     if decay is None:
         last_visible = visible[..., -1, :, None].to(v.dtype)
         return pairs @ v, c.mT @ (v * last_visible), pairs
-    total = decay.cumsum(-1)
+    if decay.shape[-1] > 1:
+        total = decay.cumsum(-2)
+        pairs = channel_decay_pairs(a, c, total).masked_fill(~visible, 0.0)
+        left = (total[..., -1:, :] - total).exp() * visible[..., -1, :, None]
+        return pairs @ v, (c * left).mT @ v, pairs
+    total = decay[..., 0].cumsum(-1)
     # the exponent of hidden pairs may overflow
     decay_factor = (total[..., :, None] - total[..., None, :]).masked_fill(~visible, -torch.inf).exp()
     pairs = pairs * decay_factor
@@ -49,7 +57,7 @@ def recurrent(
     a: Float[Tensor, "b h l r"],
     c: Float[Tensor, "b h l r"],
     v: Float[Tensor, "b h l f"],
-    decay: Float[Tensor, "b h l"] | None = None,
+    decay: Float[Tensor, "b h l #r"] | None = None,
     run: Int[Tensor, "b l"] | None = None,
     memory: Float[Tensor, "b h r f"] | None = None,
 ) -> LinearAttentionResult:
@@ -61,7 +69,7 @@ def recurrent(
             same = run[:, i] == (run[:, i - 1] if i else current)
             memory = memory.where(same[:, None, None, None], 0.0)
         if decay is not None:
-            memory = memory * decay[:, :, i, None, None].exp()
+            memory = memory * decay[:, :, i, :, None].exp()
         memory = torch.addcmul(memory, c[:, :, i, :, None], v[:, :, i, None, :])
         outputs.append((a[:, :, i, None, :] @ memory)[:, :, 0])
     return LinearAttentionResult(torch.stack(outputs, dim=2), memory)
@@ -71,7 +79,7 @@ def chunked(
     a: Float[Tensor, "b h l r"],
     c: Float[Tensor, "b h l r"],
     v: Float[Tensor, "b h l f"],
-    decay: Float[Tensor, "b h l"] | None = None,
+    decay: Float[Tensor, "b h l #r"] | None = None,
     run: Int[Tensor, "b l"] | None = None,
     memory: Float[Tensor, "b h r f"] | None = None,
     *,
@@ -79,16 +87,21 @@ def chunked(
 ) -> LinearAttentionResult:
     """Chunks of tokens in parallel: pairs within a chunk, and a memory of all earlier chunks.
 
-    The gradient is handwritten: it saves the inputs, the pairs and the memories, each about as large as an input.
+    With one decay for all channels the gradient is handwritten: it saves the inputs, the pairs and the memories, each
+    about as large as an input.
     """
     length = a.shape[2]
     chunk = min(chunk, length)
     if padding := -length % chunk:
         a, c, v = (torch.nn.functional.pad(x, (0, 0, 0, padding)) for x in (a, c, v))
-        decay = None if decay is None else torch.nn.functional.pad(decay, (0, padding))
+        decay = None if decay is None else torch.nn.functional.pad(decay, (0, 0, 0, padding))
         run = None if run is None else torch.cat([run, run[:, -1:].expand(-1, padding)], dim=1)
     memory = _zero_memory(c, v) if memory is None else memory
-    y, memory = _ChunkedLinearAttention.apply(a, c, v, decay, run, memory, chunk)  # type: ignore[no-untyped-call]
+    if decay is not None and decay.shape[-1] > 1:
+        y, memory = chunked_channel_decay(a, c, v, decay, run, memory, chunk)
+    else:
+        scalar_decay = None if decay is None else decay[..., 0]
+        y, memory = _ChunkedLinearAttention.apply(a, c, v, scalar_decay, run, memory, chunk)  # type: ignore[no-untyped-call]
     return LinearAttentionResult(y[:, :, :length] if padding else y, memory)
 
 

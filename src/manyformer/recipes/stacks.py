@@ -6,8 +6,9 @@ from typing import Literal
 
 from torch import nn
 
-from manyformer.core import AddJoin, Chain, Layer, Pointwise, Residual
+from manyformer.core import Chain, Layer, Pointwise, Residual
 from manyformer.depth import ReversibleStack
+from manyformer.joins import AddJoin
 
 NormOrder = Literal["post", "pre", "sandwich"]
 ResidualStreams = Literal["plain", "reversible"]

@@ -7,9 +7,10 @@ from typing import Literal, NamedTuple
 from torch import nn
 
 from manyformer.attention import Attention
-from manyformer.core import AddJoin, Layer, Residual
+from manyformer.core import Layer, Residual
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward
+from manyformer.joins import AddJoin
 from manyformer.kernels import Kernel, SoftmaxKernel
 from manyformer.masks import Causal, Window
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
