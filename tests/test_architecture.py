@@ -17,7 +17,7 @@ ROOT = Path(mf.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
-    {"autocast", "dropout", "errors", "type_aliases"},
+    {"autocast", "costs", "dropout", "errors", "type_aliases"},
     {"batches", "core", "dependency_trees", "flops", "pixel_order", "plugins", "recompute", "training_hooks"},
     {"masks", "position", "joins"},
     {"ops"},

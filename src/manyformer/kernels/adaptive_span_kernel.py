@@ -16,6 +16,7 @@ from manyformer.core import (
     TokenPositions,
     no_watch,
 )
+from manyformer.costs import COSTS
 from manyformer.kernels.attention_spans import AttentionSpans
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import Window
@@ -23,8 +24,7 @@ from manyformer.ops import span_attention as ops
 from manyformer.ops.span_attention import HeadSpans, SpanRows
 from manyformer.position import Position
 
-MAX_REFERENCE_QUERIES = 16
-"""At most this many queries use the reference computation: a block of the band would be larger."""
+MAX_REFERENCE_QUERIES = COSTS.max_reference_span_queries
 
 
 @final

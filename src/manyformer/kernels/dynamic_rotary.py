@@ -15,12 +15,12 @@ from manyformer.core import (
     TokenPositions,
     tree_map,
 )
+from manyformer.costs import COSTS
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.position import DynamicNTKRotaryScaling
 from manyformer.position.rotary import RotaryPairing, check_widths, rotate, rotation_table
 
-MAX_ROTATED_QUERIES = 16
-"""Queries beyond the original length per kernel call; for each of them all keys are rotated separately."""
+MAX_ROTATED_QUERIES = COSTS.max_rotated_queries
 
 
 class QueryRange(NamedTuple):

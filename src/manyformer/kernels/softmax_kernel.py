@@ -17,6 +17,7 @@ from manyformer.core import (
     TokenPositions,
     no_watch,
 )
+from manyformer.costs import COSTS
 from manyformer.kernels import softmax_with_bias
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.softmax_with_bias import MIN_DOCUMENT_LENGTH, BiasedSoftmaxPlan, SoftmaxCall
@@ -29,19 +30,13 @@ from manyformer.position import NoPosition
 
 SoftmaxPath = Literal["naive", "sdpa", "documents", "sparse", "blocked", "flex"]
 
-PAIRS_PER_CALL = 20_000
-"""The overhead of one attention call on a CPU, in (head, query, key) pairs of equal cost."""
+PAIRS_PER_CALL = COSTS.attention_call
 
 
-MIN_PAIRS_FOR_PLAN = 1 << 17
-"""With fewer (query, key) pairs than this, planning costs more than skipping masked blocks saves."""
+MIN_PAIRS_FOR_PLAN = COSTS.min_planned_pairs
 
 
-LENGTH_ROUNDING = {1: 32, MIN_PAIRS_FOR_PLAN: 128}
-"""Minimum number of (query, key) pairs of a document -> multiple that its length is padded to under a causal mask.
-
-No token sees the padding, and documents of nearly equal lengths then share a mask or a plan.
-"""
+LENGTH_ROUNDING = {1: COSTS.short_document_rounding, MIN_PAIRS_FOR_PLAN: COSTS.long_document_rounding}
 
 
 class SoftmaxPathChoice(NamedTuple):

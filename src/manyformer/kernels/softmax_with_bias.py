@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from manyformer.core import AlignedLayout, ContiguousLayout, PackedLayout, TokenPositions
+from manyformer.costs import COSTS
 from manyformer.kernels.kernel import KernelCall
 from manyformer.masks import AllKeys, Causal, Mask, union
 from manyformer.ops import (
@@ -25,17 +26,13 @@ from manyformer.position.distance_terms import DistanceTerms
 
 BiasedSoftmaxForm = Literal["bias", "clipped", "shifted", "tiled", "pairwise"]
 
-MAX_REFERENCE_PAIRS = 128 * 128
-"""At most this many query-key pairs use the reference computation."""
+MAX_REFERENCE_PAIRS = COSTS.max_reference_pairs
 
-MAX_REFERENCE_QUERIES = 16
-"""At most this many queries use the reference computation, whatever the number of keys."""
+MAX_REFERENCE_QUERIES = COSTS.max_reference_queries
 
-MAX_BAND_DISTANCE = 1024
-"""A position that distinguishes at least this many distances is computed in blocks: the band would be too wide."""
+MAX_BAND_DISTANCE = COSTS.max_band_distance
 
-MIN_DOCUMENT_LENGTH = 64
-"""Packed documents of fewer tokens on average are cheaper in one masked call than in one call each."""
+MIN_DOCUMENT_LENGTH = COSTS.min_document_length
 
 
 class SoftmaxCall(NamedTuple):

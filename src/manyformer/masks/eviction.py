@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from manyformer.costs import COSTS
 from manyformer.masks.bounds import TokenBounds
 from manyformer.masks.mask import Mask
 
@@ -14,8 +15,7 @@ FOREVER = 1 << 40
 TESTED_POSITIONS = 1 << 16
 """`can_evict` tests this many positions."""
 
-CACHED_RANGE = 1024
-"""`is_never_evicted` evaluates and caches a mask for this many positions at once."""
+CACHED_RANGE = COSTS.eviction_range
 
 
 def never_evicted(mask: Mask, position_ids: Int[Tensor, "*n"]) -> Bool[Tensor, "*n"]:

@@ -8,13 +8,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX
+from manyformer.costs import COSTS
 from manyformer.models.model import BatchLoss, count_targets
 from manyformer.models.output_head import OutputHead
 
-MIN_CHUNKED_CLASSES = 8192
-"""The number of classes from which the loss is computed in chunks of tokens: less memory and, on a CPU, less time."""
+MIN_CHUNKED_CLASSES = COSTS.min_chunked_classes
 
-TOKENS_PER_CHUNK = 512
+TOKENS_PER_CHUNK = COSTS.tokens_per_loss_chunk
 
 
 @final

@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-BLOCK = 256
-"""Queries per block where scores are written out: the extra memory is this many rows of scores."""
+from manyformer.costs import COSTS
+
+BLOCK = COSTS.lse_block
 
 FUSED = all(
     hasattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{suffix}") for suffix in ("", "_backward")

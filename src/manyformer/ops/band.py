@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-BLOCK = 64
+from manyformer.costs import COSTS
+
+BLOCK = COSTS.band_block
 
 
 class DiagonalBand(NamedTuple):

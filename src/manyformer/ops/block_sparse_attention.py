@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
+from manyformer.costs import COSTS
 from manyformer.ops import attention_with_lse
 from manyformer.ops.block_cover import BlockOrder
 from manyformer.ops.scratch_buffer import ScratchBuffer
@@ -28,11 +29,9 @@ from manyformer.ops.tile_softmax import (
 )
 from manyformer.ops.tile_steps import TileStep, make_steps
 
-MAX_SAVED_WEIGHTS = 1 << 26
-"""Up to this many weights, 256 MB, are saved for the gradient, which saves a sixth of the time."""
+MAX_SAVED_WEIGHTS = COSTS.saved_sparse_weights
 
-MAX_SAVED_KEYS_VALUES = 1 << 24
-"""Up to this many elements of gathered keys and values, 64 MB, are saved for the gradient as well."""
+MAX_SAVED_KEYS_VALUES = COSTS.saved_gathered_elements
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

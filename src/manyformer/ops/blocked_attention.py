@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from manyformer.core import TokenPositions
+from manyformer.costs import COSTS
 from manyformer.ops.softmax_attention import softmax_attention_reference
 from manyformer.position import Position
 
-BLOCK = 128
+BLOCK = COSTS.pairwise_block
 
 DenseMaskFn = Callable[[TokenPositions, TokenPositions], Bool[Tensor, "#b #h l s"]]
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-BLOCK = 16
-"""Tokens whose pairs have one factor for each channel; pairs of different blocks are one product of matrices."""
+from manyformer.costs import COSTS
+
+BLOCK = COSTS.channel_decay_block
 
 
 def channel_decay_pairs(

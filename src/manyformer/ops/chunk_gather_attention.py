@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
+from manyformer.costs import COSTS
 from manyformer.ops import attention_with_lse
 from manyformer.ops.bucket_chunks import BucketChunks
 from manyformer.ops.scratch_buffer import ScratchBuffer
@@ -28,10 +29,9 @@ from manyformer.ops.tile_softmax import (
     recompute_weights,
 )
 
-PAIRS_PER_CALL = {"cpu": 1 << 18}
-"""Token pairs per call: on a CPU as many as fit its caches, else `PAIRS_PER_CALL_ELSEWHERE`."""
+PAIRS_PER_CALL = {"cpu": COSTS.chunk_pairs_per_call}
 
-PAIRS_PER_CALL_ELSEWHERE = 1 << 26
+PAIRS_PER_CALL_ELSEWHERE = COSTS.chunk_pairs_per_call_elsewhere
 
 MASK_BIAS = -1e30
 """Added to the score of a pair for each reason to exclude it: finite, so that no result is nan."""

@@ -9,12 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from manyformer.costs import COSTS
 from manyformer.dropout import drop
 from manyformer.ops.distance_vector_blocks import SegmentPair, ShiftedAttentionFunction, distances_met, hidden_keys
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position.distance_terms import toeplitz_view
 
-BLOCK = 128
+BLOCK = COSTS.distance_vector_block
 
 
 def distance_vector_attention(

@@ -15,15 +15,15 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils.weak import WeakIdKeyDictionary
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions, tree_map
+from manyformer.costs import COSTS
 from manyformer.masks import Mask, PerHead, SameDocument
 from manyformer.masks.mask import simplify_and, take_tokens
 from manyformer.ops.block_cover import block_bounds, cover_blocks, order_into_blocks
 from manyformer.ops.flex_bias_attention import compiled_flex_attention
 from manyformer.ops.static_layout import has_roles_or_parts
 
-BLOCK = 128
-MAX_COMPILED_MASKS = 64
-"""Masks that may be compiled in one process; a model with growing windows exceeds torch's default limit of 8."""
+BLOCK = COSTS.flex_block
+MAX_COMPILED_MASKS = COSTS.max_compiled_masks
 
 _BLOCK_MASKS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 

@@ -9,6 +9,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, TokenPositions
+from manyformer.costs import COSTS
 from manyformer.masks import Mask, NotMask, SameDocument, union
 from manyformer.masks.mask import simplify_and
 from manyformer.ops.block_cover import (
@@ -21,18 +22,12 @@ from manyformer.ops.block_cover import (
     reachable_tokens,
 )
 
-# measured cost of a (query, key) pair in blocks of this size, relative to large blocks
-RATES = {64: 1.1, 128: 1.0, 256: 1.0}
-MASKED = 0.1
-"""Additional cost of a pair where an inner mask is added to the scores."""
-CALL = 8_000
-"""Cost of a call in (query, key) pairs, forward and backward."""
-MERGE = 12
-"""Cost of merging one token's outputs of two parts, in pairs."""
-GATHER = 8
-"""Cost of gathering one key for a block of queries, and scattering its gradient, in pairs."""
-CHOSEN = 7 / 8
-"""Where a part involves more than this share of all tokens, all are used: selecting some would cost more."""
+RATES = dict(COSTS.pair_rates)
+MASKED = COSTS.masked_pair
+CALL = COSTS.sparse_call
+MERGE = COSTS.merged_token
+GATHER = COSTS.gathered_key
+CHOSEN = COSTS.max_selected_share
 
 
 class PlanCandidate(NamedTuple):

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
+from manyformer.costs import COSTS
 from manyformer.ops.scratch_buffer import ScratchBuffer
 from manyformer.ops.tile_softmax import (
     MAX_SAVED_WEIGHTS,
@@ -23,8 +24,7 @@ from manyformer.ops.tile_softmax import (
     recompute_weights,
 )
 
-PAIRS_PER_THREAD = 1 << 17
-"""Token pairs per thread and call: as many as fit its caches."""
+PAIRS_PER_THREAD = COSTS.pairs_per_thread
 
 BatchSlice = tuple[slice, int]
 """A slice of rows, and a head."""

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
 from manyformer.core import TokenPositions
+from manyformer.costs import COSTS
 from manyformer.ops import band as bands
 from manyformer.ops.band import DiagonalBand
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.position import Position
 from manyformer.position.distance_terms import signed_distances
 
-BAND_ROUNDING = 32
-"""Spans are rounded up to a multiple of this; heads of equal rounded spans are computed with the same band."""
+BAND_ROUNDING = COSTS.span_rounding
 
 
 class HeadSpans(NamedTuple):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from manyformer.core import ContiguousLayout, PackedLayout, PrefixedLayout, TokenPositions, tree_map
+from manyformer.costs import COSTS
 from manyformer.masks import Mask
 from manyformer.masks.mask import take_tokens
 from manyformer.ops import plan_search
@@ -18,12 +19,9 @@ from manyformer.ops.block_cover import BlockOrder, dense_block_mask, group_rows
 from manyformer.ops.plan_search import PartChoice, PlanCandidate, PlanSearch
 from manyformer.ops.static_layout import has_roles_or_parts, layout_is_complete, materialize
 
-BLOCK = 128
-"""Block size where searching for the best one would cost more than it gains."""
-PAIRS_PER_MASK = 1 << 20
-"""Inner masks are evaluated for this many pairs at a time."""
-MAX_CACHED_PLANS = 512
-"""Cached plans for rows of one document: a few masks times many document lengths."""
+BLOCK = COSTS.sparse_block
+PAIRS_PER_MASK = COSTS.pairs_per_mask
+MAX_CACHED_PLANS = COSTS.max_cached_plans
 
 
 class BlockTiles(NamedTuple):

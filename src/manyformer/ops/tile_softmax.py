@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from manyformer.costs import COSTS
 from manyformer.ops.scratch_buffer import ScratchBuffer
 
-MAX_SAVED_WEIGHTS = 1 << 24
-"""Up to this many weights, 64 MB, are saved for the gradient instead of being recomputed."""
+MAX_SAVED_WEIGHTS = COSTS.saved_tile_weights
 
 
 class TileCall(NamedTuple):

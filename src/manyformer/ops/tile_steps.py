@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from manyformer.costs import COSTS
 from manyformer.ops.scratch_buffer import ScratchBuffer
 from manyformer.ops.sparse_plan import BlockTiles, MaskPart
 
-SCORES_PER_STEP = 1 << 21
-"""Scores per call: few enough to fit a cache, many enough to amortize the overhead of a call."""
+SCORES_PER_STEP = COSTS.scores_per_step
 
 
 class TileStep(NamedTuple):

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from manyformer.core import TokenPositions, tree_map
+from manyformer.costs import COSTS
 from manyformer.dropout import drop
 from manyformer.masks import Mask
 from manyformer.masks.mask import take_tokens
@@ -21,8 +22,7 @@ from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.ops.sparse_plan import BlockTiles, HeadGroup, MaskPart, SparsePlan
 from manyformer.position import Position
 
-SCORES_PER_PIECE = 1 << 22
-"""Scores that are computed at a time."""
+SCORES_PER_PIECE = COSTS.scores_per_piece
 
 
 class PositionSeams(NamedTuple):

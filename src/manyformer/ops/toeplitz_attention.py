@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyformer.costs import COSTS
 from manyformer.ops import attention_with_lse
 
-BLOCK = 256
-"""Queries per block. Larger blocks waste more on hidden keys ahead, smaller ones make torch's kernel slower."""
+BLOCK = COSTS.toeplitz_block
 
 NEGLIGIBLE = {torch.float32: 30.0, torch.float64: 50.0}
 """A weight below e to minus this times another one of its row changes no digit, nor do a hundred thousand of them."""

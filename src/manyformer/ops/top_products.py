@@ -13,14 +13,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-PRODUCTS_PER_BLOCK = {"cpu": 1 << 22}
-"""Products that exist at once: on a CPU as many as fit its last-level cache."""
+from manyformer.costs import COSTS
 
-PRODUCTS_PER_BLOCK_ELSEWHERE = 1 << 27
-"""The same on other devices, which need more parallel work."""
+PRODUCTS_PER_BLOCK = {"cpu": COSTS.search_products_per_block}
 
-ROWS = 64
-"""Queries per block where the keys are too many for larger blocks."""
+PRODUCTS_PER_BLOCK_ELSEWHERE = COSTS.search_products_per_block_elsewhere
+
+ROWS = COSTS.search_queries_per_block
 
 
 class TopProducts(NamedTuple):

@@ -7,14 +7,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.core import ContiguousLayout, TokenPositions
+from manyformer.costs import COSTS
 from manyformer.position.position import Position
 from manyformer.position.rotary_scaling import DynamicNTKRotaryScaling, RotaryScaling, rotary_frequencies
 
 RotaryPairing = Literal["interleaved", "halves"]
 """Which channels form a pair: 2k and 2k + 1 (RoFormer, GPT-J), or k and k + width / 2 (Llama, GPT-NeoX)."""
 
-MAX_TABLE_ROWS = 1 << 16
-"""The table of cosines and sines ends at this position; beyond it, they are computed at every call."""
+MAX_TABLE_ROWS = COSTS.rotary_table_rows
 
 
 @final

@@ -7,15 +7,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, TokenPositions
+from manyformer.costs import COSTS
 from manyformer.position.distance_terms import DistanceTerms, signed_distances, toeplitz_view
 from manyformer.position.position import Position
 from manyformer.position.sinusoid_table import check_sinusoid, sinusoid_table
 
-MAX_TABLE_DISTANCE = 1 << 13
-"""The sinusoid table ends at this distance; sinusoids of larger distances are computed at every call."""
+MAX_TABLE_DISTANCE = COSTS.sinusoid_table_distance
 
-PROJECTION_MARGIN = 256
-"""How many distances beyond the requested ones are projected in advance for the next decoding steps."""
+PROJECTION_MARGIN = COSTS.projected_distance_margin
 
 
 @final
