@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -12,7 +13,9 @@ import manyformer as mf
 from manyformer import plugins
 from manyformer.cli import run
 from manyformer.errors import UserError
-from manyformer.recipes import RECIPES, Recipe, get_recipe
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import Window
+from manyformer.recipes import RECIPES, Recipe, compose, get_recipe
 
 RECIPE = '''
 from manyformer.recipes import recipe
@@ -188,3 +191,12 @@ def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     run_file.write_text("recipe: bert\nimport: [nowhere]\n")
     with pytest.raises(UserError, match=r"mine.yaml:2:\d+: import: the module nowhere does not exist"):
         mf.train(run_file)
+
+
+def test_compose_takes_the_parts_that_a_plug_in_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"kernel \('shifted'\) must be one of softmax, window, .*"):
+        mf.build("compose", dim=16, heads=2, depth=1, kernel="shifted")
+    monkeypatch.setitem(compose.KERNELS, "shifted", lambda sizes: SoftmaxKernel(Window(3)))
+    model = mf.build("compose", dim=16, heads=2, depth=1, kernel="shifted")
+    assert model.spec.keywords["kernel"] == "shifted"
+    assert "shifted" in get_args(get_recipe("compose").signature.parameters["kernel"].annotation)

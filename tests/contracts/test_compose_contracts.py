@@ -1,11 +1,11 @@
 """Every position with every kernel that `compose` knows: it keeps every promise, or it is refused in a sentence."""
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 import manyformer as mf
-from manyformer.recipes.compose import KernelName, PositionName
+from manyformer.recipes import compose
 
 APART = {"compile", "learns", "saving", "spec", "bfloat16", "float16"}
 """What has its own file, or cannot depend on the pair."""
@@ -15,7 +15,7 @@ TURNED = {"rope", "rope-linear", "rope-ntk", "rope-yarn"}
 PAIRWISE = {"xl", "da", "alibi", "t5", "shaw"}
 SOFTMAX = {"softmax", "window", "strided", "fixed", "random-blocks"}
 
-POSITIONS, KERNELS = get_args(PositionName), get_args(KernelName)
+POSITIONS, KERNELS = tuple(compose.POSITIONS), tuple(compose.KERNELS)
 
 
 def allowed(position: str, kernel: str) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from torch import nn
 
@@ -45,37 +45,6 @@ from manyformer.recipes.registry import recipe
 from manyformer.recipes.rfa import FLOOR as RFA_FLOOR
 from manyformer.recipes.stacks import NormOrder, ResidualStreams, stack
 
-PositionName = Literal[
-    "sinusoid",
-    "learned",
-    "none",
-    "rope",
-    "rope-linear",
-    "rope-ntk",
-    "rope-dynamic",
-    "rope-yarn",
-    "xl",
-    "da",
-    "alibi",
-    "t5",
-    "shaw",
-]
-KernelName = Literal[
-    "softmax",
-    "window",
-    "strided",
-    "fixed",
-    "random-blocks",
-    "linear",
-    "delta",
-    "cosine",
-    "taylor",
-    "favor",
-    "favor-relu",
-    "rfa",
-    "rfa-gate",
-    "lsh",
-]
 FeedForwardName = Literal["relu", "gelu", "swiglu", "geglu"]
 NormName = Literal["layer", "rms"]
 
@@ -91,7 +60,7 @@ class ComposeSizes(NamedTuple):
     length_scale: float
 
 
-POSITIONS: dict[PositionName, Callable[[ComposeSizes], Callable[[], Position]]] = {
+POSITIONS: dict[str, Callable[[ComposeSizes], Callable[[], Position]]] = {
     "sinusoid": lambda sizes: lambda: SinusoidalPosition(sizes.dim),
     "learned": lambda sizes: lambda: LearnedPosition(sizes.dim, sizes.max_length),
     "none": lambda sizes: NoPosition,
@@ -114,7 +83,9 @@ POSITIONS: dict[PositionName, Callable[[ComposeSizes], Callable[[], Position]]] 
     # its angles depend on the query, so the kernel rotates the keys
     "rope-dynamic": lambda sizes: NoPosition,
 }
-"""From sizes to a function that makes the position of the embedding, or of each layer's attention in turn."""
+"""From sizes to a function that makes the position of the embedding, or of each layer's attention in turn.
+
+A plug-in may add names, here and to `KERNELS`."""
 
 FEATURES = 4
 """Random features for each channel of a head."""
@@ -125,7 +96,7 @@ WINDOW = 128
 BUCKETS = 16
 """Buckets of each hash round."""
 
-KERNELS: dict[KernelName, Callable[[ComposeSizes], Kernel]] = {
+KERNELS: dict[str, Callable[[ComposeSizes], Kernel]] = {
     "softmax": lambda sizes: SoftmaxKernel(Causal()),
     "window": lambda sizes: SoftmaxKernel(Window(WINDOW)),
     "strided": lambda sizes: SoftmaxKernel(union(strided_pattern(WINDOW // 4))),
@@ -154,6 +125,9 @@ FEEDFORWARDS: dict[FeedForwardName, Callable[[int, int | None], Layer]] = {
     "swiglu": GatedFeedForward,
     "geglu": lambda dim, hidden: GatedFeedForward(dim, hidden, activation=nn.GELU()),
 }
+
+PositionName = Annotated[str, POSITIONS]
+KernelName = Annotated[str, KERNELS]
 
 NORMS: dict[NormName, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 

@@ -2,10 +2,10 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model, ModelSpec
@@ -62,8 +62,19 @@ class Recipe:
 
     @property
     def signature(self) -> inspect.Signature:
-        """The keywords with their types and defaults."""
-        return inspect.signature(self.build)
+        """The keywords with their types and defaults; names of parts that plug-ins have added are among the choices."""
+        signature = inspect.signature(self.build)
+        parameters = signature.parameters.values()
+        return signature.replace(
+            parameters=[parameter.replace(annotation=with_choices(parameter.annotation)) for parameter in parameters]
+        )
+
+
+def with_choices(annotation: Any) -> Any:
+    """`Annotated[str, table]` as a Literal of the names that are in the table now; any other type as it is."""
+    metadata = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    tables = [tuple(table) for table in metadata if isinstance(table, Mapping)]
+    return Literal.__getitem__(tables[0]) if tables else annotation
 
 
 RECIPES: dict[str, Recipe] = {}
@@ -194,7 +205,7 @@ def build(name: str, **keywords: Any) -> Model:
 def _check_keywords(function: Callable[..., Model], keywords: dict[str, Any]) -> None:
     """Raise UserError unless sizes are positive, rates in [0, 1) and names among the choices, for any recipe."""
     for name, value in keywords.items():
-        annotation = inspect.signature(function).parameters[name].annotation
+        annotation = with_choices(inspect.signature(function).parameters[name].annotation)
         if get_origin(annotation) is Literal and value not in get_args(annotation):
             raise UserError(f"{name} ('{value}') must be one of {', '.join(get_args(annotation))}")
         is_integer = int in (annotation, *get_args(annotation))

@@ -1,0 +1,49 @@
+"""The recipe `stick-breaking`: a language model with stick-breaking attention and no positions."""
+
+from functools import partial
+
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.feedforward import GatedFeedForward
+from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.recipes import recipe
+from manyformer.recipes.stacks import init_std, scale_residual_init, stack
+from manyformer_stick_breaking.kernel import StickBreakingKernel
+
+
+@recipe(
+    "Stick-breaking attention",
+    paper="Tan et al. 2024, Scaling Stick-Breaking Attention: An Efficient Implementation and In-depth Study, "
+    "arXiv:2410.17980",
+    summary="Each query breaks its weights off a stick, from the nearest earlier token to the farthest, so that no "
+    "positions are needed.",
+    task="language-model",
+    causal=True,
+    incremental_decoding=True,
+    cost="O(l^2 d + l d^2) per layer",
+    reasons={"cross_attention": "a language model reads one sequence only"},
+)
+def stick_breaking(
+    vocab: int = 256,
+    dim: int = 512,
+    depth: int = 8,
+    heads: int = 8,
+    kv_heads: int | None = None,
+    ff_dim: int | None = None,
+    dropout: float = 0.0,
+) -> LanguageModel:
+    """A pre-norm model with RMS norms and gated feed-forward layers, for texts of any length."""
+
+    def layer(number: int) -> dict[str, Layer]:
+        return {
+            "attention": Attention(dim, heads, StickBreakingKernel(), kv_heads=kv_heads),
+            "ff": GatedFeedForward(dim, ff_dim),
+        }
+
+    std = init_std(dim)
+    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
+    body = stack(depth, layer, order="pre", norm=partial(nn.RMSNorm, dim), dropout=dropout)
+    scale_residual_init(body, depth, std=std)
+    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))

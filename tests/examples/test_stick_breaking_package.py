@@ -1,0 +1,40 @@
+"""The example package with a recipe and a kernel of its own, installed beside manyformer and used by every command."""
+
+import json
+from pathlib import Path
+
+import pytest
+from installing import Process, install
+
+PROJECT = Path(__file__).parents[2] / "examples/manyformer-stick-breaking"
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Process:
+    """New processes in a folder with a text, which see the installed package."""
+    folder = tmp_path_factory.mktemp("stick_breaking")
+    install(PROJECT, folder / "site")
+    (folder / "text.txt").write_text("the cat sat on the mat and the dog lay by the door; " * 200)
+    return Process(folder / "site", folder)
+
+
+def test_its_own_tests_pass(process: Process) -> None:
+    done = process.python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(PROJECT / "tests"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_command_finds_it_in_a_new_process(process: Process) -> None:
+    (listed,) = json.loads(process.manyformer("list", "stick-breaking", "--json"))
+    assert listed["module"] == "manyformer_stick_breaking.recipe"
+    assert "EarlierTokens()" in process.manyformer(
+        "show", "stick-breaking", "dim=32", "depth=1", "heads=2", "--pattern"
+    )
+    settings = ("dim=32", "depth=1", "heads=2", "data.path=text.txt", "data.tokenizer=char", "data.length=32")
+    process.manyformer("train", "stick-breaking", *settings, "batch.tokens=256", "limits.steps=20", "device=cpu")
+    folder = process.cwd / "runs/stick-breaking"
+    (plugin,) = json.loads((folder / "env.json").read_text())["plugins"]
+    assert plugin["name"] == "manyformer_stick_breaking.recipe"
+    assert plugin["version"] == "0.1.0"
+    assert process.manyformer("generate", str(folder), "the cat", "--max-new", "8").startswith("the cat")
+    assert "perplexity" in process.manyformer("evaluate", str(folder))
+    process.manyformer("check", str(folder), "--only", "cached,rewind,padding-left,packing,causal,saving,spec")
