@@ -15,14 +15,15 @@ from manyformer.data import OpenedData, load_tokenizers, open_data
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.kind import kind_of
 from manyformer.errors import UserError, suggest_names
-from manyformer.evaluate import EvaluationSettings
-from manyformer.evaluate.eval_data import data_form, load_split
-from manyformer.evaluate.tasks import TASKS, Ask
+from manyformer.evaluate.eval_data import data_form, load_split, task_of_run
+from manyformer.evaluate.evaluate import score_model
 from manyformer.models import BatchScore, LanguageModel, Model
 from manyformer.models.carried_state import CarriedState
 from manyformer.models.model_files import read_weights
-from manyformer.recipes import build, get_recipe
+from manyformer.recipes import build
 from manyformer.scores import ScoreKind
+from manyformer.tasks import TASKS
+from manyformer.tasks.causal_task import WORK_SCORES
 from manyformer.train.build_model import choose_autocast, choose_device
 from manyformer.train.objective import TrainingObjective
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP
@@ -37,30 +38,10 @@ LIKELIHOOD_SCORES = {
 }
 """Scores computed from the likelihood of the held-out data, for every task."""
 
-TASK_SCORES: dict[str, dict[str, ScoreKind]] = {
-    "language-model": {
-        "bits_per_character": ScoreKind(lower_is_better=True, digits=4),
-        "steps": ScoreKind(lower_is_better=True),
-        "span": ScoreKind("tokens", lower_is_better=True, digits=1),
-    },
-    "translation": {
-        "bleu": ScoreKind(),
-        "chrf": ScoreKind(),
-        "ter": ScoreKind(lower_is_better=True),
-        "exact": ScoreKind("%"),
-    },
-    "classification": {"macro_f1": ScoreKind("%"), "micro_f1": ScoreKind("%")},
-    "image-classification": {"macro_f1": ScoreKind("%"), "micro_f1": ScoreKind("%")},
-}
-"""Further scores of `manyformer evaluate` by task, and the computation per token that a model counts."""
-
-WORK_SCORES = ("steps", "span")
-"""The mean number of steps (or layers) per scored token, and the mean span of all heads, if the model has them."""
-
 
 def score_kind(score: str) -> ScoreKind:
     """The kind of a score by name. Raises UserError for an unknown score."""
-    score_kinds = LIKELIHOOD_SCORES | {name: kind for kinds in TASK_SCORES.values() for name, kind in kinds.items()}
+    score_kinds = LIKELIHOOD_SCORES | {name: kind for task in TASKS.values() for name, kind in task.score_kinds.items()}
     if score not in score_kinds:
         raise UserError(f"there is no score '{score}'; {suggest_names(score, score_kinds)}")
     return score_kinds[score]
@@ -68,11 +49,11 @@ def score_kind(score: str) -> ScoreKind:
 
 def check_score(score: str, run: RunConfig) -> None:
     """Raise UserError if the task of `run` has no such score."""
-    task = get_recipe(run.recipe).card.task
-    score_kinds = LIKELIHOOD_SCORES | TASK_SCORES.get(task, {})
+    task = task_of_run(run)
+    score_kinds = [*LIKELIHOOD_SCORES, *task.score_kinds]
     score_kind(score)
     if score not in score_kinds:
-        raise UserError(f"{run.recipe} ({task}) has no score '{score}'; it has {', '.join(score_kinds)}")
+        raise UserError(f"{run.recipe} ({task.name}) has no score '{score}'; it has {', '.join(score_kinds)}")
 
 
 class RescoreResult(NamedTuple):
@@ -87,7 +68,6 @@ class Rescorer:
 
     def __init__(self, folder: Path, trained: RunConfig, names: Sequence[str], split: str) -> None:
         self.folder, self.trained, self.names, self.split = folder, trained, names, split
-        self.task = get_recipe(trained.recipe).card.task
         self.device = choose_device(trained.device, SINGLE_PROCESS_GROUP)
         self.model = load(folder)
 
@@ -174,8 +154,8 @@ class Rescorer:
         names = [name for name in self.names if name not in LIKELIHOOD_SCORES and name not in WORK_SCORES]
         if not names:
             return {}
-        material = load_split(point, self.folder, self.split)
+        eval_data = load_split(point, self.folder, self.split)
         tokenizers = load_tokenizers(self.folder / "model")
-        results, _ = TASKS[self.task](Ask(model, tokenizers, point, material, EvaluationSettings(), lambda share: None))
+        results = score_model(model, point, tokenizers, eval_data).scores
         values = {score.name.lower().replace(" ", "_"): score.value for score in results}
         return {name: values[name] for name in names}

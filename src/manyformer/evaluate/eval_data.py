@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from manyformer.config import DATA_FORMS, RunConfig
+from manyformer.config import RunConfig
 from manyformer.data import TokenizerPair
 from manyformer.data.kind import OpenRequest
 from manyformer.data.opened import EvaluationData, EvaluationPath
 from manyformer.data.opening import open_file, open_held_out
 from manyformer.recipes import get_recipe
+from manyformer.tasks import Task, task_named
 
 
 def load_split(run: RunConfig, folder: Path, split: str | None) -> EvaluationData:
@@ -21,6 +22,11 @@ def load_file(run: RunConfig, tokenizers: TokenizerPair, path: EvaluationPath, s
     return open_file(run.data, data_form(run), tokenizers, path, OpenRequest(run.batch.tokens, scratch_dir))
 
 
+def task_of_run(run: RunConfig) -> Task:
+    """The task of the run's recipe on the run's kind of data."""
+    return task_named(get_recipe(run.recipe).card.task).variant(run.data.kind)
+
+
 def data_form(run: RunConfig) -> str:
     """The form in which the task of the run's recipe reads its data."""
-    return DATA_FORMS[get_recipe(run.recipe).card.task][run.data.kind]
+    return task_of_run(run).data_forms[run.data.kind]

@@ -1,7 +1,7 @@
 """`evaluate`: the scores of a trained run on held-out data or on a file."""
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,17 +9,17 @@ from typing import Any
 import torch
 
 from manyformer.api import load
-from manyformer.config import RUN_FILE
-from manyformer.data import load_tokenizers
+from manyformer.config import RUN_FILE, RunConfig
+from manyformer.data import TokenizerPair, load_tokenizers
+from manyformer.data.opened import EvaluationData
 from manyformer.errors import UserError
-from manyformer.evaluate import tasks
-from manyformer.evaluate.eval_data import load_file, load_split
-from manyformer.evaluate.tasks import Ask
+from manyformer.evaluate.eval_data import load_file, load_split, task_of_run
+from manyformer.generate import Translator, decoding_from_options
 from manyformer.models import Model
-from manyformer.recipes import get_recipe
 from manyformer.scores import ScoreRecord
-from manyformer.tasks import EvaluationSettings
+from manyformer.tasks import EvaluationRequest, EvaluationResult, EvaluationSettings
 from manyformer.train.run_folder import as_run
+from manyformer.type_aliases import ProgressFn
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def evaluate(
     keywords: Mapping[str, Any] | None = None,
     device: str | None = None,
     wrap: Callable[[Model], Model] = lambda model: model,
-    on_progress: Callable[[float], None] = lambda share: None,
+    on_progress: ProgressFn = lambda share: None,
 ) -> Evaluation:
     """Score the final model of the run in the folder `run`.
 
@@ -64,15 +64,42 @@ def evaluate(
         raise UserError(f"{run} is no run's folder: {RUN_FILE} is missing, which describes the data")
     model = wrap(load(folder, keywords=keywords).to(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     record = as_run(folder)
-    task = get_recipe(record.recipe).card.task
     tokenizers = load_tokenizers(folder / "model")
     with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir, torch.inference_mode():
         if data is None:
             eval_data = load_split(record, folder, split)
         else:
             eval_data = load_file(record, tokenizers, data, Path(scratch_dir))
-        request = Ask(
-            model, tokenizers, record, eval_data, EvaluationSettings() if settings is None else settings, on_progress
+        result = score_model(model, record, tokenizers, eval_data, settings=settings, on_progress=on_progress)
+    return Evaluation(task_of_run(record).name, eval_data.name, tuple(result.scores), result.description)
+
+
+def score_model(
+    model: Any,
+    run: RunConfig,
+    tokenizers: TokenizerPair,
+    data: EvaluationData,
+    *,
+    settings: EvaluationSettings | None = None,
+    on_progress: ProgressFn = lambda share: None,
+) -> EvaluationResult:
+    """Score a model on held-out data with the scores of the run's task, in inference mode."""
+    chosen = EvaluationSettings() if settings is None else settings
+
+    def translate(texts: Iterable[str]) -> Iterator[str]:
+        decoding = decoding_from_options(beam=chosen.beam, length_penalty=chosen.length_penalty)
+        translator = Translator(model, tokenizer=(tokenizers.source, tokenizers.target), decoding=decoding)
+        return (answers[0].text or "" for answers in translator(texts))
+
+    return task_of_run(run).evaluate(
+        EvaluationRequest(
+            model=model,
+            tokenizers=tokenizers,
+            batches=data.batches,
+            examples=data.examples,
+            row_length=run.data.row_length,
+            settings=chosen,
+            translate=translate,
+            on_progress=on_progress,
         )
-        scores, how = tasks.TASKS[task](request)
-    return Evaluation(task, eval_data.name, tuple(scores), how)
+    )

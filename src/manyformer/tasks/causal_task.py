@@ -8,8 +8,15 @@ from torch import Generator, Tensor
 from manyformer.batches import IGNORE_INDEX, CausalLMBatch
 from manyformer.core import State, WatchFn, no_watch
 from manyformer.models import LanguageModel, ModelOutput
+from manyformer.scores import ScoreKind
 from manyformer.tasks.task import Inputs, Task
 from manyformer.tasks.toy import PERIOD, SYMBOLS, Toy, ToyDraw
+
+WORK_SCORES = {
+    "steps": ScoreKind(lower_is_better=True),
+    "span": ScoreKind("tokens", lower_is_better=True, digits=1),
+}
+"""The mean number of steps (or layers) per scored token, and the mean span of all heads, if the model has them."""
 
 
 class CausalTask(Task[LanguageModel]):

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import final
 
 from manyformer.models import LanguageModel
-from manyformer.scores import bits_per_dimension
-from manyformer.tasks.causal_task import CausalTask
+from manyformer.scores import ScoreKind, bits_per_dimension
+from manyformer.tasks.causal_task import WORK_SCORES, CausalTask
 from manyformer.tasks.likelihood import likelihood, token_scores
 from manyformer.tasks.task import EvaluationRequest, EvaluationResult
 
@@ -18,6 +18,10 @@ class ImageGeneration(CausalTask):
     name = "image-generation"
     title = "image generation"
     data_forms: Mapping[str, str] = {"images": "levels"}
+    score_kinds: Mapping[str, ScoreKind] = {
+        "bits_per_dimension": ScoreKind(lower_is_better=True, digits=4),
+        **WORK_SCORES,
+    }
     reasons: Mapping[str, str] = {"cross_attention": "it generates images unconditionally, without another sequence"}
 
     def evaluate(self, request: EvaluationRequest[LanguageModel]) -> EvaluationResult:

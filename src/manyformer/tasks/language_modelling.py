@@ -6,7 +6,7 @@ from typing import final
 
 from manyformer.models import LanguageModel
 from manyformer.scores import ScoreKind, bits_per_byte, bits_per_character
-from manyformer.tasks.causal_task import CausalTask
+from manyformer.tasks.causal_task import WORK_SCORES, CausalTask
 from manyformer.tasks.image_generation import IMAGE_GENERATION
 from manyformer.tasks.likelihood import likelihood, token_scores
 from manyformer.tasks.task import EncodedText, EvaluationRequest, EvaluationResult, Task, TextPass, text_pass
@@ -24,8 +24,7 @@ class LanguageModelling(CausalTask):
     reasons: Mapping[str, str] = {"cross_attention": "a language model reads one sequence only"}
     score_kinds: Mapping[str, ScoreKind] = {
         "bits_per_character": ScoreKind(lower_is_better=True, digits=4),
-        "steps": ScoreKind(lower_is_better=True),
-        "span": ScoreKind("tokens", lower_is_better=True, digits=1),
+        **WORK_SCORES,
     }
     generates = "continuation"
 
