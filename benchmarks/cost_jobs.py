@@ -1,0 +1,285 @@
+"""The jobs that decide the sizes and limits of `manyformer.costs`, each with its candidates and the module it tunes."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from manyformer import costs
+from manyformer import masks as m
+from manyformer.core import ContiguousLayout, PackedLayout, TokenPositions
+from manyformer.kernels import (
+    Kernel,
+    KernelCall,
+    LSHKernel,
+    SoftmaxKernel,
+    adaptive_span_kernel,
+    softmax_kernel,
+    softmax_with_bias,
+)
+from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
+from manyformer.kernels.attention_spans import LearnedAttentionSpans
+from manyformer.models import head
+from manyformer.ops import (
+    attention_with_lse,
+    band,
+    block_cover,
+    blocked_attention,
+    channel_decay,
+    chunk_gather_attention,
+    distance_vector_attention,
+    distance_vector_blocks,
+    linear_attention,
+    plan_search,
+    small_batch_attention,
+    span_attention,
+    sparse_plan,
+    tile_steps,
+    tiled_attention,
+    toeplitz_attention,
+    top_products,
+)
+from manyformer.position import (
+    AlibiPosition,
+    DistanceAwarePosition,
+    NoPosition,
+    Position,
+    ShawPosition,
+    TransformerXLPosition,
+)
+
+HEADS, WIDTH = 4, 64
+
+Job = Callable[[], object]
+
+
+class Place(NamedTuple):
+    """A constant of a module, or an entry of a table of it, that holds a cost."""
+
+    module: Any
+    name: str
+    key: object = None
+
+    def put(self, value: object) -> None:
+        """Let the module use this value."""
+        if self.key is None:
+            setattr(self.module, self.name, value)
+        else:
+            getattr(self.module, self.name)[self.key] = value
+
+
+class Sweep(NamedTuple):
+    """Candidates of a size, where it is set, and the job that decides."""
+
+    places: Sequence[Place]
+    candidates: Sequence[Any]
+    make_job: Callable[[], Job]
+
+
+def positions(lengths: Sequence[int]) -> TokenPositions:
+    """One row of documents of these lengths."""
+    ends = list(itertools.accumulate(lengths))
+    segment_ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None]
+    position_ids = torch.cat([torch.arange(length) for length in lengths])[None]
+    documents = tuple((0, end - length, end) for length, end in zip(lengths, ends, strict=True))
+    layout = ContiguousLayout() if len(lengths) == 1 else PackedLayout(documents)
+    return TokenPositions(position_ids, segment_ids, layout)
+
+
+def attention(
+    kernel: Kernel, *lengths: int, position: Position | None = None, values: int = WIDTH, repeats: int = 1
+) -> Job:
+    """Forward and backward of a kernel on documents of these lengths."""
+    place, position = positions(lengths), NoPosition() if position is None else position
+    q, k = (torch.randn(1, HEADS, sum(lengths), WIDTH, requires_grad=True) for _ in range(2))
+    v = torch.randn(1, HEADS, sum(lengths), values, requires_grad=True)
+    upstream = torch.randn(1, HEADS, sum(lengths), values)
+
+    def job() -> None:
+        for _ in range(repeats):
+            kernel(KernelCall(q, q if kernel.tied_qk else k, v, place, place, position)).y.backward(upstream)
+
+    return job
+
+
+def sequence(*jobs: Job) -> Job:
+    """All jobs, one after the other."""
+    return lambda: [job() for job in jobs]
+
+
+def channel_decays() -> Job:
+    """Linear attention with one decay for each channel."""
+    a, c, v = (torch.randn(1, HEADS, 2048, WIDTH, requires_grad=True) for _ in range(3))
+    decay = -torch.rand(1, HEADS, 2048, WIDTH)
+    return lambda: linear_attention.chunked(a, c, v, decay).y.sum().backward()
+
+
+def small_batches() -> Job:
+    """Many small attentions."""
+    q, k, v = (torch.randn(256, HEADS, 64, WIDTH, requires_grad=True) for _ in range(3))
+    return lambda: small_batch_attention.small_batch_attention(q, k, v, scale=0.1).sum().backward()
+
+
+def search() -> Job:
+    """The nearest of many keys."""
+    q, k = torch.randn(HEADS, 512, WIDTH), torch.randn(HEADS, 65536, WIDTH)
+    return lambda: top_products.top_products(q, k, 32)
+
+
+def losses(*classes: int) -> Job:
+    """The loss of a classifier, forward and backward."""
+
+    def loss(classifier: head.ClassHead, x: Tensor, targets: Tensor) -> None:
+        classifier.loss(x, targets, label_smoothing=0.0).total.backward()
+
+    x = torch.randn(1024, 128, requires_grad=True)
+    return sequence(*(partial(loss, head.ClassHead(128, n), x, torch.randint(n, (1024,))) for n in classes))
+
+
+def block_local(path: str = "auto", **keywords: Any) -> SoftmaxKernel:
+    return SoftmaxKernel(m.Window(256), path=path, **keywords)  # type: ignore[arg-type]
+
+
+PACKED = (384, 64, 512, 192, 96, 448, 352)
+SHORT, TINY = (48, 80) * 8, (16, 24, 40) * 12
+BIASED = partial(attention, SoftmaxKernel(m.Causal()))
+
+
+def biased_of(lengths: Sequence[int]) -> Job:
+    """Attention with a bias by distance in single documents of these lengths."""
+    return sequence(
+        *(BIASED(length, position=AlibiPosition(HEADS), repeats=max(1, 256 // length)) for length in lengths)
+    )
+
+
+def spans(*lengths: int) -> Job:
+    """Attention with learned spans in single documents of these lengths."""
+    kernel = AdaptiveSpanKernel(LearnedAttentionSpans(HEADS, 256, initial_share=0.4))
+    return sequence(*(attention(kernel, length) for length in lengths))
+
+
+def near(value: int, steps: int = 2) -> list[int]:
+    """The value, and its halves and doubles."""
+    return [value * 2**n if n >= 0 else max(1, value >> -n) for n in range(-steps, steps + 1)]
+
+
+USED = costs.COSTS
+SWEEPS: dict[str, Sweep] = {
+    "toeplitz_block": Sweep(
+        [Place(toeplitz_attention, "BLOCK")],
+        near(USED.toeplitz_block),
+        lambda: attention(SoftmaxKernel(m.Causal(), path="blocked"), 2048, position=AlibiPosition(HEADS)),
+    ),
+    "band_block": Sweep(
+        [Place(band, "BLOCK")],
+        near(USED.band_block),
+        lambda: attention(SoftmaxKernel(m.Causal(), path="blocked"), 1024, position=ShawPosition(WIDTH)),
+    ),
+    "pairwise_block": Sweep(
+        [Place(blocked_attention, "BLOCK"), Place(softmax_with_bias, "BLOCK")],
+        near(USED.pairwise_block),
+        lambda: attention(SoftmaxKernel(path="blocked"), 1024, position=DistanceAwarePosition(HEADS)),
+    ),
+    "lse_block": Sweep(
+        [Place(attention_with_lse, "BLOCK")],
+        near(USED.lse_block),
+        lambda: attention(block_local("sparse"), 2048, values=WIDTH // 2),
+    ),
+    "distance_vector_queries": Sweep(
+        [Place(distance_vector_blocks, "MAX_BLOCK_QUERIES")],
+        near(USED.distance_vector_queries),
+        lambda: BIASED(1024, position=TransformerXLPosition(HEADS * WIDTH, HEADS)),
+    ),
+    "scores_per_thread": Sweep(
+        [Place(distance_vector_blocks, "SCORES_PER_THREAD")],
+        near(USED.scores_per_thread),
+        lambda: BIASED(1024, position=TransformerXLPosition(HEADS * WIDTH, HEADS)),
+    ),
+    "distance_vector_block": Sweep(
+        [Place(distance_vector_attention, "BLOCK")],
+        near(USED.distance_vector_block),
+        lambda: attention(
+            SoftmaxKernel(m.Causal(), dropout=0.1), 1024, position=TransformerXLPosition(HEADS * WIDTH, HEADS)
+        ),
+    ),
+    "channel_decay_block": Sweep([Place(channel_decay, "BLOCK")], near(USED.channel_decay_block), channel_decays),
+    "scores_per_step": Sweep(
+        [Place(tile_steps, "SCORES_PER_STEP")],
+        near(USED.scores_per_step),
+        lambda: attention(block_local("sparse"), 4096),
+    ),
+    "scores_per_piece": Sweep(
+        [Place(tiled_attention, "SCORES_PER_PIECE")],
+        near(USED.scores_per_piece),
+        lambda: attention(block_local("blocked"), 2048, position=AlibiPosition(HEADS)),
+    ),
+    "sparse_block": Sweep(
+        [Place(sparse_plan, "BLOCK")], near(USED.sparse_block, 1), lambda: attention(block_local("sparse"), *PACKED)
+    ),
+    "pairs_per_mask": Sweep(
+        [Place(sparse_plan, "PAIRS_PER_MASK")],
+        near(USED.pairs_per_mask),
+        lambda: attention(block_local("sparse"), *PACKED),
+    ),
+    "cover_coarsening": Sweep(
+        [Place(block_cover, "COARSENING")], (4, 8, 16), lambda: attention(block_local("sparse"), *PACKED)
+    ),
+    "max_view_calls": Sweep(
+        [Place(block_cover, "MAX_RUNS")], (1, 2, 4), lambda: attention(block_local("sparse"), *PACKED)
+    ),
+    "max_padding_share": Sweep(
+        [Place(block_cover, "MAX_PADDING_SHARE")],
+        (1 / 16, 1 / 8, 1 / 4),
+        lambda: attention(block_local("sparse"), *PACKED),
+    ),
+    "max_selected_share": Sweep(
+        [Place(plan_search, "CHOSEN")], (3 / 4, 7 / 8, 1.0), lambda: attention(block_local("sparse"), *PACKED)
+    ),
+    "min_planned_pairs": Sweep(
+        [Place(softmax_kernel, "MIN_PAIRS_FOR_PLAN")],
+        near(USED.min_planned_pairs),
+        lambda: sequence(*(attention(SoftmaxKernel(m.Window(64)), n // 2, n // 2) for n in (256, 512, 1024))),
+    ),
+    "min_document_length": Sweep(
+        [Place(module, "MIN_DOCUMENT_LENGTH") for module in (softmax_kernel, softmax_with_bias)],
+        near(USED.min_document_length),
+        lambda: sequence(*(BIASED(*lengths, position=AlibiPosition(HEADS)) for lengths in (TINY, SHORT, PACKED))),
+    ),
+    "max_reference_pairs": Sweep(
+        [Place(softmax_with_bias, "MAX_REFERENCE_PAIRS")],
+        near(USED.max_reference_pairs),
+        lambda: biased_of((64, 96, 128, 192, 256)),
+    ),
+    "max_reference_queries": Sweep(
+        [Place(softmax_with_bias, "MAX_REFERENCE_QUERIES")],
+        near(USED.max_reference_queries),
+        lambda: biased_of((4, 8, 16, 32, 64)),
+    ),
+    "max_reference_span_queries": Sweep(
+        [Place(adaptive_span_kernel, "MAX_REFERENCE_QUERIES")],
+        near(USED.max_reference_span_queries),
+        lambda: spans(4, 8, 16, 32, 64),
+    ),
+    "span_rounding": Sweep([Place(span_attention, "BAND_ROUNDING")], near(USED.span_rounding), lambda: spans(1024)),
+    "pairs_per_thread": Sweep(
+        [Place(small_batch_attention, "PAIRS_PER_THREAD")], near(USED.pairs_per_thread), small_batches
+    ),
+    "chunk_pairs_per_call": Sweep(
+        [Place(chunk_gather_attention, "PAIRS_PER_CALL", "cpu")],
+        near(USED.chunk_pairs_per_call),
+        lambda: attention(LSHKernel(num_buckets=32, chunk_length=64, num_hashes=2), 2048),
+    ),
+    "search_products_per_block": Sweep(
+        [Place(top_products, "PRODUCTS_PER_BLOCK", "cpu")], near(USED.search_products_per_block), search
+    ),
+    "search_queries_per_block": Sweep([Place(top_products, "ROWS")], near(USED.search_queries_per_block), search),
+    "min_chunked_classes": Sweep(
+        [Place(head, "MIN_CHUNKED_CLASSES")], near(USED.min_chunked_classes), lambda: losses(2048, 4096, 8192, 16384)
+    ),
+    "tokens_per_loss_chunk": Sweep(
+        [Place(head, "TOKENS_PER_CHUNK")], near(USED.tokens_per_loss_chunk, 1), lambda: losses(16384)
+    ),
+}
