@@ -30,7 +30,7 @@ def recipes_page() -> str:
             f"[`{name}`](#{name})",
             card.title,
             publication_year(card) or "",
-            card.task,
+            card.task.name,
             ", ".join(promised_contracts(card)),
             card.cost,
         )

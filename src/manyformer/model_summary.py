@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.core import State, tree_map
-from manyformer.dependency_trees import preorder_columns
 from manyformer.flops import count_flops
-from manyformer.models import EncoderDecoder, ImageClassifier, LanguageModel, Model, Tagger
+from manyformer.models import Model
 from manyformer.recipes import RECIPES, build
+from manyformer.tasks import Inputs, Task
 from manyformer.training_hooks import eval_mode
 
 
@@ -123,44 +123,32 @@ def forward_cost(model: Model, length: int) -> ForwardCost:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = build(model.spec.recipe, **model.spec.keywords).eval()
+    card = RECIPES[model.spec.recipe].card
+    task = card.task
     tokens = torch.zeros(1, length, dtype=torch.long, device=model.device)
     if content_based:
-        tokens = torch.arange(length, device=model.device)[None] % model.spec.keywords["vocab"]
-    if isinstance(model, ImageClassifier):
-        assert model.max_length is not None
-        length = model.max_length
+        tokens = torch.arange(length, device=model.device)[None] % task.token_ids(model)
+    inputs = task.example(model, tokens)
+    length = task.fixed_length(model) or length
+    arguments = task.arguments(model, inputs)
     with torch.no_grad(), eval_mode(model):
         # a warm-up fills the caches of later passes: plans of sparse attention, which would take ten times as long
         # under the counter, and values that are cached until the weights change
-        _run_forward(model, tokens)
-        flops = count_flops(lambda: _run_forward(model, tokens))
+        model(*arguments)
+        flops = count_flops(lambda: model(*arguments))
     half_length = max(1, length // 2)
-    card = RECIPES[model.spec.recipe].card
-    if not isinstance(model, LanguageModel | EncoderDecoder) or not card.incremental_decoding or half_length == length:
+    if not task.generates or not card.incremental_decoding or half_length == length:
         return ForwardCost(length, flops, None, None)
-    half_bytes, full_bytes = (_state_bytes(model, tokens, upto) for upto in (half_length, length))
+    half_bytes, full_bytes = (_state_bytes(task, model, inputs, upto) for upto in (half_length, length))
     return ForwardCost(length, flops, full_bytes, (full_bytes - half_bytes) / (length - half_length))
 
 
-def _run_forward(model: Model, tokens: Tensor) -> None:
-    if isinstance(model, EncoderDecoder):
-        model(tokens, tokens)
-    elif isinstance(model, ImageClassifier):
-        model(torch.zeros(1, *model.embed.shape, dtype=torch.uint8, device=tokens.device))
-    elif isinstance(model, Tagger):
-        # the cost does not depend on the tree
-        model(tokens, None, torch.from_numpy(preorder_columns(range(tokens.shape[1])))[None].to(tokens.device))
-    else:
-        model(tokens)
-
-
-def _state_bytes(model: LanguageModel | EncoderDecoder, tokens: Tensor, length: int) -> int:
+def _state_bytes(task: Task, model: Model, inputs: Inputs, length: int) -> int:
     with torch.no_grad():
-        state: State = model.init_state(1)
-        if isinstance(model, EncoderDecoder):
-            state = model.decode(tokens[:, :length], model.encode(tokens), None, state).state
-        else:
-            state = model(tokens[:, :length], None, state).state
+        state: State = task.call(model, inputs.columns(0, length), task.init_state(model, inputs)).state
+    if task.takes_source:
+        # the encoded source is computed once and does not grow
+        _, state = state
     sizes: list[int] = []
 
     def record_size(tensor: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from manyformer.check import CONTRACTS, Adapter, CheckReport, ContractRow
 from manyformer.core import Layer
 from manyformer.models import LanguageModel, Model
 from manyformer.recipes import RECIPES, recipe
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 STREAMING = ["causal", "cached", "prefill", "preallocated", "rewind", "beams"]
 
@@ -210,7 +211,7 @@ def test_a_loss_that_counts_padding_is_found() -> None:
 
 @pytest.fixture
 def mutant_recipe() -> Iterator[None]:
-    facts: dict[str, Any] = {"paper": "none", "new": "a mistake", "task": "language-model", "cost": "O(1)"}
+    facts: dict[str, Any] = {"paper": "none", "summary": "a mistake", "task": LANGUAGE_MODELLING, "cost": "O(1)"}
 
     @recipe("Mutant", causal=True, incremental_decoding=True, reasons={"cross_attention": "one sequence"}, **facts)
     def mutant(vocab: int = 13, blind: int | None = None) -> LanguageModel:

@@ -16,6 +16,7 @@ from manyformer.check.contracts.causality_contract import cut_positions
 from manyformer.check.tiny_models import TINY_KEYWORDS
 from manyformer.errors import UserError
 from manyformer.recipes import RECIPES, recipe
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 VOCAB = 31
 
@@ -205,7 +206,7 @@ def test_a_check_leaves_the_model_and_the_process_as_they_were() -> None:
 
 
 def test_a_card_excuses_by_promise_or_by_contract_and_by_nothing_else() -> None:
-    facts: dict[str, Any] = {"paper": "none", "new": "none", "task": "language-model", "cost": "O(1)"}
+    facts: dict[str, Any] = {"paper": "none", "summary": "none", "task": LANGUAGE_MODELLING, "cost": "O(1)"}
 
     def enter(**because: str) -> None:
         @recipe(

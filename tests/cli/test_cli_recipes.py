@@ -25,7 +25,7 @@ def test_list_can_be_narrowed(cli: Cli) -> None:
     def names(*words: str) -> list[str]:
         return [record["name"] for record in json.loads(cli("list", *words, "--json").out)]
 
-    masked = [name for name, recipe in mf.recipes().items() if recipe.card.task == "masked-lm"]
+    masked = [name for name, recipe in mf.recipes().items() if recipe.card.task.name == "masked-lm"]
     assert "bert" in names("--task", "masked-lm") == masked
     assert "transformer-lm" in names("*-lm") == [name for name in mf.recipes() if name.endswith("-lm")]
     assert "transformer-classifier" in names("classif") == [name for name in mf.recipes() if "classif" in name]

@@ -14,7 +14,7 @@ def load(target: str | Path, *overrides: str) -> RunConfig:
         target,
         overrides,
         signature_of=lambda name: get_recipe(name).signature,
-        task_of=lambda name: get_recipe(name).card.task,
+        task_of=lambda name: get_recipe(name).card.task.name,
         recipes=RECIPES,
     )
 
@@ -22,7 +22,7 @@ def load(target: str | Path, *overrides: str) -> RunConfig:
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_every_recipe_can_be_trained_by_its_name(name: str, tmp_path: Path) -> None:
     pathless = {"language-model", "masked-lm", "translation"}
-    needed = [] if get_recipe(name).card.task in pathless else ["data.path=x.tsv"]
+    needed = [] if get_recipe(name).card.task.name in pathless else ["data.path=x.tsv"]
     run = load(name, *needed)
     assert run.out == f"runs/{name}"
     (tmp_path / "run.yaml").write_text(dump_run(run))

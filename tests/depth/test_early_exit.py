@@ -275,7 +275,7 @@ def _into(model: Any, tokens: Tensor) -> Any:
 WRITERS = sorted(
     name
     for name, recipe in RECIPES.items()
-    if recipe.card.task in ("language-model", "translation") and not name.startswith("early-exit")
+    if recipe.card.task.name in ("language-model", "translation") and not name.startswith("early-exit")
 )
 
 

@@ -19,7 +19,8 @@ import manyformer as mf
 from manyformer.batches import Batch, CausalLMBatch
 from manyformer.config import AdamWConfig, RunConfig
 from manyformer.errors import UserError
-from manyformer.train import checkpoint_writer, checkpoints, validation
+from manyformer.tasks import Task
+from manyformer.train import checkpoint_writer, checkpoints
 from manyformer.train.checkpoints import CheckpointStore
 from manyformer.train.durable_files import DiskFull, find_damage
 from manyformer.train.engine import TrainingEngine
@@ -101,7 +102,7 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     heard = Heard()
     heard.append = watch  # type: ignore[method-assign,assignment]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(validation, "compute_scores", lambda *sums: {"loss": next(scores), "accuracy": 0.0})
+        patch.setattr(Task, "validation", lambda *sums: {"loss": next(scores), "accuracy": 0.0})
         result = go(run, heard)
     # evaluated at 3, 6, 9, ..., 18 and 20; the best are 6 and 9, the last regular ones 16 and 20
     assert store.steps() == [6, 9, 16, 20]
@@ -268,7 +269,7 @@ def test_the_average_is_the_model_only_where_it_is_better(
 ) -> None:
     # at steps 4, 8, 12, and the average of all three
     scores = iter([2.0, 1.0, 3.0, of_average])
-    monkeypatch.setattr(validation, "compute_scores", lambda *sums: {"loss": next(scores), "accuracy": 0.0})
+    monkeypatch.setattr(Task, "validation", lambda *sums: {"loss": next(scores), "accuracy": 0.0})
     result = go(a_run(tmp_path / "run", save={"every": 4, "keep_last": 3, "average_last": 3}))
     kept = [
         load_file(CheckpointStore(tmp_path / "run/checkpoints").path(step) / "model.safetensors") for step in (4, 8, 12)

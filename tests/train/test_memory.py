@@ -15,6 +15,7 @@ from manyformer.batches import CausalLMBatch
 from manyformer.config import AdamWConfig, EvaluateConfig, RunConfig
 from manyformer.models import LanguageModel
 from manyformer.models.carried_state import CarriedState
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import TrainingStarted
 from manyformer.train.objective import TrainingObjective
@@ -131,11 +132,11 @@ def test_every_validation_begins_with_an_empty_memory_and_leaves_that_of_trainin
     )
     engine.step([read[0]], 0.0)
     before = engine.carried_state.state
-    judge = Validator(engine.scorer, read, EvaluateConfig(), SINGLE_PROCESS_GROUP)
+    judge = Validator(engine.scorer, read, EvaluateConfig(), SINGLE_PROCESS_GROUP, task=LANGUAGE_MODELLING)
     first, second = judge(), judge()
     assert first == second
     assert engine.carried_state.state is before
-    part = Validator(engine.scorer, read, EvaluateConfig(batches=2), SINGLE_PROCESS_GROUP)()
+    part = Validator(engine.scorer, read, EvaluateConfig(batches=2), SINGLE_PROCESS_GROUP, task=LANGUAGE_MODELLING)()
     for found, length in ((first, 24), (part, 12)):
         tokens, targets = (torch.cat([batch[n] for batch in read], 1)[:, :length] for n in (0, 1))  # type: ignore[misc]
         with torch.no_grad():

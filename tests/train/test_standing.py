@@ -8,8 +8,10 @@ import pytest
 from fakes import a_run
 from runs import go, learned
 
+from manyformer.batches import TextUnits
+from manyformer.tasks import ScoreSums
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.train.train_state import MetricsWindow, RankedCheckpoint, TrainState, end_reason, run_progress
-from manyformer.train.validation import compute_scores
 
 
 @pytest.mark.parametrize(
@@ -55,13 +57,13 @@ def test_a_standing_survives_json() -> None:
 
 
 def test_scores() -> None:
-    found = compute_scores(10.0, 5, 2, 4.0)
-    assert found["loss"] == 2.0
-    assert found["accuracy"] == 0.4
-    assert found["perplexity"] == pytest.approx(7.389, abs=1e-3)
-    assert found["bits_per_byte"] == pytest.approx(2 / 0.6931472 / 4)
-    assert "bits_per_byte" not in compute_scores(10.0, 5, 2, None)
-    assert compute_scores(1e6, 1, 0, None)["perplexity"] == float("inf")
+    sums = ScoreSums(10.0, 5, 2)
+    scores = LANGUAGE_MODELLING.validation(sums, TextUnits(targets=5, characters=18, bytes=20))
+    assert scores["loss"] == 2.0
+    assert scores["accuracy"] == 0.4
+    assert scores["perplexity"] == pytest.approx(7.389, abs=1e-3)
+    assert scores["bits_per_byte"] == pytest.approx(2 / 0.6931472 / 4)
+    assert "bits_per_byte" not in LANGUAGE_MODELLING.validation(sums, None)
 
 
 def test_early_stopping(tmp_path: Path) -> None:

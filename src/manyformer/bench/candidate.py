@@ -6,21 +6,12 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from manyformer.batches import (
-    Batch,
-    CausalLMBatch,
-    ClassificationBatch,
-    ImageClassificationBatch,
-    MaskedLMBatch,
-    Seq2SeqBatch,
-    TaggingBatch,
-)
 from manyformer.bench.clock import TimedJob
 from manyformer.core import State, tree_map
-from manyformer.dependency_trees import preorder_columns
 from manyformer.generate.bound import bind
-from manyformer.models import EncoderDecoder, ImageClassifier, LanguageModel, MaskedLM, Tagger, TextClassifier
+from manyformer.models import GenerativeModel
 from manyformer.recipes import build, get_recipe
+from manyformer.tasks import Inputs
 
 BenchKind = Literal["forward", "step", "decode"]
 BENCH_KINDS: tuple[BenchKind, ...] = get_args(BenchKind)
@@ -32,9 +23,6 @@ SIZES: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4, "drop
 
 NEW_TOKENS = 16
 """Tokens that a decoding job generates; its time is divided by this."""
-
-MASKED_SHARE = 0.15
-"""The share of tokens that a masked language model predicts."""
 
 
 class BenchCandidate(NamedTuple):
@@ -65,16 +53,16 @@ class CandidateBench:
         shared = {**SIZES, "max_length": setting.max_length + NEW_TOKENS, **setting.keywords}
         keywords = {name: value for name, value in shared.items() if name in parameters} | candidate.keywords
         torch.manual_seed(setting.seed)
-        self.setting, self.card = setting, recipe.card
+        self.setting, self.card, self.task = setting, recipe.card, recipe.card.task
         self.model = build(candidate.recipe, **keywords).to(setting.device)
-        self.vocab = int(self.model.spec.keywords.get("vocab", 2))
+        self.vocab = self.task.token_ids(self.model)
         # fused, as in training
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.generator = torch.Generator().manual_seed(setting.seed)
 
     def unsupported_reason(self, kind: BenchKind) -> str | None:
         """The reason why this kind cannot be measured, or None."""
-        if isinstance(self.model, ImageClassifier):
+        if self.task.fixed_length(self.model) is not None:
             return "its images have a fixed size, so there is no length to vary"
         if kind == "decode" and not self.card.incremental_decoding:
             return self.card.reasons["incremental_decoding"]
@@ -84,8 +72,8 @@ class CandidateBench:
         """A job that runs `kind` once on sequences of `length` tokens."""
         if kind == "decode":
             return self._decode_job(length)
-        batch = self._make_batch(length)
-        return self._forward_job(batch) if kind == "forward" else self._step_job(batch)
+        inputs = self._random_inputs(length)
+        return self._forward_job(inputs) if kind == "forward" else self._step_job(inputs)
 
     def runs_per_job(self, kind: BenchKind) -> int:
         """The divisor of a job's time: decoding is reported per token."""
@@ -103,15 +91,20 @@ class CandidateBench:
             tree_map(record, self._prefill(length, capacity=None)[1])
         return sum(sizes)
 
-    def _forward_job(self, batch: Batch) -> TimedJob:
+    def _forward_job(self, inputs: Inputs) -> TimedJob:
+        arguments = self.task.arguments(self.model, inputs)
+
         def forward() -> None:
             self.model.eval()
             with torch.inference_mode(), self._autocast():
-                self.model(*_inputs(batch))
+                self.model(*arguments)
 
         return forward
 
-    def _step_job(self, batch: Batch) -> TimedJob:
+    def _step_job(self, inputs: Inputs) -> TimedJob:
+        targets = self.task.random_targets(self.model, inputs, self.generator)
+        batch = self.task.batch(self.model, inputs, targets)
+
         def step() -> None:
             self.model.train()
             with self._autocast():
@@ -128,7 +121,7 @@ class CandidateBench:
         As in `generate`, the decoding function is bound beforehand.
         """
         model = self.model.eval()
-        assert isinstance(model, LanguageModel | EncoderDecoder)
+        assert isinstance(model, GenerativeModel)
         with torch.inference_mode(), self._autocast():
             first_token, start, memory = self._prefill(length, capacity=length + NEW_TOKENS)
             decode_token = bind(model)
@@ -146,34 +139,16 @@ class CandidateBench:
 
     def _prefill(self, length: int, *, capacity: int | None) -> tuple[Tensor, State, Any]:
         """The most likely token after a random prompt of `length` tokens, the state, and the encoded source if any."""
-        model, tokens = self.model, self._random_tokens(length)
-        assert isinstance(model, LanguageModel | EncoderDecoder)
-        start, memory = model.init_state(tokens.shape[0], capacity=capacity), None
-        if isinstance(model, EncoderDecoder):
-            memory = model.encode(self._random_tokens(length))
-            out = model.decode(tokens, memory, state=start)
-        else:
-            out = model(tokens, state=start)
-        return out.logits[:, -1:].argmax(-1), out.state, memory
-
-    def _make_batch(self, length: int) -> Batch:
         tokens = self._random_tokens(length)
-        if isinstance(self.model, LanguageModel):
-            return CausalLMBatch(tokens, tokens.roll(-1, 1))
-        if isinstance(self.model, EncoderDecoder):
-            target = self._random_tokens(length)
-            return Seq2SeqBatch(tokens, target, target.roll(-1, 1))
-        if isinstance(self.model, TextClassifier):
-            return ClassificationBatch(tokens, torch.zeros_like(tokens[:, 0]))
-        if isinstance(self.model, MaskedLM):
-            masked = torch.rand(tokens.shape, generator=self.generator).to(tokens.device) < MASKED_SHARE
-            # without a masked token there would be no loss
-            masked[:, 0] = True
-            return MaskedLMBatch(tokens, torch.where(masked, tokens, -100))
-        if isinstance(self.model, Tagger):
-            trees = torch.from_numpy(preorder_columns(range(length))).to(tokens.device).expand(len(tokens), -1, -1)
-            return TaggingBatch(tokens, torch.zeros_like(tokens), None, trees)
-        raise TypeError(f"cannot make a benchmark batch for {type(self.model).__name__}")
+        prompt = Inputs(tokens, source=self._random_tokens(length) if self.task.takes_source else None)
+        start = self.task.init_state(self.model, prompt, capacity=capacity)
+        out = self.task.call(self.model, prompt, start)
+        memory, state = out.state if self.task.takes_source else (None, out.state)
+        return out.logits[:, -1:].argmax(-1), state, memory
+
+    def _random_inputs(self, length: int) -> Inputs:
+        source = self._random_tokens(length) if self.task.takes_source else None
+        return Inputs(self._random_tokens(length), source=source)
 
     def _random_tokens(self, length: int) -> Tensor:
         shape = (self.setting.batch, length)
@@ -190,14 +165,3 @@ class CandidateBench:
         if self.setting.precision != "auto":
             return self.setting.precision
         return "bfloat16" if self.setting.device.type == "cuda" else "float32"
-
-
-def _inputs(batch: Batch) -> tuple[Tensor | None, ...]:
-    if isinstance(batch, TaggingBatch):
-        return batch.tokens, None, batch.trees
-    if isinstance(batch, ImageClassificationBatch):
-        return (batch.pixels,)
-    if isinstance(batch, Seq2SeqBatch):
-        return batch.source, batch.target
-    assert isinstance(batch, CausalLMBatch | MaskedLMBatch | ClassificationBatch)
-    return (batch.tokens,)

@@ -15,7 +15,7 @@ from manyformer.check.contract import Contract
 from manyformer.check.contracts import CONTRACTS
 from manyformer.check.hugging_face import HuggingFace, is_hugging_face
 from manyformer.check.isolation import in_dtype, restoring_attributes, restoring_model_and_rng, working_dtype
-from manyformer.check.own_subject import own_subject
+from manyformer.check.own_subject import OwnSubject
 from manyformer.check.subject import Subject, seed_everything
 from manyformer.check.tiny_models import build_tiny
 from manyformer.check.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, Backend, ContractTrial, Untestable
@@ -91,7 +91,7 @@ def find_subject(
 ) -> Subject:
     """The subject for any `model` that `check` accepts. Raises UserError for others."""
     if isinstance(model, str) and model in recipe_names():
-        return own_subject(build_tiny(model, keywords, seed).to(device))
+        return OwnSubject(build_tiny(model, keywords, seed).to(device))
     if keywords:
         raise UserError(f"keywords ({', '.join(keywords)}) are for a recipe's name; this model is built already")
     if isinstance(model, str | Path):
@@ -99,13 +99,13 @@ def find_subject(
             raise UserError(
                 f"'{model}' is neither a recipe nor a folder with a model; {suggest_names(str(model), recipe_names())}"
             )
-        return own_subject(load(model).to(device), name=str(model))
+        return OwnSubject(load(model).to(device), name=str(model))
     if device is not None:
         raise UserError(f"device ({device}) is for a name or a folder; this model has a device already")
     if isinstance(model, Adapter):
         return AdapterSubject(model)
     if isinstance(model, Model):
-        return own_subject(model)
+        return OwnSubject(model)
     if is_hugging_face(model):
         return HuggingFace(model)
     raise UserError(

@@ -68,6 +68,7 @@ def as_record(recipe: "Recipe") -> dict[str, Any]:
     card = recipe.card
     return {
         **asdict(card),
+        "task": card.task.name,
         "year": publication_year(card),
         "promises": promised_contracts(card),
         "module": recipe.module,
@@ -75,15 +76,13 @@ def as_record(recipe: "Recipe") -> dict[str, Any]:
 
 
 def _select_recipes(pattern: str, task: str | None) -> "list[Recipe]":
-    from typing import get_args
-
     from manyformer.api import recipes
     from manyformer.errors import UserError, suggest_names
-    from manyformer.recipes.registry import Task
+    from manyformer.tasks import task_named
 
-    if task is not None and task not in get_args(Task):
-        raise UserError(f"there is no task '{task}'; {suggest_names(task, get_args(Task))}")
-    of_task = [recipe for recipe in recipes().values() if task in (None, recipe.card.task)]
+    if task is not None:
+        task_named(task)
+    of_task = [recipe for recipe in recipes().values() if task in (None, recipe.card.task.name)]
     matching = [recipe for recipe in of_task if _matches(pattern, recipe)]
     if not matching:
         qualifier = "" if task is None else f" for the task {task}"

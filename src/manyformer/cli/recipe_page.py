@@ -15,7 +15,7 @@ def print_page(recipe: Recipe, model: Model, cost: ForwardCost) -> None:
     card = recipe.card
     print_result(f"{card.name}: {card.title}")
     print_result()
-    facts = {"summary": card.summary, "paper": card.paper, "task": card.task, "cost": card.cost}
+    facts = {"summary": card.summary, "paper": card.paper, "task": card.task.name, "cost": card.cost}
     print_table(("", ""), list({**facts, "runs on": ", ".join(card.backends)}.items()))
     print_result()
     print_result(inspect.getdoc(recipe.build) or "")

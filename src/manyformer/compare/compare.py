@@ -25,7 +25,7 @@ DEFAULT_FOLDER = "comparisons"
 def read_comparison(target: str | Path, overrides: Sequence[str] = ()) -> Comparison:
     """Load a comparison and check its runs, scores and claims without training. Raises UserErrors."""
     recipes = RecipeLookup(
-        lambda name: get_recipe(name).signature, lambda name: get_recipe(name).card.task, import_for_run
+        lambda name: get_recipe(name).signature, lambda name: get_recipe(name).card.task.name, import_for_run
     )
     comparison = load_comparison(target, overrides, recipes=recipes)
     names = [case.name for case in comparison.cases]

@@ -21,6 +21,7 @@ from manyformer.models import BatchScore, LanguageModel, Model
 from manyformer.models.carried_state import CarriedState
 from manyformer.models.model_files import read_weights
 from manyformer.recipes import build
+from manyformer.recipes.registry import task_of
 from manyformer.scores import ScoreKind
 from manyformer.tasks import TASKS
 from manyformer.tasks.causal_task import WORK_SCORES
@@ -119,7 +120,9 @@ class Rescorer:
             return score
 
         with ExitStack() as stack:
-            scores = Validator(scorer, self._held_out(point, stack), EvaluateConfig(), SINGLE_PROCESS_GROUP)()
+            scores = Validator(
+                scorer, self._held_out(point, stack), EvaluateConfig(), SINGLE_PROCESS_GROUP, task=task_of(model)
+            )()
         assert scores is not None
         return {**scores, "accuracy": 100 * scores["accuracy"]}
 

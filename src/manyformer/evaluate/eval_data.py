@@ -8,7 +8,7 @@ from manyformer.data.kind import OpenRequest
 from manyformer.data.opened import EvaluationData, EvaluationPath
 from manyformer.data.opening import open_file, open_held_out
 from manyformer.recipes import get_recipe
-from manyformer.tasks import Task, task_named
+from manyformer.tasks import Task
 
 
 def load_split(run: RunConfig, folder: Path, split: str | None) -> EvaluationData:
@@ -24,7 +24,7 @@ def load_file(run: RunConfig, tokenizers: TokenizerPair, path: EvaluationPath, s
 
 def task_of_run(run: RunConfig) -> Task:
     """The task of the run's recipe on the run's kind of data."""
-    return task_named(get_recipe(run.recipe).card.task).variant(run.data.kind)
+    return get_recipe(run.recipe).card.task.variant(run.data.kind)
 
 
 def data_form(run: RunConfig) -> str:

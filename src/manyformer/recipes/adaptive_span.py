@@ -21,17 +21,17 @@ from manyformer.position import KeyDistancePosition
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
 from manyformer.sources import SpanCacheSource
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
 @recipe(
     "Adaptive attention span",
     paper="Sukhbaatar et al. 2019, Adaptive Attention Span in Transformers, arXiv:1905.07799",
     summary="Each head learns the length of the context it attends to, and computes no further.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l z d + l d^2) per layer, z the mean span of its heads plus the ramp",
-    reasons={"cross_attention": "a language model reads one sequence only"},
     tiny_keywords={"max_span": 24, "span_ramp": 8, "span_init": 0.3},
 )
 def adaptive_span(

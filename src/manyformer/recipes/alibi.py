@@ -13,6 +13,7 @@ from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import AlibiPosition
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
 @recipe(
@@ -21,11 +22,10 @@ from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, 
     "arXiv:2108.12409",
     summary="A penalty linear in distance replaces positions, so the model extrapolates beyond the length it was "
     "trained on.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l^2 d + l d^2) per layer",
-    reasons={"cross_attention": "a language model reads one sequence only"},
 )
 def alibi(
     vocab: int = 256,

@@ -8,6 +8,7 @@ from torch import nn
 from manyformer.mixers import AttendingGRU, BidirectionalGRU
 from manyformer.models import ClassHead, EncoderDecoder, TokenEmbedding
 from manyformer.recipes.registry import recipe
+from manyformer.tasks.translation import TRANSLATION
 
 
 @recipe(
@@ -15,7 +16,7 @@ from manyformer.recipes.registry import recipe
     paper="Bahdanau et al. 2015, Neural Machine Translation by Jointly Learning to Align and Translate, "
     "arXiv:1409.0473",
     summary="Before each token the decoder attends to the source, instead of relying on one vector for all of it.",
-    task="translation",
+    task=TRANSLATION,
     causal=True,
     incremental_decoding=True,
     cross_attention=True,

@@ -15,19 +15,15 @@ from manyformer.models.contrastive_loss import PartContrastiveLoss
 from manyformer.position import LearnedPosition, Position
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, scale_residual_init, stack
+from manyformer.tasks.masked_lm import MASKED_LM
 
 
 @recipe(
     "BERT",
     paper="Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers, arXiv:1810.04805",
     summary="Predicting masked tokens trains an encoder on the context of both sides at once.",
-    task="masked-lm",
+    task=MASKED_LM,
     cost="O(l^2 d + l d^2) per layer",
-    reasons={
-        "causal": "every token attends to both sides",
-        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
-        "cross_attention": "it reads one sequence only",
-    },
 )
 def bert(
     vocab: int = 30522,

@@ -28,6 +28,9 @@ from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
 from manyformer.recipes.transformer import encoder_decoder
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.tasks.masked_lm import MASKED_LM
+from manyformer.tasks.translation import TRANSLATION
 
 PAPER = "Zaheer et al. 2020, Big Bird: Transformers for Longer Sequences, arXiv:2007.14062"
 
@@ -36,13 +39,8 @@ PAPER = "Zaheer et al. 2020, Big Bird: Transformers for Longer Sequences, arXiv:
     "BigBird",
     paper=PAPER,
     summary="Random blocks in addition to a window and global tokens: a few layers connect any two tokens.",
-    task="masked-lm",
+    task=MASKED_LM,
     cost="O(l b d + l d^2) per layer, b keys in a handful of blocks",
-    reasons={
-        "causal": "every token attends to both sides",
-        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
-        "cross_attention": "it reads one sequence only",
-    },
     tiny_keywords={"block": 4, "random": 1, "max_length": 128},
 )
 def bigbird(
@@ -76,13 +74,8 @@ def bigbird(
     "BigBird with external tokens",
     paper=PAPER,
     summary="Additional global tokens before the text, and relative position labels.",
-    task="masked-lm",
+    task=MASKED_LM,
     cost="O(l (b + g) d + (l + g) d^2) per layer, b keys in a handful of blocks",
-    reasons={
-        "causal": "every token attends to both sides",
-        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
-        "cross_attention": "it reads one sequence only",
-    },
     tiny_keywords={"block": 4, "random": 1, "max_length": 128, "summaries": 3, "max_relative_distance": 3},
 )
 def bigbird_etc(
@@ -132,7 +125,7 @@ def bigbird_etc(
     "BigBird encoder-decoder",
     paper=PAPER,
     summary="A long source encoded at linear cost, a short target decoded with full attention.",
-    task="translation",
+    task=TRANSLATION,
     causal=True,
     incremental_decoding=True,
     cross_attention=True,
@@ -176,11 +169,10 @@ def bigbird_seq2seq(
     "BigBird language model",
     paper=PAPER,
     summary="Random blocks of the past alone: the pattern as a strictly causal language model.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l b d + l d^2) per layer, b keys in a handful of blocks",
-    reasons={"cross_attention": "a language model reads one sequence only"},
     tiny_keywords={"block": 4, "random": 1, "max_length": 128},
 )
 def bigbird_lm(

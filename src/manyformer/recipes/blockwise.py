@@ -9,19 +9,15 @@ from manyformer.position import LearnedPosition
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std
+from manyformer.tasks.masked_lm import MASKED_LM
 
 
 @recipe(
     "BlockBERT",
     paper="Qiu et al. 2020, Blockwise Self-Attention for Long Document Understanding, arXiv:1911.02972",
     summary="Each head has a permutation of a few blocks: attention needs less memory by the number of blocks.",
-    task="masked-lm",
+    task=MASKED_LM,
     cost="O(l^2 d / n + l d^2) per layer, n blocks",
-    reasons={
-        "causal": "every token attends to both sides",
-        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
-        "cross_attention": "it reads one sequence only",
-    },
     tiny_keywords={"blocks": 2, "max_length": 48},
 )
 def blockwise(

@@ -10,13 +10,14 @@ from manyformer.recipes.early_exit import ROUNDING_CHANGES_EXITS
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer import encoder_decoder
+from manyformer.tasks.translation import TRANSLATION
 
 
 @recipe(
     "CALM",
     paper="Schuster et al. 2022, Confident Adaptive Language Modeling, arXiv:2207.07061",
     summary="A confidence threshold for early exit, calibrated so that whole texts stay close to the full model's.",
-    task="translation",
+    task=TRANSLATION,
     causal=True,
     incremental_decoding=True,
     cross_attention=True,

@@ -14,6 +14,8 @@ from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std
 from manyformer.recipes.transformer_lm import gpt
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.tasks.masked_lm import MASKED_LM
 
 PAPER = "Cordonnier et al. 2020, Multi-Head Attention: Collaborate Instead of Concatenate, arXiv:2006.16362"
 SUMMARY = "Heads share and mix the query and key dimensions, of which trained heads use only a part."
@@ -23,11 +25,10 @@ SUMMARY = "Heads share and mix the query and key dimensions, of which trained he
     "Collaborative attention",
     paper=PAPER,
     summary=SUMMARY,
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l^2 (heads shared + d) + l d^2) per layer",
-    reasons={"cross_attention": "a language model reads one sequence only"},
     tiny_keywords={"shared_dim": 12},
 )
 def collaborative(
@@ -63,12 +64,10 @@ def collaborative(
     "Collaborative encoder",
     paper=PAPER,
     summary=SUMMARY,
-    task="masked-lm",
+    task=MASKED_LM,
     cost="O(l^2 (heads shared + d) + l d^2) per layer",
     reasons={
         "causal": "every token attends to both sides; `collaborative` is the causal one",
-        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
-        "cross_attention": "it reads one sequence only",
     },
     tiny_keywords={"shared_dim": 12},
 )

@@ -44,6 +44,7 @@ from manyformer.recipes.bigbird import causal_pattern
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.rfa import FLOOR as RFA_FLOOR
 from manyformer.recipes.stacks import NormOrder, ResidualStreams, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 FeedForwardName = Literal["relu", "gelu", "swiglu", "geglu"]
 NormName = Literal["layer", "rms"]
@@ -136,11 +137,10 @@ NORMS: dict[NormName, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms
     "Any mixture of parts",
     paper="none: a testbed for comparing parts",
     summary="Every part is chosen by name, so that one can be changed and the others kept.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="that of its parts",
-    reasons={"cross_attention": "a language model reads one sequence only"},
 )
 def compose(
     vocab: int = 256,

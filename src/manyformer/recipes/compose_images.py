@@ -17,7 +17,8 @@ from manyformer.models.image_classifier import Pooling
 from manyformer.models.patch_embedding import PatchEmbedding, count_patches
 from manyformer.recipes.gmlp import position_weight_std, spatial_gate
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.vit import IMAGE_REASONS, TINY_IMAGES, PatchPositionKind, image_body, patch_positions, zero_head
+from manyformer.recipes.vit import TINY_IMAGES, PatchPositionKind, image_body, patch_positions, zero_head
+from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
 
 MixerName = Literal["softmax", "linear", "linformer", "fourier", "tokens", "gate", "dense", "random"]
 
@@ -52,10 +53,9 @@ MIXERS: dict[MixerName, Callable[[ImageComposeSizes], Callable[[], Layer]]] = {
     "Compose for images",
     paper="a testbed for comparisons, after Dosovitskiy et al. 2021, arXiv:2010.11929",
     summary="Image classifiers that differ only in the layer that mixes their patches.",
-    task="image-classification",
+    task=IMAGE_CLASSIFICATION,
     padding_invariant=False,
     cost="that of its parts",
-    reasons=IMAGE_REASONS,
     tiny_keywords={**TINY_IMAGES, "projected_length": 4},
 )
 def compose_images(

@@ -25,6 +25,7 @@ from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionParts, xl_model, xl_positions
 from manyformer.sources import PrefixSource
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 CompressionName = Literal["max", "mean", "convolution", "dilated", "most-used"]
 TeacherName = Literal["usual", "attention", "auto-encoding", "through-time"]
@@ -51,11 +52,10 @@ LEARNED_COMPRESSIONS = ("convolution", "dilated")
     "Compressive Transformer",
     paper="Rae et al. 2020, Compressive Transformers for Long-Range Sequence Modelling, arXiv:1911.05507",
     summary="States evicted from Transformer-XL's memory are compressed and attended to for several times as long.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     cost="O(l (l + m + c) d + l d^2) per layer, m tokens of memory, c slots of `rate` tokens each",
     reasons={
-        "cross_attention": "a language model reads one sequence only",
         "incremental_decoding": "compressed states are less exact than those of one pass over the whole sequence",
     },
     tiny_keywords={"memory_length": 8, "compressed_length": 6, "rate": 2},

@@ -12,18 +12,16 @@ from manyformer.models import ClassHead, TextClassifier, TokenEmbedding
 from manyformer.position import DistanceAwarePosition
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
+from manyformer.tasks.classification import CLASSIFICATION
 
 
 @recipe(
     "DA-Transformer",
     paper="Wu et al. 2021, DA-Transformer: Distance-aware Transformer, arXiv:2010.06925",
     summary="Each head learns how real distances scale attention scores, instead of encoding positions.",
-    task="classification",
+    task=CLASSIFICATION,
     cost="O(l^2 d + l d^2) per layer",
     reasons={
-        "causal": "a label may depend on the whole text",
-        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
-        "cross_attention": "it reads one sequence only",
         "learns": "its distances have no direction, so a text and its reverse give the same output, and the toy task "
         "needs order",
     },

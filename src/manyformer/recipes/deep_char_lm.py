@@ -15,6 +15,7 @@ from manyformer.position import LearnedPosition, PositionLayer
 from manyformer.recipes.baselines import learned_embedding
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, branch, init_std, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
 @recipe(
@@ -22,11 +23,10 @@ from manyformer.recipes.stacks import NormOrder, branch, init_std, stack
     paper="Al-Rfou et al. 2019, Character-Level Language Modeling with Deeper Self-Attention, arXiv:1808.04444",
     summary="Auxiliary losses in every layer, switched off from the lowest up, train 64 layers; each has its own "
     "positions.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l^2 d + l d^2) per layer",
-    reasons={"cross_attention": "a language model reads one sequence only"},
 )
 def deep_char_lm(
     vocab: int = 256,

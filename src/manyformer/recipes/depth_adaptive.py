@@ -27,6 +27,8 @@ from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer import encoder_decoder
 from manyformer.recipes.transformer_lm import gpt
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.tasks.translation import TRANSLATION
 
 ExitPredictorKind = Literal["none", "sequence", "multinomial", "geometric", "likeliest"]
 TokenExitPredictorKind = Literal["none", "multinomial", "geometric", "likeliest"]
@@ -48,7 +50,7 @@ COST = "O(l^2 d + l d^2) for each layer that a token is computed in; keys and va
     "Depth-adaptive Transformer",
     paper=PAPER,
     summary=SUMMARY,
-    task="translation",
+    task=TRANSLATION,
     causal=True,
     incremental_decoding=True,
     cross_attention=True,
@@ -111,12 +113,11 @@ def depth_adaptive_transformer(
     "Depth-adaptive Transformer (language model)",
     paper=PAPER,
     summary=SUMMARY,
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost=COST,
     reasons={
-        "cross_attention": "a language model reads one sequence only",
         "float16": ROUNDING_CHANGES_EXITS,
         "bfloat16": ROUNDING_CHANGES_EXITS,
     },

@@ -16,6 +16,8 @@ from manyformer.models.with_early_exit import (
     with_early_exit,
 )
 from manyformer.recipes.registry import build, get_recipe, recipe
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.tasks.translation import TRANSLATION
 
 ROUNDING_CHANGES_EXITS = (
     "rounding moves confidences near the threshold to its other side, so tokens exit at other layers"
@@ -32,12 +34,11 @@ TINY = {"dim": 16, "depth": 3, "heads": 2, "ff_dim": 24, "dropout": 0.0}
     "Early exit (language model)",
     paper=PAPER,
     summary="Any language model; each token exits after the first layer that is confident.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="that of the layers that a token is computed in, and keys and values of all",
     reasons={
-        "cross_attention": "a language model reads one sequence only",
         "float16": ROUNDING_CHANGES_EXITS,
         "bfloat16": ROUNDING_CHANGES_EXITS,
     },
@@ -80,7 +81,7 @@ def early_exit_lm(
     "Early exit (encoder-decoder)",
     paper=PAPER,
     summary="Any encoder-decoder; each token exits the decoder after the first layer that is confident.",
-    task="translation",
+    task=TRANSLATION,
     causal=True,
     incremental_decoding=True,
     cross_attention=True,

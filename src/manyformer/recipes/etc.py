@@ -15,19 +15,15 @@ from manyformer.models.contrastive_loss import PartContrastiveLoss
 from manyformer.position import RelativeLabelPosition
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.registry import recipe
+from manyformer.tasks.masked_lm import MASKED_LM
 
 
 @recipe(
     "Extended Transformer Construction",
     paper="Ainslie et al. 2020, ETC: Encoding Long and Structured Inputs in Transformers, arXiv:2004.08483",
     summary="A second, short input of global tokens, relative position labels, and a contrastive loss for them.",
-    task="masked-lm",
+    task=MASKED_LM,
     cost="O(l (w + n) d + n^2 d + (l + n) d^2) per layer, n summaries",
-    reasons={
-        "causal": "every token attends to both sides",
-        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
-        "cross_attention": "it reads one sequence only",
-    },
     tiny_keywords={"window": 4, "part_length": 5, "max_relative_distance": 3},
 )
 def etc(

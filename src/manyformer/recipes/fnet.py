@@ -13,18 +13,17 @@ from manyformer.models import ClassHead, MaskedLM, TokenEmbedding
 from manyformer.position import LearnedPosition
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import branch, init_std, scale_residual_init, stack
+from manyformer.tasks.masked_lm import MASKED_LM
 
 
 @recipe(
     "FNet",
     paper="Lee-Thorp et al. 2021, FNet: Mixing Tokens with Fourier Transforms, arXiv:2105.03824",
     summary="A Fourier transform without weights mixes tokens nearly as well as attention.",
-    task="masked-lm",
+    task=MASKED_LM,
     cost="O(l log(l) d + l d^2) per layer",
     reasons={
         "causal": "a Fourier transform sums over all tokens, including later ones",
-        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
-        "cross_attention": "it reads one sequence only",
     },
 )
 def fnet(

@@ -14,6 +14,8 @@ from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.position.max_length import MaxLengthPosition
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, scale_residual_init, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.tasks.masked_lm import MASKED_LM
 
 PAPER = "Liu et al. 2021, Pay Attention to MLPs, arXiv:2105.08050"
 SUMMARY = "One half of a feed-forward layer, mixed along the sequence by fixed weights, gates the other: no attention."
@@ -25,11 +27,10 @@ PositionWeightKind = Literal["table", "shifts"]
     "gMLP",
     paper=PAPER,
     summary=SUMMARY,
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l^2 d + l d^2) per layer",
-    reasons={"cross_attention": "a language model reads one sequence only"},
     tiny_keywords={"attention_dim": 6},
 )
 def gmlp(
@@ -57,13 +58,8 @@ def gmlp(
     "gMLP encoder",
     paper=PAPER,
     summary=SUMMARY,
-    task="masked-lm",
+    task=MASKED_LM,
     cost="O(l^2 d + l d^2) per layer",
-    reasons={
-        "causal": "every token attends to both sides",
-        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
-        "cross_attention": "it reads one sequence only",
-    },
     tiny_keywords={"attention_dim": 6},
 )
 def gmlp_encoder(

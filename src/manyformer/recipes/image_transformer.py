@@ -18,6 +18,7 @@ from manyformer.pixel_order import pixel_order
 from manyformer.position import ConcatenatedGridPosition, SinusoidalPosition
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 PAPER = "Parmar et al. 2018, Image Transformer, arXiv:1802.05751"
 
@@ -32,7 +33,7 @@ ImageSize = tuple[int, int, int]
     paper=PAPER,
     summary="An image is generated value by value; each attends to its block of the sequence and a memory block before "
     "it.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l (block + memory_block) d + l d^2) per layer, for l = height width channels",
@@ -74,7 +75,7 @@ def image_transformer(
     "Image Transformer in two dimensions",
     paper=PAPER,
     summary="An image is generated block by block; each value attends to its block and to pixels above and left of it.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l (block_height + memory_height) (block_width + 2 memory_width) d + l d^2) per layer, for l = height width "

@@ -10,6 +10,7 @@ from manyformer.models import LanguageModel
 from manyformer.recipes.baselines import language_model, sinusoidal_embedding
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
 @recipe(
@@ -17,11 +18,10 @@ from manyformer.recipes.stacks import NormOrder
     paper="Katharopoulos et al. 2020, Transformers are RNNs, arXiv:2006.16236; Schlag et al. 2021, arXiv:2102.11174",
     summary="Feature maps replace exp(q.k), so key-value sums are shared: linear training, decoding with a state of "
     "fixed size.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l d^2) per layer; O(d^2) per generated token, at any length",
-    reasons={"cross_attention": "a language model reads one sequence only"},
 )
 def linear_transformer(
     vocab: int = 256,

@@ -14,6 +14,7 @@ from manyformer.models import MaskedLM
 from manyformer.recipes.baselines import learned_embedding, masked_lm
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
+from manyformer.tasks.masked_lm import MASKED_LM
 
 ProjectionSharing = Literal["none", "heads", "keys-values", "layers"]
 ProjectionKind = Literal["learned", "mean", "max", "convolution"]
@@ -23,12 +24,10 @@ ProjectionKind = Literal["learned", "mean", "max", "convolution"]
     "Linformer",
     paper="Wang et al. 2020, Linformer: Self-Attention with Linear Complexity, arXiv:2006.04768",
     summary="Attention matrices have nearly low rank: keys and values are projected to a fixed length.",
-    task="masked-lm",
+    task=MASKED_LM,
     cost="O(l projected_length d + l d^2) per layer",
     reasons={
         "causal": "every projected key mixes all tokens, so later ones cannot be masked",
-        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
-        "cross_attention": "it reads one sequence only",
     },
     tiny_keywords={"projected_length": 8},
 )

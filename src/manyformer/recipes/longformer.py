@@ -16,6 +16,8 @@ from manyformer.position import LearnedPosition, RotaryPosition
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, scale_residual_init, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.tasks.masked_lm import MASKED_LM
 
 PAPER = "Beltagy et al. 2020, Longformer: The Long-Document Transformer, arXiv:2004.05150"
 
@@ -25,13 +27,8 @@ PAPER = "Beltagy et al. 2020, Longformer: The Long-Document Transformer, arXiv:2
     paper=PAPER,
     summary="Window attention, and a few global tokens that attend to all and are attended to by all, with their own "
     "projections.",
-    task="masked-lm",
+    task=MASKED_LM,
     cost="O(l (w + g) d + l d^2) per layer",
-    reasons={
-        "causal": "every token attends to both sides",
-        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
-        "cross_attention": "it reads one sequence only",
-    },
     tiny_keywords={"window": 3, "global_tokens": 2},
 )
 def longformer(
@@ -72,11 +69,10 @@ def longformer(
     "Longformer language model",
     paper=PAPER,
     summary="Windows that grow from the lowest layer to the topmost, some heads dilated: long context at linear cost.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l w d + l d^2) per layer",
-    reasons={"cross_attention": "a language model reads one sequence only"},
     tiny_keywords={"window": 3, "top_window": 5, "dilated_heads": 1, "depth": 3},
 )
 def longformer_lm(

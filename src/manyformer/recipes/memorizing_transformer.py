@@ -16,6 +16,7 @@ from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionParts, check_heads, xl_model, xl_positions
 from manyformer.sources import SegmentMemorySource
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 SEARCHES: dict[Literal["exact", "faiss"], Callable[[], KeySearch]] = {"exact": ExactSearch, "faiss": FaissSearch}
 
@@ -24,11 +25,10 @@ SEARCHES: dict[Literal["exact", "faiss"], Callable[[], KeySearch]] = {"exact": E
     "Memorizing Transformer",
     paper="Wu et al. 2022, Memorizing Transformers, arXiv:2203.08913",
     summary="One layer also attends to the nearest of very many cached keys, with a learned gate for each head.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l (l + m) d + l d^2) per layer, m tokens of memory; in one layer also O(l M d) to find k of M pairs",
-    reasons={"cross_attention": "a language model reads one sequence only"},
     tiny_keywords={"memory_length": 6, "knn_memory_size": 12, "neighbours": 3, "block": 4, "layer": 1},
 )
 def memorizing_transformer(

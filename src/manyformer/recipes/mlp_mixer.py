@@ -11,17 +11,17 @@ from manyformer.models import ImageClassifier
 from manyformer.models.patch_embedding import PatchEmbedding, count_patches
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import stack
-from manyformer.recipes.vit import IMAGE_REASONS, TINY_IMAGES, zero_head
+from manyformer.recipes.vit import TINY_IMAGES, zero_head
+from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
 
 
 @recipe(
     "MLP-Mixer",
     paper="Tolstikhin et al. 2021, MLP-Mixer: An all-MLP Architecture for Vision, arXiv:2105.01601",
     summary="A feed-forward layer over patches, shared by all channels, replaces attention.",
-    task="image-classification",
+    task=IMAGE_CLASSIFICATION,
     padding_invariant=False,
     cost="O(l token_mlp_dim d + l d^2) per layer, for l = height width / patch^2 patches",
-    reasons=IMAGE_REASONS,
     tiny_keywords={**TINY_IMAGES, "token_mlp_dim": 10},
 )
 def mlp_mixer(

@@ -10,6 +10,8 @@ from manyformer.models import LanguageModel, MaskedLM
 from manyformer.recipes.baselines import language_model, masked_lm, sinusoidal_embedding
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.tasks.masked_lm import MASKED_LM
 
 PAPER = "Choromanski et al. 2021, Rethinking Attention with Performers, arXiv:2009.14794"
 SUMMARY = "Positive, orthogonal random features estimate softmax attention without bias, in linear time."
@@ -22,11 +24,10 @@ FavorKernel = Literal["softmax", "relu"]
     "Performer",
     paper=PAPER,
     summary=SUMMARY,
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l features d + l d^2) per layer; O(features d + d^2) per generated token, at any length",
-    reasons={"cross_attention": "a language model reads one sequence only"},
     tiny_keywords=TINY,
 )
 def performer(
@@ -59,12 +60,10 @@ def performer(
     "Performer encoder",
     paper=PAPER,
     summary=SUMMARY,
-    task="masked-lm",
+    task=MASKED_LM,
     cost="O(l features d + l d^2) per layer",
     reasons={
         "causal": "every token attends to both sides; `performer` is the causal one",
-        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
-        "cross_attention": "it reads one sequence only",
     },
     tiny_keywords=TINY,
 )

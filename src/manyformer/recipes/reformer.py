@@ -14,6 +14,8 @@ from manyformer.models import ClassHead, LanguageModel, MaskedLM
 from manyformer.recipes.baselines import AddedPosition, embedding_with
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import ResidualStreams, init_std, scale_residual_init, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.tasks.masked_lm import MASKED_LM
 
 PAPER = "Kitaev et al. 2020, Reformer: The Efficient Transformer, arXiv:2001.04451"
 SUMMARY = (
@@ -30,7 +32,7 @@ SELF_ATTENTION_ONLY = (
     "Reformer",
     paper=PAPER,
     summary=SUMMARY,
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     cost=COST,
     reasons={
         "causal": "later tokens have zero weight, but they shift the chunk boundaries and so change which earlier "
@@ -86,7 +88,7 @@ def reformer(
     "Reformer, strictly causal",
     paper=PAPER,
     summary="Chunks start with their bucket, so which tokens are attended to depends on the past alone.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost=f"{COST}; O(num_hashes l + l d) per generated token",
@@ -133,11 +135,9 @@ def reformer_strict(
     "Reformer encoder",
     paper=PAPER,
     summary=SUMMARY,
-    task="masked-lm",
+    task=MASKED_LM,
     cost=COST,
     reasons={
-        "causal": "every token attends to both sides",
-        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
         "cross_attention": SELF_ATTENTION_ONLY,
     },
     tiny_keywords=TINY,

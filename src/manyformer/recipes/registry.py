@@ -11,11 +11,14 @@ from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model, ModelSpec
 from manyformer.models.model_files import read_config
 from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
-
-Task = Literal["language-model", "translation", "masked-lm", "classification", "tagging", "image-classification"]
+from manyformer.tasks import Task, task_of_class
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=Model)
+
+
+PROMISES = ("causal", "incremental_decoding", "cross_attention", "padding_invariant")
+"""The promises of a card."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +27,9 @@ class RecipeCard:
 
     `causal`: no output depends on a later token. `incremental_decoding`: decoding from a cached state gives the same
     outputs as one pass. `cross_attention`: it attends to a second sequence. `padding_invariant`: padding and packing do
-    not change the outputs. `reasons` gives the reason for each of these that is False, and for each contract of
-    `manyformer.check` that the recipe fails for a known reason. `tiny_keywords` are the keywords, beyond the common
-    ones, of the tiny model that the contracts test."""
+    not change the outputs. `reasons` gives the reason for each of these that is False (those of the task by default),
+    and for each contract of `manyformer.check` that the recipe fails for a known reason. `tiny_keywords` are the
+    keywords, beyond the common ones, of the tiny model that the contracts test."""
 
     name: str
     title: str
@@ -43,7 +46,7 @@ class RecipeCard:
     tiny_keywords: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for promise in ("causal", "incremental_decoding", "cross_attention", "padding_invariant"):
+        for promise in PROMISES:
             if not getattr(self, promise) and promise not in self.reasons:
                 raise ValueError(f"the card of {self.name} must give a reason why it does not promise '{promise}'")
 
@@ -100,19 +103,20 @@ def recipe(
 
     def enter(function: Callable[P, M]) -> Callable[P, M]:
         name = function.__name__.replace("_", "-")
+        promises = dict(zip(PROMISES, (causal, incremental_decoding, cross_attention, padding_invariant), strict=True))
+        task_reasons = {
+            promise: task.reasons[promise] for promise in PROMISES if not promises[promise] and promise in task.reasons
+        }
         card = RecipeCard(
             name=name,
             title=title,
             paper=paper,
             summary=summary,
             task=task,
-            causal=causal,
-            incremental_decoding=incremental_decoding,
-            cross_attention=cross_attention,
-            padding_invariant=padding_invariant,
+            **promises,
             cost=cost,
             backends=backends,
-            reasons=reasons or {},
+            reasons={**task_reasons, **(reasons or {})},
             tiny_keywords=tiny_keywords or {},
         )
 
@@ -173,6 +177,12 @@ def read_saved_recipe(folder: Path) -> tuple[Recipe, dict[str, Any]]:
             f"with --import {module}, or mf.load(folder, imports=['{module}']) in Python"
         )
     return get_recipe(name), keywords
+
+
+def task_of(model: Model) -> Task[Any]:
+    """The task of the model's recipe, else that of its class. Raises UserError for a class without a task."""
+    spec: ModelSpec | None = getattr(model, "spec", None)
+    return task_of_class(model) if spec is None or spec.recipe not in RECIPES else RECIPES[spec.recipe].card.task
 
 
 def card_of(spec: ModelSpec) -> RecipeCard | None:

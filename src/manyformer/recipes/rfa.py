@@ -10,6 +10,7 @@ from manyformer.models import LanguageModel
 from manyformer.recipes.baselines import language_model, sinusoidal_embedding
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 FLOOR = 0.1
 """The minimum of the normalizing sums in all recurrence forms; the published code has three different rules.
@@ -23,11 +24,10 @@ steps reached 1.74.
     "Random feature attention",
     paper="Peng et al. 2021, Random Feature Attention, arXiv:2103.02143",
     summary="Random Fourier features of unit vectors approximate softmax, with a learned gate that decays the memory.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l features d + l d^2) per layer; O(features d + d^2) per generated token, at any length",
-    reasons={"cross_attention": "a language model reads one sequence only"},
     tiny_keywords={"features": 64},
 )
 def rfa(

@@ -6,19 +6,15 @@ from manyformer.models import MaskedLM
 from manyformer.position import RotaryPosition
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.registry import recipe
+from manyformer.tasks.masked_lm import MASKED_LM
 
 
 @recipe(
     "RoFormer",
     paper="Su et al. 2021, RoFormer: Enhanced Transformer with Rotary Position Embedding, arXiv:2104.09864",
     summary="Queries and keys are rotated by an angle proportional to position, so scores depend on distances alone.",
-    task="masked-lm",
+    task=MASKED_LM,
     cost="O(l^2 d + l d^2) per layer",
-    reasons={
-        "causal": "every token attends to both sides",
-        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
-        "cross_attention": "it reads one sequence only",
-    },
 )
 def roformer(
     vocab: int = 30522,

@@ -19,6 +19,7 @@ from manyformer.position import RotaryPosition
 from manyformer.recipes.baselines import AddedPosition, embedding_with
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 PAPER = "Roy et al. 2021, Efficient Content-Based Sparse Attention with Routing Transformers, arXiv:2003.05997"
 TINY = {"clusters": 3, "window": 5, "local_heads": 1}
@@ -40,12 +41,11 @@ class RoutingSizes(NamedTuple):
     "Routing Transformer",
     paper=PAPER,
     summary="Keys are clustered by online k-means, and a token attends within its cluster: sparsity based on content.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     cost="O(l^2 d / clusters + l clusters d + l d^2) per layer; l sqrt(l) with sqrt(l) clusters",
     reasons={
         "causal": "a cluster takes its nearest tokens, and a later token can displace an earlier one",
         "incremental_decoding": "later tokens change the clusters; routing-transformer-strict decodes incrementally",
-        "cross_attention": "a language model reads one sequence only",
     },
     tiny_keywords=TINY,
 )
@@ -94,12 +94,11 @@ def routing_transformer(
     "Routing Transformer, strictly causal",
     paper=PAPER,
     summary="A token's cluster depends on the token alone, so later tokens do not change what it attends to.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l (cluster_size + window + clusters) d + l d^2) per layer",
     reasons={
-        "cross_attention": "a language model reads one sequence only",
         "bfloat16": "rounding can move a token between two clusters of nearly equal distance",
     },
     tiny_keywords=TINY | {"cluster_size": 4},

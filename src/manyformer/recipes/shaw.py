@@ -16,13 +16,14 @@ from manyformer.position.distance_bias import BiasDirection
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
 from manyformer.sources import CrossAttentionSource
+from manyformer.tasks.translation import TRANSLATION
 
 
 @recipe(
     "Relative positions",
     paper="Shaw et al. 2018, Self-Attention with Relative Position Representations, arXiv:1803.02155",
     summary="Learned embeddings of relative distance are added to the keys and values of each pair of tokens.",
-    task="translation",
+    task=TRANSLATION,
     causal=True,
     incremental_decoding=True,
     cross_attention=True,

@@ -9,6 +9,8 @@ from manyformer.models import LanguageModel, MaskedLM
 from manyformer.recipes.baselines import AddedPosition, embedding_with, language_model, masked_lm
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.tasks.masked_lm import MASKED_LM
 
 PAPER = "Tay et al. 2020, Sparse Sinkhorn Attention, arXiv:2002.11296"
 SUMMARY = "A learned matrix, nearly a permutation, sorts blocks, so that local attention reaches distant ones."
@@ -26,11 +28,10 @@ POSITIONS: dict[SortingKind, AddedPosition] = {"network": "learned", "products":
     "Sinkhorn Transformer",
     paper=PAPER,
     summary=SUMMARY,
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l block d + l^2 d / block + l d^2) per layer; with mix_with=softmax O(l^2 d)",
-    reasons={"cross_attention": "a language model reads one sequence only"},
     tiny_keywords=TINY,
 )
 def sinkhorn_transformer(
@@ -71,12 +72,11 @@ def sinkhorn_transformer(
     "Sinkhorn encoder",
     paper=PAPER,
     summary=SUMMARY,
-    task="masked-lm",
+    task=MASKED_LM,
     cost="O(l block d + l^2 d / block + l d^2) per layer; with sortcut_blocks O(l sortcut_blocks block d + l d^2)",
     reasons={
         "causal": "a block can be assigned a later one; `sinkhorn-transformer` is the causal recipe",
         "incremental_decoding": "a later token changes the sorting of all blocks, so no state can be cached",
-        "cross_attention": "it reads one sequence only",
     },
     tiny_keywords=TINY,
 )

@@ -9,6 +9,7 @@ from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionParts, xl_model, xl_positions
 from manyformer.sources import SegmentMemorySource
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
 @recipe(
@@ -16,12 +17,11 @@ from manyformer.sources import SegmentMemorySource
     paper="Yogatama et al. 2021, Adaptive Semiparametric Language Models, TACL 9, arXiv:2102.02557",
     summary="A gate mixes, for each token, Transformer-XL with the tokens that followed similar contexts in a "
     "datastore.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l (l + m) d + l d^2) per layer, m tokens of memory; k retrieved tokens cost O(l k d) once",
     reasons={
-        "cross_attention": "a language model reads one sequence only",
         "gradients": "the gate gets no gradient without retrieved tokens: neighbours come with the data",
     },
     # decoding step by step equals one pass as long as the memory holds all tokens

@@ -15,6 +15,7 @@ from manyformer.models import ClassHead, LanguageModel
 from manyformer.recipes.baselines import learned_embedding
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, scale_residual_init, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 SparsePattern = Literal["strided", "fixed"]
 PatternUse = Literal["merged", "interleaved", "heads"]
@@ -24,11 +25,10 @@ PatternUse = Literal["merged", "interleaved", "heads"]
     "Sparse Transformer",
     paper="Child et al. 2019, Generating Long Sequences with Sparse Transformers, arXiv:1904.10509",
     summary="Two small sets of earlier positions that connect all positions in two steps: l sqrt(l) instead of l^2.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l sqrt(l) d + l d^2) per layer",
-    reasons={"cross_attention": "a language model reads one sequence only"},
     tiny_keywords={"stride": 4, "summary": 1, "max_length": 128},
 )
 def sparse_transformer(

@@ -22,6 +22,7 @@ from manyformer.position import (
 )
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
+from manyformer.tasks.tagging import TAGGING
 
 TreeAbsoluteKind = Literal["none", "sequential", "fused"]
 TreeRelativeKind = Literal["none", "sequential", "structural", "fused"]
@@ -31,12 +32,10 @@ TreeRelativeKind = Literal["none", "sequential", "structural", "fused"]
     "Structural positions",
     paper="Wang et al. 2019, Self-Attention with Structural Position Representations, arXiv:1909.00383",
     summary="A token's position is its depth in the sentence's dependency tree, and its path to other tokens there.",
-    task="tagging",
+    task=TAGGING,
     cost="O(l^2 d + l d^2) per layer",
     reasons={
-        "causal": "every token attends to both sides",
         "incremental_decoding": "a sentence's tree is known only when the sentence is complete",
-        "cross_attention": "it reads one sequence only",
     },
     tiny_keywords={"max_relative_distance": 3},
 )

@@ -24,6 +24,7 @@ from manyformer.models import ClassHead, LanguageModel
 from manyformer.recipes.baselines import learned_embedding
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 ScoreKindName = Literal[
     "dense", "random", "frozen", "factorized-dense", "factorized-random", "random+dense", "dense+dot", "random+dot"
@@ -36,11 +37,10 @@ RANK = 8
     "Synthesizer",
     paper="Tay et al. 2021, Synthesizer: Rethinking Self-Attention in Transformer Models, arXiv:2005.00743",
     summary="Attention weights are computed from the query alone, or are learned numbers independent of the tokens.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l^2 d + l d^2) per layer",
-    reasons={"cross_attention": "a language model reads one sequence only"},
 )
 def synthesizer(
     vocab: int = 256,

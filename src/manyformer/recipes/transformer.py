@@ -15,13 +15,14 @@ from manyformer.position import Position, SinusoidalPosition
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
 from manyformer.sources import CrossAttentionSource
+from manyformer.tasks.translation import TRANSLATION
 
 
 @recipe(
     "Transformer",
     paper="Vaswani et al. 2017, Attention Is All You Need, arXiv:1706.03762",
     summary="Attention alone carries information between positions: no recurrence, no convolution.",
-    task="translation",
+    task=TRANSLATION,
     causal=True,
     incremental_decoding=True,
     cross_attention=True,

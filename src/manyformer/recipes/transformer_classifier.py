@@ -12,19 +12,15 @@ from manyformer.models import ClassHead, TextClassifier, TokenEmbedding
 from manyformer.position import SinusoidalPosition
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
+from manyformer.tasks.classification import CLASSIFICATION
 
 
 @recipe(
     "Transformer classifier",
     paper="Vaswani et al. 2017, arXiv:1706.03762 (encoder); Reimers and Gurevych 2019, arXiv:1908.10084 (mean pooling)",
     summary="The mean of the encoder's outputs represents the whole text.",
-    task="classification",
+    task=CLASSIFICATION,
     cost="O(l^2 d + l d^2) per layer",
-    reasons={
-        "causal": "a label may depend on the whole text",
-        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
-        "cross_attention": "it reads one sequence only",
-    },
 )
 def transformer_classifier(
     vocab: int = 8000,

@@ -14,17 +14,17 @@ from manyformer.models import ClassHead, LanguageModel
 from manyformer.recipes.baselines import learned_embedding
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import LayerMaker, NormOrder, ResidualStreams, init_std, scale_residual_init, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
 @recipe(
     "Transformer language model",
     paper="Radford et al. 2019, Language Models are Unsupervised Multitask Learners; Liu et al. 2018, arXiv:1801.10198",
     summary="The decoder alone, without cross-attention, is a language model.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l^2 d + l d^2) per layer",
-    reasons={"cross_attention": "a language model reads one sequence only"},
 )
 def transformer_lm(
     vocab: int = 256,

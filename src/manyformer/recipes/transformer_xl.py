@@ -18,6 +18,7 @@ from manyformer.position import Position, TransformerXLBiases, TransformerXLPosi
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std, stack
 from manyformer.sources import KVSource, SegmentMemorySource
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 BiasSharing = Literal["all-layers", "per-layer"]
 
@@ -26,11 +27,10 @@ BiasSharing = Literal["all-layers", "per-layer"]
     "Transformer-XL",
     paper="Dai et al. 2019, Transformer-XL: Attentive Language Models beyond a Fixed-Length Context, arXiv:1901.02860",
     summary="Every layer also attends to its cached inputs of previous segments, with relative positions.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l (l + m) d + l d^2) per layer, m tokens of memory",
-    reasons={"cross_attention": "a language model reads one sequence only"},
     # decoding step by step equals one pass as long as the memory holds all tokens
     tiny_keywords={"memory_length": 512},
 )

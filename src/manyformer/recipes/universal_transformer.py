@@ -31,6 +31,9 @@ from manyformer.position import (
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, branch
 from manyformer.sources import CrossAttentionSource, HaltedTokenSource
+from manyformer.tasks.classification import CLASSIFICATION
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.tasks.translation import TRANSLATION
 
 HaltingKind = Literal["act", "act-released", "fixed"]
 TransitionKind = Literal["feedforward", "convolution"]
@@ -111,7 +114,7 @@ class UniversalConfig(NamedTuple):
     "Universal Transformer",
     paper=PAPER,
     summary=SUMMARY,
-    task="translation",
+    task=TRANSLATION,
     causal=True,
     incremental_decoding=True,
     cross_attention=True,
@@ -152,11 +155,11 @@ def universal_transformer(
     "Universal Transformer language model",
     paper=PAPER,
     summary=SUMMARY,
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost=COST,
-    reasons={"cross_attention": "a language model reads one sequence only", "bfloat16": ROUNDING_CHANGES_STEPS},
+    reasons={"bfloat16": ROUNDING_CHANGES_STEPS},
     tiny_keywords=TINY,
 )
 def universal_transformer_lm(
@@ -200,12 +203,9 @@ def universal_transformer_lm(
     "Universal Transformer classifier",
     paper=PAPER,
     summary=SUMMARY,
-    task="classification",
+    task=CLASSIFICATION,
     cost=COST,
     reasons={
-        "causal": "a label may depend on the whole text",
-        "incremental_decoding": "a later token changes all earlier outputs, so no state can be cached",
-        "cross_attention": "it reads one sequence only",
         "bfloat16": ROUNDING_CHANGES_STEPS,
     },
     tiny_keywords=TINY,

@@ -15,16 +15,9 @@ from manyformer.models.patch_embedding import PatchEmbedding, count_patches
 from manyformer.position import ConcatenatedGridPosition, LearnedPosition, NoPosition, Position
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import LayerMaker, init_std, scale_residual_init, stack
+from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
 
 PatchPositionKind = Literal["learned", "axes", "none"]
-
-IMAGE_REASONS = {
-    "causal": "every patch attends to all others",
-    "incremental_decoding": "an image is classified as a whole",
-    "cross_attention": "it reads one image only",
-    "padding_invariant": "all images have one size, so there is no padding",
-}
-"""Why an image classifier does not promise the contracts of sequences."""
 
 POSITION_STD = 0.5**0.5
 """The initial deviation of learned positions: that of sines and cosines."""
@@ -36,10 +29,9 @@ TINY_IMAGES = {"height": 8, "width": 12, "channels": 2, "patch": 4}
     "Vision Transformer",
     paper="Dosovitskiy et al. 2021, An Image is Worth 16x16 Words, arXiv:2010.11929",
     summary="An image is a sequence of patches for a standard encoder.",
-    task="image-classification",
+    task=IMAGE_CLASSIFICATION,
     padding_invariant=False,
     cost="O(l^2 d + l d^2) per layer, for l = height width / patch^2 patches",
-    reasons=IMAGE_REASONS,
     tiny_keywords=TINY_IMAGES,
 )
 def vit(

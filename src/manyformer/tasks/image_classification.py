@@ -27,8 +27,8 @@ class ImageClassification(Task[ImageClassifier]):
     model = ImageClassifier
     data_forms: Mapping[str, str] = {"images": "labelled"}
     reasons: Mapping[str, str] = {
-        "causal": "a label may depend on the whole image",
-        "incremental_decoding": "an image is processed as a whole",
+        "causal": "every patch attends to all others",
+        "incremental_decoding": "an image is classified as a whole",
         "cross_attention": "it reads one image only",
         "padding_invariant": "all images have one size, so there is no padding",
         "packing": "an image is not part of a row",

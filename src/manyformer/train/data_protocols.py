@@ -4,16 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from manyformer.batches import Batch
-
-
-class UnitsProtocol(Protocol):
-    """The number of targets in a data set and the number of text bytes that they stand for."""
-
-    @property
-    def targets(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
+from manyformer.batches import Batch, TextUnits
 
 
 class LengthLimitProtocol(Protocol):
@@ -30,7 +21,7 @@ class ValidationData(Protocol):
     """
 
     @property
-    def units(self) -> UnitsProtocol | None: ...
+    def units(self) -> TextUnits | None: ...
     @property
     def rows_continue(self) -> bool: ...
     def __len__(self) -> int: ...

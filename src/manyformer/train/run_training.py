@@ -9,7 +9,6 @@ import torch
 
 from manyformer.config import RunConfig
 from manyformer.recipes import get_recipe
-from manyformer.tasks import task_named
 from manyformer.train.build_model import choose_device
 from manyformer.train.data_protocols import TrainingDataProtocol
 from manyformer.train.events import EventListener, TrainingNote, broadcast, silent
@@ -85,5 +84,5 @@ def open_run_data(run: RunConfig, out: Path, log: Callable[[str], None]) -> Trai
     """Open the training and validation data of a run."""
     from manyformer.data import open_data
 
-    form = task_named(get_recipe(run.recipe).card.task).data_forms[run.data.kind]
+    form = get_recipe(run.recipe).card.task.data_forms[run.data.kind]
     return open_data(run.data, form, batch_tokens=run.batch.tokens, cache=out / "data", seed=run.seed, log=log)

@@ -91,7 +91,9 @@ class TrainingSession:
         if process_group.rank:
             # equal weights, but different dropout in each process
             seed_everything(run.seed + 7919 * process_group.rank)
-        self.validator = Validator(self.engine.scorer, self.data.valid, run.evaluate, process_group)
+        self.validator = Validator(
+            self.engine.scorer, self.data.valid, run.evaluate, process_group, task=self.card.task
+        )
         self.loop = self._make_loop(checkpoint, stop_signal)
         self._report_started(device)
         if checkpoint is not None:
@@ -238,15 +240,9 @@ class TrainingSession:
 
     def _next_commands(self) -> tuple[str, ...]:
         """Commands that use the trained model."""
-        prompt = {"stdlib": "def ", None: "ab"}.get(getattr(self.run.data, "path", None), "The ")
-        generate = f'manyformer generate {self.out} "{prompt}"'
-        task_commands = {
-            "language-model": (f"manyformer paint {self.out}" if self.run.data.kind == "images" else generate,),
-            "translation": (f'manyformer translate {self.out} "TEXT"',),
-            "tagging": (f"manyformer tag {self.out} FILE.conllu",),
-        }
+        task = self.card.task.variant(self.run.data.kind)
         return (
-            *task_commands.get(self.card.task, ()),
+            *task.next_commands(self.out, self.run.data),
             f"manyformer evaluate {self.out}",
             f"manyformer plot {self.out}",
         )

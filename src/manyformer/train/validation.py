@@ -1,13 +1,13 @@
 """Scoring of the validation data during training."""
 
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from manyformer.batches import Batch
 from manyformer.config import EvaluateConfig
 from manyformer.models import BatchScore
+from manyformer.tasks import ScoreSums, Task
 from manyformer.train.data_protocols import ValidationData
 from manyformer.train.process_group import ProcessGroup
 
@@ -27,12 +27,17 @@ class Validator:
     """Scores the model on validation data: loss in nats per target, accuracy, perplexity, bits per byte of text."""
 
     def __init__(
-        self, scorer: BatchScorer, batches: ValidationData, config: EvaluateConfig, process_group: ProcessGroup
+        self,
+        scorer: BatchScorer,
+        batches: ValidationData,
+        config: EvaluateConfig,
+        process_group: ProcessGroup,
+        *,
+        task: Task,
     ) -> None:
         self._scorer, self._config, self._process_group = scorer, config, process_group
         self._batches = batches if process_group.size == 1 else batches.shard(process_group.rank, process_group.size)
-        units = batches.units
-        self._bytes_per_target = None if units is None else units.bytes / units.targets
+        self._task, self._units = task, batches.units
 
     def __call__(self, stop: Callable[[], bool] = never_stop) -> dict[str, float] | None:
         """The scores of the current weights; None if `stop` ended the pass early."""
@@ -46,7 +51,7 @@ class Validator:
             targets += int(batch_score.targets)
             correct += int(batch_score.correct)
         nats, targets, correct = self._process_group.sum_numbers([nats, targets, correct])
-        return compute_scores(nats, targets, correct, self._bytes_per_target)
+        return self._task.validation(ScoreSums(nats, int(targets), int(correct)), self._units)
 
     def _select_batches(self) -> Iterator[Batch]:
         """The configured number of batches, spread evenly because held-out sequences are sorted by length.
@@ -67,18 +72,5 @@ class Validator:
 
     def sort_key(self, scores: dict[str, float]) -> float:
         """The ranking metric with the sign that makes smaller better."""
-        return scores["loss"] if self._config.metric == "loss" else -scores["accuracy"]
-
-
-def compute_scores(nats: float, targets: float, correct: float, bytes_per_target: float | None) -> dict[str, float]:
-    """Compute the scores from sums over all targets."""
-    loss = nats / max(1, targets)
-    result = {
-        "loss": loss,
-        "accuracy": correct / max(1, targets),
-        # exp overflows a float beyond this
-        "perplexity": math.exp(loss) if loss < 700 else math.inf,
-    }
-    if bytes_per_target is not None:
-        result["bits_per_byte"] = loss / math.log(2) / bytes_per_target
-    return result
+        score = scores[self._config.metric]
+        return score if self._task.metrics[self._config.metric] else -score

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from manyformer.check.contract import contract
-from manyformer.check.contracts.loss_contract import as_batch
 from manyformer.check.trial import ContractFinding, ContractTrial, Untestable, failed, gradients_of, passed
 from manyformer.models import Model
+from manyformer.recipes.registry import task_of
 from manyformer.tasks import Inputs
 
 MAX_NAMES = 4
@@ -40,7 +40,7 @@ def _auxiliary_loss(trial: ContractTrial, inputs: Inputs, logits: Tensor) -> Ten
     if not isinstance(model, Model):
         return 0.0
     targets = torch.randint(logits.shape[-1], logits.shape[:-1], generator=trial.generator).to(logits.device)
-    return model.loss(as_batch(model, inputs, targets)).extra
+    return model.loss(task_of(model).batch(model, inputs, targets)).extra
 
 
 def _join_names(names: list[str]) -> str:

@@ -2,47 +2,14 @@
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int, UInt8
-from torch import Tensor
 
-from manyformer.batches import (
-    IGNORE_INDEX,
-    Batch,
-    CausalLMBatch,
-    ClassificationBatch,
-    ImageClassificationBatch,
-    MaskedLMBatch,
-    Seq2SeqBatch,
-    TaggingBatch,
-)
+from manyformer.batches import IGNORE_INDEX
 from manyformer.check.contract import contract
 from manyformer.check.contracts.padding_contract import document_lengths
 from manyformer.check.padded_rows import pad_documents
-from manyformer.check.trees import grow
 from manyformer.check.trial import ContractFinding, ContractTrial, WorstDifference
-from manyformer.models import EncoderDecoder, ImageClassifier, MaskedLM, Model, Tagger, TextClassifier
-from manyformer.tasks import Inputs
-
-
-def as_batch(model: Model, inputs: Inputs, targets: Tensor) -> Batch:
-    """The training batch of this kind of model."""
-    if isinstance(model, EncoderDecoder):
-        assert inputs.source is not None
-        return Seq2SeqBatch(inputs.source, inputs.tokens, targets, inputs.source_segments, inputs.segments)
-    if isinstance(model, TextClassifier):
-        return ClassificationBatch(inputs.tokens, targets, inputs.segments)
-    if isinstance(model, ImageClassifier):
-        return ImageClassificationBatch(images_of(model, inputs.tokens), targets)
-    if isinstance(model, MaskedLM):
-        return MaskedLMBatch(inputs.tokens, targets, inputs.segments)
-    if isinstance(model, Tagger):
-        return TaggingBatch(inputs.tokens, targets, inputs.segments, grow(inputs.tokens, inputs.segments))
-    return CausalLMBatch(inputs.tokens, targets, inputs.segments)
-
-
-def images_of(model: ImageClassifier, tokens: Int[Tensor, "b l"]) -> UInt8[Tensor, "b height width channels"]:
-    """Images whose pixel values are these tokens, row by row."""
-    return tokens.view(-1, *model.embed.shape).to(torch.uint8)
+from manyformer.models import Model
+from manyformer.recipes.registry import task_of
 
 
 @contract("loss", "training loss and score == cross entropy of the logits", needs=("loss",))
@@ -58,7 +25,7 @@ def loss(trial: ContractTrial) -> ContractFinding:
         # every fifth target is ignored, as well as padding
         ignored = torch.arange(targets.numel(), device=targets.device).view_as(targets) % 5 == 0
         targets = targets.masked_fill((inputs.segments < 0) | ignored, IGNORE_INDEX)
-    batch, logits = as_batch(model, inputs, targets), result.logits.flatten(0, -2).double()
+    batch, logits = task_of(model).batch(model, inputs, targets), result.logits.flatten(0, -2).double()
     for smoothing in (0.0, 0.1):
         expected = F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing, reduction="sum")
         worst.add(model.loss(batch, label_smoothing=smoothing).total, expected, f"the loss with smoothing {smoothing}")
