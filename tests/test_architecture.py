@@ -18,7 +18,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
     {"autocast", "costs", "dropout", "errors", "type_aliases"},
-    {"batches", "core", "dependency_trees", "flops", "pixel_order", "plugins", "recompute", "training_hooks"},
+    {"core", "dependency_trees", "flops", "pixel_order", "plugins", "recompute", "training_hooks"},
+    {"batches"},
     {"masks", "position", "joins"},
     {"ops"},
     {"kernels", "sources"},
@@ -158,3 +159,55 @@ def test_each_file_of_recipes_defines_one_or_helps_those_that_do() -> None:
         module = f"manyformer.recipes.{file.stem}"
         is_helper = any(name.startswith(f"{module}.") for user, used in names.items() if user != file for name in used)
         assert is_helper or any(recipe.module == module for recipe in RECIPES.values()), f"{file.name} has no recipe"
+
+
+TASK_CLASSES = {
+    *("LanguageModel", "EncoderDecoder", "MaskedLM", "TextClassifier", "Tagger", "ImageClassifier"),
+    *("CausalLMBatch", "Seq2SeqBatch", "MaskedLMBatch", "ClassificationBatch", "TaggingBatch"),
+    *("ImageClassificationBatch", "TextData", "PairsData", "LabelsData", "SyntheticData", "TreesData", "ImagesData"),
+}
+"""The classes of models, batches and data sections."""
+
+MAY_ASK_FOR_CLASSES = {"models", "batches.py", "tasks", "config", "data"}
+
+CLASS_CHECKS = {
+    "datastore/build_datastore.py": 1,
+    "datastore/build_job.py": 2,
+    "datastore/context_keys.py": 1,
+    "datastore/knn_head.py": 1,
+    "datastore/retrieval_model.py": 2,
+    "datastore/tuning.py": 1,
+    "evaluate/held_out_images.py": 2,
+    "evaluate/tag_file.py": 2,
+    "exits/prompts_from_run.py": 1,
+    "generate/bound.py": 2,
+    "generate/image_generation.py": 2,
+    "knn_memory.py": 1,
+    "view/region_masses.py": 1,
+    "view/token_work.py": 1,
+}
+"""The number of remaining checks of a class in each file."""
+
+
+def test_tasks_are_asked_instead_of_classes() -> None:
+    """A new kind of model, batch or data must not need a change in any command."""
+    counts = {}
+    for file in FILES:
+        path = file.relative_to(ROOT)
+        if path.parts[0] not in MAY_ASK_FOR_CLASSES and (count := _class_checks(file)):
+            counts[path.as_posix()] = count
+    assert counts == CLASS_CHECKS
+
+
+def _class_checks(file: Path) -> int:
+    """The number of `isinstance` calls and `case` patterns that name one of `TASK_CLASSES`."""
+    count = 0
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            named = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+        elif isinstance(node, ast.MatchClass) and isinstance(node.cls, ast.Name):
+            named = {node.cls.id}
+        else:
+            continue
+        count += bool(named & TASK_CLASSES)
+    return count

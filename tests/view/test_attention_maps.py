@@ -58,7 +58,7 @@ def test_the_alignment_is_what_the_decoder_takes_its_context_from() -> None:
 
 def first(model: Any, memory: Any) -> torch.Tensor:
     """The state before any token: what the backward unit left at the first word."""
-    hidden: torch.Tensor = model.decoder.first(memory.y[:, :1, 8:]).tanh()
+    hidden: torch.Tensor = model.decoder.initial_proj(memory.y[:, :1, 8:]).tanh()
     return hidden
 
 

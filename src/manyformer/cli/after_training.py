@@ -1,14 +1,14 @@
 """The output after a training run: a sample from the model, the curves, and suggested next commands."""
 
 from itertools import islice
-from typing import TextIO
+from typing import Any, TextIO
 
 from manyformer.config import RunConfig
 from manyformer.data import HeldOutExample
 from manyformer.data.kind import OpenRequest, kind_of
 from manyformer.data.opened import read_examples
 from manyformer.generate import decoding_from_options, stream, translate
-from manyformer.models import EncoderDecoder, LanguageModel
+from manyformer.recipes.registry import task_of
 from manyformer.train import TrainingEvent, TrainingFinished, TrainResult
 from manyformer.train.reporter import LiveReporter, reporter
 
@@ -50,17 +50,17 @@ class AfterTraining:
             self._print(f"{'' if number else 'next':<8} {line}")
 
     def _print_sample(self, run: RunConfig, result: TrainResult) -> None:
-        model = result.load()
-        prompt_of = kind_of(run.data).sample_prompt
-        if isinstance(model, LanguageModel) and prompt_of is not None:
+        model: Any = result.load()
+        task, prompt_of = task_of(model), kind_of(run.data).sample_prompt
+        if task.generates == "continuation" and prompt_of is not None:
             prompt = prompt_of(run.data, OpenRequest(run.batch.tokens, result.out / "data"))
             self._sample_text(model, prompt, run.seed)
-        elif isinstance(model, EncoderDecoder):
+        elif task.generates == "answer":
             self._sample_translations(
                 model, list(islice(read_examples(result.out / "data", "valid"), SAMPLE_TRANSLATIONS))
             )
 
-    def _sample_text(self, model: LanguageModel, prompt: str, seed: int) -> None:
+    def _sample_text(self, model: Any, prompt: str, seed: int) -> None:
         max_new = (
             SAMPLE_TOKENS
             if model.max_length is None
@@ -76,7 +76,7 @@ class AfterTraining:
             print(piece.text, end="", file=self.out, flush=True)
         self._print("\n")
 
-    def _sample_translations(self, model: EncoderDecoder, examples: list[HeldOutExample]) -> None:
+    def _sample_translations(self, model: Any, examples: list[HeldOutExample]) -> None:
         texts = translate(model, [held_out.source for held_out in examples], tokenizer=model.tokenizer)
         for example, text in zip(examples, texts):
             self._print(f"sample   {example.source}")

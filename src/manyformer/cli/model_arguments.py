@@ -96,10 +96,10 @@ def data_paths(data: list[str] | None) -> str | list[str] | None:
 def load_generator(name: str, device: str | None = None) -> "Model":
     """The generative model in the folder `name`. Raises UserError for other models and for one without a tokenizer."""
     from manyformer.api import load
-    from manyformer.models import EncoderDecoder, LanguageModel
+    from manyformer.recipes.registry import task_of
 
     model = load(model_folder(name))
-    if not isinstance(model, LanguageModel | EncoderDecoder):
+    if task_of(model).generates is None:
         raise UserError(
             f"the model in {name} ({model.spec.recipe}) does not generate text; `manyformer evaluate` scores it"
         )
@@ -111,9 +111,9 @@ def load_generator(name: str, device: str | None = None) -> "Model":
 def load_translator(name: str, decoding: "Decoding", device: str | None = None) -> "Translator":
     """A translator with the encoder-decoder in the folder `name`. Raises UserError for any other model."""
     from manyformer.generate import Translator
-    from manyformer.models import EncoderDecoder
+    from manyformer.generate.protocol import TranslatesText
 
     model = load_generator(name, device)
-    if not isinstance(model, EncoderDecoder):
+    if not isinstance(model, TranslatesText):
         raise UserError(f"the model in {name} is a language model; `manyformer generate` continues texts")
     return Translator(model, tokenizer=model.tokenizer, decoding=decoding)

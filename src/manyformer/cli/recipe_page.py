@@ -5,9 +5,10 @@ from collections.abc import Iterable
 
 from manyformer.cli.console import format_bytes, format_count, print_heading, print_result, print_table
 from manyformer.model_summary import ForwardCost, ModuleRow, count_parameters, module_rows
-from manyformer.models import EncoderDecoder, Model
+from manyformer.models import Model
 from manyformer.recipes import Recipe, RecipeCard
 from manyformer.recipes.card_text import CONTRACT_MEANINGS, keyword_docs
+from manyformer.recipes.registry import task_of
 
 
 def print_page(recipe: Recipe, model: Model, cost: ForwardCost) -> None:
@@ -54,7 +55,7 @@ def _module_rows(rows: list[ModuleRow], total: int) -> Iterable[tuple[str, str, 
 
 
 def _cost_rows(model: Model, cost: ForwardCost) -> Iterable[tuple[str, str, str]]:
-    sides = ", source and target" if isinstance(model, EncoderDecoder) else ""
+    sides = ", source and target" if task_of(model).takes_source else ""
     yield (
         "forward pass",
         f"{format_count(cost.flops)}FLOP",

@@ -17,7 +17,7 @@ from manyformer.data.kind import kind_of
 from manyformer.errors import UserError, suggest_names
 from manyformer.evaluate.eval_data import data_form, load_split, task_of_run
 from manyformer.evaluate.evaluate import score_model
-from manyformer.models import BatchScore, LanguageModel, Model
+from manyformer.models import BatchScore, Model
 from manyformer.models.carried_state import CarriedState
 from manyformer.models.model_files import read_weights
 from manyformer.recipes import build
@@ -141,7 +141,6 @@ class Rescorer:
         if "span" in self.names:
             scores["span"] = mean_span(model)
         if "steps" in self.names:
-            assert isinstance(model, LanguageModel)
             with ExitStack() as stack:
                 scores["steps"] = mean_steps(model, self._held_out(point, stack), self.device)
         return scores

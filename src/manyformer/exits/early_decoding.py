@@ -14,7 +14,9 @@ from manyformer.errors import UserError
 from manyformer.generate import Decoding, generate
 from manyformer.generate.decode_plan import read_write_tokenizers
 from manyformer.generate.prompts import pad_left, pad_right, read_prompts, special_tokens
-from manyformer.models import EncoderDecoder, LanguageModel, Model
+from manyformer.models import GenerativeModel, Model
+from manyformer.recipes.registry import task_of
+from manyformer.tasks import Inputs
 
 ThresholdValues = float | Sequence[float]
 
@@ -24,9 +26,7 @@ ROWS_PER_BATCH = 32
 
 def early_exit_stack(model: Model) -> EarlyExit:
     """The model's stack with early exits. Raises UserError where it has none."""
-    body = (
-        model.body if isinstance(model, LanguageModel) else model.decoder if isinstance(model, EncoderDecoder) else None
-    )
+    body = model.decoder_stack if isinstance(model, GenerativeModel) else None
     if not isinstance(body, EarlyExit):
         raise UserError(
             f"this {model.spec.recipe} has no early exits; wrap the model with mf.early_exit, or train one of calm, "
@@ -123,17 +123,19 @@ def exit_layers(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]
             recorded.append(value)
 
     device = model.device
-    rows = read_prompts(list(prompts), tokenizers.read, source=isinstance(model, EncoderDecoder))
-    if isinstance(model, EncoderDecoder):
+    task = task_of(model)
+    rows = read_prompts(list(prompts), tokenizers.read, source=task.takes_source)
+    assert isinstance(model, GenerativeModel)
+    if task.takes_source:
         source = pad_right(rows, device)
         start_id = special_tokens(model, tokenizers.write, Decoding()).bos or 0
         # the exit at an input token belongs to the token predicted from it
         target = pad_right([[start_id, *row[:-1]] for row in tokens], device)
-        model(source.clamp(min=0), target.clamp(min=0), _segment_ids(source), _segment_ids(target), watch=watch)
+        inputs = Inputs(target.clamp(min=0), _segment_ids(target), source.clamp(min=0), _segment_ids(source))
+        task.call(model, inputs, watch=watch)
         return [layers[: len(row)] for layers, row in zip(recorded[0].tolist(), tokens)]
-    assert isinstance(model, LanguageModel)
     sequences = pad_left([prompt + row[:-1] for prompt, row in zip(rows, tokens)], device)
-    model(sequences.clamp(min=0), _segment_ids(sequences), watch=watch)
+    task.call(model, Inputs(sequences.clamp(min=0), _segment_ids(sequences)), watch=watch)
     return [layers[len(layers) - len(row) :] for layers, row in zip(recorded[0].tolist(), tokens)]
 
 

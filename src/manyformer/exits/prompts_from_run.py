@@ -11,7 +11,7 @@ from manyformer.core import PADDING_SEGMENT
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import load_split
 from manyformer.exits.early_decoding import DecodingWorkload
-from manyformer.models import EncoderDecoder
+from manyformer.recipes import get_recipe
 from manyformer.train.run_folder import as_run
 
 PROMPT_TOKENS, NEW_TOKENS = 32, 32
@@ -42,16 +42,17 @@ def load_prompts(
     if count < 1:
         raise UserError(f"the number of prompts is {count}; it must be at least 1")
     record = as_run(folder)
+    task = get_recipe(record.recipe).card.task
     model = load(folder).to(device)
     if model.tokenizer is None:
         raise UserError(f"the model in {folder} was saved without a tokenizer, so it cannot read or write text")
     data = load_split(record, folder, split)
-    if isinstance(model, EncoderDecoder):
+    if task.takes_source:
         pairs = [example for example in data.examples if example.source.strip()]
         chosen = [pairs[index] for index in evenly_spaced_indices(len(pairs), count)]
         prompts, references = [example.source for example in chosen], [example.target for example in chosen]
         return PromptSet(DecodingWorkload(model, prompts, max_new, rows), references)
-    if data.batches is None:
+    if task.generates != "continuation" or data.batches is None:
         raise UserError(f"a {record.recipe} does not generate text, so it has no early exits to decode with")
     prompt_ids: list[list[int]] = []
     for batch in data.batches:

@@ -3,20 +3,22 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from torch import nn
 
-from manyformer.core import Chain, Layer
+from manyformer.core import Chain
 from manyformer.depth.early_exit_stack import EarlyExit
 from manyformer.depth.exit_predictors import GeometricExitRule, LearnedExitRule, MultinomialExitRule, SequenceExitRule
 from manyformer.depth.exit_rules import ExitRule, MarginExitRule, MaxProbabilityExitRule, NeverExit, SaturationExitRule
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
-from manyformer.models import EncoderDecoder, LanguageModel, Model, ModelSpec, OutputHead
+from manyformer.models import EncoderDecoder, GenerativeModel, LanguageModel, Model, ModelSpec
 from manyformer.models.exit_classifiers import ExitClassifiers
 from manyformer.models.exit_loss import AgreementLoss, ExitLoss, ExitLossWeights, ExitRuleLoss, OraclePredictionLoss
 from manyformer.models.exit_oracles import CorrectnessOracle, LikelihoodOracle
+
+M = TypeVar("M", bound=Model)
 
 ExitRuleName = Literal[
     "never", "softmax", "saturation", "classifier", "likeliest", "sequence", "multinomial", "geometric"
@@ -118,24 +120,13 @@ def early_exit(
     return wrapped
 
 
-@overload
-def with_early_exit(model: LanguageModel, config: EarlyExitConfig) -> LanguageModel: ...
-@overload
-def with_early_exit(model: EncoderDecoder, config: EarlyExitConfig) -> EncoderDecoder: ...
-@overload
-def with_early_exit(model: Model, config: EarlyExitConfig) -> Model: ...
-def with_early_exit(model: Model, config: EarlyExitConfig) -> Model:
+def with_early_exit(model: M, config: EarlyExitConfig) -> M:
     """`early_exit` for a config, without setting the `spec` of the result."""
     _check_config(config)
-    if isinstance(model, LanguageModel):
-        layers, head, loss = _build_parts(model, model.body, model.head, config)
-        wrapped: Model = LanguageModel(model.embed, layers, head, auxiliary=loss)
-    elif isinstance(model, EncoderDecoder):
-        layers, head, loss = _build_parts(model, model.decoder, model.head, config)
-        sides = model.embed_source, model.encoder, model.embed_target
-        wrapped = EncoderDecoder(*sides, layers, head, auxiliary=loss)
-    else:
+    if not isinstance(model, GenerativeModel):
         raise UserError(f"a {type(model).__name__} generates no tokens, so it cannot have early exits")
+    layers, head, loss = _build_parts(model, config)
+    wrapped = cast(M, model.with_decoder(layers, head, loss))
     if config.rule == "classifier":
         _freeze(wrapped, layers.rule)
     wrapped.tokenizer = model.tokenizer
@@ -150,9 +141,8 @@ class EarlyExitParts(NamedTuple):
     loss: ExitLoss
 
 
-def _build_parts(
-    model: LanguageModel | EncoderDecoder, body: Layer, head: OutputHead, config: EarlyExitConfig
-) -> EarlyExitParts:
+def _build_parts(model: GenerativeModel, config: EarlyExitConfig) -> EarlyExitParts:
+    body, head = model.decoder_stack, model.head
     if isinstance(body, EarlyExit):
         raise UserError("this model has early exits already; mf.load(folder, keywords=...) changes its threshold")
     if not isinstance(body, Chain):
@@ -171,11 +161,9 @@ def _build_parts(
     return EarlyExitParts(layers, exits, ExitLoss(depth, weights, _build_rule_loss(config, rule)))
 
 
-def _build_rule(
-    config: EarlyExitConfig, model: LanguageModel | EncoderDecoder, exits: ExitClassifiers, depth: int
-) -> ExitRule:
+def _build_rule(config: EarlyExitConfig, model: GenerativeModel, exits: ExitClassifiers, depth: int) -> ExitRule:
     thresholds = config.layer_thresholds(depth)
-    dim = _stream_dim(model)
+    dim = model.decoder_width
     decay_options: dict[str, Any] = {"decay": config.threshold_decay, "horizon": config.horizon}
     match config.rule:
         case "never":
@@ -232,11 +220,6 @@ def _check_config(config: EarlyExitConfig) -> None:
     for name in ("horizon", "mixed_samples"):
         if getattr(config, name) < 1:
             raise UserError(f"{name} ({getattr(config, name)}) must be at least 1")
-
-
-def _stream_dim(model: LanguageModel | EncoderDecoder) -> int:
-    embed = model.embed if isinstance(model, LanguageModel) else model.embed_target
-    return embed.token.embedding_dim
 
 
 def _freeze(model: Model, rule: nn.Module) -> None:

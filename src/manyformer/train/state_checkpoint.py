@@ -11,7 +11,6 @@ from torch import Tensor
 
 from manyformer.core import State
 from manyformer.models.carried_state import CarriedState
-from manyformer.models.language_model import LanguageModel
 from manyformer.train.process_group import ProcessGroup
 
 
@@ -41,7 +40,6 @@ def write_state_file(carried_state: CarriedState, file: Path) -> None:
 
 def read_state_file(carried_state: CarriedState, file: Path) -> None:
     """Restore a state written in the same mode of the model: states of training and evaluation may differ."""
-    assert isinstance(carried_state.model, LanguageModel)
     with safe_open(file, "pt") as handle:
         metadata = handle.metadata()
         plain_leaves, rows = json.loads(metadata["plain_leaves"]), int(metadata["rows"])

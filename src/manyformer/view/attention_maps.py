@@ -1,8 +1,8 @@
 """Attention weights of a trained model for a text, as a figure and as text for the terminal."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -10,20 +10,15 @@ from torch import Tensor, nn
 
 from manyformer.core import WatchFn
 from manyformer.errors import UserError, suggest_names
-from manyformer.generate import translate
-from manyformer.generate.decode_plan import read_write_tokenizers
-from manyformer.generate.prompts import check_tokens
-from manyformer.generate.protocol import TokenizerProtocol
-from manyformer.models import EncoderDecoder, LanguageModel, MaskedLM, Model, TextClassifier
+from manyformer.models import Model
+from manyformer.tasks import TextPass
 from manyformer.training_hooks import eval_mode
 from manyformer.view.figures import PANEL_INCHES, check_picture, write_picture
 from manyformer.view.mask_pictures import SHADES
+from manyformer.view.text_passes import passes_over_text
 
 TOKEN_INCHES = 0.21
 """The size of a token in a figure."""
-
-MAX_TOKEN_LENGTH = 12
-"""The most characters of a token's label."""
 
 
 class AttentionMap(NamedTuple):
@@ -46,18 +41,10 @@ def attention_maps(model: Model, text: str, answer: str | None = None) -> list[A
     are not tokens, such as the slots of a Linformer, are left out. Raises UserError for a model that has no tokenizer,
     reads no plain text or has no such module.
     """
-    tokenizers = read_write_tokenizers(model.tokenizer)
-    if tokenizers.read is None or tokenizers.write is None:
-        raise UserError("the model was saved without a tokenizer, so it cannot read text")
-    if not isinstance(model, EncoderDecoder) and answer is not None:
-        raise UserError(f"only an encoder-decoder writes an answer; a {type(model).__name__} reads the text alone")
     with torch.no_grad(), eval_mode(model):
-        if isinstance(model, EncoderDecoder):
-            maps = _encoder_decoder_maps(model, tokenizers.read, tokenizers.write, text, answer)
-        elif isinstance(model, LanguageModel | MaskedLM | TextClassifier):
-            maps = _single_text_maps(model, tokenizers.read, text)
-        else:
-            raise UserError(f"attention is drawn for text; a {type(model).__name__} reads something else")
+        maps = [
+            attention for text_pass in passes_over_text(model, text, answer) for attention in _maps(model, text_pass)
+        ]
     if not maps:
         raise UserError(f"no part of {_model_name(model)} has weights for pairs of tokens, so there is nothing to draw")
     return maps
@@ -126,50 +113,18 @@ def _panels(maps: dict[str, AttentionMap], *, per_head: bool) -> Iterator[tuple[
             yield attention, weights, f"{title}, head {head}"
 
 
-def _encoder_decoder_maps(
-    model: EncoderDecoder, read: TokenizerProtocol, write: TokenizerProtocol, text: str, answer: str | None
-) -> list[AttentionMap]:
-    if answer is None:
-        answer = translate(model, [text], tokenizer=(read, write))[0]
-    source, target = [*read.encode(text), read.eos], list(write.encode(answer))
-    check_tokens([source], model.vocab if read is write else read.vocab)
-    decoder_input, decoder_target = [write.bos, *target], [*target, write.eos]
-    # one more padding token if both sides have equal lengths: the number of keys then identifies the side
-    extra_padding = int(len(source) == len(decoder_input))
-    source_row = token_row([*source, *[read.pad] * extra_padding], model)
-    segments = token_row([0] * len(source) + [-1] * extra_padding, model)
-    encoder_recorder, decoder_recorder = _WeightRecorder(model), _WeightRecorder(model)
-    memory = model.encode(source_row, segments, watch=encoder_recorder.watch)
-    model.decode(token_row(decoder_input, model), memory, watch=decoder_recorder.watch)
-    source_labels, input_labels = token_labels(source, read), token_labels(decoder_input, write)
-    target_labels = token_labels(decoder_target, write)
-    maps = [
-        AttentionMap(name, source_labels, source_labels, weights, is_cross_attention=False)
-        for name, weights in encoder_recorder.self_attention_weights(len(source_row[0]))
-    ]
-    for name, weights in decoder_recorder.recorded:
-        if weights.shape[-1] == source_row.shape[1]:
-            maps.append(AttentionMap(name, target_labels, source_labels, weights, is_cross_attention=True))
-        elif weights.shape[-1] == len(decoder_input):
-            maps.append(AttentionMap(name, input_labels, input_labels, weights, is_cross_attention=False))
-    return [
-        attention._replace(weights=attention.weights[:, : len(attention.rows), : len(attention.columns)])
-        for attention in maps
-    ]
-
-
-def _single_text_maps(
-    model: LanguageModel | MaskedLM | TextClassifier, read: TokenizerProtocol, text: str
-) -> list[AttentionMap]:
-    # as in training: a text has a start token, and for a bidirectional model an end token
-    tokens = [read.bos, *read.encode(text), *([] if isinstance(model, LanguageModel) else [read.eos])]
-    check_tokens([tokens], model.embed.token.num_embeddings)
-    recorder, labels = _WeightRecorder(model), token_labels(tokens, read)
-    model(token_row(tokens, model), watch=recorder.watch)
-    return [
-        AttentionMap(name, labels, labels, weights, is_cross_attention=False)
-        for name, weights in recorder.self_attention_weights(len(tokens))
-    ]
+def _maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
+    """The maps of one pass: over its own tokens, and over the source where it has one."""
+    recorder = _WeightRecorder(model)
+    text_pass.run(recorder.watch)
+    labels, source_labels = text_pass.labels, text_pass.source_labels
+    for name, weights in recorder.recorded:
+        if source_labels and weights.shape[-1] == text_pass.source_length:
+            cross_weights = weights[:, : len(labels), : len(source_labels)]
+            yield AttentionMap(name, text_pass.predicted_labels, source_labels, cross_weights, is_cross_attention=True)
+        elif weights.shape[-2:] == (text_pass.length, text_pass.length):
+            self_weights = weights[:, : len(labels), : len(labels)]
+            yield AttentionMap(name, labels, labels, self_weights, is_cross_attention=False)
 
 
 class _WeightRecorder:
@@ -183,10 +138,6 @@ class _WeightRecorder:
     def watch(self) -> WatchFn:
         return self._record
 
-    def self_attention_weights(self, length: int) -> list[tuple[str, Tensor]]:
-        """Recorded weights whose query and key axes both have `length` entries, i.e. self-attention over the text."""
-        return [(name, weights) for name, weights in self.recorded if weights.shape[-2:] == (length, length)]
-
     def _record(self, module: nn.Module, name: str, value: Tensor) -> None:
         if name == "weights" and value.ndim == 4:
             self.recorded.append((part_name(self._names[module]), value[0].float().cpu()))
@@ -195,17 +146,6 @@ class _WeightRecorder:
 def part_name(name: str) -> str:
     """A module's name without the segments of wrappers (`inner`, `kernel`)."""
     return ".".join(segment for segment in name.split(".") if segment not in ("inner", "kernel"))
-
-
-def token_labels(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> tuple[str, ...]:
-    """Labels of tokens: their names or decoded text, of at most `MAX_TOKEN_LENGTH` characters."""
-    token_text: Callable[[int], str] = getattr(tokenizer, "token", lambda token_id: tokenizer.decode([token_id]))
-    return tuple((token_text(token_id).strip() or "␣")[:MAX_TOKEN_LENGTH] for token_id in tokens)
-
-
-def token_row(tokens: Sequence[int], model: Any) -> Tensor:
-    """Token ids as a batch of one row (1, l) on the model's device."""
-    return torch.tensor([list(tokens)], device=model.device)
 
 
 def _model_name(model: Model) -> str:

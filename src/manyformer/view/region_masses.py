@@ -11,7 +11,7 @@ from manyformer.batches import CausalLMBatch
 from manyformer.core import PADDING_SEGMENT
 from manyformer.data import HeldOutBatches
 from manyformer.errors import UserError
-from manyformer.models import LanguageModel, Model
+from manyformer.models import Model
 from manyformer.models.carried_state import CarriedState
 from manyformer.ops.region_shares import region_shares
 from manyformer.training_hooks import eval_mode
@@ -40,7 +40,7 @@ def region_masses(
     without a memory.
     """
     carried = CarriedState(model, rows_continue=held_out.rows_continue)
-    if not carried.enabled or not isinstance(model, LanguageModel):
+    if not carried.enabled:
         raise UserError(
             "there is no memory: regions need a model with one, and data whose rows continue across batches"
         )

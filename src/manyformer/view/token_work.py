@@ -10,15 +10,13 @@ from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX, Batch, CausalLMBatch
 from manyformer.errors import UserError
-from manyformer.generate import translate
-from manyformer.generate.decode_plan import read_write_tokenizers
-from manyformer.generate.prompts import check_tokens
-from manyformer.generate.protocol import TokenizerProtocol
 from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
-from manyformer.models import EncoderDecoder, LanguageModel, MaskedLM, Model, TextClassifier
+from manyformer.models import Model
+from manyformer.recipes.registry import task_of
 from manyformer.training_hooks import eval_mode
-from manyformer.view.attention_maps import part_name, token_labels, token_row
+from manyformer.view.attention_maps import part_name
 from manyformer.view.figures import check_picture, write_picture
+from manyformer.view.text_passes import passes_over_text
 from manyformer.view.token_counts import TokenCounts
 
 COUNT_LABELS = {"steps": "steps", "depth": "layers"}
@@ -40,17 +38,7 @@ def token_work(model: Model, text: str, answer: str | None = None) -> list[Token
     The target of an encoder-decoder is `answer`, or its translation. Raises UserError for a model without a tokenizer
     and for one that spends the same computation on all tokens.
     """
-    tokenizers = read_write_tokenizers(model.tokenizer)
-    if tokenizers.read is None or tokenizers.write is None:
-        raise UserError("the model was saved without a tokenizer, so it cannot read text")
-    recorder = _WorkRecorder(model)
-    with torch.no_grad(), eval_mode(model):
-        if isinstance(model, EncoderDecoder):
-            _run_encoder_decoder(model, tokenizers.read, tokenizers.write, text, answer, recorder)
-        elif isinstance(model, LanguageModel | MaskedLM | TextClassifier) and answer is None:
-            _run_single_text(model, tokenizers.read, text, recorder)
-        else:
-            raise UserError(f"{type(model).__name__}: only an encoder-decoder writes an answer, and only text is read")
+    recorder = _record_text(model, text, answer)
     if not recorder.counts:
         name = model.spec.recipe if hasattr(model, "spec") else type(model).__name__
         raise UserError(f"{name} does the same for every token, so there is nothing to count")
@@ -74,14 +62,9 @@ def layer_spans(model: nn.Module) -> list[LayerSpans]:
 
 def layer_spans_for_text(model: Model, text: str) -> list[LayerSpans]:
     """The attention span of each head of each layer for a text, the mean over its tokens. Raises UserError."""
-    tokenizers = read_write_tokenizers(model.tokenizer)
-    if tokenizers.read is None:
-        raise UserError("the model was saved without a tokenizer, so it cannot read text")
-    if not isinstance(model, LanguageModel):
+    if task_of(model).generates != "continuation":
         raise UserError(f"spans are those of a language model, not of a {type(model).__name__}")
-    recorder = _WorkRecorder(model)
-    with torch.no_grad(), eval_mode(model):
-        _run_single_text(model, tokenizers.read, text, recorder)
+    recorder = _record_text(model, text)
     if not recorder.layers:
         raise UserError("this model learns no attention spans: adaptive-span does")
     return recorder.layers
@@ -95,7 +78,7 @@ def mean_span(model: nn.Module) -> float | None:
     return sum(all_spans) / len(all_spans)
 
 
-def mean_steps(model: LanguageModel, batches: Iterable[Batch], device: torch.device) -> float | None:
+def mean_steps(model: Model, batches: Iterable[Batch], device: torch.device) -> float | None:
     """The mean count per token with a target, over all parts that report one; None if no part does."""
     counts = [torch.zeros(2, dtype=torch.float64)]
 
@@ -165,7 +148,7 @@ class _WorkRecorder:
     def watch(self, module: nn.Module, name: str, value: Tensor) -> None:
         """The callback for `ctx.watch`."""
         if name in COUNT_LABELS:
-            numbers = tuple(value[0].tolist())
+            numbers = tuple(value[0, : len(self.tokens)].tolist())
             title = f"{part_name(self._names[module]) or type(module).__name__}: {name}"
             self.counts.append(
                 TokenCounts(title, self.tokens, numbers, _max_count(module, numbers), COUNT_LABELS[name])
@@ -173,7 +156,7 @@ class _WorkRecorder:
         elif name == "halting":
             # the part has reported the steps of each token before
             probabilities = tuple(
-                tuple(row[: int(steps)]) for row, steps in zip(value[0].tolist(), self.counts[-1].numbers, strict=True)
+                tuple(row[: int(steps)]) for row, steps in zip(value[0].tolist(), self.counts[-1].numbers)
             )
             self.counts[-1] = self.counts[-1]._replace(halting=probabilities)
         elif name == "spans" and isinstance(module, AdaptiveSpanKernel):
@@ -187,28 +170,11 @@ def _max_count(module: nn.Module, numbers: Sequence[float]) -> float:
     return float(maximum) if isinstance(maximum, int) else max(numbers)
 
 
-def _run_encoder_decoder(
-    model: EncoderDecoder,
-    read: TokenizerProtocol,
-    write: TokenizerProtocol,
-    text: str,
-    answer: str | None,
-    recorder: _WorkRecorder,
-) -> None:
-    if answer is None:
-        answer = translate(model, [text], tokenizer=(read, write))[0]
-    source, target = [*read.encode(text), read.eos], [write.bos, *write.encode(answer)]
-    check_tokens([source], model.vocab if read is write else read.vocab)
-    recorder.tokens = token_labels(source, read)
-    memory = model.encode(token_row(source, model), watch=recorder.watch)
-    recorder.tokens = token_labels(target, write)
-    model.decode(token_row(target, model), memory, watch=recorder.watch)
-
-
-def _run_single_text(
-    model: LanguageModel | MaskedLM | TextClassifier, read: TokenizerProtocol, text: str, recorder: _WorkRecorder
-) -> None:
-    tokens = [read.bos, *read.encode(text), *([] if isinstance(model, LanguageModel) else [read.eos])]
-    check_tokens([tokens], model.embed.token.num_embeddings)
-    recorder.tokens = token_labels(tokens, read)
-    model(token_row(tokens, model), watch=recorder.watch)
+def _record_text(model: Model, text: str, answer: str | None = None) -> _WorkRecorder:
+    """What the passes of the model over a text report."""
+    recorder = _WorkRecorder(model)
+    with torch.no_grad(), eval_mode(model):
+        for text_pass in passes_over_text(model, text, answer):
+            recorder.tokens = text_pass.labels
+            text_pass.run(recorder.watch)
+    return recorder
