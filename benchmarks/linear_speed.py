@@ -21,8 +21,7 @@ from torch import nn
 
 import manyformer as mf
 from manyformer.bench import paired_ratio
-from manyformer.generate.bound import bind
-from manyformer.generate.next_token import state_bytes
+from manyformer.generate.next_token import bind_next_token, state_bytes
 from manyformer.recipes.baselines import language_model, sinusoidal_embedding
 
 SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
@@ -120,7 +119,7 @@ def decoding(_: int) -> Iterator[frame.Row]:
     for recipe in ("linear-transformer", "performer", "rfa"):
         model: Any = ours(recipe)(LATE).eval()
         with torch.inference_mode():
-            following = bind(model)
+            following = bind_next_token(model)
             states = {}
             for position in (EARLY, LATE):
                 state = model.start(1)

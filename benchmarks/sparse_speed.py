@@ -25,8 +25,7 @@ from manyformer.attention import Attention
 from manyformer.batches import IGNORE_INDEX, CausalLMBatch
 from manyformer.bench import LargestTensorMode
 from manyformer.feedforward import FeedForward
-from manyformer.generate.bound import bind
-from manyformer.generate.next_token import state_bytes
+from manyformer.generate.next_token import bind_next_token, state_bytes
 from manyformer.kernels import Kernel, KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
@@ -177,7 +176,7 @@ def decoding(_: int) -> Iterator[frame.Row]:
     ends, seconds, sizes = [], [], []
     with torch.inference_mode():
         following, state, token = (
-            bind(model),
+            bind_next_token(model),
             model.init_state(1, capacity=DECODED),
             torch.zeros(1, 1, dtype=torch.long),
         )

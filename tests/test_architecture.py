@@ -17,7 +17,7 @@ ROOT = Path(mf.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
-    {"autocast", "costs", "dropout", "errors", "type_aliases"},
+    {"autocast", "binding", "costs", "dropout", "errors", "type_aliases"},
     {"core", "dependency_trees", "flops", "pixel_order", "plugins", "recompute", "training_hooks"},
     {"batches"},
     {"masks", "position", "joins"},
@@ -45,7 +45,7 @@ LEVELS = [
 ONLY = {
     "config": {"errors"},
     "data": {"batches", "config", "dependency_trees", "errors", "pixel_order", "type_aliases"},
-    "core": set(),
+    "core": {"binding"},
     "errors": set(),
 }
 """Parts that must not know all that lies below them: a run's record and its data stand beside the models."""

@@ -1,17 +1,29 @@
 """Multi-head attention, composed of projections, a position encoding, a source of keys and values, and a kernel."""
 
+from collections.abc import Callable
 from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions
+from manyformer.binding import TensorFn, bind_concatenated, bind_module, has_hooks
+from manyformer.core import (
+    Context,
+    ContiguousLayout,
+    DecodeStep,
+    Layer,
+    LayerOutput,
+    State,
+    TokenPositions,
+    forward_step,
+)
 from manyformer.kernels import Kernel, KernelCall
+from manyformer.kernels.kernel import AttendStep
 from manyformer.masks.eviction import can_evict
 from manyformer.position import NoPosition, Position
 from manyformer.sources import KVSource, SelfSource, WindowSource
-from manyformer.sources.kv_source import KVShape, ProjectKV
+from manyformer.sources.kv_source import KVShape, ProjectKV, ReadMemory, StoredKeys, StoreStep
 
 
 class AttentionState(NamedTuple):
@@ -19,6 +31,49 @@ class AttentionState(NamedTuple):
 
     source: State
     kernel: State
+
+
+ProjectToken = Callable[[Tensor, TokenPositions], tuple[Tensor, Tensor, Tensor]]
+ProjectQuery = Callable[[Tensor, TokenPositions], Tensor]
+
+
+class AttentionStep(NamedTuple):
+    """The parts of an attention layer, bound to their current parameters, for one new token per row.
+
+    `project` returns queries (b, h, 1, e), keys and values of tokens (b, 1, d), `queries` the first alone. The keys are
+    those of the tokens, in the cache `store`, or those of another sequence, which `read_memory` gets from `project_kv`;
+    one of the two is None. `output` maps (b, h, 1, f) to the stream.
+    """
+
+    project: ProjectToken
+    queries: ProjectQuery
+    project_kv: ProjectKV
+    store: StoreStep | None
+    read_memory: ReadMemory | None
+    attend: AttendStep
+    output: TensorFn
+
+    def is_ready(self, positions: TokenPositions, state: AttentionState) -> bool:
+        """Whether the parts serve these tokens and this state; `forward` serves all."""
+        store_is_ready = None if self.store is None else self.store.is_ready
+        return (
+            isinstance(positions.layout, ContiguousLayout)
+            and (store_is_ready is None or store_is_ready(positions, state.source))
+            and (self.attend.is_ready is None or self.attend.is_ready(positions, state.kernel))
+        )
+
+    def store_keys(self, k: Tensor, v: Tensor, positions: TokenPositions, state: AttentionState) -> StoredKeys:
+        """Store the keys and values of tokens; the result has the state of the layer."""
+        assert self.store is not None
+        stored = self.store.store(k, v, positions, state.source)
+        return stored._replace(state=AttentionState(stored.state, state.kernel))
+
+    def memory_keys(self, ctx: Context, state: AttentionState) -> StoredKeys:
+        """The keys and values of the sequence in `ctx`; the result has the state of the layer."""
+        if ctx.memory is None or self.read_memory is None:
+            raise ValueError("cross-attention needs a sequence to attend to, but ctx.memory is None")
+        stored = self.read_memory(ctx.memory, self.project_kv, state.source)
+        return stored._replace(state=AttentionState(stored.state, state.kernel))
 
 
 @final
@@ -137,6 +192,95 @@ class Attention(Layer):
             [heads * key, heads * value], dim=-1
         )
         return self.position.key(split_heads(k, heads), positions), split_heads(v, heads)
+
+    def decode_step(self) -> DecodeStep | None:
+        parts = self.decode_parts()
+        if parts is None:
+            return None
+        forward = forward_step(self)
+        return _memory_step(parts, forward) if parts.store is None else _store_step(parts, parts.store, forward)
+
+    def decode_parts(self) -> AttentionStep | None:
+        """The layer's parts for one new token per row; None if the source or the kernel decodes by `forward` only."""
+        kernel, mask = self.kernel, self.kernel.cache_mask
+        if self.q_proj is None or self.pre_norm is not None or kernel.extra_query_dim:
+            return None
+        if any(map(has_hooks, (*self.source.modules(), *kernel.modules()))):
+            return None
+        heads, (kv_heads, head_dim, _) = self.heads, self.kv_shape
+        attend = kernel.decode_attend(self.position, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+        store = self.source.decode_store(mask, heads, recurrent=kernel.recurrent)
+        read_memory = self.source.decode_memory(mask)
+        if attend is None or (store is None and read_memory is None):
+            return None
+        projections = _bind_projections(self.q_proj, self.kv_proj, self.position, heads, self.kv_shape)
+        out_proj = bind_module(self.out_proj)
+
+        def output(y: Tensor) -> Tensor:
+            # with one token per row, heads before and after the sequence axis are stored alike
+            return out_proj(y.reshape(y.shape[0], 1, -1))
+
+        return AttentionStep(*projections, self.project_kv, store, read_memory, attend, output)
+
+
+def _bind_projections(
+    q_proj: nn.Linear, kv_proj: nn.Linear, position: Position, heads: int, shape: KVShape
+) -> tuple[ProjectToken, ProjectQuery]:
+    """Functions from one token per row to queries, keys and values, and to queries alone."""
+    kv_heads, head_dim, value_dim = shape
+    project_q, project_kv, project_qkv = bind_module(q_proj), bind_module(kv_proj), bind_concatenated([q_proj, kv_proj])
+    is_rotated = bool(position.required_seams() & {"query", "key"})
+    widths, counts = [kv_heads * head_dim, kv_heads * value_dim], [heads, kv_heads, kv_heads]
+
+    def queries(x: Tensor, positions: TokenPositions) -> Tensor:
+        # with one token per row, the head axis before the sequence axis is only another view
+        q = project_q(x).view(x.shape[0], heads, 1, head_dim)
+        return position.query(q, positions) if is_rotated else q
+
+    def project(x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
+        k, v = project_kv(x).split_with_sizes(widths, -1)
+        k, v = k.view(x.shape[0], kv_heads, 1, head_dim), v.view(x.shape[0], kv_heads, 1, value_dim)
+        return queries(x, positions), position.key(k, positions) if is_rotated else k, v
+
+    def project_at_once(x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
+        assert project_qkv is not None
+        q, k, v = project_qkv(x).view(x.shape[0], -1, 1, head_dim).split_with_sizes(counts, 1)
+        return (position.query(q, positions), position.key(k, positions), v) if is_rotated else (q, k, v)
+
+    return project if project_qkv is None or value_dim != head_dim else project_at_once, queries
+
+
+def _store_step(parts: AttentionStep, store: StoreStep, forward: DecodeStep) -> DecodeStep:
+    """Attention to the tokens of the row; `forward` serves calls for which a part is not ready."""
+    project, put, attend, output = parts.project, store.store, parts.attend.attend, parts.output
+    is_ready = parts.is_ready
+
+    def step(x: Tensor, ctx: Context, state: AttentionState) -> tuple[Tensor, State]:
+        positions = ctx.positions
+        if not is_ready(positions, state):
+            return forward(x, ctx, state)
+        q, k, v = project(x, positions)
+        k, v, visible, source_state = put(k, v, positions, state.source)
+        y, kernel_state = attend(q, k, v, visible, positions, state.kernel)
+        return output(y), AttentionState(source_state, kernel_state)
+
+    return step
+
+
+def _memory_step(parts: AttentionStep, forward: DecodeStep) -> DecodeStep:
+    """Attention to another sequence."""
+    queries, memory_keys, attend, output = parts.queries, parts.memory_keys, parts.attend.attend, parts.output
+    is_ready = parts.is_ready
+
+    def step(x: Tensor, ctx: Context, state: AttentionState) -> tuple[Tensor, State]:
+        positions = ctx.positions
+        if not is_ready(positions, state):
+            return forward(x, ctx, state)
+        k, v, visible, stored_state = memory_keys(ctx, state)
+        y, kernel_state = attend(queries(x, positions), k, v, visible, positions, state.kernel)
+        return output(y), AttentionState(stored_state.source, kernel_state)
+
+    return step
 
 
 def default_source(kernel: Kernel) -> KVSource:

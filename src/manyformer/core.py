@@ -6,6 +6,7 @@ axes of tensors are `b` batch, `l` queries, `s` keys, `h` heads, `g` key/value h
 vocabulary, `m` memory.
 """
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from manyformer.binding import TensorFn, bind_module, bind_optional, has_hooks
 
 State = Any
 """A tree (tuples, lists, dicts) of batch-first tensors, with plain numbers and None as further leaves.
@@ -140,6 +143,10 @@ class Context:
     watch: WatchFn = no_watch
 
 
+DecodeStep = Callable[[Tensor, Context, State], tuple[Tensor, State]]
+"""A layer for one new token per row, in evaluation mode and without gradients: the stream and the next state."""
+
+
 class Layer(nn.Module, ABC):
     """A module that changes the residual stream: attention, a mixer, a feed-forward layer, an entire stack."""
 
@@ -151,9 +158,29 @@ class Layer(nn.Module, ABC):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         """Apply the layer; a `state` is continued and the next state returned, with None no state is kept."""
 
+    def decode_step(self) -> DecodeStep | None:
+        """The layer bound to its current parameters, equal to `forward` for one token; None to decode by `forward`."""
+        return None
+
     if TYPE_CHECKING:
 
         def __call__(self, x: Tensor, ctx: Context, state: State = None) -> LayerOutput: ...
+
+
+def bind_step(layer: Layer) -> DecodeStep:
+    """The layer's own step; its `forward` where it has none, or where hooks are registered."""
+    step = None if has_hooks(layer) else layer.decode_step()
+    return forward_step(layer) if step is None else step
+
+
+def forward_step(layer: Layer) -> DecodeStep:
+    """`forward` without the auxiliary loss."""
+
+    def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
+        y, next_state, _ = layer(x, ctx, state)
+        return y, next_state
+
+    return step
 
 
 @final
@@ -166,6 +193,10 @@ class Pointwise(Layer):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         return LayerOutput(self.inner(x), state)
+
+    def decode_step(self) -> DecodeStep | None:
+        inner = bind_module(self.inner)
+        return lambda x, ctx, state: (inner(x), state)
 
 
 class LayeredStack(Layer):
@@ -197,6 +228,18 @@ class Chain(LayeredStack):
             loss = loss + layer_loss
         return LayerOutput(x, None if state is None else next_states, loss)
 
+    def decode_step(self) -> DecodeStep | None:
+        steps = [bind_step(layer) for layer in self._layers()]
+
+        def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
+            next_states = []
+            for layer_step, layer_state in zip(steps, state):
+                x, next_state = layer_step(x, ctx, layer_state)
+                next_states.append(next_state)
+            return x, next_states
+
+        return step
+
     def layer_outputs(self, x: Float[Tensor, "b l d"], ctx: Context) -> list[LayerOutput]:
         outputs: list[LayerOutput] = []
         for layer in self._layers():
@@ -214,6 +257,17 @@ class ResidualJoin(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "b l d"], branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]: ...
+
+    def decode_join(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The join in evaluation mode, bound to its current parameters."""
+        return self
+
+
+class ResidualStep(NamedTuple):
+    """A residual branch without its inner layer: the norm before it (None: none), and the sum and norms after it."""
+
+    pre_norm: TensorFn | None
+    join: Callable[[Tensor, Tensor], Tensor]
 
 
 @final
@@ -244,6 +298,35 @@ class Residual(Layer):
         branch = branch if self.inner_norm is None else self.inner_norm(branch)
         y = x + branch if self.join is None else self.join(x, branch)
         return LayerOutput(y if self.post_norm is None else self.post_norm(y), state, loss)
+
+    def decode_step(self) -> DecodeStep | None:
+        inner, (pre_norm, join) = bind_step(self.inner), self.decode_parts()
+        if pre_norm is None:
+
+            def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
+                branch, next_state = inner(x, ctx, state)
+                return join(x, branch), next_state
+
+            return step
+
+        def step_with_norm(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
+            branch, next_state = inner(pre_norm(x), ctx, state)
+            return join(x, branch), next_state
+
+        return step_with_norm
+
+    def decode_parts(self) -> ResidualStep:
+        """The norms and the join, bound to their current parameters."""
+        inner_norm, post_norm = bind_optional(self.inner_norm), bind_optional(self.post_norm)
+        add: Callable[[Tensor, Tensor], Tensor] = operator.add if self.join is None else self.join.decode_join()
+        if inner_norm is None and post_norm is None:
+            return ResidualStep(bind_optional(self.pre_norm), add)
+
+        def join(x: Tensor, branch: Tensor) -> Tensor:
+            y = add(x, branch if inner_norm is None else inner_norm(branch))
+            return y if post_norm is None else post_norm(y)
+
+        return ResidualStep(bind_optional(self.pre_norm), join)
 
 
 def tree_map(fn: Callable[..., Tensor], state: State, *others: State) -> State:

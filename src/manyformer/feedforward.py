@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from manyformer.core import Context, Layer, LayerOutput, State
+from manyformer.binding import bind_module
+from manyformer.core import Context, DecodeStep, Layer, LayerOutput, State, bind_step
 
 
 @final
@@ -29,6 +30,10 @@ class FeedForward(Layer):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         ctx.watch(self, "input", x)
         return LayerOutput(self.down(self.activation(self.up(x))), state)
+
+    def decode_step(self) -> DecodeStep | None:
+        up, activation, down = map(bind_module, (self.up, self.activation, self.down))
+        return lambda x, ctx, state: (down(activation(up(x))), state)
 
 
 @final
@@ -52,6 +57,10 @@ class GatedFeedForward(Layer):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         ctx.watch(self, "input", x)
         return LayerOutput(self.down(self.activation(self.gate(x)) * self.up(x)), state)
+
+    def decode_step(self) -> DecodeStep | None:
+        gate, up, activation, down = map(bind_module, (self.gate, self.up, self.activation, self.down))
+        return lambda x, ctx, state: (down(activation(gate(x)) * up(x)), state)
 
 
 @final
@@ -83,6 +92,9 @@ class ChunkedLayer(Layer):
         else:
             y = torch.cat([run_chunk(chunk) for chunk in chunks], 1)
         return LayerOutput(y, state)
+
+    def decode_step(self) -> DecodeStep | None:
+        return bind_step(self.inner)
 
     def extra_repr(self) -> str:
         return f"{self.size} tokens at a time"

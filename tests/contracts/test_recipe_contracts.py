@@ -13,7 +13,7 @@ APART = {"compile", "learns"}
 
 ALWAYS = {"repeatable", "traceless", "batch", "gradients", "loss", "float64", "bfloat16", "saving", "spec"}
 CAUSAL = {"causal", "causal-gradient"}
-STREAMS = {"cached", "prefill", "preallocated", "rewind", "beams"}
+STREAMS = {"cached", "prefill", "preallocated", "rewind", "decode", "beams"}
 PADDING = {"padding-right", "padding-left", "empty-rows"}
 
 

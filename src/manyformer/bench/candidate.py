@@ -8,7 +8,6 @@ from torch import Tensor
 
 from manyformer.bench.clock import TimedJob
 from manyformer.core import State, tree_map
-from manyformer.generate.bound import bind
 from manyformer.models import GenerativeModel
 from manyformer.recipes import build, get_recipe
 from manyformer.tasks import Inputs
@@ -124,7 +123,7 @@ class CandidateBench:
         assert isinstance(model, GenerativeModel)
         with torch.inference_mode(), self._autocast():
             first_token, start, memory = self._prefill(length, capacity=length + NEW_TOKENS)
-            decode_token = bind(model)
+            decode_token = model.next_token()
 
         def decode() -> Tensor:
             token, state, generated = first_token, start, []

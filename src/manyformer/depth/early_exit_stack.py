@@ -25,14 +25,15 @@ class EarlyExitState(NamedTuple):
     """The layers' states, and the copied streams of tokens that upper layers have not processed yet.
 
     `columns` is the number of tokens so far, of which each layer has processed `filled`; `pending` holds all of them,
-    where layers are skipped. Only incremental decoding (`manyformer.generate`) skips layers; this stack itself never
-    does.
+    where layers are skipped, in `capacity` columns if that is not None. Only incremental decoding
+    (`manyformer.depth.early_exit_decoding`) skips layers; this stack itself never does.
     """
 
     layers: list[State]
     columns: int
     filled: tuple[int, ...]
     pending: Float[Tensor, "b n d"] | None = None
+    capacity: int | None = None
 
 
 @final
@@ -86,7 +87,7 @@ class EarlyExit(LayeredStack):
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         states = [layer.init_state(batch, capacity=capacity, device=device, dtype=dtype) for layer in self.layers]
-        return EarlyExitState(states, 0, (0,) * self.depth)
+        return EarlyExitState(states, 0, (0,) * self.depth, None, capacity)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if self.training:
@@ -140,7 +141,7 @@ class EarlyExit(LayeredStack):
                 pending = state.pending[:, filled : state.columns]
                 positions = contiguous_positions(pending.shape[0], filled, state.columns, pending.device)
                 layers[number] = layer(pending, Context(positions, ctx.memory), layers[number]).state
-        return EarlyExitState(layers, state.columns, (state.columns,) * self.depth, state.pending)
+        return state._replace(layers=layers, filled=(state.columns,) * self.depth)
 
     def extra_repr(self) -> str:
         return f"{self.depth} layers" + (
@@ -151,7 +152,7 @@ class EarlyExit(LayeredStack):
 def _advance(state: EarlyExitState, layers: list[State], columns: int) -> EarlyExitState:
     total = state.columns + columns
     # these tokens have passed all layers, so that no copies are pending
-    return EarlyExitState(layers, total, (total,) * len(state.filled))
+    return EarlyExitState(layers, total, (total,) * len(state.filled), None, state.capacity)
 
 
 def contiguous_positions(rows: int, start: int, stop: int, device: torch.device) -> TokenPositions:

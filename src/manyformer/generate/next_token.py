@@ -7,9 +7,25 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT, State, tree_map
-from manyformer.generate.bound import bind
-from manyformer.generate.protocol import ContinuesText, TranslatesText
+from manyformer.core import PADDING_SEGMENT, MemorySequence, State, tree_map
+from manyformer.generate.protocol import BindsNextToken, ContinuesText, TranslatesText
+from manyformer.models.next_token_step import NextTokenFn
+
+
+def bind_next_token(model: ContinuesText | TranslatesText) -> NextTokenFn:
+    """The model's own step for one new token per row; a call of the model if it offers none."""
+    if isinstance(model, BindsNextToken):
+        return model.next_token()
+
+    def next_token(tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
+        if isinstance(model, TranslatesText):
+            assert memory is not None
+            out = model.decode(tokens, memory, None, state)
+        else:
+            out = model(tokens, None, state)
+        return out.logits, out.state
+
+    return next_token
 
 
 class LogitsFeed(ABC):
@@ -40,7 +56,7 @@ class CachedTextFeed(LogitsFeed):
     """A language model that decodes with its state; `capacity` preallocates the state for that many tokens."""
 
     def __init__(self, model: ContinuesText, batch: int, capacity: int | None) -> None:
-        self.model, self.decode_next, self.length = model, bind(model), 0
+        self.model, self.decode_next, self.length = model, bind_next_token(model), 0
         self.state = model.init_state(batch, capacity=capacity)
 
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
@@ -82,7 +98,7 @@ class CachedPairFeed(LogitsFeed):
     """An encoder-decoder that encodes the source once and decodes with its state."""
 
     def __init__(self, model: TranslatesText, source: Int[Tensor, "b s"], capacity: int | None) -> None:
-        self.decode_next, self.length = bind(model), 0
+        self.decode_next, self.length = bind_next_token(model), 0
         self.memory = model.encode(source.clamp(min=0), _segment_ids(source))
         self.state = model.init_state(source.shape[0], capacity=capacity)
 

@@ -1,5 +1,6 @@
 """The protocols that generation requires of models and tokenizers: any object with these methods can be used."""
 
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -57,6 +58,13 @@ class TranslatesText(Protocol):
         target_segments: Tensor | None = None,
         state: State = None,
     ) -> LogitsAndState: ...
+
+
+@runtime_checkable
+class BindsNextToken(Protocol):
+    """A model that also offers its step for one new token, bound to its current parameters."""
+
+    def next_token(self) -> Callable[[Tensor, State, MemorySequence | None], tuple[Tensor, State]]: ...
 
 
 GenerativeModelProtocol = ContinuesText | TranslatesText

@@ -1,10 +1,13 @@
 """The sum of residual stream and branch."""
 
+import operator
+from collections.abc import Callable
 from typing import final
 
 from jaxtyping import Float
 from torch import Tensor
 
+from manyformer.binding import has_hooks
 from manyformer.core import ResidualJoin
 from manyformer.dropout import Dropout
 
@@ -20,3 +23,7 @@ class AddJoin(ResidualJoin):
     def forward(self, x: Float[Tensor, "b l d"], branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
         dropped: Tensor = self.dropout(branch)
         return x + dropped
+
+    def decode_join(self) -> Callable[[Tensor, Tensor], Tensor]:
+        is_sum = not (self.dropout.training or has_hooks(self) or has_hooks(self.dropout))
+        return operator.add if is_sum else self

@@ -20,7 +20,7 @@ from manyformer.core import (
 from manyformer.kernels import document_sums
 from manyformer.kernels.document_sums import DocumentSums
 from manyformer.kernels.features import FeatureMap, FeatureValues
-from manyformer.kernels.kernel import Kernel, KernelCall
+from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
 from manyformer.kernels.memory_rules import (
     DeltaRule,
     MemoryRule,
@@ -31,6 +31,7 @@ from manyformer.kernels.memory_rules import (
 )
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops.segment_runs import NO_SEGMENT, segment_runs
+from manyformer.position import Position
 
 LinearPath = Literal["summed"] | RecurrenceForm
 
@@ -125,6 +126,26 @@ class LinearKernel(Kernel):
         choice = self._select_path(call)
         return f"{choice.path}: {choice.reason}"
 
+    def decode_attend(self, position: Position, *, heads: int, kv_heads: int, head_dim: int) -> AttendStep | None:
+        if not self._causal or self.path not in ("auto", "recurrent") or heads != kv_heads:
+            return None
+        features, rule, chunk, floor = self.features.forward, self.rule.forward, self.chunk, self.floor
+        gate_dim = self.gate_dim
+
+        def attend(
+            q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, positions: TokenPositions, state: LinearState
+        ) -> tuple[Tensor, State]:
+            compute_dtype, dtype = torch.promote_types(v.dtype, torch.float32), v.dtype
+            key_features, log_scale = features(k.to(compute_dtype), positions)
+            v = v.to(compute_dtype)
+            v, gate = v.split_with_sizes([v.shape[-1] - gate_dim, gate_dim], -1) if gate_dim else (v, None)
+            query_features = features(q.to(compute_dtype), positions).y
+            tokens = TokenFeatures(query_features, key_features, v, log_scale, gate, None, None)
+            y, memory, _ = rule(tokens, state.memory, form="recurrent", chunk=chunk, floor=floor)
+            return y.to(dtype), LinearState(memory, positions.segment_ids[:, -1])
+
+        return AttendStep(attend, _has_memory)
+
     def extra_repr(self) -> str:
         return f"{self.mask!r}, chunk={self.chunk}, path={self.path}"
 
@@ -191,6 +212,11 @@ class LinearKernel(Kernel):
         return LinearResult(
             document_sums.read_sums(query_features, query_positions, sums, v.shape[-1], self.floor), sums
         )
+
+
+def _has_memory(positions: TokenPositions, state: LinearState) -> bool:
+    """Whether a memory exists, and autocast, which its precision must not follow, is off."""
+    return not state.is_empty and not torch.is_autocast_enabled(positions.position_ids.device.type)
 
 
 class _TrackedSegments(NamedTuple):

@@ -14,19 +14,20 @@ from manyformer.core import (
     LayerOutput,
     PackedLayout,
     PrefixedLayout,
+    State,
     TokenPositions,
     no_watch,
 )
 from manyformer.costs import COSTS
 from manyformer.kernels import softmax_with_bias
-from manyformer.kernels.kernel import Kernel, KernelCall
+from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
 from manyformer.kernels.softmax_with_bias import MIN_DOCUMENT_LENGTH, BiasedSoftmaxPlan, SoftmaxCall
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops import block_sparse_attention, flex_mask_attention
 from manyformer.ops import softmax_attention as ops
 from manyformer.ops.sparse_plan import SparsePlan, make_sparse_plan
 from manyformer.ops.static_layout import can_plan, has_roles_or_parts, layout_is_complete, materialize
-from manyformer.position import NoPosition
+from manyformer.position import NoPosition, Position
 
 SoftmaxPath = Literal["naive", "sdpa", "documents", "sparse", "blocked", "flex"]
 
@@ -131,6 +132,19 @@ class SoftmaxKernel(Kernel):
     def explain(self, call: KernelCall) -> str:
         choice = self._select_path(call)
         return f"{choice.path}: {choice.reason}"
+
+    def decode_attend(self, position: Position, *, heads: int, kv_heads: int, head_dim: int) -> AttendStep | None:
+        if self.path not in ("auto", "sdpa") or position.required_seams() & {"score", "value"}:
+            return None
+        scale = 1 / math.sqrt(head_dim) if self.scale is None else self.scale
+        attention, is_grouped = F.scaled_dot_product_attention, heads != kv_heads
+
+        def attend(
+            q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, positions: TokenPositions, state: State
+        ) -> tuple[Tensor, State]:
+            return attention(q, k, v, visible, scale=scale, enable_gqa=is_grouped), state
+
+        return AttendStep(attend, stateless=True)
 
     def extra_repr(self) -> str:
         return f"{self.mask!r}, path={self.path}"

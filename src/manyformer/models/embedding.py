@@ -1,11 +1,14 @@
 """Token embedding with position encodings: the input of the residual stream."""
 
 import math
+from collections.abc import Callable
 from typing import final
 
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyformer.binding import bind_optional, has_hooks
 from manyformer.core import TokenPositions
 from manyformer.dropout import Dropout
 from manyformer.position import NoPosition, Position
@@ -49,3 +52,16 @@ class TokenEmbedding(nn.Module):
         x = x if self.norm is None else self.norm(x)
         dropped: Tensor = self.dropout(x)
         return dropped
+
+    def decode_step(self) -> Callable[[Tensor, TokenPositions], Tensor]:
+        """The embedding in evaluation mode, bound to its current parameters."""
+        if self.tables > 1 or any(map(has_hooks, self.modules())):
+            return self
+        weight, scale, embed, norm = self.token.weight, self.scale, self.position.embed, bind_optional(self.norm)
+
+        def step(tokens: Tensor, positions: TokenPositions) -> Tensor:
+            x = F.embedding(tokens, weight)
+            x = embed(x if scale == 1.0 else x * scale, positions)
+            return x if norm is None else norm(x)
+
+        return step

@@ -5,6 +5,7 @@ from abc import abstractmethod
 from manyformer.core import Layer, State
 from manyformer.models.auxiliary_losses import AuxiliaryLoss
 from manyformer.models.model import B, Model
+from manyformer.models.next_token_step import NextTokenFn, forward_layers
 from manyformer.models.output_head import OutputHead
 
 
@@ -35,3 +36,12 @@ class GenerativeModel(Model[B]):
     @abstractmethod
     def init_state(self, batch: int, *, capacity: int | None = None) -> State:
         """The decoding state before any token; `capacity` preallocates buffers, for use in `torch.no_grad()`."""
+
+    @abstractmethod
+    def next_token(self) -> NextTokenFn:
+        """The model for one new token per row, bound to its current parameters: bind again after they have changed."""
+
+    def layers_without_step(self) -> list[str]:
+        """The names of the decoder's layers that have no one-token step: they decode by `forward`, which is slower."""
+        stack = self.decoder_stack
+        return list(forward_layers(stack, next(name for name, module in self.named_children() if module is stack)))

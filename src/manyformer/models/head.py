@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX
+from manyformer.binding import TensorFn, bind_optional, has_hooks
 from manyformer.costs import COSTS
 from manyformer.models.model import BatchLoss, count_targets
 from manyformer.models.output_head import OutputHead
@@ -61,6 +62,12 @@ class ClassHead(OutputHead):
             x, self.weight, targets, linear_bias=self.bias, ignore_index=IGNORE_INDEX, reduction="sum", options=options
         )
         return BatchLoss(total + label_smoothing * self._logit_margin(x, targets) if label_smoothing else total, count)
+
+    def decode_step(self) -> TensorFn:
+        weight, bias, transform = self.weight, self.bias, bind_optional(self.transform)
+        if has_hooks(self):
+            return self
+        return lambda x: F.linear(x if transform is None else transform(x), weight, bias)
 
     def _logit_margin(self, x: Float[Tensor, "n d"], targets: Int[Tensor, " n"]) -> Float[Tensor, ""]:
         """The target's logit minus the mean of all logits, summed over the targets that count.

@@ -7,6 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import CausalLMBatch
+from manyformer.binding import has_hooks
 from manyformer.core import (
     PADDING_SEGMENT,
     Context,
@@ -23,6 +24,7 @@ from manyformer.models.auxiliary_losses import AuxiliaryLoss, deep_loss
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.generative_model import GenerativeModel
 from manyformer.models.model import BatchLoss, BatchScore, ModelOutput, max_length_of
+from manyformer.models.next_token_step import NextTokenFn, next_token_step
 from manyformer.models.output_head import OutputHead
 from manyformer.models.token_positions import StreamTail, empty_tail, positions_of
 from manyformer.training_hooks import StatefulAcrossBatches, uses_neighbours
@@ -85,6 +87,14 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
 
     def with_decoder(self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> "LanguageModel":
         return type(self)(self.embed, stack, head, auxiliary=auxiliary)
+
+    def next_token(self) -> NextTokenFn:
+        def forward(tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
+            logits, next_state, _ = self(tokens, None, state)
+            return logits, next_state
+
+        has_step = not (self.training or has_hooks(self))
+        return next_token_step(self.embed, self.body, self.head, forward) if has_step else forward
 
     def loss(self, batch: CausalLMBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
         """The training loss; with a state, that of rows that continue from it."""

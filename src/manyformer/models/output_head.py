@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX
+from manyformer.binding import TensorFn
 from manyformer.models.model import BatchLoss, BatchScore, count_targets
 
 
@@ -25,6 +26,10 @@ class OutputHead(nn.Module, ABC):
     @abstractmethod
     def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
         """The cross entropy summed over all targets that are not ignored."""
+
+    def decode_step(self) -> TensorFn:
+        """The logits in evaluation mode, bound to the current parameters."""
+        return self
 
     def score(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"]) -> BatchScore:
         """Negative log-likelihood and accuracy, computed in chunks of tokens."""

@@ -6,6 +6,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import Seq2SeqBatch
+from manyformer.binding import has_hooks
 from manyformer.core import (
     Context,
     Layer,
@@ -22,6 +23,7 @@ from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.generative_model import GenerativeModel
 from manyformer.models.language_model import ModelState
 from manyformer.models.model import BatchLoss, BatchScore, ModelOutput, max_length_of
+from manyformer.models.next_token_step import NextTokenFn, next_token_step
 from manyformer.models.output_head import OutputHead
 from manyformer.models.token_positions import empty_tail, positions_of
 
@@ -110,6 +112,15 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch]):
 
     def with_decoder(self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> "EncoderDecoder":
         return type(self)(self.embed_source, self.encoder, self.embed_target, stack, head, auxiliary=auxiliary)
+
+    def next_token(self) -> NextTokenFn:
+        def forward(tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
+            assert memory is not None
+            logits, next_state, _ = self.decode(tokens, memory, None, state)
+            return logits, next_state
+
+        has_step = not (self.training or has_hooks(self))
+        return next_token_step(self.embed_target, self.decoder, self.head, forward) if has_step else forward
 
     def loss(self, batch: Seq2SeqBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
         if self.auxiliary is not None:

@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyformer.core import Context, State, TokenPositions
-from manyformer.sources.kv_source import KeysValues, KVShape, KVSource, ProjectKV
+from manyformer.core import Context, ContiguousLayout, MemorySequence, State, TokenPositions
+from manyformer.masks import AllKeys, Mask
+from manyformer.sources.kv_source import KeysValues, KVShape, KVSource, ProjectKV, ReadMemory, StoredKeys
 
 
 class ProjectedMemory(NamedTuple):
@@ -57,3 +58,17 @@ class CrossAttentionSource(KVSource):
             # the state of the kernel already contains these keys
             positions = TokenPositions(positions.position_ids[:, :0], positions.segment_ids[:, :0])
         return KeysValues(state.k, state.v, positions, state)
+
+    def decode_memory(self, mask: Mask | None) -> ReadMemory | None:
+        return _read_memory if mask == AllKeys() else None
+
+
+def _read_memory(memory: MemorySequence, project: ProjectKV, state: ProjectedMemory) -> StoredKeys:
+    """The keys of the first document of each row, projected at the first call."""
+    positions = memory.positions
+    if state.k is None or state.v is None:
+        state = ProjectedMemory(*project(memory.y, positions))
+    visible = None if isinstance(positions.layout, ContiguousLayout) else (positions.segment_ids == 0)[:, None, None]
+    assert state.k is not None
+    assert state.v is not None
+    return StoredKeys(state.k, state.v, visible, state)

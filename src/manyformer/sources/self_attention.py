@@ -7,7 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.core import Context, ContiguousLayout, State, TokenPositions
-from manyformer.sources.kv_source import KeysValues, KVShape, KVSource, ProjectKV
+from manyformer.masks import AllKeys, Causal, Mask
+from manyformer.sources.kv_source import KeysValues, KVShape, KVSource, ProjectKV, StoredKeys, StoreStep
 
 
 class KVCache(NamedTuple):
@@ -71,6 +72,31 @@ class SelfSource(KVSource):
             return KeysValues(cache.k, cache.v, TokenPositions(cache.position_ids, cache.segment_ids, layout), cache)
         positions = TokenPositions(cache.position_ids.narrow(1, 0, end), cache.segment_ids.narrow(1, 0, end), layout)
         return KeysValues(cache.k.narrow(2, 0, end), cache.v.narrow(2, 0, end), positions, cache)
+
+    def decode_store(self, mask: Mask | None, heads: int, *, recurrent: bool) -> StoreStep | None:
+        if recurrent:
+            return StoreStep(lambda k, v, positions, state: StoredKeys(k, v, None, state))
+        return StoreStep(_store, _has_space, takes_several=True) if mask in (Causal(), AllKeys()) else None
+
+
+def _has_space(positions: TokenPositions, cache: KVCache) -> bool:
+    """Whether the tokens continue the one contiguous document of every row, and there are columns for them."""
+    fits = cache.capacity is None or cache.length + positions.position_ids.shape[1] <= cache.capacity
+    return fits and _stays_contiguous(cache, positions)
+
+
+def _store(k: Tensor, v: Tensor, positions: TokenPositions, cache: KVCache) -> StoredKeys:
+    """Append tokens that `_has_space` accepts."""
+    if cache.capacity is None:
+        cache = _append(cache, k, v, positions)
+        return StoredKeys(cache.k, cache.v, None, cache)
+    keys, values, position_ids, segment_ids, start, capacity, _ = cache
+    count = k.shape[2]
+    stop = start + count
+    keys.narrow(2, start, count).copy_(k)
+    values.narrow(2, start, count).copy_(v)
+    next_cache = KVCache(keys, values, position_ids, segment_ids, stop, capacity)
+    return StoredKeys(keys.narrow(2, 0, stop), values.narrow(2, 0, stop), None, next_cache)
 
 
 def _stays_contiguous(cache: KVCache, positions: TokenPositions) -> bool:

@@ -9,7 +9,8 @@ from torch import Tensor
 from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, State, TokenPositions
 from manyformer.masks import Mask
 from manyformer.masks.eviction import can_evict, is_never_evicted, never_evicted
-from manyformer.sources.kv_source import KeysValues, KVShape, KVSource, ProjectKV
+from manyformer.sources.kv_source import KeysValues, KVShape, KVSource, ProjectKV, StoredKeys, StoreStep
+from manyformer.sources.ring_visibility import RingVisibility
 from manyformer.sources.self_attention import SelfSource
 
 
@@ -92,6 +93,29 @@ class WindowSource(KVSource):
             torch.cat([state.position_ids, position_ids], 1), torch.cat([state.segment_ids, segment_ids], 1)
         )
         return KeysValues(torch.cat([state.k, k], 2), torch.cat([state.v, v], 2), positions, ring)
+
+    def decode_store(self, mask: Mask | None, heads: int, *, recurrent: bool) -> StoreStep | None:
+        if recurrent or mask is None:
+            return None
+        visibility = RingVisibility(mask, heads, self.slots)
+
+        def store(k: Tensor, v: Tensor, positions: TokenPositions, ring: RingCache) -> StoredKeys:
+            position = ring.length
+            assert position is not None
+            ring = self._write_one(ring, k, v, positions, position % self.slots)._replace(length=position + 1)
+            return StoredKeys(ring.k, ring.v, visibility(ring.position_ids, position), ring)
+
+        return StoreStep(store, self._overwrites_one_slot)
+
+    def _overwrites_one_slot(self, positions: TokenPositions, ring: object) -> bool:
+        """Whether the next token continues the one contiguous document of every row, and takes a slot of the ring."""
+        layout = positions.layout
+        return (
+            isinstance(ring, RingCache)
+            and isinstance(layout, ContiguousLayout)
+            and layout.start == ring.length
+            and not is_never_evicted(self.mask, layout.start)
+        )
 
     def _update_ring(self, ring: RingCache, k: Tensor, v: Tensor, positions: TokenPositions) -> RingCache:
         """Add tokens to the ring; `ring` itself is not changed by several tokens at once."""

@@ -1,0 +1,72 @@
+"""Functional forms of modules, bound to their parameters: calling them looks up no attribute, hook or module."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+TensorFn = Callable[[Tensor], Tensor]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether forward hooks are registered, so that the module must be called as a module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def bind_module(module: nn.Module) -> TensorFn:
+    """The function of one of torch's `BINDERS` types with its current parameters; any other module itself."""
+    # a subclass may compute something else
+    binder = None if has_hooks(module) else BINDERS.get(type(module))
+    return module if binder is None else binder(module)
+
+
+def bind_optional(module: nn.Module | None) -> TensorFn | None:
+    """`bind_module`, and None for None."""
+    return None if module is None else bind_module(module)
+
+
+def bind_concatenated(layers: Sequence[nn.Module]) -> TensorFn | None:
+    """Linear layers of one input as one product, whose output is their concatenation; None where that is impossible.
+
+    Its weight is a copy: one product of all rows takes less time than several, above all for one token.
+    """
+    linears = [layer for layer in layers if type(layer) is nn.Linear and not has_hooks(layer)]
+    biases = [layer.bias.detach() for layer in linears if layer.bias is not None]
+    if len(linears) < len(layers) or len(biases) not in (0, len(layers)):
+        return None
+    weight = torch.cat([layer.weight.detach() for layer in linears])
+    bias = torch.cat(biases) if biases else None
+    return lambda x: F.linear(x, weight, bias)
+
+
+def _bind_linear(module: nn.Linear) -> TensorFn:
+    weight, bias = module.weight, module.bias
+    return lambda x: F.linear(x, weight, bias)
+
+
+def _bind_layer_norm(module: nn.LayerNorm) -> TensorFn:
+    shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+
+
+def _bind_rms_norm(module: nn.RMSNorm) -> TensorFn:
+    shape, weight, eps = module.normalized_shape, module.weight, module.eps
+    return lambda x: torch.rms_norm(x, shape, weight, eps)
+
+
+def _bind_gelu(module: nn.GELU) -> TensorFn:
+    approximate = module.approximate
+    return lambda x: F.gelu(x, approximate=approximate)
+
+
+BINDERS: dict[type[nn.Module], Callable[[Any], TensorFn]] = {
+    nn.Linear: _bind_linear,
+    nn.LayerNorm: _bind_layer_norm,
+    nn.RMSNorm: _bind_rms_norm,
+    nn.GELU: _bind_gelu,
+    nn.ReLU: lambda module: torch.relu_ if module.inplace else torch.relu,
+    nn.SiLU: lambda module: lambda x: F.silu(x, inplace=module.inplace),
+}
+"""How torch's modules become functions, by their exact type."""
