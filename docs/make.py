@@ -3,13 +3,11 @@
 import sys
 from pathlib import Path
 
-from manyformer.config import describe_settings
+from manyformer.config import describe_keywords, describe_settings
 from manyformer.config.setting_names import UNION_TAGS, section_members
 from manyformer.recipes import RECIPES, RecipeCard
 from manyformer.recipes.card_text import (
-    COMMON_KEYWORDS,
     CONTRACT_MEANINGS,
-    keyword_docs,
     promised_contracts,
     publication_year,
 )
@@ -37,10 +35,11 @@ def recipes_page() -> str:
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     for name, recipe in found.items():
         lines += ["", f"## {name}", "", *_about(recipe.card)]
-        lines += ["", "| keyword | type | default |", "| --- | --- | --- |"]
-        lines += [f"| `{k.name}` | {k.type} | {_shown(k.default)} |" for k in keyword_docs(recipe)]
-    lines += ["", "## Keywords", ""]
-    lines += [f"- `{name}`: {meaning}" for name, meaning in COMMON_KEYWORDS.items()]
+        lines += ["", "| keyword | default | what it may be | meaning |", "| --- | --- | --- | --- |"]
+        lines += [
+            f"| `{k.name}` | {_shown(k.default)} | {_cell(k.type)} | {_cell(k.meaning)} |"
+            for k in describe_keywords(recipe.signature)
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -2,7 +2,8 @@
 
 import inspect
 import json
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 import torch
@@ -65,6 +66,15 @@ AROUND = {"early-exit-lm", "early-exit-seq2seq"}
 """Recipes around others, whose keywords are a record of their own."""
 
 
+def parts_of(annotation: Any) -> set[Any]:
+    """The types of a union, without bounds and meanings."""
+    if get_origin(annotation) is Annotated:
+        return parts_of(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return {inner for part in get_args(annotation) for inner in parts_of(part)}
+    return {annotation}
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_signatures_are_command_lines(name: str) -> None:
     """Every keyword has a default and a type that a flag can have, and common ones have one spelling."""
@@ -72,10 +82,11 @@ def test_signatures_are_command_lines(name: str) -> None:
     for word, parameter in signature.parameters.items():
         assert parameter.default is not inspect.Parameter.empty, word
         assert parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD, word
+        assert get_origin(parameter.annotation) is Annotated, word
         plain = {int, float, str, bool, type(None), tuple[float, ...]}
         plain |= {dict[str, Any]} if name in AROUND else set()
-        kinds = set(get_args(parameter.annotation)) or {parameter.annotation}
-        assert get_origin(parameter.annotation) is Literal or kinds <= plain, word
+        for part in parts_of(parameter.annotation):
+            assert get_origin(part) is Literal or part in plain, word
     images = {"classes", "height", "width", "channels", "patch"}
     needed = images if mf.recipes()[name].card.task.name == "image-classification" else {"vocab"}
     layers = set() if name in ONE_LAYER else {"depth"}
@@ -134,9 +145,10 @@ def test_unknown_names_are_for_the_user_to_mend() -> None:
 
 
 CHOICES = {
-    word: get_args(parameter.annotation)
+    word: get_args(part)
     for word, parameter in RECIPES["compose"].signature.parameters.items()
-    if get_origin(parameter.annotation) is Literal
+    for part in parts_of(parameter.annotation)
+    if get_origin(part) is Literal
 }
 
 

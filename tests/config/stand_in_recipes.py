@@ -2,7 +2,9 @@
 
 import inspect
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
 
 from manyformer.config import RunConfig, load_run
 from manyformer.errors import UserError, UserErrors, suggest_names
@@ -11,7 +13,7 @@ from manyformer.errors import UserError, UserErrors, suggest_names
 def _lm(
     vocab: int = 256,
     dim: int = 64,
-    depth: int = 2,
+    depth: Annotated[int, Ge(1), "number of layers"] = 2,
     heads: int = 4,
     ff_dim: int | None = None,
     dropout: float = 0.0,

@@ -7,8 +7,8 @@ from manyformer.config import RunConfig, describe_settings, json_schema
 
 def test_help_shows_the_runs_own_values_as_defaults() -> None:
     run = load("lm", "depth=9", "optim.name=adam", "optim.lr=0.25", "data.length=77")
-    rows = {row.key: row for row in describe_settings(run, signature_of("lm"), {"depth": "Layers."})}
-    assert rows["model.depth"] == ("model.depth", "a whole number", "9", "Layers.")
+    rows = {row.key: row for row in describe_settings(run, signature_of("lm"))}
+    assert rows["model.depth"] == ("model.depth", "a whole number >= 1", "9", "number of layers")
     assert (rows["model.heads"].default, rows["model.ff_dim"].type) == ("4", "a whole number or null")
     assert rows["model.norm_order"][1:3] == ("one of pre, post, sandwich", "pre")
     assert rows["optim.lr"].default == "0.25"

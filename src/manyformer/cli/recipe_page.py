@@ -4,10 +4,11 @@ import inspect
 from collections.abc import Iterable
 
 from manyformer.cli.console import format_bytes, format_count, print_heading, print_result, print_table
+from manyformer.config import describe_keywords
 from manyformer.model_summary import ForwardCost, ModuleRow, count_parameters, module_rows
 from manyformer.models import Model
 from manyformer.recipes import Recipe, RecipeCard
-from manyformer.recipes.card_text import CONTRACT_MEANINGS, keyword_docs
+from manyformer.recipes.card_text import CONTRACT_MEANINGS
 from manyformer.recipes.registry import task_of
 
 
@@ -25,7 +26,7 @@ def print_page(recipe: Recipe, model: Model, cost: ForwardCost) -> None:
     print_heading("Keywords")
     rows = [
         (k.name, k.type, _format_default(k.default), _format_default(model.spec.keywords[k.name]), k.meaning)
-        for k in keyword_docs(recipe)
+        for k in describe_keywords(recipe.signature)
     ]
     print_table(("keyword", "type", "default", "value", ""), rows)
     print_heading(f"Modules and parameters: {count_parameters(model):,} in total")

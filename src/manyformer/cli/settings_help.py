@@ -7,7 +7,6 @@ import textwrap
 from manyformer.cli.console import print_heading, print_result
 from manyformer.config import RunConfig, SettingHelp, describe_settings
 from manyformer.recipes import get_recipe
-from manyformer.recipes.card_text import COMMON_KEYWORDS
 
 
 def print_settings(target: str, run: RunConfig) -> None:
@@ -18,7 +17,7 @@ def print_settings(target: str, run: RunConfig) -> None:
     )
     print_result()
     print_result(f"{recipe.card.name}: {recipe.card.title}. {recipe.card.summary}")
-    rows = describe_settings(run, recipe.signature, COMMON_KEYWORDS)
+    rows = describe_settings(run, recipe.signature)
     print_heading(f"Keywords of {run.recipe}, with this run's values")
     for row in rows:
         if row.key.startswith("model."):

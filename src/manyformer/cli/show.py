@@ -105,14 +105,15 @@ def _record(recipe: "Recipe", model: "Model", cost: "ForwardCost") -> dict[str, 
     from dataclasses import asdict
 
     from manyformer.cli.list import as_record
+    from manyformer.config import describe_keywords
     from manyformer.model_summary import count_parameters, module_rows
-    from manyformer.recipes.card_text import keyword_docs
 
     return {
         **as_record(recipe),
         "doc": recipe.build.__doc__,
         "keywords": [
-            {**keyword._asdict(), "value": model.spec.keywords[keyword.name]} for keyword in keyword_docs(recipe)
+            {**keyword._asdict(), "value": model.spec.keywords[keyword.name]}
+            for keyword in describe_keywords(recipe.signature)
         ],
         "parameters": count_parameters(model),
         "modules": [asdict(part) for part in module_rows(model)],

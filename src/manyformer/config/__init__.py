@@ -14,7 +14,7 @@ from manyformer.config.data_sections import (
     TreesData,
     register_section,
 )
-from manyformer.config.describe import SettingHelp, describe_settings, json_schema
+from manyformer.config.describe import KeywordHelp, SettingHelp, describe_keywords, describe_settings, json_schema
 from manyformer.config.load import DATA_FORMS, RUN_FILE, ImportFn, load_run
 from manyformer.config.run import RunConfig
 from manyformer.config.run_diff import FREE_ON_RESUME, differences, dump_run
@@ -50,6 +50,7 @@ __all__ = [
     "ExpectedData",
     "ImagesData",
     "ImportFn",
+    "KeywordHelp",
     "LabelsData",
     "LimitsConfig",
     "LogConfig",
@@ -66,6 +67,7 @@ __all__ = [
     "TokenizedData",
     "TokenizerKind",
     "TreesData",
+    "describe_keywords",
     "describe_settings",
     "differences",
     "dump_run",

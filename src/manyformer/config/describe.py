@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
-from manyformer.config.keywords import type_text
+from manyformer.config.keywords import meaning_of, type_text
 from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.section import ConfigSection
 from manyformer.config.setting_names import section_members, tag_of
@@ -22,19 +22,39 @@ class SettingHelp(NamedTuple):
     doc: str
 
 
-def describe_settings(
-    run: RunConfig | None = None, signature: inspect.Signature | None = None, docs: Mapping[str, str] | None = None
-) -> list[SettingHelp]:
+class KeywordHelp(NamedTuple):
+    """A keyword of a recipe: its type in words, its default, and its meaning."""
+
+    name: str
+    type: str
+    default: Any
+    meaning: str
+
+
+def describe_keywords(signature: inspect.Signature) -> list[KeywordHelp]:
+    """Describe the keywords of a recipe, in the order of its signature."""
+    return [
+        KeywordHelp(
+            parameter.name,
+            "" if parameter.annotation is inspect.Parameter.empty else type_text(parameter.annotation),
+            parameter.default,
+            meaning_of(parameter.annotation),
+        )
+        for parameter in signature.parameters.values()
+    ]
+
+
+def describe_settings(run: RunConfig | None = None, signature: inspect.Signature | None = None) -> list[SettingHelp]:
     """Describe every setting of a run with this run's values as defaults, and the keywords of its recipe's signature.
 
-    `docs` describes the recipe's keywords. Without a run, the defaults of RunConfig are shown.
+    Without a run, the defaults of RunConfig are shown.
     """
     values = run if run is not None else RunConfig(recipe="?")
     rows: list[SettingHelp] = []
     for name, field in RunConfig.model_fields.items():
         value = getattr(values, name)
         if name == "model":
-            rows += _keyword_rows(value, signature, docs or {})
+            rows += _keyword_rows(value, signature)
         elif isinstance(value, ConfigSection):
             rows += [
                 _setting_row(f"{name}.{key}", inner_field, getattr(value, key))
@@ -67,15 +87,12 @@ def _setting_row(key: str, field: FieldInfo, value: Any) -> SettingHelp:
     return SettingHelp(key, type_description, _default_text(value), " ".join(str(field.description or "").split()))
 
 
-def _keyword_rows(
-    values: Mapping[str, Any], signature: inspect.Signature | None, docs: Mapping[str, str]
-) -> list[SettingHelp]:
+def _keyword_rows(values: Mapping[str, Any], signature: inspect.Signature | None) -> list[SettingHelp]:
     rows = []
-    for name, parameter in (signature.parameters if signature else {}).items():
-        value = values.get(name, parameter.default)
+    for keyword in describe_keywords(signature) if signature else []:
+        value = values.get(keyword.name, keyword.default)
         default = "required" if value is inspect.Parameter.empty else _default_text(value)
-        type_description = "" if parameter.annotation is inspect.Parameter.empty else type_text(parameter.annotation)
-        rows.append(SettingHelp(f"model.{name}", type_description, default, docs.get(name, "")))
+        rows.append(SettingHelp(f"model.{keyword.name}", keyword.type, default, keyword.meaning))
     return rows
 
 

@@ -48,12 +48,17 @@ def _validate_type(value: Any, annotation: Any) -> Any:
 
 def type_error_text(value: Any, annotation: Any) -> str:
     """The error message for a value that does not have the type."""
-    options = [
-        option for part in _union_members(annotation) if get_origin(part) is Literal for option in get_args(part)
-    ]
+    members = [_without_metadata(part) for part in _union_members(_without_metadata(annotation))]
+    options = [option for part in members if get_origin(part) is Literal for option in get_args(part)]
     if not options:
         return f"must be {type_text(annotation)}, got {format_value(value)}"
-    return choice_error_text(value, [*options, *([None] if type(None) in _union_members(annotation) else [])])
+    return choice_error_text(value, [*options, *([None] if type(None) in members else [])])
+
+
+def meaning_of(annotation: Any) -> str:
+    """The meaning of a keyword: the text in its `Annotated` type, or empty."""
+    metadata = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    return next((item for item in metadata if isinstance(item, str)), "")
 
 
 def choice_error_text(value: Any, options: list[Any]) -> str:
@@ -92,6 +97,10 @@ def _bounds_text(metadata: tuple[Any, ...]) -> str:
         for bound in getattr(item, "metadata", [item]):
             bounds += [f"{sign} {getattr(bound, name)}" for kind, name, sign in _BOUNDS if isinstance(bound, kind)]
     return f" {' and '.join(bounds)}" if bounds else ""
+
+
+def _without_metadata(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _union_members(annotation: Any) -> tuple[Any, ...]:

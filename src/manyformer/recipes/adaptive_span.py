@@ -1,7 +1,7 @@
 """Adaptive attention span: a language model whose heads each learn the length of the context they attend to."""
 
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
@@ -18,6 +18,7 @@ from manyformer.kernels.attention_spans import (
 )
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import KeyDistancePosition
+from manyformer.recipes.keywords import PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
 from manyformer.sources import SpanCacheSource
@@ -40,11 +41,14 @@ def adaptive_span(
     depth: int = 12,
     heads: int = 8,
     ff_dim: int | None = None,
-    max_span: int = 8192,
-    span_ramp: int = 32,
-    span_init: float = 0.0,
-    span_loss: float = 2e-6,
-    span_kind: Literal["learned", "dynamic", "fixed"] = "learned",
+    max_span: Annotated[PositiveInt, "maximum attention span of a head, in tokens"] = 8192,
+    span_ramp: Annotated[PositiveInt, "number of keys beyond a span over which attention decreases to zero"] = 32,
+    span_init: Annotated[float, "initial span, as a fraction of max_span"] = 0.0,
+    span_loss: Annotated[float, "weight in the loss of the mean span, in tokens"] = 2e-6,
+    span_kind: Annotated[
+        Literal["learned", "dynamic", "fixed"],
+        "one learned span for each head, a span computed for each token, or max_span for all",
+    ] = "learned",
     dropout: float = 0.3,
     norm_order: NormOrder = "post",
 ) -> LanguageModel:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
@@ -17,7 +17,9 @@ from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, 
 KernelMaker = Callable[[int], Kernel]
 """Makes the kernel of the layer of a number, counted from 0."""
 
-AddedPosition = Literal["sinusoid", "learned"]
+AddedPosition = Annotated[
+    Literal["sinusoid", "learned"], "positions added to embeddings: sinusoids, or learned vectors up to max_length"
+]
 """Positions that are added to token embeddings."""
 
 

@@ -1,6 +1,7 @@
 """BigBird: attention to a window, a few global tokens and random blocks."""
 
 from functools import partial
+from typing import Annotated
 
 from torch import nn
 
@@ -25,6 +26,7 @@ from manyformer.models import ClassHead, EncoderDecoder, LanguageModel, MaskedLM
 from manyformer.position import LearnedPosition, RelativeLabelPosition
 from manyformer.recipes.baselines import learned_embedding
 from manyformer.recipes.bert import masked_encoder
+from manyformer.recipes.keywords import BlockLength, MaxRelativeDistance, PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
 from manyformer.recipes.transformer import encoder_decoder
@@ -33,6 +35,8 @@ from manyformer.tasks.masked_lm import MASKED_LM
 from manyformer.tasks.translation import TRANSLATION
 
 PAPER = "Zaheer et al. 2020, Big Bird: Transformers for Longer Sequences, arXiv:2007.14062"
+
+RandomBlockCount = Annotated[PositiveInt | None, "number of random blocks that each block attends to"]
 
 
 @recipe(
@@ -50,8 +54,8 @@ def bigbird(
     heads: int = 12,
     ff_dim: int | None = None,
     max_length: int = 4096,
-    block: int = 64,
-    random: int | None = 3,
+    block: BlockLength = 64,
+    random: RandomBlockCount = 3,
     dropout: float = 0.1,
 ) -> MaskedLM:
     """BERT whose blocks attend to themselves, both neighbours, the first (global) block, and `random` other blocks.
@@ -85,10 +89,10 @@ def bigbird_etc(
     heads: int = 12,
     ff_dim: int | None = None,
     max_length: int = 4116,
-    block: int = 84,
-    random: int | None = None,
-    summaries: int = 256,
-    max_relative_distance: int = 12,
+    block: BlockLength = 84,
+    random: RandomBlockCount = None,
+    summaries: Annotated[PositiveInt, "number of global summary tokens before each document"] = 256,
+    max_relative_distance: MaxRelativeDistance = 12,
     dropout: float = 0.1,
 ) -> MaskedLM:
     """BigBird's ETC variant: `summaries` global tokens before the text, three local blocks, and relative labels.
@@ -140,8 +144,8 @@ def bigbird_seq2seq(
     heads: int = 12,
     ff_dim: int | None = None,
     max_length: int = 4096,
-    block: int = 64,
-    random: int | None = 3,
+    block: BlockLength = 64,
+    random: RandomBlockCount = 3,
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
 ) -> EncoderDecoder:
@@ -182,8 +186,8 @@ def bigbird_lm(
     heads: int = 8,
     ff_dim: int | None = None,
     max_length: int = 4096,
-    block: int = 64,
-    random: int | None = 3,
+    block: BlockLength = 64,
+    random: RandomBlockCount = 3,
     dropout: float = 0.1,
 ) -> LanguageModel:
     """`transformer-lm` whose blocks attend to the previous block, the first one, and `random` earlier ones.

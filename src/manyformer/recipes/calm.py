@@ -1,12 +1,18 @@
 """CALM: tokens exit at the first confident layer, with a calibrated guarantee for whole texts."""
 
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 from manyformer.models import EncoderDecoder
-from manyformer.models.with_early_exit import ClassifierSharing, EarlyExitConfig, ExitThresholds, with_early_exit
+from manyformer.models.with_early_exit import EarlyExitConfig, with_early_exit
 from manyformer.position import SinusoidalPosition
 from manyformer.recipes.early_exit import ROUNDING_CHANGES_EXITS
+from manyformer.recipes.exit_keywords import (
+    ClassifierSharingKeyword,
+    HorizonKeyword,
+    ThresholdDecayKeyword,
+    ThresholdKeyword,
+)
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer import encoder_decoder
@@ -34,11 +40,15 @@ def calm(
     ff_dim: int | None = 1024,
     dropout: float = 0.1,
     norm_order: NormOrder = "pre",
-    confidence: Literal["softmax", "saturation", "classifier"] = "softmax",
-    threshold: ExitThresholds = None,
-    threshold_decay: float | None = 4.0,
-    horizon: int = 100,
-    classifier_sharing: ClassifierSharing = "shared",
+    confidence: Annotated[
+        Literal["softmax", "saturation", "classifier"],
+        "what the threshold applies to: a margin of probabilities, the similarity of successive hidden "
+        "states, or a trained unit",
+    ] = "softmax",
+    threshold: ThresholdKeyword = None,
+    threshold_decay: ThresholdDecayKeyword = 4.0,
+    horizon: HorizonKeyword = 100,
+    classifier_sharing: ClassifierSharingKeyword = "shared",
 ) -> EncoderDecoder:
     """About the size of the paper's T5 of 8 layers by default, as a plain Transformer. Section 3.
 

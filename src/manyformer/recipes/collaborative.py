@@ -1,6 +1,6 @@
 """Collaborative attention: heads share query and key dimensions, in a language model and an encoder."""
 
-from typing import Literal
+from typing import Annotated
 
 from torch import nn
 
@@ -11,6 +11,7 @@ from manyformer.mixers.collaborative_attention import CollaborativeAttention
 from manyformer.models import LanguageModel, MaskedLM
 from manyformer.position import LearnedPosition
 from manyformer.recipes.bert import masked_encoder
+from manyformer.recipes.keywords import GeluApproximation, PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std
 from manyformer.recipes.transformer_lm import gpt
@@ -19,6 +20,10 @@ from manyformer.tasks.masked_lm import MASKED_LM
 
 PAPER = "Cordonnier et al. 2020, Multi-Head Attention: Collaborate Instead of Concatenate, arXiv:2006.16362"
 SUMMARY = "Heads share and mix the query and key dimensions, of which trained heads use only a part."
+
+SharedDim = Annotated[
+    PositiveInt | None, "number of query and key dimensions shared by all heads; null means a quarter of dim"
+]
 
 
 @recipe(
@@ -37,11 +42,11 @@ def collaborative(
     depth: int = 8,
     heads: int = 8,
     ff_dim: int | None = None,
-    shared_dim: int | None = None,
+    shared_dim: SharedDim = None,
     max_length: int = 1024,
     dropout: float = 0.0,
     norm_order: NormOrder = "pre",
-    gelu_approximate: Literal["none", "tanh"] = "none",
+    gelu_approximate: GeluApproximation = "none",
 ) -> LanguageModel:
     """`transformer-lm` with the attention of section 3; `shared_dim` is a quarter of dim unless given.
 
@@ -77,7 +82,7 @@ def collaborative_encoder(
     depth: int = 12,
     heads: int = 12,
     ff_dim: int | None = None,
-    shared_dim: int | None = 256,
+    shared_dim: SharedDim = 256,
     max_length: int = 512,
     dropout: float = 0.1,
 ) -> MaskedLM:

@@ -41,13 +41,14 @@ from manyformer.position import (
     YaRNRotaryScaling,
 )
 from manyformer.recipes.bigbird import causal_pattern
+from manyformer.recipes.keywords import FeedForwardChunk
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.rfa import FLOOR as RFA_FLOOR
 from manyformer.recipes.stacks import NormOrder, ResidualStreams, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
-FeedForwardName = Literal["relu", "gelu", "swiglu", "geglu"]
-NormName = Literal["layer", "rms"]
+FeedForwardName = Annotated[Literal["relu", "gelu", "swiglu", "geglu"], "kind of feed-forward layer and activation"]
+NormName = Annotated[Literal["layer", "rms"], "LayerNorm or RMSNorm"]
 
 
 class ComposeSizes(NamedTuple):
@@ -127,8 +128,8 @@ FEEDFORWARDS: dict[FeedForwardName, Callable[[int, int | None], Layer]] = {
     "geglu": lambda dim, hidden: GatedFeedForward(dim, hidden, activation=nn.GELU()),
 }
 
-PositionName = Annotated[str, POSITIONS]
-KernelName = Annotated[str, KERNELS]
+PositionName = Annotated[str, POSITIONS, "kind of position encoding"]
+KernelName = Annotated[str, KERNELS, "attention kernel"]
 
 NORMS: dict[NormName, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
@@ -156,9 +157,11 @@ def compose(
     norm_order: NormOrder = "pre",
     norm_kind: NormName = "layer",
     dropout: float = 0.0,
-    length_scale: float = 4.0,
+    length_scale: Annotated[
+        float, "factor by which scaled rotary positions exceed max_length; other positions ignore it"
+    ] = 4.0,
     residual_streams: ResidualStreams = "plain",
-    ff_chunk: int | None = None,
+    ff_chunk: FeedForwardChunk = None,
 ) -> LanguageModel:
     """A causal language model; learned positions and "cosine" are limited to `max_length`, other parts to no length.
 

@@ -1,7 +1,7 @@
 """An image classifier whose patch mixer is chosen by name, for ablations."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from torch import nn
 
@@ -13,14 +13,17 @@ from manyformer.kernels.features import EluPlusOneFeatures
 from manyformer.kernels.length_projection import LearnedLengthProjection
 from manyformer.mixers import DenseScores, FixedScores, FourierMixer, PairTable, SynthesizerAttention, TokenMLP
 from manyformer.models import ImageClassifier
-from manyformer.models.image_classifier import Pooling
 from manyformer.models.patch_embedding import PatchEmbedding, count_patches
 from manyformer.recipes.gmlp import position_weight_std, spatial_gate
+from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveInt
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.vit import TINY_IMAGES, PatchPositionKind, image_body, patch_positions, zero_head
+from manyformer.recipes.vit import TINY_IMAGES, ImagePooling, PatchPositionKind, image_body, patch_positions, zero_head
 from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
 
-MixerName = Literal["softmax", "linear", "linformer", "fourier", "tokens", "gate", "dense", "random"]
+MixerName = Annotated[
+    Literal["softmax", "linear", "linformer", "fourier", "tokens", "gate", "dense", "random"],
+    "the layer that mixes patches: a kind of attention, or a layer without attention",
+]
 
 
 class ImageComposeSizes(NamedTuple):
@@ -60,18 +63,20 @@ MIXERS: dict[MixerName, Callable[[ImageComposeSizes], Callable[[], Layer]]] = {
 )
 def compose_images(
     classes: int = 10,
-    height: int = 28,
-    width: int = 28,
-    channels: int = 1,
-    patch: int = 4,
+    height: ImageHeight = 28,
+    width: ImageWidth = 28,
+    channels: ImageChannels = 1,
+    patch: PatchSide = 4,
     dim: int = 128,
     depth: int = 4,
     heads: int = 4,
     ff_dim: int | None = None,
     mixer: MixerName = "softmax",
-    projected_length: int = 16,
+    projected_length: Annotated[
+        PositiveInt, "number of projected keys that replace all keys, where mixer is linformer"
+    ] = 16,
     positions: PatchPositionKind = "learned",
-    pool: Pooling = "mean",
+    pool: ImagePooling = "mean",
     dropout: float = 0.0,
 ) -> ImageClassifier:
     """`vit` with another mixer in place of attention, and mean pooling by default.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 from manyformer.core import Layer
 from manyformer.errors import UserError
@@ -21,14 +21,20 @@ from manyformer.mixers.compression import (
 )
 from manyformer.mixers.compressive_attention import CompressiveAttention
 from manyformer.models import LanguageModel
+from manyformer.recipes.keywords import ClampLength, MemoryLength, PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionParts, xl_model, xl_positions
 from manyformer.sources import PrefixSource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
-CompressionName = Literal["max", "mean", "convolution", "dilated", "most-used"]
-TeacherName = Literal["usual", "attention", "auto-encoding", "through-time"]
+CompressionName = Annotated[
+    Literal["max", "mean", "convolution", "dilated", "most-used"], "function that compresses evicted memories"
+]
+TeacherName = Annotated[
+    Literal["usual", "attention", "auto-encoding", "through-time"],
+    "training loss of a learned compression; usual means attention reconstruction where the compression has weights",
+]
 
 COMPRESSIONS: dict[CompressionName, Callable[[int, int], MemoryCompression]] = {
     "max": lambda dim, rate: MaxPoolCompression(rate),
@@ -66,13 +72,15 @@ def compressive_transformer(
     depth: int = 12,
     heads: int = 8,
     ff_dim: int | None = None,
-    memory_length: int = 512,
-    compressed_length: int = 512,
-    rate: int = 3,
+    memory_length: MemoryLength = 512,
+    compressed_length: Annotated[PositiveInt, "number of compressed memory slots of a layer"] = 512,
+    rate: Annotated[PositiveInt, "number of tokens compressed into one slot"] = 3,
     compression: CompressionName = "convolution",
     teacher: TeacherName = "usual",
-    block: int | None = None,
-    clamp_length: int | None = None,
+    block: Annotated[
+        PositiveInt | None, "number of tokens that are compressed at a time, a multiple of rate; null means rate"
+    ] = None,
+    clamp_length: ClampLength = None,
     bias_sharing: BiasSharing = "all-layers",
     dropout: float = 0.1,
     norm_order: NormOrder = "post",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
@@ -23,6 +23,16 @@ from manyformer.models.with_early_exit import (
 )
 from manyformer.position import SinusoidalPosition
 from manyformer.recipes.early_exit import ROUNDING_CHANGES_EXITS
+from manyformer.recipes.exit_keywords import (
+    ClassifierSharingKeyword,
+    ExitTrainingKeyword,
+    ExitWeightKeyword,
+    LayerPenaltyKeyword,
+    MixedSamplesKeyword,
+    OracleKeyword,
+    SmoothingKeyword,
+    ThresholdKeyword,
+)
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer import encoder_decoder
@@ -30,8 +40,14 @@ from manyformer.recipes.transformer_lm import gpt
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.translation import TRANSLATION
 
-ExitPredictorKind = Literal["none", "sequence", "multinomial", "geometric", "likeliest"]
-TokenExitPredictorKind = Literal["none", "multinomial", "geometric", "likeliest"]
+ExitPredictorKind = Annotated[
+    Literal["none", "sequence", "multinomial", "geometric", "likeliest"],
+    "how the exit layer is predicted, for each token or for the whole sequence; none trains the classifiers alone",
+]
+TokenExitPredictorKind = Annotated[
+    Literal["none", "multinomial", "geometric", "likeliest"],
+    "how the exit layer of each token is predicted; none trains the classifiers alone",
+]
 
 EXIT_RULES: Mapping[str, ExitRuleName] = {
     "none": "never",
@@ -68,14 +84,14 @@ def depth_adaptive_transformer(
     dropout: float = 0.3,
     norm_order: NormOrder = "post",
     predictor: ExitPredictorKind = "geometric",
-    threshold: ExitThresholds = None,
-    classifier_sharing: ClassifierSharing = "per-layer",
-    exit_training: ExitTraining = "aligned",
-    mixed_samples: int = 1,
-    oracle: OracleName = "correctness",
-    smoothing: float = 1.0,
-    layer_penalty: float = 0.01,
-    exit_weight: float = 0.1,
+    threshold: ThresholdKeyword = None,
+    classifier_sharing: ClassifierSharingKeyword = "per-layer",
+    exit_training: ExitTrainingKeyword = "aligned",
+    mixed_samples: MixedSamplesKeyword = 1,
+    oracle: OracleKeyword = "correctness",
+    smoothing: SmoothingKeyword = 1.0,
+    layer_penalty: LayerPenaltyKeyword = 0.01,
+    exit_weight: ExitWeightKeyword = 0.1,
 ) -> EncoderDecoder:
     """The model for IWSLT'14 by default, whose decoder is half as wide in the paper. Sections 3 and 4.
 
@@ -133,14 +149,14 @@ def depth_adaptive_lm(
     dropout: float = 0.1,
     norm_order: NormOrder = "pre",
     predictor: TokenExitPredictorKind = "geometric",
-    threshold: ExitThresholds = None,
-    classifier_sharing: ClassifierSharing = "shared",
-    exit_training: ExitTraining = "aligned",
-    mixed_samples: int = 1,
-    oracle: OracleName = "correctness",
-    smoothing: float = 1.0,
-    layer_penalty: float = 0.01,
-    exit_weight: float = 0.1,
+    threshold: ThresholdKeyword = None,
+    classifier_sharing: ClassifierSharingKeyword = "shared",
+    exit_training: ExitTrainingKeyword = "aligned",
+    mixed_samples: MixedSamplesKeyword = 1,
+    oracle: OracleKeyword = "correctness",
+    smoothing: SmoothingKeyword = 1.0,
+    layer_penalty: LayerPenaltyKeyword = 0.01,
+    exit_weight: ExitWeightKeyword = 0.1,
 ) -> LanguageModel:
     """The decoder alone, as `transformer-lm`; the paper translates and can predict exits from the source."""
 

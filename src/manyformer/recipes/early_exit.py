@@ -4,16 +4,26 @@ from typing import Any, TypeVar
 
 from manyformer.errors import UserError
 from manyformer.models import EncoderDecoder, LanguageModel
-from manyformer.models.exit_loss import ExitLossWeights
 from manyformer.models.with_early_exit import (
     DATA_KEYWORDS,
-    ClassifierSharing,
     EarlyExitConfig,
-    ExitRuleName,
-    ExitThresholds,
-    ExitTraining,
-    OracleName,
     with_early_exit,
+)
+from manyformer.recipes.exit_keywords import (
+    BaseKeywordsKeyword,
+    BaseRecipeKeyword,
+    ClassifierSharingKeyword,
+    ExitTrainingKeyword,
+    ExitWeightKeyword,
+    HorizonKeyword,
+    LayerPenaltyKeyword,
+    LayerWeightsKeyword,
+    MixedSamplesKeyword,
+    OracleKeyword,
+    RuleKeyword,
+    SmoothingKeyword,
+    ThresholdDecayKeyword,
+    ThresholdKeyword,
 )
 from manyformer.recipes.registry import build, get_recipe, recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -47,20 +57,20 @@ TINY = {"dim": 16, "depth": 3, "heads": 2, "ff_dim": 24, "dropout": 0.0}
 def early_exit_lm(
     vocab: int = 256,
     max_length: int | None = None,
-    base_recipe: str = "transformer-lm",
-    base_keywords: dict[str, Any] | None = None,
-    rule: ExitRuleName = "softmax",
-    threshold: ExitThresholds = None,
-    threshold_decay: float | None = None,
-    horizon: int = 100,
-    classifier_sharing: ClassifierSharing = "shared",
-    layer_weights: ExitLossWeights = "rising",
-    exit_training: ExitTraining = "aligned",
-    mixed_samples: int = 1,
-    oracle: OracleName = "correctness",
-    smoothing: float = 1.0,
-    layer_penalty: float = 0.01,
-    exit_weight: float = 0.1,
+    base_recipe: BaseRecipeKeyword = "transformer-lm",
+    base_keywords: BaseKeywordsKeyword = None,
+    rule: RuleKeyword = "softmax",
+    threshold: ThresholdKeyword = None,
+    threshold_decay: ThresholdDecayKeyword = None,
+    horizon: HorizonKeyword = 100,
+    classifier_sharing: ClassifierSharingKeyword = "shared",
+    layer_weights: LayerWeightsKeyword = "rising",
+    exit_training: ExitTrainingKeyword = "aligned",
+    mixed_samples: MixedSamplesKeyword = 1,
+    oracle: OracleKeyword = "correctness",
+    smoothing: SmoothingKeyword = 1.0,
+    layer_penalty: LayerPenaltyKeyword = 0.01,
+    exit_weight: ExitWeightKeyword = 0.1,
 ) -> LanguageModel:
     """The language model of the recipe `base_recipe` with keywords `base_keywords`, with early exit.
 
@@ -93,20 +103,20 @@ def early_exit_seq2seq(
     vocab: int = 37000,
     source_vocab: int | None = None,
     max_length: int | None = None,
-    base_recipe: str = "transformer",
-    base_keywords: dict[str, Any] | None = None,
-    rule: ExitRuleName = "softmax",
-    threshold: ExitThresholds = None,
-    threshold_decay: float | None = None,
-    horizon: int = 100,
-    classifier_sharing: ClassifierSharing = "shared",
-    layer_weights: ExitLossWeights = "rising",
-    exit_training: ExitTraining = "aligned",
-    mixed_samples: int = 1,
-    oracle: OracleName = "correctness",
-    smoothing: float = 1.0,
-    layer_penalty: float = 0.01,
-    exit_weight: float = 0.1,
+    base_recipe: BaseRecipeKeyword = "transformer",
+    base_keywords: BaseKeywordsKeyword = None,
+    rule: RuleKeyword = "softmax",
+    threshold: ThresholdKeyword = None,
+    threshold_decay: ThresholdDecayKeyword = None,
+    horizon: HorizonKeyword = 100,
+    classifier_sharing: ClassifierSharingKeyword = "shared",
+    layer_weights: LayerWeightsKeyword = "rising",
+    exit_training: ExitTrainingKeyword = "aligned",
+    mixed_samples: MixedSamplesKeyword = 1,
+    oracle: OracleKeyword = "correctness",
+    smoothing: SmoothingKeyword = 1.0,
+    layer_penalty: LayerPenaltyKeyword = 0.01,
+    exit_weight: ExitWeightKeyword = 0.1,
 ) -> EncoderDecoder:
     """The encoder-decoder of the recipe `base_recipe` with keywords `base_keywords`, with early exit.
 

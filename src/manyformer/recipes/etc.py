@@ -1,7 +1,9 @@
 """ETC: a text prefixed with a summary token for each of its parts, with attention in four pieces."""
 
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Gt, Lt
 
 from manyformer.attention import Attention
 from manyformer.core import SUMMARY_ROLE, Layer
@@ -14,6 +16,7 @@ from manyformer.models import MaskedLM
 from manyformer.models.contrastive_loss import PartContrastiveLoss
 from manyformer.position import RelativeLabelPosition
 from manyformer.recipes.bert import masked_encoder
+from manyformer.recipes.keywords import MaxRelativeDistance, PositiveInt, WindowOnEachSide
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.masked_lm import MASKED_LM
 
@@ -32,12 +35,22 @@ def etc(
     depth: int = 12,
     heads: int = 12,
     ff_dim: int | None = None,
-    window: int = 84,
-    part_length: int = 64,
-    max_relative_distance: int = 12,
-    projections: Literal["shared", "separate"] = "shared",
-    summary_reads: Literal["text", "part"] = "text",
-    contrast_weight: float | None = 0.2,
+    window: WindowOnEachSide = 84,
+    part_length: Annotated[
+        PositiveInt, "number of tokens that one summary stands for, where a call does not divide the text into parts"
+    ] = 64,
+    max_relative_distance: MaxRelativeDistance = 12,
+    projections: Annotated[
+        Literal["shared", "separate"],
+        "whether summaries and text share projections, or each of the four attention pieces has its own",
+    ] = "shared",
+    summary_reads: Annotated[
+        Literal["text", "part"], "what a summary attends to in the text: all of it, or its own part"
+    ] = "text",
+    contrast_weight: Annotated[
+        Annotated[float, Gt(0), Lt(1)] | None,
+        "weight in the loss of contrastive prediction of masked parts; null means none",
+    ] = 0.2,
     dropout: float = 0.1,
 ) -> MaskedLM:
     """The base model: tokens attend to `window` positions on each side and to all summaries, one for each part.
@@ -47,8 +60,6 @@ def etc(
     otherwise they are `part_length` tokens each. Projections are shared by all four pieces, as in the smaller base
     model, or each has its own. `contrast_weight` is the weight of contrastive predictive coding in the training loss.
     Text tokens that a call marks as global stay in the text; the paper moves them to the prefix."""
-    if contrast_weight is not None and not 0 < contrast_weight < 1:
-        raise UserError(f"contrast_weight ({contrast_weight}) must lie between 0 and 1, or be null for none")
     if contrast_weight is None and projections == "separate":
         raise UserError(
             "projections=separate needs a contrast_weight: no other loss trains the summaries of the last layer"

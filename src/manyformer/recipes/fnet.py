@@ -1,6 +1,7 @@
 """FNet: an encoder that mixes tokens by a Fourier transform."""
 
 from functools import partial
+from typing import Annotated
 
 from torch import nn
 
@@ -11,6 +12,7 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers import FourierMixer
 from manyformer.models import ClassHead, MaskedLM, TokenEmbedding
 from manyformer.position import LearnedPosition
+from manyformer.recipes.keywords import PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import branch, init_std, scale_residual_init, stack
 from manyformer.tasks.masked_lm import MASKED_LM
@@ -32,7 +34,7 @@ def fnet(
     depth: int = 12,
     ff_dim: int | None = None,
     max_length: int = 512,
-    attention_layers: int | None = None,
+    attention_layers: Annotated[PositiveInt | None, "number of topmost layers with attention; null means none"] = None,
     heads: int = 12,
     dropout: float = 0.1,
 ) -> MaskedLM:

@@ -1,7 +1,7 @@
 """gMLP: feed-forward layers with a spatial gating unit, as a language model and as an encoder."""
 
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
@@ -12,6 +12,7 @@ from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.mixers import PairTable, PositionPairs, SpatialGate, ToeplitzPairs
 from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.position.max_length import MaxLengthPosition
+from manyformer.recipes.keywords import PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, scale_residual_init, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -20,7 +21,11 @@ from manyformer.tasks.masked_lm import MASKED_LM
 PAPER = "Liu et al. 2021, Pay Attention to MLPs, arXiv:2105.08050"
 SUMMARY = "One half of a feed-forward layer, mixed along the sequence by fixed weights, gates the other: no attention."
 
-PositionWeightKind = Literal["table", "shifts"]
+PositionWeightKind = Annotated[
+    Literal["table", "shifts"], "one weight for each pair of positions (table), or one for each distance (shifts)"
+]
+
+TinyAttentionDim = Annotated[PositiveInt | None, "width of the small attention added to the gate; null means none"]
 
 
 @recipe(
@@ -40,7 +45,7 @@ def gmlp(
     ff_dim: int | None = None,
     max_length: int = 1024,
     weights: PositionWeightKind = "table",
-    attention_dim: int | None = None,
+    attention_dim: TinyAttentionDim = None,
     dropout: float = 0.0,
 ) -> LanguageModel:
     """A causal gMLP: the matrix over positions is lower triangular; `ff_dim` is 6 dim unless given; pre-norm.
@@ -69,7 +74,7 @@ def gmlp_encoder(
     ff_dim: int | None = None,
     max_length: int = 512,
     weights: PositionWeightKind = "shifts",
-    attention_dim: int | None = None,
+    attention_dim: TinyAttentionDim = None,
     dropout: float = 0.0,
 ) -> MaskedLM:
     """The paper's base model for masked tokens by default, section 4; otherwise as `gmlp`."""

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
@@ -16,6 +17,7 @@ from manyformer.masks import Causal, Local2D, LocalBlocks
 from manyformer.models import ClassHead, LanguageModel, LogisticMixture, OutputHead, TokenEmbedding
 from manyformer.pixel_order import pixel_order
 from manyformer.position import ConcatenatedGridPosition, SinusoidalPosition
+from manyformer.recipes.keywords import BlockLength, ImageChannels, ImageHeight, ImageWidth, PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -26,6 +28,10 @@ SPECIALS = 5
 """The number of special tokens at the start of a vocabulary; the tokens after them are levels of brightness."""
 
 ImageSize = tuple[int, int, int]
+
+LogisticMixtureCount = Annotated[
+    PositiveInt | None, "number of logistic distributions in the output mixture; null means a class for each level"
+]
 
 
 @recipe(
@@ -42,16 +48,18 @@ ImageSize = tuple[int, int, int]
 )
 def image_transformer(
     vocab: int = 261,
-    height: int = 32,
-    width: int = 32,
-    channels: int = 3,
+    height: ImageHeight = 32,
+    width: ImageWidth = 32,
+    channels: ImageChannels = 3,
     dim: int = 512,
     depth: int = 12,
     heads: int = 4,
     ff_dim: int | None = None,
-    block: int = 256,
-    memory_block: int | None = 256,
-    logistic_mixtures: int | None = None,
+    block: BlockLength = 256,
+    memory_block: Annotated[
+        PositiveInt | None, "number of positions before its block that a token also attends to; null means none"
+    ] = 256,
+    logistic_mixtures: LogisticMixtureCount = None,
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
 ) -> LanguageModel:
@@ -93,18 +101,28 @@ def image_transformer(
 )
 def image_transformer_2d(
     vocab: int = 261,
-    height: int = 32,
-    width: int = 32,
-    channels: int = 3,
+    height: ImageHeight = 32,
+    width: ImageWidth = 32,
+    channels: ImageChannels = 3,
     dim: int = 512,
     depth: int = 12,
     heads: int = 4,
     ff_dim: int | None = None,
-    block_height: int = 8,
-    block_width: int = 16,
-    memory_height: int | None = 8,
-    memory_width: int | None = 16,
-    logistic_mixtures: int | None = None,
+    block_height: Annotated[
+        PositiveInt, "height of the blocks in which images are generated; the data decides it in a run"
+    ] = 8,
+    block_width: Annotated[
+        PositiveInt, "width of the blocks in which images are generated; the data decides it in a run"
+    ] = 16,
+    memory_height: Annotated[
+        PositiveInt | None, "number of rows above its block that a pixel attends to; null means none"
+    ] = 8,
+    memory_width: Annotated[
+        PositiveInt | None,
+        "number of columns beside its block that a pixel attends to: on both sides above it, and on the left;"
+        " null means none",
+    ] = 16,
+    logistic_mixtures: LogisticMixtureCount = None,
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
 ) -> LanguageModel:

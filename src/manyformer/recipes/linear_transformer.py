@@ -1,6 +1,6 @@
 """The linear Transformer: a language model whose attention is computed as a recurrent memory."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from manyformer.kernels import LinearKernel
 from manyformer.kernels.features import DPFPFeatures, EluPlusOneFeatures
@@ -31,7 +31,9 @@ def linear_transformer(
     ff_dim: int | None = None,
     dropout: float = 0.0,
     norm_order: NormOrder = "pre",
-    update_rule: Literal["sum", "delta"] = "sum",
+    update_rule: Annotated[
+        Literal["sum", "delta"], "how a token updates the recurrent memory: summed (sum), or by the delta rule (delta)"
+    ] = "sum",
 ) -> LanguageModel:
     """elu(x) + 1 as features; sinusoids, else as `transformer-lm`, where the paper's models are post-norm.
 

@@ -1,7 +1,7 @@
 """Linformer: an encoder whose keys and values are projected to a fixed length."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 from manyformer.kernels import LinformerKernel
 from manyformer.kernels.length_projection import (
@@ -12,12 +12,19 @@ from manyformer.kernels.length_projection import (
 )
 from manyformer.models import MaskedLM
 from manyformer.recipes.baselines import learned_embedding, masked_lm
+from manyformer.recipes.keywords import PositiveInt, ProjectedLength
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.masked_lm import MASKED_LM
 
-ProjectionSharing = Literal["none", "heads", "keys-values", "layers"]
-ProjectionKind = Literal["learned", "mean", "max", "convolution"]
+ProjectionSharing = Annotated[
+    Literal["none", "heads", "keys-values", "layers"],
+    "what shares a projection: nothing, all heads, also keys and values, or also all layers",
+]
+ProjectionKind = Annotated[
+    Literal["learned", "mean", "max", "convolution"],
+    "how keys are projected along the sequence: learned weights, mean or max pooling, or a convolution",
+]
 
 
 @recipe(
@@ -38,8 +45,11 @@ def linformer(
     heads: int = 12,
     ff_dim: int | None = None,
     max_length: int = 512,
-    projected_length: int = 128,
-    top_projected_length: int | None = None,
+    projected_length: ProjectedLength = 128,
+    top_projected_length: Annotated[
+        PositiveInt | None,
+        "number of projected keys in the topmost layer, interpolated in between; null means the same",
+    ] = None,
     projection: ProjectionKind = "learned",
     projection_sharing: ProjectionSharing = "layers",
     dropout: float = 0.1,

@@ -1,6 +1,7 @@
 """Longformer: window attention with a few global tokens, as an encoder and as a language model."""
 
 from functools import partial
+from typing import Annotated
 
 from torch import nn
 
@@ -14,6 +15,7 @@ from manyformer.mixers.global_local import GlobalLocalAttention
 from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.position import LearnedPosition, RotaryPosition
 from manyformer.recipes.bert import masked_encoder
+from manyformer.recipes.keywords import PositiveInt, WindowOnEachSide
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, scale_residual_init, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -38,8 +40,11 @@ def longformer(
     heads: int = 12,
     ff_dim: int | None = None,
     max_length: int = 4096,
-    window: int = 256,
-    global_tokens: int | None = 1,
+    window: WindowOnEachSide = 256,
+    global_tokens: Annotated[
+        PositiveInt | None,
+        "number of tokens at the start of a document that attend globally; null means only those that a call marks",
+    ] = 1,
     dropout: float = 0.1,
 ) -> MaskedLM:
     """An encoder like `bert` with attention to `window` positions on each side; the first `global_tokens` are global.
@@ -81,9 +86,15 @@ def longformer_lm(
     depth: int = 12,
     heads: int = 8,
     ff_dim: int | None = None,
-    window: int = 64,
-    top_window: int | None = 512,
-    dilated_heads: int | None = 2,
+    window: Annotated[
+        PositiveInt, "number of positions in the attention window of the lowest layer: a token and those before it"
+    ] = 64,
+    top_window: Annotated[
+        PositiveInt | None, "window of the topmost layer, interpolated from the lowest; null means the same"
+    ] = 512,
+    dilated_heads: Annotated[
+        PositiveInt | None, "number of heads with a dilated window, in the upper half of the layers"
+    ] = 2,
     dropout: float = 0.2,
 ) -> LanguageModel:
     """Causal windows from `window` tokens in the lowest layer to `top_window` in the highest, sections 3.1 and 4.1.

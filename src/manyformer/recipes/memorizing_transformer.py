@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Gt, Lt
 
 from manyformer.core import Layer
 from manyformer.errors import UserError
@@ -12,6 +14,7 @@ from manyformer.kernels.memorizing_kernel import GatedCombiner, JointSoftmaxComb
 from manyformer.masks import Causal, Window
 from manyformer.models import LanguageModel
 from manyformer.position import Position, T5BiasPosition
+from manyformer.recipes.keywords import ClampLength, MemoryContext, MemoryLength, PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionParts, check_heads, xl_model, xl_positions
@@ -37,18 +40,35 @@ def memorizing_transformer(
     depth: int = 12,
     heads: int = 8,
     ff_dim: int | None = None,
-    memory_length: int = 512,
-    knn_memory_size: int | None = 8192,
-    neighbours: int = 32,
-    block: int = 512,
-    layer: int | None = None,
-    combine: Literal["gate", "joint"] = "gate",
-    gate: float = 0.5,
-    search: Literal["exact", "faiss"] = "exact",
-    qk_similarity: Literal["cosine", "product"] = "cosine",
-    position: Literal["t5", "xl"] = "t5",
-    context: Literal["growing", "same-length"] = "same-length",
-    clamp_length: int | None = None,
+    memory_length: MemoryLength = 512,
+    knn_memory_size: Annotated[
+        PositiveInt | None,
+        "number of key-value pairs that the kNN memory holds for each row and head, the latest ones; null "
+        "means no kNN memory",
+    ] = 8192,
+    neighbours: Annotated[PositiveInt, "number of pairs that each query retrieves from the kNN memory"] = 32,
+    block: Annotated[PositiveInt, "number of tokens that are added to the kNN memory at a time"] = 512,
+    layer: Annotated[
+        PositiveInt | None, "the layer with the kNN memory, counted from 1; null means three quarters up"
+    ] = None,
+    combine: Annotated[
+        Literal["gate", "joint"],
+        "how local and retrieved attention are combined: a learned gate for each head, or one joint softmax",
+    ] = "gate",
+    gate: Annotated[Annotated[float, Gt(0), Lt(1)], "initial weight of retrieved attention"] = 0.5,
+    search: Annotated[
+        Literal["exact", "faiss"], "exact search over all keys of the kNN memory, or an approximate faiss index"
+    ] = "exact",
+    qk_similarity: Annotated[
+        Literal["cosine", "product"],
+        "score of a query and a key, local or retrieved: cosine similarity with a learned scale for each "
+        "head, or the scaled dot product",
+    ] = "cosine",
+    position: Annotated[
+        Literal["t5", "xl"], "relative positions: biases for buckets of distances (t5), or Transformer-XL's (xl)"
+    ] = "t5",
+    context: MemoryContext = "same-length",
+    clamp_length: ClampLength = None,
     bias_sharing: BiasSharing = "all-layers",
     dropout: float = 0.1,
     norm_order: NormOrder = "pre",
@@ -64,8 +84,6 @@ def memorizing_transformer(
     memory_layer = depth - depth // 4 if layer is None else layer
     if memory_layer > depth:
         raise UserError(f"layer ({layer}) must be at most depth ({depth})")
-    if not 0 < gate < 1:
-        raise UserError(f"gate ({gate}) must be above 0 and below 1")
     if (position, qk_similarity) == ("xl", "cosine"):
         raise UserError("position 'xl' needs dot products; set qk_similarity to product, or position to t5")
     check_heads(dim, heads)

@@ -1,6 +1,7 @@
 """MLP-Mixer: feed-forward layers over patches and over channels in turn."""
 
 from functools import partial
+from typing import Annotated
 
 from torch import nn
 
@@ -9,6 +10,7 @@ from manyformer.feedforward import FeedForward
 from manyformer.mixers import TokenMLP
 from manyformer.models import ImageClassifier
 from manyformer.models.patch_embedding import PatchEmbedding, count_patches
+from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import stack
 from manyformer.recipes.vit import TINY_IMAGES, zero_head
@@ -26,13 +28,15 @@ from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
 )
 def mlp_mixer(
     classes: int = 1000,
-    height: int = 224,
-    width: int = 224,
-    channels: int = 3,
-    patch: int = 16,
+    height: ImageHeight = 224,
+    width: ImageWidth = 224,
+    channels: ImageChannels = 3,
+    patch: PatchSide = 16,
     dim: int = 768,
     depth: int = 12,
-    token_mlp_dim: int | None = None,
+    token_mlp_dim: Annotated[
+        PositiveInt | None, "width of the hidden layer that mixes patches; null means half of dim"
+    ] = None,
     ff_dim: int | None = None,
     dropout: float = 0.0,
 ) -> ImageClassifier:

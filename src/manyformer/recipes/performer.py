@@ -1,6 +1,6 @@
 """The Performer: softmax attention estimated by positive random features, as a language model and as an encoder."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from manyformer.kernels import LinearKernel
 from manyformer.kernels.features import FavorPlusFeatures, FeatureMap, GeneralizedFavorFeatures
@@ -8,6 +8,7 @@ from manyformer.kernels.features.favor import DirectionSampling
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel, MaskedLM
 from manyformer.recipes.baselines import language_model, masked_lm, sinusoidal_embedding
+from manyformer.recipes.keywords import FeatureCount, FeatureRedraw
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -17,7 +18,9 @@ PAPER = "Choromanski et al. 2021, Rethinking Attention with Performers, arXiv:20
 SUMMARY = "Positive, orthogonal random features estimate softmax attention without bias, in linear time."
 TINY = {"features": 32}
 
-FavorKernel = Literal["softmax", "relu"]
+FavorKernel = Annotated[Literal["softmax", "relu"], "the kernel function that random features approximate"]
+
+Directions = Annotated[DirectionSampling, "random directions that are orthogonal in blocks, or independent"]
 
 
 @recipe(
@@ -36,10 +39,10 @@ def performer(
     depth: int = 8,
     heads: int = 8,
     ff_dim: int | None = None,
-    features: int = 256,
+    features: FeatureCount = 256,
     feature_kernel: FavorKernel = "softmax",
-    directions: DirectionSampling = "orthogonal",
-    redraw: int | None = 1000,
+    directions: Directions = "orthogonal",
+    redraw: FeatureRedraw = 1000,
     dropout: float = 0.0,
     norm_order: NormOrder = "pre",
 ) -> LanguageModel:
@@ -73,10 +76,10 @@ def performer_encoder(
     depth: int = 8,
     heads: int = 8,
     ff_dim: int | None = None,
-    features: int = 256,
+    features: FeatureCount = 256,
     feature_kernel: FavorKernel = "softmax",
-    directions: DirectionSampling = "orthogonal",
-    redraw: int | None = 1000,
+    directions: Directions = "orthogonal",
+    redraw: FeatureRedraw = 1000,
     dropout: float = 0.1,
     norm_order: NormOrder = "pre",
 ) -> MaskedLM:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated
 
 from torch import nn
 
@@ -12,6 +13,7 @@ from manyformer.kernels import Kernel, LSHKernel, SoftmaxKernel
 from manyformer.masks import Causal, LocalBlocks, Mask
 from manyformer.models import ClassHead, LanguageModel, MaskedLM
 from manyformer.recipes.baselines import AddedPosition, embedding_with
+from manyformer.recipes.keywords import FeedForwardChunk, PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import ResidualStreams, init_std, scale_residual_init, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -26,6 +28,15 @@ TINY = {"num_buckets": 2, "chunk_length": 8, "num_hashes": 4, "position": "learn
 SELF_ATTENTION_ONLY = (
     "queries and keys are the same vectors of one sequence; the paper's translation model has full cross-attention"
 )
+
+BucketCount = Annotated[PositiveInt, "number of hash buckets in each hash round; 1 or even"]
+ChunkLength = Annotated[PositiveInt, "number of sorted tokens in a chunk, which attends to itself and the chunk before"]
+HashCount = Annotated[PositiveInt, "number of hash rounds, each with other random rotations; may change after training"]
+LSHInterval = Annotated[
+    PositiveInt,
+    "in each group of so many layers the last uses LSH attention, the others local attention; 1 means LSH in all",
+]
+LSHScoreScale = Annotated[float, "factor on LSH attention scores, which are products with keys of length 1"]
 
 
 @recipe(
@@ -49,13 +60,13 @@ def reformer(
     depth: int = 6,
     heads: int = 8,
     ff_dim: int | None = None,
-    num_buckets: int = 64,
-    chunk_length: int = 64,
-    num_hashes: int = 4,
-    lsh_every: int = 1,
-    ff_chunk: int | None = None,
+    num_buckets: BucketCount = 64,
+    chunk_length: ChunkLength = 64,
+    num_hashes: HashCount = 4,
+    lsh_every: LSHInterval = 1,
+    ff_chunk: FeedForwardChunk = None,
     residual_streams: ResidualStreams = "reversible",
-    scale: float = 1.0,
+    scale: LSHScoreScale = 1.0,
     position: AddedPosition = "sinusoid",
     max_length: int = 1024,
     dropout: float = 0.0,
@@ -101,13 +112,13 @@ def reformer_strict(
     depth: int = 6,
     heads: int = 8,
     ff_dim: int | None = None,
-    num_buckets: int = 32,
-    chunk_length: int = 64,
-    num_hashes: int = 4,
-    lsh_every: int = 1,
-    ff_chunk: int | None = None,
+    num_buckets: BucketCount = 32,
+    chunk_length: ChunkLength = 64,
+    num_hashes: HashCount = 4,
+    lsh_every: LSHInterval = 1,
+    ff_chunk: FeedForwardChunk = None,
     residual_streams: ResidualStreams = "reversible",
-    scale: float = 1.0,
+    scale: LSHScoreScale = 1.0,
     position: AddedPosition = "sinusoid",
     max_length: int = 1024,
     dropout: float = 0.0,
@@ -148,13 +159,13 @@ def reformer_encoder(
     depth: int = 6,
     heads: int = 8,
     ff_dim: int | None = None,
-    num_buckets: int = 64,
-    chunk_length: int = 64,
-    num_hashes: int = 4,
-    lsh_every: int = 1,
-    ff_chunk: int | None = None,
+    num_buckets: BucketCount = 64,
+    chunk_length: ChunkLength = 64,
+    num_hashes: HashCount = 4,
+    lsh_every: LSHInterval = 1,
+    ff_chunk: FeedForwardChunk = None,
     residual_streams: ResidualStreams = "reversible",
-    scale: float = 1.0,
+    scale: LSHScoreScale = 1.0,
     position: AddedPosition = "sinusoid",
     max_length: int = 1024,
     dropout: float = 0.0,

@@ -1,7 +1,6 @@
 """The registry of recipes: functions whose signatures are their command lines, each with a card of its contracts."""
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model, ModelSpec
 from manyformer.models.model_files import read_config
 from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
+from manyformer.recipes.keywords import check_keyword_value, keyword_annotation
 from manyformer.tasks import Task, task_of_class
 
 P = ParamSpec("P")
@@ -74,10 +74,14 @@ class Recipe:
 
 
 def with_choices(annotation: Any) -> Any:
-    """`Annotated[str, table]` as a Literal of the names that are in the table now; any other type as it is."""
+    """`Annotated[str, table, meaning]` with a Literal of the names in the table now; other types as they are."""
     metadata = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
     tables = [tuple(table) for table in metadata if isinstance(table, Mapping)]
-    return Literal.__getitem__(tables[0]) if tables else annotation
+    if not tables:
+        return annotation
+    choices = Literal.__getitem__(tables[0])
+    meanings = [item for item in metadata if isinstance(item, str)]
+    return Annotated[choices, *meanings] if meanings else choices
 
 
 RECIPES: dict[str, Recipe] = {}
@@ -120,15 +124,19 @@ def recipe(
             tiny_keywords=tiny_keywords or {},
         )
 
+        signature = _annotated_signature(function)
+
         def build_with_spec(*args: P.args, **kwargs: P.kwargs) -> M:
-            bound = inspect.signature(function).bind(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            _check_keywords(function, bound.arguments)
+            for keyword, value in bound.arguments.items():
+                check_keyword_value(keyword, value, with_choices(signature.parameters[keyword].annotation))
             model = function(*args, **kwargs)
             model.spec = ModelSpec(name, dict(bound.arguments), function.__module__)
             return model
 
         build_with_spec.__wrapped__ = function  # type: ignore[attr-defined]
+        build_with_spec.__signature__ = signature  # type: ignore[attr-defined]
         build_with_spec.__doc__, build_with_spec.__name__, build_with_spec.__module__ = (
             function.__doc__,
             function.__name__,
@@ -142,6 +150,16 @@ def recipe(
         return build_with_spec
 
     return enter
+
+
+def _annotated_signature(function: Callable[..., Model]) -> inspect.Signature:
+    """The signature with the bounds and meanings of common keywords."""
+    signature = inspect.signature(function)
+    parameters = [
+        parameter.replace(annotation=keyword_annotation(parameter.name, parameter.annotation))
+        for parameter in signature.parameters.values()
+    ]
+    return signature.replace(parameters=parameters)
 
 
 def get_recipe(name: str) -> Recipe:
@@ -210,16 +228,3 @@ def build(name: str, **keywords: Any) -> Model:
         if keyword not in parameters:
             raise UserError(f"{name} has no keyword '{keyword}'; {suggest_names(keyword, parameters)}")
     return recipe.build(**keywords)
-
-
-def _check_keywords(function: Callable[..., Model], keywords: dict[str, Any]) -> None:
-    """Raise UserError unless sizes are positive, rates in [0, 1) and names among the choices, for any recipe."""
-    for name, value in keywords.items():
-        annotation = with_choices(inspect.signature(function).parameters[name].annotation)
-        if get_origin(annotation) is Literal and value not in get_args(annotation):
-            raise UserError(f"{name} ('{value}') must be one of {', '.join(get_args(annotation))}")
-        is_integer = int in (annotation, *get_args(annotation))
-        if is_integer and isinstance(value, int) and not isinstance(value, bool) and value < 1:
-            raise UserError(f"{name} ({value}) must be at least 1")
-        if name == "dropout" and not (math.isfinite(value) and 0 <= value < 1):
-            raise UserError(f"dropout ({value}) must be at least 0 and below 1")

@@ -1,6 +1,6 @@
 """Random feature attention: softmax over unit vectors estimated by sines and cosines, with a decay gate."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from manyformer.kernels import LinearKernel
 from manyformer.kernels.features import ArcCosineFeatures, RandomFourierFeatures
@@ -8,6 +8,7 @@ from manyformer.kernels.memory_rules import GatedRule, SumRule
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
 from manyformer.recipes.baselines import language_model, sinusoidal_embedding
+from manyformer.recipes.keywords import FeatureCount, FeatureRedraw
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -36,10 +37,15 @@ def rfa(
     depth: int = 8,
     heads: int = 8,
     ff_dim: int | None = None,
-    features: int = 128,
-    feature_kernel: Literal["gaussian", "arccos"] = "gaussian",
-    update_rule: Literal["gated", "sum"] = "gated",
-    redraw: int | None = 1,
+    features: FeatureCount = 128,
+    feature_kernel: Annotated[
+        Literal["gaussian", "arccos"],
+        "the kernel function that random features approximate: the Gaussian of softmax, or arccosine",
+    ] = "gaussian",
+    update_rule: Annotated[
+        Literal["gated", "sum"], "how a token updates the recurrent memory: decayed and summed (gated), or summed (sum)"
+    ] = "gated",
+    redraw: FeatureRedraw = 1,
     dropout: float = 0.0,
     norm_order: NormOrder = "pre",
 ) -> LanguageModel:

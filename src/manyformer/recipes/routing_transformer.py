@@ -1,7 +1,7 @@
 """The Routing Transformer: tokens attend within their cluster; as published, and in a strictly causal form."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from manyformer.mixers import ParallelLayers
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import RotaryPosition
 from manyformer.recipes.baselines import AddedPosition, embedding_with
+from manyformer.recipes.keywords import CausalWindowSize, PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -37,6 +38,18 @@ class RoutingSizes(NamedTuple):
     commitment: float
 
 
+ClusterCount = Annotated[PositiveInt, "number of clusters of keys"]
+LocalHeads = Annotated[
+    PositiveInt | None,
+    "number of heads of a routing layer with local attention; null means none, or half where the recipe says so",
+]
+RoutingLayers = Annotated[
+    PositiveInt | None, "number of topmost layers with routing attention, above local layers; null means all"
+]
+CentroidDecay = Annotated[float, "decay of the exponential moving average of the centroids, for each step"]
+CommitmentWeight = Annotated[float, "weight in the loss of the distance of keys to their centroids"]
+
+
 @recipe(
     "Routing Transformer",
     paper=PAPER,
@@ -55,13 +68,15 @@ def routing_transformer(
     depth: int = 12,
     heads: int = 8,
     ff_dim: int | None = None,
-    clusters: int = 16,
-    cluster_size: int | None = None,
-    window: int = 256,
-    local_heads: int | None = None,
-    routing_layers: int | None = None,
-    centroid_decay: float = 0.999,
-    commitment: float = 1e-4,
+    clusters: ClusterCount = 16,
+    cluster_size: Annotated[
+        PositiveInt | None, "number of tokens in a cluster; null means an even share of a document"
+    ] = None,
+    window: CausalWindowSize = 256,
+    local_heads: LocalHeads = None,
+    routing_layers: RoutingLayers = None,
+    centroid_decay: CentroidDecay = 0.999,
+    commitment: CommitmentWeight = 1e-4,
     position: AddedPosition = "sinusoid",
     max_length: int = 1024,
     dropout: float = 0.0,
@@ -109,13 +124,13 @@ def routing_transformer_strict(
     depth: int = 12,
     heads: int = 8,
     ff_dim: int | None = None,
-    clusters: int = 16,
-    cluster_size: int = 256,
-    window: int = 256,
-    local_heads: int | None = None,
-    routing_layers: int | None = None,
-    centroid_decay: float = 0.999,
-    commitment: float = 1e-4,
+    clusters: ClusterCount = 16,
+    cluster_size: Annotated[PositiveInt, "number of tokens in a chunk of a cluster"] = 256,
+    window: CausalWindowSize = 256,
+    local_heads: LocalHeads = None,
+    routing_layers: RoutingLayers = None,
+    centroid_decay: CentroidDecay = 0.999,
+    commitment: CommitmentWeight = 1e-4,
     position: AddedPosition = "sinusoid",
     max_length: int = 1024,
     dropout: float = 0.0,

@@ -1,7 +1,7 @@
 """The encoder-decoder Transformer with relative positions in its attention instead of absolute ones."""
 
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
@@ -13,6 +13,7 @@ from manyformer.masks import Causal
 from manyformer.models import ClassHead, EncoderDecoder, TokenEmbedding
 from manyformer.position import ShawPosition
 from manyformer.position.distance_bias import BiasDirection
+from manyformer.recipes.keywords import MaxRelativeDistance
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
 from manyformer.sources import CrossAttentionSource
@@ -37,8 +38,10 @@ def shaw(
     depth: int = 6,
     heads: int = 8,
     ff_dim: int | None = None,
-    max_relative_distance: int = 16,
-    tables: Literal["head", "layer"] = "head",
+    max_relative_distance: MaxRelativeDistance = 16,
+    tables: Annotated[
+        Literal["head", "layer"], "relative position tables for each head, or one for all heads of a layer"
+    ] = "head",
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
 ) -> EncoderDecoder:

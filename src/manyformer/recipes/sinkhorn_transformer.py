@@ -1,12 +1,13 @@
 """The Sinkhorn Transformer: each block attends to itself and to a block assigned by a learned sorting."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from manyformer.kernels import Kernel, SinkhornKernel, SoftmaxKernel, SumKernel
 from manyformer.kernels.block_sorting import BilinearSorting, MLPSorting, SortingNetwork
 from manyformer.masks import Causal, Mask
 from manyformer.models import LanguageModel, MaskedLM
 from manyformer.recipes.baselines import AddedPosition, embedding_with, language_model, masked_lm
+from manyformer.recipes.keywords import BlockLength, PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -17,11 +18,23 @@ SUMMARY = "A learned matrix, nearly a permutation, sorts blocks, so that local a
 
 TINY = {"block": 4}
 
-SortingKind = Literal["network", "products"]
-SinkhornMixture = Literal["none", "softmax"]
+SortingKind = Annotated[
+    Literal["network", "products"], "how blocks are scored: by a learned network, or by products of block summaries"
+]
+SinkhornMixture = Annotated[
+    Literal["none", "softmax"], "attention added to the sorted one, with the same queries, keys and values"
+]
 
 POSITIONS: dict[SortingKind, AddedPosition] = {"network": "learned", "products": "sinusoid"}
 """Positions by kind of sorting: a network is limited to a number of blocks, products allow any length."""
+
+SortingTemperature = Annotated[
+    float, "divides the block scores: the lower, the closer the sorting matrix is to a permutation"
+]
+SinkhornIterations = Annotated[
+    PositiveInt | None, "number of Sinkhorn normalizations of rows and columns; null means that only rows sum to one"
+]
+GumbelNoise = Annotated[float, "scale of the Gumbel noise added to block scores in training"]
 
 
 @recipe(
@@ -41,11 +54,11 @@ def sinkhorn_transformer(
     heads: int = 8,
     ff_dim: int | None = None,
     max_length: int = 2048,
-    block: int = 64,
+    block: BlockLength = 64,
     sorting: SortingKind = "network",
-    temperature: float = 0.75,
-    sinkhorn_iterations: int | None = None,
-    gumbel_noise: float = 1.0,
+    temperature: SortingTemperature = 0.75,
+    sinkhorn_iterations: SinkhornIterations = None,
+    gumbel_noise: GumbelNoise = 1.0,
     mix_with: SinkhornMixture = "none",
     dropout: float = 0.0,
     norm_order: NormOrder = "pre",
@@ -87,12 +100,15 @@ def sinkhorn_encoder(
     heads: int = 8,
     ff_dim: int | None = None,
     max_length: int = 2048,
-    block: int = 64,
+    block: BlockLength = 64,
     sorting: SortingKind = "network",
-    temperature: float = 0.75,
-    sinkhorn_iterations: int | None = 8,
-    gumbel_noise: float = 1.0,
-    sortcut_blocks: int | None = None,
+    temperature: SortingTemperature = 0.75,
+    sinkhorn_iterations: SinkhornIterations = 8,
+    gumbel_noise: GumbelNoise = 1.0,
+    sortcut_blocks: Annotated[
+        PositiveInt | None,
+        "number of sorted blocks that all tokens attend to (SortCut); null means one sorted block for each block",
+    ] = None,
     mix_with: SinkhornMixture = "none",
     dropout: float = 0.1,
     norm_order: NormOrder = "pre",

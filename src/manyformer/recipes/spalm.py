@@ -5,6 +5,7 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.mixers import NeighbourAttention
 from manyformer.models import LanguageModel
+from manyformer.recipes.keywords import ClampLength, MemoryLength
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionParts, xl_model, xl_positions
@@ -33,8 +34,8 @@ def spalm(
     depth: int = 12,
     heads: int = 8,
     ff_dim: int | None = None,
-    memory_length: int = 512,
-    clamp_length: int | None = None,
+    memory_length: MemoryLength = 512,
+    clamp_length: ClampLength = None,
     bias_sharing: BiasSharing = "all-layers",
     dropout: float = 0.1,
     norm_order: NormOrder = "post",

@@ -1,7 +1,7 @@
 """The Sparse Transformer: two factorized attention patterns connect every token to every earlier one in two layers."""
 
 from functools import partial
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -13,12 +13,19 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Mask, MaskByLayer, alternate_heads, alternate_layers, fixed_pattern, strided_pattern, union
 from manyformer.models import ClassHead, LanguageModel
 from manyformer.recipes.baselines import learned_embedding
+from manyformer.recipes.keywords import PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, scale_residual_init, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
-SparsePattern = Literal["strided", "fixed"]
-PatternUse = Literal["merged", "interleaved", "heads"]
+SparsePattern = Annotated[
+    Literal["strided", "fixed"],
+    "later tokens attend to the last positions of each block (fixed), or to every stride-th position (strided)",
+]
+PatternUse = Annotated[
+    Literal["merged", "interleaved", "heads"],
+    "both position sets in every head (merged), alternating by layer (interleaved), or alternating by head",
+]
 
 
 @recipe(
@@ -38,8 +45,8 @@ def sparse_transformer(
     heads: int = 8,
     ff_dim: int | None = None,
     max_length: int = 12288,
-    stride: int = 128,
-    summary: int = 32,
+    stride: Annotated[PositiveInt, "length of a block, or distance between attended earlier positions"] = 128,
+    summary: Annotated[PositiveInt, "number of positions at the end of each block that later blocks attend to"] = 32,
     pattern: SparsePattern = "fixed",
     pattern_use: PatternUse = "merged",
     dropout: float = 0.4,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
@@ -11,7 +11,10 @@ from manyformer.depth import ReversibleStack
 from manyformer.joins import AddJoin
 
 NormOrder = Literal["post", "pre", "sandwich"]
-ResidualStreams = Literal["plain", "reversible"]
+ResidualStreams = Annotated[
+    Literal["plain", "reversible"],
+    "one residual stream (plain), or two reversible ones, for which no activations are stored",
+]
 NormMaker = Callable[[], nn.Module]
 LayerMaker = Callable[[int], Mapping[str, Layer] | Layer]
 """Makes the layer of a number, counted from 0: its branches by name, or a complete layer."""

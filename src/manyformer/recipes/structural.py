@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
@@ -20,12 +20,19 @@ from manyformer.position import (
     SinusoidalPosition,
     TreeOffsetPosition,
 )
+from manyformer.recipes.keywords import MaxRelativeDistance
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
 from manyformer.tasks.tagging import TAGGING
 
-TreeAbsoluteKind = Literal["none", "sequential", "fused"]
-TreeRelativeKind = Literal["none", "sequential", "structural", "fused"]
+TreeAbsoluteKind = Annotated[
+    Literal["none", "sequential", "fused"],
+    "positions added to embeddings: none, token order (sequential), or order and tree depth (fused)",
+]
+TreeRelativeKind = Annotated[
+    Literal["none", "sequential", "structural", "fused"],
+    "positions in attention: none, token order (sequential), the dependency tree (structural), or both (fused)",
+]
 
 
 @recipe(
@@ -46,7 +53,7 @@ def structural(
     depth: int = 4,
     heads: int = 4,
     ff_dim: int | None = None,
-    max_relative_distance: int = 16,
+    max_relative_distance: MaxRelativeDistance = 16,
     absolute: TreeAbsoluteKind = "fused",
     relative: TreeRelativeKind = "fused",
     dropout: float = 0.1,

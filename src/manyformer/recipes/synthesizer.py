@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
@@ -26,8 +26,11 @@ from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
-ScoreKindName = Literal[
-    "dense", "random", "frozen", "factorized-dense", "factorized-random", "random+dense", "dense+dot", "random+dot"
+ScoreKindName = Annotated[
+    Literal[
+        "dense", "random", "frozen", "factorized-dense", "factorized-random", "random+dense", "dense+dot", "random+dot"
+    ],
+    "source of the attention scores: the query (dense), positions alone (random), query and key (dot), or a mix",
 ]
 RANK = 8
 """The rank of a factorized table (section 3.3 of the paper)."""

@@ -1,7 +1,6 @@
 """The decoder-only Transformer language model."""
 
 from functools import partial
-from typing import Literal
 
 from torch import nn
 
@@ -12,6 +11,7 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel
 from manyformer.recipes.baselines import learned_embedding
+from manyformer.recipes.keywords import FeedForwardChunk, GeluApproximation
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import LayerMaker, NormOrder, ResidualStreams, init_std, scale_residual_init, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -35,9 +35,9 @@ def transformer_lm(
     max_length: int = 1024,
     dropout: float = 0.0,
     norm_order: NormOrder = "pre",
-    gelu_approximate: Literal["none", "tanh"] = "none",
+    gelu_approximate: GeluApproximation = "none",
     residual_streams: ResidualStreams = "plain",
-    ff_chunk: int | None = None,
+    ff_chunk: FeedForwardChunk = None,
 ) -> LanguageModel:
     """Pre-norm, GELU, learned positions, tied output, as in GPT-2; `ff_dim` is 4 dim unless given.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from torch import nn
 
@@ -15,12 +15,15 @@ from manyformer.kernels import Kernel, SoftmaxKernel
 from manyformer.masks import Causal, Window
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import Position, TransformerXLBiases, TransformerXLPosition
+from manyformer.recipes.keywords import ClampLength, MemoryContext, PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std, stack
 from manyformer.sources import KVSource, SegmentMemorySource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
-BiasSharing = Literal["all-layers", "per-layer"]
+BiasSharing = Annotated[
+    Literal["all-layers", "per-layer"], "one pair of content and position biases for all layers, or one for each layer"
+]
 
 
 @recipe(
@@ -40,9 +43,11 @@ def transformer_xl(
     depth: int = 12,
     heads: int = 8,
     ff_dim: int | None = None,
-    memory_length: int | None = 512,
-    context: Literal["growing", "same-length"] = "growing",
-    clamp_length: int | None = None,
+    memory_length: Annotated[
+        PositiveInt | None, "number of earlier tokens whose states a layer caches as memory; null means no memory"
+    ] = 512,
+    context: MemoryContext = "growing",
+    clamp_length: ClampLength = None,
     bias_sharing: BiasSharing = "all-layers",
     dropout: float = 0.1,
     norm_order: NormOrder = "post",

@@ -1,7 +1,7 @@
 """The Universal Transformer: one layer applied repeatedly, with adaptive computation time for each token."""
 
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from torch import nn
 
@@ -28,6 +28,7 @@ from manyformer.position import (
     SinusoidalStepSignal,
     StepSignal,
 )
+from manyformer.recipes.keywords import PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, branch
 from manyformer.sources import CrossAttentionSource, HaltedTokenSource
@@ -35,9 +36,18 @@ from manyformer.tasks.classification import CLASSIFICATION
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.translation import TRANSLATION
 
-HaltingKind = Literal["act", "act-released", "fixed"]
-TransitionKind = Literal["feedforward", "convolution"]
-StepSignalKind = Literal["sinusoid", "learned", "none"]
+HaltingKind = Annotated[
+    Literal["act", "act-released", "fixed"],
+    "adaptive computation time as in the paper (act) or in its released code (act-released), or a fixed "
+    "number of steps",
+]
+TransitionKind = Annotated[
+    Literal["feedforward", "convolution"],
+    "what follows attention in each step: a feed-forward layer, or two depthwise-separable convolutions",
+]
+StepSignalKind = Annotated[
+    Literal["sinusoid", "learned", "none"], "encoding of the step's number: sines and cosines, learned, or none"
+]
 
 PAPER = "Dehghani et al. 2019, Universal Transformers, arXiv:1807.03819; Graves 2016, arXiv:1603.08983 (halting)"
 SUMMARY = "One layer is applied repeatedly, as many times as each token needs."
@@ -110,6 +120,10 @@ class UniversalConfig(NamedTuple):
         return Chain(first=first, relu=Pointwise(nn.ReLU()), second=SeparableConv(ff_dim, self.dim, 5, causal=causal))
 
 
+PonderCost = Annotated[float, "weight in the loss of the mean number of steps"]
+HaltingBias = Annotated[float, "initial bias of the halting logit: 1 means two steps at first, -3 about twenty"]
+
+
 @recipe(
     "Universal Transformer",
     paper=PAPER,
@@ -132,10 +146,10 @@ def universal_transformer(
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
     halting: HaltingKind = "act",
-    ponder_cost: float = 0.01,
+    ponder_cost: PonderCost = 0.01,
     transition: TransitionKind = "feedforward",
     step_signal: StepSignalKind = "sinusoid",
-    halting_bias: float = 1.0,
+    halting_bias: HaltingBias = 1.0,
 ) -> EncoderDecoder:
     """One layer on each side, applied at most `depth` times; `ff_dim` is 4 dim unless given; embeddings are tied.
 
@@ -171,11 +185,13 @@ def universal_transformer_lm(
     dropout: float = 0.0,
     norm_order: NormOrder = "post",
     halting: HaltingKind = "act",
-    ponder_cost: float = 0.01,
+    ponder_cost: PonderCost = 0.01,
     transition: TransitionKind = "feedforward",
     step_signal: StepSignalKind = "sinusoid",
-    halting_bias: float = 1.0,
-    window: int | None = None,
+    halting_bias: HaltingBias = 1.0,
+    window: Annotated[
+        PositiveInt | None, "number of positions in the attention window: a token and those before it; null means all"
+    ] = None,
 ) -> LanguageModel:
     """The decoder alone, as in the paper's experiments on LAMBADA (section 3.4); `ff_dim` is 4 dim unless given.
 
@@ -220,10 +236,10 @@ def universal_transformer_classifier(
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
     halting: HaltingKind = "act",
-    ponder_cost: float = 0.01,
+    ponder_cost: PonderCost = 0.01,
     transition: TransitionKind = "feedforward",
     step_signal: StepSignalKind = "sinusoid",
-    halting_bias: float = 1.0,
+    halting_bias: HaltingBias = 1.0,
 ) -> TextClassifier:
     """The encoder alone, with mean pooling and one projection; `ff_dim` is 4 dim unless given."""
     config = UniversalConfig(

@@ -1,7 +1,7 @@
 """The Vision Transformer: an encoder of images as sequences of patches."""
 
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
@@ -13,11 +13,18 @@ from manyformer.models import ClassHead, ImageClassifier
 from manyformer.models.image_classifier import Pooling
 from manyformer.models.patch_embedding import PatchEmbedding, count_patches
 from manyformer.position import ConcatenatedGridPosition, LearnedPosition, NoPosition, Position
+from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import LayerMaker, init_std, scale_residual_init, stack
 from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
 
-PatchPositionKind = Literal["learned", "axes", "none"]
+PatchPositionKind = Annotated[
+    Literal["learned", "axes", "none"], "patch positions: learned, learned for rows and columns (axes), or none"
+]
+
+ImagePooling = Annotated[
+    Pooling, "representation of the whole image: a class token at the start, or the mean over patches"
+]
 
 POSITION_STD = 0.5**0.5
 """The initial deviation of learned positions: that of sines and cosines."""
@@ -36,16 +43,16 @@ TINY_IMAGES = {"height": 8, "width": 12, "channels": 2, "patch": 4}
 )
 def vit(
     classes: int = 1000,
-    height: int = 224,
-    width: int = 224,
-    channels: int = 3,
-    patch: int = 16,
+    height: ImageHeight = 224,
+    width: ImageWidth = 224,
+    channels: ImageChannels = 3,
+    patch: PatchSide = 16,
     dim: int = 768,
     depth: int = 12,
     heads: int = 12,
     ff_dim: int | None = None,
     positions: PatchPositionKind = "learned",
-    pool: Pooling = "first",
+    pool: ImagePooling = "first",
     dropout: float = 0.1,
 ) -> ImageClassifier:
     """ViT-B/16 by default: pre-norm, GELU, a class token, learned positions in one dimension; section 3.1.

@@ -1,0 +1,113 @@
+"""Keywords that several recipes share: their types, bounds and meanings."""
+
+import operator
+from collections.abc import Callable, Sequence
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from manyformer.errors import UserError
+
+BOUNDS: tuple[tuple[type, str, Callable[[Any, Any], bool], str], ...] = (
+    (Gt, "gt", operator.gt, "above"),
+    (Ge, "ge", operator.ge, "at least"),
+    (Lt, "lt", operator.lt, "below"),
+    (Le, "le", operator.le, "at most"),
+)
+
+PositiveInt = Annotated[int, Ge(1)]
+
+BlockLength = Annotated[PositiveInt, "number of positions in a block"]
+ClampLength = Annotated[
+    PositiveInt | None, "relative distances are clamped to this many tokens; null means not clamped"
+]
+FeedForwardChunk = Annotated[
+    PositiveInt | None, "number of tokens that a feed-forward layer computes at a time, to save memory; null means all"
+]
+FeatureCount = Annotated[
+    PositiveInt, "number of random features for each head: more features approximate softmax better"
+]
+FeatureRedraw = Annotated[
+    PositiveInt | None, "training steps after which random features are drawn again; null means never"
+]
+GeluApproximation = Annotated[
+    Literal["none", "tanh"],
+    "the exact GELU (none), or its tanh approximation, which some published weights were trained with",
+]
+ImageChannels = Annotated[PositiveInt, "1 for grayscale images, 3 for color; the data decides it in a run"]
+ImageHeight = Annotated[PositiveInt, "height of images; the data decides it in a run"]
+ImageWidth = Annotated[PositiveInt, "width of images; the data decides it in a run"]
+PatchSide = Annotated[PositiveInt, "height and width of a patch"]
+MaxRelativeDistance = Annotated[PositiveInt, "relative distances are clipped to this many tokens"]
+MemoryContext = Annotated[
+    Literal["growing", "same-length"],
+    "attention to the whole memory and segment (growing), or to memory_length tokens for every token (same-length)",
+]
+MemoryLength = Annotated[PositiveInt, "number of earlier tokens whose states a layer caches as memory"]
+ProjectedLength = Annotated[PositiveInt, "number of projected keys that replace all keys, in the lowest layer"]
+WindowOnEachSide = Annotated[PositiveInt, "number of positions in the attention window on each side of a token"]
+CausalWindowSize = Annotated[PositiveInt, "number of positions in the attention window: a token and those before it"]
+
+COMMON_KEYWORDS: dict[str, tuple[Any, ...]] = {
+    "vocab": (Ge(1), "number of token ids; the data decides it in a run"),
+    "source_vocab": (Ge(1), "number of source token ids; null means one vocabulary for source and target"),
+    "classes": (Ge(1), "number of labels; the data decides it in a run"),
+    "dim": (Ge(1), "width of the residual stream"),
+    "depth": (
+        Ge(1),
+        "number of layers (on each side of an encoder-decoder), or the maximum number of steps of a repeated layer",
+    ),
+    "heads": (Ge(1), "number of attention heads"),
+    "kv_heads": (
+        Ge(1),
+        "number of key and value heads, each shared by a group of query heads; null means as many as heads",
+    ),
+    "ff_dim": (
+        Ge(1),
+        "width of the hidden layer of feed-forward layers; null means the paper's multiple of dim",
+    ),
+    "max_length": (
+        Ge(1),
+        "longest sequence that learned positions allow; a run takes it from the data unless given",
+    ),
+    "dropout": (Ge(0), Lt(1), "dropout probability"),
+    "norm_order": (
+        "normalization after each residual sum (post), before each branch (pre), or before and after it (sandwich)",
+    ),
+}
+"""Bounds and meanings of the keywords that nearly all recipes have; a recipe writes their plain types."""
+
+
+def keyword_annotation(name: str, annotation: Any) -> Any:
+    """The type of a keyword with its bounds and meaning, which a common keyword gets from COMMON_KEYWORDS."""
+    if get_origin(annotation) is Annotated or name not in COMMON_KEYWORDS:
+        return annotation
+    return Annotated[annotation, *COMMON_KEYWORDS[name]]
+
+
+def check_keyword_value(name: str, value: Any, annotation: Any) -> None:
+    """Raise UserError unless a number is within its bounds, and a name among the choices."""
+    if get_origin(annotation) is Annotated:
+        inner, *metadata = get_args(annotation)
+        _check_bounds(name, value, metadata)
+        check_keyword_value(name, value, inner)
+    elif get_origin(annotation) in (Union, UnionType):
+        for member in get_args(annotation):
+            if get_origin(member) is Annotated:
+                _check_bounds(name, value, get_args(member)[1:])
+    elif get_origin(annotation) is Literal and value not in get_args(annotation):
+        raise UserError(f"{name} ('{value}') must be one of {', '.join(get_args(annotation))}")
+
+
+def _check_bounds(name: str, value: Any, metadata: Sequence[Any]) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    bounds = [
+        (compare, getattr(item, field), text)
+        for item in metadata
+        for kind, field, compare, text in BOUNDS
+        if isinstance(item, kind)
+    ]
+    if not all(compare(value, limit) for compare, limit, _ in bounds):
+        raise UserError(f"{name} ({value}) must be {' and '.join(f'{text} {limit}' for _, limit, text in bounds)}")
