@@ -219,7 +219,7 @@ def test_words_are_labelled_and_scored_as_by_hand(
 ) -> None:
     text = sentences(7).replace("2\tsee\t_\tVERB", "2-3\tsee cats\t_\t_\t_\t_\t_\t_\t_\t_\n2\tsee\t_\tVERB")
     (tmp_path / "new.conllu").write_text(text)
-    told = cli("tag", str(trees_run), str(tmp_path / "new.conllu"))
+    told = cli("predict", str(trees_run), str(tmp_path / "new.conllu"))
     assert told.code == 0, told.err
     given, got = ([line.split("\t") for line in one.rstrip("\n").split("\n")] for one in (text, told.out))
     assert [row[:7] + row[8:] for row in got] == [row[:7] + row[8:] for row in given]
@@ -227,7 +227,7 @@ def test_words_are_labelled_and_scored_as_by_hand(
     assert {new for _, new in words} <= {"nsubj", "obj", "root"}
     # what stands in the column is not looked at, and need not even be there
     pipe(text.replace("nsubj", "_").replace("obj", "x").encode())
-    assert cli("tag", str(trees_run), "-").out == told.out
+    assert cli("predict", str(trees_run), "-").out == told.out
     right = 100 * sum(old == new for old, new in words) / len(words)
     scored = json.loads(cli("evaluate", str(trees_run), "--data", str(tmp_path / "new.conllu"), "--json").out)
     assert scored["task"] == "tagging"
@@ -246,10 +246,10 @@ def test_tag_and_evaluate_say_what_is_wrong_with_trees(
             "label 'iobj' is not known; did you mean",
         ),
         (
-            ("tag", str(trees_run), str(tmp_path / "ring.conllu")),
+            ("predict", str(trees_run), str(tmp_path / "ring.conllu")),
             "(sentence s0): the heads of the words 1, 2 form a cycle",
         ),
-        (("tag", str(labels_run), str(tmp_path / "odd.conllu")), "labels no words"),
+        (("tag", str(trees_run), str(tmp_path / "odd.conllu")), "`manyformer tag` is now `manyformer predict`"),
     ):
         ended = cli(*words)
         assert ended.code == 2

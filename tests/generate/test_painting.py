@@ -118,23 +118,23 @@ def test_one_command_paints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     ]
     sizes = ["dim=16", "depth=1", "heads=2", "limits.steps=3", "batch.tokens=96", "out=runs/a"]
     assert run(["train", "image-transformer-2d", *words, *sizes]) == 0
-    assert "manyformer paint runs/a" in capsys.readouterr().out
-    assert mf.load("runs/a").spec.keywords["rows"] == 2
+    assert "manyformer generate runs/a" in capsys.readouterr().out
+    assert mf.load("runs/a").spec.keywords["block_height"] == 2
     assert evaluate("runs/a")["bits per dimension"].signature == "per:value|values:240"
     held = {image.tobytes() for image in np.uint8(85) * (images[50:] // 64)}
     assert all(image.tobytes() in held for image in held_images("runs/a", 5))
     capsys.readouterr()
-    assert run(["paint", "runs/a", "--samples", "5", "--complete", "3", "--tries", "2", "--seed", "1"]) == 0
+    assert run(["generate", "runs/a", "--samples", "5", "--complete", "3", "--tries", "2", "--seed", "1"]) == 0
     said = capsys.readouterr().out.split()
     assert said == ["runs/a/samples.png", "runs/a/completed.png"]
     zoom, across = 14, 6 * 14 + 6
     for name, columns, rows, head in ((said[0], 3, 2, 0), (said[1], 4, 3, 30)):
         sheet = Image.open(name).convert("RGB")
         assert sheet.size == (columns * across + 6, rows * (4 * zoom + 6) + 6 + head)
-    assert run(["paint", "runs/a", "--complete", "2", "--samples", "0", "--data", "b.npz", "--out", "there"]) == 0
+    assert run(["generate", "runs/a", "--complete", "2", "--samples", "0", "--data", "b.npz", "--out", "there"]) == 0
     assert [file.name for file in Path("there").iterdir()] == ["completed.png"]
-    assert run(["paint", "runs/a", "--complete", "0", "--samples", "0"]) == 2
-    assert "there is nothing to paint" in capsys.readouterr().err
+    assert run(["generate", "runs/a", "--complete", "0", "--samples", "0"]) == 2
+    assert "nothing to generate" in capsys.readouterr().err
 
 
 def test_the_order_is_asked_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_the_order_is_asked_of_the_data(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.chdir(tmp_path)
     np.savez("a.npz", x=np.random.default_rng(0).integers(0, 256, (60, 4, 6), dtype=np.uint8))
-    words = ["data.kind=images", "data.path=a.npz", "rows=2", "dim=16", "heads=2", "limits.steps=1"]
-    with pytest.raises(UserError, match=r"model\.rows is 2, but the data makes it 1; give the blocks of images as"):
+    words = ["data.kind=images", "data.path=a.npz", "block_height=2", "dim=16", "heads=2", "limits.steps=1"]
+    with pytest.raises(UserError, match=r"model\.block_height is 2, but the data makes it 1"):
         train("image-transformer-2d", [*words, "batch.tokens=96"], on_event=silent)
     assert pixel_order((4, 6, 1), (1, 6)).tolist() == list(range(24))

@@ -14,7 +14,7 @@ import typer
 
 from manyformer import __version__
 from manyformer.cli.console import print_error
-from manyformer.errors import UserErrors
+from manyformer.errors import UserError, UserErrors
 from manyformer.plugins import import_from_command_line
 
 DONE, DEFECT, MISTAKE, STOPPED = 0, 1, 2, 130
@@ -33,6 +33,9 @@ manyformer COMMAND --help                  settings with defaults, and examples"
 
 # the panels of `manyformer --help`, in this order
 FIND, TRAIN, USE, JUDGE = "Find", "Train", "Use", "Judge and compare"
+
+RENAMED_COMMANDS = {"paint": "generate", "tag": "predict"}
+"""The commands that took the place of earlier ones."""
 
 
 def _show_version(requested: bool) -> None:  # noqa: FBT001 - typer passes the value
@@ -99,6 +102,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _invoke(arguments: list[str]) -> int:
+    if arguments and arguments[0] in RENAMED_COMMANDS:
+        raise UserError(f"`manyformer {arguments[0]}` is now `manyformer {RENAMED_COMMANDS[arguments[0]]}`")
     command = typer.main.get_command(app)
     for subcommand in getattr(command, "commands", {}).values():
         subcommand.help = _join_lines(subcommand.help or "")

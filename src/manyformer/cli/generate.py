@@ -1,7 +1,8 @@
 """`manyformer generate`: generate text with a trained model."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +25,8 @@ TEMPERATURE = 0.8
         'manyformer generate runs/lm-stdlib "class " --beam 4 --stats',
         'manyformer generate runs/lm-stdlib "def " --datastore runs/lm-stdlib/datastores/train',
         "echo 'To be, or' | manyformer generate runs/lm-shakespeare",
+        "manyformer generate runs/images-pixels --samples 100 --temperature 0.9 --seed 1",
+        "manyformer generate runs/images-pixels --samples 0 --complete 12 --tries 3 --data mine.npz --out sheets",
     ),
 )
 def generate(
@@ -37,8 +40,13 @@ def generate(
     *,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most probable token.")] = False,
     temperature: Annotated[
-        float, typer.Option(min=0, help="Below 1 favors probable tokens, above 1 improbable ones; 0 is --greedy.")
-    ] = TEMPERATURE,
+        float | None,
+        typer.Option(
+            min=0,
+            help="Below 1 favors probable tokens, above 1 improbable ones; 0 is --greedy. 0.8 for text unless given, "
+            "1 for images.",
+        ),
+    ] = None,
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample among the K most probable tokens.")] = None,
     top_p: Annotated[
         float | None, typer.Option(help="Sample among the most probable tokens that sum to this probability.")
@@ -66,7 +74,16 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop before this text; \\n means a new line. May be given several times.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Number of texts.")] = 1,
+    samples: Annotated[
+        int | None, typer.Option(min=0, help="Number of texts, 1 unless given, or of new images, 64 unless given.")
+    ] = None,
+    complete: Annotated[
+        int | None,
+        typer.Option(min=0, help="Images: number of held-out ones whose lower half is generated; 8 unless given."),
+    ] = None,
+    tries: Annotated[int | None, typer.Option(min=1, help="Images: completions of each; 4 unless given.")] = None,
+    data: Annotated[str | None, typer.Option(help="Images: complete these instead of the run's held-out ones.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Images: folder of the pictures; the run's unless given.")] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Each line of standard input is a separate prompt.")] = False,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Recompute everything for each token, for comparison: slower, same text.")
@@ -85,16 +102,55 @@ def generate(
     stats: Annotated[bool, typer.Option("--stats", help="Print speed and cache size to stderr.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each text, one per line.")] = False,
 ) -> None:
-    """Continue a prompt with a trained language model; text is streamed as it is generated."""
+    """Continue a prompt with a trained language model; text is streamed as it is generated.
+
+    A language model of images generates pictures of new images, and of held-out ones whose lower halves it completes.
+    """
     from manyformer.cli.model_arguments import load_generator
     from manyformer.cli.prompt_input import read_prompts
     from manyformer.cli.text_output import TextOutput
+    from manyformer.data.pixel_tokenizer import PixelTokenizer
     from manyformer.errors import UserError
     from manyformer.generate import decoding_from_options
 
+    generator = load_generator(run, device)
+    text_options = {
+        "a prompt": prompt,
+        "--greedy": greedy or None,
+        "--top-k": top_k,
+        "--top-p": top_p,
+        "--min-p": min_p,
+        "--repetition-penalty": repetition_penalty,
+        "--beam": beam,
+        "--length-penalty": length_penalty,
+        "--max-new": max_new,
+        "--stop": stop or None,
+        "--lines": lines or None,
+        "--no-cache": no_cache or None,
+        "--datastore": datastore,
+        "--weight": weight,
+        "--retriever": retriever,
+        "--json": as_json or None,
+    }
+    if isinstance(generator.tokenizer, PixelTokenizer):
+        _refuse(text_options, f"the model in {run} generates images, and {{option}} is for text: leave it out")
+        from manyformer.cli.image_output import ImageJob, write_images
+
+        job = ImageJob(samples, complete, tries, data, temperature, seed, out)
+        write_images(generator, run, job, stats=stats)
+        return
+    image_options = {"--complete": complete, "--tries": tries, "--data": data, "--out": out}
+    _refuse(image_options, f"the model in {run} generates text, and {{option}} is for images: leave it out")
+    if samples == 0:
+        raise UserError("--samples is 0, but there must be at least one text")
+    samples, temperature = samples or 1, TEMPERATURE if temperature is None else temperature
     sampling = beam is None and not greedy and temperature > 0
     if not sampling:
-        _refuse_sampling({"--top-k": top_k, "--top-p": top_p, "--min-p": min_p}, "--beam" if beam else "--greedy")
+        decoder = "--beam" if beam else "--greedy"
+        _refuse(
+            {"--top-k": top_k, "--top-p": top_p, "--min-p": min_p},
+            f"{{option}} is for sampling, and {decoder} does not sample: leave one of them out",
+        )
     decoding = decoding_from_options(
         max_new=max_new,
         temperature=temperature if sampling else None,
@@ -113,7 +169,6 @@ def generate(
     if datastore is None and (weight is not None or retriever is not None):
         option = "--weight" if retriever is None else "--retriever"
         raise UserError(f"{option} needs a datastore; name one with --datastore")
-    generator = load_generator(run, device)
     model: "Model | RetrievalAugmentedModel" = generator
     if datastore is not None:
         model = _with_datastore(
@@ -143,9 +198,10 @@ def _with_datastore(
     return RetrievalAugmentedModel(model, retriever, store)
 
 
-def _refuse_sampling(options: dict[str, float | None], decoder: str) -> None:
+def _refuse(options: dict[str, Any], message: str) -> None:
+    """Raise UserError with `message` for the first option that has a value."""
     from manyformer.errors import UserError
 
     for option, value in options.items():
         if value is not None:
-            raise UserError(f"{option} is for sampling, and {decoder} does not sample: leave one of them out")
+            raise UserError(message.format(option=option))

@@ -38,11 +38,13 @@ def open_image_files(path: str) -> ImageCollection:
         return IdxImages(resolved, idx_files) if idx_files else FolderImages(resolved)
     if content_suffix(resolved) == ".npz":
         return NpzImages(resolved)
+    if resolved.suffix.lower() in IMAGE_SUFFIXES:
+        return SingleImage(resolved)
     if "ubyte" in resolved.name or "idx" in resolved.name:
         return IdxImages(resolved, {"": resolved})
     raise UserError(
         f"{resolved}: images must be a NumPy archive (.npz), an IDX file (such as train-images-idx3-ubyte.gz), "
-        "or a folder of image files or IDX files"
+        "an image file, or a folder of image files or IDX files"
     )
 
 
@@ -189,6 +191,25 @@ class FolderImages(ImageCollection):
     def _label_of(self, file: Path, part: ImagePart) -> str | None:
         folders = file.relative_to(self._path).parts[1 if part else 0 : -1]
         return folders[-1] if folders else None
+
+
+class SingleImage(ImageCollection):
+    """One image file without a label."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.name = path, str(path)
+
+    def parts(self) -> list[ImagePart]:
+        return [""]
+
+    def labels(self, part: ImagePart) -> set[str]:
+        return set()
+
+    def images(self, part: ImagePart) -> Iterator[ImageRecord]:
+        yield ImageRecord(_read_image(self._path), None, self.name)
+
+    def stamp(self) -> list[str | int]:
+        return files_stamp(self._path.parent, [self._path])
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:

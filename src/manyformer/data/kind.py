@@ -7,7 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, final
 
 from manyformer.config import DATA_SECTIONS, DataSection, register_section
 from manyformer.data.cache_folder import PreparedData, load_prepared
-from manyformer.data.opened import EvaluationData, EvaluationPath, OpenedData
+from manyformer.data.opened import EvaluationData, EvaluationPath, OpenedData, UnlabelledData
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.errors import UserError, suggest_names
 from manyformer.type_aliases import LogFn
@@ -44,6 +44,8 @@ class DataKind(Generic[KindSection]):
     """A split that training held out: "test", "valid", or by default test if there is one."""
     from_file: Callable[[KindSection, str, TokenizerPair, EvaluationPath, OpenRequest], EvaluationData]
     """The data of a file for a trained model; `request.cache` is a folder for its shards."""
+    unlabelled: Callable[[KindSection, TokenizerPair, str, OpenRequest], UnlabelledData] | None = None
+    """The inputs in a file to predict labels for, None if there are no labels to predict."""
     sample_prompt: Callable[[KindSection, OpenRequest], str] | None = None
     """The text that a sample after training continues; None if a prompt is no text."""
     cache_is_shared: bool = False

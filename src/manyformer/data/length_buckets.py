@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections.abc import Iterator
 from typing import final
 
 import numpy as np
@@ -23,6 +24,12 @@ class SequenceDataset(ABC):
     @abstractmethod
     def make_batch(self, indices: IntArray) -> Batch:
         """A batch of the examples at these indices, in this order."""
+
+
+def batches_in_order(dataset: SequenceDataset, rows: int) -> Iterator[Batch]:
+    """All examples in their order, `rows` in a batch."""
+    for start in range(0, len(dataset.lengths), rows):
+        yield dataset.make_batch(np.arange(start, min(start + rows, len(dataset.lengths))))
 
 
 @final

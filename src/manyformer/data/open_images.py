@@ -21,14 +21,24 @@ from manyformer.data.image_reading import (
     sort_labels,
 )
 from manyformer.data.kind import DataKind, OpenRequest, prepared_split, register
-from manyformer.data.length_buckets import SequenceDataset
-from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, OpenedData, path_name
+from manyformer.data.length_buckets import SequenceDataset, batches_in_order
+from manyformer.data.opened import (
+    EvaluationData,
+    EvaluationPath,
+    LengthLimit,
+    OpenedData,
+    UnlabelledData,
+    UnlabelledInput,
+    path_name,
+)
 from manyformer.data.pair_tables import bytes_fraction
 from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.token_shards import ShardWriters, TokenShard, open_shard, write_shards
 from manyformer.errors import UserError, suggest_names
 
+IMAGES_PER_BATCH = 64
+"""Images whose labels are predicted together."""
 SHARD_NAMES = ("image", "label")
 """The shards of each split."""
 
@@ -107,19 +117,38 @@ def held_out_images(data: ImagesData, form: str, request: OpenRequest, split: st
 def images_of_file(
     data: ImagesData, form: str, tokenizers: TokenizerPair, path: EvaluationPath, request: OpenRequest
 ) -> EvaluationData:
-    """The images of files, in any format of training data; resized to the model's shape if the run resized its own."""
+    """The images of files, in any format of training data."""
     tokenizer = _pixel_tokenizer(tokenizers)
     # language models use no labels
     class_ids = _class_ids(tokenizers.labels if form == "labelled" else None)
-    resize = ImageResize(data.size, data.channels or tokenizer.shape.channels)
     with write_shards(request.cache, SHARD_NAMES, max(256, len(class_ids))) as writers:
-        for collection, part in _open_collections(path, "test"):
-            for record in collection.images(part):
-                _check_shape(resized := resize.apply(record), tokenizer.shape)
-                _add_image(writers, "", resized, tokenizer, class_ids)
+        for record in _records_of_files(data, tokenizer.shape, path):
+            _add_image(writers, "", record, tokenizer, class_ids)
     shards = {side: open_shard(request.cache, side, facts) for side, facts in writers.facts.items()}
     dataset = _image_dataset(shards, "", tokenizers, form)
     return EvaluationData(path_name(path), held_out_batches(dataset, request.batch_tokens, _units(dataset, form)))
+
+
+def unlabelled_images(data: ImagesData, tokenizers: TokenizerPair, path: str, request: OpenRequest) -> UnlabelledData:
+    """The images of an image file, or of files in any format of training data; labels are ignored."""
+    tokenizer, inputs = _pixel_tokenizer(tokenizers), []
+    with write_shards(request.cache, SHARD_NAMES, 256) as writers:
+        for record in _records_of_files(data, tokenizer.shape, path):
+            # a classifier's batches have labels; these are placeholders
+            _add_image(writers, "", record._replace(label=""), tokenizer, {"": 0})
+            inputs.append(UnlabelledInput(record.location, is_file=True))
+    shards = {side: open_shard(request.cache, side, facts) for side, facts in writers.facts.items()}
+    dataset = _image_dataset(shards, "", tokenizers, "labelled")
+    return UnlabelledData(inputs, batches_in_order(dataset, IMAGES_PER_BATCH))
+
+
+def _records_of_files(data: ImagesData, shape: ImageShape, path: EvaluationPath) -> Iterator[ImageRecord]:
+    """The images of files for a model, resized to its shape if the run resized its own."""
+    resize = ImageResize(data.size, data.channels or shape.channels)
+    for collection, part in _open_collections(path, "test"):
+        for record in collection.images(part):
+            _check_shape(resized := resize.apply(record), shape)
+            yield resized
 
 
 def _image_dataset(
@@ -275,5 +304,6 @@ IMAGES = register(
         open=open_images,
         held_out=held_out_images,
         from_file=images_of_file,
+        unlabelled=unlabelled_images,
     )
 )

@@ -1,6 +1,8 @@
 """Opening labelled texts: split, tokenized into shards once, then read as batches of texts of similar length."""
 
 from collections.abc import Iterator
+from itertools import tee
+from pathlib import Path
 
 import numpy as np
 
@@ -13,13 +15,24 @@ from manyformer.data.example_splits import (
     tokenized_settings,
     write_tables,
 )
+from manyformer.data.hub import is_hub_dataset
 from manyformer.data.kind import DataKind, OpenRequest, prepared_split, register
-from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, OpenedData, path_name, read_examples
+from manyformer.data.opened import (
+    EvaluationData,
+    EvaluationPath,
+    LengthLimit,
+    OpenedData,
+    UnlabelledData,
+    UnlabelledInput,
+    path_name,
+    read_examples,
+)
 from manyformer.data.padded_examples import LabelledDataset
 from manyformer.data.pair_tables import open_table
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import TableSplits, tables_by_path
-from manyformer.data.table_files import TableRow
+from manyformer.data.table_files import TableRow, is_jsonl
+from manyformer.data.text_files import STDIN, existing_path, read_lines, save_stdin
 from manyformer.data.token_shards import ShardWriters
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError, suggest_names
@@ -65,6 +78,20 @@ def labels_of_file(
     """The labelled texts of a table."""
     rows = open_table(path, (data.text, data.label), SIDES, request.cache).rows()
     return EvaluationData(path_name(path), None, examples_of_file(rows, path))
+
+
+def unlabelled_texts(data: LabelsData, tokenizers: TokenizerPair, path: str, request: OpenRequest) -> UnlabelledData:
+    """The lines of a text file or of standard input ("-"), or the texts of JSONL or a Hugging Face data set."""
+    texts, names = tee(_read_texts(data, path, request))
+    return UnlabelledData((UnlabelledInput(name) for name in names), texts=texts)
+
+
+def _read_texts(data: LabelsData, path: str, request: OpenRequest) -> Iterator[str]:
+    if is_hub_dataset(path) or is_jsonl(Path(path)):
+        column = data.text if isinstance(data.text, str) else SIDES[0]
+        return (row.cells[0] for row in open_table(path, (column,), (SIDES[0],), request.cache).rows())
+    file = save_stdin(request.cache / "stdin.txt") if path == STDIN else existing_path(path)
+    return (line.text for line in read_lines(file))
 
 
 def _prepare(data: LabelsData, splits: TableSplits, request: OpenRequest) -> PreparationResult:
@@ -120,6 +147,11 @@ def _summary_lines(data: LabelsData, splits: TableSplits, prepared: PreparedData
 
 LABELS = register(
     DataKind(
-        section=LabelsData, forms=("labelled",), open=open_labels, held_out=held_out_labels, from_file=labels_of_file
+        section=LabelsData,
+        forms=("labelled",),
+        open=open_labels,
+        held_out=held_out_labels,
+        from_file=labels_of_file,
+        unlabelled=unlabelled_texts,
     )
 )

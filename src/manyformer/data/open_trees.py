@@ -19,20 +19,31 @@ from manyformer.data.example_splits import (
     write_tables,
 )
 from manyformer.data.kind import DataKind, OpenRequest, prepared_split, register
-from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, OpenedData, path_name
+from manyformer.data.length_buckets import batches_in_order
+from manyformer.data.opened import (
+    EvaluationData,
+    EvaluationPath,
+    LengthLimit,
+    OpenedData,
+    UnlabelledData,
+    UnlabelledInput,
+    path_name,
+)
 from manyformer.data.padded_examples import TaggedDataset
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import TableSplits, tables_by_path
 from manyformer.data.table_files import TableRow
 from manyformer.data.token_shards import ShardWriters, TokenShard
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.treebank import UNKNOWN_LABEL, TreebankSentence, open_treebank
+from manyformer.data.treebank import LABEL_COLUMNS, UNKNOWN_LABEL, TreebankSentence, annotated_lines, open_treebank
 from manyformer.dependency_trees import NO_NODE, preorder_columns
 from manyformer.errors import UserError, suggest_names
 from manyformer.type_aliases import IntArray
 
 SHARD_NAMES = ("tokens", "classes", "trees")
 """The shards of each split."""
+SENTENCES_PER_BATCH = 64
+"""Sentences whose labels are predicted together."""
 MAX_SENTENCE_WORDS = 1 << 16
 """An upper bound of the words in a sentence, and so of its tree columns."""
 
@@ -72,11 +83,26 @@ def trees_of_file(
     rows = [row for file in paths for row in open_treebank(file, data.label, request.cache).rows()]
     if not rows:
         raise UserError(f"{path}: there is nothing in it")
-    dataset = tagged_dataset_of_rows(rows, tokenizers, request.cache)
+    dataset = _dataset_of_rows(rows, tokenizers, request.cache)
     return EvaluationData(path_name(path), held_out_batches(dataset, request.batch_tokens))
 
 
-def tagged_dataset_of_rows(rows: Sequence[TableRow], tokenizers: TokenizerPair, scratch_dir: Path) -> TaggedDataset:
+def unlabelled_sentences(data: TreesData, tokenizers: TokenizerPair, path: str, request: OpenRequest) -> UnlabelledData:
+    """The sentences of a CoNLL-U file; their trees are used, their labels are not."""
+    treebank = open_treebank(path, None, request.cache)
+    rows = list(treebank.rows())
+    inputs = []
+    for row, block in zip(rows, treebank.blocks(), strict=True):
+        forms = tuple(TreebankSentence.from_row(row).forms)
+        inputs.append(
+            UnlabelledInput(" ".join(forms), forms, annotate=partial(annotated_lines, block, LABEL_COLUMNS[data.label]))
+        )
+    return UnlabelledData(
+        inputs, batches_in_order(_dataset_of_rows(rows, tokenizers, request.cache), SENTENCES_PER_BATCH)
+    )
+
+
+def _dataset_of_rows(rows: Sequence[TableRow], tokenizers: TokenizerPair, scratch_dir: Path) -> TaggedDataset:
     """Sentences for a trained model, in the order of `rows`; their shards are written to `scratch_dir`."""
     vocab = max(tokenizers.source.vocab, MAX_SENTENCE_WORDS)
     return _tagged_dataset(write_rows(rows, scratch_dir, SHARD_NAMES, vocab, partial(_add_sentences, tokenizers)), "")
@@ -155,5 +181,12 @@ def _summary_lines(data: TreesData, splits: TableSplits, prepared: PreparedData,
 
 
 TREES = register(
-    DataKind(section=TreesData, forms=("tagged",), open=open_trees, held_out=held_out_trees, from_file=trees_of_file)
+    DataKind(
+        section=TreesData,
+        forms=("tagged",),
+        open=open_trees,
+        held_out=held_out_trees,
+        from_file=trees_of_file,
+        unlabelled=unlabelled_sentences,
+    )
 )

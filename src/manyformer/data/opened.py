@@ -1,11 +1,12 @@
 """The opened data set that training, evaluation and generation use."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
+from manyformer.batches import Batch
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
@@ -39,6 +40,27 @@ class EvaluationData(NamedTuple):
     name: str
     batches: HeldOutBatches | None
     examples: tuple[HeldOutExample, ...] = ()
+
+
+class UnlabelledInput(NamedTuple):
+    """An input to predict labels for: what it is called in results, its words if each of them gets a label, whether it
+    is a file or a part of one.
+
+    `annotate` returns the lines of the input's file with the labels of its words filled in.
+    """
+
+    name: str
+    words: tuple[str, ...] = ()
+    is_file: bool = False
+    annotate: Callable[[Sequence[str]], list[str]] | None = None
+
+
+class UnlabelledData(NamedTuple):
+    """Inputs to predict labels for, as batches in the order of the inputs, or as texts."""
+
+    inputs: Iterable[UnlabelledInput]
+    batches: Iterable[Batch] | None = None
+    texts: Iterable[str] = ()
 
 
 @final

@@ -1,6 +1,6 @@
 """Reader of CoNLL-U files: the word forms, labels and heads of each sentence; errors name the line and sentence."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -83,6 +83,17 @@ def open_treebank(path: str, label: str | None, cache: Path) -> Treebank:
     if resolved.is_dir():
         raise UserError(f"{resolved}: this is a folder; give a CoNLL-U file or a list of them")
     return Treebank(resolved, label)
+
+
+def annotated_lines(lines: Iterable[NumberedLine], column: int, labels: Sequence[str]) -> list[str]:
+    """The lines of a sentence, with the label of each word in this column."""
+    remaining, annotated = iter(labels), []
+    for line in lines:
+        cells = line.text.split(CELL_SEPARATOR)
+        if cells[0].isdecimal():
+            cells[column] = next(remaining)
+        annotated.append(CELL_SEPARATOR.join(cells))
+    return annotated
 
 
 def _import_conllu() -> Any:

@@ -23,6 +23,7 @@ class CausalTask(Task[LanguageModel]):
     """Predicts each next token of one sequence."""
 
     model = LanguageModel
+    command = "generate"
     measured_anyway = frozenset({"causal", "causal-gradient"})
 
     def token_ids(self, model: LanguageModel) -> int:

@@ -1,7 +1,9 @@
 """The task of assigning one label to each text."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
 from typing import final
 
 import torch
@@ -10,8 +12,17 @@ from torch import Generator, Tensor
 from manyformer.batches import ClassificationBatch
 from manyformer.models import TextClassifier
 from manyformer.tasks.encoder_task import EncoderTask
-from manyformer.tasks.label_scores import ROW_LABEL_SCORES, encode_rows, label_names, row_label_scores
-from manyformer.tasks.task import EncodedText, EvaluationRequest, EvaluationResult, Inputs, TextPass, text_pass
+from manyformer.tasks.label_scores import ROW_LABEL_SCORES, encode_rows, label_names, ranked_labels, row_label_scores
+from manyformer.tasks.task import (
+    EncodedText,
+    EvaluationRequest,
+    EvaluationResult,
+    Inputs,
+    Prediction,
+    PredictionRequest,
+    TextPass,
+    text_pass,
+)
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, Toy, ToyDraw
 
 TEXTS_PER_BATCH = 64
@@ -34,6 +45,7 @@ class Classification(EncoderTask[TextClassifier]):
     }
     score_kinds = ROW_LABEL_SCORES
     per_token = False
+    command = "predict"
 
     def batch(self, model: TextClassifier, inputs: Inputs, targets: Tensor) -> ClassificationBatch:
         return ClassificationBatch(inputs.tokens, targets, inputs.segments)
@@ -63,6 +75,17 @@ class Classification(EncoderTask[TextClassifier]):
             request.on_progress((start + len(indices)) / len(order))
         references = [example.target for example in examples]
         return EvaluationResult(row_label_scores(predicted, references), f"{len(examples):,} texts")
+
+    def predict(self, request: PredictionRequest[TextClassifier]) -> Iterator[Prediction]:
+        """The most likely labels of each text."""
+        model, names, texts = request.model, label_names(request.tokenizers), iter(request.texts)
+        while chunk := list(islice(texts, TEXTS_PER_BATCH)):
+            tokens, segments = encode_rows(chunk, request.tokenizers.source, request.row_length, model.device)
+            for labels in ranked_labels(model(tokens, segments).logits, names, request.top):
+                yield (labels,)
+
+    def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
+        return (f"manyformer predict {run} FILE",)
 
     def text_passes(self, model: TextClassifier, text: EncodedText) -> list[TextPass]:
         return [text_pass(self, model, [text.tokenizer.bos, *text.ids, text.tokenizer.eos], text)]

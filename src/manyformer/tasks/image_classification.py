@@ -1,17 +1,24 @@
 """The task of assigning one label to each image."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, final
 
 import torch
 from jaxtyping import Int, UInt8
 from torch import Generator, Tensor
 
-from manyformer.batches import ImageClassificationBatch
+from manyformer.batches import ImageClassificationBatch, to_device
 from manyformer.models import ImageClassifier
-from manyformer.tasks.label_scores import ROW_LABEL_SCORES, labels_of_batches, row_label_scores
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task
+from manyformer.tasks.label_scores import (
+    ROW_LABEL_SCORES,
+    label_names,
+    labels_of_batches,
+    ranked_labels,
+    row_label_scores,
+)
+from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Prediction, PredictionRequest, Task
 from manyformer.tasks.toy import ROWS, Toy, ToyDraw
 
 BRIGHTNESS_LEVELS = 256
@@ -36,6 +43,7 @@ class ImageClassification(Task[ImageClassifier]):
     }
     score_kinds = ROW_LABEL_SCORES
     per_token = False
+    command = "predict"
 
     def token_ids(self, model: ImageClassifier) -> int:
         return BRIGHTNESS_LEVELS
@@ -79,6 +87,17 @@ class ImageClassification(Task[ImageClassifier]):
 
         predicted, references = labels_of_batches(request, logits_and_targets)
         return EvaluationResult(row_label_scores(predicted, references), f"{len(predicted):,} images")
+
+    def predict(self, request: PredictionRequest[ImageClassifier]) -> Iterator[Prediction]:
+        """The most likely labels of each image."""
+        for batch in request.batches or ():
+            moved: Any = to_device(batch, request.model.device)
+            logits = request.model(moved.pixels).logits
+            for labels in ranked_labels(logits, label_names(request.tokenizers), request.top):
+                yield (labels,)
+
+    def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
+        return (f"manyformer predict {run} IMAGES",)
 
 
 def _images(model: ImageClassifier, tokens: Int[Tensor, "b l"]) -> UInt8[Tensor, "b height width channels"]:

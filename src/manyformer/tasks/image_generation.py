@@ -31,7 +31,7 @@ class ImageGeneration(CausalTask):
         return EvaluationResult(scores, f"{sums.targets:,} values of images")
 
     def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
-        return (f"manyformer paint {run}",)
+        return (f"manyformer generate {run}",)
 
 
 IMAGE_GENERATION = ImageGeneration()

@@ -1,6 +1,6 @@
 """Scores of predicted labels, for all tasks that have labels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from manyformer.batches import Batch, to_device
 from manyformer.core import PADDING_SEGMENT
 from manyformer.errors import UserError
 from manyformer.scores import ScoreKind, ScoreRecord, accuracy, f1
-from manyformer.tasks.task import EvaluationRequest, TaskTokenizers, TextTokenizer
+from manyformer.tasks.task import EvaluationRequest, LabelProbability, TaskTokenizers, TextTokenizer
 
 ROW_LABEL_SCORES = {"macro_f1": ScoreKind("%"), "micro_f1": ScoreKind("%")}
 """The kinds of the scores of `row_label_scores`."""
@@ -38,6 +38,15 @@ def labels_of_batches(
         references += [names[label] for label in targets.tolist()]
         request.on_progress(number / len(request.batches))
     return predicted, references
+
+
+def ranked_labels(
+    logits: Float[Tensor, "n c"], names: Sequence[str], top: int
+) -> Iterator[tuple[LabelProbability, ...]]:
+    """The `top` most likely labels of each row with their probabilities, the best first."""
+    probabilities, labels = logits.float().softmax(-1).topk(min(top, len(names)))
+    for row, row_labels in zip(probabilities.tolist(), labels.tolist()):
+        yield tuple(LabelProbability(names[label], value) for label, value in zip(row_labels, row))
 
 
 def row_label_scores(predicted: Sequence[str], references: Sequence[str]) -> list[ScoreRecord]:

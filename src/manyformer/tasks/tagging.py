@@ -1,7 +1,7 @@
 """The task of assigning a label to each word of a sentence, whose dependency tree may be known."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Int
 from torch import Generator, Tensor
 
-from manyformer.batches import IGNORE_INDEX, TaggingBatch
+from manyformer.batches import IGNORE_INDEX, TaggingBatch, to_device
 from manyformer.core import PADDING_SEGMENT
 from manyformer.dependency_trees import NO_NODE, ROOT, preorder_columns
 from manyformer.models import Tagger
 from manyformer.scores import ScoreKind, accuracy, f1
 from manyformer.tasks.encoder_task import EncoderTask
-from manyformer.tasks.label_scores import labels_of_batches
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs
+from manyformer.tasks.label_scores import label_names, labels_of_batches, ranked_labels
+from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Prediction, PredictionRequest
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, SYMBOLS, Toy, ToyDraw
 
 
@@ -28,6 +28,7 @@ class Tagging(EncoderTask[Tagger]):
     title = "tagging"
     model = Tagger
     data_forms: Mapping[str, str] = {"trees": "tagged"}
+    command = "predict"
     score_kinds: Mapping[str, ScoreKind] = {"macro_f1": ScoreKind("%")}
 
     def arguments(self, model: Tagger, inputs: Inputs) -> tuple[Any, ...]:
@@ -58,8 +59,17 @@ class Tagging(EncoderTask[Tagger]):
         scores = [accuracy(predicted, references), f1(predicted, references)]
         return EvaluationResult(scores, f"{len(predicted):,} words, each told the tree of its sentence")
 
+    def predict(self, request: PredictionRequest[Tagger]) -> Iterator[Prediction]:
+        """The most likely labels of each word of each sentence."""
+        names = label_names(request.tokenizers)
+        for batch in request.batches or ():
+            moved: Any = to_device(batch, request.model.device)
+            logits = request.model(moved.tokens, moved.segments, moved.trees).logits
+            for row, is_word in zip(logits, moved.targets != IGNORE_INDEX):
+                yield tuple(ranked_labels(row[is_word], names, request.top))
+
     def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
-        return (f"manyformer tag {run} FILE.conllu",)
+        return (f"manyformer predict {run} FILE.conllu",)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -121,20 +121,25 @@ class EvaluationResult(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionRequest(Generic[M]):
-    """A model and its inputs: batches in the order of the data, or texts."""
+    """A model and its inputs: batches in the order of the data, or texts. `top` is the number of labels to predict."""
 
     model: M
     tokenizers: TaskTokenizers
     batches: Iterable[Batch] | None = None
-    texts: Sequence[str] = ()
+    texts: Iterable[str] = ()
     row_length: int
+    top: int = 1
 
 
-class Prediction(NamedTuple):
-    """The predicted labels of one input with their probabilities: one label, or one for each word."""
+class LabelProbability(NamedTuple):
+    """A label and its probability."""
 
-    labels: tuple[str, ...]
-    probabilities: tuple[float, ...]
+    label: str
+    probability: float
+
+
+Prediction = tuple[tuple[LabelProbability, ...], ...]
+"""The predictions of one input: for the input, or for each of its words, the most likely labels, the best first."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,8 @@ class Task(ABC, Generic[M]):
     `reasons` are promises or contracts that no model of the task makes, and why; recipes inherit them. `score_kinds`
     are the scores of `evaluate` beyond the likelihood. `metrics` may rank checkpoints; True means lower is better.
     `measured_anyway` are contracts that are measured though they are not promised. The logits are (b, l, v) if
-    `per_token`, else (b, v). `generates` is what the models generate, if anything.
+    `per_token`, else (b, v). `generates` is what the models generate, if anything, and `command` uses a
+    trained one.
     """
 
     name: str
@@ -196,6 +202,7 @@ class Task(ABC, Generic[M]):
     per_token: bool = True
     takes_source: bool = False
     generates: Literal["continuation", "answer"] | None = None
+    command: Literal["generate", "translate", "predict", "evaluate"] = "evaluate"
 
     @abstractmethod
     def token_ids(self, model: M) -> int:
@@ -254,7 +261,7 @@ class Task(ABC, Generic[M]):
 
     def predict(self, request: PredictionRequest[M]) -> Iterable[Prediction]:
         """The predicted labels of each input. Raises UserError if the task predicts none."""
-        raise UserError(f"{self.title} predicts no labels; `manyformer generate` writes texts")
+        raise UserError(f"{self.title} predicts no labels; `manyformer {self.command}` uses such a model")
 
     def text_passes(self, model: M, text: EncodedText) -> list[TextPass]:
         """The passes of the model over a text, for display. Raises UserError if the model reads no text."""

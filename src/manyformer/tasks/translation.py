@@ -44,6 +44,7 @@ class Translation(Task[EncoderDecoder]):
     }
     takes_source = True
     generates = "answer"
+    command = "translate"
 
     def token_ids(self, model: EncoderDecoder) -> int:
         return min(model.embed_source.vocab, model.embed_target.vocab)

@@ -1,0 +1,60 @@
+"""`predict`: the labels that a trained classifier or tagger assigns to texts, sentences or images."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from manyformer.api import load
+from manyformer.config import RUN_FILE
+from manyformer.data import load_tokenizers
+from manyformer.data.kind import OpenRequest, kind_of
+from manyformer.data.opened import UnlabelledInput
+from manyformer.errors import UserError
+from manyformer.evaluate.eval_data import task_of_run
+from manyformer.tasks import Prediction, PredictionRequest
+from manyformer.train.run_folder import as_run
+
+
+class PredictedInput(NamedTuple):
+    """An input and its most likely labels, or those of each of its words."""
+
+    input: UnlabelledInput
+    prediction: Prediction
+
+
+def predict(run: str | Path, path: str, *, top: int = 1, device: str | None = None) -> Iterator[PredictedInput]:
+    """Yield the `top` most likely labels of each input in `path`, in order, by the final model of the run.
+
+    `path` is what the run's kind of data calls a file: lines of text or JSONL for texts, CoNLL-U for words, an image
+    file, folder or archive for images; "-" is standard input. `device` None selects a GPU if there is one. Raises
+    UserError for a run whose model predicts no labels and for a bad file.
+    """
+    folder = Path(run)
+    if top < 1:
+        raise UserError(f"top is {top}; it must be at least 1")
+    if not (folder / RUN_FILE).is_file():
+        raise UserError(f"{run} is no run's folder: {RUN_FILE} is missing, which describes the data")
+    record = as_run(folder)
+    task, read_inputs = task_of_run(record), kind_of(record.data).unlabelled
+    if task.command != "predict" or read_inputs is None:
+        raise UserError(
+            f"the run in {run} ({record.recipe}) predicts no labels, it is for {task.title}; "
+            f"use `manyformer {task.command} {run}`"
+        )
+    model = load(folder).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    tokenizers = load_tokenizers(folder / "model")
+    with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir, torch.inference_mode():
+        data = read_inputs(record.data, tokenizers, path, OpenRequest(record.batch.tokens, Path(scratch_dir)))
+        request = PredictionRequest(
+            model=model,
+            tokenizers=tokenizers,
+            batches=data.batches,
+            texts=data.texts,
+            row_length=record.data.row_length,
+            top=top,
+        )
+        for item, prediction in zip(data.inputs, task.predict(request), strict=True):
+            yield PredictedInput(item, prediction)

@@ -1,0 +1,129 @@
+"""`predict`: texts, words and images labelled from the command line; what has no labels is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import manyformer as mf
+from conftest import Cli
+from manyformer.batches import ImageClassificationBatch
+from manyformer.evaluate import predict
+from manyformer.models import ImageClassifier
+from manyformer.train import silent, train
+
+TEXTS = ["red tan sun", "box", "oak oak oak"]
+
+
+def probabilities_by_hand(run: Path) -> list[dict[str, float]]:
+    """The probability of each label of each text, computed one text at a time."""
+    model, names = mf.load(run), json.loads((run / "model" / "labels.json").read_text())
+    rows = [torch.tensor([[1, *model.tokenizer.encode(text), 2]]) for text in TEXTS]
+    return [dict(zip(names, model(row).logits[0].softmax(-1).tolist())) for row in rows]
+
+
+def test_a_line_is_labelled_with_its_probability(
+    cli: Cli, labels_run: Path, tmp_path: Path, pipe: Callable[[bytes], None]
+) -> None:
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    result = cli("predict", str(labels_run), str(tmp_path / "texts.txt"), "--top", "2")
+    assert result.code == 0, result.err
+    rows = [line.split("\t") for line in result.out.splitlines()]
+    for row, expected in zip(rows, probabilities_by_hand(labels_run), strict=True):
+        best = max(expected, key=lambda label: expected[label])
+        assert row[0] == best
+        assert {row[0]: float(row[1]), row[2]: float(row[3])} == pytest.approx(expected, abs=1e-4)
+    pipe("".join(f"{text}\n" for text in TEXTS).encode())
+    one_label = cli("predict", str(labels_run)).out.splitlines()
+    assert one_label == ["\t".join(row[:2]) for row in rows]
+
+
+def test_json_lines_are_answered_with_json_lines(cli: Cli, labels_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    records = [
+        json.loads(line) for line in cli("predict", str(labels_run), str(tmp_path / "texts.jsonl")).out.splitlines()
+    ]
+    assert [record["input"] for record in records] == TEXTS
+    for record, expected in zip(records, probabilities_by_hand(labels_run), strict=True):
+        (label,) = record["labels"]
+        assert label["probability"] == pytest.approx(max(expected.values()), abs=1e-5)
+        assert expected[label["label"]] == max(expected.values())
+
+
+def test_more_texts_than_a_batch_holds_keep_their_order(labels_run: Path, tmp_path: Path) -> None:
+    texts = [TEXTS[number % 3] for number in range(150)]
+    (tmp_path / "many.txt").write_text("".join(f"{text}\n" for text in texts))
+    items = list(predict(labels_run, str(tmp_path / "many.txt"), device="cpu"))
+    assert [item.input.name for item in items] == texts
+    labels = [item.prediction[0][0].label for item in items]
+    assert labels == labels[:3] * 50
+
+
+def test_the_words_of_a_sentence_are_labelled_in_json(cli: Cli, trees_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.conllu").write_text("1\tdogs\t_\t_\t_\t_\t2\t_\t_\t_\n2\tsee\t_\t_\t_\t_\t0\t_\t_\t_\n\n")
+    result = cli("predict", str(trees_run), str(tmp_path / "a.conllu"), "--json", "--top", "2")
+    record = json.loads(result.out)
+    assert record["input"] == "dogs see"
+    assert [word["word"] for word in record["words"]] == ["dogs", "see"]
+    for word in record["words"]:
+        first, second = (label["probability"] for label in word["labels"])
+        assert 1 > first >= second > 0
+
+
+def test_images_are_labelled_from_an_archive_a_folder_and_a_file(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    images = np.random.default_rng(0).integers(0, 256, (40, 4, 4), dtype=np.uint8)
+    np.savez("a.npz", x=images, y=np.arange(40) % 2)
+    words = [
+        "data.path=a.npz",
+        "batch.tokens=64",
+        "dim=8",
+        "depth=1",
+        "heads=2",
+        "patch=2",
+        "limits.steps=2",
+        "out=runs/a",
+    ]
+    train("vit", words, on_event=silent)
+    model = mf.load("runs/a")
+    assert isinstance(model, ImageClassifier)
+    batch = ImageClassificationBatch(torch.from_numpy(images[:3, ..., None]), torch.zeros(3, dtype=torch.long))
+    expected = ["01"[label] for label in model(batch.pixels).logits.argmax(-1).tolist()]
+    np.savez("b.npz", x=images[:3])
+    from_archive = [line.split("\t")[1] for line in cli("predict", "runs/a", "b.npz").out.splitlines()]
+    assert from_archive == expected
+    Path("pictures").mkdir()
+    for number in range(3):
+        Image.fromarray(images[number]).save(f"pictures/{number}.png")
+    rows = [line.split("\t") for line in cli("predict", "runs/a", "pictures").out.splitlines()]
+    assert [row[:2] for row in rows] == [[f"pictures/{number}.png", expected[number]] for number in range(3)]
+    assert cli("predict", "runs/a", "pictures/1.png").out.split("\t")[:2] == ["pictures/1.png", expected[1]]
+
+
+def test_what_predicts_no_labels_is_refused(cli: Cli, text_run: Path, pairs_run: Path, tmp_path: Path) -> None:
+    for run, use in ((text_run, "generate"), (pairs_run, "translate")):
+        result = cli("predict", str(run), "x.txt")
+        assert result.code == 2
+        assert (
+            f"predicts no labels, it is for {'language modelling' if use == 'generate' else 'translation'}"
+            in result.err
+        )
+        assert f"use `manyformer {use} {run}`" in " ".join(result.err.split())
+
+
+@pytest.mark.parametrize(("old", "new"), [("tag", "predict"), ("paint", "generate")])
+def test_an_earlier_command_is_answered_with_the_new_one(cli: Cli, old: str, new: str) -> None:
+    result = cli(old, "runs/a")
+    assert result.code == 2
+    assert f"`manyformer {old}` is now `manyformer {new}`" in result.err
+
+
+def test_generate_refuses_options_of_the_wrong_kind(cli: Cli, text_run: Path) -> None:
+    assert "generates text, and --complete is for images" in cli("generate", str(text_run), "a", "--complete", "2").err
+    assert "--samples is 0, but there must be at least one text" in cli("generate", str(text_run), "--samples", "0").err
