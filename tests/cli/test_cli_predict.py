@@ -1,7 +1,8 @@
 """`predict`: texts, words and images labelled from the command line; what has no labels is refused."""
 
 import json
-from collections.abc import Callable
+import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ def probabilities_by_hand(run: Path) -> list[dict[str, float]]:
 
 
 def test_a_line_is_labelled_with_its_probability(
-    cli: Cli, labels_run: Path, tmp_path: Path, pipe: Callable[[bytes], None]
+    cli: Cli, labels_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in TEXTS))
     result = cli("predict", str(labels_run), str(tmp_path / "texts.txt"), "--top", "2")
@@ -37,7 +38,7 @@ def test_a_line_is_labelled_with_its_probability(
         best = max(expected, key=lambda label: expected[label])
         assert row[0] == best
         assert {row[0]: float(row[1]), row[2]: float(row[3])} == pytest.approx(expected, abs=1e-4)
-    pipe("".join(f"{text}\n" for text in TEXTS).encode())
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO((tmp_path / "texts.txt").read_bytes())))
     one_label = cli("predict", str(labels_run)).out.splitlines()
     assert one_label == ["\t".join(row[:2]) for row in rows]
 
@@ -107,13 +108,13 @@ def test_images_are_labelled_from_an_archive_a_folder_and_a_file(
 
 
 def test_what_predicts_no_labels_is_refused(cli: Cli, text_run: Path, pairs_run: Path, tmp_path: Path) -> None:
-    for run, use in ((text_run, "generate"), (pairs_run, "translate")):
+    for run, task, use in (
+        (text_run, "language modelling", "generate"),
+        (pairs_run, "translation", "translate"),
+    ):
         result = cli("predict", str(run), "x.txt")
         assert result.code == 2
-        assert (
-            f"predicts no labels, it is for {'language modelling' if use == 'generate' else 'translation'}"
-            in result.err
-        )
+        assert f"predicts no labels, it is for {task}" in " ".join(result.err.split())
         assert f"use `manyformer {use} {run}`" in " ".join(result.err.split())
 
 

@@ -133,6 +133,8 @@ def test_one_command_paints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         assert sheet.size == (columns * across + 6, rows * (4 * zoom + 6) + 6 + head)
     assert run(["generate", "runs/a", "--complete", "2", "--samples", "0", "--data", "b.npz", "--out", "there"]) == 0
     assert [file.name for file in Path("there").iterdir()] == ["completed.png"]
+    assert run(["generate", "runs/a", "--top-k", "3"]) == 2
+    assert "generates images, and --top-k is for text: leave it out" in capsys.readouterr().err
     assert run(["generate", "runs/a", "--complete", "0", "--samples", "0"]) == 2
     assert "nothing to generate" in capsys.readouterr().err
 

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 TEMPERATURE = 0.8
 """The default sampling temperature: below 1 favors probable tokens without the repetitions of greedy decoding."""
+
+TEXT_OPTIONS = (
+    *("prompt", "greedy", "top_k", "top_p", "min_p", "repetition_penalty", "beam", "length_penalty", "max_new", "stop"),
+    *("lines", "no_cache", "datastore", "weight", "retriever", "as_json"),
+)
+IMAGE_OPTIONS = ("complete", "tries", "data", "out")
+"""The options that are for models of text, and of images, only."""
 
 
 @app.command(
@@ -30,6 +37,7 @@ TEMPERATURE = 0.8
     ),
 )
 def generate(
+    context: typer.Context,
     run: Annotated[str, typer.Argument(help="The folder of a run or a saved model.")],
     prompt: Annotated[
         str | None,
@@ -114,43 +122,22 @@ def generate(
     from manyformer.generate import decoding_from_options
 
     generator = load_generator(run, device)
-    text_options = {
-        "a prompt": prompt,
-        "--greedy": greedy or None,
-        "--top-k": top_k,
-        "--top-p": top_p,
-        "--min-p": min_p,
-        "--repetition-penalty": repetition_penalty,
-        "--beam": beam,
-        "--length-penalty": length_penalty,
-        "--max-new": max_new,
-        "--stop": stop or None,
-        "--lines": lines or None,
-        "--no-cache": no_cache or None,
-        "--datastore": datastore,
-        "--weight": weight,
-        "--retriever": retriever,
-        "--json": as_json or None,
-    }
     if isinstance(generator.tokenizer, PixelTokenizer):
-        _refuse(text_options, f"the model in {run} generates images, and {{option}} is for text: leave it out")
+        _refuse(context, TEXT_OPTIONS, f"the model in {run} generates images, and {{option}} is for text: leave it out")
         from manyformer.cli.image_output import ImageJob, write_images
 
         job = ImageJob(samples, complete, tries, data, temperature, seed, out)
         write_images(generator, run, job, stats=stats)
         return
-    image_options = {"--complete": complete, "--tries": tries, "--data": data, "--out": out}
-    _refuse(image_options, f"the model in {run} generates text, and {{option}} is for images: leave it out")
+    _refuse(context, IMAGE_OPTIONS, f"the model in {run} generates text, and {{option}} is for images: leave it out")
     if samples == 0:
         raise UserError("--samples is 0, but there must be at least one text")
     samples, temperature = samples or 1, TEMPERATURE if temperature is None else temperature
     sampling = beam is None and not greedy and temperature > 0
     if not sampling:
         decoder = "--beam" if beam else "--greedy"
-        _refuse(
-            {"--top-k": top_k, "--top-p": top_p, "--min-p": min_p},
-            f"{{option}} is for sampling, and {decoder} does not sample: leave one of them out",
-        )
+        message = f"{{option}} is for sampling, and {decoder} does not sample: leave one of them out"
+        _refuse(context, ("top_k", "top_p", "min_p"), message)
     decoding = decoding_from_options(
         max_new=max_new,
         temperature=temperature if sampling else None,
@@ -166,14 +153,7 @@ def generate(
         stop=tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in stop or ()),
         use_cache=False if no_cache else None,
     )
-    if datastore is None and (weight is not None or retriever is not None):
-        option = "--weight" if retriever is None else "--retriever"
-        raise UserError(f"{option} needs a datastore; name one with --datastore")
-    model: "Model | RetrievalAugmentedModel" = generator
-    if datastore is not None:
-        model = _with_datastore(
-            generator, datastore, None if retriever is None else load_generator(retriever, device), weight
-        )
+    model = _with_datastore(generator, datastore, retriever, weight, device)
     prompts = read_prompts(prompt, lines=lines)
     output = TextOutput(model, decoding, sys.stdout, as_json=as_json)
     output.write(prompts)
@@ -184,24 +164,31 @@ def generate(
 
 
 def _with_datastore(
-    model: "Model", folder: str, retriever: "Model | None", weight: float | None
+    model: "Model", folder: str | None, retriever: str | None, weight: float | None, device: str | None
 ) -> "Model | RetrievalAugmentedModel":
-    """The model with a datastore: a kNN-LM of its own neighbours, or with neighbours from a retriever."""
-    from manyformer.datastore import Datastore, RetrievalAugmentedModel, knn_lm
+    """The model with its datastore, if there is one: a kNN-LM of its own neighbours, or with those of a retriever."""
     from manyformer.errors import UserError
+
+    if folder is None:
+        if weight is not None or retriever is not None:
+            option = "--weight" if retriever is None else "--retriever"
+            raise UserError(f"{option} needs a datastore; name one with --datastore")
+        return model
+    from manyformer.cli.model_arguments import load_generator
+    from manyformer.datastore import Datastore, RetrievalAugmentedModel, knn_lm
 
     store = Datastore(folder)
     if retriever is None:
         return knn_lm(model, store, weight=weight)
     if weight is not None:
         raise UserError("--weight is for models without a gate of neighbours: leave out --weight or --retriever")
-    return RetrievalAugmentedModel(model, retriever, store)
+    return RetrievalAugmentedModel(model, load_generator(retriever, device), store)
 
 
-def _refuse(options: dict[str, Any], message: str) -> None:
-    """Raise UserError with `message` for the first option that has a value."""
+def _refuse(context: typer.Context, names: tuple[str, ...], message: str) -> None:
+    """Raise UserError with `message` for the first of these options that has a value."""
     from manyformer.errors import UserError
 
-    for option, value in options.items():
-        if value is not None:
-            raise UserError(message.format(option=option))
+    for parameter in context.command.params:
+        if parameter.name in names and context.params[parameter.name] not in (None, False, [], ()):
+            raise UserError(message.format(option=parameter.opts[0]))
