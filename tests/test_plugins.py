@@ -12,10 +12,12 @@ import pytest
 import manyformer as mf
 from manyformer import plugins
 from manyformer.cli import run
+from manyformer.config import dump_run
 from manyformer.errors import UserError
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Window
 from manyformer.recipes import RECIPES, Recipe, compose, get_recipe
+from manyformer.train.run_folder import as_run, as_training_run
 
 RECIPE = '''
 from manyformer.recipes import recipe
@@ -121,6 +123,20 @@ def test_a_run_file_imports_from_its_own_folder(new_process: Callable[[], None])
     assert "papers/outside_two.py" in Path("runs/two/run.yaml").read_text()
     new_process()
     assert run(["train", "runs/two/run.yaml", "limits.steps=3", "out=runs/two", "--quiet"]) == 0
+
+
+def test_a_module_that_the_caller_has_imported_is_recorded(new_process: Callable[[], None], tmp_path: Path) -> None:
+    write_recipe(Path("outside_five.py"), "outside_five")
+    plugins.import_modules(["outside_five"])
+    run = as_training_run("outside-five", SMALL)
+    assert run.imports == ("outside_five",)
+    scratch = tmp_path / "scratch/run.yaml"
+    scratch.parent.mkdir()
+    scratch.write_text(dump_run(run))
+    new_process()
+    with pytest.raises(UserError, match=r"there is no recipe 'outside-five'.*name them with --import"):
+        as_run(scratch)
+    assert as_training_run(scratch) == run, "a process of the run imports what its run file names"
 
 
 def test_an_override_imports_a_file(new_process: Callable[[], None]) -> None:

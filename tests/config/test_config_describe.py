@@ -2,7 +2,8 @@
 
 from stand_in_recipes import load, signature_of
 
-from manyformer.config import RunConfig, describe_settings, json_schema
+from manyformer.config import describe_settings, json_schema
+from manyformer.config.setting_names import RUN_SETTINGS
 
 
 def test_help_shows_the_runs_own_values_as_defaults() -> None:
@@ -29,7 +30,7 @@ def test_help_shows_the_runs_own_values_as_defaults() -> None:
 def test_every_row_says_something_and_every_setting_has_a_row() -> None:
     rows = describe_settings()
     assert all(row.doc and row.type and row.default for row in rows)
-    assert {row.key.partition(".")[0] for row in rows} | {"model"} == set(RunConfig.model_fields)
+    assert {row.key.partition(".")[0] for row in rows} | {"model"} == set(RUN_SETTINGS)
     assert next(row for row in rows if row.key == "recipe").default == "required"
     assert all("\n" not in row.doc for row in rows)
 

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from installing import Process, install
 
+pytestmark = pytest.mark.timeout(900)
+"""Each command loads torch anew."""
+
 PROJECT = Path(__file__).parents[2] / "examples/manyformer-stick-breaking"
 
 

@@ -16,7 +16,7 @@ from manyformer.compare.scoring import check_score
 from manyformer.config.comparison import Comparison, RecipeLookup, load_comparison
 from manyformer.errors import UserError, UserErrors
 from manyformer.model_summary import build_on_meta
-from manyformer.plugins import import_for_run
+from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run
 from manyformer.recipes import get_recipe
 
 DEFAULT_FOLDER = "comparisons"
@@ -24,6 +24,8 @@ DEFAULT_FOLDER = "comparisons"
 
 def read_comparison(target: str | Path, overrides: Sequence[str] = ()) -> Comparison:
     """Load a comparison and check its runs, scores and claims without training. Raises UserErrors."""
+    # they may define the kind of data
+    import_entry_points(TASK_GROUP)
     recipes = RecipeLookup(
         lambda name: get_recipe(name).signature, lambda name: get_recipe(name).card.task.name, import_for_run
     )

@@ -2,6 +2,7 @@
 
 from manyformer.batches import TextUnits
 from manyformer.data.epochs import HeldOutBatches
+from manyformer.data.kind import DataKind, OpenRequest, register
 from manyformer.data.opened import HeldOutExample, OpenedData
 from manyformer.data.opening import open_data
 from manyformer.data.sampler import Sampler
@@ -9,8 +10,10 @@ from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.tokenizer import StreamDecoder, Tokenizer
 
 __all__ = [
+    "DataKind",
     "HeldOutBatches",
     "HeldOutExample",
+    "OpenRequest",
     "OpenedData",
     "Sampler",
     "StreamDecoder",
@@ -19,4 +22,5 @@ __all__ = [
     "TokenizerPair",
     "load_tokenizers",
     "open_data",
+    "register",
 ]

@@ -177,6 +177,13 @@ def recipe_names() -> set[str]:
     return {*RECIPES, *entry_points(RECIPE_GROUP)}
 
 
+def modules_to_import(name: str) -> tuple[str, ...]:
+    """The module that another process must import to know a recipe; none if it is ours or an installed package's."""
+    module = get_recipe(name).module
+    is_offered = name in entry_points(RECIPE_GROUP) or module == "__main__"
+    return (module,) if is_external(module) and not is_offered else ()
+
+
 def all_recipes() -> dict[str, Recipe]:
     """All recipes by name, those of installed packages too, which are imported."""
     import_entry_points(RECIPE_GROUP)

@@ -7,6 +7,7 @@ from typing import Any
 
 from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model
+from manyformer.plugins import TASK_GROUP, import_entry_point
 from manyformer.tasks.task import Task
 
 TASKS: dict[str, Task] = {}
@@ -22,7 +23,9 @@ def register(task: Task) -> None:
 
 
 def task_named(name: str) -> Task:
-    """The task of that name. Raises UserError with the nearest names."""
+    """The task of that name, imported if an installed package offers it. Raises UserError with the nearest names."""
+    if name not in TASKS:
+        import_entry_point(TASK_GROUP, name)
     if name not in TASKS:
         raise UserError(f"there is no task '{name}'; {suggest_names(name, TASKS)}")
     return TASKS[name]

@@ -14,8 +14,8 @@ import torch
 
 from manyformer.config import RUN_FILE, CosineSchedule, ImportFn, RunConfig, differences, dump_run, load_run
 from manyformer.errors import UserError, UserErrors
-from manyformer.plugins import import_for_run, plugin_records
-from manyformer.recipes import get_recipe, recipe_names
+from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run, plugin_records
+from manyformer.recipes import get_recipe, modules_to_import, recipe_names
 from manyformer.train.durable_files import remove_drafts, replace_text, report_disk_full
 
 RESULT_FILE = "result.json"
@@ -81,7 +81,8 @@ def as_training_run(target: RunConfig | str | Path, overrides: Sequence[str] | M
     run = _load(target, overrides, import_for_run)
     if isinstance(target, RunConfig):
         run = run.model_copy(update={"imports": import_for_run(run.imports)})
-    return run
+    # a module that the caller has imported is recorded for the processes of the run
+    return run.model_copy(update={"imports": run.imports or modules_to_import(run.recipe)})
 
 
 def _load(
@@ -93,6 +94,8 @@ def _load(
                 "overrides go with a run's name or file; a RunConfig is changed by run.model_copy(update=...)"
             )
         return target if target.out else target.model_copy(update={"out": f"runs/{target.recipe}"})
+    # they may define the kind of data
+    import_entry_points(TASK_GROUP)
     return load_run(
         target,
         overrides,
