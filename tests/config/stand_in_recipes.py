@@ -2,12 +2,17 @@
 
 import inspect
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from annotated_types import Ge
 
 from manyformer.config import RunConfig, load_run
 from manyformer.errors import UserError, UserErrors, suggest_names
+
+
+class StandInTask(NamedTuple):
+    name: str
+    data_forms: dict[str, str]
 
 
 def _lm(
@@ -28,12 +33,13 @@ def _fourier(vocab: int = 256, width: int = 64) -> None: ...
 
 
 FUNCTIONS = {"lm": _lm, "seq2seq": _lm, "bert": _lm, "classifier": _lm, "fourier": _fourier}
+LANGUAGE_MODEL = StandInTask("language-model", {"text": "next-token", "synthetic": "next-token", "images": "levels"})
 TASKS = {
-    "lm": "language-model",
-    "seq2seq": "translation",
-    "bert": "masked-lm",
-    "classifier": "classification",
-    "fourier": "language-model",
+    "lm": LANGUAGE_MODEL,
+    "seq2seq": StandInTask("translation", {"pairs": "pairs"}),
+    "bert": StandInTask("masked-lm", {"text": "masked"}),
+    "classifier": StandInTask("classification", {"labels": "labelled"}),
+    "fourier": LANGUAGE_MODEL,
 }
 
 

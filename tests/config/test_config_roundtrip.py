@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stand_in_recipes import TASKS, load, signature_of
 
-from manyformer.config import DATA_FORMS, FREE_ON_RESUME, RUN_FILE, RunConfig, differences, dump_run, load_run
+from manyformer.config import FREE_ON_RESUME, RUN_FILE, RunConfig, differences, dump_run, load_run
 
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 paths = text | st.sampled_from(
@@ -110,7 +110,7 @@ rest = some(
 def runs(draw: st.DrawFn) -> dict[str, Any]:
     recipe = draw(st.sampled_from(["lm", "seq2seq", "bert", "classifier"]))
     given = {"recipe": recipe, "model": draw(keywords), "out": draw(text), **draw(learning), **draw(rest)}
-    return {**given, "data": draw(st.one_of([data[kind] for kind in DATA_FORMS[TASKS[recipe]]]))}
+    return {**given, "data": draw(st.one_of([data[kind] for kind in TASKS[recipe].data_forms]))}
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))

@@ -14,7 +14,7 @@ def load(target: str | Path, *overrides: str) -> RunConfig:
         target,
         overrides,
         signature_of=lambda name: get_recipe(name).signature,
-        task_of=lambda name: get_recipe(name).card.task.name,
+        task_of=lambda name: get_recipe(name).card.task,
         recipes=RECIPES,
     )
 

@@ -27,7 +27,7 @@ def read_comparison(target: str | Path, overrides: Sequence[str] = ()) -> Compar
     # they may define the kind of data
     import_entry_points(TASK_GROUP)
     recipes = RecipeLookup(
-        lambda name: get_recipe(name).signature, lambda name: get_recipe(name).card.task.name, import_for_run
+        lambda name: get_recipe(name).signature, lambda name: get_recipe(name).card.task, import_for_run
     )
     comparison = load_comparison(target, overrides, recipes=recipes)
     names = [case.name for case in comparison.cases]

@@ -15,7 +15,7 @@ from manyformer.config.data_sections import (
     register_section,
 )
 from manyformer.config.describe import KeywordHelp, SettingHelp, describe_keywords, describe_settings, json_schema
-from manyformer.config.load import DATA_FORMS, RUN_FILE, ImportFn, load_run
+from manyformer.config.load import RUN_FILE, ImportFn, TaskProtocol, load_run
 from manyformer.config.run import RunConfig
 from manyformer.config.run_diff import FREE_ON_RESUME, differences, dump_run
 from manyformer.config.shipped import run_description, shipped_comparisons, shipped_runs
@@ -36,7 +36,6 @@ from manyformer.config.training_sections import (
 )
 
 __all__ = [
-    "DATA_FORMS",
     "DATA_SECTIONS",
     "FREE_ON_RESUME",
     "RUN_FILE",
@@ -63,6 +62,7 @@ __all__ = [
     "ScheduleConfig",
     "SettingHelp",
     "SyntheticData",
+    "TaskProtocol",
     "TextData",
     "TokenizedData",
     "TokenizerKind",

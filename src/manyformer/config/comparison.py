@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, JsonValue, ValidationError
 from manyformer.config.load import (
     ImportFn,
     RunTarget,
+    TaskProtocol,
     extends_chain,
     find_base_file,
     import_named,
@@ -112,7 +113,7 @@ class RecipeLookup(NamedTuple):
     `import_modules` imports the modules that runs name under `import`; None imports none."""
 
     signature_of: Callable[[str], inspect.Signature]
-    task_of: Callable[[str], str]
+    task_of: Callable[[str], TaskProtocol]
     import_modules: ImportFn | None = None
 
 

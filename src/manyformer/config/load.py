@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from manyformer.config.overrides import SettingOverride, parse_overrides, place_overrides
 from manyformer.config.run import RunConfig
@@ -18,19 +18,18 @@ from manyformer.errors import UserError, UserErrors, suggest_names
 RUN_FILE = "run.yaml"
 """The name under which a run's folder keeps its merged run file."""
 
-# The kinds of data that each task of a recipe can be trained on, the default first, and the form that it reads.
-DATA_FORMS = {
-    "language-model": {"text": "next-token", "synthetic": "next-token", "images": "levels"},
-    "masked-lm": {"text": "masked"},
-    "translation": {"pairs": "pairs"},
-    "classification": {"labels": "labelled"},
-    "tagging": {"trees": "tagged"},
-    "image-classification": {"images": "labelled"},
-}
-
-
 ImportFn = Callable[[Sequence[str], Path], tuple[str, ...]]
 """Imports the modules of these names, looked for in a folder as well, and returns the names that a run records."""
+
+
+class TaskProtocol(Protocol):
+    """What a run's file needs of the recipe's task: its name, and the kinds of data that it learns from."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def data_forms(self) -> Mapping[str, str]:
+        """The kinds of data, the default first, and the form in which each is read."""
 
 
 class RunTarget(NamedTuple):
@@ -46,7 +45,7 @@ def load_run(
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
     signature_of: Callable[[str], inspect.Signature],
-    task_of: Callable[[str], str] | None = None,
+    task_of: Callable[[str], TaskProtocol] | None = None,
     recipes: Iterable[str] = (),
     import_modules: ImportFn | None = None,
 ) -> RunConfig:
@@ -76,7 +75,7 @@ def merge_run(
     overrides: Sequence[str] | Mapping[str, Any],
     *,
     signature_of: Callable[[str], inspect.Signature],
-    task_of: Callable[[str], str] | None = None,
+    task_of: Callable[[str], TaskProtocol] | None = None,
     import_modules: ImportFn | None = None,
 ) -> RunConfig:
     """Merge layers of settings and overrides into a run. Raises UserErrors with every error."""
@@ -93,7 +92,7 @@ def merge_run(
         errors.append(SettingError(location, "recipe", recipe_error))
     elif isinstance(recipe, str) and recipe:
         signature, task = signature_of(recipe), task_of(recipe) if task_of else None
-    default_data = SettingLayer({"data": {"kind": next(iter(DATA_FORMS[task]))}} if task in DATA_FORMS else {})
+    default_data = SettingLayer({} if task is None else {"data": {"kind": next(iter(task.data_forms))}})
     base = stack([default_data, lower])
     upper, override_errors = place_overrides(parsed_overrides, base, signature)
     merged = stack([base, upper])
@@ -134,13 +133,13 @@ def _import_override(overrides: list[SettingOverride]) -> SettingLayer:
 
 
 def _check_recipe_fits(
-    merged: SettingLayer, recipe: Any, signature: inspect.Signature | None, task: str | None
+    merged: SettingLayer, recipe: Any, signature: inspect.Signature | None, task: TaskProtocol | None
 ) -> list[SettingError]:
     """Errors of data and schedule that do not fit the recipe."""
     errors = []
     data = selected_member("data", merged.data)
-    if task in DATA_FORMS and data is not None and tag_of(data, "kind") not in DATA_FORMS[task]:
-        message = f"{recipe} ({task}) learns from {' or '.join(DATA_FORMS[task])}, not from {tag_of(data, 'kind')}"
+    if task is not None and data is not None and (kind := tag_of(data, "kind")) not in task.data_forms:
+        message = f"{recipe} ({task.name}) learns from {' or '.join(task.data_forms)}, not from {kind}"
         errors.append(SettingError(merged.location_of(("data", "kind")), "data.kind", message))
     if selected_member("schedule", merged.data) is NoamSchedule and signature and "dim" not in signature.parameters:
         schedule = merged.data["schedule"]

@@ -20,7 +20,7 @@ from manyformer.position import ConcatenatedGridPosition, SinusoidalPosition
 from manyformer.recipes.keywords import BlockLength, ImageChannels, ImageHeight, ImageWidth, PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.tasks.image_generation import IMAGE_GENERATION
 
 PAPER = "Parmar et al. 2018, Image Transformer, arXiv:1802.05751"
 
@@ -39,11 +39,10 @@ LogisticMixtureCount = Annotated[
     paper=PAPER,
     summary="An image is generated value by value; each attends to its block of the sequence and a memory block before "
     "it.",
-    task=LANGUAGE_MODELLING,
+    task=IMAGE_GENERATION,
     causal=True,
     incremental_decoding=True,
     cost="O(l (block + memory_block) d + l d^2) per layer, for l = height width channels",
-    reasons={"cross_attention": "it generates images unconditionally, without another sequence"},
     tiny_keywords={"height": 8, "width": 16, "channels": 1, "block": 4, "memory_block": 5},
 )
 def image_transformer(
@@ -83,12 +82,11 @@ def image_transformer(
     "Image Transformer in two dimensions",
     paper=PAPER,
     summary="An image is generated block by block; each value attends to its block and to pixels above and left of it.",
-    task=LANGUAGE_MODELLING,
+    task=IMAGE_GENERATION,
     causal=True,
     incremental_decoding=True,
     cost="O(l (block_height + memory_height) (block_width + 2 memory_width) d + l d^2) per layer, for l = height width "
     "channels",
-    reasons={"cross_attention": "it generates images unconditionally, without another sequence"},
     tiny_keywords={
         "height": 8,
         "width": 16,

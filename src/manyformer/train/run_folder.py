@@ -100,7 +100,7 @@ def _load(
         target,
         overrides,
         signature_of=lambda name: get_recipe(name).signature,
-        task_of=lambda name: get_recipe(name).card.task.name,
+        task_of=lambda name: get_recipe(name).card.task,
         recipes=recipe_names(),
         import_modules=import_modules,
     )
