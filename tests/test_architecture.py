@@ -180,7 +180,6 @@ CLASS_CHECKS = {
     "evaluate/held_out_images.py": 2,
     "evaluate/tag_file.py": 2,
     "exits/prompts_from_run.py": 1,
-    "generate/bound.py": 2,
     "generate/image_generation.py": 2,
     "knn_memory.py": 1,
     "view/region_masses.py": 1,

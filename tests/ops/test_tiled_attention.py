@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from test_softmax_kernel import HEADS, KEY, VALUE, place_of
 from torch import Tensor
 
 from manyformer import masks as m
@@ -23,7 +24,6 @@ from manyformer.position import (
     ShawPosition,
     TransformerXLPosition,
 )
-from test_softmax import HEADS, KEY, VALUE, place_of
 
 LENGTH = 61
 MASKS: dict[str, Mask] = {

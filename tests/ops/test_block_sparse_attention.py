@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_softmax_kernel import HEADS, inputs, place_of, run
 from torch import Tensor
 
 from manyformer import masks as m
@@ -19,7 +20,6 @@ from manyformer.ops import block_sparse_attention, flex_mask_attention, tile_ste
 from manyformer.ops.block_cover import block_bounds, cover_blocks, order_into_blocks
 from manyformer.ops.sparse_plan import make_sparse_plan
 from manyformer.position import NoPosition
-from test_softmax import HEADS, inputs, place_of, run
 
 tokens = st.one_of(
     st.builds(m.FirstTokens, st.integers(0, 20)),
