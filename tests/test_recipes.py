@@ -12,7 +12,8 @@ import manyformer as mf
 from manyformer.check import CONTRACTS
 from manyformer.errors import UserError
 from manyformer.models import EncoderDecoder, ImageClassifier, LanguageModel, MaskedLM, Tagger, TextClassifier
-from manyformer.recipes import RECIPES, RecipeCard, transformer_lm
+from manyformer.recipes import RECIPES, RecipeCard
+from manyformer.recipes.transformer_lm import transformer_lm
 
 KINDS = {
     "language-model": LanguageModel,
