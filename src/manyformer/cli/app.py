@@ -38,7 +38,6 @@ RENAMED_COMMANDS = {"paint": "generate", "tag": "predict"}
 """The commands that took the place of earlier ones."""
 
 DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")]
-SpeedOption = Annotated[bool, typer.Option("--stats", help="Print speed and cache size to stderr.")]
 
 
 def _show_version(requested: bool) -> None:  # noqa: FBT001 - typer passes the value

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manyformer.cli.app import USE, DeviceOption, SpeedOption, app, examples
+from manyformer.cli.app import USE, DeviceOption, app, examples
 
 if TYPE_CHECKING:
     from manyformer.datastore import RetrievalAugmentedModel
@@ -107,7 +107,7 @@ def generate(
         typer.Option(help="For a model that attends to neighbours (spalm): the run that the datastore was built with."),
     ] = None,
     device: DeviceOption = None,
-    stats: SpeedOption = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print speed and cache size to stderr.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each text, one per line.")] = False,
 ) -> None:
     """Continue a prompt with a trained language model; text is streamed as it is generated.
