@@ -1,5 +1,6 @@
 """Flat words become objects, and contradictions become sentences."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from manyformer.generate import (
     TopPProcessor,
     decoding_from_options,
 )
+from manyformer.generate.decoding import DecodingOptions
 
 
 @pytest.mark.parametrize(
@@ -87,3 +89,8 @@ def test_an_object_without_effect_is_refused() -> None:
         Decoding(choice=BeamSettings(), processors=(NoRepeatNGramProcessor(2), TemperatureProcessor(0.5)))
     with pytest.raises(ValueError, match="extra must be 0 or more"):
         SourceLengthLimit(-1)
+
+
+def test_the_record_of_options_has_the_keywords_of_the_function() -> None:
+    parameters = inspect.signature(decoding_from_options).parameters
+    assert {name: parameter.annotation for name, parameter in parameters.items()} == DecodingOptions.__annotations__

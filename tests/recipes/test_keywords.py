@@ -3,8 +3,9 @@
 import ast
 import inspect
 from collections import defaultdict
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import pytest
 from annotated_types import Ge, Gt, Lt
@@ -13,8 +14,16 @@ import manyformer as mf
 from manyformer.config import describe_keywords
 from manyformer.config.keywords import check_keyword
 from manyformer.errors import UserError
+from manyformer.models.with_early_exit import EarlyExitConfig
 from manyformer.recipes import RECIPES
-from manyformer.recipes.keywords import COMMON_KEYWORDS, check_keyword_value, keyword_annotation
+from manyformer.recipes.keywords import (
+    COMMON_KEYWORDS,
+    Default,
+    PositiveInt,
+    check_keyword_value,
+    keyword_annotation,
+    keyword_signature,
+)
 
 FOLDER = Path(inspect.getfile(mf)).parent / "recipes"
 
@@ -77,3 +86,33 @@ def test_run_files_meet_the_same_bounds() -> None:
         with pytest.raises(UserError):
             mf.build("memorizing-transformer", **{name: value})
     assert check_keyword("knn_memory_size", None, signature, []) == (None, "")
+
+
+class Options(TypedDict, total=False):
+    """A record of keywords."""
+
+    dropout: Annotated[float, Default(0.5)]
+    slots: Annotated[PositiveInt, "number of slots", Default(3)]
+
+
+def function_with_record(dim: int = 8, **options: Unpack[Options]) -> None: ...
+
+
+def test_records_are_expanded_into_the_signature() -> None:
+    parameters = keyword_signature(function_with_record).parameters
+    assert {name: parameter.default for name, parameter in parameters.items()} == {"dim": 8, "dropout": 0.5, "slots": 3}
+    assert parameters["slots"].annotation == Annotated[int, Ge(1), "number of slots"]
+    assert parameters["dropout"].annotation == Annotated[float, Ge(0), Lt(1), "dropout probability"]
+
+
+@pytest.mark.parametrize("name", ["early-exit-lm", "early-exit-seq2seq"])
+def test_early_exit_has_the_defaults_of_its_configuration(name: str) -> None:
+    parameters = RECIPES[name].signature.parameters
+    for field in fields(EarlyExitConfig):
+        assert parameters[field.name].default == field.default, field.name
+
+
+def test_the_defaults_of_a_record_are_in_the_spec() -> None:
+    model = mf.build("universal-transformer-lm", vocab=11, dim=8, depth=2, heads=2, ponder_cost=0.25)
+    assert model.spec.keywords["halting_bias"] == 1.0
+    assert model.spec.keywords["ponder_cost"] == 0.25

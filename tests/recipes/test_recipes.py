@@ -12,7 +12,8 @@ import manyformer as mf
 from manyformer.check import CONTRACTS
 from manyformer.errors import UserError
 from manyformer.models import EncoderDecoder, ImageClassifier, LanguageModel, MaskedLM, Tagger, TextClassifier
-from manyformer.recipes import RECIPES, RecipeCard, transformer_lm
+from manyformer.recipes import RECIPES, RecipeCard
+from manyformer.recipes.transformer_lm import transformer_lm
 
 KINDS = {
     "language-model": LanguageModel,
@@ -81,7 +82,7 @@ def test_signatures_are_command_lines(name: str) -> None:
     signature = mf.recipes()[name].signature
     for word, parameter in signature.parameters.items():
         assert parameter.default is not inspect.Parameter.empty, word
-        assert parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD, word
+        assert parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY), word
         assert get_origin(parameter.annotation) is Annotated, word
         plain = {int, float, str, bool, type(None), tuple[float, ...]}
         plain |= {dict[str, Any]} if name in AROUND else set()

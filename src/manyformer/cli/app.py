@@ -37,6 +37,8 @@ FIND, TRAIN, USE, JUDGE = "Find", "Train", "Use", "Judge and compare"
 RENAMED_COMMANDS = {"paint": "generate", "tag": "predict"}
 """The commands that took the place of earlier ones."""
 
+DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")]
+
 
 def _show_version(requested: bool) -> None:  # noqa: FBT001 - typer passes the value
     if requested:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyformer.cli.app import USE, app, examples
+from manyformer.cli.app import USE, DeviceOption, app, examples
 
 if TYPE_CHECKING:
     from manyformer.models import Model
@@ -44,7 +44,7 @@ def attention(
     regions: Annotated[
         bool, typer.Option("--regions", help="For a run with a memory: the share of attention to each region.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
+    device: DeviceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the weights of every module as JSON.")] = False,
 ) -> None:
     """Show the attention weights of a layer, or the alignment of a recurrent decoder, for a text.

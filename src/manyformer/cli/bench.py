@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manyformer.cli.app import JUDGE, app, examples
+from manyformer.cli.app import JUDGE, DeviceOption, app, examples
 
 if TYPE_CHECKING:
     from manyformer.bench import BenchReport
@@ -47,7 +47,7 @@ def bench(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Number of torch threads; 1 gives the most stable times.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
+    device: DeviceOption = None,
     precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     out: Annotated[
         str | None,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from manyformer.cli.app import JUDGE, app, examples
+from manyformer.cli.app import JUDGE, DeviceOption, app, examples
 
 if TYPE_CHECKING:
     from manyformer.exits.learn_then_test import ThresholdTest
@@ -40,7 +40,7 @@ def calibrate(
     out: Annotated[
         str | None, typer.Option(help="The folder of the calibrated model; RUN/calibrated unless given.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
+    device: DeviceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Find the lowest exit threshold certified to keep generated texts near the full model's (Schuster et al. 2022).

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyformer.cli.app import USE, app, examples
+from manyformer.cli.app import USE, DeviceOption, app, examples
 
 if TYPE_CHECKING:
     from manyformer.datastore import Datastore, DatastoreJob
@@ -28,7 +28,6 @@ app.add_typer(
 
 RunName = Annotated[str, typer.Argument(help="The folder of a run: a language model of text.")]
 FolderArgument = Annotated[str, typer.Argument(metavar="DATASTORE", help="The folder of a datastore.")]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 ExactOption = Annotated[bool, typer.Option("--exact", help="Exact search over all keys, even if there is an index.")]
 ProbeOption = Annotated[int | None, typer.Option(min=1, help="Number of lists of an index to search; 32 unless given.")]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from manyformer.cli.app import USE, app, examples
+from manyformer.cli.app import USE, DeviceOption, app, examples
 
 
 @app.command(
@@ -24,7 +24,7 @@ def efforts(
         str | None, typer.Option(help="The target of an encoder-decoder; its own translation unless given.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Also write a picture: .png, .svg or .pdf.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
+    device: DeviceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Computation per token of a text: the steps until a token halts, or the layer at which it exits.
@@ -65,7 +65,7 @@ def spans(
     ] = None,
     *,
     out: Annotated[Path | None, typer.Option(help="Also write a picture: .png, .svg or .pdf.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
+    device: DeviceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Show the learned attention span of each head of each layer."""

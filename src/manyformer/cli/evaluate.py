@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manyformer.cli.app import JUDGE, app, examples
+from manyformer.cli.app import JUDGE, DeviceOption, app, examples
 
 if TYPE_CHECKING:
     from manyformer.evaluate import Evaluation
@@ -40,7 +40,7 @@ def evaluate(
         str | None, typer.Option(help="BLEU: sacrebleu's tokenizer, 13a unless given; none for text that is tokenized.")
     ] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="BLEU: compare without upper case.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
+    device: DeviceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
 ) -> None:
     """Score a trained model on held-out data with the scores of its task.

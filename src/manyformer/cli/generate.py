@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manyformer.cli.app import USE, app, examples
+from manyformer.cli.app import USE, DeviceOption, app, examples
 
 if TYPE_CHECKING:
     from manyformer.datastore import RetrievalAugmentedModel
@@ -106,7 +106,7 @@ def generate(
         str | None,
         typer.Option(help="For a model that attends to neighbours (spalm): the run that the datastore was built with."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
+    device: DeviceOption = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print speed and cache size to stderr.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each text, one per line.")] = False,
 ) -> None:

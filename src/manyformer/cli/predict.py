@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyformer.cli.app import USE, app, examples
+from manyformer.cli.app import USE, DeviceOption, app, examples
 
 if TYPE_CHECKING:
     from manyformer.evaluate import PredictedInput
@@ -35,7 +35,7 @@ def predict(
     ] = "-",
     *,
     top: Annotated[int, typer.Option(min=1, help="Number of labels of each input, the most probable first.")] = 1,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
+    device: DeviceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each input, one per line.")] = False,
 ) -> None:
     """Label texts, the words of sentences, or images with a trained classifier or tagger.

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from manyformer.cli.app import JUDGE, app, examples
+from manyformer.cli.app import JUDGE, DeviceOption, app, examples
 
 if TYPE_CHECKING:
     from manyformer.exits import PromptSet, ThresholdPoint
@@ -38,7 +38,7 @@ def thresholds(
         str | None, typer.Option(help="BLEU: sacrebleu's tokenizer; none for text that is tokenized.")
     ] = None,
     out: Annotated[str, typer.Option(help="The folder of the table and the picture.")] = "thresholds",
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
+    device: DeviceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
     """Early-exit sweep: quality, layers and speed of models on held-out data for a range of exit thresholds.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manyformer.cli.app import USE, app, examples
+from manyformer.cli.app import USE, DeviceOption, app, examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -44,7 +44,7 @@ def translate(
     max_new: Annotated[
         int | None, typer.Option(min=1, help="At most this many tokens; source + 50 unless given.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")] = None,
+    device: DeviceOption = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print the speed to stderr.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each line.")] = False,
 ) -> None:

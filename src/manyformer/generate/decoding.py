@@ -1,7 +1,7 @@
 """All options of `generate` as one frozen record, `Decoding`, and its construction from flat keywords."""
 
 from dataclasses import dataclass, field
-from typing import final
+from typing import TypedDict, final
 
 from manyformer.errors import UserError
 from manyformer.generate.logits_processors import (
@@ -59,6 +59,26 @@ class Decoding:
             method = "beam search" if isinstance(self.choice, BeamSettings) else "greedy decoding"
             processor = ignored_processors[0]
             raise UserError(f"{method} takes the likeliest tokens, so {processor} would change nothing: leave it out")
+
+
+class DecodingOptions(TypedDict, total=False):
+    """The keywords of `decoding_from_options`, for functions that pass them on."""
+
+    max_new: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    no_repeat_ngram: int | None
+    seed: int | None
+    samples: int
+    beam: int | None
+    length_penalty: float | None
+    best: int
+    stop: str | tuple[str, ...]
+    stop_ids: tuple[int, ...] | None
+    use_cache: bool | None
 
 
 def decoding_from_options(

@@ -1,10 +1,11 @@
 """`generate` decodes all prompts and returns the results; `stream` yields pieces while they are generated."""
 
 from collections.abc import Callable, Iterator
+from typing import Unpack
 
 from manyformer.errors import UserError
 from manyformer.generate.decode_plan import DecodeJob, DecodePlan, TokenizerChoice, read_write_tokenizers
-from manyformer.generate.decoding import Decoding, decoding_from_options
+from manyformer.generate.decoding import Decoding, DecodingOptions, decoding_from_options
 from manyformer.generate.prompts import PromptBatch, check_tokens, new_token_limits, read_prompts
 from manyformer.generate.protocol import GenerativeModelProtocol, TranslatesText
 from manyformer.generate.result import GenerationResult, StreamPiece
@@ -19,21 +20,7 @@ def generate(
     on_piece: Callable[[StreamPiece], None] | None = None,
     batch: int = 32,
     begin: bool = False,
-    max_new: int | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float | None = None,
-    no_repeat_ngram: int | None = None,
-    seed: int | None = None,
-    samples: int = 1,
-    beam: int | None = None,
-    length_penalty: float | None = None,
-    best: int = 1,
-    stop: str | tuple[str, ...] = (),
-    stop_ids: tuple[int, ...] | None = None,
-    use_cache: bool | None = None,
+    **options: Unpack[DecodingOptions],
 ) -> GenerationResult:
     """Continue `prompts` with a language model, or translate them with an encoder-decoder, `batch` rows at a time.
 
@@ -41,23 +28,7 @@ def generate(
     lists of token ids or tensors. `begin` puts the start token in front of strings. The flat options are those of
     `decoding_from_options`; `decoding` gives them as one object instead. `on_piece` is called with each `StreamPiece`
     as soon as it is decoded. The result of a row does not depend on the other rows. Raises UserError."""
-    from_options = decoding_from_options(
-        max_new=max_new,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        no_repeat_ngram=no_repeat_ngram,
-        seed=seed,
-        samples=samples,
-        beam=beam,
-        length_penalty=length_penalty,
-        best=best,
-        stop=stop,
-        stop_ids=stop_ids,
-        use_cache=use_cache,
-    )
+    from_options = decoding_from_options(**options)
     if decoding is not None and from_options != decoding_from_options():
         raise UserError("give either decoding= or single settings, not both")
     decoding, streaming = from_options if decoding is None else decoding, on_piece is not None

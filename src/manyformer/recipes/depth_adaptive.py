@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Unpack
 
 from torch import nn
 
@@ -13,26 +13,13 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import EncoderDecoder, LanguageModel
 from manyformer.models.with_early_exit import (
-    ClassifierSharing,
     EarlyExitConfig,
     ExitRuleName,
-    ExitThresholds,
-    ExitTraining,
-    OracleName,
     with_early_exit,
 )
 from manyformer.position import SinusoidalPosition
 from manyformer.recipes.early_exit import ROUNDING_CHANGES_EXITS
-from manyformer.recipes.exit_keywords import (
-    ClassifierSharingKeyword,
-    ExitTrainingKeyword,
-    ExitWeightKeyword,
-    LayerPenaltyKeyword,
-    MixedSamplesKeyword,
-    OracleKeyword,
-    SmoothingKeyword,
-    ThresholdKeyword,
-)
+from manyformer.recipes.exit_keywords import ClassifierSharingKeyword, ExitLearningOptions, ThresholdKeyword
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer import encoder_decoder
@@ -86,12 +73,7 @@ def depth_adaptive_transformer(
     predictor: ExitPredictorKind = "geometric",
     threshold: ThresholdKeyword = None,
     classifier_sharing: ClassifierSharingKeyword = "per-layer",
-    exit_training: ExitTrainingKeyword = "aligned",
-    mixed_samples: MixedSamplesKeyword = 1,
-    oracle: OracleKeyword = "correctness",
-    smoothing: SmoothingKeyword = 1.0,
-    layer_penalty: LayerPenaltyKeyword = 0.01,
-    exit_weight: ExitWeightKeyword = 0.1,
+    **options: Unpack[ExitLearningOptions],
 ) -> EncoderDecoder:
     """The model for IWSLT'14 by default, whose decoder is half as wide in the paper. Sections 3 and 4.
 
@@ -111,16 +93,10 @@ def depth_adaptive_transformer(
         norm_order,
         make_position=partial(SinusoidalPosition, dim),
     )
-    config = _exit_config(
-        predictor,
-        threshold,
-        classifier_sharing,
-        exit_training,
-        mixed_samples,
-        oracle,
-        smoothing,
-        layer_penalty,
-        exit_weight,
+    rule = EXIT_RULES[predictor]
+    # the paper found equal weights of all layers to be best (section 3.1)
+    config = EarlyExitConfig(
+        rule=rule, threshold=threshold, classifier_sharing=classifier_sharing, layer_weights="even", **options
     )
     return with_early_exit(model, config)
 
@@ -151,12 +127,7 @@ def depth_adaptive_lm(
     predictor: TokenExitPredictorKind = "geometric",
     threshold: ThresholdKeyword = None,
     classifier_sharing: ClassifierSharingKeyword = "shared",
-    exit_training: ExitTrainingKeyword = "aligned",
-    mixed_samples: MixedSamplesKeyword = 1,
-    oracle: OracleKeyword = "correctness",
-    smoothing: SmoothingKeyword = 1.0,
-    layer_penalty: LayerPenaltyKeyword = 0.01,
-    exit_weight: ExitWeightKeyword = 0.1,
+    **options: Unpack[ExitLearningOptions],
 ) -> LanguageModel:
     """The decoder alone, as `transformer-lm`; the paper translates and can predict exits from the source."""
 
@@ -165,41 +136,9 @@ def depth_adaptive_lm(
         return {"attention": Attention(dim, heads, SoftmaxKernel(Causal())), "ff": ff}
 
     model = gpt(vocab, dim, depth, max_length, layer, dropout=dropout, norm_order=norm_order)
-    config = _exit_config(
-        predictor,
-        threshold,
-        classifier_sharing,
-        exit_training,
-        mixed_samples,
-        oracle,
-        smoothing,
-        layer_penalty,
-        exit_weight,
+    rule = EXIT_RULES[predictor]
+    # the paper found equal weights of all layers to be best (section 3.1)
+    config = EarlyExitConfig(
+        rule=rule, threshold=threshold, classifier_sharing=classifier_sharing, layer_weights="even", **options
     )
     return with_early_exit(model, config)
-
-
-def _exit_config(
-    predictor: ExitPredictorKind,
-    threshold: ExitThresholds,
-    classifier_sharing: ClassifierSharing,
-    exit_training: ExitTraining,
-    mixed_samples: int,
-    oracle: OracleName,
-    smoothing: float,
-    layer_penalty: float,
-    exit_weight: float,
-) -> EarlyExitConfig:
-    """The configuration of both models; all layers have equal weights in the loss (section 3.1: uniform was best)."""
-    return EarlyExitConfig(
-        rule=EXIT_RULES[predictor],
-        threshold=threshold,
-        classifier_sharing=classifier_sharing,
-        layer_weights="even",
-        exit_training=exit_training,
-        mixed_samples=mixed_samples,
-        oracle=oracle,
-        smoothing=smoothing,
-        layer_penalty=layer_penalty,
-        exit_weight=exit_weight,
-    )

@@ -1,6 +1,6 @@
 """Early exit added to any language model or encoder-decoder."""
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from manyformer.errors import UserError
 from manyformer.models import EncoderDecoder, LanguageModel
@@ -9,22 +9,7 @@ from manyformer.models.with_early_exit import (
     EarlyExitConfig,
     with_early_exit,
 )
-from manyformer.recipes.exit_keywords import (
-    BaseKeywordsKeyword,
-    BaseRecipeKeyword,
-    ClassifierSharingKeyword,
-    ExitTrainingKeyword,
-    ExitWeightKeyword,
-    HorizonKeyword,
-    LayerPenaltyKeyword,
-    LayerWeightsKeyword,
-    MixedSamplesKeyword,
-    OracleKeyword,
-    RuleKeyword,
-    SmoothingKeyword,
-    ThresholdDecayKeyword,
-    ThresholdKeyword,
-)
+from manyformer.recipes.exit_keywords import BaseKeywordsKeyword, BaseRecipeKeyword, EarlyExitOptions
 from manyformer.recipes.registry import build, get_recipe, recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.translation import TRANSLATION
@@ -59,29 +44,13 @@ def early_exit_lm(
     max_length: int | None = None,
     base_recipe: BaseRecipeKeyword = "transformer-lm",
     base_keywords: BaseKeywordsKeyword = None,
-    rule: RuleKeyword = "softmax",
-    threshold: ThresholdKeyword = None,
-    threshold_decay: ThresholdDecayKeyword = None,
-    horizon: HorizonKeyword = 100,
-    classifier_sharing: ClassifierSharingKeyword = "shared",
-    layer_weights: LayerWeightsKeyword = "rising",
-    exit_training: ExitTrainingKeyword = "aligned",
-    mixed_samples: MixedSamplesKeyword = 1,
-    oracle: OracleKeyword = "correctness",
-    smoothing: SmoothingKeyword = 1.0,
-    layer_penalty: LayerPenaltyKeyword = 0.01,
-    exit_weight: ExitWeightKeyword = 0.1,
+    **options: Unpack[EarlyExitOptions],
 ) -> LanguageModel:
     """The language model of the recipe `base_recipe` with keywords `base_keywords`, with early exit.
 
     `manyformer.early_exit` describes the other keywords; `mf.early_exit(model, ...)` does the same to an existing
     model."""
-    config = EarlyExitConfig(
-        rule=rule, threshold=threshold, threshold_decay=threshold_decay, horizon=horizon,
-        classifier_sharing=classifier_sharing, layer_weights=layer_weights, exit_training=exit_training,
-        mixed_samples=mixed_samples, oracle=oracle, smoothing=smoothing, layer_penalty=layer_penalty,
-        exit_weight=exit_weight,
-    )  # fmt: skip
+    config = EarlyExitConfig(**options)
     data_keywords = {"vocab": vocab, "max_length": max_length}
     expected = "a language model; early-exit-seq2seq is for encoder-decoders"
     return _wrap_base(LanguageModel, base_recipe, base_keywords, data_keywords, config, expected)
@@ -105,29 +74,13 @@ def early_exit_seq2seq(
     max_length: int | None = None,
     base_recipe: BaseRecipeKeyword = "transformer",
     base_keywords: BaseKeywordsKeyword = None,
-    rule: RuleKeyword = "softmax",
-    threshold: ThresholdKeyword = None,
-    threshold_decay: ThresholdDecayKeyword = None,
-    horizon: HorizonKeyword = 100,
-    classifier_sharing: ClassifierSharingKeyword = "shared",
-    layer_weights: LayerWeightsKeyword = "rising",
-    exit_training: ExitTrainingKeyword = "aligned",
-    mixed_samples: MixedSamplesKeyword = 1,
-    oracle: OracleKeyword = "correctness",
-    smoothing: SmoothingKeyword = 1.0,
-    layer_penalty: LayerPenaltyKeyword = 0.01,
-    exit_weight: ExitWeightKeyword = 0.1,
+    **options: Unpack[EarlyExitOptions],
 ) -> EncoderDecoder:
     """The encoder-decoder of the recipe `base_recipe` with keywords `base_keywords`, with early exit.
 
     `manyformer.early_exit` describes the other keywords; `mf.early_exit(model, ...)` does the same to an existing
     model."""
-    config = EarlyExitConfig(
-        rule=rule, threshold=threshold, threshold_decay=threshold_decay, horizon=horizon,
-        classifier_sharing=classifier_sharing, layer_weights=layer_weights, exit_training=exit_training,
-        mixed_samples=mixed_samples, oracle=oracle, smoothing=smoothing, layer_penalty=layer_penalty,
-        exit_weight=exit_weight,
-    )  # fmt: skip
+    config = EarlyExitConfig(**options)
     data_keywords = {"vocab": vocab, "source_vocab": source_vocab, "max_length": max_length}
     expected = "an encoder-decoder; early-exit-lm is for language models"
     return _wrap_base(EncoderDecoder, base_recipe, base_keywords, data_keywords, config, expected)

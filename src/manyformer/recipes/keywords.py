@@ -1,9 +1,11 @@
 """Keywords that several recipes share: their types, bounds and meanings."""
 
+import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -77,6 +79,41 @@ COMMON_KEYWORDS: dict[str, tuple[Any, ...]] = {
     ),
 }
 """Bounds and meanings of the keywords that nearly all recipes have; a recipe writes their plain types."""
+
+
+@dataclass(frozen=True)
+class Default:
+    """The default of a keyword in a record that several recipes share."""
+
+    value: Any
+
+
+def keyword_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a recipe: each keyword with its bounds and meaning, records of shared keywords expanded.
+
+    A record is a TypedDict whose types contain defaults, of which a recipe takes all keywords with
+    `**options: Unpack[Options]`.
+    """
+    signature = inspect.signature(function)
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if get_origin(parameter.annotation) is Unpack:
+            parameters += _record_parameters(get_args(parameter.annotation)[0])
+        else:
+            annotation = keyword_annotation(parameter.name, parameter.annotation)
+            parameters.append(parameter.replace(annotation=annotation))
+    return signature.replace(parameters=parameters)
+
+
+def _record_parameters(record: type) -> Iterator[inspect.Parameter]:
+    for name, annotation in get_type_hints(record, include_extras=True).items():
+        inner, *metadata = get_args(annotation)
+        (default,) = (item.value for item in metadata if isinstance(item, Default))
+        metadata = [item for item in metadata if not isinstance(item, Default)]
+        plain = Annotated[inner, *metadata] if metadata else inner
+        yield inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=keyword_annotation(name, plain)
+        )
 
 
 def keyword_annotation(name: str, annotation: Any) -> Any:

@@ -1,8 +1,7 @@
 """The Reformer: attention to similar tokens found by locality-sensitive hashing, in reversible layers."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypedDict, Unpack
 
 from torch import nn
 
@@ -10,10 +9,11 @@ from manyformer.attention import Attention
 from manyformer.core import Chain, Layer
 from manyformer.feedforward import FeedForward, chunked
 from manyformer.kernels import Kernel, LSHKernel, SoftmaxKernel
+from manyformer.kernels.lsh_kernel import LSHVariant
 from manyformer.masks import Causal, LocalBlocks, Mask
-from manyformer.models import ClassHead, LanguageModel, MaskedLM
+from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.recipes.baselines import AddedPosition, embedding_with
-from manyformer.recipes.keywords import FeedForwardChunk, PositiveInt
+from manyformer.recipes.keywords import Default, FeedForwardChunk, PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import ResidualStreams, init_std, scale_residual_init, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -30,13 +30,30 @@ SELF_ATTENTION_ONLY = (
 )
 
 BucketCount = Annotated[PositiveInt, "number of hash buckets in each hash round; 1 or even"]
-ChunkLength = Annotated[PositiveInt, "number of sorted tokens in a chunk, which attends to itself and the chunk before"]
-HashCount = Annotated[PositiveInt, "number of hash rounds, each with other random rotations; may change after training"]
-LSHInterval = Annotated[
-    PositiveInt,
-    "in each group of so many layers the last uses LSH attention, the others local attention; 1 means LSH in all",
-]
-LSHScoreScale = Annotated[float, "factor on LSH attention scores, which are products with keys of length 1"]
+
+
+class ReformerOptions(TypedDict, total=False):
+    """The keywords that all forms of the Reformer share."""
+
+    chunk_length: Annotated[
+        PositiveInt, "number of sorted tokens in a chunk, which attends to itself and the chunk before", Default(64)
+    ]
+    num_hashes: Annotated[
+        PositiveInt,
+        "number of hash rounds, each with other random rotations; may change after training",
+        Default(4),
+    ]
+    lsh_every: Annotated[
+        PositiveInt,
+        "in each group of so many layers the last uses LSH attention, the others local attention; 1 means LSH in all",
+        Default(1),
+    ]
+    ff_chunk: Annotated[FeedForwardChunk, Default(None)]
+    residual_streams: Annotated[ResidualStreams, Default("reversible")]
+    scale: Annotated[float, "factor on LSH attention scores, which are products with keys of length 1", Default(1.0)]
+    position: Annotated[AddedPosition, Default("sinusoid")]
+    max_length: Annotated[int, Default(1024)]
+    dropout: Annotated[float, Default(0.0)]
 
 
 @recipe(
@@ -61,15 +78,7 @@ def reformer(
     heads: int = 8,
     ff_dim: int | None = None,
     num_buckets: BucketCount = 64,
-    chunk_length: ChunkLength = 64,
-    num_hashes: HashCount = 4,
-    lsh_every: LSHInterval = 1,
-    ff_chunk: FeedForwardChunk = None,
-    residual_streams: ResidualStreams = "reversible",
-    scale: LSHScoreScale = 1.0,
-    position: AddedPosition = "sinusoid",
-    max_length: int = 1024,
-    dropout: float = 0.0,
+    **options: Unpack[ReformerOptions],
 ) -> LanguageModel:
     """The published algorithm as a language model: sections 2 and 3, pre-norm, with a tied output.
 
@@ -81,17 +90,10 @@ def reformer(
     With a small scale vectors become similar before attention becomes sharp, which helps positions that must match each
     other. Positions are sinusoids, or learned ones up to `max_length`; those of the released models are learned and
     axial."""
-    lsh = partial(
-        LSHKernel,
-        num_buckets=num_buckets,
-        chunk_length=chunk_length,
-        num_hashes=num_hashes,
-        scale=scale,
-        variant="published",
+    local_mask = Causal() & LocalBlocks(options["chunk_length"], lookback=options["chunk_length"])
+    embed, body = _embedding_and_body(
+        vocab, dim, depth, heads, ff_dim, num_buckets, options, local_mask, variant="published"
     )
-    local_mask = Causal() & LocalBlocks(chunk_length, lookback=chunk_length)
-    embed = embedding_with(position, vocab, dim, max_length, dropout=dropout)
-    body = _body(dim, depth, heads, ff_dim, lsh, local_mask, lsh_every, ff_chunk, residual_streams, dropout)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 
@@ -113,32 +115,17 @@ def reformer_strict(
     heads: int = 8,
     ff_dim: int | None = None,
     num_buckets: BucketCount = 32,
-    chunk_length: ChunkLength = 64,
-    num_hashes: HashCount = 4,
-    lsh_every: LSHInterval = 1,
-    ff_chunk: FeedForwardChunk = None,
-    residual_streams: ResidualStreams = "reversible",
-    scale: LSHScoreScale = 1.0,
-    position: AddedPosition = "sinusoid",
-    max_length: int = 1024,
-    dropout: float = 0.0,
+    **options: Unpack[ReformerOptions],
 ) -> LanguageModel:
     """`reformer` whose buckets each start a new chunk, so that no later token shifts a chunk boundary.
 
     In every hash round a token attends to the earlier tokens of its bucket in its own chunk and the previous one:
     decoding token by token gives the same as one pass. Chunks are not all full, so fewer, larger buckets are better.
     """
-    lsh = partial(
-        LSHKernel,
-        num_buckets=num_buckets,
-        chunk_length=chunk_length,
-        num_hashes=num_hashes,
-        scale=scale,
-        variant="strict",
+    local_mask = Causal() & LocalBlocks(options["chunk_length"], lookback=options["chunk_length"])
+    embed, body = _embedding_and_body(
+        vocab, dim, depth, heads, ff_dim, num_buckets, options, local_mask, variant="strict"
     )
-    local_mask = Causal() & LocalBlocks(chunk_length, lookback=chunk_length)
-    embed = embedding_with(position, vocab, dim, max_length, dropout=dropout)
-    body = _body(dim, depth, heads, ff_dim, lsh, local_mask, lsh_every, ff_chunk, residual_streams, dropout)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 
@@ -160,61 +147,63 @@ def reformer_encoder(
     heads: int = 8,
     ff_dim: int | None = None,
     num_buckets: BucketCount = 64,
-    chunk_length: ChunkLength = 64,
-    num_hashes: HashCount = 4,
-    lsh_every: LSHInterval = 1,
-    ff_chunk: FeedForwardChunk = None,
-    residual_streams: ResidualStreams = "reversible",
-    scale: LSHScoreScale = 1.0,
-    position: AddedPosition = "sinusoid",
-    max_length: int = 1024,
-    dropout: float = 0.0,
+    **options: Unpack[ReformerOptions],
 ) -> MaskedLM:
     """`reformer` that also attends to the next chunk, for masked tokens, with the head of `bert`."""
-    lsh = partial(
-        LSHKernel,
-        num_buckets=num_buckets,
-        chunk_length=chunk_length,
-        num_hashes=num_hashes,
-        scale=scale,
-        chunks_after=1,
-        variant="published",
-    )
+    chunk_length = options["chunk_length"]
     local_mask = LocalBlocks(chunk_length, lookback=chunk_length, lookahead=chunk_length)
-    embed = embedding_with(position, vocab, dim, max_length, dropout=dropout)
-    body = _body(dim, depth, heads, ff_dim, lsh, local_mask, lsh_every, ff_chunk, residual_streams, dropout)
+    embed, body = _embedding_and_body(
+        vocab, dim, depth, heads, ff_dim, num_buckets, options, local_mask, variant="published", chunks_after=1
+    )
     transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.LayerNorm(dim))
     return MaskedLM(embed, body, ClassHead(dim, vocab, tied=embed.token, transform=transform, bias=True))
 
 
-def _body(
+def _embedding_and_body(
+    vocab: int,
     dim: int,
     depth: int,
     heads: int,
     ff_dim: int | None,
-    lsh: Callable[[], LSHKernel],
+    num_buckets: int,
+    options: ReformerOptions,
     local_mask: Mask,
-    lsh_every: int,
-    ff_chunk: int | None,
-    residual_streams: ResidualStreams,
-    dropout: float,
-) -> Chain:
-    def layer_with(kernel: Kernel) -> dict[str, Layer]:
+    *,
+    variant: LSHVariant,
+    chunks_after: int = 0,
+) -> tuple[TokenEmbedding, Chain]:
+    """The parts that all forms share, with LSH attention in the last of each group of `lsh_every` layers."""
+    chunk_length, num_hashes, scale = options["chunk_length"], options["num_hashes"], options["scale"]
+    embed = embedding_with(options["position"], vocab, dim, options["max_length"], dropout=options["dropout"])
+
+    def layer(kernel: Kernel) -> dict[str, Layer]:
         return {
             "attention": Attention(dim, heads, kernel, bias=False),
-            "ff": chunked(FeedForward(dim, ff_dim), ff_chunk),
+            "ff": chunked(FeedForward(dim, ff_dim), options["ff_chunk"]),
         }
+
+    def local_layer(number: int) -> dict[str, Layer]:
+        return layer(SoftmaxKernel(local_mask))
+
+    def lsh_layer(number: int) -> dict[str, Layer]:
+        return layer(
+            LSHKernel(
+                num_buckets=num_buckets,
+                chunk_length=chunk_length,
+                num_hashes=num_hashes,
+                scale=scale,
+                chunks_after=chunks_after,
+                variant=variant,
+            )
+        )
 
     body = stack(
         depth,
-        pattern=[
-            *[lambda number: layer_with(SoftmaxKernel(local_mask))] * (lsh_every - 1),
-            lambda number: layer_with(lsh()),
-        ],
+        pattern=[*[local_layer] * (options["lsh_every"] - 1), lsh_layer],
         order="pre",
         norm=partial(nn.LayerNorm, dim),
-        dropout=dropout,
-        streams=residual_streams,
+        dropout=options["dropout"],
+        streams=options["residual_streams"],
     )
     scale_residual_init(body, depth, std=init_std(dim))
-    return body
+    return embed, body

@@ -10,7 +10,7 @@ from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model, ModelSpec
 from manyformer.models.model_files import read_config
 from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
-from manyformer.recipes.keywords import check_keyword_value, keyword_annotation
+from manyformer.recipes.keywords import check_keyword_value, keyword_signature
 from manyformer.tasks import Task, task_of_class
 
 P = ParamSpec("P")
@@ -124,14 +124,14 @@ def recipe(
             tiny_keywords=tiny_keywords or {},
         )
 
-        signature = _annotated_signature(function)
+        signature = keyword_signature(function)
 
         def build_with_spec(*args: P.args, **kwargs: P.kwargs) -> M:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             for keyword, value in bound.arguments.items():
                 check_keyword_value(keyword, value, with_choices(signature.parameters[keyword].annotation))
-            model = function(*args, **kwargs)
+            model = function(*bound.args, **bound.kwargs)
             model.spec = ModelSpec(name, dict(bound.arguments), function.__module__)
             return model
 
@@ -150,16 +150,6 @@ def recipe(
         return build_with_spec
 
     return enter
-
-
-def _annotated_signature(function: Callable[..., Model]) -> inspect.Signature:
-    """The signature with the bounds and meanings of common keywords."""
-    signature = inspect.signature(function)
-    parameters = [
-        parameter.replace(annotation=keyword_annotation(parameter.name, parameter.annotation))
-        for parameter in signature.parameters.values()
-    ]
-    return signature.replace(parameters=parameters)
 
 
 def get_recipe(name: str) -> Recipe:

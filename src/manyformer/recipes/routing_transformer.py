@@ -1,7 +1,7 @@
 """The Routing Transformer: tokens attend within their cluster; as published, and in a strictly causal form."""
 
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypedDict, Unpack
 
 from torch import nn
 
@@ -14,10 +14,10 @@ from manyformer.kernels.centroids import KMeansCentroids
 from manyformer.kernels.routing_kernel import BalancedMembership, ClusterMembership, NearestMembership
 from manyformer.masks import Window
 from manyformer.mixers import ParallelLayers
-from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models import ClassHead, LanguageModel
 from manyformer.position import RotaryPosition
 from manyformer.recipes.baselines import AddedPosition, embedding_with
-from manyformer.recipes.keywords import CausalWindowSize, PositiveInt
+from manyformer.recipes.keywords import CausalWindowSize, Default, PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -38,16 +38,27 @@ class RoutingSizes(NamedTuple):
     commitment: float
 
 
-ClusterCount = Annotated[PositiveInt, "number of clusters of keys"]
-LocalHeads = Annotated[
-    PositiveInt | None,
-    "number of heads of a routing layer with local attention; null means none, or half where the recipe says so",
-]
-RoutingLayers = Annotated[
-    PositiveInt | None, "number of topmost layers with routing attention, above local layers; null means all"
-]
-CentroidDecay = Annotated[float, "decay of the exponential moving average of the centroids, for each step"]
-CommitmentWeight = Annotated[float, "weight in the loss of the distance of keys to their centroids"]
+class RoutingOptions(TypedDict, total=False):
+    """The keywords that both forms of the Routing Transformer share."""
+
+    clusters: Annotated[PositiveInt, "number of clusters of keys", Default(16)]
+    window: Annotated[CausalWindowSize, Default(256)]
+    local_heads: Annotated[
+        PositiveInt | None, "number of heads of a routing layer with local attention; null means half", Default(None)
+    ]
+    routing_layers: Annotated[
+        PositiveInt | None,
+        "number of topmost layers with routing attention, above local layers; null means all",
+        Default(None),
+    ]
+    centroid_decay: Annotated[
+        float, "decay of the exponential moving average of the centroids, for each step", Default(0.999)
+    ]
+    commitment: Annotated[float, "weight in the loss of the distance of keys to their centroids", Default(1e-4)]
+    position: Annotated[AddedPosition, Default("sinusoid")]
+    max_length: Annotated[int, Default(1024)]
+    dropout: Annotated[float, Default(0.0)]
+    norm_order: Annotated[NormOrder, Default("pre")]
 
 
 @recipe(
@@ -68,19 +79,10 @@ def routing_transformer(
     depth: int = 12,
     heads: int = 8,
     ff_dim: int | None = None,
-    clusters: ClusterCount = 16,
     cluster_size: Annotated[
         PositiveInt | None, "number of tokens in a cluster; null means an even share of a document"
     ] = None,
-    window: CausalWindowSize = 256,
-    local_heads: LocalHeads = None,
-    routing_layers: RoutingLayers = None,
-    centroid_decay: CentroidDecay = 0.999,
-    commitment: CommitmentWeight = 1e-4,
-    position: AddedPosition = "sinusoid",
-    max_length: int = 1024,
-    dropout: float = 0.0,
-    norm_order: NormOrder = "pre",
+    **options: Unpack[RoutingOptions],
 ) -> LanguageModel:
     """As published, sections 4 and 5, with the enwik8 sizes: attention never gives weight to later tokens.
 
@@ -89,20 +91,7 @@ def routing_transformer(
     Scores are divided by sqrt(e), and a token attends to itself only if it can attend to no other: in the released
     code, where queries are keys, its own key outweighs all others. A training loop other than `manyformer.train` must
     call `manyformer.training_hooks.run_post_step_updates` after each step to update the centroids."""
-    sizes = RoutingSizes(
-        dim, heads, heads // 2 if local_heads is None else local_heads, window, clusters, centroid_decay, commitment
-    )
-    embed = embedding_with(position, vocab, dim, max_length, dropout=dropout)
-    return _model(
-        embed,
-        depth,
-        ff_dim,
-        sizes,
-        BalancedMembership(cluster_size),
-        routing_layers,
-        dropout=dropout,
-        norm_order=norm_order,
-    )
+    return _model(vocab, dim, depth, heads, ff_dim, BalancedMembership(cluster_size), options)
 
 
 @recipe(
@@ -124,50 +113,31 @@ def routing_transformer_strict(
     depth: int = 12,
     heads: int = 8,
     ff_dim: int | None = None,
-    clusters: ClusterCount = 16,
     cluster_size: Annotated[PositiveInt, "number of tokens in a chunk of a cluster"] = 256,
-    window: CausalWindowSize = 256,
-    local_heads: LocalHeads = None,
-    routing_layers: RoutingLayers = None,
-    centroid_decay: CentroidDecay = 0.999,
-    commitment: CommitmentWeight = 1e-4,
-    position: AddedPosition = "sinusoid",
-    max_length: int = 1024,
-    dropout: float = 0.0,
-    norm_order: NormOrder = "pre",
+    **options: Unpack[RoutingOptions],
 ) -> LanguageModel:
     """`routing-transformer` in which a token belongs to the cluster of its nearest centroid alone.
 
     It attends to earlier tokens of the cluster in its own chunk of `cluster_size` tokens and the previous chunk. The
     published clusters all have one size, and depend on the future; these can have any size. Decoding token by token
     gives the same as one pass."""
-    sizes = RoutingSizes(
-        dim, heads, heads // 2 if local_heads is None else local_heads, window, clusters, centroid_decay, commitment
-    )
-    embed = embedding_with(position, vocab, dim, max_length, dropout=dropout)
-    return _model(
-        embed,
-        depth,
-        ff_dim,
-        sizes,
-        NearestMembership(cluster_size),
-        routing_layers,
-        dropout=dropout,
-        norm_order=norm_order,
-    )
+    return _model(vocab, dim, depth, heads, ff_dim, NearestMembership(cluster_size), options)
 
 
 def _model(
-    embed: TokenEmbedding,
+    vocab: int,
+    dim: int,
     depth: int,
+    heads: int,
     ff_dim: int | None,
-    sizes: RoutingSizes,
     membership: ClusterMembership,
-    routing_layers: int | None,
-    *,
-    dropout: float,
-    norm_order: NormOrder,
+    options: RoutingOptions,
 ) -> LanguageModel:
+    local_heads = heads // 2 if options["local_heads"] is None else options["local_heads"]
+    clusters, centroid_decay, commitment = options["clusters"], options["centroid_decay"], options["commitment"]
+    sizes = RoutingSizes(dim, heads, local_heads, options["window"], clusters, centroid_decay, commitment)
+    routing_layers, dropout = options["routing_layers"], options["dropout"]
+    embed = embedding_with(options["position"], vocab, dim, options["max_length"], dropout=dropout)
     if sizes.local_heads >= sizes.heads:
         raise UserError(
             f"local_heads ({sizes.local_heads}) must be fewer than heads ({sizes.heads}): no head would route"
@@ -189,7 +159,7 @@ def _model(
             "ff": FeedForward(sizes.dim, ff_dim, activation=nn.GELU()),
         }
 
-    body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, sizes.dim), dropout=dropout)
+    body = stack(depth, layer, order=options["norm_order"], norm=partial(nn.LayerNorm, sizes.dim), dropout=dropout)
     scale_residual_init(body, depth, std=init_std(sizes.dim))
     return LanguageModel(embed, body, ClassHead(*embed.token.weight.shape[::-1], tied=embed.token))
 

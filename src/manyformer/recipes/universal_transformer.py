@@ -1,7 +1,7 @@
 """The Universal Transformer: one layer applied repeatedly, with adaptive computation time for each token."""
 
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypedDict, Unpack
 
 from torch import nn
 
@@ -28,7 +28,7 @@ from manyformer.position import (
     SinusoidalStepSignal,
     StepSignal,
 )
-from manyformer.recipes.keywords import PositiveInt
+from manyformer.recipes.keywords import Default, PositiveInt
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, branch
 from manyformer.sources import CrossAttentionSource, HaltedTokenSource
@@ -54,6 +54,19 @@ SUMMARY = "One layer is applied repeatedly, as many times as each token needs."
 COST = "O(t (l^2 d + l d^2)), t the steps that a token takes on average"
 ROUNDING_CHANGES_STEPS = "rounding moves halting probabilities across the threshold, which changes the number of steps"
 TINY = {"depth": 3}
+
+
+class UniversalOptions(TypedDict, total=False):
+    """The keywords that all forms of the Universal Transformer share."""
+
+    norm_order: Annotated[NormOrder, Default("post")]
+    halting: Annotated[HaltingKind, Default("act")]
+    ponder_cost: Annotated[float, "weight in the loss of the mean number of steps", Default(0.01)]
+    transition: Annotated[TransitionKind, Default("feedforward")]
+    step_signal: Annotated[StepSignalKind, Default("sinusoid")]
+    halting_bias: Annotated[
+        float, "initial bias of the halting logit: 1 means two steps at first, -3 about twenty", Default(1.0)
+    ]
 
 
 class UniversalConfig(NamedTuple):
@@ -120,10 +133,6 @@ class UniversalConfig(NamedTuple):
         return Chain(first=first, relu=Pointwise(nn.ReLU()), second=SeparableConv(ff_dim, self.dim, 5, causal=causal))
 
 
-PonderCost = Annotated[float, "weight in the loss of the mean number of steps"]
-HaltingBias = Annotated[float, "initial bias of the halting logit: 1 means two steps at first, -3 about twenty"]
-
-
 @recipe(
     "Universal Transformer",
     paper=PAPER,
@@ -144,21 +153,14 @@ def universal_transformer(
     heads: int = 8,
     ff_dim: int | None = None,
     dropout: float = 0.1,
-    norm_order: NormOrder = "post",
-    halting: HaltingKind = "act",
-    ponder_cost: PonderCost = 0.01,
-    transition: TransitionKind = "feedforward",
-    step_signal: StepSignalKind = "sinusoid",
-    halting_bias: HaltingBias = 1.0,
+    **options: Unpack[UniversalOptions],
 ) -> EncoderDecoder:
     """One layer on each side, applied at most `depth` times; `ff_dim` is 4 dim unless given; embeddings are tied.
 
     Section 2. The released base model is wider (1024), with learned step signals; it is pre-norm (`norm_order="pre"`).
     Halting is Graves's adaptive computation time, with a remainder at the last step; `halting="act-released"` is
     Tensor2Tensor's variant. The released model allows 12 steps where a fixed model takes 6."""
-    config = UniversalConfig(
-        dim, depth, heads, ff_dim, dropout, norm_order, halting, ponder_cost, transition, step_signal, halting_bias
-    )
+    config = UniversalConfig(dim, depth, heads, ff_dim, dropout, **options)
     embed = config.embedding(vocab)
     embed_source = embed if source_vocab is None else config.embedding(source_vocab)
     encoder, decoder = config.body(causal=False, cross=False), config.body(causal=True, cross=True)
@@ -183,34 +185,16 @@ def universal_transformer_lm(
     heads: int = 8,
     ff_dim: int | None = None,
     dropout: float = 0.0,
-    norm_order: NormOrder = "post",
-    halting: HaltingKind = "act",
-    ponder_cost: PonderCost = 0.01,
-    transition: TransitionKind = "feedforward",
-    step_signal: StepSignalKind = "sinusoid",
-    halting_bias: HaltingBias = 1.0,
     window: Annotated[
         PositiveInt | None, "number of positions in the attention window: a token and those before it; null means all"
     ] = None,
+    **options: Unpack[UniversalOptions],
 ) -> LanguageModel:
     """The decoder alone, as in the paper's experiments on LAMBADA (section 3.4); `ff_dim` is 4 dim unless given.
 
     With a `window`, more distant tokens are reached in more steps; with `step_signal="none"` steps beyond those of
     training are computed like all others."""
-    config = UniversalConfig(
-        dim,
-        depth,
-        heads,
-        ff_dim,
-        dropout,
-        norm_order,
-        halting,
-        ponder_cost,
-        transition,
-        step_signal,
-        halting_bias,
-        window,
-    )
+    config = UniversalConfig(dim, depth, heads, ff_dim, dropout, window=window, **options)
     embed = config.embedding(vocab)
     return LanguageModel(embed, config.body(causal=True, cross=False), ClassHead(dim, vocab, tied=embed.token))
 
@@ -234,16 +218,9 @@ def universal_transformer_classifier(
     heads: int = 4,
     ff_dim: int | None = None,
     dropout: float = 0.1,
-    norm_order: NormOrder = "post",
-    halting: HaltingKind = "act",
-    ponder_cost: PonderCost = 0.01,
-    transition: TransitionKind = "feedforward",
-    step_signal: StepSignalKind = "sinusoid",
-    halting_bias: HaltingBias = 1.0,
+    **options: Unpack[UniversalOptions],
 ) -> TextClassifier:
     """The encoder alone, with mean pooling and one projection; `ff_dim` is 4 dim unless given."""
-    config = UniversalConfig(
-        dim, depth, heads, ff_dim, dropout, norm_order, halting, ponder_cost, transition, step_signal, halting_bias
-    )
+    config = UniversalConfig(dim, depth, heads, ff_dim, dropout, **options)
     body = config.body(causal=False, cross=False)
     return TextClassifier(config.embedding(vocab), body, ClassHead(dim, classes, bias=True))
