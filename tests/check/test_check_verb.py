@@ -258,7 +258,7 @@ def test_a_leak_that_is_no_secret_is_measured() -> None:
     """A language model that says it is not causal is still told by how much."""
     row = mf.check("reformer", only=["causal", "causal-gradient", "cached"], length=48)["causal"]
     assert row.verdict == "not promised"
-    assert "move the borders of chunks" in row.sentence
+    assert "shift the chunk boundaries" in row.sentence
     assert "; measured: the future leaks: tokens from" in row.sentence
     assert row.measured is not None
     assert row.measured > 1e-4

@@ -14,16 +14,18 @@ from manyformer.errors import UserError
 from manyformer.models import EncoderDecoder, ImageClassifier, LanguageModel, MaskedLM, Tagger, TextClassifier
 from manyformer.recipes import RECIPES, RecipeCard
 from manyformer.recipes.transformer_lm import transformer_lm
+from manyformer.tasks.masked_lm import MASKED_LM
 
 KINDS = {
     "language-model": LanguageModel,
+    "image-generation": LanguageModel,
     "translation": EncoderDecoder,
     "masked-lm": MaskedLM,
     "classification": TextClassifier,
     "tagging": Tagger,
     "image-classification": ImageClassifier,
 }
-FACTS: dict[str, Any] = {"title": "A", "paper": "B", "summary": "C", "task": "masked-lm", "cost": "O(1)"}
+FACTS: dict[str, Any] = {"title": "A", "paper": "B", "summary": "C", "task": MASKED_LM, "cost": "O(1)"}
 
 
 def test_the_first_recipes_are_there() -> None:

@@ -25,8 +25,8 @@ def list_recipes(
     task: Annotated[
         str | None,
         typer.Option(
-            help="Only this task: language-model, translation, masked-lm, classification, tagging or "
-            "image-classification."
+            help="Only this task: language-model, image-generation, translation, masked-lm, classification, tagging "
+            "or image-classification."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print whole cards as JSON.")] = False,
