@@ -52,7 +52,7 @@ def test_mistakes_of_a_file_and_of_the_command_line_together() -> None:
     file = write("recipe: lm\nsede: 1\n")
     assert refused(file, "depth=four", "--limits.step", "3") == [
         "run.yaml:2:1: sede: no such setting; did you mean seed?",
-        "--depth four: model.depth: must be a whole number, got 'four'",
+        "--depth four: model.depth: must be a whole number >= 1, got 'four'",
         "--limits.step 3: no such setting; did you mean limits.steps?",
     ]
 
