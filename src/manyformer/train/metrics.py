@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +29,28 @@ COLUMNS = (
 
 
 class MetricsFiles:
-    """Appends rows to metrics.jsonl and metrics.csv; on resuming, only the first `rows` rows are retained."""
+    """Appends rows to metrics.jsonl and metrics.csv; on resuming, only the first `rows` rows are retained.
 
-    def __init__(self, folder: Path, *, rows: int) -> None:
+    `scores` are the names of the validation scores; those that have no column yet get one at the end.
+    """
+
+    def __init__(self, folder: Path, *, rows: int, scores: Iterable[str] = ()) -> None:
         self._jsonl, self._csv = folder / "metrics.jsonl", folder / "metrics.csv"
+        self._columns = tuple(dict.fromkeys([*COLUMNS, *(f"valid_{name}" for name in scores)]))
         retained = list(itertools.islice(read_rows(self._jsonl), rows))
         with report_disk_full(f"the metrics in {folder}"):
             replace_text(self._jsonl, "".join(json.dumps(row) + "\n" for row in retained))
-            replace_text(self._csv, "".join(_csv_lines(retained)))
+            replace_text(self._csv, "".join(_csv_lines(retained, self._columns)))
 
     def add(self, row: MetricsRow) -> None:
         """Append a row and flush it. Numbers that are not finite become null."""
         clean = {name: _null_if_not_finite(value) for name, value in row.items()}
-        assert set(clean) <= set(COLUMNS), f"no column for {set(clean) - set(COLUMNS)}"
+        assert set(clean) <= set(self._columns), f"no column for {set(clean) - set(self._columns)}"
         with report_disk_full(f"the metrics in {self._jsonl.parent}"):
             with self._jsonl.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(clean) + "\n")
             with self._csv.open("a", encoding="utf-8", newline="") as file:
-                file.write(_csv_line(clean))
+                file.write(_csv_line(clean, self._columns))
 
     def close(self) -> None:
         """Nothing to close: every row is written by `add`."""
@@ -70,15 +74,15 @@ def _null_if_not_finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _csv_lines(rows: Iterable[MetricsRow]) -> Iterator[str]:
-    yield ",".join(COLUMNS) + "\n"
+def _csv_lines(rows: Iterable[MetricsRow], columns: Sequence[str]) -> Iterator[str]:
+    yield ",".join(columns) + "\n"
     for row in rows:
-        yield _csv_line(row)
+        yield _csv_line(row, columns)
 
 
-def _csv_line(row: MetricsRow) -> str:
+def _csv_line(row: MetricsRow, columns: Sequence[str]) -> str:
     # numbers and empty cells only: nothing to quote
-    return ",".join("" if row.get(column) is None else str(row[column]) for column in COLUMNS) + "\n"
+    return ",".join("" if row.get(column) is None else str(row[column]) for column in columns) + "\n"
 
 
 class TensorBoardSink:

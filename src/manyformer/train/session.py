@@ -175,7 +175,7 @@ class TrainingSession:
 
     def _make_sinks(self, checkpoint: Checkpoint | None) -> list[MetricsSink]:
         rows = 0 if checkpoint is None else int(checkpoint.state["train_state"]["metrics_rows"])
-        sinks: list[MetricsSink] = [MetricsFiles(self.out, rows=rows)]
+        sinks: list[MetricsSink] = [MetricsFiles(self.out, rows=rows, scores=self.validator.score_names())]
         if "tensorboard" in self.run.trackers:
             sinks.append(TensorBoardSink(self.out, last_step=0 if checkpoint is None else checkpoint.step))
         return sinks

@@ -65,6 +65,10 @@ class Validator:
         indices = {index * available // count for index in range(count)}
         return (batch for index, batch in enumerate(self._batches) if index in indices)
 
+    def score_names(self) -> list[str]:
+        """The names of the scores, in the order of the task."""
+        return list(self._task.validation(ScoreSums(0.0, 1, 0), self._units))
+
     @property
     def metric(self) -> str:
         """The name of the metric that ranks checkpoints."""

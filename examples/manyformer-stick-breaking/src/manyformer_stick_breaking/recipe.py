@@ -10,6 +10,7 @@ from manyformer.feedforward import GatedFeedForward
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.recipes import recipe
 from manyformer.recipes.stacks import init_std, scale_residual_init, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer_stick_breaking.kernel import StickBreakingKernel
 
 
@@ -19,11 +20,10 @@ from manyformer_stick_breaking.kernel import StickBreakingKernel
     "arXiv:2410.17980",
     summary="Each query breaks its weights off a stick, from the nearest earlier token to the farthest, so that no "
     "positions are needed.",
-    task="language-model",
+    task=LANGUAGE_MODELLING,
     causal=True,
     incremental_decoding=True,
     cost="O(l^2 d + l d^2) per layer",
-    reasons={"cross_attention": "a language model reads one sequence only"},
 )
 def stick_breaking(
     vocab: int = 256,

@@ -1,0 +1,1 @@
+"""Text regression for manyformer: a number for each text."""
