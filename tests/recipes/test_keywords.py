@@ -19,7 +19,7 @@ from manyformer.recipes import RECIPES
 from manyformer.recipes.keywords import (
     COMMON_KEYWORDS,
     Default,
-    PositiveInt,
+    PositiveSize,
     check_keyword_value,
     keyword_annotation,
     keyword_signature,
@@ -92,7 +92,7 @@ class Options(TypedDict, total=False):
     """A record of keywords."""
 
     dropout: Annotated[float, Default(0.5)]
-    slots: Annotated[PositiveInt, "number of slots", Default(3)]
+    slots: Annotated[PositiveSize, "number of slots", Default(3)]
 
 
 def function_with_record(dim: int = 8, **options: Unpack[Options]) -> None: ...

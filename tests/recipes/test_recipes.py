@@ -14,7 +14,7 @@ from manyformer.errors import UserError
 from manyformer.models import EncoderDecoder, ImageClassifier, LanguageModel, MaskedLM, Tagger, TextClassifier
 from manyformer.recipes import RECIPES, RecipeCard
 from manyformer.recipes.transformer_lm import transformer_lm
-from manyformer.tasks.masked_lm import MASKED_LM
+from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 KINDS = {
     "language-model": LanguageModel,

@@ -18,7 +18,7 @@ from manyformer.kernels.attention_spans import (
 )
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import KeyDistancePosition
-from manyformer.recipes.keywords import PositiveInt
+from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
 from manyformer.sources import SpanCacheSource
@@ -41,8 +41,8 @@ def adaptive_span(
     depth: int = 12,
     heads: int = 8,
     ff_dim: int | None = None,
-    max_span: Annotated[PositiveInt, "maximum attention span of a head, in tokens"] = 8192,
-    span_ramp: Annotated[PositiveInt, "number of keys beyond a span over which attention decreases to zero"] = 32,
+    max_span: Annotated[PositiveSize, "maximum attention span of a head, in tokens"] = 8192,
+    span_ramp: Annotated[PositiveSize, "number of keys beyond a span over which attention decreases to zero"] = 32,
     span_init: Annotated[float, "initial span, as a fraction of max_span"] = 0.0,
     span_loss: Annotated[float, "weight in the loss of the mean span, in tokens"] = 2e-6,
     span_kind: Annotated[

@@ -8,7 +8,7 @@ from torch import nn
 
 from manyformer.mixers import AttendingGRU, BidirectionalGRU
 from manyformer.models import ClassHead, EncoderDecoder, TokenEmbedding
-from manyformer.recipes.keywords import PositiveInt
+from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.translation import TRANSLATION
 
@@ -29,9 +29,9 @@ def bahdanau(
     vocab: int = 30000,
     source_vocab: int | None = None,
     dim: int = 1000,
-    embedding_dim: Annotated[PositiveInt, "width of token embeddings"] = 620,
-    align_dim: Annotated[PositiveInt, "width of the hidden layer that computes alignment scores"] = 1000,
-    maxout: Annotated[PositiveInt, "number of maxout units before the output projection"] = 500,
+    embedding_dim: Annotated[PositiveSize, "width of token embeddings"] = 620,
+    align_dim: Annotated[PositiveSize, "width of the hidden layer that computes alignment scores"] = 1000,
+    maxout: Annotated[PositiveSize, "number of maxout units before the output projection"] = 500,
     dropout: float = 0.0,
 ) -> EncoderDecoder:
     """RNNsearch with the sizes of appendix B.1: `dim` units in the decoder and in either direction of the encoder.

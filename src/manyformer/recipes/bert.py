@@ -15,7 +15,7 @@ from manyformer.models.contrastive_loss import PartContrastiveLoss
 from manyformer.position import LearnedPosition, Position
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, scale_residual_init, stack
-from manyformer.tasks.masked_lm import MASKED_LM
+from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 
 @recipe(

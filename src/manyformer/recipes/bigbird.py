@@ -26,17 +26,17 @@ from manyformer.models import ClassHead, EncoderDecoder, LanguageModel, MaskedLM
 from manyformer.position import LearnedPosition, RelativeLabelPosition
 from manyformer.recipes.baselines import learned_embedding
 from manyformer.recipes.bert import masked_encoder
-from manyformer.recipes.keywords import BlockLength, MaxRelativeDistance, PositiveInt
+from manyformer.recipes.keywords import BlockLength, MaxRelativeDistance, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
 from manyformer.recipes.transformer import encoder_decoder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.masked_lm import MASKED_LM
+from manyformer.tasks.masked_language_modelling import MASKED_LM
 from manyformer.tasks.translation import TRANSLATION
 
 PAPER = "Zaheer et al. 2020, Big Bird: Transformers for Longer Sequences, arXiv:2007.14062"
 
-RandomBlockCount = Annotated[PositiveInt | None, "number of random blocks that each block attends to"]
+RandomBlockCount = Annotated[PositiveSize | None, "number of random blocks that each block attends to"]
 
 
 @recipe(
@@ -91,7 +91,7 @@ def bigbird_etc(
     max_length: int = 4116,
     block: BlockLength = 84,
     random: RandomBlockCount = None,
-    summaries: Annotated[PositiveInt, "number of global summary tokens before each document"] = 256,
+    summaries: Annotated[PositiveSize, "number of global summary tokens before each document"] = 256,
     max_relative_distance: MaxRelativeDistance = 12,
     dropout: float = 0.1,
 ) -> MaskedLM:

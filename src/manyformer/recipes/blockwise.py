@@ -9,10 +9,10 @@ from manyformer.masks import Mask, PerHead, PermutedBlocks
 from manyformer.models import MaskedLM
 from manyformer.position import LearnedPosition
 from manyformer.recipes.bert import masked_encoder
-from manyformer.recipes.keywords import PositiveInt
+from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std
-from manyformer.tasks.masked_lm import MASKED_LM
+from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 
 @recipe(
@@ -30,7 +30,7 @@ def blockwise(
     heads: int = 12,
     ff_dim: int | None = None,
     max_length: int = 512,
-    blocks: Annotated[PositiveInt, "number of blocks that a sequence is divided into"] = 2,
+    blocks: Annotated[PositiveSize, "number of blocks that a sequence is divided into"] = 2,
     dropout: float = 0.1,
 ) -> MaskedLM:
     """BERT most of whose heads attend to the query's own block, the others to a block further on, cyclically.

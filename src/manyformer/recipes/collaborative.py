@@ -11,18 +11,18 @@ from manyformer.mixers.collaborative_attention import CollaborativeAttention
 from manyformer.models import LanguageModel, MaskedLM
 from manyformer.position import LearnedPosition
 from manyformer.recipes.bert import masked_encoder
-from manyformer.recipes.keywords import GeluApproximation, PositiveInt
+from manyformer.recipes.keywords import GeluApproximation, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std
 from manyformer.recipes.transformer_lm import gpt
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.masked_lm import MASKED_LM
+from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 PAPER = "Cordonnier et al. 2020, Multi-Head Attention: Collaborate Instead of Concatenate, arXiv:2006.16362"
 SUMMARY = "Heads share and mix the query and key dimensions, of which trained heads use only a part."
 
 SharedDim = Annotated[
-    PositiveInt | None, "number of query and key dimensions shared by all heads; null means a quarter of dim"
+    PositiveSize | None, "number of query and key dimensions shared by all heads; null means a quarter of dim"
 ]
 
 

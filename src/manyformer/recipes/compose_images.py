@@ -15,7 +15,7 @@ from manyformer.mixers import DenseScores, FixedScores, FourierMixer, PairTable,
 from manyformer.models import ImageClassifier
 from manyformer.models.patch_embedding import PatchEmbedding, count_patches
 from manyformer.recipes.gmlp import position_weight_std, spatial_gate
-from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveInt
+from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.vit import TINY_IMAGES, ImagePooling, PatchPositionKind, image_body, patch_positions, zero_head
 from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
@@ -73,7 +73,7 @@ def compose_images(
     ff_dim: int | None = None,
     mixer: MixerName = "softmax",
     projected_length: Annotated[
-        PositiveInt, "number of projected keys that replace all keys, where mixer is linformer"
+        PositiveSize, "number of projected keys that replace all keys, where mixer is linformer"
     ] = 16,
     positions: PatchPositionKind = "learned",
     pool: ImagePooling = "mean",

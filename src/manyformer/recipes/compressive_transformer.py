@@ -21,7 +21,7 @@ from manyformer.mixers.compression import (
 )
 from manyformer.mixers.compressive_attention import CompressiveAttention
 from manyformer.models import LanguageModel
-from manyformer.recipes.keywords import ClampLength, MemoryLength, PositiveInt
+from manyformer.recipes.keywords import ClampLength, MemoryLength, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionParts, xl_model, xl_positions
@@ -73,12 +73,12 @@ def compressive_transformer(
     heads: int = 8,
     ff_dim: int | None = None,
     memory_length: MemoryLength = 512,
-    compressed_length: Annotated[PositiveInt, "number of compressed memory slots of a layer"] = 512,
-    rate: Annotated[PositiveInt, "number of tokens compressed into one slot"] = 3,
+    compressed_length: Annotated[PositiveSize, "number of compressed memory slots of a layer"] = 512,
+    rate: Annotated[PositiveSize, "number of tokens compressed into one slot"] = 3,
     compression: CompressionName = "convolution",
     teacher: TeacherName = "usual",
     block: Annotated[
-        PositiveInt | None, "number of tokens that are compressed at a time, a multiple of rate; null means rate"
+        PositiveSize | None, "number of tokens that are compressed at a time, a multiple of rate; null means rate"
     ] = None,
     clamp_length: ClampLength = None,
     bias_sharing: BiasSharing = "all-layers",

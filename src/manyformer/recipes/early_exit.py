@@ -21,7 +21,7 @@ PAPER = (
     "Elbayad et al. 2020, Depth-Adaptive Transformer, arXiv:1910.10073; "
     "Schuster et al. 2022, Confident Adaptive Language Modeling, arXiv:2207.07061"
 )
-GenerativeModel = TypeVar("GenerativeModel", LanguageModel, EncoderDecoder)
+GenerativeT = TypeVar("GenerativeT", LanguageModel, EncoderDecoder)
 TINY = {"dim": 16, "depth": 3, "heads": 2, "ff_dim": 24, "dropout": 0.0}
 
 
@@ -87,13 +87,13 @@ def early_exit_seq2seq(
 
 
 def _wrap_base(
-    model_class: type[GenerativeModel],
+    model_class: type[GenerativeT],
     base_recipe: str,
     base_keywords: dict[str, Any] | None,
     data_keywords: dict[str, Any],
     config: EarlyExitConfig,
     expected: str,
-) -> GenerativeModel:
+) -> GenerativeT:
     """The model of the recipe `base_recipe` with early exit; data keywords that it does not have are dropped."""
     keywords, parameters = dict(base_keywords or {}), get_recipe(base_recipe).signature.parameters
     if misplaced := [name for name in DATA_KEYWORDS if name in keywords]:

@@ -16,9 +16,9 @@ from manyformer.models import MaskedLM
 from manyformer.models.contrastive_loss import PartContrastiveLoss
 from manyformer.position import RelativeLabelPosition
 from manyformer.recipes.bert import masked_encoder
-from manyformer.recipes.keywords import MaxRelativeDistance, PositiveInt, WindowOnEachSide
+from manyformer.recipes.keywords import MaxRelativeDistance, PositiveSize, WindowOnEachSide
 from manyformer.recipes.registry import recipe
-from manyformer.tasks.masked_lm import MASKED_LM
+from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 
 @recipe(
@@ -37,7 +37,7 @@ def etc(
     ff_dim: int | None = None,
     window: WindowOnEachSide = 84,
     part_length: Annotated[
-        PositiveInt, "number of tokens that one summary stands for, where a call does not divide the text into parts"
+        PositiveSize, "number of tokens that one summary stands for, where a call does not divide the text into parts"
     ] = 64,
     max_relative_distance: MaxRelativeDistance = 12,
     projections: Annotated[

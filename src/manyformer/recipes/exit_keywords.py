@@ -4,7 +4,7 @@ from typing import Annotated, Any, TypedDict
 
 from manyformer.models.exit_loss import ExitLossWeights
 from manyformer.models.with_early_exit import ClassifierSharing, ExitRuleName, ExitThresholds, ExitTraining, OracleName
-from manyformer.recipes.keywords import Default, PositiveInt
+from manyformer.recipes.keywords import Default, PositiveSize
 
 BaseRecipeKeyword = Annotated[str, "recipe of the model that early exit is added to"]
 BaseKeywordsKeyword = Annotated[
@@ -16,7 +16,7 @@ ThresholdKeyword = Annotated[
 ThresholdDecayKeyword = Annotated[
     float | None, "rate at which the threshold decays along the horizon; null means constant"
 ]
-HorizonKeyword = Annotated[PositiveInt, "longest output, along which a decaying threshold decreases"]
+HorizonKeyword = Annotated[PositiveSize, "longest output, along which a decaying threshold decreases"]
 ClassifierSharingKeyword = Annotated[
     ClassifierSharing, "one output classifier shared by all layers, or one for each layer"
 ]
@@ -31,7 +31,7 @@ class ExitLearningOptions(TypedDict, total=False):
         Default("aligned"),
     ]
     mixed_samples: Annotated[
-        PositiveInt, "number of random exit sequences of a mixed training, for each batch", Default(1)
+        PositiveSize, "number of random exit sequences of a mixed training, for each batch", Default(1)
     ]
     oracle: Annotated[
         OracleName,

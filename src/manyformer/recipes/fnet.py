@@ -12,10 +12,10 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers import FourierMixer
 from manyformer.models import ClassHead, MaskedLM, TokenEmbedding
 from manyformer.position import LearnedPosition
-from manyformer.recipes.keywords import PositiveInt
+from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import branch, init_std, scale_residual_init, stack
-from manyformer.tasks.masked_lm import MASKED_LM
+from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 
 @recipe(
@@ -34,7 +34,7 @@ def fnet(
     depth: int = 12,
     ff_dim: int | None = None,
     max_length: int = 512,
-    attention_layers: Annotated[PositiveInt | None, "number of topmost layers with attention; null means none"] = None,
+    attention_layers: Annotated[PositiveSize | None, "number of topmost layers with attention; null means none"] = None,
     heads: int = 12,
     dropout: float = 0.1,
 ) -> MaskedLM:

@@ -12,11 +12,11 @@ from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.mixers import PairTable, PositionPairs, SpatialGate, ToeplitzPairs
 from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.position.max_length import MaxLengthPosition
-from manyformer.recipes.keywords import PositiveInt
+from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, scale_residual_init, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.masked_lm import MASKED_LM
+from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 PAPER = "Liu et al. 2021, Pay Attention to MLPs, arXiv:2105.08050"
 SUMMARY = "One half of a feed-forward layer, mixed along the sequence by fixed weights, gates the other: no attention."
@@ -25,7 +25,7 @@ PositionWeightKind = Annotated[
     Literal["table", "shifts"], "one weight for each pair of positions (table), or one for each distance (shifts)"
 ]
 
-TinyAttentionDim = Annotated[PositiveInt | None, "width of the small attention added to the gate; null means none"]
+TinyAttentionDim = Annotated[PositiveSize | None, "width of the small attention added to the gate; null means none"]
 
 
 @recipe(

@@ -17,10 +17,10 @@ from manyformer.masks import Causal, Local2D, LocalBlocks
 from manyformer.models import ClassHead, LanguageModel, LogisticMixture, OutputHead, TokenEmbedding
 from manyformer.pixel_order import pixel_order
 from manyformer.position import ConcatenatedGridPosition, SinusoidalPosition
-from manyformer.recipes.keywords import BlockLength, ImageChannels, ImageHeight, ImageWidth, PositiveInt
+from manyformer.recipes.keywords import BlockLength, ImageChannels, ImageHeight, ImageWidth, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
-from manyformer.tasks.image_generation import IMAGE_GENERATION
+from manyformer.tasks.image_modelling import IMAGE_GENERATION
 
 PAPER = "Parmar et al. 2018, Image Transformer, arXiv:1802.05751"
 
@@ -30,7 +30,7 @@ SPECIALS = 5
 ImageSize = tuple[int, int, int]
 
 LogisticMixtureCount = Annotated[
-    PositiveInt | None, "number of logistic distributions in the output mixture; null means a class for each level"
+    PositiveSize | None, "number of logistic distributions in the output mixture; null means a class for each level"
 ]
 
 
@@ -56,7 +56,7 @@ def image_transformer(
     ff_dim: int | None = None,
     block: BlockLength = 256,
     memory_block: Annotated[
-        PositiveInt | None, "number of positions before its block that a token also attends to; null means none"
+        PositiveSize | None, "number of positions before its block that a token also attends to; null means none"
     ] = 256,
     logistic_mixtures: LogisticMixtureCount = None,
     dropout: float = 0.1,
@@ -107,16 +107,16 @@ def image_transformer_2d(
     heads: int = 4,
     ff_dim: int | None = None,
     block_height: Annotated[
-        PositiveInt, "height of the blocks in which images are generated; the data decides it in a run"
+        PositiveSize, "height of the blocks in which images are generated; the data decides it in a run"
     ] = 8,
     block_width: Annotated[
-        PositiveInt, "width of the blocks in which images are generated; the data decides it in a run"
+        PositiveSize, "width of the blocks in which images are generated; the data decides it in a run"
     ] = 16,
     memory_height: Annotated[
-        PositiveInt | None, "number of rows above its block that a pixel attends to; null means none"
+        PositiveSize | None, "number of rows above its block that a pixel attends to; null means none"
     ] = 8,
     memory_width: Annotated[
-        PositiveInt | None,
+        PositiveSize | None,
         "number of columns beside its block that a pixel attends to: on both sides above it, and on the left;"
         " null means none",
     ] = 16,

@@ -18,38 +18,38 @@ BOUNDS: tuple[tuple[type, str, Callable[[Any, Any], bool], str], ...] = (
     (Le, "le", operator.le, "at most"),
 )
 
-PositiveInt = Annotated[int, Ge(1)]
+PositiveSize = Annotated[int, Ge(1)]
 
-BlockLength = Annotated[PositiveInt, "number of positions in a block"]
+BlockLength = Annotated[PositiveSize, "number of positions in a block"]
 ClampLength = Annotated[
-    PositiveInt | None, "relative distances are clamped to this many tokens; null means not clamped"
+    PositiveSize | None, "relative distances are clamped to this many tokens; null means not clamped"
 ]
 FeedForwardChunk = Annotated[
-    PositiveInt | None, "number of tokens that a feed-forward layer computes at a time, to save memory; null means all"
+    PositiveSize | None, "number of tokens that a feed-forward layer computes at a time, to save memory; null means all"
 ]
 FeatureCount = Annotated[
-    PositiveInt, "number of random features for each head: more features approximate softmax better"
+    PositiveSize, "number of random features for each head: more features approximate softmax better"
 ]
 FeatureRedraw = Annotated[
-    PositiveInt | None, "training steps after which random features are drawn again; null means never"
+    PositiveSize | None, "training steps after which random features are drawn again; null means never"
 ]
 GeluApproximation = Annotated[
     Literal["none", "tanh"],
     "the exact GELU (none), or its tanh approximation, which some published weights were trained with",
 ]
-ImageChannels = Annotated[PositiveInt, "1 for grayscale images, 3 for color; the data decides it in a run"]
-ImageHeight = Annotated[PositiveInt, "height of images; the data decides it in a run"]
-ImageWidth = Annotated[PositiveInt, "width of images; the data decides it in a run"]
-PatchSide = Annotated[PositiveInt, "height and width of a patch"]
-MaxRelativeDistance = Annotated[PositiveInt, "relative distances are clipped to this many tokens"]
+ImageChannels = Annotated[PositiveSize, "1 for grayscale images, 3 for color; the data decides it in a run"]
+ImageHeight = Annotated[PositiveSize, "height of images; the data decides it in a run"]
+ImageWidth = Annotated[PositiveSize, "width of images; the data decides it in a run"]
+PatchSide = Annotated[PositiveSize, "height and width of a patch"]
+MaxRelativeDistance = Annotated[PositiveSize, "relative distances are clipped to this many tokens"]
 MemoryContext = Annotated[
     Literal["growing", "same-length"],
     "attention to the whole memory and segment (growing), or to memory_length tokens for every token (same-length)",
 ]
-MemoryLength = Annotated[PositiveInt, "number of earlier tokens whose states a layer caches as memory"]
-ProjectedLength = Annotated[PositiveInt, "number of projected keys that replace all keys, in the lowest layer"]
-WindowOnEachSide = Annotated[PositiveInt, "number of positions in the attention window on each side of a token"]
-CausalWindowSize = Annotated[PositiveInt, "number of positions in the attention window: a token and those before it"]
+MemoryLength = Annotated[PositiveSize, "number of earlier tokens whose states a layer caches as memory"]
+ProjectedLength = Annotated[PositiveSize, "number of projected keys that replace all keys, in the lowest layer"]
+WindowOnEachSide = Annotated[PositiveSize, "number of positions in the attention window on each side of a token"]
+CausalWindowSize = Annotated[PositiveSize, "number of positions in the attention window: a token and those before it"]
 
 COMMON_KEYWORDS: dict[str, tuple[Any, ...]] = {
     "vocab": (Ge(1), "number of token ids; the data decides it in a run"),

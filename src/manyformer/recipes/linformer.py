@@ -12,10 +12,10 @@ from manyformer.kernels.length_projection import (
 )
 from manyformer.models import MaskedLM
 from manyformer.recipes.baselines import learned_embedding, masked_lm
-from manyformer.recipes.keywords import PositiveInt, ProjectedLength
+from manyformer.recipes.keywords import PositiveSize, ProjectedLength
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
-from manyformer.tasks.masked_lm import MASKED_LM
+from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 ProjectionSharing = Annotated[
     Literal["none", "heads", "keys-values", "layers"],
@@ -47,7 +47,7 @@ def linformer(
     max_length: int = 512,
     projected_length: ProjectedLength = 128,
     top_projected_length: Annotated[
-        PositiveInt | None,
+        PositiveSize | None,
         "number of projected keys in the topmost layer, interpolated in between; null means the same",
     ] = None,
     projection: ProjectionKind = "learned",

@@ -15,11 +15,11 @@ from manyformer.mixers.global_local import GlobalLocalAttention
 from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.position import LearnedPosition, RotaryPosition
 from manyformer.recipes.bert import masked_encoder
-from manyformer.recipes.keywords import PositiveInt, WindowOnEachSide
+from manyformer.recipes.keywords import PositiveSize, WindowOnEachSide
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, scale_residual_init, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.masked_lm import MASKED_LM
+from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 PAPER = "Beltagy et al. 2020, Longformer: The Long-Document Transformer, arXiv:2004.05150"
 
@@ -42,7 +42,7 @@ def longformer(
     max_length: int = 4096,
     window: WindowOnEachSide = 256,
     global_tokens: Annotated[
-        PositiveInt | None,
+        PositiveSize | None,
         "number of tokens at the start of a document that attend globally; null means only those that a call marks",
     ] = 1,
     dropout: float = 0.1,
@@ -87,13 +87,13 @@ def longformer_lm(
     heads: int = 8,
     ff_dim: int | None = None,
     window: Annotated[
-        PositiveInt, "number of positions in the attention window of the lowest layer: a token and those before it"
+        PositiveSize, "number of positions in the attention window of the lowest layer: a token and those before it"
     ] = 64,
     top_window: Annotated[
-        PositiveInt | None, "window of the topmost layer, interpolated from the lowest; null means the same"
+        PositiveSize | None, "window of the topmost layer, interpolated from the lowest; null means the same"
     ] = 512,
     dilated_heads: Annotated[
-        PositiveInt | None, "number of heads with a dilated window, in the upper half of the layers"
+        PositiveSize | None, "number of heads with a dilated window, in the upper half of the layers"
     ] = 2,
     dropout: float = 0.2,
 ) -> LanguageModel:

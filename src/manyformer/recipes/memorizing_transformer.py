@@ -14,7 +14,7 @@ from manyformer.kernels.memorizing_kernel import GatedCombiner, JointSoftmaxComb
 from manyformer.masks import Causal, Window
 from manyformer.models import LanguageModel
 from manyformer.position import Position, T5BiasPosition
-from manyformer.recipes.keywords import ClampLength, MemoryContext, MemoryLength, PositiveInt
+from manyformer.recipes.keywords import ClampLength, MemoryContext, MemoryLength, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionParts, check_heads, xl_model, xl_positions
@@ -42,14 +42,14 @@ def memorizing_transformer(
     ff_dim: int | None = None,
     memory_length: MemoryLength = 512,
     knn_memory_size: Annotated[
-        PositiveInt | None,
+        PositiveSize | None,
         "number of key-value pairs that the kNN memory holds for each row and head, the latest ones; null "
         "means no kNN memory",
     ] = 8192,
-    neighbours: Annotated[PositiveInt, "number of pairs that each query retrieves from the kNN memory"] = 32,
-    block: Annotated[PositiveInt, "number of tokens that are added to the kNN memory at a time"] = 512,
+    neighbours: Annotated[PositiveSize, "number of pairs that each query retrieves from the kNN memory"] = 32,
+    block: Annotated[PositiveSize, "number of tokens that are added to the kNN memory at a time"] = 512,
     layer: Annotated[
-        PositiveInt | None, "the layer with the kNN memory, counted from 1; null means three quarters up"
+        PositiveSize | None, "the layer with the kNN memory, counted from 1; null means three quarters up"
     ] = None,
     combine: Annotated[
         Literal["gate", "joint"],

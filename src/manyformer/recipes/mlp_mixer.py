@@ -10,7 +10,7 @@ from manyformer.feedforward import FeedForward
 from manyformer.mixers import TokenMLP
 from manyformer.models import ImageClassifier
 from manyformer.models.patch_embedding import PatchEmbedding, count_patches
-from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveInt
+from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import stack
 from manyformer.recipes.vit import TINY_IMAGES, zero_head
@@ -35,7 +35,7 @@ def mlp_mixer(
     dim: int = 768,
     depth: int = 12,
     token_mlp_dim: Annotated[
-        PositiveInt | None, "width of the hidden layer that mixes patches; null means half of dim"
+        PositiveSize | None, "width of the hidden layer that mixes patches; null means half of dim"
     ] = None,
     ff_dim: int | None = None,
     dropout: float = 0.0,

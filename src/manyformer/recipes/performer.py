@@ -12,7 +12,7 @@ from manyformer.recipes.keywords import FeatureCount, FeatureRedraw
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.masked_lm import MASKED_LM
+from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 PAPER = "Choromanski et al. 2021, Rethinking Attention with Performers, arXiv:2009.14794"
 SUMMARY = "Positive, orthogonal random features estimate softmax attention without bias, in linear time."

@@ -13,11 +13,11 @@ from manyformer.kernels.lsh_kernel import LSHVariant
 from manyformer.masks import Causal, LocalBlocks, Mask
 from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.recipes.baselines import AddedPosition, embedding_with
-from manyformer.recipes.keywords import Default, FeedForwardChunk, PositiveInt
+from manyformer.recipes.keywords import Default, FeedForwardChunk, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import ResidualStreams, init_std, scale_residual_init, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.masked_lm import MASKED_LM
+from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 PAPER = "Kitaev et al. 2020, Reformer: The Efficient Transformer, arXiv:2001.04451"
 SUMMARY = (
@@ -29,22 +29,22 @@ SELF_ATTENTION_ONLY = (
     "queries and keys are the same vectors of one sequence; the paper's translation model has full cross-attention"
 )
 
-BucketCount = Annotated[PositiveInt, "number of hash buckets in each hash round; 1 or even"]
+BucketCount = Annotated[PositiveSize, "number of hash buckets in each hash round; 1 or even"]
 
 
 class ReformerOptions(TypedDict, total=False):
     """The keywords that all forms of the Reformer share."""
 
     chunk_length: Annotated[
-        PositiveInt, "number of sorted tokens in a chunk, which attends to itself and the chunk before", Default(64)
+        PositiveSize, "number of sorted tokens in a chunk, which attends to itself and the chunk before", Default(64)
     ]
     num_hashes: Annotated[
-        PositiveInt,
+        PositiveSize,
         "number of hash rounds, each with other random rotations; may change after training",
         Default(4),
     ]
     lsh_every: Annotated[
-        PositiveInt,
+        PositiveSize,
         "in each group of so many layers the last uses LSH attention, the others local attention; 1 means LSH in all",
         Default(1),
     ]

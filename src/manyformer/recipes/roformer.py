@@ -6,7 +6,7 @@ from manyformer.models import MaskedLM
 from manyformer.position import RotaryPosition
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.registry import recipe
-from manyformer.tasks.masked_lm import MASKED_LM
+from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 
 @recipe(

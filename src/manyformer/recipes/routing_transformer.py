@@ -17,7 +17,7 @@ from manyformer.mixers import ParallelLayers
 from manyformer.models import ClassHead, LanguageModel
 from manyformer.position import RotaryPosition
 from manyformer.recipes.baselines import AddedPosition, embedding_with
-from manyformer.recipes.keywords import CausalWindowSize, Default, PositiveInt
+from manyformer.recipes.keywords import CausalWindowSize, Default, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -41,13 +41,13 @@ class RoutingSizes(NamedTuple):
 class RoutingOptions(TypedDict, total=False):
     """The keywords that both forms of the Routing Transformer share."""
 
-    clusters: Annotated[PositiveInt, "number of clusters of keys", Default(16)]
+    clusters: Annotated[PositiveSize, "number of clusters of keys", Default(16)]
     window: Annotated[CausalWindowSize, Default(256)]
     local_heads: Annotated[
-        PositiveInt | None, "number of heads of a routing layer with local attention; null means half", Default(None)
+        PositiveSize | None, "number of heads of a routing layer with local attention; null means half", Default(None)
     ]
     routing_layers: Annotated[
-        PositiveInt | None,
+        PositiveSize | None,
         "number of topmost layers with routing attention, above local layers; null means all",
         Default(None),
     ]
@@ -80,7 +80,7 @@ def routing_transformer(
     heads: int = 8,
     ff_dim: int | None = None,
     cluster_size: Annotated[
-        PositiveInt | None, "number of tokens in a cluster; null means an even share of a document"
+        PositiveSize | None, "number of tokens in a cluster; null means an even share of a document"
     ] = None,
     **options: Unpack[RoutingOptions],
 ) -> LanguageModel:
@@ -113,7 +113,7 @@ def routing_transformer_strict(
     depth: int = 12,
     heads: int = 8,
     ff_dim: int | None = None,
-    cluster_size: Annotated[PositiveInt, "number of tokens in a chunk of a cluster"] = 256,
+    cluster_size: Annotated[PositiveSize, "number of tokens in a chunk of a cluster"] = 256,
     **options: Unpack[RoutingOptions],
 ) -> LanguageModel:
     """`routing-transformer` in which a token belongs to the cluster of its nearest centroid alone.

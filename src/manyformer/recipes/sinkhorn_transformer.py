@@ -7,11 +7,11 @@ from manyformer.kernels.block_sorting import BilinearSorting, MLPSorting, Sortin
 from manyformer.masks import Causal, Mask
 from manyformer.models import LanguageModel, MaskedLM
 from manyformer.recipes.baselines import AddedPosition, embedding_with, language_model, masked_lm
-from manyformer.recipes.keywords import BlockLength, PositiveInt
+from manyformer.recipes.keywords import BlockLength, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.masked_lm import MASKED_LM
+from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 PAPER = "Tay et al. 2020, Sparse Sinkhorn Attention, arXiv:2002.11296"
 SUMMARY = "A learned matrix, nearly a permutation, sorts blocks, so that local attention reaches distant ones."
@@ -32,7 +32,7 @@ SortingTemperature = Annotated[
     float, "divides the block scores: the lower, the closer the sorting matrix is to a permutation"
 ]
 SinkhornIterations = Annotated[
-    PositiveInt | None, "number of Sinkhorn normalizations of rows and columns; null means that only rows sum to one"
+    PositiveSize | None, "number of Sinkhorn normalizations of rows and columns; null means that only rows sum to one"
 ]
 GumbelNoise = Annotated[float, "scale of the Gumbel noise added to block scores in training"]
 
@@ -106,7 +106,7 @@ def sinkhorn_encoder(
     sinkhorn_iterations: SinkhornIterations = 8,
     gumbel_noise: GumbelNoise = 1.0,
     sortcut_blocks: Annotated[
-        PositiveInt | None,
+        PositiveSize | None,
         "number of sorted blocks that all tokens attend to (SortCut); null means one sorted block for each block",
     ] = None,
     mix_with: SinkhornMixture = "none",

@@ -13,7 +13,7 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Mask, MaskByLayer, alternate_heads, alternate_layers, fixed_pattern, strided_pattern, union
 from manyformer.models import ClassHead, LanguageModel
 from manyformer.recipes.baselines import learned_embedding
-from manyformer.recipes.keywords import PositiveInt
+from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, scale_residual_init, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -45,8 +45,8 @@ def sparse_transformer(
     heads: int = 8,
     ff_dim: int | None = None,
     max_length: int = 12288,
-    stride: Annotated[PositiveInt, "length of a block, or distance between attended earlier positions"] = 128,
-    summary: Annotated[PositiveInt, "number of positions at the end of each block that later blocks attend to"] = 32,
+    stride: Annotated[PositiveSize, "length of a block, or distance between attended earlier positions"] = 128,
+    summary: Annotated[PositiveSize, "number of positions at the end of each block that later blocks attend to"] = 32,
     pattern: SparsePattern = "fixed",
     pattern_use: PatternUse = "merged",
     dropout: float = 0.4,

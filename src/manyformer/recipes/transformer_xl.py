@@ -15,7 +15,7 @@ from manyformer.kernels import Kernel, SoftmaxKernel
 from manyformer.masks import Causal, Window
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import Position, TransformerXLBiases, TransformerXLPosition
-from manyformer.recipes.keywords import ClampLength, MemoryContext, PositiveInt
+from manyformer.recipes.keywords import ClampLength, MemoryContext, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std, stack
 from manyformer.sources import KVSource, SegmentMemorySource
@@ -44,7 +44,7 @@ def transformer_xl(
     heads: int = 8,
     ff_dim: int | None = None,
     memory_length: Annotated[
-        PositiveInt | None, "number of earlier tokens whose states a layer caches as memory; null means no memory"
+        PositiveSize | None, "number of earlier tokens whose states a layer caches as memory; null means no memory"
     ] = 512,
     context: MemoryContext = "growing",
     clamp_length: ClampLength = None,

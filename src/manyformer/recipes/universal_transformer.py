@@ -28,7 +28,7 @@ from manyformer.position import (
     SinusoidalStepSignal,
     StepSignal,
 )
-from manyformer.recipes.keywords import Default, PositiveInt
+from manyformer.recipes.keywords import Default, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, branch
 from manyformer.sources import CrossAttentionSource, HaltedTokenSource
@@ -186,7 +186,7 @@ def universal_transformer_lm(
     ff_dim: int | None = None,
     dropout: float = 0.0,
     window: Annotated[
-        PositiveInt | None, "number of positions in the attention window: a token and those before it; null means all"
+        PositiveSize | None, "number of positions in the attention window: a token and those before it; null means all"
     ] = None,
     **options: Unpack[UniversalOptions],
 ) -> LanguageModel:

@@ -7,7 +7,7 @@ from typing import final
 from manyformer.models import LanguageModel
 from manyformer.scores import ScoreKind, bits_per_byte, bits_per_character
 from manyformer.tasks.causal_task import WORK_SCORES, CausalTask
-from manyformer.tasks.image_generation import IMAGE_GENERATION
+from manyformer.tasks.image_modelling import IMAGE_GENERATION
 from manyformer.tasks.likelihood import likelihood, token_scores
 from manyformer.tasks.task import EncodedText, EvaluationRequest, EvaluationResult, Task, TextPass, text_pass
 
