@@ -178,7 +178,6 @@ CLASS_CHECKS = {
     "datastore/retrieval_model.py": 2,
     "datastore/tuning.py": 1,
     "evaluate/held_out_images.py": 2,
-    "evaluate/tag_file.py": 2,
     "exits/prompts_from_run.py": 1,
     "generate/image_generation.py": 2,
     "knn_memory.py": 1,
