@@ -22,4 +22,4 @@ def test_mistakes_are_told(cli: Cli, text_run: Path, trees_run: Path) -> None:
     assert cli("attention", str(text_run), "the cat").code == 0
     assert "only an encoder-decoder writes" in cli("attention", str(text_run), "the", "--answer", "cat").err
     assert "there is no part 'cross'" in cli("attention", str(text_run), "the", "--module", "cross").err
-    assert "a Tagger reads something else" in cli("attention", str(trees_run), "cats").err
+    assert "tagging reads no plain text" in cli("attention", str(trees_run), "cats").err
