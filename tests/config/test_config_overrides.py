@@ -83,7 +83,7 @@ def test_a_bare_keyword_that_could_mean_two_settings() -> None:
         (["seed.x=8"], "--seed.x 8: no such setting; did you mean seed?"),
         (["model.depth.x=8"], "--model.depth.x 8: no such setting; did you mean model.depth?"),
         (["optim.betas=3"], "--optim.betas 3: must be two numbers from 0 up to 1, such as [0.9, 0.98], got 3"),
-        (["depth=x"], "--depth x: model.depth: must be a whole number, got 'x'"),
+        (["depth=x"], "--depth x: model.depth: must be a whole number >= 1, got 'x'"),
         (["optim={lr: x}"], "--optim '{lr: x}': optim.lr: must be a number, got 'x'"),
         (["data=[1"], "--data [1: this list is not closed with ]"),
         (["optim=adam"], "--optim adam: must be a mapping of settings, got 'adam'; did you mean optim.name?"),
