@@ -103,12 +103,12 @@ def test_one_command_trains_and_scores(tmp_path: Path, monkeypatch: pytest.Monke
     test, valid = evaluate(result.out), evaluate(result.out, split="valid")
     assert test.data == "test"
     assert valid["perplexity"].parts["nats"] == pytest.approx(result.scores["loss"], abs=1e-5)
-    with pytest.raises(UserError, match="learned from a rule, not from files"):
+    with pytest.raises(UserError, match="trained on generated data, not on files"):
         evaluate(result.out, data="x.txt")
 
 
 def test_a_word_comes_twice_and_is_scored_once(tmp_path: Path) -> None:
-    data = opened(tmp_path, task="duplicate", symbols=9, length=16)
+    data = opened(tmp_path, rule="duplicate", symbols=9, length=16)
     batch = next(data.train)
     first, second = batch[0][:, :8], batch[0][:, 8:]
     assert torch.equal(first, second)
@@ -163,4 +163,4 @@ def test_sums_are_those_of_the_numbers() -> None:
 
 
 def test_the_letters_of_a_rule_are_its_symbols(tmp_path: Path) -> None:
-    assert opened(tmp_path, task="hops", symbols=4, hops=2).required_keywords == {"vocab": 4 * 4 + 2 * 4 + 5}
+    assert opened(tmp_path, rule="hops", symbols=4, hops=2).required_keywords == {"vocab": 4 * 4 + 2 * 4 + 5}
