@@ -86,7 +86,7 @@ def test_standard_input_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_jsonl_with_columns_inside(tmp_path: Path) -> None:
-    lines = '{"pairs": {"en": "a\\tb", "de": "c"}, "id": 7}\n{"pairs": {"en": "d", "de": "e"}, "id": 8}\n'
+    lines = '{"translation": {"en": "a\\tb", "de": "c"}, "id": 7}\n{"translation": {"en": "d", "de": "e"}, "id": 8}\n'
     path = written(tmp_path, "pairs.jsonl.gz", lines)
     found = [row.cells for row in read_rows(path, ["translation.en", "translation.de", "id"])]
     assert found == [("a\tb", "c", "7"), ("d", "e", "8")]

@@ -59,7 +59,7 @@ def test_running_text(reviews: str, tmp_path: Path) -> None:
 def test_pairs_in_a_translation_column_of_a_folder_of_files(tmp_path: Path) -> None:
     folder = tmp_path / "translations"
     folder.mkdir()
-    lines = (f'{{"pairs": {{"en": "word {i}", "de": "Wort {i}"}}}}\n' for i in range(50))
+    lines = (f'{{"translation": {{"en": "word {i}", "de": "Wort {i}"}}}}\n' for i in range(50))
     (folder / "train.jsonl").write_text("".join(lines))
     config = PairsData(
         path=f"hf:{folder}", source="translation.en", target="translation.de", tokenizer="byte", valid=0.2
