@@ -62,7 +62,7 @@ def _decode_job(
     begin: bool,
     streaming: bool,
 ) -> DecodeJob:
-    if not hasattr(model, "init_state"):
+    if not (hasattr(model, "init_state") and hasattr(model, "vocab")):
         kind = type(model).__name__
         raise UserError(f"a {kind} does not generate text: generate needs a language model or an encoder-decoder")
     if batch < 1:
