@@ -117,7 +117,7 @@ def test_a_word_comes_twice_and_is_scored_once(tmp_path: Path) -> None:
     assert bool((batch[1][:, :8] == IGNORE_INDEX).all())
     assert torch.equal(batch[1][:, 8:15], second[:, 1:])
     assert bool((batch[1][:, 15] == IGNORE_INDEX).all())
-    assert "a word of 7 out of 8 symbols, twice" in data.describe()[0]
+    assert "a word of 7 out of 8 symbols, repeated once" in data.describe()[0]
     with pytest.raises(ValueError, match="must be even"):
         SyntheticData(rule="duplicate", length=15)
 
