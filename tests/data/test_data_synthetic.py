@@ -134,7 +134,7 @@ def test_hops_lead_where_the_pointers_say() -> None:
             for _ in range(hops + 1):
                 node = points[node]
             assert answer == node
-    alike = RULES["hops"](data.model_copy(update={"asked": 2})).rows(np.random.default_rng(2), 4)
+    alike = RULES["hops"](data.model_copy(update={"num_hops": 2})).rows(np.random.default_rng(2), 4)
     assert ((alike.symbols[:, 5:] - 25) // 5 == 1).all()
 
 
