@@ -78,9 +78,9 @@ def test_ranks_have_lanes_of_their_own() -> None:
     assert all(len(whole.batch(number).tokens) == 4 for number in range(len(whole)))
 
 
-@pytest.mark.parametrize("task", ["periodic", "marked"])
-def test_a_rule_s_sequences_in_parts(task: str, tmp_path: Path) -> None:
-    words: dict[str, Any] = {"task": task, "symbols": 17, "length": 8, "valid": 640, "period": 5}
+@pytest.mark.parametrize("rule", ["periodic", "marked"])
+def test_a_rule_s_sequences_in_parts(rule: str, tmp_path: Path) -> None:
+    words: dict[str, Any] = {"rule": rule, "symbols": 17, "length": 8, "valid": 640, "period": 5}
     parts, whole = (SyntheticData(**words, rows_per_sequence=4), SyntheticData(**{**words, "length": 32}))
     cut, one = (
         open_data(data, "next-token", batch_tokens=3 * data.length, cache=tmp_path, seed=0) for data in (parts, whole)
@@ -94,7 +94,7 @@ def test_a_rule_s_sequences_in_parts(task: str, tmp_path: Path) -> None:
     assert cut.train.rows_continue
     assert not one.train.rows_continue
     assert len(cut.valid) % 4 == 0
-    if task == "periodic":
+    if rule == "periodic":
         assert torch.equal(expected[0].tokens[:, 5:], expected[0].tokens[:, :-5])
     else:
         tokens, targets = expected[0].tokens - 5, expected[0].targets - 5

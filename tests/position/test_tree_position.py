@@ -196,7 +196,7 @@ def accuracy_on_parents(position: Position, steps: int = 150) -> float:
     generator, dim, symbols = torch.Generator().manual_seed(0), 64, 10
     body = stack(
         1, lambda _: {"attention": Attention(dim, 4, SoftmaxKernel(), position=position)}, order="pre",
-        norm=lambda _: nn.LayerNorm(dim), dropout=0.0,
+        norm=lambda: nn.LayerNorm(dim), dropout=0.0,
     )  # fmt: skip
     model = Tagger(TokenEmbedding(symbols, dim, scale=dim**0.5), body, ClassHead(dim, symbols))
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)

@@ -100,9 +100,7 @@ def load_generator(name: str, device: str | None = None) -> "Model":
 
     model = load(model_folder(name))
     if task_of(model).generates is None:
-        raise UserError(
-            f"the model in {name} ({model.spec.recipe}) does not generate text; `manyformer evaluate` scores it"
-        )
+        raise UserError(f"the model in {name} ({model.spec.recipe}) does not generate; `manyformer evaluate` scores it")
     if model.tokenizer is None:
         raise UserError(f"the model in {name} was saved without a tokenizer, which text needs")
     return model.to(resolve_device(device))

@@ -22,6 +22,7 @@ class ImageGeneration(CausalTask):
         "bits_per_dimension": ScoreKind(lower_is_better=True, digits=4),
         **WORK_SCORES,
     }
+    generates = "images"
     reasons: Mapping[str, str] = {"cross_attention": "it generates images unconditionally, without another sequence"}
 
     def evaluate(self, request: EvaluationRequest[LanguageModel]) -> EvaluationResult:

@@ -201,7 +201,7 @@ class Task(ABC, Generic[M]):
     measured_anyway: frozenset[str] = frozenset()
     per_token: bool = True
     takes_source: bool = False
-    generates: Literal["continuation", "answer"] | None = None
+    generates: Literal["continuation", "answer", "images"] | None = None
     command: Literal["generate", "translate", "predict", "evaluate"] = "evaluate"
 
     @abstractmethod
