@@ -15,7 +15,7 @@ CHECKED = [
     for part in (
         *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward", "mixers", "models"),
         *("depth", "joins"),
-        *("generate.beam", "generate.feeds", "generate.sampling"),
+        *("generate.beam_search", "generate.next_token", "generate.sampling"),
     )
 ]
 """Packages whose shape annotations are checked at every call while the tests run."""
