@@ -10,6 +10,7 @@ from torch import Tensor
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, TokenPositions, no_watch
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.length_projection import LengthProjection
+from manyformer.kernels.reference import softmax_call_reference
 from manyformer.masks import AllKeys, Mask
 from manyformer.ops import softmax_attention as ops
 from manyformer.ops.document_grid import DocumentGrid, make_grid
@@ -64,15 +65,8 @@ class LinformerKernel(Kernel):
             )
         all_visible = torch.ones(1, 1, q.shape[2], projected.k.shape[2], dtype=torch.bool, device=q.device)
         mask = all_visible if projected.mask is None else projected.mask
-        y, weights = ops.softmax_attention_reference(
-            q,
-            projected.k,
-            projected.v,
-            mask,
-            scale=scale,
-            position=NoPosition(),
-            query_positions=call.query_positions,
-            key_positions=call.key_positions,
+        y, weights = softmax_call_reference(
+            call._replace(k=projected.k, v=projected.v, position=NoPosition()), mask, scale=scale
         )
         call.watch(self, "weights", weights)
         return LayerOutput(y, call.state)

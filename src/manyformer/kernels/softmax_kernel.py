@@ -21,11 +21,13 @@ from manyformer.core import (
 from manyformer.costs import COSTS
 from manyformer.kernels import softmax_with_bias
 from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
+from manyformer.kernels.reference import softmax_call_reference
 from manyformer.kernels.softmax_with_bias import MIN_DOCUMENT_LENGTH, BiasedSoftmaxPlan, SoftmaxCall
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops import block_sparse_attention, flex_mask_attention
 from manyformer.ops import softmax_attention as ops
-from manyformer.ops.sparse_plan import SparsePlan, make_sparse_plan
+from manyformer.ops.plan_records import SparsePlan
+from manyformer.ops.sparse_plan import make_sparse_plan
 from manyformer.ops.static_layout import can_plan, has_roles_or_parts, layout_is_complete, materialize
 from manyformer.position import NoPosition, Position
 
@@ -91,22 +93,12 @@ class SoftmaxKernel(Kernel):
 
     def forward(self, call: KernelCall) -> LayerOutput:
         choice = self._select_path(call)
-        q, k, v, query_positions, key_positions, position, state, _ = call
+        q, k, v, query_positions, key_positions, _, state, _ = call
         scale = self._scale(q)
         dropout = self.dropout if self.training else 0.0
         if choice.path == "naive":
             mask = self.mask.dense(query_positions, key_positions, q.shape[1])
-            y, weights = ops.softmax_attention_reference(
-                q,
-                k,
-                v,
-                mask,
-                scale=scale,
-                dropout=dropout,
-                position=position,
-                query_positions=query_positions,
-                key_positions=key_positions,
-            )
+            y, weights = softmax_call_reference(call, mask, scale=scale, dropout=dropout)
             call.watch(self, "weights", weights)
             return LayerOutput(y, state)
         if choice.path == "documents":

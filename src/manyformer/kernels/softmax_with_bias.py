@@ -17,8 +17,9 @@ from manyformer.ops import (
 )
 from manyformer.ops.blocked_attention import BLOCK, blocked_attention
 from manyformer.ops.distance_vector_blocks import SegmentPair
+from manyformer.ops.plan_records import SparsePlan
 from manyformer.ops.softmax_attention import map_documents
-from manyformer.ops.sparse_plan import SparsePlan, make_sparse_plan
+from manyformer.ops.sparse_plan import make_sparse_plan
 from manyformer.ops.static_layout import can_plan
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position import Position

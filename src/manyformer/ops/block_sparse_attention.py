@@ -17,8 +17,8 @@ from manyformer.autocast import autocast_disabled
 from manyformer.costs import COSTS
 from manyformer.ops import attention_with_lse
 from manyformer.ops.block_cover import BlockOrder
+from manyformer.ops.plan_records import HeadGroup, MaskPart, SparsePlan
 from manyformer.ops.scratch_buffer import ScratchBuffer
-from manyformer.ops.sparse_plan import HeadGroup, MaskPart, SparsePlan
 from manyformer.ops.tile_softmax import (
     OutputGradient,
     TileCall,

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.costs import COSTS
+from manyformer.ops.plan_records import BlockTiles, MaskPart
 from manyformer.ops.scratch_buffer import ScratchBuffer
-from manyformer.ops.sparse_plan import BlockTiles, MaskPart
 
 SCORES_PER_STEP = COSTS.scores_per_step
 
