@@ -17,8 +17,8 @@ from manyformer.kernels import (
     LSHKernel,
     SoftmaxKernel,
     adaptive_span_kernel,
+    biased_softmax_plan,
     softmax_kernel,
-    softmax_with_bias,
 )
 from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
 from manyformer.kernels.attention_spans import LearnedAttentionSpans
@@ -179,7 +179,7 @@ SWEEPS: dict[str, Sweep] = {
         lambda: attention(SoftmaxKernel(m.Causal(), path="blocked"), 1024, position=ShawPosition(WIDTH)),
     ),
     "pairwise_block": Sweep(
-        [Place(blocked_attention, "BLOCK"), Place(softmax_with_bias, "BLOCK")],
+        [Place(blocked_attention, "BLOCK"), Place(biased_softmax_plan, "BLOCK")],
         near(USED.pairwise_block),
         lambda: attention(SoftmaxKernel(path="blocked"), 1024, position=DistanceAwarePosition(HEADS)),
     ),
@@ -244,17 +244,17 @@ SWEEPS: dict[str, Sweep] = {
         lambda: sequence(*(attention(SoftmaxKernel(m.Window(64)), n // 2, n // 2) for n in (256, 512, 1024))),
     ),
     "min_document_length": Sweep(
-        [Place(module, "MIN_DOCUMENT_LENGTH") for module in (softmax_kernel, softmax_with_bias)],
+        [Place(module, "MIN_DOCUMENT_LENGTH") for module in (softmax_kernel, biased_softmax_plan)],
         near(USED.min_document_length),
         lambda: sequence(*(BIASED(*lengths, position=AlibiPosition(HEADS)) for lengths in (TINY, SHORT, PACKED))),
     ),
     "max_reference_pairs": Sweep(
-        [Place(softmax_with_bias, "MAX_REFERENCE_PAIRS")],
+        [Place(biased_softmax_plan, "MAX_REFERENCE_PAIRS")],
         near(USED.max_reference_pairs),
         lambda: biased_of((64, 96, 128, 192, 256)),
     ),
     "max_reference_queries": Sweep(
-        [Place(softmax_with_bias, "MAX_REFERENCE_QUERIES")],
+        [Place(biased_softmax_plan, "MAX_REFERENCE_QUERIES")],
         near(USED.max_reference_queries),
         lambda: biased_of((4, 8, 16, 32, 64)),
     ),

@@ -329,19 +329,19 @@ class Residual(Layer):
         return ResidualStep(bind_optional(self.pre_norm), join)
 
 
-def tree_map(fn: Callable[..., Tensor], state: State, *others: State) -> State:
-    """`state` with `fn` applied to every tensor and those at its place in `others`, trees of the same form.
+def tree_map(fn: Callable[..., Tensor], state: State, *other_trees: State) -> State:
+    """`state` with `fn` applied to every tensor and those at its place in `other_trees`, trees of the same form.
 
     All other leaves stay as they are. Raises ValueError where they differ."""
     if isinstance(state, Tensor):
-        return fn(state, *others)
+        return fn(state, *other_trees)
     if isinstance(state, tuple) and hasattr(state, "_fields"):
-        return type(state)(*(tree_map(fn, *children) for children in zip(state, *others, strict=True)))
+        return type(state)(*(tree_map(fn, *children) for children in zip(state, *other_trees, strict=True)))
     if isinstance(state, list | tuple):
-        return type(state)(tree_map(fn, *children) for children in zip(state, *others, strict=True))
+        return type(state)(tree_map(fn, *children) for children in zip(state, *other_trees, strict=True))
     if isinstance(state, dict):
-        return {name: tree_map(fn, child, *(other[name] for other in others)) for name, child in state.items()}
-    for other in others:
-        if isinstance(other, Tensor) or other != state:
-            raise ValueError(f"trees must be equal but for their tensors, got {state!r} and {type(other).__name__}")
+        return {name: tree_map(fn, child, *(tree[name] for tree in other_trees)) for name, child in state.items()}
+    for leaf in other_trees:
+        if isinstance(leaf, Tensor) or leaf != state:
+            raise ValueError(f"trees must be equal but for their tensors, got {state!r} and {type(leaf).__name__}")
     return state

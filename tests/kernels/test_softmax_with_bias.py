@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyformer.bench import LargestTensorMode
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions
-from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_with_bias
+from manyformer.kernels import KernelCall, SoftmaxKernel, biased_softmax_plan
 from manyformer.masks import AllKeys, Causal, Mask, PerHead
 from manyformer.models.token_positions import positions_of
 from manyformer.ops import attention_with_lse, band, blocked_attention, toeplitz_attention
@@ -63,7 +63,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
         *((module, "BLOCK", size) for module, size in ((blocked_attention, 7), (toeplitz_attention, 8), (band, 4))),
         *(
-            (softmax_with_bias, name, 0)
+            (biased_softmax_plan, name, 0)
             for name in ("MAX_REFERENCE_PAIRS", "MAX_REFERENCE_QUERIES", "MIN_DOCUMENT_LENGTH", "BLOCK")
         ),
     ):

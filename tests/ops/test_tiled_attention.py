@@ -12,7 +12,7 @@ from manyformer import masks as m
 from manyformer.bench import LargestTensorMode
 from manyformer.core import GLOBAL_ROLE, PADDING_SEGMENT, SUMMARY_ROLE, TokenPositions
 from manyformer.flops import count_flops
-from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_with_bias
+from manyformer.kernels import KernelCall, SoftmaxKernel, biased_softmax_plan
 from manyformer.masks import Mask
 from manyformer.ops import plan_search, tiled_attention
 from manyformer.ops import sparse_plan as plans
@@ -84,8 +84,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_search, "GATHER", 0)
     # several pieces of each kind
     monkeypatch.setattr(tiled_attention, "SCORES_PER_PIECE", 1 << 12)
-    monkeypatch.setattr(softmax_with_bias, "BLOCK", 8)
-    monkeypatch.setattr(softmax_with_bias, "MAX_REFERENCE_PAIRS", 64)
+    monkeypatch.setattr(biased_softmax_plan, "BLOCK", 8)
+    monkeypatch.setattr(biased_softmax_plan, "MAX_REFERENCE_PAIRS", 64)
     plans._plan_for_layouts.cache_clear()
 
 

@@ -19,10 +19,10 @@ from manyformer.core import (
     no_watch,
 )
 from manyformer.costs import COSTS
-from manyformer.kernels import softmax_with_bias
+from manyformer.kernels.biased_softmax_plan import MIN_DOCUMENT_LENGTH, BiasedSoftmaxPlan, SoftmaxCall, select_plan
 from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
 from manyformer.kernels.reference import softmax_call_reference
-from manyformer.kernels.softmax_with_bias import MIN_DOCUMENT_LENGTH, BiasedSoftmaxPlan, SoftmaxCall
+from manyformer.kernels.softmax_with_bias import run_plan
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops import block_sparse_attention, flex_mask_attention
 from manyformer.ops import softmax_attention as ops
@@ -110,7 +110,7 @@ class SoftmaxKernel(Kernel):
             )
             return LayerOutput(y, state)
         if choice.biased_plan is not None:
-            return LayerOutput(softmax_with_bias.run_plan(choice.biased_plan, self._softmax_call(call)), state)
+            return LayerOutput(run_plan(choice.biased_plan, self._softmax_call(call)), state)
         if choice.sparse_plan is not None:
             y = block_sparse_attention.block_sparse_attention(q, k, v, choice.sparse_plan, scale=scale)
             return LayerOutput(y, state)
@@ -150,7 +150,7 @@ class SoftmaxKernel(Kernel):
                 raise ValueError(f"SoftmaxKernel: path '{self.path}' cannot serve this call: {reason}")
             return SoftmaxPathChoice("naive", reason)
         if self.path == "blocked" or call.position.required_seams() & {"score", "value"}:
-            plan = softmax_with_bias.select_plan(self._softmax_call(call), self.path)
+            plan = select_plan(self._softmax_call(call), self.path)
             return SoftmaxPathChoice(plan.path, plan.reason, biased_plan=plan if plan.path != "naive" else None)
         if self.path == "documents":
             packed = self._select_documents_path(call)
