@@ -9,7 +9,7 @@ from torch import nn
 
 from manyformer.errors import UserError
 from manyformer.kernels import Kernel, KernelCall
-from manyformer.models import Model
+from manyformer.models import GenerativeModel, Model
 from manyformer.models.model_files import read_weights
 from manyformer.plugins import import_modules
 from manyformer.recipes import Recipe, all_recipes, read_saved_recipe
@@ -52,7 +52,11 @@ def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None, imports
 
 
 def explain(model: nn.Module, *inputs: Any) -> dict[str, str]:
-    """For each kernel of `model` by name, which path computes it for these inputs and why."""
+    """For each kernel of `model` by name, which path computes it for these inputs and why.
+
+    Without inputs, the layers that `generate` decodes by `forward` because they have no faster one-token step."""
+    if not inputs and isinstance(model, GenerativeModel):
+        return dict.fromkeys(model.layers_without_step(), "decodes by forward: it has no one-token step")
     descriptions: dict[str, str] = {}
 
     def make_hook(name: str) -> Any:

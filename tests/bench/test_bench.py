@@ -209,3 +209,9 @@ def test_no_memory_is_a_result(error: Exception, monkeypatch: pytest.MonkeyPatch
 def test_mistakes_get_a_sentence(recipes: Any, words: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         bench(recipes, **({"lengths": [8], "device": "cpu", "keywords": SMALL} | words))
+
+
+def test_layers_that_decode_by_forward_are_noted() -> None:
+    candidate = BenchCandidate("alibi", "compose", {"position": "alibi"})
+    report = bench([candidate], lengths=[8], what=["decode"], rounds=1, against=None, keywords={"dim": 16, "depth": 1})
+    assert any(note.startswith("alibi: decodes by forward in body.0.attention.inner") for note in report.notes)

@@ -227,7 +227,7 @@ REPORTED: list[tuple[str, dict[str, Any], list[str]]] = [
 
 @pytest.mark.parametrize(("name", "keywords", "expected"), REPORTED, ids=[name for name, *_ in REPORTED])
 def test_layers_without_a_step_are_reported(name: str, keywords: dict[str, Any], expected: list[str]) -> None:
-    assert build_model(name, keywords).layers_without_step() == expected
+    assert list(mf.explain(build_model(name, keywords))) == expected
 
 
 def test_layers_with_hooks_are_reported() -> None:

@@ -99,6 +99,8 @@ def bench(
         rounds=rounds,
         load=initial_load,
     )
+    if "decode" in what:
+        notes += [note for candidate_bench in benches.values() if (note := candidate_bench.forward_decoding_note())]
     return BenchReport(tuple(candidates), against, machine, tuple(cells), tuple(notes))
 
 

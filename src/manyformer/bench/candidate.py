@@ -52,7 +52,8 @@ class CandidateBench:
         shared = {**SIZES, "max_length": setting.max_length + NEW_TOKENS, **setting.keywords}
         keywords = {name: value for name, value in shared.items() if name in parameters} | candidate.keywords
         torch.manual_seed(setting.seed)
-        self.setting, self.card, self.task = setting, recipe.card, recipe.card.task
+        self.label, self.setting = candidate.label, setting
+        self.card, self.task = recipe.card, recipe.card.task
         self.model = build(candidate.recipe, **keywords).to(setting.device)
         self.vocab = self.task.token_ids(self.model)
         # fused, as in training
@@ -66,6 +67,14 @@ class CandidateBench:
         if kind == "decode" and not self.card.incremental_decoding:
             return self.card.reasons["incremental_decoding"]
         return None
+
+    def forward_decoding_note(self) -> str | None:
+        """The layers that decode by `forward` because they have no faster one-token step; None if there are none."""
+        if self.unsupported_reason("decode") is not None or not isinstance(self.model, GenerativeModel):
+            return None
+        layers = self.model.layers_without_step()
+        names = ", ".join([*layers[:3], *(["..."] if len(layers) > 3 else [])])
+        return f"{self.label}: decodes by forward in {names}, which have no one-token step" if layers else None
 
     def job(self, kind: BenchKind, length: int) -> TimedJob:
         """A job that runs `kind` once on sequences of `length` tokens."""
