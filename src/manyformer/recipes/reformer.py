@@ -64,8 +64,7 @@ class ReformerOptions(TypedDict, total=False):
     cost=COST,
     reasons={
         "causal": "later tokens have zero weight, but they shift the chunk boundaries and so change which earlier "
-        "tokens "
-        "are attended to; `reformer-strict` is causal",
+        "tokens are attended to; `reformer-strict` is causal",
         "incremental_decoding": "a later token changes which earlier tokens are attended to, so no state can be cached",
         "cross_attention": SELF_ATTENTION_ONLY,
     },
