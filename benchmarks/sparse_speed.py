@@ -203,10 +203,7 @@ def language_model(mask: Mask, length: int) -> LanguageModel:
     """The parts of `transformer-lm` with another mask."""
 
     def layer() -> dict[str, Any]:
-        return {
-            "attention": Attention(DIM, HEADS, SoftmaxKernel(mask)),
-            "ff": FeedForward(DIM, activation=nn.GELU()),
-        }
+        return {"attention": Attention(DIM, HEADS, SoftmaxKernel(mask)), "ff": FeedForward(DIM, activation=nn.GELU())}
 
     std = init_std(DIM)
     embed = TokenEmbedding(VOCAB, DIM, position=LearnedPosition(DIM, length, std=std), std=std)

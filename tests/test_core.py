@@ -138,12 +138,7 @@ def test_tree_map_of_two_trees_needs_trees_of_one_form() -> None:
 
 @pytest.mark.parametrize(
     ("documents", "right"),
-    [
-        (((0, 0, 5), (1, 0, 2)), True),
-        (((0, 0, 5), (1, 1, 2)), False),
-        (((0, 0, 2), (0, 2, 5)), False),
-        ((), True),
-    ],
+    [(((0, 0, 5), (1, 0, 2)), True), (((0, 0, 5), (1, 1, 2)), False), (((0, 0, 2), (0, 2, 5)), False), ((), True)],
 )
 def test_what_counts_as_padding_on_the_right(documents: tuple[tuple[int, int, int], ...], right: bool) -> None:
     assert PackedLayout(documents).right_padded is right

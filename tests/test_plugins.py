@@ -146,10 +146,7 @@ def test_an_override_imports_a_file(new_process: Callable[[], None]) -> None:
 
 
 def test_an_installed_package_needs_no_import(
-    new_process: Callable[[], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    new_process: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_recipe(tmp_path / "site/outside_four/model.py", "outside_four")
     install(tmp_path / "site", "outside-pkg", "outside-four", "outside_four.model", monkeypatch)

@@ -94,11 +94,7 @@ def test_an_adapter_that_starts_from_nothing_is_told_from_one_that_forgets() -> 
 def test_an_encoder_is_held_to_padding_and_packing_but_not_to_causality() -> None:
     net = Bag()
     adapter = Adapter(
-        logits=net,
-        vocab=VOCAB,
-        causal=False,
-        padding=lambda tokens, real: net(tokens, real.long() - 1),
-        packing=net,
+        logits=net, vocab=VOCAB, causal=False, padding=lambda tokens, real: net(tokens, real.long() - 1), packing=net
     )
     report = mf.check(adapter, skip=["compile"])
     assert report.ok, report.table()

@@ -108,10 +108,7 @@ def test_images_are_labelled_from_an_archive_a_folder_and_a_file(
 
 
 def test_what_predicts_no_labels_is_refused(cli: Cli, text_run: Path, pairs_run: Path, tmp_path: Path) -> None:
-    for run, task, use in (
-        (text_run, "language modelling", "generate"),
-        (pairs_run, "translation", "translate"),
-    ):
+    for run, task, use in ((text_run, "language modelling", "generate"), (pairs_run, "translation", "translate")):
         result = cli("predict", str(run), "x.txt")
         assert result.code == 2
         assert f"predicts no labels, it is for {task}" in " ".join(result.err.split())

@@ -8,16 +8,7 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.batches import CausalLMBatch
-from manyformer.core import (
-    Chain,
-    Context,
-    ContiguousLayout,
-    Layer,
-    LayerOutput,
-    Residual,
-    State,
-    TokenPositions,
-)
+from manyformer.core import Chain, Context, ContiguousLayout, Layer, LayerOutput, Residual, State, TokenPositions
 from manyformer.depth import ReversibleStack
 from manyformer.errors import UserError
 from manyformer.feedforward import ChunkedLayer, FeedForward

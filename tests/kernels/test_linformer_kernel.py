@@ -143,10 +143,7 @@ def test_random_projections_keep_products() -> None:
             lambda: mf.build("linformer", top_projected_length=3),
             r"one projection for all layers: they cannot have projected lengths from 128 to 3",
         ),
-        (
-            lambda: mf.build("linformer", projection="max", projection_sharing="heads"),
-            r"has no weights to share",
-        ),
+        (lambda: mf.build("linformer", projection="max", projection_sharing="heads"), r"has no weights to share"),
     ],
 )
 def test_mistakes_get_a_sentence(make: Any, message: str) -> None:
@@ -171,11 +168,7 @@ def test_who_shares() -> None:
     assert [(len(p.weight), p.slots) for p in projections()] == [(1, 6)]
     assert [
         (len(p.weight), p.slots) for p in projections(projection_sharing="keys-values", top_projected_length=2)
-    ] == [
-        (1, 6),
-        (1, 4),
-        (1, 2),
-    ]
+    ] == [(1, 6), (1, 4), (1, 2)]
     assert [len(p.weight) for p in projections(projection_sharing="heads")] == [1] * 6
     assert [len(p.weight) for p in projections(projection_sharing="none")] == [2] * 6
 

@@ -55,10 +55,7 @@ def pairs(rule: object, length: int = N) -> Tensor:
                 g2l=m.LocalBlocks(12),
                 l2g=m.VisibleToAll(m.FirstTokens(2)),
             ),
-            lambda i, j: [
-                [abs(i - j) <= 2, j < 2],
-                [i // 12 == j // 12, j <= i],
-            ][i < 3][j < 3],
+            lambda i, j: [[abs(i - j) <= 2, j < 2], [i // 12 == j // 12, j <= i]][i < 3][j < 3],
         ),
         (m.ListedBlocks(4, ((2,), (), (0, 5))), lambda i, j: j // 4 in {0: (2,), 2: (0, 5)}.get(i // 4, ())),
     ],

@@ -131,12 +131,7 @@ def test_shared_projections(reads: Mask) -> None:
     x = torch.randn(1, LENGTH + 3, DIM, dtype=torch.float64)
     k, v = (heads_of(part[0]) for part in layer.kv_proj(x).chunk(2, -1))
     y = by_hand(
-        place,
-        heads_of(layer.q_proj(x)[0]),
-        lambda i, j: k[:, j],
-        lambda i, j: v[:, j],
-        lambda i: layer.position,
-        reads,
+        place, heads_of(layer.q_proj(x)[0]), lambda i, j: k[:, j], lambda i, j: v[:, j], lambda i: layer.position, reads
     )
     torch.testing.assert_close(layer(x, Context(place)).y[0], layer.out_proj(y), atol=1e-12, rtol=0)
 

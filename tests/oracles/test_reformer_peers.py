@@ -25,11 +25,7 @@ DIM, HEADS, LENGTH, CHUNK = 12, 2, 16, 4
 
 def config(**more: Any) -> Any:
     reformer = pytest.importorskip("transformers", reason="needs transformers")
-    usual = {
-        "num_buckets": 4,
-        "lsh_attention_probs_dropout_prob": 0.0,
-        "local_attention_probs_dropout_prob": 0.0,
-    }
+    usual = {"num_buckets": 4, "lsh_attention_probs_dropout_prob": 0.0, "local_attention_probs_dropout_prob": 0.0}
     return reformer.ReformerConfig(
         hidden_size=DIM,
         num_attention_heads=HEADS,

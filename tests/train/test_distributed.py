@@ -143,8 +143,7 @@ def test_two_with_shares_of_weights_that_layers_have_in_common(text: Path, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "recipe"),
-    [("ddp", "transformer-xl"), ("fsdp", "transformer-xl"), ("ddp", "memorizing-transformer")],
+    ("strategy", "recipe"), [("ddp", "transformer-xl"), ("fsdp", "transformer-xl"), ("ddp", "memorizing-transformer")]
 )
 def test_each_process_remembers_its_own_rows(strategy: str, recipe: str, text: Path, tmp_path: Path) -> None:
     """Interrupted as well: the memory of each process is kept apart."""

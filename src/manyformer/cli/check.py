@@ -26,8 +26,7 @@ def check(
     ] = None,
     *,
     length: Annotated[
-        int | None,
-        typer.Option(help="Tokens in each sequence; by default 48, and up to 512 in tests of causality."),
+        int | None, typer.Option(help="Tokens in each sequence; by default 48, and up to 512 in tests of causality.")
     ] = None,
     only: Annotated[str | None, typer.Option(help="Only these contracts, separated by commas.")] = None,
     skip: Annotated[str | None, typer.Option(help="All but these contracts, separated by commas.")] = None,

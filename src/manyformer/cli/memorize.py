@@ -17,8 +17,7 @@ from manyformer.cli.app import USE, app, examples
 )
 def memorize(
     run: Annotated[
-        str,
-        typer.Argument(help="The folder of a run or a saved model: a transformer-xl or a memorizing-transformer."),
+        str, typer.Argument(help="The folder of a run or a saved model: a transformer-xl or a memorizing-transformer.")
     ],
     *,
     memory: Annotated[int, typer.Option(min=1, help="Number of key-value pairs for each row and head.")],

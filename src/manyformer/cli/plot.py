@@ -11,10 +11,7 @@ from manyformer.cli.app import JUDGE, app, examples
 @app.command(
     "plot",
     rich_help_panel=JUDGE,
-    epilog=examples(
-        "manyformer plot runs/lm-stdlib",
-        "manyformer plot runs/narrow runs/wide --out widths.svg",
-    ),
+    epilog=examples("manyformer plot runs/lm-stdlib", "manyformer plot runs/narrow runs/wide --out widths.svg"),
 )
 def plot(
     runs: Annotated[list[str], typer.Argument(help="Folders of runs; several are plotted in one picture.")],

@@ -180,8 +180,7 @@ class HopsRule(SyntheticRule):
         for hop in range(self._max_hops):
             answers = np.where(hop < hops, np.take_along_axis(pointers, answers, axis=1), answers)
         return SyntheticRows(
-            np.concatenate([table, questions], axis=1),
-            np.concatenate([np.full_like(table, -1), answers], axis=1),
+            np.concatenate([table, questions], axis=1), np.concatenate([np.full_like(table, -1), answers], axis=1)
         )
 
     def describe(self) -> str:

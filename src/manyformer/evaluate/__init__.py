@@ -9,12 +9,4 @@ from manyformer.evaluate.held_out_images import held_images
 from manyformer.evaluate.predict import PredictedInput, predict
 from manyformer.tasks import EvaluationSettings
 
-__all__ = [
-    "Evaluation",
-    "EvaluationData",
-    "EvaluationSettings",
-    "PredictedInput",
-    "evaluate",
-    "held_images",
-    "predict",
-]
+__all__ = ["Evaluation", "EvaluationData", "EvaluationSettings", "PredictedInput", "evaluate", "held_images", "predict"]

@@ -7,14 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.core import (
-    PADDING_SEGMENT,
-    ContiguousLayout,
-    LayerOutput,
-    State,
-    TokenPositions,
-    tree_map,
-)
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, State, TokenPositions, tree_map
 from manyformer.costs import COSTS
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.position import DynamicNTKRotaryScaling

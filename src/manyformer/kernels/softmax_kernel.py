@@ -9,15 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.core import (
-    ContiguousLayout,
-    LayerOutput,
-    PackedLayout,
-    PrefixedLayout,
-    State,
-    TokenPositions,
-    no_watch,
-)
+from manyformer.core import ContiguousLayout, LayerOutput, PackedLayout, PrefixedLayout, State, TokenPositions, no_watch
 from manyformer.costs import COSTS
 from manyformer.kernels.biased_softmax_plan import MIN_DOCUMENT_LENGTH, BiasedSoftmaxPlan, SoftmaxCall, select_plan
 from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall

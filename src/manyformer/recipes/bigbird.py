@@ -114,14 +114,7 @@ def bigbird_etc(
         return Attention(dim, heads, SoftmaxKernel(mask), position=labels())
 
     return masked_encoder(
-        vocab,
-        dim,
-        depth,
-        heads,
-        ff_dim,
-        dropout,
-        make_mixer=mixer,
-        summaries=LeadingSummaries(summaries),
+        vocab, dim, depth, heads, ff_dim, dropout, make_mixer=mixer, summaries=LeadingSummaries(summaries)
     )
 
 

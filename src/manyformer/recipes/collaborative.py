@@ -71,9 +71,7 @@ def collaborative(
     summary=SUMMARY,
     task=MASKED_LM,
     cost="O(l^2 (heads shared + d) + l d^2) per layer",
-    reasons={
-        "causal": "every token attends to both sides; `collaborative` is the causal one",
-    },
+    reasons={"causal": "every token attends to both sides; `collaborative` is the causal one"},
     tiny_keywords={"shared_dim": 12},
 )
 def collaborative_encoder(

@@ -61,9 +61,7 @@ LEARNED_COMPRESSIONS = ("convolution", "dilated")
     task=LANGUAGE_MODELLING,
     causal=True,
     cost="O(l (l + m + c) d + l d^2) per layer, m tokens of memory, c slots of `rate` tokens each",
-    reasons={
-        "incremental_decoding": "compressed states are less exact than those of one pass over the whole sequence",
-    },
+    reasons={"incremental_decoding": "compressed states are less exact than those of one pass over the whole sequence"},
     tiny_keywords={"memory_length": 8, "compressed_length": 6, "rate": 2},
 )
 def compressive_transformer(

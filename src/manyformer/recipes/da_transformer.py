@@ -23,7 +23,7 @@ from manyformer.tasks.classification import CLASSIFICATION
     cost="O(l^2 d + l d^2) per layer",
     reasons={
         "learns": "its distances have no direction, so a text and its reverse give the same output, and the toy task "
-        "needs order",
+        "needs order"
     },
 )
 def da_transformer(

@@ -12,11 +12,7 @@ from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import EncoderDecoder, LanguageModel
-from manyformer.models.with_early_exit import (
-    EarlyExitConfig,
-    ExitRuleName,
-    with_early_exit,
-)
+from manyformer.models.with_early_exit import EarlyExitConfig, ExitRuleName, with_early_exit
 from manyformer.position import SinusoidalPosition
 from manyformer.recipes.early_exit import ROUNDING_CHANGES_EXITS
 from manyformer.recipes.exit_keywords import ClassifierSharingKeyword, ExitLearningOptions, ThresholdKeyword
@@ -109,10 +105,7 @@ def depth_adaptive_transformer(
     causal=True,
     incremental_decoding=True,
     cost=COST,
-    reasons={
-        "float16": ROUNDING_CHANGES_EXITS,
-        "bfloat16": ROUNDING_CHANGES_EXITS,
-    },
+    reasons={"float16": ROUNDING_CHANGES_EXITS, "bfloat16": ROUNDING_CHANGES_EXITS},
     tiny_keywords={"depth": 3},
 )
 def depth_adaptive_lm(

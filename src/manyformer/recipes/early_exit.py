@@ -4,11 +4,7 @@ from typing import Any, TypeVar, Unpack
 
 from manyformer.errors import UserError
 from manyformer.models import EncoderDecoder, LanguageModel
-from manyformer.models.with_early_exit import (
-    DATA_KEYWORDS,
-    EarlyExitConfig,
-    with_early_exit,
-)
+from manyformer.models.with_early_exit import DATA_KEYWORDS, EarlyExitConfig, with_early_exit
 from manyformer.recipes.exit_keywords import BaseKeywordsKeyword, BaseRecipeKeyword, EarlyExitOptions
 from manyformer.recipes.registry import build, get_recipe, recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -33,10 +29,7 @@ TINY = {"dim": 16, "depth": 3, "heads": 2, "ff_dim": 24, "dropout": 0.0}
     causal=True,
     incremental_decoding=True,
     cost="that of the layers that a token is computed in, and keys and values of all",
-    reasons={
-        "float16": ROUNDING_CHANGES_EXITS,
-        "bfloat16": ROUNDING_CHANGES_EXITS,
-    },
+    reasons={"float16": ROUNDING_CHANGES_EXITS, "bfloat16": ROUNDING_CHANGES_EXITS},
     tiny_keywords={"base_keywords": TINY, "threshold": 0.02},
 )
 def early_exit_lm(

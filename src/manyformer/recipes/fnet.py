@@ -24,9 +24,7 @@ from manyformer.tasks.masked_language_modelling import MASKED_LM
     summary="A Fourier transform without weights mixes tokens nearly as well as attention.",
     task=MASKED_LM,
     cost="O(l log(l) d + l d^2) per layer",
-    reasons={
-        "causal": "a Fourier transform sums over all tokens, including later ones",
-    },
+    reasons={"causal": "a Fourier transform sums over all tokens, including later ones"},
 )
 def fnet(
     vocab: int = 32000,

@@ -65,14 +65,8 @@ COMMON_KEYWORDS: dict[str, tuple[Any, ...]] = {
         Ge(1),
         "number of key and value heads, each shared by a group of query heads; null means as many as heads",
     ),
-    "ff_dim": (
-        Ge(1),
-        "width of the hidden layer of feed-forward layers; null means the paper's multiple of dim",
-    ),
-    "max_length": (
-        Ge(1),
-        "longest sequence that learned positions allow; a run takes it from the data unless given",
-    ),
+    "ff_dim": (Ge(1), "width of the hidden layer of feed-forward layers; null means the paper's multiple of dim"),
+    "max_length": (Ge(1), "longest sequence that learned positions allow; a run takes it from the data unless given"),
     "dropout": (Ge(0), Lt(1), "dropout probability"),
     "norm_order": (
         "normalization after each residual sum (post), before each branch (pre), or before and after it (sandwich)",

@@ -33,9 +33,7 @@ ProjectionKind = Annotated[
     summary="Attention matrices have nearly low rank: keys and values are projected to a fixed length.",
     task=MASKED_LM,
     cost="O(l projected_length d + l d^2) per layer",
-    reasons={
-        "causal": "every projected key mixes all tokens, so later ones cannot be masked",
-    },
+    reasons={"causal": "every projected key mixes all tokens, so later ones cannot be masked"},
     tiny_keywords={"projected_length": 8},
 )
 def linformer(

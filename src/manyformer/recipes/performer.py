@@ -65,9 +65,7 @@ def performer(
     summary=SUMMARY,
     task=MASKED_LM,
     cost="O(l features d + l d^2) per layer",
-    reasons={
-        "causal": "every token attends to both sides; `performer` is the causal one",
-    },
+    reasons={"causal": "every token attends to both sides; `performer` is the causal one"},
     tiny_keywords=TINY,
 )
 def performer_encoder(

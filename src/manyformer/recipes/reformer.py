@@ -39,9 +39,7 @@ class ReformerOptions(TypedDict, total=False):
         PositiveSize, "number of sorted tokens in a chunk, which attends to itself and the chunk before", Default(64)
     ]
     num_hashes: Annotated[
-        PositiveSize,
-        "number of hash rounds, each with other random rotations; may change after training",
-        Default(4),
+        PositiveSize, "number of hash rounds, each with other random rotations; may change after training", Default(4)
     ]
     lsh_every: Annotated[
         PositiveSize,
@@ -134,9 +132,7 @@ def reformer_strict(
     summary=SUMMARY,
     task=MASKED_LM,
     cost=COST,
-    reasons={
-        "cross_attention": SELF_ATTENTION_ONLY,
-    },
+    reasons={"cross_attention": SELF_ATTENTION_ONLY},
     tiny_keywords=TINY,
 )
 def reformer_encoder(

@@ -102,9 +102,7 @@ def routing_transformer(
     causal=True,
     incremental_decoding=True,
     cost="O(l (cluster_size + window + clusters) d + l d^2) per layer",
-    reasons={
-        "bfloat16": "rounding can move a token between two clusters of nearly equal distance",
-    },
+    reasons={"bfloat16": "rounding can move a token between two clusters of nearly equal distance"},
     tiny_keywords=TINY | {"cluster_size": 4},
 )
 def routing_transformer_strict(

@@ -22,9 +22,7 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     causal=True,
     incremental_decoding=True,
     cost="O(l (l + m) d + l d^2) per layer, m tokens of memory; k retrieved tokens cost O(l k d) once",
-    reasons={
-        "gradients": "the gate gets no gradient without retrieved tokens: neighbours come with the data",
-    },
+    reasons={"gradients": "the gate gets no gradient without retrieved tokens: neighbours come with the data"},
     # decoding step by step equals one pass as long as the memory holds all tokens
     tiny_keywords={"memory_length": 512},
 )

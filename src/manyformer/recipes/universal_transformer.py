@@ -205,9 +205,7 @@ def universal_transformer_lm(
     summary=SUMMARY,
     task=CLASSIFICATION,
     cost=COST,
-    reasons={
-        "bfloat16": ROUNDING_CHANGES_STEPS,
-    },
+    reasons={"bfloat16": ROUNDING_CHANGES_STEPS},
     tiny_keywords=TINY,
 )
 def universal_transformer_classifier(

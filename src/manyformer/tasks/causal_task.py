@@ -12,10 +12,7 @@ from manyformer.scores import ScoreKind
 from manyformer.tasks.task import Inputs, Task
 from manyformer.tasks.toy import PERIOD, SYMBOLS, Toy, ToyDraw
 
-WORK_SCORES = {
-    "steps": ScoreKind(lower_is_better=True),
-    "span": ScoreKind("tokens", lower_is_better=True, digits=1),
-}
+WORK_SCORES = {"steps": ScoreKind(lower_is_better=True), "span": ScoreKind("tokens", lower_is_better=True, digits=1)}
 """The mean number of steps (or layers) per scored token, and the mean span of all heads, if the model has them."""
 
 

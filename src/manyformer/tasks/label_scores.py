@@ -25,8 +25,7 @@ def label_names(tokenizers: TaskTokenizers) -> tuple[str, ...]:
 
 
 def labels_of_batches(
-    request: EvaluationRequest[Any],
-    logits_and_targets: Callable[[Any], tuple[Float[Tensor, "n c"], Int[Tensor, " n"]]],
+    request: EvaluationRequest[Any], logits_and_targets: Callable[[Any], tuple[Float[Tensor, "n c"], Int[Tensor, " n"]]]
 ) -> tuple[list[str], list[str]]:
     """The most likely labels of all batches, and the right ones."""
     assert request.batches is not None

@@ -13,15 +13,7 @@ from manyformer.core import PADDING_SEGMENT, State, WatchFn, no_watch
 from manyformer.models import EncoderDecoder, ModelOutput
 from manyformer.scores import ScoreKind, bleu, chrf, exact_match, ter
 from manyformer.tasks.likelihood import likelihood, token_scores
-from manyformer.tasks.task import (
-    EncodedText,
-    EvaluationRequest,
-    EvaluationResult,
-    Inputs,
-    Task,
-    TextPass,
-    token_row,
-)
+from manyformer.tasks.task import EncodedText, EvaluationRequest, EvaluationResult, Inputs, Task, TextPass, token_row
 from manyformer.tasks.toy import SYMBOLS, Toy, ToyDraw
 
 LIKELIHOOD_SHARE = 0.1
@@ -98,8 +90,7 @@ class Translation(Task[EncoderDecoder]):
             *token_scores(sums),
         ]
         return EvaluationResult(
-            scores,
-            f"{len(texts):,} translations, beam {settings.beam}, length penalty {settings.length_penalty:g}",
+            scores, f"{len(texts):,} translations, beam {settings.beam}, length penalty {settings.length_penalty:g}"
         )
 
     def text_passes(self, model: EncoderDecoder, text: EncodedText) -> list[TextPass]:

@@ -8,12 +8,7 @@ from manyformer.core import State
 from manyformer.models import GenerativeModel
 
 
-@contract(
-    "decode",
-    "one-token steps == forward",
-    needs=("incremental_decoding", "per_token", "capacity"),
-    exact=True,
-)
+@contract("decode", "one-token steps == forward", needs=("incremental_decoding", "per_token", "capacity"), exact=True)
 def decode(trial: ContractTrial) -> ContractFinding:
     """Decode a text by the bound steps and by `forward`; then continue both states by `forward`."""
     worst, inputs, half = WorstDifference(), trial.draw(2, trial.length), trial.length // 2
