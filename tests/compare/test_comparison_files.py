@@ -136,7 +136,21 @@ def refused(tmp_path: Path, text: str, *overrides: str) -> list[str]:
             "lm: {init_from: yarn, recipe",
             "case lm: init_from: yarn must be a case that is trained itself",
         ),
-        ("data.length: [16, 32]", "optim.lr: [1, 2]", "sweep: 'optim.lr' cannot be changed after training"),
+        (
+            "data.length: [16, 32]",
+            "optim.lr: [1, 2]",
+            "mine.yaml:18:1: sweep: 'optim.lr' cannot be changed after training; model.KEYWORD and data.length,",
+        ),
+        (
+            "data.length: [16, 32]",
+            "data.asked: [1, 2]",
+            "mine.yaml:18:1: sweep: data.asked is now data.num_hops",
+        ),
+        (
+            "data.length: [16, 32]",
+            "model.stretch: [1, 2]",
+            "mine.yaml:18:9: model.stretch: no such setting in the recipe of any case; model.stretch is now model.leng",
+        ),
         ("data.length: [16, 32]", "data.length: [0]", "--data.length 0: must be greater than 0, got 0"),
         ("score: [loss, accuracy]", "score: los", "there is no score 'los'; did you mean loss?"),
         (

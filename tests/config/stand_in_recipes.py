@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from annotated_types import Ge
 
-from manyformer.config import RunConfig, load_run
+from manyformer.config import RecipeLookup, RunConfig, load_run
 from manyformer.errors import UserError, UserErrors, suggest_names
 
 
@@ -50,7 +50,7 @@ def signature_of(name: str) -> inspect.Signature:
 
 
 def load(target: str | Path, *overrides: str) -> RunConfig:
-    return load_run(target, overrides, signature_of=signature_of, task_of=TASKS.__getitem__, recipes=FUNCTIONS)
+    return load_run(target, overrides, recipes=RecipeLookup(signature_of, TASKS.__getitem__, FUNCTIONS))
 
 
 def refused(target: str | Path, *overrides: str) -> list[str]:

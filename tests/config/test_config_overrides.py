@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from stand_in_recipes import load, refused, signature_of
 
-from manyformer.config import load_run
+from manyformer.config import RecipeLookup, load_run
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +117,12 @@ def test_a_wrong_word_gets_the_nearest_right_one(words: list[str], line: str) ->
         (["save.best=3"], "--save.best 3: no such setting; save.best is now save.keep_best"),
         (["hidden=64"], "--hidden 64: no such setting; model.hidden is now model.ff_dim"),
         (["model.longest=64"], "--model.longest 64: no such setting; model.longest is now model.max_length"),
+        (
+            ["data.packing=lanes"],
+            "--data.packing lanes: 'lanes' is not one of documents, concat, contiguous; lanes is now contiguous",
+        ),
         # only what the chosen members and the recipe have is suggested
+        (["norm_order=exact"], "--norm_order exact: model.norm_order: 'exact' is not one of pre, post, sandwich"),
         (["data.task=hops"], "--data.task hops: no such setting; known in data: "),
         (["model.rounds=2"], "--model.rounds 2: no such setting; known in model: "),
     ],
@@ -125,6 +130,7 @@ def test_a_wrong_word_gets_the_nearest_right_one(words: list[str], line: str) ->
 def test_an_earlier_name_is_answered_with_the_new_one(words: list[str], line: str) -> None:
     (found,) = refused("lm", *words)
     assert found.startswith(line)
+    assert ("is now" in found) == ("is now" in line)
 
 
 def test_negative_values_are_no_options() -> None:
@@ -165,6 +171,6 @@ def test_a_model_keyword_that_no_recipe_of_the_run_has_is_refused() -> None:
 
 def test_overrides_from_python_are_a_mapping() -> None:
     given = {"depth": 3, "optim.lr": 0.5, "trackers": ["tensorboard"], "data.path": Path("x") / "y"}
-    run = load_run("lm", given, signature_of=signature_of)
+    run = load_run("lm", given, recipes=RecipeLookup(signature_of))
     assert run.data.path == "x/y"
     assert (run.model, run.optim.lr, run.trackers) == ({"depth": 3}, 0.5, ("tensorboard",))

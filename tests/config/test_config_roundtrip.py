@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stand_in_recipes import TASKS, load, signature_of
 
-from manyformer.config import FREE_ON_RESUME, RUN_FILE, RunConfig, differences, dump_run, load_run
+from manyformer.config import FREE_ON_RESUME, RUN_FILE, RecipeLookup, RunConfig, differences, dump_run, load_run
 
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 paths = text | st.sampled_from(
@@ -211,6 +211,6 @@ def test_a_type_that_only_the_recipe_can_judge_passes(tmp_path: Path) -> None:
 
     def recipe(part: Opaque = Opaque(), free=3) -> None: ...  # type: ignore[no-untyped-def]  # noqa: B008
 
-    run = load_run("odd", ["part=x", "free=[1]"], signature_of=lambda name: inspect.signature(recipe))
+    run = load_run("odd", ["part=x", "free=[1]"], recipes=RecipeLookup(lambda name: inspect.signature(recipe)))
     assert run.model == {"part": "x", "free": [1]}
     assert signature_of("lm").parameters

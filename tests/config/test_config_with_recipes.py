@@ -7,16 +7,11 @@ import pytest
 from manyformer.config import RunConfig, dump_run, load_run, shipped_runs
 from manyformer.config.keywords import check_keyword
 from manyformer.recipes import RECIPES, get_recipe
+from manyformer.train.run_folder import recipe_lookup
 
 
 def load(target: str | Path, *overrides: str) -> RunConfig:
-    return load_run(
-        target,
-        overrides,
-        signature_of=lambda name: get_recipe(name).signature,
-        task_of=lambda name: get_recipe(name).card.task,
-        recipes=RECIPES,
-    )
+    return load_run(target, overrides, recipes=recipe_lookup())
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))

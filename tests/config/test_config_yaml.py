@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from stand_in_recipes import load, refused
 
-from manyformer.config import TextData, load_run, run_description, shipped_runs
+from manyformer.config import RecipeLookup, TextData, load_run, run_description, shipped_runs
 from manyformer.config.yaml_scalars import resolve_scalar
 from manyformer.errors import UserErrors
 
@@ -276,6 +276,6 @@ def test_noam_needs_a_width() -> None:
 def test_without_tasks_the_data_is_text(tmp_path: Path) -> None:
     from stand_in_recipes import signature_of
 
-    assert isinstance(load_run("seq2seq", signature_of=signature_of).data, TextData)
+    assert isinstance(load_run("seq2seq", recipes=RecipeLookup(signature_of)).data, TextData)
     with pytest.raises(UserErrors, match="no recipe 'nothing'"):
-        load_run("nothing", signature_of=signature_of)
+        load_run("nothing", recipes=RecipeLookup(signature_of))

@@ -99,8 +99,8 @@ def _path(name: str) -> Path:
 
 def _recipe(path: Path) -> str:
     """The recipe that a run file names, or the one that it extends."""
-    from manyformer.config.run_file import read_run_file
+    from manyformer.config.load import extends_chain
+    from manyformer.config.setting_layers import stack
 
-    file = read_run_file(path)
-    named = file.layer.data.get("recipe")
-    return str(named) if named else _recipe(_path(file.extends or ""))
+    layers, _ = extends_chain(path)
+    return str(stack(layers).data["recipe"])

@@ -13,11 +13,11 @@ from manyformer.compare.cost import StepCost, measure_steps
 from manyformer.compare.progress import ProgressMeter
 from manyformer.compare.runner import ComparisonRunner
 from manyformer.compare.scoring import check_score
-from manyformer.config.comparison import Comparison, RecipeLookup, load_comparison
+from manyformer.config.comparison import Comparison, load_comparison
 from manyformer.errors import UserError, UserErrors
 from manyformer.model_summary import build_on_meta
 from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run
-from manyformer.recipes import get_recipe
+from manyformer.train.run_folder import recipe_lookup
 
 DEFAULT_FOLDER = "comparisons"
 
@@ -26,10 +26,7 @@ def read_comparison(target: str | Path, overrides: Sequence[str] = ()) -> Compar
     """Load a comparison and check its runs, scores and claims without training. Raises UserErrors."""
     # they may define the kind of data
     import_entry_points(TASK_GROUP)
-    recipes = RecipeLookup(
-        lambda name: get_recipe(name).signature, lambda name: get_recipe(name).card.task, import_for_run
-    )
-    comparison = load_comparison(target, overrides, recipes=recipes)
+    comparison = load_comparison(target, overrides, recipes=recipe_lookup(import_for_run))
     names = [case.name for case in comparison.cases]
     file = comparison.file
     checks: list[tuple[str, Callable[[], object]]] = [

@@ -15,7 +15,7 @@ from manyformer.config.data_sections import (
     register_section,
 )
 from manyformer.config.describe import KeywordHelp, SettingHelp, describe_keywords, describe_settings, json_schema
-from manyformer.config.load import RUN_FILE, ImportFn, TaskProtocol, load_run
+from manyformer.config.load import RUN_FILE, ImportFn, RecipeLookup, TaskProtocol, load_run
 from manyformer.config.run import RunConfig
 from manyformer.config.run_diff import FREE_ON_RESUME, differences, dump_run
 from manyformer.config.shipped import run_description, shipped_comparisons, shipped_runs
@@ -57,6 +57,7 @@ __all__ = [
     "NoamSchedule",
     "OptimConfig",
     "PairsData",
+    "RecipeLookup",
     "RunConfig",
     "SaveConfig",
     "ScheduleConfig",

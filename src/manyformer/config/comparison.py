@@ -1,28 +1,27 @@
 """Configuration of comparisons: the runs of the cases, the settings they are scored under, and the claims."""
 
-import inspect
 import json
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from manyformer.config.load import (
-    ImportFn,
+    RecipeLookup,
     RunTarget,
-    TaskProtocol,
     extends_chain,
     find_base_file,
     import_named,
     merge_run,
+    model_keywords,
     without_keywords,
 )
 from manyformer.config.run import RunConfig
-from manyformer.config.run_file import as_run_file, read_mapping
-from manyformer.config.section import ConfigSection, PathText, PositiveInt
-from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath, SourceLocation, stack
+from manyformer.config.run_file import read_mapping, split_extends
+from manyformer.config.section import ConfigSection, PathText, PositiveInt, SettingConflict, TupleOrText
+from manyformer.config.setting_layers import SettingError, SettingLayer, stack
 from manyformer.config.setting_names import renamed_setting
 from manyformer.config.shipped import run_description, shipped_comparisons
 from manyformer.config.validation_errors import error_text
@@ -31,15 +30,9 @@ from manyformer.errors import UserError, UserErrors, suggest_names
 
 CostName = Literal["parameters", "minutes", "tokens", "step", "memory"]
 
-SWEPT_DATA = ("length", "max_length", "packing", "masking", "context", "num_hops", "digits")
+_SWEPT_DATA = ("length", "max_length", "packing", "masking", "context", "num_hops", "digits")
+SWEPT_DATA = tuple(f"data.{name}" for name in _SWEPT_DATA)
 """Data settings that may be swept: they only arrange the data; any other would score a model on different data."""
-
-
-def _as_tuple(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
-
-
-ScoreNames = Annotated[tuple[PathText, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 
 
 class ComparisonFile(ConfigSection):
@@ -49,19 +42,30 @@ class ComparisonFile(ConfigSection):
     """What is compared, in one line: the title of the table and the figure."""
     seeds: PositiveInt = 1
     """How many times each case is trained; the seeds count up from the seed of the run."""
-    score: ScoreNames = ("loss",)
+    score: Annotated[tuple[PathText, ...], TupleOrText, Field(min_length=1)] = ("loss",)
     """Scores of the trained models, the main one first: loss, accuracy, perplexity, bits_per_byte, or a score of
     `manyformer evaluate` by its name, such as bleu."""
     split: Literal["valid", "test"] = "valid"
     """The held-out data that the models are scored on."""
     sweep: Annotated[dict[str, list[JsonValue]], Field(max_length=1)] = Field(default_factory=dict)
     """One setting of the run and several values: the trained models are scored under each of them."""
-    cost: Annotated[tuple[CostName, ...], BeforeValidator(_as_tuple)] = ("parameters", "minutes")
+    cost: Annotated[tuple[CostName, ...], TupleOrText] = ("parameters", "minutes")
     """Cost columns of the table: parameters, minutes (of training), tokens (trained on), step (time of a training step,
     measured in turns), memory (of a training step)."""
-    claims: Annotated[tuple[PathText, ...], BeforeValidator(_as_tuple)] = ()
+    claims: Annotated[tuple[PathText, ...], TupleOrText] = ()
     """Expected results, such as `alibi@256 <= alibi@64 + 0.03` for the first score, or for another score or cost
     `step of short <= long * 0.9`; the report says which of them hold."""
+
+    @property
+    def setting(self) -> str | None:
+        """The name of the swept setting, None without a sweep."""
+        return next(iter(self.sweep), None)
+
+    def conflicts(self) -> Iterator[SettingConflict]:
+        if self.setting and not self.setting.startswith("model.") and self.setting not in SWEPT_DATA:
+            can_change = f"model.KEYWORD and {', '.join(SWEPT_DATA)} can"
+            message = f"'{self.setting}' cannot be changed after training; {can_change}"
+            yield SettingConflict(("sweep",), renamed_setting(self.setting, SWEPT_DATA) or message)
 
 
 @dataclass(frozen=True)
@@ -91,12 +95,12 @@ class Comparison:
     @property
     def setting(self) -> str | None:
         """The name of the swept setting, None without a sweep."""
-        return next(iter(self.file.sweep), None)
+        return self.file.setting
 
     @property
     def values(self) -> tuple[Any, ...]:
         """The values of the sweep; a single None without a sweep."""
-        return (None,) if self.setting is None else tuple(self.file.sweep[self.setting])
+        return tuple(next(iter(self.file.sweep.values()), [None]))
 
     def case(self, name: str) -> ComparisonCase:
         """The case with this name."""
@@ -107,23 +111,14 @@ class Comparison:
         return 0 if case.init_from_case is None else 1 + self.stage(self.case(case.init_from_case))
 
 
-class RecipeLookup(NamedTuple):
-    """Look up a recipe's signature and task by its name; both functions raise ValueError for unknown names.
-
-    `import_modules` imports the modules that runs name under `import`; None imports none."""
-
-    signature_of: Callable[[str], inspect.Signature]
-    task_of: Callable[[str], TaskProtocol]
-    import_modules: ImportFn | None = None
-
-
 def load_comparison(target: str | Path, overrides: Sequence[str] = (), *, recipes: RecipeLookup) -> Comparison:
     """Load a comparison from a file or by its shipped name; `overrides` (KEY=VALUE) apply to the runs of all cases.
 
     Raises UserErrors with every error in the file.
     """
     name, path = find_comparison(target)
-    layer, errors = read_mapping(path, "a comparison has a base run and cases", "`run:` and `cases:`")
+    errors: list[SettingError] = []
+    layer = read_mapping(path, "a comparison has a base run and cases", "`run:` and `cases:`", errors)
     if errors and not layer.data:
         raise UserErrors(map(str, errors))
     base, cases = (_take_mapping(layer, key, errors) for key in ("run", "cases"))
@@ -133,15 +128,16 @@ def load_comparison(target: str | Path, overrides: Sequence[str] = (), *, recipe
     base_layers = _read_base(base, path, errors)
     if errors or file is None:
         raise UserErrors(dict.fromkeys(map(str, errors)))
-    if recipes.import_modules is not None:
-        import_named(stack(base_layers), recipes.import_modules)
+    import_named(stack(base_layers), recipes.import_modules)
     reader = _CaseReader(base_layers, cases, file, overrides, recipes)
-    loaded_cases = reader.cases()
+    loaded_cases = reader.read_cases()
+    reader.check_keywords(loaded_cases, layer)
     if reader.errors:
         raise UserErrors(dict.fromkeys(reader.errors))
     return Comparison(name, run_description(path), file, loaded_cases)
 
 
+@dataclass
 class _CaseReader:
     """Builds the cases and collects their errors.
 
@@ -149,151 +145,103 @@ class _CaseReader:
     serve recipes without heads, for example. A keyword that no case can take is an error.
     """
 
-    def __init__(
-        self,
-        base_layers: list[SettingLayer],
-        cases: SettingLayer,
-        file: ComparisonFile,
-        overrides: Sequence[str],
-        recipes: RecipeLookup,
-    ) -> None:
-        self._base_layers, self._case_settings, self._file, self._overrides, self._recipes = (
-            base_layers,
-            cases,
-            file,
-            overrides,
-            recipes,
-        )
-        self.errors: list[str] = []
-        self._used_keywords: set[str] = set()
+    base_layers: list[SettingLayer]
+    settings: SettingLayer
+    file: ComparisonFile
+    overrides: Sequence[str]
+    recipes: RecipeLookup
+    errors: list[str] = field(default_factory=list)
+    used_keywords: set[str] = field(default_factory=set)
 
-    def cases(self) -> tuple[ComparisonCase, ...]:
-        cases = [case for case in map(self._read_case, self._case_settings.data) if case is not None]
-        self._check_init_order(cases)
-        keywords = [
-            f"model.{name}" for case in cases for name in self._recipes.signature_of(case.run.recipe).parameters
+    def read_cases(self) -> tuple[ComparisonCase, ...]:
+        cases = tuple(case for case in map(self._read_case, self.settings.data) if case is not None)
+        by_name = {case.name: case for case in cases}
+        for case in cases:
+            self._check_weights_source(case, by_name)
+            self._check_init_order(case, by_name)
+        return cases
+
+    def check_keywords(self, cases: Sequence[ComparisonCase], file_layer: SettingLayer) -> None:
+        """Check that every model keyword of the base run, and a swept one, is a keyword of some case's recipe."""
+        valid_names = [f"model.{name}" for case in cases for name in self.recipes.keywords(case.run.recipe)]
+        unknown_names = [
+            (layer.location_of(("model", keyword)), f"model.{keyword}")
+            for layer in self.base_layers
+            for keyword in model_keywords(layer) - self.used_keywords
         ]
-        for layer in self._base_layers:
-            for keyword in set(layer.data.get("model") or {}) - self._used_keywords:
-                location = layer.location_of(("model", keyword))
-                renamed = renamed_setting(f"model.{keyword}", keywords)
-                reason = "no such setting in the recipe of any case" + (f"; {renamed}" if renamed else "")
-                self.errors.append(location.format_error(f"model.{keyword}", reason))
-        return tuple(cases)
+        swept = self.file.setting
+        if swept is not None and swept.startswith("model.") and cases and swept not in valid_names:
+            unknown_names.append((file_layer.location_of(("sweep", swept)), swept))
+        for location, name in unknown_names:
+            renamed = renamed_setting(name, valid_names)
+            reason = "no such setting in the recipe of any case" + (f"; {renamed}" if renamed else "")
+            self.errors.append(location.format_error(name, reason))
 
     def _read_case(self, name: str) -> ComparisonCase | None:
         layers, trained_by = self._case_layers(name)
         run = self._merge(name, layers)
         if run is None:
             return None
-        if trained_by is not None:
-            self._check_same_training(name, run, trained_by)
-        points = tuple(self._sweep_point(name, layers, run, value) for value in self._values())
-        return ComparisonCase(
-            name, run, trained_by, points, run.init_from if run.init_from in self._case_settings.data else None
-        )
+        points: list[RunConfig | None] = [run]
+        for setting, values in self.file.sweep.items():
+            keywords = self.recipes.keywords(run.recipe)
+            applies = not setting.startswith("model.") or setting.removeprefix("model.") in keywords
+            points = [
+                self._merge(name, layers, f"{setting}={json.dumps(value)}") if applies else None for value in values
+            ]
+        init_from_case = run.init_from if run.init_from in self.settings.data else None
+        return ComparisonCase(name, run, trained_by, tuple(points), init_from_case)
 
-    def _check_init_order(self, cases: list[ComparisonCase]) -> None:
-        """Check that the source of initial weights of each case is a trained case and that there is no cycle."""
-        by_name = {case.name: case for case in cases}
-        for case in cases:
-            source, visited = by_name.get(case.init_from_case or ""), {case.name}
-            while source is not None and source.trained_by is None and source.name not in visited:
-                visited.add(source.name)
-                source = by_name.get(source.init_from_case or "")
-            if source is not None:
-                self.errors.append(
-                    f"case {case.name}: init_from: {case.init_from_case} must be a case that is trained itself, and "
-                    "before this one"
-                )
+    def _check_weights_source(self, case: ComparisonCase, by_name: dict[str, ComparisonCase]) -> None:
+        """Check that a case that uses trained weights differs from the trained case in model keywords only."""
+        trained = by_name.get(case.trained_by or "")
+        if trained and trained.run.model_copy(update={"model": case.run.model, "out": case.run.out}) != case.run:
+            problem = f"it takes the weights of {trained.name}, so nothing but its model may have other settings"
+            self.errors.append(f"case {case.name}: {problem}")
 
-    def _values(self) -> list[Any]:
-        return next(iter(self._file.sweep.values()), [None])
+    def _check_init_order(self, case: ComparisonCase, by_name: dict[str, ComparisonCase]) -> None:
+        """Check that the source of initial weights is a trained case and that there is no cycle."""
+        source, visited = by_name.get(case.init_from_case or ""), {case.name}
+        while source is not None and source.trained_by is None and source.name not in visited:
+            visited.add(source.name)
+            source = by_name.get(source.init_from_case or "")
+        if source is not None:
+            problem = f"{case.init_from_case} must be a case that is trained itself, and before this one"
+            self.errors.append(f"case {case.name}: init_from: {problem}")
 
     def _case_layers(self, name: str) -> tuple[list[SettingLayer], str | None]:
         """The layers of a case above those of its `trained` case and the base run, and the name of that case."""
-        case_layer = SettingLayer(
-            dict(self._case_settings.data[name] or {}), self._case_settings.locations_below((name,))
-        )
+        cases = self.settings.data
+        case_layer = SettingLayer(dict(cases[name] or {}), self.settings.locations_below((name,)))
         trained_by = case_layer.data.pop("trained", None)
+        own_layer, _ = split_extends(case_layer, [])
         if trained_by is None:
-            return [*self._base_layers_for(case_layer.data.get("recipe")), as_run_file(case_layer, []).layer], None
-        if (
-            trained_by == name
-            or trained_by not in self._case_settings.data
-            or "trained" in (self._case_settings.data[trained_by] or {})
-        ):
-            candidates = [candidate for candidate in self._case_settings.data if candidate != name]
-            message = f"{name}.trained: must be another case that is trained itself, not {format_value(trained_by)}"
-            self.errors.append(
-                case_layer.location_of(("trained",)).format_error(
-                    "", f"{message}; {suggest_names(str(trained_by), candidates)}"
-                )
-            )
-            return [*self._base_layers, as_run_file(case_layer, []).layer], None
-        return [*self._case_layers(trained_by)[0], as_run_file(case_layer, []).layer], str(trained_by)
+            return [*self._base_layers_for(case_layer.data.get("recipe")), own_layer], None
+        if trained_by == name or trained_by not in cases or "trained" in (cases[trained_by] or {}):
+            suggestion = suggest_names(str(trained_by), cases.keys() - {name})
+            message = f"must be another case that is trained itself, not {format_value(trained_by)}; {suggestion}"
+            self.errors.append(case_layer.location_of(("trained",)).format_error(f"{name}.trained", message))
+            return [*self.base_layers, own_layer], None
+        return [*self._case_layers(trained_by)[0], own_layer], str(trained_by)
 
     def _base_layers_for(self, recipe: Any) -> list[SettingLayer]:
-        """The layers of the base run without model keywords that `recipe` does not have."""
-        try:
-            parameters = None if recipe is None else self._recipes.signature_of(recipe).parameters
-        except ValueError:
-            # reported when the run is merged
-            parameters = None
-        layers = [without_keywords(layer, _unknown_keywords(layer, parameters)) for layer in self._base_layers]
-        self._used_keywords |= {keyword for layer in layers for keyword in layer.data.get("model") or {}}
+        """The layers of the base run without the model keywords that a case's own `recipe` does not have."""
+        keywords = self.recipes.keywords(recipe)
+        layers = [
+            without_keywords(layer, model_keywords(layer) - keywords) if keywords else layer
+            for layer in self.base_layers
+        ]
+        self.used_keywords.update(*map(model_keywords, layers))
         return layers
 
     def _merge(self, name: str, layers: list[SettingLayer], *extra_overrides: str) -> RunConfig | None:
         """Merge layers, overrides and extra overrides into a run; None if that fails, with the errors collected."""
-        recipes = self._recipes
-        target = RunTarget(name, layers, [])
         try:
-            return merge_run(
-                target,
-                [*self._overrides, *extra_overrides],
-                signature_of=recipes.signature_of,
-                task_of=recipes.task_of,
-                import_modules=recipes.import_modules,
-            )
+            return merge_run(RunTarget(name, layers, []), [*self.overrides, *extra_overrides], self.recipes)
         except UserErrors as error:
             # each message names its source location, which for the base run is the same for all cases
             self.errors += error.lines
             return None
-
-    def _sweep_point(self, name: str, layers: list[SettingLayer], run: RunConfig, value: Any) -> RunConfig | None:
-        """The run under one value of the sweep; None if its recipe has no such keyword."""
-        if not self._file.sweep:
-            return run
-        setting = next(iter(self._file.sweep))
-        section, _, key = setting.partition(".")
-        if section not in ("model", "data") or (section == "data" and key not in SWEPT_DATA):
-            allowed = ", ".join(f"data.{name}" for name in SWEPT_DATA)
-            self.errors.append(f"sweep: '{setting}' cannot be changed after training; model.KEYWORD and {allowed} can")
-            return None
-        if section == "model" and key not in self._recipes.signature_of(run.recipe).parameters:
-            return None
-        return self._merge(name, layers, f"{setting}={json.dumps(value)}")
-
-    def _check_same_training(self, name: str, run: RunConfig, trained_by: str) -> None:
-        """Check that a case that uses trained weights differs from the trained case in model keywords only."""
-        trained_run = self._merge(trained_by, self._case_layers(trained_by)[0])
-        if trained_run is None:
-            return
-        if run.model_copy(update={"model": {}, "out": None}) != trained_run.model_copy(
-            update={"model": {}, "out": None}
-        ):
-            self.errors.append(
-                f"case {name}: it takes the weights of {trained_by}, so nothing but its model may have other settings"
-            )
-
-
-def _unknown_keywords(layer: SettingLayer, parameters: Container[str] | None) -> list[str]:
-    """The model keywords of a layer that are not in `parameters`; none if `parameters` is None."""
-    model = layer.data.get("model")
-    return (
-        [] if parameters is None or not isinstance(model, dict) else [name for name in model if name not in parameters]
-    )
 
 
 def find_comparison(target: str | Path) -> tuple[str, Path]:
@@ -322,17 +270,16 @@ def _take_mapping(layer: SettingLayer, key: str, errors: list[SettingError]) -> 
 
 def _read_base(base: SettingLayer, path: Path, errors: list[SettingError]) -> list[SettingLayer]:
     """The layers below all cases: the base run and the files that it extends."""
-    file = as_run_file(base, [])
-    errors += file.errors
-    if file.extends is None:
-        return [file.layer]
-    base_path, problem = find_base_file(file.extends, path.parent)
+    layer, extends = split_extends(base, errors)
+    if extends is None:
+        return [layer]
+    base_path, problem = find_base_file(extends, path.parent)
     if base_path is None:
-        errors.append(SettingError(file.layer.location_of(("extends",)), "run.extends", problem))
-        return [file.layer]
+        errors.append(SettingError(layer.location_of(("extends",)), "run.extends", problem))
+        return [layer]
     layers, chain_errors = extends_chain(base_path)
     errors += chain_errors
-    return [*layers, file.layer]
+    return [*layers, layer]
 
 
 def _validate_file(layer: SettingLayer, errors: list[SettingError]) -> ComparisonFile | None:
@@ -341,12 +288,9 @@ def _validate_file(layer: SettingLayer, errors: list[SettingError]) -> Compariso
         return ComparisonFile.model_validate(layer.data)
     except ValidationError as error:
         for details in error.errors():
-            path: SettingPath = tuple(part for part in details["loc"] if isinstance(part, str | int))
+            path = details["loc"]
             message = error_text(details, path, valid_names)
             if details["type"] == "missing":
                 message = f"is missing: {ComparisonFile.model_fields[str(path[0])].description}"
-            location = (
-                layer.locations.get(path) or layer.locations.get(path[:1]) or layer.locations.get((), SourceLocation())
-            )
-            errors.append(SettingError(location, ".".join(map(str, path[:1])), " ".join(message.split())))
+            errors.append(SettingError(layer.location_of(path), str(path[0]), " ".join(message.split())))
         return None

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError, WrapValidator
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
-from manyformer.config.setting_names import suggest_setting
+from manyformer.config.setting_names import RENAMED_VALUES, suggest_setting
 from manyformer.config.yaml_scalars import format_value
 from manyformer.errors import suggest_names
 
@@ -63,11 +63,14 @@ def meaning_of(annotation: Any) -> str:
 
 def choice_error_text(value: Any, options: list[Any]) -> str:
     """The error message for a value that is no option, such as `'x' is not one of a, b; did you mean a?`"""
-    option_texts = [option if isinstance(option, str) else format_value(option) for option in options]
-    suggestion = suggest_names(value, option_texts) if isinstance(value, str) else ""
-    return f"{format_value(value)} is not one of {', '.join(option_texts)}" + (
-        f"; {suggestion}" if suggestion.startswith("did") else ""
-    )
+    texts = [option if isinstance(option, str) else format_value(option) for option in options]
+    message = f"{format_value(value)} is not one of {', '.join(texts)}"
+    if not isinstance(value, str):
+        return message
+    if (renamed := RENAMED_VALUES.get(value)) in texts:
+        return f"{message}; {value} is now {renamed}"
+    suggestion = suggest_names(value, texts)
+    return f"{message}; {suggestion}" if suggestion.startswith("did") else message
 
 
 def type_text(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:

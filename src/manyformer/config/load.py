@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from manyformer.config.overrides import SettingOverride, parse_overrides, place_overrides
 from manyformer.config.run import RunConfig
 from manyformer.config.run_file import read_run_file
-from manyformer.config.setting_layers import SettingError, SettingLayer, SourceLocation, stack
+from manyformer.config.setting_layers import SettingError, SettingLayer, stack
 from manyformer.config.setting_names import selected_member, tag_of
 from manyformer.config.shipped import shipped_runs
 from manyformer.config.training_sections import NoamSchedule
@@ -32,6 +32,30 @@ class TaskProtocol(Protocol):
         """The kinds of data, the default first, and the form in which each is read."""
 
 
+class RecipeLookup(NamedTuple):
+    """How to find a recipe's signature and its task by name, and the names to suggest; unknown names raise ValueError.
+
+    `import_modules` imports what a run names under `import`; with None the run is data and nothing is imported."""
+
+    signature_of: Callable[[str], inspect.Signature]
+    task_of: Callable[[str], TaskProtocol] | None = None
+    names: Iterable[str] = ()
+    import_modules: ImportFn | None = None
+
+    def problem(self, name: object) -> str:
+        """The error message for an unknown recipe; empty for a value that is no text, which validation reports."""
+        if isinstance(name, str):
+            try:
+                self.signature_of(name)
+            except ValueError as error:
+                return str(error)
+        return ""
+
+    def keywords(self, name: object) -> set[str]:
+        """The keywords of a recipe; none if it is unknown."""
+        return set(self.signature_of(name).parameters) if isinstance(name, str) and not self.problem(name) else set()
+
+
 class RunTarget(NamedTuple):
     """The name of a run, its layers of settings (the lowest first), and the errors in them."""
 
@@ -41,67 +65,44 @@ class RunTarget(NamedTuple):
 
 
 def load_run(
-    target: str | Path,
-    overrides: Sequence[str] | Mapping[str, Any] = (),
-    *,
-    signature_of: Callable[[str], inspect.Signature],
-    task_of: Callable[[str], TaskProtocol] | None = None,
-    recipes: Iterable[str] = (),
-    import_modules: ImportFn | None = None,
+    target: str | Path, overrides: Sequence[str] | Mapping[str, Any] = (), *, recipes: RecipeLookup
 ) -> RunConfig:
     """Load the run that a target and overrides describe; `out` is set.
 
     `target` is the path of a YAML run file, a run's folder, the name of a shipped run, or a recipe's name. Overrides
     are `key=value`, `--key value` or `--key=value`; a bare model keyword such as `depth=4` means `model.depth` unless
     another setting has that name too. If an override replaces the recipe of a file, only those model keywords of the
-    file are used that the new recipe has as well. `signature_of` returns a recipe's signature and `task_of` its task;
-    both raise ValueError for an unknown name. `recipes` are names to suggest. `import_modules` imports what the run
-    names under `import`; with None the run is data and nothing is imported. Raises UserErrors with every error.
+    file are used that the new recipe has as well. Raises UserErrors with every error.
     """
-    if import_modules is not None:
-        # they may define the recipe that is the target
-        import_named(_import_override(parse_overrides(overrides)[0]), import_modules)
-    return merge_run(
-        _resolve_target(target, signature_of, recipes),
-        overrides,
-        signature_of=signature_of,
-        task_of=task_of,
-        import_modules=import_modules,
-    )
+    # the modules may define the recipe that is the target
+    import_named(_early_overrides(parse_overrides(overrides)[0]), recipes.import_modules)
+    return merge_run(_resolve_target(target, recipes), overrides, recipes)
 
 
-def merge_run(
-    target: RunTarget,
-    overrides: Sequence[str] | Mapping[str, Any],
-    *,
-    signature_of: Callable[[str], inspect.Signature],
-    task_of: Callable[[str], TaskProtocol] | None = None,
-    import_modules: ImportFn | None = None,
-) -> RunConfig:
+def merge_run(target: RunTarget, overrides: Sequence[str] | Mapping[str, Any], recipes: RecipeLookup) -> RunConfig:
     """Merge layers of settings and overrides into a run. Raises UserErrors with every error."""
-    parsed_overrides, errors = parse_overrides(overrides)
-    errors = target.errors + errors
-    import_layer = stack([*target.layers, _import_override(parsed_overrides)])
-    imports = None if import_modules is None else import_named(import_layer, import_modules)
-    recipe, location = _recipe_and_location(stack(target.layers), parsed_overrides)
-    lower = stack(_fit_keywords_to_recipe(target.layers, recipe, signature_of))
-    signature, task, recipe_error = None, None, _recipe_error(recipe, signature_of) if recipe else ""
-    if recipe_error:
-        if imports is None and import_layer.data.get("import"):
-            recipe_error += "; the run imports modules that may define it: name them with --import"
-        errors.append(SettingError(location, "recipe", recipe_error))
+    parsed_overrides, override_errors = parse_overrides(overrides)
+    early = stack([*target.layers, _early_overrides(parsed_overrides)])
+    imports = import_named(early, recipes.import_modules)
+    recipe = early.data.get("recipe")
+    lower = stack(_fit_keywords_to_recipe(target.layers, recipe, recipes))
+    signature, task = None, None
+    if problem := recipes.problem(recipe) if recipe else "":
+        if imports is None and early.data.get("import"):
+            problem += "; the run imports modules that may define it: name them with --import"
+        override_errors.append(SettingError(early.location_of(("recipe",)), "recipe", problem))
     elif isinstance(recipe, str) and recipe:
-        signature, task = signature_of(recipe), task_of(recipe) if task_of else None
+        signature, task = recipes.signature_of(recipe), recipes.task_of(recipe) if recipes.task_of else None
     default_data = SettingLayer({} if task is None else {"data": {"kind": next(iter(task.data_forms))}})
     base = stack([default_data, lower])
-    upper, override_errors = place_overrides(parsed_overrides, base, signature)
+    upper, placement_errors = place_overrides(parsed_overrides, base, signature)
     merged = stack([base, upper])
     run, section_errors = validate(merged, signature, {error.path for error in target.errors} - {""})
     recipe_errors = _check_recipe_fits(merged, recipe, signature, task)
     if any(error.path == "data.kind" for error in recipe_errors):
         # other errors are about a kind of data that the recipe cannot use
         section_errors = [error for error in section_errors if not error.path.startswith("data.")]
-    errors += override_errors + section_errors + recipe_errors
+    errors = [*target.errors, *override_errors, *placement_errors, *section_errors, *recipe_errors]
     if any(error.path == "extends" for error in errors):
         # a missing setting may be in the file that could not be read
         errors = [error for error in errors if not error.message.startswith("is missing")]
@@ -111,8 +112,12 @@ def merge_run(
     return run.model_copy(update={**recorded, "out": run.out or f"runs/{target.name}"})
 
 
-def import_named(layer: SettingLayer, import_modules: ImportFn) -> tuple[str, ...]:
-    """Import the modules under `import` in a layer; returns the names to record. Raises UserErrors."""
+def import_named(layer: SettingLayer, import_modules: ImportFn | None) -> tuple[str, ...] | None:
+    """Import the modules under `import` in a layer; returns the names to record, None without `import_modules`.
+
+    Raises UserErrors."""
+    if import_modules is None:
+        return None
     setting, location = layer.data.get("import", ()), layer.location_of(("import",))
     names = [setting] if isinstance(setting, str) else setting
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
@@ -123,12 +128,12 @@ def import_named(layer: SettingLayer, import_modules: ImportFn) -> tuple[str, ..
         raise UserErrors([location.format_error("import", str(error))]) from error
 
 
-def _import_override(overrides: list[SettingOverride]) -> SettingLayer:
-    """The layer of the override of `import`; empty without one."""
+def _early_overrides(overrides: list[SettingOverride]) -> SettingLayer:
+    """The layer of the overrides of `import` and `recipe`, which decide what the others mean."""
     layer = SettingLayer()
     for override in overrides:
-        if override.key == "import":
-            layer.put(("import",), override.value, {(): override.location})
+        if override.key in ("import", "recipe"):
+            layer.put((override.key,), override.value, {(): override.location})
     return layer
 
 
@@ -149,35 +154,24 @@ def _check_recipe_fits(
     return errors
 
 
-def _recipe_and_location(lower: SettingLayer, overrides: list[SettingOverride]) -> tuple[Any, SourceLocation]:
-    for override in reversed(overrides):
-        if override.key == "recipe":
-            return override.value, override.location
-    return lower.data.get("recipe"), lower.location_of(("recipe",))
-
-
-def _fit_keywords_to_recipe(
-    layers: list[SettingLayer], recipe: Any, signature_of: Callable[[str], inspect.Signature]
-) -> list[SettingLayer]:
+def _fit_keywords_to_recipe(layers: list[SettingLayer], recipe: Any, recipes: RecipeLookup) -> list[SettingLayer]:
     """The layers without model keywords that the recipe they were written for has and `recipe` does not have."""
-    fitted, layer_recipe = [], None
+    fitted, layer_recipe, keywords = [], None, recipes.keywords(recipe)
     for layer in layers:
         layer_recipe = layer.data.get("recipe", layer_recipe)
-        keyword_sets = [
-            set() if _recipe_error(name, signature_of) else _recipe_keywords(name, signature_of)
-            for name in (layer_recipe, recipe)
-        ]
-        fitted.append(without_keywords(layer, keyword_sets[0] - keyword_sets[1] if keyword_sets[1] else ()))
+        fitted.append(without_keywords(layer, recipes.keywords(layer_recipe) - keywords if keywords else set()))
     return fitted
 
 
-def _recipe_keywords(recipe: Any, signature_of: Callable[[str], inspect.Signature]) -> set[str]:
-    return set(signature_of(recipe).parameters) if isinstance(recipe, str) else set()
+def model_keywords(layer: SettingLayer) -> set[str]:
+    """The names of the model keywords that a layer sets."""
+    model = layer.data.get("model")
+    return set(model) if isinstance(model, dict) else set()
 
 
 def without_keywords(layer: SettingLayer, keywords: Container[str]) -> SettingLayer:
     """The layer without these model keywords."""
-    if not isinstance(layer.data.get("model"), dict):
+    if not model_keywords(layer):
         return layer
     model = {name: value for name, value in layer.data["model"].items() if name not in keywords}
     return SettingLayer({**layer.data, "model": model}, layer.locations)
@@ -187,9 +181,7 @@ def _sort_key(error: SettingError) -> tuple[bool, str, int, int]:
     return bool(error.location.argument), error.location.file, error.location.line, error.location.column
 
 
-def _resolve_target(
-    target: str | Path, signature_of: Callable[[str], inspect.Signature], recipes: Iterable[str]
-) -> RunTarget:
+def _resolve_target(target: str | Path, recipes: RecipeLookup) -> RunTarget:
     name, path, shipped = str(target), Path(target), shipped_runs()
     if path.is_dir() and (path / RUN_FILE).is_file():
         path = path / RUN_FILE
@@ -197,30 +189,19 @@ def _resolve_target(
     if name in shipped and not (is_yaml and path.is_file()):
         # the name includes the folder, because the stems of lm/stdlib and masked/stdlib are equal
         return RunTarget(name.replace("/", "-"), *extends_chain(shipped[name]))
-    recipe_error = _recipe_error(name, signature_of)
+    problem = recipes.problem(name)
     # A file named bert does not hide the recipe of that name; ./bert means the file.
-    if path.is_file() and (is_yaml or recipe_error or path.name != name):
+    if path.is_file() and (is_yaml or problem or path.name != name):
         return RunTarget(path.stem, *extends_chain(path))
     if is_yaml:
         run_files = [str(file) for file in path.parent.glob(f"*{path.suffix}")]
         raise UserErrors([f"{name}: there is no such run file" + _suggestion(suggest_names(name, run_files))])
-    if recipe_error:
-        suggestion = _suggestion(suggest_names(name, [*shipped, *recipes]))
+    if problem:
+        suggestion = _suggestion(suggest_names(name, [*shipped, *recipes.names]))
         raise UserErrors(
-            [f"there is no run file, shipped run or recipe '{name}'{suggestion}" if suggestion else recipe_error]
+            [f"there is no run file, shipped run or recipe '{name}'{suggestion}" if suggestion else problem]
         )
     return RunTarget(name, [SettingLayer({"recipe": name})], [])
-
-
-def _recipe_error(name: object, signature_of: Callable[[str], inspect.Signature]) -> str:
-    """The error message for an unknown recipe; empty for a value that is no text, which validation reports."""
-    if not isinstance(name, str):
-        return ""
-    try:
-        signature_of(name)
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 def _suggestion(text: str) -> str:
@@ -236,21 +217,19 @@ def extends_chain(path: Path) -> tuple[list[SettingLayer], list[SettingError]]:
     while current is not None:
         visited.append(current.resolve())
         try:
-            file = read_run_file(current)
+            layer, extends = read_run_file(current, errors)
         except UserError as error:
             raise UserErrors([*map(str, errors), str(error)]) from error
-        layers.insert(0, file.layer)
-        errors += file.errors
-        if file.errors and not file.layer.data:
+        layers.insert(0, layer)
+        if errors and not layer.data:
             raise UserErrors(map(str, errors))  # broken YAML: everything else would be missing
-        if file.extends is None:
+        if extends is None:
             break
-        location = file.layer.location_of(("extends",))
-        base, problem = find_base_file(file.extends, current.parent)
+        base, problem = find_base_file(extends, current.parent)
         if base is not None and base.resolve() in visited:
-            base, problem = None, f"{file.extends} extends this file in turn"
+            base, problem = None, f"{extends} extends this file in turn"
         if base is None:
-            errors.append(SettingError(location, "extends", problem))
+            errors.append(SettingError(layer.location_of(("extends",)), "extends", problem))
         current = base
     return layers, errors
 

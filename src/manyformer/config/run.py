@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, JsonValue
 
 from manyformer.config.data_sections import DataSection, SectionByKind, TextData
-from manyformer.config.section import ConfigSection, NonNegativeInt, PathText, PositiveInt, SettingConflict
+from manyformer.config.section import ConfigSection, NonNegativeInt, PathText, PositiveInt, SettingConflict, TupleOrText
 from manyformer.config.training_sections import (
     DEFAULT_WARMUP,
     AdamConfig,
@@ -32,16 +32,12 @@ def _default_member(section: str) -> BeforeValidator:
     return BeforeValidator(lambda settings: {tag: default, **settings} if isinstance(settings, dict) else settings)
 
 
-def _as_tuple(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
-
-
 class RunConfig(ConfigSection):
     """The complete configuration of a training run."""
 
     recipe: PathText
     """The architecture: a name from `manyformer list`."""
-    imports: Annotated[tuple[PathText, ...], BeforeValidator(_as_tuple), Field(alias="import")] = ()
+    imports: Annotated[tuple[PathText, ...], TupleOrText, Field(alias="import")] = ()
     """Modules or .py files that define recipes, tasks or kinds of data, in this folder, the run file's or installed."""
     model: dict[str, JsonValue] = Field(default_factory=dict)
     """Keywords of the recipe (see `manyformer show RECIPE`), except those that the data decides: vocab, classes."""
@@ -67,7 +63,7 @@ class RunConfig(ConfigSection):
     """When checkpoints are written and which are kept."""
     log: LogConfig = LogConfig()
     """What is logged during training."""
-    trackers: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_as_tuple)] = ()
+    trackers: Annotated[tuple[Literal["tensorboard"], ...], TupleOrText] = ()
     """Trackers to write to besides the metrics files: `tensorboard`."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of the forward pass: auto means bfloat16 on a GPU that has it, else float32. Weights stay float32."""

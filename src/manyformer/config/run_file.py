@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from yaml.reader import Reader
@@ -32,54 +32,43 @@ _YAML_PROBLEMS = (
 )
 
 
-class RunFile(NamedTuple):
-    """A run file: its settings, the file that it extends, and its YAML errors."""
-
-    layer: SettingLayer
-    extends: str | None
-    errors: list[SettingError]
-
-
-def read_run_file(path: FilePath) -> RunFile:
-    """Read the settings in a file. Raises UserError if the file cannot be read."""
-    data, errors = read_mapping(path, "a run file names at least a recipe", "`recipe: transformer-lm`")
-    return as_run_file(data, errors)
-
-
-def read_mapping(path: FilePath, requirement: str, example: str) -> tuple[SettingLayer, list[SettingError]]:
-    """Read the mapping in a YAML file and its errors; `requirement` and `example` are for the message of an empty file.
+def read_run_file(path: FilePath, errors: list[SettingError]) -> tuple[SettingLayer, str | None]:
+    """Read the settings in a file and the name of the file that it extends; YAML errors are added to `errors`.
 
     Raises UserError if the file cannot be read.
     """
+    requirement, example = "a run file names at least a recipe", "`recipe: transformer-lm`"
+    return split_extends(read_mapping(path, requirement, example, errors), errors)
+
+
+def read_mapping(path: FilePath, requirement: str, example: str, errors: list[SettingError]) -> SettingLayer:
+    """Read the mapping in a YAML file; `requirement` and `example` are for the message of an empty file.
+
+    YAML errors are added to `errors`. Raises UserError if the file cannot be read.
+    """
     composer = LocatedYAML(str(path))
     data = composer.compose(_read_text(path))
-    errors = composer.errors
+    errors += composer.errors
     file_start = SourceLocation(str(path), 1, 1)
-    if data is None and not errors:
-        errors = [SettingError(file_start, "", f"is empty; {requirement}, as {example}")]
-    elif not isinstance(data, dict) and not errors:
+    if data is None and not composer.errors:
+        errors.append(SettingError(file_start, "", f"is empty; {requirement}, as {example}"))
+    elif not isinstance(data, dict) and not composer.errors:
         message = f"must be a mapping of settings, such as {example}, not {format_value(data)}"
-        errors = [SettingError(composer.locations.get((), file_start), "", message)]
+        errors.append(SettingError(composer.locations.get((), file_start), "", message))
     composer.locations[()] = file_start
-    return SettingLayer(data if isinstance(data, dict) else {}, composer.locations), errors
+    return SettingLayer(data if isinstance(data, dict) else {}, composer.locations)
 
 
-def as_run_file(layer: SettingLayer, errors: list[SettingError]) -> RunFile:
-    """Split a mapping into the settings of a run and the file that it extends."""
-    layer = SettingLayer(
-        {name: _empty_section_as_mapping(name, part) for name, part in layer.data.items()}, layer.locations
-    )
-    extends = layer.data.pop("extends", None)
+def split_extends(layer: SettingLayer, errors: list[SettingError]) -> tuple[SettingLayer, str | None]:
+    """Split a mapping into the settings of a run and the name of the file that it extends."""
+    # an empty section is an empty mapping, not null
+    settings = {name: {} if part is None and name in _SECTIONS else part for name, part in layer.data.items()}
+    extends = settings.pop("extends", None)
     if extends is not None and not isinstance(extends, str):
         message = f"must be the name of a shipped run or a path, not {format_value(extends)}"
-        errors = [*errors, SettingError(layer.location_of(("extends",)), "extends", message)]
+        errors.append(SettingError(layer.location_of(("extends",)), "extends", message))
         extends = None
-    return RunFile(layer, extends, errors)
-
-
-def _empty_section_as_mapping(name: str, part: Any) -> Any:
-    """An empty section is an empty mapping, not null."""
-    return {} if part is None and name in _SECTIONS else part
+    return SettingLayer(settings, layer.locations), extends
 
 
 def parse_value(text: str) -> Any:

@@ -79,6 +79,10 @@ def _tuple_from_list(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+TupleOrText = BeforeValidator(lambda value: (value,) if isinstance(value, str) else _tuple_from_list(value))
+"""Accepts a single text for a tuple of texts."""
+
+
 def accepted_forms(forms: str) -> WrapValidator:
     """A validator that replaces the several errors of a union of types by one that names the accepted forms."""
 

@@ -161,6 +161,19 @@ RENAMED: dict[str, tuple[str, ...]] = {
 }
 
 
+RENAMED_VALUES = {
+    "adaptive": "act",
+    "equal": "same-length",
+    "exact": "none",
+    "lanes": "contiguous",
+    "own": "per-layer",
+    "released": "act-released",
+    "shared": "all-layers",
+    "stream": "concat",
+}
+"""Values of settings by their earlier names."""
+
+
 def renamed_setting(old: str, valid_names: Sequence[str]) -> str:
     """`loss.smoothing is now loss.label_smoothing` for an earlier name of one of `valid_names`, else an empty text.
 

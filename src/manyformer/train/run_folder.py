@@ -12,7 +12,16 @@ from typing import Any
 
 import torch
 
-from manyformer.config import RUN_FILE, CosineSchedule, ImportFn, RunConfig, differences, dump_run, load_run
+from manyformer.config import (
+    RUN_FILE,
+    CosineSchedule,
+    ImportFn,
+    RecipeLookup,
+    RunConfig,
+    differences,
+    dump_run,
+    load_run,
+)
 from manyformer.errors import UserError, UserErrors
 from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run, plugin_records
 from manyformer.recipes import get_recipe, modules_to_import, recipe_names
@@ -96,13 +105,16 @@ def _load(
         return target if target.out else target.model_copy(update={"out": f"runs/{target.recipe}"})
     # they may define the kind of data
     import_entry_points(TASK_GROUP)
-    return load_run(
-        target,
-        overrides,
-        signature_of=lambda name: get_recipe(name).signature,
-        task_of=lambda name: get_recipe(name).card.task,
-        recipes=recipe_names(),
-        import_modules=import_modules,
+    return load_run(target, overrides, recipes=recipe_lookup(import_modules))
+
+
+def recipe_lookup(import_modules: ImportFn | None = None) -> RecipeLookup:
+    """All recipes, as the configuration looks them up."""
+    return RecipeLookup(
+        lambda name: get_recipe(name).signature,
+        lambda name: get_recipe(name).card.task,
+        recipe_names(),
+        import_modules,
     )
 
 
