@@ -243,7 +243,7 @@ def test_tag_and_evaluate_say_what_is_wrong_with_trees(
     for words, said in (
         (
             ("evaluate", str(trees_run), "--data", str(tmp_path / "odd.conllu")),
-            "label 'iobj' is not known; did you mean",
+            "label 'iobj' does not occur in the training data; did you mean",
         ),
         (
             ("predict", str(trees_run), str(tmp_path / "ring.conllu")),

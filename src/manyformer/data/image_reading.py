@@ -1,7 +1,7 @@
 """The interface of image collections with labels, and operations shared by all file formats."""
 
 import hashlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.data.pixel_tokenizer import ImageShape
+from manyformer.data.splits import DataSource
 from manyformer.errors import UserError
 
 PixelArray = NDArray[np.uint8]
@@ -33,10 +34,8 @@ class ImageRecord(NamedTuple):
     location: str
 
 
-class ImageCollection(ABC):
-    """A collection of images that can be read repeatedly, with one part per split."""
-
-    name: str
+class ImageCollection(DataSource):
+    """A collection of images, with one part per split."""
 
     @abstractmethod
     def parts(self) -> list[ImagePart]:
@@ -50,18 +49,22 @@ class ImageCollection(ABC):
     def images(self, part: ImagePart) -> Iterator[ImageRecord]:
         """Stream the images of a part in order."""
 
-    @abstractmethod
-    def stamp(self) -> list[str | int]:
-        """Values that change when the content changes, found without reading all of it."""
-
-    def select_part(self, name: ImagePart) -> ImagePart:
+    def select_part(self, name: ImagePart) -> "CollectionPart":
         """The part called `name`, or else the part without a name. Raises UserError if there is neither."""
         parts = self.parts()
-        if name in parts:
-            return name
-        if "" in parts:
-            return ""
-        raise UserError(f"{self.name}: there are no {name} images in it, only images for {', '.join(parts)}")
+        if name not in parts and "" not in parts:
+            raise UserError(f"{self.name}: there are no {name} images in it, only images for {', '.join(parts)}")
+        return CollectionPart(self, name if name in parts else "")
+
+
+class CollectionPart(DataSource):
+    """The images of one split of a collection."""
+
+    def __init__(self, collection: ImageCollection, part: ImagePart) -> None:
+        self.collection, self.part, self.name = collection, part, collection.name
+
+    def stamp(self) -> list[str | int]:
+        return [*self.collection.stamp(), self.part]
 
 
 class ImageResize(NamedTuple):

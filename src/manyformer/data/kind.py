@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, final
 
 from manyformer.config import DATA_SECTIONS, DataSection, register_section
-from manyformer.data.cache_folder import PreparedData, load_prepared
 from manyformer.data.opened import EvaluationData, EvaluationPath, OpenedData, UnlabelledData
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.errors import UserError, suggest_names
@@ -81,26 +80,3 @@ def data_kinds() -> Mapping[str, DataKind[Any]]:
 def kind_of(section: DataSection) -> DataKind[Any]:
     """The kind of data of a section."""
     return _KINDS[type(section)]
-
-
-def prepared_split(
-    open_kind: Callable[[KindSection, str, OpenRequest], OpenedData],
-    section: KindSection,
-    form: str,
-    request: OpenRequest,
-    split: str | None,
-) -> tuple[str, PreparedData]:
-    """The name of a held-out split and the prepared data with its shards, prepared again if the files are missing.
-
-    `split` None selects test if the data has such a split, else valid.
-    """
-    prepared = load_prepared(request.cache)
-    if prepared is None:
-        open_kind(section, form, request)
-        prepared = load_prepared(request.cache)
-    assert prepared is not None
-    split_names = {name.partition(".")[0] for name in prepared.shards}
-    if split == "test" and "test" not in split_names:
-        folder = request.cache.parent
-        raise UserError(f"the run in {folder} has no test data (data.test); score the split valid, or another file")
-    return split or ("test" if "test" in split_names else "valid"), prepared

@@ -8,7 +8,8 @@ from typing import final
 import numpy as np
 
 from manyformer.batches import Batch
-from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, random_generator
+from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, HeldOutBatches, random_generator
+from manyformer.errors import UserError
 from manyformer.type_aliases import IntArray
 
 
@@ -32,30 +33,44 @@ def batches_in_order(dataset: SequenceDataset, rows: int) -> Iterator[Batch]:
         yield dataset.make_batch(np.arange(start, min(start + rows, len(dataset.lengths))))
 
 
+def held_out_batches(examples: SequenceDataset, batch_tokens: int) -> HeldOutBatches:
+    """All examples in a fixed order, whose targets do not encode a text."""
+    return HeldOutBatches(LengthBuckets(examples, batch_tokens).fixed_epoch(), None)
+
+
 @final
 class LengthBuckets(EpochPlan):
-    """Batches of at most `budget` padded tokens (rows times the longest length), with at least one row each."""
+    """Batches of at most `budget` padded tokens (rows times the longest length), with at least one row each.
 
-    def __init__(self, examples: SequenceDataset, indices: IntArray, budget: int) -> None:
-        self._examples, self._indices, self._budget = examples, indices, budget
-        self.fingerprint = f"{examples.fingerprint}-{len(indices)}-{budget}"
+    `indices` are those of the examples to read, by default all.
+    """
+
+    def __init__(self, examples: SequenceDataset, budget: int, indices: IntArray | None = None) -> None:
+        self.examples, self._budget = examples, budget
+        self.indices = np.arange(len(examples.lengths)) if indices is None else indices
+        self.fingerprint = f"{examples.fingerprint}-{len(self.indices)}-{budget}"
+
+    @property
+    def max_length(self) -> int:
+        """The length of the longest example that is read."""
+        return int(self.examples.lengths[self.indices].max())
 
     def epoch(self, seed: int, number: int) -> "BucketEpoch":
         random = random_generator(seed, number)
-        indices = random.permutation(self._indices)
+        indices = random.permutation(self.indices)
         bounds, indices = self._sort_and_split(indices)
-        return BucketEpoch(self._examples, indices, bounds, random.permutation(len(bounds) - 1))
+        return BucketEpoch(self.examples, indices, bounds, random.permutation(len(bounds) - 1))
 
     def fixed_epoch(self) -> "BucketEpoch":
         """The fixed epoch of held-out data, shuffled so that its first batches represent all of them."""
-        bounds, indices = self._sort_and_split(self._indices)
-        return BucketEpoch(self._examples, indices, bounds, random_generator(FIXED_SEED).permutation(len(bounds) - 1))
+        bounds, indices = self._sort_and_split(self.indices)
+        return BucketEpoch(self.examples, indices, bounds, random_generator(FIXED_SEED).permutation(len(bounds) - 1))
 
     def _sort_and_split(self, indices: IntArray) -> tuple[IntArray, IntArray]:
         # a stable sort, which preserves the shuffled order of equal lengths
-        lengths = self._examples.lengths[indices]
-        indices = indices[np.lexsort((self._examples.tie_breakers[indices], lengths))]
-        return bucket_bounds(self._examples.lengths[indices], self._budget), indices
+        lengths = self.examples.lengths[indices]
+        indices = indices[np.lexsort((self.examples.tie_breakers[indices], lengths))]
+        return bucket_bounds(self.examples.lengths[indices], self._budget), indices
 
 
 class BucketEpoch(Epoch):
@@ -70,6 +85,37 @@ class BucketEpoch(Epoch):
     def batch(self, number: int) -> Batch:
         bucket = self._order[number]
         return self._examples.make_batch(self._indices[self._bounds[bucket] : self._bounds[bucket + 1]])
+
+
+def training_buckets(
+    examples: SequenceDataset, batch_tokens: int, *, noun: str, max_length: int, unit: str = "tokens"
+) -> LengthBuckets:
+    """Batches of the training examples of at most `max_length` tokens. Raises UserError if they fill no batch."""
+    buckets = LengthBuckets(examples, batch_tokens, np.flatnonzero(examples.lengths <= max_length))
+    count = len(buckets.indices)
+    if not count:
+        raise UserError(
+            f"no training {noun} is as short as data.max_length allows ({max_length} {unit}); set it higher"
+        )
+    if buckets.max_length > batch_tokens:
+        raise UserError(
+            f"the longest training {noun} has {buckets.max_length} {unit}, more than a batch of {batch_tokens} "
+            "(batch.tokens); set batch.tokens higher or data.max_length lower"
+        )
+    total = int(examples.lengths[buckets.indices].sum())
+    check_fills_batch(total, batch_tokens, f"the {count:,} training {noun}s have", f"{noun}s")
+    return buckets
+
+
+def check_fills_batch(
+    total: int, batch_tokens: int, subject_and_verb: str, source: str, *, unit: str = "tokens"
+) -> None:
+    """Raise UserError if the training data does not fill one batch."""
+    if total < batch_tokens:
+        raise UserError(
+            f"{subject_and_verb} {total:,} {unit}, fewer than one batch of {batch_tokens:,} (batch.tokens); "
+            f"give more {source} or set batch.tokens lower"
+        )
 
 
 def bucket_bounds(lengths: IntArray, budget: int) -> IntArray:

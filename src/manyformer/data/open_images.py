@@ -1,29 +1,26 @@
 """Opening images: split, resized and written to shards once, then read as batches of images or pixel sequences."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from manyformer.batches import TextUnits
 from manyformer.config import ImagesData
-from manyformer.data.cache_folder import PreparationResult, PreparedData, load_or_prepare
-from manyformer.data.example_splits import check_fills_batch, held_out_batches, split_batches
+from manyformer.data.cache_folder import PreparationResult, PreparedData
 from manyformer.data.image_examples import LabelledImageDataset, PixelSequenceDataset
 from manyformer.data.image_files import open_image_files
 from manyformer.data.image_reading import (
-    ImageCollection,
-    ImagePart,
+    CollectionPart,
     ImageRecord,
     ImageResize,
     check_same_shape,
     pillow,
     sort_labels,
 )
-from manyformer.data.kind import DataKind, OpenRequest, prepared_split, register
-from manyformer.data.length_buckets import SequenceDataset, batches_in_order
+from manyformer.data.kind import OpenRequest, register
+from manyformer.data.length_buckets import LengthBuckets, SequenceDataset, batches_in_order, check_fills_batch
 from manyformer.data.opened import (
-    EvaluationData,
     EvaluationPath,
     LengthLimit,
     OpenedData,
@@ -31,279 +28,206 @@ from manyformer.data.opened import (
     UnlabelledInput,
     path_name,
 )
-from manyformer.data.pair_tables import bytes_fraction
 from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
-from manyformer.data.saved_tokenizers import TokenizerPair
-from manyformer.data.token_shards import ShardWriters, TokenShard, open_shard, write_shards
-from manyformer.errors import UserError, suggest_names
+from manyformer.data.prepared_kind import Opening, PreparedKind
+from manyformer.data.saved_tokenizers import TokenizerPair, class_id
+from manyformer.data.splits import PathOrPaths, Splits, path_list
+from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
+from manyformer.errors import UserError
 
 IMAGES_PER_BATCH = 64
 """Images whose labels are predicted together."""
-SHARD_NAMES = ("image", "label")
-"""The shards of each split."""
 
 
-class ImageSplits(NamedTuple):
-    """The collections of each split; a split without one holds out the fraction in `shares` of training images."""
+class ImagesKind(PreparedKind[ImagesData, CollectionPart, LengthBuckets]):
+    """Images in the form "labelled", for a classifier, or "levels", as pixel tokens for a language model.
 
-    collections: dict[str, list[tuple[ImageCollection, ImagePart]]]
-    shares: dict[str, float]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all splits, training first."""
-        return list(dict.fromkeys(["train", *self.shares, *self.collections]))
-
-    def images(self) -> Iterator[tuple[str, ImageRecord]]:
-        """Stream every image with its split; equal images fall into the same split."""
-        for name, collections in self.collections.items():
-            for collection, part in collections:
-                for record in collection.images(part):
-                    yield (self._assign_split(record) if name == "train" else name), record
-
-    def labels(self) -> set[str]:
-        """The labels of the training images."""
-        return {label for collection, part in self.collections["train"] for label in collection.labels(part)}
-
-    def _assign_split(self, record: ImageRecord) -> str:
-        fraction = bytes_fraction(record.pixels.tobytes())
-        for name, share in self.shares.items():
-            if fraction < share:
-                return name
-            fraction -= share
-        return "train"
-
-
-def open_images(data: ImagesData, form: str, request: OpenRequest) -> OpenedData:
-    """Open images in the form "labelled", for a classifier, or "levels", as pixel tokens for a language model.
-
-    `request.batch_tokens` bounds the values (pixels times channels) of a batch.
+    A batch is bounded by its values (pixels times channels). Equal images fall into the same split.
     """
-    if data.block is not None and form == "labelled":
-        raise UserError("data.block is the order in which a language model reads images; a classifier has none")
-    splits = _image_splits(data)
-    settings: dict[str, Any] = {"kind": "images", "size": data.size, "channels": data.channels, "levels": data.levels}
-    settings |= {"block": data.block, "shares": splits.shares, "stamps": _stamps(splits)}
-    if data.size is not None or data.channels is not None:
-        settings["library"] = pillow().__version__
-    prepared = load_or_prepare(request.cache, settings, lambda: _prepare(data, splits, request))
-    required, offered = _model_keywords(splits, prepared.tokenizers, form)
-    datasets = {name: _image_dataset(prepared.shards, f"{name}.", prepared.tokenizers, form) for name in splits.names}
-    shape, images = _pixel_tokenizer(prepared.tokenizers).shape, len(datasets["train"].lengths)
-    _check_batch_size(images, shape, request.batch_tokens)
-    batches = split_batches(
-        datasets, np.arange(images), request.batch_tokens, request.seed, lambda name: _units(datasets[name], form)
-    )
-    return OpenedData(
-        tokenizers=prepared.tokenizers,
-        **batches._asdict(),
-        summary_lines=tuple(_summary_lines(splits, prepared)),
-        length_limits=(
-            LengthLimit(shape.values, "an image", "scale images down with data.size, or build a longer model"),
-        ),
-        cache=request.cache,
-        required_keywords=required,
-        offered_keywords=offered,
-    )
 
+    section = ImagesData
+    forms = ("labelled", "levels")
+    sides = ("image", "label")
+    prepared_settings = ("size", "channels", "levels", "block")
 
-def held_out_images(data: ImagesData, form: str, request: OpenRequest, split: str | None) -> EvaluationData:
-    """The images of a held-out split."""
-    name, prepared = prepared_split(open_images, data, form, request, split)
-    dataset = _image_dataset(prepared.shards, f"{name}.", prepared.tokenizers, form)
-    return EvaluationData(name, held_out_batches(dataset, request.batch_tokens, _units(dataset, form)))
+    def open_sources(self, data: ImagesData, paths: PathOrPaths, split: str, cache: Path) -> list[CollectionPart]:
+        return [open_image_files(path).select_part(split) for path in path_list(paths)]
 
+    def split(self, data: ImagesData, cache: Path) -> Splits[CollectionPart]:
+        splits = super().split(data, cache)
+        # collections with test images are tested on those
+        collections = [source.collection for source in splits.sources["train"]]
+        test_parts = [CollectionPart(images, "test") for images in collections if "test" in images.parts()]
+        if test_parts and data.test is None:
+            splits.sources["test"] = test_parts
+        return splits
 
-def images_of_file(
-    data: ImagesData, form: str, tokenizers: TokenizerPair, path: EvaluationPath, request: OpenRequest
-) -> EvaluationData:
-    """The images of files, in any format of training data."""
-    tokenizer = _pixel_tokenizer(tokenizers)
-    # language models use no labels
-    class_ids = _class_ids(tokenizers.labels if form == "labelled" else None)
-    with write_shards(request.cache, SHARD_NAMES, max(256, len(class_ids))) as writers:
-        for record in _records_of_files(data, tokenizer.shape, path):
-            _add_image(writers, "", record, tokenizer, class_ids)
-    shards = {side: open_shard(request.cache, side, facts) for side, facts in writers.facts.items()}
-    dataset = _image_dataset(shards, "", tokenizers, form)
-    return EvaluationData(path_name(path), held_out_batches(dataset, request.batch_tokens, _units(dataset, form)))
+    def library(self, data: ImagesData) -> str | None:
+        return None if data.size is None and data.channels is None else str(pillow().__version__)
 
+    def open(self, data: ImagesData, form: str, request: OpenRequest) -> OpenedData:
+        if data.block is not None and form == "labelled":
+            raise UserError("data.block is the order in which a language model reads images; a classifier has none")
+        return super().open(data, form, request)
 
-def unlabelled_images(data: ImagesData, tokenizers: TokenizerPair, path: str, request: OpenRequest) -> UnlabelledData:
-    """The images of an image file, or of files in any format of training data; labels are ignored."""
-    tokenizer, inputs = _pixel_tokenizer(tokenizers), []
-    with write_shards(request.cache, SHARD_NAMES, 256) as writers:
-        for record in _records_of_files(data, tokenizer.shape, path):
-            # a classifier's batches have labels; these are placeholders
-            _add_image(writers, "", record._replace(label=""), tokenizer, {"": 0})
-            inputs.append(UnlabelledInput(record.location, is_file=True))
-    shards = {side: open_shard(request.cache, side, facts) for side, facts in writers.facts.items()}
-    dataset = _image_dataset(shards, "", tokenizers, "labelled")
-    return UnlabelledData(inputs, batches_in_order(dataset, IMAGES_PER_BATCH))
-
-
-def _records_of_files(data: ImagesData, shape: ImageShape, path: EvaluationPath) -> Iterator[ImageRecord]:
-    """The images of files for a model, resized to its shape if the run resized its own."""
-    resize = ImageResize(data.size, data.channels or shape.channels)
-    for collection, part in _open_collections(path, "test"):
-        for record in collection.images(part):
-            _check_shape(resized := resize.apply(record), shape)
-            yield resized
-
-
-def _image_dataset(
-    shards: Mapping[str, TokenShard], prefix: str, tokenizers: TokenizerPair, form: str
-) -> SequenceDataset:
-    images, labels = (shards[f"{prefix}{side}"] for side in SHARD_NAMES)
-    tokenizer = _pixel_tokenizer(tokenizers)
-    if form == "labelled":
-        return LabelledImageDataset(images, labels, tokenizer)
-    return PixelSequenceDataset(images, tokenizer)
-
-
-def _units(dataset: SequenceDataset, form: str) -> TextUnits | None:
-    """For language models each value counts as one character and one byte."""
-    values = int(dataset.lengths.sum())
-    return None if form == "labelled" else TextUnits(values, values, values)
-
-
-def _model_keywords(splits: ImageSplits, tokenizers: TokenizerPair, form: str) -> tuple[dict[str, int], dict[str, int]]:
-    """The keywords that every model needs, and those for models that accept them: the shape of images and blocks."""
-    tokenizer = _pixel_tokenizer(tokenizers)
-    if form != "labelled":
-        rows, columns = tokenizer.block
-        return {"vocab": tokenizer.vocab}, tokenizer.shape._asdict() | {"block_height": rows, "block_width": columns}
-    if tokenizers.labels is None:
-        raise UserError(
-            f"{splits.collections['train'][0][0].name}: these images have no labels, which a classifier needs"
+    def prepare(self, data: ImagesData, splits: Splits[CollectionPart], request: OpenRequest) -> PreparationResult:
+        request.log(f"preparing images: {splits.sources['train'][0].name}")
+        labels = sort_labels(
+            {label for source in splits.sources["train"] for label in source.collection.labels(source.part)}
         )
-    return {"classes": len(tokenizers.labels)}, tokenizer.shape._asdict()
-
-
-def _image_splits(data: ImagesData) -> ImageSplits:
-    collections = {"train": _open_collections(data.path, "train")}
-    shares = {}
-    if isinstance(data.valid, float):
-        shares["valid"] = data.valid
-    else:
-        collections["valid"] = _open_collections(data.valid, "valid")
-    # collections with test images are tested on those
-    test_parts = [(collection, "test") for collection, _ in collections["train"] if "test" in collection.parts()]
-    if data.test is not None or test_parts:
-        collections["test"] = test_parts if data.test is None else _open_collections(data.test, "test")
-    return ImageSplits(collections, shares)
-
-
-def _open_collections(paths: str | Sequence[str], part: ImagePart) -> list[tuple[ImageCollection, ImagePart]]:
-    collections = [open_image_files(path) for path in ([paths] if isinstance(paths, str) else paths)]
-    return [(collection, collection.select_part(part)) for collection in collections]
-
-
-def _stamps(splits: ImageSplits) -> dict[str, list[list[str | int]]]:
-    return {
-        name: [[*collection.stamp(), part] for collection, part in collections]
-        for name, collections in splits.collections.items()
-    }
-
-
-def _prepare(data: ImagesData, splits: ImageSplits, request: OpenRequest) -> PreparationResult:
-    request.log(f"preparing images: {splits.collections['train'][0][0].name}")
-    labels = sort_labels(splits.labels())
-    if len(labels) == 1:
-        raise UserError(f"all training images have the label {labels[0]!r}; there must be two labels at least, or none")
-    class_ids, resize = _class_ids(labels), ImageResize(data.size, data.channels)
-    counts = dict.fromkeys(splits.names, 0)
-    first: ImageRecord | None = None
-    tokenizer: PixelTokenizer | None = None
-    shards = [f"{name}.{side}" for name in counts for side in SHARD_NAMES]
-    with write_shards(request.cache, shards, max(256, len(labels))) as writers:
-        for name, record in splits.images():
-            resized = resize.apply(record)
-            if first is None or tokenizer is None:
-                first, tokenizer = resized, PixelTokenizer(data.levels, ImageShape(*resized.pixels.shape), data.block)
-            check_same_shape(resized, first)
-            _add_image(writers, f"{name}.", resized, tokenizer, class_ids)
-            counts[name] += 1
-        _check_not_empty(splits, counts)
-    assert tokenizer is not None
-    tokenizer_pair = TokenizerPair(tokenizer, tokenizer, labels or None)
-    hashes = {name: facts.sha256 for name, facts in writers.facts.items()}
-    return PreparationResult(tokenizer_pair, writers.facts, hashes, {"images": counts})
-
-
-def _add_image(
-    writers: ShardWriters, prefix: str, record: ImageRecord, tokenizer: PixelTokenizer, class_ids: dict[str, int]
-) -> None:
-    """Add an image to the shards of a split. Raises UserError for a label that is not among the classes."""
-    writers.shards[f"{prefix}image"].add(
-        tokenizer.quantize(record.pixels).ravel().astype(np.int32), starts_document=True
-    )
-    if not class_ids:
-        return
-    if record.label not in class_ids:
-        unknown_label = (
-            f"the label {record.label!r} does not occur in the training data; "
-            f"{suggest_names(str(record.label), class_ids)}"
-        )
-        raise UserError(f"{record.location}: {'this image has no label' if record.label is None else unknown_label}")
-    writers.shards[f"{prefix}label"].add([class_ids[record.label]], starts_document=True)
-
-
-def _check_shape(record: ImageRecord, shape: ImageShape) -> None:
-    if record.pixels.shape != shape:
-        actual = ImageShape(*record.pixels.shape)
-        raise UserError(f"{record.location}: this image is {actual}, but the model was trained on images of {shape}")
-
-
-def _check_not_empty(splits: ImageSplits, counts: dict[str, int]) -> None:
-    for name, count in counts.items():
-        if not count:
-            collection_names = ", ".join(
-                collection.name for collection, _ in splits.collections.get(name, splits.collections["train"])
-            )
-            if name in splits.shares:
-                raise UserError(f"{collection_names}: too few images to hold out {splits.shares[name]} of them")
+        if len(labels) == 1:
             raise UserError(
-                f"{collection_names}: there are no images in it (data.{'path' if name == 'train' else name})"
+                f"all training images have the label {labels[0]!r}; there must be two labels at least, or none"
             )
+        resize, counts = ImageResize(data.size, data.channels), dict.fromkeys(splits.names, 0)
+        first = next((resize.apply(record) for _, record in _split_images(splits)), None)
+        if first is None:
+            splits.check_counts(counts, "images")
+        assert first is not None
+        tokenizer = PixelTokenizer(data.levels, ImageShape(*first.pixels.shape), data.block)
+        tokenizers = TokenizerPair(tokenizer, tokenizer, labels or None)
+        add_image = _image_writer(tokenizers)
+        shard_names = [shard_name for name in splits.names for shard_name in self.shard_names(name)]
+        with write_shards(request.cache, shard_names, max(256, len(labels))) as writers:
+            for name, record in _split_images(splits):
+                resized = resize.apply(record)
+                check_same_shape(resized, first)
+                add_image([writers.shards[shard_name] for shard_name in self.shard_names(name)], resized)
+                counts[name] += 1
+            splits.check_counts(counts, "images")
+        hashes = {name: facts.sha256 for name, facts in writers.facts.items()}
+        return PreparationResult(tokenizers, writers.facts, hashes, {"images": counts})
+
+    def write_file(self, opening: Opening[ImagesData], path: EvaluationPath) -> list[TokenShard]:
+        # language models use no labels
+        labels = opening.tokenizers.labels if opening.form == "labelled" else None
+        return self._write_records(opening, self._file_records(opening, path), labels)
+
+    def plan(self, opening: Opening[ImagesData], shards: Sequence[TokenShard], split: str) -> LengthBuckets:
+        shape, batch_tokens = _pixel_tokenizer(opening).shape, opening.request.batch_tokens
+        dataset = self._dataset(opening, shards)
+        if split == "train":
+            if batch_tokens < shape.values:
+                raise UserError(
+                    f"batch.tokens is {batch_tokens:,}, less than the {shape.values:,} values of one image ({shape}); "
+                    f"128 images are batch.tokens={128 * shape.values}"
+                )
+            count = len(dataset.lengths)
+            subject = f"the {count:,} training images have"
+            check_fills_batch(count * shape.values, batch_tokens, subject, "images", unit="values")
+        return LengthBuckets(dataset, batch_tokens)
+
+    def units(self, opening: Opening[ImagesData], shards: Sequence[TokenShard]) -> TextUnits | None:
+        """For language models each value counts as one character and one byte."""
+        values = shards[0].facts.tokens
+        return None if opening.form == "labelled" else TextUnits(values, values, values)
+
+    def required_keywords(self, opening: Opening[ImagesData]) -> dict[str, int]:
+        if opening.form != "labelled":
+            return {"vocab": opening.tokenizers.target.vocab}
+        if opening.tokenizers.labels is None:
+            raise UserError(f"{path_name(opening.data.path)}: these images have no labels, which a classifier needs")
+        return {"classes": len(opening.tokenizers.labels)}
+
+    def offered_keywords(self, opening: Opening[ImagesData]) -> dict[str, int]:
+        """The shape of images, and that of blocks for a language model."""
+        tokenizer = _pixel_tokenizer(opening)
+        rows, columns = tokenizer.block
+        blocks = {} if opening.form == "labelled" else {"block_height": rows, "block_width": columns}
+        return tokenizer.shape._asdict() | blocks
+
+    def length_limits(self, opening: Opening[ImagesData], plans: Mapping[str, LengthBuckets]) -> Iterable[LengthLimit]:
+        remedy = "scale images down with data.size, or build a longer model"
+        return [LengthLimit(plans["train"].max_length, "an image", remedy)]
+
+    def describe(
+        self,
+        opening: Opening[ImagesData],
+        splits: Splits[CollectionPart],
+        prepared: PreparedData,
+        plans: Mapping[str, LengthBuckets],
+    ) -> Iterator[str]:
+        tokenizer, labels = _pixel_tokenizer(opening), opening.tokenizers.labels
+        yield f"images: {splits.source_names()}; {'no' if labels is None else f'{len(labels):,}'} labels"
+        rows, columns = tokenizer.block
+        order = "row by row" if (rows, columns) == (1, tokenizer.shape.width) else f"in blocks of {rows} x {columns}"
+        yield f"values: {tokenizer.shape}, {tokenizer.levels} levels, {order}"
+        yield "; ".join(f"{name}: {count:,} images" for name, count in prepared.counts["images"].items())
+
+    def unlabelled(
+        self, data: ImagesData, tokenizers: TokenizerPair, path: str, request: OpenRequest
+    ) -> UnlabelledData:
+        """The images of an image file, or of files in any format of training data; labels are ignored."""
+        opening, inputs = Opening(data, "labelled", tokenizers, request), []
+
+        def records() -> Iterator[ImageRecord]:
+            for record in self._file_records(opening, path):
+                inputs.append(UnlabelledInput(record.location, is_file=True))
+                # a classifier's batches have labels; these are placeholders
+                yield record._replace(label="")
+
+        shards = self._write_records(opening, records(), ("",))
+        return UnlabelledData(inputs, batches_in_order(self._dataset(opening, shards), IMAGES_PER_BATCH))
+
+    def _dataset(self, opening: Opening[ImagesData], shards: Sequence[TokenShard]) -> SequenceDataset:
+        images, labels = shards
+        tokenizer = _pixel_tokenizer(opening)
+        if opening.form == "labelled":
+            return LabelledImageDataset(images, labels, tokenizer)
+        return PixelSequenceDataset(images, tokenizer)
+
+    def _file_records(self, opening: Opening[ImagesData], path: EvaluationPath) -> Iterator[ImageRecord]:
+        """The images of files for a model, resized to its shape if the run resized its own."""
+        shape = _pixel_tokenizer(opening).shape
+        resize = ImageResize(opening.data.size, opening.data.channels or shape.channels)
+        for source in self.open_sources(opening.data, path, "test", opening.request.cache):
+            for record in map(resize.apply, source.collection.images(source.part)):
+                if record.pixels.shape != shape:
+                    actual = ImageShape(*record.pixels.shape)
+                    raise UserError(
+                        f"{record.location}: this image is {actual}, but the model was trained on images of {shape}"
+                    )
+                yield record
+
+    def _write_records(
+        self, opening: Opening[ImagesData], records: Iterable[ImageRecord], labels: tuple[str, ...] | None
+    ) -> list[TokenShard]:
+        folder = opening.request.cache
+        add_image = _image_writer(opening.tokenizers._replace(labels=labels))
+        with write_shards(folder, self.sides, max(256, len(labels or ()))) as writers:
+            for record in records:
+                add_image(list(writers.shards.values()), record)
+        return [open_shard(folder, side, facts) for side, facts in writers.facts.items()]
 
 
-def _check_batch_size(images: int, shape: ImageShape, batch_tokens: int) -> None:
-    if batch_tokens < shape.values:
-        raise UserError(
-            f"batch.tokens is {batch_tokens:,}, less than the {shape.values:,} values of one image ({shape}); "
-            f"128 images are batch.tokens={128 * shape.values}"
-        )
-    subject = f"the {images:,} training images have"
-    check_fills_batch(images * shape.values, batch_tokens, subject, "images", unit="values")
+def _split_images(splits: Splits[CollectionPart]) -> Iterator[tuple[str, ImageRecord]]:
+    """Stream every image with its split."""
+    for name, sources in splits.sources.items():
+        for source in sources:
+            for record in source.collection.images(source.part):
+                yield splits.assign(record.pixels.tobytes()) if name == "train" else name, record
 
 
-def _pixel_tokenizer(tokenizers: TokenizerPair) -> PixelTokenizer:
-    assert isinstance(tokenizers.source, PixelTokenizer)
-    return tokenizers.source
+def _image_writer(tokenizers: TokenizerPair) -> Callable[[Sequence[ShardWriter], ImageRecord], None]:
+    """A function that adds an image to the two shards of a split. It raises UserError for a label without a class."""
+    tokenizer, class_ids = tokenizers.source, tokenizers.class_ids()
+    assert isinstance(tokenizer, PixelTokenizer)
+
+    def add(writers: Sequence[ShardWriter], record: ImageRecord) -> None:
+        images, labels = writers
+        images.add(tokenizer.quantize(record.pixels).ravel().astype(np.int32), starts_document=True)
+        if class_ids:
+            if record.label is None:
+                raise UserError(f"{record.location}: this image has no label")
+            labels.add([class_id(class_ids, record.label, record.location)], starts_document=True)
+
+    return add
 
 
-def _class_ids(labels: Sequence[str] | None) -> dict[str, int]:
-    return {label: number for number, label in enumerate(labels or ())}
+def _pixel_tokenizer(opening: Opening[ImagesData]) -> PixelTokenizer:
+    assert isinstance(opening.tokenizers.source, PixelTokenizer)
+    return opening.tokenizers.source
 
 
-def _summary_lines(splits: ImageSplits, prepared: PreparedData) -> Iterator[str]:
-    tokenizer, labels = _pixel_tokenizer(prepared.tokenizers), prepared.tokenizers.labels
-    label_text = "no labels" if labels is None else f"{len(labels):,} labels"
-    yield f"images: {', '.join(collection.name for collection, _ in splits.collections['train'])}; {label_text}"
-    rows, columns = tokenizer.block
-    order = "row by row" if (rows, columns) == (1, tokenizer.shape.width) else f"in blocks of {rows} x {columns}"
-    yield f"values: {tokenizer.shape}, {tokenizer.levels} levels, {order}"
-    yield "; ".join(f"{name}: {count:,} images" for name, count in prepared.counts["images"].items())
-
-
-IMAGES = register(
-    DataKind(
-        section=ImagesData,
-        forms=("labelled", "levels"),
-        open=open_images,
-        held_out=held_out_images,
-        from_file=images_of_file,
-        unlabelled=unlabelled_images,
-    )
-)
+_KIND = ImagesKind()
+IMAGES = register(_KIND.data_kind(unlabelled=_KIND.unlabelled))

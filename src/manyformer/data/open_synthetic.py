@@ -11,7 +11,15 @@ from manyformer.config import SyntheticData
 from manyformer.data.characters import CharTokenizer
 from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, HeldOutBatches, random_generator
 from manyformer.data.kind import DataKind, OpenRequest, register
-from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, OpenedData, format_amount, path_name
+from manyformer.data.opened import (
+    EvaluationData,
+    EvaluationPath,
+    LengthLimit,
+    OpenedData,
+    check_holds_row,
+    format_amount,
+    path_name,
+)
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.synthetic_rules import RULES, SyntheticRule
@@ -86,11 +94,7 @@ class RulePlan(EpochPlan):
 
 def open_synthetic(data: SyntheticData, form: str, request: OpenRequest) -> OpenedData:
     """Open sequences of the rule `data.rule` for a language model."""
-    if request.batch_tokens < data.length:
-        raise UserError(
-            f"batch.tokens is {request.batch_tokens}, less than one row of {data.length} (data.length); "
-            "set it to that or more"
-        )
+    check_holds_row(data.length, request.batch_tokens)
     rule, rows = RULES[data.rule](data), request.batch_tokens // data.length
     # symbols are letters, so that generated text is readable; beyond 26 they continue with code points from 0x100
     letters = [chr(ord("a") + n if n < 26 else 0x100 + n) for n in range(rule.symbols)]

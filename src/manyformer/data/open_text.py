@@ -1,30 +1,29 @@
 """Opening text for language models: split, tokenized into shards once, then read as rows of equal length."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from platform import python_version
-from typing import Any, NamedTuple
 
 import numpy as np
-import tokenizers
 
+from manyformer.batches import TextUnits
 from manyformer.config import TextData
-from manyformer.data.cache_folder import PreparationResult, PreparedData, load_or_prepare, load_prepared
-from manyformer.data.epochs import HeldOutBatches
-from manyformer.data.example_splits import check_fills_batch, shard_units
-from manyformer.data.holdout import DocumentPiece, HoldoutSplitter, TextSurvey, survey_sources
-from manyformer.data.kind import DataKind, OpenRequest, prepared_split, register
+from manyformer.data.cache_folder import PreparationResult, PreparedData, load_prepared
+from manyformer.data.holdout import DocumentPiece, HoldoutSplitter, survey_sources
+from manyformer.data.kind import OpenRequest, register
 from manyformer.data.lanes import LaneLayout
+from manyformer.data.length_buckets import check_fills_batch
 from manyformer.data.neighbour_tables import open_neighbour_table
-from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, OpenedData, format_amount, path_name
+from manyformer.data.opened import EvaluationPath, LengthLimit, check_holds_row, format_amount
+from manyformer.data.prepared_kind import Opening, PreparedKind
 from manyformer.data.row_layouts import DocumentLayout, RowLayout, WindowLayout
-from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.text_epochs import BatchMaker, MaskedBatches, NextTokenBatches, TextPlan
 from manyformer.data.text_sources import TextPart, TextSource, text_sources
-from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
+from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, shard_units, write_shards
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
 
@@ -36,66 +35,97 @@ PROMPT_CHARACTERS = 40
 _BLOCK_CHARACTERS = 1 << 20
 
 
-class TextSplits(NamedTuple):
-    """The sources of each split; for a split without sources, the fraction in `shares` of training text is held out."""
+class TextKind(PreparedKind[TextData, TextSource, TextPlan]):
+    """Text in the form "next-token", for a language model, or "masked", for a masked one."""
 
-    sources: dict[str, list[TextSource]]
-    shares: dict[str, float]
+    section = TextData
+    forms = ("next-token", "masked")
+    prepared_settings = ("tokenizer", "vocab")
 
+    def open_sources(self, data: TextData, paths: PathOrPaths, split: str, cache: Path) -> list[TextSource]:
+        return text_sources(paths, data.column, cache)
 
-def open_text(data: TextData, form: str, request: OpenRequest) -> OpenedData:
-    """Open text in the form "next-token", for a language model, or "masked", for a masked one."""
-    splits = _text_splits(data, request.cache)
-    stamps = {name: [source.stamp() for source in sources] for name, sources in splits.sources.items()}
-    settings = {
-        "kind": "text",
-        "tokenizer": data.tokenizer,
-        "vocab": data.vocab,
-        "shares": splits.shares,
-        "stamps": stamps,
-    }
-    settings["library"] = tokenizers.__version__
-    prepared = load_or_prepare(request.cache, settings, lambda: _prepare(data, splits, request))
-    _check_batch_size(prepared.shards, request.batch_tokens, data.length)
-    vocab = prepared.tokenizers.target.vocab
-    held_out = {
-        name: _held_out_batches(data, form, shard, vocab, request.batch_tokens)
-        for name, shard in prepared.shards.items()
-        if name != "train"
-    }
-    return OpenedData(
-        tokenizers=prepared.tokenizers,
-        train=Sampler(_text_plan(data, form, prepared.shards["train"], vocab, request.batch_tokens), request.seed),
-        valid=held_out["valid"],
-        test=held_out.get("test"),
-        summary_lines=tuple(_summary_lines(data, prepared)),
-        length_limits=(LengthLimit(data.length, "a row (data.length)", "set data.length to that or less"),),
-        cache=request.cache,
-        required_keywords={"vocab": vocab},
-    )
+    def split(self, data: TextData, cache: Path) -> Splits[TextSource]:
+        splits = super().split(data, cache)
+        if data.test is None and data.path == "stdlib" and isinstance(data.valid, float):
+            splits.shares["test"] = min(data.valid, (1 - data.valid) / 2)
+        return splits
 
+    def prepare(self, data: TextData, splits: Splits[TextSource], request: OpenRequest) -> PreparationResult:
+        surveys = {name: survey_sources(sources) for name, sources in splits.sources.items()}
+        for name, survey in surveys.items():
+            if not survey.lengths.sum():
+                raise UserError(f"there is no text in {', '.join(source.name for source in splits.sources[name][:3])}")
+        characters = int(surveys["train"].lengths.sum())
+        holdout = HoldoutSplitter(surveys["train"].lengths, splits.shares)
+        request.log(f"preparing {format_amount(characters, 'characters')} of text ({data.tokenizer} tokens)")
+        texts = (piece.part.text for piece in _split_pieces(splits, holdout, ["train"]) if piece.split == "train")
+        # Character vocabularies need all of the text; for byte pairs an evenly spread sample is enough.
+        step = max(1, characters // MAX_BPE_CHARACTERS) if data.tokenizer == "bpe" else 1
+        tokenizer = Tokenizer.train(data.tokenizer, islice(texts, 0, None, step), data.vocab)
+        with write_shards(request.cache, splits.names, tokenizer.vocab) as writers:
+            for block in _group_pieces(_split_pieces(splits, holdout, splits.sources)):
+                _add_pieces(writers.shards, block, tokenizer)
+        counts = {"documents": sum(len(survey.lengths) for survey in surveys.values()), "whole": holdout.by_document}
+        hashes = {name: digest for survey in surveys.values() for name, digest in survey.hashes.items()}
+        return PreparationResult(TokenizerPair(tokenizer, tokenizer), writers.facts, hashes, counts)
 
-def held_out_text(data: TextData, form: str, request: OpenRequest, split: str | None) -> EvaluationData:
-    """The rows of a held-out split."""
-    name, prepared = prepared_split(open_text, data, form, request, split)
-    vocab = prepared.tokenizers.target.vocab
-    return EvaluationData(name, _held_out_batches(data, form, prepared.shards[name], vocab, request.batch_tokens))
+    def write_file(self, opening: Opening[TextData], path: EvaluationPath) -> list[TokenShard]:
+        return [write_text_shard(opening.data, opening.tokenizers.source, path, opening.request.cache)]
 
+    def plan(self, opening: Opening[TextData], shards: Sequence[TokenShard], split: str) -> TextPlan:
+        data, batch_tokens, (shard,) = opening.data, opening.request.batch_tokens, shards
+        if split == "train":
+            check_holds_row(data.length, batch_tokens)
+            check_fills_batch(shard.facts.tokens, batch_tokens, "the training text has", "text")
+        if shard.facts.tokens < 2:
+            raise UserError(f"data.{split} holds no text; hold out a larger fraction or give a path")
+        masked, vocab = opening.form == "masked", opening.tokenizers.target.vocab
+        batch_maker: BatchMaker = MaskedBatches(data.masking, vocab) if masked else NextTokenBatches()
+        rows = max(1, batch_tokens // data.length)
+        layout = make_layout(data, shard, rows, shifted=not masked)
+        fingerprint = f"{shard.facts.sha256[:16]}-{data.packing}-{data.length}"
+        neighbours = None if masked else open_neighbour_table(data.neighbours, shard)
+        return TextPlan(layout, rows, batch_maker, fingerprint, neighbours)
 
-def text_of_file(
-    data: TextData, form: str, tokenizers: TokenizerPair, path: EvaluationPath, request: OpenRequest
-) -> EvaluationData:
-    """The rows of the text in any source of text."""
-    shard = write_text_shard(data, tokenizers.source, path, request.cache)
-    batches = _held_out_batches(data, form, shard, tokenizers.source.vocab, request.batch_tokens)
-    return EvaluationData(path_name(path), batches)
+    def units(self, opening: Opening[TextData], shards: Sequence[TokenShard]) -> TextUnits | None:
+        # masked tokens do not encode a text
+        return None if opening.form == "masked" else shard_units(shards[0])
+
+    def length_limits(self, opening: Opening[TextData], plans: Mapping[str, TextPlan]) -> Iterable[LengthLimit]:
+        return [LengthLimit(opening.data.length, "a row (data.length)", "set data.length to that or less")]
+
+    def describe(
+        self,
+        opening: Opening[TextData],
+        splits: Splits[TextSource],
+        prepared: PreparedData,
+        plans: Mapping[str, TextPlan],
+    ) -> Iterator[str]:
+        data, documents, vocab = opening.data, prepared.counts["documents"], prepared.tokenizers.target.vocab
+        names = {"stdlib": f"the source text of Python {python_version()}'s standard library", "-": "standard input"}
+        path_text = ", ".join(names.get(path, path) for path in path_list(data.path))
+        yield (
+            f"text: {path_text}; {documents:,} document{'s' * (documents != 1)}, {data.tokenizer} tokens, "
+            f"vocabulary {vocab:,}"
+        )
+        for name, shard in prepared.shards.items():
+            characters = format_amount(shard.facts.characters, "characters")
+            yield f"{name}: {format_amount(shard.facts.tokens, 'tokens')}, {characters}"
+        packing_texts = {
+            "documents": "packed documents that cannot attend to each other",
+            "concat": "documents end to end",
+            "contiguous": "each continuing the same row of the previous batch",
+        }
+        yield f"rows of {data.length} tokens: {packing_texts[data.packing]}"
 
 
 def write_text_shard(data: TextData, tokenizer: Tokenizer, path: EvaluationPath, scratch_dir: Path) -> TokenShard:
     """Tokenize the text at `path` and write it as the shard "text" in the folder `scratch_dir`."""
     with write_shards(scratch_dir, ["text"], tokenizer.vocab) as writers:
-        for part in _all_parts(text_sources(path, data.column, scratch_dir)):
-            _add_pieces(writers.shards, [DocumentPiece("text", part)], tokenizer)
+        for source in text_sources(path, data.column, scratch_dir):
+            for part in source.parts():
+                _add_pieces(writers.shards, [DocumentPiece("text", part)], tokenizer)
     facts = writers.facts["text"]
     if not facts.characters:
         raise UserError(f"{path}: there is no text in it")
@@ -113,68 +143,30 @@ def sample_prompt(data: TextData, request: OpenRequest) -> str:
     return re.sub(r"^\S*\s+|\s+\S*$", "", text) or text
 
 
-def _text_splits(data: TextData, cache: Path) -> TextSplits:
-    sources = {"train": text_sources(data.path, data.column, cache)}
-    shares = {}
-    if isinstance(data.valid, float):
-        shares["valid"] = data.valid
-    else:
-        sources["valid"] = text_sources(data.valid, data.column, cache)
-    if data.test is not None:
-        sources["test"] = text_sources(data.test, data.column, cache)
-    elif data.path == "stdlib" and isinstance(data.valid, float):
-        shares["test"] = min(data.valid, (1 - data.valid) / 2)
-    return TextSplits(sources, shares)
+def make_layout(data: TextData, shard: TokenShard, rows: int, *, shifted: bool) -> RowLayout:
+    """The layout of `shard` in batches of `rows` rows."""
+    if data.packing == "contiguous":
+        return LaneLayout(shard, data.length, rows, shifted=shifted)
+    if data.packing == "concat":
+        return WindowLayout(shard, data.length, shifted=shifted)
+    return DocumentLayout(shard, data.length, shifted=shifted)
 
 
-def _prepare(data: TextData, splits: TextSplits, request: OpenRequest) -> PreparationResult:
-    surveys = {name: survey_sources(sources) for name, sources in splits.sources.items()}
-    for name, text_survey in surveys.items():
-        if not text_survey.lengths.sum():
-            raise UserError(f"there is no text in {', '.join(source.name for source in splits.sources[name][:3])}")
-    characters = int(surveys["train"].lengths.sum())
-    holdout = HoldoutSplitter(surveys["train"].lengths, splits.shares)
-    request.log(f"preparing {format_amount(characters, 'characters')} of text ({data.tokenizer} tokens)")
-    tokenizer = Tokenizer.train(
-        data.tokenizer, _tokenizer_texts(splits, holdout, characters, data.tokenizer), data.vocab
-    )
-    names = list(dict.fromkeys(["train", *splits.shares, *splits.sources]))
-    with write_shards(request.cache, names, tokenizer.vocab) as writers:
-        for piece in _group_pieces(_split_pieces(splits, holdout), lambda piece: len(piece.part.text)):
-            _add_pieces(writers.shards, piece, tokenizer)
-    counts = {
-        "documents": sum(len(text_survey.lengths) for text_survey in surveys.values()),
-        "whole": holdout.by_document,
-    }
-    return PreparationResult(TokenizerPair(tokenizer, tokenizer), writers.facts, _hashes(surveys.values()), counts)
+def _split_pieces(
+    splits: Splits[TextSource], holdout: HoldoutSplitter, names: Iterable[str]
+) -> Iterator[DocumentPiece]:
+    """Stream the pieces of the sources of these splits."""
+    for name in names:
+        parts: Iterator[TextPart] = chain.from_iterable(source.parts() for source in splits.sources[name])
+        yield from holdout.divide(parts) if name == "train" else (DocumentPiece(name, part) for part in parts)
 
 
-def _all_parts(sources: Iterable[TextSource]) -> Iterator[TextPart]:
-    for source in sources:
-        yield from source.parts()
-
-
-def _split_pieces(splits: TextSplits, holdout: HoldoutSplitter) -> Iterator[DocumentPiece]:
-    yield from holdout.divide(_all_parts(splits.sources["train"]))
-    for name, sources in splits.sources.items():
-        if name != "train":
-            yield from (DocumentPiece(name, part) for part in _all_parts(sources))
-
-
-def _tokenizer_texts(splits: TextSplits, holdout: HoldoutSplitter, characters: int, kind: str) -> Iterator[str]:
-    training = (p.part.text for p in holdout.divide(_all_parts(splits.sources["train"])) if p.split == "train")
-    # Character vocabularies need all of the text; for byte pairs an evenly spread sample is enough.
-    return islice(training, 0, None, max(1, characters // MAX_BPE_CHARACTERS) if kind == "bpe" else 1)
-
-
-def _group_pieces(
-    pieces: Iterable[DocumentPiece], size: Callable[[DocumentPiece], int]
-) -> Iterator[list[DocumentPiece]]:
+def _group_pieces(pieces: Iterable[DocumentPiece]) -> Iterator[list[DocumentPiece]]:
     block: list[DocumentPiece] = []
     total = 0
     for piece in pieces:
         block.append(piece)
-        total += size(piece)
+        total += len(piece.part.text)
         if total >= _BLOCK_CHARACTERS:
             yield block
             block, total = [], 0
@@ -188,78 +180,4 @@ def _add_pieces(shards: dict[str, ShardWriter], block: list[DocumentPiece], toke
         shards[name].add(tokens, starts_document=part.starts_document, text=part.text)
 
 
-def _hashes(surveys: Iterable[TextSurvey]) -> dict[str, str]:
-    return {name: digest for text_survey in surveys for name, digest in text_survey.hashes.items()}
-
-
-def _text_plan(data: TextData, form: str, shard: TokenShard, vocab: int, batch_tokens: int) -> TextPlan:
-    masked = form == "masked"
-    batch_maker: BatchMaker = MaskedBatches(data.masking, vocab) if masked else NextTokenBatches()
-    rows = max(1, batch_tokens // data.length)
-    layout = make_layout(data, shard, rows, shifted=not masked)
-    fingerprint = f"{shard.facts.sha256[:16]}-{data.packing}-{data.length}"
-    neighbours = None if masked else open_neighbour_table(data.neighbours, shard)
-    return TextPlan(layout, rows, batch_maker, fingerprint, neighbours)
-
-
-def _held_out_batches(data: TextData, form: str, shard: TokenShard, vocab: int, batch_tokens: int) -> HeldOutBatches:
-    # masked tokens do not encode a text
-    units = None if form == "masked" else shard_units(shard)
-    return HeldOutBatches(_text_plan(data, form, shard, vocab, batch_tokens).fixed_epoch(), units)
-
-
-def make_layout(data: TextData, shard: TokenShard, rows: int, *, shifted: bool) -> RowLayout:
-    """The layout of `shard` in batches of `rows` rows."""
-    if data.packing == "contiguous":
-        return LaneLayout(shard, data.length, rows, shifted=shifted)
-    layout_class: type[WindowLayout] | type[DocumentLayout] = (
-        WindowLayout if data.packing == "concat" else DocumentLayout
-    )
-    return layout_class(shard, data.length, shifted=shifted)
-
-
-def _check_batch_size(shards: dict[str, TokenShard], batch_tokens: int, length: int) -> None:
-    if batch_tokens < length:
-        raise UserError(
-            f"batch.tokens is {batch_tokens}, less than one row of {length} (data.length); set it to {length} or more"
-        )
-    check_fills_batch(shards["train"].facts.tokens, batch_tokens, "the training text has", "text")
-    for name, shard in shards.items():
-        if shard.facts.tokens < 2:
-            raise UserError(f"data.{name} holds no text; hold out a larger fraction or give a path")
-
-
-def _summary_lines(data: TextData, prepared: PreparedData) -> list[str]:
-    paths: Sequence[str] = [data.path] if isinstance(data.path, str) else data.path
-    names = {"stdlib": f"the source text of Python {python_version()}'s standard library", "-": "standard input"}
-    documents, vocab = prepared.counts["documents"], prepared.tokenizers.target.vocab
-    path_text = ", ".join(names.get(path, path) for path in paths)
-    lines = [
-        f"text: {path_text}; {documents:,} document{'s' * (documents != 1)}, {data.tokenizer} tokens, "
-        f"vocabulary {vocab:,}"
-    ]
-    for name, shard in prepared.shards.items():
-        facts: Any = shard.facts
-        lines.append(
-            f"{name}: {format_amount(facts.tokens, 'tokens')}, {format_amount(facts.characters, 'characters')}"
-        )
-    packing_texts = {
-        "documents": "packed documents that cannot attend to each other",
-        "concat": "documents end to end",
-        "contiguous": "each continuing the same row of the previous batch",
-    }
-    lines.append(f"rows of {data.length} tokens: {packing_texts[data.packing]}")
-    return lines
-
-
-TEXT = register(
-    DataKind(
-        section=TextData,
-        forms=("next-token", "masked"),
-        open=open_text,
-        held_out=held_out_text,
-        from_file=text_of_file,
-        sample_prompt=sample_prompt,
-        cache_is_shared=True,
-    )
-)
+TEXT = register(TextKind().data_kind(sample_prompt=sample_prompt, cache_is_shared=True))

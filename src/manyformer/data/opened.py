@@ -129,6 +129,14 @@ def read_examples(cache: Path, split: str) -> Iterator[HeldOutExample]:
             yield HeldOutExample(*json.loads(line))
 
 
+def check_holds_row(length: int, batch_tokens: int) -> None:
+    """Raise UserError if a batch is smaller than one row."""
+    if batch_tokens < length:
+        raise UserError(
+            f"batch.tokens is {batch_tokens}, less than one row of {length} (data.length); set it to {length} or more"
+        )
+
+
 def path_name(path: EvaluationPath) -> str:
     """The name of a file, or of two files, to score."""
     return path if isinstance(path, str) else " and ".join(path)

@@ -1,13 +1,13 @@
-"""Tables of pairs and labelled texts as rows of two cells, and the hash that assigns rows to splits."""
+"""Tables of pairs and labelled texts as rows of two cells."""
 
-import hashlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from manyformer.data.hub import HubDataset, is_hub_dataset
 from manyformer.data.normalization import NormalizationPair, generate_pairs
+from manyformer.data.splits import DataSource
 from manyformer.data.table_files import ColumnKey, TableRow, is_jsonl, read_parallel, read_rows
 from manyformer.data.text_files import STDIN, existing_path, save_stdin
 from manyformer.data.text_sources import file_stamp
@@ -16,18 +16,12 @@ from manyformer.errors import UserError
 NORMALIZATION_CORPUS = "normalization"
 
 
-class RowTable(ABC):
-    """A table of two columns that can be read repeatedly."""
-
-    name: str
+class RowTable(DataSource):
+    """A table of rows."""
 
     @abstractmethod
     def rows(self) -> Iterator[TableRow]:
         """Stream all rows in order."""
-
-    @abstractmethod
-    def stamp(self) -> list[str | int]:
-        """Values that change when the content changes, found without reading all of it."""
 
 
 class FileTable(RowTable):
@@ -108,14 +102,3 @@ def open_table(
             f"{resolved}: this is a folder; give a TSV or JSONL file, or hf:{resolved} for a Hugging Face data set"
         )
     return FileTable(resolved, named_columns if is_jsonl(resolved) else numbered_columns)
-
-
-def hash_fraction(text: str) -> float:
-    """A hash of the case-folded text as a number in [0, 1), so that equal texts fall into the same split."""
-    return bytes_fraction(text.casefold().encode())
-
-
-def bytes_fraction(content: bytes) -> float:
-    """A hash of the bytes as a number in [0, 1)."""
-    digest = hashlib.blake2b(content, digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64

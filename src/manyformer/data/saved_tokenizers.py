@@ -1,12 +1,13 @@
 """Tokenizers and label names as files of a run folder: enough to use a trained model without its data."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from manyformer.data.atomic_files import atomic_write_text
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.errors import UserError
+from manyformer.errors import UserError, suggest_names
 
 _SHARED, _SOURCE, _TARGET, _LABELS = "tokenizer.json", "tokenizer-source.json", "tokenizer-target.json", "labels.json"
 
@@ -19,6 +20,10 @@ class TokenizerPair(NamedTuple):
     labels: tuple[str, ...] | None = None
     """Label names of a classifier, indexed by class id."""
 
+    def class_ids(self) -> dict[str, int]:
+        """The class id of each label."""
+        return {label: number for number, label in enumerate(self.labels or ())}
+
     def save(self, folder: Path) -> None:
         """Write the tokenizers and labels as JSON files into `folder`."""
         if self.source is self.target:
@@ -28,6 +33,14 @@ class TokenizerPair(NamedTuple):
             self.target.save(folder / _TARGET)
         if self.labels is not None:
             atomic_write_text(folder / _LABELS, json.dumps(self.labels, ensure_ascii=False, indent=1) + "\n")
+
+
+def class_id(class_ids: Mapping[str, int], label: str, location: str) -> int:
+    """The class id of a label. Raises UserError with the location for a label that has none."""
+    if label not in class_ids:
+        suggestion = suggest_names(label, class_ids)
+        raise UserError(f"{location}: the label {label!r} does not occur in the training data; {suggestion}")
+    return class_ids[label]
 
 
 def load_tokenizers(folder: str | Path) -> TokenizerPair:

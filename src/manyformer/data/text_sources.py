@@ -1,12 +1,13 @@
 """Text sources that stream documents: a file is one document, a JSONL or data set record is one document."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from manyformer.data import stdlib_corpus
 from manyformer.data.hub import HubDataset, is_hub_dataset
+from manyformer.data.splits import DataSource, PathOrPaths, path_list
 from manyformer.data.table_files import is_jsonl, read_rows
 from manyformer.data.text_files import STDIN, existing_path, folder_files, read_chunks, save_stdin
 from manyformer.errors import UserError
@@ -20,18 +21,12 @@ class TextPart(NamedTuple):
     ends_document: bool
 
 
-class TextSource(ABC):
-    """A source of documents that can be read repeatedly."""
-
-    name: str
+class TextSource(DataSource):
+    """A source of documents."""
 
     @abstractmethod
     def parts(self) -> Iterator[TextPart]:
         """Stream all documents in order."""
-
-    @abstractmethod
-    def stamp(self) -> list[str | int]:
-        """Values that change when the content changes, found without reading all of it."""
 
 
 class PlainTextSource(TextSource):
@@ -94,12 +89,9 @@ def file_stamp(path: Path) -> list[str | int]:
     return [str(path.resolve()), facts.st_size, facts.st_mtime_ns]
 
 
-def text_sources(path: str | Sequence[str], column: str | None, cache: Path) -> list[TextSource]:
+def text_sources(paths: PathOrPaths, column: str | None, cache: Path) -> list[TextSource]:
     """The text sources of `data.path`, in order; standard input is copied to `cache`, as it can be read only once."""
-    sources: list[TextSource] = []
-    for name in [path] if isinstance(path, str) else path:
-        sources += _sources_at(name, column or "text", cache)
-    return sources
+    return [source for path in path_list(paths) for source in _sources_at(path, column or "text", cache)]
 
 
 def _sources_at(path: str, column: str, cache: Path) -> list[TextSource]:

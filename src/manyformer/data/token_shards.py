@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from manyformer.batches import TextUnits
 from manyformer.data.atomic_files import atomic_write
 from manyformer.data.tokenizer import TokenIds
 
@@ -98,6 +99,11 @@ def open_shard(folder: Path, name: str, facts: ShardFacts) -> TokenShard:
     """Memory-map a shard that `is_complete`."""
     tokens, offsets = _shard_paths(folder, name)
     return TokenShard(_memory_map(tokens, facts.dtype), _memory_map(offsets, "int64"), facts)
+
+
+def shard_units(shard: TokenShard) -> TextUnits:
+    """The units that scores are relative to; every token except the first of each document is a target."""
+    return TextUnits(shard.facts.tokens - shard.facts.documents, shard.facts.characters, shard.facts.bytes)
 
 
 def _memory_map(path: Path, dtype: str) -> NDArray[Any]:

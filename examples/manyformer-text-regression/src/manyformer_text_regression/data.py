@@ -10,9 +10,8 @@ import torch
 
 from manyformer.config import DataSection
 from manyformer.core import PADDING_SEGMENT
-from manyformer.data import DataKind, OpenRequest, register
-from manyformer.data.example_splits import held_out_batches, select_training_examples, split_batches
-from manyformer.data.length_buckets import SequenceDataset
+from manyformer.data import DataKind, OpenRequest, Sampler, register
+from manyformer.data.length_buckets import SequenceDataset, held_out_batches, training_buckets
 from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, OpenedData, path_name
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.tokenizer import Tokenizer
@@ -81,13 +80,13 @@ def open_numbers(section: NumbersData, form: str, request: OpenRequest) -> Opene
     splits = {"train": [item for row, item in enumerate(texts) if row % 10], "valid": texts[::10]}
     tokenizer = Tokenizer.train("char", (item.text for item in splits["train"]), None)
     datasets = {name: NumberedDataset(items, tokenizer) for name, items in splits.items()}
-    train_indices = select_training_examples(
-        datasets["train"].lengths, request.batch_tokens, noun="text", max_length=MAX_LENGTH
-    )
+    buckets = training_buckets(datasets["train"], request.batch_tokens, noun="text", max_length=MAX_LENGTH)
     longest = max(int(dataset.lengths.max()) for dataset in datasets.values())
     return OpenedData(
         tokenizers=TokenizerPair(tokenizer, tokenizer),
-        **split_batches(datasets, train_indices, request.batch_tokens, request.seed)._asdict(),
+        train=Sampler(buckets, request.seed),
+        valid=held_out_batches(datasets["valid"], request.batch_tokens),
+        test=None,
         summary_lines=(f"texts with numbers: {len(splits['train']):,}, held out {len(splits['valid']):,}",),
         length_limits=(LengthLimit(longest, "the longest text", "build a longer model"),),
         cache=request.cache,

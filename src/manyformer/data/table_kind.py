@@ -1,0 +1,169 @@
+"""The common part of kinds of data that are tables of rows: pairs, labelled texts and tagged sentences."""
+
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TypeVar
+
+from manyformer.config import LabelsData, PairsData, TreesData
+from manyformer.data.atomic_files import atomic_write
+from manyformer.data.cache_folder import PreparationResult, PreparedData
+from manyformer.data.kind import OpenRequest
+from manyformer.data.length_buckets import LengthBuckets, SequenceDataset, training_buckets
+from manyformer.data.opened import EvaluationPath, HeldOutExample
+from manyformer.data.pair_tables import RowTable
+from manyformer.data.prepared_kind import Opening, PreparedKind
+from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.splits import Splits
+from manyformer.data.table_files import TableRow
+from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
+from manyformer.errors import UserError
+
+TableData = TypeVar("TableData", bound=PairsData | LabelsData | TreesData)
+"""The section of a table."""
+# Rows of a table that are tokenized in one call.
+_BLOCK_ROWS = 2000
+
+
+class TableKind(PreparedKind[TableData, RowTable, LengthBuckets]):
+    """A kind of data whose rows become examples, in batches of similar length.
+
+    Prepared files include the held-out rows as text. `title` is the data in messages, `noun` one example, and `unit`
+    what its length counts.
+    """
+
+    title: str
+    noun: str
+    unit: str = "tokens"
+
+    @abstractmethod
+    def train_tokenizers(self, data: TableData, splits: Splits[RowTable]) -> TokenizerPair:
+        """The tokenizers, and the labels if there are any."""
+
+    @abstractmethod
+    def add_rows(
+        self, data: TableData, tokenizers: TokenizerPair, writers: Sequence[ShardWriter], rows: Sequence[TableRow]
+    ) -> int:
+        """Add rows to the shards of the sides; returns how many of them were truncated."""
+
+    @abstractmethod
+    def dataset(self, shards: Sequence[TokenShard]) -> SequenceDataset:
+        """The examples in the shards of the sides."""
+
+    def max_vocab(self, tokenizers: TokenizerPair) -> int:
+        """An upper bound of the numbers in all shards."""
+        return max(tokenizers.source.vocab, tokenizers.target.vocab, len(tokenizers.labels or ()))
+
+    def prepare(self, data: TableData, splits: Splits[RowTable], request: OpenRequest) -> PreparationResult:
+        request.log(f"preparing {self.title}: {splits.sources['train'][0].name} ({data.tokenizer} tokens)")
+        tokenizers = self.train_tokenizers(data, splits)
+        counts, truncated = dict.fromkeys(splits.names, 0), 0
+        hashers = {name: hashlib.sha256() for name in splits.names}
+        shard_names = [shard_name for name in splits.names for shard_name in self.shard_names(name)]
+        with ExitStack() as stack:
+            writers = stack.enter_context(write_shards(request.cache, shard_names, self.max_vocab(tokenizers)))
+            files = {
+                name: stack.enter_context(atomic_write(request.cache / f"{name}.jsonl"))
+                for name in splits.names
+                if name != "train"
+            }
+            for name, rows in _group_rows(split_rows(splits)):
+                lines = [json.dumps([*row.cells, row.location], ensure_ascii=False) for row in rows]
+                content = "".join(f"{line}\n" for line in lines).encode()
+                hashers[name].update(content)
+                if name in files:
+                    files[name].write(content)
+                split_writers = [writers.shards[shard_name] for shard_name in self.shard_names(name)]
+                truncated += self.add_rows(data, tokenizers, split_writers, rows)
+                counts[name] += len(rows)
+            splits.check_counts(counts, "rows")
+        hashes = {name: hasher.hexdigest() for name, hasher in hashers.items()}
+        return PreparationResult(tokenizers, writers.facts, hashes, {f"{self.noun}s": counts, "cut": truncated})
+
+    def write_file(self, opening: Opening[TableData], path: EvaluationPath) -> list[TokenShard]:
+        return self.write_rows(opening, self.rows_of_file(opening, path))
+
+    def rows_of_file(self, opening: Opening[TableData], path: EvaluationPath) -> list[TableRow]:
+        """The rows of files. Raises UserError if there are none."""
+        tables = self.open_sources(opening.data, path, "test", opening.request.cache)
+        rows = [row for table in tables for row in table.rows()]
+        if not rows:
+            raise UserError(f"{path}: there is nothing in it")
+        return rows
+
+    def write_rows(self, opening: Opening[TableData], rows: Sequence[TableRow]) -> list[TokenShard]:
+        """Write the shards of rows for a trained model."""
+        folder = opening.request.cache
+        with write_shards(folder, self.sides, self.max_vocab(opening.tokenizers)) as writers:
+            self.add_rows(opening.data, opening.tokenizers, list(writers.shards.values()), rows)
+        return [open_shard(folder, side, facts) for side, facts in writers.facts.items()]
+
+    def plan(self, opening: Opening[TableData], shards: Sequence[TokenShard], split: str) -> LengthBuckets:
+        dataset, batch_tokens = self.dataset(shards), opening.request.batch_tokens
+        if split != "train":
+            return LengthBuckets(dataset, batch_tokens)
+        max_length = opening.data.max_length
+        return training_buckets(dataset, batch_tokens, noun=self.noun, max_length=max_length, unit=self.unit)
+
+    def describe(
+        self,
+        opening: Opening[TableData],
+        splits: Splits[RowTable],
+        prepared: PreparedData,
+        plans: Mapping[str, LengthBuckets],
+    ) -> Iterator[str]:
+        data, tokenizers = opening.data, opening.tokenizers
+        label_text = "" if tokenizers.labels is None else f"; {len(tokenizers.labels):,} {self.labels_title(data)}"
+        yield f"{self.title}: {splits.source_names()}{label_text}"
+        yield f"tokens: {data.tokenizer}, vocabulary {self.vocab_text(opening)}"
+        counts = [f"{name}: {len(plan.indices):,} {self.noun}s" for name, plan in plans.items()]
+        if left_out := len(plans["train"].examples.lengths) - len(plans["train"].indices):
+            counts[0] += f" ({left_out:,} longer than {data.max_length} tokens left out)"
+        yield "; ".join(counts)
+        if prepared.counts["cut"]:
+            yield f"{prepared.counts['cut']:,} {self.noun}s cut at {data.max_length} tokens"
+
+    def labels_title(self, data: TableData) -> str:
+        """What the labels are, for display."""
+        return "labels"
+
+    def vocab_text(self, opening: Opening[TableData]) -> str:
+        """The size of the vocabulary for display."""
+        return f"{opening.tokenizers.target.vocab:,}"
+
+
+def split_rows(splits: Splits[RowTable]) -> Iterator[tuple[str, TableRow]]:
+    """Stream each row with its split; rows with an empty cell are skipped, except in splits read from a path.
+
+    Training rows whose first cells differ only in case are in one split.
+    """
+    for table in splits.sources["train"]:
+        for row in table.rows():
+            if all(row.cells):
+                yield splits.assign(row.cells[0].casefold().encode()) if splits.shares else "train", row
+    for name, tables in splits.sources.items():
+        if name != "train":
+            yield from ((name, row) for table in tables for row in table.rows())
+
+
+def training_rows(splits: Splits[RowTable]) -> Iterator[TableRow]:
+    """Stream the rows of the training split, from which tokenizers are trained."""
+    training = Splits({"train": splits.sources["train"]}, splits.shares)
+    return (row for name, row in split_rows(training) if name == "train")
+
+
+def examples_of_rows(rows: Iterable[TableRow]) -> tuple[HeldOutExample, ...]:
+    """Pairs, or texts and labels, as strings."""
+    return tuple(HeldOutExample(row.cells[0], row.cells[1], row.location) for row in rows)
+
+
+def _group_rows(rows: Iterable[tuple[str, TableRow]]) -> Iterator[tuple[str, list[TableRow]]]:
+    """Blocks of rows of one split."""
+    blocks: dict[str, list[TableRow]] = {}
+    for name, row in rows:
+        blocks.setdefault(name, []).append(row)
+        if len(blocks[name]) == _BLOCK_ROWS:
+            yield name, blocks.pop(name)
+    yield from blocks.items()
