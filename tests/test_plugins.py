@@ -25,8 +25,7 @@ from manyformer.recipes.transformer_lm import transformer_lm
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
-@recipe("Outside", paper="none", summary="A test.", task=LANGUAGE_MODELLING, causal=True,
-        incremental_decoding=True, cost="O(l^2)")
+@recipe("Outside", paper="none", summary="A test.", task=LANGUAGE_MODELLING, cost="O(l^2)")
 def NAME(vocab: int = 256, dim: int = 16, max_length: int = 32):
     """A small model."""
     return transformer_lm.__wrapped__(vocab, dim, 1, 2, max_length=max_length)

@@ -137,7 +137,7 @@ def forward_cost(model: Model, length: int) -> ForwardCost:
         model(*arguments)
         flops = count_flops(lambda: model(*arguments))
     half_length = max(1, length // 2)
-    if not card.incremental_decoding or half_length == length:
+    if "incremental_decoding" not in card.promises or half_length == length:
         return ForwardCost(length, flops, None, None)
     half_bytes, full_bytes = (_state_bytes(task, model, inputs, upto) for upto in (half_length, length))
     return ForwardCost(length, flops, full_bytes, (full_bytes - half_bytes) / (length - half_length))

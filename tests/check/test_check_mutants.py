@@ -213,7 +213,7 @@ def test_a_loss_that_counts_padding_is_found() -> None:
 def mutant_recipe() -> Iterator[None]:
     facts: dict[str, Any] = {"paper": "none", "summary": "a mistake", "task": LANGUAGE_MODELLING, "cost": "O(1)"}
 
-    @recipe("Mutant", causal=True, incremental_decoding=True, reasons={"cross_attention": "one sequence"}, **facts)
+    @recipe("Mutant", reasons={"cross_attention": "one sequence"}, **facts)
     def mutant(vocab: int = 13, blind: int | None = None) -> LanguageModel:
         if blind is None:
             return language_model(mutants.Unsaved())

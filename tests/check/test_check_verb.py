@@ -205,13 +205,7 @@ def test_a_card_excuses_by_promise_or_by_contract_and_by_nothing_else() -> None:
     facts: dict[str, Any] = {"paper": "none", "summary": "none", "task": LANGUAGE_MODELLING, "cost": "O(1)"}
 
     def enter(**because: str) -> None:
-        @recipe(
-            "Excused",
-            causal=True,
-            incremental_decoding=True,
-            reasons={"cross_attention": "one sequence", **because},
-            **facts,
-        )
+        @recipe("Excused", reasons={"cross_attention": "one sequence", **because}, **facts)
         def excused() -> Any:
             return mutants.language_model()
 

@@ -189,11 +189,7 @@ def test_a_model_that_cannot_stream_says_why(monkeypatch: pytest.MonkeyPatch) ->
     from manyformer.recipes import RECIPES
 
     recipe = RECIPES["transformer-lm"]
-    card = replace(
-        recipe.card,
-        incremental_decoding=False,
-        reasons={**recipe.card.reasons, "incremental_decoding": "it looks both ways"},
-    )
+    card = replace(recipe.card, reasons={**recipe.card.reasons, "incremental_decoding": "it looks both ways"})
     model = mf.build("transformer-lm", vocab=20, dim=32, depth=1, heads=2).eval()
     monkeypatch.setitem(RECIPES, "transformer-lm", replace(recipe, card=card))
     assert generate(model, [[1]], max_new=2).stats.cache == "without cache (it looks both ways)"

@@ -64,9 +64,7 @@ class CandidateBench:
         """The reason why this kind cannot be measured, or None."""
         if self.task.fixed_length(self.model) is not None:
             return "its images have a fixed size, so there is no length to vary"
-        if kind == "decode" and not self.card.incremental_decoding:
-            return self.card.reasons["incremental_decoding"]
-        return None
+        return self.card.reasons.get("incremental_decoding") if kind == "decode" else None
 
     def forward_decoding_note(self) -> str | None:
         """The layers that decode by `forward` because they have no faster one-token step; None if there are none."""

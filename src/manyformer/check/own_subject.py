@@ -66,4 +66,4 @@ def _not_promised(card: RecipeCard | None) -> dict[str, str]:
         raise UserError(
             f"the card of {card.name} has a reason for '{unknown_names[0]}', which is no promise and no contract"
         )
-    return {name: reason for name, reason in card.reasons.items() if name not in PROMISES or not getattr(card, name)}
+    return card.reasons

@@ -40,7 +40,6 @@ def list_recipes(
     """
     from manyformer.cli.console import print_json, print_result, print_table
     from manyformer.plugins import is_external
-    from manyformer.recipes.card_text import promised_contracts, publication_year
 
     selected = _select_recipes(pattern, task)
     if as_json:
@@ -48,7 +47,7 @@ def list_recipes(
         return
     columns = ["recipe", "title", "year", "promises", "cost"]
     rows = [
-        [card.name, card.title, str(publication_year(card) or ""), " ".join(promised_contracts(card)), card.cost]
+        [card.name, card.title, str(card.year or ""), " ".join(card.promises), card.cost]
         for card in (recipe.card for recipe in selected)
     ]
     if any(is_external(recipe.module) for recipe in selected):
@@ -63,14 +62,15 @@ def as_record(recipe: "Recipe") -> dict[str, Any]:
     """The card of a recipe, and the module that defines it, as a JSON record."""
     from dataclasses import asdict
 
-    from manyformer.recipes.card_text import promised_contracts, publication_year
+    from manyformer.recipes.registry import PROMISES
 
     card = recipe.card
     return {
         **asdict(card),
         "task": card.task.name,
-        "year": publication_year(card),
-        "promises": promised_contracts(card),
+        "year": card.year,
+        "promises": card.promises,
+        **{name: name in card.promises for name in PROMISES},
         "module": recipe.module,
     }
 

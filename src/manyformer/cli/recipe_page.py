@@ -8,8 +8,7 @@ from manyformer.config import describe_keywords
 from manyformer.model_summary import ForwardCost, ModuleRow, count_parameters, module_rows
 from manyformer.models import Model
 from manyformer.recipes import Recipe, RecipeCard
-from manyformer.recipes.card_text import CONTRACT_MEANINGS
-from manyformer.recipes.registry import task_of
+from manyformer.recipes.registry import PROMISES, task_of
 
 
 def print_page(recipe: Recipe, model: Model, cost: ForwardCost) -> None:
@@ -40,10 +39,9 @@ def print_page(recipe: Recipe, model: Model, cost: ForwardCost) -> None:
 
 
 def _contract_rows(card: RecipeCard) -> Iterable[tuple[str, str, str]]:
-    for name, meaning in CONTRACT_MEANINGS.items():
-        is_promised = getattr(card, name)
-        yield name, "yes" if is_promised else "no", meaning if is_promised else card.reasons[name]
-    for contract in sorted(card.reasons.keys() - CONTRACT_MEANINGS.keys()):
+    for name, meaning in PROMISES.items():
+        yield name, "no" if name in card.reasons else "yes", card.reasons.get(name, meaning)
+    for contract in sorted(card.reasons.keys() - PROMISES.keys()):
         yield contract, "no", card.reasons[contract]
 
 

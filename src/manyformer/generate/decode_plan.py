@@ -60,7 +60,7 @@ def decide_caching(model: GenerativeModelProtocol, *, use_cache: bool | None) ->
     card = None if spec is None else card_of(spec)
     if use_cache is False:
         return CacheDecision(enabled=False, description="without cache")
-    if card is None or card.incremental_decoding:
+    if card is None or "incremental_decoding" in card.promises:
         return CacheDecision(enabled=True, description="with cache")
     reason = card.reasons["incremental_decoding"]
     if use_cache:

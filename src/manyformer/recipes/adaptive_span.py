@@ -30,8 +30,6 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     paper="Sukhbaatar et al. 2019, Adaptive Attention Span in Transformers, arXiv:1905.07799",
     summary="Each head learns the length of the context it attends to, and computes no further.",
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l z d + l d^2) per layer, z the mean span of its heads plus the ramp",
     tiny_keywords={"max_span": 24, "span_ramp": 8, "span_init": 0.3},
 )

@@ -23,8 +23,6 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="A penalty linear in distance replaces positions, so the model extrapolates beyond the length it was "
     "trained on.",
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l^2 d + l d^2) per layer",
 )
 def alibi(

@@ -19,9 +19,6 @@ from manyformer.tasks.translation import TRANSLATION
     "arXiv:1409.0473",
     summary="Before each token the decoder attends to the source, instead of relying on one vector for all of it.",
     task=TRANSLATION,
-    causal=True,
-    incremental_decoding=True,
-    cross_attention=True,
     cost="O(l s d + (l + s) d^2), one token after the other",
     tiny_keywords={"embedding_dim": 12, "align_dim": 10, "maxout": 14},
 )

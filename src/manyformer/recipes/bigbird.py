@@ -123,9 +123,6 @@ def bigbird_etc(
     paper=PAPER,
     summary="A long source encoded at linear cost, a short target decoded with full attention.",
     task=TRANSLATION,
-    causal=True,
-    incremental_decoding=True,
-    cross_attention=True,
     cost="O(s b d + t^2 d + s t d + (s + t) d^2) per layer for s source and t target tokens, b keys in a few blocks",
     tiny_keywords={"block": 4, "random": 1, "max_length": 128},
 )
@@ -167,8 +164,6 @@ def bigbird_seq2seq(
     paper=PAPER,
     summary="Random blocks of the past alone: the pattern as a strictly causal language model.",
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l b d + l d^2) per layer, b keys in a handful of blocks",
     tiny_keywords={"block": 4, "random": 1, "max_length": 128},
 )

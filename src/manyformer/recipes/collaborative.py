@@ -31,8 +31,6 @@ SharedDim = Annotated[
     paper=PAPER,
     summary=SUMMARY,
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l^2 (heads shared + d) + l d^2) per layer",
     tiny_keywords={"shared_dim": 12},
 )

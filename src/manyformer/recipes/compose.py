@@ -139,8 +139,6 @@ NORMS: dict[NormName, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms
     paper="none: a testbed for comparing parts",
     summary="Every part is chosen by name, so that one can be changed and the others kept.",
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="that of its parts",
 )
 def compose(

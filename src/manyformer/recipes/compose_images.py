@@ -57,7 +57,6 @@ MIXERS: dict[MixerName, Callable[[ImageComposeSizes], Callable[[], Layer]]] = {
     paper="a testbed for comparisons, after Dosovitskiy et al. 2021, arXiv:2010.11929",
     summary="Image classifiers that differ only in the layer that mixes their patches.",
     task=IMAGE_CLASSIFICATION,
-    padding_invariant=False,
     cost="that of its parts",
     tiny_keywords={**TINY_IMAGES, "projected_length": 4},
 )

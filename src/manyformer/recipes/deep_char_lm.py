@@ -24,8 +24,6 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="Auxiliary losses in every layer, switched off from the lowest up, train 64 layers; each has its own "
     "positions.",
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l^2 d + l d^2) per layer",
 )
 def deep_char_lm(

@@ -33,8 +33,6 @@ TinyAttentionDim = Annotated[PositiveSize | None, "width of the small attention 
     paper=PAPER,
     summary=SUMMARY,
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l^2 d + l d^2) per layer",
     tiny_keywords={"attention_dim": 6},
 )

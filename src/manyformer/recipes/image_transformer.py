@@ -40,8 +40,6 @@ LogisticMixtureCount = Annotated[
     summary="An image is generated value by value; each attends to its block of the sequence and a memory block before "
     "it.",
     task=IMAGE_GENERATION,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l (block + memory_block) d + l d^2) per layer, for l = height width channels",
     tiny_keywords={"height": 8, "width": 16, "channels": 1, "block": 4, "memory_block": 5},
 )
@@ -83,8 +81,6 @@ def image_transformer(
     paper=PAPER,
     summary="An image is generated block by block; each value attends to its block and to pixels above and left of it.",
     task=IMAGE_GENERATION,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l (block_height + memory_height) (block_width + 2 memory_width) d + l d^2) per layer, for l = height width "
     "channels",
     tiny_keywords={

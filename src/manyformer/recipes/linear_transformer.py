@@ -19,8 +19,6 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="Feature maps replace exp(q.k), so key-value sums are shared: linear training, decoding with a state of "
     "fixed size.",
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l d^2) per layer; O(d^2) per generated token, at any length",
 )
 def linear_transformer(

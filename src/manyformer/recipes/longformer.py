@@ -75,8 +75,6 @@ def longformer(
     paper=PAPER,
     summary="Windows that grow from the lowest layer to the topmost, some heads dilated: long context at linear cost.",
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l w d + l d^2) per layer",
     tiny_keywords={"window": 3, "top_window": 5, "dilated_heads": 1, "depth": 3},
 )

@@ -29,8 +29,6 @@ SEARCHES: dict[Literal["exact", "faiss"], Callable[[], KeySearch]] = {"exact": E
     paper="Wu et al. 2022, Memorizing Transformers, arXiv:2203.08913",
     summary="One layer also attends to the nearest of very many cached keys, with a learned gate for each head.",
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l (l + m) d + l d^2) per layer, m tokens of memory; in one layer also O(l M d) to find k of M pairs",
     tiny_keywords={"memory_length": 6, "knn_memory_size": 12, "neighbours": 3, "block": 4, "layer": 1},
 )

@@ -22,7 +22,6 @@ from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
     paper="Tolstikhin et al. 2021, MLP-Mixer: An all-MLP Architecture for Vision, arXiv:2105.01601",
     summary="A feed-forward layer over patches, shared by all channels, replaces attention.",
     task=IMAGE_CLASSIFICATION,
-    padding_invariant=False,
     cost="O(l token_mlp_dim d + l d^2) per layer, for l = height width / patch^2 patches",
     tiny_keywords={**TINY_IMAGES, "token_mlp_dim": 10},
 )

@@ -28,8 +28,6 @@ Directions = Annotated[DirectionSampling, "random directions that are orthogonal
     paper=PAPER,
     summary=SUMMARY,
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l features d + l d^2) per layer; O(features d + d^2) per generated token, at any length",
     tiny_keywords=TINY,
 )

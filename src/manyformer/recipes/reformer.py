@@ -99,8 +99,6 @@ def reformer(
     paper=PAPER,
     summary="Chunks start with their bucket, so which tokens are attended to depends on the past alone.",
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost=f"{COST}; O(num_hashes l + l d) per generated token",
     reasons={"cross_attention": SELF_ATTENTION_ONLY},
     tiny_keywords=TINY,

@@ -1,8 +1,10 @@
 """The registry of recipes: functions whose signatures are their command lines, each with a card of its contracts."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
@@ -17,38 +19,43 @@ P = ParamSpec("P")
 M = TypeVar("M", bound=Model)
 
 
-PROMISES = ("causal", "incremental_decoding", "cross_attention", "padding_invariant")
-"""The promises of a card."""
+PROMISES = {
+    "causal": "no output depends on a later token",
+    "incremental_decoding": "decoding from a cached state gives the same outputs as one pass",
+    "cross_attention": "it attends to a second sequence",
+    "padding_invariant": "padding and packing do not change the outputs",
+}
+"""The contracts that a recipe promises unless it gives a reason, with their meanings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeCard:
     """A recipe's description and contracts, which `manyformer.check` tests and the documentation shows.
 
-    `causal`: no output depends on a later token. `incremental_decoding`: decoding from a cached state gives the same
-    outputs as one pass. `cross_attention`: it attends to a second sequence. `padding_invariant`: padding and packing do
-    not change the outputs. `reasons` gives the reason for each of these that is False (those of the task by default),
-    and for each contract of `manyformer.check` that the recipe fails for a known reason. `tiny_keywords` are the
-    keywords, beyond the common ones, of the tiny model that the contracts test."""
+    `reasons` says why a contract of `PROMISES` is not promised (for those of the task by default), and why the recipe
+    fails a contract of `manyformer.check`. `tiny_keywords` are the keywords, beyond the common ones, of the tiny model
+    that the contracts test."""
 
     name: str
     title: str
     paper: str
     summary: str
     task: Task
-    causal: bool
-    incremental_decoding: bool
-    cross_attention: bool
-    padding_invariant: bool
     cost: str
     backends: tuple[str, ...] = ("cpu", "cuda")
     reasons: dict[str, str] = field(default_factory=dict)
     tiny_keywords: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for promise in PROMISES:
-            if not getattr(self, promise) and promise not in self.reasons:
-                raise ValueError(f"the card of {self.name} must give a reason why it does not promise '{promise}'")
+    @property
+    def promises(self) -> list[str]:
+        """The names of the contracts that it promises: those that it gives no reason against."""
+        return [name for name in PROMISES if name not in self.reasons]
+
+    @property
+    def year(self) -> int | None:
+        """The year of the first paper that it names."""
+        match = re.search(r"\b(19|20)\d\d\b", self.paper)
+        return int(match[0]) if match else None
 
 
 @dataclass(frozen=True)
@@ -94,62 +101,54 @@ def recipe(
     paper: str,
     summary: str,
     task: Task,
-    causal: bool = False,
-    incremental_decoding: bool = False,
-    cross_attention: bool = False,
-    padding_invariant: bool = True,
     cost: str,
     backends: tuple[str, ...] = ("cpu", "cuda"),
     reasons: dict[str, str] | None = None,
     tiny_keywords: dict[str, Any] | None = None,
 ) -> Callable[[Callable[P, M]], Callable[P, M]]:
     """Register a function as a recipe, under its name with dashes; the models it builds get a `ModelSpec`."""
+    task_reasons = {promise: reason for promise, reason in task.reasons.items() if promise in PROMISES}
 
-    def enter(function: Callable[P, M]) -> Callable[P, M]:
+    def register(function: Callable[P, M]) -> Callable[P, M]:
         name = function.__name__.replace("_", "-")
-        promises = dict(zip(PROMISES, (causal, incremental_decoding, cross_attention, padding_invariant), strict=True))
-        task_reasons = {
-            promise: task.reasons[promise] for promise in PROMISES if not promises[promise] and promise in task.reasons
-        }
         card = RecipeCard(
             name=name,
             title=title,
             paper=paper,
             summary=summary,
             task=task,
-            **promises,
             cost=cost,
             backends=backends,
             reasons={**task_reasons, **(reasons or {})},
             tiny_keywords=tiny_keywords or {},
         )
-
-        signature = keyword_signature(function)
-
-        def build_with_spec(*args: P.args, **kwargs: P.kwargs) -> M:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            for keyword, value in bound.arguments.items():
-                check_keyword_value(keyword, value, with_choices(signature.parameters[keyword].annotation))
-            model = function(*bound.args, **bound.kwargs)
-            model.spec = ModelSpec(name, dict(bound.arguments), function.__module__)
-            return model
-
-        build_with_spec.__wrapped__ = function  # type: ignore[attr-defined]
-        build_with_spec.__signature__ = signature  # type: ignore[attr-defined]
-        build_with_spec.__doc__, build_with_spec.__name__, build_with_spec.__module__ = (
-            function.__doc__,
-            function.__name__,
-            function.__module__,
-        )
         if name in RECIPES and RECIPES[name].module != function.__module__:
             raise UserError(
                 f"there are two recipes '{name}', in {RECIPES[name].module} and in {function.__module__}; rename one"
             )
+        build_with_spec = _with_spec(function, name)
         RECIPES[name] = Recipe(card, build_with_spec)
         return build_with_spec
 
-    return enter
+    return register
+
+
+def _with_spec(function: Callable[P, M], name: str) -> Callable[P, M]:
+    """`function` with its keywords checked and shared ones expanded; the models it builds get a `ModelSpec`."""
+    signature = keyword_signature(function)
+
+    @wraps(function)
+    def build_with_spec(*args: P.args, **kwargs: P.kwargs) -> M:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        for keyword, value in bound.arguments.items():
+            check_keyword_value(keyword, value, with_choices(signature.parameters[keyword].annotation))
+        model = function(*bound.args, **bound.kwargs)
+        model.spec = ModelSpec(name, dict(bound.arguments), function.__module__)
+        return model
+
+    build_with_spec.__signature__ = signature  # type: ignore[attr-defined]
+    return build_with_spec
 
 
 def get_recipe(name: str) -> Recipe:
@@ -208,13 +207,7 @@ def card_of(spec: ModelSpec) -> RecipeCard | None:
     if spec.recipe not in RECIPES:
         return None
     card, base = RECIPES[spec.recipe].card, RECIPES.get(spec.keywords.get("base_recipe", ""))
-    if base is None:
-        return card
-    shared_contracts = {
-        name: getattr(card, name) and getattr(base.card, name)
-        for name in ("causal", "incremental_decoding", "padding_invariant")
-    }
-    return replace(card, **shared_contracts, reasons={**base.card.reasons, **card.reasons})
+    return card if base is None else replace(card, reasons={**base.card.reasons, **card.reasons})
 
 
 def build(name: str, **keywords: Any) -> Model:

@@ -26,8 +26,6 @@ steps reached 1.74.
     paper="Peng et al. 2021, Random Feature Attention, arXiv:2103.02143",
     summary="Random Fourier features of unit vectors approximate softmax, with a learned gate that decays the memory.",
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l features d + l d^2) per layer; O(features d + d^2) per generated token, at any length",
     tiny_keywords={"features": 64},
 )

@@ -99,8 +99,6 @@ def routing_transformer(
     paper=PAPER,
     summary="A token's cluster depends on the token alone, so later tokens do not change what it attends to.",
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l (cluster_size + window + clusters) d + l d^2) per layer",
     reasons={"bfloat16": "rounding can move a token between two clusters of nearly equal distance"},
     tiny_keywords=TINY | {"cluster_size": 4},

@@ -25,9 +25,6 @@ from manyformer.tasks.translation import TRANSLATION
     paper="Shaw et al. 2018, Self-Attention with Relative Position Representations, arXiv:1803.02155",
     summary="Learned embeddings of relative distance are added to the keys and values of each pair of tokens.",
     task=TRANSLATION,
-    causal=True,
-    incremental_decoding=True,
-    cross_attention=True,
     cost="O(l^2 d + l d^2) per layer",
     tiny_keywords={"max_relative_distance": 3},
 )

@@ -42,8 +42,6 @@ GumbelNoise = Annotated[float, "scale of the Gumbel noise added to block scores 
     paper=PAPER,
     summary=SUMMARY,
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l block d + l^2 d / block + l d^2) per layer; with mix_with=softmax O(l^2 d)",
     tiny_keywords=TINY,
 )

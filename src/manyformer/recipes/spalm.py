@@ -19,8 +19,6 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="A gate mixes, for each token, Transformer-XL with the tokens that followed similar contexts in a "
     "datastore.",
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l (l + m) d + l d^2) per layer, m tokens of memory; k retrieved tokens cost O(l k d) once",
     reasons={"gradients": "the gate gets no gradient without retrieved tokens: neighbours come with the data"},
     # decoding step by step equals one pass as long as the memory holds all tokens

@@ -41,8 +41,6 @@ RANK = 8
     paper="Tay et al. 2021, Synthesizer: Rethinking Self-Attention in Transformer Models, arXiv:2005.00743",
     summary="Attention weights are computed from the query alone, or are learned numbers independent of the tokens.",
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l^2 d + l d^2) per layer",
 )
 def synthesizer(

@@ -23,9 +23,6 @@ from manyformer.tasks.translation import TRANSLATION
     paper="Vaswani et al. 2017, Attention Is All You Need, arXiv:1706.03762",
     summary="Attention alone carries information between positions: no recurrence, no convolution.",
     task=TRANSLATION,
-    causal=True,
-    incremental_decoding=True,
-    cross_attention=True,
     cost="O(l^2 d + l d^2) per layer",
 )
 def transformer(

@@ -21,8 +21,6 @@ from manyformer_stick_breaking.kernel import StickBreakingKernel
     summary="Each query breaks its weights off a stick, from the nearest earlier token to the farthest, so that no "
     "positions are needed.",
     task=LANGUAGE_MODELLING,
-    causal=True,
-    incremental_decoding=True,
     cost="O(l^2 d + l d^2) per layer",
 )
 def stick_breaking(
