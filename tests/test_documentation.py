@@ -1,0 +1,92 @@
+"""The documentation names what exists: every command and public name, and no option, import or keyword that is wrong."""
+
+import ast
+import importlib
+import inspect
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import manyformer as mf
+from manyformer.cli.app import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WRITTEN = [page for page in PAGES if page.name not in ("recipes.md", "settings.md")]
+"""The pages that are not generated."""
+
+
+def command_tree(group: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command with the words that call it; groups are left out."""
+    if not isinstance(group, typer.core.TyperGroup):
+        yield prefix, group
+        return
+    for name, command in group.commands.items():
+        yield from command_tree(command, (*prefix, name))
+
+
+COMMANDS = dict(command_tree(typer.main.get_command(app)))
+
+
+def code_blocks(page: Path, language: str) -> Iterator[str]:
+    return iter(re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
+
+
+def command_lines(page: Path) -> Iterator[str]:
+    """The commands of code blocks, and of inline code."""
+    blocks = [line for block in code_blocks(page, "") for line in block.splitlines()]
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL))
+    return (line for line in (*blocks, *inline) if line.startswith("manyformer "))
+
+
+def test_every_command_and_public_name_is_documented() -> None:
+    text = "\n".join(page.read_text() for page in WRITTEN)
+    assert [" ".join(words) for words in COMMANDS if f"manyformer {' '.join(words)}" not in text] == []
+    assert [name for name in mf.__all__ if not name.startswith("_") and f"mf.{name}" not in text] == []
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
+def test_documented_commands_have_these_options(page: Path) -> None:
+    for line in command_lines(page):
+        # two spaces begin an explanation
+        words = shlex.split(re.split(r"\s{2,}|\s[|>]\s", line)[0])[1:]
+        if not words or words[0].startswith("-") or words[0].isupper():
+            continue
+        names = next((name for name in COMMANDS if tuple(words[: len(name)]) == name), None)
+        is_group = any(name[0] == words[0] and len(name) > 1 for name in COMMANDS)
+        assert names or (is_group and len(words) == 1), line
+        if names is None:
+            continue
+        known = {option for parameter in COMMANDS[names].params for option in parameter.opts} | {"--import", "--help"}
+        has_settings = COMMANDS[names].context_settings.get("ignore_unknown_options", False)
+        options = [word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)]
+        assert has_settings or set(options) <= known, f"{line}: {set(options) - known}"
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
+def test_documented_code_names_what_exists(page: Path) -> None:
+    for block in code_blocks(page, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("manyformer"):
+                module = importlib.import_module(node.module)
+                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == [], node.module
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mf":
+                assert hasattr(mf, node.attr), f"mf.{node.attr}"
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("mf."):
+                signature = inspect.signature(getattr(mf, ast.unparse(node.func).removeprefix("mf.")))
+                if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+                    continue
+                keywords = {keyword.arg for keyword in node.keywords}
+                assert keywords <= set(signature.parameters), ast.unparse(node)
+
+
+def test_the_code_of_the_page_on_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text("Once there was a text that a model learned. " * 400)
+    exec("\n".join(code_blocks(ROOT / "docs/python.md", "python")), {})
+    assert (tmp_path / "saved/model.safetensors").is_file()
