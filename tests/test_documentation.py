@@ -1,4 +1,4 @@
-"""The documentation names what exists: every command and public name, and no option, import or keyword that is wrong."""
+"""The documentation names all commands and public names, and no option, import or keyword that does not exist."""
 
 import ast
 import importlib
