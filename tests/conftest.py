@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import jaxtyping
 import pytest
 import torch
 from jaxtyping import Float, Int
@@ -10,18 +9,8 @@ from torch import Tensor
 
 import shapes
 
-CHECKED = [
-    f"manyformer.{part}"
-    for part in (
-        *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward", "mixers", "models"),
-        *("depth", "joins"),
-        *("generate.beam_search", "generate.next_token", "generate.sampling"),
-    )
-]
-"""Packages whose shape annotations are checked at every call while the tests run."""
-
 # whatever is imported from the library after this line is checked
-_hook = jaxtyping.install_import_hook(CHECKED, "shapes.once")
+shapes.check_shapes_of(shapes.CHECKED)
 
 from manyformer.core import LayerOutput  # noqa: E402
 from manyformer.kernels import Kernel, KernelCall  # noqa: E402
@@ -29,7 +18,7 @@ from manyformer.kernels import Kernel, KernelCall  # noqa: E402
 _call_kernel = Kernel.__call__
 
 
-@jaxtyping.jaxtyped(typechecker=shapes.once)
+@shapes.checked_once
 def _check_kernel_call(
     q: Float[Tensor, "b h l e"],
     k: Float[Tensor, "b g s e"],
@@ -64,8 +53,8 @@ def _seeded() -> None:
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """No shape checks for a test that traces the library with `torch.compile`: their bookkeeping cannot be traced."""
-    jaxtyping.config.update("jaxtyping_disable", True)
+    shapes.enabled = False
     Kernel.__call__ = _call_kernel  # type: ignore[method-assign]
     yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    shapes.enabled = True
     Kernel.__call__ = _call_kernel_checked  # type: ignore[method-assign]

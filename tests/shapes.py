@@ -1,42 +1,148 @@
 """Shapes are checked in every call of a test run, each combination that a function meets once."""
 
-from collections.abc import Callable, Hashable
-from typing import Any
+import ast
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Collection, Hashable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, TypeVar
 
+import torch
 from beartype import beartype
+from jaxtyping import jaxtyped
 from torch import Tensor
 
-PLAIN = (str, int, float, bool, type(None))
+CHECKED = [
+    f"manyformer.{part}"
+    for part in (
+        *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward", "mixers", "models"),
+        *("depth", "joins"),
+        *("generate.beam_search", "generate.next_token", "generate.sampling"),
+    )
+]
+"""Packages whose shape annotations are checked at every call while the tests run."""
+
+SCALARS = {str, int, float, bool, type(None)}
+
+enabled = True
+"""False while a test traces the library with `torch.compile`: the bookkeeping cannot be traced."""
 
 
-def once(function: Callable[..., Any]) -> Callable[..., None]:
-    """`beartype`, but values of the same types and shapes are not looked at again: most tests take half as long."""
-    checked = beartype(function)
-    known: set[Hashable] = set()
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-    def check(*args: object, **kwargs: object) -> None:
-        seen = _like(args), _like(kwargs)
+_known: dict[tuple[CodeType, str], dict[Hashable, set[Hashable]]] = {}
+"""For each function the types and shapes that it was given and returned; one inside another is defined many times."""
+
+
+def checked_once(function: Function) -> Function:
+    """`jaxtyped` with `beartype`, but values of the same types and shapes are not looked at again.
+
+    Neither of the two runs for a call like an earlier one, so that most tests take a third of the time. A class is
+    returned as it is; of a dataclass, `__init__` is checked.
+    """
+    if isinstance(function, type):
+        if dataclasses.is_dataclass(function):
+            function.__init__ = checked_once(function.__init__)  # type: ignore[misc]
+        return function
+    known = _known.setdefault((function.__code__, function.__module__), {})
+    returned: list[Any] = []
+
+    def call_or_return(*args: Any, **kwargs: Any) -> Any:
+        return returned.pop() if returned else function(*args, **kwargs)
+
+    @functools.cache
+    def checked() -> Callable[..., Any]:
+        # with the globals of the function, in which its annotations are read
+        call = FunctionType(
+            call_or_return.__code__, function.__globals__, function.__name__, None, call_or_return.__closure__
+        )
+        return jaxtyped(functools.wraps(function)(call), typechecker=beartype)
+
+    @functools.wraps(function)
+    def call_checked(*args: Any, **kwargs: Any) -> Any:
+        if not enabled or torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        given = _like(args), _like(kwargs)
         try:
-            if seen in known:
-                return
+            outputs = known.get(given)
         except TypeError:
             # sizes without numbers, while torch writes a graph down
-            checked(*args, **kwargs)
-            return
-        checked(*args, **kwargs)
-        known.add(seen)
+            return checked()(*args, **kwargs)
+        if outputs is None:
+            output = checked()(*args, **kwargs)
+            known.setdefault(given, set()).add(_like(output))
+            return output
+        output = function(*args, **kwargs)
+        kind = _like(output)
+        if kind not in outputs:
+            returned.append(output)
+            checked()(*args, **kwargs)
+            outputs.add(kind)
+        return output
 
-    return check
+    return call_checked  # type: ignore[return-value]
 
 
 def _like(value: object) -> Hashable:
     """Equal for values that an annotation cannot tell apart."""
-    if isinstance(value, Tensor):
-        return type(value), value.dtype, value.shape
-    if isinstance(value, PLAIN):
-        return type(value), value
-    if type(value) in (tuple, list):
-        return type(value), tuple(map(_like, value))  # type: ignore[call-overload]
-    if type(value) is dict:
-        return dict, tuple((_like(key), _like(one)) for key, one in value.items())
-    return type(value)
+    kind = type(value)
+    if kind in SCALARS:
+        return kind, value
+    if _is_tensor(kind):
+        return kind, value.dtype, value.shape  # type: ignore[attr-defined]
+    if kind is tuple or kind is list:
+        return kind, tuple([_like(element) for element in value])  # type: ignore[attr-defined]
+    if kind is dict:
+        return kind, tuple([(_like(key), _like(element)) for key, element in value.items()])  # type: ignore[attr-defined]
+    return kind
+
+
+@functools.cache
+def _is_tensor(kind: type) -> bool:
+    """Faster than `isinstance`, which asks the metaclass of `Tensor`."""
+    return issubclass(kind, Tensor)
+
+
+class _CheckingLoader(SourceFileLoader):
+    """Compiles a module with `checked_once` on each of its functions and classes."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        # not from the cache, which holds the module as it is
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+    def source_to_code(self, data: Any, path: Any) -> CodeType:  # type: ignore[override]
+        tree = ast.parse(data)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                decorator = ast.copy_location(ast.Name("checked_once", ast.Load()), node)
+                # innermost of a function, for decorators remove annotations; outermost of a class, around `dataclass`
+                node.decorator_list.insert(len(node.decorator_list) * isinstance(node, ast.FunctionDef), decorator)
+        return compile(tree, path, "exec", dont_inherit=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.checked_once = checked_once  # type: ignore[attr-defined]
+        super().exec_module(module)
+
+
+class CheckingFinder(PathFinder):
+    """Finds the modules of `packages`, with their shapes checked."""
+
+    def __init__(self, packages: Collection[str]) -> None:
+        self.packages = packages
+
+    def find_spec(  # type: ignore[override]
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not any(fullname == package or fullname.startswith(f"{package}.") for package in self.packages):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _CheckingLoader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+def check_shapes_of(packages: Collection[str]) -> None:
+    """Checks the shapes of what is imported from `packages` after this."""
+    sys.meta_path.insert(0, CheckingFinder(packages))

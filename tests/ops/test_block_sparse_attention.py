@@ -138,6 +138,7 @@ def small_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
     patch.setattr(plan_search, "CALL", 0)
     patch.setattr(plan_search, "GATHER", 0)
     plans._plan_for_layouts.cache_clear()
+    plans._recipe_for_layouts.cache_clear()
 
 
 def alike(positions: TokenPositions, groups: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -87,6 +87,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(biased_softmax_plan, "BLOCK", 8)
     monkeypatch.setattr(biased_softmax_plan, "MAX_REFERENCE_PAIRS", 64)
     plans._plan_for_layouts.cache_clear()
+    plans._recipe_for_layouts.cache_clear()
 
 
 @pytest.mark.usefixtures("small_blocks", "unchecked")
