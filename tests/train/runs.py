@@ -8,9 +8,9 @@ from typing import Any
 from fakes import opener
 
 from manyformer.config import RunConfig
-from manyformer.train.events import TrainingEvent, TrainingNote, TrainingProgress
+from manyformer.train.events import TrainingEvent, TrainingNote, TrainingProgress, TrainResult
 from manyformer.train.run_folder import locked_folder
-from manyformer.train.session import DataOpener, TrainingSession, TrainResult
+from manyformer.train.session import DataOpener, TrainingSession
 from manyformer.train.signals import StopSignal, TrainingInterrupted
 
 

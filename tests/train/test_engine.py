@@ -20,9 +20,10 @@ from manyformer.train.activation_checkpointing import checkpoint_activations, st
 from manyformer.train.engine import StepResult, TrainingEngine
 from manyformer.train.events import silent
 from manyformer.train.objective import TrainingObjective
-from manyformer.train.parallel_strategy import SingleProcess
+from manyformer.train.parallel_strategy import DDPStrategy
+from manyformer.train.process_group import SINGLE_PROCESS_GROUP
 from manyformer.train.signals import StopSignal
-from manyformer.train.training_loop import LoopParts, TrainingLoop
+from manyformer.train.training_loop import TrainingLoop
 from manyformer.training_hooks import TracksProgress
 
 SMALL: dict[str, Any] = {"vocab": 11, "dim": 16, "depth": 2, "heads": 2}
@@ -37,7 +38,7 @@ def engine(model: Model, *, smoothing: float = 0.0, clip: float | None = None) -
     return TrainingEngine(
         TrainingObjective(model, label_smoothing=smoothing, autocast=None),
         AdamConfig(lr=1.0, max_grad_norm=clip),
-        SingleProcess(),
+        DDPStrategy(),
     )
 
 
@@ -132,7 +133,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_weights_and_loss_in_float32() -
     up = next(m for n, m in model.named_modules() if n.endswith("ff.inner.up"))
     up.register_forward_hook(lambda module, given, out: kinds.append(out.dtype))
     made = TrainingEngine(
-        TrainingObjective(model, label_smoothing=0.0, autocast=torch.bfloat16), AdamWConfig(lr=0.1), SingleProcess()
+        TrainingObjective(model, label_smoothing=0.0, autocast=torch.bfloat16), AdamWConfig(lr=0.1), DDPStrategy()
     )
     figures = made.step([make("language-model", 1)], 0.01).figures
     assert torch.bfloat16 in kinds
@@ -184,7 +185,7 @@ class Idle:
     """An engine that does nothing."""
 
     device = torch.device("cpu")
-    process_group = SingleProcess.process_group
+    process_group = SINGLE_PROCESS_GROUP
     max_grad_norm = 1.0
 
     def __init__(self, model: nn.Module) -> None:
@@ -204,7 +205,7 @@ def test_the_loop_tells_parts_how_far_training_has_got(tmp_path: Path) -> None:
     run = a_run(tmp_path, limits={"steps": 4}, evaluate={"every": None}, save={"every": 10**6}, log={"every": 10})
     engine: Any = Idle(nn.Sequential(nn.Linear(1, 1), Listening()))
     rate: Any = lambda *_: 0.1  # noqa: E731
-    loop = TrainingLoop(run, LoopParts(engine, FakeFeed("language-model"), None, rate, None, (), silent, StopSignal()))  # type: ignore[arg-type]
+    loop = TrainingLoop(run, engine, FakeFeed("language-model"), None, rate, None, (), silent, StopSignal())  # type: ignore[arg-type]
     # as after an interruption
     loop.train_state.step = 1
     for _ in range(3):
@@ -216,14 +217,13 @@ def test_the_loop_costs_nearly_nothing(tmp_path: Path) -> None:
     """Everything besides data, forward, backward and optimiser; a small model's step takes 50 ms and more."""
 
     run = a_run(tmp_path, limits={"steps": 10**6}, evaluate={"every": None}, save={"every": 10**6}, log={"every": 10})
-    parts: Any = LoopParts(
-        Idle(nn.Module()), FakeFeed("language-model"), None, lambda *_: 0.1, None, (), silent, StopSignal()
-    )  # type: ignore[arg-type]
-    loop = TrainingLoop(run, parts)
+    idle: Any = Idle(nn.Module())
+    feed = FakeFeed("language-model")
+    loop = TrainingLoop(run, idle, feed, None, lambda *_: 0.1, None, (), silent, StopSignal())  # type: ignore[arg-type]
     loop._take_step()
     fetch = time.thread_time()
     for _ in range(300):
-        next(parts.feed)
+        next(feed)
     began = time.thread_time()
     for _ in range(300):
         loop._take_step()

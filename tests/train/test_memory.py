@@ -19,7 +19,7 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import TrainingStarted
 from manyformer.train.objective import TrainingObjective
-from manyformer.train.parallel_strategy import SingleProcess
+from manyformer.train.parallel_strategy import DDPStrategy
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP
 from manyformer.train.run_training import open_run_data
 from manyformer.train.validation import Validator
@@ -101,7 +101,7 @@ def test_steps_learn_from_what_was_read_before() -> None:
     engine = TrainingEngine(
         TrainingObjective(model, label_smoothing=0.0, autocast=None),
         AdamWConfig(lr=1e-3),
-        SingleProcess(),
+        DDPStrategy(),
         rows_continue=True,
     )
     for batch in read:
@@ -127,7 +127,7 @@ def test_every_validation_begins_with_an_empty_memory_and_leaves_that_of_trainin
     engine = TrainingEngine(
         TrainingObjective(model, label_smoothing=0.0, autocast=None),
         AdamWConfig(lr=1e-3),
-        SingleProcess(),
+        DDPStrategy(),
         rows_continue=True,
     )
     engine.step([read[0]], 0.0)

@@ -22,8 +22,9 @@ from manyformer.train.events import (
     TrainingProgress,
     TrainingStarted,
     TrainingValidated,
+    TrainResult,
 )
-from manyformer.train.reporter import LineReporter, LiveReporter, LogFileReporter, format_duration, reporter
+from manyformer.train.reporter import LiveReporter, format_duration, log_file_reporter, reporter
 from manyformer.train.run_folder import as_run, check_run_folder
 
 OUT = Path("runs/x")
@@ -35,7 +36,7 @@ EVENTS: list[TrainingEvent] = [
     CheckpointSaved(20, OUT / "checkpoints/step-00000020"),
     TrainingNote("a [bold] sentence"),
     TrainingFinished(
-        100, "limits.steps 100 reached", "those of the last step, 100", {"loss": 1.5}, OUT, ("one", "two")
+        TrainResult(OUT, 100, "limits.steps 100 reached", "those of the last step, 100", {"loss": 1.5}), ("one", "two")
     ),
 ]
 PLAIN = """\
@@ -54,8 +55,8 @@ next     one
 def test_plain_lines(tmp_path: Path) -> None:
     stream = io.StringIO()
     tell = reporter(stream)
-    assert isinstance(tell, LineReporter)
-    log = LogFileReporter(tmp_path / "log.txt")
+    assert not isinstance(tell, LiveReporter)
+    log = log_file_reporter(tmp_path / "log.txt")
     for event in EVENTS:
         tell(event)
         log(event)
@@ -127,7 +128,7 @@ def test_the_folder_of_a_run(tmp_path: Path) -> None:
     assert [subject for subject, _ in started.summary_lines] == ["data", "model", "device", "run"]
     assert [line.split()[1] for line in finished.next_commands] == ["generate", "evaluate", "plot"]
     result = json.loads((out / "result.json").read_text())
-    assert result["scores"] == finished.scores
+    assert result["scores"] == finished.result.scores
 
 
 def test_tensorboard_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ from fakes import TASKS, a_run, opener
 
 import manyformer as mf
 from manyformer.config import RunConfig
-from manyformer.train.events import silent
+from manyformer.train.events import TrainResult, silent
 from manyformer.train.metrics import read_rows
-from manyformer.train.session import TrainingSession, TrainResult
+from manyformer.train.session import TrainingSession
 from manyformer.train.signals import StopSignal
 
 

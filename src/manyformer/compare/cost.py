@@ -12,7 +12,7 @@ from manyformer.config import RunConfig
 from manyformer.models.model_files import read_weights
 from manyformer.train.build_model import build_model, choose_device, make_objective
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.parallel_strategy import SingleProcess
+from manyformer.train.parallel_strategy import DDPStrategy
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP
 from manyformer.train.run_training import open_run_data
 
@@ -49,7 +49,7 @@ class _Job:
         if (folder / "model").is_dir():
             read_weights(model, folder / "model")
         objective = make_objective(run, model, choose_device(run.device, SINGLE_PROCESS_GROUP))
-        self._engine = TrainingEngine(objective, run.optim, SingleProcess(), rows_continue=data.train.rows_continue)
+        self._engine = TrainingEngine(objective, run.optim, DDPStrategy(), rows_continue=data.train.rows_continue)
         self._batches = [next(data.train) for _ in range(run.batch.accumulate)]
 
     def __call__(self) -> None:

@@ -13,10 +13,10 @@ from manyformer.train.events import (
     TrainingProgress,
     TrainingStarted,
     TrainingValidated,
+    TrainResult,
     silent,
 )
 from manyformer.train.run_training import train
-from manyformer.train.session import TrainResult
 from manyformer.train.signals import TrainingInterrupted
 from manyformer.train.training_loop import TrainingDiverged
 

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 
 from manyformer.config import RunConfig
+from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
 from manyformer.train.activation_checkpointing import checkpoint_activations
-from manyformer.train.data_protocols import TrainingDataProtocol
 from manyformer.train.objective import TrainingObjective
-from manyformer.train.parallel_strategy import DDPStrategy, ParallelStrategy, SingleProcess
+from manyformer.train.parallel_strategy import DDPStrategy, ParallelStrategy
 from manyformer.train.process_group import ProcessGroup
 
 _KEYWORD_REMEDIES = {"source_vocab": "; set data.shared=true for one vocabulary on both sides"}
@@ -21,7 +21,7 @@ _CONFLICT_REMEDIES = {"block_height": _BLOCK_REMEDY, "block_width": _BLOCK_REMED
 """Remedies for keywords that only the data may decide, where leaving the keyword out is not enough."""
 
 
-def build_model(run: RunConfig, data: TrainingDataProtocol) -> Model:
+def build_model(run: RunConfig, data: OpenedData) -> Model:
     """Build the run's model with randomly initialized weights; the data decides some of its keywords.
 
     Raises UserError if the run sets one of those to another value, and if the data is longer than the model allows.
@@ -85,11 +85,9 @@ def make_objective(run: RunConfig, model: Model, device: torch.device) -> Traini
 
 def choose_strategy(strategy: str, process_group: ProcessGroup) -> ParallelStrategy:
     """The strategy that distributes the model. Raises UserError for several processes with strategy none."""
-    if process_group.size == 1:
-        return SingleProcess()
-    if strategy == "none":
+    if process_group.size > 1 and strategy == "none":
         raise UserError(f"{process_group.size} processes were started, but strategy is none; set strategy=ddp or fsdp")
-    if strategy == "ddp":
+    if process_group.size == 1 or strategy == "ddp":
         return DDPStrategy(process_group)
     from manyformer.train.fsdp_sharing import FSDPStrategy
 

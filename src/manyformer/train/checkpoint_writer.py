@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
+from manyformer.data.sampler import Sampler
 from manyformer.train.checkpoints import Checkpoint, CheckpointStore
-from manyformer.train.data_protocols import TrainingFeed
 from manyformer.train.durable_files import write_json
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.rng import generator_states, restore_generator_states, seed_everything
@@ -18,7 +18,7 @@ class CheckpointWriter(NamedTuple):
 
     store: CheckpointStore
     engine: TrainingEngine
-    feed: TrainingFeed
+    feed: Sampler
     log: Callable[[str], None]
 
     def write(self, train_state: TrainState) -> bool:

@@ -62,7 +62,8 @@ class TrainingEngine:
                 figures[:2] += self._backward(batch, max(1, targets), len(batches) * self.process_group.size)
         if self.max_grad_norm is not None:
             norm = nn.utils.clip_grad_norm_(self.weights, self.max_grad_norm)
-            figures[2] = self.strategy.full_norm(norm) / self.process_group.size
+            # the norm of sharded gradients is a DTensor
+            figures[2] = getattr(norm, "full_tensor", lambda: norm)() / self.process_group.size
         set_learning_rate(self.optimizer, learning_rate)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -98,7 +99,7 @@ class TrainingEngine:
 
     def read_weights(self, folder: Path) -> None:
         """Restore only the weights of a checkpoint."""
-        self.strategy.read_weights(self.model, folder)
+        self.strategy.read(self.model, None, folder)
 
     def average(self, folders: Sequence[Path]) -> None:
         """Set every weight to its mean over these checkpoints, summed in float32 (Vaswani et al. 2017, section 6.1).

@@ -1,8 +1,12 @@
 """Training events: small records passed to an event listener while a run trains."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from manyformer.models import Model
 
 
 class TrainingStarted(NamedTuple):
@@ -50,14 +54,27 @@ class TrainingNote(NamedTuple):
     text: str
 
 
-class TrainingFinished(NamedTuple):
-    """The run has ended and the final model is saved; `next_commands` are commands that use the model."""
+@dataclass(frozen=True)
+class TrainResult:
+    """A finished run: its folder, last step, end reason, chosen weights (in words) and their validation scores."""
 
+    out: Path
     step: int
     reason: str
     chosen_weights: str
     scores: dict[str, float]
-    out: Path
+
+    def load(self) -> "Model":
+        """Load the final model."""
+        from manyformer.api import load
+
+        return load(self.out / "model")
+
+
+class TrainingFinished(NamedTuple):
+    """The run has ended and the final model is saved; `next_commands` are commands that use the model."""
+
+    result: TrainResult
     next_commands: tuple[str, ...]
 
 

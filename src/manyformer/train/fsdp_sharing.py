@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
 from manyformer.errors import UserError
 from manyformer.models import Model
@@ -71,18 +70,15 @@ class FSDPStrategy(ParallelStrategy):
         # torch leaves the root module's weights gathered for a backward pass, and they would be saved unsharded
         prepared.reshard()
 
-    def full_norm(self, norm: Tensor) -> Tensor:
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
     def write(self, model: Model, optimizer: torch.optim.Optimizer, folder: Path) -> None:
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-        _reraise_original(lambda: save(checkpoint_tensors(model, optimizer), storage_writer=writer))
+        # a tied weight is written once
+        weights = {name: weight.detach() for name, weight in model.named_parameters()}
+        tensors = weights | _buffers(model) | named_optimizer_state(model, optimizer)
+        _reraise_original(lambda: save(tensors, storage_writer=writer))
 
-    def read(self, model: Model, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    def read(self, model: Model, optimizer: torch.optim.Optimizer | None, folder: Path) -> None:
         read_shards(model, optimizer, folder)
-
-    def read_weights(self, model: Model, folder: Path) -> None:
-        read_shards(model, None, folder)
 
     def full_model(self, model: Model) -> Model:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -96,12 +92,6 @@ class FSDPStrategy(ParallelStrategy):
 def is_sharded(folder: Path) -> bool:
     """Whether a checkpoint folder consists of shards."""
     return any(folder.glob("shard-*.safetensors"))
-
-
-def checkpoint_tensors(model: Model, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All tensors of a checkpoint: weights (a tied weight once), buffers, and the optimizer's under `NAME/KIND`."""
-    weights = {name: weight.detach() for name, weight in model.named_parameters()}
-    return weights | _buffers(model) | named_optimizer_state(model, optimizer)
 
 
 def read_shards(model: Model, optimizer: torch.optim.Optimizer | None, folder: Path) -> None:

@@ -5,15 +5,15 @@ from pathlib import Path
 
 from torch import Tensor
 
+from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
 from manyformer.models import Model
 from manyformer.models.model_files import fill_weights, read_tensors
 from manyformer.position import LearnedPosition
-from manyformer.train.data_protocols import TrainingDataProtocol
 from manyformer.training_hooks import OptionalOnLoad, RequiresPretrained, WrapsLoadedModule
 
 
-def load_initial_weights(model: Model, path: str, data: TrainingDataProtocol) -> None:
+def load_initial_weights(model: Model, path: str, data: OpenedData) -> None:
     """Load the weights of a saved model, or of the final model of a run, with the same tokenizer into `model`.
 
     Settings that decide no weights may differ: windows, dropout, the data, and added modules. A position table may have
@@ -64,7 +64,7 @@ def _repeat_rows(table: Tensor, rows: int) -> Tensor:
     return table.repeat(-(-rows // table.shape[0]), 1)[:rows]
 
 
-def _check_tokenizers(folder: Path, data: TrainingDataProtocol) -> None:
+def _check_tokenizers(folder: Path, data: OpenedData) -> None:
     with tempfile.TemporaryDirectory() as data_folder:
         data.save(Path(data_folder))
         for data_file in sorted(Path(data_folder).glob("tokenizer*.json")):

@@ -13,8 +13,7 @@ from manyformer.config import RunConfig, dump_run
 from manyformer.errors import UserError
 from manyformer.train.durable_files import replace_text
 from manyformer.train.event_protocol import decode
-from manyformer.train.events import EventListener, TrainingFinished
-from manyformer.train.session import TrainResult
+from manyformer.train.events import EventListener, TrainingFinished, TrainResult
 from manyformer.train.signals import StopSignal, handle_stop_signals
 
 # How often new events are read, in seconds.
@@ -55,7 +54,7 @@ class _EventReader:
     def __init__(self, file: TextIO, on_event: EventListener) -> None:
         self._file, self._on_event, self._partial_line = file, on_event, ""
         self.worker_pid: int | None = None
-        self.outcome: TrainingFinished | UserError | None = None
+        self.outcome: TrainResult | UserError | None = None
 
     def read_new_events(self) -> None:
         self._partial_line += self._file.read()
@@ -70,7 +69,7 @@ class _EventReader:
                 continue
             self._on_event(event)
             if isinstance(event, TrainingFinished):
-                self.outcome = event
+                self.outcome = event.result
 
 
 def _wait_for_workers(reader: _EventReader, workers: subprocess.Popen[bytes], stop_signal: StopSignal) -> TrainResult:
@@ -86,8 +85,8 @@ def _wait_for_workers(reader: _EventReader, workers: subprocess.Popen[bytes], st
             forwarded = True
         time.sleep(POLL_SECONDS)
     outcome = reader.outcome
-    if isinstance(outcome, TrainingFinished):
-        return TrainResult(outcome.out, outcome.step, outcome.reason, outcome.chosen_weights, outcome.scores)
+    if isinstance(outcome, TrainResult):
+        return outcome
     if outcome is not None:
         raise outcome
     raise RuntimeError(f"the training processes ended with code {workers.returncode}; see their messages above")

@@ -3,7 +3,8 @@
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +41,21 @@ class MetricsFiles:
         retained = list(itertools.islice(read_rows(self._jsonl), rows))
         with report_disk_full(f"the metrics in {folder}"):
             replace_text(self._jsonl, "".join(json.dumps(row) + "\n" for row in retained))
-            replace_text(self._csv, "".join(_csv_lines(retained, self._columns)))
+            replace_text(self._csv, "".join([",".join(self._columns) + "\n", *map(self._csv_line, retained)]))
 
     def add(self, row: MetricsRow) -> None:
         """Append a row and flush it. Numbers that are not finite become null."""
-        clean = {name: _null_if_not_finite(value) for name, value in row.items()}
+        clean = {name: value if math.isfinite(value) else None for name, value in row.items()}
         assert set(clean) <= set(self._columns), f"no column for {set(clean) - set(self._columns)}"
         with report_disk_full(f"the metrics in {self._jsonl.parent}"):
             with self._jsonl.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(clean) + "\n")
             with self._csv.open("a", encoding="utf-8", newline="") as file:
-                file.write(_csv_line(clean, self._columns))
+                file.write(self._csv_line(clean))
+
+    def _csv_line(self, row: MetricsRow) -> str:
+        # numbers and empty cells only: nothing to quote
+        return ",".join("" if row.get(column) is None else str(row[column]) for column in self._columns) + "\n"
 
     def close(self) -> None:
         """Nothing to close: every row is written by `add`."""
@@ -60,29 +65,9 @@ def read_rows(path: Path) -> Iterator[MetricsRow]:
     """Yield the complete rows of a metrics.jsonl; the last one may be truncated by a kill."""
     if not path.is_file():
         return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                return
-            # no proper prefix of an object is valid JSON, so a row that parses is complete even without its line end
-            yield row
-
-
-def _null_if_not_finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _csv_lines(rows: Iterable[MetricsRow], columns: Sequence[str]) -> Iterator[str]:
-    yield ",".join(columns) + "\n"
-    for row in rows:
-        yield _csv_line(row, columns)
-
-
-def _csv_line(row: MetricsRow, columns: Sequence[str]) -> str:
-    # numbers and empty cells only: nothing to quote
-    return ",".join("" if row.get(column) is None else str(row[column]) for column in columns) + "\n"
+    # no proper prefix of an object is valid JSON, so a row that parses is complete even without its line end
+    with path.open(encoding="utf-8") as file, suppress(ValueError):
+        yield from map(json.loads, file)
 
 
 class TensorBoardSink:

@@ -5,22 +5,14 @@ from collections.abc import Sequence
 from manyformer.config import RunConfig
 from manyformer.models import Model
 from manyformer.recipes import RecipeCard
+from manyformer.train.events import TrainResult
 
 
-def model_card(
-    run: RunConfig,
-    card: RecipeCard,
-    model: Model,
-    *,
-    data: Sequence[str],
-    chosen_weights: str,
-    scores: dict[str, float],
-    step: int,
-) -> str:
-    """Format the model card as Markdown."""
+def model_card(run: RunConfig, card: RecipeCard, model: Model, data: Sequence[str], result: TrainResult) -> str:
+    """Format the model card as Markdown; `data` are lines that describe the data."""
     parameters = sum(weight.numel() for weight in model.parameters())
     settings = "\n".join(f"- {name}: {value}" for name, value in model.spec.keywords.items())
-    table = "\n".join(f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in scores.items())
+    table = "\n".join(f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in result.scores.items())
     data_lines = "\n".join(f"- {line}" for line in data)
     return f"""# {card.title}
 
@@ -35,7 +27,7 @@ Made by manyformer from the recipe `{card.name}`, {parameters:,} parameters. Loa
 
 ## Scores on the validation data
 
-After {step} steps; the weights are {chosen_weights}. The loss is in nats per target.
+After {result.step} steps; the weights are {result.chosen_weights}. The loss is in nats per target.
 
 | score | value |
 | --- | --- |

@@ -1,7 +1,5 @@
 """The optimizer of a run: fused Adam or AdamW, parameter groups for weight decay and epsilon, and its state."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -16,36 +14,21 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     The learning rate is set before every step. Only matrices have weight decay: biases, norms and lookup tables
     (embeddings, an output tied to one, positions) do not.
     """
-    options: dict[str, Any] = {"lr": 0.0, "betas": config.betas, "eps": config.eps, "fused": True}
-    weights_by_eps = own_epsilon_groups(model)
-    own_eps_ids = {id(weight) for weights in weights_by_eps.values() for weight in weights}
-    own_eps_groups: list[dict[str, Any]] = [{"params": weights, "eps": eps} for eps, weights in weights_by_eps.items()]
-    if not isinstance(config, AdamWConfig):
-        weights_with_default_eps = [
-            weight for weight in model.parameters() if weight.requires_grad and id(weight) not in own_eps_ids
-        ]
-        return torch.optim.Adam([{"params": weights_with_default_eps}, *own_eps_groups], **options)
-    decayed, undecayed = (
-        [weight for weight in group if id(weight) not in own_eps_ids] for group in weight_decay_groups(model)
-    )
-    groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": undecayed},
-        *own_eps_groups,
-    ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], weight_decay=0.0, **options)
-
-
-def own_epsilon_groups(model: nn.Module) -> dict[float, list[nn.Parameter]]:
-    """Group the weights of modules with their own epsilon by that epsilon (see `OwnOptimizerEpsilon`)."""
-    groups: dict[float, list[nn.Parameter]] = {}
-    assigned: set[int] = set()
-    for part in model.modules():
-        if isinstance(part, OwnOptimizerEpsilon):
-            part_weights = [w for w in part.parameters(recurse=False) if w.requires_grad and id(w) not in assigned]
-            groups.setdefault(part.optimizer_eps, []).extend(part_weights)
-            assigned.update(map(id, part_weights))
-    return {eps: weights for eps, weights in groups.items() if weights}
+    decay = config.weight_decay if isinstance(config, AdamWConfig) else 0.0
+    own_eps = {
+        weight: part.optimizer_eps
+        for part in model.modules()
+        if isinstance(part, OwnOptimizerEpsilon)
+        for weight in part.parameters(recurse=False)
+    }
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for weights, group_decay in zip(weight_decay_groups(model), (decay, 0.0), strict=True):
+        for weight in weights:
+            key = (0.0, own_eps[weight]) if weight in own_eps else (group_decay, config.eps)
+            groups.setdefault(key, []).append(weight)
+    param_groups = [{"params": weights, "weight_decay": decay, "eps": eps} for (decay, eps), weights in groups.items()]
+    kind = torch.optim.AdamW if isinstance(config, AdamWConfig) else torch.optim.Adam
+    return kind(param_groups, lr=0.0, betas=config.betas, fused=True)
 
 
 def weight_decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -18,14 +18,13 @@ from manyformer.train.events import (
 )
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-    from rich.progress import TaskID
+    from rich.progress import Progress
 
 
 def reporter(stream: TextIO | None = None) -> EventListener:
     """A progress bar if `stream` (standard output by default) is a terminal, else plain lines."""
     stream = sys.stdout if stream is None else stream
-    return LiveReporter(stream) if stream.isatty() else LineReporter(stream)
+    return LiveReporter(stream) if stream.isatty() else line_reporter(stream)
 
 
 def format_event(event: TrainingEvent) -> list[str]:
@@ -43,18 +42,16 @@ def format_event(event: TrainingEvent) -> list[str]:
         case TrainingNote():
             return [f"note     {event.text}"]
         case TrainingFinished():
-            model_line = f"model    {event.chosen_weights}  {format_scores(event.scores)}  → {event.out / 'model'}"
+            result = event.result
+            model_line = f"model    {result.chosen_weights}  {format_scores(result.scores)}  → {result.out / 'model'}"
             commands = [f"{'next' if number == 0 else '':<8} {line}" for number, line in enumerate(event.next_commands)]
-            return [f"done     step {event.step}: {event.reason}", model_line, *commands]
+            return [f"done     step {result.step}: {result.reason}", model_line, *commands]
 
 
 def format_scores(scores: dict[str, float]) -> str:
     """Format scores in one line."""
-    parts = []
-    for name, value in scores.items():
-        unit = " nats" if name == "loss" else ""
-        parts.append(f"{name.replace('_', ' ')} {value:.4f}{unit}")
-    return "  ".join(parts)
+    units = {"loss": " nats"}
+    return "  ".join(f"{name.replace('_', ' ')} {value:.4f}{units.get(name, '')}" for name, value in scores.items())
 
 
 def _format_progress(event: TrainingProgress) -> str:
@@ -74,28 +71,25 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{remainder:02}" if hours else f"{minutes}:{remainder:02}"
 
 
-class LineReporter:
-    """Prints plain lines and flushes each."""
+def line_reporter(stream: TextIO) -> EventListener:
+    """A listener that prints plain lines and flushes each."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __call__(self, event: TrainingEvent) -> None:
+    def report(event: TrainingEvent) -> None:
         for line in format_event(event):
-            print(line, file=self._stream, flush=True)
+            print(line, file=stream, flush=True)
+
+    return report
 
 
-class LogFileReporter:
-    """Appends the plain lines to a file of the run folder."""
+def log_file_reporter(path: Path) -> EventListener:
+    """A listener that appends the plain lines to a file of the run folder."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def report(event: TrainingEvent) -> None:
+        if lines := format_event(event):
+            with report_disk_full(f"the log {path}"), path.open("a", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in lines)
 
-    def __call__(self, event: TrainingEvent) -> None:
-        lines = format_event(event)
-        if lines:
-            with report_disk_full(f"the log {self._path}"), self._path.open("a", encoding="utf-8") as file:
-                file.write("".join(f"{line}\n" for line in lines))
+    return report
 
 
 class LiveReporter:
@@ -105,8 +99,7 @@ class LiveReporter:
         from rich.console import Console
 
         self._console = Console(file=stream, highlight=False)
-        self._bar: Bar | None = None
-        self._task: TaskID | None = None
+        self._bar: Progress | None = None
 
     def __call__(self, event: TrainingEvent) -> None:
         if isinstance(event, TrainingProgress):
@@ -124,20 +117,12 @@ class LiveReporter:
             self._bar = None
 
     def _update_bar(self, event: TrainingProgress) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
         if self._bar is None:
-            self._start_bar()
-        assert self._bar is not None
-        assert self._task is not None
-        self._bar.update(
-            self._task, completed=event.progress, text=_format_progress(event).removeprefix("step").strip()
-        )
-
-    def _start_bar(self) -> None:
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
-
-        self._bar = Bar(
-            BarColumn(bar_width=24), TextColumn("step {task.fields[text]}", markup=False), console=self._console
-        )
-        self._task = self._bar.add_task("", total=1.0, text="")
-        self._bar.start()
+            text_column = TextColumn("step {task.fields[text]}", markup=False)
+            self._bar = Progress(BarColumn(bar_width=24), text_column, console=self._console)
+            self._bar.add_task("", total=1.0, text="")
+            self._bar.start()
+        (task,) = self._bar.task_ids
+        self._bar.update(task, completed=event.progress, text=_format_progress(event).removeprefix("step").strip())

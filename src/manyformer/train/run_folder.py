@@ -1,7 +1,6 @@
 """The folder of a run: its lock, the merged run file, the environment record, and checks on resuming."""
 
 import fcntl
-import json
 import os
 import platform
 import sys
@@ -157,8 +156,3 @@ def collect_environment(device: torch.device) -> dict[str, Any]:
         info["gpu"] = torch.cuda.get_device_name(device)
         info["cuda"] = torch.version.cuda
     return info
-
-
-def write_environment(folder: Path, device: torch.device) -> None:
-    """Write env.json of the run."""
-    replace_text(folder / "env.json", json.dumps(collect_environment(device), indent=2) + "\n")

@@ -1,6 +1,6 @@
 """`manyformer.train`: train a run, given by name, file or configuration, to its final model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -8,20 +8,22 @@ from typing import Any
 import torch
 
 from manyformer.config import RunConfig
+from manyformer.data import open_data
+from manyformer.data.opened import OpenedData
 from manyformer.recipes import get_recipe
 from manyformer.train.build_model import choose_device
-from manyformer.train.data_protocols import TrainingDataProtocol
-from manyformer.train.events import EventListener, TrainingNote, broadcast, silent
+from manyformer.train.events import EventListener, TrainingNote, TrainResult, broadcast, silent
 from manyformer.train.process_group import (
     SINGLE_PROCESS_GROUP,
     ProcessGroup,
     initialized_process_group,
     process_group_from_environment,
 )
-from manyformer.train.reporter import LiveReporter, LogFileReporter, reporter
+from manyformer.train.reporter import LiveReporter, log_file_reporter, reporter
 from manyformer.train.run_folder import as_training_run, check_run_folder, locked_folder, move_aside
-from manyformer.train.session import TrainingSession, TrainResult
+from manyformer.train.session import TrainingSession
 from manyformer.train.signals import handle_stop_signals
+from manyformer.type_aliases import LogFn
 
 
 def train(
@@ -74,15 +76,13 @@ def train_in_process(
                 if fresh and (moved := move_aside(out)):
                     on_event(TrainingNote(f"the earlier run is now in {moved}"))
                 resources.enter_context(locked_folder(out))
-                on_event = broadcast(on_event, LogFileReporter(out / "log.txt"))
+                on_event = broadcast(on_event, log_file_reporter(out / "log.txt"))
         return TrainingSession(
             run, out, on_event if process_group.is_main_process else silent, stop_signal, open_run_data, process_group
         ).train()
 
 
-def open_run_data(run: RunConfig, out: Path, log: Callable[[str], None]) -> TrainingDataProtocol:
+def open_run_data(run: RunConfig, out: Path, log: LogFn) -> OpenedData:
     """Open the training and validation data of a run."""
-    from manyformer.data import open_data
-
     form = get_recipe(run.recipe).card.task.data_forms[run.data.kind]
     return open_data(run.data, form, batch_tokens=run.batch.tokens, cache=out / "data", seed=run.seed, log=log)

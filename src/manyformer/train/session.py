@@ -1,56 +1,40 @@
 """A training session: one process trains a run from its data to its final model."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from manyformer.config import RunConfig
-from manyformer.models import Model
+from manyformer.data.opened import OpenedData
 from manyformer.recipes import get_recipe
 from manyformer.train.build_model import build_model, choose_device, choose_strategy, make_objective
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint, CheckpointStore
-from manyformer.train.data_protocols import TrainingDataProtocol
 from manyformer.train.durable_files import DiskFull, replace_text, report_disk_full
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.events import EventListener, TrainingFinished, TrainingNote, TrainingStarted
+from manyformer.train.events import EventListener, TrainingFinished, TrainingNote, TrainingStarted, TrainResult
 from manyformer.train.final_model import WeightChoice, choose_weights, save_model
 from manyformer.train.init_from import check_random_init, load_initial_weights
 from manyformer.train.metrics import MetricsFiles, TensorBoardSink
 from manyformer.train.model_card import model_card
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.rng import seed_everything
-from manyformer.train.run_folder import RESULT_FILE, write_environment, write_run_file
+from manyformer.train.run_folder import RESULT_FILE, collect_environment, write_run_file
 from manyformer.train.schedules import make_schedule
 from manyformer.train.signals import StopSignal
 from manyformer.train.train_state import end_reason
-from manyformer.train.training_loop import LoopParts, MetricsSink, TrainingLoop
+from manyformer.train.training_loop import MetricsSink, TrainingLoop
 from manyformer.train.validation import Validator
 from manyformer.training_hooks import uses_neighbours
+from manyformer.type_aliases import LogFn
 
-DataOpener = Callable[[RunConfig, Path, Callable[[str], None]], TrainingDataProtocol]
+DataOpener = Callable[[RunConfig, Path, LogFn], OpenedData]
 """Opens the data of a run; prepared data is written to the run folder, slow steps are logged."""
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """A finished run: its folder, last step, end reason, chosen weights (in words) and their validation scores."""
-
-    out: Path
-    step: int
-    reason: str
-    chosen_weights: str
-    scores: dict[str, float]
-
-    def load(self) -> Model:
-        """Load the final model."""
-        from manyformer.api import load
-
-        return load(self.out / "model")
 
 
 class TrainingSession:
@@ -70,24 +54,20 @@ class TrainingSession:
         device = choose_device(run.device, process_group)
         strategy = choose_strategy(run.strategy, process_group)
         self.store = CheckpointStore(out / "checkpoints", process_group)
-        checkpoint = self.store.newest(lambda text: on_event(TrainingNote(text)))
+        checkpoint = self.store.newest(self._log)
         with process_group.raise_together():
             if process_group.is_main_process:
-                write_run_file(
-                    out, run, has_checkpoint=checkpoint is not None, log=lambda text: on_event(TrainingNote(text))
-                )
-                write_environment(out, device)
+                write_run_file(out, run, has_checkpoint=checkpoint is not None, log=self._log)
+                replace_text(out / "env.json", json.dumps(collect_environment(device), indent=2) + "\n")
         with process_group.main_process_first():
-            self.data = open_data(run, out, lambda text: on_event(TrainingNote(text)))
+            self.data = open_data(run, out, self._log)
         seed_everything(run.seed)
         self.model = build_model(run, self.data)
         if checkpoint is None:
             self._init_weights(run.init_from)
         self.num_parameters = sum(weight.numel() for weight in self.model.parameters())
-        rows_continue = self.data.train.rows_continue
-        self.engine = TrainingEngine(
-            make_objective(run, self.model, device), run.optim, strategy, rows_continue=rows_continue
-        )
+        objective = make_objective(run, self.model, device)
+        self.engine = TrainingEngine(objective, run.optim, strategy, rows_continue=self.data.train.rows_continue)
         if process_group.rank:
             # equal weights, but different dropout in each process
             seed_everything(run.seed + 7919 * process_group.rank)
@@ -98,14 +78,17 @@ class TrainingSession:
         self._report_started(device)
         if checkpoint is not None:
             self.loop.resume(checkpoint)
-            on_event(TrainingNote(f"resuming from step {checkpoint.step}"))
+            self._log(f"resuming from step {checkpoint.step}")
+
+    def _log(self, text: str) -> None:
+        self.on_event(TrainingNote(text))
 
     def _init_weights(self, source: str | None) -> None:
         if source is None:
             check_random_init(self.model)
             return
         load_initial_weights(self.model, source, self.data)
-        self.on_event(TrainingNote(f"weights initialized from {source}"))
+        self._log(f"weights initialized from {source}")
 
     def train(self) -> TrainResult:
         """Train to the end, choose the weights and save the model."""
@@ -113,24 +96,20 @@ class TrainingSession:
             return previous
         reason = self._run_loop()
         choice = self._choose_weights()
-        step = self.loop.train_state.step
-        result = TrainResult(self.out, step, reason, choice.description, choice.scores)
+        result = TrainResult(self.out, self.loop.train_state.step, reason, choice.description, choice.scores)
         full_model = self.engine.strategy.full_model(self.model)
         with self.process_group.raise_together(), report_disk_full(f"the final model in {self.out}"):
             if self.process_group.is_main_process:
-                save_model(
-                    full_model, self.out / "model", write_extras=lambda folder: self._write_extras(folder, choice)
-                )
+                save_model(full_model, self.out / "model", write_extras=partial(self._write_extras, result=result))
                 record = {**asdict(result), "out": str(self.out), "save": self.run.save.model_dump()}
                 replace_text(self.out / RESULT_FILE, json.dumps(record, indent=2) + "\n")
         return self._report_finished(result)
 
     def _report_finished(self, result: TrainResult) -> TrainResult:
-        self.on_event(
-            TrainingFinished(
-                result.step, result.reason, result.chosen_weights, result.scores, self.out, self._next_commands()
-            )
-        )
+        """Report the result with commands that use the trained model."""
+        task = self.card.task.variant(self.run.data.kind)
+        commands = (f"manyformer evaluate {self.out}", f"manyformer plot {self.out}")
+        self.on_event(TrainingFinished(result, (*task.next_commands(self.out, self.run.data), *commands)))
         return result
 
     def _finished_result(self) -> TrainResult | None:
@@ -141,13 +120,13 @@ class TrainingSession:
         record = json.loads(file.read_text(encoding="utf-8"))
         if record["step"] != train_state.step or record.pop("save") != self.run.save.model_dump():
             return None
-        self.on_event(TrainingNote("this run has already finished; its model is unchanged"))
+        self._log("this run has already finished; its model is unchanged")
         return self._report_finished(TrainResult(**{**record, "out": self.out}))
 
     def _run_loop(self) -> str:
         try:
             with ExitStack() as sinks:
-                for sink in self.loop.parts.sinks:
+                for sink in self.loop.sinks:
                     sinks.callback(sink.close)
                 return self.loop.train()
         except DiskFull as error:
@@ -159,19 +138,17 @@ class TrainingSession:
         run, feed, process_group = self.run, self.data.train, self.process_group
         if process_group.size > 1:
             feed = feed.shard(process_group.rank, process_group.size)
-        parts = LoopParts(
-            engine=self.engine,
-            feed=feed,
-            validator=self.validator,
+        return TrainingLoop(
+            run,
+            self.engine,
+            feed,
+            self.validator,
             learning_rate=make_schedule(run, width=self.model.spec.keywords.get("dim")),
-            checkpoint_writer=CheckpointWriter(
-                self.store, self.engine, feed, lambda text: self.on_event(TrainingNote(text))
-            ),
+            checkpoint_writer=CheckpointWriter(self.store, self.engine, feed, self._log),
             sinks=self._make_sinks(checkpoint) if process_group.is_main_process else (),
             on_event=self.on_event,
             stop_signal=stop_signal,
         )
-        return TrainingLoop(run, parts)
 
     def _make_sinks(self, checkpoint: Checkpoint | None) -> list[MetricsSink]:
         rows = 0 if checkpoint is None else int(checkpoint.state["train_state"]["metrics_rows"])
@@ -187,28 +164,21 @@ class TrainingSession:
         processes = f", {size} processes ({strategy})" if size > 1 else ""
         summary_lines = (
             *(("data", line) for line in self.data.describe()),
-            ("model", f"{self.model.spec.recipe}, {self.num_parameters:,} parameters"),
-            *self._memory_lines(),
-            *self._neighbour_lines(),
+            *self._model_lines(),
             ("device", f"{device}{threads}{processes}, seed {self.run.seed}"),
             ("run", str(self.out)),
         )
         self.on_event(TrainingStarted(summary_lines, self.out))
 
-    def _memory_lines(self) -> list[tuple[str, str]]:
-        """Summary line about the carried state of a model with a memory."""
-        if not self.model.carries_state:
-            return []
-        if self.engine.carried_state.enabled:
-            return [("memory", "carried from batch to batch")]
-        return [("memory", "always empty in training: set data.packing=contiguous for rows that continue")]
-
-    def _neighbour_lines(self) -> list[tuple[str, str]]:
-        """Summary line about the neighbours of a model that uses precomputed neighbours."""
-        if not uses_neighbours(self.model):
-            return []
-        no_neighbours = "none (data.neighbours takes a folder that `manyformer datastore neighbours` has written)"
-        return [("neighbours", str(getattr(self.run.data, "neighbours", None) or no_neighbours))]
+    def _model_lines(self) -> Iterator[tuple[str, str]]:
+        """Yield summary lines about the model, its carried state and the neighbours that it retrieves."""
+        yield "model", f"{self.model.spec.recipe}, {self.num_parameters:,} parameters"
+        if self.model.carries_state:
+            empty = "always empty in training: set data.packing=contiguous for rows that continue"
+            yield "memory", "carried from batch to batch" if self.engine.carried_state.enabled else empty
+        if uses_neighbours(self.model):
+            none = "none (data.neighbours takes a folder that `manyformer datastore neighbours` has written)"
+            yield "neighbours", str(getattr(self.run.data, "neighbours", None) or none)
 
     def _choose_weights(self) -> WeightChoice:
         train_state, save = self.loop.train_state, self.run.save
@@ -222,27 +192,8 @@ class TrainingSession:
         averaged = scheduled[-save.average_last :] if save.average_last else []
         return choose_weights(self.engine, last=last, best=best, averaged=averaged, validator=self.validator)
 
-    def _write_extras(self, folder: Path, choice: WeightChoice) -> None:
+    def _write_extras(self, folder: Path, *, result: TrainResult) -> None:
         """Write tokenizers and a model card next to the weights."""
         self.data.save(folder)
-        step = self.loop.train_state.step
-        data_lines = self.data.describe()
-        text = model_card(
-            self.run,
-            self.card,
-            self.model,
-            data=data_lines,
-            chosen_weights=choice.description,
-            scores=choice.scores,
-            step=step,
-        )
+        text = model_card(self.run, self.card, self.model, self.data.describe(), result)
         (folder / "README.md").write_text(text, encoding="utf-8")
-
-    def _next_commands(self) -> tuple[str, ...]:
-        """Commands that use the trained model."""
-        task = self.card.task.variant(self.run.data.kind)
-        return (
-            *task.next_commands(self.out, self.run.data),
-            f"manyformer evaluate {self.out}",
-            f"manyformer plot {self.out}",
-        )

@@ -1,5 +1,6 @@
 """The train state of a run: counters and scores that a checkpoint saves besides tensors and generators."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -70,32 +71,30 @@ class TrainState:
         return best
 
 
+def _limits(run: RunConfig, train_state: TrainState) -> Iterator[tuple[str, float, float]]:
+    """Yield the name of each limit of the run, the consumed amount and the limit."""
+    consumed = {
+        "steps": train_state.step,
+        "epochs": train_state.epochs,
+        "tokens": train_state.tokens,
+        "minutes": train_state.seconds / 60,
+        "cpu_minutes": train_state.cpu_seconds / 60,
+    }
+    for name, limit in run.limits:
+        if limit is not None:
+            yield name, consumed[name], limit
+
+
 def run_progress(run: RunConfig, train_state: TrainState) -> float:
     """The completed fraction of the run, 0 to 1, by the limit that is nearest."""
-    limits = run.limits
-    consumed = (
-        (train_state.step, limits.steps),
-        (train_state.epochs, limits.epochs),
-        (train_state.tokens, limits.tokens),
-        (train_state.seconds / 60, limits.minutes),
-        (train_state.cpu_seconds / 60, limits.cpu_minutes),
-    )
-    return min(1.0, max(value / limit for value, limit in consumed if limit is not None))
+    return min(1.0, max(amount / limit for _, amount, limit in _limits(run, train_state)))
 
 
 def end_reason(run: RunConfig, train_state: TrainState) -> str | None:
     """Why the run has ended; None while it has not."""
-    limits = run.limits
-    if limits.steps is not None and train_state.step >= limits.steps:
-        return f"limits.steps {limits.steps} reached"
-    if limits.epochs is not None and train_state.epochs >= limits.epochs:
-        return f"limits.epochs {limits.epochs:g} reached"
-    if limits.tokens is not None and train_state.tokens >= limits.tokens:
-        return f"limits.tokens {limits.tokens} reached"
-    if limits.minutes is not None and train_state.seconds >= 60 * limits.minutes:
-        return f"limits.minutes {limits.minutes:g} reached"
-    if limits.cpu_minutes is not None and train_state.cpu_seconds >= 60 * limits.cpu_minutes:
-        return f"limits.cpu_minutes {limits.cpu_minutes:g} reached"
+    for name, amount, limit in _limits(run, train_state):
+        if amount >= limit:
+            return f"limits.{name} {limit if isinstance(limit, int) else format(limit, 'g')} reached"
     patience = run.evaluate.patience
     if patience is not None and train_state.evaluations_since_best >= patience:
         count = train_state.evaluations_since_best

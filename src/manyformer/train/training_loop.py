@@ -4,15 +4,16 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn, Protocol
+from dataclasses import dataclass, field
+from typing import NoReturn, Protocol
 
 import torch
 
 from manyformer.config import RunConfig
+from manyformer.data.sampler import Sampler
 from manyformer.errors import UserError
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint
-from manyformer.train.data_protocols import TrainingFeed
 from manyformer.train.engine import StepResult, TrainingEngine
 from manyformer.train.events import CheckpointSaved, EventListener, TrainingProgress, TrainingValidated
 from manyformer.train.metrics import MetricsRow
@@ -37,36 +38,34 @@ class MetricsSink(Protocol):
     def close(self) -> None: ...
 
 
-class LoopParts(NamedTuple):
-    """The objects that the training loop works with."""
+@dataclass
+class TrainingLoop:
+    """Trains one run from its current train state to its end."""
 
+    run: RunConfig
     engine: TrainingEngine
-    feed: TrainingFeed
+    feed: Sampler
     validator: Validator
     learning_rate: LearningRateFn
     checkpoint_writer: CheckpointWriter
     sinks: Sequence[MetricsSink]
     on_event: EventListener
     stop_signal: StopSignal
+    train_state: TrainState = field(default_factory=TrainState)
 
-
-class TrainingLoop:
-    """Trains one run from its current train state to its end."""
-
-    def __init__(self, run: RunConfig, parts: LoopParts) -> None:
-        self.run, self.parts, self.train_state = run, parts, TrainState()
+    def __post_init__(self) -> None:
         # waiting for the device at every step is free on a CPU and expensive on a GPU
-        self._sync_every = 1 if parts.engine.device.type == "cpu" else run.log.every
+        self._sync_every = 1 if self.engine.device.type == "cpu" else self.run.log.every
         self._pending_steps: list[StepResult] = []
         self._start_time = self._last_report_time = self._last_tick_time = time.perf_counter()
         self._last_cpu_time = time.process_time()
         self._start_progress = 0.0
         self._last_loss = self._gradient_norm = math.nan
-        self._process_group = parts.engine.process_group
+        self._process_group = self.engine.process_group
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Restore this checkpoint and continue exactly from it."""
-        self.train_state = self.parts.checkpoint_writer.read(checkpoint)
+        self.train_state = self.checkpoint_writer.read(checkpoint)
 
     def train(self) -> str:
         """Train to the end and return the reason. Raises TrainingInterrupted, TrainingDiverged or DiskFull."""
@@ -82,7 +81,7 @@ class TrainingLoop:
             if reason is not None:
                 return reason
             self._take_step()
-            if not self._pending_steps and self._process_group.any_process(self.parts.stop_signal):
+            if not self._pending_steps and self._process_group.any_process(self.stop_signal):
                 self._interrupt()
 
     def _is_due(self, steps: int | None) -> bool:
@@ -103,15 +102,15 @@ class TrainingLoop:
 
     def _take_step(self) -> None:
         """Make one optimizer step, and report it if it is due."""
-        train_state, run, feed = self.train_state, self.run, self.parts.feed
+        train_state, run, feed = self.train_state, self.run, self.feed
         batches = [next(feed) for _ in range(run.batch.accumulate)]
         progress = run_progress(run, train_state)
-        set_training_progress(self.parts.engine.model, progress)
-        self._learning_rate = self.parts.learning_rate(train_state.step + 1, progress)
-        result = self.parts.engine.step(batches, self._learning_rate)
+        set_training_progress(self.engine.model, progress)
+        self._current_rate = self.learning_rate(train_state.step + 1, progress)
+        result = self.engine.step(batches, self._current_rate)
         self._pending_steps.append(result)
         train_state.step += 1
-        run_post_step_updates(self.parts.engine.model, train_state.step)
+        run_post_step_updates(self.engine.model, train_state.step)
         train_state.tokens += result.tokens
         train_state.epochs = feed.epoch + feed.batch / feed.batches
         if len(self._pending_steps) >= self._sync_every or self._needs_sync():
@@ -142,14 +141,13 @@ class TrainingLoop:
         self._report_progress(window)
 
     def _check_finite(self, step: int, loss: float, norm: float) -> None:
-        if math.isfinite(loss) and math.isfinite(norm):
-            return
-        self._raise_diverged(
-            f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {norm}", step
-        )
+        if not math.isfinite(loss):
+            self._raise_diverged(f"the loss is {loss}", step)
+        if not math.isfinite(norm):
+            self._raise_diverged(f"the norm of the gradient is {norm}", step)
 
     def _raise_diverged(self, problem: str, step: int) -> NoReturn:
-        store = self.parts.checkpoint_writer.store
+        store = self.checkpoint_writer.store
         steps = store.steps()
         last = f"the last good checkpoint is {store.path(steps[-1])}" if steps else "no checkpoint was written"
         remedy = "try a lower learning rate, a longer warm-up or optim.max_grad_norm"
@@ -164,22 +162,13 @@ class TrainingLoop:
         train_state = self.train_state
         speed = window.tokens / max(window.seconds, 1e-9)
         progress = run_progress(self.run, train_state)
-        seconds_left = (
-            (current_time - self._start_time) * (1 - progress) / (progress - self._start_progress)
-            if progress > self._start_progress
-            else math.nan
-        )
-        loss = window.loss if logged else self._last_loss
-        self.parts.on_event(
+        completed, seconds_left = progress - self._start_progress, math.nan
+        if completed > 0:
+            seconds_left = (current_time - self._start_time) * (1 - progress) / completed
+        loss, steps = window.loss if logged else self._last_loss, self.run.limits.steps
+        self.on_event(
             TrainingProgress(
-                train_state.step,
-                self.run.limits.steps,
-                loss,
-                self._learning_rate,
-                speed,
-                progress,
-                seconds_left,
-                logged=logged,
+                train_state.step, steps, loss, self._current_rate, speed, progress, seconds_left, logged=logged
             )
         )
         if logged:
@@ -190,12 +179,12 @@ class TrainingLoop:
         row: MetricsRow = {
             "epoch": round(self.train_state.epochs, 6),
             "loss": window.loss,
-            "learning_rate": self._learning_rate,
+            "learning_rate": self._current_rate,
             "tokens_per_second": round(speed, 1),
         }
         if window.extra:
             row["extra"] = window.extra / window.steps
-        if self.parts.engine.max_grad_norm is not None:
+        if self.engine.max_grad_norm is not None:
             row["gradient_norm"] = self._gradient_norm
         return row
 
@@ -203,24 +192,24 @@ class TrainingLoop:
         train_state = self.train_state
         train_state.metrics_rows += 1
         common = {"step": train_state.step, "tokens": train_state.tokens, "seconds": round(train_state.seconds, 3)}
-        for sink in self.parts.sinks:
+        for sink in self.sinks:
             sink.add({**common, **row})
 
     def _evaluate(self, *, due: bool) -> None:
-        train_state, parts = self.train_state, self.parts
+        train_state = self.train_state
         if not due or train_state.last_evaluated_step == train_state.step:
             return
         start_time = time.perf_counter()
-        scores = parts.validator(lambda: self._process_group.any_process(parts.stop_signal))
+        scores = self.validator(lambda: self._process_group.any_process(self.stop_signal))
         self._add_elapsed_time()
         if scores is None:
             self._interrupt()
-        best = train_state.record_scores(scores, parts.validator.sort_key(scores), keep=self.run.save.keep_best)
+        best = train_state.record_scores(scores, self.validator.sort_key(scores), keep=self.run.save.keep_best)
         self._write_row({f"valid_{name}": value for name, value in scores.items()})
-        parts.on_event(TrainingValidated(train_state.step, scores, best, time.perf_counter() - start_time))
+        self.on_event(TrainingValidated(train_state.step, scores, best, time.perf_counter() - start_time))
 
     def _save(self, *, due: bool) -> None:
-        step, store = self.train_state.step, self.parts.checkpoint_writer.store
+        step, store = self.train_state.step, self.checkpoint_writer.store
         ranked = {entry.step for entry in self.train_state.ranking[: self.run.save.keep_best]}
         if step == 0 or not (due or step in ranked):
             return
@@ -229,22 +218,18 @@ class TrainingLoop:
 
     def scheduled_steps(self) -> list[int]:
         """The steps of checkpoints that the run schedules, without those of interruptions and good scores."""
-        step, every = self.train_state.step, self.run.save.every
-        has_ended = end_reason(self.run, self.train_state) is not None
-        return [
-            saved_step
-            for saved_step in self.parts.checkpoint_writer.store.steps()
-            if saved_step % every == 0 or (has_ended and saved_step == step)
-        ]
+        last_step = self.train_state.step if end_reason(self.run, self.train_state) is not None else None
+        steps = self.checkpoint_writer.store.steps()
+        return [step for step in steps if step % self.run.save.every == 0 or step == last_step]
 
     def checkpoint(self) -> None:
         """Write the checkpoint of this step unless it exists."""
-        train_state, parts = self.train_state, self.parts
+        train_state = self.train_state
         self._add_elapsed_time()
-        if not parts.engine.has_finite_weights():
+        if not self.engine.has_finite_weights():
             self._raise_diverged("the weights are not finite", train_state.step)
-        if parts.checkpoint_writer.write(train_state):
-            parts.on_event(CheckpointSaved(train_state.step, parts.checkpoint_writer.store.path(train_state.step)))
+        if self.checkpoint_writer.write(train_state):
+            self.on_event(CheckpointSaved(train_state.step, self.checkpoint_writer.store.path(train_state.step)))
 
     def _interrupt(self) -> NoReturn:
         """Save a checkpoint and raise TrainingInterrupted."""

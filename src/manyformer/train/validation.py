@@ -2,25 +2,16 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from manyformer.batches import Batch
 from manyformer.config import EvaluateConfig
+from manyformer.data.epochs import HeldOutBatches
 from manyformer.models import BatchScore
 from manyformer.tasks import ScoreSums, Task
-from manyformer.train.data_protocols import ValidationData
 from manyformer.train.process_group import ProcessGroup
 
-
-def never_stop() -> bool:
-    """The default stop condition: False."""
-    return False
-
-
-class BatchScorer(Protocol):
-    """Starts a pass over batches and returns a function that scores them in order."""
-
-    def __call__(self, *, rows_continue: bool) -> Callable[[Batch], BatchScore]: ...
+ScorerFactory = Callable[..., Callable[[Batch], BatchScore]]
+"""Begins a pass over batches, given `rows_continue`, and returns a function that scores them in order."""
 
 
 class Validator:
@@ -28,8 +19,8 @@ class Validator:
 
     def __init__(
         self,
-        scorer: BatchScorer,
-        batches: ValidationData,
+        scorer: ScorerFactory,
+        batches: HeldOutBatches,
         config: EvaluateConfig,
         process_group: ProcessGroup,
         *,
@@ -39,7 +30,7 @@ class Validator:
         self._batches = batches if process_group.size == 1 else batches.shard(process_group.rank, process_group.size)
         self._task, self._units = task, batches.units
 
-    def __call__(self, stop: Callable[[], bool] = never_stop) -> dict[str, float] | None:
+    def __call__(self, stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         """The scores of the current weights; None if `stop` ended the pass early."""
         nats, targets, correct = 0.0, 0.0, 0.0
         score = self._scorer(rows_continue=self._batches.rows_continue)
