@@ -22,7 +22,7 @@ from torch import nn
 import manyformer as mf
 from manyformer.bench import paired_ratio
 from manyformer.generate.next_token import bind_next_token, state_bytes
-from manyformer.recipes.baselines import language_model, sinusoidal_embedding
+from manyformer.recipes.baselines import attention_layers, language_model, sinusoidal_embedding
 
 SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
 FEATURES, SLOTS, BLIND = 256, 256, 64
@@ -92,7 +92,7 @@ def least(rounds: int) -> Iterator[frame.Row]:
     length = 2048
     tokens = torch.randint(0, SIZE["vocab"], (1, length))
     embed = sinusoidal_embedding(SIZE["vocab"], SIZE["dim"], dropout=0.0)
-    bare = language_model(embed, SIZE["depth"], SIZE["heads"], None, Adding, dropout=0.0, norm_order="pre")
+    bare = language_model(embed, SIZE["depth"], attention_layers(SIZE["dim"], SIZE["heads"], None, Adding), dropout=0.0)
     products = estimated(SIZE["heads"], length, SIZE["dim"] // SIZE["heads"], FEATURES, CHUNK)
     steps = {
         "no attention, bare products": floor(language_step(bare, tokens), products, SIZE["depth"]),

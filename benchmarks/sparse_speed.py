@@ -213,10 +213,12 @@ def language_model(mask: Mask, length: int) -> LanguageModel:
 
 def bigbird(length: int, kernel: Callable[[Mask], Kernel] = SoftmaxKernel) -> nn.Module:
     """BERT with BigBird's pattern, or what else a kernel makes of it."""
-    mask, position = their_pattern(length), LearnedPosition(DIM, length)
-    return masked_encoder(
-        VOCAB, DIM, DEPTH, HEADS, None, 0.0, position=position, make_mixer=lambda: Attention(DIM, HEADS, kernel(mask))
-    )
+    mask = their_pattern(length)
+
+    def attention(number: int) -> Attention:
+        return Attention(DIM, HEADS, kernel(mask))
+
+    return masked_encoder(VOCAB, DIM, DEPTH, HEADS, None, 0.0, max_length=length, make_attention=attention)
 
 
 def their_pattern(length: int) -> Mask:

@@ -30,12 +30,6 @@ def test_the_maker_gets_the_number_of_the_layer() -> None:
     assert widths == [1, 2, 3]
 
 
-def test_the_makers_of_a_pattern_take_turns() -> None:
-    body = stack(5, pattern=[identity, identity, linear], order="pre", norm=norm, dropout=0.0)
-    assert kinds(body) == ["Identity", "Identity", "Linear", "Identity", "Identity"]
-    assert body.get_submodule("2.ff.inner.inner").out_features == 3
-
-
 @pytest.mark.parametrize("order", ["post", "pre", "sandwich"])
 def test_complete_layers_and_branches_are_taken_as_they_are(order: NormOrder) -> None:
     layer = Pointwise(nn.Identity())
@@ -49,12 +43,6 @@ def test_complete_layers_and_branches_are_taken_as_they_are(order: NormOrder) ->
     assert branch.inner is layer
     assert (branch.pre_norm is None) == (order == "post")
     assert ("norm" in body._modules) == (order != "post")
-
-
-def test_a_stack_has_one_kind_of_maker() -> None:
-    for makers in ({}, {"layer": linear, "pattern": [linear]}):
-        with pytest.raises(ValueError, match="either a layer maker or a pattern"):
-            stack(2, order="pre", norm=norm, dropout=0.0, **makers)  # type: ignore[arg-type]
 
 
 def test_reversible_streams_need_chains() -> None:

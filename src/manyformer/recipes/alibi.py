@@ -1,18 +1,12 @@
 """ALiBi: a language model with linear distance biases instead of positions, which extrapolates to longer texts."""
 
-from functools import partial
-
-from torch import nn
-
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models import LanguageModel, TokenEmbedding
 from manyformer.position import AlibiPosition
+from manyformer.recipes.baselines import attention_layers, language_model
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
+from manyformer.recipes.stacks import NormOrder, init_std
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -41,15 +35,6 @@ def alibi(
     """
     # it has no weights, so one module serves all layers
     position = AlibiPosition(heads)
-
-    def layer(number: int) -> dict[str, Layer]:
-        return {
-            "attention": Attention(dim, heads, SoftmaxKernel(Causal()), position=position),
-            "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
-        }
-
-    std = init_std(dim)
-    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    scale_residual_init(body, depth, std=std)
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
+    layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel(Causal()), position=position)
+    embed = TokenEmbedding(vocab, dim, std=init_std(dim), dropout=dropout)
+    return language_model(embed, depth, layer, dropout=dropout, norm_order=norm_order)

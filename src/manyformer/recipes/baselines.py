@@ -1,4 +1,4 @@
-"""Baseline models that differ only in their attention kernel, so that recipes of kernels can be compared."""
+"""Language models like GPT-2 and encoders like BERT, of which most recipes vary one part."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,15 +7,14 @@ from typing import Annotated, Literal
 from torch import nn
 
 from manyformer.attention import Attention
-from manyformer.core import Chain, Layer
+from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import Kernel
+from manyformer.mixers.global_summaries import SummaryPrefixedLayer, SummaryTokens
 from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
-from manyformer.position import LearnedPosition, SinusoidalPosition
-from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
-
-KernelMaker = Callable[[int], Kernel]
-"""Makes the kernel of the layer of a number, counted from 0."""
+from manyformer.models.contrastive_loss import PartContrastiveLoss
+from manyformer.position import LearnedPosition, Position, SinusoidalPosition
+from manyformer.recipes.stacks import LayerMaker, NormMaker, NormOrder, ResidualStreams, init_std, stack
 
 AddedPosition = Annotated[
     Literal["sinusoid", "learned"], "positions added to embeddings: sinusoids, or learned vectors up to max_length"
@@ -41,55 +40,59 @@ def embedding_with(position: AddedPosition, vocab: int, dim: int, max_length: in
     return learned_embedding(vocab, dim, max_length, dropout=dropout)
 
 
+def gelu_layers(dim: int, ff_dim: int | None, make_attention: Callable[[int], Layer]) -> LayerMaker:
+    """Layers with attention from `make_attention`, given the layer's number from 0, and a GELU feed-forward layer."""
+    return lambda number: {
+        "attention": make_attention(number),
+        "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
+    }
+
+
+def attention_layers(
+    dim: int, heads: int, ff_dim: int | None, make_kernel: Callable[[int], Kernel], *, position: Position | None = None
+) -> LayerMaker:
+    """Layers with kernels from `make_kernel`, given the layer's number from 0, and one `position` for all."""
+    return gelu_layers(dim, ff_dim, lambda number: Attention(dim, heads, make_kernel(number), position=position))
+
+
 def language_model(
     embed: TokenEmbedding,
     depth: int,
-    heads: int,
-    ff_dim: int | None,
-    kernel: KernelMaker,
+    layer: LayerMaker,
     *,
     dropout: float,
-    norm_order: NormOrder,
+    norm_order: NormOrder = "pre",
+    streams: ResidualStreams = "plain",
 ) -> LanguageModel:
-    """`transformer-lm` with another attention kernel."""
-    body = _body(embed, depth, heads, ff_dim, kernel, dropout, norm_order)
-    return LanguageModel(embed, body, ClassHead(*embed.token.weight.shape[::-1], tied=embed.token))
+    """GPT-2 with this embedding, tied to the output, and these layers."""
+    vocab, dim = embed.token.weight.shape
+    norm = partial(nn.LayerNorm, dim)
+    body = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, streams=streams, std=init_std(dim))
+    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 
 def masked_lm(
     embed: TokenEmbedding,
     depth: int,
-    heads: int,
-    ff_dim: int | None,
-    kernel: KernelMaker,
+    layer: LayerMaker,
     *,
     dropout: float,
-    norm_order: NormOrder,
+    norm_order: NormOrder = "pre",
+    norm: NormMaker | None = None,
+    streams: ResidualStreams = "plain",
+    summaries: SummaryTokens | None = None,
+    contrast: PartContrastiveLoss | None = None,
 ) -> MaskedLM:
-    """An encoder with the same layers and BERT's head: a dense layer, GELU, a norm, and a projection with a bias."""
+    """An encoder with BERT's head: a dense layer, GELU, a norm, and a projection with a bias, tied to the embedding.
+
+    `summaries` are prefixed to each text in all layers.
+    """
     vocab, dim = embed.token.weight.shape
-    body = _body(embed, depth, heads, ff_dim, kernel, dropout, norm_order)
-    transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.LayerNorm(dim))
-    return MaskedLM(embed, body, ClassHead(dim, vocab, tied=embed.token, transform=transform, bias=True))
-
-
-def _body(
-    embed: TokenEmbedding,
-    depth: int,
-    heads: int,
-    ff_dim: int | None,
-    kernel: KernelMaker,
-    dropout: float,
-    norm_order: NormOrder,
-) -> Chain:
-    dim = embed.token.weight.shape[1]
-
-    def layer(number: int) -> dict[str, Layer]:
-        return {
-            "attention": Attention(dim, heads, kernel(number)),
-            "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
-        }
-
-    body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    scale_residual_init(body, depth, std=init_std(dim))
-    return body
+    norm = partial(nn.LayerNorm, dim) if norm is None else norm
+    body: Layer = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, streams=streams, std=init_std(dim))
+    if summaries is not None:
+        body = SummaryPrefixedLayer(body, dim, summaries)
+    transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), norm())
+    return MaskedLM(
+        embed, body, ClassHead(dim, vocab, tied=embed.token, transform=transform, bias=True), contrast=contrast
+    )

@@ -5,16 +5,15 @@ from functools import partial
 
 from torch import nn
 
-from manyformer.attention import Attention
 from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
-from manyformer.mixers.global_summaries import SummaryPrefixedLayer, SummaryTokens
-from manyformer.models import ClassHead, MaskedLM, TokenEmbedding
+from manyformer.mixers.global_summaries import SummaryTokens
+from manyformer.models import MaskedLM, TokenEmbedding
 from manyformer.models.contrastive_loss import PartContrastiveLoss
-from manyformer.position import LearnedPosition, Position
+from manyformer.position import LearnedPosition
+from manyformer.recipes.baselines import attention_layers, gelu_layers, masked_lm
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import init_std, scale_residual_init, stack
+from manyformer.recipes.stacks import init_std
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 
@@ -39,8 +38,7 @@ def bert(
     Section 3 and appendix A.2. Not included: the next-sentence task and its sentence types, which Liu et al. (2019,
     arXiv:1907.11692) found not to help, and dropout of attention weights.
     """
-    position = LearnedPosition(dim, max_length, std=init_std(dim))
-    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, position=position)
+    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, max_length=max_length)
 
 
 def masked_encoder(
@@ -51,27 +49,22 @@ def masked_encoder(
     ff_dim: int | None,
     dropout: float,
     *,
-    position: Position | None = None,
-    make_mixer: Callable[[int], Layer] | None = None,
+    max_length: int | None = None,
+    make_attention: Callable[[int], Layer] | None = None,
     summaries: SummaryTokens | None = None,
     contrast: PartContrastiveLoss | None = None,
 ) -> MaskedLM:
-    """BERT with `position` added to its embedding; `summaries` are prefixed to each text in all layers.
+    """BERT with attention from `make_attention`, given the layer's number from 0; without `max_length`, no positions.
 
-    `make_mixer` makes the layer that replaces standard attention in the layer of a number.
+    `summaries` are prefixed to each text in all layers.
     """
-    layer_norm = partial(nn.LayerNorm, dim, eps=1e-12)
-
-    def layer(number: int) -> dict[str, Layer]:
-        mixer = Attention(dim, heads, SoftmaxKernel()) if make_mixer is None else make_mixer(number)
-        return {"attention": mixer, "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
-
-    std = init_std(dim)
-    embed = TokenEmbedding(vocab, dim, position=position, std=std, norm=layer_norm(), dropout=dropout)
-    body: Layer = stack(depth, layer, order="post", norm=layer_norm, dropout=dropout)
-    scale_residual_init(body, depth, std=std)
-    if summaries is not None:
-        body = SummaryPrefixedLayer(body, dim, summaries)
-    transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), layer_norm())
-    head = ClassHead(dim, vocab, tied=embed.token, transform=transform, bias=True)
-    return MaskedLM(embed, body, head, contrast=contrast)
+    norm, std = partial(nn.LayerNorm, dim, eps=1e-12), init_std(dim)
+    position = None if max_length is None else LearnedPosition(dim, max_length, std=std)
+    embed = TokenEmbedding(vocab, dim, position=position, std=std, norm=norm(), dropout=dropout)
+    if make_attention is None:
+        layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel())
+    else:
+        layer = gelu_layers(dim, ff_dim, make_attention)
+    return masked_lm(
+        embed, depth, layer, dropout=dropout, norm_order="post", norm=norm, summaries=summaries, contrast=contrast
+    )

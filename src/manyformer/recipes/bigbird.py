@@ -3,12 +3,9 @@
 from functools import partial
 from typing import Annotated
 
-from torch import nn
-
 from manyformer.attention import Attention
 from manyformer.core import SUMMARY_ROLE, Layer
 from manyformer.errors import UserError
-from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import (
     Causal,
@@ -22,13 +19,13 @@ from manyformer.masks import (
     four_piece_pattern,
 )
 from manyformer.mixers.global_summaries import LeadingSummaries
-from manyformer.models import ClassHead, EncoderDecoder, LanguageModel, MaskedLM
+from manyformer.models import EncoderDecoder, LanguageModel, MaskedLM
 from manyformer.position import LearnedPosition, RelativeLabelPosition
-from manyformer.recipes.baselines import learned_embedding
+from manyformer.recipes.baselines import attention_layers, language_model, learned_embedding
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.keywords import BlockLength, MaxRelativeDistance, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
+from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer import encoder_decoder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM
@@ -66,12 +63,11 @@ def bigbird(
     `max_length` tokens: in shorter texts some of them lie beyond the end. A call can mark more tokens as global by
     their roles."""
     num_blocks = _count_blocks(max_length, block)
-    position = LearnedPosition(dim, max_length, std=init_std(dim))
 
-    def mixer(number: int) -> Layer:
+    def attention(number: int) -> Layer:
         return Attention(dim, heads, SoftmaxKernel(bidirectional_pattern(block, random or 0, num_blocks, number)))
 
-    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, position=position, make_mixer=mixer)
+    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, max_length=max_length, make_attention=attention)
 
 
 @recipe(
@@ -101,21 +97,18 @@ def bigbird_etc(
     leaves their content to the task. Positions are relative labels alone, so texts may be longer than `max_length`,
     beyond which there are no random blocks.
     """
-    num_blocks, labels = (
-        _count_blocks(max_length, block),
-        partial(RelativeLabelPosition, dim // heads, heads, max_relative_distance, cross_labels=1),
-    )
+    num_blocks = _count_blocks(max_length, block)
 
-    def mixer(number: int) -> Layer:
+    def attention(number: int) -> Layer:
         l2l: Mask = LocalBlocks(block, lookback=block, lookahead=block) | GlobalTokens(WithRole())
         if random:
             l2l |= RandomBlocks(block, random, num_blocks, seed=number)
         mask = four_piece_pattern(WithRole(SUMMARY_ROLE), l2l=l2l)
-        return Attention(dim, heads, SoftmaxKernel(mask), position=labels())
+        position = RelativeLabelPosition(dim // heads, heads, max_relative_distance, cross_labels=1)
+        return Attention(dim, heads, SoftmaxKernel(mask), position=position)
 
-    return masked_encoder(
-        vocab, dim, depth, heads, ff_dim, dropout, make_mixer=mixer, summaries=LeadingSummaries(summaries)
-    )
+    summary_tokens = LeadingSummaries(summaries)
+    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, make_attention=attention, summaries=summary_tokens)
 
 
 @recipe(
@@ -145,18 +138,9 @@ def bigbird_seq2seq(
     def encoder_attention(number: int) -> Layer:
         return Attention(dim, heads, SoftmaxKernel(bidirectional_pattern(block, random or 0, num_blocks, number)))
 
-    return encoder_decoder(
-        vocab,
-        source_vocab,
-        dim,
-        depth,
-        heads,
-        ff_dim,
-        dropout,
-        norm_order,
-        make_position=lambda: LearnedPosition(dim, max_length, std=1.0),
-        make_encoder_attention=encoder_attention,
-    )
+    sizes = (vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order)
+    make_position = partial(LearnedPosition, dim, max_length, std=1.0)
+    return encoder_decoder(*sizes, make_position=make_position, make_encoder_attention=encoder_attention)
 
 
 @recipe(
@@ -183,18 +167,13 @@ def bigbird_lm(
     Released causal implementations draw random blocks from both sides and so attend to the future. Here a token attends
     to the tokens of its block up to itself, and to complete earlier blocks.
     """
-    num_blocks, std = _count_blocks(max_length, block), init_std(dim)
+    num_blocks = _count_blocks(max_length, block)
 
-    def layer(number: int) -> dict[str, Layer]:
-        return {
-            "attention": Attention(dim, heads, SoftmaxKernel(causal_pattern(block, random or 0, num_blocks, number))),
-            "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
-        }
+    def kernel(number: int) -> SoftmaxKernel:
+        return SoftmaxKernel(causal_pattern(block, random or 0, num_blocks, number))
 
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
-    body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    scale_residual_init(body, depth, std=std)
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
+    return language_model(embed, depth, attention_layers(dim, heads, ff_dim, kernel), dropout=dropout)
 
 
 def bidirectional_pattern(block: int, random: int, num_blocks: int, seed: int) -> Mask:

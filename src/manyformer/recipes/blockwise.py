@@ -3,15 +3,14 @@
 from typing import Annotated
 
 from manyformer.attention import Attention
+from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Mask, PerHead, PermutedBlocks
 from manyformer.models import MaskedLM
-from manyformer.position import LearnedPosition
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import init_std
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 
@@ -41,17 +40,11 @@ def blockwise(
     if max_length % blocks:
         raise UserError(f"max_length ({max_length}) must be a multiple of blocks ({blocks})")
     mask = shifted_blocks_mask(heads, max_length // blocks, blocks)
-    position = LearnedPosition(dim, max_length, std=init_std(dim))
-    return masked_encoder(
-        vocab,
-        dim,
-        depth,
-        heads,
-        ff_dim,
-        dropout,
-        position=position,
-        make_mixer=lambda number: Attention(dim, heads, SoftmaxKernel(mask)),
-    )
+
+    def attention(number: int) -> Layer:
+        return Attention(dim, heads, SoftmaxKernel(mask))
+
+    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, max_length=max_length, make_attention=attention)
 
 
 def shifted_blocks_mask(heads: int, size: int, blocks: int) -> Mask:

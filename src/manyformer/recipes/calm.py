@@ -1,11 +1,9 @@
 """CALM: tokens exit at the first confident layer, with a calibrated guarantee for whole texts."""
 
-from functools import partial
 from typing import Annotated, Literal
 
 from manyformer.models import EncoderDecoder
 from manyformer.models.with_early_exit import EarlyExitConfig, with_early_exit
-from manyformer.position import SinusoidalPosition
 from manyformer.recipes.early_exit import ROUNDING_CHANGES_EXITS
 from manyformer.recipes.exit_keywords import (
     ClassifierSharingKeyword,
@@ -25,7 +23,7 @@ from manyformer.tasks.translation import TRANSLATION
     summary="A confidence threshold for early exit, calibrated so that whole texts stay close to the full model's.",
     task=TRANSLATION,
     cost="O(l^2 d + l d^2) for each layer that a token is computed in; keys and values are computed in all",
-    reasons={"float16": ROUNDING_CHANGES_EXITS, "bfloat16": ROUNDING_CHANGES_EXITS},
+    reasons=ROUNDING_CHANGES_EXITS,
     tiny_keywords={"depth": 3, "threshold": 0.05},
 )
 def calm(
@@ -53,17 +51,7 @@ def calm(
     second stage that starts from a run of the first (`init_from`): everything else is frozen, and a unit learns at
     which layers the last layer would predict the same token. The threshold, 0.9 until `manyformer calibrate` finds one,
     decays along `horizon` tokens, the longest output, by `threshold_decay`; null keeps it constant."""
-    model = encoder_decoder(
-        vocab,
-        source_vocab,
-        dim,
-        depth,
-        heads,
-        ff_dim,
-        dropout,
-        norm_order,
-        make_position=partial(SinusoidalPosition, dim),
-    )
+    model = encoder_decoder(vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order)
     config = EarlyExitConfig(
         rule=confidence,
         threshold=threshold,

@@ -9,12 +9,11 @@ from manyformer.feedforward import FeedForward
 from manyformer.masks import Causal
 from manyformer.mixers.collaborative_attention import CollaborativeAttention
 from manyformer.models import LanguageModel, MaskedLM
-from manyformer.position import LearnedPosition
+from manyformer.recipes.baselines import language_model, learned_embedding
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.keywords import GeluApproximation, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, init_std
-from manyformer.recipes.transformer_lm import gpt
+from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
@@ -60,7 +59,8 @@ def collaborative(
             "ff": FeedForward(dim, ff_dim, activation=nn.GELU(gelu_approximate)),
         }
 
-    return gpt(vocab, dim, depth, max_length, layer, dropout=dropout, norm_order=norm_order)
+    embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
+    return language_model(embed, depth, layer, dropout=dropout, norm_order=norm_order)
 
 
 @recipe(
@@ -87,16 +87,11 @@ def collaborative_encoder(
     `shared_dim` null is a quarter of dim. `manyformer collaborate` converts a trained `bert` into one.
     """
     width = default_shared_dim(dim, shared_dim)
-    return masked_encoder(
-        vocab,
-        dim,
-        depth,
-        heads,
-        ff_dim,
-        dropout,
-        position=LearnedPosition(dim, max_length, std=init_std(dim)),
-        make_mixer=lambda number: CollaborativeAttention(dim, heads, shared=width),
-    )
+
+    def attention(number: int) -> Layer:
+        return CollaborativeAttention(dim, heads, shared=width)
+
+    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, max_length=max_length, make_attention=attention)
 
 
 def default_shared_dim(dim: int, shared_dim: int | None) -> int:

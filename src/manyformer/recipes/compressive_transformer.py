@@ -24,7 +24,7 @@ from manyformer.models import LanguageModel
 from manyformer.recipes.keywords import ClampLength, MemoryLength, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
-from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionParts, xl_model, xl_positions
+from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionMaker, xl_model, xl_positions
 from manyformer.sources import PrefixSource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -92,9 +92,9 @@ def compressive_transformer(
         raise UserError(f"compression '{compression}' has no weights to train; leave teacher out")
     make_loss = COMPRESSION_LOSSES[teacher] if compression in LEARNED_COMPRESSIONS else None
 
-    def attention(parts: XLAttentionParts) -> Layer:
+    def attention(number: int, make_attention: XLAttentionMaker) -> Layer:
         return CompressiveAttention(
-            parts.attention(SoftmaxKernel(Causal()), PrefixSource()),
+            make_attention(SoftmaxKernel(Causal()), PrefixSource()),
             COMPRESSIONS[compression](dim, rate),
             memory_length=memory_length,
             compressed_length=compressed_length,

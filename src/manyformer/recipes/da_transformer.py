@@ -1,17 +1,10 @@
 """The DA-Transformer: an encoder whose attention multiplies scores by a learned function of the distance."""
 
-from functools import partial
-
-from torch import nn
-
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
-from manyformer.models import ClassHead, TextClassifier, TokenEmbedding
+from manyformer.models import TextClassifier
 from manyformer.position import DistanceAwarePosition
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, stack
+from manyformer.recipes.stacks import NormOrder
+from manyformer.recipes.transformer_classifier import encoder
 from manyformer.tasks.classification import CLASSIFICATION
 
 
@@ -40,11 +33,5 @@ def da_transformer(
 
     Section 3: a slope and a limit for each head. Everything else is as in `transformer-classifier`, for comparison.
     """
-
-    def layer(number: int) -> dict[str, Layer]:
-        attention = Attention(dim, heads, SoftmaxKernel(), position=DistanceAwarePosition(heads))
-        return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
-
-    embed = TokenEmbedding(vocab, dim, scale=dim**0.5, dropout=dropout)
-    body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    return TextClassifier(embed, body, ClassHead(dim, classes, bias=True))
+    sizes = (vocab, classes, dim, depth, heads, ff_dim, dropout, norm_order)
+    return encoder(TextClassifier, *sizes, make_relative_position=lambda: DistanceAwarePosition(heads))

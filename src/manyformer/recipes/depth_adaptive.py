@@ -1,25 +1,24 @@
 """The depth-adaptive Transformer: a classifier after every layer, and a predictor of each token's exit layer."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Annotated, Literal, Unpack
 
-from torch import nn
-
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import EncoderDecoder, LanguageModel
-from manyformer.models.with_early_exit import EarlyExitConfig, ExitRuleName, with_early_exit
-from manyformer.position import SinusoidalPosition
+from manyformer.models.with_early_exit import (
+    ClassifierSharing,
+    EarlyExitConfig,
+    ExitRuleName,
+    ExitThresholds,
+    with_early_exit,
+)
+from manyformer.recipes.baselines import attention_layers, language_model, learned_embedding
 from manyformer.recipes.early_exit import ROUNDING_CHANGES_EXITS
 from manyformer.recipes.exit_keywords import ClassifierSharingKeyword, ExitLearningOptions, ThresholdKeyword
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer import encoder_decoder
-from manyformer.recipes.transformer_lm import gpt
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.translation import TRANSLATION
 
@@ -51,7 +50,7 @@ COST = "O(l^2 d + l d^2) for each layer that a token is computed in; keys and va
     summary=SUMMARY,
     task=TRANSLATION,
     cost=COST,
-    reasons={"float16": ROUNDING_CHANGES_EXITS, "bfloat16": ROUNDING_CHANGES_EXITS},
+    reasons=ROUNDING_CHANGES_EXITS,
     tiny_keywords={"depth": 3},
 )
 def depth_adaptive_transformer(
@@ -75,23 +74,8 @@ def depth_adaptive_transformer(
     `exit_weight` in the loss. "geometric" has a threshold for all layers or one for each but the last (0.5), as has
     "likeliest" (0.9).
     """
-    model = encoder_decoder(
-        vocab,
-        source_vocab,
-        dim,
-        depth,
-        heads,
-        ff_dim,
-        dropout,
-        norm_order,
-        make_position=partial(SinusoidalPosition, dim),
-    )
-    rule = EXIT_RULES[predictor]
-    # the paper found equal weights of all layers to be best (section 3.1)
-    config = EarlyExitConfig(
-        rule=rule, threshold=threshold, classifier_sharing=classifier_sharing, layer_weights="even", **options
-    )
-    return with_early_exit(model, config)
+    model = encoder_decoder(vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order)
+    return with_early_exit(model, _exit_config(predictor, threshold, classifier_sharing, options))
 
 
 @recipe(
@@ -100,7 +84,7 @@ def depth_adaptive_transformer(
     summary=SUMMARY,
     task=LANGUAGE_MODELLING,
     cost=COST,
-    reasons={"float16": ROUNDING_CHANGES_EXITS, "bfloat16": ROUNDING_CHANGES_EXITS},
+    reasons=ROUNDING_CHANGES_EXITS,
     tiny_keywords={"depth": 3},
 )
 def depth_adaptive_lm(
@@ -118,15 +102,15 @@ def depth_adaptive_lm(
     **options: Unpack[ExitLearningOptions],
 ) -> LanguageModel:
     """The decoder alone, as `transformer-lm`; the paper translates and can predict exits from the source."""
+    embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
+    layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel(Causal()))
+    model = language_model(embed, depth, layer, dropout=dropout, norm_order=norm_order)
+    return with_early_exit(model, _exit_config(predictor, threshold, classifier_sharing, options))
 
-    def layer(number: int) -> dict[str, Layer]:
-        ff = FeedForward(dim, ff_dim, activation=nn.GELU())
-        return {"attention": Attention(dim, heads, SoftmaxKernel(Causal())), "ff": ff}
 
-    model = gpt(vocab, dim, depth, max_length, layer, dropout=dropout, norm_order=norm_order)
+def _exit_config(
+    predictor: str, threshold: ExitThresholds, sharing: ClassifierSharing, options: ExitLearningOptions
+) -> EarlyExitConfig:
+    """The paper found equal weights of all layers to be best (section 3.1)."""
     rule = EXIT_RULES[predictor]
-    # the paper found equal weights of all layers to be best (section 3.1)
-    config = EarlyExitConfig(
-        rule=rule, threshold=threshold, classifier_sharing=classifier_sharing, layer_weights="even", **options
-    )
-    return with_early_exit(model, config)
+    return EarlyExitConfig(rule=rule, threshold=threshold, classifier_sharing=sharing, layer_weights="even", **options)

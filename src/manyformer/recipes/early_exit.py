@@ -10,8 +10,9 @@ from manyformer.recipes.registry import build, get_recipe, recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.translation import TRANSLATION
 
-ROUNDING_CHANGES_EXITS = (
-    "rounding moves confidences near the threshold to its other side, so tokens exit at other layers"
+ROUNDING_CHANGES_EXITS = dict.fromkeys(
+    ("float16", "bfloat16"),
+    "rounding moves confidences near the threshold to its other side, so tokens exit at other layers",
 )
 PAPER = (
     "Elbayad et al. 2020, Depth-Adaptive Transformer, arXiv:1910.10073; "
@@ -27,7 +28,7 @@ TINY = {"dim": 16, "depth": 3, "heads": 2, "ff_dim": 24, "dropout": 0.0}
     summary="Any language model; each token exits after the first layer that is confident.",
     task=LANGUAGE_MODELLING,
     cost="that of the layers that a token is computed in, and keys and values of all",
-    reasons={"float16": ROUNDING_CHANGES_EXITS, "bfloat16": ROUNDING_CHANGES_EXITS},
+    reasons=ROUNDING_CHANGES_EXITS,
     tiny_keywords={"base_keywords": TINY, "threshold": 0.02},
 )
 def early_exit_lm(
@@ -53,7 +54,7 @@ def early_exit_lm(
     summary="Any encoder-decoder; each token exits the decoder after the first layer that is confident.",
     task=TRANSLATION,
     cost="that of the layers that a token is computed in, and keys and values of all",
-    reasons={"float16": ROUNDING_CHANGES_EXITS, "bfloat16": ROUNDING_CHANGES_EXITS},
+    reasons=ROUNDING_CHANGES_EXITS,
     tiny_keywords={"base_keywords": TINY, "threshold": 0.02},
 )
 def early_exit_seq2seq(

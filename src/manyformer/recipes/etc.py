@@ -68,21 +68,14 @@ def etc(
     g2l: Mask = AllKeys() if summary_reads == "text" else SamePart()
     labels = partial(RelativeLabelPosition, dim // heads, heads, max_relative_distance)
 
-    def mixer(number: int) -> Layer:
+    def attention(number: int) -> Layer:
         if projections == "separate":
             return FourPieceAttention(dim, heads, g2l=g2l, l2l=l2l, position=labels)
-        return Attention(
-            dim, heads, SoftmaxKernel(four_piece_pattern(WithRole(SUMMARY_ROLE), g2l=g2l, l2l=l2l)), position=labels()
-        )
+        mask = four_piece_pattern(WithRole(SUMMARY_ROLE), g2l=g2l, l2l=l2l)
+        return Attention(dim, heads, SoftmaxKernel(mask), position=labels())
 
+    summaries = PartSummaries(part_length)
+    contrast = None if contrast_weight is None else PartContrastiveLoss(loss_fraction=contrast_weight)
     return masked_encoder(
-        vocab,
-        dim,
-        depth,
-        heads,
-        ff_dim,
-        dropout,
-        make_mixer=mixer,
-        summaries=PartSummaries(part_length),
-        contrast=None if contrast_weight is None else PartContrastiveLoss(loss_fraction=contrast_weight),
+        vocab, dim, depth, heads, ff_dim, dropout, make_attention=attention, summaries=summaries, contrast=contrast
     )

@@ -10,11 +10,12 @@ from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers import FourierMixer
-from manyformer.models import ClassHead, MaskedLM, TokenEmbedding
+from manyformer.models import MaskedLM, TokenEmbedding
 from manyformer.position import LearnedPosition
+from manyformer.recipes.baselines import masked_lm
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import branch, init_std, scale_residual_init, stack
+from manyformer.recipes.stacks import branch, init_std
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 
@@ -55,7 +56,4 @@ def fnet(
             mixer = Attention(dim, heads, SoftmaxKernel())
         return {"mixer": mixer, "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
 
-    body = stack(depth, layer, order="post", norm=norm, dropout=dropout)
-    scale_residual_init(body, depth, std=std)
-    transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), norm())
-    return MaskedLM(embed, body, ClassHead(dim, vocab, tied=embed.token, transform=transform, bias=True))
+    return masked_lm(embed, depth, layer, dropout=dropout, norm_order="post", norm=norm)

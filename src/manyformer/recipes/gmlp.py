@@ -1,20 +1,17 @@
 """gMLP: feed-forward layers with a spatial gating unit, as a language model and as an encoder."""
 
-from functools import partial
 from typing import Annotated, Literal
 
-from torch import nn
-
 from manyformer.attention import Attention
-from manyformer.core import Chain, Layer
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.mixers import PairTable, PositionPairs, SpatialGate, ToeplitzPairs
-from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
+from manyformer.models import LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.position.max_length import MaxLengthPosition
+from manyformer.recipes.baselines import language_model, masked_lm
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import init_std, scale_residual_init, stack
+from manyformer.recipes.stacks import LayerMaker, init_std
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
@@ -52,9 +49,9 @@ def gmlp(
     or, as for masked tokens in section 4, for each distance. `attention_dim` is the width of the tiny attention of aMLP
     (section 4.3).
     """
-    embed = TokenEmbedding(vocab, dim, position=MaxLengthPosition(max_length), std=init_std(dim), dropout=dropout)
-    body = _body(dim, depth, ff_dim, _position_weights(weights, max_length, depth), Causal(), attention_dim, dropout)
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
+    embed = _embedding(vocab, dim, max_length, dropout)
+    layer = _layers(dim, depth, ff_dim, max_length, weights, attention_dim, Causal())
+    return language_model(embed, depth, layer, dropout=dropout)
 
 
 @recipe(
@@ -76,10 +73,9 @@ def gmlp_encoder(
     dropout: float = 0.0,
 ) -> MaskedLM:
     """The paper's base model for masked tokens by default, section 4; otherwise as `gmlp`."""
-    embed = TokenEmbedding(vocab, dim, position=MaxLengthPosition(max_length), std=init_std(dim), dropout=dropout)
-    body = _body(dim, depth, ff_dim, _position_weights(weights, max_length, depth), AllKeys(), attention_dim, dropout)
-    transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.LayerNorm(dim))
-    return MaskedLM(embed, body, ClassHead(dim, vocab, tied=embed.token, transform=transform, bias=True))
+    embed = _embedding(vocab, dim, max_length, dropout)
+    layer = _layers(dim, depth, ff_dim, max_length, weights, attention_dim, AllKeys())
+    return masked_lm(embed, depth, layer, dropout=dropout)
 
 
 def spatial_gate(
@@ -100,23 +96,20 @@ def position_weight_std(max_length: int) -> float:
     return 1e-3 / max_length
 
 
-def _position_weights(kind: PositionWeightKind, max_length: int, depth: int) -> list[PositionPairs]:
-    weight_class = PairTable if kind == "table" else ToeplitzPairs
-    return [weight_class(max_length, std=position_weight_std(max_length)) for _ in range(depth)]
+def _embedding(vocab: int, dim: int, max_length: int, dropout: float) -> TokenEmbedding:
+    """Token vectors without positions, for at most `max_length` tokens."""
+    return TokenEmbedding(vocab, dim, position=MaxLengthPosition(max_length), std=init_std(dim), dropout=dropout)
 
 
-def _body(
+def _layers(
     dim: int,
     depth: int,
     ff_dim: int | None,
-    weights: list[PositionPairs],
-    mask: Mask,
+    max_length: int,
+    weights: PositionWeightKind,
     attention_dim: int | None,
-    dropout: float,
-) -> Chain:
-    def layer(number: int) -> dict[str, Layer]:
-        return {"mixer": spatial_gate(dim, ff_dim, weights[number], mask, attention_dim)}
-
-    body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    scale_residual_init(body, depth, std=init_std(dim))
-    return body
+    mask: Mask,
+) -> LayerMaker:
+    weight_class = PairTable if weights == "table" else ToeplitzPairs
+    layer_weights = [weight_class(max_length, std=position_weight_std(max_length)) for _ in range(depth)]
+    return lambda number: {"mixer": spatial_gate(dim, ff_dim, layer_weights[number], mask, attention_dim)}

@@ -7,7 +7,7 @@ from manyformer.kernels.features import DPFPFeatures, EluPlusOneFeatures
 from manyformer.kernels.memory_rules import DeltaRule
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
-from manyformer.recipes.baselines import language_model, sinusoidal_embedding
+from manyformer.recipes.baselines import attention_layers, language_model, sinusoidal_embedding
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -44,4 +44,5 @@ def linear_transformer(
         return LinearKernel(EluPlusOneFeatures(), Causal())
 
     embed = sinusoidal_embedding(vocab, dim, dropout=dropout)
-    return language_model(embed, depth, heads, ff_dim, kernel, dropout=dropout, norm_order=norm_order)
+    layer = attention_layers(dim, heads, ff_dim, kernel)
+    return language_model(embed, depth, layer, dropout=dropout, norm_order=norm_order)

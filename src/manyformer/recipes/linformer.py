@@ -11,7 +11,7 @@ from manyformer.kernels.length_projection import (
     PooledLengthProjection,
 )
 from manyformer.models import MaskedLM
-from manyformer.recipes.baselines import learned_embedding, masked_lm
+from manyformer.recipes.baselines import attention_layers, learned_embedding, masked_lm
 from manyformer.recipes.keywords import PositiveSize, ProjectedLength
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
@@ -78,7 +78,8 @@ def linformer(
         shares_values = projection_sharing == "keys-values"
         return LinformerKernel(key_projection, key_projection if shares_values else make_projection(layer_length))
 
-    return masked_lm(embed, depth, heads, ff_dim, kernel, dropout=dropout, norm_order=norm_order)
+    layer = attention_layers(dim, heads, ff_dim, kernel)
+    return masked_lm(embed, depth, layer, dropout=dropout, norm_order=norm_order)
 
 
 def _projection_maker(

@@ -5,15 +5,14 @@ from typing import Annotated
 
 from torch import nn
 
-from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.errors import UserError
-from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import FirstTokens, Mask, PerHead, Window, WithRole, growing_windows, symmetric_window
 from manyformer.mixers.global_local import GlobalLocalAttention
 from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
-from manyformer.position import LearnedPosition, RotaryPosition
+from manyformer.position import RotaryPosition
+from manyformer.recipes.baselines import attention_layers
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.keywords import PositiveSize, WindowOnEachSide
 from manyformer.recipes.registry import recipe
@@ -54,16 +53,11 @@ def longformer(
     copied from RoBERTa.
     """
     global_mask = WithRole() if global_tokens is None else FirstTokens(global_tokens) | WithRole()
-    model = masked_encoder(
-        vocab,
-        dim,
-        depth,
-        heads,
-        ff_dim,
-        dropout,
-        position=LearnedPosition(dim, max_length, std=init_std(dim)),
-        make_mixer=lambda number: GlobalLocalAttention(dim, heads, symmetric_window(window), global_mask),
-    )
+
+    def attention(number: int) -> Layer:
+        return GlobalLocalAttention(dim, heads, symmetric_window(window), global_mask)
+
+    model = masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, max_length=max_length, make_attention=attention)
     for module in model.modules():
         if isinstance(module, GlobalLocalAttention):
             module.copy_projections()
@@ -105,15 +99,12 @@ def longformer_lm(
     if dilated_heads is not None and dilated_heads > heads:
         raise UserError(f"dilated_heads ({dilated_heads}) must be at most heads ({heads})")
     window_of_layer = growing_windows(depth, window, window if top_window is None else top_window)
-    std, rotary = init_std(dim), RotaryPosition(dim // heads)
+    std = init_std(dim)
 
-    def layer(number: int) -> dict[str, Layer]:
-        mask = layer_mask(window_of_layer(number), number, depth, dilated_heads or 0)
-        return {
-            "attention": Attention(dim, heads, SoftmaxKernel(mask), position=rotary),
-            "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
-        }
+    def kernel(number: int) -> SoftmaxKernel:
+        return SoftmaxKernel(layer_mask(window_of_layer(number), number, depth, dilated_heads or 0))
 
+    layer = attention_layers(dim, heads, ff_dim, kernel, position=RotaryPosition(dim // heads))
     body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout)
     embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
     scale_residual_init(body, depth, std=std)

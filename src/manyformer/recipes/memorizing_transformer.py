@@ -1,7 +1,7 @@
 """The Memorizing Transformer: one layer also attends to keys retrieved from a large kNN memory."""
 
 import math
-from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Literal
 
 from annotated_types import Gt, Lt
@@ -9,19 +9,44 @@ from annotated_types import Gt, Lt
 from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.kernels import Kernel, MemorizingKernel, QKNormKernel, SoftmaxKernel
-from manyformer.kernels.key_search import ExactSearch, FaissSearch, KeySearch
-from manyformer.kernels.memorizing_kernel import GatedCombiner, JointSoftmaxCombiner, MemoryCombiner
+from manyformer.kernels.key_search import ExactSearch, FaissSearch
+from manyformer.kernels.memorizing_kernel import GatedCombiner, JointSoftmaxCombiner
 from manyformer.masks import Causal, Window
 from manyformer.models import LanguageModel
-from manyformer.position import Position, T5BiasPosition
+from manyformer.position import T5BiasPosition
 from manyformer.recipes.keywords import ClampLength, MemoryContext, MemoryLength, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
-from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionParts, check_heads, xl_model, xl_positions
+from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionMaker, check_heads, xl_model, xl_positions
 from manyformer.sources import SegmentMemorySource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
-SEARCHES: dict[Literal["exact", "faiss"], Callable[[], KeySearch]] = {"exact": ExactSearch, "faiss": FaissSearch}
+KNNMemorySize = Annotated[
+    PositiveSize | None,
+    "number of key-value pairs that the kNN memory holds for each row and head, the latest ones; null means no "
+    "kNN memory",
+]
+RetrievedPairCount = Annotated[PositiveSize, "number of pairs that each query retrieves from the kNN memory"]
+AddedBlockLength = Annotated[PositiveSize, "number of tokens that are added to the kNN memory at a time"]
+MemoryLayer = Annotated[
+    PositiveSize | None, "the layer with the kNN memory, counted from 1; null means three quarters up"
+]
+CombinationKind = Annotated[
+    Literal["gate", "joint"],
+    "how local and retrieved attention are combined: a learned gate for each head, or one joint softmax",
+]
+InitialGate = Annotated[Annotated[float, Gt(0), Lt(1)], "initial weight of retrieved attention"]
+SearchKind = Annotated[
+    Literal["exact", "faiss"], "exact search over all keys of the kNN memory, or an approximate faiss index"
+]
+QKSimilarity = Annotated[
+    Literal["cosine", "product"],
+    "score of a query and a key, local or retrieved: cosine similarity with a learned scale for each head, or the "
+    "scaled dot product",
+]
+RelativePosition = Annotated[
+    Literal["t5", "xl"], "relative positions: biases for buckets of distances (t5), or Transformer-XL's (xl)"
+]
 
 
 @recipe(
@@ -39,32 +64,15 @@ def memorizing_transformer(
     heads: int = 8,
     ff_dim: int | None = None,
     memory_length: MemoryLength = 512,
-    knn_memory_size: Annotated[
-        PositiveSize | None,
-        "number of key-value pairs that the kNN memory holds for each row and head, the latest ones; null "
-        "means no kNN memory",
-    ] = 8192,
-    neighbours: Annotated[PositiveSize, "number of pairs that each query retrieves from the kNN memory"] = 32,
-    block: Annotated[PositiveSize, "number of tokens that are added to the kNN memory at a time"] = 512,
-    layer: Annotated[
-        PositiveSize | None, "the layer with the kNN memory, counted from 1; null means three quarters up"
-    ] = None,
-    combine: Annotated[
-        Literal["gate", "joint"],
-        "how local and retrieved attention are combined: a learned gate for each head, or one joint softmax",
-    ] = "gate",
-    gate: Annotated[Annotated[float, Gt(0), Lt(1)], "initial weight of retrieved attention"] = 0.5,
-    search: Annotated[
-        Literal["exact", "faiss"], "exact search over all keys of the kNN memory, or an approximate faiss index"
-    ] = "exact",
-    qk_similarity: Annotated[
-        Literal["cosine", "product"],
-        "score of a query and a key, local or retrieved: cosine similarity with a learned scale for each "
-        "head, or the scaled dot product",
-    ] = "cosine",
-    position: Annotated[
-        Literal["t5", "xl"], "relative positions: biases for buckets of distances (t5), or Transformer-XL's (xl)"
-    ] = "t5",
+    knn_memory_size: KNNMemorySize = 8192,
+    neighbours: RetrievedPairCount = 32,
+    block: AddedBlockLength = 512,
+    layer: MemoryLayer = None,
+    combine: CombinationKind = "gate",
+    gate: InitialGate = 0.5,
+    search: SearchKind = "exact",
+    qk_similarity: QKSimilarity = "cosine",
+    position: RelativePosition = "t5",
     context: MemoryContext = "same-length",
     clamp_length: ClampLength = None,
     bias_sharing: BiasSharing = "all-layers",
@@ -85,36 +93,28 @@ def memorizing_transformer(
     if (position, qk_similarity) == ("xl", "cosine"):
         raise UserError("position 'xl' needs dot products; set qk_similarity to product, or position to t5")
     check_heads(dim, heads)
-    make_combiner: Callable[[], MemoryCombiner] = (
-        JointSoftmaxCombiner if combine == "joint" else lambda: GatedCombiner(heads, bias=math.log(gate / (1 - gate)))
-    )
+    mask = Causal() if context == "growing" else Window(memory_length)
 
-    def kernel(layer_number: int) -> Kernel:
-        mask = Causal() if context == "growing" else Window(memory_length)
+    def attention(number: int, make_attention: XLAttentionMaker) -> Layer:
         local_kernel = SoftmaxKernel(mask, scale=1.0 if qk_similarity == "cosine" else None)
-        sizes = {"neighbours": neighbours, "block": block}
-        full_kernel: Kernel = local_kernel
-        if knn_memory_size is not None and layer_number == memory_layer:
-            parts = {**sizes, "combine": make_combiner(), "search": SEARCHES[search]()}
-            full_kernel = MemorizingKernel(local_kernel, heads, dim // heads, size=knn_memory_size, **parts)  # type: ignore[arg-type]
-        return QKNormKernel(full_kernel, heads) if qk_similarity == "cosine" else full_kernel
+        kernel: Kernel = local_kernel
+        if knn_memory_size is not None and number + 1 == memory_layer:
+            gated = GatedCombiner(heads, bias=math.log(gate / (1 - gate)))
+            kernel = MemorizingKernel(
+                local_kernel,
+                heads,
+                dim // heads,
+                size=knn_memory_size,
+                neighbours=neighbours,
+                block=block,
+                combine=JointSoftmaxCombiner() if combine == "joint" else gated,
+                search=ExactSearch() if search == "exact" else FaissSearch(),
+            )
+        if qk_similarity == "cosine":
+            kernel = QKNormKernel(kernel, heads)
+        return make_attention(kernel, SegmentMemorySource(memory_length, dim))
 
-    def attention(parts: XLAttentionParts) -> Layer:
-        return parts.attention(kernel(parts.number + 1), SegmentMemorySource(memory_length, dim))
-
-    return xl_model(
-        vocab,
-        dim,
-        depth,
-        heads,
-        ff_dim,
-        attention,
-        _t5_positions(heads) if position == "t5" else xl_positions(dim, heads, clamp_length, bias_sharing, dropout),
-        dropout,
-        norm_order,
-    )
-
-
-def _t5_positions(heads: int) -> Callable[[], Position]:
-    """T5 biases with a table for each layer, as in the authors' code."""
-    return lambda: T5BiasPosition(heads, direction="past")
+    # T5 biases have a table for each layer, as in the authors' code
+    t5_positions = partial(T5BiasPosition, heads, direction="past")
+    positions = t5_positions if position == "t5" else xl_positions(dim, heads, clamp_length, bias_sharing, dropout)
+    return xl_model(vocab, dim, depth, heads, ff_dim, attention, positions, dropout, norm_order)

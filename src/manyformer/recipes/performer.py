@@ -1,16 +1,16 @@
 """The Performer: softmax attention estimated by positive random features, as a language model and as an encoder."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict, Unpack
 
 from manyformer.kernels import LinearKernel
-from manyformer.kernels.features import FavorPlusFeatures, FeatureMap, GeneralizedFavorFeatures
+from manyformer.kernels.features import FavorPlusFeatures, GeneralizedFavorFeatures
 from manyformer.kernels.features.favor import DirectionSampling
-from manyformer.masks import Causal
+from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.models import LanguageModel, MaskedLM
-from manyformer.recipes.baselines import language_model, masked_lm, sinusoidal_embedding
-from manyformer.recipes.keywords import FeatureCount, FeatureRedraw
+from manyformer.recipes.baselines import attention_layers, language_model, masked_lm, sinusoidal_embedding
+from manyformer.recipes.keywords import Default, FeatureCount, FeatureRedraw
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
+from manyformer.recipes.stacks import LayerMaker, NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
@@ -18,9 +18,19 @@ PAPER = "Choromanski et al. 2021, Rethinking Attention with Performers, arXiv:20
 SUMMARY = "Positive, orthogonal random features estimate softmax attention without bias, in linear time."
 TINY = {"features": 32}
 
-FavorKernel = Annotated[Literal["softmax", "relu"], "the kernel function that random features approximate"]
 
-Directions = Annotated[DirectionSampling, "random directions that are orthogonal in blocks, or independent"]
+class PerformerOptions(TypedDict, total=False):
+    """The keywords that both forms of the Performer share."""
+
+    features: Annotated[FeatureCount, Default(256)]
+    feature_kernel: Annotated[
+        Literal["softmax", "relu"], "the kernel function that random features approximate", Default("softmax")
+    ]
+    directions: Annotated[
+        DirectionSampling, "random directions that are orthogonal in blocks, or independent", Default("orthogonal")
+    ]
+    redraw: Annotated[FeatureRedraw, Default(1000)]
+    norm_order: Annotated[NormOrder, Default("pre")]
 
 
 @recipe(
@@ -37,12 +47,8 @@ def performer(
     depth: int = 8,
     heads: int = 8,
     ff_dim: int | None = None,
-    features: FeatureCount = 256,
-    feature_kernel: FavorKernel = "softmax",
-    directions: Directions = "orthogonal",
-    redraw: FeatureRedraw = 1000,
     dropout: float = 0.0,
-    norm_order: NormOrder = "pre",
+    **options: Unpack[PerformerOptions],
 ) -> LanguageModel:
     """Causal; sinusoids, else as `transformer-lm`. `feature_kernel="relu"` is the generalized attention of section 4.
 
@@ -50,11 +56,9 @@ def performer(
     by the maximum over the whole row, so that later tokens affect earlier ones; here the scale follows from the past
     alone."""
 
-    def make_kernel(number: int) -> LinearKernel:
-        return LinearKernel(_feature_map(feature_kernel, dim // heads, features, directions, redraw), Causal())
-
     embed = sinusoidal_embedding(vocab, dim, dropout=dropout)
-    return language_model(embed, depth, heads, ff_dim, make_kernel, dropout=dropout, norm_order=norm_order)
+    layer = _layers(dim, heads, ff_dim, options, Causal())
+    return language_model(embed, depth, layer, dropout=dropout, norm_order=options["norm_order"])
 
 
 @recipe(
@@ -72,25 +76,23 @@ def performer_encoder(
     depth: int = 8,
     heads: int = 8,
     ff_dim: int | None = None,
-    features: FeatureCount = 256,
-    feature_kernel: FavorKernel = "softmax",
-    directions: Directions = "orthogonal",
-    redraw: FeatureRedraw = 1000,
     dropout: float = 0.1,
-    norm_order: NormOrder = "pre",
+    **options: Unpack[PerformerOptions],
 ) -> MaskedLM:
     """`performer` without the causal mask, for masked tokens, like the bidirectional protein models of section 4.3."""
 
-    def make_kernel(number: int) -> LinearKernel:
-        return LinearKernel(_feature_map(feature_kernel, dim // heads, features, directions, redraw))
-
     embed = sinusoidal_embedding(vocab, dim, dropout=dropout)
-    return masked_lm(embed, depth, heads, ff_dim, make_kernel, dropout=dropout, norm_order=norm_order)
+    layer = _layers(dim, heads, ff_dim, options, AllKeys())
+    return masked_lm(embed, depth, layer, dropout=dropout, norm_order=options["norm_order"])
 
 
-def _feature_map(
-    feature_kernel: FavorKernel, head_dim: int, features: int, directions: DirectionSampling, redraw: int | None
-) -> FeatureMap:
-    if feature_kernel == "relu":
-        return GeneralizedFavorFeatures(head_dim, features, directions=directions, redraw=redraw)
-    return FavorPlusFeatures(head_dim, features, directions=directions, redraw=redraw)
+def _layers(dim: int, heads: int, ff_dim: int | None, options: PerformerOptions, mask: Mask) -> LayerMaker:
+    feature_class = GeneralizedFavorFeatures if options["feature_kernel"] == "relu" else FavorPlusFeatures
+
+    def kernel(number: int) -> LinearKernel:
+        features = feature_class(
+            dim // heads, options["features"], directions=options["directions"], redraw=options["redraw"]
+        )
+        return LinearKernel(features, mask)
+
+    return attention_layers(dim, heads, ff_dim, kernel)

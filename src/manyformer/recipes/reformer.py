@@ -1,21 +1,17 @@
 """The Reformer: attention to similar tokens found by locality-sensitive hashing, in reversible layers."""
 
-from functools import partial
 from typing import Annotated, TypedDict, Unpack
 
-from torch import nn
-
 from manyformer.attention import Attention
-from manyformer.core import Chain, Layer
 from manyformer.feedforward import FeedForward, chunked
 from manyformer.kernels import Kernel, LSHKernel, SoftmaxKernel
 from manyformer.kernels.lsh_kernel import LSHVariant
 from manyformer.masks import Causal, LocalBlocks, Mask
-from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
-from manyformer.recipes.baselines import AddedPosition, embedding_with
+from manyformer.models import LanguageModel, MaskedLM, TokenEmbedding
+from manyformer.recipes.baselines import AddedPosition, embedding_with, language_model, masked_lm
 from manyformer.recipes.keywords import Default, FeedForwardChunk, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import ResidualStreams, init_std, scale_residual_init, stack
+from manyformer.recipes.stacks import LayerMaker, ResidualStreams
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
@@ -87,11 +83,10 @@ def reformer(
     With a small scale vectors become similar before attention becomes sharp, which helps positions that must match each
     other. Positions are sinusoids, or learned ones up to `max_length`; those of the released models are learned and
     axial."""
-    local_mask = Causal() & LocalBlocks(options["chunk_length"], lookback=options["chunk_length"])
-    embed, body = _embedding_and_body(
-        vocab, dim, depth, heads, ff_dim, num_buckets, options, local_mask, variant="published"
+    layer = _layers(dim, heads, ff_dim, num_buckets, options, variant="published")
+    return language_model(
+        _embedding(vocab, dim, options), depth, layer, dropout=options["dropout"], streams=options["residual_streams"]
     )
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 
 @recipe(
@@ -117,11 +112,10 @@ def reformer_strict(
     In every hash round a token attends to the earlier tokens of its bucket in its own chunk and the previous one:
     decoding token by token gives the same as one pass. Chunks are not all full, so fewer, larger buckets are better.
     """
-    local_mask = Causal() & LocalBlocks(options["chunk_length"], lookback=options["chunk_length"])
-    embed, body = _embedding_and_body(
-        vocab, dim, depth, heads, ff_dim, num_buckets, options, local_mask, variant="strict"
+    layer = _layers(dim, heads, ff_dim, num_buckets, options, variant="strict")
+    return language_model(
+        _embedding(vocab, dim, options), depth, layer, dropout=options["dropout"], streams=options["residual_streams"]
     )
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 
 @recipe(
@@ -143,60 +137,48 @@ def reformer_encoder(
     **options: Unpack[ReformerOptions],
 ) -> MaskedLM:
     """`reformer` that also attends to the next chunk, for masked tokens, with the head of `bert`."""
-    chunk_length = options["chunk_length"]
-    local_mask = LocalBlocks(chunk_length, lookback=chunk_length, lookahead=chunk_length)
-    embed, body = _embedding_and_body(
-        vocab, dim, depth, heads, ff_dim, num_buckets, options, local_mask, variant="published", chunks_after=1
+    layer = _layers(dim, heads, ff_dim, num_buckets, options, variant="published", chunks_after=1)
+    return masked_lm(
+        _embedding(vocab, dim, options), depth, layer, dropout=options["dropout"], streams=options["residual_streams"]
     )
-    transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.LayerNorm(dim))
-    return MaskedLM(embed, body, ClassHead(dim, vocab, tied=embed.token, transform=transform, bias=True))
 
 
-def _embedding_and_body(
-    vocab: int,
+def _embedding(vocab: int, dim: int, options: ReformerOptions) -> TokenEmbedding:
+    return embedding_with(options["position"], vocab, dim, options["max_length"], dropout=options["dropout"])
+
+
+def _layers(
     dim: int,
-    depth: int,
     heads: int,
     ff_dim: int | None,
     num_buckets: int,
     options: ReformerOptions,
-    local_mask: Mask,
     *,
     variant: LSHVariant,
     chunks_after: int = 0,
-) -> tuple[TokenEmbedding, Chain]:
-    """The parts that all forms share, with LSH attention in the last of each group of `lsh_every` layers."""
-    chunk_length, num_hashes, scale = options["chunk_length"], options["num_hashes"], options["scale"]
-    embed = embedding_with(options["position"], vocab, dim, options["max_length"], dropout=options["dropout"])
+) -> LayerMaker:
+    """LSH attention in the last of each group of `lsh_every` layers, local attention in the others.
 
-    def layer(kernel: Kernel) -> dict[str, Layer]:
-        return {
-            "attention": Attention(dim, heads, kernel, bias=False),
-            "ff": chunked(FeedForward(dim, ff_dim), options["ff_chunk"]),
-        }
+    It is causal unless `chunks_after` is given.
+    """
+    size = options["chunk_length"]
+    local_mask: Mask = LocalBlocks(size, lookback=size, lookahead=chunks_after * size)
+    if not chunks_after:
+        local_mask = Causal() & local_mask
 
-    def local_layer(number: int) -> dict[str, Layer]:
-        return layer(SoftmaxKernel(local_mask))
-
-    def lsh_layer(number: int) -> dict[str, Layer]:
-        return layer(
-            LSHKernel(
-                num_buckets=num_buckets,
-                chunk_length=chunk_length,
-                num_hashes=num_hashes,
-                scale=scale,
-                chunks_after=chunks_after,
-                variant=variant,
-            )
+    def kernel(number: int) -> Kernel:
+        if (number + 1) % options["lsh_every"]:
+            return SoftmaxKernel(local_mask)
+        return LSHKernel(
+            num_buckets=num_buckets,
+            chunk_length=size,
+            num_hashes=options["num_hashes"],
+            scale=options["scale"],
+            chunks_after=chunks_after,
+            variant=variant,
         )
 
-    body = stack(
-        depth,
-        pattern=[*[local_layer] * (options["lsh_every"] - 1), lsh_layer],
-        order="pre",
-        norm=partial(nn.LayerNorm, dim),
-        dropout=options["dropout"],
-        streams=options["residual_streams"],
-    )
-    scale_residual_init(body, depth, std=init_std(dim))
-    return embed, body
+    return lambda number: {
+        "attention": Attention(dim, heads, kernel(number), bias=False),
+        "ff": chunked(FeedForward(dim, ff_dim), options["ff_chunk"]),
+    }

@@ -7,7 +7,7 @@ from manyformer.kernels.features import ArcCosineFeatures, RandomFourierFeatures
 from manyformer.kernels.memory_rules import GatedRule, SumRule
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
-from manyformer.recipes.baselines import language_model, sinusoidal_embedding
+from manyformer.recipes.baselines import attention_layers, language_model, sinusoidal_embedding
 from manyformer.recipes.keywords import FeatureCount, FeatureRedraw
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
@@ -61,4 +61,5 @@ def rfa(
         )
 
     embed = sinusoidal_embedding(vocab, dim, dropout=dropout)
-    return language_model(embed, depth, heads, ff_dim, make_kernel, dropout=dropout, norm_order=norm_order)
+    layer = attention_layers(dim, heads, ff_dim, make_kernel)
+    return language_model(embed, depth, layer, dropout=dropout, norm_order=norm_order)

@@ -1,6 +1,7 @@
 """RoFormer: BERT with rotary position embeddings in its attention."""
 
 from manyformer.attention import Attention
+from manyformer.core import Layer
 from manyformer.kernels import SoftmaxKernel
 from manyformer.models import MaskedLM
 from manyformer.position import RotaryPosition
@@ -31,12 +32,8 @@ def roformer(
     `position="rope"`.
     """
     rotary = RotaryPosition(dim // heads)
-    return masked_encoder(
-        vocab,
-        dim,
-        depth,
-        heads,
-        ff_dim,
-        dropout,
-        make_mixer=lambda number: Attention(dim, heads, SoftmaxKernel(), position=rotary),
-    )
+
+    def attention(number: int) -> Layer:
+        return Attention(dim, heads, SoftmaxKernel(), position=rotary)
+
+    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, make_attention=attention)

@@ -1,25 +1,21 @@
 """The Routing Transformer: tokens attend within their cluster; as published, and in a strictly causal form."""
 
-from functools import partial
 from typing import Annotated, NamedTuple, TypedDict, Unpack
-
-from torch import nn
 
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.errors import UserError
-from manyformer.feedforward import FeedForward
 from manyformer.kernels import RoutingKernel, SoftmaxKernel
 from manyformer.kernels.centroids import KMeansCentroids
 from manyformer.kernels.routing_kernel import BalancedMembership, ClusterMembership, NearestMembership
 from manyformer.masks import Window
 from manyformer.mixers import ParallelLayers
-from manyformer.models import ClassHead, LanguageModel
+from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import AddedPosition, embedding_with
+from manyformer.recipes.baselines import AddedPosition, embedding_with, gelu_layers, language_model
 from manyformer.recipes.keywords import CausalWindowSize, Default, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
+from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 PAPER = "Roy et al. 2021, Efficient Content-Based Sparse Attention with Routing Transformers, arXiv:2003.05997"
@@ -142,22 +138,16 @@ def _model(
         raise UserError(f"routing_layers ({routing_layers}) must be at most depth ({depth})")
     if sizes.dim % sizes.heads:
         raise UserError(f"dim ({sizes.dim}) must be a multiple of heads ({sizes.heads})")
-    rotary, first_routing_layer = (
-        RotaryPosition(sizes.dim // sizes.heads),
-        0 if routing_layers is None else depth - routing_layers,
-    )
+    rotary = RotaryPosition(sizes.dim // sizes.heads)
+    local_layers = 0 if routing_layers is None else depth - routing_layers
 
-    def layer(number: int) -> dict[str, Layer]:
-        return {
-            "attention": _routing_attention(sizes, membership, rotary)
-            if number >= first_routing_layer
-            else _local_attention(sizes, sizes.heads, rotary),
-            "ff": FeedForward(sizes.dim, ff_dim, activation=nn.GELU()),
-        }
+    def attention(number: int) -> Layer:
+        if number < local_layers:
+            return _local_attention(sizes, sizes.heads, rotary)
+        return _routing_attention(sizes, membership, rotary)
 
-    body = stack(depth, layer, order=options["norm_order"], norm=partial(nn.LayerNorm, sizes.dim), dropout=dropout)
-    scale_residual_init(body, depth, std=init_std(sizes.dim))
-    return LanguageModel(embed, body, ClassHead(*embed.token.weight.shape[::-1], tied=embed.token))
+    layer = gelu_layers(dim, ff_dim, attention)
+    return language_model(embed, depth, layer, dropout=dropout, norm_order=options["norm_order"])
 
 
 def _local_attention(sizes: RoutingSizes, heads: int, rotary: RotaryPosition) -> Attention:

@@ -1,22 +1,17 @@
 """The encoder-decoder Transformer with relative positions in its attention instead of absolute ones."""
 
-from functools import partial
 from typing import Annotated, Literal
-
-from torch import nn
 
 from manyformer.attention import Attention
 from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.models import ClassHead, EncoderDecoder, TokenEmbedding
-from manyformer.position import ShawPosition
-from manyformer.position.distance_bias import BiasDirection
+from manyformer.models import EncoderDecoder
+from manyformer.position import NoPosition, ShawPosition
 from manyformer.recipes.keywords import MaxRelativeDistance
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, stack
-from manyformer.sources import CrossAttentionSource
+from manyformer.recipes.stacks import NormOrder
+from manyformer.recipes.transformer import encoder_decoder
 from manyformer.tasks.translation import TRANSLATION
 
 
@@ -47,29 +42,20 @@ def shaw(
     Distances are clipped to `max_relative_distance`. Section 4.1: the base model has tables for each head
     (`tables="head"`) and clips at 16, the big one has tables for each layer and clips at 8. Cross-attention has no
     positions. A language model with the same positions is `compose` with `position="shaw"`."""
-    layer_norm = partial(nn.LayerNorm, dim)
+    table_heads = heads if tables == "head" else None
 
-    def self_attention(kernel: SoftmaxKernel, sides: BiasDirection) -> Attention:
-        position = ShawPosition(
-            dim // heads, max_relative_distance, heads=heads if tables == "head" else None, direction=sides
-        )
-        return Attention(dim, heads, kernel, position=position)
+    def encoder_attention(number: int) -> Layer:
+        position = ShawPosition(dim // heads, max_relative_distance, heads=table_heads, direction="both")
+        return Attention(dim, heads, SoftmaxKernel(), position=position)
 
-    def encoder_layer(number: int) -> dict[str, Layer]:
-        return {"attention": self_attention(SoftmaxKernel(), "both"), "ff": FeedForward(dim, ff_dim)}
+    def decoder_attention(number: int) -> Layer:
+        position = ShawPosition(dim // heads, max_relative_distance, heads=table_heads, direction="past")
+        return Attention(dim, heads, SoftmaxKernel(Causal()), position=position)
 
-    def decoder_layer(number: int) -> dict[str, Layer]:
-        return {
-            "attention": self_attention(SoftmaxKernel(Causal()), "past"),
-            "cross": Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource()),
-            "ff": FeedForward(dim, ff_dim),
-        }
-
-    def embedding(size: int) -> TokenEmbedding:
-        return TokenEmbedding(size, dim, scale=dim**0.5, dropout=dropout)
-
-    embed = embedding(vocab)
-    embed_source = embed if source_vocab is None else embedding(source_vocab)
-    encoder = stack(depth, encoder_layer, order=norm_order, norm=layer_norm, dropout=dropout)
-    decoder = stack(depth, decoder_layer, order=norm_order, norm=layer_norm, dropout=dropout)
-    return EncoderDecoder(embed_source, encoder, embed, decoder, ClassHead(dim, vocab, tied=embed.token))
+    sizes = (vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order)
+    return encoder_decoder(
+        *sizes,
+        make_position=NoPosition,
+        make_encoder_attention=encoder_attention,
+        make_decoder_attention=decoder_attention,
+    )

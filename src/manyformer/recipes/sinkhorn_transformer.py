@@ -1,15 +1,15 @@
 """The Sinkhorn Transformer: each block attends to itself and to a block assigned by a learned sorting."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict, Unpack
 
 from manyformer.kernels import Kernel, SinkhornKernel, SoftmaxKernel, SumKernel
 from manyformer.kernels.block_sorting import BilinearSorting, MLPSorting, SortingNetwork
-from manyformer.masks import Causal, Mask
-from manyformer.models import LanguageModel, MaskedLM
-from manyformer.recipes.baselines import AddedPosition, embedding_with, language_model, masked_lm
-from manyformer.recipes.keywords import BlockLength, PositiveSize
+from manyformer.masks import AllKeys, Causal, Mask
+from manyformer.models import LanguageModel, MaskedLM, TokenEmbedding
+from manyformer.recipes.baselines import AddedPosition, attention_layers, embedding_with, language_model, masked_lm
+from manyformer.recipes.keywords import BlockLength, Default, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
+from manyformer.recipes.stacks import LayerMaker, NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
@@ -18,23 +18,31 @@ SUMMARY = "A learned matrix, nearly a permutation, sorts blocks, so that local a
 
 TINY = {"block": 4}
 
-SortingKind = Annotated[
-    Literal["network", "products"], "how blocks are scored: by a learned network, or by products of block summaries"
-]
-SinkhornMixture = Annotated[
-    Literal["none", "softmax"], "attention added to the sorted one, with the same queries, keys and values"
-]
-
-POSITIONS: dict[SortingKind, AddedPosition] = {"network": "learned", "products": "sinusoid"}
-"""Positions by kind of sorting: a network is limited to a number of blocks, products allow any length."""
-
-SortingTemperature = Annotated[
-    float, "divides the block scores: the lower, the closer the sorting matrix is to a permutation"
-]
 SinkhornIterations = Annotated[
     PositiveSize | None, "number of Sinkhorn normalizations of rows and columns; null means that only rows sum to one"
 ]
-GumbelNoise = Annotated[float, "scale of the Gumbel noise added to block scores in training"]
+
+
+class SinkhornOptions(TypedDict, total=False):
+    """The keywords that both forms of the Sinkhorn Transformer share."""
+
+    max_length: Annotated[int, Default(2048)]
+    block: Annotated[BlockLength, Default(64)]
+    sorting: Annotated[
+        Literal["network", "products"],
+        "how blocks are scored: by a learned network, or by products of block summaries",
+        Default("network"),
+    ]
+    temperature: Annotated[
+        float, "divides the block scores: the lower, the closer the sorting matrix is to a permutation", Default(0.75)
+    ]
+    gumbel_noise: Annotated[float, "scale of the Gumbel noise added to block scores in training", Default(1.0)]
+    mix_with: Annotated[
+        Literal["none", "softmax"],
+        "attention added to the sorted one, with the same queries, keys and values",
+        Default("none"),
+    ]
+    norm_order: Annotated[NormOrder, Default("pre")]
 
 
 @recipe(
@@ -51,15 +59,9 @@ def sinkhorn_transformer(
     depth: int = 6,
     heads: int = 8,
     ff_dim: int | None = None,
-    max_length: int = 2048,
-    block: BlockLength = 64,
-    sorting: SortingKind = "network",
-    temperature: SortingTemperature = 0.75,
     sinkhorn_iterations: SinkhornIterations = None,
-    gumbel_noise: GumbelNoise = 1.0,
-    mix_with: SinkhornMixture = "none",
     dropout: float = 0.0,
-    norm_order: NormOrder = "pre",
+    **options: Unpack[SinkhornOptions],
 ) -> LanguageModel:
     """Section 3.3: sorting assigns earlier blocks to a block, from its first token and the past; else `transformer-lm`.
 
@@ -68,15 +70,9 @@ def sinkhorn_transformer(
     `max_length` tokens; "products" compares keys, with sinusoids and at any length. `mix_with="softmax"` adds standard
     attention of the same queries, keys and values (section 3.5)."""
 
-    def kernel(number: int) -> Kernel:
-        net = _sorting_network(sorting, heads, dim // heads, -(-max_length // block), causal=True)
-        sinkhorn = SinkhornKernel(
-            net, block, Causal(), temperature=temperature, iterations=sinkhorn_iterations, gumbel_noise=gumbel_noise
-        )
-        return _mix_kernels(sinkhorn, Causal(), mix_with)
-
-    embed = embedding_with(POSITIONS[sorting], vocab, dim, max_length, dropout=dropout)
-    return language_model(embed, depth, heads, ff_dim, kernel, dropout=dropout, norm_order=norm_order)
+    embed = _embedding(vocab, dim, dropout, options)
+    layer = _layers(dim, heads, ff_dim, options, Causal(), sinkhorn_iterations)
+    return language_model(embed, depth, layer, dropout=dropout, norm_order=options["norm_order"])
 
 
 @recipe(
@@ -97,51 +93,57 @@ def sinkhorn_encoder(
     depth: int = 6,
     heads: int = 8,
     ff_dim: int | None = None,
-    max_length: int = 2048,
-    block: BlockLength = 64,
-    sorting: SortingKind = "network",
-    temperature: SortingTemperature = 0.75,
     sinkhorn_iterations: SinkhornIterations = 8,
-    gumbel_noise: GumbelNoise = 1.0,
     sortcut_blocks: Annotated[
         PositiveSize | None,
         "number of sorted blocks that all tokens attend to (SortCut); null means one sorted block for each block",
     ] = None,
-    mix_with: SinkhornMixture = "none",
     dropout: float = 0.1,
-    norm_order: NormOrder = "pre",
+    **options: Unpack[SinkhornOptions],
 ) -> MaskedLM:
     """Sections 3.1, 3.2 and 3.4, for masked tokens: sorting over all blocks, balanced by `sinkhorn_iterations`.
 
     With `sortcut_blocks` every token attends only to that many sorted blocks (SortCut). The other keywords are those of
     `sinkhorn-transformer`."""
 
+    embed = _embedding(vocab, dim, dropout, options)
+    layer = _layers(dim, heads, ff_dim, options, AllKeys(), sinkhorn_iterations, sortcut_blocks)
+    return masked_lm(embed, depth, layer, dropout=dropout, norm_order=options["norm_order"])
+
+
+def _embedding(vocab: int, dim: int, dropout: float, options: SinkhornOptions) -> TokenEmbedding:
+    """Learned positions for a sorting network, which is limited to a number of blocks; products allow any length."""
+    position: AddedPosition = "learned" if options["sorting"] == "network" else "sinusoid"
+    return embedding_with(position, vocab, dim, options["max_length"], dropout=dropout)
+
+
+def _layers(
+    dim: int,
+    heads: int,
+    ff_dim: int | None,
+    options: SinkhornOptions,
+    mask: Mask,
+    iterations: int | None,
+    sortcut_blocks: int | None = None,
+) -> LayerMaker:
+    """Layers with Sinkhorn attention, or its sum with standard attention."""
+    block, causal = options["block"], mask == Causal()
+
     def kernel(number: int) -> Kernel:
-        net = _sorting_network(sorting, heads, dim // heads, -(-max_length // block), causal=False)
+        sorting: SortingNetwork = (
+            MLPSorting(heads, dim // heads, -(-options["max_length"] // block), causal=causal)
+            if options["sorting"] == "network"
+            else BilinearSorting(heads, dim // heads, causal=causal)
+        )
         sinkhorn = SinkhornKernel(
-            net,
+            sorting,
             block,
-            temperature=temperature,
-            iterations=sinkhorn_iterations,
-            gumbel_noise=gumbel_noise,
+            mask,
+            temperature=options["temperature"],
+            iterations=iterations,
+            gumbel_noise=options["gumbel_noise"],
             sortcut_blocks=sortcut_blocks,
         )
-        return _mix_kernels(sinkhorn, None, mix_with)
+        return sinkhorn if options["mix_with"] == "none" else SumKernel(sinkhorn, SoftmaxKernel(mask))
 
-    embed = embedding_with(POSITIONS[sorting], vocab, dim, max_length, dropout=dropout)
-    return masked_lm(embed, depth, heads, ff_dim, kernel, dropout=dropout, norm_order=norm_order)
-
-
-def _sorting_network(
-    sorting: SortingKind, heads: int, head_dim: int, num_blocks: int, *, causal: bool
-) -> SortingNetwork:
-    return (
-        MLPSorting(heads, head_dim, num_blocks, causal=causal)
-        if sorting == "network"
-        else BilinearSorting(heads, head_dim, causal=causal)
-    )
-
-
-def _mix_kernels(sinkhorn: SinkhornKernel, mask: Mask | None, mix_with: SinkhornMixture) -> Kernel:
-    """Sinkhorn attention, or its sum with standard attention."""
-    return sinkhorn if mix_with == "none" else SumKernel(sinkhorn, SoftmaxKernel(mask))
+    return attention_layers(dim, heads, ff_dim, kernel)

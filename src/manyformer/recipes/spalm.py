@@ -8,7 +8,7 @@ from manyformer.models import LanguageModel
 from manyformer.recipes.keywords import ClampLength, MemoryLength
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
-from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionParts, xl_model, xl_positions
+from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionMaker, xl_model, xl_positions
 from manyformer.sources import SegmentMemorySource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -42,8 +42,8 @@ def spalm(
     frozen model), as token ids: they are embedded by the model's own embedding, which is trained.
     """
 
-    def attention(parts: XLAttentionParts) -> Layer:
-        return parts.attention(SoftmaxKernel(Causal()), SegmentMemorySource(memory_length, dim))
+    def attention(number: int, make_attention: XLAttentionMaker) -> Layer:
+        return make_attention(SoftmaxKernel(Causal()), SegmentMemorySource(memory_length, dim))
 
     positions = xl_positions(dim, heads, clamp_length, bias_sharing, dropout)
     model = xl_model(vocab, dim, depth, heads, ff_dim, attention, positions, dropout, norm_order)

@@ -1,7 +1,8 @@
 """Residual branches, layer stacks and initialization that several recipes share."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Literal
 
 from torch import nn
@@ -34,40 +35,35 @@ def branch(inner: Layer, *, order: NormOrder, norm: NormMaker, dropout: float = 
 
 def stack(
     depth: int,
-    layer: LayerMaker | None = None,
+    layer: LayerMaker,
     *,
-    pattern: Sequence[LayerMaker] = (),
     order: NormOrder,
     norm: NormMaker,
     dropout: float,
     streams: ResidualStreams = "plain",
+    std: float | None = None,
 ) -> Chain:
     """`depth` layers made by `layer`; all orders but post-norm end in a final norm, as in their papers.
 
-    Instead of `layer`, `pattern` has several makers, which make the layers in turn. A mapping becomes a chain of
-    residual branches with norms and dropout, except parts that are residual branches already; a layer is taken as it
-    is. With "reversible" streams, branches are added alternately to two streams, and no activations are stored (see
-    `ReversibleStack`).
+    A mapping becomes a chain of residual branches with norms and dropout, except parts that are residual branches
+    already; a layer is taken as it is. With "reversible" streams, branches are added alternately to two streams, and no
+    activations are stored (see `ReversibleStack`). `std` initializes the matrices with `scale_residual_init`.
     """
-    makers = [*pattern] if layer is None else [layer, *pattern]
-    if not makers or (layer is not None and pattern):
-        raise ValueError("stack needs either a layer maker or a pattern of them")
 
     def complete(parts: Mapping[str, Layer] | Layer) -> Layer:
         if isinstance(parts, Layer):
             return parts
-        return Chain(
-            **{
-                name: part if isinstance(part, Residual) else branch(part, order=order, norm=norm, dropout=dropout)
-                for name, part in parts.items()
-            }
-        )
+        add_branch = partial(branch, order=order, norm=norm, dropout=dropout)
+        return Chain(**{name: part if isinstance(part, Residual) else add_branch(part) for name, part in parts.items()})
 
-    layers = {str(number): complete(makers[number % len(makers)](number)) for number in range(depth)}
+    layers = {str(number): complete(layer(number)) for number in range(depth)}
     body: dict[str, Layer] = {"layers": ReversibleStack(**layers)} if streams == "reversible" else layers
     if order != "post":
         body["norm"] = Pointwise(norm())
-    return Chain(**body)
+    chain = Chain(**body)
+    if std is not None:
+        scale_residual_init(chain, depth, std=std)
+    return chain
 
 
 def init_std(dim: int) -> float:

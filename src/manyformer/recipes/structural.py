@@ -1,16 +1,9 @@
 """An encoder whose positions are derived from a dependency tree."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Literal
 
-from torch import nn
-
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
-from manyformer.models import ClassHead, Tagger, TokenEmbedding
+from manyformer.models import Tagger
 from manyformer.position import (
     ComposedPosition,
     FusedTreePosition,
@@ -22,7 +15,8 @@ from manyformer.position import (
 )
 from manyformer.recipes.keywords import MaxRelativeDistance
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, stack
+from manyformer.recipes.stacks import NormOrder
+from manyformer.recipes.transformer_classifier import encoder
 from manyformer.tasks.tagging import TAGGING
 
 TreeAbsoluteKind = Annotated[
@@ -78,10 +72,6 @@ def structural(
         ),
     }
 
-    def layer(number: int) -> dict[str, Layer]:
-        attention = Attention(dim, heads, SoftmaxKernel(), position=relative_positions[relative]())
-        return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
-
-    embed = TokenEmbedding(vocab, dim, position=absolute_positions[absolute](), scale=dim**0.5, dropout=dropout)
-    body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    return Tagger(embed, body, ClassHead(dim, classes, bias=True))
+    sizes = (vocab, classes, dim, depth, heads, ff_dim, dropout, norm_order)
+    position, make_relative_position = absolute_positions[absolute](), relative_positions[relative]
+    return encoder(Tagger, *sizes, position=position, make_relative_position=make_relative_position)

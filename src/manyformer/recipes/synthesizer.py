@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Literal
 
 from torch import nn
@@ -20,10 +19,10 @@ from manyformer.mixers import (
     SynthesizerAttention,
     SynthesizerScores,
 )
-from manyformer.models import ClassHead, LanguageModel
-from manyformer.recipes.baselines import learned_embedding
+from manyformer.models import LanguageModel
+from manyformer.recipes.baselines import language_model, learned_embedding
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, init_std, scale_residual_init, stack
+from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 ScoreKindName = Annotated[
@@ -62,15 +61,14 @@ def synthesizer(
     """
 
     def layer(number: int) -> dict[str, Layer]:
-        mixer = SynthesizerAttention(
-            dim, [SCORES[name](dim, heads, max_length) for name in score_kind.split("+")], mask=Causal()
-        )
-        return {"mixer": mixer, "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
+        scores = [SCORES[name](dim, heads, max_length) for name in score_kind.split("+")]
+        return {
+            "mixer": SynthesizerAttention(dim, scores, mask=Causal()),
+            "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
+        }
 
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
-    body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    scale_residual_init(body, depth, std=init_std(dim))
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
+    return language_model(embed, depth, layer, dropout=dropout, norm_order=norm_order)
 
 
 def _glorot_std(max_length: int) -> float:

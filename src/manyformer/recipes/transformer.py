@@ -41,8 +41,7 @@ def transformer(
     unless given. Sections 3.1 to 3.5 and 5.4; the published model is post-norm, `norm_order="pre"` trains more easily
     at larger depth.
     """
-    position = partial(SinusoidalPosition, dim)
-    return encoder_decoder(vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order, make_position=position)
+    return encoder_decoder(vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order)
 
 
 def encoder_decoder(
@@ -55,30 +54,32 @@ def encoder_decoder(
     dropout: float,
     norm_order: NormOrder,
     *,
-    make_position: Callable[[], Position],
+    make_position: Callable[[], Position] | None = None,
     make_encoder_attention: Callable[[int], Layer] | None = None,
+    make_decoder_attention: Callable[[int], Layer] | None = None,
 ) -> EncoderDecoder:
-    """The Transformer with positions from `make_position`, optionally with another attention in the encoder."""
-    layer_norm = partial(nn.LayerNorm, dim)
+    """The Transformer, optionally with positions other than sinusoids or another self-attention on either side."""
+    norm = partial(nn.LayerNorm, dim)
+
+    encoder_attention = make_encoder_attention or (lambda number: Attention(dim, heads, SoftmaxKernel()))
+    decoder_attention = make_decoder_attention or (lambda number: Attention(dim, heads, SoftmaxKernel(Causal())))
 
     def encoder_layer(number: int) -> dict[str, Layer]:
-        attention = (
-            Attention(dim, heads, SoftmaxKernel()) if make_encoder_attention is None else make_encoder_attention(number)
-        )
-        return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
+        return {"attention": encoder_attention(number), "ff": FeedForward(dim, ff_dim)}
 
     def decoder_layer(number: int) -> dict[str, Layer]:
         return {
-            "attention": Attention(dim, heads, SoftmaxKernel(Causal())),
+            "attention": decoder_attention(number),
             "cross": Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource()),
             "ff": FeedForward(dim, ff_dim),
         }
 
     def embedding(size: int) -> TokenEmbedding:
-        return TokenEmbedding(size, dim, position=make_position(), scale=dim**0.5, dropout=dropout)
+        position = SinusoidalPosition(dim) if make_position is None else make_position()
+        return TokenEmbedding(size, dim, position=position, scale=dim**0.5, dropout=dropout)
 
     embed = embedding(vocab)
     embed_source = embed if source_vocab is None else embedding(source_vocab)
-    encoder = stack(depth, encoder_layer, order=norm_order, norm=layer_norm, dropout=dropout)
-    decoder = stack(depth, decoder_layer, order=norm_order, norm=layer_norm, dropout=dropout)
+    encoder = stack(depth, encoder_layer, order=norm_order, norm=norm, dropout=dropout)
+    decoder = stack(depth, decoder_layer, order=norm_order, norm=norm, dropout=dropout)
     return EncoderDecoder(embed_source, encoder, embed, decoder, ClassHead(dim, vocab, tied=embed.token))

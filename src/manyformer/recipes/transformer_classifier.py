@@ -1,6 +1,8 @@
 """The Transformer encoder as a classifier."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -9,10 +11,13 @@ from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, TextClassifier, TokenEmbedding
-from manyformer.position import SinusoidalPosition
+from manyformer.models.encoder_model import EncoderModel
+from manyformer.position import NoPosition, Position, SinusoidalPosition
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
 from manyformer.tasks.classification import CLASSIFICATION
+
+EncoderT = TypeVar("EncoderT", bound=EncoderModel[Any])
 
 
 @recipe(
@@ -34,9 +39,31 @@ def transformer_classifier(
 ) -> TextClassifier:
     """An encoder with sinusoids, mean pooling and one projection; `ff_dim` is 4 dim unless given."""
 
-    def layer(number: int) -> dict[str, Layer]:
-        return {"attention": Attention(dim, heads, SoftmaxKernel()), "ff": FeedForward(dim, ff_dim)}
+    return encoder(
+        TextClassifier, vocab, classes, dim, depth, heads, ff_dim, dropout, norm_order, position=SinusoidalPosition(dim)
+    )
 
-    embed = TokenEmbedding(vocab, dim, position=SinusoidalPosition(dim), scale=dim**0.5, dropout=dropout)
+
+def encoder(
+    model_class: Callable[[TokenEmbedding, Layer, ClassHead], EncoderT],
+    vocab: int,
+    classes: int,
+    dim: int,
+    depth: int,
+    heads: int,
+    ff_dim: int | None,
+    dropout: float,
+    norm_order: NormOrder,
+    *,
+    position: Position | None = None,
+    make_relative_position: Callable[[], Position] = NoPosition,
+) -> EncoderT:
+    """An encoder with one projection, `position` added to its embedding, and relative positions in its attention."""
+
+    def layer(number: int) -> dict[str, Layer]:
+        attention = Attention(dim, heads, SoftmaxKernel(), position=make_relative_position())
+        return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
+
+    embed = TokenEmbedding(vocab, dim, position=position, scale=dim**0.5, dropout=dropout)
     body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    return TextClassifier(embed, body, ClassHead(dim, classes, bias=True))
+    return model_class(embed, body, ClassHead(dim, classes, bias=True))

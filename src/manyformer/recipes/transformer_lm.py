@@ -1,7 +1,5 @@
 """The decoder-only Transformer language model."""
 
-from functools import partial
-
 from torch import nn
 
 from manyformer.attention import Attention
@@ -9,11 +7,11 @@ from manyformer.core import Layer
 from manyformer.feedforward import FeedForward, chunked
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.models import ClassHead, LanguageModel
-from manyformer.recipes.baselines import learned_embedding
+from manyformer.models import LanguageModel
+from manyformer.recipes.baselines import language_model, learned_embedding
 from manyformer.recipes.keywords import FeedForwardChunk, GeluApproximation
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import LayerMaker, NormOrder, ResidualStreams, init_std, scale_residual_init, stack
+from manyformer.recipes.stacks import NormOrder, ResidualStreams
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -49,22 +47,5 @@ def transformer_lm(
             "ff": chunked(FeedForward(dim, ff_dim, activation=nn.GELU(gelu_approximate)), ff_chunk),
         }
 
-    return gpt(vocab, dim, depth, max_length, layer, dropout=dropout, norm_order=norm_order, streams=residual_streams)
-
-
-def gpt(
-    vocab: int,
-    dim: int,
-    depth: int,
-    max_length: int,
-    make_layer: LayerMaker,
-    *,
-    dropout: float,
-    norm_order: NormOrder,
-    streams: ResidualStreams = "plain",
-) -> LanguageModel:
-    """GPT-2 with the branches that `make_layer` makes for each layer."""
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
-    body = stack(depth, make_layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout, streams=streams)
-    scale_residual_init(body, depth, std=init_std(dim))
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
+    return language_model(embed, depth, layer, dropout=dropout, norm_order=norm_order, streams=residual_streams)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from torch import nn
 
@@ -24,6 +24,9 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 BiasSharing = Annotated[
     Literal["all-layers", "per-layer"], "one pair of content and position biases for all layers, or one for each layer"
 ]
+
+XLAttentionMaker = Callable[[Kernel, KVSource | None], Attention]
+"""Makes the attention of a layer, given its kernel and source."""
 
 
 @recipe(
@@ -61,29 +64,14 @@ def transformer_xl(
     if context == "same-length" and memory_length is None:
         raise UserError("context 'same-length' is memory_length tokens; set memory_length, or context to growing")
 
-    def attention(parts: XLAttentionParts) -> Layer:
-        mask = Causal() if context == "growing" or memory_length is None else Window(memory_length)
-        return parts.attention(
-            SoftmaxKernel(mask), None if memory_length is None else SegmentMemorySource(memory_length, dim)
-        )
+    mask = Causal() if context == "growing" or memory_length is None else Window(memory_length)
+
+    def attention(number: int, make_attention: XLAttentionMaker) -> Layer:
+        source = None if memory_length is None else SegmentMemorySource(memory_length, dim)
+        return make_attention(SoftmaxKernel(mask), source)
 
     positions = xl_positions(dim, heads, clamp_length, bias_sharing, dropout)
     return xl_model(vocab, dim, depth, heads, ff_dim, attention, positions, dropout, norm_order)
-
-
-class XLAttentionParts(NamedTuple):
-    """The arguments of one layer's attention; `number` counts the layers from 0."""
-
-    number: int
-    dim: int
-    heads: int
-    position: Position
-    pre_norm: nn.Module | None
-
-    def attention(self, kernel: Kernel, source: KVSource | None) -> Attention:
-        """Attention without biases, with this position and norm."""
-        _, dim, heads, position, pre_norm = self
-        return Attention(dim, heads, kernel, position=position, source=source, pre_norm=pre_norm, bias=False)
 
 
 def xl_positions(
@@ -107,13 +95,15 @@ def xl_model(
     depth: int,
     heads: int,
     ff_dim: int | None,
-    make_attention: Callable[[XLAttentionParts], Layer],
+    make_layer_attention: Callable[[int, XLAttentionMaker], Layer],
     make_position: Callable[[], Position],
     dropout: float,
     norm_order: NormOrder,
 ) -> LanguageModel:
-    """A language model of Transformer-XL layers with attention from `make_attention` and `make_position`.
+    """A language model of Transformer-XL layers.
 
+    `make_layer_attention` gets the layer's number, from 0, and a function that makes its attention, without biases and
+    with a position from `make_position`.
     With norm orders other than post-norm the attention normalizes its own input, so that its memory holds the
     unnormalized stream.
     """
@@ -121,9 +111,12 @@ def xl_model(
     layer_norm, std = partial(nn.LayerNorm, dim), init_std(dim)
 
     def layer(number: int) -> dict[str, Layer]:
-        inner = make_attention(
-            XLAttentionParts(number, dim, heads, make_position(), None if norm_order == "post" else layer_norm())
-        )
+        position, pre_norm = make_position(), None if norm_order == "post" else layer_norm()
+
+        def make_attention(kernel: Kernel, source: KVSource | None) -> Attention:
+            return Attention(dim, heads, kernel, position=position, source=source, pre_norm=pre_norm, bias=False)
+
+        inner = make_layer_attention(number, make_attention)
         join = AddJoin(dropout=dropout) if dropout else None
         post_norm, inner_norm = (layer_norm() if norm_order == order else None for order in ("post", "sandwich"))
         attention = Residual(inner, inner_norm=inner_norm, post_norm=post_norm, join=join)

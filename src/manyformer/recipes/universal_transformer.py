@@ -52,7 +52,9 @@ StepSignalKind = Annotated[
 PAPER = "Dehghani et al. 2019, Universal Transformers, arXiv:1807.03819; Graves 2016, arXiv:1603.08983 (halting)"
 SUMMARY = "One layer is applied repeatedly, as many times as each token needs."
 COST = "O(t (l^2 d + l d^2)), t the steps that a token takes on average"
-ROUNDING_CHANGES_STEPS = "rounding moves halting probabilities across the threshold, which changes the number of steps"
+ROUNDING_CHANGES_STEPS = {
+    "bfloat16": "rounding moves halting probabilities across the threshold, which changes the number of steps"
+}
 TINY = {"depth": 3}
 
 
@@ -139,7 +141,7 @@ class UniversalConfig(NamedTuple):
     summary=SUMMARY,
     task=TRANSLATION,
     cost=COST,
-    reasons={"bfloat16": ROUNDING_CHANGES_STEPS},
+    reasons=ROUNDING_CHANGES_STEPS,
     tiny_keywords=TINY,
 )
 def universal_transformer(
@@ -170,7 +172,7 @@ def universal_transformer(
     summary=SUMMARY,
     task=LANGUAGE_MODELLING,
     cost=COST,
-    reasons={"bfloat16": ROUNDING_CHANGES_STEPS},
+    reasons=ROUNDING_CHANGES_STEPS,
     tiny_keywords=TINY,
 )
 def universal_transformer_lm(
@@ -200,7 +202,7 @@ def universal_transformer_lm(
     summary=SUMMARY,
     task=CLASSIFICATION,
     cost=COST,
-    reasons={"bfloat16": ROUNDING_CHANGES_STEPS},
+    reasons=ROUNDING_CHANGES_STEPS,
     tiny_keywords=TINY,
 )
 def universal_transformer_classifier(

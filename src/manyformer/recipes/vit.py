@@ -5,17 +5,16 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Chain, Layer
-from manyformer.feedforward import FeedForward
+from manyformer.core import Chain
 from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, ImageClassifier
 from manyformer.models.image_classifier import Pooling
 from manyformer.models.patch_embedding import PatchEmbedding, count_patches
 from manyformer.position import ConcatenatedGridPosition, LearnedPosition, NoPosition, Position
+from manyformer.recipes.baselines import attention_layers
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import LayerMaker, init_std, scale_residual_init, stack
+from manyformer.recipes.stacks import LayerMaker, init_std, stack
 from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
 
 PatchPositionKind = Annotated[
@@ -66,12 +65,7 @@ def vit(
     position = patch_positions(positions, shape, patch, dim, leading)
     embed = PatchEmbedding(shape, patch, dim, position=position, leading=leading, dropout=dropout)
 
-    def layer(number: int) -> dict[str, Layer]:
-        return {
-            "attention": Attention(dim, heads, SoftmaxKernel()),
-            "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
-        }
-
+    layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel())
     body = image_body(dim, depth, layer, dropout)
     return ImageClassifier(embed, body, zero_head(dim, classes), pool=pool)
 
@@ -92,9 +86,8 @@ def patch_positions(
 
 def image_body(dim: int, depth: int, layer: LayerMaker, dropout: float) -> Chain:
     """A pre-norm stack with the epsilon of the published models."""
-    body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim, eps=1e-6), dropout=dropout)
-    scale_residual_init(body, depth, std=init_std(dim))
-    return body
+    norm = partial(nn.LayerNorm, dim, eps=1e-6)
+    return stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=init_std(dim))
 
 
 def zero_head(dim: int, classes: int) -> ClassHead:
