@@ -6,10 +6,7 @@ from manyformer.core import AlignedLayout, ContiguousLayout, PackedLayout
 from manyformer.costs import COSTS
 from manyformer.kernels.kernel import KernelCall
 from manyformer.masks import AllKeys, Causal, Mask, union
-from manyformer.ops import (
-    distance_vector_attention,
-    toeplitz_attention,
-)
+from manyformer.ops import distance_vector_attention, toeplitz_attention
 from manyformer.ops.blocked_attention import BLOCK
 from manyformer.ops.distance_vector_blocks import SegmentPair
 from manyformer.ops.plan_records import SparsePlan
@@ -22,11 +19,8 @@ from manyformer.position.distance_terms import DistanceTerms
 BiasedSoftmaxForm = Literal["bias", "clipped", "shifted", "tiled", "pairwise"]
 
 MAX_REFERENCE_PAIRS = COSTS.max_reference_pairs
-
 MAX_REFERENCE_QUERIES = COSTS.max_reference_queries
-
 MAX_BAND_DISTANCE = COSTS.max_band_distance
-
 MIN_DOCUMENT_LENGTH = COSTS.min_document_length
 
 

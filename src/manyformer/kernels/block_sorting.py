@@ -78,10 +78,8 @@ class BilinearSorting(SortingNetwork):
 
     def __init__(self, heads: int, key_dim: int, *, causal: bool) -> None:
         super().__init__(heads, key_dim, causal=causal)
-        self.slot, self.block = (
-            _init_head_matrices(heads, key_dim * (2 if causal else 1), key_dim),
-            _init_head_matrices(heads, key_dim, key_dim),
-        )
+        self.slot = _init_head_matrices(heads, key_dim * (2 if causal else 1), key_dim)
+        self.block = _init_head_matrices(heads, key_dim, key_dim)
 
     def forward(
         self, k: Float[Tensor, "n h b c e"], present: Bool[Tensor, "n b c"] | None = None

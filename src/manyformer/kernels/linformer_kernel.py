@@ -83,10 +83,8 @@ class LinformerKernel(Kernel):
             return _ProjectedKV(self.keys(k).x, self.values(v).x, None)
         documents, segment_ids = _group_by_segment(key_positions)
         self._check_length(documents.present.shape[1])
-        keys, values = (
-            self.keys(documents.scatter(k), documents.present),
-            self.values(documents.scatter(v), documents.present),
-        )
+        keys = self.keys(documents.scatter(k), documents.present)
+        values = self.values(documents.scatter(v), documents.present)
         k, v = (_join_slots(x.x, k.shape[0]) for x in (keys, values))
         if len(segment_ids) == 1 and keys.filled is None:
             return _ProjectedKV(k, v, None)

@@ -94,12 +94,8 @@ class LSHKernel(Kernel, PostStepUpdate):
                 f"LSHKernel: chunks_after ({chunks_after}) must be 0 in the variant 'strict', which is causal"
             )
         self.factors, self.num_buckets = lsh_hashing.bucket_factors(num_buckets), num_buckets
-        self.chunk_length, self.num_hashes, self.chunks_before, self.chunks_after = (
-            chunk_length,
-            num_hashes,
-            chunks_before,
-            chunks_after,
-        )
+        self.chunk_length, self.num_hashes = chunk_length, num_hashes
+        self.chunks_before, self.chunks_after = chunks_before, chunks_after
         self.variant, self.redraw, self.scale, self.path = variant, redraw, scale, path
         seed = torch.empty((), dtype=torch.long, device="cpu").random_(2**40)
         self.register_buffer("seed", seed.to(torch.empty(0).device))
@@ -188,10 +184,8 @@ class LSHKernel(Kernel, PostStepUpdate):
 
     def _sort_into_chunks(self, key_positions: TokenPositions, buckets: Int[Tensor, "b h l"]) -> BucketChunks:
         """Sort the tokens of one hash round into chunks, all heads of all rows one after the other."""
-        segment_ids, flat_buckets = (
-            key_positions.segment_ids[:, None].expand(buckets.shape).flatten(0, 1),
-            buckets.flatten(0, 1),
-        )
+        segment_ids = key_positions.segment_ids[:, None].expand(buckets.shape).flatten(0, 1)
+        flat_buckets = buckets.flatten(0, 1)
         unit: ChunkUnit = "bucket" if self.variant == "strict" else "document"
         reach = self.chunks_before + self.chunks_after
         return bucket_chunks.sort_into_chunks(

@@ -139,10 +139,8 @@ class NearestMembership(ClusterMembership):
     ) -> RoutingResult:
         k, v, key_positions, cosines = keys
         count, clusters = cosines.shape[2:]
-        q, segment_ids = (
-            k[:, :, k.shape[2] - count :],
-            key_positions.segment_ids[:, k.shape[2] - count :].expand(len(k), -1)[:, None],
-        )
+        q = k[:, :, k.shape[2] - count :]
+        segment_ids = key_positions.segment_ids[:, k.shape[2] - count :].expand(len(k), -1)[:, None]
         clusters_of_tokens = choose_once(lambda: cosines.detach().argmax(-1))
         group_ids = torch.where(
             segment_ids == PADDING_SEGMENT, PADDING_SEGMENT, segment_ids * clusters + clusters_of_tokens
@@ -155,10 +153,8 @@ class NearestMembership(ClusterMembership):
         ranks = cluster_attention.ranks(group_ids, count)
         if state is not None and state.ranks is not None:
             ranks = torch.cat([state.ranks, ranks], dim=-1)
-        new_state, visible = (
-            None if state is None else RoutingState(group_ids, ranks),
-            cluster_attention.visible_members(group_ids, ranks, self.size, count),
-        )
+        new_state = None if state is None else RoutingState(group_ids, ranks)
+        visible = cluster_attention.visible_members(group_ids, ranks, self.size, count)
         if not return_weights:
             return RoutingResult(ops.fused_attention(q, k, v, visible, causal=False, scale=scale), new_state)
         y, weights = ops.softmax_attention_reference(

@@ -26,11 +26,7 @@ from manyformer.position import NoPosition, Position
 SoftmaxPath = Literal["naive", "sdpa", "documents", "sparse", "blocked", "flex"]
 
 PAIRS_PER_CALL = COSTS.attention_call
-
-
 MIN_PAIRS_FOR_PLAN = COSTS.min_planned_pairs
-
-
 LENGTH_ROUNDING = {1: COSTS.short_document_rounding, MIN_PAIRS_FOR_PLAN: COSTS.long_document_rounding}
 
 

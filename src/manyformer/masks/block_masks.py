@@ -102,6 +102,7 @@ class Local2D(Mask):
     columns: int
     above: int
     margin: int
+    causal = True
 
     def __post_init__(self) -> None:
         if min(self.width, self.rows, self.columns) < 1 or min(self.above, self.margin) < 0:
@@ -114,10 +115,8 @@ class Local2D(Mask):
         top, left = self.block_corner(q.position_ids)
         block_size = self.rows * self.columns
         same_block = (q.position_ids // block_size == k.position_ids // block_size) & (k.position_ids <= q.position_ids)
-        in_columns = (column >= left - self.margin) & (column < left + self.columns + self.margin)
-        in_rows_above = in_columns & (row >= top - self.above) & (row < top)
         in_left_margin = (row >= top) & (row < top + self.rows) & (column >= left - self.margin) & (column < left)
-        return same_block | in_rows_above | in_left_margin
+        return same_block | RowsAbove2D(self)(h, q, k) | in_left_margin
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         q_top, q_bottom, q_left, q_right = self.block_bounds(q)
@@ -127,10 +126,6 @@ class Local2D(Mask):
         # the columns of queries in several strips of blocks are not bounded
         any_visible = any_visible & (q.first - k.last <= self.max_lookback)
         return VisibilityBounds(any_visible, torch.zeros_like(any_visible))
-
-    @property
-    def causal(self) -> bool:
-        return True
 
     def disjuncts(self) -> tuple[Mask, ...]:
         # only the lowest rows of a block are visible from below; as a separate mask they cover few blocks
@@ -170,6 +165,7 @@ class RowsAbove2D(Mask):
     """The part of `Local2D` above the query's block: the `above` rows with `margin` columns on either side."""
 
     image: Local2D
+    causal = True
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         image = self.image
@@ -191,10 +187,6 @@ class RowsAbove2D(Mask):
         )
         any_visible = in_columns & in_rows_above & (lowest_row >= image.rows - image.above)
         return VisibilityBounds(any_visible, torch.zeros_like(any_visible))
-
-    @property
-    def causal(self) -> bool:
-        return True
 
     @property
     def max_lookback(self) -> int | None:

@@ -16,25 +16,22 @@ from manyformer.masks.mask import Mask, part_ids_of
 class Causal(Mask):
     """Keys at or before the query's position (Vaswani et al. 2017, section 3.2.3)."""
 
+    causal = True
+    max_lookback = 0
+
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         return k.position_ids <= q.position_ids
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         return VisibilityBounds(k.first <= q.last, k.last <= q.first)
 
-    @property
-    def causal(self) -> bool:
-        return True
-
-    @property
-    def max_lookback(self) -> int | None:
-        return 0
-
 
 @final
 @dataclass(frozen=True)
 class SameDocument(Mask):
     """Keys of the query's document. Kernels always apply it; as a mask it can be negated or plotted."""
+
+    max_lookback = 0
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         return q.segment_ids == k.segment_ids
@@ -45,15 +42,13 @@ class SameDocument(Mask):
             overlaps, overlaps & (q.segments[0] == q.segments[1]) & (k.segments[0] == k.segments[1])
         )
 
-    @property
-    def max_lookback(self) -> int | None:
-        return 0
-
 
 @final
 @dataclass(frozen=True)
 class SamePart(Mask):
     """Keys of the query's part, such as a sentence; a token of no part sees no key (Ainslie et al. 2020)."""
+
+    max_lookback = 0
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         query_parts, key_parts = part_ids_of(q), part_ids_of(k)
@@ -63,10 +58,6 @@ class SamePart(Mask):
         (q_low, q_high), (k_low, k_high) = q.parts, k.parts
         overlaps = (q_low <= k_high) & (k_low <= q_high) & (q_high >= 0) & (k_high >= 0)
         return VisibilityBounds(overlaps, (q_low == q_high) & (k_low == k_high) & (q_low == k_low) & (q_low >= 0))
-
-    @property
-    def max_lookback(self) -> int | None:
-        return 0
 
 
 @final
@@ -94,10 +85,8 @@ class Window(Mask):
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         min_distance, max_distance = q.first - k.last, q.last - k.first
         max_visible, min_visible = (self.size - 1) * self.dilation, -self.lookahead * self.dilation
-        any_visible, all_visible = (
-            (min_distance <= max_visible) & (max_distance >= min_visible),
-            (max_distance <= max_visible) & (min_distance >= min_visible),
-        )
+        any_visible = (min_distance <= max_visible) & (max_distance >= min_visible)
+        all_visible = (max_distance <= max_visible) & (min_distance >= min_visible)
         if self.dilation == 1:
             return VisibilityBounds(any_visible, all_visible)
         dilated = Stride(self.dilation).bounds(q, k)
@@ -127,6 +116,7 @@ class Stride(Mask):
     """Every `step`-th position, counted from the query's in both directions (Child et al. 2019, section 4.2)."""
 
     step: int
+    max_lookback = 0
 
     def __post_init__(self) -> None:
         if self.step < 1:
@@ -139,10 +129,6 @@ class Stride(Mask):
         (q_low, q_high), (k_low, k_high) = q.residue_bounds(self.step), k.residue_bounds(self.step)
         overlaps = (q_low <= k_high) & (k_low <= q_high)
         return VisibilityBounds(overlaps, overlaps & (q_low == q_high) & (k_low == k_high))
-
-    @property
-    def max_lookback(self) -> int | None:
-        return 0
 
     @property
     def periods(self) -> frozenset[int]:

@@ -90,6 +90,8 @@ class Mask(ABC):
 class AllKeys(Mask):
     """Every key of the query's segment."""
 
+    max_lookback = 0
+
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         return torch.ones((), dtype=torch.bool, device=q.position_ids.device)
 
@@ -97,15 +99,14 @@ class AllKeys(Mask):
         every_pair = torch.ones(pair_shape(q, k), dtype=torch.bool, device=q.first.device)
         return VisibilityBounds(every_pair, every_pair)
 
-    @property
-    def max_lookback(self) -> int | None:
-        return 0
-
 
 @final
 @dataclass(frozen=True)
 class NoKeys(Mask):
     """No key: the neutral element of `|`."""
+
+    causal = True
+    max_lookback = 0
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         return torch.zeros((), dtype=torch.bool, device=q.position_ids.device)
@@ -113,14 +114,6 @@ class NoKeys(Mask):
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         no_pair = torch.zeros(pair_shape(q, k), dtype=torch.bool, device=q.first.device)
         return VisibilityBounds(no_pair, no_pair)
-
-    @property
-    def causal(self) -> bool:
-        return True
-
-    @property
-    def max_lookback(self) -> int | None:
-        return 0
 
     def disjuncts(self) -> tuple[Mask, ...]:
         return ()
@@ -143,7 +136,7 @@ class BinaryMask(Mask):
 
     @property
     def max_lookback(self) -> int | None:
-        return _max_lookback(self.left, self.right)
+        return widest_lookback(self.left, self.right)
 
     @property
     def periods(self) -> frozenset[int]:
@@ -292,7 +285,7 @@ def _operand(mask: Mask, weaker_classes: object) -> str:
     return f"({mask!r})" if isinstance(mask, weaker_classes) else repr(mask)  # type: ignore[arg-type]
 
 
-def _max_lookback(left: Mask, right: Mask) -> int | None:
-    if left.max_lookback is None or right.max_lookback is None:
-        return None
-    return max(left.max_lookback, right.max_lookback)
+def widest_lookback(*masks: Mask) -> int | None:
+    """The largest `max_lookback` of several masks; None if that of one is unknown."""
+    lookbacks = [mask.max_lookback for mask in masks]
+    return None if None in lookbacks else max(lookback for lookback in lookbacks if lookback is not None)

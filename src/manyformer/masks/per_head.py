@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyformer.core import TokenPositions
 from manyformer.masks.bounds import TokenBounds, VisibilityBounds
-from manyformer.masks.mask import Mask, NoKeys
+from manyformer.masks.mask import Mask, NoKeys, widest_lookback
 
 
 @final
@@ -20,6 +20,7 @@ class PerHead(Mask):
 
     masks: tuple[tuple[int, Mask], ...]
     default: Mask
+    per_head = True
 
     def __init__(self, masks: Mapping[int, Mask], *, default: Mask | None = None) -> None:
         for head in masks:
@@ -43,17 +44,12 @@ class PerHead(Mask):
         return VisibilityBounds(any_visible, all_visible)
 
     @property
-    def per_head(self) -> bool:
-        return True
-
-    @property
     def causal(self) -> bool:
         return all(mask.causal for mask in self._all_masks())
 
     @property
     def max_lookback(self) -> int | None:
-        lookbacks = [mask.max_lookback for mask in self._all_masks()]
-        return None if None in lookbacks else max(lookback for lookback in lookbacks if lookback is not None)
+        return widest_lookback(*self._all_masks())
 
     @property
     def periods(self) -> frozenset[int]:

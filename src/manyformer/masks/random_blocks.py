@@ -80,6 +80,8 @@ class RandomBlocks(Mask):
     skip_first: int = 0
     skip_last: int = 0
     past_only: bool = False
+    per_head = True
+    uniform_over_heads = True
 
     def __post_init__(self) -> None:
         if (
@@ -93,14 +95,6 @@ class RandomBlocks(Mask):
         for head in range(int(h.max()) + 1 if h.numel() else 1):
             visible = torch.where(h == head, self.for_head(head)(h, q, k), visible)
         return visible
-
-    @property
-    def per_head(self) -> bool:
-        return True
-
-    @property
-    def uniform_over_heads(self) -> bool:
-        return True
 
     @property
     def causal(self) -> bool:

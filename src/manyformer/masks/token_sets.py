@@ -148,16 +148,13 @@ class VisibleToAll(Mask):
     """Keys in `tokens` are visible to every query."""
 
     tokens: TokenSet
+    max_lookback = 0
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         return self.tokens(k)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         return VisibilityBounds(*(bound.expand(pair_shape(q, k)) for bound in self.tokens.bounds(k)))
-
-    @property
-    def max_lookback(self) -> int | None:
-        return 0
 
     def __repr__(self) -> str:
         return f"VisibleToAll({self.tokens!r})"
@@ -169,16 +166,13 @@ class AttendsToAll(Mask):
     """Queries in `tokens` attend to every key."""
 
     tokens: TokenSet
+    max_lookback = 0
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         return self.tokens(q)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         return VisibilityBounds(*(bound.expand(pair_shape(q, k)) for bound in self.tokens.bounds(q)))
-
-    @property
-    def max_lookback(self) -> int | None:
-        return 0
 
     def __repr__(self) -> str:
         return f"AttendsToAll({self.tokens!r})"
@@ -193,16 +187,13 @@ class GlobalTokens(Mask):
     """
 
     tokens: TokenSet
+    max_lookback = 0
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         return self.tokens(q) | self.tokens(k)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         return (AttendsToAll(self.tokens) | VisibleToAll(self.tokens)).bounds(q, k)
-
-    @property
-    def max_lookback(self) -> int | None:
-        return 0
 
     def disjuncts(self) -> tuple[Mask, ...]:
         return (AttendsToAll(self.tokens), VisibleToAll(self.tokens))

@@ -15,9 +15,7 @@ from manyformer.masks.bounds import TokenBounds
 from manyformer.masks.mask import part_ids_of, roles_of, take_tokens
 
 COARSENING = COSTS.cover_coarsening
-
 MAX_RUNS = COSTS.max_view_calls
-
 MAX_PADDING_SHARE = COSTS.max_padding_share
 
 
@@ -198,10 +196,8 @@ def dense_block_mask(
 ) -> Bool[Tensor, "n c s"]:
     """The mask for rows of blocks with query indices (n, c) and key indices (n, s), within segments."""
     head = torch.zeros((), dtype=torch.long)
-    query_positions, key_positions = (
-        take_tokens(query_positions, q[:, :, None]),
-        take_tokens(key_positions, k[:, None, :]),
-    )
+    query_positions = take_tokens(query_positions, q[:, :, None])
+    key_positions = take_tokens(key_positions, k[:, None, :])
     return (
         mask(head, query_positions, key_positions) & (query_positions.segment_ids == key_positions.segment_ids)
     ).expand(*q.shape, k.shape[1])

@@ -30,7 +30,6 @@ from manyformer.ops.tile_softmax import (
 from manyformer.ops.tile_steps import TileStep, make_steps
 
 MAX_SAVED_WEIGHTS = COSTS.saved_sparse_weights
-
 MAX_SAVED_KEYS_VALUES = COSTS.saved_gathered_elements
 
 

@@ -37,10 +37,8 @@ def blocked_attention(
     """
 
     def block(q: Tensor, k: Tensor, v: Tensor, begin: int) -> Tensor:
-        block_queries, block_keys = (
-            query_positions.columns(begin, begin + q.shape[2]),
-            key_positions.columns(0, k.shape[2]),
-        )
+        block_queries = query_positions.columns(begin, begin + q.shape[2])
+        block_keys = key_positions.columns(0, k.shape[2])
         mask = dense_mask(block_queries, block_keys)
         y, _ = softmax_attention_reference(
             q,

@@ -30,7 +30,6 @@ from manyformer.ops.tile_softmax import (
 )
 
 PAIRS_PER_CALL = {"cpu": COSTS.chunk_pairs_per_call}
-
 PAIRS_PER_CALL_ELSEWHERE = COSTS.chunk_pairs_per_call_elsewhere
 
 MASK_BIAS = -1e30
@@ -203,10 +202,8 @@ class _RoundRunner:
 
     def _fill_slots(self, round_index: int) -> list[Float[Tensor, "c m e"]]:
         """Queries in slots, and keys and values in slots with empty chunks at both ends."""
-        chunks, framed = (
-            self.visibility.rounds[round_index],
-            _pad_chunks(self.visibility.rounds[round_index], self.visibility),
-        )
+        chunks = self.visibility.rounds[round_index]
+        framed = _pad_chunks(chunks, self.visibility)
         keys, values = _gather_slots(self.k, framed), _gather_slots(self.v, framed)
         # shared queries and keys are gathered already
         lookback = self.visibility.lookback

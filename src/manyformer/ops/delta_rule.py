@@ -58,12 +58,8 @@ def chunked(
         if run is not None:
             chunk_run = run[:, None, begin : begin + chunk, None]
             same, entered = chunk_run == chunk_run.mT, chunk_run == current[:, None, None, None]
-            pairs, query_pairs, predicted, retrieved = (
-                pairs * same,
-                query_pairs * same,
-                predicted * entered,
-                retrieved * entered,
-            )
+            pairs, query_pairs = pairs * same, query_pairs * same
+            predicted, retrieved = predicted * entered, retrieved * entered
             last = chunk_run[:, :, -1:]
             memory, current = memory * (last == current[:, None, None, None]), last[:, 0, 0, 0]
             C = C * (chunk_run == last)

@@ -14,9 +14,7 @@ from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position.distance_terms import toeplitz_view
 
 MAX_BLOCK_QUERIES = COSTS.distance_vector_queries
-
 SCORES_PER_THREAD = COSTS.scores_per_thread
-
 MAX_SAVED_WEIGHTS = COSTS.saved_distance_vector_weights
 
 BUFFERS = "first", "second"
@@ -237,10 +235,8 @@ class ShiftedBuffers:
         for side in (slice(0, block.shape[1]), slice(-block.shape[1], None)):
             padded_grad[:, :, side].zero_()
         # two views of one buffer: by key and by distance
-        grad_scores, grad_by_distance = (
-            toeplitz_view(padded_grad, block.num_keys),
-            padded_grad.view(len(vectors), -1, vectors.shape[1]),
-        )
+        grad_scores = toeplitz_view(padded_grad, block.num_keys)
+        grad_by_distance = padded_grad.view(len(vectors), -1, vectors.shape[1])
         torch.bmm(grad_y[queries], self.v[keys].mT, out=grad_scores)
         grad_scores.sub_(delta[queries]).mul_(weights)
         grads.v[keys].baddbmm_(weights.mT, grad_y[queries])

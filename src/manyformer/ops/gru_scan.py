@@ -184,10 +184,8 @@ class _GRUScan(torch.autograd.Function):
         attention_gradient = (
             None if attention is None else _AttentionGradient(attention, queries, weights, output_grads[2])
         )
-        grad_inputs, grad_starts = (
-            torch.empty_like(token_inputs),
-            None if resets is None else _zero_start_gradients(resets),
-        )
+        grad_inputs = torch.empty_like(token_inputs)
+        grad_starts = None if resets is None else _zero_start_gradients(resets)
         grad_state = torch.zeros_like(state)
         for i in reversed(range(token_inputs.shape[1])):
             grad_state = grad_state if output_grads[1] is None else grad_state + output_grads[1][:, i]
@@ -250,10 +248,8 @@ class _AttentionGradient:
         self.attention, self.queries, self.weights, self.weight_grads = attention, queries, weights, weight_grads
         self.grad_queries = torch.empty_like(queries)
         self.grad_energy = torch.zeros_like(attention.energy)
-        self.grad_scores, self.grad_times_squares = (
-            torch.zeros_like(attention.keys[..., 0]),
-            torch.zeros_like(attention.keys),
-        )
+        self.grad_scores = torch.zeros_like(attention.keys[..., 0])
+        self.grad_times_squares = torch.zeros_like(attention.keys)
         self.scratch = torch.empty_like(attention.keys)
 
     def state_gradient(self, i: int, grad_inputs: Float[Tensor, "b i"]) -> Float[Tensor, "b n"]:

@@ -51,12 +51,8 @@ class PlanSearch:
     def __init__(
         self, query_positions: TokenPositions, key_positions: TokenPositions, sizes: tuple[int, ...], common: set[Mask]
     ) -> None:
-        self.query_positions, self.key_positions, self.sizes, self.common = (
-            query_positions,
-            key_positions,
-            sizes,
-            common,
-        )
+        self.query_positions, self.key_positions = query_positions, key_positions
+        self.sizes, self.common = sizes, common
         # all tokens of one document
         self.single_document = bool(
             (query_positions.segment_ids == query_positions.segment_ids[0]).all()
@@ -79,9 +75,7 @@ class PlanSearch:
         covered_terms: list[Mask] = []
         for part in parts:
             part_terms = [terms[number] for number in part]
-            part_masks.append(
-                reduce(simplify_and, [NotMask(covered_term) for covered_term in covered_terms], union(part_terms))
-            )
+            part_masks.append(reduce(simplify_and, map(NotMask, covered_terms), union(part_terms)))
             covered_terms += part_terms
         candidates = map(self.candidate, part_masks)
         return [candidate for candidate in candidates if candidate is not None]
@@ -98,9 +92,8 @@ class PlanSearch:
         tokens do not: later parts would keep almost all of their blocks.
         """
         num_tokens = min(int(_all_if_nearly_all(tokens).sum()) for tokens in self.reachable(term))
-        return term not in self.common, num_tokens if num_tokens >= min(
-            RATES
-        ) else self.query_positions.position_ids.shape[0]
+        rank = num_tokens if num_tokens >= min(RATES) else self.query_positions.position_ids.shape[0]
+        return term not in self.common, rank
 
     def _make_candidate(self, mask: Mask) -> PlanCandidate | None:
         """The candidate with the cheapest token order and block size; None where no pair is visible."""

@@ -132,10 +132,8 @@ class TileStep(NamedTuple):
 def make_steps(part: MaskPart, heads: int, like: Tensor) -> Iterator[TileStep]:
     """Yield all calls of a part, always in the same order; their additive masks have the dtype of `like`."""
     for tiles in part.tiles:
-        count, max_rows = (
-            len(tiles.rows),
-            max(SCORES_PER_STEP // (part.q.size * tiles.columns.shape[1] * part.k.size), 1),
-        )
+        count = len(tiles.rows)
+        max_rows = max(SCORES_PER_STEP // (part.q.size * tiles.columns.shape[1] * part.k.size), 1)
         across = tiles.same_keys or count < max(heads, 2)
         size = max_rows if tiles.same_keys or not across else 1
         for begin in range(0, count, size):

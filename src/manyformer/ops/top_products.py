@@ -16,9 +16,7 @@ from torch import Tensor
 from manyformer.costs import COSTS
 
 PRODUCTS_PER_BLOCK = {"cpu": COSTS.search_products_per_block}
-
 PRODUCTS_PER_BLOCK_ELSEWHERE = COSTS.search_products_per_block_elsewhere
-
 ROWS = COSTS.search_queries_per_block
 
 

@@ -24,9 +24,8 @@ class AbsolutePosition(Position, ABC):
         if isinstance(positions.layout, ContiguousLayout):
             return x + self.rows(positions.position_ids[:1]).to(x.dtype)
         # the position ids of padding have no meaning and may be outside the table
-        return x + self.rows(torch.where(positions.segment_ids == PADDING_SEGMENT, 0, positions.position_ids)).to(
-            x.dtype
-        )
+        position_ids = torch.where(positions.segment_ids == PADDING_SEGMENT, 0, positions.position_ids)
+        return x + self.rows(position_ids).to(x.dtype)
 
 
 @final
@@ -80,22 +79,23 @@ class LearnedPosition(AbsolutePosition):
         )
 
     def rows(self, position_ids: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
-        if (
-            position_ids.device.type == "cpu"
-            and position_ids.numel()
-            and (last := int(position_ids.max())) >= self.weight.shape[0]
-        ):
-            raise ValueError(
-                f"position {last} does not exist: the model was built for max_length={self.weight.shape[0]}"
-            )
+        self._check_last(last_position(position_ids))
         return nn.functional.embedding(position_ids, self.weight)
 
     def embed(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
         if isinstance(positions.layout, ContiguousLayout):
             start, stop = positions.layout.start, positions.layout.start + x.shape[1]
-            if stop > self.weight.shape[0]:
-                raise ValueError(
-                    f"position {stop - 1} does not exist: the model was built for max_length={self.weight.shape[0]}"
-                )
+            self._check_last(stop - 1)
             return x + self.weight[start:stop]
         return super().embed(x, positions)
+
+    def _check_last(self, last: int) -> None:
+        if last >= self.weight.shape[0]:
+            raise ValueError(
+                f"position {last} does not exist: the model was built for max_length={self.weight.shape[0]}"
+            )
+
+
+def last_position(position_ids: Int[Tensor, "*p"]) -> int:
+    """The largest position, or -1 if there is none or reading it would synchronize a device."""
+    return int(position_ids.max()) if position_ids.device.type == "cpu" and position_ids.numel() else -1

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.core import TokenPositions
-from manyformer.position.position import Position
+from manyformer.position.position import Keys, Outputs, PairScores, Position, Queries
 
 
 @final
@@ -34,24 +34,15 @@ class ComposedPosition(Position):
         return k
 
     def score(
-        self,
-        logits: Float[Tensor, "b h l s"],
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b h s e"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l s"]:
+        self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> PairScores:
         for part in self._parts():
             logits = part.score(logits, q, k, query_positions, key_positions)
         return logits
 
     def value(
-        self,
-        y: Float[Tensor, "b h l f"],
-        weights: Float[Tensor, "b h l s"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l f"]:
+        self, y: Outputs, weights: PairScores, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> Outputs:
         for part in self._parts():
             y = part.value(y, weights, query_positions, key_positions)
         return y

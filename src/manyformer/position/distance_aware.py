@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from manyformer.core import ContiguousLayout, TokenPositions
 from manyformer.position.distance_terms import broadcast_pairs, signed_distances
-from manyformer.position.position import Position
+from manyformer.position.position import Keys, PairScores, Position, Queries
 
 
 @final
@@ -31,13 +31,8 @@ class DistanceAwarePosition(Position):
         self.v = nn.Parameter(torch.zeros(heads))
 
     def score(
-        self,
-        logits: Float[Tensor, "b h l s"],
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b h s e"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l s"]:
+        self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> PairScores:
         if isinstance(query_positions.layout, ContiguousLayout) and isinstance(key_positions.layout, ContiguousLayout):
             # evaluated once per distance, of which there are fewer than pairs
             start_difference, query_count = key_positions.layout.start - query_positions.layout.start, logits.shape[2]

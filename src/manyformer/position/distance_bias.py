@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from manyformer.core import TokenPositions
 from manyformer.position.distance_terms import DistanceTerms, signed_distances
-from manyformer.position.position import Position
+from manyformer.position.position import Keys, PairScores, Position, Queries
 
 BiasDirection = Literal["past", "both"]
 """Whether keys lie at or before their query only, or on both sides of it."""
@@ -42,13 +42,8 @@ class AlibiPosition(Position):
         return torch.exp2(self.exponents * self.exponent_scale)
 
     def score(
-        self,
-        logits: Float[Tensor, "b h l s"],
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b h s e"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l s"]:
+        self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> PairScores:
         return logits - self.slopes[:, None, None] * signed_distances(query_positions, key_positions)[:, None].abs()
 
     def distance_terms(self, lookback: int, lookahead: int) -> DistanceTerms:
@@ -82,11 +77,10 @@ class T5BiasPosition(Position):
                 "the number of distances with a separate bucket"
             )
         self.direction: BiasDirection = direction
-        self.max_distance = max_distance
         edges = bucket_edges(buckets_per_direction, max_distance)
         self.register_buffer("edges", torch.tensor(edges), persistent=False)
         self.edges: Tensor
-        self.last_edge = self.max_distance = edges[-1]
+        self.max_distance: int = edges[-1]
         self.weight = nn.Parameter(torch.randn(buckets, heads) * 0.02)
 
     def bucket_index(self, distances: Int[Tensor, "*p"]) -> Int[Tensor, "*p"]:
@@ -96,18 +90,13 @@ class T5BiasPosition(Position):
         return torch.bucketize(distances.abs(), self.edges, right=True) + (distances > 0) * (self.weight.shape[0] // 2)
 
     def score(
-        self,
-        logits: Float[Tensor, "b h l s"],
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b h s e"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l s"]:
+        self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> PairScores:
         return logits + self.weight[self.bucket_index(signed_distances(query_positions, key_positions))].movedim(-1, 1)
 
     def distance_terms(self, lookback: int, lookahead: int) -> DistanceTerms:
-        lookback = min(lookback, self.last_edge)
-        lookahead = min(lookahead, 0 if self.direction == "past" else self.last_edge)
+        lookback = min(lookback, self.max_distance)
+        lookahead = min(lookahead, 0 if self.direction == "past" else self.max_distance)
         distances = torch.arange(-lookback, lookahead + 1, device=self.edges.device)
         return DistanceTerms(lookback, lookahead, bias=self.weight[self.bucket_index(distances)].T)
 

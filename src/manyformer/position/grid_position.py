@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.position.absolute import AbsolutePosition
+from manyformer.position.absolute import AbsolutePosition, last_position
 
 
 class GridPosition(AbsolutePosition):
@@ -38,8 +38,7 @@ class GridPosition(AbsolutePosition):
                     f"axis {axis_index} has {size} steps, but its position has max_length={axis.max_length}"
                 )
         self.shape, self.prefix_tokens = tuple(shape), prefix_tokens
-        self.position_count = prefix_tokens + math.prod(shape)
-        self.max_length = self.position_count
+        self.max_length: int = prefix_tokens + math.prod(shape)
         if order is not None and sorted(order) != list(range(math.prod(shape))):
             raise ValueError(f"{type(self).__name__}: order must name each of the {math.prod(shape)} cells once")
         self.register_buffer("order", None if order is None else torch.tensor(order), persistent=False)
@@ -58,20 +57,14 @@ class GridPosition(AbsolutePosition):
         return reversed_coordinates[::-1]
 
     def rows(self, position_ids: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
-        if (
-            position_ids.device.type == "cpu"
-            and position_ids.numel()
-            and (last := int(position_ids.max())) >= self.position_count
-        ):
+        if (last := last_position(position_ids)) >= self.max_length:
             description = f"{' x '.join(map(str, self.shape))} cells after {self.prefix_tokens} tokens"
             raise ValueError(f"position {last} does not exist: the model was built for {description}")
         axis_vectors = [axis.rows(coordinate) for axis, coordinate in zip(self._axes(), self.coordinates(position_ids))]
         vectors = self._combine(axis_vectors)
-        return (
-            vectors
-            if not self.prefix_tokens
-            else torch.where((position_ids >= self.prefix_tokens)[..., None], vectors, 0.0)
-        )
+        if not self.prefix_tokens:
+            return vectors
+        return torch.where((position_ids >= self.prefix_tokens)[..., None], vectors, 0.0)
 
     def extra_repr(self) -> str:
         return f"{self.shape}" + (f", prefix_tokens={self.prefix_tokens}" if self.prefix_tokens else "")

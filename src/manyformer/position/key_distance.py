@@ -3,12 +3,11 @@
 from typing import final
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from manyformer.core import TokenPositions
 from manyformer.position.distance_terms import DistanceTerms, signed_distances
-from manyformer.position.position import Position
+from manyformer.position.position import Keys, PairScores, Position, Queries
 from manyformer.position.relative import key_score_terms
 
 
@@ -28,13 +27,8 @@ class KeyDistancePosition(Position):
         self.keys = nn.Parameter(torch.randn(max_distance + 1, width) / width**0.5)
 
     def score(
-        self,
-        logits: Float[Tensor, "b h l s"],
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b h s e"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l s"]:
+        self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> PairScores:
         max_distance = len(self.keys) - 1
         return logits + key_score_terms(
             q, self.keys, signed_distances(query_positions, key_positions).clamp(-max_distance, 0) + max_distance

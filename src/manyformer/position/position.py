@@ -10,6 +10,12 @@ from manyformer.position.distance_terms import DistanceTerms
 
 SEAMS = ("embed", "query", "key", "score", "value")
 
+PairScores = Float[Tensor, "b h l s"]
+"""Scores, or weights, of all pairs of a query and a key."""
+Queries = Float[Tensor, "b h l e"]
+Keys = Float[Tensor, "b h s e"]
+Outputs = Float[Tensor, "b h l f"]
+
 
 class Position(nn.Module):
     """A position encoding: subclasses override seams as functions of `TokenPositions`, never of tensor indices.
@@ -34,22 +40,13 @@ class Position(nn.Module):
         return k
 
     def score(
-        self,
-        logits: Float[Tensor, "b h l s"],
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b h s e"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l s"]:
+        self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> PairScores:
         return logits
 
     def value(
-        self,
-        y: Float[Tensor, "b h l f"],
-        weights: Float[Tensor, "b h l s"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l f"]:
+        self, y: Outputs, weights: PairScores, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> Outputs:
         return y
 
     def distance_terms(self, lookback: int, lookahead: int) -> DistanceTerms | None:

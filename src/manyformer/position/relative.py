@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from manyformer.core import TokenPositions
 from manyformer.position.distance_bias import BiasDirection, check_direction
 from manyformer.position.distance_terms import DistanceTerms, signed_distances
-from manyformer.position.position import Position
+from manyformer.position.position import Keys, Outputs, PairScores, Position, Queries
 
 
 @final
@@ -51,22 +51,13 @@ class ShawPosition(Position):
         return distances.clamp(-self.clip, 0 if self.direction == "past" else self.clip) + self.clip
 
     def score(
-        self,
-        logits: Float[Tensor, "b h l s"],
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b h s e"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l s"]:
+        self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> PairScores:
         return logits + key_score_terms(q, self.keys, self.row_index(signed_distances(query_positions, key_positions)))
 
     def value(
-        self,
-        y: Float[Tensor, "b h l f"],
-        weights: Float[Tensor, "b h l s"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l f"]:
+        self, y: Outputs, weights: PairScores, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> Outputs:
         return y + value_output_terms(
             weights, self.values, self.row_index(signed_distances(query_positions, key_positions))
         )

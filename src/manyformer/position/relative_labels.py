@@ -3,12 +3,12 @@
 from typing import Literal, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from manyformer.core import SUMMARY_ROLE, TokenPositions
 from manyformer.position.distance_terms import signed_distances
-from manyformer.position.position import Position
+from manyformer.position.position import Keys, PairScores, Position, Queries
 
 
 @final
@@ -50,13 +50,8 @@ class RelativeLabelPosition(Position):
         return torch.where(is_cross_pair, cross_label, distance_labels)
 
     def score(
-        self,
-        logits: Float[Tensor, "b h l s"],
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b h s e"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l s"]:
+        self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> PairScores:
         label_scores: Tensor = (q @ self.keys.mT + self.bias[:, None]) * q.shape[-1] ** -0.5
         labels = self.pair_labels(query_positions, key_positions)[:, None]
         return logits + label_scores.gather(-1, labels.expand(*label_scores.shape[:-1], -1))

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from manyformer.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, TokenPositions
 from manyformer.costs import COSTS
 from manyformer.position.distance_terms import DistanceTerms, signed_distances, toeplitz_view
-from manyformer.position.position import Position
+from manyformer.position.position import Keys, PairScores, Position, Queries
 from manyformer.position.sinusoid_table import check_sinusoid, sinusoid_table
 
 MAX_TABLE_DISTANCE = COSTS.sinusoid_table_distance
-
 PROJECTION_MARGIN = COSTS.projected_distance_margin
 
 
@@ -74,13 +73,8 @@ class TransformerXLPosition(Position):
         return q + self.biases.u[:, None]
 
     def score(
-        self,
-        logits: Float[Tensor, "b h l s"],
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b h s e"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l s"]:
+        self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> PairScores:
         distances, lookback, lookahead = _pair_distances(query_positions, key_positions)
         vectors = self.distance_vectors(lookback, lookahead)
         distance_scores: Tensor = (q + (self.biases.v - self.biases.u)[:, None]) @ vectors.mT * q.shape[-1] ** -0.5

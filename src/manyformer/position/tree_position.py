@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyformer.core import DependencyTree, TokenPositions
 from manyformer.position.absolute import SinusoidalPosition
-from manyformer.position.position import Position
+from manyformer.position.position import Keys, Outputs, PairScores, Position, Queries
 from manyformer.position.relative import key_score_terms, value_output_terms
 
 
@@ -49,22 +49,13 @@ class TreeOffsetPosition(Position):
             nn.init.xavier_uniform_(table)
 
     def score(
-        self,
-        logits: Float[Tensor, "b h l s"],
-        q: Float[Tensor, "b h l e"],
-        k: Float[Tensor, "b h s e"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l s"]:
+        self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> PairScores:
         return logits + key_score_terms(q, self.keys, self.row_index(query_positions, key_positions))
 
     def value(
-        self,
-        y: Float[Tensor, "b h l f"],
-        weights: Float[Tensor, "b h l s"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l f"]:
+        self, y: Outputs, weights: PairScores, query_positions: TokenPositions, key_positions: TokenPositions
+    ) -> Outputs:
         return y + value_output_terms(weights, self.values, self.row_index(query_positions, key_positions))
 
     def row_index(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Int[Tensor, "b l s"]:

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from manyformer.core import ContiguousLayout, TokenPositions
 from manyformer.kernels.features.feature_map import FeatureMap, FeatureValues
+from manyformer.position.absolute import last_position
 
 
 @final
@@ -44,10 +45,8 @@ class CosineReweightingFeatures(FeatureMap):
     def _check_length(self, positions: TokenPositions) -> None:
         if isinstance(positions.layout, ContiguousLayout):
             last = positions.layout.start + positions.position_ids.shape[1] - 1
-        elif positions.position_ids.device.type == "cpu" and positions.position_ids.numel():
-            last = int(positions.position_ids.max())
         else:
-            return
+            last = last_position(positions.position_ids)
         if last >= self.max_length:
             raise ValueError(
                 f"position {last} does not exist: CosineReweightingFeatures was built for max_length={self.max_length}"
