@@ -23,7 +23,7 @@ from manyformer.kernels.kernel import AttendStep
 from manyformer.masks.eviction import can_evict
 from manyformer.position import NoPosition, Position
 from manyformer.sources import KVSource, SelfSource, WindowSource
-from manyformer.sources.kv_source import KVShape, ProjectKV, ReadMemory, StoredKeys, StoreStep
+from manyformer.sources.kv_source import CacheSpec, KVShape, ProjectKV, ReadMemory, StoredKeys, StoreStep
 
 
 class AttentionState(NamedTuple):
@@ -148,18 +148,13 @@ class Attention(Layer):
                 nn.init.zeros_(layer.bias)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        recurrent = self.kernel.recurrent
-        source_state = self.source.init_state(
-            batch, self.kv_shape, recurrent=recurrent, capacity=capacity, device=device, dtype=dtype
-        )
-        return AttentionState(source_state, self.kernel.init_state(batch, device=device, dtype=dtype))
+        spec = CacheSpec(batch, self.kv_shape, capacity, device, dtype, self.kernel.recurrent)
+        return AttentionState(self.source.init_state(spec), self.kernel.init_state(batch, device=device, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         source_state, kernel_state = (None, None) if state is None else state
         q, project_kv = self._project_queries(x, ctx.positions)
-        k, v, key_positions, source_state, loss = self.source(
-            x, ctx, project_kv, source_state, recurrent=self.kernel.recurrent
-        )
+        k, v, key_positions, source_state, loss = self.source(x, ctx, project_kv, source_state)
         y, kernel_state, kernel_loss = self.kernel(
             KernelCall(q, k, v, ctx.positions, key_positions, self.position, kernel_state, ctx.watch)
         )

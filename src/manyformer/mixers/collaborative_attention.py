@@ -12,7 +12,7 @@ from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.position import NoPosition
 from manyformer.sources import KVSource
-from manyformer.sources.kv_source import KVShape
+from manyformer.sources.kv_source import CacheSpec, KVShape
 
 
 @final
@@ -53,14 +53,12 @@ class CollaborativeAttention(Layer):
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         shape = KVShape(1, self.shared + self.heads, self.v_proj.out_features)
-        source_state = self.source.init_state(
-            batch, shape, recurrent=False, capacity=capacity, device=device, dtype=dtype
-        )
+        source_state = self.source.init_state(CacheSpec(batch, shape, capacity, device, dtype))
         return AttentionState(source_state, self.kernel.init_state(batch, device=device, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         source_state, kernel_state = (None, None) if state is None else state
-        keys = self.source(x, ctx, self._project, source_state, recurrent=False)
+        keys = self.source(x, ctx, self._project, source_state)
         v = split_heads(keys.v[:, 0], self.heads)
         k = keys.k.expand(-1, self.heads, -1, -1)
         q = self._queries(x)

@@ -11,7 +11,7 @@ from manyformer.masks import AllKeys, Mask
 from manyformer.mixers.position_pairs import PositionPairs, position_index
 from manyformer.ops.softmax_attention import map_documents
 from manyformer.sources import SelfSource
-from manyformer.sources.kv_source import KVShape
+from manyformer.sources.kv_source import CacheSpec, KVShape
 
 
 class GateState(NamedTuple):
@@ -50,9 +50,7 @@ class SpatialGate(Layer):
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         shape = KVShape(1, 0, self.norm.normalized_shape[0])
-        mixed_state = self.source.init_state(
-            batch, shape, recurrent=False, capacity=capacity, device=device, dtype=dtype
-        )
+        mixed_state = self.source.init_state(CacheSpec(batch, shape, capacity, device, dtype))
         if self.attention is None:
             return GateState(mixed_state, ())
         return GateState(mixed_state, self.attention.init_state(batch, capacity=capacity, device=device, dtype=dtype))
@@ -61,7 +59,7 @@ class SpatialGate(Layer):
         mixed_state, attention_state = (None, None) if state is None else state
         z1, z2 = self.activation(self.up(x)).chunk(2, dim=-1)
         # the cached values have keys of width 0
-        keys = self.source(z2, ctx, self._project, mixed_state, recurrent=False)
+        keys = self.source(z2, ctx, self._project, mixed_state)
         gate = self._mix(keys.v, ctx.positions, keys.positions) + self._bias(ctx.positions)
         loss = keys.loss
         if self.attention is not None:

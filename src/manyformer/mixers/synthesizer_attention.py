@@ -14,7 +14,7 @@ from manyformer.mixers.spatial_gate import apply_weights, dense_mask
 from manyformer.mixers.synthesizer_scores import SynthesizerScores
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.sources import SelfSource
-from manyformer.sources.kv_source import KVShape
+from manyformer.sources.kv_source import CacheSpec, KVShape
 
 
 @final
@@ -44,10 +44,10 @@ class SynthesizerAttention(Layer):
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         shape = KVShape(self.heads, sum(self.key_widths), self.v_proj.out_features // self.heads)
-        return self.source.init_state(batch, shape, recurrent=False, capacity=capacity, device=device, dtype=dtype)
+        return self.source.init_state(CacheSpec(batch, shape, capacity, device, dtype))
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        keys = self.source(x, ctx, self._project, state, recurrent=False)
+        keys = self.source(x, ctx, self._project, state)
         mask = dense_mask(self.mask, ctx.positions, keys.positions, self.heads)
         weights = masked_softmax(self._scores(x, keys.k, ctx.positions, keys.positions), mask)
         ctx.watch(self, "weights", weights)

@@ -2,20 +2,20 @@
 
 from typing import NamedTuple, final
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.core import Context, ContiguousLayout, MemorySequence, State, TokenPositions
 from manyformer.masks import AllKeys, Mask
-from manyformer.sources.kv_source import KeysValues, KVShape, KVSource, ProjectKV, ReadMemory, StoredKeys
+from manyformer.sources.kv_source import CacheSpec, KeysValues, KVSource, ProjectKV, ReadMemory, StoredKeys
 
 
 class ProjectedMemory(NamedTuple):
-    """Keys and values of the encoder's output; None before the first call."""
+    """Keys and values of the encoder's output, None before the first call; empty after it for a recurrent kernel."""
 
     k: Float[Tensor, "b g s e"] | None = None
     v: Float[Tensor, "b g s f"] | None = None
+    recurrent: bool = False
 
 
 @final
@@ -26,35 +26,20 @@ class CrossAttentionSource(KVSource):
     gets them in the first call only. Raises ValueError if `ctx.memory` is None.
     """
 
-    def init_state(
-        self,
-        batch: int,
-        shape: KVShape,
-        *,
-        recurrent: bool,
-        capacity: int | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> State:
-        return ProjectedMemory()
+    def init_state(self, spec: CacheSpec) -> State:
+        return ProjectedMemory(recurrent=spec.recurrent)
 
-    def forward(
-        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, recurrent: bool
-    ) -> KeysValues:
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State) -> KeysValues:
         if ctx.memory is None:
             raise ValueError("cross-attention needs a sequence to attend to, but ctx.memory is None")
+        y, positions = ctx.memory
         if state is None:
-            return KeysValues(*project(ctx.memory.y, ctx.memory.positions), ctx.memory.positions)
-        positions = ctx.memory.positions
+            return KeysValues(*project(y, positions), positions)
         if state.k is None:
-            k, v = project(ctx.memory.y, positions)
-            return KeysValues(
-                k,
-                v,
-                positions,
-                ProjectedMemory(k[:, :, :0].clone(), v[:, :, :0].clone()) if recurrent else ProjectedMemory(k, v),
-            )
-        if recurrent:
+            k, v = project(y, positions)
+            cached = (k[:, :, :0].clone(), v[:, :, :0].clone()) if state.recurrent else (k, v)
+            return KeysValues(k, v, positions, ProjectedMemory(*cached, state.recurrent))
+        if state.recurrent:
             # the state of the kernel already contains these keys
             positions = TokenPositions(positions.position_ids[:, :0], positions.segment_ids[:, :0])
         return KeysValues(state.k, state.v, positions, state)
@@ -65,10 +50,9 @@ class CrossAttentionSource(KVSource):
 
 def _read_memory(memory: MemorySequence, project: ProjectKV, state: ProjectedMemory) -> StoredKeys:
     """The keys of the first document of each row, projected at the first call."""
-    positions = memory.positions
-    if state.k is None or state.v is None:
-        state = ProjectedMemory(*project(memory.y, positions))
+    (y, positions), (k, v, _) = memory, state
+    if k is None or v is None:
+        k, v = project(y, positions)
+        state = ProjectedMemory(k, v)
     visible = None if isinstance(positions.layout, ContiguousLayout) else (positions.segment_ids == 0)[:, None, None]
-    assert state.k is not None
-    assert state.v is not None
-    return StoredKeys(state.k, state.v, visible, state)
+    return StoredKeys(k, v, visible, state)

@@ -2,12 +2,11 @@
 
 from typing import NamedTuple, final
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.core import Context, State, TokenPositions
-from manyformer.sources.kv_source import KeysValues, KVShape, KVSource, ProjectKV
+from manyformer.sources.kv_source import CacheSpec, KeysValues, KVSource, ProjectKV
 from manyformer.sources.self_attention import SelfSource
 
 
@@ -38,25 +37,12 @@ class HaltedTokenSource(KVSource):
         super().__init__()
         self.self_source = SelfSource()
 
-    def init_state(
-        self,
-        batch: int,
-        shape: KVShape,
-        *,
-        recurrent: bool,
-        capacity: int | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> State:
-        return self.self_source.init_state(
-            batch, shape, recurrent=recurrent, capacity=capacity, device=device, dtype=dtype
-        )
+    def init_state(self, spec: CacheSpec) -> State:
+        return self.self_source.init_state(spec)
 
-    def forward(
-        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, recurrent: bool
-    ) -> KeysValues:
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State) -> KeysValues:
         if not isinstance(state, HaltedKV):
-            return self.self_source(x, ctx, project, state, recurrent=recurrent)  # type: ignore[no-any-return]
+            return self.self_source(x, ctx, project, state)
         k, v = (
             _insert_active(halted, new, state) for halted, new in zip((state.k, state.v), project(x, ctx.positions))
         )
@@ -71,8 +57,7 @@ class HaltedTokenSource(KVSource):
 
     def update_cache(self, x: Tensor, ctx: Context, k: Tensor, v: Tensor, state: State) -> KeysValues:
         """Return keys and values of the cached tokens and of all tokens of the sequence, and the new cache."""
-        keys: KeysValues = self.self_source(x, ctx, lambda *_: (k, v), state, recurrent=False)
-        return keys
+        return self.self_source(x, ctx, lambda *_: (k, v), state)
 
 
 def _insert_active(halted: Tensor, new: Tensor, state: HaltedKV) -> Tensor:

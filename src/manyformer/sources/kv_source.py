@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -31,6 +31,34 @@ class KVShape(NamedTuple):
     kv_heads: int
     head_dim: int
     value_dim: int
+
+
+class CacheSpec(NamedTuple):
+    """What a source needs to create its state: rows, widths, preallocated columns (None: it grows), device and dtype.
+
+    `recurrent` says that the kernel keeps a summary of earlier keys itself, so that the source caches none.
+    """
+
+    batch: int
+    shape: KVShape
+    capacity: int | None
+    device: torch.device
+    dtype: torch.dtype
+    recurrent: bool = False
+
+    def zeros(self, columns: int) -> tuple[Float[Tensor, "b g n e"], Float[Tensor, "b g n f"]]:
+        """Keys and values of `columns` tokens per row, all zero."""
+        batch, (kv_heads, *widths), _, device, dtype, _ = self
+        k, v = (torch.zeros(batch, kv_heads, columns, width, device=device, dtype=dtype) for width in widths)
+        return k, v
+
+
+def require_no_grad() -> None:
+    """Raise ValueError if gradients are enabled, which a state that is written in place would falsify."""
+    if torch.is_grad_enabled():
+        raise ValueError(
+            "a state with capacity is written in place: use it under torch.no_grad(), or create it without capacity"
+        )
 
 
 class StoredKeys(NamedTuple):
@@ -62,26 +90,17 @@ ReadMemory = Callable[[MemorySequence, ProjectKV, State], StoredKeys]
 
 
 class KVSource(nn.Module, ABC):
-    """Selects the sequence that keys and values come from: the layer's input, an encoder's output, a memory.
-
-    `recurrent` says that the kernel keeps a summary of earlier keys itself, so the source does not cache them.
-    """
+    """Selects the sequence that keys and values come from: the layer's input, an encoder's output, a memory."""
 
     @abstractmethod
-    def forward(
-        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, recurrent: bool
-    ) -> KeysValues: ...
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State) -> KeysValues:
+        """The keys and values that `x` attends to, made by `project`; a `state` is continued."""
 
-    def init_state(
-        self,
-        batch: int,
-        shape: KVShape,
-        *,
-        recurrent: bool,
-        capacity: int | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> State:
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor, ctx: Context, project: ProjectKV, state: State) -> KeysValues: ...
+
+    def init_state(self, spec: CacheSpec) -> State:
         """The state before any token."""
         return ()
 

@@ -15,7 +15,7 @@ from manyformer.core import (
     State,
     TokenPositions,
 )
-from manyformer.sources.kv_source import KeysValues, KVShape, KVSource, ProjectKV
+from manyformer.sources.kv_source import CacheSpec, KeysValues, KVSource, ProjectKV, require_no_grad
 from manyformer.training_hooks import StatefulAcrossBatches
 
 
@@ -64,37 +64,22 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
             raise ValueError(f"SegmentMemorySource: size ({size}) must be at least 1; for no memory use no source")
         self.size, self.dim = size, dim
 
-    def init_state(
-        self,
-        batch: int,
-        shape: KVShape,
-        *,
-        recurrent: bool,
-        capacity: int | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> State:
-        if recurrent:
+    def init_state(self, spec: CacheSpec) -> State:
+        if spec.recurrent:
             raise ValueError(
                 "SegmentMemorySource: a recurrent kernel keeps a summary of keys and cannot use a memory of tokens"
             )
-        position_ids = torch.zeros(batch, 0, dtype=torch.long, device=device)
-        if self.training:
-            return RememberedInputs(
-                torch.zeros(batch, 0, self.dim, device=device, dtype=dtype), position_ids, position_ids
-            )
         # twice the memory, so that it is copied to the front only once every `size` tokens
-        buffer_size = 0 if capacity is None else min(capacity, 2 * self.size)
-        k = torch.zeros(batch, shape.kv_heads, buffer_size, shape.head_dim, device=device, dtype=dtype)
-        v = torch.zeros(batch, shape.kv_heads, buffer_size, shape.value_dim, device=device, dtype=dtype)
-        if capacity is None:
-            return RememberedKV(k, v, position_ids, position_ids)
-        position_ids = torch.zeros(batch, buffer_size, dtype=torch.long, device=device)
-        return RememberedBuffer(k, v, position_ids, torch.full_like(position_ids, PADDING_SEGMENT))
+        columns = 0 if self.training or spec.capacity is None else min(spec.capacity, 2 * self.size)
+        position_ids = torch.zeros(spec.batch, columns, dtype=torch.long, device=spec.device)
+        if self.training:
+            inputs = torch.zeros(spec.batch, 0, self.dim, device=spec.device, dtype=spec.dtype)
+            return RememberedInputs(inputs, position_ids, position_ids)
+        if spec.capacity is None:
+            return RememberedKV(*spec.zeros(0), position_ids, position_ids)
+        return RememberedBuffer(*spec.zeros(columns), position_ids, torch.full_like(position_ids, PADDING_SEGMENT))
 
-    def forward(
-        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, recurrent: bool
-    ) -> KeysValues:
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State) -> KeysValues:
         if state is None:
             return KeysValues(*project(x, ctx.positions), ctx.positions)
         if isinstance(state, RememberedInputs):
@@ -132,10 +117,7 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
         return KeysValues(k, v, all_positions, RememberedInputs(inputs, position_ids, segment_ids))
 
     def _write_in_place(self, buffer: RememberedBuffer, k: Tensor, v: Tensor, positions: TokenPositions) -> KeysValues:
-        if torch.is_grad_enabled():
-            raise ValueError(
-                "a state with capacity is written in place: use it under torch.no_grad(), or create it without capacity"
-            )
+        require_no_grad()
         count, start = k.shape[2], buffer.stop
         if start + count > buffer.position_ids.shape[1]:
             buffer = self._reallocate(buffer, count)

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from manyformer.core import Context, ContiguousLayout, State, TokenPositions
 from manyformer.masks import AllKeys, Causal, Mask
-from manyformer.sources.kv_source import KeysValues, KVShape, KVSource, ProjectKV, StoredKeys, StoreStep
+from manyformer.sources.kv_source import (
+    CacheSpec,
+    KeysValues,
+    KVSource,
+    ProjectKV,
+    StoredKeys,
+    StoreStep,
+    require_no_grad,
+)
 
 
 class KVCache(NamedTuple):
@@ -35,30 +43,17 @@ class SelfSource(KVSource):
     `torch.no_grad()`; raises ValueError for more tokens than `capacity`.
     """
 
-    def init_state(
-        self,
-        batch: int,
-        shape: KVShape,
-        *,
-        recurrent: bool,
-        capacity: int | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> State:
-        if recurrent:
+    def init_state(self, spec: CacheSpec) -> State:
+        if spec.recurrent:
             return ()
-        size = capacity or 0
-        k = torch.zeros(batch, shape.kv_heads, size, shape.head_dim, device=device, dtype=dtype)
-        v = torch.zeros(batch, shape.kv_heads, size, shape.value_dim, device=device, dtype=dtype)
+        columns = spec.capacity or 0
         # reserved columns hold the positions of a contiguous document, so the common case need not write them
-        position_ids = torch.arange(size, device=device).repeat(batch, 1)
-        return KVCache(k, v, position_ids, torch.zeros_like(position_ids), 0, capacity)
+        position_ids = torch.arange(columns, device=spec.device).repeat(spec.batch, 1)
+        return KVCache(*spec.zeros(columns), position_ids, torch.zeros_like(position_ids), 0, spec.capacity)
 
-    def forward(
-        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, recurrent: bool
-    ) -> KeysValues:
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State) -> KeysValues:
         k, v = project(x, ctx.positions)
-        if state is None or recurrent:
+        if not state:
             return KeysValues(k, v, ctx.positions, state)
         cache: KVCache = state
         cache = (
@@ -125,10 +120,7 @@ def _write_in_place(cache: KVCache, k: Tensor, v: Tensor, positions: TokenPositi
     assert cache.capacity is not None
     if stop > cache.capacity:
         raise ValueError(f"the cache was created with capacity={cache.capacity}, but {stop} tokens need space")
-    if torch.is_grad_enabled():
-        raise ValueError(
-            "a state with capacity is written in place: use it under torch.no_grad(), or create it without capacity"
-        )
+    require_no_grad()
     cache.k.narrow(2, start, k.shape[2]).copy_(k)
     cache.v.narrow(2, start, v.shape[2]).copy_(v)
     if _stays_contiguous(cache, positions):

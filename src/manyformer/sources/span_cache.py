@@ -3,13 +3,12 @@
 from functools import lru_cache
 from typing import Protocol, final, runtime_checkable
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.core import Context, State
 from manyformer.masks import Window
-from manyformer.sources.kv_source import KeysValues, KVShape, KVSource, ProjectKV
+from manyformer.sources.kv_source import CacheSpec, KeysValues, KVSource, ProjectKV
 from manyformer.sources.self_attention import SelfSource
 from manyformer.sources.window_cache import RingCache, WindowSource
 
@@ -34,25 +33,13 @@ class SpanCacheSource(KVSource):
         super().__init__()
         self.span_reach, self.self_source = span_reach, SelfSource()
 
-    def init_state(
-        self,
-        batch: int,
-        shape: KVShape,
-        *,
-        recurrent: bool,
-        capacity: int | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> State:
-        ring = _window_source(self.span_reach.max_reach() + 1)
-        return ring.init_state(batch, shape, recurrent=recurrent, capacity=capacity, device=device, dtype=dtype)
+    def init_state(self, spec: CacheSpec) -> State:
+        return _window_source(self.span_reach.max_reach() + 1).init_state(spec)
 
-    def forward(
-        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, recurrent: bool
-    ) -> KeysValues:
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State) -> KeysValues:
         if not isinstance(state, RingCache):
-            return self.self_source(x, ctx, project, state, recurrent=recurrent)  # type: ignore[no-any-return]
-        keys: KeysValues = _window_source(state.k.shape[2])(x, ctx, project, state, recurrent=recurrent)
+            return self.self_source(x, ctx, project, state)
+        keys = _window_source(state.k.shape[2])(x, ctx, project, state)
         if state.length == 0 and x.shape[1] > 1:
             slots = state.k.shape[2]
             return KeysValues(keys.k[:, :, slots:], keys.v[:, :, slots:], ctx.positions, keys.state)

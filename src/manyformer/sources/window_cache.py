@@ -9,7 +9,15 @@ from torch import Tensor
 from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, State, TokenPositions
 from manyformer.masks import Mask
 from manyformer.masks.eviction import can_evict, is_never_evicted, never_evicted
-from manyformer.sources.kv_source import KeysValues, KVShape, KVSource, ProjectKV, StoredKeys, StoreStep
+from manyformer.sources.kv_source import (
+    CacheSpec,
+    KeysValues,
+    KVSource,
+    ProjectKV,
+    StoredKeys,
+    StoreStep,
+    require_no_grad,
+)
 from manyformer.sources.ring_visibility import RingVisibility
 from manyformer.sources.self_attention import SelfSource
 
@@ -45,41 +53,23 @@ class WindowSource(KVSource):
         assert mask.max_lookback is not None
         self.mask, self.slots, self.self_source = mask, mask.max_lookback + 1, SelfSource()
 
-    def init_state(
-        self,
-        batch: int,
-        shape: KVShape,
-        *,
-        recurrent: bool,
-        capacity: int | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> State:
-        if recurrent or (capacity is not None and capacity <= self.slots):
+    def init_state(self, spec: CacheSpec) -> State:
+        if spec.recurrent or (spec.capacity is not None and spec.capacity <= self.slots):
             # a ring would never wrap around
-            return self.self_source.init_state(
-                batch, shape, recurrent=recurrent, capacity=capacity, device=device, dtype=dtype
-            )
-        k = torch.zeros(batch, shape.kv_heads, self.slots, shape.head_dim, device=device, dtype=dtype)
-        v = torch.zeros(batch, shape.kv_heads, self.slots, shape.value_dim, device=device, dtype=dtype)
-        position_ids = torch.zeros(batch, self.slots, dtype=torch.long, device=device)
-        return RingCache(
-            k, v, position_ids, torch.full_like(position_ids, PADDING_SEGMENT), reserved=capacity is not None
-        )
+            return self.self_source.init_state(spec)
+        position_ids = torch.zeros(spec.batch, self.slots, dtype=torch.long, device=spec.device)
+        segment_ids, reserved = torch.full_like(position_ids, PADDING_SEGMENT), spec.capacity is not None
+        return RingCache(*spec.zeros(self.slots), position_ids, segment_ids, reserved=reserved)
 
-    def forward(
-        self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State, *, recurrent: bool
-    ) -> KeysValues:
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State) -> KeysValues:
         if not isinstance(state, RingCache):
-            return self.self_source(x, ctx, project, state, recurrent=recurrent)  # type: ignore[no-any-return]
+            return self.self_source(x, ctx, project, state)
         if any(field is not None for field in (ctx.positions.roles, ctx.positions.part_ids, ctx.positions.tree)):
             raise ValueError(
                 "WindowSource: the cache does not store roles, parts or trees of tokens; call without a state"
             )
-        if state.reserved and torch.is_grad_enabled():
-            raise ValueError(
-                "a state with capacity is written in place: use it under torch.no_grad(), or create it without capacity"
-            )
+        if state.reserved:
+            require_no_grad()
         k, v = project(x, ctx.positions)
         ring = self._update_ring(state, k, v, ctx.positions)
         if x.shape[1] == 1:
