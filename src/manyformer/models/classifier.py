@@ -8,7 +8,7 @@ from torch import Tensor
 from manyformer.batches import ClassificationBatch
 from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, WatchFn, no_watch
 from manyformer.models.encoder_model import EncoderModel
-from manyformer.models.model import BatchLoss, BatchScore, ModelOutput
+from manyformer.models.model import ModelOutput
 
 
 @final
@@ -21,12 +21,8 @@ class TextClassifier(EncoderModel[ClassificationBatch]):
         pooled = self._pool(tokens, segments, watch)
         return ModelOutput(self.head(pooled.y), None, pooled.loss)
 
-    def loss(self, batch: ClassificationBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
-        pooled = self._pool(batch.tokens, batch.segments, no_watch)
-        return self.head.loss(pooled.y, batch.labels, label_smoothing=label_smoothing)._replace(extra=pooled.loss)
-
-    def score(self, batch: ClassificationBatch, *, state: State = None) -> BatchScore:
-        return self.head.score(self._pool(batch.tokens, batch.segments, no_watch).y, batch.labels)
+    def head_inputs(self, batch: ClassificationBatch, state: State) -> tuple[LayerOutput, Tensor]:
+        return self._pool(batch.tokens, batch.segments, no_watch), batch.labels
 
     def _pool(self, tokens: Tensor, segments: Tensor | None, watch: WatchFn) -> LayerOutput:
         positions = self._token_positions(tokens, segments)

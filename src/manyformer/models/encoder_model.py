@@ -4,7 +4,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.core import SUMMARY_ROLE, Context, DependencyTree, Layer, LayerOutput, TokenPositions, WatchFn, no_watch
+from manyformer.core import SUMMARY_ROLE, Context, DependencyTree, Layer, LayerOutput, TokenPositions, WatchFn
 from manyformer.kernels import Kernel
 from manyformer.masks import SamePart, WithRole
 from manyformer.masks.mask import any_node
@@ -59,10 +59,8 @@ class EncoderModel(Model[B]):
     def _encode(self, tokens: Int[Tensor, "b l"], positions: TokenPositions, watch: WatchFn) -> LayerOutput:
         return self.body(self.embed(tokens, positions), Context(positions, watch=watch))
 
-    def _encode_targets(
-        self, tokens: Int[Tensor, "b l"], targets: Int[Tensor, "b l"], positions: TokenPositions
-    ) -> tuple[LayerOutput, Int[Tensor, " n"]]:
-        """The hidden states (n, d) of the tokens that have a target, and these targets; only they need a projection."""
-        hidden = self._encode(tokens, positions, no_watch)
-        scored = targets != IGNORE_INDEX
-        return hidden._replace(y=hidden.y[scored]), targets[scored]
+
+def select_targets(hidden: LayerOutput, targets: Int[Tensor, "b l"]) -> tuple[LayerOutput, Int[Tensor, " n"]]:
+    """The hidden states (n, d) of the tokens that have a target, and these targets; only they need a projection."""
+    scored = targets != IGNORE_INDEX
+    return hidden._replace(y=hidden.y[scored]), targets[scored]

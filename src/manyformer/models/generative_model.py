@@ -1,47 +1,123 @@
 """The base class of models that generate tokens one after another."""
 
 from abc import abstractmethod
+from typing import NamedTuple
 
-from manyformer.core import Layer, State
-from manyformer.models.auxiliary_losses import AuxiliaryLoss
-from manyformer.models.model import B, Model
-from manyformer.models.next_token_step import NextTokenFn, forward_layers
+from jaxtyping import Int
+from torch import Tensor
+
+from manyformer.binding import has_hooks
+from manyformer.core import Context, Layer, LayeredStack, LayerOutput, MemorySequence, State, WatchFn, no_watch
+from manyformer.models.auxiliary_losses import AuxiliaryLoss, deep_loss
+from manyformer.models.embedding import TokenEmbedding
+from manyformer.models.model import B, BatchLoss, Model
+from manyformer.models.next_token_step import NextTokenFn, forward_layers, next_token_step
 from manyformer.models.output_head import OutputHead
+from manyformer.models.token_positions import StreamTail, empty_tail, positions_of
+
+
+class ModelState(NamedTuple):
+    """The state of a model between calls: that of its layers and the last position of each row."""
+
+    body: State
+    tail: StreamTail
+
+
+class DecoderInput(NamedTuple):
+    """The tokens of a decoder, their documents (None: one per row), the sequence that it attends to, and targets."""
+
+    tokens: Int[Tensor, "b l"]
+    segments: Int[Tensor, "b l"] | None
+    memory: MemorySequence | None
+    targets: Int[Tensor, "b l"]
 
 
 class GenerativeModel(Model[B]):
     """A model with a decoder: a layer that computes the hidden states of generated tokens, and a head for them.
 
-    `auxiliary` adds losses of the intermediate layers of the decoder.
+    `auxiliary` adds losses of the intermediate layers of the decoder, which then must be a `LayeredStack`.
     """
 
-    head: OutputHead
     auxiliary: AuxiliaryLoss | None
     vocab: int
+
+    @property
+    @abstractmethod
+    def decoder_embed(self) -> TokenEmbedding:
+        """The embedding of the generated tokens."""
 
     @property
     @abstractmethod
     def decoder_stack(self) -> Layer:
         """The layer that computes the hidden states of generated tokens."""
 
-    @property
-    @abstractmethod
-    def decoder_width(self) -> int:
-        """The width of the residual stream of `decoder_stack`."""
-
     @abstractmethod
     def with_decoder(self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> "GenerativeModel[B]":
         """A model that shares all other modules with this one and has this decoder, output head and auxiliary loss."""
 
     @abstractmethod
-    def init_state(self, batch: int, *, capacity: int | None = None) -> State:
-        """The decoding state before any token; `capacity` preallocates buffers, for use in `torch.no_grad()`."""
+    def decoder_input(self, batch: B) -> DecoderInput:
+        """The decoder's input for a batch, with the targets."""
 
     @abstractmethod
+    def next_token_by_forward(
+        self, tokens: Tensor, state: State, memory: MemorySequence | None
+    ) -> tuple[Tensor, State]:
+        """The logits of `forward`, and the next state: the `NextTokenFn` of any number of tokens."""
+
+    def set_head(self, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> None:
+        """Register the output head and the auxiliary loss. Raises ValueError if the decoder has no layers for it."""
+        stack = self.decoder_stack
+        if auxiliary is not None and not isinstance(stack, LayeredStack):
+            raise ValueError(f"auxiliary losses need the layers of a Chain, and a {type(stack).__name__} has none")
+        self.head, self.auxiliary, self.vocab = head, auxiliary, head.classes
+
+    def init_state(self, batch: int, *, capacity: int | None = None) -> ModelState:
+        """The decoding state before any token; `capacity` preallocates buffers, for use in `torch.no_grad()`."""
+        device, dtype = self.device, self.state_dtype
+        body = self.decoder_stack.init_state(batch, capacity=capacity, device=device, dtype=dtype)
+        return ModelState(body, empty_tail(batch, device))
+
     def next_token(self) -> NextTokenFn:
         """The model for one new token per row, bound to its current parameters: bind again after they have changed."""
+        if self.training or has_hooks(self):
+            return self.next_token_by_forward
+        return next_token_step(self.decoder_embed, self.decoder_stack, self.head, self.next_token_by_forward)
 
     def layers_without_step(self) -> list[str]:
         """The names of the decoder's layers that have no one-token step: they decode by `forward`, which is slower."""
         stack = self.decoder_stack
         return list(forward_layers(stack, next(name for name, module in self.named_children() if module is stack)))
+
+    def head_inputs(self, batch: B, state: State) -> tuple[LayerOutput, Tensor]:
+        tokens, segments, memory, targets = self.decoder_input(batch)
+        return self._run_decoder(tokens, segments, memory, state, no_watch), targets
+
+    def loss(self, batch: B, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
+        """The training loss; with a state, that of rows that continue from it."""
+        if self.auxiliary is None:
+            return super().loss(batch, label_smoothing=label_smoothing, state=state)
+        if state is not None:
+            raise ValueError("auxiliary losses of intermediate layers cannot be trained with a state")
+        tokens, segments, memory, targets = self.decoder_input(batch)
+        self.check_length(tokens.shape[1])
+        positions, _ = positions_of(tokens, segments, None)
+        x, stack = self.decoder_embed(tokens, positions), self.decoder_stack
+        assert isinstance(stack, LayeredStack)
+        ctx = Context(positions, memory)
+        return deep_loss(self.auxiliary, stack, x, ctx, self.head, targets, label_smoothing=label_smoothing)
+
+    def _run_decoder(
+        self,
+        tokens: Int[Tensor, "b l"],
+        segments: Int[Tensor, "b l"] | None,
+        memory: MemorySequence | None,
+        state: ModelState | None,
+        watch: WatchFn,
+    ) -> LayerOutput:
+        """The hidden states before the head (b, l, d), with the next state and auxiliary losses."""
+        self.check_length(tokens.shape[1])
+        positions, tail = positions_of(tokens, segments, None if state is None else state.tail)
+        ctx = Context(positions, memory, watch)
+        y, body, loss = self.decoder_stack(self.decoder_embed(tokens, positions), ctx, state and state.body)
+        return LayerOutput(y, None if tail is None else ModelState(body, tail), loss)

@@ -9,7 +9,7 @@ from torch import Tensor
 from manyformer.batches import ImageClassificationBatch
 from manyformer.core import Context, Layer, LayerOutput, State, WatchFn, no_watch
 from manyformer.models.head import ClassHead
-from manyformer.models.model import BatchLoss, BatchScore, Model, ModelOutput
+from manyformer.models.model import Model, ModelOutput
 from manyformer.models.patch_embedding import PatchEmbedding
 
 Pooling = Literal["first", "mean"]
@@ -34,12 +34,8 @@ class ImageClassifier(Model[ImageClassificationBatch]):
         pooled = self._pool(images, watch)
         return ModelOutput(self.head(pooled.y), None, pooled.loss)
 
-    def loss(self, batch: ImageClassificationBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
-        pooled = self._pool(batch.pixels, no_watch)
-        return self.head.loss(pooled.y, batch.labels, label_smoothing=label_smoothing)._replace(extra=pooled.loss)
-
-    def score(self, batch: ImageClassificationBatch, *, state: State = None) -> BatchScore:
-        return self.head.score(self._pool(batch.pixels, no_watch).y, batch.labels)
+    def head_inputs(self, batch: ImageClassificationBatch, state: State) -> tuple[LayerOutput, Tensor]:
+        return self._pool(batch.pixels, no_watch), batch.labels
 
     def _pool(self, images: Shaped[Tensor, "b height width channels"], watch: WatchFn) -> LayerOutput:
         positions = self.embed.token_positions(images)

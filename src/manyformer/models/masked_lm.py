@@ -5,14 +5,14 @@ from typing import final
 from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
-from manyformer.core import Layer, State, TokenPositions, WatchFn, no_watch
+from manyformer.batches import MaskedLMBatch
+from manyformer.core import Layer, LayerOutput, State, TokenPositions, WatchFn, no_watch
 from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLayer
 from manyformer.models.contrastive_loss import PartContrastiveLoss
 from manyformer.models.embedding import TokenEmbedding
-from manyformer.models.encoder_model import EncoderModel
+from manyformer.models.encoder_model import EncoderModel, select_targets
 from manyformer.models.head import ClassHead
-from manyformer.models.model import BatchLoss, BatchScore, ModelOutput
+from manyformer.models.model import BatchLoss, ModelOutput
 
 
 @final
@@ -45,23 +45,21 @@ class MaskedLM(EncoderModel[MaskedLMBatch]):
         hidden = self._encode(tokens, self._token_positions(tokens, segments, roles=roles, parts=parts), watch)
         return ModelOutput(self.head(hidden.y), None, hidden.loss)
 
-    def loss(self, batch: MaskedLMBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
-        positions = self._batch_positions(batch)
-        contrastive_loss: Tensor | float = 0.0
-        if self.contrast is None:
-            hidden = self._encode(batch.tokens, positions, no_watch)
-        else:
-            assert isinstance(self.body, SummaryPrefixedLayer)
-            hidden, contrastive_loss = self.contrast(self.embed, self.body, batch, positions)
-            # in training both losses share one pass, in which the contrastive loss masks additional tokens
-            hidden = hidden if self.training else self._encode(batch.tokens, positions, no_watch)
-        scored = batch.targets != IGNORE_INDEX
-        loss = self.head.loss(hidden.y[scored], batch.targets[scored], label_smoothing=label_smoothing)
-        return loss._replace(extra=hidden.loss + contrastive_loss)
+    def head_inputs(self, batch: MaskedLMBatch, state: State) -> tuple[LayerOutput, Tensor]:
+        hidden = self._encode(batch.tokens, self._batch_positions(batch), no_watch)
+        return select_targets(hidden, batch.targets)
 
-    def score(self, batch: MaskedLMBatch, *, state: State = None) -> BatchScore:
-        hidden, targets = self._encode_targets(batch.tokens, batch.targets, self._batch_positions(batch))
-        return self.head.score(hidden.y, targets)
+    def loss(self, batch: MaskedLMBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
+        if self.contrast is None:
+            return super().loss(batch, label_smoothing=label_smoothing)
+        assert isinstance(self.body, SummaryPrefixedLayer)
+        positions = self._batch_positions(batch)
+        hidden, contrastive_loss = self.contrast(self.embed, self.body, batch, positions)
+        # in training both losses share one pass, in which the contrastive loss masks additional tokens
+        hidden = hidden if self.training else self._encode(batch.tokens, positions, no_watch)
+        scored_hidden, targets = select_targets(hidden, batch.targets)
+        loss = self.head.loss(scored_hidden.y, targets, label_smoothing=label_smoothing)
+        return loss._replace(extra=hidden.loss + contrastive_loss)
 
     def _batch_positions(self, batch: MaskedLMBatch) -> TokenPositions:
         return self._token_positions(batch.tokens, batch.segments, roles=batch.roles, parts=batch.parts)

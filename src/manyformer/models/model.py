@@ -1,8 +1,8 @@
 """The base class of all models: specification, loss, score, saving."""
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from pathlib import Path
-from typing import Any, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from manyformer.batches import IGNORE_INDEX, Batch
-from manyformer.core import State
+from manyformer.core import LayerOutput, State
 from manyformer.kernels.features.feature_map import FeatureMap
 from manyformer.models.model_files import write_model
 from manyformer.position import Position
+
+if TYPE_CHECKING:
+    from manyformer.models.output_head import OutputHead
 
 B = TypeVar("B", bound=Batch, default=Any)
 """The batch record of a model."""
@@ -60,24 +63,34 @@ class ModelSpec(NamedTuple):
 
 
 class Model(nn.Module, ABC, Generic[B]):
-    """The base class of models; a recipe sets `spec`, which is all that a checkpoint needs besides the weights."""
+    """The base class of models; a recipe sets `spec`, which is all that a checkpoint needs besides the weights.
+
+    A subclass defines `head_inputs`, for the loss and the score of its `head`, or `loss` and `score` themselves.
+    """
 
     spec: ModelSpec
+    head: "OutputHead"
     max_length: int | None = None
     """The maximum sequence length; None for no limit."""
     tokenizer: Any = None
     """The tokenizer saved with the model, or a pair of source and target tokenizer; None if none was saved."""
 
-    @abstractmethod
+    def head_inputs(self, batch: B, state: State) -> tuple[LayerOutput, Tensor]:
+        """The streams that `head` predicts the targets of the batch from, and these targets."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither head_inputs nor loss and score")
+
     def loss(self, batch: B, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
         """The training loss; `label_smoothing` spreads that fraction over all classes (Szegedy et al. 2016).
 
         A `state` is that of the rows which this batch continues; None for models that carry none.
         """
+        (x, next_state, extra), targets = self.head_inputs(batch, state)
+        return self.head.loss(x, targets, label_smoothing=label_smoothing)._replace(extra=extra, state=next_state)
 
-    @abstractmethod
     def score(self, batch: B, *, state: State = None) -> BatchScore:
         """The negative log-likelihood without smoothing, and the accuracy; to be called without gradients."""
+        (x, next_state, _), targets = self.head_inputs(batch, state)
+        return self.head.score(x, targets)._replace(state=next_state)
 
     def init_state(self, batch: int, *, capacity: int | None = None) -> State:
         """The decoding state before any token; None for a model that has none."""

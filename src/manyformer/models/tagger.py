@@ -7,8 +7,8 @@ from torch import Tensor
 
 from manyformer.batches import TaggingBatch
 from manyformer.core import LayerOutput, State, WatchFn, no_watch
-from manyformer.models.encoder_model import EncoderModel
-from manyformer.models.model import BatchLoss, BatchScore, ModelOutput
+from manyformer.models.encoder_model import EncoderModel, select_targets
+from manyformer.models.model import ModelOutput
 
 
 @final
@@ -29,15 +29,6 @@ class Tagger(EncoderModel[TaggingBatch]):
         hidden = self._encode(tokens, self._token_positions(tokens, segments, trees=trees), watch)
         return ModelOutput(self.head(hidden.y), None, hidden.loss)
 
-    def loss(self, batch: TaggingBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
-        hidden, targets = self._encode_batch(batch)
-        return self.head.loss(hidden.y, targets, label_smoothing=label_smoothing)._replace(extra=hidden.loss)
-
-    def score(self, batch: TaggingBatch, *, state: State = None) -> BatchScore:
-        hidden, targets = self._encode_batch(batch)
-        return self.head.score(hidden.y, targets)
-
-    def _encode_batch(self, batch: TaggingBatch) -> tuple[LayerOutput, Tensor]:
-        return self._encode_targets(
-            batch.tokens, batch.targets, self._token_positions(batch.tokens, batch.segments, trees=batch.trees)
-        )
+    def head_inputs(self, batch: TaggingBatch, state: State) -> tuple[LayerOutput, Tensor]:
+        positions = self._token_positions(batch.tokens, batch.segments, trees=batch.trees)
+        return select_targets(self._encode(batch.tokens, positions, no_watch), batch.targets)

@@ -163,7 +163,7 @@ def _build_parts(model: GenerativeModel, config: EarlyExitConfig) -> EarlyExitPa
 
 def _build_rule(config: EarlyExitConfig, model: GenerativeModel, exits: ExitClassifiers, depth: int) -> ExitRule:
     thresholds = config.layer_thresholds(depth)
-    dim = model.decoder_width
+    dim = model.decoder_embed.token.embedding_dim
     decay_options: dict[str, Any] = {"decay": config.threshold_decay, "horizon": config.horizon}
     match config.rule:
         case "never":
