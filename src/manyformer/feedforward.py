@@ -25,7 +25,7 @@ class FeedForward(Layer):
         ff_dim = 4 * dim if ff_dim is None else ff_dim
         self.up, self.down = nn.Linear(dim, ff_dim, bias=bias), nn.Linear(ff_dim, dim, bias=bias)
         self.activation = nn.ReLU() if activation is None else activation
-        _init_glorot(self.up, self.down)
+        init_glorot(self.up, self.down)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         ctx.watch(self, "input", x)
@@ -52,7 +52,7 @@ class GatedFeedForward(Layer):
         self.gate, self.up = nn.Linear(dim, ff_dim, bias=bias), nn.Linear(dim, ff_dim, bias=bias)
         self.down = nn.Linear(ff_dim, dim, bias=bias)
         self.activation = nn.SiLU() if activation is None else activation
-        _init_glorot(self.gate, self.up, self.down)
+        init_glorot(self.gate, self.up, self.down)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         ctx.watch(self, "input", x)
@@ -105,7 +105,8 @@ def chunked(layer: Layer, size: int | None) -> Layer:
     return layer if size is None else ChunkedLayer(layer, size)
 
 
-def _init_glorot(*layers: nn.Linear) -> None:
+def init_glorot(*layers: nn.Linear) -> None:
+    """Initialize weights with Glorot's uniform distribution, and biases with 0."""
     for layer in layers:
         nn.init.xavier_uniform_(layer.weight)
         if layer.bias is not None:

@@ -89,15 +89,15 @@ def test_what_leaves_the_memory_becomes_slots_in_order() -> None:
     x = torch.arange(20.0, dtype=torch.float64)[None, :, None].expand(1, -1, DIM)
     mine = layer(MeanPoolCompression(2), memory_length=4, compressed_length=5)
     _, states, _ = read(mine, x, [4, 4, 4, 3, 5])
-    assert [state.memory[0, :, 0].tolist() for state in states[:3]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert [state.slots[0, :, 0].tolist() for state in states[:3]] == [[], [0.5, 2.5], [0.5, 2.5, 4.5, 6.5]]
+    assert [state.memory.x[0, :, 0].tolist() for state in states[:3]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [state.slots.x[0, :, 0].tolist() for state in states[:3]] == [[], [0.5, 2.5], [0.5, 2.5, 4.5, 6.5]]
     # three more: one pair leaves, the odd one stays until its slot is full
-    assert states[3].memory[0, :, 0].tolist() == [10, 11, 12, 13, 14]
-    assert states[4].memory[0, :, 0].tolist() == [16, 17, 18, 19]
-    assert states[4].slots[0, :, 0].tolist() == [6.5, 8.5, 10.5, 12.5, 14.5]
+    assert states[3].memory.x[0, :, 0].tolist() == [10, 11, 12, 13, 14]
+    assert states[4].memory.x[0, :, 0].tolist() == [16, 17, 18, 19]
+    assert states[4].slots.x[0, :, 0].tolist() == [6.5, 8.5, 10.5, 12.5, 14.5]
     blocks = layer(MeanPoolCompression(2), memory_length=4, compressed_length=5, block=4)
     _, states, _ = read(blocks, x, [4, 3, 1, 4])
-    assert [state.memory.shape[1] for state in states] == [4, 7, 4, 4]
+    assert [state.memory.x.shape[1] for state in states] == [4, 7, 4, 4]
 
 
 def test_the_five_compressions() -> None:
@@ -244,7 +244,7 @@ def test_every_compression_reads_on_in_steps_of_any_length(compression: str) -> 
         for columns in tokens.split([9, 1, 1, 12, 7], dim=1):
             logits, state, _ = model(columns, None, state)
             assert logits.isfinite().all()
-    assert state.body[0][0].slots.shape == (2, 6, DIM)
+    assert state.body[0][0].slots.x.shape == (2, 6, DIM)
 
 
 def test_pooled_slots_do_not_depend_on_the_pieces_a_text_is_read_in() -> None:
@@ -256,7 +256,7 @@ def test_pooled_slots_do_not_depend_on_the_pieces_a_text_is_read_in() -> None:
             for columns in tokens[:, :30].split(sizes, dim=1):
                 _, state, _ = model(columns, None, state)
             states.append(state)
-        torch.testing.assert_close(*(s.body[0][0].slots for s in states))
+        torch.testing.assert_close(*(s.body[0][0].slots.x for s in states))
         torch.testing.assert_close(*(model(tokens[:, 30:], None, s).logits for s in states))
 
 

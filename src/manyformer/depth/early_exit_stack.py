@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.core import (
@@ -90,11 +90,9 @@ class EarlyExit(LayeredStack):
         return EarlyExitState(states, 0, (0,) * self.depth, None, capacity)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        if self.training:
-            return self._run_layers(
-                x, ctx, state, NeverExit() if self.mixed_samples is None else RandomExit(self.depth)
-            )
-        return self._run_layers(x, ctx, state, self.rule)
+        if not self.training:
+            return self._run_layers(x, ctx, state, self.rule)
+        return self._run_layers(x, ctx, state, NeverExit() if self.mixed_samples is None else RandomExit(self.depth))
 
     def layer_outputs(self, x: Float[Tensor, "b l d"], ctx: Context) -> list[LayerOutput]:
         """The outputs that the training losses are computed from, in the form of `forward`'s output.
@@ -173,8 +171,3 @@ def split_exit_layer(y: Float[Tensor, "*b m"]) -> tuple[Float[Tensor, "*b d"], I
 def drop_exit_layer(streams: Sequence[Float[Tensor, "b l m"]]) -> list[Float[Tensor, "b l d"]]:
     """The streams without the channel of the exit layer."""
     return [stream[..., :-1] for stream in streams]
-
-
-def mean_depth(depth: Int[Tensor, "b l"], scored: Bool[Tensor, "b l"]) -> float:
-    """The mean exit layer of the tokens in `scored`."""
-    return float(depth[scored].double().mean())

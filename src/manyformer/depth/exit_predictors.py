@@ -9,8 +9,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import PADDING_SEGMENT, Context, MemorySequence
-from manyformer.depth.exit_rules import ExitDecision, ExitRule, ExitRuleInput, ThresholdExitRule, at_least_float32
+from manyformer.core import PADDING_SEGMENT, Context
+from manyformer.depth.exit_rules import (
+    ExitDecision,
+    ExitRuleInput,
+    PlannedExitRule,
+    ThresholdExitRule,
+    at_least_float32,
+)
 
 
 class LearnedExitRule(ABC):
@@ -26,67 +32,57 @@ class LearnedExitRule(ABC):
         """The cross entropy of the target exit layers, given the outputs of all layers."""
 
 
+class LayerClassExitRule(PlannedExitRule, LearnedExitRule):
+    """Predicts the exit layer as one of `depth` classes, from features that do not depend on the layer."""
+
+    def __init__(self, dim: int, depth: int) -> None:
+        super().__init__()
+        self.choose = nn.Linear(dim, depth)
+
+    @abstractmethod
+    def features(self, ctx: Context, first_output: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
+        """The input of the prediction, given the output of the first layer."""
+
+    def predict(self, features: Float[Tensor, "b l d"]) -> Int[Tensor, "b l"]:
+        """The most probable exit layer of each token, from 1."""
+        layer: Tensor = self.choose(features).argmax(-1) + 1
+        return layer
+
+    def cost(
+        self, streams: Sequence[Float[Tensor, "b l d"]], ctx: Context, target_layers: Int[Tensor, "b l"]
+    ) -> Float[Tensor, "b l"]:
+        logits = at_least_float32(self.choose(self.features(ctx, streams[0])))
+        return F.cross_entropy(logits.movedim(-1, 1), target_layers - 1, reduction="none")
+
+
 @final
-class SequenceExitRule(ExitRule, LearnedExitRule):
+class SequenceExitRule(LayerClassExitRule):
     """Predicts one exit layer per target from the mean of the encoder's output (Elbayad et al. 2020, equation 8)."""
 
     per_sequence = True
 
-    def __init__(self, dim: int, depth: int) -> None:
-        super().__init__()
-        self.choose = nn.Linear(dim, depth)
-
     def init_plan(self, ctx: Context, x: Float[Tensor, "b l d"]) -> Int[Tensor, "b l"]:
-        layer: Tensor = self.choose(mean_of_source(ctx)).argmax(-1) + 1
-        return layer
+        return self.predict(self.features(ctx, x))
 
-    def forward(self, inputs: ExitRuleInput, plan: Int[Tensor, "b l"] | None) -> ExitDecision:
-        assert plan is not None
-        return ExitDecision(plan <= inputs.number, plan)
-
-    def cost(
-        self, streams: Sequence[Float[Tensor, "b l d"]], ctx: Context, target_layers: Int[Tensor, "b l"]
-    ) -> Float[Tensor, "b l"]:
-        logits = at_least_float32(self.choose(mean_of_source(ctx)))
-        return F.cross_entropy(logits.movedim(-1, 1), target_layers - 1, reduction="none")
-
-
-def mean_of_source(ctx: Context) -> Float[Tensor, "b l d"]:
-    """For each target token the mean of the encoder's output over the token's document, without padding."""
-    memory = ctx.memory
-    if memory is None:
-        raise ValueError("predicting one exit layer for the entire target needs the output of an encoder")
-    return _document_means(memory, ctx.positions.segment_ids)
-
-
-def _document_means(memory: MemorySequence, segment_ids: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
-    rows = memory.y.shape[0]
-    same_document = (segment_ids.expand(rows, -1)[:, :, None] == memory.positions.segment_ids[:, None, :]) & (
-        memory.positions.segment_ids != PADDING_SEGMENT
-    )[:, None]
-    weights = same_document.to(memory.y.dtype)
-    return weights @ memory.y / weights.sum(-1, keepdim=True).clamp(min=1)
+    def features(self, ctx: Context, first_output: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
+        """For each target token the mean of the encoder's output over the token's document, without padding."""
+        if ctx.memory is None:
+            raise ValueError("predicting one exit layer for the entire target needs the output of an encoder")
+        (y, positions), segment_ids = ctx.memory, ctx.positions.segment_ids.expand(ctx.memory.y.shape[0], -1)
+        valid = (positions.segment_ids != PADDING_SEGMENT)[:, None]
+        weights = ((segment_ids[:, :, None] == positions.segment_ids[:, None, :]) & valid).to(y.dtype)
+        return weights @ y / weights.sum(-1, keepdim=True).clamp(min=1)
 
 
 @final
-class MultinomialExitRule(ExitRule, LearnedExitRule):
+class MultinomialExitRule(LayerClassExitRule):
     """Predicts an exit layer per token from the output of the first one (Elbayad et al. 2020, eq. 9, "multinomial")."""
 
-    def __init__(self, dim: int, depth: int) -> None:
-        super().__init__()
-        self.choose = nn.Linear(dim, depth)
-
     def forward(self, inputs: ExitRuleInput, plan: Int[Tensor, "b l"] | None) -> ExitDecision:
-        if inputs.number == 1:
-            plan = self.choose(inputs.classifier_input).argmax(-1) + 1
-        assert plan is not None
-        return ExitDecision(plan <= inputs.number, plan)
+        return super().forward(inputs, self.predict(inputs.classifier_input) if inputs.number == 1 else plan)
 
-    def cost(
-        self, streams: Sequence[Float[Tensor, "b l d"]], ctx: Context, target_layers: Int[Tensor, "b l"]
-    ) -> Float[Tensor, "b l"]:
-        logits = at_least_float32(self.choose(streams[0]))
-        return F.cross_entropy(logits.movedim(-1, 1), target_layers - 1, reduction="none")
+    def features(self, ctx: Context, first_output: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
+        return first_output
 
 
 @final

@@ -61,8 +61,16 @@ class NeverExit(ExitRule):
         return ExitDecision(torch.zeros_like(inputs.position_ids, dtype=torch.bool))
 
 
+class PlannedExitRule(ExitRule):
+    """Tokens exit after the layer that is planned for them."""
+
+    def forward(self, inputs: ExitRuleInput, plan: Int[Tensor, "b l"] | None) -> ExitDecision:
+        assert plan is not None
+        return ExitDecision(plan <= inputs.number, plan)
+
+
 @final
-class RandomExit(ExitRule):
+class RandomExit(PlannedExitRule):
     """Every token exits after a random one of `depth` layers: the exit sequences of mixed training."""
 
     def __init__(self, depth: int) -> None:
@@ -71,10 +79,6 @@ class RandomExit(ExitRule):
 
     def init_plan(self, ctx: Context, x: Float[Tensor, "b l d"]) -> Int[Tensor, "b l"]:
         return torch.randint(1, self.depth + 1, x.shape[:2], device=x.device)
-
-    def forward(self, inputs: ExitRuleInput, plan: Int[Tensor, "b l"] | None) -> ExitDecision:
-        assert plan is not None
-        return ExitDecision(plan <= inputs.number, plan)
 
 
 class ThresholdExitRule(ExitRule):

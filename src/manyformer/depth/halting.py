@@ -21,11 +21,13 @@ class HaltingState(NamedTuple):
 
 
 class HaltingRule(ABC):
-    """Turns halting probabilities into weights; `freezes_state` states whether halted tokens keep their state."""
+    """Turns halting probabilities into weights.
+
+    `freezes_state` states whether a halted token keeps its state; every token then halts at the last step.
+    """
 
     freezes_state: bool
 
-    @abstractmethod
     def weigh(
         self, state: HaltingState, probability: Float[Tensor, "b l"], *, slack: float, last: bool
     ) -> tuple[Float[Tensor, "b l"], HaltingState]:
@@ -33,6 +35,14 @@ class HaltingRule(ABC):
 
         A token halts when the sum of its probabilities exceeds 1 - `slack`.
         """
+        halts_now = last and self.freezes_state
+        reached = torch.ones_like(state.running) if halts_now else state.probability_sum + probability > 1 - slack
+        running = state.running & ~reached
+        remainder = torch.where(state.running & reached, 1 - state.probability_sum, 0.0)
+        weights = torch.where(running, probability, remainder)
+        return weights, HaltingState(
+            running, state.probability_sum + weights, state.steps + state.running, state.remainder + remainder
+        )
 
     @abstractmethod
     def mix(
@@ -51,17 +61,6 @@ class GravesHalting(HaltingRule):
 
     freezes_state = True
 
-    def weigh(
-        self, state: HaltingState, probability: Float[Tensor, "b l"], *, slack: float, last: bool
-    ) -> tuple[Float[Tensor, "b l"], HaltingState]:
-        reached = torch.ones_like(state.running) if last else state.probability_sum + probability > 1 - slack
-        halts, running = state.running & reached, state.running & ~reached
-        remainder = torch.where(halts, 1 - state.probability_sum, 0.0)
-        continued = torch.where(running, probability, 0.0)
-        return continued + remainder, HaltingState(
-            running, state.probability_sum + continued, state.steps + state.running, state.remainder + remainder
-        )
-
     def mix(
         self, output: Float[Tensor, "b l d"], states: Float[Tensor, "b l d"], weights: Float[Tensor, "b l"]
     ) -> Float[Tensor, "b l d"]:
@@ -79,17 +78,6 @@ class ReleasedHalting(HaltingRule):
     """
 
     freezes_state = False
-
-    def weigh(
-        self, state: HaltingState, probability: Float[Tensor, "b l"], *, slack: float, last: bool
-    ) -> tuple[Float[Tensor, "b l"], HaltingState]:
-        reached = state.probability_sum + probability > 1 - slack
-        halts, running = state.running & reached, state.running & ~reached
-        remainder = torch.where(halts, 1 - state.probability_sum, 0.0)
-        weights = torch.where(running, probability, remainder)
-        return weights, HaltingState(
-            running, state.probability_sum + weights, state.steps + state.running, state.remainder + remainder
-        )
 
     def mix(
         self, output: Float[Tensor, "b l d"], states: Float[Tensor, "b l d"], weights: Float[Tensor, "b l"]

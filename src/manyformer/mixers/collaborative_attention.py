@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from manyformer.attention import AttentionState, default_source, split_heads
 from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions
+from manyformer.feedforward import init_glorot
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.position import NoPosition
@@ -45,10 +46,7 @@ class CollaborativeAttention(Layer):
 
     def reset_parameters(self) -> None:
         """Initialize projections with Glorot's uniform distribution, `mixing` from N(0, 0.2^2) as the authors do."""
-        for layer in (self.q_proj, self.k_proj, self.key_bias, self.v_proj, self.out_proj):
-            nn.init.xavier_uniform_(layer.weight)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+        init_glorot(self.q_proj, self.k_proj, self.key_bias, self.v_proj, self.out_proj)
         nn.init.normal_(self.mixing, std=0.2)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:

@@ -21,6 +21,18 @@ class MemorySlots(NamedTuple):
     x: Float[Tensor, "b n d"]
     segment_ids: Int[Tensor, "b n"]
 
+    def columns(self, columns: slice) -> "MemorySlots":
+        """The vectors in these columns."""
+        return MemorySlots(self.x[:, columns], self.segment_ids[:, columns])
+
+    def append(self, newer: "MemorySlots") -> "MemorySlots":
+        """These vectors followed by `newer` ones."""
+        return MemorySlots(torch.cat([self.x, newer.x], 1), torch.cat([self.segment_ids, newer.segment_ids], 1))
+
+    def detach(self) -> "MemorySlots":
+        """The vectors without gradients."""
+        return self._replace(x=self.x.detach())
+
 
 class MemoryCompression(nn.Module, ABC):
     """Compresses every `rate` tokens into one slot (Rae et al. 2020, arXiv:1911.05507, section 3.2).
@@ -49,9 +61,8 @@ class MaxPoolCompression(MemoryCompression):
     """The maximum of each channel."""
 
     def forward(self, tokens: MemorySlots, attention: Float[Tensor, "b n"] | None = None) -> MemorySlots:
-        return MemorySlots(
-            _windows(tokens.x, self.rate).amax(2), slot_segments(tokens.segment_ids, self.rate, self.rate)
-        )
+        slots = _windows(tokens.x, self.rate).amax(2)
+        return MemorySlots(slots, slot_segments(tokens.segment_ids, self.rate, self.rate))
 
 
 @final
@@ -59,9 +70,8 @@ class MeanPoolCompression(MemoryCompression):
     """The mean of each channel."""
 
     def forward(self, tokens: MemorySlots, attention: Float[Tensor, "b n"] | None = None) -> MemorySlots:
-        return MemorySlots(
-            _windows(tokens.x, self.rate).mean(2), slot_segments(tokens.segment_ids, self.rate, self.rate)
-        )
+        slots = _windows(tokens.x, self.rate).mean(2)
+        return MemorySlots(slots, slot_segments(tokens.segment_ids, self.rate, self.rate))
 
 
 @final
@@ -153,9 +163,7 @@ class AttentionReconstructionLoss(CompressionLoss):
     def forward(
         self, attention: Attention, inputs: MemorySlots, tokens: MemorySlots, slots: MemorySlots
     ) -> Tensor | float:
-        with_tokens, sees_tokens = _content_attention(
-            attention, inputs, MemorySlots(tokens.x.detach(), tokens.segment_ids)
-        )
+        with_tokens, sees_tokens = _content_attention(attention, inputs, tokens.detach())
         with_slots, sees_slots = _content_attention(attention, inputs, slots)
         return _mean_square(with_slots - with_tokens.detach(), sees_tokens & sees_slots)
 

@@ -25,16 +25,13 @@ from manyformer.training_hooks import StatefulAcrossBatches
 
 
 class CompressiveState(NamedTuple):
-    """Previous inputs of the layer: `memory` uncompressed, older ones as `slots`, oldest first, with their segments.
+    """Previous inputs of the layer: `memory` uncompressed, older ones as `slots`, oldest first.
 
-    `latest_tokens` are the tokens of the latest slots if `CompressionLoss.next_step_gradients`, else empty."""
+    `latest` are the tokens of the latest slots if `CompressionLoss.next_step_gradients`, else empty."""
 
-    memory: Float[Tensor, "b m d"]
-    memory_segments: Int[Tensor, "b m"]
-    slots: Float[Tensor, "b c d"]
-    slot_segments: Int[Tensor, "b c"]
-    latest_tokens: Float[Tensor, "b n d"]
-    latest_segments: Int[Tensor, "b n"]
+    memory: MemorySlots
+    slots: MemorySlots
+    latest: MemorySlots
 
 
 @final
@@ -80,86 +77,52 @@ class CompressiveAttention(Layer, StatefulAcrossBatches):
         self.memory_length, self.compressed_length, self.block = memory_length, compressed_length, block
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        empty = torch.zeros(batch, 0, self.attention.kv_proj.in_features, device=device, dtype=dtype)
-        no_segments = torch.zeros(batch, 0, dtype=torch.long, device=device)
-        return CompressiveState(empty, no_segments, empty, no_segments, empty, no_segments)
+        x = torch.zeros(batch, 0, self.attention.kv_proj.in_features, device=device, dtype=dtype)
+        empty = MemorySlots(x, torch.zeros(batch, 0, dtype=torch.long, device=device))
+        return CompressiveState(empty, empty, empty)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         batch = x.shape[0]
         previous: CompressiveState = self.init_state(batch, device=x.device, dtype=x.dtype) if state is None else state
-        slots = self._slots(previous)
-        recorder = _WeightRecorder(self.attention.kernel, ctx)
-        memories = MemorySlots(
-            torch.cat([slots.x, previous.memory], 1).to(x.dtype),
-            torch.cat([slots.segment_ids, previous.memory_segments], 1),
-        )
-        prefix = MemorySequence(memories.x, _preceding_positions(memories.segment_ids, ctx.positions))
-        evicted_count = self._count_evicted(previous.memory.shape[1] + x.shape[1])
+        slots, memory_length = self._slots(previous), previous.memory.x.shape[1]
+        memories = slots.append(previous.memory)
+        prefix = MemorySequence(memories.x.to(x.dtype), _preceding_positions(memories.segment_ids, ctx.positions))
+        # the oldest tokens beyond the memory, in complete blocks
+        evicted_count = max(0, memory_length + x.shape[1] - self.memory_length) // self.block * self.block
         trains_compression = self.teacher is not None and torch.is_grad_enabled()
         needs_weights = (
             self.compression.needs_attention and evicted_count > 0 and (state is not None or trains_compression)
         )
-        inner_ctx = replace(
-            ctx, memory=prefix, watch=recorder if needs_weights or ctx.watch is not no_watch else no_watch
-        )
-        y, _, loss = self.attention(x, inner_ctx, None)
-        self._report(recorder, ctx, slots.x.shape[1], previous.memory.shape[1])
+        recorder = _WeightRecorder(self.attention.kernel, ctx)
+        watch = recorder if needs_weights or ctx.watch is not no_watch else no_watch
+        y, _, loss = self.attention(x, replace(ctx, memory=prefix, watch=watch), None)
+        self._report(recorder, ctx, slots.x.shape[1], memory_length)
         if state is None and not trains_compression:
             return LayerOutput(y, None, loss)
         inputs = MemorySlots(x.detach(), ctx.positions.segment_ids.expand(batch, -1))
-        all_new = MemorySlots(
-            torch.cat([previous.memory.to(x.dtype), inputs.x], 1),
-            torch.cat([previous.memory_segments, inputs.segment_ids], 1),
-        )
-        evicted = MemorySlots(all_new.x[:, :evicted_count], all_new.segment_ids[:, :evicted_count])
+        tokens = previous.memory._replace(x=previous.memory.x.to(x.dtype)).append(inputs)
+        evicted, remaining = tokens.columns(slice(evicted_count)), tokens.columns(slice(evicted_count, None))
         received = recorder.mean_received(slots.x.shape[1], evicted_count) if needs_weights else None
         new_slots = self.compression(evicted, received) if evicted_count else None
-        if new_slots is not None and trains_compression:
-            assert self.teacher is not None
+        if new_slots is not None and self.teacher is not None and trains_compression:
             loss = loss + self.teacher(self.attention, inputs, evicted, new_slots)
-        return LayerOutput(
-            y, None if state is None else self._next_state(previous, slots, all_new, evicted, new_slots), loss
-        )
-
-    def _count_evicted(self, tokens: int) -> int:
-        """The number of tokens to compress when the memory would hold `tokens` tokens."""
-        return max(0, tokens - self.memory_length) // self.block * self.block
+        if state is None:
+            return LayerOutput(y, None, loss)
+        slots = slots.detach()
+        if new_slots is not None:
+            slots = slots.append(new_slots.detach()).columns(slice(-self.compressed_length, None))
+        keeps_latest = self.teacher is not None and self.teacher.next_step_gradients and self.training
+        latest = evicted.columns(slice(evicted_count if keeps_latest else 0))
+        return LayerOutput(y, CompressiveState(remaining, slots, latest), loss)
 
     def _slots(self, previous: CompressiveState) -> MemorySlots:
         """The slots to attend to; the latest are recomputed if they get gradients from this step."""
-        if not previous.latest_tokens.shape[1] or not torch.is_grad_enabled():
-            return MemorySlots(previous.slots, previous.slot_segments)
-        recomputed = self.compression(MemorySlots(previous.latest_tokens, previous.latest_segments)).x[
-            :, -previous.slots.shape[1] :
-        ]
-        return MemorySlots(
-            torch.cat([previous.slots[:, : previous.slots.shape[1] - recomputed.shape[1]], recomputed], 1),
-            previous.slot_segments,
-        )
-
-    def _next_state(
-        self,
-        previous: CompressiveState,
-        slots: MemorySlots,
-        tokens: MemorySlots,
-        evicted: MemorySlots,
-        new_slots: MemorySlots | None,
-    ) -> CompressiveState:
-        count = evicted.x.shape[1]
-        slot_vectors, slot_segments = slots.x.detach(), slots.segment_ids
-        if new_slots is not None:
-            slot_vectors = torch.cat([slot_vectors, new_slots.x.detach()], 1)[:, -self.compressed_length :]
-            slot_segments = torch.cat([slot_segments, new_slots.segment_ids], 1)[:, -self.compressed_length :]
-        keeps_latest = self.teacher is not None and self.teacher.next_step_gradients and self.training
-        latest = slice(0, count if keeps_latest else 0)
-        return CompressiveState(
-            tokens.x[:, count:],
-            tokens.segment_ids[:, count:],
-            slot_vectors,
-            slot_segments,
-            evicted.x[:, latest],
-            evicted.segment_ids[:, latest],
-        )
+        slots = previous.slots
+        if not previous.latest.x.shape[1] or not torch.is_grad_enabled():
+            return slots
+        recomputed = self.compression(previous.latest).x[:, -slots.x.shape[1] :]
+        earlier = slots.x[:, : slots.x.shape[1] - recomputed.shape[1]]
+        return slots._replace(x=torch.cat([earlier, recomputed], 1))
 
     def _report(self, recorder: "_WeightRecorder", ctx: Context, slot_count: int, memory_length: int) -> None:
         if ctx.watch is not no_watch and recorder.weights is not None:

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, AlignedLayout, Context, ContiguousLayout, Layer, LayerOutput, State
+from manyformer.feedforward import init_glorot
 
 
 class ConvolutionState(NamedTuple):
@@ -33,8 +34,7 @@ class SeparableConv(Layer):
         self.size, self.causal = size, causal
         self.depthwise = nn.Parameter(torch.randn(size, dim) / size**0.5)
         self.pointwise = nn.Linear(dim, out_dim)
-        nn.init.xavier_uniform_(self.pointwise.weight)
-        nn.init.zeros_(self.pointwise.bias)
+        init_glorot(self.pointwise)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         zeros = torch.zeros(batch, self.size - 1, dtype=torch.long, device=device)

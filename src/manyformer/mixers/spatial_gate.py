@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.core import Context, ContiguousLayout, Layer, LayerOutput, PackedLayout, State, TokenPositions
+from manyformer.feedforward import init_glorot
 from manyformer.masks import AllKeys, Mask
 from manyformer.mixers.position_pairs import PositionPairs, position_index
 from manyformer.ops.softmax_attention import map_documents
@@ -44,9 +45,7 @@ class SpatialGate(Layer):
         self.activation, self.norm = nn.GELU(), nn.LayerNorm(ff_dim // 2)
         self.weights, self.bias = weights, nn.Parameter(torch.ones(weights.max_length))
         self.attention, self.source = attention, SelfSource()
-        for layer in (self.up, self.down):
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        init_glorot(self.up, self.down)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         shape = KVShape(1, 0, self.norm.normalized_shape[0])

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from manyformer.attention import split_heads
 from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions
+from manyformer.feedforward import init_glorot
 from manyformer.masks import AllKeys, Mask
 from manyformer.mixers.spatial_gate import apply_weights, dense_mask
-from manyformer.mixers.synthesizer_scores import SynthesizerScores
+from manyformer.mixers.synthesizer_scores import ScoreInputs, SynthesizerScores
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.sources import SelfSource
 from manyformer.sources.kv_source import CacheSpec, KVShape
@@ -38,9 +39,7 @@ class SynthesizerAttention(Layer):
         self.mixing_logits = nn.Parameter(torch.zeros(len(scores))) if len(scores) > 1 else None
         self.key_widths = [part.key_width for part in scores]
         self.v_proj, self.out_proj, self.source = nn.Linear(dim, dim), nn.Linear(dim, dim), SelfSource()
-        for layer in (self.v_proj, self.out_proj):
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        init_glorot(self.v_proj, self.out_proj)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         shape = KVShape(self.heads, sum(self.key_widths), self.v_proj.out_features // self.heads)
@@ -49,7 +48,7 @@ class SynthesizerAttention(Layer):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         keys = self.source(x, ctx, self._project, state)
         mask = dense_mask(self.mask, ctx.positions, keys.positions, self.heads)
-        weights = masked_softmax(self._scores(x, keys.k, ctx.positions, keys.positions), mask)
+        weights = masked_softmax(self._scores(ScoreInputs(x, keys.k, ctx.positions, keys.positions)), mask)
         ctx.watch(self, "weights", weights)
         y = apply_weights(weights.to(keys.v.dtype), keys.v).transpose(1, 2).flatten(2)
         return LayerOutput(self.out_proj(y), keys.state, keys.loss)
@@ -57,16 +56,12 @@ class SynthesizerAttention(Layer):
     def extra_repr(self) -> str:
         return repr(self.mask)
 
-    def _scores(
-        self, x: Tensor, k: Tensor, query_positions: TokenPositions, key_positions: TokenPositions
-    ) -> Float[Tensor, "#b h l s"]:
-        part_inputs = zip(self.scores, torch.split(k, self.key_widths, dim=-1))
-        scores: list[Tensor] = [part(x, part_keys, query_positions, key_positions) for part, part_keys in part_inputs]
+    def _scores(self, inputs: ScoreInputs) -> Float[Tensor, "#b h l s"]:
+        keys = torch.split(inputs.k, self.key_widths, dim=-1)
+        scores: list[Tensor] = [part(inputs._replace(k=part_keys)) for part, part_keys in zip(self.scores, keys)]
         if self.mixing_logits is None:
             return scores[0]
-        weighted: list[Tensor] = [
-            weight * part_scores for weight, part_scores in zip(self.mixing_logits.softmax(0), scores)
-        ]
+        weighted: list[Tensor] = [weight * part for weight, part in zip(self.mixing_logits.softmax(0), scores)]
         return sum(weighted[1:], weighted[0])
 
     def _project(self, x: Float[Tensor, "b s d"], positions: TokenPositions) -> tuple[Tensor, Tensor]:

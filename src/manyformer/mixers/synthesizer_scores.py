@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Float
@@ -10,7 +10,17 @@ from torch import Tensor, nn
 
 from manyformer.attention import split_heads
 from manyformer.core import ContiguousLayout, TokenPositions
+from manyformer.feedforward import init_glorot
 from manyformer.mixers.position_pairs import PositionPairs, position_index
+
+
+class ScoreInputs(NamedTuple):
+    """What scores are computed from: the stream of the queries, the cached keys, and the positions of both."""
+
+    x: Float[Tensor, "b l d"]
+    k: Float[Tensor, "b h s e"]
+    query_positions: TokenPositions
+    key_positions: TokenPositions
 
 
 class SynthesizerScores(nn.Module, ABC):
@@ -28,13 +38,7 @@ class SynthesizerScores(nn.Module, ABC):
         return x.new_empty(x.shape[0], self.heads, x.shape[1], 0)
 
     @abstractmethod
-    def forward(
-        self,
-        x: Float[Tensor, "b l d"],
-        k: Float[Tensor, "b h s e"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "#b h l s"]: ...
+    def forward(self, inputs: ScoreInputs) -> Float[Tensor, "#b h l s"]: ...
 
 
 @final
@@ -45,37 +49,36 @@ class FixedScores(SynthesizerScores):
         super().__init__(pairs.heads)
         self.pairs = pairs
 
-    def forward(
-        self,
-        x: Float[Tensor, "b l d"],
-        k: Float[Tensor, "b h s e"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "#b h l s"]:
-        return self.pairs(query_positions, key_positions)
+    def forward(self, inputs: ScoreInputs) -> Float[Tensor, "#b h l s"]:
+        return self.pairs(inputs.query_positions, inputs.key_positions)
 
 
-@final
-class DenseScores(SynthesizerScores):
-    """Scores of all key positions from the query alone: W2 relu(W1 x + b1) + b2 (Tay et al. 2021, section 3.1)."""
+class QueryScores(SynthesizerScores):
+    """Scores from the query alone: `columns` outputs of a two-layer perceptron per head, W2 relu(W1 x + b1) + b2."""
 
-    def __init__(self, dim: int, heads: int, max_length: int) -> None:
+    def __init__(self, dim: int, heads: int, max_length: int, columns: int) -> None:
         super().__init__(heads)
         self.max_length = max_length
         self.up = _linear(dim, dim)
-        self.weight = nn.Parameter(torch.empty(heads, dim // heads, max_length))
-        self.bias = nn.Parameter(torch.zeros(heads, 1, max_length))
+        self.weight = nn.Parameter(torch.empty(heads, dim // heads, columns))
+        self.bias = nn.Parameter(torch.zeros(heads, 1, columns))
         for weight in self.weight:
             nn.init.xavier_uniform_(weight.data)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b l d"],
-        k: Float[Tensor, "b h s e"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l s"]:
-        hidden = split_heads(self.up(x).relu(), self.heads)
+    def hidden(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b h l e"]:
+        """relu(W1 x + b1), split into heads."""
+        return split_heads(self.up(x).relu(), self.heads)
+
+
+@final
+class DenseScores(QueryScores):
+    """One output for each key position (Tay et al. 2021, section 3.1)."""
+
+    def __init__(self, dim: int, heads: int, max_length: int) -> None:
+        super().__init__(dim, heads, max_length, max_length)
+
+    def forward(self, inputs: ScoreInputs) -> Float[Tensor, "b h l s"]:
+        hidden, key_positions = self.hidden(inputs.x), inputs.key_positions
         if isinstance(key_positions.layout, ContiguousLayout):
             index = position_index(key_positions, self.max_length)
             return hidden @ self.weight[..., index] + self.bias[..., index]
@@ -83,37 +86,25 @@ class DenseScores(SynthesizerScores):
 
 
 @final
-class FactorizedDenseScores(SynthesizerScores):
-    """Like `DenseScores`, but products of two shorter vectors, indexed by the remainder and the quotient of a position.
+class FactorizedDenseScores(QueryScores):
+    """Products of two shorter vectors of outputs, indexed by the remainder and the quotient of a position.
 
     Tay et al. (2021), section 3.3: A has size `remainders`, B has size max_length / remainders, and position j has the
     score A[j mod remainders] B[j div remainders].
     """
 
     def __init__(self, dim: int, heads: int, max_length: int, *, remainders: int | None = None) -> None:
-        super().__init__(heads)
-        self.max_length = max_length
-        self.remainders = math.isqrt(max_length - 1) + 1 if remainders is None else remainders
-        self.quotients = -(-max_length // self.remainders)
-        self.up = _linear(dim, dim)
-        head_dim = dim // heads
-        self.weight = nn.Parameter(torch.empty(heads, head_dim, self.remainders + self.quotients))
-        self.bias = nn.Parameter(torch.zeros(heads, 1, self.remainders + self.quotients))
-        for weight in self.weight:
-            nn.init.xavier_uniform_(weight.data)
+        remainders = math.isqrt(max_length - 1) + 1 if remainders is None else remainders
+        quotients = -(-max_length // remainders)
+        super().__init__(dim, heads, max_length, remainders + quotients)
+        self.remainders, self.quotients = remainders, quotients
 
-    def forward(
-        self,
-        x: Float[Tensor, "b l d"],
-        k: Float[Tensor, "b h s e"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l s"]:
-        factors = split_heads(self.up(x).relu(), self.heads) @ self.weight + self.bias
+    def forward(self, inputs: ScoreInputs) -> Float[Tensor, "b h l s"]:
+        factors = self.hidden(inputs.x) @ self.weight + self.bias
         a, b = torch.split(factors, [self.remainders, self.quotients], dim=-1)
         scores = (b[..., :, None] * a[..., None, :]).flatten(-2)
-        index = position_index(key_positions, self.max_length)
-        return scores[..., index] if isinstance(index, slice) else gather_key_scores(scores, key_positions)
+        index = position_index(inputs.key_positions, self.max_length)
+        return scores[..., index] if isinstance(index, slice) else gather_key_scores(scores, inputs.key_positions)
 
 
 @final
@@ -128,14 +119,8 @@ class DotProductScores(SynthesizerScores):
     def project_key(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b h s e"]:
         return split_heads(self.k_proj(x), self.heads)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b l d"],
-        k: Float[Tensor, "b h s e"],
-        query_positions: TokenPositions,
-        key_positions: TokenPositions,
-    ) -> Float[Tensor, "b h l s"]:
-        return split_heads(self.q_proj(x), self.heads) @ k.mT / math.sqrt(self.key_width)
+    def forward(self, inputs: ScoreInputs) -> Float[Tensor, "b h l s"]:
+        return split_heads(self.q_proj(inputs.x), self.heads) @ inputs.k.mT / math.sqrt(self.key_width)
 
 
 def gather_key_scores(scores: Float[Tensor, "b h l p"], key_positions: TokenPositions) -> Float[Tensor, "b h l s"]:
@@ -146,6 +131,5 @@ def gather_key_scores(scores: Float[Tensor, "b h l p"], key_positions: TokenPosi
 
 def _linear(dim: int, out_dim: int) -> nn.Linear:
     layer = nn.Linear(dim, out_dim)
-    nn.init.xavier_uniform_(layer.weight)
-    nn.init.zeros_(layer.bias)
+    init_glorot(layer)
     return layer

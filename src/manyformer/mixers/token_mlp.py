@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.core import Context, ContiguousLayout, Layer, LayerOutput, State
+from manyformer.feedforward import init_glorot
 
 
 @final
@@ -22,9 +23,7 @@ class TokenMLP(Layer):
         self.tokens = tokens
         self.up, self.down = nn.Linear(tokens, ff_dim), nn.Linear(ff_dim, tokens)
         self.activation = nn.GELU() if activation is None else activation
-        for layer in (self.up, self.down):
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        init_glorot(self.up, self.down)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         raise ValueError("TokenMLP cannot continue from a state: a later token changes all earlier outputs")

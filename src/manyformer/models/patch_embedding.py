@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from manyformer.core import ContiguousLayout, TokenPositions
 from manyformer.dropout import Dropout
+from manyformer.feedforward import init_glorot
 from manyformer.position import NoPosition, Position
 
 MAX_PIXEL_VALUE = 255
@@ -42,8 +43,7 @@ class PatchEmbedding(nn.Module):
                 f"{self.tokens} tokens need as many positions, and the position encoding has {self.position.max_length}"
             )
         self.project = nn.Linear(patch * patch * shape[2], dim)
-        nn.init.xavier_uniform_(self.project.weight)
-        nn.init.zeros_(self.project.bias)
+        init_glorot(self.project)
         self.leading = nn.Parameter(torch.zeros(leading, dim)) if leading else None
         self.dropout = Dropout(dropout)
 
