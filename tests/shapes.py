@@ -18,7 +18,7 @@ CHECKED = [
     f"manyformer.{part}"
     for part in (
         *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward", "mixers", "models"),
-        *("depth", "joins"),
+        *("depth", "residual"),
         *("generate.beam_search", "generate.next_token", "generate.sampling"),
     )
 ]

@@ -20,7 +20,7 @@ LEVELS = [
     {"autocast", "binding", "costs", "dropout", "errors", "type_aliases"},
     {"core", "dependency_trees", "flops", "pixel_order", "plugins", "recompute", "training_hooks"},
     {"batches"},
-    {"masks", "position", "joins"},
+    {"masks", "position", "residual"},
     {"ops"},
     {"kernels", "sources"},
     {"attention", "feedforward"},

@@ -14,12 +14,11 @@ from manyformer.core import (
     LayerOutput,
     PackedLayout,
     Pointwise,
-    Residual,
     State,
     TokenPositions,
     tree_map,
 )
-from manyformer.joins import AddJoin
+from manyformer.residual import AddJoin, Residual
 
 CPU = torch.device("cpu")
 

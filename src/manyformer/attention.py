@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.binding import TensorFn, bind_concatenated, bind_module, has_hooks
+from manyformer.binding import TensorFn, bind_module, has_hooks
 from manyformer.core import (
     Context,
     ContiguousLayout,
@@ -223,26 +223,22 @@ def _bind_projections(
 ) -> tuple[ProjectToken, ProjectQuery]:
     """Functions from one token per row to queries, keys and values, and to queries alone."""
     kv_heads, head_dim, value_dim = shape
-    project_q, project_kv, project_qkv = bind_module(q_proj), bind_module(kv_proj), bind_concatenated([q_proj, kv_proj])
+    project_q, project_kv = bind_module(q_proj), bind_module(kv_proj)
+    widths = [kv_heads * head_dim, kv_heads * value_dim]
     is_rotated = bool(position.required_seams() & {"query", "key"})
-    widths, counts = [kv_heads * head_dim, kv_heads * value_dim], [heads, kv_heads, kv_heads]
 
+    # with one token per row, the head axis before the sequence axis is only another view
     def queries(x: Tensor, positions: TokenPositions) -> Tensor:
-        # with one token per row, the head axis before the sequence axis is only another view
         q = project_q(x).view(x.shape[0], heads, 1, head_dim)
         return position.query(q, positions) if is_rotated else q
 
     def project(x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
-        k, v = project_kv(x).split_with_sizes(widths, -1)
-        k, v = k.view(x.shape[0], kv_heads, 1, head_dim), v.view(x.shape[0], kv_heads, 1, value_dim)
-        return queries(x, positions), position.key(k, positions) if is_rotated else k, v
-
-    def project_at_once(x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
-        assert project_qkv is not None
-        q, k, v = project_qkv(x).view(x.shape[0], -1, 1, head_dim).split_with_sizes(counts, 1)
+        rows, (k, v) = x.shape[0], project_kv(x).split_with_sizes(widths, -1)
+        q, k = project_q(x).view(rows, heads, 1, head_dim), k.view(rows, kv_heads, 1, head_dim)
+        v = v.view(rows, kv_heads, 1, value_dim)
         return (position.query(q, positions), position.key(k, positions), v) if is_rotated else (q, k, v)
 
-    return project if project_qkv is None or value_dim != head_dim else project_at_once, queries
+    return project, queries
 
 
 def _store_step(parts: AttentionStep, store: StoreStep, forward: DecodeStep) -> DecodeStep:

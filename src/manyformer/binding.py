@@ -1,6 +1,6 @@
 """Functional forms of modules, bound to their parameters: calling them looks up no attribute, hook or module."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,20 +25,6 @@ def bind_module(module: nn.Module) -> TensorFn:
 def bind_optional(module: nn.Module | None) -> TensorFn | None:
     """`bind_module`, and None for None."""
     return None if module is None else bind_module(module)
-
-
-def bind_concatenated(layers: Sequence[nn.Module]) -> TensorFn | None:
-    """Linear layers of one input as one product, whose output is their concatenation; None where that is impossible.
-
-    Its weight is a copy: one product of all rows takes less time than several, above all for one token.
-    """
-    linears = [layer for layer in layers if type(layer) is nn.Linear and not has_hooks(layer)]
-    biases = [layer.bias.detach() for layer in linears if layer.bias is not None]
-    if len(linears) < len(layers) or len(biases) not in (0, len(layers)):
-        return None
-    weight = torch.cat([layer.weight.detach() for layer in linears])
-    bias = torch.cat(biases) if biases else None
-    return lambda x: F.linear(x, weight, bias)
 
 
 def _bind_linear(module: nn.Linear) -> TensorFn:

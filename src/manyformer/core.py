@@ -6,7 +6,6 @@ axes of tensors are `b` batch, `l` queries, `s` keys, `h` heads, `g` key/value h
 vocabulary, `m` memory.
 """
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.binding import TensorFn, bind_module, bind_optional, has_hooks
+from manyformer.binding import bind_module, has_hooks
 
 State = Any
 """A tree (tuples, lists, dicts) of batch-first tensors, with plain numbers and None as further leaves.
@@ -250,83 +249,6 @@ class Chain(LayeredStack):
     def _layers(self) -> Iterable[Layer]:
         # `children()` removes duplicates first, which takes longer than a small layer needs for one token
         return self._modules.values()  # type: ignore[return-value]
-
-
-class ResidualJoin(nn.Module, ABC):
-    """Combines the output of a branch with the residual stream."""
-
-    @abstractmethod
-    def forward(self, x: Float[Tensor, "b l d"], branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]: ...
-
-    def decode_join(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """The join in evaluation mode, bound to its current parameters."""
-        return self
-
-
-class ResidualStep(NamedTuple):
-    """A residual branch without its inner layer: the norm before it (None: none), and the sum and norms after it."""
-
-    pre_norm: TensorFn | None
-    join: Callable[[Tensor, Tensor], Tensor]
-
-
-@final
-class Residual(Layer):
-    """A residual branch around `inner`: y = post_norm(join(x, inner_norm(inner(pre_norm(x))))).
-
-    Post-norm (Vaswani et al. 2017) sets `post_norm`, pre-norm (Xiong et al. 2020) `pre_norm`, sandwich norm (Ding et
-    al. 2021, section 2.4) `pre_norm` and `inner_norm`. None is the identity, or the plain sum for `join`."""
-
-    def __init__(
-        self,
-        inner: Layer,
-        *,
-        pre_norm: nn.Module | None = None,
-        inner_norm: nn.Module | None = None,
-        post_norm: nn.Module | None = None,
-        join: ResidualJoin | None = None,
-    ) -> None:
-        super().__init__()
-        self.inner, self.pre_norm, self.inner_norm, self.post_norm = inner, pre_norm, inner_norm, post_norm
-        self.join = join
-
-    def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        return self.inner.init_state(batch, capacity=capacity, device=device, dtype=dtype)
-
-    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        branch, state, loss = self.inner(x if self.pre_norm is None else self.pre_norm(x), ctx, state)
-        branch = branch if self.inner_norm is None else self.inner_norm(branch)
-        y = x + branch if self.join is None else self.join(x, branch)
-        return LayerOutput(y if self.post_norm is None else self.post_norm(y), state, loss)
-
-    def decode_step(self) -> DecodeStep | None:
-        inner, (pre_norm, join) = bind_step(self.inner), self.decode_parts()
-        if pre_norm is None:
-
-            def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
-                branch, next_state = inner(x, ctx, state)
-                return join(x, branch), next_state
-
-            return step
-
-        def step_with_norm(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
-            branch, next_state = inner(pre_norm(x), ctx, state)
-            return join(x, branch), next_state
-
-        return step_with_norm
-
-    def decode_parts(self) -> ResidualStep:
-        """The norms and the join, bound to their current parameters."""
-        inner_norm, post_norm = bind_optional(self.inner_norm), bind_optional(self.post_norm)
-        add: Callable[[Tensor, Tensor], Tensor] = operator.add if self.join is None else self.join.decode_join()
-        if inner_norm is None and post_norm is None:
-            return ResidualStep(bind_optional(self.pre_norm), add)
-
-        def join(x: Tensor, branch: Tensor) -> Tensor:
-            y = add(x, branch if inner_norm is None else inner_norm(branch))
-            return y if post_norm is None else post_norm(y)
-
-        return ResidualStep(bind_optional(self.pre_norm), join)
 
 
 def tree_map(fn: Callable[..., Tensor], state: State, *other_trees: State) -> State:

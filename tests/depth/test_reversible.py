@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.batches import CausalLMBatch
-from manyformer.core import Chain, Context, ContiguousLayout, Layer, LayerOutput, Residual, State, TokenPositions
+from manyformer.core import Chain, Context, ContiguousLayout, Layer, LayerOutput, State, TokenPositions
 from manyformer.depth import ReversibleStack
 from manyformer.errors import UserError
 from manyformer.feedforward import ChunkedLayer, FeedForward
-from manyformer.joins import AddJoin
 from manyformer.recompute import choose_once, recording_choices, replaying_choices
+from manyformer.residual import AddJoin, Residual
 from manyformer.train.activation_checkpointing import checkpoint_activations
 
 

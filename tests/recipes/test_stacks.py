@@ -5,8 +5,9 @@ from functools import partial
 import pytest
 from torch import nn
 
-from manyformer.core import Chain, Layer, Pointwise, Residual
+from manyformer.core import Chain, Layer, Pointwise
 from manyformer.recipes.stacks import NormOrder, stack
+from manyformer.residual import Residual
 
 norm = partial(nn.LayerNorm, 4)
 

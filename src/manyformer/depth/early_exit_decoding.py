@@ -13,10 +13,11 @@ from torch import Tensor
 
 from manyformer.attention import Attention, AttentionStep
 from manyformer.binding import has_hooks
-from manyformer.core import Chain, Context, DecodeStep, Layer, Residual, State, TokenPositions, bind_step
+from manyformer.core import Chain, Context, DecodeStep, Layer, State, TokenPositions, bind_step
 from manyformer.depth.early_exit_stack import EarlyExit, EarlyExitState, contiguous_positions
 from manyformer.depth.exit_rules import ExitRuleInput
 from manyformer.feedforward import ChunkedLayer, FeedForward, GatedFeedForward
+from manyformer.residual import Residual
 from manyformer.sources.kv_source import StoredKeys
 
 

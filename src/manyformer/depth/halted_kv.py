@@ -7,9 +7,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.attention import Attention, AttentionState
-from manyformer.core import Context, Residual, State, TokenPositions
+from manyformer.core import Context, State, TokenPositions
 from manyformer.depth.token_subset import TokenSubset, flatten_chosen
 from manyformer.position import PositionStepSignal
+from manyformer.residual import Residual
 from manyformer.sources import HaltedKV, HaltedTokenSource
 
 

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.core import Chain, Context, Layer, LayerOutput, MemorySequence, Residual, State, no_watch
-from manyformer.joins import AddJoin
+from manyformer.core import Chain, Context, Layer, LayerOutput, MemorySequence, State, no_watch
 from manyformer.recompute import ChoiceTape, recording_choices, replaying_choices
+from manyformer.residual import AddJoin, Residual
 
 
 @final

@@ -7,8 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.attention import Attention
-from manyformer.core import PADDING_SEGMENT, Context, Layer, LayerOutput, Residual, State
+from manyformer.core import PADDING_SEGMENT, Context, Layer, LayerOutput, State
 from manyformer.position import PositionStepSignal
+from manyformer.residual import Residual
 
 
 class UniversalState(NamedTuple):

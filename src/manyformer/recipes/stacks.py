@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from manyformer.core import Chain, Layer, Pointwise, Residual
+from manyformer.core import Chain, Layer, Pointwise
 from manyformer.depth import ReversibleStack
-from manyformer.joins import AddJoin
+from manyformer.residual import AddJoin, Residual
 
 NormOrder = Literal["post", "pre", "sandwich"]
 ResidualStreams = Annotated[

@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 from torch import nn
 
 from manyformer.attention import Attention
-from manyformer.core import Layer, Residual
+from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward
-from manyformer.joins import AddJoin
 from manyformer.kernels import Kernel, SoftmaxKernel
 from manyformer.masks import Causal, Window
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
@@ -18,6 +17,7 @@ from manyformer.position import Position, TransformerXLBiases, TransformerXLPosi
 from manyformer.recipes.keywords import ClampLength, MemoryContext, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, init_std, stack
+from manyformer.residual import AddJoin, Residual
 from manyformer.sources import KVSource, SegmentMemorySource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
