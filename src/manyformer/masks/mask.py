@@ -80,9 +80,9 @@ class Mask(ABC):
         # head by head, so that no mask has to inspect `h`
         head_masks = [self.for_head(head) for head in range(heads)] if self.per_head else [self]
         head_ids = torch.arange(len(head_masks), device=query_positions.position_ids.device)
-        shape = torch.broadcast_shapes(q.position_ids.shape, k.position_ids.shape)  # type: ignore[no-untyped-call]
-        visible = torch.cat([mask(head, q, k).expand(shape) for mask, head in zip(head_masks, head_ids)], dim=1)
-        return visible & (q.segment_ids == k.segment_ids) & (k.segment_ids != PADDING_SEGMENT)
+        same_segment = (q.segment_ids == k.segment_ids) & (k.segment_ids != PADDING_SEGMENT)
+        per_head = [mask(head, q, k).expand(same_segment.shape) for mask, head in zip(head_masks, head_ids)]
+        return torch.cat(per_head, dim=1) & same_segment
 
 
 @final
