@@ -118,6 +118,13 @@ class TokenPositions(NamedTuple):
         return TokenPositions(position_ids, segment_ids, layout, tree, roles, parts)
 
 
+def contiguous_positions(rows: int, start: int, stop: int, device: torch.device) -> TokenPositions:
+    """The positions `start` to `stop` - 1 of rows that are one document without padding each."""
+    position_ids = torch.arange(start, stop, device=device).expand(rows, -1)
+    segment_ids = torch.zeros((), dtype=torch.long, device=device).expand(rows, stop - start)
+    return TokenPositions(position_ids, segment_ids, ContiguousLayout(start))
+
+
 class LayerOutput(NamedTuple):
     """What a layer returns: the stream, the next state, and the sum of auxiliary losses (ponder cost, span penalty)."""
 

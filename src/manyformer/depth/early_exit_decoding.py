@@ -13,8 +13,8 @@ from torch import Tensor
 
 from manyformer.attention import Attention, AttentionStep
 from manyformer.binding import has_hooks
-from manyformer.core import Chain, Context, DecodeStep, Layer, State, TokenPositions, bind_step
-from manyformer.depth.early_exit_stack import EarlyExit, EarlyExitState, contiguous_positions
+from manyformer.core import Chain, Context, DecodeStep, Layer, State, TokenPositions, bind_step, contiguous_positions
+from manyformer.depth.early_exit_stack import EarlyExit, EarlyExitState
 from manyformer.depth.exit_rules import ExitRuleInput
 from manyformer.feedforward import ChunkedLayer, FeedForward, GatedFeedForward
 from manyformer.residual import Residual

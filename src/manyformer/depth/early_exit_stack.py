@@ -10,13 +10,12 @@ from torch import Tensor
 from manyformer.core import (
     Chain,
     Context,
-    ContiguousLayout,
     Layer,
     LayeredStack,
     LayerOutput,
     Pointwise,
     State,
-    TokenPositions,
+    contiguous_positions,
 )
 from manyformer.depth.exit_rules import ExitRule, ExitRuleInput, NeverExit, RandomExit, append_exit_layer
 
@@ -151,16 +150,6 @@ def _advance(state: EarlyExitState, layers: list[State], columns: int) -> EarlyE
     total = state.columns + columns
     # these tokens have passed all layers, so that no copies are pending
     return EarlyExitState(layers, total, (total,) * len(state.filled), None, state.capacity)
-
-
-def contiguous_positions(rows: int, start: int, stop: int, device: torch.device) -> TokenPositions:
-    """The positions `start` to `stop` - 1 of rows that are one document without padding each."""
-    position_ids = torch.arange(start, stop, device=device).expand(rows, -1)
-    return TokenPositions(
-        position_ids,
-        torch.zeros((), dtype=torch.long, device=device).expand(rows, stop - start),
-        ContiguousLayout(start),
-    )
 
 
 def split_exit_layer(y: Float[Tensor, "*b m"]) -> tuple[Float[Tensor, "*b d"], Int[Tensor, "*b"]]:

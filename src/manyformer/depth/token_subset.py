@@ -27,10 +27,6 @@ class TokenGroup(ABC):
     def select_rows(self, state: State) -> State:
         """The rows of a tree of tensors that contain tokens of the group."""
 
-    @abstractmethod
-    def put_rows(self, target: State, state: State) -> State:
-        """`target` with the rows that `select_rows` takes replaced by those of `state`, a tree of the same form."""
-
     def context(self, ctx: Context) -> Context:
         """The context of a call with only the tokens of the group."""
         memory = None if ctx.memory is None else self._select_memory(ctx.memory)
@@ -58,9 +54,6 @@ class AllTokens(TokenGroup):
         return torch.where(changing, values, target)
 
     def select_rows(self, state: State) -> State:
-        return state
-
-    def put_rows(self, target: State, state: State) -> State:
         return state
 
     def context(self, ctx: Context) -> Context:
@@ -106,11 +99,6 @@ class TokenSubset(TokenGroup):
         if len(self.row_index) == len(self.chosen):
             return state
         return tree_map(lambda x: x[self.row_index], state)
-
-    def put_rows(self, target: State, state: State) -> State:
-        if len(self.row_index) == len(self.chosen):
-            return state
-        return tree_map(lambda x, rows: x.index_copy(0, self.row_index, rows), target, state)
 
 
 def flatten_chosen(

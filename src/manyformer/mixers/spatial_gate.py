@@ -6,7 +6,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.core import Context, ContiguousLayout, Layer, LayerOutput, PackedLayout, State, TokenPositions
+from manyformer.core import (
+    Context,
+    ContiguousLayout,
+    Layer,
+    LayerOutput,
+    PackedLayout,
+    State,
+    TokenPositions,
+    contiguous_positions,
+)
 from manyformer.feedforward import init_glorot
 from manyformer.masks import AllKeys, Mask
 from manyformer.mixers.position_pairs import PositionPairs, position_index
@@ -86,7 +95,7 @@ class SpatialGate(Layer):
         return apply_weights(self._weights(query_positions, key_positions), z)[:, 0]
 
     def _mix_document(self, q: Tensor, k: Tensor, z: Tensor) -> Float[Tensor, "1 1 l f"]:
-        positions = single_document_positions(z.shape[2], z.device)
+        positions = contiguous_positions(1, 0, z.shape[2], z.device)
         return apply_weights(self._weights(positions, positions), z)
 
     def _weights(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Float[Tensor, "#b 1 l s"]:
@@ -97,12 +106,6 @@ class SpatialGate(Layer):
     def _bias(self, positions: TokenPositions) -> Float[Tensor, "#b l 1"]:
         bias = self.bias[position_index(positions, self.weights.max_length)]
         return bias[None, :, None] if bias.ndim == 1 else bias[..., None]
-
-
-def single_document_positions(length: int, device: torch.device) -> TokenPositions:
-    """The positions of one row that is one document without padding."""
-    position_ids = torch.arange(length, device=device)[None]
-    return TokenPositions(position_ids, torch.zeros_like(position_ids), ContiguousLayout())
 
 
 def dense_mask(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> Tensor:

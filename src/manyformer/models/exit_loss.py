@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Literal, final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyformer.batches import IGNORE_INDEX
 from manyformer.depth.early_exit_stack import drop_exit_layer
 from manyformer.depth.exit_predictors import GeometricExitRule, LearnedExitRule
 from manyformer.models.auxiliary_losses import AuxiliaryLoss, LossInputs, divide_by_targets, mean_loss
@@ -16,10 +18,8 @@ from manyformer.models.exit_oracles import (
     ExitOracle,
     agreement,
     best_layers,
-    binary_cross_entropy,
     layer_scores,
     mean_where,
-    scored_mask,
     smoothing_kernel,
 )
 from manyformer.training_hooks import RequiresPretrained
@@ -55,7 +55,7 @@ class OraclePredictionLoss(ExitRuleLoss):
         self.smoothing = math.inf if rule.per_sequence else smoothing
 
     def forward(self, streams: LayerStreams, inputs: LossInputs) -> Float[Tensor, ""]:
-        (rule,), positions, scored = self._rule, inputs.ctx.positions, scored_mask(inputs.targets)
+        (rule,), positions, scored = self._rule, inputs.ctx.positions, inputs.targets != IGNORE_INDEX
         scores = layer_scores(self.oracle, streams, inputs.head, inputs.targets)
         target_layers = best_layers(
             scores, positions, scored, smoothing=self.smoothing, layer_penalty=self.layer_penalty
@@ -82,8 +82,9 @@ class AgreementLoss(ExitRuleLoss, RequiresPretrained):
 
     def forward(self, streams: LayerStreams, inputs: LossInputs) -> Float[Tensor, ""]:
         (rule,) = self._rule
-        cost = binary_cross_entropy(rule.logits(drop_exit_layer(streams)), agreement(streams, inputs.head))
-        return mean_where(cost, scored_mask(inputs.targets))
+        logits, labels = rule.logits(drop_exit_layer(streams)), agreement(streams, inputs.head)
+        cost = F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(-1)
+        return mean_where(cost, inputs.targets != IGNORE_INDEX)
 
 
 @final

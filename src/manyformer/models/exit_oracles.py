@@ -1,47 +1,32 @@
 """Oracle exit layers computed from the targets: the training labels of learned exit rules."""
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.batches import IGNORE_INDEX
 from manyformer.core import TokenPositions
 from manyformer.models.output_head import OutputHead
 
-
-class ExitOracle(ABC):
-    """Scores the predictions of each layer for each token."""
-
-    @abstractmethod
-    def scores(self, logits: Float[Tensor, "b l v"], targets: Int[Tensor, "b l"]) -> Float[Tensor, "b l"]:
-        """The score of a layer from its logits; undefined for ignored targets."""
+ExitOracle = Callable[[Float[Tensor, "b l v"], Int[Tensor, "b l"]], Float[Tensor, "b l"]]
+"""From the logits of a layer and the targets to the score of each prediction, undefined for ignored targets."""
 
 
-@final
-@dataclass(frozen=True)
-class LikelihoodOracle(ExitOracle):
+def target_log_probability(logits: Float[Tensor, "b l v"], targets: Int[Tensor, "b l"]) -> Float[Tensor, "b l"]:
     """The log-probability of the target (Elbayad et al. 2020, equations 9 and 14)."""
-
-    def scores(self, logits: Float[Tensor, "b l v"], targets: Int[Tensor, "b l"]) -> Float[Tensor, "b l"]:
-        # ignored targets are negative and need a valid index
-        target_logits = logits.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
-        return target_logits - logits.logsumexp(-1)
+    # ignored targets are negative and need a valid index
+    target_logits = logits.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
+    return target_logits - logits.logsumexp(-1)
 
 
-@final
-@dataclass(frozen=True)
-class CorrectnessOracle(ExitOracle):
+def is_most_probable(logits: Float[Tensor, "b l v"], targets: Int[Tensor, "b l"]) -> Float[Tensor, "b l"]:
     """1 where the target is the most probable class, else 0 (Elbayad et al. 2020, equations 10 and 16)."""
+    return (logits.argmax(-1) == targets).to(logits.dtype)
 
-    def scores(self, logits: Float[Tensor, "b l v"], targets: Int[Tensor, "b l"]) -> Float[Tensor, "b l"]:
-        return (logits.argmax(-1) == targets).to(logits.dtype)
+
+ORACLES: dict[str, ExitOracle] = {"likelihood": target_log_probability, "correctness": is_most_probable}
 
 
 @torch.no_grad()
@@ -49,7 +34,7 @@ def layer_scores(
     oracle: ExitOracle, streams: Sequence[Float[Tensor, "b l m"]], head: OutputHead, targets: Int[Tensor, "b l"]
 ) -> Float[Tensor, "n b l"]:
     """The scores of all layers (n, b, l); the last channel of each stream is the number of its layer."""
-    return torch.stack([oracle.scores(head(stream).float(), targets) for stream in streams])
+    return torch.stack([oracle(head(stream).float(), targets) for stream in streams])
 
 
 @torch.no_grad()
@@ -101,13 +86,3 @@ def agreement(streams: Sequence[Float[Tensor, "b l m"]], head: OutputHead) -> Fl
 def mean_where(values: Float[Tensor, "*n"], mask: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:
     """The mean of the values where `mask` is set; 0 for an empty mask."""
     return values.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)
-
-
-def scored_mask(targets: Int[Tensor, "b l"]) -> Bool[Tensor, "b l"]:
-    """The mask of the tokens whose targets are not ignored."""
-    return targets != IGNORE_INDEX
-
-
-def binary_cross_entropy(logits: Float[Tensor, "b l n"], targets: Float[Tensor, "b l n"]) -> Float[Tensor, "b l"]:
-    """The binary cross entropy, averaged over layers."""
-    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(-1)

@@ -50,7 +50,7 @@ def write_parts(model: "Model", folder: Path) -> None:
 
 
 def replace_folder(staging: Path, path: Path) -> None:
-    """Force `fresh` to the disk and put it where `path` is; what was there goes after the new one has its name."""
+    """Write `staging` to the disk and rename it to `path`; a folder of that name is removed after the renaming."""
     for file in staging.iterdir():
         with open(file, "rb") as handle:
             os.fsync(handle.fileno())

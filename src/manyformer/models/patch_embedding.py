@@ -7,7 +7,7 @@ from einops import rearrange
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from manyformer.core import ContiguousLayout, TokenPositions
+from manyformer.core import TokenPositions, contiguous_positions
 from manyformer.dropout import Dropout
 from manyformer.feedforward import init_glorot
 from manyformer.position import NoPosition, Position
@@ -49,8 +49,7 @@ class PatchEmbedding(nn.Module):
 
     def token_positions(self, images: Shaped[Tensor, "b height width channels"]) -> TokenPositions:
         """The positions of the tokens of these images: each image is a document without padding."""
-        position_ids = torch.arange(self.tokens, device=images.device).expand(images.shape[0], -1)
-        return TokenPositions(position_ids, torch.zeros_like(position_ids), ContiguousLayout())
+        return contiguous_positions(images.shape[0], 0, self.tokens, images.device)
 
     def forward(
         self, images: Shaped[Tensor, "b height width channels"], positions: TokenPositions

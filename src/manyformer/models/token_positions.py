@@ -8,7 +8,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, PackedLayout, TokenPositions
+from manyformer.core import (
+    PADDING_SEGMENT,
+    AlignedLayout,
+    ContiguousLayout,
+    PackedLayout,
+    TokenPositions,
+    contiguous_positions,
+)
 
 UNSTARTED_SEGMENT = -2
 """The segment id of a row without tokens so far."""
@@ -48,12 +55,8 @@ def positions_of(
     contiguous_length = 0 if tail is None else tail.contiguous_length
     layout = _read_layout(segments) if segments is not None and contiguous_length == 0 else None
     if contiguous_length is not None and (segments is None or isinstance(layout, ContiguousLayout)):
-        position_ids = torch.arange(contiguous_length, contiguous_length + length, device=tokens.device).expand(
-            batch, -1
-        )
-        segment_ids = torch.zeros((), dtype=torch.long, device=tokens.device).expand(batch, length)
         end = contiguous_length + length
-        positions = TokenPositions(position_ids, segment_ids, ContiguousLayout(contiguous_length))
+        positions = contiguous_positions(batch, contiguous_length, end, tokens.device)
         return positions, None if tail is None else tail._replace(contiguous_length=end, columns=end)
     start_tail = _materialize(empty_tail(batch, tokens.device) if tail is None else tail)
     if segments is None:

@@ -16,7 +16,7 @@ from manyformer.errors import UserError
 from manyformer.models import EncoderDecoder, GenerativeModel, LanguageModel, Model, ModelSpec
 from manyformer.models.exit_classifiers import ExitClassifiers
 from manyformer.models.exit_loss import AgreementLoss, ExitLoss, ExitLossWeights, ExitRuleLoss, OraclePredictionLoss
-from manyformer.models.exit_oracles import CorrectnessOracle, LikelihoodOracle
+from manyformer.models.exit_oracles import ORACLES
 
 M = TypeVar("M", bound=Model)
 
@@ -27,8 +27,6 @@ ExitThresholds = float | tuple[float, ...] | None
 ClassifierSharing = Literal["shared", "per-layer"]
 ExitTraining = Literal["aligned", "mixed"]
 OracleName = Literal["likelihood", "correctness"]
-
-ORACLES = {"likelihood": LikelihoodOracle(), "correctness": CorrectnessOracle()}
 
 DEFAULT_THRESHOLDS = {"geometric": 0.5}
 """The thresholds that papers give; other rules have `DEFAULT_CONFIDENCE`."""

@@ -49,10 +49,8 @@ class HaltedTokenSource(KVSource):
         keys = self.update_cache(x, Context(state.positions), k, v, state.state)
         if len(state.row_index) == k.shape[0]:
             return keys
-        rows, positions = state.row_index, keys.positions
-        position_ids, segment_ids = (
-            field.expand(k.shape[0], -1)[rows] for field in (positions.position_ids, positions.segment_ids)
-        )
+        rows = state.row_index
+        position_ids, segment_ids = (ids.expand(k.shape[0], -1)[rows] for ids in keys.positions[:2])
         return KeysValues(keys.k[rows], keys.v[rows], TokenPositions(position_ids, segment_ids), keys.state)
 
     def update_cache(self, x: Tensor, ctx: Context, k: Tensor, v: Tensor, state: State) -> KeysValues:

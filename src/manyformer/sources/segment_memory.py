@@ -89,22 +89,19 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
             return self._write_in_place(state, k, v, ctx.positions)
         k, v = (torch.cat([old.to(new.dtype), new], 2) for old, new in ((state.k, k), (state.v, v)))
         positions = join_positions(state.position_ids, state.segment_ids, ctx.positions)
+        return KeysValues(k, v, positions, self._last_keys_values(k.detach(), v.detach(), positions))
+
+    def _last_keys_values(self, k: Tensor, v: Tensor, positions: TokenPositions) -> RememberedKV:
         # transposed, because `last_tokens` expects the token axis second
-        (new_k, new_v), position_ids, segment_ids = last_tokens(
-            [k.detach().transpose(1, 2), v.detach().transpose(1, 2)], positions, self.size
-        )
-        return KeysValues(
-            k, v, positions, RememberedKV(new_k.transpose(1, 2), new_v.transpose(1, 2), position_ids, segment_ids)
-        )
+        (k, v), position_ids, segment_ids = last_tokens([k.transpose(1, 2), v.transpose(1, 2)], positions, self.size)
+        return RememberedKV(k.transpose(1, 2), v.transpose(1, 2), position_ids, segment_ids)
 
     def _project_remembered(
         self, state: RememberedInputs, x: Tensor, positions: TokenPositions, project: ProjectKV
     ) -> KeysValues:
         """Project the remembered inputs with the current weights."""
-        all_positions, size = (
-            join_positions(state.position_ids, state.segment_ids, positions),
-            state.position_ids.shape[1],
-        )
+        all_positions = join_positions(state.position_ids, state.segment_ids, positions)
+        size = state.position_ids.shape[1]
         # without padding, this many new tokens replace the whole memory
         fills_memory = x.shape[1] >= self.size and isinstance(all_positions.layout, ContiguousLayout | AlignedLayout)
         tokens = x.detach() if fills_memory else torch.cat([state.x.to(x.dtype), x.detach()], 1)
@@ -133,35 +130,22 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
         all_positions = TokenPositions(position_ids, segment_ids, _joined_layout(positions, start - buffer.start))
         if not isinstance(all_positions.layout, ContiguousLayout | AlignedLayout):
             # padding columns do not count towards the memory
-            (new_k, new_v), position_ids, segment_ids = last_tokens(
-                [k.transpose(1, 2), v.transpose(1, 2)], all_positions, self.size
-            )
-            last = RememberedBuffer(
-                new_k.transpose(1, 2), new_v.transpose(1, 2), position_ids, segment_ids, 0, position_ids.shape[1]
-            )
-            return KeysValues(k, v, all_positions, self._reallocate(last, count))
+            last = self._last_keys_values(k, v, all_positions)
+            buffer = RememberedBuffer(*last, 0, last.position_ids.shape[1])
+            return KeysValues(k, v, all_positions, self._reallocate(buffer, count))
         return KeysValues(k, v, all_positions, buffer._replace(start=max(buffer.start, stop - self.size), stop=stop))
 
     def _reallocate(self, buffer: RememberedBuffer, count: int) -> RememberedBuffer:
         """Copy the used columns to a new buffer with capacity for `count`, or `size`, more tokens."""
         length = buffer.stop - buffer.start
-        buffer_size = self.size + max(count, self.size)
-
-        def copy_field(field: Tensor, axis: int) -> Tensor:
+        fields = []
+        for field, axis in zip(buffer[:4], (2, 2, 1, 1)):
             shape = list(field.shape)
-            shape[axis] = buffer_size
-            resized = field.new_zeros(shape)
-            resized.narrow(axis, 0, length).copy_(field.narrow(axis, buffer.start, length))
-            return resized
-
-        return RememberedBuffer(
-            copy_field(buffer.k, 2),
-            copy_field(buffer.v, 2),
-            copy_field(buffer.position_ids, 1),
-            copy_field(buffer.segment_ids, 1),
-            0,
-            length,
-        )
+            shape[axis] = self.size + max(count, self.size)
+            fields.append(field.new_zeros(shape))
+            fields[-1].narrow(axis, 0, length).copy_(field.narrow(axis, buffer.start, length))
+        k, v, position_ids, segment_ids = fields
+        return RememberedBuffer(k, v, position_ids, segment_ids, 0, length)
 
     def extra_repr(self) -> str:
         return f"size={self.size}"
@@ -181,11 +165,11 @@ def join_positions(
     if any(field is not None for field in (positions.roles, positions.tree)):
         raise ValueError("the segment memory does not store roles or trees of tokens; call without a state")
     rows = position_ids.shape[0]
-    joined = [
-        torch.cat([old, new.expand(rows, -1)], 1)
-        for old, new in ((position_ids, positions.position_ids), (segment_ids, positions.segment_ids))
-    ]
-    return TokenPositions(joined[0], joined[1], _joined_layout(positions, position_ids.shape[1]))
+    layout = _joined_layout(positions, position_ids.shape[1])
+    position_ids, segment_ids = (
+        torch.cat([old, new.expand(rows, -1)], 1) for old, new in zip((position_ids, segment_ids), positions[:2])
+    )
+    return TokenPositions(position_ids, segment_ids, layout)
 
 
 def _joined_layout(
@@ -203,9 +187,7 @@ def last_tokens(
     parts: list[Float[Tensor, "b s ..."]], positions: TokenPositions, size: int
 ) -> tuple[list[Float[Tensor, "b m ..."]], Int[Tensor, "b m"], Int[Tensor, "b m"]]:
     """Select the last `size` tokens of each row, without padding where the layout may have some."""
-    position_ids, segment_ids = (
-        field.expand(parts[0].shape[0], -1) for field in (positions.position_ids, positions.segment_ids)
-    )
+    position_ids, segment_ids = (ids.expand(parts[0].shape[0], -1) for ids in positions[:2])
     if not isinstance(positions.layout, ContiguousLayout | AlignedLayout):
         order = (segment_ids != PADDING_SEGMENT).byte().argsort(dim=1, stable=True)[:, -size:]
         rows = torch.arange(len(order), device=order.device)[:, None]

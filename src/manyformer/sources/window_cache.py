@@ -75,13 +75,9 @@ class WindowSource(KVSource):
         if x.shape[1] == 1:
             # the key that it overwrites is outside the window of this token
             return KeysValues(ring.k, ring.v, TokenPositions(ring.position_ids, ring.segment_ids), ring)
-        position_ids, segment_ids = (
-            ctx.positions.position_ids.expand(k.shape[0], -1),
-            ctx.positions.segment_ids.expand(k.shape[0], -1),
-        )
-        positions = TokenPositions(
-            torch.cat([state.position_ids, position_ids], 1), torch.cat([state.segment_ids, segment_ids], 1)
-        )
+        new_ids = (ids.expand(k.shape[0], -1) for ids in ctx.positions[:2])
+        position_ids, segment_ids = (torch.cat(ids, 1) for ids in zip(state[2:4], new_ids))
+        positions = TokenPositions(position_ids, segment_ids)
         return KeysValues(torch.cat([state.k, k], 2), torch.cat([state.v, v], 2), positions, ring)
 
     def decode_store(self, mask: Mask | None, heads: int, *, recurrent: bool) -> StoreStep | None:
@@ -119,25 +115,22 @@ class WindowSource(KVSource):
             in_window = ~never_evicted_columns & (position_ids > start + count - 1 - self.slots)
             ring = self._overwrite(ring, k, v, positions, in_window, start)._replace(length=start + count)
         else:
-            never_evicted_columns = never_evicted(self.mask, positions.position_ids) & (
-                positions.segment_ids != PADDING_SEGMENT
-            )
-            ring = self._scatter(ring, k, v, positions, never_evicted_columns)._replace(length=None)
-            never_evicted_columns = never_evicted_columns.any(0)
-        return (
-            self._append_never_evicted(ring, k, v, positions, never_evicted_columns)
-            if never_evicted_columns.any()
-            else ring
-        )
+            valid = positions.segment_ids != PADDING_SEGMENT
+            retained = never_evicted(self.mask, positions.position_ids) & valid
+            ring = self._scatter(ring, k, v, positions, retained)._replace(length=None)
+            never_evicted_columns = retained.any(0)
+        if not never_evicted_columns.any():
+            return ring
+        return self._append_never_evicted(ring, k, v, positions, never_evicted_columns)
 
     def _write_one(self, ring: RingCache, k: Tensor, v: Tensor, positions: TokenPositions, slot: int) -> RingCache:
         """Write one token at the same slot of all rows, the common case of decoding."""
         old = (ring.k, ring.v, ring.position_ids, ring.segment_ids)
         new_k, new_v, position_ids, segment_ids = old if ring.reserved else (field.clone() for field in old)
-        for field, new in ((new_k, k), (new_v, v)):
-            field.narrow(2, slot, 1).copy_(new)
-        for field, new in ((position_ids, positions.position_ids), (segment_ids, positions.segment_ids)):
-            field.narrow(1, slot, 1).copy_(new)
+        new_k.narrow(2, slot, 1).copy_(k)
+        new_v.narrow(2, slot, 1).copy_(v)
+        position_ids.narrow(1, slot, 1).copy_(positions.position_ids)
+        segment_ids.narrow(1, slot, 1).copy_(positions.segment_ids)
         return ring._replace(k=new_k, v=new_v, position_ids=position_ids, segment_ids=segment_ids)
 
     def _overwrite(
@@ -148,9 +141,8 @@ class WindowSource(KVSource):
             return ring
         columns = in_window.nonzero()[:, 0].to(k.device)
         slots = (columns + start) % self.slots
-        # several tokens at once may overwrite keys that the first of them still sees in an earlier state
-        needs_copy = not ring.reserved or k.shape[2] > 1
-        fields = [field.clone() if needs_copy else field for field in ring[:4]]
+        # copied, because they may overwrite keys that the first of them still sees in an earlier state
+        fields = [field.clone() for field in ring[:4]]
         for field, new in zip(fields, (k, v)):
             field.index_copy_(2, slots, new[:, :, columns])
         for field, ids in zip(fields[2:], (positions.position_ids, positions.segment_ids)):
@@ -172,9 +164,8 @@ class WindowSource(KVSource):
             & (positions.position_ids > positions.position_ids.gather(1, last) - self.slots)
         )
         # tokens that are not stored are written to an additional column, which is dropped
-        slots = torch.where(in_window, positions.position_ids % self.slots, ring.position_ids.shape[1]).expand(
-            k.shape[0], -1
-        )
+        slots = torch.where(in_window, positions.position_ids % self.slots, ring.position_ids.shape[1])
+        slots = slots.expand(k.shape[0], -1)
         expand_as = slots[:, None, :, None].expand_as
         padded = [torch.cat([field, field[:, :, :1]], 2) for field in ring[:2]]
         k, v = (field.scatter(2, expand_as(new), new)[:, :, :-1] for field, new in zip(padded, (k, v)))
@@ -189,9 +180,7 @@ class WindowSource(KVSource):
     ) -> RingCache:
         """Append the columns in which any row has a never-evicted token."""
         columns = never_evicted_columns.nonzero()[:, 0].to(k.device)
-        position_ids, segment_ids = (
-            ids[:, columns].expand(k.shape[0], -1) for ids in (positions.position_ids, positions.segment_ids)
-        )
+        position_ids, segment_ids = (ids[:, columns].expand(k.shape[0], -1) for ids in positions[:2])
         segment_ids = torch.where(never_evicted(self.mask, position_ids), segment_ids, PADDING_SEGMENT)
         return ring._replace(
             k=torch.cat([ring.k, k[:, :, columns]], 2),
