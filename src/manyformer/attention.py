@@ -120,10 +120,8 @@ class Attention(Layer):
             )
         self.kernel, self.source = kernel, default_source(kernel) if source is None else source
         self.heads, self.pre_norm = heads, pre_norm
-        head_dim, value_dim = (
-            dim // heads if head_dim is None else head_dim,
-            dim // heads if value_dim is None else value_dim,
-        )
+        head_dim = dim // heads if head_dim is None else head_dim
+        value_dim = dim // heads if value_dim is None else value_dim
         # the gates that a kernel needs for each token are projected and cached together with the values
         self.kv_shape = KVShape(kv_heads, head_dim, value_dim + kernel.gate_dim)
         self.q_proj = None if kernel.tied_qk else nn.Linear(dim, heads * (head_dim + kernel.extra_query_dim), bias=bias)
@@ -134,16 +132,11 @@ class Attention(Layer):
     def reset_parameters(self) -> None:
         """Initialize each projection separately with Glorot's uniform distribution."""
         num_key_rows = self.kv_shape.kv_heads * self.kv_shape.head_dim
-        query_layers = [] if self.q_proj is None else [self.q_proj]
-        weights = [layer.weight for layer in query_layers]
-        for weight in (
-            *weights,
-            self.kv_proj.weight[:num_key_rows],
-            self.kv_proj.weight[num_key_rows:],
-            self.out_proj.weight,
-        ):
-            nn.init.xavier_uniform_(weight.data)
-        for layer in (*query_layers, self.kv_proj, self.out_proj):
+        for layer in (self.q_proj, self.kv_proj, self.out_proj):
+            if layer is None:
+                continue
+            for weight in layer.weight.data.tensor_split([num_key_rows] if layer is self.kv_proj else []):
+                nn.init.xavier_uniform_(weight)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
@@ -158,12 +151,9 @@ class Attention(Layer):
         y, kernel_state, kernel_loss = self.kernel(
             KernelCall(q, k, v, ctx.positions, key_positions, self.position, kernel_state, ctx.watch)
         )
+        next_state = None if state is None else AttentionState(source_state, kernel_state)
         y = self.out_proj(y.transpose(1, 2).flatten(2))
-        return LayerOutput(
-            y,
-            None if state is None else AttentionState(source_state, kernel_state),
-            loss + kernel_loss + self.position.penalty(),
-        )
+        return LayerOutput(y, next_state, loss + kernel_loss + self.position.penalty())
 
     def _project_queries(
         self, x: Float[Tensor, "b l d"], positions: TokenPositions
@@ -183,9 +173,8 @@ class Attention(Layer):
         """Keys (b, g, s, e) and values (b, g, s, f) of tokens at these positions."""
         heads, key, value = self.kv_shape
         # one split, not two slices: its gradient is a single concatenation
-        k, v = self.kv_proj(x if self.pre_norm is None else self.pre_norm(x)).split(
-            [heads * key, heads * value], dim=-1
-        )
+        keys_values = self.kv_proj(x if self.pre_norm is None else self.pre_norm(x))
+        k, v = keys_values.split([heads * key, heads * value], dim=-1)
         return self.position.key(split_heads(k, heads), positions), split_heads(v, heads)
 
     def decode_step(self) -> DecodeStep | None:
@@ -277,11 +266,9 @@ def _memory_step(parts: AttentionStep, forward: DecodeStep) -> DecodeStep:
 def default_source(kernel: Kernel) -> KVSource:
     """The source for self-attention; if the mask evicts tokens, it caches only those that can still be visible."""
     cache_mask = kernel.cache_mask
-    return (
-        SelfSource()
-        if cache_mask is None or kernel.recurrent or not can_evict(cache_mask)
-        else WindowSource(cache_mask)
-    )
+    if cache_mask is None or kernel.recurrent or not can_evict(cache_mask):
+        return SelfSource()
+    return WindowSource(cache_mask)
 
 
 def split_heads(x: Float[Tensor, "b l he"], heads: int) -> Float[Tensor, "b h l e"]:

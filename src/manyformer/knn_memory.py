@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from manyformer.core import tree_map
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel, Model
 from manyformer.recipes import build, get_recipe
@@ -41,24 +40,18 @@ def memorize(
     if old_keywords["memory_length"] is None:
         raise UserError("a kNN memory needs a segment memory as well: set memory_length")
     valid_names = get_recipe(MEMORIZING_RECIPE).signature.parameters
-    keywords = (
-        {name: value for name, value in old_keywords.items() if name in valid_names}
-        | COUNTERPART_KEYWORDS[recipe]
-        | {"knn_memory_size": memory}
-    )
+    has_memory = old_keywords.get("knn_memory_size") is not None
+    keywords = {name: value for name, value in old_keywords.items() if name in valid_names}
+    keywords |= COUNTERPART_KEYWORDS[recipe] | {"knn_memory_size": memory}
     keywords |= {name: value for name, value in {"neighbours": neighbours, "block": block}.items() if value is not None}
-    if old_keywords.get("knn_memory_size") is None:
+    if not has_memory:
         keywords |= {"layer": layer, "gate": gate, "combine": "gate"}
     elif layer not in (None, old_keywords["layer"]):
         raise UserError(f"layer ({layer}) must be {old_keywords['layer']}, the layer that has the model's memory")
     parameter = next(model.parameters())
     memorizing = build(MEMORIZING_RECIPE, **keywords).to(device=parameter.device, dtype=parameter.dtype)
-    new_weights = {
-        name for name in memorizing.state_dict() if ".combine." in name and old_keywords.get("knn_memory_size") is None
-    }
-    load_result = memorizing.load_state_dict(
-        tree_map(lambda t: t.detach().clone(), dict(model.state_dict())), strict=False
-    )
+    load_result = memorizing.load_state_dict(model.state_dict(), strict=False)
+    new_weights = set() if has_memory else {name for name in memorizing.state_dict() if ".combine." in name}
     assert set(load_result.missing_keys) == new_weights
     assert not load_result.unexpected_keys
     memorizing.tokenizer = model.tokenizer

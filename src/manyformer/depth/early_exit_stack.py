@@ -141,9 +141,8 @@ class EarlyExit(LayeredStack):
         return state._replace(layers=layers, filled=(state.columns,) * self.depth)
 
     def extra_repr(self) -> str:
-        return f"{self.depth} layers" + (
-            "" if self.mixed_samples is None else f", {self.mixed_samples} random passes in training"
-        )
+        passes = "" if self.mixed_samples is None else f", {self.mixed_samples} random passes in training"
+        return f"{self.depth} layers{passes}"
 
 
 def _advance(state: EarlyExitState, layers: list[State], columns: int) -> EarlyExitState:

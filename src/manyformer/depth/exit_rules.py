@@ -104,11 +104,8 @@ class ThresholdExitRule(ExitRule):
             return ExitDecision(torch.zeros_like(inputs.position_ids, dtype=torch.bool))
         value = self.values[inputs.number - 1]
         confidence, logits = self.confidence(inputs)
-        return ExitDecision(
-            confidence >= (value if self.decay is None else self.decayed_threshold(value, inputs.position_ids)),
-            None,
-            logits,
-        )
+        threshold = value if self.decay is None else self.decayed_threshold(value, inputs.position_ids)
+        return ExitDecision(confidence >= threshold, None, logits)
 
     def decayed_threshold(self, value: float, position_ids: Int[Tensor, "b l"]) -> Float[Tensor, "b l"]:
         """The threshold `value` decayed for tokens at these positions."""

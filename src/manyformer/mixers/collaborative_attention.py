@@ -70,10 +70,8 @@ class CollaborativeAttention(Layer):
     def _queries(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b h l e"]:
         """The mixed queries, followed by a one-hot vector of the head that selects the head's key bias."""
         mixed = self.q_proj(x)[:, None] * self.mixing[:, None]
-        head_indicator = torch.eye(self.heads, dtype=x.dtype, device=x.device)[:, None].expand(
-            x.shape[0], -1, x.shape[1], -1
-        )
-        return torch.cat([mixed, head_indicator.to(mixed.dtype)], dim=-1)
+        head_indicator = torch.eye(self.heads, dtype=mixed.dtype, device=x.device)[:, None]
+        return torch.cat([mixed, head_indicator.expand(x.shape[0], -1, x.shape[1], -1)], dim=-1)
 
     def _project(self, x: Float[Tensor, "b s d"], positions: TokenPositions) -> tuple[Tensor, Tensor]:
         return torch.cat([self.k_proj(x), self.key_bias(x)], dim=-1)[:, None], self.v_proj(x)[:, None]

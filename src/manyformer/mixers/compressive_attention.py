@@ -155,9 +155,6 @@ class _WeightRecorder:
 def _preceding_positions(segment_ids: Int[Tensor, "b m"], positions: TokenPositions) -> TokenPositions:
     """Positions directly before the first valid token of each row, one per memory entry."""
     first_column = (positions.segment_ids != PADDING_SEGMENT).byte().argmax(1, keepdim=True)
-    first_position = positions.position_ids.gather(1, first_column.expand(positions.position_ids.shape[0], -1)).expand(
-        segment_ids.shape[0], -1
-    )
-    return TokenPositions(
-        first_position + torch.arange(-segment_ids.shape[1], 0, device=segment_ids.device), segment_ids
-    )
+    rows, count = segment_ids.shape
+    first_position = positions.position_ids.expand(rows, -1).gather(1, first_column.expand(rows, -1))
+    return TokenPositions(first_position + torch.arange(-count, 0, device=segment_ids.device), segment_ids)

@@ -46,16 +46,11 @@ class PairTable(PositionPairs):
     def forward(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Float[Tensor, "#b h l s"]:
         if isinstance(query_positions.layout, ContiguousLayout) and isinstance(key_positions.layout, ContiguousLayout):
             # a copy, because torch's flop counter fails if a module returns a view of a parameter
-            return self.weight[
-                None,
-                :,
-                position_index(query_positions, self.max_length),
-                position_index(key_positions, self.max_length),
-            ].clone()
+            rows, columns = (position_index(part, self.max_length) for part in (query_positions, key_positions))
+            return self.weight[None, :, rows, columns].clone()
         check_positions(self.max_length, query_positions, key_positions)
-        return self.weight[:, query_positions.position_ids[:, :, None], key_positions.position_ids[:, None]].transpose(
-            0, 1
-        )
+        pairs = self.weight[:, query_positions.position_ids[:, :, None], key_positions.position_ids[:, None]]
+        return pairs.transpose(0, 1)
 
 
 @final
@@ -71,13 +66,10 @@ class FactorizedPairs(PositionPairs):
 
     def forward(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Float[Tensor, "#b h l s"]:
         row, column = (
-            self.row[:, position_index(query_positions, self.max_length)],
-            self.column[:, position_index(key_positions, self.max_length)],
+            vectors[:, position_index(positions, self.max_length)]
+            for vectors, positions in ((self.row, query_positions), (self.column, key_positions))
         )
-        if row.ndim == 3:
-            row = row[:, None]
-        if column.ndim == 3:
-            column = column[:, None]
+        row, column = (part[:, None] if part.ndim == 3 else part for part in (row, column))
         return (row @ column.mT).transpose(0, 1)
 
 

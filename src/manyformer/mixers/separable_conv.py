@@ -11,12 +11,21 @@ from manyformer.core import PADDING_SEGMENT, AlignedLayout, Context, ContiguousL
 from manyformer.feedforward import init_glorot
 
 
-class ConvolutionState(NamedTuple):
-    """The last `size` - 1 tokens of each row, which are neighbours of the next tokens."""
+class ConvolutionTokens(NamedTuple):
+    """Tokens with their positions and documents: those of a call, or as a state the last `size` - 1 of each row."""
 
     x: Float[Tensor, "b n d"]
     position_ids: Int[Tensor, "b n"]
     segment_ids: Int[Tensor, "b n"]
+
+    def gather(self, columns: Int[Tensor, "b m"]) -> "ConvolutionTokens":
+        """The tokens in these columns of each row."""
+        x = self.x.gather(1, columns[..., None].expand(-1, -1, self.x.shape[2]))
+        return ConvolutionTokens(x, self.position_ids.gather(1, columns), self.segment_ids.gather(1, columns))
+
+    def append(self, new: "ConvolutionTokens") -> "ConvolutionTokens":
+        """These tokens followed by `new` ones."""
+        return ConvolutionTokens(*(torch.cat([old.to(field.dtype), field], 1) for old, field in zip(self, new)))
 
 
 @final
@@ -39,37 +48,33 @@ class SeparableConv(Layer):
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         zeros = torch.zeros(batch, self.size - 1, dtype=torch.long, device=device)
         x = torch.zeros(*zeros.shape, self.depthwise.shape[1], device=device, dtype=dtype)
-        return ConvolutionState(x, zeros, torch.full_like(zeros, PADDING_SEGMENT))
+        return ConvolutionTokens(x, zeros, torch.full_like(zeros, PADDING_SEGMENT))
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if state is not None and not self.causal:
             raise ValueError(
                 "SeparableConv: a later token changes earlier outputs; only a causal one can continue from a state"
             )
-        position_ids, segment_ids = (
-            ids.expand(x.shape[:2]) for ids in (ctx.positions.position_ids, ctx.positions.segment_ids)
-        )
-        order = None
+        position_ids, segment_ids = (ids.expand(x.shape[:2]) for ids in ctx.positions[:2])
+        tokens, order = ConvolutionTokens(x, position_ids, segment_ids), None
         if not isinstance(ctx.positions.layout, ContiguousLayout | AlignedLayout):
             # padding between tokens of a document must not separate them: move it to the end
             order = (segment_ids == PADDING_SEGMENT).byte().argsort(dim=1, stable=True)
-            position_ids, segment_ids = position_ids.gather(1, order), segment_ids.gather(1, order)
-            x = x.gather(1, order[..., None].expand(x.shape))
-        new_state = None if state is None else self._last_tokens(x, position_ids, segment_ids, state)
-        y = self._convolve(x, position_ids, segment_ids, state)
+            tokens = tokens.gather(order)
+        context: ConvolutionTokens = tokens if state is None else state.append(tokens)
+        y = self._convolve(tokens, context)
         if order is not None:
             y = torch.zeros_like(y).scatter(1, order[..., None].expand(y.shape), y)
-        return LayerOutput(self.pointwise(y), new_state)
-
-    def _convolve(
-        self, x: Tensor, position_ids: Tensor, segment_ids: Tensor, state: ConvolutionState | None
-    ) -> Float[Tensor, "b l d"]:
-        query_position_ids, query_segment_ids, length = position_ids, segment_ids, x.shape[1]
-        prefix = 0 if state is None else self.size - 1
         if state is not None:
-            x, position_ids, segment_ids = (
-                torch.cat([old.to(new.dtype), new], 1) for old, new in zip(state, (x, position_ids, segment_ids))
-            )
+            # the columns in `context` of the last valid tokens of each row
+            valid_count = (tokens.segment_ids != PADDING_SEGMENT).sum(1, keepdim=True)
+            state = context.gather(valid_count + torch.arange(self.size - 1, device=x.device))
+        return LayerOutput(self.pointwise(y), state)
+
+    def _convolve(self, tokens: ConvolutionTokens, context: ConvolutionTokens) -> Float[Tensor, "b l d"]:
+        """The convolution at `tokens`, which are the last columns of `context`."""
+        x, length = context.x, tokens.x.shape[1]
+        prefix = x.shape[1] - length
         first_offset = 1 - self.size if self.causal else -(self.size // 2)
         y = x.new_zeros(x.shape[0], length, x.shape[2])
         for tap, offset in enumerate(range(first_offset, first_offset + self.size)):
@@ -77,26 +82,12 @@ class SeparableConv(Layer):
             start, stop = max(0, prefix + offset), min(x.shape[1], prefix + offset + length)
             rows = slice(start - prefix - offset, stop - prefix - offset)
             if start < stop:
-                is_neighbour = (position_ids[:, start:stop] == query_position_ids[:, rows] + offset) & (
-                    segment_ids[:, start:stop] == query_segment_ids[:, rows]
+                is_neighbour = (context.position_ids[:, start:stop] == tokens.position_ids[:, rows] + offset) & (
+                    context.segment_ids[:, start:stop] == tokens.segment_ids[:, rows]
                 )
                 tap_output = torch.where(is_neighbour[..., None], x[:, start:stop], 0.0) * self.depthwise[tap]
                 y = y + F.pad(tap_output, (0, 0, rows.start, length - rows.stop))
         return y
-
-    def _last_tokens(
-        self, x: Tensor, position_ids: Tensor, segment_ids: Tensor, state: ConvolutionState
-    ) -> ConvolutionState:
-        """The last valid tokens of each row, from the state and this call, whose padding is at the end."""
-        valid_count = (segment_ids != PADDING_SEGMENT).sum(1, keepdim=True)
-        columns = valid_count + torch.arange(self.size - 1, device=segment_ids.device)
-        x, position_ids, segment_ids = (
-            torch.cat([old.to(new.dtype), new], 1) for old, new in zip(state, (x, position_ids, segment_ids))
-        )
-        channel_columns = columns[..., None].expand(-1, -1, x.shape[2])
-        return ConvolutionState(
-            x.gather(1, channel_columns), position_ids.gather(1, columns), segment_ids.gather(1, columns)
-        )
 
     def extra_repr(self) -> str:
         return f"size={self.size}, {'causal' if self.causal else 'bidirectional'}"

@@ -112,12 +112,8 @@ def dense_mask(mask: Mask, query_positions: TokenPositions, key_positions: Token
     """The mask as a tensor, (1, h, l, s) if all rows have the same positions."""
     if isinstance(query_positions.layout, ContiguousLayout) and isinstance(key_positions.layout, ContiguousLayout):
         query_positions, key_positions = (
-            query_positions._replace(
-                position_ids=query_positions.position_ids[:1], segment_ids=query_positions.segment_ids[:1]
-            ),
-            key_positions._replace(
-                position_ids=key_positions.position_ids[:1], segment_ids=key_positions.segment_ids[:1]
-            ),
+            positions._replace(position_ids=positions.position_ids[:1], segment_ids=positions.segment_ids[:1])
+            for positions in (query_positions, key_positions)
         )
     return mask.dense(query_positions, key_positions, heads)
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.core import Context, LayeredStack
+from manyformer.core import Context
 from manyformer.models.head import ClassHead
 from manyformer.models.model import BatchLoss
 from manyformer.models.output_head import OutputHead
@@ -44,25 +44,6 @@ def mean_loss(
 def divide_by_targets(loss: BatchLoss) -> Tensor:
     """The total of `loss` divided by the number of its targets."""
     return loss.total / loss.targets.clamp(min=1)
-
-
-def deep_loss(
-    auxiliary: AuxiliaryLoss,
-    layers: LayeredStack,
-    x: Float[Tensor, "b l d"],
-    ctx: Context,
-    head: OutputHead,
-    targets: Int[Tensor, "b l"],
-    *,
-    label_smoothing: float,
-) -> BatchLoss:
-    """The loss of the last layer's output, with auxiliary losses of all layers added to its `extra`."""
-    outputs = layers.layer_outputs(x, ctx)
-    final_loss = head.loss(outputs[-1].y, targets, label_smoothing=label_smoothing)
-    extra = auxiliary([out.y for out in outputs], LossInputs(targets, ctx, head, final_loss, label_smoothing))
-    for out in outputs:
-        extra = extra + out.loss
-    return final_loss._replace(extra=extra)
 
 
 @final
@@ -107,9 +88,8 @@ class LayerwiseNextTokenLoss(AuxiliaryLoss, TracksProgress):
         for index in range(self.depth - 1):
             heads, x = (self.next[index], self.ahead[index]), streams[index]
             if index in active:
-                total = (
-                    total + loss(heads[0], x, inputs.targets) + self.AHEAD_WEIGHT * loss(heads[1], x, second_targets)
-                )
+                total = total + loss(heads[0], x, inputs.targets)
+                total = total + self.AHEAD_WEIGHT * loss(heads[1], x, second_targets)
             else:
                 # with distributed training every parameter must receive a gradient
                 total = total + 0.0 * sum(weight.sum() for head in heads for weight in head.parameters())

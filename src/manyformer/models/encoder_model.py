@@ -22,12 +22,10 @@ class EncoderModel(Model[B]):
         super().__init__()
         self.embed, self.body, self.head = embed, body, head
         self.max_length = max_length_of(embed, body)
-        cache_masks = [part.cache_mask for part in body.modules() if isinstance(part, Kernel)]
-        self._uses_roles = any_node(
-            tuple(cache_masks), lambda part: isinstance(part, WithRole) and part.role != SUMMARY_ROLE
-        )
+        masks = tuple(part.cache_mask for part in body.modules() if isinstance(part, Kernel))
+        self._uses_roles = any_node(masks, lambda part: isinstance(part, WithRole) and part.role != SUMMARY_ROLE)
         has_part_summaries = isinstance(body, SummaryPrefixedLayer) and isinstance(body.summary_tokens, PartSummaries)
-        self._uses_parts = has_part_summaries or any_node(tuple(cache_masks), lambda part: part == SamePart())
+        self._uses_parts = has_part_summaries or any_node(masks, lambda part: part == SamePart())
 
     def _token_positions(
         self,

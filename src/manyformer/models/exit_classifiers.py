@@ -52,9 +52,8 @@ class ExitClassifiers(OutputHead, WrapsLoadedModule):
             head.loss(group, labels, label_smoothing=label_smoothing)
             for (head, group), labels in zip(groups, group_targets)
         ]
-        return BatchLoss(
-            torch.stack([loss.total for loss in losses]).sum(), torch.stack([loss.targets for loss in losses]).sum()
-        )
+        total, count, *_ = zip(*losses)
+        return BatchLoss(torch.stack(total).sum(), torch.stack(count).sum())
 
     def score(self, x: Float[Tensor, "*b m"], targets: Int[Tensor, "*b"]) -> BatchScore:
         return super().score(x, targets) if len(self.per_layer) else self.shared.score(split_exit_layer(x)[0], targets)

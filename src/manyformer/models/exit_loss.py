@@ -109,9 +109,8 @@ class ExitLoss(AuxiliaryLoss):
             layer_weights = [1.0 if self.weights == "even" else float(number) for number in range(1, len(exits) + 1)]
             extra = extra - final_loss
             for layer_weight, stream in zip(layer_weights, exits):
-                is_final = stream is streams[-1]
-                loss = (
-                    final_loss if is_final else mean_loss(inputs.head, stream, inputs.targets, inputs.label_smoothing)
-                )
+                loss = final_loss
+                if stream is not streams[-1]:
+                    loss = mean_loss(inputs.head, stream, inputs.targets, inputs.label_smoothing)
                 extra = extra + layer_weight / sum(layer_weights) * loss
         return extra if self.rule_loss is None else extra + self.rule_loss(exits, inputs)

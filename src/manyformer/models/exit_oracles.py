@@ -52,9 +52,8 @@ def best_layers(
     infinity a sum over the document (Elbayad et al. 2020, equations 14 to 17; in (16) the counts are those of t', not
     of t). Tokens outside `scored` do not contribute.
     """
-    smoothed = torch.einsum(
-        "nbs,bls->nbl", scores.masked_fill(~scored, 0.0), smoothing_kernel(positions, scores, smoothing)
-    )
+    weights = smoothing_kernel(positions, scores, smoothing)
+    smoothed = torch.einsum("nbs,bls->nbl", scores.masked_fill(~scored, 0.0), weights)
     layers = torch.arange(1, len(scores) + 1, device=scores.device)
     return (smoothed - layer_penalty * layers[:, None, None]).argmax(0) + 1
 
@@ -66,14 +65,11 @@ def smoothing_kernel(
     rows = like.shape[1]
     position_ids, segment_ids = positions.position_ids.expand(rows, -1), positions.segment_ids.expand(rows, -1)
     same_document = segment_ids[:, :, None] == segment_ids[:, None, :]
-    squared_distance = (position_ids[:, :, None] - position_ids[:, None, :]).to(like.dtype) ** 2
     if math.isinf(smoothing):
         return same_document.to(like.dtype)
-    return torch.where(
-        same_document,
-        torch.exp(-squared_distance / smoothing) if smoothing else (squared_distance == 0).to(like.dtype),
-        0.0,
-    )
+    squared_distance = (position_ids[:, :, None] - position_ids[:, None, :]).to(like.dtype) ** 2
+    weights = torch.exp(-squared_distance / smoothing) if smoothing else (squared_distance == 0).to(like.dtype)
+    return torch.where(same_document, weights, 0.0)
 
 
 @torch.no_grad()

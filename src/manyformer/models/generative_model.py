@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyformer.binding import has_hooks
 from manyformer.core import Context, Layer, LayeredStack, LayerOutput, MemorySequence, State, WatchFn, no_watch
-from manyformer.models.auxiliary_losses import AuxiliaryLoss, deep_loss
+from manyformer.models.auxiliary_losses import AuxiliaryLoss, LossInputs
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.model import B, BatchLoss, Model
 from manyformer.models.next_token_step import NextTokenFn, forward_layers, next_token_step
@@ -102,10 +102,13 @@ class GenerativeModel(Model[B]):
         tokens, segments, memory, targets = self.decoder_input(batch)
         self.check_length(tokens.shape[1])
         positions, _ = positions_of(tokens, segments, None)
-        x, stack = self.decoder_embed(tokens, positions), self.decoder_stack
+        stack, ctx = self.decoder_stack, Context(positions, memory)
         assert isinstance(stack, LayeredStack)
-        ctx = Context(positions, memory)
-        return deep_loss(self.auxiliary, stack, x, ctx, self.head, targets, label_smoothing=label_smoothing)
+        outputs = stack.layer_outputs(self.decoder_embed(tokens, positions), ctx)
+        final_loss = self.head.loss(outputs[-1].y, targets, label_smoothing=label_smoothing)
+        inputs = LossInputs(targets, ctx, self.head, final_loss, label_smoothing)
+        extra: Tensor = self.auxiliary([out.y for out in outputs], inputs)
+        return final_loss._replace(extra=sum((out.loss for out in outputs), extra))
 
     def _run_decoder(
         self,

@@ -98,6 +98,5 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
             raise ValueError("this model does not use retrieved tokens (neighbours); the recipe spalm does")
         flat_ids = neighbours.flatten(1)
         position_ids = torch.zeros_like(flat_ids)
-        return MemorySequence(
-            self.embed.token(flat_ids), TokenPositions(position_ids, torch.where(flat_ids == 0, PADDING_SEGMENT, 0))
-        )
+        positions = TokenPositions(position_ids, torch.where(flat_ids == 0, PADDING_SEGMENT, 0))
+        return MemorySequence(self.embed.token(flat_ids), positions)

@@ -38,8 +38,7 @@ class OutputHead(nn.Module, ABC):
         correct = torch.zeros((), dtype=torch.long, device=x.device)
         for chunk, chunk_targets in zip(torch.split(x, self.score_chunk), torch.split(targets, self.score_chunk)):
             logits = self(chunk).float()
-            nll = (
-                nll + F.cross_entropy(logits, chunk_targets, ignore_index=IGNORE_INDEX, reduction="sum").double().cpu()
-            )
+            loss = F.cross_entropy(logits, chunk_targets, ignore_index=IGNORE_INDEX, reduction="sum")
+            nll = nll + loss.double().cpu()
             correct = correct + (logits.argmax(-1) == chunk_targets).sum()
         return BatchScore(nll, count_targets(targets), correct)

@@ -64,9 +64,8 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch]):
         positions, _ = positions_of(source, source_segments, None)
         y = self.encoder(self.embed_source(source, positions), Context(positions, watch=watch)).y
         # a packed layout names rows, which a reordering of rows would invalidate
-        return MemorySequence(
-            y, positions._replace(layout=None) if isinstance(positions.layout, PackedLayout) else positions
-        )
+        is_packed = isinstance(positions.layout, PackedLayout)
+        return MemorySequence(y, positions._replace(layout=None) if is_packed else positions)
 
     def decode(
         self,

@@ -3,11 +3,11 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from torch import nn
 
-from manyformer.core import Chain
+from manyformer.core import Chain, Layer
 from manyformer.depth.early_exit_stack import EarlyExit
 from manyformer.depth.exit_predictors import GeometricExitRule, LearnedExitRule, MultinomialExitRule, SequenceExitRule
 from manyformer.depth.exit_rules import ExitRule, MarginExitRule, MaxProbabilityExitRule, NeverExit, SaturationExitRule
@@ -123,40 +123,32 @@ def with_early_exit(model: M, config: EarlyExitConfig) -> M:
     _check_config(config)
     if not isinstance(model, GenerativeModel):
         raise UserError(f"a {type(model).__name__} generates no tokens, so it cannot have early exits")
-    layers, head, loss = _build_parts(model, config)
-    wrapped = cast(M, model.with_decoder(layers, head, loss))
-    if config.rule == "classifier":
-        _freeze(wrapped, layers.rule)
-    wrapped.tokenizer = model.tokenizer
-    return wrapped.train(model.training)
-
-
-class EarlyExitParts(NamedTuple):
-    """The stack, head and auxiliary loss of a model with early exit."""
-
-    layers: EarlyExit
-    head: ExitClassifiers
-    loss: ExitLoss
-
-
-def _build_parts(model: GenerativeModel, config: EarlyExitConfig) -> EarlyExitParts:
-    body, head = model.decoder_stack, model.head
-    if isinstance(body, EarlyExit):
-        raise UserError("this model has early exits already; mf.load(folder, keywords=...) changes its threshold")
-    if not isinstance(body, Chain):
-        raise UserError(f"early exit needs a Chain of layers, and a {type(body).__name__} is none")
+    body, head = _check_stack(model.decoder_stack), model.head
     depth = sum(name.isdigit() for name, _ in body.named_children())
-    if not depth:
-        kinds = ", ".join(type(layer).__name__ for layer in body.children())
-        raise UserError(f"early exit needs a chain of numbered layers, and this stack is one {kinds}")
     copies = [copy.deepcopy(head) for _ in range(depth - 1)] if config.classifier_sharing == "per-layer" else []
     exits = ExitClassifiers(head, copies)
     rule = _build_rule(config, model, exits, depth)
     mixed_samples = config.mixed_samples if config.exit_training == "mixed" else None
-    layers = EarlyExit(body, rule, mixed_samples=mixed_samples)
     # in its separate training stage only the confidence classifier is trained
     weights = None if config.rule == "classifier" else "even" if mixed_samples else config.layer_weights
-    return EarlyExitParts(layers, exits, ExitLoss(depth, weights, _build_rule_loss(config, rule)))
+    loss = ExitLoss(depth, weights, _build_rule_loss(config, rule))
+    wrapped = cast(M, model.with_decoder(EarlyExit(body, rule, mixed_samples=mixed_samples), exits, loss))
+    if config.rule == "classifier":
+        _freeze(wrapped, rule)
+    wrapped.tokenizer = model.tokenizer
+    return wrapped.train(model.training)
+
+
+def _check_stack(body: Layer) -> Chain:
+    """The stack as a chain of numbered layers. Raises UserError for any other."""
+    if isinstance(body, EarlyExit):
+        raise UserError("this model has early exits already; mf.load(folder, keywords=...) changes its threshold")
+    if not isinstance(body, Chain):
+        raise UserError(f"early exit needs a Chain of layers, and a {type(body).__name__} is none")
+    if not any(name.isdigit() for name, _ in body.named_children()):
+        kinds = ", ".join(type(layer).__name__ for layer in body.children())
+        raise UserError(f"early exit needs a chain of numbered layers, and this stack is one {kinds}")
+    return body
 
 
 def _build_rule(config: EarlyExitConfig, model: GenerativeModel, exits: ExitClassifiers, depth: int) -> ExitRule:
