@@ -148,9 +148,8 @@ class Attention(Layer):
         source_state, kernel_state = (None, None) if state is None else state
         q, project_kv = self._project_queries(x, ctx.positions)
         k, v, key_positions, source_state, loss = self.source(x, ctx, project_kv, source_state)
-        y, kernel_state, kernel_loss = self.kernel(
-            KernelCall(q, k, v, ctx.positions, key_positions, self.position, kernel_state, ctx.watch)
-        )
+        call = KernelCall(q, k, v, ctx.positions, key_positions, self.position, kernel_state, ctx.watch)
+        y, kernel_state, kernel_loss = self.kernel(call)
         next_state = None if state is None else AttentionState(source_state, kernel_state)
         y = self.out_proj(y.transpose(1, 2).flatten(2))
         return LayerOutput(y, next_state, loss + kernel_loss + self.position.penalty())

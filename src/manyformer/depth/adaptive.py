@@ -67,11 +67,8 @@ class AdaptiveComputation(Layer):
         super().__init__()
         attention = block.attention.inner
         assert isinstance(attention, Attention)
-        if (
-            not isinstance(attention.source, HaltedTokenSource)
-            or attention.kernel.recurrent
-            or attention.kernel.tied_qk
-        ):
+        kernel = attention.kernel
+        if not isinstance(attention.source, HaltedTokenSource) or kernel.recurrent or kernel.tied_qk:
             raise ValueError(
                 "AdaptiveComputation: the keys of halted tokens must be cached: "
                 "Attention(..., SoftmaxKernel(), source=HaltedTokenSource())"
@@ -82,9 +79,8 @@ class AdaptiveComputation(Layer):
         self._tokenwise_transition = isinstance(block.transition.inner, FeedForward | GatedFeedForward | ChunkedLayer)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        return init_step_states(
-            self.block, self.halting.max_steps, batch, capacity=capacity, device=device, dtype=dtype
-        )
+        steps = self.halting.max_steps
+        return init_step_states(self.block, steps, batch, capacity=capacity, device=device, dtype=dtype)
 
     # the number of steps depends on the data
     @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -18,6 +18,9 @@ from manyformer.depth.exit_rules import (
     at_least_float32,
 )
 
+LayerStreams = Sequence[Float[Tensor, "b l d"]]
+"""The outputs of all layers in order."""
+
 
 class LearnedExitRule(ABC):
     """A rule that is trained on target exit layers."""
@@ -26,9 +29,7 @@ class LearnedExitRule(ABC):
     """Whether all tokens of a document exit after the same layer."""
 
     @abstractmethod
-    def cost(
-        self, streams: Sequence[Float[Tensor, "b l d"]], ctx: Context, target_layers: Int[Tensor, "b l"]
-    ) -> Float[Tensor, "b l"]:
+    def cost(self, streams: LayerStreams, ctx: Context, target_layers: Int[Tensor, "b l"]) -> Float[Tensor, "b l"]:
         """The cross entropy of the target exit layers, given the outputs of all layers."""
 
 
@@ -48,9 +49,7 @@ class LayerClassExitRule(PlannedExitRule, LearnedExitRule):
         layer: Tensor = self.choose(features).argmax(-1) + 1
         return layer
 
-    def cost(
-        self, streams: Sequence[Float[Tensor, "b l d"]], ctx: Context, target_layers: Int[Tensor, "b l"]
-    ) -> Float[Tensor, "b l"]:
+    def cost(self, streams: LayerStreams, ctx: Context, target_layers: Int[Tensor, "b l"]) -> Float[Tensor, "b l"]:
         logits = at_least_float32(self.choose(self.features(ctx, streams[0])))
         return F.cross_entropy(logits.movedim(-1, 1), target_layers - 1, reduction="none")
 
@@ -100,17 +99,15 @@ class GeometricExitRule(ThresholdExitRule, LearnedExitRule):
     def confidence(self, inputs: ExitRuleInput) -> tuple[Float[Tensor, "b l"], None]:
         return at_least_float32(self.leave(inputs.classifier_input)).squeeze(-1).sigmoid(), None
 
-    def logits(self, streams: Sequence[Float[Tensor, "b l d"]]) -> Float[Tensor, "b l n"]:
+    def logits(self, streams: LayerStreams) -> Float[Tensor, "b l n"]:
         """The logit of exiting after each layer but the last, given that the token has reached it."""
         return at_least_float32(torch.cat([self.leave(stream) for stream in streams[:-1]], dim=-1))
 
-    def log_exit_probabilities(self, streams: Sequence[Float[Tensor, "b l d"]]) -> Float[Tensor, "b l m"]:
+    def log_exit_probabilities(self, streams: LayerStreams) -> Float[Tensor, "b l m"]:
         """The log-probability of exiting after each layer; a token that reaches the last layer exits there."""
         logits = self.logits(streams)
         log_survival = F.pad(F.logsigmoid(-logits).cumsum(-1), (1, 0))
         return log_survival + F.pad(F.logsigmoid(logits), (0, 1))
 
-    def cost(
-        self, streams: Sequence[Float[Tensor, "b l d"]], ctx: Context, target_layers: Int[Tensor, "b l"]
-    ) -> Float[Tensor, "b l"]:
+    def cost(self, streams: LayerStreams, ctx: Context, target_layers: Int[Tensor, "b l"]) -> Float[Tensor, "b l"]:
         return -self.log_exit_probabilities(streams).gather(-1, target_layers[..., None] - 1).squeeze(-1)

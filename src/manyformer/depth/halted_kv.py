@@ -68,9 +68,8 @@ class HaltedKVStore:
             x, positions, token_index = flatten_chosen(states, self.positions, newly_halted)
             x = self.timing.position.embed(x, positions)
             projected = self._project(x if self.can_shift else x + step_vector, positions)
-            self.cached = [
-                cached.index_copy(0, token_index, new[0].transpose(0, 1)) for cached, new in zip(self.cached, projected)
-            ]
+            fields = zip(self.cached, projected)
+            self.cached = [cached.index_copy(0, token_index, new[0].transpose(0, 1)) for cached, new in fields]
             self.unprojected = self.unprojected & ~newly_halted
         k, v = (x.view(*halted.shape, *x.shape[1:]).transpose(1, 2) for x in self.cached)
         if not self.can_shift:

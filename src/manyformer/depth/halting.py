@@ -40,9 +40,8 @@ class HaltingRule(ABC):
         running = state.running & ~reached
         remainder = torch.where(state.running & reached, 1 - state.probability_sum, 0.0)
         weights = torch.where(running, probability, remainder)
-        return weights, HaltingState(
-            running, state.probability_sum + weights, state.steps + state.running, state.remainder + remainder
-        )
+        probability_sum, steps = state.probability_sum + weights, state.steps + state.running
+        return weights, HaltingState(running, probability_sum, steps, state.remainder + remainder)
 
     @abstractmethod
     def mix(

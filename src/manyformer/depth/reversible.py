@@ -35,11 +35,8 @@ class ReversibleStack(Layer):
                 raise ValueError(f"layer {name} ({type(layer).__name__}) must be a Chain of residual branches")
             self.add_module(name, layer)
             for part in layer.children():
-                if (
-                    not isinstance(part, Residual)
-                    or part.post_norm is not None
-                    or not isinstance(part.join, AddJoin | None)
-                ):
+                is_branch = isinstance(part, Residual) and part.post_norm is None
+                if not is_branch or not isinstance(part.join, AddJoin | None):
                     raise ValueError(
                         f"layer {name}: a branch must only be added, so that it can be subtracted again: its norms "
                         "must be inside (norm_order='pre' or 'sandwich')"
@@ -57,9 +54,8 @@ class ReversibleStack(Layer):
         loss: Tensor | float = 0.0
         next_states: list[State] = []
         for index, residual in enumerate(branches):
-            update, next_state, branch_loss = _run_branch(
-                residual, x2.to(x.dtype), ctx, None if state is None else state[index]
-            )
+            branch_state = None if state is None else state[index]
+            update, next_state, branch_loss = _run_branch(residual, x2.to(x.dtype), ctx, branch_state)
             x1, x2 = x2, x1 + update
             next_states.append(next_state)
             loss = loss + branch_loss

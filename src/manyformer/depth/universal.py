@@ -44,9 +44,8 @@ class UniversalBlock(Layer):
         attention_state, cross_state, transition_state = (None, None, None) if state is None else state
         x, (attention_state, cross_state), loss = self.attend(x, ctx, (attention_state, cross_state))
         y, transition_state, transition_loss = self.transition(x, ctx, transition_state)
-        return LayerOutput(
-            y, None if state is None else [attention_state, cross_state, transition_state], loss + transition_loss
-        )
+        next_state = None if state is None else [attention_state, cross_state, transition_state]
+        return LayerOutput(y, next_state, loss + transition_loss)
 
     def attend(self, x: Float[Tensor, "b l d"], ctx: Context, state: tuple[State, State]) -> LayerOutput:
         """Self-attention followed by cross-attention; the state is a pair of their states."""
@@ -98,9 +97,8 @@ class FixedSteps(Layer):
             block_state = [attention_states[step], cross_state, transition_states[step]]
             x, (attention_states[step], cross_state, transition_states[step]), extra = self.block(x, ctx, block_state)
             loss = loss + extra
-        return LayerOutput(
-            x, None if state is None else UniversalState(attention_states, transition_states, cross_state), loss
-        )
+        next_state = None if state is None else UniversalState(attention_states, transition_states, cross_state)
+        return LayerOutput(x, next_state, loss)
 
     def extra_repr(self) -> str:
         return f"{self.steps} steps"

@@ -127,9 +127,7 @@ class CompressionLoss(nn.Module, ABC):
     """Whether slots get gradients of the task's loss in the next step, in which they are attended to."""
 
     @abstractmethod
-    def forward(
-        self, attention: Attention, inputs: MemorySlots, tokens: MemorySlots, slots: MemorySlots
-    ) -> Tensor | float:
+    def forward(self, attention: Attention, inputs: MemorySlots, tokens: MemorySlots, slots: MemorySlots) -> Tensor:
         """An auxiliary loss of `slots`, compressed from `tokens`, for queries `inputs`; only `slots` get gradients."""
 
 
@@ -144,9 +142,7 @@ class AutoEncodingLoss(CompressionLoss):
         super().__init__()
         self.decoder = nn.ConvTranspose1d(dim, dim, rate, stride=rate)
 
-    def forward(
-        self, attention: Attention, inputs: MemorySlots, tokens: MemorySlots, slots: MemorySlots
-    ) -> Tensor | float:
+    def forward(self, attention: Attention, inputs: MemorySlots, tokens: MemorySlots, slots: MemorySlots) -> Tensor:
         reconstruction = self.decoder(slots.x.mT).mT
         counted = (slots.segment_ids != PADDING_SEGMENT).repeat_interleave(tokens.x.shape[1] // slots.x.shape[1], 1)
         return _mean_square(reconstruction - tokens.x.detach(), counted)
@@ -160,9 +156,7 @@ class AttentionReconstructionLoss(CompressionLoss):
     square over the channels of all queries that see keys of their document in both.
     """
 
-    def forward(
-        self, attention: Attention, inputs: MemorySlots, tokens: MemorySlots, slots: MemorySlots
-    ) -> Tensor | float:
+    def forward(self, attention: Attention, inputs: MemorySlots, tokens: MemorySlots, slots: MemorySlots) -> Tensor:
         with_tokens, sees_tokens = _content_attention(attention, inputs, tokens.detach())
         with_slots, sees_slots = _content_attention(attention, inputs, slots)
         return _mean_square(with_slots - with_tokens.detach(), sees_tokens & sees_slots)
@@ -174,10 +168,8 @@ class ThroughTimeLoss(CompressionLoss):
 
     next_step_gradients = True
 
-    def forward(
-        self, attention: Attention, inputs: MemorySlots, tokens: MemorySlots, slots: MemorySlots
-    ) -> Tensor | float:
-        return 0.0
+    def forward(self, attention: Attention, inputs: MemorySlots, tokens: MemorySlots, slots: MemorySlots) -> Tensor:
+        return inputs.x.new_zeros(())
 
 
 def _content_attention(
@@ -193,9 +185,8 @@ def _content_attention(
     q = split_heads(_call_frozen(attention.q_proj, x), attention.heads)
     parts = torch.split(_call_frozen(attention.kv_proj, y), [heads * key_dim, heads * value_dim], dim=-1)
     k, v = (split_heads(part, heads).repeat_interleave(attention.heads // heads, 1) for part in parts)
-    visible = (queries.segment_ids[:, :, None] == memory.segment_ids[:, None, :]) & (
-        memory.segment_ids[:, None, :] != PADDING_SEGMENT
-    )
+    key_segments = memory.segment_ids[:, None, :]
+    visible = (queries.segment_ids[:, :, None] == key_segments) & (key_segments != PADDING_SEGMENT)
     outputs = masked_softmax(q @ k.mT / math.sqrt(key_dim), visible[:, None]).to(v.dtype) @ v
     return outputs.transpose(1, 2).flatten(2), visible.any(-1)
 

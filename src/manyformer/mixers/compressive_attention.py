@@ -90,9 +90,8 @@ class CompressiveAttention(Layer, StatefulAcrossBatches):
         # the oldest tokens beyond the memory, in complete blocks
         evicted_count = max(0, memory_length + x.shape[1] - self.memory_length) // self.block * self.block
         trains_compression = self.teacher is not None and torch.is_grad_enabled()
-        needs_weights = (
-            self.compression.needs_attention and evicted_count > 0 and (state is not None or trains_compression)
-        )
+        compresses = evicted_count > 0 and (state is not None or trains_compression)
+        needs_weights = compresses and self.compression.needs_attention
         recorder = _WeightRecorder(self.attention.kernel, ctx)
         watch = recorder if needs_weights or ctx.watch is not no_watch else no_watch
         y, _, loss = self.attention(x, replace(ctx, memory=prefix, watch=watch), None)

@@ -45,9 +45,8 @@ class GlobalLocalAttention(Layer):
         self.global_q_proj, self.global_kv_proj = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
         self.tokens = tokens
         # each query has visible keys in one of the two kernels, and gets zeros from the other
-        self.local_kernel = SoftmaxKernel(
-            (local_mask | VisibleToAll(tokens)) & NotMask(AttendsToAll(tokens)), dropout=dropout
-        )
+        local_queries = (local_mask | VisibleToAll(tokens)) & NotMask(AttendsToAll(tokens))
+        self.local_kernel = SoftmaxKernel(local_queries, dropout=dropout)
         self.global_kernel = SoftmaxKernel(AttendsToAll(tokens), dropout=dropout, scale=(dim // heads) ** -0.5)
         self.reset_parameters()
 
@@ -76,12 +75,11 @@ class GlobalLocalAttention(Layer):
     def _global_outputs(self, x: Float[Tensor, "b l d"], ctx: Context) -> Float[Tensor, "b h l e"]:
         """The attention outputs of global tokens, and zeros for all others."""
         indices = None if ctx.watch is not no_watch else self._global_indices(ctx.positions)
-        query_positions = (
-            ctx.positions
-            if indices is None
-            else take_tokens(ctx.positions, (torch.arange(len(indices), device=indices.device)[:, None], indices))
-        )
-        queries_in = x if indices is None else x.gather(1, indices[..., None].expand(-1, -1, x.shape[-1]))
+        queries_in, query_positions = x, ctx.positions
+        if indices is not None:
+            rows = torch.arange(len(indices), device=indices.device)[:, None]
+            queries_in = x.gather(1, indices[..., None].expand(-1, -1, x.shape[-1]))
+            query_positions = take_tokens(ctx.positions, (rows, indices))
         q = split_heads(self.global_q_proj(queries_in), self.heads)
         if indices is None or indices.shape[1] * self.heads > x.shape[-1]:
             k, v = (split_heads(projected, self.heads) for projected in self.global_kv_proj(x).chunk(2, dim=-1))
@@ -107,9 +105,8 @@ class GlobalLocalAttention(Layer):
         q (W x) equals (q W) x, and a bias of keys is the same for all keys of a query.
         """
         k_proj, v_proj = (weight.view(self.heads, -1, x.shape[-1]) for weight in self.global_kv_proj.weight.chunk(2))
-        mean_inputs = self.global_kernel(
-            KernelCall(q @ k_proj, x[:, None], x[:, None], query_positions, key_positions, NoPosition())
-        ).y
+        call = KernelCall(q @ k_proj, x[:, None], x[:, None], query_positions, key_positions, NoPosition())
+        mean_inputs = self.global_kernel(call).y
         bias = self.global_kv_proj.bias.chunk(2)[1].view(self.heads, 1, -1)
         is_global = self.tokens(query_positions) & (query_positions.segment_ids != PADDING_SEGMENT)
         y: Tensor = (mean_inputs @ v_proj.mT + bias) * is_global[:, None, :, None]
@@ -161,14 +158,10 @@ class FourPieceAttention(Layer):
             raise ValueError(f"dim ({dim}) must be a multiple of heads ({heads})")
         self.heads = heads
         from_summaries, to_summaries = AttendsToAll(WithRole(SUMMARY_ROLE)), VisibleToAll(WithRole(SUMMARY_ROLE))
-        self.summaries = SideProjections(
-            dim, from_summaries if g2l == AllKeys() else simplify_and(from_summaries, to_summaries | g2l), position()
-        )
-        self.text = SideProjections(
-            dim,
-            simplify_and(simplify_and(l2l, NotMask(to_summaries)) | to_summaries, NotMask(from_summaries)),
-            position(),
-        )
+        summary_mask = from_summaries if g2l == AllKeys() else simplify_and(from_summaries, to_summaries | g2l)
+        text_mask = simplify_and(simplify_and(l2l, NotMask(to_summaries)) | to_summaries, NotMask(from_summaries))
+        self.summaries = SideProjections(dim, summary_mask, position())
+        self.text = SideProjections(dim, text_mask, position())
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         positions = ctx.positions

@@ -95,12 +95,8 @@ class LeadingSummaries(SummaryTokens):
     def list_summaries(self, segment_ids: Int[Tensor, " l"], part_ids: Int[Tensor, " l"]) -> Int[Tensor, "n 3"]:
         indices = torch.arange(self.count)
         documents = torch.unique(segment_ids)
-        columns = [
-            documents.repeat_interleave(self.count),
-            indices.repeat(len(documents)),
-            torch.full((len(documents) * self.count,), -1),
-        ]
-        return torch.stack(columns, -1)
+        segments, positions = documents.repeat_interleave(self.count), indices.repeat(len(documents))
+        return torch.stack([segments, positions, torch.full_like(positions, -1)], -1)
 
 
 class SummaryAndText(NamedTuple):
@@ -161,12 +157,10 @@ class SummaryPrefixedLayer(Layer):
     # the number of summaries depends on tensor values
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _list_summaries(self, segment_ids: Int[Tensor, "b l"], part_ids: Int[Tensor, "b l"]) -> Int[Tensor, "3 b n"]:
-        rows = [
-            self.summary_tokens.list_summaries(
-                row_segments[row_segments != PADDING_SEGMENT], row_parts[row_segments != PADDING_SEGMENT]
-            )
-            for row_segments, row_parts in zip(segment_ids.cpu(), part_ids.cpu())
-        ]
+        rows = []
+        for row_segments, row_parts in zip(segment_ids.cpu(), part_ids.cpu()):
+            valid = row_segments != PADDING_SEGMENT
+            rows.append(self.summary_tokens.list_summaries(row_segments[valid], row_parts[valid]))
         padding = torch.tensor([PADDING_SEGMENT, 0, -1])
         padded = pad_sequence([row - padding for row in rows], batch_first=True) + padding
         return padded.movedim(-1, 0).to(segment_ids.device)

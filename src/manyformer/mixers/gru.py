@@ -52,24 +52,18 @@ class BidirectionalGRU(Layer):
         if state is not None:
             raise ValueError("BidirectionalGRU cannot continue from a state: later tokens change all earlier outputs")
         reversed_columns = mirrored_columns(ctx.positions)
-        inputs = torch.stack(
-            [
-                _project_inputs(self.forward_gru, x),
-                _project_inputs(self.backward_gru, _gather_columns(x, reversed_columns)),
-            ]
-        )
+        streams = ((self.forward_gru, x), (self.backward_gru, _gather_columns(x, reversed_columns)))
+        inputs = torch.stack([_project_inputs(gru, stream) for gru, stream in streams])
         gates, candidate = (
             torch.stack([getattr(gru, name).weight.mT for gru in (self.forward_gru, self.backward_gru)])
             for name in ("gates", "candidate")
         )
         initial_states = inputs.new_zeros(2, x.shape[0], self.dim)
         with autocast_disabled(x.device):
-            forward_states, backward_states = gru_scan(
-                inputs, gates, candidate, initial_states, None, _state_resets(ctx.positions)
-            ).states_out.transpose(1, 2)
-        return LayerOutput(
-            torch.cat([forward_states, _gather_columns(backward_states, reversed_columns)], dim=-1).to(x)
-        )
+            result = gru_scan(inputs, gates, candidate, initial_states, None, _state_resets(ctx.positions))
+        forward_states, backward_states = result.states_out.transpose(1, 2)
+        y = torch.cat([forward_states, _gather_columns(backward_states, reversed_columns)], dim=-1)
+        return LayerOutput(y.to(x))
 
 
 class AttendingGRUState(NamedTuple):
@@ -100,9 +94,8 @@ class AttendingGRU(Layer):
         self.mask = AllKeys()
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        return AttendingGRUState(
-            torch.zeros(batch, self.dim, device=device, dtype=torch.promote_types(dtype, torch.float32))
-        )
+        wide_dtype = torch.promote_types(dtype, torch.float32)
+        return AttendingGRUState(torch.zeros(batch, self.dim, device=device, dtype=wide_dtype))
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if ctx.memory is None:
@@ -111,13 +104,8 @@ class AttendingGRU(Layer):
         keys, values = (None, None) if state is None else state[1:]
         if keys is None or values is None:
             keys, values = self.score.key(memory), self.context_proj(memory)
-        attention = StepAttention(
-            self.score.query.weight.mT,
-            keys,
-            values,
-            self.score.energy.weight[0],
-            self._dense_mask(ctx.positions, memory_positions),
-        )
+        mask = self._dense_mask(ctx.positions, memory_positions)
+        attention = StepAttention(self.score.query.weight.mT, keys, values, self.score.energy.weight[0], mask)
         initial_state, resets = self._initial_states(ctx.positions, ctx.memory, state)
         gates, candidate = self.gru.gates.weight.mT[None], self.gru.candidate.weight.mT[None]
         inputs = _project_inputs(self.gru, x)[None]
@@ -126,9 +114,8 @@ class AttendingGRU(Layer):
         assert result.weights is not None
         weights = result.weights.transpose(0, 1)
         ctx.watch(self, "weights", weights[:, None])
-        features = torch.cat(
-            [result.states_in[0].transpose(0, 1).to(x), x, (weights.to(memory) @ memory).to(x)], dim=-1
-        )
+        context_vectors = (weights.to(memory) @ memory).to(x)
+        features = torch.cat([result.states_in[0].transpose(0, 1).to(x), x, context_vectors], dim=-1)
         # maxout pairs are channels i and i + out_dim, which is faster than adjacent channels
         y: Tensor = self.dropout(torch.maximum(*self.readout(features).chunk(2, dim=-1)))
         return LayerOutput(y, None if state is None else AttendingGRUState(result.states_out[0, -1], keys, values))
@@ -144,11 +131,8 @@ class AttendingGRU(Layer):
         self, query_positions: TokenPositions, memory: MemorySequence, state: AttendingGRUState | None
     ) -> tuple[Tensor, StateResets | None]:
         """The initial hidden state, and the resets at later document starts."""
-        if (
-            isinstance(query_positions.layout, ContiguousLayout)
-            and query_positions.layout.start > 0
-            and state is not None
-        ):
+        layout = query_positions.layout
+        if state is not None and isinstance(layout, ContiguousLayout) and layout.start > 0:
             return state.hidden, None
         resets = _state_resets(query_positions, continues=state is not None)
         if resets is None:
@@ -161,9 +145,8 @@ class AttendingGRU(Layer):
         """The initial state of each token's document, which depends on the source alone."""
         same_document = memory.positions.segment_ids[:, None] == query_positions.segment_ids[:, :, None]
         source_starts = same_document.byte().argmax(-1)
-        backward_states = _gather_columns(memory.y[..., self.backward_dim :], source_starts) * same_document.any(
-            -1, keepdim=True
-        )
+        backward_states = _gather_columns(memory.y[..., self.backward_dim :], source_starts)
+        backward_states = backward_states * same_document.any(-1, keepdim=True)
         states: Tensor = self.initial_proj(backward_states).tanh()
         return states
 
@@ -173,9 +156,8 @@ def mirrored_columns(positions: TokenPositions) -> Int[Tensor, "b l"]:
 
     Padding, also within a document, maps to itself.
     """
-    columns = torch.arange(positions.position_ids.shape[1], device=positions.position_ids.device).expand_as(
-        positions.position_ids
-    )
+    position_ids = positions.position_ids
+    columns = torch.arange(position_ids.shape[1], device=position_ids.device).expand_as(position_ids)
     if isinstance(positions.layout, ContiguousLayout):
         return columns.flip(1)
     valid = positions.segment_ids != PADDING_SEGMENT

@@ -82,9 +82,8 @@ class SeparableConv(Layer):
             start, stop = max(0, prefix + offset), min(x.shape[1], prefix + offset + length)
             rows = slice(start - prefix - offset, stop - prefix - offset)
             if start < stop:
-                is_neighbour = (context.position_ids[:, start:stop] == tokens.position_ids[:, rows] + offset) & (
-                    context.segment_ids[:, start:stop] == tokens.segment_ids[:, rows]
-                )
+                is_next = context.position_ids[:, start:stop] == tokens.position_ids[:, rows] + offset
+                is_neighbour = is_next & (context.segment_ids[:, start:stop] == tokens.segment_ids[:, rows])
                 tap_output = torch.where(is_neighbour[..., None], x[:, start:stop], 0.0) * self.depthwise[tap]
                 y = y + F.pad(tap_output, (0, 0, rows.start, length - rows.stop))
         return y

@@ -73,9 +73,8 @@ class SpatialGate(Layer):
         if self.attention is not None:
             attention_gate, attention_state, loss = self.attention(x, ctx, attention_state)
             gate = gate + attention_gate
-        return LayerOutput(
-            self.down(z1 * gate), None if state is None else GateState(keys.state, attention_state), loss
-        )
+        next_state = None if state is None else GateState(keys.state, attention_state)
+        return LayerOutput(self.down(z1 * gate), next_state, loss)
 
     def extra_repr(self) -> str:
         return repr(self.mask)
@@ -86,12 +85,9 @@ class SpatialGate(Layer):
     def _mix(
         self, z: Float[Tensor, "b 1 s f"], query_positions: TokenPositions, key_positions: TokenPositions
     ) -> Float[Tensor, "b l f"]:
-        if (
-            isinstance(query_positions.layout, PackedLayout)
-            and query_positions.layout is key_positions.layout
-            and query_positions.layout.documents
-        ):
-            return map_documents(z, z, z, query_positions.layout, self._mix_document)[:, 0]
+        layout = query_positions.layout
+        if isinstance(layout, PackedLayout) and layout is key_positions.layout and layout.documents:
+            return map_documents(z, z, z, layout, self._mix_document)[:, 0]
         return apply_weights(self._weights(query_positions, key_positions), z)[:, 0]
 
     def _mix_document(self, q: Tensor, k: Tensor, z: Tensor) -> Float[Tensor, "1 1 l f"]:
@@ -99,9 +95,8 @@ class SpatialGate(Layer):
         return apply_weights(self._weights(positions, positions), z)
 
     def _weights(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Float[Tensor, "#b 1 l s"]:
-        return self.weights(query_positions, key_positions).masked_fill(
-            ~dense_mask(self.mask, query_positions, key_positions, 1), 0.0
-        )
+        visible = dense_mask(self.mask, query_positions, key_positions, 1)
+        return self.weights(query_positions, key_positions).masked_fill(~visible, 0.0)
 
     def _bias(self, positions: TokenPositions) -> Float[Tensor, "#b l 1"]:
         bias = self.bias[position_index(positions, self.weights.max_length)]

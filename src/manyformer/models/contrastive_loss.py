@@ -48,13 +48,10 @@ class PartContrastiveLoss:
         prefix, length = prefixed.layout.prefix, prefixed.position_ids.shape[1]
         summaries, text = prefixed.columns(0, prefix), prefixed.columns(prefix, length)
         chosen = self._choose_parts(summaries)
-        belongs = (text.segment_ids[:, :, None] == summaries.segment_ids[:, None]) & (
-            part_ids_of(text)[:, :, None] == part_ids_of(summaries)[:, None]
-        )
-        hidden = (belongs & chosen[:, None]).any(-1)
-        output = body.summaries_and_text(
-            embed(batch.tokens.masked_fill(hidden, MASK_ID), positions), Context(positions)
-        )
+        same_document = text.segment_ids[:, :, None] == summaries.segment_ids[:, None]
+        belongs = same_document & (part_ids_of(text)[:, :, None] == part_ids_of(summaries)[:, None])
+        masked_tokens = batch.tokens.masked_fill((belongs & chosen[:, None]).any(-1), MASK_ID)
+        output = body.summaries_and_text(embed(masked_tokens, positions), Context(positions))
         rows, part_indices = chosen.nonzero(as_tuple=True)
         if not len(rows):
             return output.text, output.summaries.new_zeros(())

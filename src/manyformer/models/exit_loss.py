@@ -26,14 +26,15 @@ from manyformer.training_hooks import RequiresPretrained
 
 ExitLossWeights = Literal["even", "rising"]
 
-LayerStreams = Sequence[Float[Tensor, "b l m"]]
+ExitStreams = Sequence[Float[Tensor, "b l m"]]
+"""The outputs of all layers in order, whose last channel is the number of the layer."""
 
 
 class ExitRuleLoss(nn.Module, ABC):
     """The training loss of an exit rule."""
 
     @abstractmethod
-    def forward(self, streams: LayerStreams, inputs: LossInputs) -> Float[Tensor, ""]:
+    def forward(self, streams: ExitStreams, inputs: LossInputs) -> Float[Tensor, ""]:
         """The rule's loss, given the outputs of all layers."""
 
 
@@ -54,7 +55,7 @@ class OraclePredictionLoss(ExitRuleLoss):
         self.oracle, self.layer_penalty, self.weight = oracle, layer_penalty, weight
         self.smoothing = math.inf if rule.per_sequence else smoothing
 
-    def forward(self, streams: LayerStreams, inputs: LossInputs) -> Float[Tensor, ""]:
+    def forward(self, streams: ExitStreams, inputs: LossInputs) -> Float[Tensor, ""]:
         (rule,), positions, scored = self._rule, inputs.ctx.positions, inputs.targets != IGNORE_INDEX
         scores = layer_scores(self.oracle, streams, inputs.head, inputs.targets)
         target_layers = best_layers(
@@ -80,7 +81,7 @@ class AgreementLoss(ExitRuleLoss, RequiresPretrained):
         super().__init__()
         self._rule = (rule,)
 
-    def forward(self, streams: LayerStreams, inputs: LossInputs) -> Float[Tensor, ""]:
+    def forward(self, streams: ExitStreams, inputs: LossInputs) -> Float[Tensor, ""]:
         (rule,) = self._rule
         logits, labels = rule.logits(drop_exit_layer(streams)), agreement(streams, inputs.head)
         cost = F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(-1)
@@ -100,7 +101,7 @@ class ExitLoss(AuxiliaryLoss):
         super().__init__()
         self.depth, self.weights, self.rule_loss = depth, weights, rule_loss
 
-    def forward(self, streams: LayerStreams, inputs: LossInputs) -> Tensor:
+    def forward(self, streams: ExitStreams, inputs: LossInputs) -> Tensor:
         # in evaluation mode the streams of all layers are followed by that of the model's own output
         exits = streams[: self.depth] if len(streams) > self.depth else streams
         extra = torch.zeros_like(inputs.loss.total)

@@ -112,9 +112,8 @@ def early_exit(
     wrapped = with_early_exit(model, config)
     spec: ModelSpec | None = getattr(model, "spec", None)
     if spec is not None:
-        wrapped.spec = _build_spec(
-            spec, "early-exit-lm" if isinstance(model, LanguageModel) else "early-exit-seq2seq", config
-        )
+        recipe = "early-exit-lm" if isinstance(model, LanguageModel) else "early-exit-seq2seq"
+        wrapped.spec = _build_spec(spec, recipe, config)
     return wrapped
 
 
@@ -182,13 +181,8 @@ def _build_rule_loss(config: EarlyExitConfig, rule: ExitRule) -> ExitRuleLoss | 
         return AgreementLoss(rule)
     if not isinstance(rule, LearnedExitRule):
         return None
-    return OraclePredictionLoss(
-        rule,
-        ORACLES[config.oracle],
-        smoothing=config.smoothing,
-        layer_penalty=config.layer_penalty,
-        weight=config.exit_weight,
-    )
+    oracle, smoothing, penalty = ORACLES[config.oracle], config.smoothing, config.layer_penalty
+    return OraclePredictionLoss(rule, oracle, smoothing=smoothing, layer_penalty=penalty, weight=config.exit_weight)
 
 
 def _check_config(config: EarlyExitConfig) -> None:
@@ -232,8 +226,5 @@ def _build_spec(base: ModelSpec, recipe: str, config: EarlyExitConfig) -> ModelS
     data_keywords = {name: value for name, value in base.keywords.items() if name in DATA_KEYWORDS}
     base_keywords = {name: value for name, value in base.keywords.items() if name not in DATA_KEYWORDS}
     config_keywords = {field.name: getattr(config, field.name) for field in fields(config)}
-    return ModelSpec(
-        recipe,
-        {**data_keywords, "base_recipe": base.recipe, "base_keywords": base_keywords, **config_keywords},
-        base.module,
-    )
+    base_part = {"base_recipe": base.recipe, "base_keywords": base_keywords}
+    return ModelSpec(recipe, {**data_keywords, **base_part, **config_keywords}, base.module)

@@ -43,9 +43,8 @@ class HaltedTokenSource(KVSource):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State) -> KeysValues:
         if not isinstance(state, HaltedKV):
             return self.self_source(x, ctx, project, state)
-        k, v = (
-            _insert_active(halted, new, state) for halted, new in zip((state.k, state.v), project(x, ctx.positions))
-        )
+        new_k, new_v = project(x, ctx.positions)
+        k, v = _insert_active(state.k, new_k, state), _insert_active(state.v, new_v, state)
         keys = self.update_cache(x, Context(state.positions), k, v, state.state)
         if len(state.row_index) == k.shape[0]:
             return keys
