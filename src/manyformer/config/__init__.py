@@ -3,36 +3,29 @@
 from manyformer.config.data_sections import (
     DATA_SECTIONS,
     DataSection,
-    ExpectedData,
     ImagesData,
     LabelsData,
     PairsData,
     SyntheticData,
     TextData,
     TokenizedData,
-    TokenizerKind,
     TreesData,
     register_section,
 )
-from manyformer.config.describe import KeywordHelp, SettingHelp, describe_keywords, describe_settings, json_schema
-from manyformer.config.load import RUN_FILE, ImportFn, RecipeLookup, TaskProtocol, load_run
+from manyformer.config.describe import SettingHelp, describe_keywords, describe_settings, json_schema
+from manyformer.config.load import RUN_FILE, ImportFn, RecipeLookup, load_run
 from manyformer.config.run import RunConfig
 from manyformer.config.run_diff import FREE_ON_RESUME, differences, dump_run
 from manyformer.config.shipped import run_description, shipped_comparisons, shipped_runs
 from manyformer.config.training_sections import (
     AdamConfig,
     AdamWConfig,
-    BatchConfig,
     ConstantSchedule,
     CosineSchedule,
     EvaluateConfig,
     LimitsConfig,
-    LogConfig,
-    LossConfig,
     NoamSchedule,
     OptimConfig,
-    SaveConfig,
-    ScheduleConfig,
 )
 
 __all__ = [
@@ -41,32 +34,23 @@ __all__ = [
     "RUN_FILE",
     "AdamConfig",
     "AdamWConfig",
-    "BatchConfig",
     "ConstantSchedule",
     "CosineSchedule",
     "DataSection",
     "EvaluateConfig",
-    "ExpectedData",
     "ImagesData",
     "ImportFn",
-    "KeywordHelp",
     "LabelsData",
     "LimitsConfig",
-    "LogConfig",
-    "LossConfig",
     "NoamSchedule",
     "OptimConfig",
     "PairsData",
     "RecipeLookup",
     "RunConfig",
-    "SaveConfig",
-    "ScheduleConfig",
     "SettingHelp",
     "SyntheticData",
-    "TaskProtocol",
     "TextData",
     "TokenizedData",
-    "TokenizerKind",
     "TreesData",
     "describe_keywords",
     "describe_settings",

@@ -35,15 +35,14 @@ def check_keyword(name: str, value: Any, signature: inspect.Signature, valid_nam
 
 def _validate_type(value: Any, annotation: Any) -> Any:
     adapter = TypeAdapter(annotation, config=_STRICT_CONFIG)
-    candidates = [value, int(value)] if isinstance(value, float) and value.is_integer() else [value]
-    for candidate in candidates:
-        try:
-            # Validating JSON converts a list to a tuple where the type requires one, but never text to a number.
-            return adapter.dump_python(adapter.validate_json(json.dumps(candidate)), mode="json")
-        except ValidationError:
-            if candidate is candidates[-1]:
-                raise
-    raise AssertionError("unreachable")
+    try:
+        # Validating JSON converts a list to a tuple where the type requires one, but never text to a number.
+        parsed = adapter.validate_json(json.dumps(value))
+    except ValidationError:
+        if not isinstance(value, float) or not value.is_integer():
+            raise
+        parsed = adapter.validate_json(json.dumps(int(value)))
+    return adapter.dump_python(parsed, mode="json")
 
 
 def type_error_text(value: Any, annotation: Any) -> str:

@@ -1,5 +1,6 @@
 """RunConfig: the validated configuration of a training run, without torch."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
@@ -99,21 +100,18 @@ class RunConfig(ConfigSection):
             settings["optim"] = _with_default_lr(settings.get("optim", {}))
         return settings
 
-    def conflicts(self) -> list[SettingConflict]:
-        conflicts = []
+    def conflicts(self) -> Iterator[SettingConflict]:
         if isinstance(self.schedule, NoamSchedule) and self.optim.lr is not None:
             message = "noam sets the learning rate itself; leave optim.lr out or null, and change schedule.scale"
-            conflicts.append(SettingConflict(("optim", "lr"), message, ("schedule.name",)))
+            yield SettingConflict(("optim", "lr"), message, ("schedule.name",))
         steps, warmup = self.limits.steps, self.schedule.warmup
         if steps is not None and warmup is not None and warmup >= steps:
-            message = (
-                f"{warmup} steps of warm-up do not fit in limits.steps {steps}; the rate would never reach its peak"
-            )
-            conflicts.append(SettingConflict(("schedule", "warmup"), message, ("limits.steps",)))
+            reason = "the rate would never reach its peak"
+            message = f"{warmup} steps of warm-up do not fit in limits.steps {steps}; {reason}"
+            yield SettingConflict(("schedule", "warmup"), message, ("limits.steps",))
         if self.devices > 1 and self.strategy == "none":
             message = f"{self.devices} devices need strategy ddp or fsdp to share the work, not none"
-            conflicts.append(SettingConflict(("strategy",), message, ("devices",)))
-        return conflicts
+            yield SettingConflict(("strategy",), message, ("devices",))
 
 
 def _is_noam(schedule: Any) -> bool:

@@ -7,23 +7,8 @@ from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.training_sections import NoamSchedule
 from manyformer.config.yaml_scalars import dump_yaml
 
-FREE_ON_RESUME = frozenset(
-    {
-        "activation_checkpointing",
-        "device",
-        "devices",
-        "evaluate.batches",
-        "evaluate.every",
-        "evaluate.patience",
-        "import",
-        "limits",
-        "log",
-        "out",
-        "save",
-        "strategy",
-        "trackers",
-    }
-)
+_FREE = {"activation_checkpointing", "device", "devices", "limits", "log", "out", "save", "strategy", "trackers"}
+FREE_ON_RESUME = frozenset(_FREE | {"evaluate.batches", "evaluate.every", "evaluate.patience", "import"})
 """Settings that may change when an interrupted run is resumed: they decide when the run ends, what is saved and logged,
 and on which devices it is computed, but not what the model learns."""
 
@@ -44,21 +29,16 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
             old_settings, new_settings = (
                 _without_members(settings, section, tag) for settings in (old_settings, new_settings)
             )
-    names = [name for name in dict.fromkeys([*old_settings, *new_settings]) if not _is_free_on_resume(name)]
     return [
         f"{name}: {old_settings.get(name, 'not given')}, now {new_settings.get(name, 'not given')}"
-        for name in names
-        if old_settings.get(name) != new_settings.get(name)
+        for name in dict.fromkeys([*old_settings, *new_settings])
+        if old_settings.get(name) != new_settings.get(name) and not {name, name.partition(".")[0]} & FREE_ON_RESUME
     ]
 
 
 def _without_members(settings: dict[str, str], section: str, tag: str) -> dict[str, str]:
     tag_setting = f"{section}.{tag}"
     return {name: text for name, text in settings.items() if name == tag_setting or not name.startswith(f"{section}.")}
-
-
-def _is_free_on_resume(name: str) -> bool:
-    return name in FREE_ON_RESUME or name.partition(".")[0] in FREE_ON_RESUME
 
 
 def _flatten(run: RunConfig) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Training sections of a run: optimizer, learning rate, batches, limits, evaluation, checkpoints and logging."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -78,11 +79,10 @@ class CosineSchedule(ConfigSection):
     steps: PositiveInt | None = None
     """The step of the final learning rate; null means the end of the run, by the limit that is nearest."""
 
-    def conflicts(self) -> list[SettingConflict]:
-        if self.steps is None or self.warmup is None or self.warmup < self.steps:
-            return []
-        message = f"{self.warmup} steps of warm-up leave nothing of schedule.steps {self.steps}"
-        return [SettingConflict(("warmup",), message, ("schedule.steps",))]
+    def conflicts(self) -> Iterator[SettingConflict]:
+        if self.steps is not None and self.warmup is not None and self.warmup >= self.steps:
+            message = f"{self.warmup} steps of warm-up leave nothing of schedule.steps {self.steps}"
+            yield SettingConflict(("warmup",), message, ("schedule.steps",))
 
 
 class ConstantSchedule(ConfigSection):
@@ -124,14 +124,10 @@ class LimitsConfig(ConfigSection):
     cpu_minutes: PositiveFloat | None = None
     """CPU minutes of training, summed over all threads and processes: other work of the machine is not counted."""
 
-    def conflicts(self) -> list[SettingConflict]:
-        if any(limit is not None for limit in (self.steps, self.epochs, self.tokens, self.minutes, self.cpu_minutes)):
-            return []
-        return [
-            SettingConflict(
-                (), "a run needs an end: set at least one of steps, epochs, tokens, minutes and cpu_minutes"
-            )
-        ]
+    def conflicts(self) -> Iterator[SettingConflict]:
+        if all(limit is None for _, limit in self):
+            message = "a run needs an end: set at least one of steps, epochs, tokens, minutes and cpu_minutes"
+            yield SettingConflict((), message)
 
 
 class EvaluateConfig(ConfigSection):
@@ -146,14 +142,10 @@ class EvaluateConfig(ConfigSection):
     batches: PositiveInt | None = None
     """Number of validation batches to score, always the same ones; null means all."""
 
-    def conflicts(self) -> list[SettingConflict]:
-        if self.patience is None or self.every is not None:
-            return []
-        return [
-            SettingConflict(
-                ("patience",), "needs evaluate.every: nothing is scored before the end", ("evaluate.every",)
-            )
-        ]
+    def conflicts(self) -> Iterator[SettingConflict]:
+        if self.patience is not None and self.every is None:
+            message = "needs evaluate.every: nothing is scored before the end"
+            yield SettingConflict(("patience",), message, ("evaluate.every",))
 
 
 class SaveConfig(ConfigSection):
@@ -168,14 +160,10 @@ class SaveConfig(ConfigSection):
     average_last: NonNegativeInt = 0
     """Average so many of the latest checkpoints into the final model; 0 means take the best, or else the last."""
 
-    def conflicts(self) -> list[SettingConflict]:
-        if self.average_last <= self.keep_last:
-            return []
-        message = (
-            f"{self.average_last} checkpoints cannot be averaged where save.keep_last is {self.keep_last}; "
-            "set save.keep_last too"
-        )
-        return [SettingConflict(("average_last",), message, ("save.keep_last",))]
+    def conflicts(self) -> Iterator[SettingConflict]:
+        if self.average_last > self.keep_last:
+            problem = f"{self.average_last} checkpoints cannot be averaged where save.keep_last is {self.keep_last}"
+            yield SettingConflict(("average_last",), f"{problem}; set save.keep_last too", ("save.keep_last",))
 
 
 class LogConfig(ConfigSection):

@@ -5,14 +5,10 @@
 
 from manyformer.train.durable_files import DiskFull
 from manyformer.train.events import (
-    CheckpointSaved,
-    EventListener,
     TrainingEvent,
     TrainingFinished,
-    TrainingNote,
     TrainingProgress,
     TrainingStarted,
-    TrainingValidated,
     TrainResult,
     silent,
 )
@@ -21,18 +17,14 @@ from manyformer.train.signals import TrainingInterrupted
 from manyformer.train.training_loop import TrainingDiverged
 
 __all__ = [
-    "CheckpointSaved",
     "DiskFull",
-    "EventListener",
     "TrainResult",
     "TrainingDiverged",
     "TrainingEvent",
     "TrainingFinished",
     "TrainingInterrupted",
-    "TrainingNote",
     "TrainingProgress",
     "TrainingStarted",
-    "TrainingValidated",
     "silent",
     "train",
 ]

@@ -77,7 +77,10 @@ class CheckpointStore:
             if self.process_group.is_main_process:
                 step = self._newest(log)
         step = int(self.process_group.broadcast_from_main(step))
-        return None if step < 0 else read_checkpoint(self.path(step))
+        if step < 0:
+            return None
+        state = json.loads((self.path(step) / STATE_FILE).read_text(encoding="utf-8"))
+        return Checkpoint(int(state["step"]), self.path(step), state)
 
     def _newest(self, log: Callable[[str], None]) -> int:
         if self.folder.is_dir():
@@ -108,21 +111,12 @@ class CheckpointStore:
     def remove_except(self, retained: set[int]) -> None:
         """Remove damaged checkpoints and those whose step is not in `retained`."""
         with self.process_group.raise_together():
-            if self.process_group.is_main_process:
-                self._remove_except(retained)
-
-    def _remove_except(self, retained: set[int]) -> None:
-        for damaged in self.folder.glob(f"{_DAMAGED_PREFIX}*"):
-            shutil.rmtree(damaged, ignore_errors=True)
-        for step in self.steps():
-            if step not in retained:
+            if not self.process_group.is_main_process:
+                return
+            for damaged in self.folder.glob(f"{_DAMAGED_PREFIX}*"):
+                shutil.rmtree(damaged, ignore_errors=True)
+            for step in set(self.steps()) - retained:
                 # renamed first: a kill must not leave a folder that is named like a checkpoint and lacks files
                 discarded = self.folder / f".{self.path(step).name}.part"
                 os.rename(self.path(step), discarded)
                 shutil.rmtree(discarded, ignore_errors=True)
-
-
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read the checkpoint in a folder that has been verified."""
-    state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-    return Checkpoint(int(state["step"]), folder, state)

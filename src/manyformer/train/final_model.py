@@ -13,41 +13,28 @@ from manyformer.train.validation import Validator
 
 
 class WeightChoice(NamedTuple):
-    """A candidate for the final weights: its description and its scores on the validation data."""
+    """A candidate for the final weights: its checkpoint, description and scores on the validation data."""
 
+    checkpoint: Path
     description: str
     scores: dict[str, float]
 
 
 def choose_weights(
-    engine: TrainingEngine,
-    *,
-    last: WeightChoice,
-    best: tuple[Path, WeightChoice] | None,
-    averaged: Sequence[Path],
-    validator: Validator,
+    engine: TrainingEngine, single: WeightChoice, averaged: Sequence[Path], validator: Validator
 ) -> WeightChoice:
-    """Load the final weights into the model: the best checkpoint, else the last, or an average if that scores better.
-
-    The model must hold the weights of the last step.
-    """
-    single = last if best is None else best[1]
-    if best is not None:
-        engine.read_weights(best[0])
-    if len(averaged) < 2:
-        return single
-    engine.average(averaged)
-    scores = validator()
-    assert scores is not None
-    description = f"the average of the last {len(averaged)} checkpoints"
-    if validator.sort_key(scores) < validator.sort_key(single.scores):
-        return WeightChoice(f"{description}, better than {single.description}", scores)
-    engine.read_weights(averaged[-1] if best is None else best[0])
-    return single._replace(
-        description=(
-            f"{single.description}; {description} is not better ({validator.metric} {scores[validator.metric]:.4f})"
-        )
-    )
+    """Load the weights of `single` into the model, or the average of checkpoints if that scores better."""
+    if len(averaged) > 1:
+        engine.average(averaged)
+        scores = validator()
+        assert scores is not None
+        description = f"the average of the last {len(averaged)} checkpoints"
+        if validator.sort_key(scores) < validator.sort_key(single.scores):
+            return single._replace(description=f"{description}, better than {single.description}", scores=scores)
+        comparison = f"{description} is not better ({validator.metric} {scores[validator.metric]:.4f})"
+        single = single._replace(description=f"{single.description}; {comparison}")
+    engine.read_weights(single.checkpoint)
+    return single
 
 
 def save_model(model: Model, path: Path, *, write_extras: Callable[[Path], None]) -> None:

@@ -70,7 +70,6 @@ def _check_tokenizers(folder: Path, data: OpenedData) -> None:
         for data_file in sorted(Path(data_folder).glob("tokenizer*.json")):
             model_file = folder / data_file.name
             if not model_file.is_file() or model_file.read_bytes() != data_file.read_bytes():
-                raise UserError(
-                    f"init_from: {folder} was trained with another tokenizer, so its weights belong to other tokens; "
-                    f"train it and this run on the same data with the same data.tokenizer"
-                )
+                problem = f"{folder} was trained with another tokenizer, so its weights belong to other tokens"
+                remedy = "train it and this run on the same data with the same data.tokenizer"
+                raise UserError(f"init_from: {problem}; {remedy}")

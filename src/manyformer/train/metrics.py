@@ -12,21 +12,10 @@ from manyformer.errors import UserError
 from manyformer.train.durable_files import replace_text, report_disk_full
 
 MetricsRow = dict[str, Any]
-COLUMNS = (
-    "step",
-    "tokens",
-    "epoch",
-    "seconds",
-    "loss",
-    "extra",
-    "learning_rate",
-    "gradient_norm",
-    "tokens_per_second",
-    "valid_loss",
-    "valid_accuracy",
-    "valid_perplexity",
-    "valid_bits_per_byte",
-)
+_COUNT_COLUMNS = ("step", "tokens", "epoch", "seconds")
+_TRAINING_COLUMNS = ("loss", "extra", "learning_rate", "gradient_norm", "tokens_per_second")
+_VALIDATION_COLUMNS = ("valid_loss", "valid_accuracy", "valid_perplexity", "valid_bits_per_byte")
+COLUMNS = (*_COUNT_COLUMNS, *_TRAINING_COLUMNS, *_VALIDATION_COLUMNS)
 
 
 class MetricsFiles:

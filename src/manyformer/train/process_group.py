@@ -79,20 +79,13 @@ class ProcessGroup(NamedTuple):
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
         """A block that the main process runs before the others, so that they can use the files it writes."""
-        if self.size == 1:
-            yield
-            return
         if not self.is_main_process:
             self.barrier()
-        error: Exception | None = None
         try:
             yield
-        except Exception as caught:
-            error = caught
-        if self.is_main_process:
-            self.barrier()
-        if error is not None:
-            raise error
+        finally:
+            if self.is_main_process:
+                self.barrier()
 
 
 SINGLE_PROCESS_GROUP = ProcessGroup()

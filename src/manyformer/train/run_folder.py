@@ -79,29 +79,29 @@ def check_run_folder(folder: Path) -> None:
         )
 
 
-def as_run(target: RunConfig | str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
-    """The configuration of a run, from a RunConfig or from a name or file and overrides; nothing is imported for it."""
-    return _load(target, overrides, None)
+def as_run(target: str | Path) -> RunConfig:
+    """The configuration of a run from a name or file; nothing is imported for it."""
+    return _load(target, (), None)
 
 
 def as_training_run(target: RunConfig | str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
-    """`as_run` for a run that will be trained, which is a program: the modules that it names are imported."""
-    run = _load(target, overrides, import_for_run)
-    if isinstance(target, RunConfig):
-        run = run.model_copy(update={"imports": import_for_run(run.imports)})
-    # a module that the caller has imported is recorded for the processes of the run
-    return run.model_copy(update={"imports": run.imports or modules_to_import(run.recipe)})
-
-
-def _load(
-    target: RunConfig | str | Path, overrides: Sequence[str] | Mapping[str, Any], import_modules: ImportFn | None
-) -> RunConfig:
+    """The configuration of a run that will be trained, which is a program: the modules that it names are imported."""
     if isinstance(target, RunConfig):
         if overrides:
             raise UserError(
                 "overrides go with a run's name or file; a RunConfig is changed by run.model_copy(update=...)"
             )
-        return target if target.out else target.model_copy(update={"out": f"runs/{target.recipe}"})
+        imports = import_for_run(target.imports)
+        run = target.model_copy(update={"imports": imports, "out": target.out or f"runs/{target.recipe}"})
+    else:
+        run = _load(target, overrides, import_for_run)
+    # a module that the caller has imported is recorded for the processes of the run
+    return run.model_copy(update={"imports": run.imports or modules_to_import(run.recipe)})
+
+
+def _load(
+    target: str | Path, overrides: Sequence[str] | Mapping[str, Any], import_modules: ImportFn | None
+) -> RunConfig:
     # they may define the kind of data
     import_entry_points(TASK_GROUP)
     return load_run(target, overrides, recipes=recipe_lookup(import_modules))

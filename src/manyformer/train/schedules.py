@@ -46,9 +46,7 @@ def make_schedule(run: RunConfig, *, width: int | None) -> LearningRateFn:
 
 
 def _steps_if_only_limit(run: RunConfig) -> int | None:
-    limits = run.limits
-    other_limits = (limits.epochs, limits.tokens, limits.minutes, limits.cpu_minutes)
-    return limits.steps if all(limit is None for limit in other_limits) else None
+    return run.limits.steps if all(limit is None for name, limit in run.limits if name != "steps") else None
 
 
 def _cosine(config: CosineSchedule, *, peak: float, warmup: int, run_steps: int | None) -> LearningRateFn:

@@ -181,16 +181,16 @@ class TrainingSession:
             yield "neighbours", str(getattr(self.run.data, "neighbours", None) or none)
 
     def _choose_weights(self) -> WeightChoice:
+        """Load the final weights: of the best checkpoint, else of the last, or an average if that scores better."""
         train_state, save = self.loop.train_state, self.run.save
-        last = WeightChoice(f"those of the last step, {train_state.step}", train_state.scores)
-        best = None
-        if save.keep_best and (best_entry := train_state.ranking[0]).step != train_state.step:
-            folder = self.store.path(best_entry.step)
-            if folder.is_dir():
-                best = folder, WeightChoice(f"those of step {best_entry.step}, the best", best_entry.scores)
-        scheduled = [self.store.path(step) for step in self.loop.scheduled_steps()]
+        step, scores, description = train_state.step, train_state.scores, f"those of the last step, {train_state.step}"
+        best = train_state.ranking[0]
+        if save.keep_best and best.step != step and self.store.path(best.step).is_dir():
+            step, scores, description = best.step, best.scores, f"those of step {best.step}, the best"
+        scheduled = [self.store.path(saved_step) for saved_step in self.loop.scheduled_steps()]
         averaged = scheduled[-save.average_last :] if save.average_last else []
-        return choose_weights(self.engine, last=last, best=best, averaged=averaged, validator=self.validator)
+        single = WeightChoice(self.store.path(step), description, scores)
+        return choose_weights(self.engine, single, averaged, self.validator)
 
     def _write_extras(self, folder: Path, *, result: TrainResult) -> None:
         """Write tokenizers and a model card next to the weights."""

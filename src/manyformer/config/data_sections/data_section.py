@@ -1,17 +1,15 @@
-"""The base of the data sections of a run, their registry by `kind`, and what tokenized data has in common."""
+"""The base of the data sections of a run, and their registry by `kind`."""
 
 from collections.abc import Container
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
-from manyformer.config.section import ConfigSection, PathText, PositiveInt, SettingConflict, accepted_forms
+from manyformer.config.section import ConfigSection, PathText, PositiveInt, accepted_forms
 from manyformer.errors import UserError
 
-TokenizerKind = Literal["char", "byte", "bpe"]
-WordTokenizerKind = Literal["word", "char", "byte", "bpe"]
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 DataPaths = Annotated[
     PathText | Annotated[tuple[PathText, ...], Field(min_length=1)], accepted_forms("a path or a list of paths")
@@ -36,10 +34,6 @@ ColumnSpec = Annotated[
 
 SPECIAL_TOKENS = 5
 """Special token ids of every vocabulary: padding, beginning, end, unknown, mask."""
-ASSUMED_CHARACTERS = 256
-"""The assumed vocabulary size of a character model, unknown until the data is read."""
-ASSUMED_WORDS = 10_000
-"""The assumed vocabulary size of a word model, unknown until the data is read."""
 
 
 class ExpectedData(NamedTuple):
@@ -57,8 +51,8 @@ class DataSection(ConfigSection):
 
     @property
     def row_length(self) -> int:
-        """The largest length of a row in tokens, by the settings alone; 1 if only the files decide it."""
-        return 1
+        """The largest length of a row in tokens: `max_length` or `length`; 1 if only the files decide it."""
+        return int(getattr(self, "max_length", getattr(self, "length", 1)))
 
     def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
         """The model keywords among `parameters` that the data will decide, assumed where unknown without reading it."""
@@ -107,45 +101,3 @@ class SectionByKind:
             details = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": expected}
             raise PydanticKnownError("union_tag_invalid", details)
         return section.model_validate(settings)
-
-
-class TokenizedData(DataSection):
-    """Settings of all tokenized data: its path and its tokenizer."""
-
-    path: DataPaths | PairDataPaths
-    tokenizer: WordTokenizerKind = "bpe"
-    """What a token is: one character, one byte, or a byte pair of a vocabulary trained on the training data."""
-    vocab: PositiveInt | None = None
-    """Size of a bpe vocabulary (char and byte have their own, so it stays null there)."""
-
-    @classmethod
-    def default_vocab(cls) -> int:
-        """The default size of a bpe vocabulary."""
-        return 6000
-
-    @classmethod
-    def fill(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        tokenizer = settings.get("tokenizer", cls.model_fields["tokenizer"].default)
-        if tokenizer == "bpe" and settings.get("vocab") is None:
-            settings["vocab"] = cls.default_vocab()
-        return settings
-
-    def conflicts(self) -> list[SettingConflict]:
-        if self.tokenizer in ("bpe", "word") or self.vocab is None:
-            return []
-        message = f"is the size of a bpe vocabulary, and a {self.tokenizer} tokenizer has its own; leave it out or null"
-        return [SettingConflict(("vocab",), message, ("data.tokenizer",))]
-
-    def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
-        expected = super().expected_keywords(parameters)
-        vocab, assumption = self._expected_vocab()
-        return expected._replace(keywords=expected.keywords | {"vocab": vocab}, assumption=assumption)
-
-    def _expected_vocab(self) -> tuple[int, str]:
-        if self.tokenizer == "byte":
-            return 256 + SPECIAL_TOKENS, "bytes"
-        if self.vocab is not None:
-            return self.vocab, f"vocabulary {self.vocab}, or less where the text is short"
-        if self.tokenizer == "word":
-            return ASSUMED_WORDS, f"as if there were {ASSUMED_WORDS:,} different words; the data decides"
-        return ASSUMED_CHARACTERS, f"as if there were {ASSUMED_CHARACTERS} different characters; the data decides"

@@ -1,0 +1,168 @@
+"""Tokenized data: running text, pairs for translation, labelled texts, and sentences with dependency trees."""
+
+from collections.abc import Container, Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from manyformer.config.data_sections.data_section import (
+    SPECIAL_TOKENS,
+    ColumnSpec,
+    DataPaths,
+    DataSection,
+    ExpectedData,
+    PairDataPaths,
+    PairSplitSpec,
+    SplitSpec,
+    register_section,
+)
+from manyformer.config.section import PathText, PositiveInt, SettingConflict
+
+TokenizerKind = Literal["char", "byte", "bpe"]
+WordTokenizerKind = Literal["word", "char", "byte", "bpe"]
+
+ASSUMED_CHARACTERS = 256
+"""The assumed vocabulary size of a character model, unknown until the data is read."""
+ASSUMED_WORDS = 10_000
+"""The assumed vocabulary size of a word model, unknown until the data is read."""
+
+
+class TokenizedData(DataSection):
+    """Settings of all tokenized data: its path and its tokenizer."""
+
+    path: DataPaths | PairDataPaths
+    tokenizer: TokenizerKind = "bpe"
+    """What a token is: one character, one byte, or a byte pair of a vocabulary trained on the training data."""
+    vocab: PositiveInt | None = None
+    """Size of a bpe vocabulary (char and byte have their own, so it stays null there)."""
+
+    default_vocab: ClassVar[int] = 6000
+    """The default size of a bpe vocabulary."""
+
+    @classmethod
+    def fill(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        tokenizer = settings.get("tokenizer", cls.model_fields["tokenizer"].default)
+        if tokenizer == "bpe" and settings.get("vocab") is None:
+            settings["vocab"] = cls.default_vocab
+        return settings
+
+    def conflicts(self) -> Iterator[SettingConflict]:
+        if self.tokenizer in ("char", "byte") and self.vocab is not None:
+            reason = f"and a {self.tokenizer} tokenizer has its own; leave it out or null"
+            yield SettingConflict(("vocab",), f"is the size of a bpe vocabulary, {reason}", ("data.tokenizer",))
+
+    def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
+        expected = super().expected_keywords(parameters)
+        vocab, assumption = self._expected_vocab()
+        return expected._replace(keywords=expected.keywords | {"vocab": vocab}, assumption=assumption)
+
+    def _expected_vocab(self) -> tuple[int, str]:
+        if self.tokenizer == "byte":
+            return 256 + SPECIAL_TOKENS, "bytes"
+        if self.vocab is not None:
+            return self.vocab, f"vocabulary {self.vocab}, or less where the text is short"
+        return ASSUMED_CHARACTERS, f"as if there were {ASSUMED_CHARACTERS} different characters; the data decides"
+
+
+@register_section
+class TextData(TokenizedData):
+    """Running text, for language models and masked language models."""
+
+    kind: Literal["text"] = "text"
+    """Running text."""
+    path: DataPaths = "stdlib"
+    """`stdlib` (the source of this Python's standard library), a file, a folder, `-` (standard input), a list of these,
+    or `hf:NAME` (a Hugging Face data set). Text or JSONL, each also gzipped."""
+    tokenizer: TokenizerKind = "byte"
+    """What a token is: one character, one byte, or a byte pair of a vocabulary trained on the training data."""
+    length: PositiveInt = 256
+    """Tokens in a row."""
+    packing: Literal["documents", "concat", "contiguous"] = "documents"
+    """`documents`: several documents share a row and cannot attend to each other; `concat`: all documents end to end,
+    cut into rows; `contiguous`: each row of a batch continues the same row of the previous batch, for models with a
+    memory."""
+    valid: SplitSpec = 0.05
+    """Validation data: the fraction of the documents held out, or a path."""
+    test: DataPaths | None = None
+    """Test data, scored by `manyformer evaluate` alone: a path."""
+    column: PathText | None = None
+    """The field that holds the text in JSONL and Hugging Face data; null means `text`."""
+    neighbours: PathText | None = None
+    """Only for language models that use precomputed neighbours (spalm): the folder that
+    `manyformer datastore neighbours` has written for this text."""
+    masking: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Only for masked language models: the fraction of the tokens that are predicted (BERT, section 3.1)."""
+
+    default_vocab: ClassVar[int] = 2000
+
+
+@register_section
+class PairsData(TokenizedData):
+    """Pairs of a source and a target text, for translation."""
+
+    kind: Literal["pairs"] = "pairs"
+    """Pairs of a source and a target."""
+    path: PairDataPaths = "normalization"
+    """`normalization` (generated dates and numbers in words, to ISO form), a TSV or JSONL file, a list of two parallel
+    files, or `hf:NAME` (a Hugging Face data set). Each also gzipped."""
+    valid: PairSplitSpec = 0.05
+    """Validation data: the fraction of the pairs held out, or a path as above."""
+    test: PairDataPaths | None = None
+    """Test data, scored by `manyformer evaluate` alone: a path as above."""
+    source: ColumnSpec | None = None
+    """The column of the source; null means the first column of a TSV and `source` in JSONL and Hugging Face data."""
+    target: ColumnSpec | None = None
+    """The column of the target; null means the second column of a TSV and `target` in JSONL and Hugging Face data."""
+    shared: bool = True
+    """One vocabulary for both sides; false trains one for each."""
+    max_length: PositiveInt = 128
+    """The most tokens on a side: longer pairs are left out of training, and their number is reported."""
+
+
+@register_section
+class LabelsData(TokenizedData):
+    """Labelled texts, for classification."""
+
+    kind: Literal["labels"] = "labels"
+    """Labelled texts."""
+    path: DataPaths
+    """A TSV or JSONL file, or `hf:NAME` (a Hugging Face data set). Each also gzipped."""
+    text: ColumnSpec | None = None
+    """The column of the text; null means the first column of a TSV and `text` in JSONL and Hugging Face data."""
+    label: ColumnSpec | None = None
+    """The column of the label; null means the second column of a TSV and `label` in JSONL and Hugging Face data."""
+    valid: SplitSpec = 0.1
+    """Validation data: the fraction of the texts held out, or a path."""
+    test: DataPaths | None = None
+    """Test data, scored by `manyformer evaluate` alone: a path."""
+    max_length: PositiveInt = 256
+    """The most tokens in a text: longer texts are truncated at the end, and their number is reported."""
+
+
+@register_section
+class TreesData(TokenizedData):
+    """Sentences with dependency trees and a label for every word, for taggers."""
+
+    kind: Literal["trees"] = "trees"
+    """Sentences with dependency trees."""
+    path: DataPaths
+    """A CoNLL-U file, `-` (standard input), or a list of these. Each also gzipped."""
+    tokenizer: WordTokenizerKind = "word"  # type: ignore[assignment]
+    """What a token is: a word, or a character, byte or byte pair of one; all tokens of a word have its position in the
+    tree, and the first one has its label."""
+    vocab: PositiveInt | None = None
+    """Size of a vocabulary of words or byte pairs; null for words means all words that occur at least twice."""
+    label: Literal["relation", "deprel", "upos", "xpos"] = "relation"
+    """The label of every word: its relation to its head without or with subtypes (relation, deprel), or its universal
+    or language-specific part of speech (upos, xpos)."""
+    valid: SplitSpec = 0.1
+    """Validation data: the fraction of the sentences held out, or a path."""
+    test: DataPaths | None = None
+    """Test data, scored by `manyformer evaluate` alone: a path."""
+    max_length: PositiveInt = 128
+    """The most tokens in a sentence: longer sentences are left out of training, and their number is reported."""
+
+    def _expected_vocab(self) -> tuple[int, str]:
+        if self.tokenizer == "word" and self.vocab is None:
+            return ASSUMED_WORDS, f"as if there were {ASSUMED_WORDS:,} different words; the data decides"
+        return super()._expected_vocab()
