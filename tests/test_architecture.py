@@ -17,7 +17,7 @@ ROOT = Path(mf.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
-    {"autocast", "binding", "costs", "dropout", "errors", "type_aliases"},
+    {"autocast", "binding", "costs", "decoding_options", "dropout", "errors", "type_aliases"},
     {"core", "dependency_trees", "flops", "pixel_order", "plugins", "recompute", "training_hooks"},
     {"batches"},
     {"masks", "position", "residual"},

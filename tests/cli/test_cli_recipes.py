@@ -15,10 +15,17 @@ from manyformer.config import shipped_runs
 from manyformer.model_summary import build_on_meta, count_parameters, forward_cost, module_rows
 
 
-def test_list_shows_every_recipe(cli: Cli) -> None:
-    out = cli("list").out
-    for name, recipe in mf.recipes().items():
-        assert any(line.startswith(f"{name} ") and recipe.card.cost in line for line in out.splitlines())
+def test_list_shows_every_recipe_within_the_width_of_a_page(cli: Cli) -> None:
+    rows = cli("list").out.splitlines()
+    assert max(map(len, rows)) <= 120
+    assert set(mf.recipes()) <= {row.partition(" ")[0] for row in rows}
+    records = {record["name"]: record["cost"] for record in json.loads(cli("list", "--json").out)}
+    assert records == {name: recipe.card.cost for name, recipe in mf.recipes().items()}
+
+
+def test_list_on_a_terminal_shows_the_cost(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert "cost" in cli("list", "bert").out
 
 
 def test_list_can_be_narrowed(cli: Cli) -> None:

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from commands import Cli, sentences
 
 import manyformer as mf
+from manyformer.cli.app import app
+from manyformer.decoding_options import DecodingOptions
 from manyformer.evaluate import EvaluationSettings, evaluate
 from manyformer.scores import bleu
 
@@ -50,6 +53,14 @@ def test_generate_writes_what_the_library_does(cli: Cli, text_run: Path) -> None
         "generate", str(text_run), "the", "--seed", "3", "--length", "9", "--top-k", "5", "--temperature", "1.2"
     )
     assert again.out == drawn.out
+
+
+def test_generate_has_the_options_of_decoding_with_their_meanings() -> None:
+    helps = {option.name: option.help for option in typer.main.get_command(app).commands["generate"].params}
+    internal = {"no_repeat_ngram", "best", "stop_ids", "use_cache"}
+    for name, annotation in DecodingOptions.__annotations__.items():
+        assert (name in helps) == (name not in internal)
+        assert helps.get(name, annotation.__metadata__[-1]).startswith(annotation.__metadata__[-1])
 
 
 def test_generate_is_the_same_without_its_cache(cli: Cli, text_run: Path) -> None:

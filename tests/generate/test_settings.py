@@ -1,10 +1,10 @@
 """Flat words become objects, and contradictions become sentences."""
 
-import inspect
 from typing import Any
 
 import pytest
 
+from manyformer.decoding_options import DecodingOptions
 from manyformer.generate import (
     BeamSettings,
     Decoding,
@@ -20,7 +20,6 @@ from manyformer.generate import (
     TopPProcessor,
     decoding_from_options,
 )
-from manyformer.generate.decoding import DecodingOptions
 
 
 @pytest.mark.parametrize(
@@ -91,6 +90,11 @@ def test_an_object_without_effect_is_refused() -> None:
         SourceLengthLimit(-1)
 
 
-def test_the_record_of_options_has_the_keywords_of_the_function() -> None:
-    parameters = inspect.signature(decoding_from_options).parameters
-    assert {name: parameter.annotation for name, parameter in parameters.items()} == DecodingOptions.__annotations__
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"decoding has no option 'temprature'; did you mean temperature\?"):
+        decoding_from_options(temprature=0.5)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", sorted(DecodingOptions.__annotations__))
+def test_none_counts_as_not_given(name: str) -> None:
+    assert decoding_from_options(**{name: () if name == "stop" else None}) == Decoding()

@@ -7,15 +7,18 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 import typer
+from typer import Option
 
 from manyformer import __version__
 from manyformer.cli.console import print_error
-from manyformer.errors import UserError, UserErrors
+from manyformer.errors import UserError
 from manyformer.plugins import import_from_command_line
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 DONE, DEFECT, MISTAKE, STOPPED = 0, 1, 2, 130
 
@@ -37,7 +40,26 @@ FIND, TRAIN, USE, JUDGE = "Find", "Train", "Use", "Judge and compare"
 RENAMED_COMMANDS = {"paint": "generate", "tag": "predict"}
 """The commands that took the place of earlier ones."""
 
-DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda; a GPU where there is one unless given.")]
+
+def command(
+    panel: str, *examples: str, name: str | None = None, accepts_settings: bool = False, adds_help: bool = True
+) -> Callable[[F], F]:
+    """Register a function as a command in a panel of the help, with complete example commands at the end of its help.
+
+    With `accepts_settings` options that the command does not have, such as --depth, are passed on as arguments.
+    """
+    return app.command(
+        name,
+        rich_help_panel=panel,
+        add_help_option=adds_help,
+        context_settings={"ignore_unknown_options": True} if accepts_settings else None,
+        epilog=examples_epilog(*examples),
+    )
+
+
+def examples_epilog(*lines: str) -> str:
+    """The epilog of a command's help: complete example commands."""
+    return "[bold]Examples[/bold]\n" + "\n".join(line.replace("[", "\\[") for line in lines)
 
 
 def _show_version(requested: bool) -> None:  # noqa: FBT001 - typer passes the value
@@ -51,18 +73,15 @@ def _root(
     context: typer.Context,
     *,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+        bool, Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error; may be given anywhere.")
-    ] = False,
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error; may be given anywhere.")] = False,
     imports: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--import",
             metavar="MODULE",
-            help="Import a module or .py file that defines a recipe, task or kind of data; may be given several times "
-            "and anywhere.",
+            help="Import a module or file that defines a recipe, task or kind of data; may be given several times.",
         ),
     ] = None,
 ) -> None:
@@ -144,11 +163,8 @@ def _report_error(error: Exception, *, debug: bool) -> int:
     """Print one line for each error and return the exit code."""
     if isinstance(error, typer.TyperException):
         return _report_usage_error(error)
-    if isinstance(error, UserErrors):
-        for line in error.lines:
-            print_error(line)
-        return MISTAKE
     if isinstance(error, ValueError):
+        # the message of UserErrors has a line for each error
         print_error(str(error))
         return MISTAKE
     if isinstance(error, OSError) and error.strerror:
@@ -172,8 +188,3 @@ def _report_usage_error(error: typer.TyperException) -> int:
     if context is not None:
         print_error(f"'{context.command_path} --help' explains the command", mark="")
     return MISTAKE
-
-
-def examples(*lines: str) -> str:
-    """The epilog of a command's help: complete example commands."""
-    return "[bold]Examples[/bold]\n" + "\n".join(line.replace("[", "\\[") for line in lines)

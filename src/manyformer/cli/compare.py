@@ -3,30 +3,32 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from manyformer.cli.app import JUDGE, STOPPED, app, examples
+from manyformer.cli.app import JUDGE, STOPPED, command
+from manyformer.cli.console import print_error, print_json, print_note, print_result, print_table, status_line
+from manyformer.cli.shared_options import JsonOption
+from manyformer.cli.split_arguments import split_arguments, suggest_options
+from manyformer.errors import UserError
 
 if TYPE_CHECKING:
     from manyformer.compare import ComparisonResult
     from manyformer.config.comparison import Comparison
 
 
-@app.command(
-    "compare",
-    rich_help_panel=JUDGE,
-    context_settings={"ignore_unknown_options": True},
-    epilog=examples(
-        "manyformer compare                                        the comparisons that come with the package",
-        "manyformer compare positions/extrapolation --dry-run      what would be trained",
-        "manyformer compare positions/extrapolation --seeds 3",
-        "manyformer compare mine.yaml limits.steps=100 --out try",
-    ),
+@command(
+    JUDGE,
+    "manyformer compare                                        the comparisons that come with the package",
+    "manyformer compare positions/extrapolation --dry-run      what would be trained",
+    "manyformer compare positions/extrapolation --seeds 3",
+    "manyformer compare mine.yaml limits.steps=100 --out try",
+    accepts_settings=True,
 )
 def compare(
     context: typer.Context,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[NAME-OR-FILE [KEY=VALUE]...]",
             help="A shipped comparison or a file; then settings of 'manyformer train', laid over all of its cases. "
             "Without a name: the list of shipped ones.",
@@ -34,16 +36,12 @@ def compare(
         ),
     ] = None,
     *,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Number of trainings of each case; from the file unless given.")
-    ] = None,
-    out: Annotated[str | None, typer.Option(help="The folder of all runs, the table and the picture.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be trained and scored, and stop.")
-    ] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the comparison's file and stop.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the earlier comparison is moved aside.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
+    seeds: Annotated[int | None, Option(min=1, help="Trainings of each case; from the file unless given.")] = None,
+    out: Annotated[str | None, Option(help="The folder of all runs, the table and the picture.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be trained and scored, and stop.")] = False,
+    show: Annotated[bool, Option("--show", help="Print the comparison's file and stop.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Start over; the earlier comparison is moved aside.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train and score the cases of a comparison in the same way, and show one table and one picture.
 
@@ -58,14 +56,15 @@ def compare(
     trainings are saved: after Ctrl-C or a kill the same command continues. Results are in comparisons/NAME unless --out
     is given: table.md, table.csv, results.json, picture.png and a run's folder for each case and seed.
     """
-    from manyformer.cli.split_arguments import split_arguments, suggest_options
 
     target, overrides = split_arguments(arguments or [])
     if target is None and not overrides:
         _list(as_json=as_json)
         return
     if show:
-        _show(target)
+        from manyformer.config.comparison import find_comparison
+
+        print_result(find_comparison(target or "")[1].read_text(encoding="utf-8").rstrip())
         return
     comparison = suggest_options(context, overrides, lambda: _read(target, overrides))
     if dry_run:
@@ -75,28 +74,18 @@ def compare(
 
 
 def _list(*, as_json: bool) -> None:
-    from manyformer.cli.console import print_json, print_result, print_table
     from manyformer.config import run_description, shipped_comparisons
 
     comparisons = {name: run_description(path) for name, path in shipped_comparisons().items()}
     if as_json:
         print_json([{"name": name, "about": about} for name, about in comparisons.items()])
         return
-    print_table(("comparison", "about"), list(comparisons.items()))
-    print_result()
-    print_result("`manyformer compare NAME` runs one; with --dry-run it prints the plan.")
-
-
-def _show(target: str | None) -> None:
-    from manyformer.cli.console import print_result
-    from manyformer.config.comparison import find_comparison
-
-    print_result(find_comparison(target or "")[1].read_text(encoding="utf-8").rstrip())
+    print_table(("comparison", "about"), comparisons.items())
+    print_result("", "`manyformer compare NAME` runs one; with --dry-run it prints the plan.")
 
 
 def _read(target: str | None, overrides: list[str]) -> "Comparison":
     from manyformer.compare.compare import read_comparison
-    from manyformer.errors import UserError
 
     if target is None:
         raise UserError("compare needs a name or a file before the settings; `manyformer compare` lists the names")
@@ -104,13 +93,10 @@ def _read(target: str | None, overrides: list[str]) -> "Comparison":
 
 
 def _print_plan(comparison: "Comparison", seeds: int) -> None:
-    from manyformer.cli.console import print_result, print_table
     from manyformer.config import differences
 
-    print_result(
-        f"{comparison.file.title}: {sum(case.trained_by is None for case in comparison.cases) * seeds} trainings"
-    )
-    print_result()
+    trainings = sum(case.trained_by is None for case in comparison.cases) * seeds
+    print_result(f"{comparison.file.title}: {trainings} trainings", "")
     first = comparison.cases[0]
     rows = []
     for case in comparison.cases:
@@ -118,17 +104,14 @@ def _print_plan(comparison: "Comparison", seeds: int) -> None:
         weights_note = f"weights of {case.trained_by}; " if case.trained_by else ""
         rows.append((case.name, case.run.recipe, weights_note + "; ".join(changed)))
     print_table(("case", "recipe", f"differs from {first.name} in"), rows)
-    print_result()
-    sweep_note = (
-        "" if comparison.setting is None else f" under {comparison.setting} {', '.join(map(str, comparison.values))}"
-    )
-    print_result(f"scored by {', '.join(comparison.file.score)} on the {comparison.file.split} data{sweep_note}")
+    values = ", ".join(map(str, comparison.values))
+    sweep_note = "" if comparison.setting is None else f" under {comparison.setting} {values}"
+    print_result("", f"scored by {', '.join(comparison.file.score)} on the {comparison.file.split} data{sweep_note}")
     for claim in comparison.file.claims:
         print_result(f"claim: {claim}")
 
 
 def _compare(comparison: "Comparison", *, seeds: int | None, out: str | None, fresh: bool, as_json: bool) -> None:
-    from manyformer.cli.console import print_error, print_note, print_result, status_line
     from manyformer.compare import compare as carry_out
     from manyformer.train import TrainingInterrupted
 
@@ -142,15 +125,7 @@ def _compare(comparison: "Comparison", *, seeds: int | None, out: str | None, fr
 
 
 def _print(result: "ComparisonResult") -> None:
-    from manyformer.cli.console import print_result, print_table
-
-    print_result(result.comparison.file.title)
-    print_result()
+    print_result(result.comparison.file.title, "")
     print_table(result.headers, result.rows, right=range(1, len(result.headers)))
-    print_result()
-    for line in result.notes:
-        print_result(f"note: {line}")
-    for verdict in result.verdicts:
-        print_result(f"claim {verdict.summary_line}")
-    for file in result.files:
-        print_result(f"wrote {file}")
+    claims = [f"claim {verdict.summary_line}" for verdict in result.verdicts]
+    print_result("", *(f"note: {line}" for line in result.notes), *claims, *(f"wrote {file}" for file in result.files))

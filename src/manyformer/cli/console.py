@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 UNCUT = 10_000
-"""The width of a table when the output is not a terminal."""
+"""The width of a table without wrapped cells."""
 
 
-def print_result(text: str = "") -> None:
-    """Print a line of the result to stdout."""
-    print(text)
+def print_result(*lines: str) -> None:
+    """Print lines of the result to stdout."""
+    print(*lines, sep="\n")
 
 
 def print_note(text: str) -> None:
@@ -41,10 +41,12 @@ def _json_value(value: Any) -> Any:
     return value if isinstance(value, str | int | None) else str(value)
 
 
-def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[int] = ()) -> None:
-    """Print a table, fitted to a terminal, or with one full line for each row if the output is not a terminal.
+def print_table(
+    headers: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[int] = (), width: int = UNCUT
+) -> None:
+    """Print a table, fitted to a terminal, or to `width` characters if the output is not a terminal.
 
-    The columns `right` (counted from 0) are right-aligned.
+    By default each row is then one full line. The columns `right` (counted from 0) are right-aligned.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -58,7 +60,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, right:
     for row in rows:
         # Text, because rich would parse brackets in a cell as markup
         table.add_row(*(Text(str(cell)) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else UNCUT)
+    console = Console(width=None if sys.stdout.isatty() else width)
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():

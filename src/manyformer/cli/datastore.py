@@ -3,12 +3,17 @@
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from manyformer.cli.app import USE, DeviceOption, app, examples
+from manyformer.cli.app import USE, app, examples_epilog
+from manyformer.cli.console import format_bytes, print_json, print_result, status_line
+from manyformer.cli.model_arguments import data_paths, load_generator, resolve_device
+from manyformer.cli.prompt_input import read_prompts
+from manyformer.cli.shared_options import DeviceOption, JsonOption
+from manyformer.errors import UserError, suggest_names
 
 if TYPE_CHECKING:
     from manyformer.datastore import Datastore, DatastoreJob
-    from manyformer.models import LanguageModel
 
 store_app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["--help", "-h"]})
 app.add_typer(
@@ -16,7 +21,7 @@ app.add_typer(
     name="datastore",
     rich_help_panel=USE,
     help="Build, index, tune and inspect datastores, from which a language model retrieves text it was not trained on.",
-    epilog=examples(
+    epilog=examples_epilog(
         "manyformer datastore build runs/lm-stdlib",
         "manyformer datastore build runs/lm-stdlib --data book.txt --out stores/book",
         "manyformer datastore tune runs/lm-stdlib stores/book --data other.txt",
@@ -26,35 +31,32 @@ app.add_typer(
     ),
 )
 
-RunName = Annotated[str, typer.Argument(help="The folder of a run: a language model of text.")]
-FolderArgument = Annotated[str, typer.Argument(metavar="DATASTORE", help="The folder of a datastore.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-ExactOption = Annotated[bool, typer.Option("--exact", help="Exact search over all keys, even if there is an index.")]
-ProbeOption = Annotated[int | None, typer.Option(min=1, help="Number of lists of an index to search; 32 unless given.")]
-NeighboursOption = Annotated[int | None, typer.Option(min=1, help="Number of neighbours; the tuned one unless given.")]
-WeightOption = Annotated[
-    float | None, typer.Option(help="Weight of the neighbours in the probability (lambda), 0 to 1.")
+RunName = Annotated[str, Argument(help="The folder of a run: a language model of text.")]
+FolderArgument = Annotated[str, Argument(metavar="DATASTORE", help="The folder of a datastore.")]
+TextOption = Annotated[
+    list[str] | None, Option(help="The text: a file, a folder, '-' or hf:NAME; may be given several times.")
 ]
-TemperatureOption = Annotated[float | None, typer.Option(help="Divides squared distances.")]
+ExactOption = Annotated[bool, Option("--exact", help="Exact search over all keys, even if there is an index.")]
+ProbeOption = Annotated[int | None, Option(min=1, help="Number of lists of an index to search; 32 unless given.")]
+NeighboursOption = Annotated[int | None, Option(min=1, help="Number of neighbours; the tuned one unless given.")]
+WeightOption = Annotated[float | None, Option(help="Weight of the neighbours in the probability (lambda), 0 to 1.")]
+TemperatureOption = Annotated[float | None, Option(help="Divides squared distances.")]
 
 
 @store_app.command("build")
 def build(
     run: RunName,
     *,
-    data: Annotated[
-        list[str] | None, typer.Option(help="The text: a file, a folder, '-' or hf:NAME; may be given several times.")
-    ] = None,
+    data: TextOption = None,
     split: Annotated[
-        str | None, typer.Option(help="train, valid or test of the run's own data; train unless --data is given.")
+        str | None, Option(help="train, valid or test of the run's own data; train unless --data is given.")
     ] = None,
     keys: Annotated[
-        str,
-        typer.Option(help="Representation of a context: feed-forward (input of the last feed-forward layer) or final."),
+        str, Option(help="Representation of a context: feed-forward (input of the last feed-forward layer) or final.")
     ] = "feed-forward",
-    precision: Annotated[str, typer.Option(help="Precision of keys: float16 or float32.")] = "float16",
-    out: Annotated[str | None, typer.Option(help="The folder; RUN/datastores/TEXT unless given.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the size it would have, and stop.")] = False,
+    precision: Annotated[str, Option(help="Precision of keys: float16 or float32.")] = "float16",
+    out: Annotated[str | None, Option(help="The folder; RUN/datastores/TEXT unless given.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the size it would have, and stop.")] = False,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -62,10 +64,8 @@ def build(
 
     The text is read like the run's own data: rows of the same length, with the model's memory where it has one.
     """
-    from manyformer.cli.console import print_result
     from manyformer.cli.datastore_output import ProgressBar, print_facts
-    from manyformer.cli.model_arguments import data_paths, resolve_device
-    from manyformer.datastore import build as make
+    from manyformer.datastore import build as build_datastore
     from manyformer.datastore import datastore_job, plan
     from manyformer.datastore.build_job import default_folder
 
@@ -77,7 +77,7 @@ def build(
         print_facts(str(folder), plan(job), done=False, as_json=as_json)
         return
     with ProgressBar("storing keys", "entries") as bar:
-        store = make(job, folder, on_facts=bar.announce, on_progress=bar)
+        store = build_datastore(job, folder, on_facts=bar.announce, on_progress=bar)
     print_facts(str(folder), store.facts, done=True, as_json=as_json)
     if not as_json:
         print_result(f"next: manyformer datastore tune {run} {folder}")
@@ -87,28 +87,22 @@ def build(
 def index(
     folder: FolderArgument,
     *,
-    kind: Annotated[
-        str, typer.Option(help="flat (all keys, in memory) or ivfpq (compressed codes in lists).")
-    ] = "ivfpq",
-    lists: Annotated[
-        int | None, typer.Option(min=1, help="ivfpq: number of lists; a 64th of the keys unless given.")
-    ] = None,
+    kind: Annotated[str, Option(help="flat (all keys, in memory) or ivfpq (compressed codes in lists).")] = "ivfpq",
+    lists: Annotated[int | None, Option(min=1, help="ivfpq: number of lists; a 64th of the keys unless given.")] = None,
     codes: Annotated[
-        int | None, typer.Option(min=1, help="ivfpq: bytes of a key's code; a 4th of its width unless given.")
+        int | None, Option(min=1, help="ivfpq: bytes of a key's code; a 4th of its width unless given.")
     ] = None,
     train_keys: Annotated[
-        int, typer.Option(min=1, help="ivfpq: number of keys that lists and codes are trained on.")
+        int, Option(min=1, help="ivfpq: number of keys that lists and codes are trained on.")
     ] = 1_000_000,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove the index; search is exact then.")] = False,
+    remove: Annotated[bool, Option("--remove", help="Remove the index; search is exact then.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Build a faiss index over the keys, for datastores of millions; distances are still computed from the keys."""
-    from manyformer.cli.console import format_bytes, print_json, print_result
     from manyformer.cli.datastore_output import ProgressBar
     from manyformer.datastore import Datastore, FlatIndex, IVFPQIndex, make_index
     from manyformer.datastore.facts import INDEX
     from manyformer.datastore.faiss_index import remove_index
-    from manyformer.errors import UserError, suggest_names
 
     kinds = {"flat": FlatIndex(), "ivfpq": IVFPQIndex(lists, codes, train_keys)}
     if kind not in kinds:
@@ -121,10 +115,11 @@ def index(
         return
     with ProgressBar("indexing", "keys") as bar:
         make_index(store.keys, file, kinds[kind], on_progress=lambda done: bar(done, len(store)))
+    size = file.stat().st_size
     if as_json:
-        print_json({"index": str(file), "kind": kind, "keys": len(store), "bytes": file.stat().st_size})
-        return
-    print_result(f"wrote {file}: {kind}, {len(store):,} keys, {format_bytes(file.stat().st_size)}")
+        print_json({"index": str(file), "kind": kind, "keys": len(store), "bytes": size})
+    else:
+        print_result(f"wrote {file}: {kind}, {len(store):,} keys, {format_bytes(size)}")
 
 
 @store_app.command("tune")
@@ -132,38 +127,30 @@ def tune(
     run: RunName,
     folder: FolderArgument,
     *,
-    data: Annotated[
-        list[str] | None, typer.Option(help="Held-out text; the run's validation data unless given.")
-    ] = None,
-    neighbours: Annotated[
-        str | None, typer.Option(help="Numbers to try, such as 16,64,256; 1024 unless given.")
-    ] = None,
-    weights: Annotated[str | None, typer.Option(help="Weights to try; 0 to 0.95 by 0.05 unless given.")] = None,
-    temperatures: Annotated[str | None, typer.Option(help="Temperatures to try; 0.1 to 100 unless given.")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Number of held-out tokens to use; all unless given.")
-    ] = None,
+    data: Annotated[list[str] | None, Option(help="Held-out text; the run's validation data unless given.")] = None,
+    neighbours: Annotated[str | None, Option(help="Numbers to try, such as 16,64,256; 1024 unless given.")] = None,
+    weights: Annotated[str | None, Option(help="Weights to try; 0 to 0.95 by 0.05 unless given.")] = None,
+    temperatures: Annotated[str | None, Option(help="Temperatures to try; 0.1 to 100 unless given.")] = None,
+    max_tokens: Annotated[int | None, Option(min=1, help="Number of held-out tokens to use; all unless given.")] = None,
     exact: ExactOption = False,
     probe: ProbeOption = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the weight, temperature (and number) of neighbours with the lowest held-out perplexity, and save them."""
-    from manyformer.cli.console import status_line
     from manyformer.cli.datastore_output import print_tuning, read_numbers
-    from manyformer.cli.model_arguments import data_paths
     from manyformer.datastore.tuning import TEMPERATURES, WEIGHTS
-    from manyformer.datastore.tuning import tune as find
+    from manyformer.datastore.tuning import tune as tune_datastore
 
     job, store = _job_and_datastore(run, folder, device, exact=exact, probe=probe)
     with status_line(f"tuning {folder}") as status:
-        result = find(
+        result = tune_datastore(
             job,
             store,
             data=data_paths(data),
-            neighbours=None if neighbours is None else [int(n) for n in read_numbers("--neighbours", neighbours, int)],
-            weights=WEIGHTS if weights is None else read_numbers("--weights", weights, float),
-            temperatures=TEMPERATURES if temperatures is None else read_numbers("--temperatures", temperatures, float),
+            neighbours=read_numbers("--neighbours", neighbours, int),
+            weights=read_numbers("--weights", weights, float) or WEIGHTS,
+            temperatures=read_numbers("--temperatures", temperatures, float) or TEMPERATURES,
             max_tokens=max_tokens,
             on_progress=lambda share: status(f"tuning {folder}: {share:.0%}"),
         )
@@ -176,8 +163,8 @@ def evaluate(
     run: RunName,
     folder: FolderArgument,
     *,
-    split: Annotated[str | None, typer.Option(help="test or valid of the run's own data.")] = None,
-    data: Annotated[list[str] | None, typer.Option(help="Score this text instead.")] = None,
+    split: Annotated[str | None, Option(help="test or valid of the run's own data.")] = None,
+    data: Annotated[list[str] | None, Option(help="Score this text instead.")] = None,
     neighbours: NeighboursOption = None,
     weight: WeightOption = None,
     temperature: TemperatureOption = None,
@@ -187,9 +174,7 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Score the model with and without the datastore: perplexity, bits, accuracy, and tokens per second."""
-    from manyformer.cli.console import status_line
     from manyformer.cli.datastore_output import print_scores
-    from manyformer.cli.model_arguments import data_paths, resolve_device
     from manyformer.datastore import Datastore
     from manyformer.datastore.score_datastore import score_datastore
 
@@ -212,9 +197,9 @@ def evaluate(
 def look(
     run: RunName,
     folder: FolderArgument,
-    prompt: Annotated[str | None, typer.Argument(help="A context; '-' or a pipe reads it from standard input.")] = None,
+    prompt: Annotated[str | None, Argument(help="A context; '-' or a pipe reads it from standard input.")] = None,
     *,
-    shown: Annotated[int, typer.Option("--shown", "-n", min=1, help="How many neighbours to show.")] = 10,
+    shown: Annotated[int, Option("--shown", "-n", min=1, help="How many neighbours to show.")] = 10,
     neighbours: NeighboursOption = None,
     weight: WeightOption = None,
     temperature: TemperatureOption = None,
@@ -225,14 +210,13 @@ def look(
 ) -> None:
     """Show the nearest contexts of a prompt: distances, weights, and the tokens that followed them."""
     from manyformer.cli.datastore_output import print_neighbours
-    from manyformer.cli.prompt_input import read_prompts
-    from manyformer.datastore import Datastore
-    from manyformer.datastore.inspect_prompt import inspect_prompt as find
+    from manyformer.datastore import Datastore, knn_lm
+    from manyformer.datastore.inspect_prompt import inspect_prompt
 
     store = Datastore(folder, exact=exact, probe=probe)
-    model = with_neighbours(run, store, device, neighbours=neighbours, weight=weight, temperature=temperature)
+    model = knn_lm(load_generator(run, device), store, neighbours=neighbours, weight=weight, temperature=temperature)
     (text,) = read_prompts(prompt, lines=False)
-    print_neighbours(store, find(model, text, num_neighbours=shown), as_json=as_json)
+    print_neighbours(store, inspect_prompt(model, text, num_neighbours=shown), as_json=as_json)
 
 
 @store_app.command("neighbours")
@@ -240,14 +224,11 @@ def neighbours_of(
     run: RunName,
     folder: FolderArgument,
     *,
-    out: Annotated[str, typer.Option(help="The output folder: data.neighbours of a run with the same data.")],
-    k: Annotated[int, typer.Option("-k", min=1, help="Number of neighbours for each token.")] = 4,
+    out: Annotated[str, Option(help="The output folder: data.neighbours of a run with the same data.")],
+    k: Annotated[int, Option("-k", min=1, help="Number of neighbours for each token.")] = 4,
     min_distance: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            help="Minimum distance in tokens of a context's neighbours in its own text; unless given, other documents.",
-        ),
+        Option(min=0, help="Minimum distance in tokens of neighbours in the same text; other documents unless given."),
     ] = None,
     exact: ExactOption = False,
     probe: ProbeOption = None,
@@ -258,7 +239,6 @@ def neighbours_of(
 
     The run is a trained language model; train spalm with its data settings and data.neighbours=FOLDER.
     """
-    from manyformer.cli.console import print_json, print_result
     from manyformer.cli.datastore_output import ProgressBar
     from manyformer.datastore import find_neighbours
 
@@ -272,18 +252,9 @@ def neighbours_of(
     print_result(f"next: manyformer train spalm data.neighbours={out} and the data settings of {run}")
 
 
-def with_neighbours(run: str, store: "Datastore", device: str | None, **mix: Any) -> "LanguageModel":
-    """The model in the folder `run` with a datastore. Raises UserError if they do not fit each other."""
-    from manyformer.cli.model_arguments import load_generator
-    from manyformer.datastore import knn_lm
-
-    return knn_lm(load_generator(run, device), store, **mix)
-
-
 def _job_and_datastore(
     run: str, folder: str, device: str | None, *, exact: bool, probe: int | None
 ) -> "tuple[DatastoreJob, Datastore]":
-    from manyformer.cli.model_arguments import resolve_device
     from manyformer.datastore import Datastore, check_fits, datastore_job
 
     store = Datastore(folder, exact=exact, probe=probe)

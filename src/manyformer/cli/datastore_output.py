@@ -76,8 +76,10 @@ class ProgressBar:
             self.last_line_time = current_time
 
 
-def read_numbers(option: str, text: str, kind: Callable[[str], N]) -> list[N]:
-    """The comma-separated numbers of an option such as `0.1,1,10`. Raises UserError."""
+def read_numbers(option: str, text: str | None, kind: Callable[[str], N]) -> list[N] | None:
+    """The comma-separated numbers of an option such as `0.1,1,10`, None if it is not given. Raises UserError."""
+    if text is None:
+        return None
     try:
         return [kind(number) for number in text.split(",")]
     except ValueError:
@@ -111,25 +113,23 @@ def print_tuning(folder: str, result: "TuningResult", *, as_json: bool) -> None:
         print_json({"folder": folder, "on": result.data_name, "tokens": result.targets, "best": table[0], "all": table})
         return
     rows = [
-        [f"{row['neighbours']:,}", *(f"{row[n]:g}" for n in ("weight", "temperature"))]
+        (f"{row['neighbours']:,}", f"{row['weight']:g}", f"{row['temperature']:g}", f"{row['perplexity']:.2f}")
         for row in table[:MAX_TUNING_ROWS]
     ]
-    values = [f"{row['perplexity']:.2f}" for row in table[:MAX_TUNING_ROWS]]
     headers = ("neighbours", "weight", "temperature", f"perplexity on {result.data_name}")
-    print_table(headers, [(*row, value) for row, value in zip(rows, values)], right=range(4))
+    print_table(headers, rows, right=range(4))
     print_result(f"the first of {len(table):,} settings is saved in {folder} ({result.targets:,} tokens)")
 
 
 def print_scores(run: str, store: "Datastore", result: "DatastoreScores", *, as_json: bool) -> None:
     """Print the scores of the model alone and with the datastore."""
-    sides = {
-        "alone": (result.model_scores, result.model_speed),
-        "datastore": (result.combined_scores, result.combined_speed),
-    }
     if as_json:
         scores = {
             name: {score.name: score.value for score in evaluation.scores} | {"tokens a second": speed}
-            for name, (evaluation, speed) in sides.items()
+            for name, evaluation, speed in (
+                ("alone", result.model_scores, result.model_speed),
+                ("datastore", result.combined_scores, result.combined_speed),
+            )
         }
         facts = {"entries": len(store), "bytes": store.bytes, **result.settings._asdict()}
         print_json({"run": run, "folder": str(store.folder), "on": result.model_scores.data, **facts, **scores})
@@ -149,21 +149,15 @@ def print_scores(run: str, store: "Datastore", result: "DatastoreScores", *, as_
 def print_neighbours(store: "Datastore", result: "PromptNeighbours", *, as_json: bool) -> None:
     """Print the most probable next tokens and the nearest contexts."""
     if as_json:
-        neighbours = [neighbour._asdict() for neighbour in result.neighbours]
-        print_json(
-            {
-                "prompt": result.prompt,
-                "guesses": [guess._asdict() for guess in result.guesses],
-                "neighbours": neighbours,
-            }
-        )
+        records = {name: [part._asdict() for part in getattr(result, name)] for name in ("guesses", "neighbours")}
+        print_json({"prompt": result.prompt, **records})
         return
     guesses = [
-        (_visible_whitespace(g.token), *(f"{p:.1%}" for p in (g.combined, g.model, g.neighbours)))
-        for g in result.guesses
+        (_visible_whitespace(guess.token), f"{guess.combined:.1%}", f"{guess.model:.1%}", f"{guess.neighbours:.1%}")
+        for guess in result.guesses
     ]
     print_table(("next token", "together", "model", "neighbours"), guesses, right=(1, 2, 3))
-    print_result()
+    print_result("")
     rows = [
         (
             f"{neighbour.distance:.3f}",

@@ -1,38 +1,33 @@
 """`manyformer efforts` and `manyformer spans`: computation per token, and learned attention spans."""
 
-from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument
 
-from manyformer.cli.app import USE, DeviceOption, app, examples
+from manyformer.cli.app import USE, command
+from manyformer.cli.console import print_json, print_note, print_result
+from manyformer.cli.model_arguments import load_model
+from manyformer.cli.shared_options import AnswerOption, DeviceOption, JsonOption, PictureOption, RunArgument
 
 
-@app.command(
-    "efforts",
-    rich_help_panel=USE,
-    epilog=examples(
-        'manyformer efforts runs/universal "two men are sitting on a bench ." --out steps.png',
-        'manyformer efforts runs/universal "a dog runs ." --answer "ein hund rennt ." --json',
-    ),
+@command(
+    USE,
+    'manyformer efforts runs/universal "two men are sitting on a bench ." --out steps.png',
+    'manyformer efforts runs/universal "a dog runs ." --answer "ein hund rennt ." --json',
 )
 def efforts(
-    run: Annotated[str, typer.Argument(help="The folder of a run or a saved model.")],
-    text: Annotated[str, typer.Argument(help="The input text.")],
+    run: RunArgument,
+    text: Annotated[str, Argument(help="The input text.")],
     *,
-    answer: Annotated[
-        str | None, typer.Option(help="The target of an encoder-decoder; its own translation unless given.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Also write a picture: .png, .svg or .pdf.")] = None,
+    answer: AnswerOption = None,
+    out: PictureOption = None,
     device: DeviceOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Computation per token of a text: the steps until a token halts, or the layer at which it exits.
 
     For adaptive computation time the picture shows the halting probabilities of each step.
     """
-    from manyformer.cli.attention import load_model
-    from manyformer.cli.console import print_json, print_note, print_result
     from manyformer.view.token_counts import describe_counts, draw_counts
     from manyformer.view.token_work import token_work
 
@@ -41,36 +36,29 @@ def efforts(
         print_json([{**count._asdict(), "mean": count.mean} for count in counts])
     else:
         for count in counts:
-            print_result(
-                f"{count.title}, mean {count.mean:.2f} of at most {count.maximum:g}\n{describe_counts(count)}\n"
-            )
+            title = f"{count.title}, mean {count.mean:.2f} of at most {count.maximum:g}"
+            print_result(title, describe_counts(count), "")
     if out is not None:
         draw_counts(counts, out)
         print_note(f"wrote {out}")
 
 
-@app.command(
-    "spans",
-    rich_help_panel=USE,
-    epilog=examples(
-        "manyformer spans runs/adaptive-span --out spans.png",
-        'manyformer spans runs/dynamic-span "To be, or not to be"',
-    ),
+@command(
+    USE,
+    "manyformer spans runs/adaptive-span --out spans.png",
+    'manyformer spans runs/dynamic-span "To be, or not to be"',
 )
 def spans(
-    run: Annotated[str, typer.Argument(help="The folder of a run or a saved model.")],
+    run: RunArgument,
     text: Annotated[
-        str | None,
-        typer.Argument(help="The input text, for spans that are computed for each token: the mean is shown."),
+        str | None, Argument(help="The input text, for spans that are computed for each token: the mean is shown.")
     ] = None,
     *,
-    out: Annotated[Path | None, typer.Option(help="Also write a picture: .png, .svg or .pdf.")] = None,
+    out: PictureOption = None,
     device: DeviceOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the learned attention span of each head of each layer."""
-    from manyformer.cli.attention import load_model
-    from manyformer.cli.console import print_json, print_note, print_result
     from manyformer.view.token_work import describe_spans, draw_spans, layer_spans, layer_spans_for_text
 
     model = load_model(run, device)

@@ -1,67 +1,74 @@
 """`manyformer list`: list the recipes."""
 
+import sys
+from dataclasses import asdict
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from manyformer.cli.app import FIND, app, examples
+from manyformer.cli.app import FIND, command
+from manyformer.cli.console import print_json, print_result, print_table
+from manyformer.cli.shared_options import JsonOption
+from manyformer.errors import UserError, suggest_names
 
 if TYPE_CHECKING:
     from manyformer.recipes import Recipe
 
+PIPED_WIDTH = 120
+"""The width of the list if the output is not a terminal."""
 
-@app.command(
-    "list",
-    rich_help_panel=FIND,
-    epilog=examples(
-        "manyformer list", 'manyformer list "*classifier*"', "manyformer list --task language-model --json"
-    ),
+
+@command(
+    FIND,
+    "manyformer list",
+    'manyformer list "*classifier*"',
+    "manyformer list --task language-model --json",
+    name="list",
 )
 def list_recipes(
     pattern: Annotated[
-        str, typer.Argument(help="Only recipes that match: part of a name or title, or a pattern with * and ?.")
+        str, Argument(help="Only recipes that match: part of a name or title, or a pattern with * and ?.")
     ] = "*",
     *,
     task: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Only this task: language-model, image-generation, translation, masked-lm, classification, tagging "
             "or image-classification."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print whole cards as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """List the recipes: name, title, year of the paper, promised contracts and cost.
+    """List the recipes: name, title, year of the paper, promised contracts and, on a terminal, cost.
 
     'manyformer check' tests the contracts: [bold]causal[/bold] (no output depends on later tokens),
     [bold]incremental_decoding[/bold] (decoding from a cached state gives the same as one pass),
     [bold]cross_attention[/bold] (attends to a second sequence), [bold]padding_invariant[/bold] (padding and packing do
     not change the outputs).
     """
-    from manyformer.cli.console import print_json, print_result, print_table
     from manyformer.plugins import is_external
 
     selected = _select_recipes(pattern, task)
     if as_json:
         print_json([as_record(recipe) for recipe in selected])
         return
-    columns = ["recipe", "title", "year", "promises", "cost"]
-    rows = [
-        [card.name, card.title, str(card.year or ""), " ".join(card.promises), card.cost]
-        for card in (recipe.card for recipe in selected)
-    ]
+    columns = {
+        "recipe": [recipe.card.name for recipe in selected],
+        "title": [recipe.card.title for recipe in selected],
+        "year": [recipe.card.year or "" for recipe in selected],
+        "promises": [" ".join(recipe.card.promises) for recipe in selected],
+    }
+    if sys.stdout.isatty():
+        columns["cost"] = [recipe.card.cost for recipe in selected]
     if any(is_external(recipe.module) for recipe in selected):
-        columns.append("module")
-        rows = [[*row, recipe.module if is_external(recipe.module) else ""] for row, recipe in zip(rows, selected)]
-    print_table(columns, rows)
-    print_result()
-    print_result("`manyformer show NAME` describes one, `manyformer train NAME` trains it.")
+        columns["module"] = [recipe.module if is_external(recipe.module) else "" for recipe in selected]
+    print_table(tuple(columns), zip(*columns.values()), width=PIPED_WIDTH)
+    print_result("", "`manyformer show NAME` describes one, `manyformer train NAME` trains it.")
 
 
 def as_record(recipe: "Recipe") -> dict[str, Any]:
     """The card of a recipe, and the module that defines it, as a JSON record."""
-    from dataclasses import asdict
-
     from manyformer.recipes.registry import PROMISES
 
     card = recipe.card
@@ -77,7 +84,6 @@ def as_record(recipe: "Recipe") -> dict[str, Any]:
 
 def _select_recipes(pattern: str, task: str | None) -> "list[Recipe]":
     from manyformer.api import recipes
-    from manyformer.errors import UserError, suggest_names
     from manyformer.tasks import task_named
 
     if task is not None:
@@ -92,8 +98,6 @@ def _select_recipes(pattern: str, task: str | None) -> "list[Recipe]":
 
 
 def _matches(pattern: str, recipe: "Recipe") -> bool:
-    from fnmatch import fnmatch
-
     if any(sign in pattern for sign in "*?["):
         return fnmatch(recipe.card.name, pattern)
     return pattern.lower() in recipe.card.name or pattern.lower() in recipe.card.title.lower()

@@ -46,6 +46,12 @@ def model_folder(name: str) -> Path:
     raise UserError(f"{name} holds neither a model (config.json) nor a run; {_nearest_runs(name)}")
 
 
+def check_new_folder(name: str) -> None:
+    """Raise UserError if the folder of a new model exists already."""
+    if Path(name).exists():
+        raise UserError(f"{name} exists already; choose another --out")
+
+
 def copy_tokenizers(folder: Path, target: Path) -> None:
     """Copy the tokenizers of the model in `folder` to the model in `target`."""
     for file in folder.glob("tokenizer*.json"):
@@ -93,17 +99,24 @@ def data_paths(data: list[str] | None) -> str | list[str] | None:
     return None if not data else data[0] if len(data) == 1 else data
 
 
+def load_model(name: str, device: str | None) -> "Model":
+    """The trained model in the folder `name`, on the requested device."""
+    from manyformer.api import load
+
+    return load(model_folder(name)).to(resolve_device(device))
+
+
 def load_generator(name: str, device: str | None = None) -> "Model":
     """The generative model in the folder `name`. Raises UserError for other models and for one without a tokenizer."""
-    from manyformer.api import load
     from manyformer.recipes.registry import task_of
 
-    model = load(model_folder(name))
+    model = load_model(name, device)
     if task_of(model).generates is None:
-        raise UserError(f"the model in {name} ({model.spec.recipe}) does not generate; `manyformer evaluate` scores it")
+        description = f"the model in {name} ({model.spec.recipe})"
+        raise UserError(f"{description} does not generate text or images; `manyformer evaluate` scores it")
     if model.tokenizer is None:
         raise UserError(f"the model in {name} was saved without a tokenizer, which text needs")
-    return model.to(resolve_device(device))
+    return model
 
 
 def load_translator(name: str, decoding: "Decoding", device: str | None = None) -> "Translator":

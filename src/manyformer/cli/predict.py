@@ -4,46 +4,43 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from manyformer.cli.app import USE, DeviceOption, app, examples
+from manyformer.cli.app import USE, command
+from manyformer.cli.model_arguments import model_folder, resolve_device
+from manyformer.cli.shared_options import DeviceOption, JsonLinesOption
 
 if TYPE_CHECKING:
     from manyformer.evaluate import PredictedInput
-    from manyformer.tasks.task import LabelProbability
 
 
-@app.command(
-    "predict",
-    rich_help_panel=USE,
-    epilog=examples(
-        "manyformer predict runs/labels-trec questions.txt",
-        "echo 'Who wrote Hamlet?' | manyformer predict runs/labels-trec --top 3",
-        "manyformer predict runs/labels-trec questions.jsonl > labelled.jsonl",
-        "manyformer predict runs/tag-relations parsed.conllu > labelled.conllu",
-        "manyformer predict runs/images-vit photos/ --top 2 --json",
-    ),
+@command(
+    USE,
+    "manyformer predict runs/labels-trec questions.txt",
+    "echo 'Who wrote Hamlet?' | manyformer predict runs/labels-trec --top 3",
+    "manyformer predict runs/labels-trec questions.jsonl > labelled.jsonl",
+    "manyformer predict runs/tag-relations parsed.conllu > labelled.conllu",
+    "manyformer predict runs/images-vit photos/ --top 2 --json",
 )
 def predict(
-    run: Annotated[str, typer.Argument(help="The folder of a run.")],
+    run: Annotated[str, Argument(help="The folder of a run.")],
     file: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="Texts, one in a line, or JSONL; sentences with trees in CoNLL-U; images in a file or folder. "
             "'-' reads standard input."
         ),
     ] = "-",
     *,
-    top: Annotated[int, typer.Option(min=1, help="Number of labels of each input, the most probable first.")] = 1,
+    top: Annotated[int, Option(min=1, help="Number of labels of each input, the most probable first.")] = 1,
     device: DeviceOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each input, one per line.")] = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """Label texts, the words of sentences, or images with a trained classifier or tagger.
 
     Texts: a line with the label and its probability for each. Sentences: CoNLL-U with the labels in their column; its
     trees are read, its labels are ignored. Images: a line with the file, the label and its probability.
     """
-    from manyformer.cli.model_arguments import model_folder, resolve_device
     from manyformer.evaluate import predict as predict_labels
 
     model_folder(run)
@@ -53,17 +50,11 @@ def predict(
 
 
 def _record(item: "PredictedInput") -> dict[str, Any]:
+    labels = [[label._asdict() for label in prediction] for prediction in item.prediction]
     if not item.input.words:
-        return {"input": item.input.name, "labels": _label_records(item.prediction[0])}
-    words = [
-        {"word": word, "labels": _label_records(labels)}
-        for word, labels in zip(item.input.words, item.prediction, strict=True)
-    ]
+        return {"input": item.input.name, "labels": labels[0]}
+    words = [{"word": word, "labels": word_labels} for word, word_labels in zip(item.input.words, labels, strict=True)]
     return {"input": item.input.name, "words": words}
-
-
-def _label_records(labels: "tuple[LabelProbability, ...]") -> list[dict[str, Any]]:
-    return [label._asdict() for label in labels]
 
 
 def _text(item: "PredictedInput") -> str:

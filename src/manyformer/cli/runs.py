@@ -4,19 +4,24 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from manyformer.cli.app import TRAIN, app, examples
+from manyformer.cli.app import TRAIN, app, examples_epilog
+from manyformer.cli.console import print_json, print_result, print_table
+from manyformer.cli.shared_options import JsonOption
+from manyformer.errors import UserError, suggest_names
 
 runs = typer.Typer(rich_markup_mode="rich", help="List, show and copy the run files shipped with the package.")
 app.add_typer(
     runs,
     name="runs",
     rich_help_panel=TRAIN,
-    epilog=examples("manyformer runs", "manyformer runs show lm/stdlib", "manyformer runs copy lm/stdlib mine.yaml"),
+    epilog=examples_epilog(
+        "manyformer runs", "manyformer runs show lm/stdlib", "manyformer runs copy lm/stdlib mine.yaml"
+    ),
 )
 
-Name = Annotated[str, typer.Argument(help="The name of a shipped run, as 'manyformer runs' lists it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the runs as JSON.")]
+Name = Annotated[str, Argument(help="The name of a shipped run, as 'manyformer runs' lists it.")]
 
 
 @runs.callback(invoke_without_command=True)
@@ -25,47 +30,37 @@ def _default(context: typer.Context) -> None:
         list_runs()
 
 
-@runs.command("list", epilog=examples("manyformer runs list --json"))
-def list_runs(*, as_json: AsJson = False) -> None:
+@runs.command("list", epilog=examples_epilog("manyformer runs list --json"))
+def list_runs(*, as_json: JsonOption = False) -> None:
     """List the shipped runs: name, recipe and description."""
-    from manyformer.cli.console import print_json, print_result, print_table
     from manyformer.config import run_description, shipped_runs
 
     shipped = shipped_runs()
+    rows = [(name, _recipe(path), run_description(path), str(path)) for name, path in shipped.items()]
     if as_json:
-        records = [
-            {"name": name, "recipe": _recipe(path), "about": run_description(path), "path": str(path)}
-            for name, path in shipped.items()
-        ]
-        print_json(records)
+        print_json([dict(zip(("name", "recipe", "about", "path"), row)) for row in rows])
         return
-    print_table(
-        ("run", "recipe", "about"), [(name, _recipe(path), run_description(path)) for name, path in shipped.items()]
-    )
-    print_result()
-    print_result("`manyformer train NAME` starts one, `manyformer runs copy NAME` copies it for changes.")
+    print_table(("run", "recipe", "about"), [row[:3] for row in rows])
+    print_result("", "`manyformer train NAME` starts one, `manyformer runs copy NAME` copies it for changes.")
 
 
-@runs.command("show", epilog=examples("manyformer runs show lm/stdlib"))
+@runs.command("show", epilog=examples_epilog("manyformer runs show lm/stdlib"))
 def show_run(name: Name) -> None:
     """Print a run file with its comments."""
-    from manyformer.cli.console import print_result
 
     print_result(_path(name).read_text(encoding="utf-8").rstrip())
 
 
-@runs.command("copy", epilog=examples("manyformer runs copy lm/stdlib", "manyformer runs copy lm/stdlib mine.yaml"))
+@runs.command(
+    "copy", epilog=examples_epilog("manyformer runs copy lm/stdlib", "manyformer runs copy lm/stdlib mine.yaml")
+)
 def copy_run(
     name: Name,
-    to: Annotated[
-        Path | None, typer.Argument(help="The target file; NAME.yaml in the current folder unless given.")
-    ] = None,
+    to: Annotated[Path | None, Argument(help="The target file; NAME.yaml in the current folder unless given.")] = None,
     *,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Copy a run file, for changes."""
-    from manyformer.cli.console import print_result
-    from manyformer.errors import UserError
 
     source = _path(name)
     target = Path(source.name) if to is None else to / source.name if to.is_dir() else to
@@ -78,10 +73,9 @@ def copy_run(
     print_result(f"wrote {target}; train it with `manyformer train {target}`")
 
 
-@runs.command("schema", epilog=examples("manyformer runs schema > run.schema.json"))
+@runs.command("schema", epilog=examples_epilog("manyformer runs schema > run.schema.json"))
 def run_schema() -> None:
     """Print the JSON Schema of run files, for completion and validation in editors."""
-    from manyformer.cli.console import print_json
     from manyformer.config import json_schema
 
     print_json(json_schema())
@@ -89,7 +83,6 @@ def run_schema() -> None:
 
 def _path(name: str) -> Path:
     from manyformer.config import shipped_runs
-    from manyformer.errors import UserError, suggest_names
 
     shipped = shipped_runs()
     if name not in shipped:

@@ -1,11 +1,18 @@
 """`manyformer show NAME`: a recipe's description, modules and cost."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from manyformer.cli.app import FIND, app, examples
+from manyformer.cli.app import FIND, command
+from manyformer.cli.console import print_json, print_note, print_result
+from manyformer.cli.model_arguments import model_of
+from manyformer.cli.shared_options import JsonOption, KeywordsArgument
+from manyformer.cli.split_arguments import suggest_options
+from manyformer.errors import UserError
 
 if TYPE_CHECKING:
     from manyformer.core import PrefixedLayout
@@ -17,37 +24,29 @@ PATTERN_LENGTH = 64
 """The default length of a mask pattern in tokens."""
 
 
-@app.command(
-    "show",
-    rich_help_panel=FIND,
-    epilog=examples(
-        "manyformer show transformer",
-        "manyformer show transformer-lm dim=256 depth=4 --length 4096",
-        "manyformer show runs/lm-stdlib",
-        "manyformer show longformer --pattern --length 1024 --out pattern.png",
-    ),
-    context_settings={"ignore_unknown_options": True},
+@command(
+    FIND,
+    "manyformer show transformer",
+    "manyformer show transformer-lm dim=256 depth=4 --length 4096",
+    "manyformer show runs/lm-stdlib",
+    "manyformer show longformer --pattern --length 1024 --out pattern.png",
+    accepts_settings=True,
 )
 def show(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="A recipe, or the folder of a run or a saved model.")],
-    keywords: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keywords of the recipe, such as depth=4.")
-    ] = None,
+    name: Annotated[str, Argument(help="A recipe, or the folder of a run or a saved model.")],
+    keywords: KeywordsArgument = None,
     *,
-    length: Annotated[int | None, typer.Option(min=2, help="Length in tokens for the cost; 512 unless given.")] = None,
-    pattern: Annotated[bool, typer.Option("--pattern", help="Draw the attention mask instead.")] = False,
-    out: Annotated[Path | None, typer.Option(help="With --pattern: also write a picture, .png, .svg or .pdf.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    length: Annotated[int | None, Option(min=2, help="Length in tokens for the cost; 512 unless given.")] = None,
+    pattern: Annotated[bool, Option("--pattern", help="Draw the attention mask instead.")] = False,
+    out: Annotated[Path | None, Option(help="With --pattern: also write a picture, .png, .svg or .pdf.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Describe a recipe: summary, paper, contracts, keywords, modules with parameters, cost.
 
     Weights are not allocated, so models of any size are shown immediately.
     """
-    from manyformer.cli.console import print_json
-    from manyformer.cli.model_arguments import model_of
     from manyformer.cli.recipe_page import print_page
-    from manyformer.cli.split_arguments import suggest_options
     from manyformer.model_summary import build_on_meta
 
     arguments = keywords or []
@@ -62,8 +61,6 @@ def show(
 
 
 def _draw(model: "Model", length: int, out: Path | None) -> None:
-    from manyformer.cli.console import print_note, print_result
-    from manyformer.errors import UserError
     from manyformer.view import attention_masks, draw
 
     masks = attention_masks(model)
@@ -75,10 +72,9 @@ def _draw(model: "Model", length: int, out: Path | None) -> None:
     for number, (mask, names) in enumerate(masks.items()):
         path = out if out is None or len(masks) == 1 else out.with_stem(f"{out.stem}-{number + 1}")
         others_note = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        print_result(
-            f"{mask!r}\n{names[0]}{others_note}, {summary_note}{length} tokens, queries downwards, keys to the right"
-        )
-        print_result(draw(mask, length, heads=heads, path=path, layout=layout) + "\n")
+        axes_note = f"{summary_note}{length} tokens, queries downwards, keys to the right"
+        print_result(repr(mask), f"{names[0]}{others_note}, {axes_note}")
+        print_result(draw(mask, length, heads=heads, path=path, layout=layout), "")
         if path is not None:
             print_note(f"wrote {path}")
 
@@ -102,19 +98,15 @@ def _cost(model: "Model", length: int | None) -> "ForwardCost":
 
 
 def _record(recipe: "Recipe", model: "Model", cost: "ForwardCost") -> dict[str, Any]:
-    from dataclasses import asdict
-
     from manyformer.cli.list import as_record
     from manyformer.config import describe_keywords
     from manyformer.model_summary import count_parameters, module_rows
 
+    values, keywords = model.spec.keywords, describe_keywords(recipe.signature)
     return {
         **as_record(recipe),
         "doc": recipe.build.__doc__,
-        "keywords": [
-            {**keyword._asdict(), "value": model.spec.keywords[keyword.name]}
-            for keyword in describe_keywords(recipe.signature)
-        ],
+        "keywords": [{**keyword._asdict(), "value": values[keyword.name]} for keyword in keywords],
         "parameters": count_parameters(model),
         "modules": [asdict(part) for part in module_rows(model)],
         "at_length": cost._asdict(),

@@ -2,34 +2,36 @@
 
 import os
 import sys
+from contextlib import closing
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from manyformer.cli.app import STOPPED, TRAIN, app, examples
+from manyformer.cli.app import STOPPED, TRAIN, command
+from manyformer.cli.console import print_error, print_json, print_note, print_result
+from manyformer.cli.split_arguments import split_arguments, suggest_options
+from manyformer.errors import UserError
 
 if TYPE_CHECKING:
     from manyformer.config import RunConfig
-    from manyformer.train import TrainResult
 
 
-@app.command(
-    "train",
-    rich_help_panel=TRAIN,
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True},
-    epilog=examples(
-        "manyformer train lm/stdlib",
-        "manyformer train lm/stdlib --help                     all settings, with this run's values",
-        "manyformer train transformer-lm data.path=book.txt depth=4 limits.minutes=10",
-        "manyformer train mine.yaml --model.dim 256 out=runs/wide",
-    ),
+@command(
+    TRAIN,
+    "manyformer train lm/stdlib",
+    "manyformer train lm/stdlib --help                     all settings, with this run's values",
+    "manyformer train transformer-lm data.path=book.txt depth=4 limits.minutes=10",
+    "manyformer train mine.yaml --model.dim 256 out=runs/wide",
+    accepts_settings=True,
+    adds_help=False,
 )
 def train(
     context: typer.Context,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="NAME-OR-FILE [KEY=VALUE]...",
             help="A shipped run ('manyformer runs'), a run file, a run's folder or a recipe ('manyformer list'); then "
             "settings, as key=value, --key=value or --key value.",
@@ -37,19 +39,13 @@ def train(
         ),
     ] = None,
     *,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Validate the run, print it as YAML, and stop.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the run and a summary of its model, and stop.")
-    ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; an existing run's folder is renamed.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON; the progress goes to stderr.")
-    ] = False,
+    print_config: Annotated[bool, Option("--print-config", help="Validate the run, print its YAML, stop.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the run and a summary of its model, and stop.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Start over; an existing run's folder is renamed.")] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the result.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the result as JSON; the progress goes to stderr.")] = False,
     wants_help: Annotated[
-        bool, typer.Option("--help", "-h", help="Show this message, or with a name all its settings, and exit.")
+        bool, Option("--help", "-h", help="Show this message, or with a name all its settings, and exit.")
     ] = False,
 ) -> None:
     """Train a model, or continue an interrupted run: the same command resumes it.
@@ -57,8 +53,6 @@ def train(
     Ctrl-C saves a checkpoint first. The run's folder (runs/NAME unless out=FOLDER is given) holds the merged run file,
     metrics, checkpoints, curves and the final model.
     """
-    from manyformer.cli.split_arguments import split_arguments, suggest_options
-
     target, overrides = split_arguments(arguments or [])
     if wants_help and target is None:
         typer.echo(context.get_help(), nl=False)
@@ -69,13 +63,18 @@ def train(
 
         print_settings(str(target), run)
     elif print_config or dry_run:
-        _print_plan(run, summary=dry_run)
+        from manyformer.config import dump_run
+
+        print_result(dump_run(run).rstrip())
+        if dry_run:
+            from manyformer.cli.dry_run import print_summary
+
+            print_summary(run)
     else:
         _train(run, fresh=fresh, quiet=quiet, as_json=as_json)
 
 
 def _read(target: str | None, overrides: list[str]) -> "RunConfig":
-    from manyformer.errors import UserError
     from manyformer.train.run_folder import as_training_run
 
     if target is None:
@@ -83,22 +82,8 @@ def _read(target: str | None, overrides: list[str]) -> "RunConfig":
     return as_training_run(target, overrides)
 
 
-def _print_plan(run: "RunConfig", *, summary: bool) -> None:
-    from manyformer.cli.console import print_result
-    from manyformer.config import dump_run
-
-    print_result(dump_run(run).rstrip())
-    if summary:
-        from manyformer.cli.dry_run import print_summary
-
-        print_summary(run)
-
-
 def _train(run: "RunConfig", *, fresh: bool, quiet: bool, as_json: bool) -> None:
-    from contextlib import closing
-
     from manyformer.cli.after_training import AfterTraining
-    from manyformer.cli.console import print_error, print_note
     from manyformer.train import TrainingInterrupted, silent, train
 
     if os.environ.get("RANK", "0") != "0":
@@ -119,12 +104,4 @@ def _train(run: "RunConfig", *, fresh: bool, quiet: bool, as_json: bool) -> None
         print_note("\nstopped; the model is trained and saved")
         raise typer.Exit(STOPPED) from None
     if as_json:
-        _print_result(result)
-
-
-def _print_result(result: "TrainResult") -> None:
-    from dataclasses import asdict
-
-    from manyformer.cli.console import print_json
-
-    print_json(asdict(result))
+        print_json(asdict(result))

@@ -1,9 +1,11 @@
 """All options of `generate` as one frozen record, `Decoding`, and its construction from flat keywords."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypedDict, final
+from typing import Any, Unpack, final
 
-from manyformer.errors import UserError
+from manyformer.decoding_options import DecodingOptions
+from manyformer.errors import UserError, suggest_names
 from manyformer.generate.logits_processors import (
     LogitsProcessor,
     MinPProcessor,
@@ -61,44 +63,24 @@ class Decoding:
             raise UserError(f"{method} takes the likeliest tokens, so {processor} would change nothing: leave it out")
 
 
-class DecodingOptions(TypedDict, total=False):
-    """The keywords of `decoding_from_options`, for functions that pass them on."""
+PROCESSORS: dict[str, Callable[[Any], LogitsProcessor]] = {
+    "repetition_penalty": RepetitionPenaltyProcessor,
+    "no_repeat_ngram": NoRepeatNGramProcessor,
+    "temperature": TemperatureProcessor,
+    "top_k": TopKProcessor,
+    "top_p": TopPProcessor,
+    "min_p": MinPProcessor,
+}
+"""The logits processors of the options, in the order in which they are applied."""
 
-    max_new: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    no_repeat_ngram: int | None
-    seed: int | None
-    samples: int
-    beam: int | None
-    length_penalty: float | None
-    best: int
-    stop: str | tuple[str, ...]
-    stop_ids: tuple[int, ...] | None
-    use_cache: bool | None
+WITHOUT_EFFECT = {"temperature": (0, 1), "top_p": (1,)}
+"""Values that change no logits and should cost nothing; temperature 0 selects greedy decoding instead."""
+
+SAMPLING_OPTIONS = {"temperature": 0, "top_k": None, "top_p": None, "min_p": None, "seed": None, "samples": 1}
+"""The options that select sampling, each with its value that does not."""
 
 
-def decoding_from_options(
-    *,
-    max_new: int | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float | None = None,
-    no_repeat_ngram: int | None = None,
-    seed: int | None = None,
-    samples: int = 1,
-    beam: int | None = None,
-    length_penalty: float | None = None,
-    best: int = 1,
-    stop: str | tuple[str, ...] = (),
-    stop_ids: tuple[int, ...] | None = None,
-    use_cache: bool | None = None,
-) -> Decoding:
+def decoding_from_options(**options: Unpack[DecodingOptions]) -> Decoding:
     """A `Decoding` from flat keywords, which are the same as on the command line.
 
     Any of temperature, top_k, top_p, min_p, seed and samples selects sampling; temperature 0 or no option selects
@@ -106,46 +88,39 @@ def decoding_from_options(
     2016 and the exponent `length_penalty` (0.6). Raises UserError for a value out of range and for options that
     contradict each other.
     """
-    sampling = {"temperature": temperature or None, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
-    sampling_options = [name for name, value in sampling.items() if value is not None] + (
-        ["samples"] if samples != 1 else []
-    )
-    choice = _beam_settings(beam, length_penalty, best, sampling_options)
-    if choice is None:
-        if temperature == 0 and sampling_options not in ([], ["seed"]):
-            raise UserError(
-                f"temperature 0 always takes the likeliest token: leave out {sampling_options[0]} or raise temperature"
-            )
-        choice = SampledChoice(seed, samples) if sampling_options and temperature != 0 else GreedyChoice()
-    processors = (
-        None if repetition_penalty is None else RepetitionPenaltyProcessor(repetition_penalty),
-        None if no_repeat_ngram is None else NoRepeatNGramProcessor(no_repeat_ngram),
-        # a temperature or a top_p of 1 changes nothing and should cost nothing
-        None if temperature in (None, 0, 1) else TemperatureProcessor(temperature),
-        None if top_k is None else TopKProcessor(top_k),
-        None if top_p in (None, 1) else TopPProcessor(top_p),
-        None if min_p is None else MinPProcessor(min_p),
-    )
+    for name in options:
+        if name not in DecodingOptions.__annotations__:
+            raise TypeError(f"decoding has no option '{name}'; {suggest_names(name, DecodingOptions.__annotations__)}")
+    values = {name: value for name, value in options.items() if value is not None}
+    processors = [
+        make_processor(values[name])
+        for name, make_processor in PROCESSORS.items()
+        if name in values and values[name] not in WITHOUT_EFFECT.get(name, ())
+    ]
+    stop = options.get("stop", ())
     return Decoding(
-        choice=choice,
-        processors=tuple(processor for processor in processors if processor is not None),
-        max_new=max_new,
+        choice=_token_choice(values),
+        processors=tuple(processors),
+        max_new=options.get("max_new"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        stop_ids=stop_ids,
-        use_cache=use_cache,
+        stop_ids=options.get("stop_ids"),
+        use_cache=options.get("use_cache"),
     )
 
 
-def _beam_settings(
-    beam: int | None, length_penalty: float | None, best: int, sampling_options: list[str]
-) -> TokenChoice | None:
-    """The beam search that the options select, or None; `sampling_options` names the sampling options that are set."""
-    if beam is None:
-        if length_penalty is not None or best != 1:
-            raise UserError(
-                f"{'best' if length_penalty is None else 'length_penalty'} is for beam search: give beam as well"
-            )
-        return None
-    if sampling_options:
-        raise UserError(f"beam search does not sample: leave out {sampling_options[0]}, or leave out beam")
-    return BeamSettings(beam, GNMTPenalty() if length_penalty is None else GNMTPenalty(length_penalty), best)
+def _token_choice(values: dict[str, Any]) -> TokenChoice:
+    """The choice of tokens that the given options select."""
+    sampling_options = [name for name, neutral in SAMPLING_OPTIONS.items() if values.get(name, neutral) != neutral]
+    if "beam" in values:
+        if sampling_options:
+            raise UserError(f"beam search does not sample: leave out {sampling_options[0]}, or leave out beam")
+        return BeamSettings(values["beam"], GNMTPenalty(values.get("length_penalty", 0.6)), values.get("best", 1))
+    if "length_penalty" in values or values.get("best", 1) != 1:
+        option = "length_penalty" if "length_penalty" in values else "best"
+        raise UserError(f"{option} is for beam search: give beam as well")
+    if values.get("temperature") == 0:
+        if sampling_options not in ([], ["seed"]):
+            message = f"leave out {sampling_options[0]} or raise temperature"
+            raise UserError(f"temperature 0 always takes the likeliest token: {message}")
+        return GreedyChoice()
+    return SampledChoice(values.get("seed"), values.get("samples", 1)) if sampling_options else GreedyChoice()

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator
 from typing import Unpack
 
+from manyformer.decoding_options import DecodingOptions
 from manyformer.errors import UserError
 from manyformer.generate.decode_plan import DecodeJob, DecodePlan, TokenizerChoice, read_write_tokenizers
-from manyformer.generate.decoding import Decoding, DecodingOptions, decoding_from_options
+from manyformer.generate.decoding import Decoding, decoding_from_options
 from manyformer.generate.prompts import PromptBatch, check_tokens, new_token_limits, read_prompts
 from manyformer.generate.protocol import GenerativeModelProtocol, TranslatesText
 from manyformer.generate.result import GenerationResult, StreamPiece
@@ -25,7 +26,7 @@ def generate(
     """Continue `prompts` with a language model, or translate them with an encoder-decoder, `batch` rows at a time.
 
     `prompts` is one prompt or a list of them: strings (with a `tokenizer`, which a model loaded from a run has itself),
-    lists of token ids or tensors. `begin` puts the start token in front of strings. The flat options are those of
+    lists of token ids or tensors. `begin` puts the start token in front of strings. The options are those of
     `decoding_from_options`; `decoding` gives them as one object instead. `on_piece` is called with each `StreamPiece`
     as soon as it is decoded. The result of a row does not depend on the other rows. Raises UserError."""
     from_options = decoding_from_options(**options)

@@ -1,0 +1,36 @@
+"""The options of decoding, written once: the keywords of `generate` and the options of the command line."""
+
+from typing import Annotated, TypedDict
+
+from annotated_types import Ge
+
+
+class DecodingOptions(TypedDict, total=False):
+    """The flat options of decoding with bounds and meanings; None and a missing option mean the same."""
+
+    temperature: Annotated[
+        float | None,
+        Ge(0),
+        "Below 1 favors probable tokens, above 1 improbable ones; 0 always takes the most probable token.",
+    ]
+    top_k: Annotated[int | None, Ge(1), "Sample among the K most probable tokens."]
+    top_p: Annotated[float | None, "Sample among the most probable tokens that sum to this probability."]
+    min_p: Annotated[float | None, "Sample among tokens with at least this fraction of the highest probability."]
+    repetition_penalty: Annotated[float | None, "Divide the logits of tokens that occurred by this (1.1 to 1.5)."]
+    no_repeat_ngram: Annotated[int | None, Ge(1), "No sequence of this many tokens occurs twice."]
+    beam: Annotated[int | None, Ge(1), "Beam search of this width instead of sampling; 1 is greedy decoding."]
+    length_penalty: Annotated[
+        float | None,
+        "Length penalty of beam search (Wu et al. 2016): larger values favor longer texts; 0.6 unless given.",
+    ]
+    best: Annotated[int | None, Ge(1), "Number of hypotheses that beam search returns for each prompt."]
+    max_new: Annotated[
+        int | None,
+        Ge(1),
+        "At most this many new tokens; 256 (a translation: source + 50), or fewer at the model's max_length.",
+    ]
+    seed: Annotated[int | None, Ge(0), "The same seed gives the same text."]
+    samples: Annotated[int | None, "Number of texts that are sampled for each prompt."]
+    stop: Annotated[str | tuple[str, ...], "Stop before this text; \\n means a new line. May be given several times."]
+    stop_ids: Annotated[tuple[int, ...] | None, "Token ids that end a text; the tokenizer's end token unless given."]
+    use_cache: Annotated[bool | None, "Decode with the model's state; if that changes no results unless given."]
