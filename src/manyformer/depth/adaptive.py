@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.attention import Attention
-from manyformer.core import Context, Layer, LayerOutput, State, no_watch
+from manyformer.core import PADDING_SEGMENT, Context, Layer, LayerOutput, State, no_watch
 from manyformer.depth.halted_kv import HaltedKVStore
 from manyformer.depth.halting import HaltingState, HaltingUnit
 from manyformer.depth.token_subset import AllTokens, TokenGroup, TokenSubset
@@ -16,7 +16,6 @@ from manyformer.depth.universal import (
     UniversalState,
     init_step_states,
     unpack_step_states,
-    valid_tokens,
 )
 from manyformer.feedforward import ChunkedLayer, FeedForward, GatedFeedForward
 from manyformer.position import PositionStepSignal
@@ -85,8 +84,9 @@ class AdaptiveComputation(Layer):
     # the number of steps depends on the data
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        states_by_step, valid = unpack_step_states(self.block, x, state, self.halting.max_steps), valid_tokens(ctx, x)
+        states_by_step = unpack_step_states(self.block, x, state, self.halting.max_steps)
         attention_states, transition_states, cross_state = states_by_step
+        valid = (ctx.positions.segment_ids != PADDING_SEGMENT).expand(x.shape[:2])
         halting_state = self.halting.init_state(valid, x)
         position_vectors = self.timing.position_vectors(x, ctx.positions)
         halted_store = HaltedKVStore(self.block.attention, self.timing, ctx.positions, valid)

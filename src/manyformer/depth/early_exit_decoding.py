@@ -15,14 +15,14 @@ from manyformer.attention import Attention, AttentionStep
 from manyformer.binding import has_hooks
 from manyformer.core import Chain, Context, DecodeStep, Layer, State, TokenPositions, bind_step, contiguous_positions
 from manyformer.depth.early_exit_stack import EarlyExit, EarlyExitState
-from manyformer.depth.exit_rules import ExitRuleInput
+from manyformer.depth.exit_rules import ExitRuleInput, LayerClassifiers
 from manyformer.feedforward import ChunkedLayer, FeedForward, GatedFeedForward
 from manyformer.residual import Residual
 from manyformer.sources.kv_source import StoredKeys
 
 
 @runtime_checkable
-class ExitHead(Protocol):
+class ExitHead(LayerClassifiers, Protocol):
     """Output classifiers: one for all layers if `per_layer` is empty."""
 
     @property
@@ -30,9 +30,6 @@ class ExitHead(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """The logits of a stack's output, whose last channel is the number of the exit layer."""
-
-    def logits_at(self, classifier_input: Tensor, layer: int) -> Tensor:
-        """The logits of tokens that all exit after layer number `layer`."""
 
 
 class _ActiveRows(NamedTuple):

@@ -126,7 +126,12 @@ class EarlyExit(LayeredStack):
             next_states.append(next_state)
         ctx.watch(self, "depth", depth)
         y = torch.cat([self.classifier_input(x, ctx), depth[..., None].to(x.dtype)], dim=-1)
-        return LayerOutput(y, None if filled_state is None else _advance(filled_state, next_states, x.shape[1]), loss)
+        if filled_state is None:
+            return LayerOutput(y, None, loss)
+        # these tokens have passed all layers, so that no copies are pending
+        total = filled_state.columns + x.shape[1]
+        next_state = EarlyExitState(next_states, total, (total,) * self.depth, None, filled_state.capacity)
+        return LayerOutput(y, next_state, loss)
 
     def fill_layers(self, state: EarlyExitState, ctx: Context) -> EarlyExitState:
         """The state after every layer has processed its pending tokens."""
@@ -143,12 +148,6 @@ class EarlyExit(LayeredStack):
     def extra_repr(self) -> str:
         passes = "" if self.mixed_samples is None else f", {self.mixed_samples} random passes in training"
         return f"{self.depth} layers{passes}"
-
-
-def _advance(state: EarlyExitState, layers: list[State], columns: int) -> EarlyExitState:
-    total = state.columns + columns
-    # these tokens have passed all layers, so that no copies are pending
-    return EarlyExitState(layers, total, (total,) * len(state.filled), None, state.capacity)
 
 
 def split_exit_layer(y: Float[Tensor, "*b m"]) -> tuple[Float[Tensor, "*b d"], Int[Tensor, "*b"]]:

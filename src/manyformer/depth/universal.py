@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.attention import Attention
-from manyformer.core import PADDING_SEGMENT, Context, Layer, LayerOutput, State
+from manyformer.core import Context, Layer, LayerOutput, State
 from manyformer.position import PositionStepSignal
 from manyformer.residual import Residual
 
@@ -111,8 +111,3 @@ def unpack_step_states(
     if state is None:
         return UniversalState([None] * steps, [None] * steps, block.init_cross_state(x))
     return UniversalState(list(state.attention_states), list(state.transition_states), state.cross_state)
-
-
-def valid_tokens(ctx: Context, like: Float[Tensor, "b l d"]) -> Tensor:
-    """The mask of the tokens that are not padding, (b, l)."""
-    return (ctx.positions.segment_ids != PADDING_SEGMENT).expand(like.shape[:2])

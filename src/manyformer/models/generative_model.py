@@ -60,9 +60,7 @@ class GenerativeModel(Model[B]):
         """The decoder's input for a batch, with the targets."""
 
     @abstractmethod
-    def next_token_by_forward(
-        self, tokens: Tensor, state: State, memory: MemorySequence | None
-    ) -> tuple[Tensor, State]:
+    def forward_token(self, tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
         """The logits of `forward`, and the next state: the `NextTokenFn` of any number of tokens."""
 
     def set_head(self, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> None:
@@ -81,8 +79,8 @@ class GenerativeModel(Model[B]):
     def next_token(self) -> NextTokenFn:
         """The model for one new token per row, bound to its current parameters: bind again after they have changed."""
         if self.training or has_hooks(self):
-            return self.next_token_by_forward
-        return next_token_step(self.decoder_embed, self.decoder_stack, self.head, self.next_token_by_forward)
+            return self.forward_token
+        return next_token_step(self.decoder_embed, self.decoder_stack, self.head, self.forward_token)
 
     def layers_without_step(self) -> list[str]:
         """The names of the decoder's layers that have no one-token step: they decode by `forward`, which is slower."""

@@ -69,9 +69,7 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
     def with_decoder(self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> "LanguageModel":
         return type(self)(self.embed, stack, head, auxiliary=auxiliary)
 
-    def next_token_by_forward(
-        self, tokens: Tensor, state: State, memory: MemorySequence | None
-    ) -> tuple[Tensor, State]:
+    def forward_token(self, tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
         logits, next_state, _ = self(tokens, None, state)
         return logits, next_state
 

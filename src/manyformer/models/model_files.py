@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +96,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def fill_weights(model: "Model", tensors: dict[str, Tensor], error_prefix: str) -> None:
     """Copy `tensors` into the weights of `model`. Raises UserError, beginning with `error_prefix`, on a mismatch."""
-    expected = dict(model.named_parameters(remove_duplicate=False)) | dict(_saved_buffers(model))
+    expected: dict[str, Tensor] = model.state_dict(keep_vars=True)
     if unknown := sorted(set(tensors) - set(expected)):
         raise UserError(f"{error_prefix}: it holds {unknown[0]}, which the model does not have")
     for name, value in tensors.items():
@@ -111,8 +110,3 @@ def fill_weights(model: "Model", tensors: dict[str, Tensor], error_prefix: str) 
     with torch.no_grad():
         for name, value in tensors.items():
             expected[name].copy_(value)
-
-
-def _saved_buffers(model: "Model") -> Iterator[tuple[str, Tensor]]:
-    saved_names = model.state_dict().keys()
-    return ((name, buffer) for name, buffer in model.named_buffers() if name in saved_names)

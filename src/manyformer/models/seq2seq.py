@@ -91,9 +91,7 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch]):
     def with_decoder(self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> "EncoderDecoder":
         return type(self)(self.embed_source, self.encoder, self.embed_target, stack, head, auxiliary=auxiliary)
 
-    def next_token_by_forward(
-        self, tokens: Tensor, state: State, memory: MemorySequence | None
-    ) -> tuple[Tensor, State]:
+    def forward_token(self, tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
         assert memory is not None
         logits, next_state, _ = self.decode(tokens, memory, None, state)
         return logits, next_state
