@@ -53,6 +53,6 @@ def _read_memory(memory: MemorySequence, project: ProjectKV, state: ProjectedMem
     (y, positions), (k, v, _) = memory, state
     if k is None or v is None:
         k, v = project(y, positions)
-        state = ProjectedMemory(k, v)
+        state = state._replace(k=k, v=v)
     visible = None if isinstance(positions.layout, ContiguousLayout) else (positions.segment_ids == 0)[:, None, None]
     return StoredKeys(k, v, visible, state)
