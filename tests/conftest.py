@@ -1,5 +1,6 @@
 """What all tests share: one thread, a fixed seed, and shapes checked at run time."""
 
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +43,29 @@ def _call_kernel_checked(kernel: Kernel, call: KernelCall) -> LayerOutput:
 Kernel.__call__ = _call_kernel_checked  # type: ignore[method-assign]
 
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slow-share", metavar="K/N", help="of the tests marked slow, keep those of share K (0 to N - 1) alone"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A share of the slow tests is the same on every machine, and all shares together are all of them."""
+    if (share := config.getoption("--slow-share")) is None:
+        return
+    number, _, total = share.partition("/")
+    if not (number.isdecimal() and total.isdecimal() and int(number) < int(total)):
+        raise pytest.UsageError(f"--slow-share ({share}) must be K/N with K from 0 to N - 1, such as 3/20")
+    outside = [
+        item
+        for item in items
+        if item.get_closest_marker("slow") and zlib.crc32(item.nodeid.encode()) % int(total) != int(number)
+    ]
+    config.hook.pytest_deselected(items=outside)
+    left_out = set(outside)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)

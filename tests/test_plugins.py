@@ -31,7 +31,7 @@ def NAME(vocab: int = 256, dim: int = 16, max_length: int = 32):
     return transformer_lm.__wrapped__(vocab, dim, 1, 2, max_length=max_length)
 '''
 
-SMALL = ("data.kind=synthetic", "data.length=16", "batch.tokens=64", "limits.steps=2", "device=cpu")
+SMALL = ("data.kind=synthetic", "data.length=16", "data.valid=16", "batch.tokens=64", "limits.steps=2", "device=cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,9 @@ def test_a_module_on_the_command_line_is_recorded_and_needed_again(
 
 def test_a_run_file_imports_from_its_own_folder(new_process: Callable[[], None]) -> None:
     write_recipe(Path("papers/outside_two.py"), "outside_two")
-    settings = "recipe: outside-two\nimport: outside_two\ndata: {kind: synthetic, length: 16}\nlimits: {steps: 2}\n"
+    settings = (
+        "recipe: outside-two\nimport: outside_two\ndata: {kind: synthetic, length: 16, valid: 16}\nlimits: {steps: 2}\n"
+    )
     Path("papers/two.yaml").write_text(f"{settings}batch: {{tokens: 64}}\ndevice: cpu\n")
     assert run(["train", "papers/two.yaml", "--quiet"]) == 0
     assert "papers/outside_two.py" in Path("runs/two/run.yaml").read_text()

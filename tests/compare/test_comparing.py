@@ -170,16 +170,16 @@ def test_a_training_that_diverges_is_a_dash(tmp_path: Path) -> None:
     assert any("rope at data.length 16: seed 0: " in note for note in found.notes)
 
 
-def killed_on_the_way(folder: Path, number: signal.Signals) -> int:
-    """Start the command, and end it by a signal once the second case is being trained; its exit code."""
-    command = [sys.executable, "-m", "manyformer", "compare", "mine.yaml", "limits.steps=120", "--seeds", "1"]
+def ended_by(number: signal.Signals, folder: Path, step: int) -> int:
+    """The exit code of the command, which gets a signal once it has saved the second case at `step`."""
+    command = [sys.executable, "-m", "manyformer", "compare", "mine.yaml", "limits.steps=60", "--seeds", "1"]
     command += ["save.every=10", "--out", "out"]
     # as many threads as in this process: sums in another order differ in their last digits
     alike = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=alike)
     checkpoints = folder / "out/rope/seed-0/checkpoints"
     begun = time.monotonic()
-    while not (checkpoints.is_dir() and any(checkpoints.glob("step-*"))):
+    while not any(int(saved.name.split("-")[1]) >= step for saved in checkpoints.glob("step-*")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() - begun < 200
         time.sleep(0.02)
@@ -188,12 +188,12 @@ def killed_on_the_way(folder: Path, number: signal.Signals) -> int:
     return process.returncode
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_comparison_goes_on_where_it_was(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_comparison_interrupted_and_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(FILE)
-    code = killed_on_the_way(tmp_path, number)
-    assert code == (-9 if number == signal.SIGKILL else 130)
+    assert ended_by(signal.SIGINT, tmp_path, 10) == 130
     kept = (tmp_path / "out/learned/seed-0/measured.json").stat().st_mtime_ns
+    assert not (tmp_path / "out/rope/seed-0/measured.json").exists()
+    assert ended_by(signal.SIGKILL, tmp_path, 30) == -9
     assert not (tmp_path / "out/rope/seed-0/measured.json").exists()
     begun: list[int] = []
 
@@ -201,12 +201,11 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path: Path, number: signal
         if text.startswith("rope, seed 0: step "):
             begun.append(int(text.split()[4].rstrip(",")))
 
-    found = compare(
-        tmp_path / "mine.yaml", ["limits.steps=120", "save.every=10"], seeds=1, out=tmp_path / "out", on_progress=hear
-    )
-    assert begun[0] > 10, "it began from the beginning"
+    settings = ["limits.steps=60", "save.every=10"]
+    found = compare(tmp_path / "mine.yaml", settings, seeds=1, out=tmp_path / "out", on_progress=hear)
+    assert begun[0] > 30, "it began from an earlier step"
     assert (tmp_path / "out/learned/seed-0/measured.json").stat().st_mtime_ns == kept
-    whole = compare(tmp_path / "mine.yaml", ["limits.steps=120", "save.every=10"], seeds=1, out=tmp_path / "whole")
+    whole = compare(tmp_path / "mine.yaml", settings, seeds=1, out=tmp_path / "whole")
     assert [one.scores for one in whole.measurements] == [one.scores for one in found.measurements]
 
 

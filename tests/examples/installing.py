@@ -1,5 +1,6 @@
 """Installs a package's sources into a folder, as pip would, but without a network or a build tool."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -24,28 +25,72 @@ def install(project: Path, target: Path) -> None:
     (info / "entry_points.txt").write_text("\n".join(text))
 
 
+SERVER = """
+import json, os, sys, traceback
+import torch
+import pytest
+import manyformer.bench, manyformer.check, manyformer.compare
+import manyformer.evaluate, manyformer.generate, manyformer.train
+from manyformer.cli import run
+
+torch.set_num_threads(1)
+for line in sys.stdin:
+    program, arguments, out, err = json.loads(line)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            for number, file in ((1, out), (2, err)):
+                os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            code = int({"manyformer": run, "pytest": pytest.main}[program](arguments))
+            sys.stdout.flush()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Has imported torch and the library, but no package that adds to it, and forks for each command."""
+
+
 class Process:
     """Runs Python in new processes that see the packages installed in `target`, from the folder `cwd`."""
 
     def __init__(self, target: Path, cwd: Path) -> None:
         self.cwd = cwd
         path = os.pathsep.join(filter(None, [str(target), os.environ.get("PYTHONPATH", "")]))
-        self.environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-
-    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The finished process, whatever its exit code."""
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=self.cwd,
-            env=self.environment,
-            capture_output=True,
+        settings = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        self.server = subprocess.Popen(
+            [sys.executable, "-c", SERVER],
+            cwd=cwd,
+            env={**os.environ, **settings},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             text=True,
-            check=False,
         )
 
     def manyformer(self, *arguments: str) -> str:
         """The output of a command that must succeed."""
-        done = self.python("-m", "manyformer", *arguments)
-        if done.returncode:
-            pytest.fail(f"manyformer {' '.join(arguments)} ended with {done.returncode}: {done.stdout}{done.stderr}")
-        return done.stdout
+        return self._run("manyformer", *arguments)
+
+    def pytest(self, *arguments: str) -> str:
+        """The output of tests that must pass."""
+        # libraries that the tests might rewrite are loaded already
+        loaded = "ignore::pytest.PytestAssertRewriteWarning"
+        return self._run("pytest", "-q", "-p", "no:cacheprovider", "-W", loaded, *arguments)
+
+    def _run(self, program: str, *arguments: str) -> str:
+        """The output of a program in a new fork of the process that has loaded torch."""
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        out, err = (self.cwd / name for name in ("command.out", "command.err"))
+        self.server.stdin.write(json.dumps([program, arguments, str(out), str(err)]) + "\n")
+        self.server.stdin.flush()
+        code = self.server.stdout.readline().strip()
+        if code != "0":
+            pytest.fail(f"{program} {' '.join(arguments)} ended with {code}: {out.read_text()}{err.read_text()}")
+        return out.read_text()
+
+    def close(self) -> None:
+        """Ends the process that forks."""
+        self.server.communicate(timeout=60)

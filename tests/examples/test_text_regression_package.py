@@ -1,26 +1,26 @@
 """The example package with a task, a model and a kind of data of its own, used by every command."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from installing import Process, install
-
-pytestmark = pytest.mark.timeout(900)
-"""Each command loads torch anew."""
 
 PROJECT = Path(__file__).parents[2] / "examples/manyformer-text-regression"
 SETTINGS = ("data.path=numbers.tsv", "dim=16", "heads=2", "batch.tokens=512", "limits.steps=60", "device=cpu")
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Process:
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """New processes in a folder with numbered texts, which see the installed package."""
     folder = tmp_path_factory.mktemp("text_regression")
     install(PROJECT, folder / "site")
     texts = [f"{'a' * (row % 7)}{'b' * (row * 5 % 11)}" for row in range(200)]
     (folder / "numbers.tsv").write_text("".join(f"{text}\t{text.count('a') / 10}\n" for text in texts))
-    return Process(folder / "site", folder)
+    process = Process(folder / "site", folder)
+    yield process
+    process.close()
 
 
 def test_a_task_of_ones_own_is_listed_trained_and_scored(process: Process) -> None:

@@ -110,11 +110,15 @@ def test_two_with_copies_go_on_from_one_to_the_end(text: Path, alone: TrainResul
     assert not list(out.rglob("*.part"))
 
 
-def test_two_with_shares_to_the_end(text: Path, alone: TrainResult, tmp_path: Path) -> None:
-    save = {"every": 4, "keep_last": 2, "average_last": 2}
-    result = mf.train(a_run(text, tmp_path / "run", devices=2, strategy="fsdp", save=save), on_event=silent)
-    same(tmp_path / "run", alone)
-    assert result.scores == pytest.approx(alone.scores, rel=0.05)
+def test_two_with_shares_to_the_end(text: Path, tmp_path: Path) -> None:
+    """Shares of weights that layers have in common, too: T5's table of biases belongs to all of them."""
+    model = {"dim": 16, "depth": 2, "heads": 2, "position": "t5"}
+    common: dict[str, Any] = {"recipe": "compose", "model": model}
+    common["save"] = {"every": 4, "keep_last": 2, "average_last": 2}
+    alone = mf.train(a_run(text, tmp_path / "one", **common), on_event=silent)
+    result = mf.train(a_run(text, tmp_path / "two", devices=2, strategy="fsdp", **common), on_event=silent)
+    same(tmp_path / "two", alone)
+    assert result.scores == pytest.approx(alone.scores, rel=1e-4)
     assert sum(weight.numel() for weight in result.load().parameters()) > 1000
 
 
@@ -130,15 +134,6 @@ def test_several_processes_need_a_strategy(text: Path, tmp_path: Path, monkeypat
 
     with pytest.raises(UserError, match="2 processes were started, but strategy is none"):
         choose_strategy("none", ProcessGroup(0, 2))
-
-
-def test_two_with_shares_of_weights_that_layers_have_in_common(text: Path, tmp_path: Path) -> None:
-    """T5's table of biases belongs to all layers."""
-    model = {"dim": 16, "depth": 2, "heads": 2, "position": "t5"}
-    common: dict[str, Any] = {"recipe": "compose", "model": model}
-    one = mf.train(a_run(text, tmp_path / "one", **common), on_event=silent)
-    mf.train(a_run(text, tmp_path / "two", devices=2, strategy="fsdp", **common), on_event=silent)
-    same(tmp_path / "two", one)
 
 
 @pytest.mark.slow
