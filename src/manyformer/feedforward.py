@@ -1,5 +1,6 @@
 """Feed-forward layers: position-wise projections to a wider space and back."""
 
+from functools import partial
 from typing import final
 
 import torch
@@ -15,8 +16,7 @@ from manyformer.core import Context, DecodeStep, Layer, LayerOutput, State, bind
 class FeedForward(Layer):
     """Two projections with an activation between them (Vaswani et al. 2017, section 3.3).
 
-    `ff_dim` is 4 dim by default.
-    """
+    `ff_dim` is 4 dim by default."""
 
     def __init__(
         self, dim: int, ff_dim: int | None = None, *, activation: nn.Module | None = None, bias: bool = True
@@ -41,8 +41,7 @@ class GatedFeedForward(Layer):
     """Two parallel projections, one the gate of the other (Shazeer 2020, section 2): down(act(gate(x)) * up(x)).
 
     `ff_dim` is 8/3 dim by default, rounded up to a multiple of 8: as many parameters as `FeedForward` has.
-    SiLU as activation gives SwiGLU, GELU gives GEGLU.
-    """
+    SiLU as activation gives SwiGLU, GELU gives GEGLU."""
 
     def __init__(
         self, dim: int, ff_dim: int | None = None, *, activation: nn.Module | None = None, bias: bool = False
@@ -68,8 +67,7 @@ class ChunkedLayer(Layer):
     """A position-wise layer applied to chunks of `size` tokens (Kitaev et al. 2020, section 3).
 
     The wide activations exist for one chunk at a time and are recomputed for the gradient. Raises ValueError for a
-    layer that mixes tokens.
-    """
+    layer that mixes tokens."""
 
     def __init__(self, inner: Layer, size: int) -> None:
         super().__init__()
@@ -86,12 +84,8 @@ class ChunkedLayer(Layer):
         def run_chunk(chunk: Tensor) -> Tensor:
             return self.inner(chunk, ctx).y
 
-        chunks = torch.split(x, self.size, dim=1)
-        if torch.is_grad_enabled():
-            y = torch.cat([checkpoint(run_chunk, chunk, use_reentrant=False) for chunk in chunks], 1)
-        else:
-            y = torch.cat([run_chunk(chunk) for chunk in chunks], 1)
-        return LayerOutput(y, state)
+        run = partial(checkpoint, run_chunk, use_reentrant=False) if torch.is_grad_enabled() else run_chunk
+        return LayerOutput(torch.cat([run(chunk) for chunk in torch.split(x, self.size, dim=1)], 1), state)
 
     def decode_step(self) -> DecodeStep | None:
         return bind_step(self.inner)

@@ -41,8 +41,7 @@ def collaborate(model: Model, *, shared: int, rounds: int = 100, starts: int = 2
     which is decomposed by alternating least squares of at most `rounds` iterations. Of `starts` initializations, the
     first from the heads' largest singular vectors, the others random, the best result is used. With as many dimensions
     as the model has the result is exact; with fewer, tensorly is needed. Raises UserError for a recipe without such a
-    counterpart, and for too many dimensions.
-    """
+    counterpart, and for too many dimensions."""
     counterpart = _build_counterpart(model, shared)
     errors: dict[str, float] = {}
     copied_weights = dict(model.state_dict())
@@ -64,8 +63,7 @@ def share_dimensions(layer: Attention, target: CollaborativeAttention, *, rounds
     """Set the weights of `target` so that it approximates `layer`; returns the relative error of the scores.
 
     Query biases become the content bias of the keys, which is exact; key biases add the same number to all keys of a
-    query, which the softmax ignores.
-    """
+    query, which the softmax ignores."""
     kernel, heads = layer.kernel, layer.heads
     assert isinstance(kernel, SoftmaxKernel)
     assert target.kernel.scale is not None

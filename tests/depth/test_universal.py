@@ -18,6 +18,7 @@ from manyformer.depth import (
 )
 from manyformer.depth.halting import HaltingRule
 from manyformer.flops import count_flops
+from manyformer.masks import Causal
 from manyformer.models.token_positions import positions_of
 from manyformer.position import LearnedStepSignal, PositionStepSignal, SinusoidalPosition, SinusoidalStepSignal
 from manyformer.recipes.universal_transformer import UniversalConfig
@@ -27,8 +28,10 @@ SEGMENTS = torch.tensor([[0, 0, 0, 0, 0, 0], [-1, -1, 3, 3, 3, 4], [0, 0, 0, -1,
 
 
 def made(*, causal: bool = False, cross: bool = False, **chosen: Any) -> Any:
-    words = {"norm_order": "post", "halting": "act", "transition": "feedforward", "step_signal": "sinusoid", **chosen}
-    body = UniversalConfig(DIM, STEPS, 2, 12, 0.0, ponder_cost=0.1, **words).body(causal=causal, cross=cross).double()
+    options: Any = {"norm_order": "post", "halting": "act", "transition": "feedforward", "step_signal": "sinusoid"}
+    options |= {"ponder_cost": 0.1, "halting_bias": 1.0, **chosen}
+    config = UniversalConfig(DIM, STEPS, 2, 12, 0.0, options)
+    body = config.body(Causal() if causal else None, cross=cross).double()
     with torch.no_grad():
         for weight in body.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.3)

@@ -7,7 +7,6 @@ from torch import nn
 
 from manyformer.attention import Attention
 from manyformer.core import Layer
-from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward
 from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
 from manyformer.kernels.attention_spans import (
@@ -20,7 +19,7 @@ from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import KeyDistancePosition
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, stack
+from manyformer.recipes.stacks import NormOrder, check_heads, stack
 from manyformer.sources import SpanCacheSource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -55,8 +54,7 @@ def adaptive_span(
     Section 2 and table 1. Positions are a vector for each distance, one table for all layers. `span_loss` multiplies
     the mean span of each layer, in tokens, summed over layers. Text much longer than the span must be given in one row,
     whereas the authors train on segments of 512 tokens after a cache."""
-    if dim % heads:
-        raise UserError(f"dim ({dim}) must be a multiple of heads ({heads})")
+    check_heads(dim, heads)
     # one table for all layers
     position = KeyDistancePosition(dim // heads, max_span)
 

@@ -31,8 +31,7 @@ def alibi(
     """`transformer-lm` with linear biases instead of learned positions, and so without a maximum length. Section 3.
 
     The paper replaces the positions of existing models: here that of `transformer-lm`, there that of Baevski and Auli
-    (2019) with 16 layers of width 1024.
-    """
+    (2019) with 16 layers of width 1024."""
     # it has no weights, so one module serves all layers
     position = AlibiPosition(heads)
     layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel(Causal()), position=position)

@@ -42,10 +42,7 @@ def embedding_with(position: AddedPosition, vocab: int, dim: int, max_length: in
 
 def gelu_layers(dim: int, ff_dim: int | None, make_attention: Callable[[int], Layer]) -> LayerMaker:
     """Layers with attention from `make_attention`, given the layer's number from 0, and a GELU feed-forward layer."""
-    return lambda number: {
-        "attention": make_attention(number),
-        "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
-    }
+    return lambda number: {"attention": make_attention(number), "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
 
 
 def attention_layers(
@@ -85,8 +82,7 @@ def masked_lm(
 ) -> MaskedLM:
     """An encoder with BERT's head: a dense layer, GELU, a norm, and a projection with a bias, tied to the embedding.
 
-    `summaries` are prefixed to each text in all layers.
-    """
+    `summaries` are prefixed to each text in all layers."""
     vocab, dim = embed.token.weight.shape
     norm = partial(nn.LayerNorm, dim) if norm is None else norm
     body: Layer = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, streams=streams, std=init_std(dim))

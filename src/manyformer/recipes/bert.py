@@ -5,13 +5,14 @@ from functools import partial
 
 from torch import nn
 
+from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers.global_summaries import SummaryTokens
 from manyformer.models import MaskedLM, TokenEmbedding
 from manyformer.models.contrastive_loss import PartContrastiveLoss
 from manyformer.position import LearnedPosition
-from manyformer.recipes.baselines import attention_layers, gelu_layers, masked_lm
+from manyformer.recipes.baselines import gelu_layers, masked_lm
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std
 from manyformer.tasks.masked_language_modelling import MASKED_LM
@@ -36,8 +37,7 @@ def bert(
     """BERT base by default: post-norm, GELU, learned positions, a normalized embedding, and a head with a dense layer.
 
     Section 3 and appendix A.2. Not included: the next-sentence task and its sentence types, which Liu et al. (2019,
-    arXiv:1907.11692) found not to help, and dropout of attention weights.
-    """
+    arXiv:1907.11692) found not to help, and dropout of attention weights."""
     return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, max_length=max_length)
 
 
@@ -56,15 +56,11 @@ def masked_encoder(
 ) -> MaskedLM:
     """BERT with attention from `make_attention`, given the layer's number from 0; without `max_length`, no positions.
 
-    `summaries` are prefixed to each text in all layers.
-    """
+    `summaries` are prefixed to each text in all layers."""
     norm, std = partial(nn.LayerNorm, dim, eps=1e-12), init_std(dim)
     position = None if max_length is None else LearnedPosition(dim, max_length, std=std)
     embed = TokenEmbedding(vocab, dim, position=position, std=std, norm=norm(), dropout=dropout)
-    if make_attention is None:
-        layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel())
-    else:
-        layer = gelu_layers(dim, ff_dim, make_attention)
+    layer = gelu_layers(dim, ff_dim, make_attention or (lambda number: Attention(dim, heads, SoftmaxKernel())))
     return masked_lm(
         embed, depth, layer, dropout=dropout, norm_order="post", norm=norm, summaries=summaries, contrast=contrast
     )

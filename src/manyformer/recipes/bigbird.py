@@ -1,7 +1,8 @@
 """BigBird: attention to a window, a few global tokens and random blocks."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypedDict, Unpack
 
 from manyformer.attention import Attention
 from manyformer.core import SUMMARY_ROLE, Layer
@@ -21,9 +22,9 @@ from manyformer.masks import (
 from manyformer.mixers.global_summaries import LeadingSummaries
 from manyformer.models import EncoderDecoder, LanguageModel, MaskedLM
 from manyformer.position import LearnedPosition, RelativeLabelPosition
-from manyformer.recipes.baselines import attention_layers, language_model, learned_embedding
+from manyformer.recipes.baselines import gelu_layers, language_model, learned_embedding
 from manyformer.recipes.bert import masked_encoder
-from manyformer.recipes.keywords import BlockLength, MaxRelativeDistance, PositiveSize
+from manyformer.recipes.keywords import BlockLength, Default, MaxRelativeDistance, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer import encoder_decoder
@@ -33,7 +34,18 @@ from manyformer.tasks.translation import TRANSLATION
 
 PAPER = "Zaheer et al. 2020, Big Bird: Transformers for Longer Sequences, arXiv:2007.14062"
 
+TINY = {"block": 4, "random": 1, "max_length": 128}
+
 RandomBlockCount = Annotated[PositiveSize | None, "number of random blocks that each block attends to"]
+
+
+class BigBirdOptions(TypedDict, total=False):
+    """The keywords that all forms of BigBird share, except the one with external tokens, which has other defaults."""
+
+    max_length: Annotated[int, Default(4096)]
+    block: Annotated[BlockLength, Default(64)]
+    random: Annotated[RandomBlockCount, Default(3)]
+    dropout: Annotated[float, Default(0.1)]
 
 
 @recipe(
@@ -42,7 +54,7 @@ RandomBlockCount = Annotated[PositiveSize | None, "number of random blocks that 
     summary="Random blocks in addition to a window and global tokens: a few layers connect any two tokens.",
     task=MASKED_LM,
     cost="O(l b d + l d^2) per layer, b keys in a handful of blocks",
-    tiny_keywords={"block": 4, "random": 1, "max_length": 128},
+    tiny_keywords=TINY,
 )
 def bigbird(
     vocab: int = 50358,
@@ -50,10 +62,7 @@ def bigbird(
     depth: int = 12,
     heads: int = 12,
     ff_dim: int | None = None,
-    max_length: int = 4096,
-    block: BlockLength = 64,
-    random: RandomBlockCount = 3,
-    dropout: float = 0.1,
+    **options: Unpack[BigBirdOptions],
 ) -> MaskedLM:
     """BERT whose blocks attend to themselves, both neighbours, the first (global) block, and `random` other blocks.
 
@@ -62,11 +71,8 @@ def bigbird(
     head and layer, without repetition and only among blocks that the rest of the pattern leaves out, for texts of
     `max_length` tokens: in shorter texts some of them lie beyond the end. A call can mark more tokens as global by
     their roles."""
-    num_blocks = _count_blocks(max_length, block)
-
-    def attention(number: int) -> Layer:
-        return Attention(dim, heads, SoftmaxKernel(bidirectional_pattern(block, random or 0, num_blocks, number)))
-
+    attention = _attention(bidirectional_pattern, dim, heads, options)
+    max_length, dropout = options["max_length"], options["dropout"]
     return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, max_length=max_length, make_attention=attention)
 
 
@@ -76,7 +82,7 @@ def bigbird(
     summary="Additional global tokens before the text, and relative position labels.",
     task=MASKED_LM,
     cost="O(l (b + g) d + (l + g) d^2) per layer, b keys in a handful of blocks",
-    tiny_keywords={"block": 4, "random": 1, "max_length": 128, "summaries": 3, "max_relative_distance": 3},
+    tiny_keywords={**TINY, "summaries": 3, "max_relative_distance": 3},
 )
 def bigbird_etc(
     vocab: int = 50358,
@@ -95,8 +101,7 @@ def bigbird_etc(
 
     Section 2 and appendix E, whose base model has no random blocks. Each global token has a learned vector; the paper
     leaves their content to the task. Positions are relative labels alone, so texts may be longer than `max_length`,
-    beyond which there are no random blocks.
-    """
+    beyond which there are no random blocks."""
     num_blocks = _count_blocks(max_length, block)
 
     def attention(number: int) -> Layer:
@@ -117,7 +122,7 @@ def bigbird_etc(
     summary="A long source encoded at linear cost, a short target decoded with full attention.",
     task=TRANSLATION,
     cost="O(s b d + t^2 d + s t d + (s + t) d^2) per layer for s source and t target tokens, b keys in a few blocks",
-    tiny_keywords={"block": 4, "random": 1, "max_length": 128},
+    tiny_keywords=TINY,
 )
 def bigbird_seq2seq(
     vocab: int = 96103,
@@ -126,21 +131,14 @@ def bigbird_seq2seq(
     depth: int = 12,
     heads: int = 12,
     ff_dim: int | None = None,
-    max_length: int = 4096,
-    block: BlockLength = 64,
-    random: RandomBlockCount = 3,
-    dropout: float = 0.1,
     norm_order: NormOrder = "post",
+    **options: Unpack[BigBirdOptions],
 ) -> EncoderDecoder:
     """`transformer` with learned positions whose encoder is that of `bigbird`, section 4.1 and appendix E.5."""
-    num_blocks = _count_blocks(max_length, block)
-
-    def encoder_attention(number: int) -> Layer:
-        return Attention(dim, heads, SoftmaxKernel(bidirectional_pattern(block, random or 0, num_blocks, number)))
-
-    sizes = (vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order)
-    make_position = partial(LearnedPosition, dim, max_length, std=1.0)
-    return encoder_decoder(*sizes, make_position=make_position, make_encoder_attention=encoder_attention)
+    attention = _attention(bidirectional_pattern, dim, heads, options)
+    sizes = (vocab, source_vocab, dim, depth, heads, ff_dim, options["dropout"], norm_order)
+    make_position = partial(LearnedPosition, dim, options["max_length"], std=1.0)
+    return encoder_decoder(*sizes, make_position=make_position, make_encoder_attention=attention)
 
 
 @recipe(
@@ -149,7 +147,7 @@ def bigbird_seq2seq(
     summary="Random blocks of the past alone: the pattern as a strictly causal language model.",
     task=LANGUAGE_MODELLING,
     cost="O(l b d + l d^2) per layer, b keys in a handful of blocks",
-    tiny_keywords={"block": 4, "random": 1, "max_length": 128},
+    tiny_keywords=TINY,
 )
 def bigbird_lm(
     vocab: int = 256,
@@ -157,23 +155,24 @@ def bigbird_lm(
     depth: int = 8,
     heads: int = 8,
     ff_dim: int | None = None,
-    max_length: int = 4096,
-    block: BlockLength = 64,
-    random: RandomBlockCount = 3,
-    dropout: float = 0.1,
+    **options: Unpack[BigBirdOptions],
 ) -> LanguageModel:
     """`transformer-lm` whose blocks attend to the previous block, the first one, and `random` earlier ones.
 
     Released causal implementations draw random blocks from both sides and so attend to the future. Here a token attends
-    to the tokens of its block up to itself, and to complete earlier blocks.
-    """
-    num_blocks = _count_blocks(max_length, block)
+    to the tokens of its block up to itself, and to complete earlier blocks."""
+    embed = learned_embedding(vocab, dim, options["max_length"], dropout=options["dropout"])
+    layer = gelu_layers(dim, ff_dim, _attention(causal_pattern, dim, heads, options))
+    return language_model(embed, depth, layer, dropout=options["dropout"])
 
-    def kernel(number: int) -> SoftmaxKernel:
-        return SoftmaxKernel(causal_pattern(block, random or 0, num_blocks, number))
 
-    embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
-    return language_model(embed, depth, attention_layers(dim, heads, ff_dim, kernel), dropout=dropout)
+def _attention(
+    pattern: Callable[[int, int, int, int], Mask], dim: int, heads: int, options: BigBirdOptions
+) -> Callable[[int], Layer]:
+    """A function from a layer's number to its attention, with other random blocks in each layer."""
+    block, random = options["block"], options["random"] or 0
+    num_blocks = _count_blocks(options["max_length"], block)
+    return lambda number: Attention(dim, heads, SoftmaxKernel(pattern(block, random, num_blocks, number)))
 
 
 def bidirectional_pattern(block: int, random: int, num_blocks: int, seed: int) -> Mask:

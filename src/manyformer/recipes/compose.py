@@ -9,8 +9,7 @@ from torch import nn
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import FeedForward, GatedFeedForward, chunked
-from manyformer.kernels import DynamicRotaryKernel, Kernel, LSHKernel, SoftmaxKernel
-from manyformer.kernels import LinearKernel as LinearAttention
+from manyformer.kernels import DynamicRotaryKernel, Kernel, LinearKernel, LSHKernel, SoftmaxKernel
 from manyformer.kernels.features import (
     CosineReweightingFeatures,
     DPFPFeatures,
@@ -61,36 +60,49 @@ class ComposeSizes(NamedTuple):
     max_length: int
     length_scale: float
 
+    @property
+    def features(self) -> int:
+        """The number of random features of a head: four for each channel."""
+        return 4 * self.head_dim
+
+
+def _fourier_features(sizes: ComposeSizes) -> RandomFourierFeatures:
+    return RandomFourierFeatures(sizes.head_dim, sizes.features, heads=sizes.kv_heads, redraw=1)
+
+
+def _transformer_xl_position(sizes: ComposeSizes) -> Callable[[], Position]:
+    """Transformer-XL's positions with one pair of biases for all layers, as in the paper."""
+    biases = TransformerXLBiases(sizes.heads, sizes.head_dim)
+    return lambda: TransformerXLPosition(sizes.dim, sizes.heads, width=sizes.head_dim, biases=biases)
+
+
+def _shared_position(position: Position) -> Callable[[], Position]:
+    """A maker that returns the same module for all layers, so that they share its tables."""
+    return lambda: position
+
 
 POSITIONS: dict[str, Callable[[ComposeSizes], Callable[[], Position]]] = {
-    "sinusoid": lambda sizes: lambda: SinusoidalPosition(sizes.dim),
-    "learned": lambda sizes: lambda: LearnedPosition(sizes.dim, sizes.max_length),
-    "none": lambda sizes: NoPosition,
-    "rope": lambda sizes: _shared_position(RotaryPosition(sizes.head_dim)),
-    "rope-linear": lambda sizes: _shared_position(
-        RotaryPosition(sizes.head_dim, scaling=LinearRotaryScaling(sizes.length_scale))
+    "sinusoid": lambda s: lambda: SinusoidalPosition(s.dim),
+    "learned": lambda s: lambda: LearnedPosition(s.dim, s.max_length),
+    "none": lambda s: NoPosition,
+    "rope": lambda s: _shared_position(RotaryPosition(s.head_dim)),
+    "rope-linear": lambda s: _shared_position(RotaryPosition(s.head_dim, scaling=LinearRotaryScaling(s.length_scale))),
+    "rope-ntk": lambda s: _shared_position(RotaryPosition(s.head_dim, scaling=NTKRotaryScaling(s.length_scale))),
+    "rope-yarn": lambda s: _shared_position(
+        RotaryPosition(s.head_dim, scaling=YaRNRotaryScaling(s.length_scale, s.max_length))
     ),
-    "rope-ntk": lambda sizes: _shared_position(
-        RotaryPosition(sizes.head_dim, scaling=NTKRotaryScaling(sizes.length_scale))
-    ),
-    "rope-yarn": lambda sizes: _shared_position(
-        RotaryPosition(sizes.head_dim, scaling=YaRNRotaryScaling(sizes.length_scale, sizes.max_length))
-    ),
-    "xl": lambda sizes: _transformer_xl_position(sizes),
-    "da": lambda sizes: lambda: DistanceAwarePosition(sizes.heads),
-    "alibi": lambda sizes: _shared_position(AlibiPosition(sizes.heads)),
+    "xl": _transformer_xl_position,
+    "da": lambda s: lambda: DistanceAwarePosition(s.heads),
+    "alibi": lambda s: _shared_position(AlibiPosition(s.heads)),
     # the paper shares one table among all layers
-    "t5": lambda sizes: _shared_position(T5BiasPosition(sizes.heads, direction="past")),
-    "shaw": lambda sizes: lambda: ShawPosition(sizes.head_dim, direction="past"),
+    "t5": lambda s: _shared_position(T5BiasPosition(s.heads, direction="past")),
+    "shaw": lambda s: lambda: ShawPosition(s.head_dim, direction="past"),
     # its angles depend on the query, so the kernel rotates the keys
-    "rope-dynamic": lambda sizes: NoPosition,
+    "rope-dynamic": lambda s: NoPosition,
 }
 """From sizes to a function that makes the position of the embedding, or of each layer's attention in turn.
 
 A plug-in may add names, here and to `KERNELS`."""
-
-FEATURES = 4
-"""Random features for each channel of a head."""
 
 WINDOW = 128
 """Positions in a window; blocks and strides of the other patterns are a quarter of it."""
@@ -99,26 +111,20 @@ BUCKETS = 16
 """Buckets of each hash round."""
 
 KERNELS: dict[str, Callable[[ComposeSizes], Kernel]] = {
-    "softmax": lambda sizes: SoftmaxKernel(Causal()),
-    "window": lambda sizes: SoftmaxKernel(Window(WINDOW)),
-    "strided": lambda sizes: SoftmaxKernel(union(strided_pattern(WINDOW // 4))),
-    "fixed": lambda sizes: SoftmaxKernel(union(fixed_pattern(WINDOW // 4, WINDOW // 16))),
-    "random-blocks": lambda sizes: SoftmaxKernel(
-        causal_pattern(WINDOW // 4, 2, -(-sizes.max_length // (WINDOW // 4)), 0)
-    ),
-    "linear": lambda sizes: LinearAttention(EluPlusOneFeatures(), Causal()),
-    "delta": lambda sizes: LinearAttention(DPFPFeatures(), Causal(), rule=DeltaRule()),
-    "cosine": lambda sizes: LinearAttention(CosineReweightingFeatures(sizes.max_length), Causal()),
-    "taylor": lambda sizes: LinearAttention(TaylorFeatures(), Causal()),
-    "favor": lambda sizes: LinearAttention(
-        FavorPlusFeatures(sizes.head_dim, FEATURES * sizes.head_dim, redraw=1000), Causal()
-    ),
-    "favor-relu": lambda sizes: LinearAttention(
-        GeneralizedFavorFeatures(sizes.head_dim, FEATURES * sizes.head_dim, redraw=1000), Causal()
-    ),
-    "rfa": lambda sizes: LinearAttention(_fourier_features(sizes), Causal(), floor=RFA_FLOOR),
-    "rfa-gate": lambda sizes: LinearAttention(_fourier_features(sizes), Causal(), rule=GatedRule(), floor=RFA_FLOOR),
-    "lsh": lambda sizes: LSHKernel(num_buckets=BUCKETS, chunk_length=WINDOW // 4, num_hashes=4),
+    "softmax": lambda s: SoftmaxKernel(Causal()),
+    "window": lambda s: SoftmaxKernel(Window(WINDOW)),
+    "strided": lambda s: SoftmaxKernel(union(strided_pattern(WINDOW // 4))),
+    "fixed": lambda s: SoftmaxKernel(union(fixed_pattern(WINDOW // 4, WINDOW // 16))),
+    "random-blocks": lambda s: SoftmaxKernel(causal_pattern(WINDOW // 4, 2, -(-s.max_length // (WINDOW // 4)), 0)),
+    "linear": lambda s: LinearKernel(EluPlusOneFeatures(), Causal()),
+    "delta": lambda s: LinearKernel(DPFPFeatures(), Causal(), rule=DeltaRule()),
+    "cosine": lambda s: LinearKernel(CosineReweightingFeatures(s.max_length), Causal()),
+    "taylor": lambda s: LinearKernel(TaylorFeatures(), Causal()),
+    "favor": lambda s: LinearKernel(FavorPlusFeatures(s.head_dim, s.features, redraw=1000), Causal()),
+    "favor-relu": lambda s: LinearKernel(GeneralizedFavorFeatures(s.head_dim, s.features, redraw=1000), Causal()),
+    "rfa": lambda s: LinearKernel(_fourier_features(s), Causal(), floor=RFA_FLOOR),
+    "rfa-gate": lambda s: LinearKernel(_fourier_features(s), Causal(), rule=GatedRule(), floor=RFA_FLOOR),
+    "lsh": lambda s: LSHKernel(num_buckets=BUCKETS, chunk_length=WINDOW // 4, num_hashes=4),
 }
 
 FEEDFORWARDS: dict[FeedForwardName, Callable[[int, int | None], Layer]] = {
@@ -170,41 +176,19 @@ def compose(
     first_position = make_position()
     in_attention = bool(first_position.required_seams() - {"embed"})
 
-    def make_kernel() -> Kernel:
+    def make_attention() -> Attention:
         base_kernel = KERNELS[kernel](sizes)
-        is_dynamic = position == "rope-dynamic"
-        return (
-            DynamicRotaryKernel(base_kernel, sizes.head_dim, DynamicNTKRotaryScaling(length_scale, max_length))
-            if is_dynamic
-            else base_kernel
-        )
+        if position == "rope-dynamic":
+            scaling = DynamicNTKRotaryScaling(length_scale, max_length)
+            base_kernel = DynamicRotaryKernel(base_kernel, sizes.head_dim, scaling)
+        layer_position = make_position() if in_attention else None
+        return Attention(dim, heads, base_kernel, kv_heads=kv_heads, position=layer_position)
 
     def layer(number: int) -> dict[str, Layer]:
-        return {
-            "attention": Attention(
-                dim, heads, make_kernel(), kv_heads=kv_heads, position=make_position() if in_attention else None
-            ),
-            "ff": chunked(FEEDFORWARDS[feedforward](dim, ff_dim), ff_chunk),
-        }
+        return {"attention": make_attention(), "ff": chunked(FEEDFORWARDS[feedforward](dim, ff_dim), ff_chunk)}
 
-    embed = TokenEmbedding(
-        vocab, dim, position=None if in_attention else first_position, scale=dim**0.5, dropout=dropout
-    )
-    make_norm = partial(NORMS[norm_kind], dim)
-    body = stack(depth, layer, order=norm_order, norm=make_norm, dropout=dropout, streams=residual_streams)
+    added_position = None if in_attention else first_position
+    embed = TokenEmbedding(vocab, dim, position=added_position, scale=dim**0.5, dropout=dropout)
+    norm = partial(NORMS[norm_kind], dim)
+    body = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, streams=residual_streams)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
-
-
-def _fourier_features(sizes: ComposeSizes) -> RandomFourierFeatures:
-    return RandomFourierFeatures(sizes.head_dim, FEATURES * sizes.head_dim, heads=sizes.kv_heads, redraw=1)
-
-
-def _transformer_xl_position(sizes: ComposeSizes) -> Callable[[], Position]:
-    """Transformer-XL's positions with one pair of biases for all layers, as in the paper."""
-    biases = TransformerXLBiases(sizes.heads, sizes.head_dim)
-    return lambda: TransformerXLPosition(sizes.dim, sizes.heads, width=sizes.head_dim, biases=biases)
-
-
-def _shared_position(position: Position) -> Callable[[], Position]:
-    """A maker that returns the same module for all layers, so that they share its tables."""
-    return lambda: position

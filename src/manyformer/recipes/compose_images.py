@@ -13,11 +13,11 @@ from manyformer.kernels.features import EluPlusOneFeatures
 from manyformer.kernels.length_projection import LearnedLengthProjection
 from manyformer.mixers import DenseScores, FixedScores, FourierMixer, PairTable, SynthesizerAttention, TokenMLP
 from manyformer.models import ImageClassifier
-from manyformer.models.patch_embedding import PatchEmbedding, count_patches
+from manyformer.models.patch_embedding import count_patches
 from manyformer.recipes.gmlp import position_weight_std, spatial_gate
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.vit import TINY_IMAGES, ImagePooling, PatchPositionKind, image_body, patch_positions, zero_head
+from manyformer.recipes.vit import TINY_IMAGES, ImagePooling, PatchPositionKind, image_classifier
 from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
 
 MixerName = Annotated[
@@ -81,20 +81,16 @@ def compose_images(
     """`vit` with another mixer in place of attention, and mean pooling by default.
 
     "fourier" is FNet's, "tokens" MLP-Mixer's, "gate" gMLP's, "dense" and "random" are Synthesizers; "linformer" has
-    `projected_length`. All have the same feed-forward layers, which gMLP itself does not have.
-    """
+    `projected_length`. All have the same feed-forward layers, which gMLP itself does not have."""
     shape = (height, width, channels)
-    leading = 1 if pool == "first" else 0
-    sizes = ImageComposeSizes(dim, heads, leading + count_patches(shape, patch), projected_length)
+    tokens = count_patches(shape, patch) + (1 if pool == "first" else 0)
+    sizes = ImageComposeSizes(dim, heads, tokens, projected_length)
     make_mixer = MIXERS[mixer](sizes)
 
     def layer(number: int) -> dict[str, Layer]:
         return {"mixer": make_mixer(), "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
 
-    position = patch_positions(positions, shape, patch, dim, leading)
-    embed = PatchEmbedding(shape, patch, dim, position=position, leading=leading, dropout=dropout)
-    body = image_body(dim, depth, layer, dropout)
-    return ImageClassifier(embed, body, zero_head(dim, classes), pool=pool)
+    return image_classifier(classes, shape, patch, dim, depth, layer, positions=positions, pool=pool, dropout=dropout)
 
 
 def _linformer_mixer(sizes: ImageComposeSizes, projection: LearnedLengthProjection) -> Callable[[], Layer]:

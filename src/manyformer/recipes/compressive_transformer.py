@@ -86,8 +86,7 @@ def compressive_transformer(
 
     There, segments and memory have 768 tokens and there are 1152 slots. A convolution is trained by attention
     reconstruction by default, the paper's best; pooling and most-used tokens have no weights. The memories need data
-    with `packing: contiguous`; without a state a sequence is one segment of any length.
-    """
+    with `packing: contiguous`; without a state a sequence is one segment of any length."""
     if teacher != "usual" and compression not in LEARNED_COMPRESSIONS:
         raise UserError(f"compression '{compression}' has no weights to train; leave teacher out")
     make_loss = COMPRESSION_LOSSES[teacher] if compression in LEARNED_COMPRESSIONS else None

@@ -31,7 +31,6 @@ def da_transformer(
 ) -> TextClassifier:
     """An encoder whose only positions are distances inside attention; `ff_dim` is 4 dim unless given.
 
-    Section 3: a slope and a limit for each head. Everything else is as in `transformer-classifier`, for comparison.
-    """
+    Section 3: a slope and a limit for each head. Everything else is as in `transformer-classifier`, for comparison."""
     sizes = (vocab, classes, dim, depth, heads, ff_dim, dropout, norm_order)
     return encoder(TextClassifier, *sizes, make_relative_position=lambda: DistanceAwarePosition(heads))

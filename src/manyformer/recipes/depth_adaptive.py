@@ -1,6 +1,5 @@
 """The depth-adaptive Transformer: a classifier after every layer, and a predictor of each token's exit layer."""
 
-from collections.abc import Mapping
 from typing import Annotated, Literal, Unpack
 
 from manyformer.kernels import SoftmaxKernel
@@ -30,14 +29,6 @@ TokenExitPredictorKind = Annotated[
     Literal["none", "multinomial", "geometric", "likeliest"],
     "how the exit layer of each token is predicted; none trains the classifiers alone",
 ]
-
-EXIT_RULES: Mapping[str, ExitRuleName] = {
-    "none": "never",
-    "sequence": "sequence",
-    "multinomial": "multinomial",
-    "geometric": "geometric",
-    "likeliest": "likeliest",
-}
 
 PAPER = "Elbayad et al. 2020, Depth-Adaptive Transformer, arXiv:1910.10073"
 SUMMARY = "Every layer can predict the next token; a small classifier predicts at which layer each token should exit."
@@ -72,8 +63,7 @@ def depth_adaptive_transformer(
     Trained in two stages: first with `predictor="none"`, where all classifiers are trained and no token exits early;
     then, starting from that run (`init_from`), with a predictor that learns the exits of the `oracle` with
     `exit_weight` in the loss. "geometric" has a threshold for all layers or one for each but the last (0.5), as has
-    "likeliest" (0.9).
-    """
+    "likeliest" (0.9)."""
     model = encoder_decoder(vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order)
     return with_early_exit(model, _exit_config(predictor, threshold, classifier_sharing, options))
 
@@ -109,8 +99,8 @@ def depth_adaptive_lm(
 
 
 def _exit_config(
-    predictor: str, threshold: ExitThresholds, sharing: ClassifierSharing, options: ExitLearningOptions
+    predictor: ExitPredictorKind, threshold: ExitThresholds, sharing: ClassifierSharing, options: ExitLearningOptions
 ) -> EarlyExitConfig:
     """The paper found equal weights of all layers to be best (section 3.1)."""
-    rule = EXIT_RULES[predictor]
+    rule: ExitRuleName = "never" if predictor == "none" else predictor
     return EarlyExitConfig(rule=rule, threshold=threshold, classifier_sharing=sharing, layer_weights="even", **options)

@@ -47,8 +47,7 @@ def gmlp(
 
     Section 2; the paper's models are encoders. It has no positions. `weights` are a number for each pair of positions
     or, as for masked tokens in section 4, for each distance. `attention_dim` is the width of the tiny attention of aMLP
-    (section 4.3).
-    """
+    (section 4.3)."""
     embed = _embedding(vocab, dim, max_length, dropout)
     layer = _layers(dim, depth, ff_dim, max_length, weights, attention_dim, Causal())
     return language_model(embed, depth, layer, dropout=dropout)

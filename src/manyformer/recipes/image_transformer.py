@@ -23,6 +23,7 @@ from manyformer.recipes.stacks import NormOrder, stack
 from manyformer.tasks.image_modelling import IMAGE_GENERATION
 
 PAPER = "Parmar et al. 2018, Image Transformer, arXiv:1802.05751"
+TINY = {"height": 8, "width": 16, "channels": 1}
 
 SPECIALS = 5
 """The number of special tokens at the start of a vocabulary; the tokens after them are levels of brightness."""
@@ -41,7 +42,7 @@ LogisticMixtureCount = Annotated[
     "it.",
     task=IMAGE_GENERATION,
     cost="O(l (block + memory_block) d + l d^2) per layer, for l = height width channels",
-    tiny_keywords={"height": 8, "width": 16, "channels": 1, "block": 4, "memory_block": 5},
+    tiny_keywords={**TINY, "block": 4, "memory_block": 5},
 )
 def image_transformer(
     vocab: int = 261,
@@ -83,15 +84,7 @@ def image_transformer(
     task=IMAGE_GENERATION,
     cost="O(l (block_height + memory_height) (block_width + 2 memory_width) d + l d^2) per layer, for l = height width "
     "channels",
-    tiny_keywords={
-        "height": 8,
-        "width": 16,
-        "channels": 1,
-        "block_height": 2,
-        "block_width": 4,
-        "memory_height": 3,
-        "memory_width": 2,
-    },
+    tiny_keywords={**TINY, "block_height": 2, "block_width": 4, "memory_height": 3, "memory_width": 2},
 )
 def image_transformer_2d(
     vocab: int = 261,
@@ -162,8 +155,7 @@ def _embedding(vocab: int, dim: int, shape: ImageSize, block: tuple[int, int], d
 def _similar_level_vectors(levels: int, dim: int) -> Float[Tensor, "levels d"]:
     """Initial level embeddings of norm 1, similar for close levels: sinusoids of half a wave to sixteen waves.
 
-    The paper's embeddings are initialized at random, so that each of 256 shades must be learned separately.
-    """
+    The paper's embeddings are initialized at random, so that each of 256 shades must be learned separately."""
     waves = math.pi / levels * torch.logspace(0, 5, dim // 2, base=2)
     angle = torch.arange(levels)[:, None] * waves
     return torch.cat([angle.sin(), angle.cos()], dim=1) * math.sqrt(2 / dim)

@@ -11,12 +11,13 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from manyformer.errors import UserError
 
-BOUNDS: tuple[tuple[type, str, Callable[[Any, Any], bool], str], ...] = (
-    (Gt, "gt", operator.gt, "above"),
-    (Ge, "ge", operator.ge, "at least"),
-    (Lt, "lt", operator.lt, "below"),
-    (Le, "le", operator.le, "at most"),
-)
+BOUNDS: dict[type, tuple[str, Callable[[Any, Any], bool], str]] = {
+    Gt: ("gt", operator.gt, "above"),
+    Ge: ("ge", operator.ge, "at least"),
+    Lt: ("lt", operator.lt, "below"),
+    Le: ("le", operator.le, "at most"),
+}
+"""From a bound to its attribute, its comparison and its wording."""
 
 PositiveSize = Annotated[int, Ge(1)]
 
@@ -86,8 +87,7 @@ def keyword_signature(function: Callable[..., Any]) -> inspect.Signature:
     """The signature of a recipe: each keyword with its bounds and meaning, records of shared keywords expanded.
 
     A record is a TypedDict whose types contain defaults, of which a recipe takes all keywords with
-    `**options: Unpack[Options]`.
-    """
+    `**options: Unpack[Options]`."""
     signature = inspect.signature(function)
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
@@ -134,11 +134,7 @@ def check_keyword_value(name: str, value: Any, annotation: Any) -> None:
 def _check_bounds(name: str, value: Any, metadata: Sequence[Any]) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
-    bounds = [
-        (compare, getattr(item, field), text)
-        for item in metadata
-        for kind, field, compare, text in BOUNDS
-        if isinstance(item, kind)
-    ]
-    if not all(compare(value, limit) for compare, limit, _ in bounds):
-        raise UserError(f"{name} ({value}) must be {' and '.join(f'{text} {limit}' for _, limit, text in bounds)}")
+    bounds = [(*BOUNDS[type(item)], item) for item in metadata if type(item) in BOUNDS]
+    limits = [(compare, getattr(item, attribute), text) for attribute, compare, text, item in bounds]
+    if not all(compare(value, limit) for compare, limit, _ in limits):
+        raise UserError(f"{name} ({value}) must be {' and '.join(f'{text} {limit}' for _, limit, text in limits)}")

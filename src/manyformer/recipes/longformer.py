@@ -50,8 +50,7 @@ def longformer(
 
     Sections 3.1 and 5; the paper's "window size 512" is 256 on each side. The task decides which tokens are global: for
     classification the first one; a call can mark others by their roles, such as those of a question. Weights are not
-    copied from RoBERTa.
-    """
+    copied from RoBERTa."""
     global_mask = WithRole() if global_tokens is None else FirstTokens(global_tokens) | WithRole()
 
     def attention(number: int) -> Layer:
@@ -94,8 +93,7 @@ def longformer_lm(
     In the upper half of the layers, `dilated_heads` heads attend to every second, third, and at the top every fourth
     position (appendix A). The paper trains in stages, with windows and sequences twice as long in each: windows are not
     weights, so a run with larger ones can `init_from` one with smaller. Positions are rotary where the paper has
-    Transformer-XL's, whose scores would have to be computed for all pairs of positions in a window.
-    """
+    Transformer-XL's, whose scores would have to be computed for all pairs of positions in a window."""
     if dilated_heads is not None and dilated_heads > heads:
         raise UserError(f"dilated_heads ({dilated_heads}) must be at most heads ({heads})")
     window_of_layer = growing_windows(depth, window, window if top_window is None else top_window)

@@ -17,7 +17,7 @@ from manyformer.position import T5BiasPosition
 from manyformer.recipes.keywords import ClampLength, MemoryContext, MemoryLength, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
-from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionMaker, check_heads, xl_model, xl_positions
+from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionMaker, xl_model, xl_positions
 from manyformer.sources import SegmentMemorySource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -92,7 +92,6 @@ def memorizing_transformer(
         raise UserError(f"layer ({layer}) must be at most depth ({depth})")
     if (position, qk_similarity) == ("xl", "cosine"):
         raise UserError("position 'xl' needs dot products; set qk_similarity to product, or position to t5")
-    check_heads(dim, heads)
     mask = Causal() if context == "growing" else Window(memory_length)
 
     def attention(number: int, make_attention: XLAttentionMaker) -> Layer:

@@ -110,8 +110,7 @@ def reformer_strict(
     """`reformer` whose buckets each start a new chunk, so that no later token shifts a chunk boundary.
 
     In every hash round a token attends to the earlier tokens of its bucket in its own chunk and the previous one:
-    decoding token by token gives the same as one pass. Chunks are not all full, so fewer, larger buckets are better.
-    """
+    decoding token by token gives the same as one pass. Chunks are not all full, so fewer, larger buckets are better."""
     layer = _layers(dim, heads, ff_dim, num_buckets, options, variant="strict")
     return language_model(
         _embedding(vocab, dim, options), depth, layer, dropout=options["dropout"], streams=options["residual_streams"]
@@ -159,8 +158,7 @@ def _layers(
 ) -> LayerMaker:
     """LSH attention in the last of each group of `lsh_every` layers, local attention in the others.
 
-    It is causal unless `chunks_after` is given.
-    """
+    It is causal unless `chunks_after` is given."""
     size = options["chunk_length"]
     local_mask: Mask = LocalBlocks(size, lookback=size, lookahead=chunks_after * size)
     if not chunks_after:

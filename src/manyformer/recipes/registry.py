@@ -182,8 +182,7 @@ def all_recipes() -> dict[str, Recipe]:
 def read_saved_recipe(folder: Path) -> tuple[Recipe, dict[str, Any]]:
     """The recipe and keywords of the model saved in a folder. Raises UserError if no imported module defines it.
 
-    A saved model is data: what it names is never imported, but for the recipe that an installed package offers.
-    """
+    A saved model is data: what it names is never imported, but for the recipe that an installed package offers."""
     name, keywords, module = read_config(folder)
     if module and is_external(module) and name not in recipe_names():
         raise UserError(
@@ -202,8 +201,7 @@ def task_of(model: Model) -> Task[Any]:
 def card_of(spec: ModelSpec) -> RecipeCard | None:
     """The card of a model's recipe; for a recipe with a base recipe, only the contracts that both promise.
 
-    None if the recipe is not registered.
-    """
+    None if the recipe is not registered."""
     if spec.recipe not in RECIPES:
         return None
     card, base = RECIPES[spec.recipe].card, RECIPES.get(spec.keywords.get("base_recipe", ""))

@@ -17,8 +17,7 @@ FLOOR = 0.1
 """The minimum of the normalizing sums in all recurrence forms; the published code has three different rules.
 
 With 0.001 a few tokens whose sums nearly vanish dominate the gradient: a toy task that reaches 1.50 nats after 200
-steps reached 1.74.
-"""
+steps reached 1.74."""
 
 
 @recipe(
@@ -50,8 +49,7 @@ def rfa(
     """RFA-Gate of section 3.2 by default; sinusoids, else as `transformer-lm`.
 
     `features` counts sines and cosines. Each head has its own directions, redrawn after every `redraw` training steps,
-    where the published code chooses among 500 sets at each step.
-    """
+    where the published code chooses among 500 sets at each step."""
 
     def make_kernel(number: int) -> LinearKernel:
         feature_class = RandomFourierFeatures if feature_kernel == "gaussian" else ArcCosineFeatures

@@ -1,6 +1,6 @@
 """The Routing Transformer: tokens attend within their cluster; as published, and in a strictly causal form."""
 
-from typing import Annotated, NamedTuple, TypedDict, Unpack
+from typing import Annotated, TypedDict, Unpack
 
 from manyformer.attention import Attention
 from manyformer.core import Layer
@@ -15,23 +15,11 @@ from manyformer.position import RotaryPosition
 from manyformer.recipes.baselines import AddedPosition, embedding_with, gelu_layers, language_model
 from manyformer.recipes.keywords import CausalWindowSize, Default, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
+from manyformer.recipes.stacks import NormOrder, check_heads
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 PAPER = "Roy et al. 2021, Efficient Content-Based Sparse Attention with Routing Transformers, arXiv:2003.05997"
 TINY = {"clusters": 3, "window": 5, "local_heads": 1}
-
-
-class RoutingSizes(NamedTuple):
-    """The sizes of a layer's attention: `local_heads` of its heads have a window, the others route."""
-
-    dim: int
-    heads: int
-    local_heads: int
-    window: int
-    clusters: int
-    centroid_decay: float
-    commitment: float
 
 
 class RoutingOptions(TypedDict, total=False):
@@ -126,47 +114,32 @@ def _model(
     options: RoutingOptions,
 ) -> LanguageModel:
     local_heads = heads // 2 if options["local_heads"] is None else options["local_heads"]
-    clusters, centroid_decay, commitment = options["clusters"], options["centroid_decay"], options["commitment"]
-    sizes = RoutingSizes(dim, heads, local_heads, options["window"], clusters, centroid_decay, commitment)
-    routing_layers, dropout = options["routing_layers"], options["dropout"]
-    embed = embedding_with(options["position"], vocab, dim, options["max_length"], dropout=dropout)
-    if sizes.local_heads >= sizes.heads:
-        raise UserError(
-            f"local_heads ({sizes.local_heads}) must be fewer than heads ({sizes.heads}): no head would route"
-        )
-    if routing_layers is not None and routing_layers > depth:
+    routing_layers = depth if options["routing_layers"] is None else options["routing_layers"]
+    if local_heads >= heads:
+        raise UserError(f"local_heads ({local_heads}) must be fewer than heads ({heads}): no head would route")
+    if routing_layers > depth:
         raise UserError(f"routing_layers ({routing_layers}) must be at most depth ({depth})")
-    if sizes.dim % sizes.heads:
-        raise UserError(f"dim ({sizes.dim}) must be a multiple of heads ({sizes.heads})")
-    rotary = RotaryPosition(sizes.dim // sizes.heads)
-    local_layers = 0 if routing_layers is None else depth - routing_layers
+    check_heads(dim, heads)
+    head_dim = dim // heads
+    rotary = RotaryPosition(head_dim)
+
+    def local_attention(local_heads: int) -> Layer:
+        kernel = SoftmaxKernel(Window(options["window"]))
+        return Attention(dim, local_heads, kernel, head_dim=head_dim, value_dim=head_dim, position=rotary)
+
+    def routing_attention(routing_heads: int) -> Layer:
+        decay, commitment = options["centroid_decay"], options["commitment"]
+        centroids = KMeansCentroids(routing_heads, options["clusters"], head_dim, decay=decay, commitment=commitment)
+        kernel = RoutingKernel(centroids, membership)
+        return Attention(dim, routing_heads, kernel, head_dim=head_dim, value_dim=head_dim)
 
     def attention(number: int) -> Layer:
-        if number < local_layers:
-            return _local_attention(sizes, sizes.heads, rotary)
-        return _routing_attention(sizes, membership, rotary)
+        if number < depth - routing_layers:
+            return local_attention(heads)
+        routing = routing_attention(heads - local_heads)
+        return ParallelLayers(local=local_attention(local_heads), routing=routing) if local_heads else routing
 
+    dropout = options["dropout"]
+    embed = embedding_with(options["position"], vocab, dim, options["max_length"], dropout=dropout)
     layer = gelu_layers(dim, ff_dim, attention)
     return language_model(embed, depth, layer, dropout=dropout, norm_order=options["norm_order"])
-
-
-def _local_attention(sizes: RoutingSizes, heads: int, rotary: RotaryPosition) -> Attention:
-    """Attention heads with a window."""
-    head_dim = sizes.dim // sizes.heads
-    return Attention(
-        sizes.dim, heads, SoftmaxKernel(Window(sizes.window)), head_dim=head_dim, value_dim=head_dim, position=rotary
-    )
-
-
-def _routing_attention(sizes: RoutingSizes, membership: ClusterMembership, rotary: RotaryPosition) -> Layer:
-    """Routing heads, in parallel with local heads if there are any."""
-    head_dim, heads = sizes.dim // sizes.heads, sizes.heads - sizes.local_heads
-    centroids = KMeansCentroids(
-        heads, sizes.clusters, head_dim, decay=sizes.centroid_decay, commitment=sizes.commitment
-    )
-    routing = Attention(sizes.dim, heads, RoutingKernel(centroids, membership), head_dim=head_dim, value_dim=head_dim)
-    return (
-        ParallelLayers(local=_local_attention(sizes, sizes.local_heads, rotary), routing=routing)
-        if sizes.local_heads
-        else routing
-    )

@@ -39,8 +39,7 @@ def spalm(
     """Transformer-XL (see `transformer_xl`) with a gate on its output; without retrieved tokens it is Transformer-XL.
 
     Retrieved tokens come with the data (`data.neighbours`, made by `manyformer datastore neighbours` with another,
-    frozen model), as token ids: they are embedded by the model's own embedding, which is trained.
-    """
+    frozen model), as token ids: they are embedded by the model's own embedding, which is trained."""
 
     def attention(number: int, make_attention: XLAttentionMaker) -> Layer:
         return make_attention(SoftmaxKernel(Causal()), SegmentMemorySource(memory_length, dim))

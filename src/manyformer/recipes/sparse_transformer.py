@@ -54,8 +54,7 @@ def sparse_transformer(
     Sections 4.2, 5.2 and 5.4. With "fixed", later tokens attend to the last `summary` positions of each block of
     `stride`; with "strided", to every `stride`-th position. The two sets are merged in every head, alternate by layer,
     or alternate by head. Each position has a learned vector instead of one for the row and one for the column; the
-    paper's gradient checkpointing and half precision are settings of the run.
-    """
+    paper's gradient checkpointing and half precision are settings of the run."""
     mask_of_layer = masks_by_layer(pattern, pattern_use, stride, summary, heads)
 
     def layer(number: int) -> dict[str, Layer]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from manyformer.core import Chain, Layer, Pointwise
 from manyformer.depth import ReversibleStack
+from manyformer.errors import UserError
 from manyformer.residual import AddJoin, Residual
 
 NormOrder = Literal["post", "pre", "sandwich"]
@@ -47,8 +48,7 @@ def stack(
 
     A mapping becomes a chain of residual branches with norms and dropout, except parts that are residual branches
     already; a layer is taken as it is. With "reversible" streams, branches are added alternately to two streams, and no
-    activations are stored (see `ReversibleStack`). `std` initializes the matrices with `scale_residual_init`.
-    """
+    activations are stored (see `ReversibleStack`). `std` initializes the matrices with `scale_residual_init`."""
 
     def complete(parts: Mapping[str, Layer] | Layer) -> Layer:
         if isinstance(parts, Layer):
@@ -66,19 +66,23 @@ def stack(
     return chain
 
 
+def check_heads(dim: int, heads: int) -> None:
+    """Raise UserError unless `heads` divides `dim`."""
+    if dim % heads:
+        raise UserError(f"dim ({dim}) must be a multiple of heads ({heads})")
+
+
 def init_std(dim: int) -> float:
     """The deviation sqrt(2 / (5 dim)) of Nguyen and Salazar 2019 (arXiv:1910.05895), section 2.2; 0.023 at dim 768.
 
-    GPT-2 and BERT have 0.02 at that width. With 0.02 narrow models take longer to train.
-    """
+    GPT-2 and BERT have 0.02 at that width. With 0.02 narrow models take longer to train."""
     return math.sqrt(2 / (5 * dim))
 
 
 def scale_residual_init(body: nn.Module, depth: int, *, std: float) -> None:
     """Initialize all matrices from N(0, std^2), output projections of branches with std / sqrt(2 depth).
 
-    Radford et al. 2019, section 2.3: the sum of 2 x depth branches then starts at the scale of one.
-    """
+    Radford et al. 2019, section 2.3: the sum of 2 x depth branches then starts at the scale of one."""
     for name, module in body.named_modules():
         if isinstance(module, nn.Linear):
             is_branch_output = name.endswith((".out_proj", ".down"))

@@ -57,8 +57,7 @@ def synthesizer(
 
     "dense": from the query alone; "random": a learned number for each pair of positions, "frozen" if drawn once and not
     trained; both also "factorized"; "dot": products of queries and keys. Kinds joined by + are mixed with learned
-    weights, "random+dot" being the paper's best.
-    """
+    weights, "random+dot" being the paper's best."""
 
     def layer(number: int) -> dict[str, Layer]:
         scores = [SCORES[name](dim, heads, max_length) for name in score_kind.split("+")]

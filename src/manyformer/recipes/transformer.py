@@ -39,8 +39,7 @@ def transformer(
 
     With `source_vocab` the source has a separate embedding, for languages that share no vocabulary. `ff_dim` is 4 dim
     unless given. Sections 3.1 to 3.5 and 5.4; the published model is post-norm, `norm_order="pre"` trains more easily
-    at larger depth.
-    """
+    at larger depth."""
     return encoder_decoder(vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order)
 
 

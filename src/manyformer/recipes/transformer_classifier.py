@@ -38,7 +38,6 @@ def transformer_classifier(
     norm_order: NormOrder = "pre",
 ) -> TextClassifier:
     """An encoder with sinusoids, mean pooling and one projection; `ff_dim` is 4 dim unless given."""
-
     return encoder(
         TextClassifier, vocab, classes, dim, depth, heads, ff_dim, dropout, norm_order, position=SinusoidalPosition(dim)
     )

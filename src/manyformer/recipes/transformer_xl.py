@@ -16,7 +16,7 @@ from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import Position, TransformerXLBiases, TransformerXLPosition
 from manyformer.recipes.keywords import ClampLength, MemoryContext, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, init_std, stack
+from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
 from manyformer.residual import AddJoin, Residual
 from manyformer.sources import KVSource, SegmentMemorySource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -63,7 +63,6 @@ def transformer_xl(
     memory holds the unnormalized stream, which is normalized when it is used."""
     if context == "same-length" and memory_length is None:
         raise UserError("context 'same-length' is memory_length tokens; set memory_length, or context to growing")
-
     mask = Causal() if context == "growing" or memory_length is None else Window(memory_length)
 
     def attention(number: int, make_attention: XLAttentionMaker) -> Layer:
@@ -83,12 +82,6 @@ def xl_positions(
     return lambda: TransformerXLPosition(dim, heads, biases=shared_biases, clamp=clamp_length, dropout=dropout)
 
 
-def check_heads(dim: int, heads: int) -> None:
-    """Raise UserError unless `heads` divides `dim`."""
-    if dim % heads:
-        raise UserError(f"dim ({dim}) must be a multiple of heads ({heads})")
-
-
 def xl_model(
     vocab: int,
     dim: int,
@@ -103,10 +96,8 @@ def xl_model(
     """A language model of Transformer-XL layers.
 
     `make_layer_attention` gets the layer's number, from 0, and a function that makes its attention, without biases and
-    with a position from `make_position`.
-    With norm orders other than post-norm the attention normalizes its own input, so that its memory holds the
-    unnormalized stream.
-    """
+    with a position from `make_position`. With norm orders other than post-norm the attention normalizes its own input,
+    so that its memory holds the unnormalized stream."""
     check_heads(dim, heads)
     layer_norm, std = partial(nn.LayerNorm, dim), init_std(dim)
 

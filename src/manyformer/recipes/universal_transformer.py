@@ -17,7 +17,7 @@ from manyformer.depth import (
 )
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal, Window
+from manyformer.masks import Causal, Mask, Window
 from manyformer.mixers import SeparableConv
 from manyformer.models import ClassHead, EncoderDecoder, LanguageModel, TextClassifier, TokenEmbedding
 from manyformer.position import (
@@ -79,56 +79,42 @@ class UniversalConfig(NamedTuple):
     heads: int
     ff_dim: int | None
     dropout: float
-    norm_order: NormOrder
-    halting: HaltingKind
-    ponder_cost: float
-    transition: TransitionKind
-    step_signal: StepSignalKind
-    halting_bias: float = 1.0
-    window: int | None = None
+    options: UniversalOptions
 
     def embedding(self, vocab: int) -> TokenEmbedding:
         # the block adds positions at every step
         return TokenEmbedding(vocab, self.dim, scale=self.dim**0.5, dropout=self.dropout)
 
-    def body(self, *, causal: bool, cross: bool) -> Layer:
+    def body(self, mask: Mask | None, *, cross: bool) -> Layer:
         """The repeated layer with its halting, and the final norm."""
-        residual = partial(branch, order=self.norm_order, norm=partial(nn.LayerNorm, self.dim), dropout=self.dropout)
-        source = HaltedTokenSource() if self.halting != "fixed" else None
-        mask = None if not causal else Causal() if self.window is None else Window(self.window)
-        self_attention = Attention(self.dim, self.heads, SoftmaxKernel(mask), source=source)
-        cross_attention = (
-            Attention(self.dim, self.heads, SoftmaxKernel(), source=CrossAttentionSource()) if cross else None
-        )
-        block = UniversalBlock(
-            residual(self_attention),
-            residual(self._make_transition(causal=causal)),
-            cross=None if cross_attention is None else residual(cross_attention),
-        )
+        order = self.options["norm_order"]
+        residual = partial(branch, order=order, norm=partial(nn.LayerNorm, self.dim), dropout=self.dropout)
+        source = HaltedTokenSource() if self.options["halting"] != "fixed" else None
+        attention = residual(Attention(self.dim, self.heads, SoftmaxKernel(mask), source=source))
+        cross_attention = None
+        if cross:
+            cross_attention = residual(Attention(self.dim, self.heads, SoftmaxKernel(), source=CrossAttentionSource()))
+        transition = residual(self._make_transition(causal=mask is not None))
+        block = UniversalBlock(attention, transition, cross=cross_attention)
         body = self._repeat(block, PositionStepSignal(SinusoidalPosition(self.dim), self._make_step_signal()))
-        return body if self.norm_order == "post" else Chain(steps=body, norm=Pointwise(nn.LayerNorm(self.dim)))
+        return body if order == "post" else Chain(steps=body, norm=Pointwise(nn.LayerNorm(self.dim)))
 
     def _make_step_signal(self) -> StepSignal:
-        if self.step_signal == "none":
-            return NoStepSignal(self.dim)
-        return (
-            SinusoidalStepSignal(self.dim)
-            if self.step_signal == "sinusoid"
-            else LearnedStepSignal(self.dim, self.depth)
-        )
+        kind = self.options["step_signal"]
+        if kind == "learned":
+            return LearnedStepSignal(self.dim, self.depth)
+        return NoStepSignal(self.dim) if kind == "none" else SinusoidalStepSignal(self.dim)
 
     def _repeat(self, block: UniversalBlock, timing: PositionStepSignal) -> Layer:
-        if self.halting == "fixed":
+        if self.options["halting"] == "fixed":
             return FixedSteps(block, timing, self.depth)
-        rule = GravesHalting() if self.halting == "act" else ReleasedHalting()
-        return AdaptiveComputation(
-            block,
-            timing,
-            HaltingUnit(self.dim, self.depth, rule=rule, ponder_cost=self.ponder_cost, bias=self.halting_bias),
-        )
+        rule = GravesHalting() if self.options["halting"] == "act" else ReleasedHalting()
+        ponder_cost, bias = self.options["ponder_cost"], self.options["halting_bias"]
+        halting = HaltingUnit(self.dim, self.depth, rule=rule, ponder_cost=ponder_cost, bias=bias)
+        return AdaptiveComputation(block, timing, halting)
 
     def _make_transition(self, *, causal: bool) -> Layer:
-        if self.transition == "feedforward":
+        if self.options["transition"] == "feedforward":
             return FeedForward(self.dim, self.ff_dim)
         ff_dim = 4 * self.dim if self.ff_dim is None else self.ff_dim
         first = SeparableConv(self.dim, ff_dim, 3, causal=causal)
@@ -159,10 +145,10 @@ def universal_transformer(
     Section 2. The released base model is wider (1024), with learned step signals; it is pre-norm (`norm_order="pre"`).
     Halting is Graves's adaptive computation time, with a remainder at the last step; `halting="act-released"` is
     Tensor2Tensor's variant. The released model allows 12 steps where a fixed model takes 6."""
-    config = UniversalConfig(dim, depth, heads, ff_dim, dropout, **options)
+    config = UniversalConfig(dim, depth, heads, ff_dim, dropout, options)
     embed = config.embedding(vocab)
     embed_source = embed if source_vocab is None else config.embedding(source_vocab)
-    encoder, decoder = config.body(causal=False, cross=False), config.body(causal=True, cross=True)
+    encoder, decoder = config.body(None, cross=False), config.body(Causal(), cross=True)
     return EncoderDecoder(embed_source, encoder, embed, decoder, ClassHead(dim, vocab, tied=embed.token))
 
 
@@ -191,9 +177,10 @@ def universal_transformer_lm(
 
     With a `window`, more distant tokens are reached in more steps; with `step_signal="none"` steps beyond those of
     training are computed like all others."""
-    config = UniversalConfig(dim, depth, heads, ff_dim, dropout, window=window, **options)
+    config = UniversalConfig(dim, depth, heads, ff_dim, dropout, options)
     embed = config.embedding(vocab)
-    return LanguageModel(embed, config.body(causal=True, cross=False), ClassHead(dim, vocab, tied=embed.token))
+    body = config.body(Causal() if window is None else Window(window), cross=False)
+    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 
 @recipe(
@@ -216,6 +203,6 @@ def universal_transformer_classifier(
     **options: Unpack[UniversalOptions],
 ) -> TextClassifier:
     """The encoder alone, with mean pooling and one projection; `ff_dim` is 4 dim unless given."""
-    config = UniversalConfig(dim, depth, heads, ff_dim, dropout, **options)
-    body = config.body(causal=False, cross=False)
+    config = UniversalConfig(dim, depth, heads, ff_dim, dropout, options)
+    body = config.body(None, cross=False)
     return TextClassifier(config.embedding(vocab), body, ClassHead(dim, classes, bias=True))

@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from manyformer.core import Chain
 from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, ImageClassifier
 from manyformer.models.image_classifier import Pooling
@@ -58,15 +57,30 @@ def vit(
     `positions="axes"` are two halves, one for the row and one for the column (appendix D.4). `pool="mean"` averages
     all patches and has no class token. The head is one projection initialized to 0, as the paper's for fine-tuning.
     Attention weights have no dropout. Positions are initialized with the deviation of sinusoids, the paper's with small
-    random numbers: so identical patches, as on a plain background, are distinguished from the first step.
-    """
+    random numbers: so identical patches, as on a plain background, are distinguished from the first step."""
+    layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel())
     shape = (height, width, channels)
+    return image_classifier(classes, shape, patch, dim, depth, layer, positions=positions, pool=pool, dropout=dropout)
+
+
+def image_classifier(
+    classes: int,
+    shape: tuple[int, int, int],
+    patch: int,
+    dim: int,
+    depth: int,
+    layer: LayerMaker,
+    *,
+    positions: PatchPositionKind,
+    pool: Pooling,
+    dropout: float,
+) -> ImageClassifier:
+    """The Vision Transformer with these layers; norms have the epsilon of the published models."""
     leading = 1 if pool == "first" else 0
     position = patch_positions(positions, shape, patch, dim, leading)
     embed = PatchEmbedding(shape, patch, dim, position=position, leading=leading, dropout=dropout)
-
-    layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel())
-    body = image_body(dim, depth, layer, dropout)
+    norm = partial(nn.LayerNorm, dim, eps=1e-6)
+    body = stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=init_std(dim))
     return ImageClassifier(embed, body, zero_head(dim, classes), pool=pool)
 
 
@@ -82,12 +96,6 @@ def patch_positions(
         raise ValueError(f"dim ({dim}) must be even for positions='axes': one half is for the row, one for the column")
     axes = [LearnedPosition(dim // 2, size // patch, std=POSITION_STD) for size in shape[:2]]
     return ConcatenatedGridPosition([size // patch for size in shape[:2]], axes, prefix_tokens=leading)
-
-
-def image_body(dim: int, depth: int, layer: LayerMaker, dropout: float) -> Chain:
-    """A pre-norm stack with the epsilon of the published models."""
-    norm = partial(nn.LayerNorm, dim, eps=1e-6)
-    return stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=init_std(dim))
 
 
 def zero_head(dim: int, classes: int) -> ClassHead:

@@ -9,7 +9,7 @@ from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.recipes import recipe
-from manyformer.recipes.stacks import init_std, scale_residual_init, stack
+from manyformer.recipes.stacks import init_std, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer_stick_breaking.kernel import StickBreakingKernel
 
@@ -42,6 +42,5 @@ def stick_breaking(
 
     std = init_std(dim)
     embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, layer, order="pre", norm=partial(nn.RMSNorm, dim), dropout=dropout)
-    scale_residual_init(body, depth, std=std)
+    body = stack(depth, layer, order="pre", norm=partial(nn.RMSNorm, dim), dropout=dropout, std=std)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
