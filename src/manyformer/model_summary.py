@@ -55,6 +55,11 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def is_content_based(module: nn.Module) -> bool:
+    """Whether some part declares (`content_based`) that its operators depend on token values, not on shapes alone."""
+    return any(getattr(part, "content_based", False) for part in module.modules())
+
+
 def module_rows(model: nn.Module) -> list[ModuleRow]:
     """The modules of `model` in depth-first order, with one row for equal siblings."""
     owners = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -118,7 +123,7 @@ def forward_cost(model: Model, length: int) -> ForwardCost:
     Raises ValueError if the model does not allow that length. `model` may come from `build_on_meta`; if the cost
     depends on the content of the tokens, a copy with real weights is then built with a fixed seed."""
     model.check_length(length)
-    content_based = any(getattr(part, "content_based", False) for part in model.modules())
+    content_based = is_content_based(model)
     if content_based and model.device.type == "meta":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

@@ -58,11 +58,8 @@ class AdapterSubject(Subject):
         logits_module = adapter.logits if isinstance(adapter.logits, nn.Module) else None
         self.module = adapter.module or logits_module
         self.name = adapter.name or ("module" if self.module is None else type(self.module).__name__)
-        self.max_length, self.length_multiple, self.chunked = (
-            adapter.max_length,
-            adapter.length_multiple,
-            adapter.chunked,
-        )
+        self.max_length, self.chunked = adapter.max_length, adapter.chunked
+        self.length_multiple = adapter.length_multiple
         self.token_ids = torch.arange(adapter.vocab, device=adapter.device)
         reasons = {
             "causal": None if adapter.causal else "the adapter has causal=False",
@@ -86,8 +83,8 @@ class AdapterSubject(Subject):
             assert adapter.padding is not None
             logits = adapter.padding(inputs.tokens, inputs.segments != PADDING_SEGMENT)
         expected = (*inputs.tokens.shape, adapter.vocab)
-        if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
-            actual = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        actual = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        if actual != expected:
             raise UserError(f"the adapter must give logits {expected} for tokens {expected[:2]}, it gave {actual}")
         return SubjectOutput(logits, StateBox(new_state))
 

@@ -62,20 +62,13 @@ def check(
         subject.seed = seed
         for contract in CONTRACTS.values():
             if contract.name in selected:
-                excused = _row_without_run(contract, subject, rows)
-                is_measured = (
-                    excused is not None
-                    and excused.verdict == "not promised"
-                    and contract.name in subject.measured_anyway
-                )
-                row = (
-                    excused
-                    if excused and not is_measured
-                    else _run_contract(contract, subject, step_length, long_length, seed, compiler)
-                )
-                if excused and is_measured:
-                    row = row._replace(
-                        verdict=excused.verdict, sentence=f"{excused.sentence}; measured: {row.sentence}"
+                row = _row_without_run(contract, subject, rows)
+                if row is None:
+                    row = _run_contract(contract, subject, step_length, long_length, seed, compiler)
+                elif row.verdict == "not promised" and contract.name in subject.measured_anyway:
+                    measured = _run_contract(contract, subject, step_length, long_length, seed, compiler)
+                    row = measured._replace(
+                        verdict=row.verdict, sentence=f"{row.sentence}; measured: {measured.sentence}"
                     )
                 rows.append(row)
                 if on_row is not None:

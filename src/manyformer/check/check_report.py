@@ -10,12 +10,7 @@ if TYPE_CHECKING:
 
 ContractVerdict = Literal["passed", "failed", "not promised", "not run"]
 
-STYLES: dict[ContractVerdict, str] = {
-    "passed": "green",
-    "failed": "bold red",
-    "not promised": "dim",
-    "not run": "yellow",
-}
+STYLES = {"passed": "green", "failed": "bold red", "not promised": "dim", "not run": "yellow"}
 
 
 class ContractRow(NamedTuple):
@@ -50,10 +45,7 @@ class CheckReport:
 
     def __getitem__(self, contract: str) -> ContractRow:
         """The row of the contract with this name. Raises KeyError if it was left out."""
-        for row in self.rows:
-            if row.contract == contract:
-                return row
-        raise KeyError(contract)
+        return {row.contract: row for row in self.rows}[contract]
 
     def summary(self) -> str:
         """One line with the count of each verdict."""
@@ -80,6 +72,7 @@ class CheckReport:
 
     def rich(self) -> "Table":
         """The report as a colored table for the terminal."""
+        from rich.markup import escape
         from rich.table import Table
 
         table = Table(title=self.subject, caption=self.summary(), title_justify="left", caption_justify="left")
@@ -91,7 +84,7 @@ class CheckReport:
         for row in self.rows:
             style = STYLES[row.verdict]
             numbers = _format_number(row.measured), _format_number(row.tolerance)
-            table.add_row(row.contract, f"[{style}]{row.verdict}[/]", *numbers, _escape_markup(row.sentence))
+            table.add_row(row.contract, f"[{style}]{row.verdict}[/]", *numbers, escape(row.sentence))
         return table
 
     def to_json(self) -> str:
@@ -111,9 +104,3 @@ def _format_number(value: float | None) -> str:
 
 def _json_number(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
-
-
-def _escape_markup(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

@@ -11,10 +11,11 @@ from manyformer.tasks import Inputs
 
 
 def run_in_chunks(
-    trial: ContractTrial, inputs: Inputs, sizes: Sequence[int], *, capacity: int | None = None
+    trial: ContractTrial, inputs: Inputs, sizes: Sequence[int], *, capacity: int | None = None, state: State = None
 ) -> tuple[Tensor, State]:
-    """Run the tokens in chunks of these sizes; returns the logits of all tokens and the final state."""
-    state, start, chunks = trial.subject.init_state(inputs, capacity=capacity), 0, []
+    """Run the tokens in chunks of these sizes, from `state` if there is one; returns all logits and the final state."""
+    state = trial.subject.init_state(inputs, capacity=capacity) if state is None else state
+    start, chunks = 0, []
     for size in sizes:
         result = trial.subject(inputs.columns(start, start + size), state)
         state, start = result.state, start + size

@@ -66,27 +66,18 @@ class HuggingFace(Subject):
         arguments: dict[str, Any] = {"use_cache": state is not None}
         if past.cache is not None:
             arguments["past_key_values"] = past.cache
-        tokens, mask = ("decoder_input_ids", "decoder_attention_mask") if self.takes_source else DECODER_ONLY_ARGUMENTS
-        arguments[tokens] = inputs.tokens
+        prefix = "decoder_" if self.takes_source else ""
+        arguments[f"{prefix}input_ids"] = inputs.tokens
         if valid is not None:
-            arguments[mask] = valid.long()
+            arguments[f"{prefix}attention_mask"] = valid.long()
             if not self.takes_source and "position_ids" in self.forward_parameters:
                 arguments["position_ids"] = (valid.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
-        memory = self._add_source(inputs, past, arguments)
+        if self.takes_source:
+            arguments |= {"input_ids": inputs.source} if past.memory is None else {"encoder_outputs": (past.memory,)}
+            if inputs.source_segments is not None:
+                arguments["attention_mask"] = (inputs.source_segments != PADDING_SEGMENT).long()
         out = self.module(**arguments)
-        return SubjectOutput(out.logits, HFState(getattr(out, "past_key_values", None), valid, memory))
-
-    def _add_source(self, inputs: Inputs, past: HFState, arguments: dict[str, Any]) -> Tensor | None:
-        """Add the source to the arguments, encoded if the state has it; returns the encoder output of the state."""
-        if not self.takes_source:
-            return None
-        if inputs.source_segments is not None:
-            arguments["attention_mask"] = (inputs.source_segments != PADDING_SEGMENT).long()
-        if past.memory is not None:
-            arguments["encoder_outputs"] = (past.memory,)
-        else:
-            arguments["input_ids"] = inputs.source
-        return past.memory
+        return SubjectOutput(out.logits, HFState(getattr(out, "past_key_values", None), valid, past.memory))
 
     def init_state(self, inputs: Inputs, *, capacity: int | None = None) -> State:
         if not self.takes_source:
@@ -100,7 +91,6 @@ class HuggingFace(Subject):
         rows = torch.tensor(index, device=self.token_ids.device)
         if hasattr(state.cache, "reorder_cache"):
             state.cache.reorder_cache(rows)
-            return tree_map(lambda t: t.index_select(0, rows), state)
         return tree_map(lambda t: t.index_select(0, rows), state)
 
     def session(self) -> AbstractContextManager[None]:
@@ -114,8 +104,6 @@ class HuggingFace(Subject):
         loaded: nn.Module = type(self.module).from_pretrained(folder)  # type: ignore[union-attr]
         return type(self)(loaded.to(self.token_ids.device).eval())
 
-
-DECODER_ONLY_ARGUMENTS = ("input_ids", "attention_mask")
 
 NOT_PROMISED = {
     "cross_attention": "it reads one sequence only",

@@ -40,18 +40,15 @@ def restoring_attributes(module: nn.Module | None) -> Iterator[None]:
     """
     saved: list[tuple[nn.Module, dict[str, Any]]] = []
     for submodule in () if module is None else list(module.modules()):
-        saved.append((submodule, {name: _snapshot(name, value) for name, value in vars(submodule).items()}))
+        # dictionaries of parameters, buffers and submodules are copied
+        attributes = {n: v.copy() if n in COPIED_TABLES else v for n, v in vars(submodule).items()}
+        saved.append((submodule, attributes))
     try:
         yield
     finally:
         for submodule, attributes in saved:
             vars(submodule).clear()
             vars(submodule).update(attributes)
-
-
-def _snapshot(name: str, value: Any) -> Any:
-    """The value itself, or a copy of a dictionary of parameters, buffers or submodules."""
-    return value.copy() if name in COPIED_TABLES else value
 
 
 @contextmanager

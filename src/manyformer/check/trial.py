@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar, final
 
 import torch
@@ -47,7 +47,10 @@ class Untestable(Exception):
 @final
 @dataclass(frozen=True)
 class ContractTrial:
-    """One run of a contract: `length` tokens for tests of many steps, `long_length` for those of few calls."""
+    """One run of a contract: its subject, random inputs, and the comparisons that decide it.
+
+    Sequences have `length` tokens in tests of many steps, `long_length` in those of few calls.
+    """
 
     subject: Subject
     generator: torch.Generator
@@ -55,6 +58,8 @@ class ContractTrial:
     long_length: int
     tolerance: float
     backend: Backend = "aot_eager"
+    differences: list[tuple[float, str]] = field(default_factory=list)
+    """Every comparison so far: the largest difference, relative to the expected values, and what was compared."""
 
     def round_length(self, length: int) -> int:
         """The nearest positive multiple of the subject's `length_multiple`."""
@@ -90,6 +95,32 @@ class ContractTrial:
             for index, length in enumerate(lengths)
         ]
 
+    def capacities(self, length: int) -> tuple[int | None, ...]:
+        """The capacities of the states to test: none, and one of `length` tokens if the subject promises that."""
+        return (None,) if "capacity" in self.subject.not_promised else (None, length)
+
+    def compare(self, actual: Tensor, expected: Tensor, where: str) -> None:
+        """Record how far two tensors differ, for `finding`. Raises ValueError if their shapes differ."""
+        if actual.shape != expected.shape:
+            raise ValueError(f"{where}: the shape is {tuple(actual.shape)}, {tuple(expected.shape)} was expected")
+        if expected.numel():
+            actual, expected = actual.detach().double(), expected.detach().double()
+            difference = (actual - expected).abs().max() / expected.abs().max().clamp(min=1e-12)
+            self.differences.append((float(difference), where))
+
+    def finding(self, sentence: str, tolerance: float | None = None) -> ContractFinding:
+        """The finding of all comparisons: `sentence` if all agree, else the location of the first that does not."""
+        tolerance = self.tolerance if tolerance is None else tolerance
+        # a NaN counts as larger than any number
+        worst = max((difference for difference, _ in self.differences), key=lambda d: (math.isnan(d), d), default=0.0)
+        # not `>`, which is False for a NaN
+        failures = [(difference, where) for difference, where in self.differences if not difference <= tolerance]
+        if not failures:
+            return passed(sentence, worst, tolerance)
+        difference, where = failures[0]
+        sentence = f"{where}: {difference:.1e} apart, one of {len(failures)} in {len(self.differences)}"
+        return failed(sentence, worst, tolerance)
+
 
 def gradients_of(trial: ContractTrial, loss: Callable[[], Tensor]) -> dict[str, Tensor | None]:
     """The gradient of each parameter that requires one, by name.
@@ -122,39 +153,3 @@ def differentiate(trial: ContractTrial, run: Callable[[], T]) -> T:
                 raise
             with training_mode(module):
                 return run()
-
-
-class WorstDifference:
-    """Comparisons of tensors, relative to the expected values: the largest difference and the first failure."""
-
-    def __init__(self) -> None:
-        self.differences: list[tuple[float, str]] = []
-
-    def add(self, actual: Tensor, expected: Tensor, where: str) -> None:
-        """Compare two tensors. Raises ValueError if their shapes differ."""
-        if actual.shape != expected.shape:
-            raise ValueError(f"{where}: the shape is {tuple(actual.shape)}, {tuple(expected.shape)} was expected")
-        if expected.numel():
-            actual, expected = actual.detach().double(), expected.detach().double()
-            self.differences.append(
-                (float((actual - expected).abs().max() / expected.abs().max().clamp(min=1e-12)), where)
-            )
-
-    def finding(self, sentence: str, tolerance: float) -> ContractFinding:
-        """The finding of all comparisons: `sentence` if all agree, else the location of the first that does not."""
-        # a NaN counts as larger than any number
-        worst = max(
-            (difference for difference, _ in self.differences),
-            key=lambda difference: (math.isnan(difference), difference),
-            default=0.0,
-        )
-        # not `>`, which is False for a NaN
-        failures = [(difference, where) for difference, where in self.differences if not difference <= tolerance]
-        if not failures:
-            return passed(sentence, worst, tolerance)
-        first_difference, where = failures[0]
-        return failed(
-            f"{where}: {first_difference:.1e} apart, one of {len(failures)} in {len(self.differences)}",
-            worst,
-            tolerance,
-        )

@@ -1,17 +1,21 @@
-"""The contracts that lower precision changes outputs only slightly, and never to NaN."""
+"""The contracts that lower precision changes outputs only slightly, never to NaN, and compilation not at all."""
+
+import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from manyformer.check.contract import contract
 from manyformer.check.isolation import in_dtype
-from manyformer.check.trial import ContractFinding, ContractTrial, Untestable, failed
+from manyformer.check.subject import seed_everything
+from manyformer.check.trial import Backend, ContractFinding, ContractTrial, Untestable, failed
 from manyformer.tasks import Inputs
 
 HALF_TOLERANCE = 0.05
 """The largest error in bfloat16 (8 bits), relative to the logits: a dozen roundings of 1/256 each."""
 
-SINGLE_TOLERANCE = 1e-4
+SINGLE_TOLERANCE = COMPILED_TOLERANCE = 1e-4
 
 
 @contract("float64", "float32 is near float64", needs=("module",))
@@ -73,3 +77,50 @@ def _compare_precision(actual: Tensor, expected: Tensor, tolerance: float, label
     return ContractFinding(
         measured <= tolerance, f"{label}: {measured:.1e} of the logits' standard deviation", measured, tolerance
     )
+
+
+class CountingBackend:
+    """A backend of `torch.compile` that counts graphs and nodes; a function that falls back to eager has none."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self.graphs, self.nodes = backend, 0, 0
+
+    def __call__(self, graph: torch.fx.GraphModule, examples: list[Tensor]) -> Any:
+        from torch._dynamo.backends.registry import lookup_backend
+
+        self.graphs += 1
+        self.nodes += len(graph.graph.nodes)
+        return lookup_backend(self.backend)(graph, examples)
+
+
+@contract("compile", "compiled == eager")
+def compiled(trial: ContractTrial) -> ContractFinding:
+    """Compare compiled with eager outputs for two lengths.
+
+    The backend "aot_eager" traces and differentiates as compilation does but runs torch's operators, within seconds.
+    "inductor" also generates code, which needs a C++ compiler or a GPU and up to a minute. All compiled functions of
+    the process are reset, because torch stops compiling a function that it has recompiled too often.
+    """
+    backend = CountingBackend(trial.backend)
+
+    def forward(inputs: Inputs) -> Tensor:
+        return trial.subject.forward(inputs).logits
+
+    torch.compiler.reset()
+    try:
+        with warnings.catch_warnings():
+            # warnings about tracing are no failure
+            warnings.simplefilter("ignore")
+            compiled_forward = torch.compile(forward, backend=backend)
+            for length in (trial.length, trial.round_length(trial.length - 1)):
+                inputs = trial.draw(2, length)
+                seed_everything(0)
+                actual = compiled_forward(inputs)
+                seed_everything(0)
+                trial.compare(actual, forward(inputs), f"compiled, {length} tokens")
+    finally:
+        torch.compiler.reset()
+    if not backend.graphs:
+        return failed("torch compiled no graph")
+    sentence = f"{trial.backend}: {backend.graphs} graphs of {backend.nodes} nodes give the same as eager"
+    return trial.finding(sentence, COMPILED_TOLERANCE)

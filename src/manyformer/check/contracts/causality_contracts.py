@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from manyformer.check.calls import has_content_based_part, same_calls
+from manyformer.check.calls import same_calls
 from manyformer.check.contract import contract
 from manyformer.check.isolation import in_dtype
 from manyformer.check.trial import (
@@ -23,6 +23,7 @@ from manyformer.check.trial import (
     failed,
     passed,
 )
+from manyformer.model_summary import is_content_based
 from manyformer.tasks import Inputs
 
 MAX_CUTS = 16
@@ -47,7 +48,7 @@ def causal(trial: ContractTrial) -> ContractFinding:
             variants.append(Variant(cut, changed))
     sentence = f"exchanged tokens change no earlier output, at {length} tokens"
     exact_leak, same_operators = None, False
-    if not has_content_based_part(trial.subject.module):
+    if trial.subject.module is None or not is_content_based(trial.subject.module):
         exact_leak = measure_leak(trial, inputs, variants, tolerance=0.0)
         if exact_leak.variant is None:
             return leak_finding(exact_leak, sentence)
