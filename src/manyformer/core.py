@@ -274,3 +274,15 @@ def tree_map(fn: Callable[..., Tensor], state: State, *other_trees: State) -> St
         if isinstance(leaf, Tensor) or leaf != state:
             raise ValueError(f"trees must be equal but for their tensors, got {state!r} and {type(leaf).__name__}")
     return state
+
+
+def state_bytes(state: State) -> int:
+    """The size of all tensors of a state in bytes."""
+    sizes: list[int] = []
+
+    def record_size(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    tree_map(record_size, state)
+    return sum(sizes)

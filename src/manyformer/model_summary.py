@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from manyformer.core import State, tree_map
+from manyformer.core import State, state_bytes
 from manyformer.flops import count_flops
 from manyformer.models import Model
 from manyformer.recipes import RECIPES, build
@@ -154,11 +154,4 @@ def _state_bytes(task: Task, model: Model, inputs: Inputs, length: int) -> int:
     if task.takes_source:
         # the encoded source is computed once and does not grow
         _, state = state
-    sizes: list[int] = []
-
-    def record_size(tensor: Tensor) -> Tensor:
-        sizes.append(tensor.numel() * tensor.element_size())
-        return tensor
-
-    tree_map(record_size, state)
-    return sum(sizes)
+    return state_bytes(state)

@@ -28,13 +28,13 @@ def made(work: DatastoreJob, folder: Path) -> dict[str, bytes]:
 def test_keys_are_the_states_and_values_the_next_tokens(plain_run: Path, tmp_path: Path) -> None:
     work = datastore_job(plain_run, data=str(plain_run.parent / "other.txt"), precision="float32")
     store = build(work, tmp_path / "store")
-    text = [1, *work.tokenizers.source.encode(OTHER), 2]
+    text = [1, *work.run.tokenizers.source.encode(OTHER), 2]
     assert store.text.tokens.tolist() == text
     assert len(store) == len(text) - 1
     assert store.next_tokens(torch.arange(len(store))).tolist() == text[1:]
     model = mf.load(plain_run)
     assert isinstance(model, LanguageModel)
-    reader = LanguageModel(model.embed, extract_keys(model, "feed-forward").body, model.head)
+    reader = extract_keys(model, "feed-forward").reader
     with torch.no_grad():
         # the run packs pieces of 32 tokens, each with what follows its last one
         pieces = [torch.tensor([text[begin : begin + 32]]) for begin in range(0, len(text) - 1, 32)]

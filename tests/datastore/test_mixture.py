@@ -31,7 +31,7 @@ def model_of(recipe: str = "transformer-lm", **keywords: object) -> LanguageMode
 
 
 def reads(model: LanguageModel, name: KeyLayer) -> LanguageModel:
-    return LanguageModel(model.embed, extract_keys(model, name).body, model.head).eval()
+    return extract_keys(model, name).reader.eval()
 
 
 def store_of(folder: Path, model: LanguageModel, *, name: KeyLayer = "final", copies: int = 1) -> Datastore:

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from manyformer.errors import UserError
-from manyformer.view.token_counts import TOKENS_PER_ROW, TokenCounts, describe_counts, draw_counts, draw_steps
+from manyformer.view.token_counts import TOKENS_PER_ROW, TokenCounts, describe_counts, draw_counts
 
 
 def test_every_token_has_a_line_and_a_bar_as_long_as_its_number() -> None:
-    assert draw_steps(["a", "dog"], [2, 4], maximum=6) == "  a ██     2\ndog ████   4"
-    assert draw_steps(["a"], [2.5], maximum=100) == f"a {'█' * 1:<24} 2.5"
+    assert describe_counts(TokenCounts("", ("a", "dog"), (2, 4), 6)) == "  a ██     2\ndog ████   4"
+    assert describe_counts(TokenCounts("", ("a",), (2.5,), 100)) == f"a {'█' * 1:<24} 2.5"
 
 
 def test_long_texts_go_on_below_and_any_token_can_be_drawn(tmp_path: Path) -> None:
@@ -22,8 +22,6 @@ def test_long_texts_go_on_below_and_any_token_can_be_drawn(tmp_path: Path) -> No
     assert one.mean == pytest.approx(3.0)
 
 
-def test_tokens_and_numbers_must_be_as_many() -> None:
-    with pytest.raises(UserError, match="2 tokens and 1 numbers"):
-        draw_steps(["a", "b"], [1])
+def test_the_suffix_must_be_that_of_a_picture() -> None:
     with pytest.raises(UserError, match="must end in one of"):
-        draw_steps(["a"], [1], path="a.gif")
+        draw_counts([TokenCounts("", ("a",), (1,), 1)], "a.gif")

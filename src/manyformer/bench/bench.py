@@ -1,8 +1,6 @@
 """`bench` measures time, memory and operations of recipes against length."""
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +17,7 @@ from manyformer.bench.candidate import (
 from manyformer.bench.clock import (
     TimedJob,
     is_noisy,
+    load_average,
     load_warning,
     median_with_quartiles,
     paired_ratio,
@@ -38,11 +37,10 @@ LENGTHS = (256, 512, 1024, 2048)
 
 
 class WarmJob(NamedTuple):
-    """A job that has run once, with its time, memory and operations; `runs` is the number of runs per job."""
+    """A job that has run once, with its time, memory and operations."""
 
     job: TimedJob
     seconds: float
-    runs: int
     memory: int | None
     flops: int | None
 
@@ -73,23 +71,14 @@ def bench(
     sizes = _check_arguments(lengths, batch, rounds, what)
     torch_device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     setting = BenchSetting(torch_device, batch, max(sizes), precision, seed, dict(keywords or {}))
-    initial_load = _load_average()
-    notes = [warning] if (warning := load_warning()) else []
+    load, notes = load_average(), [warning] if (warning := load_warning()) else []
     benches = {candidate.label: CandidateBench(candidate, setting) for candidate in candidates}
     cells: list[BenchCell] = []
     for kind in dict.fromkeys(what):
         reasons_to_skip: dict[str, str] = {}
         for length in sizes:
             on_progress(f"{kind}, length {length:,}")
-            cells += _measure(
-                benches,
-                kind,
-                length,
-                against=against,
-                rounds=rounds,
-                max_seconds=max_seconds,
-                reasons_to_skip=reasons_to_skip,
-            )
+            cells += _measure(benches, kind, length, against, rounds, max_seconds, reasons_to_skip)
     machine = MachineInfo(
         device=torch.cuda.get_device_name(torch_device) if torch_device.type == "cuda" else torch_device.type,
         threads=torch.get_num_threads(),
@@ -97,7 +86,7 @@ def bench(
         precision=next(iter(benches.values())).precision,
         batch=batch,
         rounds=rounds,
-        load=initial_load,
+        load=load,
     )
     if "decode" in what:
         notes += [note for candidate_bench in benches.values() if (note := candidate_bench.forward_decoding_note())]
@@ -132,7 +121,6 @@ def _measure(
     benches: Mapping[str, CandidateBench],
     kind: BenchKind,
     length: int,
-    *,
     against: str | None,
     rounds: int,
     max_seconds: float,
@@ -144,7 +132,7 @@ def _measure(
     for label, candidate_bench in benches.items():
         reason = reasons_to_skip.get(label) or candidate_bench.unsupported_reason(kind)
         if reason is None:
-            result = _prepare(candidate_bench, kind, length, max_seconds=max_seconds)
+            result = _prepare(candidate_bench, kind, length, max_seconds)
             if isinstance(result, WarmJob):
                 warm_jobs[label] = result
             else:
@@ -154,11 +142,16 @@ def _measure(
     expected_seconds = {label: warm_job.seconds for label, warm_job in warm_jobs.items()}
     times = take_turns(jobs, rounds, next(iter(benches.values())).setting.device, expected_seconds=expected_seconds)
     for label, warm_job in warm_jobs.items():
-        cells[label] = _cell(cells[label], warm_job, times[label], times.get(against or ""))
+        seconds = median_with_quartiles(time / benches[label].runs_per_job(kind) for time in times[label])
+        ratio: tuple[float | None, float | None, float | None] = (None, None, None)
+        if against in times:
+            ratio = paired_ratio(times[label], times[against])
+        note = NOISY_NOTE if is_noisy(times[label]) else None
+        cells[label] = BenchCell(label, kind, length, *seconds, *ratio, warm_job.memory, warm_job.flops, note)
     return list(cells.values())
 
 
-def _prepare(candidate_bench: CandidateBench, kind: BenchKind, length: int, *, max_seconds: float) -> WarmJob | str:
+def _prepare(candidate_bench: CandidateBench, kind: BenchKind, length: int, max_seconds: float) -> WarmJob | str:
     """Warm the job up and measure its memory and operations; a string is the reason why it cannot be run."""
     device = candidate_bench.setting.device
     try:
@@ -175,28 +168,4 @@ def _prepare(candidate_bench: CandidateBench, kind: BenchKind, length: int, *, m
         return f"out of memory at length {length:,}"
     if seconds > max_seconds:
         return f"too slow from length {length:,} on: one run takes {seconds:.0f} s, the limit is {max_seconds:.0f} s"
-    return WarmJob(job, seconds, candidate_bench.runs_per_job(kind), memory, flops)
-
-
-def _cell(cell: BenchCell, warm_job: WarmJob, times: list[float], reference: list[float] | None) -> BenchCell:
-    seconds = median_with_quartiles(time / warm_job.runs for time in times)
-    ratio = None if reference is None else paired_ratio(times, reference)
-    return replace(
-        cell,
-        seconds=seconds.median,
-        lower_quartile=seconds.low,
-        upper_quartile=seconds.high,
-        ratio=None if ratio is None else ratio.median,
-        ratio_low=None if ratio is None else ratio.low,
-        ratio_high=None if ratio is None else ratio.high,
-        memory=warm_job.memory,
-        flops=warm_job.flops,
-        reason=NOISY_NOTE if is_noisy(times) else None,
-    )
-
-
-def _load_average() -> float | None:
-    try:
-        return os.getloadavg()[0]
-    except OSError:
-        return None
+    return WarmJob(job, seconds, memory, flops)

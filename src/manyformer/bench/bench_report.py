@@ -2,9 +2,11 @@
 
 import csv
 import io
+import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -93,10 +95,9 @@ class BenchReport:
         cells = cells[-max(2, math.ceil(len(cells) / 2)) :]
         if len(cells) < 2:
             return None
-        xs = [math.log(c.length) for c in cells]
-        ys = [math.log(c.seconds or 0.0) for c in cells]
-        mean = sum(xs) / len(xs)
-        return sum((x - mean) * y for x, y in zip(xs, ys)) / sum((x - mean) ** 2 for x in xs)
+        return statistics.linear_regression(
+            [math.log(c.length) for c in cells], [math.log(c.seconds or 0.0) for c in cells]
+        ).slope
 
     def crossover(self, label: str, kind: BenchKind) -> int | None:
         """The shortest measured length from which on it is always faster than the reference; None if there is none.
@@ -126,24 +127,20 @@ class BenchReport:
         """The report as text tables."""
         lines = [f"{self.machine.description}; medians of {self.machine.rounds} interleaved rounds"]
         for kind in self.kinds:
-            lines += ["", *self._table(kind, TITLES[kind], self._time)]
-            lines += self._summary(kind)
+            lines += ["", TITLES[kind], *self._table([kind], self._time), *self._summary(kind)]
             if any(cell.memory is not None for cell in self.cells if cell.kind == kind):
-                lines += ["", *self._table(kind, MEMORY_TITLES[kind], _megabytes)]
+                lines += ["", MEMORY_TITLES[kind], *self._table([kind], _megabytes)]
         if any(cell.flops is not None for cell in self.cells):
-            lines += ["", *self._flops_table()]
+            title = f"operations: {', '.join(OPERATIONS[kind] for kind in self.kinds)}"
+            lines += ["", title, *self._table(self.kinds, _format_flops), FLOP_CONVENTION]
         notes = [*self.notes, *self._reasons()]
         return [*lines, *([""] if notes else []), *(f"note: {text}" for text in notes)]
 
     def to_json(self) -> str:
         """The whole record as JSON, with growth and crossover."""
-        summary = {
-            label: {
-                kind: {"growth": self.growth(label, kind), "faster_from": self.crossover(label, kind)}
-                for kind in self.kinds
-            }
-            for label in self.labels
-        }
+        summary: dict[str, Any] = {label: {} for label in self.labels}
+        for label, kind in itertools.product(self.labels, self.kinds):
+            summary[label][kind] = {"growth": self.growth(label, kind), "faster_from": self.crossover(label, kind)}
         record: dict[str, Any] = {
             "candidates": [candidate._asdict() for candidate in self.candidates],
             "against": self.against,
@@ -169,12 +166,15 @@ class BenchReport:
 
         write_report(self, Path(path))
 
-    def _table(self, kind: BenchKind, title: str, show: Any) -> Iterator[str]:
-        yield title
-        rows = [["length", *self.labels]]
-        for length in self.lengths:
-            rows.append([f"{length:,}", *(show(self.cell(label, kind, length)) for label in self.labels)])
-        yield from _align_columns(rows)
+    def _table(self, kinds: Sequence[BenchKind], show: Callable[[BenchCell], str]) -> Iterator[str]:
+        """Right-aligned columns: the lengths, and for each candidate the text of its cells of these kinds."""
+        columns = [["length", *(f"{length:,}" for length in self.lengths)]]
+        for label in self.labels:
+            cells = [[self.cell(label, kind, length) for kind in kinds] for length in self.lengths]
+            columns.append([label, *(", ".join(map(show, row)) for row in cells)])
+        widths = [max(map(len, column)) for column in columns]
+        for row in zip(*columns):
+            yield "  ".join(text.rjust(width) for text, width in zip(row, widths))
 
     def _time(self, cell: BenchCell) -> str:
         if cell.seconds is None:
@@ -184,13 +184,11 @@ class BenchReport:
 
     def _summary(self, kind: BenchKind) -> Iterator[str]:
         growths = [(label, self.growth(label, kind)) for label in self.labels]
-        if any(p is not None for _, p in growths):
-            listing = ", ".join(f"{label} n^{p:.1f}" for label, p in growths if p is not None)
+        if listing := ", ".join(f"{label} n^{p:.1f}" for label, p in growths if p is not None):
             yield f"growth over the longer half: {listing}"
         if self.against is not None and len(self.labels) > 1:
             labels = [label for label in self.labels if label != self.against and self.measured(label, kind)]
-            listing = ", ".join(f"{label} {self._format_crossover(label, kind)}" for label in labels)
-            if listing:
+            if listing := ", ".join(f"{label} {self._format_crossover(label, kind)}" for label in labels):
                 yield f"faster than {self.against} from length: {listing}"
 
     def _format_crossover(self, label: str, kind: BenchKind) -> str:
@@ -208,29 +206,13 @@ class BenchReport:
                 labels_by_reason.setdefault(cell.reason, {})[f"{cell.label} ({cell.kind})"] = None
         return (f"{', '.join(labels)}: {reason}" for reason, labels in labels_by_reason.items())
 
-    def _flops_table(self) -> Iterator[str]:
-        yield f"operations: {', '.join(OPERATIONS[kind] for kind in self.kinds)}"
-        rows = [["length", *self.labels]]
-        for length in self.lengths:
-            cells = [[self.cell(label, kind, length).flops for kind in self.kinds] for label in self.labels]
-            rows.append([f"{length:,}", *(", ".join(map(_format_flops, row)) for row in cells)])
-        yield from _align_columns(rows)
-        yield FLOP_CONVENTION
-
 
 def _megabytes(cell: BenchCell) -> str:
     return "–" if cell.memory is None else f"{cell.memory / 1e6:.1f}"
 
 
-def _format_flops(flops: int | None) -> str:
-    if flops is None:
+def _format_flops(cell: BenchCell) -> str:
+    if cell.flops is None:
         return "–"
-    power = max(0, min(4, int(math.log10(max(flops, 1))) // 3))
-    return f"{flops / 1000**power:.3g}{('', 'k', 'M', 'G', 'T')[power]}"
-
-
-def _align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Align columns to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(text.rjust(width) for text, width in zip(row, widths))
+    power = max(0, min(4, int(math.log10(max(cell.flops, 1))) // 3))
+    return f"{cell.flops / 1000**power:.3g}{('', 'k', 'M', 'G', 'T')[power]}"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from manyformer.bench.clock import TimedJob
-from manyformer.core import State, tree_map
+from manyformer.core import State, state_bytes
 from manyformer.models import GenerativeModel
 from manyformer.recipes import build, get_recipe
 from manyformer.tasks import Inputs
@@ -87,15 +87,8 @@ class CandidateBench:
 
     def state_bytes(self, length: int) -> int:
         """Size of the decoding state after `length` tokens, in bytes."""
-        sizes: list[int] = []
-
-        def record(tensor: Tensor) -> Tensor:
-            sizes.append(tensor.numel() * tensor.element_size())
-            return tensor
-
         with torch.inference_mode(), self._autocast():
-            tree_map(record, self._prefill(length, capacity=None)[1])
-        return sum(sizes)
+            return state_bytes(self._prefill(length, capacity=None)[1])
 
     def _forward_job(self, inputs: Inputs) -> TimedJob:
         arguments = self.task.arguments(self.model, inputs)
@@ -145,8 +138,7 @@ class CandidateBench:
 
     def _prefill(self, length: int, *, capacity: int | None) -> tuple[Tensor, State, Any]:
         """The most likely token after a random prompt of `length` tokens, the state, and the encoded source if any."""
-        tokens = self._random_tokens(length)
-        prompt = Inputs(tokens, source=self._random_tokens(length) if self.task.takes_source else None)
+        prompt = self._random_inputs(length)
         start = self.task.init_state(self.model, prompt, capacity=capacity)
         out = self.task.call(self.model, prompt, start)
         memory, state = out.state if self.task.takes_source else (None, out.state)

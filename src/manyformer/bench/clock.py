@@ -35,10 +35,9 @@ def take_turns(
     """
     names = list(jobs)
     times: dict[str, list[float]] = {name: [] for name in names}
-    seconds_per_run = (
-        {name: time_job(job, device) for name, job in jobs.items()} if expected_seconds is None else expected_seconds
-    )
-    repeats = {name: max(1, math.ceil(MIN_SECONDS / max(seconds_per_run[name], 1e-6))) for name in names}
+    if expected_seconds is None:
+        expected_seconds = {name: time_job(job, device) for name, job in jobs.items()}
+    repeats = {name: max(1, math.ceil(MIN_SECONDS / max(expected_seconds[name], 1e-6))) for name in names}
     for number in range(rounds):
         gc.collect()
         start = number % max(1, len(names))
@@ -85,13 +84,18 @@ def is_noisy(times: Sequence[float]) -> bool:
     return (high - low) / median > NOISY_SPREAD
 
 
-def load_warning() -> str | None:
-    """A warning if other processes load the machine; None if it is idle or its load is unknown."""
+def load_average() -> float | None:
+    """The load average of the last minute; None if it is unknown."""
     try:
-        load = os.getloadavg()[0]
+        return os.getloadavg()[0]
     except OSError:
         return None
-    if load <= BUSY_LOAD:
+
+
+def load_warning() -> str | None:
+    """A warning if other processes load the machine; None if it is idle or its load is unknown."""
+    load = load_average()
+    if load is None or load <= BUSY_LOAD:
         return None
     cores = os.cpu_count() or 1
     return (

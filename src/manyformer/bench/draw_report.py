@@ -7,21 +7,16 @@ from typing import TYPE_CHECKING
 from manyformer.bench.bench_report import MEMORY_TITLES, TITLES, BenchCell, BenchReport
 from manyformer.bench.candidate import BenchKind
 from manyformer.errors import UserError
-from manyformer.view.figures import FORMATS, curve_color, line_style, panels, write_picture
+from manyformer.view.figures import FORMATS, add_legend, curve_style, panels, write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def check_target(path: Path) -> None:
-    """Raise UserError if the path's suffix is no format of a report."""
-    if path.suffix.lower() not in (*FORMATS, ".csv", ".json"):
-        raise UserError(f"{path} must end in .csv, .json or one of {', '.join(FORMATS)}: the ending decides the format")
-
-
 def write_report(report: BenchReport, path: Path) -> None:
     """Write the report in the format of the suffix of `path`. Raises UserError."""
-    check_target(path)
+    if path.suffix.lower() not in (*FORMATS, ".csv", ".json"):
+        raise UserError(f"{path} must end in .csv, .json or one of {', '.join(FORMATS)}: the ending decides the format")
     path.parent.mkdir(parents=True, exist_ok=True)
     match path.suffix.lower():
         case ".csv":
@@ -41,7 +36,7 @@ def _draw(report: BenchReport, path: Path) -> None:
         axes[column].set_title(TITLES[kind], fontsize="medium")
         _panel(axes[len(kinds) + column], report, kind, lambda cell: None if not cell.memory else cell.memory / 1e6)
         axes[len(kinds) + column].set_title(MEMORY_TITLES[kind], fontsize="medium")
-    axes[0].legend(frameon=False, fontsize="small")
+    add_legend(axes[0])
     figure.suptitle(report.machine.description)
     write_picture(figure, path)
 
@@ -54,7 +49,7 @@ def _panel(axis: "Axes", report: BenchReport, kind: BenchKind, value: Callable[[
         points = [(cell.length, y) for cell in cells if (y := value(cell)) is not None]
         if points:
             xs, ys = zip(*points)
-            axis.plot(xs, ys, line_style(number), color=curve_color(number), marker="o", ms=3.5, lw=1.6, label=label)
+            axis.plot(xs, ys, marker="o", ms=3.5, lw=1.6, label=label, **curve_style(number))
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xticks(report.lengths, [f"{length:,}" for length in report.lengths], minor=False)

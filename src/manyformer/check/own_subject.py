@@ -11,6 +11,7 @@ from manyformer.check.subject import Subject, SubjectOutput
 from manyformer.core import State
 from manyformer.errors import UserError
 from manyformer.models import Model, ModelSpec
+from manyformer.models.model import model_name
 from manyformer.recipes import RecipeCard
 from manyformer.recipes.registry import PROMISES, card_of, task_of
 from manyformer.tasks import Inputs
@@ -29,7 +30,7 @@ class OwnSubject(Subject):
         self.exact = model.device.type != "mps"
         spec: ModelSpec | None = getattr(model, "spec", None)
         card = None if spec is None else card_of(spec)
-        self.name = name or (type(model).__name__ if spec is None else spec.recipe)
+        self.name = name or model_name(model)
         self.max_length = model.max_length
         self.length_multiple = self.task.fixed_length(model) or 1
         self.takes_source, self.per_token = self.task.takes_source, self.task.per_token

@@ -1,5 +1,6 @@
 """Claims about scores and costs, such as `alibi@256 <= alibi@64 + 0.03` or `step of short <= long * 0.9`."""
 
+import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,12 +10,8 @@ from manyformer.errors import UserError, suggest_names
 _CLAIM = re.compile(
     r"(?P<left>.+?)\s*(?P<comparison><=|>=|<|>)\s*(?P<right>.+?)(?:\s+(?P<operator>[-+*])\s*(?P<operand>[\d.eE-]+))?"
 )
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    "<=": lambda a, b: a <= b,
-    ">=": lambda a, b: a >= b,
-    "<": lambda a, b: a < b,
-    ">": lambda a, b: a > b,
-}
+_COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 class TableCell(NamedTuple):
@@ -84,11 +81,7 @@ def judge_claim(claim: ScoreClaim, mean: Callable[[TableCell], float | None]) ->
     right = claim.right if isinstance(claim.right, float) else mean(claim.right)
     if left is None or right is None:
         return ClaimVerdict(claim.text, None, "a value is missing")
-    bound = (
-        right * claim.operand
-        if claim.operator == "*"
-        else right + (claim.operand if claim.operator == "+" else -claim.operand)
-    )
+    bound = _OPERATIONS[claim.operator](right, claim.operand)
     return ClaimVerdict(claim.text, _COMPARISONS[claim.comparison](left, bound), f"{left:.4g} against {bound:.4g}")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from manyformer.compare.claims import parse_claim
-from manyformer.compare.comparison_report import CaseMeasurement, ComparisonResult
+from manyformer.compare.comparison_report import ComparisonResult
 from manyformer.compare.cost import StepCost, measure_steps
 from manyformer.compare.progress import ProgressMeter
 from manyformer.compare.runner import ComparisonRunner
@@ -17,7 +17,7 @@ from manyformer.config.comparison import Comparison, load_comparison
 from manyformer.errors import UserError, UserErrors
 from manyformer.model_summary import build_on_meta
 from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run
-from manyformer.train.run_folder import recipe_lookup
+from manyformer.train.run_folder import recipe_lookup, rename_aside
 
 DEFAULT_FOLDER = "comparisons"
 
@@ -70,39 +70,24 @@ def compare(
     seed_count = comparison.file.seeds if seeds is None else seeds
     if seed_count < 1:
         raise UserError(f"seeds ({seed_count}) must be at least 1")
-    if fresh:
-        _move_aside(folder, log)
+    if fresh and folder.exists():
+        log(f"the earlier comparison is now in {rename_aside(folder)}")
     runner = ComparisonRunner(comparison, folder, seed_count)
     runner.check()
     meter = ProgressMeter(runner.count_missing(), on_progress, log)
-    measurements = _sort_measurements(comparison, list(runner.measure_all(meter)))
-    result = ComparisonResult(
-        comparison, seed_count, measurements, _measure_costs(comparison, runner, meter), _describe_machine()
-    )
+    order = [case.name for case in comparison.cases]
+    measurements = sorted(runner.measure_all(meter), key=lambda measurement: order.index(measurement.case))
+    costs = _measure_costs(comparison, runner, meter)
+    result = ComparisonResult(comparison, seed_count, tuple(measurements), costs, _describe_machine())
     return replace(result, files=tuple(result.save(folder)))
-
-
-def _sort_measurements(comparison: Comparison, measurements: list[CaseMeasurement]) -> tuple[CaseMeasurement, ...]:
-    names = [case.name for case in comparison.cases]
-    return tuple(sorted(measurements, key=lambda measurement: (names.index(measurement.case), measurement.seed)))
 
 
 def _measure_costs(comparison: Comparison, runner: ComparisonRunner, meter: ProgressMeter) -> dict[str, StepCost]:
     if not {"step", "memory"} & set(comparison.file.cost):
         return {}
     meter.report_progress("measuring steps", 1.0)
-    runs = {case.name: runner.run(case, 0) for case in comparison.cases if case.trained_by is None}
-    return measure_steps({name: (run, Path(str(run.out))) for name, run in runs.items()})
-
-
-def _move_aside(folder: Path, log: Callable[[str], None]) -> None:
-    if not folder.exists():
-        return
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
-        number += 1
-    folder.rename(aside)
-    log(f"the earlier comparison is now in {aside}")
+    cases = [case for case in comparison.cases if case.trained_by is None]
+    return measure_steps({case.name: (runner.run(case, 0), runner.folder_of(case, 0)) for case in cases})
 
 
 def _describe_machine() -> str:

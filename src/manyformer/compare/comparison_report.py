@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from manyformer.compare.claims import ClaimVerdict, TableCell, judge_claim, parse_claim
 from manyformer.compare.cost import StepCost
@@ -130,10 +130,8 @@ class ComparisonResult:
         writer.writerow(["case", "seed", self.comparison.setting or "setting", "score", "value"])
         for measurement in self.measurements:
             for value, scores in zip(self.comparison.values, measurement.scores, strict=True):
-                for score, score_value in scores.items():
-                    writer.writerow(
-                        [measurement.case, measurement.seed, "" if value is None else value, score, score_value]
-                    )
+                prefix = [measurement.case, measurement.seed, "" if value is None else value]
+                writer.writerows([*prefix, *score] for score in scores.items())
         return text.getvalue()
 
     def save(self, folder: str | Path) -> list[Path]:
@@ -154,7 +152,7 @@ class ComparisonResult:
                 suffix = "" if value is None else f" at {value}"
                 yield f"{score_label(score)}{suffix}", partial(self._score_cell, score, index)
         for cost in self.comparison.file.cost:
-            yield COST_TITLES[cost], partial(self._cost_cell, cost)
+            yield COST_COLUMNS[cost].title, partial(self._cost_cell, cost)
 
     def _score_cell(self, score: str, index: int, case: str) -> str:
         mean, deviation = self.mean(case, score, index), self.deviation(case, score, index)
@@ -164,26 +162,10 @@ class ComparisonResult:
         return f"{mean:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
 
     def _cost_cell(self, cost: str, case: str) -> str:
-        measurements, step = self.measurements_of(case), self.steps.get(case)
-        if cost == "parameters":
-            parameter_counts = [
-                measurement.parameters for measurement in measurements if measurement.parameters is not None
-            ]
-            return f"{parameter_counts[0]:,}" if parameter_counts else NO_VALUE
-        if cost == "minutes":
-            minutes = [measurement.minutes for measurement in measurements if measurement.minutes is not None]
-            return f"{statistics.fmean(minutes):.1f}" if minutes else NO_VALUE
-        if cost == "tokens":
-            return (
-                f"{statistics.fmean(measurement.tokens for measurement in measurements) / 1e6:.2f}"
-                if measurements
-                else NO_VALUE
-            )
-        if step is None:
-            return NO_VALUE
-        if cost == "step":
-            return f"{1e3 * step.seconds:.1f}"
-        return NO_VALUE if step.memory is None else f"{step.memory / 1e6:.0f}"
+        column = COST_COLUMNS[cost]
+        records = [self.steps.get(case)] if column.of_step else self.measurements_of(case)
+        values = [value for record in records if (value := getattr(record, column.attribute, None)) is not None]
+        return f"{statistics.fmean(values) * column.factor:{column.format}}" if values else NO_VALUE
 
     def _cell_value(self, score: str, table_cell: TableCell) -> float | None:
         """The value of a score or cost in a cell, for claims."""
@@ -193,16 +175,11 @@ class ComparisonResult:
         return None if text == NO_VALUE else float(text.replace(",", ""))
 
     def _case_record(self, case: str) -> dict[str, Any]:
-        cells = [
-            {
-                "value": value,
-                "score": score,
-                "mean": self.mean(case, score, index),
-                "deviation": self.deviation(case, score, index),
-            }
-            for score in self.comparison.file.score
-            for index, value in enumerate(self.comparison.values)
-        ]
+        cells = []
+        for score in self.comparison.file.score:
+            for index, value in enumerate(self.comparison.values):
+                mean, deviation = self.mean(case, score, index), self.deviation(case, score, index)
+                cells.append({"value": value, "score": score, "mean": mean, "deviation": deviation})
         step = self.steps.get(case)
         return {"case": case, "scores": cells, "step": None if step is None else step._asdict()}
 
@@ -217,12 +194,22 @@ class ComparisonResult:
         return iter(reasons)
 
 
-COST_TITLES = {
-    "parameters": "parameters",
-    "minutes": "minutes of training",
-    "tokens": "M training tokens",
-    "step": "ms a step",
-    "memory": "MB a step",
+class CostColumn(NamedTuple):
+    """A cost in the table: an attribute of the measurements, or of the step, the mean of which is multiplied."""
+
+    title: str
+    attribute: str
+    format: str
+    factor: float = 1.0
+    of_step: bool = False
+
+
+COST_COLUMNS = {
+    "parameters": CostColumn("parameters", "parameters", ",.0f"),
+    "minutes": CostColumn("minutes of training", "minutes", ".1f"),
+    "tokens": CostColumn("M training tokens", "tokens", ".2f", 1e-6),
+    "step": CostColumn("ms a step", "seconds", ".1f", 1e3, of_step=True),
+    "memory": CostColumn("MB a step", "memory", ".0f", 1e-6, of_step=True),
 }
 
 

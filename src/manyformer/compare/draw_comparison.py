@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from manyformer.compare.comparison_report import ComparisonResult, score_label
 from manyformer.compare.scoring import score_kind
-from manyformer.view.figures import curve_color, line_style, panels, write_picture
+from manyformer.view.figures import PANEL_INCHES, curve_color, curve_style, panels, write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,14 +21,11 @@ TITLE_CHARACTERS_PER_INCH = 7
 def draw_comparison(result: ComparisonResult, path: Path) -> None:
     """Write the figure to `path`, with one panel per score."""
     scores = result.comparison.file.score
-    figure, axes = panels(1, len(scores))
     extra_rows = 0 if result.comparison.setting else max(0, len(result.cases) - 8)
-    figure.set_size_inches(figure.get_figwidth() * 1.35, figure.get_figheight() * 1.25 + 0.28 * extra_rows)
+    figure, axes = panels(1, len(scores), (PANEL_INCHES[0] * 1.35, PANEL_INCHES[1] * 1.25 + 0.28 * extra_rows))
+    plot = _plot_cases if result.comparison.setting is None else _plot_sweep
     for axis, score in zip(axes, scores):
-        if result.comparison.setting is None:
-            _plot_cases(axis, result, score)
-        else:
-            _plot_sweep(axis, result, score)
+        plot(axis, result, score)
     figure.suptitle(textwrap.fill(result.comparison.file.title, int(TITLE_CHARACTERS_PER_INCH * figure.get_figwidth())))
     write_picture(figure, path)
 
@@ -44,17 +41,8 @@ def _plot_sweep(axis: "Axes", result: ComparisonResult, score: str) -> None:
         measured = [(x, y, 0.0 if d is None else d) for x, y, d in points if y is not None]
         if measured:
             xs, ys, deviations = zip(*measured)
-            axis.errorbar(
-                xs,
-                ys,
-                yerr=deviations,
-                fmt=line_style(case_index),
-                color=curve_color(case_index),
-                marker="o",
-                ms=4,
-                lw=1.6,
-                capsize=2.5,
-            )
+            style = curve_style(case_index)
+            axis.errorbar(xs, ys, yerr=deviations, marker="o", ms=4, lw=1.6, capsize=2.5, **style)
             ends.append((xs[-1], ys[-1], case, curve_color(case_index)))
     if len(numbers) == len(values) and min(positions) > 0 and max(positions) / min(positions) >= 4:
         axis.set_xscale("log", base=2)
@@ -74,9 +62,7 @@ def _label_curve_ends(axis: "Axes", ends: list[tuple[float, float, str, str]]) -
         heights = _spread_labels([y for _, y, _, _ in labels], gap)
         for (x, _, name, color), height in zip(labels, heights):
             # an offset in points keeps the name off the marker at any scale
-            axis.annotate(
-                name, (x, height), xytext=(7, 0), textcoords="offset points", color=color, va="center", fontsize="small"
-            )
+            axis.annotate(name, (x, height), (7, 0), textcoords="offset points", color=color, va="center", size="small")
         low, high = min(low, heights[0] - gap), max(high, heights[-1] + gap)
     axis.set_ylim(low, high)
 
@@ -100,10 +86,8 @@ def _plot_cases(axis: "Axes", result: ComparisonResult, score: str) -> None:
             mean, deviation = result.mean(case, score), result.deviation(case, score)
             assert mean is not None
             axis.errorbar([mean], [case_index], xerr=[deviation or 0.0], fmt="o", color=curve_color(0), ms=6, capsize=3)
-            axis.annotate(
-                f"{mean:.{score_kind(score).digits}f}", (mean, case_index), xytext=(0, 7), textcoords="offset points",
-                ha="center", fontsize="x-small",
-            )  # fmt: skip
+            label, place = f"{mean:.{score_kind(score).digits}f}", (mean, case_index)
+            axis.annotate(label, place, (0, 7), textcoords="offset points", ha="center", fontsize="x-small")
     axis.set_yticks(range(len(cases)), cases)
     axis.set_ylim(len(cases) - 0.4, -0.6)
     axis.set_xlabel(_axis_label(score))

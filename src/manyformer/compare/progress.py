@@ -30,7 +30,8 @@ class ProgressMeter:
 
     def report_progress(self, activity: str, fraction: float = 0.0) -> None:
         """Report the current activity; `fraction` is the completed share of the current training."""
-        self._on_progress(f"{activity}; {self._current()}, {self._time_left(fraction)} left")
+        current = f"{min(self.completed + 1, self.total)} of {self.total}"
+        self._on_progress(f"{activity}; {current}, {self._time_left(fraction)} left")
 
     def finish_training(self, outcome: str) -> None:
         """Count a training that is finished and scored, and log its outcome."""
@@ -38,13 +39,8 @@ class ProgressMeter:
         remaining = f", {self._time_left(0.0)} left" if self.completed < self.total else ""
         self.log(f"{outcome}; {self.completed} of {self.total} trained{remaining}")
 
-    def _current(self) -> str:
-        return f"{min(self.completed + 1, self.total)} of {self.total}"
-
     def _time_left(self, fraction: float) -> str:
         """The time left, estimated from the mean duration of the trainings so far."""
-        completed_fraction = (self.completed + fraction) / max(1, self.total)
+        completed = (self.completed + fraction) / max(1, self.total)
         elapsed = time.perf_counter() - self._started
-        return format_duration(
-            elapsed * (1 - completed_fraction) / completed_fraction if completed_fraction else float("inf")
-        )
+        return format_duration(elapsed * (1 - completed) / completed if completed else float("inf"))

@@ -1,12 +1,13 @@
 """Runs a comparison: trains and scores every case with every seed, and saves each measurement at once."""
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from manyformer.compare.comparison_report import CaseMeasurement
 from manyformer.compare.progress import ProgressMeter
@@ -39,69 +40,59 @@ class ComparisonRunner:
         cases = sorted(self.comparison.cases, key=lambda case: (case.trained_by is not None, stage(case)))
         for seed in range(self.seeds):
             for case in cases:
-                yield self._load_or_measure(case, seed, meter)
+                yield self._load_measurement(case, seed) or self._measure(case, seed, meter)
 
     def check(self) -> None:
         """Raise UserError if a folder contains a training with different settings."""
-        for case in self.comparison.cases:
-            for seed in range(self.seeds):
-                run = self.run(case, seed)
-                assert run.out is not None
-                file = Path(run.out) / RUN_FILE
-                if (
-                    case.trained_by is None
-                    and file.is_file()
-                    and _run_hash(_with_case_origin(case, as_run(file))) != _run_hash(_with_case_origin(case, run))
-                ):
-                    raise UserError(
-                        f"{file.parent} was trained with other settings or another budget; choose another --out, or "
-                        "start over with --fresh"
-                    )
+        for case, seed in self._trainings():
+            file = self.folder_of(case, seed) / RUN_FILE
+            if file.is_file() and _training_hash(case, as_run(file)) != _training_hash(case, self.run(case, seed)):
+                raise UserError(
+                    f"{file.parent} was trained with other settings or another budget; choose another --out, or start "
+                    "over with --fresh"
+                )
 
     def count_missing(self) -> int:
         """The number of trainings without a measurement."""
-        return sum(
-            self._load_measurement(case, seed) is None
-            for case in self.comparison.cases
-            for seed in range(self.seeds)
-            if case.trained_by is None
-        )
+        return sum(self._load_measurement(case, seed) is None for case, seed in self._trainings())
 
     def run(self, case: ComparisonCase, seed: int) -> RunConfig:
         """The run of a case with the seed of index `seed`, in a separate folder."""
-        out = self.folder / self._folders[case.name] / f"seed-{case.run.seed + seed}"
-        init_from = (
-            case.run.init_from
-            if case.init_from_case is None
-            else self.run(self.comparison.case(case.init_from_case), seed).out
-        )
-        return case.run.model_copy(update={"seed": case.run.seed + seed, "out": str(out), "init_from": init_from})
+        update = {"seed": case.run.seed + seed, "out": str(self.folder_of(case, seed))}
+        if case.init_from_case is not None:
+            update["init_from"] = str(self.folder_of(self.comparison.case(case.init_from_case), seed))
+        return case.run.model_copy(update=update)
 
-    def _load_or_measure(self, case: ComparisonCase, seed: int, meter: ProgressMeter) -> CaseMeasurement:
-        measurement = self._load_measurement(case, seed)
-        return self._measure(case, seed, meter) if measurement is None else measurement
+    def folder_of(self, case: ComparisonCase, seed: int) -> Path:
+        """The folder of a case's run with the seed of index `seed`."""
+        return self.folder / self._folders[case.name] / f"seed-{case.run.seed + seed}"
+
+    def _trainings(self) -> Iterator[tuple[ComparisonCase, int]]:
+        cases = [case for case in self.comparison.cases if case.trained_by is None]
+        return itertools.product(cases, range(self.seeds))
 
     def _measure(self, case: ComparisonCase, seed: int, meter: ProgressMeter) -> CaseMeasurement:
         run, name = self.run(case, seed), f"{case.name}, seed {case.run.seed + seed}"
-        assert run.out is not None
-        trained = run if case.trained_by is None else self.run(self.comparison.case(case.trained_by), seed)
-        assert trained.out is not None
+        trainer = case if case.trained_by is None else self.comparison.case(case.trained_by)
+        trained, folder = self.run(trainer, seed), self.folder_of(trainer, seed)
         try:
-            if case.trained_by is None:
+            if trainer is case:
                 train(run, on_event=meter.listener(name))
-            scorer = Rescorer(Path(trained.out), trained, self.comparison.file.score, self.comparison.file.split)
+            scorer = Rescorer(folder, trained, self.comparison.file.score, self.comparison.file.split)
             results = list(self._score(scorer, case, name, run.seed, meter))
             parameters = count_parameters(scorer.model)
         except TrainingDiverged as error:
             # a divergence is a result too: dashes with the reason
             no_scores = dict.fromkeys(self.comparison.file.score)
             results, parameters = [RescoreResult(no_scores, f"seed {run.seed}: {error}")] * len(case.points), None
-        effort = _read_effort(Path(trained.out))
         scores, reasons = tuple(result.scores for result in results), tuple(result.reason for result in results)
-        effort = effort if case.trained_by is None else effort._replace(minutes=None)
+        rows = list(read_rows(folder / "metrics.jsonl"))
+        last = rows[-1] if rows else {"step": 0, "tokens": 0}
+        minutes = last["seconds"] / 60 if rows and trainer is case else None
+        effort = minutes, last["step"], last["tokens"]
         measurement = CaseMeasurement(case.name, run.seed, scores, reasons, *effort, parameters)
         self._save_measurement(case, seed, measurement)
-        if case.trained_by is None:
+        if trainer is case:
             meter.finish_training(f"{name}: {self._format_scores(measurement)}")
         return measurement
 
@@ -119,25 +110,21 @@ class ComparisonRunner:
 
     def _load_measurement(self, case: ComparisonCase, seed: int) -> CaseMeasurement | None:
         """The saved measurement, if it is of exactly the same run, scores and settings."""
-        run = self.run(case, seed)
-        assert run.out is not None
         try:
-            content = json.loads((Path(run.out) / MEASUREMENT_FILE).read_text(encoding="utf-8"))
+            content = json.loads((self.folder_of(case, seed) / MEASUREMENT_FILE).read_text(encoding="utf-8"))
             if content.pop("key") != self._measurement_key(case, seed):
                 return None
-            return CaseMeasurement(
-                **{**content, "scores": tuple(content["scores"]), "reasons": tuple(content["reasons"])}
-            )
+            content |= {"scores": tuple(content["scores"]), "reasons": tuple(content["reasons"])}
+            return CaseMeasurement(**content)
         except (OSError, ValueError, KeyError, TypeError):
             # missing, truncated or of another version: measured again, from the trained model if there is one
             return None
 
     def _save_measurement(self, case: ComparisonCase, seed: int, measurement: CaseMeasurement) -> None:
-        run = self.run(case, seed)
-        assert run.out is not None
-        Path(run.out).mkdir(parents=True, exist_ok=True)
+        folder = self.folder_of(case, seed)
+        folder.mkdir(parents=True, exist_ok=True)
         content = {"key": self._measurement_key(case, seed), **asdict(measurement)}
-        replace_text(Path(run.out) / MEASUREMENT_FILE, json.dumps(content, indent=1) + "\n")
+        replace_text(folder / MEASUREMENT_FILE, json.dumps(content, indent=1) + "\n")
 
     def _measurement_key(self, case: ComparisonCase, seed: int) -> str:
         """A hash of all that a measurement depends on: the run, its scores and the settings of scoring."""
@@ -148,17 +135,16 @@ class ComparisonRunner:
 
     def _training_key(self, case: ComparisonCase, seed: int) -> Any:
         """A hash of the training, and of the trainings whose weights it starts from."""
-        key = _run_hash(_with_case_origin(case, self.run(case, seed)))
-        return (
-            key
-            if case.init_from_case is None
-            else [self._training_key(self.comparison.case(case.init_from_case), seed), key]
-        )
+        key = _training_hash(case, self.run(case, seed))
+        if case.init_from_case is None:
+            return key
+        return [self._training_key(self.comparison.case(case.init_from_case), seed), key]
 
 
-def _with_case_origin(case: ComparisonCase, run: RunConfig) -> RunConfig:
-    """The run with the name of the case whose weights it starts from, instead of that case's folder."""
-    return run if case.init_from_case is None else run.model_copy(update={"init_from": case.init_from_case})
+def _training_hash(case: ComparisonCase, run: RunConfig) -> str:
+    """A hash of the run with the name of the case whose weights it starts from, instead of that case's folder."""
+    origin = case.init_from_case
+    return _run_hash(run if origin is None else run.model_copy(update={"init_from": origin}))
 
 
 def _run_hash(run: RunConfig) -> str:
@@ -167,24 +153,6 @@ def _run_hash(run: RunConfig) -> str:
 
 def _hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
-
-
-class _TrainingEffort(NamedTuple):
-    """The time, steps and tokens of a training."""
-
-    minutes: float | None
-    steps: int
-    tokens: int
-
-
-def _read_effort(folder: Path) -> _TrainingEffort:
-    """The effort of a training, read from its metrics file."""
-    rows = list(read_rows(folder / "metrics.jsonl"))
-    return (
-        _TrainingEffort(rows[-1]["seconds"] / 60, rows[-1]["step"], rows[-1]["tokens"])
-        if rows
-        else _TrainingEffort(None, 0, 0)
-    )
 
 
 def _folder_names(cases: list[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import torch
 from manyformer.api import load
 from manyformer.batches import Batch, to_device
 from manyformer.config import EvaluateConfig, RunConfig
-from manyformer.data import OpenedData, load_tokenizers, open_data
+from manyformer.data import load_tokenizers, open_data
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.kind import kind_of
 from manyformer.errors import UserError, suggest_names
@@ -82,14 +82,12 @@ class Rescorer:
         if model.max_length is not None and model.max_length < length != self.trained.data.row_length:
             return RescoreResult(no_scores, f"it was built for {model.max_length} positions, but there are {length}")
         # a batch must hold at least one row
-        point = point.model_copy(
-            update={"batch": point.batch.model_copy(update={"tokens": max(length, point.batch.tokens)})}
-        )
+        batch = point.batch.model_copy(update={"tokens": max(length, point.batch.tokens)})
+        point = point.model_copy(update={"batch": batch})
         with torch.inference_mode():
             likelihood, work = self._likelihood_scores(model, point), self._work_scores(model, point)
-            return RescoreResult(
-                {name: (likelihood | work).get(name) for name in self.names} | self._task_scores(model, point)
-            )
+            scores = {name: (likelihood | work).get(name) for name in self.names}
+            return RescoreResult(scores | self._task_scores(model, point))
 
     def _model_for(self, point: RunConfig) -> Model:
         """A model with the keywords of `point` and the trained weights."""
@@ -104,9 +102,8 @@ class Rescorer:
     def _likelihood_scores(self, model: Model, point: RunConfig) -> dict[str, float]:
         if not set(self.names) & set(LIKELIHOOD_SCORES):
             return {}
-        objective = TrainingObjective(
-            model, label_smoothing=0.0, autocast=choose_autocast(point.precision, self.device)
-        ).eval()
+        autocast = choose_autocast(point.precision, self.device)
+        objective = TrainingObjective(model, label_smoothing=0.0, autocast=autocast).eval()
 
         def scorer(*, rows_continue: bool) -> Callable[[Batch], BatchScore]:
             memory = CarriedState(model, rows_continue=rows_continue)
@@ -120,14 +117,16 @@ class Rescorer:
             return score
 
         with ExitStack() as stack:
-            scores = Validator(
-                scorer, self._held_out(point, stack), EvaluateConfig(), SINGLE_PROCESS_GROUP, task=task_of(model)
-            )()
+            batches = self._held_out(point, stack)
+            scores = Validator(scorer, batches, EvaluateConfig(), SINGLE_PROCESS_GROUP, task=task_of(model))()
         assert scores is not None
         return {**scores, "accuracy": 100 * scores["accuracy"]}
 
     def _held_out(self, point: RunConfig, stack: ExitStack) -> HeldOutBatches:
-        data = self._open_data(point, stack)
+        # prepared files of the training are never overwritten
+        shared = point.data == self.trained.data or kind_of(point.data).cache_is_shared
+        cache = self.folder / "data" if shared else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        data = open_data(point.data, data_form(point), batch_tokens=point.batch.tokens, cache=cache, seed=point.seed)
         batches = data.valid if self.split == "valid" else data.test
         if batches is None:
             raise UserError(
@@ -144,12 +143,6 @@ class Rescorer:
             with ExitStack() as stack:
                 scores["steps"] = mean_steps(model, self._held_out(point, stack), self.device)
         return scores
-
-    def _open_data(self, point: RunConfig, stack: ExitStack) -> OpenedData:
-        """The data of `point`; prepared files of the training are never overwritten."""
-        shared = point.data == self.trained.data or kind_of(point.data).cache_is_shared
-        cache = self.folder / "data" if shared else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        return open_data(point.data, data_form(point), batch_tokens=point.batch.tokens, cache=cache, seed=point.seed)
 
     def _task_scores(self, model: Model, point: RunConfig) -> dict[str, float | None]:
         """The scores computed by `manyformer evaluate` for the task."""

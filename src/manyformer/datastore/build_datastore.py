@@ -10,26 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from manyformer.batches import IGNORE_INDEX
 from manyformer.data.atomic_files import atomic_write_text
-from manyformer.data.open_text import make_layout
-from manyformer.data.row_layouts import RowArrangement
-from manyformer.data.text_epochs import NextTokenBatches
-from manyformer.data.token_shards import ShardFacts as ShardFacts
-from manyformer.data.token_shards import is_complete, open_shard
-from manyformer.datastore.build_job import DatastoreJob, default_folder
+from manyformer.data.token_shards import ShardFacts, is_complete, open_shard
+from manyformer.datastore.build_job import ContextReader, DatastoreJob, default_folder
 from manyformer.datastore.datastore import Datastore
 from manyformer.datastore.facts import BUILDING, FACTS, FORMAT, KEYS, TEXT, DatastoreFacts, entries_at
 from manyformer.errors import UserError
-from manyformer.models import LanguageModel
 from manyformer.models.carried_state import CarriedState
 from manyformer.train.durable_files import replace_text, report_disk_full
 from manyformer.train.run_folder import locked_folder
 from manyformer.train.state_checkpoint import read_state_file, write_state_file
-from manyformer.type_aliases import IntArray
 
 STATE_FILE = "memory.safetensors"
 SECONDS_PER_CHECKPOINT = 5.0
@@ -39,16 +31,12 @@ CountProgressFn = Callable[[int, int], None]
 """Called with the number of entries done and their total."""
 
 
-def _ignore_progress(done: int, total: int) -> None:
-    pass
-
-
 def build(
     job: DatastoreJob,
     out: str | Path | None = None,
     *,
     on_facts: Callable[[DatastoreFacts], None] = lambda facts: None,
-    on_progress: CountProgressFn = _ignore_progress,
+    on_progress: CountProgressFn = lambda done, total: None,
 ) -> Datastore:
     """Build the datastore in the folder `out`, or resume an unfinished one; a finished one is only opened.
 
@@ -127,34 +115,14 @@ def _write_keys(
     """Compute and write the key of every entry; keys that are written again after a resume have the same values."""
     shard = open_shard(folder, TEXT, facts.text)
     keys = np.memmap(folder / KEYS, facts.dtype, "r+", shape=(facts.entries, facts.width))
-    arrangement = make_layout(job.data, shard, job.rows, shifted=True).arrange(None)
-    reader = LanguageModel(job.model.embed, job.extraction.body, job.model.head).eval()
-    carried = CarriedState(reader, rows_continue=arrangement.rows_continue)
-    offsets, batches = np.asarray(shard.offsets), -(-arrangement.count // job.rows)
-    saved_at = time.monotonic()
-    for batch_index in range(_resume(carried, folder, progress), batches):
-        rows = np.arange(batch_index * job.rows, min((batch_index + 1) * job.rows, arrangement.count))
-        text_positions, batch_keys = read_keys(carried, arrangement, rows, facts.width)
+    reader, offsets, saved_at = ContextReader(job, shard), np.asarray(shard.offsets), time.monotonic()
+    for batches in range(_resume(reader.carried, folder, progress) + 1, len(reader) + 1):
+        text_positions, batch_keys = reader.read(batches - 1)
         keys[entries_at(offsets, text_positions)] = _cast_keys(batch_keys, facts)
-        on_progress(facts.entries * (batch_index + 1) // batches, facts.entries)
-        if batch_index + 1 == batches or time.monotonic() - saved_at > SECONDS_PER_CHECKPOINT:
-            _save_progress(carried, keys, folder, {**progress, "batches": batch_index + 1})
+        on_progress(facts.entries * batches // len(reader), facts.entries)
+        if batches == len(reader) or time.monotonic() - saved_at > SECONDS_PER_CHECKPOINT:
+            _save_progress(reader.carried, keys, folder, {**progress, "batches": batches})
             saved_at = time.monotonic()
-
-
-def read_keys(
-    carried: CarriedState, arrangement: RowArrangement, rows: IntArray, key_dim: int
-) -> tuple[IntArray, NDArray[np.float32]]:
-    """For rows of the text, the last position (n,) of each context that a token follows, and its key (n, key_dim)."""
-    reader, batch = carried.model, NextTokenBatches().make_batch(arrangement.rows(rows), ())
-    assert isinstance(reader, LanguageModel)
-    tokens, segments = batch.tokens.to(reader.device), batch.segments
-    segments = None if segments is None else segments.to(reader.device)
-    with torch.inference_mode():
-        out = reader.hidden(tokens, segments, carried.state_for(batch))
-    carried.state = out.state
-    scored = batch.targets != IGNORE_INDEX
-    return arrangement.token_indices(rows)[scored.numpy()], out.y[..., -key_dim:].cpu()[scored].float().numpy()
 
 
 def _resume(carried: CarriedState, folder: Path, progress: dict[str, Any]) -> int:

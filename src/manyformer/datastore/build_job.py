@@ -8,35 +8,35 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from manyformer.api import load
-from manyformer.config import RUN_FILE, RunConfig, TextData
-from manyformer.data import TokenizerPair, load_tokenizers
+from manyformer.batches import IGNORE_INDEX
+from manyformer.config import TextData
 from manyformer.data.cache_folder import load_prepared
-from manyformer.data.open_text import write_text_shard
+from manyformer.data.open_text import make_layout, write_text_shard
 from manyformer.data.opened import EvaluationPath
+from manyformer.data.text_epochs import NextTokenBatches
 from manyformer.data.text_sources import text_sources
-from manyformer.data.token_shards import ShardFacts as ShardFacts
-from manyformer.data.token_shards import TokenShard, write_shards
-from manyformer.datastore.context_keys import KeyExtraction, KeyLayer, extract_keys, fingerprint
+from manyformer.data.token_shards import ShardFacts, TokenShard, write_shards
+from manyformer.datastore.context_keys import KeyExtraction, KeyLayer, extract_keys, fingerprint, read_batch
 from manyformer.datastore.facts import BYTES, FORMAT, TEXT, DatastoreFacts, KeyPrecision
 from manyformer.errors import UserError, suggest_names
+from manyformer.evaluate.eval_data import TrainedRun, open_run
 from manyformer.models import LanguageModel
-from manyformer.train.run_folder import as_run
+from manyformer.models.carried_state import CarriedState
+from manyformer.type_aliases import IntArray
 
 
 @dataclass(frozen=True)
 class DatastoreJob:
     """Everything that determines a datastore: model, key layer, precision, text, and how its rows are cut."""
 
+    run: TrainedRun
+    data: TextData
     model: LanguageModel
     extraction: KeyExtraction
     key_layer: KeyLayer
     precision: KeyPrecision
-    run: RunConfig
-    data: TextData
-    folder: Path
-    tokenizers: TokenizerPair
     split: str | None
     path: EvaluationPath | None
     weights: str
@@ -44,13 +44,13 @@ class DatastoreJob:
     @property
     def rows(self) -> int:
         """The number of rows per batch, which is the number of lanes in contiguous packing, as in evaluation."""
-        return max(1, self.run.batch.tokens // self.data.length)
+        return max(1, self.run.config.batch.tokens // self.data.length)
 
     @property
     def source(self) -> str:
         """A description of the text for reports."""
         if self.path is None:
-            return f"{self.split} of {self.folder}"
+            return f"{self.split} of {self.run.folder}"
         return self.path if isinstance(self.path, str) else " and ".join(self.path)
 
     def identity(self, scratch_dir: Path) -> dict[str, Any]:
@@ -67,9 +67,9 @@ class DatastoreJob:
     def write_text(self, folder: Path) -> ShardFacts:
         """Write the tokens of the text as a shard into `folder`."""
         if self.path is not None:
-            return write_text_shard(self.data, self.tokenizers.source, self.path, folder).facts
+            return write_text_shard(self.data, self.run.tokenizers.source, self.path, folder).facts
         shard = self._open_split()
-        with write_shards(folder, [TEXT], self.tokenizers.source.vocab) as writers:
+        with write_shards(folder, [TEXT], self.run.tokenizers.source.vocab) as writers:
             for start, stop in zip(shard.offsets[:-1], shard.offsets[1:]):
                 writers.shards[TEXT].add(shard.tokens[start:stop].astype(np.int32), starts_document=True)
         # characters and bytes are taken from the run's data, because only tokens are read here
@@ -78,25 +78,25 @@ class DatastoreJob:
     def facts(self, text: ShardFacts) -> DatastoreFacts:
         return DatastoreFacts(
             model=self.weights,
-            recipe=self.run.recipe,
+            recipe=self.run.config.recipe,
             keys=self.key_layer,
             width=self.extraction.key_dim,
             precision=self.precision,
             source=self.source,
             text=text,
-            vocab=self.tokenizers.source.vocab,
+            vocab=self.run.tokenizers.source.vocab,
             length=self.data.length,
             packing=self.data.packing,
             rows=self.rows,
         )
 
     def _open_split(self) -> TokenShard:
-        prepared = load_prepared(self.folder / "data")
+        prepared = load_prepared(self.run.folder / "data")
         if prepared is None:
-            raise UserError(f"the data of {self.folder} is missing: give a text with --data")
+            raise UserError(f"the data of {self.run.folder} is missing: give a text with --data")
         if self.split not in prepared.shards:
             suggestion = suggest_names(str(self.split), prepared.shards)
-            raise UserError(f"the run in {self.folder} has no split '{self.split}'; {suggestion}")
+            raise UserError(f"the run in {self.run.folder} has no split '{self.split}'; {suggestion}")
         return prepared.shards[str(self.split)]
 
 
@@ -110,34 +110,40 @@ def datastore_job(
     device: str | None = None,
 ) -> DatastoreJob:
     """The validated job for a run. Raises UserError for a run or settings from which no datastore can be built."""
-    folder = Path(run)
-    if not (folder / RUN_FILE).is_file():
-        raise UserError(f"{run} is not the folder of a run: {RUN_FILE}, which describes the data, is missing")
+    trained = open_run(run)
     if data is not None and split is not None:
         raise UserError("give either a split or data, not both")
     if precision not in BYTES:
         raise UserError(f"precision ('{precision}') must be one of {', '.join(BYTES)}")
     if keys not in (names := ("feed-forward", "final")):
         raise UserError(f"keys ('{keys}') must be one of {', '.join(names)}")
-    record = as_run(folder)
-    model = load(folder).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if not isinstance(record.data, TextData) or not isinstance(model, LanguageModel):
-        raise UserError(f"{run} ({record.recipe}) is not a language model of text, which a datastore needs")
-    extraction, chosen_split = extract_keys(model, keys), split or ("train" if data is None else None)
-    tokenizers = load_tokenizers(folder / "model")
-    return DatastoreJob(
-        model,
-        extraction,
-        keys,
-        precision,
-        record,
-        record.data,
-        folder,
-        tokenizers,
-        chosen_split,
-        data,
-        fingerprint(model),
-    )
+    settings, model = trained.config.data, trained.load_model(device)
+    if not isinstance(settings, TextData) or not isinstance(model, LanguageModel):
+        raise UserError(f"{run} ({trained.config.recipe}) is not a language model of text, which a datastore needs")
+    split = "train" if split is None and data is None else split
+    weights = fingerprint(model)
+    return DatastoreJob(trained, settings, model, extract_keys(model, keys), keys, precision, split, data, weights)
+
+
+class ContextReader:
+    """Reads the contexts of a text in batches of rows, carrying the model's memory as in evaluation."""
+
+    def __init__(self, job: DatastoreJob, shard: TokenShard) -> None:
+        self.rows, self.key_dim = job.rows, job.extraction.key_dim
+        self.arrangement = make_layout(job.data, shard, job.rows, shifted=True).arrange(None)
+        self.carried = CarriedState(job.extraction.reader.eval(), rows_continue=self.arrangement.rows_continue)
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        return -(-self.arrangement.count // self.rows)
+
+    def read(self, index: int) -> tuple[IntArray, NDArray[np.float32]]:
+        """The last position in the text (n,) of each context of a batch that a token follows, and its key (n, d)."""
+        rows = np.arange(index * self.rows, min((index + 1) * self.rows, self.arrangement.count))
+        batch = NextTokenBatches().make_batch(self.arrangement.rows(rows), ())
+        with torch.inference_mode():
+            keys = read_batch(self.carried, batch)[:, -self.key_dim :].cpu().float().numpy()
+        return self.arrangement.token_indices(rows)[(batch.targets != IGNORE_INDEX).numpy()], keys
 
 
 def plan(job: DatastoreJob) -> DatastoreFacts:
@@ -150,4 +156,4 @@ def default_folder(job: DatastoreJob) -> Path:
     """The default folder of a datastore: inside the folder of its run, named after its text."""
     path = job.path if isinstance(job.path, str) or job.path is None else job.path[0]
     name = job.split if path is None else Path(path.removeprefix("hf:")).name.split(".")[0] or "text"
-    return job.folder / "datastores" / str(name)
+    return job.run.folder / "datastores" / str(name)

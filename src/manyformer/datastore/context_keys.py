@@ -8,10 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyformer.batches import IGNORE_INDEX, CausalLMBatch, to_device
 from manyformer.core import Context, Layer, LayerOutput, State
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, GatedFeedForward
 from manyformer.models import LanguageModel, Model
+from manyformer.models.carried_state import CarriedState
+from manyformer.models.model import model_name
 from manyformer.training_hooks import eval_mode
 
 KeyLayer = Literal["feed-forward", "final"]
@@ -48,30 +51,39 @@ class KeyedBody(Layer):
 
 
 class KeyExtraction(NamedTuple):
-    """A body whose output has the head's input in its first `stream_dim` channels and the key in the last `key_dim`."""
+    """A model whose hidden states have the head's input in the first `stream_dim` channels, the key in the last ones.
 
-    body: Layer
+    It shares its modules with the model that the keys are for.
+    """
+
+    reader: LanguageModel
     stream_dim: int
     key_dim: int
 
 
 def extract_keys(model: Model, key_layer: KeyLayer) -> KeyExtraction:
-    """The body of a language model with keys in its output. Raises UserError for a model without such keys."""
+    """A language model with keys in its hidden states. Raises UserError for a model without such keys."""
     if not isinstance(model, LanguageModel):
         raise UserError(f"a {type(model).__name__} predicts no next tokens, so it cannot use a datastore")
-    stream_dim = _output_dim(model, model.body)
+    reader = model.with_decoder(model.body, model.head, None)
+    stream_dim = _hidden_dim(reader)
     if key_layer == "final":
-        return KeyExtraction(model.body, stream_dim, stream_dim)
+        return KeyExtraction(reader, stream_dim, stream_dim)
     layers = [part for part in model.body.modules() if isinstance(part, FeedForward | GatedFeedForward)]
     if not layers:
         raise UserError(f"{model_name(model)} has no feed-forward layer whose input could be the key; use keys 'final'")
-    body = KeyedBody(model.body, layers[-1])
-    return KeyExtraction(body, stream_dim, _output_dim(model, body) - stream_dim)
+    reader = model.with_decoder(KeyedBody(model.body, layers[-1]), model.head, None)
+    return KeyExtraction(reader, stream_dim, _hidden_dim(reader) - stream_dim)
 
 
-def model_name(model: Model) -> str:
-    """The recipe of a model, or the class of one that no recipe built."""
-    return model.spec.recipe if hasattr(model, "spec") else type(model).__name__
+def read_batch(carried: CarriedState, batch: CausalLMBatch) -> Float[Tensor, "n d"]:
+    """The hidden states of all tokens of a batch that have a target; the model's memory is carried on."""
+    reader = carried.model
+    assert isinstance(reader, LanguageModel)
+    moved = to_device(batch, reader.device)
+    out = reader.hidden(moved.tokens, moved.segments, carried.state_for(batch))
+    carried.state = out.state
+    return out.y[moved.targets != IGNORE_INDEX]
 
 
 def fingerprint(model: Model) -> str:
@@ -83,8 +95,6 @@ def fingerprint(model: Model) -> str:
     return digest.hexdigest()
 
 
-def _output_dim(model: LanguageModel, body: Layer) -> int:
-    """The number of channels of the output of `body`."""
-    probe = LanguageModel(model.embed, body, model.head)
+def _hidden_dim(model: LanguageModel) -> int:
     with eval_mode(model), torch.no_grad():
-        return probe.hidden(torch.zeros(1, 1, dtype=torch.long, device=model.device)).y.shape[-1]
+        return model.hidden(torch.zeros(1, 1, dtype=torch.long, device=model.device)).y.shape[-1]

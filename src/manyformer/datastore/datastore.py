@@ -58,8 +58,8 @@ class Datastore:
         self.keys = np.memmap(self.folder / KEYS, self.facts.dtype, "r", shape=(self.facts.entries, self.facts.width))
         self.text = open_shard(self.folder, TEXT, self.facts.text)
         self.offsets: IntArray = np.asarray(self.text.offsets)
-        # the first token of each document has no context and is no entry
-        self.first_entries: IntArray = self.offsets[:-1] - np.arange(len(self.offsets) - 1)
+        # the entries of document i begin at i and end before i + 1; its first token has no context and is no entry
+        self.document_entries: IntArray = self.offsets - np.arange(len(self.offsets))
         self.index: KeyIndex | None = None if exact else open_index(self.folder / INDEX, probe)
         if self.index is None and probe is not None:
             raise UserError(
@@ -93,7 +93,7 @@ class Datastore:
 
     def documents_of(self, entries: IntArray) -> IntArray:
         """The index of the document of each entry."""
-        return np.searchsorted(self.first_entries, entries, side="right") - 1
+        return np.searchsorted(self.document_entries[:-1], entries, side="right") - 1
 
     def entries_at(self, text_positions: IntArray) -> IntArray:
         """The entry whose context ends at each of these positions in the text, none of which ends a document."""

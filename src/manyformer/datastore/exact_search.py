@@ -34,10 +34,6 @@ class ExcludedRange(NamedTuple):
     start: Int[Tensor, " n"]
     stop: Int[Tensor, " n"]
 
-    def slice_queries(self, start: int, stop: int) -> "ExcludedRange":
-        """The ranges of the queries `start` to `stop` - 1."""
-        return ExcludedRange(self.start[start:stop], self.stop[start:stop])
-
 
 def nearest_entries(
     keys: KeyArray, queries: Float[Tensor, "n d"], k: int, *, excluded: ExcludedRange | None = None

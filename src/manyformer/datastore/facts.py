@@ -8,8 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.token_shards import ShardFacts as ShardFacts
-from manyformer.data.token_shards import is_complete
+from manyformer.data.token_shards import ShardFacts, is_complete
 from manyformer.datastore.context_keys import KeyLayer
 from manyformer.errors import UserError
 

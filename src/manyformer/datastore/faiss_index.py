@@ -21,6 +21,9 @@ from manyformer.train.durable_files import replace_text, report_disk_full
 KEYS_PER_BLOCK = 1 << 16
 """The number of keys that are added to an index at a time."""
 
+MIN_TRAINING_KEYS = 39 * 256
+"""The number of keys that faiss recommends for training codes of 256 values."""
+
 DEFAULT_PROBE = 32
 """The default number of lists that a search visits, as in Khandelwal et al. 2020, section 3."""
 
@@ -29,12 +32,8 @@ class IndexKind(ABC):
     """A kind of faiss index."""
 
     @abstractmethod
-    def make_empty(self, faiss: Any, width: int) -> Any:
-        """A new index without keys."""
-
-    @abstractmethod
-    def num_training_keys(self, entries: int) -> int:
-        """The number of keys on which the index is trained before keys are added."""
+    def make_empty(self, faiss: Any, keys: KeyArray) -> Any:
+        """A new index for `keys`, which contains none of them yet. Raises UserError for settings that do not fit."""
 
 
 @final
@@ -42,11 +41,8 @@ class IndexKind(ABC):
 class FlatIndex(IndexKind):
     """All keys in single precision and in memory: exact."""
 
-    def make_empty(self, faiss: Any, width: int) -> Any:
-        return faiss.IndexFlatL2(width)
-
-    def num_training_keys(self, entries: int) -> int:
-        return 0
+    def make_empty(self, faiss: Any, keys: KeyArray) -> Any:
+        return faiss.IndexFlatL2(keys.shape[1])
 
 
 @final
@@ -62,19 +58,22 @@ class IVFPQIndex(IndexKind):
     codes: int | None = None
     train_keys: int = 1_000_000
 
-    def make_empty(self, faiss: Any, width: int) -> Any:
+    def make_empty(self, faiss: Any, keys: KeyArray) -> Any:
+        num_training, width = min(self.train_keys, len(keys)), keys.shape[1]
+        if len(keys) < MIN_TRAINING_KEYS:
+            raise UserError(
+                f"quantization is trained on {MIN_TRAINING_KEYS:,} keys or more, and there are {len(keys):,}; use flat"
+            )
+        lists = self.lists or max(1, min(4096, num_training // 64))
+        if not 1 <= lists <= num_training:
+            raise UserError(f"lists ({lists}) must be from 1 to {num_training:,}, the number of training keys")
         codes = self.codes or next(c for c in range(min(64, -(-width // 4)), 0, -1) if width % c == 0)
         if width % codes:
             raise UserError(f"codes ({codes}) must divide the width of the keys ({width})")
-        assert self.lists is not None
-        return faiss.IndexIVFPQ(faiss.IndexFlatL2(width), width, self.lists, codes, 8)
-
-    def num_training_keys(self, entries: int) -> int:
-        return min(self.train_keys, entries)
-
-
-MIN_TRAINING_KEYS = 39 * 256
-"""The number of keys that faiss recommends for training codes of 256 values."""
+        index = faiss.IndexIVFPQ(faiss.IndexFlatL2(width), width, lists, codes, 8)
+        # evenly spaced over the text, and always the same
+        index.train(_as_float32(keys[np.linspace(0, len(keys) - 1, num_training).astype(np.int64)]))
+        return index
 
 
 class KeyIndex:
@@ -141,21 +140,7 @@ def make_index(
     Raises UserError for too few keys, for lists and codes that do not fit them, and for a full disk.
     """
     faiss = faiss_module()
-    if isinstance(kind, IVFPQIndex):
-        if len(keys) < MIN_TRAINING_KEYS:
-            raise UserError(
-                f"quantization is trained on {MIN_TRAINING_KEYS:,} keys or more, and there are {len(keys):,}; use flat"
-            )
-        lists = kind.lists or max(1, min(4096, kind.num_training_keys(len(keys)) // 64))
-        kind = IVFPQIndex(lists, kind.codes, kind.train_keys)
-        if not 1 <= lists <= kind.num_training_keys(len(keys)):
-            raise UserError(
-                f"lists ({lists}) must be from 1 to {kind.num_training_keys(len(keys)):,}, the number of training keys"
-            )
-    index = kind.make_empty(faiss, keys.shape[1])
-    if num_training := kind.num_training_keys(len(keys)):
-        # evenly spaced over the text, and always the same
-        index.train(_as_float32(keys[np.linspace(0, len(keys) - 1, num_training).astype(np.int64)]))
+    index = kind.make_empty(faiss, keys)
     for start in range(0, len(keys), KEYS_PER_BLOCK):
         index.add(_as_float32(keys[start : start + KEYS_PER_BLOCK]))
         on_progress(min(start + KEYS_PER_BLOCK, len(keys)))

@@ -8,12 +8,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.datastore.context_keys import extract_keys, fingerprint, model_name
+from manyformer.datastore.context_keys import extract_keys, fingerprint
 from manyformer.datastore.datastore import Datastore, KNNSettings
 from manyformer.datastore.exact_search import Neighbours
 from manyformer.errors import UserError
 from manyformer.models import BatchLoss, LanguageModel, Model, OutputHead
-from manyformer.models.model import count_targets
+from manyformer.models.model import count_targets, model_name
 
 
 def neighbour_weights(distances: Float[Tensor, "n k"], temperature: float) -> Float[Tensor, "n k"]:
@@ -105,8 +105,8 @@ def knn_lm(
         )
     check_fits(model, store)
     assert isinstance(model, LanguageModel)
-    extraction = extract_keys(model, store.facts.keys)
-    combined = LanguageModel(model.embed, extraction.body, KNNHead(model.head, store, settings, extraction.stream_dim))
+    reader, stream_dim, _ = extract_keys(model, store.facts.keys)
+    combined = model.with_decoder(reader.body, KNNHead(model.head, store, settings, stream_dim), None)
     combined.max_length, combined.tokenizer = model.max_length, model.tokenizer
     return combined.eval()
 

@@ -41,8 +41,7 @@ class RetrievalAugmentedModel(nn.Module):
                 f"the retriever has a vocabulary of {retriever.vocab} tokens and the model one of {model.vocab}: they "
                 "must be equal"
             )
-        body = extract_keys(retriever, store.facts.keys).body
-        self.model, self.retriever = model, LanguageModel(retriever.embed, body, retriever.head)
+        self.model, self.retriever = model, extract_keys(retriever, store.facts.keys).reader
         self.store, self.k, self.vocab, self.tokenizer = store, k, model.vocab, model.tokenizer
         max_lengths = [length for length in (model.max_length, retriever.max_length) if length is not None]
         self.max_length = min(max_lengths, default=None)

@@ -3,10 +3,9 @@
 `held_images(run, count)` are held-out images.
 """
 
-from manyformer.data.opened import EvaluationData
 from manyformer.evaluate.evaluate import Evaluation, evaluate
 from manyformer.evaluate.held_out_images import held_images
 from manyformer.evaluate.predict import PredictedInput, predict
 from manyformer.tasks import EvaluationSettings
 
-__all__ = ["Evaluation", "EvaluationData", "EvaluationSettings", "PredictedInput", "evaluate", "held_images", "predict"]
+__all__ = ["Evaluation", "EvaluationSettings", "PredictedInput", "evaluate", "held_images", "predict"]

@@ -1,25 +1,55 @@
-"""Evaluation data: a split that the run held out, or any file, tokenized as the training data."""
+"""A trained run, and its evaluation data: a split that it held out, or any file, tokenized as the training data."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from manyformer.config import RunConfig
-from manyformer.data import TokenizerPair
+import torch
+
+from manyformer.api import load
+from manyformer.config import RUN_FILE, RunConfig
+from manyformer.data import TokenizerPair, load_tokenizers
 from manyformer.data.kind import OpenRequest
 from manyformer.data.opened import EvaluationData, EvaluationPath
 from manyformer.data.opening import open_file, open_held_out
+from manyformer.errors import UserError
+from manyformer.models import Model
 from manyformer.recipes import get_recipe
 from manyformer.tasks import Task
+from manyformer.train.run_folder import as_run
+
+
+class TrainedRun(NamedTuple):
+    """A run that was trained: its folder, its settings, and the tokenizers of its final model."""
+
+    folder: Path
+    config: RunConfig
+    tokenizers: TokenizerPair
+
+    def load_model(self, device: str | None, keywords: Mapping[str, Any] | None = None) -> Model:
+        """The final model with other `keywords`, on `device` or, for None, on a GPU if there is one."""
+        return load(self.folder, keywords=keywords).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+    def load_data(self, split: str | None, path: EvaluationPath | None, scratch_dir: Path) -> EvaluationData:
+        """The data in the file `path`, for which `scratch_dir` holds shards, or else the held-out `split`."""
+        if path is None:
+            return load_split(self.config, self.folder, split)
+        request = OpenRequest(self.config.batch.tokens, scratch_dir)
+        return open_file(self.config.data, data_form(self.config), self.tokenizers, path, request)
+
+
+def open_run(run: str | Path) -> TrainedRun:
+    """The trained run in the folder `run`. Raises UserError if the folder holds none."""
+    folder = Path(run)
+    if not (folder / RUN_FILE).is_file():
+        raise UserError(f"{run} is not the folder of a run: {RUN_FILE}, which describes the data, is missing")
+    return TrainedRun(folder, as_run(folder), load_tokenizers(folder / "model"))
 
 
 def load_split(run: RunConfig, folder: Path, split: str | None) -> EvaluationData:
     """Load a held-out split of the run in `folder`: `split`, by default test if the run has one, else valid."""
     request = OpenRequest(run.batch.tokens, folder / "data", run.seed)
     return open_held_out(run.data, data_form(run), request, split)
-
-
-def load_file(run: RunConfig, tokenizers: TokenizerPair, path: EvaluationPath, scratch_dir: Path) -> EvaluationData:
-    """Load other data of the run's kind; `scratch_dir` is a folder for shards. Raises UserError for bad data."""
-    return open_file(run.data, data_form(run), tokenizers, path, OpenRequest(run.batch.tokens, scratch_dir))
 
 
 def task_of_run(run: RunConfig) -> Task:

@@ -8,17 +8,15 @@ from typing import Any
 
 import torch
 
-from manyformer.api import load
-from manyformer.config import RUN_FILE, RunConfig
-from manyformer.data import TokenizerPair, load_tokenizers
+from manyformer.config import RunConfig
+from manyformer.data import TokenizerPair
 from manyformer.data.opened import EvaluationData
 from manyformer.errors import UserError
-from manyformer.evaluate.eval_data import load_file, load_split, task_of_run
+from manyformer.evaluate.eval_data import open_run, task_of_run
 from manyformer.generate import Translator, decoding_from_options
 from manyformer.models import Model
 from manyformer.scores import ScoreRecord
 from manyformer.tasks import EvaluationRequest, EvaluationResult, EvaluationSettings
-from manyformer.train.run_folder import as_run
 from manyformer.type_aliases import ProgressFn
 
 
@@ -33,10 +31,7 @@ class Evaluation:
 
     def __getitem__(self, name: str) -> ScoreRecord:
         """The score with this name. Raises KeyError if the task has no such score."""
-        for score in self.scores:
-            if score.name == name:
-                return score
-        raise KeyError(name)
+        return {score.name: score for score in self.scores}[name]
 
 
 def evaluate(
@@ -57,21 +52,14 @@ def evaluate(
     None selects a GPU if there is one. `wrap` replaces the model by the one to score. `on_progress` is called with the
     completed share, 0 to 1. Raises UserError.
     """
-    folder = Path(run)
     if split is not None and data is not None:
         raise UserError("give either a split or data to score, not both")
-    if not (folder / RUN_FILE).is_file():
-        raise UserError(f"{run} is no run's folder: {RUN_FILE} is missing, which describes the data")
-    model = wrap(load(folder, keywords=keywords).to(device or ("cuda" if torch.cuda.is_available() else "cpu")))
-    record = as_run(folder)
-    tokenizers = load_tokenizers(folder / "model")
+    _, config, tokenizers = trained = open_run(run)
+    model = wrap(trained.load_model(device, keywords))
     with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir, torch.inference_mode():
-        if data is None:
-            eval_data = load_split(record, folder, split)
-        else:
-            eval_data = load_file(record, tokenizers, data, Path(scratch_dir))
-        result = score_model(model, record, tokenizers, eval_data, settings=settings, on_progress=on_progress)
-    return Evaluation(task_of_run(record).name, eval_data.name, tuple(result.scores), result.description)
+        eval_data = trained.load_data(split, data, Path(scratch_dir))
+        result = score_model(model, config, tokenizers, eval_data, settings=settings, on_progress=on_progress)
+    return Evaluation(task_of_run(config).name, eval_data.name, tuple(result.scores), result.description)
 
 
 def score_model(

@@ -7,15 +7,11 @@ from typing import NamedTuple
 
 import torch
 
-from manyformer.api import load
-from manyformer.config import RUN_FILE
-from manyformer.data import load_tokenizers
 from manyformer.data.kind import OpenRequest, kind_of
 from manyformer.data.opened import UnlabelledInput
 from manyformer.errors import UserError
-from manyformer.evaluate.eval_data import task_of_run
+from manyformer.evaluate.eval_data import open_run, task_of_run
 from manyformer.tasks import Prediction, PredictionRequest
-from manyformer.train.run_folder import as_run
 
 
 class PredictedInput(NamedTuple):
@@ -32,20 +28,16 @@ def predict(run: str | Path, path: str, *, top: int = 1, device: str | None = No
     file, folder or archive for images; "-" is standard input. `device` None selects a GPU if there is one. Raises
     UserError for a run whose model predicts no labels and for a bad file.
     """
-    folder = Path(run)
     if top < 1:
         raise UserError(f"top is {top}; it must be at least 1")
-    if not (folder / RUN_FILE).is_file():
-        raise UserError(f"{run} is no run's folder: {RUN_FILE} is missing, which describes the data")
-    record = as_run(folder)
+    _, record, tokenizers = trained = open_run(run)
     task, read_inputs = task_of_run(record), kind_of(record.data).unlabelled
     if task.command != "predict" or read_inputs is None:
         raise UserError(
             f"the run in {run} ({record.recipe}) predicts no labels, it is for {task.title}; "
             f"use `manyformer {task.command} {run}`"
         )
-    model = load(folder).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    tokenizers = load_tokenizers(folder / "model")
+    model = trained.load_model(device)
     with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir, torch.inference_mode():
         data = read_inputs(record.data, tokenizers, path, OpenRequest(record.batch.tokens, Path(scratch_dir)))
         request = PredictionRequest(

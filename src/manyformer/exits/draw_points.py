@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from manyformer.exits.sweep import ThresholdPoint, speedups
-from manyformer.view.figures import curve_color, line_style, panels, write_picture
+from manyformer.view.figures import curve_color, curve_style, panels, write_picture
 
 
 def draw_points(points: Sequence[ThresholdPoint], path: Path) -> None:
@@ -16,7 +16,7 @@ def draw_points(points: Sequence[ThresholdPoint], path: Path) -> None:
         values = [point.bleu if scored and point.bleu is not None else point.consistency for point in model_points]
         for axis, x_values in zip(axes, ([p.layers for p in model_points], speedups(model_points))):
             xs, ys = zip(*sorted(zip(x_values, values)))
-            axis.plot(xs, ys, line_style(index), color=curve_color(index), marker="o", ms=4, lw=1.4, label=name)
+            axis.plot(xs, ys, marker="o", ms=4, lw=1.4, label=name, **curve_style(index))
             for x, value, point in zip(x_values, values, model_points):
                 if point.threshold is None:
                     axis.plot([x], [value], "o", ms=10, mfc="none", color=curve_color(index))

@@ -125,6 +125,11 @@ class Model(nn.Module, ABC, Generic[B]):
         return next(self.parameters()).dtype
 
 
+def model_name(model: nn.Module) -> str:
+    """The recipe of a model, or the class of one that no recipe built."""
+    return model.spec.recipe if isinstance(model, Model) and hasattr(model, "spec") else type(model).__name__
+
+
 def max_length_of(*parts: nn.Module) -> int | None:
     """The maximum length that all modules within `parts` allow; None for no limit."""
     modules = (module for part in parts for module in part.modules() if isinstance(module, Position | FeatureMap))

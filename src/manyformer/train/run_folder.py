@@ -61,11 +61,15 @@ def move_aside(folder: Path) -> Path | None:
     if not (folder / RUN_FILE).exists():
         return None
     with locked_folder(folder):
-        number = 1
-        while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
-            number += 1
-        os.rename(folder, aside)
-    return aside
+        return rename_aside(folder)
+
+
+def rename_aside(folder: Path) -> Path:
+    """Rename the folder to the first free name with the suffix `.old-NUMBER`, and return the new path."""
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
+        number += 1
+    return folder.rename(aside)
 
 
 def check_run_folder(folder: Path) -> None:

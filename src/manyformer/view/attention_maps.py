@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.core import WatchFn
 from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model
+from manyformer.models.model import model_name
 from manyformer.tasks import TextPass
 from manyformer.training_hooks import eval_mode
-from manyformer.view.figures import PANEL_INCHES, check_picture, write_picture
+from manyformer.view.figures import PANEL_INCHES, check_picture, panels, write_picture
 from manyformer.view.mask_pictures import SHADES
 from manyformer.view.text_passes import passes_over_text
 
@@ -46,7 +46,7 @@ def attention_maps(model: Model, text: str, answer: str | None = None) -> list[A
             attention for text_pass in passes_over_text(model, text, answer) for attention in _maps(model, text_pass)
         ]
     if not maps:
-        raise UserError(f"no part of {_model_name(model)} has weights for pairs of tokens, so there is nothing to draw")
+        raise UserError(f"no part of {model_name(model)} has weights for pairs of tokens, so there is nothing to draw")
     return maps
 
 
@@ -83,26 +83,24 @@ def draw_maps(maps: dict[str, AttentionMap], path: str | Path, *, per_head: bool
 
     The suffix of `path` decides the format (.png, .svg or .pdf).
     """
-    from matplotlib.figure import Figure
-
     check_picture(Path(path))
-    panels = list(_panels(maps, per_head=per_head))
-    width = max(len(attention.columns) for attention, _, _ in panels) * TOKEN_INCHES + 1.4
-    height = max(len(attention.rows) for attention, _, _ in panels) * TOKEN_INCHES + 2.0
-    figure = Figure(figsize=(max(width, PANEL_INCHES[0] / 2) * len(panels) + 0.8, height), layout="constrained")
-    images = []
-    for index, (attention, weights, title) in enumerate(panels):
-        axis = figure.add_subplot(1, len(panels), index + 1)
-        images.append(axis.imshow(weights.numpy(), cmap="Blues", vmin=0, vmax=1))
+    contents = list(_panel_contents(maps, per_head=per_head))
+    width = max(len(attention.columns) for attention, _, _ in contents) * TOKEN_INCHES + 1.4
+    height = max(len(attention.rows) for attention, _, _ in contents) * TOKEN_INCHES + 2.0
+    # the color bar takes 0.8 inches
+    width = max(width, PANEL_INCHES[0] / 2) + 0.8 / len(contents)
+    figure, axes = panels(1, len(contents), (width, height), grid=False)
+    for axis, (attention, weights, title) in zip(axes, contents):
+        axis.imshow(weights.numpy(), cmap="Blues", vmin=0, vmax=1)
         axis.set_xticks(range(len(attention.columns)), attention.columns, rotation=90)
         axis.set_yticks(range(len(attention.rows)), attention.rows)
         axis.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=2, labelsize=8)
         axis.set_title(title, fontsize=9)
-    figure.colorbar(images[0], ax=figure.axes, shrink=0.9, pad=0.01, label="attention weight")
+    figure.colorbar(axes[0].images[0], ax=axes, shrink=0.9, pad=0.01, label="attention weight")
     write_picture(figure, Path(path))
 
 
-def _panels(maps: dict[str, AttentionMap], *, per_head: bool) -> Iterator[tuple[AttentionMap, Tensor, str]]:
+def _panel_contents(maps: dict[str, AttentionMap], *, per_head: bool) -> Iterator[tuple[AttentionMap, Tensor, str]]:
     for name, attention in maps.items():
         heads = len(attention.weights)
         title = f"{name}\n{attention.part}"
@@ -115,10 +113,15 @@ def _panels(maps: dict[str, AttentionMap], *, per_head: bool) -> Iterator[tuple[
 
 def _maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
     """The maps of one pass: over its own tokens, and over the source where it has one."""
-    recorder = _WeightRecorder(model)
-    text_pass.run(recorder.watch)
+    names, recorded = module_names(model), list[tuple[str, Tensor]]()
+
+    def watch(module: nn.Module, name: str, value: Tensor) -> None:
+        if name == "weights" and value.ndim == 4:
+            recorded.append((part_name(names[module]), value[0].float().cpu()))
+
+    text_pass.run(watch)
     labels, source_labels = text_pass.labels, text_pass.source_labels
-    for name, weights in recorder.recorded:
+    for name, weights in recorded:
         if source_labels and weights.shape[-1] == text_pass.source_length:
             cross_weights = weights[:, : len(labels), : len(source_labels)]
             yield AttentionMap(name, text_pass.predicted_labels, source_labels, cross_weights, is_cross_attention=True)
@@ -127,26 +130,11 @@ def _maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
             yield AttentionMap(name, labels, labels, self_weights, is_cross_attention=False)
 
 
-class _WeightRecorder:
-    """A `watch` callback that records attention weights under the names of their modules."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._names = {module: name for name, module in model.named_modules()}
-        self.recorded: list[tuple[str, Tensor]] = []
-
-    @property
-    def watch(self) -> WatchFn:
-        return self._record
-
-    def _record(self, module: nn.Module, name: str, value: Tensor) -> None:
-        if name == "weights" and value.ndim == 4:
-            self.recorded.append((part_name(self._names[module]), value[0].float().cpu()))
+def module_names(model: nn.Module) -> dict[nn.Module, str]:
+    """The name of each module, for values that modules report to `watch`."""
+    return {module: name for name, module in model.named_modules()}
 
 
 def part_name(name: str) -> str:
     """A module's name without the segments of wrappers (`inner`, `kernel`)."""
     return ".".join(segment for segment in name.split(".") if segment not in ("inner", "kernel"))
-
-
-def _model_name(model: Model) -> str:
-    return model.spec.recipe if hasattr(model, "spec") else type(model).__name__

@@ -1,12 +1,12 @@
 """Figures of the metrics of one or several training runs over their steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from manyformer.errors import UserError
 from manyformer.train.metrics import MetricsRow, read_rows
-from manyformer.view.figures import check_picture, curve_color, line_style, panels, write_picture
+from manyformer.view.figures import add_legend, check_picture, curve_style, panels, write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +65,7 @@ def _draw_losses(axis: "Axes", curves: list[RunCurves]) -> None:
         _draw_curve(axis, index, run.points("loss"), f"{label}training", width=0.9)
         _draw_curve(axis, index, run.points("valid_loss"), f"{label}validation", width=2.2)
     axis.set_ylabel("loss (nats)")
-    _add_legend(axis)
+    add_legend(axis)
 
 
 def _draw_validation(axis: "Axes", curves: list[RunCurves]) -> None:
@@ -80,26 +80,11 @@ def _draw_column(axis: "Axes", curves: list[RunCurves], column: str, label: str)
         _draw_curve(axis, index, run.points(column), run.name, width=1.4)
     axis.set_ylabel(label)
     if len(curves) > 1:
-        _add_legend(axis)
+        add_legend(axis)
 
 
 def _draw_curve(axis: "Axes", index: int, points: tuple[list[float], list[float]], label: str, *, width: float) -> None:
     steps, values = points
     if steps:
         marker = "o" if len(steps) < MAX_MARKED_POINTS else ""
-        plot: Callable[..., Any] = axis.plot
-        plot(
-            steps,
-            values,
-            line_style(index),
-            color=curve_color(index),
-            linewidth=width,
-            marker=marker,
-            ms=3,
-            label=label,
-        )
-
-
-def _add_legend(axis: "Axes") -> None:
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(frameon=False, fontsize="small")
+        axis.plot(steps, values, linewidth=width, marker=marker, ms=3, label=label, **curve_style(index))

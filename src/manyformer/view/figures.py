@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from manyformer.errors import UserError
 
@@ -21,14 +21,19 @@ PANEL_INCHES = (5.2, 3.4)
 """The size of one panel in inches."""
 
 
-def panels(rows: int, columns: int) -> tuple["Figure", list["Axes"]]:
-    """A figure with `rows` x `columns` panels and its axes, row by row; it needs no display."""
+def panels(
+    rows: int, columns: int, inches: tuple[float, float] = PANEL_INCHES, *, grid: bool = True
+) -> tuple["Figure", list["Axes"]]:
+    """A figure with `rows` x `columns` panels of this width and height, and its axes, row by row; it needs no display.
+
+    Panels without a `grid` keep their frame.
+    """
     # not pyplot, which keeps references to figures and requires a display
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows), layout="constrained")
+    figure = Figure(figsize=(inches[0] * columns, inches[1] * rows), layout="constrained")
     axes = [figure.add_subplot(rows, columns, index + 1) for index in range(rows * columns)]
-    for axis in axes:
+    for axis in axes if grid else ():
         axis.grid(visible=True, color="#dddddd", linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
     return figure, axes
@@ -39,9 +44,15 @@ def curve_color(index: int) -> str:
     return COLORS[index % len(COLORS)]
 
 
-def line_style(index: int) -> str:
-    """The line style of the curve with this index, which changes when the colors repeat."""
-    return LINE_STYLES[index // len(COLORS) % len(LINE_STYLES)]
+def curve_style(index: int) -> dict[str, Any]:
+    """Color and line style of the curve with this index; the style changes when the colors repeat."""
+    return {"color": curve_color(index), "linestyle": LINE_STYLES[index // len(COLORS) % len(LINE_STYLES)]}
+
+
+def add_legend(axis: "Axes") -> None:
+    """Add a legend without a frame, if any curve has a label."""
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(frameon=False, fontsize="small")
 
 
 def check_picture(path: Path) -> None:

@@ -57,14 +57,10 @@ def _write_sheet(rows: Sequence[Sequence[NDArray[np.uint8]]], path: Path, headin
 
     height, width, _ = rows[0][0].shape
     zoom = max(1, round(IMAGE_DOTS / max(height, width)))
-    row_height, column_width, heading_height = (
-        height * zoom + GAP_DOTS,
-        width * zoom + GAP_DOTS,
-        HEADING_DOTS if headings else 0,
-    )
-    sheet = np.full(
-        (len(rows) * row_height + GAP_DOTS, len(rows[0]) * column_width + GAP_DOTS, 3), BACKGROUND, np.uint8
-    )
+    row_height, column_width = height * zoom + GAP_DOTS, width * zoom + GAP_DOTS
+    heading_height = HEADING_DOTS if headings else 0
+    shape = len(rows) * row_height + GAP_DOTS, len(rows[0]) * column_width + GAP_DOTS, 3
+    sheet = np.full(shape, BACKGROUND, np.uint8)
     for row_index, row in enumerate(rows):
         for column, image in enumerate(row):
             top, left = row_index * row_height + GAP_DOTS, column * column_width + GAP_DOTS

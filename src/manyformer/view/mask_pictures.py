@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.core import ContiguousLayout, PrefixedLayout
@@ -13,7 +13,7 @@ from manyformer.errors import UserError
 from manyformer.kernels import Kernel
 from manyformer.masks import Mask
 from manyformer.ops.static_layout import materialize
-from manyformer.view.figures import check_picture, write_picture
+from manyformer.view.figures import check_picture, panels, write_picture
 
 MAX_CELLS = 64
 """The most cells per side; for longer sequences a cell stands for several positions."""
@@ -81,13 +81,9 @@ def _visible_shares(mask: Mask, length: int, layout: ContiguousLayout | Prefixed
     cell_size, keys = -(-length // MAX_CELLS), materialize(layout, length)
     strips = []
     for start in range(0, length, cell_size):
-        queries = keys.columns(start, min(start + cell_size, length))
-        strips.append(_strip_shares(mask.dense(queries, keys, 1)[0, 0], cell_size))
+        visible = mask.dense(keys.columns(start, min(start + cell_size, length)), keys, 1)[0, 0]
+        strips.append(torch.stack([cell.float().mean() for cell in torch.split(visible, cell_size, dim=1)]))
     return torch.stack(strips)
-
-
-def _strip_shares(visible: Bool[Tensor, "r l"], cell_size: int) -> Float[Tensor, " c"]:
-    return torch.stack([cell.float().mean() for cell in torch.split(visible, cell_size, dim=1)])
 
 
 def _text_lines(view: MaskView, *, with_heads: bool) -> Iterator[str]:
@@ -99,11 +95,8 @@ def _text_lines(view: MaskView, *, with_heads: bool) -> Iterator[str]:
 
 
 def _draw_figure(mask: Mask, length: int, views: list[MaskView], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.2 * len(views), 4.6), layout="constrained")
-    for index, view in enumerate(views):
-        axis = figure.add_subplot(1, len(views), index + 1)
+    figure, axes = panels(1, len(views), (4.2, 4.6), grid=False)
+    for axis, view in zip(axes, views):
         axis.imshow(view.cells.numpy(), cmap="Blues", vmin=0, vmax=1, extent=(0, length, length, 0))
         axis.set_xlabel("key")
         axis.set_ylabel("query")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from manyformer.batches import CausalLMBatch
+from manyformer.batches import CausalLMBatch, to_device
 from manyformer.core import PADDING_SEGMENT
 from manyformer.data import HeldOutBatches
 from manyformer.errors import UserError
@@ -15,6 +15,7 @@ from manyformer.models import Model
 from manyformer.models.carried_state import CarriedState
 from manyformer.ops.region_shares import region_shares
 from manyformer.training_hooks import eval_mode
+from manyformer.view.attention_maps import module_names
 
 DEFAULT_REGIONS = ("memory", "segment")
 
@@ -48,16 +49,11 @@ def region_masses(
     with torch.inference_mode(), eval_mode(model):
         for index, batch in enumerate(islice(held_out, batches)):
             assert isinstance(batch, CausalLMBatch)
-            tokens, segments = (
-                None if tensor is None else tensor.to(model.device) for tensor in (batch.tokens, batch.segments)
-            )
-            assert tokens is not None
-            state = carried.state_for(batch)
-            recorder.valid = (
-                torch.ones_like(tokens, dtype=torch.bool) if segments is None else segments != PADDING_SEGMENT
-            )
+            batch = to_device(batch, model.device)
+            everything = torch.ones_like(batch.tokens, dtype=torch.bool)
+            recorder.valid = everything if batch.segments is None else batch.segments != PADDING_SEGMENT
             recorder.is_recording = index > 0
-            carried.state = model(tokens, segments, state, watch=recorder).state
+            carried.state = model(batch.tokens, batch.segments, carried.state_for(batch), watch=recorder).state
             on_progress((index + 1) / batches)
     return recorder.means()
 
@@ -66,7 +62,7 @@ class _MassRecorder:
     """A `watch` callback that collects the shares of attention of each part."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._names = {module: name for name, module in model.named_modules()}
+        self._names = module_names(model)
         self._sums: dict[str, dict[str, list[float]]] = {}
         self._reporting_parts: set[str] = set()
         self.valid: Tensor

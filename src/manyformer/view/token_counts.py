@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from manyformer.errors import UserError
-from manyformer.view.figures import check_picture, curve_color, write_picture
+from manyformer.view.figures import check_picture, curve_color, panels, write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,28 +40,6 @@ class TokenCounts(NamedTuple):
         return sum(self.numbers) / max(1, len(self.numbers))
 
 
-def draw_steps(
-    tokens: Sequence[str],
-    numbers: Sequence[float],
-    *,
-    maximum: float | None = None,
-    title: str = "",
-    label: str = "steps",
-    path: str | Path | None = None,
-) -> str:
-    """Show a number for each token as text, a line per token; with `path` it is also drawn there: PNG, SVG or PDF.
-
-    `maximum` is the largest possible number, by default the largest of `numbers`. Raises UserError if there are no
-    tokens or another count of numbers, and for other formats.
-    """
-    if not tokens or len(tokens) != len(numbers):
-        raise UserError(f"{len(tokens)} tokens and {len(numbers)} numbers: the counts must be equal and at least 1")
-    counts = TokenCounts(title, tuple(tokens), tuple(numbers), max(numbers) if maximum is None else maximum, label)
-    if path is not None:
-        draw_counts([counts], path)
-    return describe_counts(counts)
-
-
 def describe_counts(counts: TokenCounts) -> str:
     """The counts as text: a line for each token, with its number as a bar."""
     label_width, bar_length = max(map(len, counts.tokens)), min(MAX_BAR_LENGTH, max(1, round(counts.maximum)))
@@ -79,15 +56,13 @@ def draw_counts(all_counts: Sequence[TokenCounts], path: str | Path) -> None:
     Steps with halting probabilities are drawn as cells, which are darker for larger probabilities.
     """
     from matplotlib.cm import ScalarMappable
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     check_picture(Path(path))
     rows = [(counts, start) for counts in all_counts for start in range(0, len(counts.tokens), TOKENS_PER_ROW)]
     row_length = min(TOKENS_PER_ROW, max(len(counts.tokens) for counts in all_counts))
-    figure = Figure(figsize=(max(4.0, row_length * TOKEN_INCHES + 1.2), 2.3 * len(rows)), layout="constrained")
-    for index, (counts, start) in enumerate(rows):
-        axis = figure.add_subplot(len(rows), 1, index + 1)
+    figure, axes = panels(len(rows), 1, (max(4.0, row_length * TOKEN_INCHES + 1.2), 2.3), grid=False)
+    for axis, (counts, start) in zip(axes, rows):
         names = counts.tokens[start : start + TOKENS_PER_ROW]
         _draw_bars(axis, counts, slice(start, start + TOKENS_PER_ROW))
         # matplotlib does not accept empty labels, and $ would start a formula
@@ -100,7 +75,7 @@ def draw_counts(all_counts: Sequence[TokenCounts], path: str | Path) -> None:
         if start == 0 and counts.title:
             axis.set_title(f"{counts.title}, mean {counts.mean:.2f}", fontsize=9)
     if any(counts.halting for counts in all_counts):
-        colorbar = figure.colorbar(ScalarMappable(cmap=COLORMAP), ax=figure.axes, aspect=30, pad=0.01)
+        colorbar = figure.colorbar(ScalarMappable(cmap=COLORMAP), ax=axes, aspect=30, pad=0.01)
         colorbar.set_label("probability of halting", fontsize=8)
     write_picture(figure, Path(path))
 
@@ -120,12 +95,5 @@ def _draw_bars(axis: "Axes", counts: TokenCounts, columns: slice) -> None:
     ]
     if cells:
         xs, steps, cell_probabilities = zip(*cells)
-        axis.bar(
-            xs,
-            [1.0] * len(xs),
-            bottom=steps,
-            width=0.86,
-            color=colormaps[COLORMAP](cell_probabilities),
-            edgecolor="#888888",
-            lw=0.4,
-        )
+        colors = colormaps[COLORMAP](cell_probabilities)
+        axis.bar(xs, [1.0] * len(xs), bottom=steps, width=0.86, color=colors, edgecolor="#888888", lw=0.4)

@@ -1,5 +1,6 @@
 """The computation that a trained model spends on each token of a text, and the attention spans of its heads."""
 
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -8,14 +9,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.batches import IGNORE_INDEX, Batch, CausalLMBatch
+from manyformer.batches import IGNORE_INDEX, Batch, CausalLMBatch, to_device
 from manyformer.errors import UserError
 from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
 from manyformer.models import Model
+from manyformer.models.model import model_name
 from manyformer.recipes.registry import task_of
 from manyformer.training_hooks import eval_mode
-from manyformer.view.attention_maps import part_name
-from manyformer.view.figures import check_picture, write_picture
+from manyformer.view.attention_maps import module_names, part_name
+from manyformer.view.figures import check_picture, curve_color, panels, write_picture
 from manyformer.view.text_passes import passes_over_text
 from manyformer.view.token_counts import TokenCounts
 
@@ -31,6 +33,10 @@ class LayerSpans(NamedTuple):
     max_length: int
     ramp: int
 
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.spans)
+
 
 def token_work(model: Model, text: str, answer: str | None = None) -> list[TokenCounts]:
     """The recurrent steps or the exit layer of each token of `text`, for every part of the model that reports them.
@@ -40,8 +46,7 @@ def token_work(model: Model, text: str, answer: str | None = None) -> list[Token
     """
     recorder = _record_text(model, text, answer)
     if not recorder.counts:
-        name = model.spec.recipe if hasattr(model, "spec") else type(model).__name__
-        raise UserError(f"{name} does the same for every token, so there is nothing to count")
+        raise UserError(f"{model_name(model)} does the same for every token, so there is nothing to count")
     return recorder.counts
 
 
@@ -74,8 +79,7 @@ def mean_span(model: nn.Module) -> float | None:
     """The mean attention span over all heads, in tokens; None if the model has no learned fixed spans."""
     if not any(isinstance(part, AdaptiveSpanKernel) and not part.spans.query_dim for part in model.modules()):
         return None
-    all_spans = [span for layer in layer_spans(model) for span in layer.spans]
-    return sum(all_spans) / len(all_spans)
+    return statistics.fmean(layer.mean for layer in layer_spans(model))
 
 
 def mean_steps(model: Model, batches: Iterable[Batch], device: torch.device) -> float | None:
@@ -90,9 +94,8 @@ def mean_steps(model: Model, batches: Iterable[Batch], device: torch.device) -> 
     with torch.no_grad(), eval_mode(model):
         for batch in batches:
             assert isinstance(batch, CausalLMBatch)
-            scored = (batch.targets != IGNORE_INDEX).cpu()
-            segments = None if batch.segments is None else batch.segments.to(device)
-            model(batch.tokens.to(device), segments, watch=watch)
+            scored, batch = batch.targets != IGNORE_INDEX, to_device(batch, device)
+            model(batch.tokens, batch.segments, watch=watch)
     total, tokens = torch.stack(counts).sum(0).tolist()
     return total / tokens if tokens else None
 
@@ -103,24 +106,18 @@ def describe_spans(layers: Sequence[LayerSpans]) -> str:
     lines = []
     for layer in layers:
         cells = " ".join(f"{span:6.1f}" for span in layer.spans)
-        lines.append(f"{layer.part:<{part_width}} {cells}  mean {sum(layer.spans) / len(layer.spans):.1f}")
-    all_spans = [span for layer in layers for span in layer.spans]
-    mean = sum(all_spans) / len(all_spans)
-    return "\n".join(
-        [*lines, f"mean {mean:.1f} of {layers[0].max_length} tokens, and {layers[0].ramp} more to fade out"]
-    )
+        lines.append(f"{layer.part:<{part_width}} {cells}  mean {layer.mean:.1f}")
+    mean, max_length = statistics.fmean(layer.mean for layer in layers), layers[0].max_length
+    return "\n".join([*lines, f"mean {mean:.1f} of {max_length} tokens, and {layers[0].ramp} more to fade out"])
 
 
 def draw_spans(layers: Sequence[LayerSpans], path: str | Path, *, title: str = "") -> None:
     """Draw the span of each head over the layers, and their mean; the suffix of `path` decides the format."""
-    from manyformer.view.figures import curve_color, panels
-
     check_picture(Path(path))
     figure, (axis,) = panels(1, 1)
     for layer_number, layer in enumerate(layers, 1):
         axis.plot([layer_number] * len(layer.spans), layer.spans, "o", color=curve_color(0), alpha=0.6)
-    means = [sum(layer.spans) / len(layer.spans) for layer in layers]
-    axis.plot(range(1, len(layers) + 1), means, "-", color=curve_color(1), label="mean")
+    axis.plot(range(1, len(layers) + 1), [layer.mean for layer in layers], "-", color=curve_color(1), label="mean")
     axis.axhline(layers[0].max_length, color="#999999", linestyle="--", label="maximum span")
     axis.set_xticks(range(1, len(layers) + 1))
     axis.set_xlabel("layer")
@@ -140,7 +137,7 @@ class _WorkRecorder:
     """A `watch` callback that records the counts of `tokens` and mean spans, under the names of the parts."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._names = {module: name for name, module in model.named_modules()}
+        self._names = module_names(model)
         self.tokens: tuple[str, ...] = ()
         self.counts: list[TokenCounts] = []
         self.layers: list[LayerSpans] = []
@@ -150,15 +147,13 @@ class _WorkRecorder:
         if name in COUNT_LABELS:
             numbers = tuple(value[0, : len(self.tokens)].tolist())
             title = f"{part_name(self._names[module]) or type(module).__name__}: {name}"
-            self.counts.append(
-                TokenCounts(title, self.tokens, numbers, _max_count(module, numbers), COUNT_LABELS[name])
-            )
+            maximum = _max_count(module, numbers)
+            self.counts.append(TokenCounts(title, self.tokens, numbers, maximum, COUNT_LABELS[name]))
         elif name == "halting":
             # the part has reported the steps of each token before
-            probabilities = tuple(
-                tuple(row[: int(steps)]) for row, steps in zip(value[0].tolist(), self.counts[-1].numbers)
-            )
-            self.counts[-1] = self.counts[-1]._replace(halting=probabilities)
+            counts = self.counts[-1]
+            halting = tuple(tuple(row[: int(steps)]) for row, steps in zip(value[0].tolist(), counts.numbers))
+            self.counts[-1] = counts._replace(halting=halting)
         elif name == "spans" and isinstance(module, AdaptiveSpanKernel):
             self.layers.append(_make_layer_spans(self._names[module], module, value.mean((0, 2))))
 
