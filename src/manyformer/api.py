@@ -44,10 +44,8 @@ def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None, imports
         # imported here because loading a model without a tokenizer needs none of the data modules
         from manyformer.data.saved_tokenizers import load_tokenizers
 
-        tokenizers = load_tokenizers(folder)
-        model.tokenizer = (
-            tokenizers.source if tokenizers.source is tokenizers.target else (tokenizers.source, tokenizers.target)
-        )
+        source, target, *_ = load_tokenizers(folder)
+        model.tokenizer = source if source is target else (source, target)
     return model.eval()
 
 
@@ -58,16 +56,13 @@ def explain(model: nn.Module, *inputs: Any) -> dict[str, str]:
     if not inputs and isinstance(model, GenerativeModel):
         return dict.fromkeys(model.layers_without_step(), "decodes by forward: it has no one-token step")
     descriptions: dict[str, str] = {}
+    names = {module: name for name, module in model.named_modules() if isinstance(module, Kernel)}
 
-    def make_hook(name: str) -> Any:
-        def hook(kernel: nn.Module, arguments: tuple[KernelCall]) -> None:
-            assert isinstance(kernel, Kernel)
-            descriptions[name] = kernel.explain(*arguments)
+    def hook(kernel: nn.Module, arguments: tuple[KernelCall]) -> None:
+        assert isinstance(kernel, Kernel)
+        descriptions[names[kernel]] = kernel.explain(*arguments)
 
-        return hook
-
-    kernels = [(name, module) for name, module in model.named_modules() if isinstance(module, Kernel)]
-    handles = [module.register_forward_pre_hook(make_hook(name)) for name, module in kernels]
+    handles = [kernel.register_forward_pre_hook(hook) for kernel in names]
     try:
         with torch.no_grad():
             model(*inputs)

@@ -67,9 +67,8 @@ def check(
                     row = _run_contract(contract, subject, step_length, long_length, seed, compiler)
                 elif row.verdict == "not promised" and contract.name in subject.measured_anyway:
                     measured = _run_contract(contract, subject, step_length, long_length, seed, compiler)
-                    row = measured._replace(
-                        verdict=row.verdict, sentence=f"{row.sentence}; measured: {measured.sentence}"
-                    )
+                    sentence = f"{row.sentence}; measured: {measured.sentence}"
+                    row = measured._replace(verdict=row.verdict, sentence=sentence)
                 rows.append(row)
                 if on_row is not None:
                     on_row(row)
@@ -143,9 +142,8 @@ def _row_without_run(contract: Contract, subject: Subject, rows: list[ContractRo
         if need in subject.not_promised:
             return ContractRow(contract.name, "not promised", f"not promised: {subject.not_promised[need]}")
     if any(row.contract == "repeatable" and row.verdict == "failed" for row in rows):
-        return ContractRow(
-            contract.name, "not run", "not run: the model is not repeatable, so outputs cannot be compared"
-        )
+        sentence = "not run: the model is not repeatable, so outputs cannot be compared"
+        return ContractRow(contract.name, "not run", sentence)
     return None
 
 

@@ -66,14 +66,14 @@ def extract_keys(model: Model, key_layer: KeyLayer) -> KeyExtraction:
     if not isinstance(model, LanguageModel):
         raise UserError(f"a {type(model).__name__} predicts no next tokens, so it cannot use a datastore")
     reader = model.with_decoder(model.body, model.head, None)
-    stream_dim = _hidden_dim(reader)
+    stream_dim = _hidden_dim(model, reader)
     if key_layer == "final":
         return KeyExtraction(reader, stream_dim, stream_dim)
     layers = [part for part in model.body.modules() if isinstance(part, FeedForward | GatedFeedForward)]
     if not layers:
         raise UserError(f"{model_name(model)} has no feed-forward layer whose input could be the key; use keys 'final'")
     reader = model.with_decoder(KeyedBody(model.body, layers[-1]), model.head, None)
-    return KeyExtraction(reader, stream_dim, _hidden_dim(reader) - stream_dim)
+    return KeyExtraction(reader, stream_dim, _hidden_dim(model, reader) - stream_dim)
 
 
 def read_batch(carried: CarriedState, batch: CausalLMBatch) -> Float[Tensor, "n d"]:
@@ -95,6 +95,7 @@ def fingerprint(model: Model) -> str:
     return digest.hexdigest()
 
 
-def _hidden_dim(model: LanguageModel) -> int:
+def _hidden_dim(model: LanguageModel, reader: LanguageModel) -> int:
+    """The channels of the hidden states of `reader`, which shares its modules, and their mode, with `model`."""
     with eval_mode(model), torch.no_grad():
-        return model.hidden(torch.zeros(1, 1, dtype=torch.long, device=model.device)).y.shape[-1]
+        return reader.hidden(torch.zeros(1, 1, dtype=torch.long, device=model.device)).y.shape[-1]

@@ -54,9 +54,8 @@ def nearest_entries(
             block_entries = torch.arange(start, start + len(block), device=queries.device)
             mask = (block_entries >= excluded.start[:, None]) & (block_entries < excluded.stop[:, None])
         (products,), (index,) = largest(augmented_queries, augmented_keys[None], k, mask)
-        best_products, order = torch.cat([best_products, products], 1).topk(
-            min(k, best_products.shape[1] + products.shape[1])
-        )
+        candidates = torch.cat([best_products, products], 1)
+        best_products, order = candidates.topk(min(k, candidates.shape[1]))
         entries = torch.cat([entries, index + start], 1).gather(1, order)
     entries = torch.where(best_products > -torch.inf, entries, -1)
     return F.pad(entries, (0, k - entries.shape[1]), value=-1)

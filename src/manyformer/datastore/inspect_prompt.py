@@ -7,7 +7,7 @@ import torch
 from manyformer.data import Tokenizer
 from manyformer.datastore.datastore import Datastore
 from manyformer.datastore.exact_search import Neighbours
-from manyformer.datastore.knn_head import KNNHead, neighbour_distribution, neighbour_weights
+from manyformer.datastore.knn_head import KNNHead, neighbour_weights
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel
 
@@ -61,9 +61,7 @@ def inspect_prompt(
         weights = torch.zeros_like(neighbours.distances)
         weights[:, : weighted.distances.shape[1]] = neighbour_weights(weighted.distances, head.settings.temperature)
         model_probs = head.head(x[:, : head.stream_dim]).float().softmax(-1)[0]
-        neighbour_probs = neighbour_distribution(
-            weighted, head.store.next_tokens(weighted.entries), head.classes, head.settings.temperature
-        )[0].float()
+        neighbour_probs = head.distribution(weighted)[0].float()
         mixed_probs = torch.lerp(model_probs, neighbour_probs, head.settings.weight)
     best = mixed_probs.topk(min(num_guesses, head.classes)).indices.tolist()
     rows = zip(*(values[0, :num_neighbours].tolist() for values in (neighbours.entries, neighbours.distances, weights)))

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.batches import IGNORE_INDEX
 from manyformer.datastore.context_keys import extract_keys, fingerprint
 from manyformer.datastore.datastore import Datastore, KNNSettings
 from manyformer.datastore.exact_search import Neighbours
@@ -48,16 +47,15 @@ class KNNHead(OutputHead):
         model_log_probs = logits.log_softmax(-1, dtype=logits.dtype if logits.dtype == torch.float64 else torch.float32)
         if not self.settings.weight:
             return model_log_probs
-        neighbour_probs = self._neighbour_probs(self.key(x)).to(model_log_probs.dtype).view_as(model_log_probs)
+        neighbour_probs = self._search(self.key(x)).to(model_log_probs.dtype).view_as(model_log_probs)
         # an approximate index may find no neighbour at all, which leaves the model's distribution
         has_neighbours = (neighbour_probs.sum(-1, keepdim=True) > 0).to(model_log_probs.dtype)
         return interpolate(model_log_probs, neighbour_probs, has_neighbours * self.settings.weight)
 
     def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
         x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
-        total = F.cross_entropy(
-            self(x), targets, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
-        )
+        # targets of IGNORE_INDEX, torch's default, have no loss
+        total = F.cross_entropy(self(x), targets, label_smoothing=label_smoothing, reduction="sum")
         return BatchLoss(total, count_targets(targets))
 
     def key(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "n e"]:
@@ -66,22 +64,17 @@ class KNNHead(OutputHead):
 
     # the search reads files
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _neighbour_probs(self, keys: Float[Tensor, "n e"]) -> Float[Tensor, "n v"]:
-        neighbours = self.store.search(keys, self.settings.neighbours)
-        return neighbour_distribution(
-            neighbours, self.store.next_tokens(neighbours.entries), self.classes, self.settings.temperature
-        )
+    def _search(self, keys: Float[Tensor, "n e"]) -> Float[Tensor, "n v"]:
+        return self.distribution(self.store.search(keys, self.settings.neighbours))
+
+    def distribution(self, neighbours: Neighbours) -> Float[Tensor, "n v"]:
+        """The probability of each class: the sum of the weights of the neighbours that it followed."""
+        weights = neighbour_weights(neighbours.distances, self.settings.temperature)
+        tokens = self.store.next_tokens(neighbours.entries)
+        return weights.new_zeros(len(weights), self.classes).scatter_add_(1, tokens, weights)
 
     def extra_repr(self) -> str:
         return f"{self.store.folder}, {len(self.store):,} entries, {self.settings}"
-
-
-def neighbour_distribution(
-    neighbours: Neighbours, tokens: Int[Tensor, "n k"], classes: int, temperature: float
-) -> Float[Tensor, "n v"]:
-    """The probability of each class: the sum of the weights of the neighbours that it followed."""
-    weights = neighbour_weights(neighbours.distances, temperature)
-    return weights.new_zeros(len(weights), classes).scatter_add_(1, tokens, weights)
 
 
 def knn_lm(

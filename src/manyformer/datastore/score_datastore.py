@@ -42,10 +42,8 @@ def score_datastore(
     }
     evaluations, speeds = list[Evaluation](), list[float]()
     for name, wrap in wrap_by_name.items():
-        clock = ThroughputClock(name, on_status)
-        evaluations.append(
-            evaluate(run, split=split, data=data, device=device, wrap=clock.start_after(wrap), on_progress=clock)
-        )
+        clock = ThroughputClock(name, wrap, on_status)
+        evaluations.append(evaluate(run, split=split, data=data, device=device, wrap=clock.wrap, on_progress=clock))
         speeds.append(clock.fraction_per_second * int(evaluations[-1]["perplexity"].signature.rpartition(":")[2]))
     return DatastoreScores(settings, evaluations[0], evaluations[1], speeds[0], speeds[1])
 
@@ -53,18 +51,14 @@ def score_datastore(
 class ThroughputClock:
     """Measures the speed of scoring from its progress, without the time to build the model."""
 
-    def __init__(self, name: str, on_status: Callable[[str], None]) -> None:
-        self.name, self.on_status, self.times = name, on_status, list[tuple[float, float]]()
+    def __init__(self, name: str, wrap: Callable[[Model], Model], on_status: Callable[[str], None]) -> None:
+        self.name, self._wrap, self.on_status, self.times = name, wrap, on_status, list[tuple[float, float]]()
 
-    def start_after(self, wrap: Callable[[Model], Model]) -> Callable[[Model], Model]:
-        """`wrap`, at whose return the clock starts."""
-
-        def wrapped(model: Model) -> Model:
-            model = wrap(model)
-            self.times.append((0.0, time.perf_counter()))
-            return model
-
-        return wrapped
+    def wrap(self, model: Model) -> Model:
+        """The model to score; the clock starts when it is built."""
+        model = self._wrap(model)
+        self.times.append((0.0, time.perf_counter()))
+        return model
 
     def __call__(self, fraction: float) -> None:
         self.times.append((fraction, time.perf_counter()))

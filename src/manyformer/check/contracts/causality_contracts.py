@@ -117,9 +117,8 @@ def leak_finding(leak: Leak, sentence: str) -> ContractFinding:
         sentence = f"the future leaks: {sentence} (and those they may change by {leak.effect:.1e})"
         return failed(sentence, leak.size, leak.allowed)
     if not leak.effect > leak.allowed:
-        return failed(
-            "changing a token changes no output at all, so causality cannot be shown", leak.size, leak.allowed
-        )
+        sentence = "changing a token changes no output at all, so causality cannot be shown"
+        return failed(sentence, leak.size, leak.allowed)
     return passed(sentence, leak.size, leak.allowed)
 
 
@@ -134,9 +133,8 @@ def causal_gradient(trial: ContractTrial) -> ContractFinding:
         if is_larger_leak(float(sizes[cut:].max()), leak):
             leak, output_position, source_position = float(sizes[cut:].max()), cut - 1, cut + int(sizes[cut:].argmax())
     if leak:
-        return failed(
-            f"output {output_position} has a gradient from token {source_position}, which comes later", leak, 0.0
-        )
+        sentence = f"output {output_position} has a gradient from token {source_position}, which comes later"
+        return failed(sentence, leak, 0.0)
     if not effect:
         return failed("no output has a gradient from any token, so causality cannot be shown", 0.0, 0.0)
     return passed(f"gradients reach only the same and earlier tokens, at {trial.long_length} tokens", leak, 0.0)

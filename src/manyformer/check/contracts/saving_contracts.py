@@ -44,10 +44,8 @@ def spec(trial: ContractTrial) -> ContractFinding:
     if rebuilt.spec != model.spec:
         return failed(f"building {model.spec} gives {rebuilt.spec}")
     shapes, rebuilt_shapes = _tensor_shapes(model), _tensor_shapes(rebuilt)
-    if different := sorted(
-        name for name in shapes.keys() | rebuilt_shapes.keys() if shapes.get(name) != rebuilt_shapes.get(name)
-    ):
-        name = different[0]
+    if different := shapes.items() ^ rebuilt_shapes.items():
+        name = min(name for name, _ in different)
         return failed(f"{name} is {shapes.get(name)} in this model and {rebuilt_shapes.get(name)} in the rebuilt one")
     return passed(f"{len(shapes)} tensors of the same names and shapes from {recipe} and {len(restored)} keywords")
 
