@@ -103,12 +103,8 @@ def _count_owned(module: nn.Module, prefix: str, owners: dict[int, str]) -> int:
 
 def _describe_sharing(module: nn.Module, prefix: str, owners: dict[int, str]) -> str:
     """The module's direct parameters that are shared with, and counted at, another module."""
-    shared = [
-        f"{name} is {owners[id(parameter)]}"
-        for name, parameter in module.named_parameters(recurse=False)
-        if owners[id(parameter)] != f"{prefix}{name}"
-    ]
-    return ", ".join(shared)
+    names = {name: owners[id(parameter)] for name, parameter in module.named_parameters(recurse=False)}
+    return ", ".join(f"{name} is {owner}" for name, owner in names.items() if owner != f"{prefix}{name}")
 
 
 def _module_text(module: nn.Module) -> str:

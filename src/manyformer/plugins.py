@@ -97,8 +97,11 @@ def is_external(module: str) -> bool:
 
 
 def _import_named(name: str, folder: Path) -> str:
-    is_path = name.endswith(".py") or "/" in name
-    file = _existing_file(name, folder) if is_path else None
+    file = None
+    if name.endswith(".py") or "/" in name:
+        file = next((path for path in (folder / name, Path(name)) if path.exists()), None)
+        if file is None:
+            raise UserError(f"there is no file {name} to import")
     module_name = name if file is None else file.stem
     for searched in (Path(), folder) if file is None else (file.parent,):
         if (resolved := str(searched.resolve())) not in sys.path:
@@ -108,20 +111,10 @@ def _import_named(name: str, folder: Path) -> str:
     origin = Path(module.__file__ or "").resolve()
     if file is not None and origin not in (file.resolve(), file.resolve() / "__init__.py"):
         raise UserError(f"{name} cannot be imported: its name is that of {origin}; rename the file")
-    in_run_folder = folder.resolve() != Path.cwd() and origin in (
-        (folder / f"{name}.py").resolve(),
-        (folder / name / "__init__.py").resolve(),
-    )
-    if file is None and not in_run_folder:
+    files_in_folder = [(folder / f"{name}.py").resolve(), (folder / name / "__init__.py").resolve()]
+    if file is None and (folder.resolve() == Path.cwd() or origin not in files_in_folder):
         return name
     return _recorded_path(origin.parent if origin.name == "__init__.py" else origin)
-
-
-def _existing_file(name: str, folder: Path) -> Path:
-    for path in (folder / name, Path(name)):
-        if path.exists():
-            return path
-    raise UserError(f"there is no file {name} to import")
 
 
 def _recorded_path(path: Path) -> str:

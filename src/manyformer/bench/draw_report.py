@@ -51,11 +51,10 @@ def _panel(axis: "Axes", report: BenchReport, kind: BenchKind, value: Callable[[
             xs, ys = zip(*points)
             axis.plot(xs, ys, marker="o", ms=3.5, lw=1.6, label=label, **curve_style(number))
     axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
+    axis.set(yscale="log", xlabel="length (tokens)")
     axis.set_xticks(report.lengths, [f"{length:,}" for length in report.lengths], minor=False)
     axis.set_xticks([], minor=True)
     # values within one decade would otherwise have no tick labels
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.set_xlabel("length (tokens)")

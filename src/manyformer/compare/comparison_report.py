@@ -91,9 +91,8 @@ class ComparisonResult:
     def notes(self) -> list[str]:
         """Notes on the table: seeds, split, shared weights, and the reasons for missing scores."""
         seeds = f"mean ± standard deviation over {self.seeds} seeds" if self.seeds > 1 else "one seed"
-        shared_weights = [
-            f"{case.name} has the weights of {case.trained_by}" for case in self.comparison.cases if case.trained_by
-        ]
+        cases = [case for case in self.comparison.cases if case.trained_by]
+        shared_weights = [f"{case.name} has the weights of {case.trained_by}" for case in cases]
         return [f"{seeds}; scored on the {self.comparison.file.split} data", *shared_weights, *self._missing_reasons()]
 
     def to_markdown(self) -> str:

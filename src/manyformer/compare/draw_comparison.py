@@ -48,8 +48,7 @@ def _plot_sweep(axis: "Axes", result: ComparisonResult, score: str) -> None:
         axis.set_xscale("log", base=2)
     axis.set_xticks(positions, [f"{v:,}" if isinstance(v, int) else str(v) for v in values])
     axis.set_xticks([], minor=True)
-    axis.set_xlabel(str(result.comparison.setting))
-    axis.set_ylabel(_axis_label(score))
+    axis.set(xlabel=str(result.comparison.setting), ylabel=_axis_label(score))
     _label_curve_ends(axis, ends)
 
 

@@ -21,7 +21,6 @@ def draw_points(points: Sequence[ThresholdPoint], path: Path) -> None:
                 if point.threshold is None:
                     axis.plot([x], [value], "o", ms=10, mfc="none", color=curve_color(index))
     for axis, label in zip(axes, ("mean layers per token", "speed relative to the full model")):
-        axis.set_xlabel(label)
-        axis.set_ylabel("BLEU" if scored else "consistency with the full model (ROUGE-L)")
+        axis.set(xlabel=label, ylabel="BLEU" if scored else "consistency with the full model (ROUGE-L)")
     axes[0].legend(fontsize="small")
     write_picture(figure, path)

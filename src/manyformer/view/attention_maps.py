@@ -1,5 +1,6 @@
 """Attention weights of a trained model for a text, as a figure and as text for the terminal."""
 
+import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -42,9 +43,8 @@ def attention_maps(model: Model, text: str, answer: str | None = None) -> list[A
     reads no plain text or has no such module.
     """
     with torch.no_grad(), eval_mode(model):
-        maps = [
-            attention for text_pass in passes_over_text(model, text, answer) for attention in _maps(model, text_pass)
-        ]
+        passes = passes_over_text(model, text, answer)
+        maps = [attention for text_pass in passes for attention in _maps(model, text_pass)]
     if not maps:
         raise UserError(f"no part of {model_name(model)} has weights for pairs of tokens, so there is nothing to draw")
     return maps
@@ -66,15 +66,11 @@ def select_map(maps: Sequence[AttentionMap], *, part: str | None = None, layer: 
 
 def describe_map(attention: AttentionMap) -> str:
     """A map as text: a line for each query, with the key that has the largest mean weight, and that weight."""
-    weights = attention.weights.mean(0)
-    label_width = max(map(len, attention.rows))
-    strongest = weights.max(-1)
-    lines = []
-    for token, row, share, column in zip(
-        attention.rows, weights.tolist(), strongest.values.tolist(), strongest.indices.tolist()
-    ):
+    label_width, lines = max(map(len, attention.rows)), []
+    for token, row in zip(attention.rows, attention.weights.mean(0).tolist()):
         cells = "".join(SHADES[min(4, int(5 * weight))] for weight in row)
-        lines.append(f"{token:>{label_width}} {cells} {attention.columns[column]} {share:.0%}")
+        share, column = max(zip(row, attention.columns), key=operator.itemgetter(0))
+        lines.append(f"{token:>{label_width}} {cells} {column} {share:.0%}")
     return "\n".join(lines)
 
 

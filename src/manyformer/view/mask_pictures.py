@@ -98,8 +98,7 @@ def _draw_figure(mask: Mask, length: int, views: list[MaskView], path: Path) -> 
     figure, axes = panels(1, len(views), (4.2, 4.6), grid=False)
     for axis, view in zip(axes, views):
         axis.imshow(view.cells.numpy(), cmap="Blues", vmin=0, vmax=1, extent=(0, length, length, 0))
-        axis.set_xlabel("key")
-        axis.set_ylabel("query")
+        axis.set(xlabel="key", ylabel="query")
         if len(views) > 1:
             axis.set_title(f"heads {', '.join(map(str, view.heads))}", fontsize=9)
     figure.suptitle(repr(mask) if len(repr(mask)) < 70 * len(views) else f"{repr(mask)[:66]} ...", fontsize=9)

@@ -67,8 +67,7 @@ def draw_counts(all_counts: Sequence[TokenCounts], path: str | Path) -> None:
         _draw_bars(axis, counts, slice(start, start + TOKENS_PER_ROW))
         # matplotlib does not accept empty labels, and $ would start a formula
         axis.set_xticks(range(len(names)), [name.replace("$", r"\$") or " " for name in names], rotation=90, fontsize=8)
-        axis.set_xlim(-0.6, row_length - 0.4)
-        axis.set_ylim(0, counts.maximum * 1.05)
+        axis.set(xlim=(-0.6, row_length - 0.4), ylim=(0, counts.maximum * 1.05))
         axis.set_ylabel(counts.label, fontsize=8)
         axis.yaxis.set_major_locator(MaxNLocator(integer=True))
         axis.spines[["top", "right"]].set_visible(False)

@@ -57,12 +57,9 @@ def layer_spans(model: nn.Module) -> list[LayerSpans]:
         raise UserError("this model learns no attention spans: adaptive-span does")
     if any(kernel.spans.query_dim for _, kernel in kernels):
         raise UserError("the attention spans of this model depend on the text: give a text")
-    empty_query = torch.empty(1, kernels[0][1].spans.heads, 1, 0)
+    empty_query = torch.empty(1, kernels[0][1].spans.heads, 1, 0, device=next(model.parameters()).device)
     with torch.no_grad():
-        return [
-            _make_layer_spans(name, kernel, kernel.spans(empty_query.to(next(model.parameters()).device))[0, :, 0])
-            for name, kernel in kernels
-        ]
+        return [_make_layer_spans(name, kernel, kernel.spans(empty_query)[0, :, 0]) for name, kernel in kernels]
 
 
 def layer_spans_for_text(model: Model, text: str) -> list[LayerSpans]:
@@ -119,13 +116,10 @@ def draw_spans(layers: Sequence[LayerSpans], path: str | Path, *, title: str = "
         axis.plot([layer_number] * len(layer.spans), layer.spans, "o", color=curve_color(0), alpha=0.6)
     axis.plot(range(1, len(layers) + 1), [layer.mean for layer in layers], "-", color=curve_color(1), label="mean")
     axis.axhline(layers[0].max_length, color="#999999", linestyle="--", label="maximum span")
-    axis.set_xticks(range(1, len(layers) + 1))
-    axis.set_xlabel("layer")
-    axis.set_ylabel("span (tokens)")
+    axis.set(xlabel="layer", xticks=range(1, len(layers) + 1), ylabel="span (tokens)")
     axis.set_ylim(bottom=0)
     axis.legend(fontsize="x-small")
-    if title:
-        axis.set_title(title, fontsize=9)
+    axis.set_title(title, fontsize=9)
     write_picture(figure, Path(path))
 
 
