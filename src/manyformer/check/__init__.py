@@ -3,7 +3,7 @@
 from manyformer.check.adapter import Adapter
 from manyformer.check.check import check
 from manyformer.check.check_report import CheckReport, ContractRow
-from manyformer.check.contract import Contract
 from manyformer.check.contracts import CONTRACTS
+from manyformer.check.trial import Contract
 
 __all__ = ["CONTRACTS", "Adapter", "CheckReport", "Contract", "ContractRow", "check"]

@@ -11,14 +11,13 @@ from torch import nn
 from manyformer.api import load
 from manyformer.check.adapter import Adapter, AdapterSubject
 from manyformer.check.check_report import CheckReport, ContractRow
-from manyformer.check.contract import Contract
 from manyformer.check.contracts import CONTRACTS
 from manyformer.check.hugging_face import HuggingFace, is_hugging_face
 from manyformer.check.isolation import in_dtype, restoring_attributes, restoring_model_and_rng, working_dtype
 from manyformer.check.own_subject import OwnSubject
 from manyformer.check.subject import Subject, seed_everything
 from manyformer.check.tiny_models import build_tiny
-from manyformer.check.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, Backend, ContractTrial, Untestable
+from manyformer.check.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, Backend, Contract, ContractTrial, Untestable
 from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model
 from manyformer.recipes import recipe_names

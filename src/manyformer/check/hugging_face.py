@@ -37,20 +37,17 @@ class HuggingFace(Subject):
         self.module, self.name = module, type(module).__name__
         # wrapper classes accept any argument and pass it on; the parameters are those of the classes they derive from
         forwards = [vars(base)["forward"] for base in type(module).__mro__ if "forward" in vars(base)]
-        self.forward_parameters = frozenset(
-            name for forward in forwards for name in inspect.signature(forward).parameters
-        )
+        self.forward_parameters = {name for forward in forwards for name in inspect.signature(forward).parameters}
         self.takes_source = bool(getattr(config, "is_encoder_decoder", False))
         self.max_length = getattr(config, "max_position_embeddings", None)
         self.token_ids = _plain_tokens(config).to(next(module.parameters()).device)
-        self.not_promised = {
-            name: reason for name, reason in NOT_PROMISED.items() if name != "cross_attention" or not self.takes_source
-        }
+        self.not_promised = dict(NOT_PROMISED)
         if "past_key_values" not in self.forward_parameters:
             self.not_promised["incremental_decoding"] = "its forward takes no past_key_values"
         # the encoders number positions by column
         self.source_sides = ("right",)
         if self.takes_source:
+            del self.not_promised["cross_attention"]
             # the decoders number positions by column and take no position ids
             reason = "decoders of Hugging Face models are padded on the right only"
             self.not_promised |= {"padding-left": reason, "padding-state": reason}

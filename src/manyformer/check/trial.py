@@ -1,4 +1,4 @@
-"""`ContractTrial`: the subject of a contract, random inputs, and the tolerance of comparisons."""
+"""`Contract`, a promise with its test, and `ContractTrial`, one run of it: random inputs and comparisons."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from manyformer.check.isolation import training_mode
 from manyformer.check.subject import Subject
+from manyformer.core import State
 from manyformer.tasks import Inputs
 
 Backend = Literal["aot_eager", "inductor"]
@@ -99,6 +100,21 @@ class ContractTrial:
         """The capacities of the states to test: none, and one of `length` tokens if the subject promises that."""
         return (None,) if "capacity" in self.subject.not_promised else (None, length)
 
+    def run_in_chunks(
+        self, inputs: Inputs, sizes: Sequence[int], *, capacity: int | None = None, state: State = None
+    ) -> tuple[Tensor, State]:
+        """Run the tokens in chunks, each from the state after the previous one; returns all logits and the last state.
+
+        The first chunk is run from `state`, or else from the initial state with this `capacity`.
+        """
+        state = self.subject.init_state(inputs, capacity=capacity) if state is None else state
+        start, chunks = 0, []
+        for size in sizes:
+            result = self.subject(inputs.columns(start, start + size), state)
+            state, start = result.state, start + size
+            chunks.append(result.logits)
+        return torch.cat(chunks, dim=1), state
+
     def compare(self, actual: Tensor, expected: Tensor, where: str) -> None:
         """Record how far two tensors differ, for `finding`. Raises ValueError if their shapes differ."""
         if actual.shape != expected.shape:
@@ -153,3 +169,31 @@ def differentiate(trial: ContractTrial, run: Callable[[], T]) -> T:
                 raise
             with training_mode(module):
                 return run()
+
+
+@final
+@dataclass(frozen=True)
+class Contract:
+    """A promise of a model, with the function that tests it.
+
+    `needs` are the promises that it requires of a model. `exact` runs it in float64 if the model can be converted. A
+    contract without `runs_by_default` runs only if it is named.
+    """
+
+    name: str
+    promise: str
+    run: Callable[[ContractTrial], ContractFinding]
+    needs: tuple[str, ...] = ()
+    exact: bool = False
+    runs_by_default: bool = True
+
+
+def contract(
+    name: str, promise: str, *, needs: tuple[str, ...] = (), exact: bool = False, runs_by_default: bool = True
+) -> Callable[[Callable[[ContractTrial], ContractFinding]], Contract]:
+    """Decorate a test function to make it a `Contract`; `contracts.CONTRACTS` lists all contracts."""
+
+    def make_contract(run: Callable[[ContractTrial], ContractFinding]) -> Contract:
+        return Contract(name, promise, run, needs, exact, runs_by_default)
+
+    return make_contract

@@ -16,7 +16,7 @@ from manyformer.compare.scoring import check_score
 from manyformer.config.comparison import Comparison, load_comparison
 from manyformer.errors import UserError, UserErrors
 from manyformer.model_summary import build_on_meta
-from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run
+from manyformer.plugins import import_for_run
 from manyformer.train.run_folder import recipe_lookup, rename_aside
 
 DEFAULT_FOLDER = "comparisons"
@@ -24,8 +24,6 @@ DEFAULT_FOLDER = "comparisons"
 
 def read_comparison(target: str | Path, overrides: Sequence[str] = ()) -> Comparison:
     """Load a comparison and check its runs, scores and claims without training. Raises UserErrors."""
-    # they may define the kind of data
-    import_entry_points(TASK_GROUP)
     comparison = load_comparison(target, overrides, recipes=recipe_lookup(import_for_run))
     names = [case.name for case in comparison.cases]
     file = comparison.file

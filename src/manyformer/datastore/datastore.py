@@ -27,11 +27,8 @@ class KNNSettings(NamedTuple):
 
     def with_overrides(self, neighbours: int | None, weight: float | None, temperature: float | None) -> "KNNSettings":
         """The settings with the arguments that are not None replaced. Raises UserError for values out of range."""
-        return KNNSettings(
-            self.neighbours if neighbours is None else neighbours,
-            self.weight if weight is None else weight,
-            self.temperature if temperature is None else temperature,
-        ).validated()
+        arguments: dict[str, Any] = {"neighbours": neighbours, "weight": weight, "temperature": temperature}
+        return self._replace(**{name: value for name, value in arguments.items() if value is not None}).validated()
 
     def validated(self) -> "KNNSettings":
         """The unchanged settings. Raises UserError for values out of range."""
@@ -110,8 +107,8 @@ class Datastore:
 
         Both ends have at most `context_length` and `continuation_length` tokens.
         """
-        text_position = int(self.text_positions(np.array([entry]))[0])
         document = int(self.documents_of(np.array([entry]))[0])
+        text_position = entry + document
         start, stop = int(self.offsets[document]), int(self.offsets[document + 1])
         first = max(start, text_position + 1 - context_length)
         last = min(stop, text_position + 2 + continuation_length)

@@ -1,8 +1,6 @@
 """Tuning of kNN interpolation: the neighbours, weight and temperature with the lowest loss on held-out text."""
 
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -67,8 +65,7 @@ def tune(
         raise UserError("there is nothing to try: give at least one of neighbours, weights and temperatures")
     sums = torch.zeros(len(counts), len(temperatures), len(weights), dtype=torch.float64)
     num_tokens = 0
-    with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir, torch.inference_mode():
-        material = job.run.load_data("valid", data, Path(scratch_dir))
+    with job.run.open_data("valid", data) as material, torch.inference_mode():
         for fraction, chunk in read_queries(job, store, material):
             if max_tokens is not None:
                 chunk = TuningQueries(*(part[: max_tokens - num_tokens] for part in chunk))

@@ -1,6 +1,8 @@
 """A trained run, and its evaluation data: a split that it held out, or any file, tokenized as the training data."""
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +32,15 @@ class TrainedRun(NamedTuple):
         """The final model with other `keywords`, on `device` or, for None, on a GPU if there is one."""
         return load(self.folder, keywords=keywords).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
-    def load_data(self, split: str | None, path: EvaluationPath | None, scratch_dir: Path) -> EvaluationData:
-        """The data in the file `path`, for which `scratch_dir` holds shards, or else the held-out `split`."""
+    @contextmanager
+    def open_data(self, split: str | None, path: EvaluationPath | None) -> Iterator[EvaluationData]:
+        """The data in the file `path`, or else the held-out `split`; shards of a file are removed on exit."""
         if path is None:
-            return load_split(self.config, self.folder, split)
-        request = OpenRequest(self.config.batch.tokens, scratch_dir)
-        return open_file(self.config.data, data_form(self.config), self.tokenizers, path, request)
+            yield load_split(self.config, self.folder, split)
+            return
+        with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir:
+            request = OpenRequest(self.config.batch.tokens, Path(scratch_dir))
+            yield open_file(self.config.data, data_form(self.config), self.tokenizers, path, request)
 
 
 def open_run(run: str | Path) -> TrainedRun:

@@ -1,6 +1,5 @@
 """`evaluate`: the scores of a trained run on held-out data or on a file."""
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +55,7 @@ def evaluate(
         raise UserError("give either a split or data to score, not both")
     _, config, tokenizers = trained = open_run(run)
     model = wrap(trained.load_model(device, keywords))
-    with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir, torch.inference_mode():
-        eval_data = trained.load_data(split, data, Path(scratch_dir))
+    with trained.open_data(split, data) as eval_data, torch.inference_mode():
         result = score_model(model, config, tokenizers, eval_data, settings=settings, on_progress=on_progress)
     return Evaluation(task_of_run(config).name, eval_data.name, tuple(result.scores), result.description)
 

@@ -1,6 +1,5 @@
 """Held-out images of a run, for the model to complete."""
 
-import tempfile
 from itertools import islice
 from pathlib import Path
 
@@ -24,8 +23,7 @@ def held_images(run: str | Path, count: int, *, data: str | None = None) -> Imag
         raise UserError(f"the run in {run} ({trained.config.recipe}) was not trained on images")
     tokenizer = trained.tokenizers.source
     assert isinstance(tokenizer, PixelTokenizer)
-    with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir:
-        batches = trained.load_data(None, data, Path(scratch_dir)).batches
-        assert batches is not None
-        rows = (row for batch in batches if isinstance(batch, CausalLMBatch) for row in batch.targets)
+    with trained.open_data(None, data) as held_out:
+        assert held_out.batches is not None
+        rows = (row for batch in held_out.batches if isinstance(batch, CausalLMBatch) for row in batch.targets)
         return np.stack([tokenizer.image(row) for row in islice(rows, count)])

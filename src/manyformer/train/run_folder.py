@@ -106,13 +106,12 @@ def as_training_run(target: RunConfig | str | Path, overrides: Sequence[str] | M
 def _load(
     target: str | Path, overrides: Sequence[str] | Mapping[str, Any], import_modules: ImportFn | None
 ) -> RunConfig:
-    # they may define the kind of data
-    import_entry_points(TASK_GROUP)
     return load_run(target, overrides, recipes=recipe_lookup(import_modules))
 
 
 def recipe_lookup(import_modules: ImportFn | None = None) -> RecipeLookup:
-    """All recipes, as the configuration looks them up."""
+    """All recipes, as the configuration looks them up, after importing the kinds of data of installed packages."""
+    import_entry_points(TASK_GROUP)
     return RecipeLookup(
         lambda name: get_recipe(name).signature,
         lambda name: get_recipe(name).card.task,

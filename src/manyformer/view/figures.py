@@ -1,9 +1,9 @@
 """Shared parts of all figures: a color-blind-safe palette, panels, and atomic writing of picture files."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyformer.data.atomic_files import atomic_write
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,12 +62,7 @@ def check_picture(path: Path) -> None:
 
 
 def write_picture(figure: "Figure", path: Path) -> None:
-    """Write the figure to a temporary file and rename it, so that no partial file is ever visible. Raises UserError."""
+    """Write the figure atomically, so that no partial file is ever visible. Raises UserError."""
     check_picture(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}-{os.getpid()}{path.suffix}")
-    try:
-        figure.savefig(temporary, dpi=DPI)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic_write(path) as file:
+        figure.savefig(file, format=path.suffix.lower()[1:], dpi=DPI)

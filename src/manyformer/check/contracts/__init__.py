@@ -1,6 +1,5 @@
 """The contracts of models; `CONTRACTS` lists them in the order of the report."""
 
-from manyformer.check.contract import Contract
 from manyformer.check.contracts import (
     causality_contracts,
     decoding_contracts,
@@ -10,6 +9,7 @@ from manyformer.check.contracts import (
     saving_contracts,
     training_contracts,
 )
+from manyformer.check.trial import Contract
 
 MODULES = (
     repeatability_contracts,

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from manyformer.check.calls import same_calls
-from manyformer.check.contract import contract
 from manyformer.check.isolation import in_dtype
 from manyformer.check.trial import (
     FLOAT32_TOLERANCE,
@@ -19,6 +18,7 @@ from manyformer.check.trial import (
     ContractFinding,
     ContractTrial,
     Untestable,
+    contract,
     differentiate,
     failed,
     passed,

@@ -1,10 +1,10 @@
 """The contracts that decoding from a state, also from selected rows of it, gives the same outputs as one pass."""
 
+from collections.abc import Sequence
+
 import torch
 
-from manyformer.check.chunks import chunk_sizes, format_sizes, run_in_chunks
-from manyformer.check.contract import contract
-from manyformer.check.trial import ContractFinding, ContractTrial, Untestable
+from manyformer.check.trial import ContractFinding, ContractTrial, Untestable, contract
 from manyformer.models import GenerativeModel
 
 NEEDS = ("incremental_decoding", "per_token")
@@ -18,7 +18,7 @@ def cached(trial: ContractTrial) -> ContractFinding:
     """Compare steps of one token from the initial state with one pass."""
     inputs = trial.draw(2, trial.length)
     full = trial.subject(inputs).logits
-    steps, _ = run_in_chunks(trial, inputs, [1] * trial.length)
+    steps, _ = trial.run_in_chunks(inputs, [1] * trial.length)
     for column in range(trial.length):
         trial.compare(steps[:, column], full[:, column], f"step by step, token {column}")
     return trial.finding(f"{trial.length} single steps give the same as one pass")
@@ -29,10 +29,24 @@ def prefill(trial: ContractTrial) -> ContractFinding:
     """Compare chunks of several sizes with one pass."""
     inputs = trial.draw(2, trial.length)
     full = trial.subject(inputs).logits
-    chunkings = chunk_sizes(trial, trial.length)
+    chunkings = chunk_sizes(trial)
     for sizes in chunkings:
-        trial.compare(run_in_chunks(trial, inputs, sizes)[0], full, f"in chunks of {format_sizes(sizes)}")
+        trial.compare(trial.run_in_chunks(inputs, sizes)[0], full, f"in chunks of {format_sizes(sizes)}")
     return trial.finding(f"{'; '.join(map(format_sizes, chunkings))} tokens at a time give the same as one pass")
+
+
+def chunk_sizes(trial: ContractTrial) -> list[list[int]]:
+    """Several divisions of a text into chunks; if the model is not `chunked`, a prompt and single tokens."""
+    length, half = trial.length, trial.length // 2
+    if not trial.subject.chunked:
+        return [[half] + [1] * (length - half), [length - 1, 1]]
+    threes = [3] * (length // 3) + ([length % 3] if length % 3 else [])
+    return [threes, [1, 3, length - 4], [length - 1, 1], [half, length - half]]
+
+
+def format_sizes(sizes: Sequence[int]) -> str:
+    """The chunk sizes as short text."""
+    return "+".join(map(str, sizes)) if len(sizes) <= 4 else f"{sizes[0]}+{sizes[1]}+..."
 
 
 @contract("preallocated", "a preallocated state == one pass", needs=(*NEEDS, "capacity"), exact=True)
@@ -41,7 +55,7 @@ def preallocated(trial: ContractTrial) -> ContractFinding:
     inputs, half = trial.draw(2, trial.length), trial.length // 2
     full = trial.subject(inputs).logits
     for capacity in (trial.length, trial.length + 7):
-        actual, _ = run_in_chunks(trial, inputs, [half] + [1] * (trial.length - half), capacity=capacity)
+        actual, _ = trial.run_in_chunks(inputs, [half] + [1] * (trial.length - half), capacity=capacity)
         trial.compare(actual, full, f"with a capacity of {capacity} tokens")
     return trial.finding("preallocated states give the same as one pass")
 
@@ -52,7 +66,7 @@ def rewind(trial: ContractTrial) -> ContractFinding:
     first, half = trial.draw(2, trial.length), trial.length // 2
     new_tokens = trial.different_tokens(first.tokens[:, half:])
     second = first._replace(tokens=torch.cat([first.tokens[:, :half], new_tokens], dim=1))
-    _, state = run_in_chunks(trial, first, [half])
+    _, state = trial.run_in_chunks(first, [half])
     for inputs, where in ((first, "first"), (second, "second"), (first, "first again")):
         actual = trial.subject(inputs.columns(half, trial.length), state).logits
         trial.compare(actual, trial.subject(inputs).logits[:, half:], f"the {where} continuation of one state")
@@ -89,13 +103,13 @@ def beams(trial: ContractTrial) -> ContractFinding:
     """Reorder the state midway and continue, twice; each row must equal a full pass over its own tokens."""
     for capacity in trial.capacities(trial.length):
         rows, start = trial.draw(3, trial.length), trial.length // 2
-        _, state = run_in_chunks(trial, rows, [start], capacity=capacity)
+        _, state = trial.run_in_chunks(rows, [start], capacity=capacity)
         for order in ROW_ORDERS:
             state, rows = trial.subject.reorder(state, order), rows.rows(order)
             # rows with the same history get different continuations: they must not share memory
             rows.tokens[:, start:] = trial.tokens(len(order), trial.length - start)
             stop = min(start + STEPS_PER_ORDER, trial.length)
-            actual, state = run_in_chunks(trial, rows.columns(start, stop), [1] * (stop - start), state=state)
+            actual, state = trial.run_in_chunks(rows.columns(start, stop), [1] * (stop - start), state=state)
             full = trial.subject(rows).logits
             trial.compare(actual, full[:, start:stop], f"after rows {list(order)} were selected")
             start = stop

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyformer.check.contract import contract
 from manyformer.check.isolation import in_dtype
 from manyformer.check.subject import seed_everything
-from manyformer.check.trial import Backend, ContractFinding, ContractTrial, Untestable, failed
+from manyformer.check.trial import Backend, ContractFinding, ContractTrial, Untestable, contract, failed
 from manyformer.tasks import Inputs
 
 HALF_TOLERANCE = 0.05

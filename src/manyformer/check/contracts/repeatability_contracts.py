@@ -2,9 +2,7 @@
 
 import torch
 
-from manyformer.check.chunks import run_in_chunks
-from manyformer.check.contract import contract
-from manyformer.check.trial import ContractFinding, ContractTrial, failed, passed
+from manyformer.check.trial import ContractFinding, ContractTrial, contract, failed, passed
 
 
 @contract("repeatable", "the same input twice, with the same seed, gives the same finite output")
@@ -29,7 +27,7 @@ def traceless(trial: ContractTrial) -> ContractFinding:
     short = trial.draw(1, trial.round_length(max(trial.long_length // 8, 4)))
     trial.subject(short)
     if not {"incremental_decoding", "per_token"} & trial.subject.not_promised.keys():
-        run_in_chunks(trial, short, [short.tokens.shape[1] - 1, 1])
+        trial.run_in_chunks(short, [short.tokens.shape[1] - 1, 1])
     difference = float((trial.subject(inputs).logits - first).abs().max())
     if difference:
         sentence = f"a call with {short.tokens.shape[1]} tokens changes what {trial.long_length} tokens give"

@@ -4,11 +4,9 @@ import itertools
 
 import torch
 
-from manyformer.check.chunks import run_in_chunks
-from manyformer.check.contract import contract
 from manyformer.check.padded_rows import DocumentSlot, RowItem, pack_documents, pad_documents, pad_tokens
 from manyformer.check.subject import PaddingSide
-from manyformer.check.trial import ContractFinding, ContractTrial, failed, gradients_of, passed
+from manyformer.check.trial import ContractFinding, ContractTrial, contract, failed, gradients_of, passed
 from manyformer.core import PADDING_SEGMENT
 from manyformer.tasks import Inputs
 
@@ -79,8 +77,8 @@ def padding_state(trial: ContractTrial) -> ContractFinding:
         inputs, _ = pad_documents(trial, prompts, side)
         following, width = inputs._replace(tokens=continuation, segments=None), inputs.tokens.shape[1]
         for capacity in trial.capacities(width + steps):
-            _, state = run_in_chunks(trial, inputs, [width], capacity=capacity)
-            actual, _ = run_in_chunks(trial, following, [1] * steps, state=state)
+            _, state = trial.run_in_chunks(inputs, [width], capacity=capacity)
+            actual, _ = trial.run_in_chunks(following, [1] * steps, state=state)
             for row, column in itertools.product(range(len(documents)), range(steps)):
                 where = f"row {row}, {column + 1} tokens after a prompt padded on the {side}"
                 trial.compare(actual[row, column], unpadded[row][column], where)
@@ -103,7 +101,7 @@ def padding_ragged(trial: ContractTrial) -> ContractFinding:
     sizes: list[int] = []
     while sum(sizes) < width:
         sizes.append(min(1 + trial.random_int(5), width - sum(sizes)))
-    actual, _ = run_in_chunks(trial, inputs, sizes)
+    actual, _ = trial.run_in_chunks(inputs, sizes)
     unpadded = trial.subject(documents).logits
     for row in range(rows):
         trial.compare(actual[row, token_columns[row]], unpadded[row], f"row {row}, its tokens scattered among padding")
@@ -139,7 +137,7 @@ def packing_state(trial: ContractTrial) -> ContractFinding:
     unpacked = [trial.subject(document).logits[0] for document in documents]
     for size in (1, 3, width):
         sizes = [size] * (width // size) + ([width % size] if width % size else [])
-        actual, _ = run_in_chunks(trial, inputs, sizes)
+        actual, _ = trial.run_in_chunks(inputs, sizes)
         for index, slot in enumerate(slots):
             where = f"document {index}, chunks of {size}"
             trial.compare(actual[slot.row, slot.start : slot.stop], unpacked[index], where)

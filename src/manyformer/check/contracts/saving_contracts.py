@@ -6,8 +6,7 @@ import tempfile
 import torch
 from torch import Tensor, nn
 
-from manyformer.check.contract import contract
-from manyformer.check.trial import ContractFinding, ContractTrial, failed, passed
+from manyformer.check.trial import ContractFinding, ContractTrial, contract, failed, passed
 from manyformer.models import Model
 from manyformer.recipes import build
 
