@@ -72,26 +72,23 @@ class _MassRecorder:
         length = self.valid.shape[1]
         if not self.is_recording or not bool(self.valid.any()):
             return
+        regions: Any = DEFAULT_REGIONS
         if name == "mass":
             self._reporting_parts.add(self._names[module])
-            regions: Any = module.regions
-            self._add(module, regions, value)
+            regions = module.regions
         elif name == "weights" and value.shape[-2] == length <= value.shape[-1]:
-            self._add(module, DEFAULT_REGIONS, region_shares(value, [value.shape[-1] - length, length], self.valid))
-
-    def means(self) -> list[RegionMass]:
-        """The means, in the order of the model; of nested parts only the outermost that reports "mass"."""
-        sums = {part: regions for part, regions in self._sums.items() if not self._is_nested(part)}
-        order = {name: index for index, name in enumerate(self._names.values())}
-        return [
-            RegionMass(part, {name: sum(values) / len(values) for name, values in sums[part].items()})
-            for part in sorted(sums, key=order.__getitem__)
-        ]
-
-    def _add(self, module: nn.Module, regions: tuple[str, ...], value: Tensor) -> None:
+            value = region_shares(value, [value.shape[-1] - length, length], self.valid)
+        else:
+            return
         sums = self._sums.setdefault(self._names[module], {region: [] for region in regions})
         for region, share in zip(regions, value.tolist(), strict=True):
             sums[region].append(share)
 
-    def _is_nested(self, part: str) -> bool:
-        return any(part.startswith(f"{outer}.") for outer in self._reporting_parts)
+    def means(self) -> list[RegionMass]:
+        """The means, in the order of the model; of nested parts only the outermost that reports "mass"."""
+        nested_prefixes = tuple(f"{outer}." for outer in self._reporting_parts)
+        return [
+            RegionMass(part, {name: sum(values) / len(values) for name, values in self._sums[part].items()})
+            for part in self._names.values()
+            if part in self._sums and not part.startswith(nested_prefixes)
+        ]

@@ -3,15 +3,17 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from manyformer.check.calls import same_calls
 from manyformer.check.isolation import in_dtype
+from manyformer.check.subject import Subject
 from manyformer.check.trial import (
     FLOAT32_TOLERANCE,
     FLOAT64_TOLERANCE,
@@ -66,6 +68,31 @@ def causal(trial: ContractTrial) -> ContractFinding:
     if exact_leak is not None and same_operators and leak.dtype != torch.float64:
         return leak_finding(exact_leak, sentence)
     return leak_finding(leak, sentence.replace(", at", " but for rounding, at"))
+
+
+def same_calls(subject: Subject, first: Inputs, second: Inputs) -> bool:
+    """Whether the model runs the same operators on tensors of the same shapes for both inputs."""
+    recorders = CallRecorder(), CallRecorder()
+    for recorder, inputs in zip(recorders, (first, second)):
+        with recorder:
+            subject(inputs)
+    return recorders[0].calls == recorders[1].calls
+
+
+@final
+class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records every operator that torch dispatches, with the shapes of its tensor arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[tuple[str, tuple[torch.Size, ...]]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
+        self.calls.append((str(func), tuple(tensor.shape for tensor in tensors)))
+        return func(*args, **(kwargs or {}))
 
 
 class Variant(NamedTuple):
