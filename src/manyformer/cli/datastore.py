@@ -104,7 +104,7 @@ def index(
     from manyformer.datastore.facts import INDEX
     from manyformer.datastore.faiss_index import remove_index
 
-    kinds = {"flat": FlatIndex(), "ivfpq": IVFPQIndex(lists, codes, train_keys)}
+    kinds: dict[str, FlatIndex | IVFPQIndex] = {"flat": FlatIndex(), "ivfpq": IVFPQIndex(lists, codes, train_keys)}
     if kind not in kinds:
         raise UserError(f"there is no index '{kind}'; {suggest_names(kind, kinds)}")
     store = Datastore(folder, exact=True)

@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,26 +27,19 @@ DEFAULT_PROBE = 32
 """The default number of lists that a search visits, as in Khandelwal et al. 2020, section 3."""
 
 
-class IndexKind(ABC):
-    """A kind of faiss index."""
-
-    @abstractmethod
-    def make_empty(self, faiss: Any, keys: KeyArray) -> Any:
-        """A new index for `keys`, which contains none of them yet. Raises UserError for settings that do not fit."""
-
-
 @final
 @dataclass(frozen=True)
-class FlatIndex(IndexKind):
+class FlatIndex:
     """All keys in single precision and in memory: exact."""
 
     def make_empty(self, faiss: Any, keys: KeyArray) -> Any:
+        """A new index for `keys`, which contains none of them yet."""
         return faiss.IndexFlatL2(keys.shape[1])
 
 
 @final
 @dataclass(frozen=True)
-class IVFPQIndex(IndexKind):
+class IVFPQIndex:
     """IVF-PQ: keys in `lists` by their nearest centroid, each quantized to `codes` bytes (Jegou et al. 2011).
 
     The kNN-LM paper has 4096 lists and 64 bytes, trained on a million keys, for 103 million entries. By default there
@@ -59,6 +51,7 @@ class IVFPQIndex(IndexKind):
     train_keys: int = 1_000_000
 
     def make_empty(self, faiss: Any, keys: KeyArray) -> Any:
+        """A new index, trained on `keys` but empty. Raises UserError for settings that do not fit the keys."""
         num_training, width = min(self.train_keys, len(keys)), keys.shape[1]
         if len(keys) < MIN_TRAINING_KEYS:
             raise UserError(
@@ -133,7 +126,7 @@ def _recorded_size(file: Path) -> int | None:
 
 
 def make_index(
-    keys: KeyArray, file: Path, kind: IndexKind, *, on_progress: Callable[[int], None] = lambda done: None
+    keys: KeyArray, file: Path, kind: FlatIndex | IVFPQIndex, *, on_progress: Callable[[int], None] = lambda done: None
 ) -> None:
     """Write an index over `keys` atomically; `on_progress` is called with the number of keys added.
 

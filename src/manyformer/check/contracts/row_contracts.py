@@ -14,7 +14,7 @@ BATCH_ROWS = 4
 
 PACKED_ROWS = ((RowItem(0), RowItem(1), RowItem(2)), (RowItem(3, 2), RowItem(4), RowItem(5, 1)))
 
-PADDED_STATE = ("incremental_decoding", "padding_invariant")
+PADDED_STATE, PADDED_SOURCE = ("incremental_decoding", "padding_invariant"), ("cross_attention", "padding_invariant")
 
 
 @contract("padding-right", "padding after the tokens changes nothing", needs=("padding_invariant",), exact=True)
@@ -45,10 +45,7 @@ def document_lengths(trial: ContractTrial) -> list[int]:
     return [trial.length, trial.length // 2 - 1, 1, trial.length - 1]
 
 
-SOURCE_NEEDS = ("cross_attention", "padding_invariant")
-
-
-@contract("source-padding", "padding of the source changes nothing", needs=SOURCE_NEEDS, exact=True)
+@contract("source-padding", "padding of the source changes nothing", needs=PADDED_SOURCE, exact=True)
 def source_padding(trial: ContractTrial) -> ContractFinding:
     """Compare padded sources of different lengths, with targets of one length, with each alone."""
     documents = [trial.draw(1, trial.length, source=length) for length in document_lengths(trial)]
