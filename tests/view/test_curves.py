@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -86,8 +86,8 @@ def test_what_cannot_be_drawn(tmp_path: Path) -> None:
 def test_a_picture_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
-    def full(self: Figure, path: Path, **_: Any) -> None:
-        Path(path).write_bytes(b"half")
+    def full(self: Figure, file: BinaryIO, **_: Any) -> None:
+        file.write(b"half")
         raise OSError("No space left on device")
 
     run = run_folder(tmp_path / "run", rows(1.0))
