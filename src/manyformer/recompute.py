@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+import torch
+from torch.utils.checkpoint import checkpoint
+
 T = TypeVar("T")
 
 ChoiceTape = list[Any]
@@ -33,6 +36,14 @@ def choose_once(choose: Callable[[], T]) -> T:
     if tape is not None:
         tape.append(choice)
     return choice
+
+
+def recompute_for_gradient(compute: Callable[..., T], *inputs: Any, dropout: float) -> T:
+    """`compute(*inputs)`, computed again for the gradient; with `dropout` from the same random numbers."""
+    if not torch.is_grad_enabled():
+        return compute(*inputs)
+    result: T = checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=dropout > 0)
+    return result
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Softmax attention: every path equals the definition, gradients too, and says which one it is."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from manyformer.masks import (
     symmetric_window,
 )
 from manyformer.models.token_positions import positions_of
-from manyformer.ops.softmax_attention import attention_per_document, softmax_attention_reference
+from manyformer.ops.softmax_attention import fused_attention, map_documents, softmax_attention_reference
 from manyformer.ops.sparse_plan import _plan_for_layouts as plans
 from manyformer.position import NoPosition, Position
 
@@ -338,7 +339,8 @@ def test_documents_keep_their_gradient_in_one_piece() -> None:
     """Rows laid end to end and cut: many slices would each cost a gradient of full size."""
     place = place_of(LAYOUTS["packed"])
     q, k, v = inputs(place, HEADS)
-    y = attention_per_document(q, k, v, place.layout, causal=True, scale=1.0)  # type: ignore[arg-type]
+    attend = partial(fused_attention, mask=None, causal=True, scale=1.0)
+    y = map_documents(q, k, v, place.layout, attend)  # type: ignore[arg-type]
     names, todo = [], [y.grad_fn]
     while todo:
         node = todo.pop()

@@ -76,33 +76,26 @@ def select_plan(softmax: SoftmaxCall, path: str) -> BiasedSoftmaxPlan:
 
 
 def _select_blocked_plan(softmax: SoftmaxCall, seams: str) -> BiasedSoftmaxPlan:
+    position, segments = softmax.call.position, None
     query_offset, packed_layout = _find_offset(softmax)
-    terms = softmax.call.position.distance_terms(1, 1)
-    name = type(softmax.call.position).__name__
-    per_document = "" if packed_layout is None else f", one call for each of {len(packed_layout.documents)} documents"
-    if (
-        query_offset is None
-        and terms is not None
-        and _has_distance_vectors(softmax.call.position, terms)
-        and (query_offset := _find_aligned_offset(softmax)) is not None
-    ):
-        method = f"computed in blocks of {distance_vector_attention.BLOCK} queries, distance terms as a view"
-        reason = f"{name} has a vector for each distance: {method}, in rows of contiguous tokens"
-        return BiasedSoftmaxPlan("blocked", reason, "shifted", query_offset, segments=_segment_pair(softmax))
+    terms, name = position.distance_terms(1, 1), type(position).__name__
+    calls = "" if packed_layout is None else f", one call for each of {len(packed_layout.documents)} documents"
+    has_vectors = terms is not None and _has_distance_vectors(position, terms)
+    if has_vectors and query_offset is None and (query_offset := _find_aligned_offset(softmax)) is not None:
+        calls, segments = ", in rows of contiguous tokens", _segment_pair(softmax)
     if query_offset is None or terms is None:
         return _select_pairwise_plan(softmax, seams)
-    if _has_distance_vectors(softmax.call.position, terms):
+    if has_vectors:
         method = f"computed in blocks of {distance_vector_attention.BLOCK} queries, distance terms as a view"
-        reason = f"{name} has a vector for each distance: {method}{per_document}"
-        return BiasedSoftmaxPlan("blocked", reason, "shifted", query_offset, packed_layout)
-    if softmax.dropout or not _is_narrow(softmax.call.position, terms, query_offset):
+        reason = f"{name} has a vector for each distance: {method}{calls}"
+        return BiasedSoftmaxPlan("blocked", reason, "shifted", query_offset, packed_layout, segments)
+    if softmax.dropout or not _is_narrow(position, terms, query_offset):
         return BiasedSoftmaxPlan("blocked", f"{seams}: computed in blocks of {BLOCK} queries")
     if is_plain_bias(terms):
         method = f"one fused call per {toeplitz_attention.BLOCK} queries, its bias a view of one vector"
-        reason = f"{name} adds a number for each distance: {method}{per_document}"
+        reason = f"{name} adds a number for each distance: {method}{calls}"
         return BiasedSoftmaxPlan("blocked", reason, "bias", query_offset, packed_layout)
-    method = "a band of close keys, fused calls for all other keys"
-    reason = f"{name} clips distances: {method}{per_document}"
+    reason = f"{name} clips distances: a band of close keys, fused calls for all other keys{calls}"
     return BiasedSoftmaxPlan("blocked", reason, "clipped", query_offset, packed_layout)
 
 
@@ -163,10 +156,8 @@ def _find_offset(softmax: SoftmaxCall) -> tuple[QueryOffset | None, PackedLayout
 def _find_aligned_offset(softmax: SoftmaxCall) -> QueryOffset | None:
     """The offset of queries against keys in rows of contiguous tokens, whose positions may differ between rows."""
     query_layout, key_layout = softmax.call.query_positions.layout, softmax.call.key_positions.layout
-    causal = softmax.mask == Causal()
-    if not isinstance(query_layout, ContiguousLayout | AlignedLayout):
-        return None
-    if not isinstance(key_layout, ContiguousLayout | AlignedLayout):
+    causal, aligned_layouts = softmax.mask == Causal(), (ContiguousLayout, AlignedLayout)
+    if not isinstance(query_layout, aligned_layouts) or not isinstance(key_layout, aligned_layouts):
         return None
     if not causal and softmax.mask != AllKeys():
         return None

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, State, TokenPositions, tree_map
+from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, tree_map
 from manyformer.costs import COSTS
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.position import DynamicNTKRotaryScaling
@@ -67,30 +67,25 @@ class DynamicRotaryKernel(Kernel):
         outputs: list[Tensor] = []
         state = call.state
         total_loss: Tensor | float = 0.0
-        for query_range in self._query_ranges(call.query_positions):
-            chunk = call._replace(
-                q=call.q[:, :, query_range.start : query_range.stop],
-                query_positions=_slice_positions(call.query_positions, query_range),
-                state=state,
-            )
-            rotate_keys = self._rotate_keys_once if query_range.shares_rotation else self._rotate_keys_per_query
+        for start, stop, shares_rotation in self._query_ranges(call.query_positions):
+            chunk = call._replace(state=state)
+            if stop - start < call.q.shape[2]:
+                chunk = chunk._replace(
+                    q=call.q[:, :, start:stop], query_positions=call.query_positions.columns(start, stop)
+                )
+            rotate_keys = self._rotate_keys_once if shares_rotation else self._rotate_keys_per_query
             y, state, loss = self.inner(rotate_keys(chunk))
-            outputs.append(y if query_range.shares_rotation else _merge_query_rows(y, call.q.shape[0]))
+            outputs.append(y if shares_rotation else _merge_query_rows(y, call.q.shape[0]))
             total_loss = total_loss + loss
         return LayerOutput(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2), state, total_loss)
 
     def explain(self, call: KernelCall) -> str:
-        num_extrapolated = sum(
-            query_range.stop - query_range.start
-            for query_range in self._query_ranges(call.query_positions)
-            if not query_range.shares_rotation
-        )
-        suffix = (
-            f"; the keys are rotated for each of {num_extrapolated} queries beyond {self.scaling.original_length}"
-            if num_extrapolated
-            else ""
-        )
-        return self.inner.explain(call) + suffix
+        ranges = self._query_ranges(call.query_positions)
+        num_extrapolated = sum(stop - start for start, stop, shares_rotation in ranges if not shares_rotation)
+        if not num_extrapolated:
+            return self.inner.explain(call)
+        reason = f"for each of {num_extrapolated} queries beyond {self.scaling.original_length}"
+        return f"{self.inner.explain(call)}; the keys are rotated {reason}"
 
     def extra_repr(self) -> str:
         return f"{self.head_dim}, {self.scaling}, rotated={self.rotated}, pairs={self.pairs}, base={self.base:g}"
@@ -135,24 +130,8 @@ class DynamicRotaryKernel(Kernel):
     def _rotate(self, x: Tensor, position_ids: Int[Tensor, "b l"], lengths: Int[Tensor, "#b 1"]) -> Tensor:
         rates = self.scaling.frequencies(self.rotated, self.base, lengths)
         idle = 0 if self.pairs == "halves" else (self.head_dim - self.rotated) // 2
-        table = rotation_table(position_ids[..., None] * rates, unrotated_pairs=idle).to(
-            torch.promote_types(x.dtype, torch.float32)
-        )
-        return rotate(x, table[:, None], self.pairs)
-
-
-def _slice_positions(positions: TokenPositions, query_range: QueryRange) -> TokenPositions:
-    layout = (
-        ContiguousLayout(positions.layout.start + query_range.start)
-        if isinstance(positions.layout, ContiguousLayout)
-        else None
-    )
-    if (query_range.start, query_range.stop) == (0, positions.position_ids.shape[1]):
-        return positions
-    columns: TokenPositions = tree_map(
-        lambda t: t[:, query_range.start : query_range.stop], positions._replace(layout=None)
-    )
-    return columns._replace(layout=layout)
+        table = rotation_table(position_ids[..., None] * rates, unrotated_pairs=idle)
+        return rotate(x, table.to(torch.promote_types(x.dtype, torch.float32))[:, None], self.pairs)
 
 
 def _merge_query_rows(y: Float[Tensor, "bl h 1 f"], rows: int) -> Float[Tensor, "b h l f"]:

@@ -56,13 +56,6 @@ class LinearResult(NamedTuple):
     weights: Float[Tensor, "b h l s"] | None = None
 
 
-class LinearPathChoice(NamedTuple):
-    """A path and the reason for it."""
-
-    path: LinearPath
-    reason: str
-
-
 @final
 class LinearKernel(Kernel):
     """Attention by sums of features (Katharopoulos et al. 2020), causal or to the whole document.
@@ -112,7 +105,7 @@ class LinearKernel(Kernel):
         return LinearState() if self._causal else DocumentSums()
 
     def forward(self, call: KernelCall) -> LayerOutput:
-        path, compute_dtype = self._select_path(call).path, torch.promote_types(call.v.dtype, torch.float32)
+        (path, _), compute_dtype = self._select_path(call), torch.promote_types(call.v.dtype, torch.float32)
         compute = self._compute_causal if self._causal else self._compute_all_keys
         with autocast_disabled(call.q.device):
             query_features = self.features(call.q.to(compute_dtype), call.query_positions).y
@@ -123,8 +116,7 @@ class LinearKernel(Kernel):
         return LayerOutput(y.to(call.v.dtype), None if call.state is None else state)
 
     def explain(self, call: KernelCall) -> str:
-        choice = self._select_path(call)
-        return f"{choice.path}: {choice.reason}"
+        return ": ".join(self._select_path(call))
 
     def decode_attend(self, position: Position, *, heads: int, kv_heads: int, head_dim: int) -> AttendStep | None:
         if not self._causal or self.path not in ("auto", "recurrent") or heads != kv_heads:
@@ -149,7 +141,8 @@ class LinearKernel(Kernel):
     def extra_repr(self) -> str:
         return f"{self.mask!r}, chunk={self.chunk}, path={self.path}"
 
-    def _select_path(self, call: KernelCall) -> LinearPathChoice:
+    def _select_path(self, call: KernelCall) -> tuple[LinearPath, str]:
+        """The path of this call and the reason for it."""
         queries, keys = call.q.shape[2], call.k.shape[2]
         if self._causal and queries != keys:
             raise ValueError(
@@ -161,14 +154,14 @@ class LinearKernel(Kernel):
         if self.path == "quadratic" and not has_all_keys:
             raise ValueError("LinearKernel: path 'quadratic' needs all keys, but the state holds only their sum")
         if self.path != "auto":
-            return LinearPathChoice(self.path, "forced")
+            return self.path, "forced"
         if call.watch is not no_watch and has_all_keys and "quadratic" in self._paths:
-            return LinearPathChoice("quadratic", "the weights are watched, and only this path forms them")
+            return "quadratic", "the weights are watched, and only this path forms them"
         if not self._causal:
-            return LinearPathChoice("summed", "every key is visible, so the keys are summed once")
+            return "summed", "every key is visible, so the keys are summed once"
         if queries == 1:
-            return LinearPathChoice("recurrent", "a single token")
-        return LinearPathChoice("chunked", f"causal, {self.chunk} tokens at a time")
+            return "recurrent", "a single token"
+        return "chunked", f"causal, {self.chunk} tokens at a time"
 
     def _compute_causal(
         self, call: KernelCall, query_features: Tensor, key_feature_values: FeatureValues, path: LinearPath
@@ -178,22 +171,15 @@ class LinearKernel(Kernel):
         v, state = call.v, call.state
         heads_per_group = query_features.shape[1] // v.shape[1]
         previous = LinearState() if state is None else state
-        key_features, log_scale = (
-            key_feature_values
-            if heads_per_group == 1
-            else tree_map(lambda x: x.repeat_interleave(heads_per_group, 1), key_feature_values)
-        )
-        v = v if heads_per_group == 1 else v.repeat_interleave(heads_per_group, 1)
+        memory = previous.memory
+        if heads_per_group > 1:
+            key_feature_values, v, memory = tree_map(
+                lambda x: x.repeat_interleave(heads_per_group, 1), (key_feature_values, v, memory)
+            )
+        key_features, log_scale = key_feature_values
         v, gate = torch.split(v, [v.shape[-1] - self.gate_dim, self.gate_dim], -1) if self.gate_dim else (v, None)
-        run, valid, last_segment = _track_segments(
-            call.key_positions, previous.segment_ids, keep_state=state is not None
-        )
+        run, valid, last_segment = _track_segments(call.key_positions, previous, keep_state=state is not None)
         tokens = TokenFeatures(query_features, key_features, v, log_scale, gate, valid, run)
-        memory = (
-            previous.memory
-            if heads_per_group == 1
-            else tree_map(lambda x: x.repeat_interleave(heads_per_group, 1), previous.memory)
-        )
         y, memory, weights = self.rule(tokens, memory, form=path, chunk=self.chunk, floor=self.floor)
         return LinearResult(y, LinearState(tree_map(lambda x: x[:, ::heads_per_group], memory), last_segment), weights)
 
@@ -209,9 +195,8 @@ class LinearKernel(Kernel):
                 query_features, *key_feature_values, v, query_positions, call.key_positions, self.floor
             )
             return LinearResult(y, sums, weights)
-        return LinearResult(
-            document_sums.read_sums(query_features, query_positions, sums, v.shape[-1], self.floor), sums
-        )
+        y = document_sums.read_sums(query_features, query_positions, sums, v.shape[-1], self.floor)
+        return LinearResult(y, sums)
 
 
 def _has_memory(positions: TokenPositions, state: LinearState) -> bool:
@@ -227,19 +212,17 @@ class _TrackedSegments(NamedTuple):
     last_segment: Int[Tensor, " b"] | None
 
 
-def _track_segments(positions: TokenPositions, previous: Tensor | None, *, keep_state: bool) -> _TrackedSegments:
-    """Track documents; `previous` is the segment id that each row ended with, None before any token."""
+def _track_segments(positions: TokenPositions, previous: LinearState, *, keep_state: bool) -> _TrackedSegments:
+    """Track documents; `previous` is the state that the tokens continue."""
+    segment_ids = positions.segment_ids
     if isinstance(positions.layout, ContiguousLayout):
-        return _TrackedSegments(None, None, positions.segment_ids[:, -1].clone() if keep_state else None)
+        return _TrackedSegments(None, None, segment_ids[:, -1].clone() if keep_state else None)
     if not keep_state and isinstance(positions.layout, PackedLayout) and _has_one_document_per_row(positions.layout):
         # padding on the right comes after all valid tokens
-        return _TrackedSegments(
-            None, None if positions.layout.right_padded else positions.segment_ids != PADDING_SEGMENT, None
-        )
-    run, valid, last_segment = segment_runs(
-        positions.segment_ids,
-        positions.segment_ids.new_full(positions.segment_ids.shape[:1], NO_SEGMENT) if previous is None else previous,
-    )
+        return _TrackedSegments(None, None if positions.layout.right_padded else segment_ids != PADDING_SEGMENT, None)
+    last_ids = previous.segment_ids
+    last_ids = segment_ids.new_full(segment_ids.shape[:1], NO_SEGMENT) if last_ids is None else last_ids
+    run, valid, last_segment = segment_runs(segment_ids, last_ids)
     return _TrackedSegments(run, valid, last_segment.clone())
 
 

@@ -11,7 +11,7 @@ from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions,
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.reference import softmax_call_reference
 from manyformer.ops import bucket_chunks, chunk_gather_attention, cluster_attention, counter_random, lsh_hashing
-from manyformer.ops.bucket_chunks import MAX_BUCKETS, BucketChunks, ChunkUnit
+from manyformer.ops.bucket_chunks import MAX_BUCKETS, BucketChunks
 from manyformer.ops.chunk_gather_attention import ChunkVisibility
 from manyformer.recompute import choose_once
 from manyformer.training_hooks import PostStepUpdate
@@ -29,13 +29,6 @@ class LSHState(NamedTuple):
     """The chunk id (see `CHUNKS_PER_BUCKET`) of each token so far, in each hash round; None before any token."""
 
     chunk_ids: Int[Tensor, "b h r s"] | None = None
-
-
-class LSHPathChoice(NamedTuple):
-    """A path and the reason for it."""
-
-    path: LSHPath
-    reason: str
 
 
 @final
@@ -63,6 +56,8 @@ class LSHKernel(Kernel, PostStepUpdate):
     supports = frozenset({"query", "key"})
     tied_qk = True
     content_based = True
+    seed: Tensor
+    number: Tensor
 
     def __init__(
         self,
@@ -101,9 +96,6 @@ class LSHKernel(Kernel, PostStepUpdate):
         self.register_buffer("seed", seed.to(torch.empty(0).device))
         self.register_buffer("number", torch.zeros((), dtype=torch.long))
 
-    seed: Tensor
-    number: Tensor
-
     def after_step(self, step: int) -> None:
         if self.redraw is not None:
             self.number.fill_(step // self.redraw)
@@ -112,22 +104,22 @@ class LSHKernel(Kernel, PostStepUpdate):
         return LSHState()
 
     def forward(self, call: KernelCall) -> LayerOutput:
-        path = self._select_path(call).path
+        path, _ = self._select_path(call)
         with autocast_disabled(call.q.device):
             keys = normalize_keys(call.k).to(call.v.dtype)
         output: LayerOutput = self._attend(call._replace(q=call.q.to(call.v.dtype), k=keys), path)
         return output
 
     def explain(self, call: KernelCall) -> str:
-        choice = self._select_path(call)
-        return f"{choice.path}: {choice.reason}"
+        return ": ".join(self._select_path(call))
 
     def extra_repr(self) -> str:
         sizes = f"{self.num_hashes} rounds, {self.num_buckets} buckets, chunks of {self.chunk_length}"
         chunks = f"chunks_before={self.chunks_before}, chunks_after={self.chunks_after}"
         return f"{sizes}, {chunks}, {self.variant}, redraw={self.redraw}, scale={self.scale}"
 
-    def _select_path(self, call: KernelCall) -> LSHPathChoice:
+    def _select_path(self, call: KernelCall) -> tuple[LSHPath, str]:
+        """The path of this call and the reason for it."""
         queries, keys, state = call.q.shape[2], call.k.shape[2], call.state
         if state is not None and self.variant != "strict":
             raise ValueError(
@@ -135,16 +127,15 @@ class LSHKernel(Kernel, PostStepUpdate):
                 "chunk borders; variant='strict' can"
             )
         if state is not None and state.chunk_ids is not None:
-            return LSHPathChoice("remembered", "the buckets of earlier tokens are in the state")
+            return "remembered", "the buckets of earlier tokens are in the state"
         if queries != keys:
             raise ValueError(f"LSHKernel ties queries and keys: got {queries} queries and {keys} keys")
         if self.path != "auto":
-            return LSHPathChoice(self.path, "forced")
+            return self.path, "forced"
         if call.watch is not no_watch:
-            return LSHPathChoice("naive", "the weights are watched, and only this path forms them")
-        return LSHPathChoice(
-            "sorted", f"{self.num_hashes} rounds of {self.num_buckets} buckets in chunks of {self.chunk_length}"
-        )
+            return "naive", "the weights are watched, and only this path forms them"
+        sizes = f"{self.num_hashes} rounds of {self.num_buckets} buckets in chunks of {self.chunk_length}"
+        return "sorted", sizes
 
     # sorting and cutting depend on tensor values, which a compiled graph cannot follow
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -186,10 +177,13 @@ class LSHKernel(Kernel, PostStepUpdate):
         """Sort the tokens of one hash round into chunks, all heads of all rows one after the other."""
         segment_ids = key_positions.segment_ids[:, None].expand(buckets.shape).flatten(0, 1)
         flat_buckets = buckets.flatten(0, 1)
-        unit: ChunkUnit = "bucket" if self.variant == "strict" else "document"
-        reach = self.chunks_before + self.chunks_after
         return bucket_chunks.sort_into_chunks(
-            flat_buckets, segment_ids, self.chunk_length, unit=unit, reach=reach, interleaved_heads=buckets.shape[1]
+            flat_buckets,
+            segment_ids,
+            self.chunk_length,
+            unit="bucket" if self.variant == "strict" else "document",
+            reach=self.chunks_before + self.chunks_after,
+            interleaved_heads=buckets.shape[1],
         )
 
     def _attend_sorted(self, q: Tensor, k: Tensor, v: Tensor, chunks_per_round: tuple[BucketChunks, ...]) -> Tensor:

@@ -18,7 +18,6 @@ from manyformer.ops import chunk_gather_attention, cluster_attention
 from manyformer.ops import softmax_attention as ops
 from manyformer.ops.bucket_chunks import sort_into_chunks
 from manyformer.ops.document_grid import grid_by_run
-from manyformer.position import NoPosition
 from manyformer.recompute import choose_once
 
 
@@ -95,12 +94,8 @@ class BalancedMembership(ClusterMembership):
         members = self._select_members(
             documents.scatter(cosines).masked_fill(~present[:, None, :, None], -torch.inf), present.sum(-1)
         )
-        return RoutingResult(
-            documents.gather(
-                cluster_attention.balanced_attention(documents.scatter(k), documents.scatter(v), members, scale=scale),
-                k.shape[2],
-            )
-        )
+        y = cluster_attention.balanced_attention(documents.scatter(k), documents.scatter(v), members, scale=scale)
+        return RoutingResult(documents.gather(y, k.shape[2]))
 
     def describe(self, tokens: int, state: RoutingState | None, *, return_weights: bool) -> str:
         share = "its share of each document" if self.size is None else f"{self.size} tokens of each document"
@@ -142,9 +137,8 @@ class NearestMembership(ClusterMembership):
         q = k[:, :, k.shape[2] - count :]
         segment_ids = key_positions.segment_ids[:, k.shape[2] - count :].expand(len(k), -1)[:, None]
         clusters_of_tokens = choose_once(lambda: cosines.detach().argmax(-1))
-        group_ids = torch.where(
-            segment_ids == PADDING_SEGMENT, PADDING_SEGMENT, segment_ids * clusters + clusters_of_tokens
-        )
+        new_ids = segment_ids * clusters + clusters_of_tokens
+        group_ids = torch.where(segment_ids == PADDING_SEGMENT, PADDING_SEGMENT, new_ids)
         if not return_weights and (state is None or state.group_ids is None):
             y, ranks = self._attend_chunked(k, v, key_positions, clusters_of_tokens, scale)
             return RoutingResult(y, None if state is None else RoutingState(group_ids, ranks))
@@ -157,17 +151,8 @@ class NearestMembership(ClusterMembership):
         visible = cluster_attention.visible_members(group_ids, ranks, self.size, count)
         if not return_weights:
             return RoutingResult(ops.fused_attention(q, k, v, visible, causal=False, scale=scale), new_state)
-        y, weights = ops.softmax_attention_reference(
-            q,
-            k,
-            v,
-            visible,
-            scale=scale,
-            position=NoPosition(),
-            query_positions=key_positions,
-            key_positions=key_positions,
-        )
-        return RoutingResult(y, new_state, weights)
+        weights = ops.masked_softmax(q @ k.mT * scale, visible).to(q.dtype)
+        return RoutingResult(weights @ v, new_state, weights)
 
     def describe(self, tokens: int, state: RoutingState | None, *, return_weights: bool) -> str:
         if return_weights or (state is not None and state.group_ids is not None):

@@ -1,7 +1,8 @@
 """Scaled dot-product softmax attention, computed on the fastest path that is exact for the call."""
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Literal, NamedTuple, final, get_args
 
 import torch
@@ -91,12 +92,10 @@ class SoftmaxKernel(Kernel):
             return LayerOutput(y, state)
         if choice.path == "documents":
             assert isinstance(query_positions.layout, PackedLayout)
-            if not (self._all or self._causal):
-                return LayerOutput(ops.map_documents(q, k, v, query_positions.layout, self._attend_document), state)
-            y = ops.attention_per_document(
-                q, k, v, query_positions.layout, causal=choice.causal, scale=scale, dropout=dropout
-            )
-            return LayerOutput(y, state)
+            attend: Callable[[Tensor, Tensor, Tensor], Tensor] = self._attend_document
+            if self._all or self._causal:
+                attend = partial(ops.fused_attention, mask=None, causal=choice.causal, scale=scale, dropout=dropout)
+            return LayerOutput(ops.map_documents(q, k, v, query_positions.layout, attend), state)
         if choice.biased_plan is not None:
             return LayerOutput(run_plan(choice.biased_plan, self._softmax_call(call)), state)
         if choice.sparse_plan is not None:
@@ -138,8 +137,8 @@ class SoftmaxKernel(Kernel):
                 raise ValueError(f"SoftmaxKernel: path '{self.path}' cannot serve this call: {reason}")
             return SoftmaxPathChoice("naive", reason)
         if self.path == "blocked" or call.position.required_seams() & {"score", "value"}:
-            plan = select_plan(self._softmax_call(call), self.path)
-            return SoftmaxPathChoice(plan.path, plan.reason, biased_plan=plan if plan.path != "naive" else None)
+            biased = select_plan(self._softmax_call(call), self.path)
+            return SoftmaxPathChoice(biased.path, biased.reason, biased_plan=biased if biased.path != "naive" else None)
         if self.path == "documents":
             packed = self._select_documents_path(call)
             if packed is None or not (self._all or self._causal):
@@ -151,12 +150,10 @@ class SoftmaxKernel(Kernel):
         if self.path in ("sparse", "flex"):
             if drops_weights:
                 raise ValueError(f"SoftmaxKernel: path '{self.path}' does not form the weights that dropout acts on")
-            sparse_plan = (
-                make_sparse_plan(self.mask, call.query_positions, call.key_positions, call.q.shape[1])
-                if self.path == "sparse"
-                else None
-            )
-            return SoftmaxPathChoice(self.path, "forced", sparse_plan=sparse_plan)
+            if self.path == "flex":
+                return SoftmaxPathChoice("flex", "forced")
+            plan = make_sparse_plan(self.mask, call.query_positions, call.key_positions, call.q.shape[1])
+            return SoftmaxPathChoice("sparse", "forced", sparse_plan=plan)
         fused, device = self._select_sdpa_path(call), call.q.device.type
         # meta tensors are used to count the costs of a CPU
         if self.path == "auto" and fused.needs_dense_mask and device in ("cpu", "meta"):
@@ -176,7 +173,7 @@ class SoftmaxKernel(Kernel):
         layout = call.query_positions.layout
         assert isinstance(layout, PackedLayout)
         (rows, heads, queries, _), keys = call.q.shape, call.k.shape[2]
-        saved_pairs = heads * (rows * queries * keys - _count_pairs(layout))
+        saved_pairs = heads * (rows * queries * keys - sum((end - begin) ** 2 for _, begin, end in layout.documents))
         return packed if saved_pairs > PAIRS_PER_CALL * len(layout.documents) else fused
 
     def _is_cheaper_per_document(self, q: Tensor, query_positions: TokenPositions) -> bool:
@@ -240,10 +237,8 @@ class SoftmaxKernel(Kernel):
 
     def _select_documents_path(self, call: KernelCall) -> SoftmaxPathChoice | None:
         layout = call.query_positions.layout
-        if not isinstance(layout, PackedLayout) or layout is not call.key_positions.layout:
-            return None
         # if all tokens are padding there is no document to compute
-        if not layout.documents:
+        if not isinstance(layout, PackedLayout) or layout is not call.key_positions.layout or not layout.documents:
             return None
         reason = f"{len(layout.documents)} documents in {call.q.shape[0]} packed rows, one call each"
         return SoftmaxPathChoice("documents", reason, causal=self._causal)
@@ -255,12 +250,8 @@ def _dense_mask(
     """The dense mask, cached if it is small and depends on layouts alone."""
     queries, keys = query_positions.position_ids.shape[1], key_positions.position_ids.shape[1]
     is_small = queries * keys <= MIN_PAIRS_FOR_PLAN and query_positions.position_ids.device.type == "cpu"
-    if (
-        is_small
-        and layout_is_complete(query_positions)
-        and layout_is_complete(key_positions)
-        and not torch.compiler.is_compiling()
-    ):
+    is_complete = is_small and layout_is_complete(query_positions) and layout_is_complete(key_positions)
+    if is_complete and not torch.compiler.is_compiling():
         return _cached_dense_mask(mask, heads, query_positions.layout, key_positions.layout, queries, keys)
     return mask.dense(query_positions, key_positions, heads)
 
@@ -275,7 +266,3 @@ def _cached_dense_mask(
     keys: int,
 ) -> Bool[Tensor, "1 h l s"]:
     return mask.dense(materialize(query_layout, queries), materialize(key_layout, keys), heads)
-
-
-def _count_pairs(layout: PackedLayout) -> int:
-    return sum((end - begin) ** 2 for _, begin, end in layout.documents)

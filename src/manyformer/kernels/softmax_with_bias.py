@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from manyformer.core import ContiguousLayout, TokenPositions
+from manyformer.core import ContiguousLayout
 from manyformer.kernels.biased_softmax_plan import BiasedSoftmaxPlan, SoftmaxCall, is_plain_bias
 from manyformer.ops import (
     clipped_distance_attention,
@@ -55,14 +55,11 @@ def _run_blocked(softmax: SoftmaxCall) -> Tensor:
     def visible_keys(stop: int) -> int:
         return min(max(stop + offset, 1), keys) if is_contiguous and softmax.mask.causal else keys
 
-    def dense(block_queries: TokenPositions, block_keys: TokenPositions) -> Tensor:
-        return softmax.mask.dense(block_queries, block_keys, q.shape[1])
-
     return blocked_attention(
         q,
         k,
         v,
-        dense,
+        softmax.mask,
         position=position,
         query_positions=query_positions,
         key_positions=key_positions,

@@ -3,25 +3,24 @@
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from manyformer.core import TokenPositions
 from manyformer.costs import COSTS
+from manyformer.masks import Mask
 from manyformer.ops.softmax_attention import softmax_attention_reference
 from manyformer.position import Position
+from manyformer.recompute import recompute_for_gradient
 
 BLOCK = COSTS.pairwise_block
-
-DenseMaskFn = Callable[[TokenPositions, TokenPositions], Bool[Tensor, "#b #h l s"]]
 
 
 def blocked_attention(
     q: Float[Tensor, "b h l e"],
     k: Float[Tensor, "b g s e"],
     v: Float[Tensor, "b g s f"],
-    dense_mask: DenseMaskFn,
+    mask: Mask,
     *,
     scale: float,
     position: Position,
@@ -32,19 +31,17 @@ def blocked_attention(
 ) -> Float[Tensor, "b h l f"]:
     """`softmax_attention_reference` for each block; scores and weights are recomputed for the gradient, block by block.
 
-    `dense_mask` returns the boolean mask of a block, `visible_key_count(end)` how many leading keys the queries before
-    `end` may attend to.
+    `visible_key_count(end)` returns how many leading keys the queries before `end` may attend to.
     """
 
     def block(q: Tensor, k: Tensor, v: Tensor, begin: int) -> Tensor:
         block_queries = query_positions.columns(begin, begin + q.shape[2])
         block_keys = key_positions.columns(0, k.shape[2])
-        mask = dense_mask(block_queries, block_keys)
         y, _ = softmax_attention_reference(
             q,
             k,
             v,
-            mask,
+            mask.dense(block_queries, block_keys, q.shape[1]),
             scale=scale,
             position=position,
             query_positions=block_queries,
@@ -58,8 +55,5 @@ def blocked_attention(
         end = min(begin + BLOCK, q.shape[2])
         keys = visible_key_count(end)
         rows = q[:, :, begin:end], k[:, :, :keys], v[:, :, :keys]
-        if torch.is_grad_enabled():
-            parts.append(checkpoint(block, *rows, begin, use_reentrant=False, preserve_rng_state=dropout > 0))
-        else:
-            parts.append(block(*rows, begin))
+        parts.append(recompute_for_gradient(block, *rows, begin, dropout=dropout))
     return torch.cat(parts, dim=2)

@@ -7,13 +7,13 @@ row by one column, which is a view. Memory is linear in length: the weights of o
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from manyformer.costs import COSTS
 from manyformer.dropout import drop
 from manyformer.ops.distance_vector_blocks import SegmentPair, ShiftedAttentionFunction, distances_met, hidden_keys
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position.distance_terms import toeplitz_view
+from manyformer.recompute import recompute_for_gradient
 
 BLOCK = COSTS.distance_vector_block
 
@@ -36,28 +36,11 @@ def distance_vector_attention(
     Row `back` is distance 0, and every distance that occurs has a row of its own. Every query must see a key. Scores
     are recomputed for the gradient, and so are weights where there are many.
     """
-    if dropout or q.device.type not in ("cpu", "meta"):
-        biased_q = q if query_bias is None else q + query_bias[:, None]
-        return _checkpointed(q, biased_q, k, v, vectors, back, query_offset, scale, dropout, segments)
-    dtype, compute_dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
-    inputs = (None if x is None else x.to(compute_dtype) for x in (q, query_bias, k, v, vectors))
-    y: Tensor = ShiftedAttentionFunction.apply(*inputs, back, query_offset, scale, segments)  # type: ignore[no-untyped-call]
-    return y.to(dtype)
-
-
-def _checkpointed(
-    q: Tensor,
-    biased_q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    vectors: Tensor,
-    back: int,
-    query_offset: QueryOffset,
-    scale: float,
-    dropout: float,
-    segments: SegmentPair | None,
-) -> Tensor:
-    """The definition, checkpointed per block of queries."""
+    if not dropout and q.device.type in ("cpu", "meta"):
+        dtype, compute_dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
+        inputs = (None if x is None else x.to(compute_dtype) for x in (q, query_bias, k, v, vectors))
+        y: Tensor = ShiftedAttentionFunction.apply(*inputs, back, query_offset, scale, segments)  # type: ignore[no-untyped-call]
+        return y.to(dtype)
 
     def block(q: Tensor, biased_q: Tensor, k: Tensor, v: Tensor, vectors: Tensor, begin: int) -> Tensor:
         logits = q @ k.mT * scale + toeplitz_view(biased_q @ vectors.mT, k.shape[2])
@@ -68,14 +51,10 @@ def _checkpointed(
         compute_dtype = torch.promote_types(logits.dtype, torch.float32)
         return drop(logits.softmax(-1, dtype=compute_dtype).to(v.dtype), dropout) @ v
 
-    parts = []
+    biased_q, parts = q if query_bias is None else q + query_bias[:, None], []
     for begin in range(0, q.shape[2], BLOCK):
         end = min(begin + BLOCK, q.shape[2])
         rows, num_keys = distances_met(back, query_offset, begin, end, k.shape[2])
-        inputs = q[:, :, begin:end], biased_q[:, :, begin:end], k[:, :, :num_keys], v[:, :, :num_keys], vectors[:, rows]
-        if torch.is_grad_enabled():
-            preserves_rng = dropout > 0
-            parts.append(checkpoint(block, *inputs, begin, use_reentrant=False, preserve_rng_state=preserves_rng))
-        else:
-            parts.append(block(*inputs, begin))
+        tokens = q[:, :, begin:end], biased_q[:, :, begin:end], k[:, :, :num_keys], v[:, :, :num_keys]
+        parts.append(recompute_for_gradient(block, *tokens, vectors[:, rows], begin, dropout=dropout))
     return torch.cat(parts, dim=2)

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from torch.utils.weak import WeakIdKeyDictionary
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions, tree_map
 from manyformer.costs import COSTS
@@ -20,12 +19,10 @@ from manyformer.masks import Mask, PerHead, SameDocument
 from manyformer.masks.mask import simplify_and, take_tokens
 from manyformer.ops.block_cover import block_bounds, cover_blocks, order_into_blocks
 from manyformer.ops.flex_bias_attention import compiled_flex_attention
-from manyformer.ops.static_layout import has_roles_or_parts
+from manyformer.ops.static_layout import cache_by_tokens, has_roles_or_parts, materialize
 
 BLOCK = COSTS.flex_block
 MAX_COMPILED_MASKS = COSTS.max_compiled_masks
-
-_BLOCK_MASKS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def flex_mask_attention(
@@ -48,33 +45,16 @@ def flex_mask_attention(
 
 def block_mask(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> BlockMask:
     """The 128 x 128 blocks that are partly visible and those that are fully visible; cached like plans."""
+    query_layout, key_layout = query_positions.layout, key_positions.layout
     if (
-        isinstance(query_positions.layout, ContiguousLayout)
-        and isinstance(key_positions.layout, ContiguousLayout)
+        isinstance(query_layout, ContiguousLayout)
+        and isinstance(key_layout, ContiguousLayout)
         and not has_roles_or_parts(query_positions, key_positions)
     ):
         lengths = (query_positions.position_ids.shape[1], key_positions.position_ids.shape[1])
-        return _contiguous_block_mask(
-            mask,
-            heads,
-            query_positions.layout.start,
-            key_positions.layout.start,
-            *lengths,
-            query_positions.position_ids.device,
-        )
-    if query_positions.segment_ids is not key_positions.segment_ids:
-        return _build_block_mask(mask, query_positions, key_positions, heads)
-    cached = _BLOCK_MASKS.setdefault(query_positions.segment_ids, {})  # type: ignore[no-untyped-call]
-    key = (mask, heads, id(query_positions.position_ids), id(query_positions.roles), id(query_positions.part_ids))
-    if key not in cached:
-        # stored with the tensors, so that their ids cannot be reused
-        cached[key] = (
-            _build_block_mask(mask, query_positions, key_positions, heads),
-            query_positions.position_ids,
-            query_positions.roles,
-            query_positions.part_ids,
-        )
-    return cached[key][0]  # type: ignore[no-any-return]
+        device = query_positions.position_ids.device
+        return _contiguous_block_mask(mask, heads, query_layout.start, key_layout.start, *lengths, device)
+    return _build_block_mask(mask, query_positions, key_positions, heads)
 
 
 @lru_cache(maxsize=MAX_COMPILED_MASKS)
@@ -89,24 +69,19 @@ def _contiguous_block_mask(
         )
 
     with torch.device("cpu"):
-        query_positions, key_positions = (
-            TokenPositions(
-                torch.arange(start_position, start_position + length)[None], torch.zeros(1, length, dtype=torch.long)
-            )
-            for start_position, length in ((query_start, queries), (key_start, keys))
-        )
+        query_positions = materialize(ContiguousLayout(query_start), queries)
+        key_positions = materialize(ContiguousLayout(key_start), keys)
     return _assemble_block_mask(mask, query_positions, key_positions, heads, mask_mod, device)
 
 
+@cache_by_tokens
 def _build_block_mask(
     mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int
 ) -> BlockMask:
     head_mask = simplify_and(_per_head_mask(mask, heads), SameDocument())
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        query, key = (
-            take_tokens(positions, (b, index)) for positions, index in ((query_positions, q), (key_positions, k))
-        )
+        query, key = take_tokens(query_positions, (b, q)), take_tokens(key_positions, (b, k))
         return head_mask(h, query, key) & (key.segment_ids != PADDING_SEGMENT)
 
     device = query_positions.position_ids.device
@@ -133,17 +108,13 @@ def _assemble_block_mask(
     is_uniform = len({mask.for_head(head) for head in range(heads)}) == 1
     masks = [simplify_and(mask.for_head(head), SameDocument()) for head in range(1 if is_uniform else heads)]
     with torch.device("cpu"):
-        flags_per_row = [
-            [
-                _block_flags(head_mask, take_tokens(query_positions, row), take_tokens(key_positions, row), counts)
-                for head_mask in masks
-            ]
+        flags = [
+            _block_flags(head_mask, take_tokens(query_positions, row), take_tokens(key_positions, row), counts)
             for row in range(len(query_positions.position_ids))
+            for head_mask in masks
         ]
-    partial, full = (
-        torch.stack([torch.stack([flags[kind] for flags in row]) for row in flags_per_row]) for kind in (0, 1)
-    )
-    (partial_counts, partial), (full_counts, full) = (_list_blocks(flags.to(device)) for flags in (partial, full))
+    by_row = (torch.stack(kind).view(-1, len(masks), *counts) for kind in zip(*flags))
+    (partial_counts, partial), (full_counts, full) = (_list_blocks(kind.to(device)) for kind in by_row)
     return BlockMask.from_kv_blocks(
         partial_counts, partial, full_counts, full, BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=lengths
     )
@@ -153,21 +124,13 @@ def _block_flags(
     mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, counts: list[int]
 ) -> tuple[Tensor, Tensor]:
     """Boolean matrices of the partly and of the fully visible block pairs."""
-    orders = [order_into_blocks(positions, None, None, BLOCK) for positions in (query_positions, key_positions)]
-    cover = cover_blocks(
-        mask,
-        *(
-            block_bounds(positions, order.blocks, mask.periods)
-            for positions, order in zip((query_positions, key_positions), orders)
-        ),
-    )
+    q, k = (order_into_blocks(positions, None, None, BLOCK).blocks for positions in (query_positions, key_positions))
+    bounds = block_bounds(query_positions, q, mask.periods), block_bounds(key_positions, k, mask.periods)
+    cover = cover_blocks(mask, *bounds)
     # blocks with padding tokens or a ragged end need the inner mask
     is_ragged = (cover.columns + 1) * BLOCK > key_positions.position_ids.shape[0]
-    is_full = (
-        cover.full
-        & ~is_ragged
-        & (key_positions.segment_ids[orders[1].blocks] != PADDING_SEGMENT).all(-1)[cover.columns]
-    )
+    has_padding = (key_positions.segment_ids[k] == PADDING_SEGMENT).any(-1)[cover.columns]
+    is_full = cover.full & ~is_ragged & ~has_padding
     partial, full = (torch.zeros(*counts, dtype=torch.bool) for _ in range(2))
     partial[cover.rows, cover.columns], full[cover.rows, cover.columns] = ~is_full, is_full
     return partial, full

@@ -9,6 +9,7 @@ one for each. `run` numbers the documents of a row from 0 on; only run 0 continu
 later one starts from zeros.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -134,11 +135,8 @@ class _DivideByNormalizer(torch.autograd.Function):
         result, divisor, is_small = ctx.saved_tensors
         grad_y = grad_result.new_empty(*grad_result.shape[:-1], grad_result.shape[-1] + 1)
         torch.div(grad_result, divisor, out=grad_y[..., :-1])
-        torch.div(
-            (grad_result * result).sum(-1, keepdim=True).neg_().masked_fill_(is_small, 0.0),
-            divisor,
-            out=grad_y[..., -1:],
-        )
+        grad_sum = (grad_result * result).sum(-1, keepdim=True).neg_().masked_fill_(is_small, 0.0)
+        torch.div(grad_sum, divisor, out=grad_y[..., -1:])
         return grad_y, None
 
 
@@ -173,12 +171,8 @@ def _chunk_gates(decay: Tensor | None, run: Tensor | None, chunk: int, like: Ten
         # the memory at the start of a chunk belongs to the last run of the previous chunk
         previous = torch.nn.functional.pad(run[:, :, :-1, -1:], (0, 0, 1, 0))
         last = run[..., -1:]
-        same = [
-            (run[..., :, None] == run[..., None, :]).tril(),
-            (run == previous)[..., None],
-            (run == last)[..., None],
-            (last == previous)[..., None],
-        ]
+        pairs = (run[..., :, None] == run[..., None, :]).tril()
+        same = [pairs, (run == previous)[..., None], (run == last)[..., None], (last == previous)[..., None]]
         parts = [p * s for p, s in zip(parts, same)] if parts else [s.to(like.dtype) for s in same]
     return _ChunkGates(*parts)
 
@@ -191,7 +185,8 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         a, c, v, decay, run, memory, chunk = inputs
         gates = _chunk_gates(decay, run, chunk, a)
         A, C, V = (x.unflatten(2, (-1, chunk)) for x in (a, c, v))
-        memories, last = _memories(C, V, gates, memory)
+        chunk_sums = C.mT @ _apply_gate(V, gates.leave)
+        memories, last = _sum_over_chunks(chunk_sums, memory, gates, range(chunk_sums.shape[2]))
         pairs = _gated_pairs(A, C, gates)
         y = _add_product(pairs, V, _apply_gate(A @ memories, gates.enter)).flatten(2, 3)
         ctx.set_materialize_grads(False)
@@ -211,7 +206,8 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         gates = _chunk_gates(decay, run, ctx.chunk, a)
         A, C, V, dY = (x.unflatten(2, (-1, ctx.chunk)) for x in (a, c, v, dy))
         entered = _apply_gate(dY, gates.enter)
-        grad_memories, dmemory = _gradients_of_memories(A.mT @ entered, gates, dlast)
+        order = reversed(range(memories.shape[2]))
+        grad_memories, dmemory = _sum_over_chunks(A.mT @ entered, dlast, gates, order)
         dpairs = _gated_pairs(dY, V, gates)
         da = _add_product(dpairs, C, entered @ memories.mT).flatten(2, 3)
         dc = _add_product(dpairs.mT, A, _apply_gate(V, gates.leave) @ grad_memories.mT).flatten(2, 3)
@@ -237,31 +233,18 @@ def _apply_gate(x: Tensor, gate: Tensor | None) -> Tensor:
     return x if gate is None else x * gate
 
 
-def _memories(c: Tensor, v: Tensor, gates: _ChunkGates, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """The memory before each chunk, and the final memory."""
-    sums = c.mT @ _apply_gate(v, gates.leave)
+def _sum_over_chunks(sums: Tensor, memory: Tensor, gates: _ChunkGates, order: Iterable[int]) -> tuple[Tensor, Tensor]:
+    """Replace each chunk's sum by the decayed total of `memory` and the sums before it in `order`; also the last total.
+
+    They are the memories before each chunk or, in reverse order, the gradients of the memories after each chunk.
+    """
     # a loop over chunks: on a CPU half the time of torch's cumsum, which also has no decay
-    for chunk_index in range(sums.shape[2]):
-        chunk_memory = sums[:, :, chunk_index]
-        next_memory = _add_decayed(chunk_memory, memory, gates, chunk_index)
-        chunk_memory.copy_(memory)
-        memory = next_memory
+    for i in order:
+        chunk_sum = sums[:, :, i]
+        total = chunk_sum + memory if gates.keep is None else torch.addcmul(chunk_sum, memory, gates.keep[:, :, i])
+        chunk_sum.copy_(memory)
+        memory = total
     return sums, memory
-
-
-def _gradients_of_memories(sums: Tensor, gates: _ChunkGates, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn the gradients of each chunk's reads into those of the memory after each chunk and of the first memory."""
-    for chunk_index in reversed(range(sums.shape[2])):
-        chunk_gradient = sums[:, :, chunk_index]
-        previous = _add_decayed(chunk_gradient, last, gates, chunk_index)
-        chunk_gradient.copy_(last)
-        last = previous
-    return sums, last
-
-
-def _add_decayed(update: Tensor, memory: Tensor, gates: _ChunkGates, chunk_index: int) -> Tensor:
-    """update + memory, with `memory` decayed over chunk `chunk_index`."""
-    return update + memory if gates.keep is None else torch.addcmul(update, memory, gates.keep[:, :, chunk_index])
 
 
 def _gradient_of_decay(y: Tensor, dy: Tensor, v: Tensor, dv: Tensor, last: Tensor, dlast: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Softmax attention: the definition, torch's fused kernel, and one call per document."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -62,22 +61,6 @@ def fused_attention(
     )
     padded = y.shape[-1] - width
     return torch.split(y, [width, padded], dim=-1)[0] if padded else y
-
-
-def attention_per_document(
-    q: Float[Tensor, "b h l e"],
-    k: Float[Tensor, "b g l e"],
-    v: Float[Tensor, "b g l f"],
-    layout: PackedLayout,
-    *,
-    causal: bool,
-    scale: float,
-    dropout: float = 0.0,
-) -> Float[Tensor, "b h l f"]:
-    """One fused call for each document of packed rows; padding gives zeros."""
-    return map_documents(
-        q, k, v, layout, partial(fused_attention, mask=None, causal=causal, scale=scale, dropout=dropout)
-    )
 
 
 def map_documents(

@@ -7,7 +7,6 @@ from functools import lru_cache
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from manyformer.core import ContiguousLayout, PackedLayout, PrefixedLayout, TokenPositions, tree_map
 from manyformer.costs import COSTS
@@ -17,7 +16,7 @@ from manyformer.ops import plan_search
 from manyformer.ops.block_cover import dense_block_mask, group_rows
 from manyformer.ops.plan_records import BlockTiles, HeadGroup, MaskPart, PlanRecipe, SparsePlan
 from manyformer.ops.plan_search import PartChoice, PlanCandidate, PlanSearch
-from manyformer.ops.static_layout import has_roles_or_parts, layout_is_complete, materialize
+from manyformer.ops.static_layout import cache_by_tokens, has_roles_or_parts, layout_is_complete, materialize
 
 BLOCK = COSTS.sparse_block
 PAIRS_PER_MASK = COSTS.pairs_per_mask
@@ -35,48 +34,17 @@ def make_sparse_plan(
 
 
 def _plan(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> SparsePlan:
+    lengths, layout = (
+        (query_positions.position_ids.shape[1], key_positions.position_ids.shape[1]),
+        query_positions.layout,
+    )
     if layout_is_complete(query_positions) and layout_is_complete(key_positions):
-        return _plan_for_layouts(
-            mask,
-            heads,
-            query_positions.layout,
-            key_positions.layout,
-            query_positions.position_ids.shape[1],
-            key_positions.position_ids.shape[1],
-        )
+        return _plan_for_layouts(mask, heads, layout, key_positions.layout, *lengths)
     same_tokens = query_positions.segment_ids is key_positions.segment_ids and not has_roles_or_parts(query_positions)
-    if (
-        mask.causal
-        and same_tokens
-        and isinstance(query_positions.layout, PackedLayout)
-        and query_positions.layout.right_padded
-    ):
+    if mask.causal and same_tokens and isinstance(layout, PackedLayout) and layout.right_padded:
         # with a causal mask no token sees padding on its right, so rows count as full
-        return _plan_for_layouts(
-            mask,
-            heads,
-            ContiguousLayout(),
-            ContiguousLayout(),
-            query_positions.position_ids.shape[1],
-            query_positions.position_ids.shape[1],
-        )
-    if any(query_field is not key_field for query_field, key_field in zip(query_positions, key_positions)):
-        return _plan_by_row(mask, query_positions, key_positions, heads)
-    cached = _PLANS_BY_SEGMENTS.setdefault(query_positions.segment_ids, {})  # type: ignore[no-untyped-call]
-    # roles and parts belong to the key because several may occur with the same segments
-    key = (mask, heads, id(query_positions.position_ids), id(query_positions.roles), id(query_positions.part_ids))
-    if key not in cached:
-        # stored with the tensors, so that their ids cannot be reused
-        cached[key] = (
-            _plan_by_row(mask, query_positions, key_positions, heads),
-            query_positions.position_ids,
-            query_positions.roles,
-            query_positions.part_ids,
-        )
-    return cached[key][0]  # type: ignore[no-any-return]
-
-
-_PLANS_BY_SEGMENTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        return _plan_for_layouts(mask, heads, ContiguousLayout(), ContiguousLayout(), *lengths)
+    return _plan_by_row(mask, query_positions, key_positions, heads)
 
 
 @lru_cache(maxsize=MAX_CACHED_PLANS)
@@ -91,12 +59,8 @@ def _plan_for_layouts(
     # the cheapest recipe for a length is also used for slightly shorter documents
     padding = -queries % BLOCK if query_layout == key_layout and queries == keys else 0
     recipe = _recipe_for_layouts(mask, heads, query_layout, key_layout, queries + padding, keys + padding)
-    query_positions, key_positions = (
-        take_tokens(materialize(layout, length), 0) for layout, length in ((query_layout, queries), (key_layout, keys))
-    )
-    groups, cost = _head_groups(
-        _make_search(mask, query_positions, key_positions, heads, recipe.sizes), mask, heads, recipe.parts
-    )
+    positions = _one_row(query_layout, queries), _one_row(key_layout, keys)
+    groups, cost = _head_groups(_make_search(mask, *positions, heads, recipe.sizes), mask, heads, recipe.parts)
     return SparsePlan((groups,), cost)
 
 
@@ -109,14 +73,15 @@ def _recipe_for_layouts(
     queries: int,
     keys: int,
 ) -> PlanRecipe:
-    query_positions, key_positions = (
-        take_tokens(materialize(layout, length), 0) for layout, length in ((query_layout, queries), (key_layout, keys))
-    )
-    return _cheapest_recipe(
-        _make_search(mask, query_positions, key_positions, heads, tuple(plan_search.RATES)), mask, heads
-    )
+    positions = _one_row(query_layout, queries), _one_row(key_layout, keys)
+    return _cheapest_recipe(_make_search(mask, *positions, heads, tuple(plan_search.RATES)), mask, heads)
 
 
+def _one_row(layout: ContiguousLayout | PrefixedLayout, length: int) -> TokenPositions:
+    return take_tokens(materialize(layout, length), 0)
+
+
+@cache_by_tokens
 def _plan_by_row(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> SparsePlan:
     query_positions, key_positions = (
         tree_map(lambda field: field.cpu(), positions) for positions in (query_positions, key_positions)
@@ -173,13 +138,8 @@ def _head_groups(
     part_counts = _parts_per_query(list(sharing.values()), heads, len(query_positions.position_ids))
     for candidate, heads_of_part in sharing.values():
         is_exclusive = bool((part_counts[heads_of_part][:, _written_queries(candidate)] == 1).all())
-        part = MaskPart(
-            candidate.mask,
-            candidate.q,
-            candidate.k,
-            tuple(_make_tiles(candidate, query_positions, key_positions)),
-            is_exclusive,
-        )
+        tiles = tuple(_make_tiles(candidate, query_positions, key_positions))
+        part = MaskPart(candidate.mask, candidate.q, candidate.k, tiles, is_exclusive)
         groups.setdefault((is_exclusive, tuple(sorted(heads_of_part))), []).append(part)
     # merged parts come first, as merging writes all outputs, and among them those whose queries are a view
     by_exclusivity = sorted(groups.items(), key=lambda item: item[0][0])

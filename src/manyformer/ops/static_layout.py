@@ -1,8 +1,18 @@
 """Token positions that are determined by their layout, so that plans can be cached by layout."""
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from manyformer.core import SUMMARY_ROLE, ContiguousLayout, PrefixedLayout, TokenPositions
+from manyformer.masks import Mask
+
+T = TypeVar("T")
+MakeForMask = Callable[[Mask, TokenPositions, TokenPositions, int], T]
+"""A function of a mask, the positions of queries and keys, and the number of heads."""
 
 
 def layout_is_complete(positions: TokenPositions) -> bool:
@@ -22,6 +32,26 @@ def can_plan(query_positions: TokenPositions, key_positions: TokenPositions) -> 
 def has_roles_or_parts(*token_positions: TokenPositions) -> bool:
     """Whether any of these tokens has a role or a part."""
     return any(positions.roles is not None or positions.part_ids is not None for positions in token_positions)
+
+
+def cache_by_tokens(make: MakeForMask[T]) -> MakeForMask[T]:
+    """Cache what `make` returns for self-attention as long as the segment tensor of the tokens exists."""
+    results: Any = WeakIdKeyDictionary()
+
+    @wraps(make)
+    def cached(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> T:
+        if any(query_field is not key_field for query_field, key_field in zip(query_positions, key_positions)):
+            return make(mask, query_positions, key_positions, heads)
+        by_key = results.setdefault(query_positions.segment_ids, {})
+        # several positions, roles and parts may occur with the same segments
+        tensors = (query_positions.position_ids, query_positions.roles, query_positions.part_ids)
+        key = (mask, heads, *map(id, tensors))
+        if key not in by_key:
+            # stored with the tensors, so that their ids cannot be reused
+            by_key[key] = make(mask, query_positions, key_positions, heads), tensors
+        return by_key[key][0]  # type: ignore[no-any-return]
+
+    return cached
 
 
 def materialize(

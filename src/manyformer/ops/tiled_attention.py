@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from manyformer.core import TokenPositions, tree_map
 from manyformer.costs import COSTS
@@ -21,6 +20,7 @@ from manyformer.masks.mask import take_tokens
 from manyformer.ops.plan_records import BlockTiles, HeadGroup, MaskPart, SparsePlan
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.position import Position
+from manyformer.recompute import recompute_for_gradient
 
 SCORES_PER_PIECE = COSTS.scores_per_piece
 
@@ -44,25 +44,17 @@ def tiled_attention(
     seams: PositionSeams,
 ) -> Float[Tensor, "b h l f"]:
     """Outputs over the pairs in `plan`, which all heads share; a query that sees no key gets zeros."""
-    batch = q.shape[0]
     if len(plan.rows) == 1:
         return _row_attention(q, k, v, plan.rows[0], seams)
     rows = []
-    for number in range(batch):
-        row_slice = slice(number, number + 1)
+    for number in range(q.shape[0]):
+        row = slice(number, number + 1)
         query_positions, key_positions = (
-            take_tokens(positions, slice(None) if len(positions.position_ids) == 1 else row_slice)
+            take_tokens(positions, slice(None) if len(positions.position_ids) == 1 else row)
             for positions in (seams.query_positions, seams.key_positions)
         )
-        rows.append(
-            _row_attention(
-                q[row_slice],
-                k[row_slice],
-                v[row_slice],
-                plan.rows[number],
-                seams._replace(query_positions=query_positions, key_positions=key_positions),
-            )
-        )
+        row_seams = seams._replace(query_positions=query_positions, key_positions=key_positions)
+        rows.append(_row_attention(q[row], k[row], v[row], plan.rows[number], row_seams))
     return torch.cat(rows)
 
 
@@ -85,34 +77,19 @@ def _row_attention(
 
 def _part_attention(q: Tensor, k: Tensor, v: Tensor, part: MaskPart, seams: PositionSeams) -> tuple[Tensor, Tensor]:
     """Outputs and log-sum-exps of all queries; 0 and -inf for queries outside the part."""
-    ys, sums = [], []
-    for tiles in part.tiles:
-        for piece in _split_tiles(tiles, part, q.shape[0] * q.shape[1]):
-            y, lse = (
-                _checkpointed_blocks(q, k, v, piece, part, seams)
-                if torch.is_grad_enabled()
-                else _block_attention(q, k, v, piece, part, seams)
-            )
-            ys.append(y)
-            sums.append(lse)
+    results = [
+        recompute_for_gradient(_block_attention, q, k, v, piece, part, seams, dropout=seams.dropout)
+        for tiles in part.tiles
+        for piece in _split_tiles(tiles, part, q.shape[0] * q.shape[1])
+    ]
     rows = torch.cat([tiles.rows for tiles in part.tiles])
     # the last block is padded by repeating its last token
     slots = (rows[:, None] * part.q.size + torch.arange(part.q.size, device="cpu")).flatten()
     valid = (slots < part.q.num_tokens).nonzero()[:, 0]
     tokens = part.q.blocks.flatten()[slots[valid]].to(q.device)
-    y, lse = (torch.cat(pieces, 2).index_select(2, valid.to(q.device)) for pieces in (ys, sums))
+    y, lse = (torch.cat(pieces, 2).index_select(2, valid.to(q.device)) for pieces in zip(*results))
     empty = q.new_zeros(*q.shape[:3], v.shape[-1]), lse.new_full(q.shape[:3], -torch.inf)
     return empty[0].index_copy(2, tokens, y), empty[1].index_copy(2, tokens, lse)
-
-
-def _checkpointed_blocks(
-    q: Tensor, k: Tensor, v: Tensor, tiles: BlockTiles, part: MaskPart, seams: PositionSeams
-) -> tuple[Tensor, Tensor]:
-    """`_block_attention`, recomputed for the gradient."""
-    preserves_rng = seams.dropout > 0
-    return checkpoint(  # type: ignore[no-any-return]
-        _block_attention, q, k, v, tiles, part, seams, use_reentrant=False, preserve_rng_state=preserves_rng
-    )
 
 
 def _block_attention(
