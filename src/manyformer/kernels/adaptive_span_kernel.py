@@ -74,11 +74,8 @@ class AdaptiveSpanKernel(Kernel):
             watch(self, "weights", weights)
             return LayerOutput(y, state, loss)
         reach = self.spans.reach(lengths)
-        return LayerOutput(
-            ops.span_attention(q, k, v, head_spans, self._distance_vectors(call.position, max(reach)), reach, rows),
-            state,
-            loss,
-        )
+        vectors = self._distance_vectors(call.position, max(reach))
+        return LayerOutput(ops.span_attention(q, k, v, head_spans, vectors, reach, rows), state, loss)
 
     def explain(self, call: KernelCall) -> str:
         if self._span_rows(call) is None:
@@ -91,20 +88,16 @@ class AdaptiveSpanKernel(Kernel):
         if call.watch is not no_watch or call.q.shape[2] <= MAX_REFERENCE_QUERIES:
             return None
         terms = call.position.distance_terms(1, 0)
-        if "score" in call.position.required_seams() and (
-            terms is None or terms.keys is None or terms.bias is not None
-        ):
+        has_vectors_alone = terms is not None and terms.keys is not None and terms.bias is None
+        if "score" in call.position.required_seams() and not has_vectors_alone:
             return None
-        query_positions, key_positions = call.query_positions, call.key_positions
-        query_layout, key_layout = query_positions.layout, key_positions.layout
+        query_layout, key_layout = call.query_positions.layout, call.key_positions.layout
+        segments = call.query_positions.segment_ids, call.key_positions.segment_ids
         if isinstance(query_layout, ContiguousLayout) and isinstance(key_layout, ContiguousLayout):
             return SpanRows(query_layout.start - key_layout.start)
         if isinstance(query_layout, AlignedLayout) and isinstance(key_layout, AlignedLayout):
-            return SpanRows(
-                query_layout.start - key_layout.start, query_positions.segment_ids, key_positions.segment_ids
-            )
-        packed = isinstance(query_layout, PackedLayout) and query_layout == key_layout
-        return SpanRows(0, query_positions.segment_ids, key_positions.segment_ids) if packed else None
+            return SpanRows(query_layout.start - key_layout.start, *segments)
+        return SpanRows(0, *segments) if isinstance(query_layout, PackedLayout) and query_layout == key_layout else None
 
     def _distance_vectors(self, position: Position, max_reach: int) -> Float[Tensor, "#h r e"] | None:
         """The vectors that the position adds to keys at the distances `max_reach`, ..., 1."""

@@ -103,10 +103,8 @@ class DynamicAttentionSpans(AttentionSpans):
     def __init__(self, heads: int, max_length: int, *, ramp: int = 32, initial_share: float = 0.5) -> None:
         super().__init__(heads, max_length, ramp=ramp)
         if not 0 < initial_share < 1:
-            raise ValueError(
-                f"DynamicAttentionSpans: initial_share ({initial_share}) must be above 0 and below 1, the range of a "
-                "sigmoid"
-            )
+            limits = "must be above 0 and below 1, the range of a sigmoid"
+            raise ValueError(f"DynamicAttentionSpans: initial_share ({initial_share}) {limits}")
         self.bias = nn.Parameter(torch.full((heads, 1), math.log(initial_share / (1 - initial_share))))
 
     def forward(self, span_queries: Float[Tensor, "b h l n"]) -> Float[Tensor, "#b h #l"]:

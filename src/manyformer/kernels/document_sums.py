@@ -44,11 +44,8 @@ def sum_keys(
     columns = F.pad(v, (0, 1), value=1.0)
     sums = []
     for index, document in enumerate(document_ids):
-        in_document = (
-            None
-            if isinstance(key_positions.layout, ContiguousLayout)
-            else (key_positions.segment_ids == document)[:, None]
-        )
+        is_single = isinstance(key_positions.layout, ContiguousLayout)
+        in_document = None if is_single else (key_positions.segment_ids == document)[:, None]
         matrix, log_scale = _sum_document(key_features, feature_scale, columns, in_document)
         if index < len(previous_ids):
             assert previous.matrix is not None
@@ -58,9 +55,8 @@ def sum_keys(
     if not sums:
         return previous
     log_scales = [log_scale for _, log_scale in sums if log_scale is not None]
-    return DocumentSums(
-        document_ids, torch.stack([matrix for matrix, _ in sums], 1), torch.stack(log_scales, 1) if log_scales else None
-    )
+    matrices = torch.stack([matrix for matrix, _ in sums], 1)
+    return DocumentSums(document_ids, matrices, torch.stack(log_scales, 1) if log_scales else None)
 
 
 def read_sums(
@@ -79,9 +75,8 @@ def read_sums(
         return divide_by_normalizer(query_features @ matrix[:, 0], floor)
     y = query_features.new_zeros(*query_features.shape[:3], value_dim + 1)
     for index, document in enumerate(sums.document_ids):
-        y = torch.where(
-            (query_positions.segment_ids == document)[:, None, :, None], query_features @ matrix[:, index], y
-        )
+        in_document = (query_positions.segment_ids == document)[:, None, :, None]
+        y = torch.where(in_document, query_features @ matrix[:, index], y)
     return divide_by_normalizer(y, floor)
 
 
@@ -101,10 +96,8 @@ def document_sums_reference(
     pairs = query_features @ key_features.mT
     if feature_scale is not None:
         scale = feature_scale.repeat_interleave(heads_per_group, 1)[:, :, None].masked_fill(~visible, -torch.inf)
-        pairs = (
-            pairs
-            * (scale - scale.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(query_features.dtype).min)).exp()
-        )
+        max_scale = scale.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(query_features.dtype).min)
+        pairs = pairs * (scale - max_scale).exp()
     pairs = pairs.masked_fill(~visible, 0.0)
     y = divide_by_normalizer(pairs @ F.pad(v, (0, 1), value=1.0), floor)
     return y, pairs / pairs.sum(-1, keepdim=True).clamp(min=floor)
@@ -137,7 +130,5 @@ def _merge_sums(
         return old + new, None
     max_scale = old_scale.maximum(new_scale)
     finite_scale = max_scale.masked_fill(max_scale == -torch.inf, 0.0)
-    parts = (
-        matrix * (scale - finite_scale).exp()[..., None, None] for matrix, scale in ((old, old_scale), (new, new_scale))
-    )
-    return sum(parts, torch.zeros_like(old)), max_scale
+    old_share, new_share = ((scale - finite_scale).exp()[..., None, None] for scale in (old_scale, new_scale))
+    return old * old_share + new * new_share, max_scale

@@ -93,10 +93,8 @@ class DynamicRotaryKernel(Kernel):
     def _query_ranges(self, query_positions: TokenPositions) -> Iterator[QueryRange]:
         """One range for the columns within the original length in every row, then ranges of `MAX_ROTATED_QUERIES`."""
         length = query_positions.position_ids.shape[1]
-        extrapolated = (
-            (query_positions.position_ids >= self.scaling.original_length)
-            & (query_positions.segment_ids != PADDING_SEGMENT)
-        ).any(0)
+        beyond = query_positions.position_ids >= self.scaling.original_length
+        extrapolated = (beyond & (query_positions.segment_ids != PADDING_SEGMENT)).any(0)
         num_within = int(extrapolated.int().argmax()) if bool(extrapolated.any()) else length
         if num_within or not length:
             yield QueryRange(0, num_within, shares_rotation=True)

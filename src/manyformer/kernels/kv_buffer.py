@@ -37,10 +37,9 @@ class KVBuffer(NamedTuple):
     def used(self) -> "KVBuffer":
         """The used columns as views."""
         columns = slice(self.start, self.stop)
+        k, v = self.k[:, :, columns], self.v[:, :, columns]
         position_ids, segment_ids = self.position_ids[:, columns], self.segment_ids[:, columns]
-        return KVBuffer(
-            self.k[:, :, columns], self.v[:, :, columns], position_ids, segment_ids, 0, self.stop - self.start
-        )
+        return KVBuffer(k, v, position_ids, segment_ids, 0, self.stop - self.start)
 
 
 class BlockHistory(NamedTuple):
@@ -61,14 +60,10 @@ class BlockHistory(NamedTuple):
     def masked_keys(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Bool[Tensor, "b l s"]:
         """The definition: the keys that each query must not see."""
         block_starts = (query_positions.position_ids // self.block * self.block)[:, :, None]
-        visible = (key_positions.position_ids[:, None] < block_starts) & (
-            key_positions.position_ids[:, None] >= block_starts - self.size
-        )
-        return ~(
-            visible
-            & (query_positions.segment_ids[:, :, None] == key_positions.segment_ids[:, None])
-            & (key_positions.segment_ids[:, None] != PADDING_SEGMENT)
-        )
+        key_ids, key_segments = key_positions.position_ids[:, None], key_positions.segment_ids[:, None]
+        visible = (key_ids < block_starts) & (key_ids >= block_starts - self.size)
+        same_segment = query_positions.segment_ids[:, :, None] == key_segments
+        return ~(visible & same_segment & (key_segments != PADDING_SEGMENT))
 
     def has_no_visible_keys(self, query_positions: TokenPositions) -> bool:
         """Whether the layout alone shows that no query sees any key."""
@@ -122,14 +117,9 @@ def _ranges_of_document(
     """The ranges of one document, given as its first query column, its stop column and its first position."""
     start, stop, first_position = document
     # the key column of the document's token at position 0
-    origin = keys - queries + start - first_position
-    for block_start in range(
-        first_position // history.block * history.block, first_position + stop - start, history.block
-    ):
-        query_columns = slice(
-            max(start, start + block_start - first_position),
-            min(stop, start + block_start + history.block - first_position),
-        )
+    origin, shift = keys - queries + start - first_position, start - first_position
+    for block_start in range(first_position // history.block * history.block, stop - shift, history.block):
+        query_columns = slice(max(start, block_start + shift), min(stop, block_start + history.block + shift))
         key_columns = slice(max(origin + max(0, block_start - history.size), 0), origin + block_start)
         if key_columns.start < key_columns.stop:
             yield SharedKeyRange(rows, query_columns, key_columns)
@@ -169,14 +159,12 @@ def trim(buffer: KVBuffer, positions: TokenPositions, keep: int) -> KVBuffer:
 
 def _can_append_in_place(buffer: KVBuffer, count: int) -> bool:
     """Whether the next columns exist and no other call has already continued from this state."""
-    if buffer.stop + count > buffer.segment_ids.shape[1] or (
-        buffer.k.is_inference() and not torch.is_inference_mode_enabled()
-    ):
+    is_frozen = buffer.k.is_inference() and not torch.is_inference_mode_enabled()
+    if is_frozen or buffer.stop + count > buffer.segment_ids.shape[1]:
         return False
     # meta tensors have no values, so no other call can have written them
-    return (
-        buffer.segment_ids.is_meta or count == 0 or bool((buffer.segment_ids[:, buffer.stop] == UNUSED_SEGMENT).all())
-    )
+    is_next_unused = buffer.segment_ids.is_meta or count == 0
+    return is_next_unused or bool((buffer.segment_ids[:, buffer.stop] == UNUSED_SEGMENT).all())
 
 
 def _reallocate(buffer: KVBuffer, count: int, keep: int) -> KVBuffer:
@@ -192,9 +180,8 @@ def _reallocate(buffer: KVBuffer, count: int, keep: int) -> KVBuffer:
         return resized
 
     k, v = (copy_field(part, 2, 0) for part in (buffer.k, buffer.v))
-    return KVBuffer(
-        k, v, copy_field(buffer.position_ids, 1, 0), copy_field(buffer.segment_ids, 1, UNUSED_SEGMENT), 0, length
-    )
+    position_ids, segment_ids = copy_field(buffer.position_ids, 1, 0), copy_field(buffer.segment_ids, 1, UNUSED_SEGMENT)
+    return KVBuffer(k, v, position_ids, segment_ids, 0, length)
 
 
 def _first_required_column(buffer: KVBuffer, keep: int) -> int:

@@ -57,17 +57,13 @@ class LinformerKernel(Kernel):
         self.scale = scale
 
     def forward(self, call: KernelCall) -> LayerOutput:
-        projected, q = self._project(call), call.q
+        (k, v, mask), q = self._project(call), call.q
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
         if call.watch is no_watch:
-            return LayerOutput(
-                ops.fused_attention(q, projected.k, projected.v, projected.mask, causal=False, scale=scale), call.state
-            )
-        all_visible = torch.ones(1, 1, q.shape[2], projected.k.shape[2], dtype=torch.bool, device=q.device)
-        mask = all_visible if projected.mask is None else projected.mask
-        y, weights = softmax_call_reference(
-            call._replace(k=projected.k, v=projected.v, position=NoPosition()), mask, scale=scale
-        )
+            return LayerOutput(ops.fused_attention(q, k, v, mask, causal=False, scale=scale), call.state)
+        if mask is None:
+            mask = torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+        y, weights = softmax_call_reference(call._replace(k=k, v=v, position=NoPosition()), mask, scale=scale)
         call.watch(self, "weights", weights)
         return LayerOutput(y, call.state)
 
@@ -113,8 +109,7 @@ def _group_by_segment(key_positions: TokenPositions) -> tuple[DocumentGrid, Int[
     segments = torch.unique(key_positions.segment_ids[valid])
     # if all tokens are padding: one document without tokens
     segments = segments if segments.numel() else segments.new_zeros(1)
-    row = torch.arange(key_positions.segment_ids.shape[0], device=key_positions.segment_ids.device)[:, None]
+    batch = len(key_positions.segment_ids)
+    row = torch.arange(batch, device=segments.device)[:, None]
     grid_rows = row * len(segments) + torch.searchsorted(segments, key_positions.segment_ids.contiguous())
-    return make_grid(
-        grid_rows, key_positions.position_ids, valid, key_positions.segment_ids.shape[0] * len(segments)
-    ), segments
+    return make_grid(grid_rows, key_positions.position_ids, valid, batch * len(segments)), segments

@@ -89,19 +89,13 @@ class JointSoftmaxCombiner(MemoryCombiner):
             return CombinedOutput(local.local_output())
         inner, (q, k, v, query_positions, key_positions, position, _, watch) = local
         local_scores = position.score(q @ k.mT * local.scale, q, k, query_positions, key_positions)
-        mask = torch.cat(
-            [
-                retrieved.visible,
-                inner.mask.dense(query_positions, key_positions, q.shape[1]).expand(local_scores.shape),
-            ],
-            -1,
-        )
-        weights = masked_softmax(torch.cat([retrieved.scores, local_scores], -1), mask).to(v.dtype)
+        local_mask = inner.mask.dense(query_positions, key_positions, q.shape[1]).expand(local_scores.shape)
+        scores, mask = torch.cat([retrieved.scores, local_scores], -1), torch.cat([retrieved.visible, local_mask], -1)
+        weights = masked_softmax(scores, mask).to(v.dtype)
         memory_weights, local_weights = torch.split(weights, [retrieved.scores.shape[-1], k.shape[2]], -1)
         watch(inner, "weights", local_weights)
-        y = position.value(local_weights @ v, local_weights, query_positions, key_positions) + _weighted_values(
-            memory_weights, retrieved.v
-        )
+        local_y = position.value(local_weights @ v, local_weights, query_positions, key_positions)
+        y = local_y + _weighted_values(memory_weights, retrieved.v)
         return CombinedOutput(y, memory_weights.sum(-1, keepdim=True))
 
 
@@ -147,26 +141,18 @@ class MemorizingKernel(Kernel, StatefulAcrossBatches):
 
     def forward(self, call: KernelCall) -> LayerOutput:
         q, k, v, query_positions, state = call.q, call.k, call.v, call.query_positions, call.state
-        rows, num_cached = q.shape[0], k.shape[2] - q.shape[2]
-        positions = query_positions._replace(
-            position_ids=query_positions.position_ids.expand(rows, -1),
-            segment_ids=query_positions.segment_ids.expand(rows, -1),
-        )
+        num_cached, keep = k.shape[2] - q.shape[2], self.history.required_tokens
+        position_ids, segment_ids = (x.expand(q.shape[0], -1) for x in query_positions[:2])
+        positions = query_positions._replace(position_ids=position_ids, segment_ids=segment_ids)
         new_pairs = k.detach()[:, :, num_cached:], v.detach()[:, :, num_cached:]
-        keep = self.history.required_tokens
-        buffer = (
-            KVBuffer(*new_pairs, positions.position_ids, positions.segment_ids, 0, q.shape[2])
-            if state is None
-            else append(state, *new_pairs, positions, keep)
-        )
+        buffer = KVBuffer(*new_pairs, position_ids, segment_ids, 0, q.shape[2])
+        if state is not None:
+            buffer = append(state, *new_pairs, positions, keep)
         recorder = no_watch if call.watch is no_watch else _WeightRecorder(self, call.watch)
-        local = LocalAttentionCall(self.inner, call._replace(state=None, watch=recorder))
-        y, memory_share = self.combine(
-            local,
-            None
-            if self.history.has_no_visible_keys(query_positions)
-            else self._retrieve(q, buffer, positions, local.scale),
-        )
+        local, retrieved = LocalAttentionCall(self.inner, call._replace(state=None, watch=recorder)), None
+        if not self.history.has_no_visible_keys(query_positions):
+            retrieved = self._retrieve(q, buffer, positions, local.scale)
+        y, memory_share = self.combine(local, retrieved)
         if isinstance(recorder, _WeightRecorder):
             recorder.report(memory_share, positions)
         return LayerOutput(y, None if state is None else trim(buffer, query_positions, keep))
@@ -174,11 +160,8 @@ class MemorizingKernel(Kernel, StatefulAcrossBatches):
     def explain(self, call: KernelCall) -> str:
         local_path, state = self.inner.explain(call._replace(state=None)), call.state
         num_pairs = (0 if state is None else state.stop - state.start) + call.q.shape[2]
-        masking = (
-            "in contiguous ranges"
-            if shared_key_ranges(self.history, call.query_positions, num_pairs) is not None
-            else "masked key by key in torch"
-        )
+        has_ranges = shared_key_ranges(self.history, call.query_positions, num_pairs) is not None
+        masking = "in contiguous ranges" if has_ranges else "masked key by key in torch"
         return f"{local_path}; {self.neighbours} of {num_pairs} pairs looked up by {self.search.name}, {masking}"
 
     def extra_repr(self) -> str:
@@ -241,18 +224,10 @@ class _WeightRecorder:
         """Report the shares of the memory, of cached local keys and of the current segment."""
         if (weights := self._weights) is None:
             return
-        memory_share = (
-            weights.new_zeros(*weights.shape[:3], 1)
-            if memory_share is None
-            else memory_share.detach().expand(*weights.shape[:3], 1)
-        )
-        queries = weights.shape[2]
-        weights = (
-            weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny) * (1 - memory_share)
-        )
-        masses = region_shares(
-            torch.cat([memory_share, weights], -1),
-            [1, weights.shape[-1] - queries, queries],
-            query_positions.segment_ids != PADDING_SEGMENT,
-        )
+        memory_share = weights.new_zeros(1) if memory_share is None else memory_share.detach()
+        memory_share, queries = memory_share.expand(*weights.shape[:3], 1), weights.shape[2]
+        total = weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+        all_weights = torch.cat([memory_share, weights / total * (1 - memory_share)], -1)
+        valid = query_positions.segment_ids != PADDING_SEGMENT
+        masses = region_shares(all_weights, [1, weights.shape[-1] - queries, queries], valid)
         self._watch(self._kernel, "mass", masses)

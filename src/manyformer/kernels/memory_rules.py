@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyformer.ops import delta_rule, linear_attention
+from manyformer.ops.linear_attention import divide_by_normalizer
 from manyformer.ops.segment_runs import running_max
 
 RecurrenceForm = Literal["quadratic", "chunked", "recurrent"]
@@ -124,14 +125,11 @@ class DeltaRule(MemoryRule):
         query_features, key_features = (
             x / x.sum(-1, keepdim=True).clamp(min=floor) for x in (tokens.query_features, tokens.key_features)
         )
+        inputs = query_features, key_features, tokens.v, strength, tokens.run, memory.matrix
         if form == "chunked":
-            y, matrix = delta_rule.chunked(
-                query_features, key_features, tokens.v, strength, tokens.run, memory.matrix, chunk=chunk
-            )
+            y, matrix = delta_rule.chunked(*inputs, chunk=chunk)
         else:
-            y, matrix = delta_rule.recurrent(
-                query_features, key_features, tokens.v, strength, tokens.run, memory.matrix
-            )
+            y, matrix = delta_rule.recurrent(*inputs)
         return MemoryResult(y, RecurrentMemory(matrix))
 
 
@@ -160,19 +158,14 @@ def _weighted_mean(
         assert memory.matrix is None
         y, matrix, pairs = linear_attention.quadratic(query_features, key_features, columns, decay, run)
         weights = pairs if weight is None else pairs * weight[:, :, None]
-        total = weights.sum(-1, keepdim=True)
-        return MemoryResult(
-            linear_attention.divide_by_normalizer(y, floor),
-            RecurrentMemory(matrix, log_scale),
-            weights / total.clamp(min=floor),
-        )
+        shares = weights / weights.sum(-1, keepdim=True).clamp(min=floor)
+        return MemoryResult(divide_by_normalizer(y, floor), RecurrentMemory(matrix, log_scale), shares)
+    inputs = query_features, key_features, columns, decay, run, memory.matrix
     if form == "chunked":
-        y, matrix = linear_attention.chunked(
-            query_features, key_features, columns, decay, run, memory.matrix, chunk=chunk
-        )
+        y, matrix = linear_attention.chunked(*inputs, chunk=chunk)
     else:
-        y, matrix = linear_attention.recurrent(query_features, key_features, columns, decay, run, memory.matrix)
-    return MemoryResult(linear_attention.divide_by_normalizer(y, floor), RecurrentMemory(matrix, log_scale))
+        y, matrix = linear_attention.recurrent(*inputs)
+    return MemoryResult(divide_by_normalizer(y, floor), RecurrentMemory(matrix, log_scale))
 
 
 def _rescale(

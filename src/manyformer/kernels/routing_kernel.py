@@ -91,9 +91,8 @@ class BalancedMembership(ClusterMembership):
             return RoutingResult(y, weights=weights)
         documents = grid_by_run(key_positions)
         present = documents.present > 0
-        members = self._select_members(
-            documents.scatter(cosines).masked_fill(~present[:, None, :, None], -torch.inf), present.sum(-1)
-        )
+        cosines = documents.scatter(cosines).masked_fill(~present[:, None, :, None], -torch.inf)
+        members = self._select_members(cosines, present.sum(-1))
         y = cluster_attention.balanced_attention(documents.scatter(k), documents.scatter(v), members, scale=scale)
         return RoutingResult(documents.gather(y, k.shape[2]))
 
@@ -204,21 +203,14 @@ class RoutingKernel(Kernel):
         q, k, v, query_positions = call.q, call.k, call.v, call.query_positions
         compute_dtype = torch.promote_types(v.dtype, torch.float32)
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-        valid = (
-            None
-            if isinstance(query_positions.layout, ContiguousLayout)
-            else (query_positions.segment_ids != PADDING_SEGMENT).expand(len(q), -1)
-        )
+        is_contiguous, return_weights = isinstance(query_positions.layout, ContiguousLayout), call.watch is not no_watch
+        valid = None if is_contiguous else (query_positions.segment_ids != PADDING_SEGMENT).expand(len(q), -1)
         with autocast_disabled(q.device):
             keys = F.layer_norm(k.to(compute_dtype), k.shape[-1:])
             new_keys = keys[:, :, k.shape[2] - q.shape[2] :]
             cosines = self.centroids(new_keys / math.sqrt(q.shape[-1]), valid)
-            result = self.membership.attend(
-                RoutingKeys(keys, v.to(compute_dtype), call.key_positions, cosines),
-                call.state,
-                scale=scale,
-                return_weights=call.watch is not no_watch,
-            )
+            tokens = RoutingKeys(keys, v.to(compute_dtype), call.key_positions, cosines)
+            result = self.membership.attend(tokens, call.state, scale=scale, return_weights=return_weights)
         if result.weights is not None:
             call.watch(self, "weights", result.weights)
         call.watch(self, "near", cosines)

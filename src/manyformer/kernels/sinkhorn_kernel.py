@@ -92,11 +92,10 @@ class SinkhornKernel(Kernel):
                 "SinkhornKernel without Causal() needs as many keys as queries: for cross-attention use SoftmaxKernel"
             )
         k, v = (x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        blocks = (
-            self._split_contiguous(q, k, v)
-            if isinstance(call.key_positions.layout, ContiguousLayout)
-            else self._split_documents(q, k, v, call.key_positions)
-        )
+        if isinstance(call.key_positions.layout, ContiguousLayout):
+            blocks = self._split_contiguous(q, k, v)
+        else:
+            blocks = self._split_documents(q, k, v, call.key_positions)
         sort_matrix = self._sort_matrix(blocks, v.dtype)
         call.watch(self, "sort", sort_matrix)
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
@@ -105,9 +104,8 @@ class SinkhornKernel(Kernel):
             y = ops.sortcut_attention(*blocks[:3], sort_matrix, scale=scale, present=blocks.present)
         else:
             sort_matrix = sort_matrix[:, :, blocks.first_query_block :]
-            y = ops.sinkhorn_attention(
-                *blocks[:3], sort_matrix, causal=self.causal, scale=scale, present=blocks.present
-            )
+            present = blocks.present
+            y = ops.sinkhorn_attention(*blocks[:3], sort_matrix, causal=self.causal, scale=scale, present=present)
         return LayerOutput(self._collect_outputs(y, blocks, q.shape[2], k.shape[2]), call.state)
 
     def explain(self, call: KernelCall) -> str:
@@ -141,12 +139,10 @@ class SinkhornKernel(Kernel):
         q = F.pad(q, (0, 0, query_padding, padding)) if query_padding or padding else q
         present = None
         if padding and not self.causal:
-            present = (
-                (torch.arange(length + padding, device=k.device) < length).view(1, -1, size).expand(len(k), -1, -1)
-            )
-        return DocumentBlocks(
-            _split_blocks(q, size), _split_blocks(k, size), _split_blocks(v, size), present, first_block, None
-        )
+            is_token = torch.arange(length + padding, device=k.device) < length
+            present = is_token.view(1, -1, size).expand(len(k), -1, -1)
+        q, k, v = (_split_blocks(x, size) for x in (q, k, v))
+        return DocumentBlocks(q, k, v, present, first_block, None)
 
     def _split_documents(self, q: Tensor, k: Tensor, v: Tensor, key_positions: TokenPositions) -> DocumentBlocks:
         documents = grid_by_run(key_positions)
@@ -155,17 +151,13 @@ class SinkhornKernel(Kernel):
         blocks = [_split_blocks(F.pad(documents.scatter(x), (0, 0, 0, padding)), size) for x in (q, k, v)]
         first_block = 0
         if q.shape[2] < k.shape[2]:
-            num_cached = k.shape[2] - q.shape[2]
-            new_position_ids = torch.where(
-                key_positions.segment_ids[:, num_cached:] == PADDING_SEGMENT,
-                columns - 1,
-                key_positions.position_ids[:, num_cached:],
-            )
-            first_block = int(new_position_ids.min()) // size
+            new_tokens = key_positions.columns(k.shape[2] - q.shape[2], k.shape[2])
+            is_padding = new_tokens.segment_ids == PADDING_SEGMENT
+            first_block = int(torch.where(is_padding, columns - 1, new_tokens.position_ids).min()) // size
+        present = None
         # absent tokens come after everything that a causal block sees
-        present = (
-            None if self.causal else F.pad(documents.present > 0, (0, padding)).view(len(documents.present), -1, size)
-        )
+        if not self.causal:
+            present = F.pad(documents.present > 0, (0, padding)).view(len(documents.present), -1, size)
         return DocumentBlocks(blocks[0][:, :, first_block:], blocks[1], blocks[2], present, first_block, documents)
 
     def _collect_outputs(

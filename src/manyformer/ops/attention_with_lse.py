@@ -6,8 +6,6 @@ arXiv:2205.14135, section 3.1 and appendix B.4). Torch's fused kernel for CPUs c
 private operators; where they are missing or do not apply, the scores are written out, a block of queries at a time.
 """
 
-from collections.abc import Iterator
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -41,8 +39,8 @@ def attention_forward(
             q, k, v, 0.0, causal, attn_mask=bias, scale=scale
         )
     ys, lses = [], []
-    for begin, end in _blocks(q.shape[2]):
-        scores = _scores(q, k, bias, begin, end, scale=scale, causal=causal)
+    for begin in range(0, q.shape[2], BLOCK):
+        scores = _scores(q, k, bias, begin, scale=scale, causal=causal)
         lse = scores.logsumexp(-1)
         ys.append((scores - lse[..., None]).exp().to(v.dtype) @ v)
         lses.append(lse)
@@ -68,9 +66,9 @@ def attention_backward(
         )
     delta = (grad_y * y).sum(-1)
     grad_q, grad_k, grad_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for begin, end in _blocks(q.shape[2]):
-        rows = slice(begin, end)
-        scores = _scores(q, k, bias, begin, end, scale=scale, causal=causal)
+    for begin in range(0, q.shape[2], BLOCK):
+        rows = slice(begin, begin + BLOCK)
+        scores = _scores(q, k, bias, begin, scale=scale, causal=causal)
         weights = (scores - lse[:, :, rows, None]).exp().to(v.dtype)
         grad_scores = weights * (grad_y[:, :, rows] @ v.mT - delta[:, :, rows, None]) * scale
         grad_v += weights.mT @ grad_y[:, :, rows]
@@ -95,19 +93,15 @@ def flash_applies(q: Tensor, v: Tensor) -> bool:
     return FUSED and q.device.type == "cpu" and q.shape[-1] == v.shape[-1] and min(q.shape) > 0
 
 
-def _blocks(length: int) -> Iterator[tuple[int, int]]:
-    return ((begin, min(begin + BLOCK, length)) for begin in range(0, length, BLOCK))
-
-
 def _scores(
-    q: Tensor, k: Tensor, bias: Tensor | None, begin: int, end: int, *, scale: float, causal: bool
+    q: Tensor, k: Tensor, bias: Tensor | None, begin: int, *, scale: float, causal: bool
 ) -> Float[Tensor, "b h l s"]:
-    """The scores of the queries `begin` to `end` - 1, in float32 at least."""
-    compute_dtype = torch.promote_types(q.dtype, torch.float32)
-    scores = (q[:, :, begin:end] @ k.mT).to(compute_dtype) * scale
+    """The scores of the block of queries from `begin` on, in float32 at least."""
+    rows, compute_dtype = slice(begin, begin + BLOCK), torch.promote_types(q.dtype, torch.float32)
+    scores = (q[:, :, rows] @ k.mT).to(compute_dtype) * scale
     if bias is not None:
-        scores = scores + bias[:, :, begin:end]
+        scores = scores + bias[:, :, rows]
     if causal:
-        later = torch.ones(end - begin, k.shape[2], dtype=torch.bool, device=q.device).triu(begin + 1)
+        later = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(begin + 1)
         scores = scores.masked_fill(later, -torch.inf)
     return scores

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.costs import COSTS
@@ -36,12 +36,13 @@ class DiagonalBand(NamedTuple):
 
     def valid_keys(self, device: torch.device) -> Bool[Tensor, "l w"]:
         """Boolean mask of the band's pairs whose key exists."""
-        key = (
-            torch.arange(self.num_queries, device=device)[:, None]
-            + torch.arange(self.width, device=device)
-            + self.first_offset
-        )
+        key = self.key_index(device)
         return (key >= 0) & (key < self.num_keys)
+
+    def key_index(self, device: torch.device) -> Int[Tensor, "l w"]:
+        """The index of the key of each pair in the band, whether it exists or not."""
+        query, distance = (torch.arange(count, device=device) for count in (self.num_queries, self.width))
+        return query[:, None] + distance + self.first_offset
 
 
 def band_products(

@@ -87,12 +87,11 @@ def order_into_blocks(
 
 def block_bounds(positions: TokenPositions, index: Int[Tensor, "*n c"], periods: frozenset[int]) -> TokenBounds:
     """Bounds of position, segment, role and part over the tokens of each block."""
-    position_ids, segment_ids, roles, part_ids = (
-        field[index]
-        for field in (positions.position_ids, positions.segment_ids, roles_of(positions), part_ids_of(positions))
-    )
+    position_ids = positions.position_ids[index]
+    fields = (positions.segment_ids, roles_of(positions), part_ids_of(positions))
+    segments, roles, parts = (_min_max(field[index]) for field in fields)
     rests = {period: _min_max(position_ids % period) for period in periods}
-    return TokenBounds(*_min_max(position_ids), _min_max(segment_ids), _min_max(roles), _min_max(part_ids), rests)
+    return TokenBounds(*_min_max(position_ids), segments, roles, parts, rests)
 
 
 def cover_blocks(mask: Mask, q: TokenBounds, k: TokenBounds) -> BlockCover:
@@ -157,9 +156,8 @@ def _pad_and_concatenate(groups: list[BlockRowGroup]) -> BlockRowGroup:
         return groups[0]
     widest, rows = groups[0].columns.shape[1], torch.cat([group.rows for group in groups])
     widths = torch.cat([torch.full_like(group.rows, group.columns.shape[1]) for group in groups])
-    columns = [
-        F.pad(group.columns[None], [0, widest - group.columns.shape[1]], mode="replicate")[0] for group in groups
-    ]
+    padding = [[0, widest - group.columns.shape[1]] for group in groups]
+    columns = [F.pad(group.columns[None], pad, mode="replicate")[0] for group, pad in zip(groups, padding)]
     order = rows.argsort()
     rows, widths, padded = rows[order], widths[order], torch.cat(columns)[order]
     shorter_rows = tuple((int(row), int(widths[row])) for row in (widths < widest).nonzero()[:, 0])
@@ -179,15 +177,12 @@ def reachable_tokens(
     mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions
 ) -> tuple[Bool[Tensor, " l"], Bool[Tensor, " s"]]:
     """Masks of the queries that may attend to some key and of the keys that some query may attend to."""
-    periods = mask.periods
-    q, k = (
-        block_bounds(positions, torch.arange(positions.position_ids.shape[0])[:, None], periods)
-        for positions in (query_positions, key_positions)
-    )
-    all_q, all_k = (
-        block_bounds(positions, torch.arange(positions.position_ids.shape[0])[None], periods)
-        for positions in (query_positions, key_positions)
-    )
+
+    def of_each_and_all(positions: TokenPositions) -> list[TokenBounds]:
+        tokens = torch.arange(positions.position_ids.shape[0])
+        return [block_bounds(positions, index, mask.periods) for index in (tokens[:, None], tokens[None])]
+
+    (q, all_q), (k, all_k) = of_each_and_all(query_positions), of_each_and_all(key_positions)
     return mask.bounds(q, all_k).any_visible, mask.bounds(all_q, k).any_visible
 
 
@@ -198,9 +193,8 @@ def dense_block_mask(
     head = torch.zeros((), dtype=torch.long)
     query_positions = take_tokens(query_positions, q[:, :, None])
     key_positions = take_tokens(key_positions, k[:, None, :])
-    return (
-        mask(head, query_positions, key_positions) & (query_positions.segment_ids == key_positions.segment_ids)
-    ).expand(*q.shape, k.shape[1])
+    visible = mask(head, query_positions, key_positions) & (query_positions.segment_ids == key_positions.segment_ids)
+    return visible.expand(*q.shape, k.shape[1])
 
 
 def _min_max(values: Int[Tensor, "*n c"]) -> tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]:
@@ -218,13 +212,8 @@ def _coarsen(span: TokenBounds) -> TokenBounds:
         return group(bounds[0]).amin(-1), group(bounds[1]).amax(-1)
 
     rests = {period: group_bounds(bounds) for period, bounds in span.residues.items()}
-    return TokenBounds(
-        *group_bounds((span.first, span.last)),
-        group_bounds(span.segments),
-        group_bounds(span.roles),
-        group_bounds(span.parts),
-        rests,
-    )
+    segments, roles, parts = map(group_bounds, (span.segments, span.roles, span.parts))
+    return TokenBounds(*group_bounds((span.first, span.last)), segments, roles, parts, rests)
 
 
 def _children(rows: Tensor, columns: Tensor, num_rows: int, num_columns: int) -> tuple[Tensor, Tensor]:

@@ -57,9 +57,8 @@ class _BlockSparseAttention(torch.autograd.Function):
         lse = q.new_full((batch, heads, length), -torch.inf)
         pairs, gathered = plan.num_pairs(batch), plan.num_gathered(batch) * (k.shape[-1] + v.shape[-1])
         saves_weights = any(ctx.needs_input_grad) and pairs <= MAX_SAVED_WEIGHTS
-        runner = _PartRunner(
-            scale, ScratchBuffer(q), saves_weights=saves_weights, saves_tiles=gathered <= MAX_SAVED_KEYS_VALUES
-        )
+        saves_tiles = gathered <= MAX_SAVED_KEYS_VALUES
+        runner = _PartRunner(scale, ScratchBuffer(q), saves_weights=saves_weights, saves_tiles=saves_tiles)
         with autocast_disabled(q.device):
             for row, head_group, is_first in _iterate_groups(plan, batch):
                 group_inputs = [_select_heads(x[row], head_group, heads) for x in (q, k, v)]
@@ -193,14 +192,8 @@ def _scatter_add(total: Float[Tensor, "h l e"], order: BlockOrder, update: Float
 
 def _make_call(step: TileStep, q: Tensor, k: Tensor, v: Tensor) -> TileCall:
     shorter_rows = tuple((rows, num_blocks * k.shape[2]) for rows, num_blocks in step.shorter_rows)
-    return TileCall(
-        step.select_queries(q),
-        step.select_keys(k),
-        step.select_keys(v),
-        step.bias,
-        step.rows_without_keys,
-        shorter_rows,
-    )
+    tokens = step.select_queries(q), step.select_keys(k), step.select_keys(v)
+    return TileCall(*tokens, step.bias, step.rows_without_keys, shorter_rows)
 
 
 def _merge_outputs(outputs: list[Tensor], part: MaskPart, y: Tensor, lse: Tensor | None, *, is_first: bool) -> None:

@@ -118,9 +118,7 @@ class _ChunkGatherAttention(torch.autograd.Function):
         with autocast_disabled(q.device):
             for round_index, round_lse in zip(runner.round_indices, round_lses):
                 round_grads = runner.backward(round_index, grad_y, delta, (round_lse - lse).exp_())
-                grads = (
-                    [total.add_(round_grad) for total, round_grad in zip(grads, round_grads)] if grads else round_grads
-                )
+                grads = [total.add_(grad) for total, grad in zip(grads, round_grads)] if grads else round_grads
         grads = grads or [torch.zeros_like(x) for x in (q, k, v)]
         grads[2].index_add_(0, isolated, grad_y.index_select(0, isolated))
         return *grads, None, None
@@ -177,13 +175,8 @@ class _RoundRunner:
             total[: self.visibility.window_chunks - 1], total[lookback + count :] = 0.0, 0.0
         mask_bias = None if self.saved is not None else _RoundMaskBias(self.visibility, round_index, q)
         for chunk_slice in self._chunk_slices(chunks):
-            call = TileCall(
-                q[chunk_slice],
-                k[chunk_slice],
-                v[chunk_slice],
-                None if mask_bias is None else mask_bias(chunk_slice, self.scratch),
-                None,
-            )
+            bias = None if mask_bias is None else mask_bias(chunk_slice, self.scratch)
+            call = TileCall(q[chunk_slice], k[chunk_slice], v[chunk_slice], bias, None)
             tile_weights = (
                 recompute_weights(call, self.scale, self.scratch) if self.saved is None else self.saved.weights.pop()
             )
@@ -240,12 +233,10 @@ class _RoundMaskBias:
         self._bucket = self._values_of_slots(bucket, bucket)
         # twice the marks, so that lookback and lookahead become one symmetric distance
         marks = [2 * past.mark.to(like.dtype) for past in visibility.rounds[:round_index]]
-        self._earlier = [
-            self._values_of_slots(mark - (visibility.lookback - visibility.lookahead), mark) for mark in marks
-        ]
-        self._excluded = (
-            _self_or_future(visibility, self._chunks.tokens.shape[1], like.device).to(like.dtype) * MASK_BIAS
-        )
+        offset = visibility.lookback - visibility.lookahead
+        self._earlier = [self._values_of_slots(mark - offset, mark) for mark in marks]
+        excluded = _self_or_future(visibility, self._chunks.tokens.shape[1], like.device)
+        self._excluded = excluded.to(like.dtype) * MASK_BIAS
 
     def __call__(self, chunk_slice: slice, scratch: ScratchBuffer) -> Float[Tensor, "p m s"]:
         """The additive mask for some chunks; valid until the next call."""
@@ -281,9 +272,8 @@ def _pad_chunks(chunks: BucketChunks, visibility: ChunkVisibility) -> Int[Tensor
 
 def _window_view(x: Shaped[Tensor, "k m *e"], visibility: ChunkVisibility) -> Shaped[Tensor, "c s *e"]:
     """The window of each chunk, as overlapping views of the padded chunks."""
-    return x.as_strided(
-        (len(x) - visibility.window_chunks + 1, visibility.window_chunks * x.shape[1], *x.shape[2:]), x.stride()
-    )
+    count, width = len(x) - visibility.window_chunks + 1, visibility.window_chunks * x.shape[1]
+    return x.as_strided((count, width, *x.shape[2:]), x.stride())
 
 
 def _self_or_future(visibility: ChunkVisibility, size: int, device: torch.device) -> Bool[Tensor, "m s"]:

@@ -70,10 +70,8 @@ class _ClippedDistanceAttention(torch.autograd.Function):
         near_scores = bands.band_products(q * scale, k, band).to(terms.dtype) + terms[..., 1 : 1 + band.width]
         near_scores.masked_fill_(~band.valid_keys(q.device), -torch.inf)
         lse = torch.stack([near_scores.logsumexp(-1), *shifted_lses]).logsumexp(0)
-        masses = [
-            near_scores.sub_(lse[..., None]).exp_(),
-            *((far_lse - lse).exp()[..., None] for far_lse in shifted_lses),
-        ]
+        far_masses = ((far_lse - lse).exp()[..., None] for far_lse in shifted_lses)
+        masses = [near_scores.sub_(lse[..., None]).exp_(), *far_masses]
         y = bands.band_weighted_sum(masses[0].to(v.dtype), v, band)
         for mass, (far_y, _) in zip(masses[1:], far_results):
             y = y + mass.to(v.dtype) * far_y

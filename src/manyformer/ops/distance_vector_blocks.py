@@ -47,9 +47,8 @@ def hidden_keys(
     ahead = None
     if query_offset.causal:
         count = queries.stop - queries.start
-        ahead = torch.ones(count, num_keys, dtype=torch.bool, device=device).triu(
-            query_offset.offset + queries.start + 1
-        )
+        first_ahead = query_offset.offset + queries.start + 1
+        ahead = torch.ones(count, num_keys, dtype=torch.bool, device=device).triu(first_ahead)
     if segments is None:
         return ahead
     other_document = segments.query_segments[batch, queries, None] != segments.key_segments[batch, None, :num_keys]
@@ -115,11 +114,8 @@ class ShiftedAttentionFunction(torch.autograd.Function):
         buffers.saved_weights = saved_weights
         delta = (grad_y * y).sum(-1, keepdim=True)
         grad_query_bias = None if query_bias is None else torch.zeros_like(query_bias)
-        grads = ShiftedGradients(
-            torch.empty_like(buffers.q),
-            grad_query_bias,
-            *(torch.zeros_like(x) for x in (buffers.k, buffers.v, vectors)),
-        )
+        zeros = (torch.zeros_like(x) for x in (buffers.k, buffers.v, vectors))
+        grads = ShiftedGradients(torch.empty_like(buffers.q), grad_query_bias, *zeros)
         with autocast_disabled(grad_y.device):
             for block in buffers.blocks():
                 weights = buffers.saved_block_weights(block) if len(saved_weights) else buffers.weights(block)
@@ -170,13 +166,11 @@ class ShiftedBuffers:
         cached = SCORES_PER_THREAD * torch.get_num_threads()
         self.rows_per_block = min(rows, max(1, cached // (self.block * keys)))
         self.heads_per_block = min(len(vectors), max(1, cached // (self.block * keys * rows)))
-        max_rows = (
-            max(self.rows_per_block, self.heads_per_block * rows if self.rows_per_block == rows else 0) * self.block
-        )
+        max_pairs = max(self.rows_per_block, self.heads_per_block * rows if self.rows_per_block == rows else 0)
         self.scratch = ScratchBuffer(self.q)
         for name in BUFFERS:
             # later blocks have more keys: allocated for the last one at once
-            self.scratch(name, max_rows * (keys + self.block))
+            self.scratch(name, max_pairs * self.block * (keys + self.block))
         self.saved_weights = self.q.new_empty(0)
         self.future_mask = torch.ones(self.block, self.block, dtype=torch.bool, device=self.q.device).triu(1)
 
@@ -202,10 +196,8 @@ class ShiftedBuffers:
 
     def saved_block_weights(self, block: ShiftedBlock) -> Float[Tensor, "p c s"]:
         """The saved weights of a block, as a view."""
-        pairs, queries = block.shape
-        return self.saved_weights[block.first_weight :][: pairs * queries * block.num_keys].view(
-            pairs, queries, block.num_keys
-        )
+        shape = torch.Size([*block.shape, block.num_keys])
+        return self.saved_weights[block.first_weight :][: shape.numel()].view(shape)
 
     def weights(self, block: ShiftedBlock) -> Float[Tensor, "p c s"]:
         """Compute a block's weights into the saved weights or the first buffer; the second buffer holds the scores."""
@@ -216,13 +208,9 @@ class ShiftedBuffers:
         q, k = self.q[block.pairs, block.queries], self.k[block.pairs, : block.num_keys]
         torch.baddbmm(toeplitz_view(by_distance, block.num_keys), q, k.mT, alpha=self.scale, out=scores)
         self._mask_scores(scores, block)
-        out = (
-            self.saved_block_weights(block)
-            if len(self.saved_weights)
-            else self.scratch(BUFFERS[0], *block.shape, block.num_keys)
-        )
-        weights: Tensor = torch.softmax(scores, -1, out=out)
-        return weights
+        if len(self.saved_weights):
+            return torch.softmax(scores, -1, out=self.saved_block_weights(block))
+        return torch.softmax(scores, -1, out=self.scratch(BUFFERS[0], *block.shape, block.num_keys))
 
     def add_gradients(
         self, block: ShiftedBlock, weights: Tensor, grad_y: Tensor, delta: Tensor, grads: ShiftedGradients
@@ -254,9 +242,8 @@ class ShiftedBuffers:
 
     def _mask_scores(self, scores: Float[Tensor, "p c s"], block: ShiftedBlock) -> None:
         if self.segments is not None:
-            hidden_pairs = hidden_keys(
-                self.query_offset, self.segments, block.batch, block.queries, block.num_keys, scores.device
-            )
+            tokens = block.batch, block.queries, block.num_keys
+            hidden_pairs = hidden_keys(self.query_offset, self.segments, *tokens, scores.device)
             assert hidden_pairs is not None
             scores.view(-1, *hidden_pairs.shape).masked_fill_(hidden_pairs, -torch.inf)
         elif self.query_offset.causal:

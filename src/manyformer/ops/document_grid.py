@@ -47,14 +47,8 @@ def make_grid(
 
 def grid_by_run(key_positions: TokenPositions) -> DocumentGrid:
     """The grid with one row per run of one segment id, without padding; every batch row gets equally many."""
-    number, valid, _ = segment_runs(
-        key_positions.segment_ids, key_positions.segment_ids.new_full(key_positions.segment_ids.shape[:1], NO_SEGMENT)
-    )
+    segment_ids, batch = key_positions.segment_ids, key_positions.segment_ids.shape[0]
+    number, valid, _ = segment_runs(segment_ids, segment_ids.new_full((batch,), NO_SEGMENT))
     max_runs = max(int(number.max()), 1)
-    row = torch.arange(key_positions.segment_ids.shape[0], device=key_positions.segment_ids.device)[:, None]
-    return make_grid(
-        row * max_runs + (number - 1).clamp(min=0),
-        key_positions.position_ids,
-        valid,
-        key_positions.segment_ids.shape[0] * max_runs,
-    )
+    line = torch.arange(batch, device=segment_ids.device)[:, None] * max_runs + (number - 1).clamp(min=0)
+    return make_grid(line, key_positions.position_ids, valid, batch * max_runs)

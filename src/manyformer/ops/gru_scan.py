@@ -92,17 +92,8 @@ def gru_scan(
         resets = resets._replace(starts=resets.starts.to(compute_dtype))
     if not torch.is_grad_enabled():
         return gru_scan_reference(token_inputs, gates, candidate, state, attention, resets)
-    absent: tuple[None, ...] = (None,) * 5
-    return ScanResult(
-        *_GRUScan.apply(  # type: ignore[no-untyped-call]
-            token_inputs,
-            gates,
-            candidate,
-            state,
-            *(absent if attention is None else attention),
-            *(resets or absent[:3]),
-        )
-    )
+    optional = (*(attention or (None,) * 5), *(resets or (None,) * 3))
+    return ScanResult(*_GRUScan.apply(token_inputs, gates, candidate, state, *optional))  # type: ignore[no-untyped-call]
 
 
 def _steps(
@@ -181,9 +172,10 @@ class _GRUScan(torch.autograd.Function):
         attention, resets = _attention_of(arguments), _resets_of(arguments)
         token_inputs, gates, candidate, state = arguments[:4]
         states_in, gate_values, candidates, queries, weights = saved
-        attention_gradient = (
-            None if attention is None else _AttentionGradient(attention, queries, weights, output_grads[2])
-        )
+        attention_gradient: _AttentionGradient | None = None
+        attention_grads: tuple[Tensor | None, ...] = (None,) * 4
+        if attention is not None:
+            attention_gradient = _AttentionGradient(attention, queries, weights, output_grads[2])
         grad_inputs = torch.empty_like(token_inputs)
         grad_starts = None if resets is None else _zero_start_gradients(resets)
         grad_state = torch.zeros_like(state)
@@ -197,13 +189,12 @@ class _GRUScan(torch.autograd.Function):
                 grad_state, state_in, gate_values[:, i], candidates[:, i], candidate, grad_inputs[:, i]
             )
             grad_state = grad_state.baddbmm_(grad_inputs[:, i, :, : 2 * state_in.shape[-1]], gates.mT)
-            grad_state = (
-                grad_state
-                if attention_gradient is None
-                else grad_state.add_(attention_gradient.state_gradient(i, grad_inputs[0, i]))
-            )
-            grad_state = grad_state if skipped_grad is None else grad_state.add_(skipped_grad)
-            grad_state = grad_state if output_grads[0] is None else grad_state.add_(output_grads[0][:, i])
+            if attention_gradient is not None:
+                grad_state.add_(attention_gradient.state_gradient(i, grad_inputs[0, i]))
+            if skipped_grad is not None:
+                grad_state.add_(skipped_grad)
+            if output_grads[0] is not None:
+                grad_state.add_(output_grads[0][:, i])
             if resets is not None:
                 is_reset = resets.reset[i, :, None]
                 if grad_starts is not None:
@@ -213,11 +204,8 @@ class _GRUScan(torch.autograd.Function):
         size = state.shape[-1]
         grad_gates = flat_states.mT @ flat_grads[..., : 2 * size]
         grad_candidate = (gate_values[..., size:] * states_in).flatten(1, 2).mT @ flat_grads[..., 2 * size :]
-        attention_grads = (
-            (None,) * 4
-            if attention_gradient is None
-            else attention_gradient.shared_gradients(states_in[0], grad_inputs[0])
-        )
+        if attention_gradient is not None:
+            attention_grads = attention_gradient.shared_gradients(states_in[0], grad_inputs[0])
         return grad_inputs, grad_gates, grad_candidate, grad_state, *attention_grads, None, None, None, grad_starts
 
 

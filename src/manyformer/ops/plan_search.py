@@ -54,10 +54,8 @@ class PlanSearch:
         self.query_positions, self.key_positions = query_positions, key_positions
         self.sizes, self.common = sizes, common
         # all tokens of one document
-        self.single_document = bool(
-            (query_positions.segment_ids == query_positions.segment_ids[0]).all()
-            and (key_positions.segment_ids == query_positions.segment_ids[0]).all()
-        )
+        segment_ids = torch.cat([query_positions.segment_ids, key_positions.segment_ids])
+        self.single_document = bool((segment_ids == segment_ids[0]).all())
         self.reachable = cache(lambda mask: reachable_tokens(mask, query_positions, key_positions))
         self.candidate = cache(self._make_candidate)
 
@@ -106,10 +104,8 @@ class PlanSearch:
             return None
         segment_mask = mask if self.single_document else simplify_and(mask, SameDocument())
         cuts = itertools.product((None, *sorted(mask.periods)), self.sizes)
-        cheapest = min(
-            (_cover_candidate(segment_mask, query_positions, key_positions, queries, keys, *cut) for cut in cuts),
-            key=lambda candidate: candidate.cost,
-        )
+        arguments = segment_mask, query_positions, key_positions, queries, keys
+        cheapest = min((_cover_candidate(*arguments, *cut) for cut in cuts), key=lambda candidate: candidate.cost)
         return cheapest if len(cheapest.cover.rows) else None
 
 
@@ -129,9 +125,8 @@ def _cover_candidate(
 ) -> PlanCandidate:
     q = order_into_blocks(query_positions, None if queries.all() else queries, period, size)
     k = order_into_blocks(key_positions, None if keys.all() else keys, period, size)
-    cover = cover_blocks(
-        mask, block_bounds(query_positions, q.blocks, mask.periods), block_bounds(key_positions, k.blocks, mask.periods)
-    )
+    query_bounds = block_bounds(query_positions, q.blocks, mask.periods)
+    cover = cover_blocks(mask, query_bounds, block_bounds(key_positions, k.blocks, mask.periods))
     # the last key block is padded with repeated keys, which an inner mask must hide
     if k.num_tokens % k.size:
         cover = cover._replace(full=cover.full & (cover.columns != len(k.blocks) - 1))

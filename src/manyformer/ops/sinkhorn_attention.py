@@ -191,11 +191,8 @@ def mix_partial_blocks(
     share = sort.to(k.dtype) @ present[:, None].to(k.dtype)
     filled = share[..., None].clamp(min=MIN_SHARE)
     bias = share.detach().clamp(max=1.0)
-    return (
-        mix_blocks(sort, k) / filled,
-        mix_blocks(sort, v) / filled,
-        bias.log().masked_fill(bias < MIN_SHARE, -torch.inf),
-    )
+    bias = bias.log().masked_fill(bias < MIN_SHARE, -torch.inf)
+    return mix_blocks(sort, k) / filled, mix_blocks(sort, v) / filled, bias
 
 
 def _blocks_as_rows(x: Float[Tensor, "n h m *c"]) -> Float[Tensor, "nm h *c"]:

@@ -90,11 +90,9 @@ def span_attention(
         head_index = slice(None) if len(groups) == 1 else group
         distances = torch.arange(width, 0, -1, device=q.device, dtype=heads.lengths.dtype)
         share = heads._replace(lengths=heads.lengths[:, head_index]).ramp_weight(distances)
-        table = (
-            None
-            if vectors is None
-            else vectors[head_index if len(vectors) > 1 else slice(None), -width:].to(compute_dtype)
-        )
+        table = vectors
+        if vectors is not None:
+            table = vectors[head_index if len(vectors) > 1 else slice(None), -width:].to(compute_dtype)
         inputs = (x[:, head_index].to(compute_dtype) for x in (q, k, v))
         parts.append(_SpanAttention.apply(*inputs, share.to(compute_dtype), table, rows, heads.scale))  # type: ignore[no-untyped-call]
     if len(parts) > 1:
@@ -150,10 +148,6 @@ def _hidden_keys(rows: SpanRows, band: DiagonalBand, device: torch.device) -> Bo
     missing = ~band.valid_keys(device)
     if rows.query_segments is None or rows.key_segments is None:
         return missing
-    key = (
-        torch.arange(band.num_queries, device=device)[:, None]
-        + torch.arange(band.width, device=device)
-        + band.first_offset
-    )
-    other_document = rows.key_segments[:, key.clamp(0, band.num_keys - 1)] != rows.query_segments[:, :, None]
+    key = band.key_index(device).clamp(0, band.num_keys - 1)
+    other_document = rows.key_segments[:, key] != rows.query_segments[:, :, None]
     return (missing | other_document)[:, None]

@@ -34,10 +34,8 @@ def make_sparse_plan(
 
 
 def _plan(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> SparsePlan:
-    lengths, layout = (
-        (query_positions.position_ids.shape[1], key_positions.position_ids.shape[1]),
-        query_positions.layout,
-    )
+    layout = query_positions.layout
+    lengths = query_positions.position_ids.shape[1], key_positions.position_ids.shape[1]
     if layout_is_complete(query_positions) and layout_is_complete(key_positions):
         return _plan_for_layouts(mask, heads, layout, key_positions.layout, *lengths)
     same_tokens = query_positions.segment_ids is key_positions.segment_ids and not has_roles_or_parts(query_positions)
@@ -143,11 +141,11 @@ def _head_groups(
         groups.setdefault((is_exclusive, tuple(sorted(heads_of_part))), []).append(part)
     # merged parts come first, as merging writes all outputs, and among them those whose queries are a view
     by_exclusivity = sorted(groups.items(), key=lambda item: item[0][0])
-    ordered = (
-        (heads_of_part, sorted(mask_parts, key=lambda part: not part.q.is_view))
+    head_groups = (
+        HeadGroup(heads_of_part, tuple(sorted(mask_parts, key=lambda part: not part.q.is_view)))
         for (_, heads_of_part), mask_parts in by_exclusivity
     )
-    return tuple(HeadGroup(heads_of_part, tuple(mask_parts)) for heads_of_part, mask_parts in ordered), total
+    return tuple(head_groups), total
 
 
 def _parts_per_query(candidates: list[tuple[PlanCandidate, list[int]]], heads: int, length: int) -> Int[Tensor, "h l"]:

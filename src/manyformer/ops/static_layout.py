@@ -64,9 +64,7 @@ def materialize(
         return TokenPositions(column + layout.start, zeros, layout)
     is_prefix = column < layout.prefix
     position_ids = torch.where(is_prefix, column, column - layout.prefix)
-    part_ids = (
-        zeros - 1
-        if layout.part_length is None
-        else torch.where(is_prefix, position_ids, position_ids // layout.part_length)
-    )
+    part_ids = zeros - 1
+    if layout.part_length is not None:
+        part_ids = torch.where(is_prefix, position_ids, position_ids // layout.part_length)
     return TokenPositions(position_ids, zeros, layout, None, is_prefix * SUMMARY_ROLE, part_ids)

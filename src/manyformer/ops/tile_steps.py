@@ -80,11 +80,8 @@ class TileStep(NamedTuple):
             count, stride = len(head_blocks), head
         else:
             count, stride = self.rows.stop - self.rows.start, self.tiles.step * block
-        return head_blocks.as_strided(
-            (count, num_keys, x.shape[-1]),
-            (stride, token, channel),
-            head_blocks.storage_offset() + self._first_key_block * block,
-        )
+        offset = head_blocks.storage_offset() + self._first_key_block * block
+        return head_blocks.as_strided((count, num_keys, x.shape[-1]), (stride, token, channel), offset)
 
     def add_to_keys(
         self,
@@ -141,12 +138,9 @@ def make_steps(part: MaskPart, heads: int, like: Tensor) -> Iterator[TileStep]:
             bias, rows_without_keys = _mask_bias(tiles, rows, like)
             first_query_block = int(tiles.rows[begin]) if across or tiles.rows_adjacent else None
             heads_per_step = max(max_rows // (rows.stop - begin), 1)
-            head_slices = (
-                (slice(head, min(head + heads_per_step, heads)) for head in range(0, heads, heads_per_step))
-                if across
-                else range(heads)
-            )
-            for head_slice in head_slices:
+            starts = range(0, heads, heads_per_step)
+            slices = (slice(head, min(head + heads_per_step, heads)) for head in starts) if across else range(heads)
+            for head_slice in slices:
                 yield TileStep(tiles, head_slice, rows, first_query_block, bias, rows_without_keys)
 
 
@@ -157,10 +151,10 @@ def _mask_bias(tiles: BlockTiles, rows: slice, like: Tensor) -> tuple[Tensor | N
     """
     if tiles.inner is None:
         return None, None
-    inner, rows_without_keys = (
-        x if x is None or len(x) == 1 else x[rows] for x in (tiles.inner, tiles.rows_without_keys)
-    )
-    assert inner is not None
+    inner, rows_without_keys = tiles.inner, tiles.rows_without_keys
+    inner = inner if len(inner) == 1 else inner[rows]
+    if rows_without_keys is not None and len(rows_without_keys) > 1:
+        rows_without_keys = rows_without_keys[rows]
     bias = torch.zeros(inner.shape, dtype=like.dtype, device=like.device)
     bias.masked_fill_(~inner.to(like.device), torch.finfo(like.dtype).min)
     return bias, None if rows_without_keys is None else rows_without_keys.to(like.device)

@@ -6,7 +6,6 @@ pass over few keys finds them all.
 """
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -57,16 +56,10 @@ def top_products(
     scratch = q.new_empty(block * rows * width)
     for pair in range(0, pairs, block):
         for row in range(0, queries, rows):
-            block_index = slice(pair, pair + block), slice(row, row + rows)
-            best = _best_of_block(
-                q[block_index],
-                k[block_index[0]],
-                count,
-                None if hidden is None else hidden[block_index[1]],
-                width,
-                scratch,
-            )
-            result.products[block_index], result.columns[block_index] = best
+            index = slice(pair, pair + block), slice(row, row + rows)
+            masked = None if hidden is None else hidden[index[1]]
+            best = _best_of_block(q[index], k[index[0]], count, masked, width, scratch)
+            result.products[index], result.columns[index] = best
     return result
 
 
@@ -80,7 +73,8 @@ def _best_of_block(
 ) -> tuple[Tensor, Tensor]:
     """The largest products of a block of queries, from the candidates of every `width` keys."""
     products, index = [], []
-    for begin, end in _steps(k.shape[1], width):
+    for begin in range(0, k.shape[1], width):
+        end = min(begin + width, k.shape[1])
         block_products = scratch[: q.shape[0] * q.shape[1] * (end - begin)].view(q.shape[0], q.shape[1], end - begin)
         torch.bmm(q, k[:, begin:end].mT, out=block_products)
         if hidden is not None:
@@ -91,10 +85,6 @@ def _best_of_block(
     # every range of keys has its own candidates; they are few
     best, chosen = torch.cat(products, -1).topk(count, -1)
     return best, torch.cat(index, -1).gather(-1, chosen)
-
-
-def _steps(keys: int, width: int) -> Iterator[tuple[int, int]]:
-    return ((begin, min(begin + width, keys)) for begin in range(0, keys, width))
 
 
 def _candidates(products: Float[Tensor, "p c s"], count: int) -> tuple[Tensor, Tensor]:
