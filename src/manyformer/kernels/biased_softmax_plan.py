@@ -169,12 +169,11 @@ def _find_aligned_offset(softmax: SoftmaxCall) -> QueryOffset | None:
 def _segment_pair(softmax: SoftmaxCall) -> SegmentPair | None:
     """The segment ids of queries and keys; None if their values show that each row has a single document."""
     query_segments, key_segments = softmax.call.query_positions.segment_ids, softmax.call.key_positions.segment_ids
-    is_single = (
-        key_segments.device.type == "cpu"
-        and bool((key_segments == key_segments[:, :1]).all())
-        and bool((query_segments == key_segments[:, :1]).all())
-    )
-    return None if is_single else SegmentPair(query_segments, key_segments)
+    # on other devices, reading the values would synchronize
+    is_readable, first_segment = key_segments.device.type == "cpu", key_segments[:, :1]
+    if is_readable and bool((key_segments == first_segment).all()) and bool((query_segments == first_segment).all()):
+        return None
+    return SegmentPair(query_segments, key_segments)
 
 
 def _find_flex_offset(softmax: SoftmaxCall) -> QueryOffset | None:

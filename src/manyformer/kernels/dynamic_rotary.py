@@ -48,14 +48,11 @@ class DynamicRotaryKernel(Kernel):
         super().__init__()
         self.rotated = head_dim if rotated is None else rotated
         check_widths(head_dim, self.rotated, pairs)
+        name = type(inner).__name__
         if inner.recurrent:
-            raise ValueError(
-                f"DynamicRotaryKernel rotates cached keys, but {type(inner).__name__} is recurrent and has none"
-            )
+            raise ValueError(f"DynamicRotaryKernel rotates cached keys, but {name} is recurrent and has none")
         if inner.tied_qk:
-            raise ValueError(
-                f"DynamicRotaryKernel rotates keys for each query, but {type(inner).__name__} ties queries and keys"
-            )
+            raise ValueError(f"DynamicRotaryKernel rotates keys for each query, but {name} ties queries and keys")
         self.inner, self.head_dim, self.scaling, self.pairs, self.base = inner, head_dim, scaling, pairs, base
         # a position that acts on keys would be applied before the cache, and then be rotated as well
         self.supports = inner.supports - {"query", "key"}
@@ -70,9 +67,8 @@ class DynamicRotaryKernel(Kernel):
         for start, stop, shares_rotation in self._query_ranges(call.query_positions):
             chunk = call._replace(state=state)
             if stop - start < call.q.shape[2]:
-                chunk = chunk._replace(
-                    q=call.q[:, :, start:stop], query_positions=call.query_positions.columns(start, stop)
-                )
+                query_positions = call.query_positions.columns(start, stop)
+                chunk = chunk._replace(q=call.q[:, :, start:stop], query_positions=query_positions)
             rotate_keys = self._rotate_keys_once if shares_rotation else self._rotate_keys_per_query
             y, state, loss = self.inner(rotate_keys(chunk))
             outputs.append(y if shares_rotation else _merge_query_rows(y, call.q.shape[0]))

@@ -23,9 +23,8 @@ class SumKernel(Kernel):
             raise ValueError(f"SumKernel needs at least 2 kernels, got {len(kernels)}")
         for kernel in kernels:
             if kernel.recurrent or kernel.gate_dim or kernel.tied_qk:
-                raise ValueError(
-                    f"SumKernel: {type(kernel).__name__} is recurrent, ties queries and keys, or needs gates"
-                )
+                name = type(kernel).__name__
+                raise ValueError(f"SumKernel: {name} is recurrent, ties queries and keys, or needs gates")
         self.kernels = nn.ModuleList(kernels)
         self.supports = frozenset.intersection(*(kernel.supports for kernel in kernels))
 
@@ -42,9 +41,8 @@ class SumKernel(Kernel):
 
     def explain(self, call: KernelCall) -> str:
         states = [None] * len(self.kernels) if call.state is None else call.state
-        return "; and ".join(
-            kernel.explain(call._replace(state=state)) for kernel, state in zip(self._kernel_list(), states)
-        )
+        kernels = zip(self._kernel_list(), states)
+        return "; and ".join(kernel.explain(call._replace(state=state)) for kernel, state in kernels)
 
     def _kernel_list(self) -> list[Kernel]:
         return list(self.kernels)  # type: ignore[arg-type]

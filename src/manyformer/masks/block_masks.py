@@ -32,16 +32,14 @@ class LocalBlocks(Mask):
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         block_start = q.position_ids // self.size * self.size
-        return (k.position_ids >= block_start - self.lookback) & (
-            k.position_ids < block_start + self.size + self.lookahead
-        )
+        first, stop = block_start - self.lookback, block_start + self.size + self.lookahead
+        return (k.position_ids >= first) & (k.position_ids < stop)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         first_start, last_start = (bound // self.size * self.size for bound in (q.first, q.last))
         any_visible = (k.last >= first_start - self.lookback) & (k.first < last_start + self.size + self.lookahead)
-        return VisibilityBounds(
-            any_visible, (k.first >= last_start - self.lookback) & (k.last < first_start + self.size + self.lookahead)
-        )
+        all_visible = (k.first >= last_start - self.lookback) & (k.last < first_start + self.size + self.lookahead)
+        return VisibilityBounds(any_visible, all_visible)
 
     @property
     def max_lookback(self) -> int | None:

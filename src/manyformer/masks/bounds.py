@@ -27,9 +27,8 @@ class TokenBounds(NamedTuple):
         if period in self.residues:
             return self.residues[period]
         same_period = self.first // period == self.last // period
-        return torch.where(same_period, self.first % period, 0), torch.where(
-            same_period, self.last % period, period - 1
-        )
+        low = torch.where(same_period, self.first % period, 0)
+        return low, torch.where(same_period, self.last % period, period - 1)
 
     def select(self, index: Any) -> "TokenBounds":
         """The token sets at `index`."""

@@ -37,10 +37,9 @@ class SameDocument(Mask):
         return q.segment_ids == k.segment_ids
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        overlaps = (q.segments[0] <= k.segments[1]) & (k.segments[0] <= q.segments[1])
-        return VisibilityBounds(
-            overlaps, overlaps & (q.segments[0] == q.segments[1]) & (k.segments[0] == k.segments[1])
-        )
+        (q_low, q_high), (k_low, k_high) = q.segments, k.segments
+        overlaps = (q_low <= k_high) & (k_low <= q_high)
+        return VisibilityBounds(overlaps, overlaps & (q_low == q_high) & (k_low == k_high))
 
 
 @final

@@ -275,9 +275,8 @@ def take_tokens(positions: TokenPositions, index: Any) -> TokenPositions:
 
 def broadcast_tokens(positions: TokenPositions, *, query: bool) -> TokenPositions:
     """`positions` with singleton axes, so that queries and keys broadcast to (b, h, l, s)."""
-    return take_tokens(
-        positions, (slice(None), None, slice(None), None) if query else (slice(None), None, None, slice(None))
-    )
+    every = slice(None)
+    return take_tokens(positions, (every, None, every, None) if query else (every, None, None, every))
 
 
 def _operand(mask: Mask, weaker_classes: object) -> str:

@@ -84,10 +84,8 @@ class RandomBlocks(Mask):
     uniform_over_heads = True
 
     def __post_init__(self) -> None:
-        if (
-            min(self.size, self.num_blocks) < 1
-            or min(self.count, self.local_blocks, self.skip_first, self.skip_last) < 0
-        ):
+        counts = self.count, self.local_blocks, self.skip_first, self.skip_last
+        if min(self.size, self.num_blocks) < 1 or min(counts) < 0:
             raise ValueError(f"{self!r}: size and num_blocks must be at least 1, other counts at least 0")
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:

@@ -100,7 +100,9 @@ def cover_blocks(mask: Mask, q: TokenBounds, k: TokenBounds) -> BlockCover:
     while max(len(q.first), len(k.first)) > COARSENING:
         q, k = _coarsen(q), _coarsen(k)
         levels.append((q, k))
-    rows, columns = (axis.flatten() for axis in torch.meshgrid(_block_indices(q), _block_indices(k), indexing="ij"))
+    rows, columns = (
+        axis.flatten() for axis in torch.meshgrid(*map(torch.arange, (len(q.first), len(k.first))), indexing="ij")
+    )
     for level, (q, k) in enumerate(reversed(levels)):
         if level:
             rows, columns = _children(rows, columns, len(q.first), len(k.first))
@@ -222,10 +224,6 @@ def _children(rows: Tensor, columns: Tensor, num_rows: int, num_columns: int) ->
     column = (columns[:, None, None] * COARSENING + step).expand(-1, COARSENING, COARSENING).flatten()
     inside = (row < num_rows) & (column < num_columns)
     return row[inside], column[inside]
-
-
-def _block_indices(span: TokenBounds) -> Int[Tensor, " n"]:
-    return torch.arange(len(span.first))
 
 
 def _row_kinds(cover: BlockCover, rows: int) -> Int[Tensor, " n"]:

@@ -1,7 +1,6 @@
 """The real part of the discrete Fourier transform over tokens and channels, per document."""
 
 import math
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -48,15 +47,13 @@ def dft_real(
     if isinstance(positions.layout, ContiguousLayout):
         return _transform(x, norm)
     if isinstance(positions.layout, PackedLayout) and positions.layout.documents:
-        single_head = x[:, None]
-        return map_documents(
-            single_head, single_head, single_head, positions.layout, partial(_transform_document, norm=norm)
-        )[:, 0]
+
+        def transform_document(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return _transform(v[:, 0], norm)[:, None]
+
+        one_head = x[:, None]
+        return map_documents(one_head, one_head, one_head, positions.layout, transform_document)[:, 0]
     return dft_real_reference(x, positions, norm)
-
-
-def _transform_document(q: Tensor, k: Tensor, v: Tensor, *, norm: DFTNorm) -> Float[Tensor, "1 1 l d"]:
-    return _transform(v[:, 0], norm)[:, None]
 
 
 def _transform(x: Float[Tensor, "b l d"], norm: DFTNorm) -> Float[Tensor, "b l d"]:

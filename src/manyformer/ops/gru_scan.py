@@ -140,9 +140,8 @@ def _pair_features(attention: StepAttention, query: Tensor, scratch: Tensor | No
 
 
 def _stack_steps(steps: list[_Step]) -> ScanResult:
-    states_in, states_out = (
-        torch.stack([getattr(step, name) for step in steps], dim=1) for name in ("states_in", "states_out")
-    )
+    states_in = torch.stack([step.states_in for step in steps], dim=1)
+    states_out = torch.stack([step.states_out for step in steps], dim=1)
     weights = [step.weights for step in steps if step.weights is not None]
     return ScanResult(states_in, states_out, torch.stack(weights) if weights else None)
 
@@ -156,9 +155,7 @@ class _GRUScan(torch.autograd.Function):
         attention, resets = _attention_of(arguments), _resets_of(arguments)
         scratch = None if attention is None else torch.empty_like(attention.keys)
         steps = list(_steps(token_inputs, gates, candidate, state, attention, resets, scratch))
-        gate_values, candidates = (
-            torch.stack([getattr(step, name) for step in steps], 1) for name in ("gates", "candidate")
-        )
+        gate_values, candidates = (torch.stack(x, 1) for x in zip(*((step.gates, step.candidate) for step in steps)))
         queries = None if attention is None else torch.stack([step.query for step in steps if step.query is not None])
         result = _stack_steps(steps)
         ctx.save_for_backward(*arguments, result.states_in, gate_values, candidates, queries, result.weights)
@@ -177,7 +174,7 @@ class _GRUScan(torch.autograd.Function):
         if attention is not None:
             attention_gradient = _AttentionGradient(attention, queries, weights, output_grads[2])
         grad_inputs = torch.empty_like(token_inputs)
-        grad_starts = None if resets is None else _zero_start_gradients(resets)
+        grad_starts = None if resets is None or resets.starts is None else torch.zeros_like(resets.starts)
         grad_state = torch.zeros_like(state)
         for i in reversed(range(token_inputs.shape[1])):
             grad_state = grad_state if output_grads[1] is None else grad_state + output_grads[1][:, i]
@@ -271,7 +268,3 @@ def _attention_of(arguments: tuple[Any, ...]) -> StepAttention | None:
 
 def _resets_of(arguments: tuple[Any, ...]) -> StateResets | None:
     return None if arguments[9] is None else StateResets(*arguments[9:12])
-
-
-def _zero_start_gradients(resets: StateResets) -> Tensor | None:
-    return None if resets.starts is None else torch.zeros_like(resets.starts)

@@ -26,9 +26,6 @@ from manyformer.ops.tile_softmax import (
 
 PAIRS_PER_THREAD = COSTS.pairs_per_thread
 
-BatchSlice = tuple[slice, int]
-"""A slice of rows, and a head."""
-
 
 def small_batch_attention(
     q: Float[Tensor, "r h c e"],
@@ -109,9 +106,8 @@ class _SmallBatchAttention(torch.autograd.Function):
                 call = runner.call(row_slice, head)
                 tile_weights = q.new_empty(call.shape) if saves_weights else runner.scratch("scores", *call.shape)
                 compute_weights(call, scale, runner.scratch("scores", *call.shape), tile_weights)
-                y[row_slice, head] = torch.bmm(
-                    tile_weights, call.v, out=runner.scratch("y", *call.shape[:2], v.shape[-1])
-                )
+                tile_y = runner.scratch("y", *call.shape[:2], v.shape[-1])
+                y[row_slice, head] = torch.bmm(tile_weights, call.v, out=tile_y)
                 if saves_weights:
                     saved.append(tile_weights)
         ctx.save_for_backward(q, k, v, y, mask, bias, *saved)
@@ -129,9 +125,8 @@ class _SmallBatchAttention(torch.autograd.Function):
             for row_slice, head in runner.batch_slices():
                 call = runner.call(row_slice, head)
                 tile_weights = saved.pop() if saved else recompute_weights(call, ctx.scale, runner.scratch)
-                output_gradient = OutputGradient(
-                    runner.contiguous("up", grad_y[row_slice, head]), delta[row_slice, head]
-                )
+                tile_grad_y = runner.contiguous("up", grad_y[row_slice, head])
+                output_gradient = OutputGradient(tile_grad_y, delta[row_slice, head])
                 tile_grads = [runner.scratch("to_q", *call.q.shape), grad_k[row_slice, head], grad_v[row_slice, head]]
                 compute_gradients(call, tile_weights, output_gradient, runner.scratch, ctx.scale, tile_grads)
                 grad_q[row_slice, head] = tile_grads[0]
@@ -147,8 +142,8 @@ class _BatchRunner:
         # often most rows have no bias
         self.has_bias = [False] * len(q) if bias is None else (bias != 0).flatten(1).any(1).tolist()
 
-    def batch_slices(self) -> Iterator[BatchSlice]:
-        """Slices of rows for each head."""
+    def batch_slices(self) -> Iterator[tuple[slice, int]]:
+        """Slices of rows for each head, and the head."""
         rows, heads, queries, _ = self.q.shape
         step = max(PAIRS_PER_THREAD * torch.get_num_threads() // (queries * self.k.shape[2]), 1)
         for head in range(heads):

@@ -87,10 +87,8 @@ def _plan_by_row(mask: Mask, query_positions: TokenPositions, key_positions: Tok
     batch = max(query_positions.position_ids.shape[0], key_positions.position_ids.shape[0])
     row_plans = []
     for row in range(batch):
-        row_queries, row_keys = (
-            take_tokens(positions, row % positions.position_ids.shape[0])
-            for positions in (query_positions, key_positions)
-        )
+        row_queries = take_tokens(query_positions, row % query_positions.position_ids.shape[0])
+        row_keys = take_tokens(key_positions, row % key_positions.position_ids.shape[0])
         search = _make_search(mask, row_queries, row_keys, heads, (BLOCK,))
         row_plans.append(_head_groups(search, mask, heads, _cheapest_recipe(search, mask, heads).parts))
     return SparsePlan(tuple(groups for groups, _ in row_plans), sum(cost for _, cost in row_plans) / max(batch, 1))
@@ -170,9 +168,8 @@ def _make_tiles(
         if inner is not None and not inner.any():
             continue
         rows_without_keys = None if inner is None or inner.any(-1).all() else ~inner.any(-1)
-        yield BlockTiles(
-            rows, columns, step, inner, rows_without_keys, shorter_rows, rows_adjacent=bool((rows.diff() == 1).all())
-        )
+        are_adjacent = bool((rows.diff() == 1).all())
+        yield BlockTiles(rows, columns, step, inner, rows_without_keys, shorter_rows, rows_adjacent=are_adjacent)
 
 
 def _inner_mask(
@@ -189,9 +186,8 @@ def _inner_mask(
     pieces: list[Tensor] = []
     is_uniform = True
     for row, column in zip(torch.split(rows, chunk), torch.split(columns, chunk)):
-        block_visible = dense_block_mask(
-            candidate.mask, query_positions, key_positions, q.blocks[row], k.blocks[column].flatten(1)
-        )
+        blocks = q.blocks[row], k.blocks[column].flatten(1)
+        block_visible = dense_block_mask(candidate.mask, query_positions, key_positions, *blocks)
         block_visible = block_visible & valid[column].flatten(1)[:, None, :]
         is_uniform = is_uniform and bool((block_visible == (pieces[0][:1] if pieces else block_visible[:1])).all())
         pieces.append(block_visible)

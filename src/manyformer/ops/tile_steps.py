@@ -100,13 +100,11 @@ class TileStep(NamedTuple):
             else:
                 head_blocks.flatten(1).index_add_(0, self._column_index(out), parts.view(len(new) * num_columns, -1))
         elif isinstance(self.heads, slice):
-            head_blocks[:, self._first_key_block : self._first_key_block + num_columns].flatten(1, 2).baddbmm_(
-                left.mT, right
-            )
+            key_blocks = head_blocks[:, self._first_key_block : self._first_key_block + num_columns]
+            key_blocks.flatten(1, 2).baddbmm_(left.mT, right)
         elif step == 0:
-            head_blocks[self._first_key_block : self._first_key_block + num_columns].flatten(0, 1).addmm_(
-                left.flatten(0, 1).mT, right.flatten(0, 1)
-            )
+            key_blocks = head_blocks[self._first_key_block : self._first_key_block + num_columns]
+            key_blocks.flatten(0, 1).addmm_(left.flatten(0, 1).mT, right.flatten(0, 1))
         else:
             # added in place: first the first blocks of all rows, then the second ones
             for number, part in enumerate(left.chunk(num_columns, -1), self._first_key_block):

@@ -98,10 +98,8 @@ def _block_attention(
     """Outputs and log-sum-exps of some rows of blocks."""
     query_index, key_index = part.q.blocks[tiles.rows], part.k.blocks[tiles.columns].flatten(1)
     rows, keys, values = (_gather_blocks(x, index) for x, index in ((q, query_index), (k, key_index), (v, key_index)))
-    query_positions, key_positions = (
-        _gather_positions(positions, index, q.shape[0])
-        for positions, index in ((seams.query_positions, query_index), (seams.key_positions, key_index))
-    )
+    query_positions = _gather_positions(seams.query_positions, query_index, q.shape[0])
+    key_positions = _gather_positions(seams.key_positions, key_index, q.shape[0])
     logits = seams.position.score(rows @ keys.mT * seams.scale, rows, keys, query_positions, key_positions)
     visible = torch.ones((), dtype=torch.bool, device=q.device)
     if tiles.inner is not None:

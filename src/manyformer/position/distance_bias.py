@@ -118,10 +118,8 @@ def bucket_edges(buckets: int, max_distance: int) -> list[int]:
     """
     exact = buckets // 2
     growing = buckets - exact
-    growing_edges = [
-        bisect.bisect_left(
-            range(max_distance + 1), max_distance**step * exact**growing, key=lambda n: n**growing * exact**step
-        )
-        for step in range(1, growing)
-    ]
-    return [*range(1, exact + 1), *growing_edges]
+    edges = list(range(1, exact + 1))
+    for step in range(1, growing):
+        target = max_distance**step * exact**growing
+        edges.append(bisect.bisect_left(range(max_distance + 1), target, key=lambda n: n**growing * exact**step))
+    return edges

@@ -40,9 +40,8 @@ class RelativeLabelPosition(Position):
         distance_labels = signed_distances(query_positions, key_positions).clamp(-self.clip, self.clip) + self.clip
         if query_positions.roles is None or key_positions.roles is None:
             return distance_labels
-        is_cross_pair = (query_positions.roles == SUMMARY_ROLE)[:, :, None] != (key_positions.roles == SUMMARY_ROLE)[
-            :, None, :
-        ]
+        is_summary = query_positions.roles == SUMMARY_ROLE, key_positions.roles == SUMMARY_ROLE
+        is_cross_pair = is_summary[0][:, :, None] != is_summary[1][:, None, :]
         cross_label = torch.full((), 2 * self.clip + 1, device=distance_labels.device)
         if self.cross_labels == 2 and query_positions.part_ids is not None and key_positions.part_ids is not None:
             query_parts, key_parts = query_positions.part_ids[:, :, None], key_positions.part_ids[:, None, :]

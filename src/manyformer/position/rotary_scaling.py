@@ -84,9 +84,8 @@ class DynamicNTKRotaryScaling:
 
     def frequencies(self, width: int, base: float, length: Tensor) -> Float64[Tensor, "*n p"]:
         """The frequencies for a query that is the last of `length` tokens."""
-        length_factor = self.factor * length.double().clamp(min=self.original_length) / self.original_length - (
-            self.factor - 1
-        )
+        length = length.double().clamp(min=self.original_length)
+        length_factor = self.factor * length / self.original_length - (self.factor - 1)
         bases = base * length_factor ** (width / max(1, width - 2))
         exponents = torch.arange(0, width, 2, dtype=torch.float64, device=length.device) / width
         return bases[..., None] ** -exponents

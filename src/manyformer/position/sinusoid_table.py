@@ -25,9 +25,8 @@ def sinusoid_table(
     """
     half = dim // 2
     steps = max(half - 1, 1) if layout == "timing" else half
-    frequencies = torch.exp(
-        torch.arange(half, device=position_ids.device, dtype=torch.float64) * (-math.log(base) / steps)
-    )
+    pair = torch.arange(half, device=position_ids.device, dtype=torch.float64)
+    frequencies = torch.exp(pair * (-math.log(base) / steps))
     angles = position_ids[..., None].double() * frequencies
     if layout == "interleaved":
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).float()

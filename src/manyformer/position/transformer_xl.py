@@ -96,18 +96,14 @@ class TransformerXLPosition(Position):
         # when decoding one token, projecting all distances would take longer than the rest of the step
         autocast = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
         cache_key = (weight.data_ptr(), weight._version, weight.dtype, weight.device, autocast, self.clamp)
-        if (
-            self._projected is None
-            or self._projected[0] != cache_key
-            or lookback > self._projected[1]
-            or lookahead > self._projected[2]
-        ):
+        projected = self._projected
+        if projected is None or projected[0] != cache_key or lookback > projected[1] or lookahead > projected[2]:
             limits = max(lookback, 0) + PROJECTION_MARGIN, max(lookahead, 0)
             # outside inference mode: see `_sinusoids`
             with torch.inference_mode(mode=False), torch.no_grad():
-                self._projected = cache_key, *limits, self._project(*limits)
-        start = self._projected[1] - lookback
-        return self._projected[3][:, start : start + lookback + lookahead + 1]
+                self._projected = projected = cache_key, *limits, self._project(*limits)
+        start = projected[1] - lookback
+        return projected[3][:, start : start + lookback + lookahead + 1]
 
     def _project(self, lookback: int, lookahead: int) -> Float[Tensor, "h r e"]:
         vectors: Tensor = self.r_proj(self.dropout(self._sinusoids(lookback, lookahead).to(self.r_proj.weight.dtype)))
@@ -151,15 +147,11 @@ def _pair_distances(
 
     Pairs of different documents or with padding, which never attend, get distance 0.
     """
-    if isinstance(query_positions.layout, ContiguousLayout | AlignedLayout) and isinstance(
-        key_positions.layout, ContiguousLayout | AlignedLayout
-    ):
-        start_difference = key_positions.layout.start - query_positions.layout.start
-        return (
-            None,
-            query_positions.position_ids.shape[1] - 1 - start_difference,
-            start_difference + key_positions.position_ids.shape[1] - 1,
-        )
+    query_layout, key_layout, aligned = query_positions.layout, key_positions.layout, (ContiguousLayout, AlignedLayout)
+    if isinstance(query_layout, aligned) and isinstance(key_layout, aligned):
+        queries, keys = query_positions.position_ids.shape[1], key_positions.position_ids.shape[1]
+        start_difference = key_layout.start - query_layout.start
+        return None, queries - 1 - start_difference, start_difference + keys - 1
     # reads tensor values, so a GPU is synchronized
     same_segment = (query_positions.segment_ids[:, :, None] == key_positions.segment_ids[:, None, :]) & (
         key_positions.segment_ids[:, None, :] != PADDING_SEGMENT

@@ -87,9 +87,8 @@ class DPFPFeatures(FeatureMap):
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
         rectified = torch.cat([x, -x], dim=-1).relu()
-        return FeatureValues(
-            torch.cat([rectified * rectified.roll(step, -1) for step in range(1, self.reach + 1)], dim=-1)
-        )
+        products = [rectified * rectified.roll(step, -1) for step in range(1, self.reach + 1)]
+        return FeatureValues(torch.cat(products, dim=-1))
 
     def extra_repr(self) -> str:
         return f"reach={self.reach}"

@@ -19,15 +19,8 @@ from manyformer.kernels.features.feature_map import (
 DirectionSampling = Literal["orthogonal", "independent"]
 
 
-@final
-class FavorPlusFeatures(RandomFeatures):
-    """exp(w.x - |x|^2 / 2) for random w and x / e^(1/4): an unbiased estimate of exp(q.k / sqrt(e)), section 2.3.
-
-    The features of each token are divided by their maximum, which is returned in `FeatureValues.log_scale`; the
-    published code divides those of all keys by the maximum over the row, so that later keys change earlier outputs.
-    Then `floor` is added to every feature, as there (1e-6), so that the weights of a query cannot all vanish. As there,
-    the maximum is a constant for gradients: without a floor it cancels.
-    """
+class _FavorFeatures(RandomFeatures):
+    """Features plus `floor` from orthogonal or independent directions, the same for all heads."""
 
     def __init__(
         self,
@@ -42,7 +35,19 @@ class FavorPlusFeatures(RandomFeatures):
         super().__init__(key_dim, features, heads=1, redraw=redraw)
 
     def draw(self, count: int, key_dim: int, generator: torch.Generator) -> Float[Tensor, "r e"]:
-        return _draw_directions(self.directions, count, key_dim, generator)
+        draw_directions = orthogonal_directions if self.directions == "orthogonal" else independent_directions
+        return draw_directions(count, key_dim, generator)
+
+
+@final
+class FavorPlusFeatures(_FavorFeatures):
+    """exp(w.x - |x|^2 / 2) for random w and x / e^(1/4): an unbiased estimate of exp(q.k / sqrt(e)), section 2.3.
+
+    The features of each token are divided by their maximum, which is returned in `FeatureValues.log_scale`; the
+    published code divides those of all keys by the maximum over the row, so that later keys change earlier outputs.
+    Then `floor` is added to every feature, as there (1e-6), so that the weights of a query cannot all vanish. As there,
+    the maximum is a constant for gradients: without a floor it cancels.
+    """
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
         matrix = self.matrix[0].to(x.dtype)
@@ -50,7 +55,7 @@ class FavorPlusFeatures(RandomFeatures):
 
 
 @final
-class GeneralizedFavorFeatures(RandomFeatures):
+class GeneralizedFavorFeatures(_FavorFeatures):
     """f(w.x) + floor for random w and x / e^(1/4), f being `activation` (section 2.2; ReLU and 1e-3 as in section 4).
 
     With ReLU it is the arc-cosine kernel of first order (Cho and Saul 2009), not an estimate of softmax.
@@ -66,21 +71,11 @@ class GeneralizedFavorFeatures(RandomFeatures):
         redraw: int | None = None,
         floor: float = 1e-3,
     ) -> None:
-        self.directions, self.floor = directions, floor
-        super().__init__(key_dim, features, heads=1, redraw=redraw)
+        super().__init__(key_dim, features, directions=directions, redraw=redraw, floor=floor)
         self.activation = nn.ReLU() if activation is None else activation
-
-    def draw(self, count: int, key_dim: int, generator: torch.Generator) -> Float[Tensor, "r e"]:
-        return _draw_directions(self.directions, count, key_dim, generator)
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
         return FeatureValues(self.activation(self.project(x, x.shape[-1] ** -0.25)) + self.floor)
-
-
-def _draw_directions(
-    directions: DirectionSampling, count: int, key_dim: int, generator: torch.Generator
-) -> Float[Tensor, "r e"]:
-    return (orthogonal_directions if directions == "orthogonal" else independent_directions)(count, key_dim, generator)
 
 
 class _FavorPlusFunction(torch.autograd.Function):
