@@ -5,11 +5,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from manyformer.core import LayerOutput, State, TokenPositions, WatchFn, no_watch
 from manyformer.masks import Mask
+from manyformer.ops.softmax_attention import softmax_attention_reference
 from manyformer.position import Position
 
 
@@ -26,6 +27,14 @@ class KernelCall(NamedTuple):
     position: Position
     state: State = None
     watch: WatchFn = no_watch
+
+    def softmax_reference(
+        self, mask: Bool[Tensor, "#b #h l s"], *, scale: float, dropout: float = 0.0
+    ) -> tuple[Float[Tensor, "b h l f"], Float[Tensor, "b h l s"]]:
+        """Softmax attention by its definition: outputs and weights of all pairs that the mask shows."""
+        q, k, v, query_positions, key_positions, position, *_ = self
+        positions = {"query_positions": query_positions, "key_positions": key_positions}
+        return softmax_attention_reference(q, k, v, mask, scale=scale, dropout=dropout, position=position, **positions)
 
 
 class AttendStep(NamedTuple):

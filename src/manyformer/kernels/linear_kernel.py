@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
@@ -204,26 +204,23 @@ def _has_memory(positions: TokenPositions, state: LinearState) -> bool:
     return not state.is_empty and not torch.is_autocast_enabled(positions.position_ids.device.type)
 
 
-class _TrackedSegments(NamedTuple):
-    """Runs (see `manyformer.ops.segment_runs`) and valid tokens where they matter, and each row's last segment id."""
+def _track_segments(
+    positions: TokenPositions, previous: LinearState, *, keep_state: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Runs (see `segment_runs`) and valid tokens where they matter, and each row's last segment id if there is a state.
 
-    run: Int[Tensor, "b l"] | None
-    valid: Bool[Tensor, "b l"] | None
-    last_segment: Int[Tensor, " b"] | None
-
-
-def _track_segments(positions: TokenPositions, previous: LinearState, *, keep_state: bool) -> _TrackedSegments:
-    """Track documents; `previous` is the state that the tokens continue."""
+    `previous` is the state that the tokens continue.
+    """
     segment_ids = positions.segment_ids
     if isinstance(positions.layout, ContiguousLayout):
-        return _TrackedSegments(None, None, segment_ids[:, -1].clone() if keep_state else None)
+        return None, None, segment_ids[:, -1].clone() if keep_state else None
     if not keep_state and isinstance(positions.layout, PackedLayout) and _has_one_document_per_row(positions.layout):
         # padding on the right comes after all valid tokens
-        return _TrackedSegments(None, None if positions.layout.right_padded else segment_ids != PADDING_SEGMENT, None)
+        return None, None if positions.layout.right_padded else segment_ids != PADDING_SEGMENT, None
     last_ids = previous.segment_ids
     last_ids = segment_ids.new_full(segment_ids.shape[:1], NO_SEGMENT) if last_ids is None else last_ids
     run, valid, last_segment = segment_runs(segment_ids, last_ids)
-    return _TrackedSegments(run, valid, last_segment.clone())
+    return run, valid, last_segment.clone()
 
 
 def _has_one_document_per_row(layout: PackedLayout) -> bool:

@@ -10,7 +10,6 @@ from torch import Tensor
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, TokenPositions, no_watch
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.length_projection import LengthProjection
-from manyformer.kernels.reference import softmax_call_reference
 from manyformer.masks import AllKeys, Mask
 from manyformer.ops import softmax_attention as ops
 from manyformer.ops.document_grid import DocumentGrid, make_grid
@@ -63,7 +62,7 @@ class LinformerKernel(Kernel):
             return LayerOutput(ops.fused_attention(q, k, v, mask, causal=False, scale=scale), call.state)
         if mask is None:
             mask = torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
-        y, weights = softmax_call_reference(call._replace(k=k, v=v, position=NoPosition()), mask, scale=scale)
+        y, weights = call._replace(k=k, v=v, position=NoPosition()).softmax_reference(mask, scale=scale)
         call.watch(self, "weights", weights)
         return LayerOutput(y, call.state)
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from manyformer.autocast import autocast_disabled
 from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, no_watch
 from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.kernels.reference import softmax_call_reference
 from manyformer.ops import bucket_chunks, chunk_gather_attention, cluster_attention, counter_random, lsh_hashing
 from manyformer.ops.bucket_chunks import MAX_BUCKETS, BucketChunks
 from manyformer.ops.chunk_gather_attention import ChunkVisibility
@@ -150,14 +149,14 @@ class LSHKernel(Kernel, PostStepUpdate):
             assert state is not None
             chunk_ids = _append_chunk_ids(state, buckets, key_positions, self.chunk_length)
             mask = self._visible_keys(chunk_ids[..., -q.shape[2] :], chunk_ids, query_positions, key_positions)
-            return LayerOutput(softmax_call_reference(call, mask, scale=self.scale)[0], LSHState(chunk_ids))
+            return LayerOutput(call.softmax_reference(mask, scale=self.scale)[0], LSHState(chunk_ids))
         chunks_per_round = tuple(self._sort_into_chunks(key_positions, round_buckets) for round_buckets in buckets)
         new_state = None if state is None else LSHState(_pack_chunk_ids(buckets, chunks_per_round, self.chunk_length))
         if path == "sorted":
             return LayerOutput(self._attend_sorted(q, k, v, chunks_per_round), new_state)
         all_chunk_ids = torch.stack([_by_head(chunks.mark, buckets) for chunks in chunks_per_round], 2)
         mask = self._visible_keys(all_chunk_ids, all_chunk_ids, query_positions, key_positions)
-        y, weights = softmax_call_reference(call, mask, scale=self.scale)
+        y, weights = call.softmax_reference(mask, scale=self.scale)
         watch(self, "weights", weights)
         return LayerOutput(y, new_state)
 

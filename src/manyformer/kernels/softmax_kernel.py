@@ -14,7 +14,6 @@ from manyformer.core import ContiguousLayout, LayerOutput, PackedLayout, Prefixe
 from manyformer.costs import COSTS
 from manyformer.kernels.biased_softmax_plan import MIN_DOCUMENT_LENGTH, BiasedSoftmaxPlan, SoftmaxCall, select_plan
 from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
-from manyformer.kernels.reference import softmax_call_reference
 from manyformer.kernels.softmax_with_bias import run_plan
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops import block_sparse_attention, flex_mask_attention
@@ -87,7 +86,7 @@ class SoftmaxKernel(Kernel):
         dropout = self.dropout if self.training else 0.0
         if choice.path == "naive":
             mask = self.mask.dense(query_positions, key_positions, q.shape[1])
-            y, weights = softmax_call_reference(call, mask, scale=scale, dropout=dropout)
+            y, weights = call.softmax_reference(mask, scale=scale, dropout=dropout)
             call.watch(self, "weights", weights)
             return LayerOutput(y, state)
         if choice.path == "documents":

@@ -7,7 +7,7 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.mixers import PairTable, PositionPairs, SpatialGate, ToeplitzPairs
 from manyformer.models import LanguageModel, MaskedLM, TokenEmbedding
-from manyformer.position.max_length import MaxLengthPosition
+from manyformer.position.position import MaxLengthPosition
 from manyformer.recipes.baselines import language_model, masked_lm
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
