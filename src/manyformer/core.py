@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyformer.binding import bind_module, has_hooks
@@ -107,6 +107,11 @@ class TokenPositions(NamedTuple):
     tree: DependencyTree | None = None
     roles: Int[Tensor, "b l"] | None = None
     part_ids: Int[Tensor, "b l"] | None = None
+
+    def same_document(self, keys: "TokenPositions") -> Bool[Tensor, "b l s"]:
+        """Whether each of the `keys` is a token of the document of each token here; never for padding."""
+        key_segments = keys.segment_ids[:, None]
+        return (self.segment_ids[:, :, None] == key_segments) & (key_segments != PADDING_SEGMENT)
 
     def columns(self, start: int, stop: int) -> "TokenPositions":
         """The positions of the tokens in the columns `start` to `stop` - 1."""

@@ -60,10 +60,9 @@ class BlockHistory(NamedTuple):
     def masked_keys(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Bool[Tensor, "b l s"]:
         """The definition: the keys that each query must not see."""
         block_starts = (query_positions.position_ids // self.block * self.block)[:, :, None]
-        key_ids, key_segments = key_positions.position_ids[:, None], key_positions.segment_ids[:, None]
+        key_ids = key_positions.position_ids[:, None]
         visible = (key_ids < block_starts) & (key_ids >= block_starts - self.size)
-        same_segment = query_positions.segment_ids[:, :, None] == key_segments
-        return ~(visible & same_segment & (key_segments != PADDING_SEGMENT))
+        return ~(visible & query_positions.same_document(key_positions))
 
     def has_no_visible_keys(self, query_positions: TokenPositions) -> bool:
         """Whether the layout alone shows that no query sees any key."""

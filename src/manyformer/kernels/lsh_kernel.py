@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
-from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, no_watch
+from manyformer.core import LayerOutput, State, TokenPositions, no_watch
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.ops import bucket_chunks, chunk_gather_attention, cluster_attention, counter_random, lsh_hashing
 from manyformer.ops.bucket_chunks import MAX_BUCKETS, BucketChunks
@@ -142,9 +142,8 @@ class LSHKernel(Kernel, PostStepUpdate):
         q, k, v, query_positions, key_positions, _, state, watch = call
         buckets = choose_once(lambda: self._hash(q))
         if self.variant == "published":
-            buckets = buckets.masked_fill(
-                (bucket_chunks.document_lengths(key_positions.segment_ids) <= self.chunk_length)[:, None], 0
-            )
+            is_short = bucket_chunks.document_lengths(key_positions.segment_ids) <= self.chunk_length
+            buckets = buckets.masked_fill(is_short[:, None], 0)
         if path == "remembered":
             assert state is not None
             chunk_ids = _append_chunk_ids(state, buckets, key_positions, self.chunk_length)
@@ -166,9 +165,8 @@ class LSHKernel(Kernel, PostStepUpdate):
         with autocast_disabled(q.device):
             vectors = q.to(torch.promote_types(q.dtype, torch.float32))
             seed = self.seed + counter_random.splitmix64(self.number)
-            buckets = lsh_hashing.buckets(
-                vectors, lsh_hashing.rotations(seed, self.num_hashes, q.shape[1], q.shape[3], self.factors)
-            )
+            rotations = lsh_hashing.rotations(seed, self.num_hashes, q.shape[1], q.shape[3], self.factors)
+            buckets = lsh_hashing.buckets(vectors, rotations)
         # int32, because the choice is stored for recomputation
         return q.new_zeros(self.num_hashes, *q.shape[:3], dtype=torch.int32) if buckets is None else buckets.int()
 
@@ -186,9 +184,8 @@ class LSHKernel(Kernel, PostStepUpdate):
         )
 
     def _attend_sorted(self, q: Tensor, k: Tensor, v: Tensor, chunks_per_round: tuple[BucketChunks, ...]) -> Tensor:
-        visibility = ChunkVisibility(
-            chunks_per_round, self.chunks_before, self.chunks_after, causal=not self.chunks_after
-        )
+        causal = not self.chunks_after
+        visibility = ChunkVisibility(chunks_per_round, self.chunks_before, self.chunks_after, causal=causal)
         # views where the heads of a token are adjacent in memory
         queries, keys, values = (x.transpose(1, 2).flatten(0, 2) for x in (q, k, v))
         y = chunk_gather_attention.chunk_gather_attention(queries, keys, values, visibility, scale=self.scale)
@@ -203,16 +200,13 @@ class LSHKernel(Kernel, PostStepUpdate):
     ) -> Bool[Tensor, "b h l s"]:
         """The keys that each query attends to: those that share a chunk with it in any round, or itself alone."""
         query_ids, key_ids = query_positions.position_ids[:, None, :, None], key_positions.position_ids[:, None, None]
-        same_segment = (query_positions.segment_ids[:, None, :, None] == key_positions.segment_ids[:, None, None]) & (
-            key_positions.segment_ids != PADDING_SEGMENT
-        )[:, None, None]
+        same_segment = query_positions.same_document(key_positions)[:, None]
         allowed = same_segment & (query_ids != key_ids if self.chunks_after else query_ids > key_ids)
         in_shared_round = torch.zeros_like(allowed)
         for hash_round in range(query_chunks.shape[2]):
             round_chunks = query_chunks[:, :, hash_round, :, None], key_chunks[:, :, hash_round, None]
-            in_shared_round = in_shared_round | bucket_chunks.same_or_adjacent(
-                *round_chunks, self.chunks_before, self.chunks_after
-            )
+            shares = bucket_chunks.same_or_adjacent(*round_chunks, self.chunks_before, self.chunks_after)
+            in_shared_round = in_shared_round | shares
         return cluster_attention.fall_back_to_self(in_shared_round & allowed, same_segment & (query_ids == key_ids))
 
 
@@ -243,7 +237,6 @@ def _append_chunk_ids(
     assert state.chunk_ids is not None
     new_buckets = buckets.long().movedim(0, 2)
     all_buckets = torch.cat([state.chunk_ids // CHUNKS_PER_BUCKET, new_buckets], -1)
-    ranks = cluster_attention.ranks(
-        key_positions.segment_ids[:, None, None] * MAX_BUCKETS + all_buckets, new_buckets.shape[-1]
-    )
+    unit_ids = key_positions.segment_ids[:, None, None] * MAX_BUCKETS + all_buckets
+    ranks = cluster_attention.ranks(unit_ids, new_buckets.shape[-1])
     return torch.cat([state.chunk_ids, new_buckets * CHUNKS_PER_BUCKET + ranks // chunk_length], -1)

@@ -37,9 +37,8 @@ class PairwiseKernel(Kernel):
         compute_dtype = torch.promote_types(q.dtype, torch.float32)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (call.k, call.v))
         with autocast_disabled(q.device):
-            scores = position.score(
-                self.score(q.to(compute_dtype), k.to(compute_dtype)), q, k, query_positions, key_positions
-            )
+            scores = self.score(q.to(compute_dtype), k.to(compute_dtype))
+            scores = position.score(scores, q, k, query_positions, key_positions)
             weights = self.weights(scores, self.mask.dense(query_positions, key_positions, q.shape[1])).to(v.dtype)
         call.watch(self, "weights", weights)
         return LayerOutput(position.value(weights @ v, weights, query_positions, key_positions), call.state)

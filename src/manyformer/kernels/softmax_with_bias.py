@@ -25,9 +25,8 @@ def run_plan(plan: BiasedSoftmaxPlan, softmax: SoftmaxCall) -> Tensor:
     if plan.sparse_plan is not None:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         mask = softmax.mask if softmax.mask.per_head else None
-        seams = tiled_attention.PositionSeams(
-            position, query_positions, key_positions, mask, softmax.scale, softmax.dropout
-        )
+        options = mask, softmax.scale, softmax.dropout
+        seams = tiled_attention.PositionSeams(position, query_positions, key_positions, *options)
         return tiled_attention.tiled_attention(q, k, v, plan.sparse_plan, seams)
     if query_offset is None:
         return _run_blocked(softmax)
@@ -76,9 +75,7 @@ def _run_clipped_or_bias(softmax: SoftmaxCall, query_offset: QueryOffset, q: Ten
         return toeplitz_attention.toeplitz_attention(
             q, k, v, terms.bias, terms.lookback, query_offset, scale=softmax.scale
         )
-    reach = clipped_distance_attention.ClippedDistances(
-        terms.lookback, terms.lookahead, query_offset.offset, query_offset.causal
-    )
+    reach = clipped_distance_attention.ClippedDistances(terms.lookback, terms.lookahead, *query_offset)
     return clipped_distance_attention.clipped_distance_attention(
         q, k, v, _score_terms(terms, q), terms.values, reach, scale=softmax.scale
     )
@@ -110,9 +107,8 @@ def _run_shifted(
 
 def _query_terms(position: Position, query_offset: QueryOffset, queries: int, keys: int) -> DistanceTerms:
     """The distance terms of all distances in this call, with at least one on either side."""
-    terms = position.distance_terms(
-        max(1, query_offset.offset + queries - 1), 0 if query_offset.causal else max(1, keys - 1 - query_offset.offset)
-    )
+    lookahead = 0 if query_offset.causal else max(1, keys - 1 - query_offset.offset)
+    terms = position.distance_terms(max(1, query_offset.offset + queries - 1), lookahead)
     assert terms is not None
     return terms
 

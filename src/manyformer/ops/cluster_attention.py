@@ -26,11 +26,9 @@ def visible_members(
     A token sees earlier tokens of its chunk and of the previous one, or its own key where there are none.
     """
     start = group.shape[-1] - last
-    query_group, chunk = group[..., start:, None], rank // size
+    same_group, chunk = group[..., start:, None] == group[..., None, :], rank // size
     chunk_distance = chunk[..., start:, None] - chunk[..., None, :]
-    earlier = (
-        (query_group == group[..., None, :]) & (rank[..., None, :] < rank[..., start:, None]) & (chunk_distance <= 1)
-    )
+    earlier = same_group & (rank[..., None, :] < rank[..., start:, None]) & (chunk_distance <= 1)
     return fall_back_to_self(earlier, torch.eye(group.shape[-1], dtype=torch.bool, device=group.device)[start:])
 
 
@@ -56,9 +54,8 @@ def balanced_attention(
     y = values[:, :, :1]
     if size > 1:
         # queries from the second on and keys from the first on: causal attention without the token's own key
-        later_y = ops.fused_attention(
-            keys[:, :, 1:], keys[:, :, :-1], values[:, :, :-1], None, causal=True, scale=scale
-        )
+        earlier = keys[:, :, :-1], values[:, :, :-1]
+        later_y = ops.fused_attention(keys[:, :, 1:], *earlier, None, causal=True, scale=scale)
         y = torch.cat([y, later_y], dim=2)
     target = (row * (length + 1) + members).flatten()
     total = y.new_zeros(row.numel() * (length + 1), v.shape[-1]).index_add(0, target, y.reshape(-1, v.shape[-1]))

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout, TokenPositions
+from manyformer.core import ContiguousLayout, PackedLayout, TokenPositions
 from manyformer.ops.softmax_attention import map_documents
 
 DFTNorm = Literal["backward", "ortho"]
@@ -21,15 +21,12 @@ def dft_real_reference(
 
     n is the document's length; a token's index is its position. Padding gives zeros.
     """
-    same = (positions.segment_ids[:, :, None] == positions.segment_ids[:, None]) & (
-        positions.segment_ids[:, None] != PADDING_SEGMENT
-    )
+    same = positions.same_document(positions)
     size = same.sum(-1, keepdim=True).clamp(min=1)
     channel = torch.arange(x.shape[2], device=x.device)
     # products of positions grow large: their remainder modulo n is exact, and its angle is taken in float64
-    token_angle = (
-        (positions.position_ids[:, :, None] * positions.position_ids[:, None] % size).double() / size * (2 * math.pi)
-    )
+    products = positions.position_ids[:, :, None] * positions.position_ids[:, None]
+    token_angle = (products % size).double() / size * (2 * math.pi)
     channel_angle = (channel[:, None] * channel % x.shape[2]).double() / x.shape[2] * (2 * math.pi)
     dtype = torch.promote_types(x.dtype, torch.float32)
     cos, sin = (torch.where(same, part, 0.0).to(dtype) for part in (token_angle.cos(), token_angle.sin()))

@@ -182,9 +182,8 @@ class _GRUScan(torch.autograd.Function):
             if resets is not None and resets.valid is not None:
                 skipped_grad = grad_state.masked_fill(resets.valid[i, :, None], 0.0)
                 grad_state = grad_state - skipped_grad
-            grad_state = _backward_step(
-                grad_state, state_in, gate_values[:, i], candidates[:, i], candidate, grad_inputs[:, i]
-            )
+            step = gate_values[:, i], candidates[:, i]
+            grad_state = _backward_step(grad_state, state_in, *step, candidate, grad_inputs[:, i])
             grad_state = grad_state.baddbmm_(grad_inputs[:, i, :, : 2 * state_in.shape[-1]], gates.mT)
             if attention_gradient is not None:
                 grad_state.add_(attention_gradient.state_gradient(i, grad_inputs[0, i]))

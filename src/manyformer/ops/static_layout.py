@@ -24,9 +24,9 @@ def layout_is_complete(positions: TokenPositions) -> bool:
 
 def can_plan(query_positions: TokenPositions, key_positions: TokenPositions) -> bool:
     """Whether a plan can be made; for meta tensors, which hold no numbers, from layouts alone."""
-    return not query_positions.position_ids.is_meta or (
-        layout_is_complete(query_positions) and layout_is_complete(key_positions)
-    )
+    if not query_positions.position_ids.is_meta:
+        return True
+    return layout_is_complete(query_positions) and layout_is_complete(key_positions)
 
 
 def has_roles_or_parts(*token_positions: TokenPositions) -> bool:

@@ -122,9 +122,8 @@ def _blocks(q: Tensor, k: Tensor, index_bias: Tensor, teams: list[TeamOfHeads]) 
             low, high = max(0, first - end + 1), min(keys, last - begin + 1)
             team_bias = index_bias[heads]
             shape = (1, team_bias.shape[0], end - begin, high - low)
-            bias = team_bias.as_strided(
-                shape, (0, index_bias.stride(0), 1, 1), team_bias.storage_offset() + begin + low
-            )
+            offset = team_bias.storage_offset() + begin + low
+            bias = team_bias.as_strided(shape, (0, index_bias.stride(0), 1, 1), offset)
             yield ToeplitzBlock((all_rows, heads, slice(begin, end)), (all_rows, heads, slice(low, high)), bias)
 
 

@@ -36,9 +36,8 @@ class DistanceAwarePosition(Position):
         if isinstance(query_positions.layout, ContiguousLayout) and isinstance(key_positions.layout, ContiguousLayout):
             # evaluated once per distance, of which there are fewer than pairs
             start_difference, query_count = key_positions.layout.start - query_positions.layout.start, logits.shape[2]
-            distances = torch.arange(
-                start_difference - query_count + 1, start_difference + logits.shape[3], device=logits.device
-            )
+            first, stop = start_difference - query_count + 1, start_difference + logits.shape[3]
+            distances = torch.arange(first, stop, device=logits.device)
             return logits.relu() * broadcast_pairs(self.factor(distances), query_count)
         return logits.relu() * self.factor(signed_distances(query_positions, key_positions)).transpose(0, 1)
 

@@ -30,9 +30,8 @@ class KeyDistancePosition(Position):
         self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
     ) -> PairScores:
         max_distance = len(self.keys) - 1
-        return logits + key_score_terms(
-            q, self.keys, signed_distances(query_positions, key_positions).clamp(-max_distance, 0) + max_distance
-        )
+        rows = signed_distances(query_positions, key_positions).clamp(-max_distance, 0) + max_distance
+        return logits + key_score_terms(q, self.keys, rows)
 
     def distance_terms(self, lookback: int, lookahead: int) -> DistanceTerms:
         lookback = min(lookback, len(self.keys) - 1)

@@ -58,9 +58,8 @@ class ShawPosition(Position):
     def value(
         self, y: Outputs, weights: PairScores, query_positions: TokenPositions, key_positions: TokenPositions
     ) -> Outputs:
-        return y + value_output_terms(
-            weights, self.values, self.row_index(signed_distances(query_positions, key_positions))
-        )
+        rows = self.row_index(signed_distances(query_positions, key_positions))
+        return y + value_output_terms(weights, self.values, rows)
 
     def distance_terms(self, lookback: int, lookahead: int) -> DistanceTerms:
         lookback, lookahead = min(lookback, self.clip), min(lookahead, 0 if self.direction == "past" else self.clip)

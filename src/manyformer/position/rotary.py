@@ -168,9 +168,8 @@ def convert_pairs(
     width = rows.shape[0] // heads
     rotated = width if rotated is None else rotated
     check_widths(width, rotated, to)
-    rotated_rows, unrotated_rows = torch.split(
-        rows.view(heads, width, *rows.shape[1:]), [rotated, width - rotated], dim=1
-    )
+    by_head = rows.view(heads, width, *rows.shape[1:])
+    rotated_rows, unrotated_rows = torch.split(by_head, [rotated, width - rotated], dim=1)
     # interleaved is a table of pairs x 2 read row by row, halves the same table read column by column
     shape = (rotated // 2, 2) if to == "halves" else (2, rotated // 2)
     reordered = rotated_rows.reshape(heads, *shape, *rows.shape[1:]).transpose(1, 2).flatten(1, 2)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, TokenPositions
+from manyformer.core import AlignedLayout, ContiguousLayout, TokenPositions
 from manyformer.costs import COSTS
 from manyformer.position.distance_terms import DistanceTerms, signed_distances, toeplitz_view
 from manyformer.position.position import Keys, PairScores, Position, Queries
@@ -122,9 +122,8 @@ class TransformerXLPosition(Position):
             max_distance = min(2 * max_distance, MAX_TABLE_DISTANCE)
             # outside inference mode, whose tensors could not be used in training later
             with torch.inference_mode(mode=False):
-                self._table = sinusoid_table(
-                    -torch.arange(-max_distance, max_distance + 1, device=device), self.dim, "halves"
-                )
+                table_distances = torch.arange(-max_distance, max_distance + 1, device=device)
+                self._table = sinusoid_table(-table_distances, self.dim, "halves")
         zero_row = len(self._table) // 2
         if self.clamp is not None:
             return self._table[distances + zero_row]
@@ -153,10 +152,8 @@ def _pair_distances(
         start_difference = key_layout.start - query_layout.start
         return None, queries - 1 - start_difference, start_difference + keys - 1
     # reads tensor values, so a GPU is synchronized
-    same_segment = (query_positions.segment_ids[:, :, None] == key_positions.segment_ids[:, None, :]) & (
-        key_positions.segment_ids[:, None, :] != PADDING_SEGMENT
-    )
-    distances = torch.where(same_segment, signed_distances(query_positions, key_positions), 0)
+    same_document = query_positions.same_document(key_positions)
+    distances = torch.where(same_document, signed_distances(query_positions, key_positions), 0)
     if not distances.numel():
         return distances, 0, 0
     minimum, maximum = (int(edge) for edge in torch.aminmax(distances))

@@ -75,10 +75,9 @@ def tree_offsets(query_positions: TokenPositions, key_positions: TokenPositions)
     grandchild.
     """
     query, key = tree_of(query_positions), tree_of(key_positions)
-    key_is_ancestor = _in_range(query.preorder[:, :, None], key.preorder[:, None, :], key.last_descendant[:, None, :])
-    key_is_descendant = _in_range(
-        key.preorder[:, None, :], query.preorder[:, :, None], query.last_descendant[:, :, None]
-    )
+    query_order, key_order = query.preorder[:, :, None], key.preorder[:, None, :]
+    key_is_ancestor = _in_range(query_order, key_order, key.last_descendant[:, None, :])
+    key_is_descendant = _in_range(key_order, query_order, query.last_descendant[:, :, None])
     query_depth, key_depth = query.depth[:, :, None], key.depth[:, None, :]
     sign = (key_positions.position_ids[:, None, :] - query_positions.position_ids[:, :, None]).sign()
     return torch.where(key_is_ancestor | key_is_descendant, key_depth - query_depth, sign * (key_depth + query_depth))
