@@ -114,7 +114,7 @@ class Local2D(Mask):
         block_size = self.rows * self.columns
         same_block = (q.position_ids // block_size == k.position_ids // block_size) & (k.position_ids <= q.position_ids)
         in_left_margin = (row >= top) & (row < top + self.rows) & (column >= left - self.margin) & (column < left)
-        return same_block | RowsAbove2D(self)(h, q, k) | in_left_margin
+        return same_block | self.rows_above(q, k) | in_left_margin
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         q_top, q_bottom, q_left, q_right = self.block_bounds(q)
@@ -138,6 +138,13 @@ class Local2D(Mask):
         strips_above, blocks_left = -(-self.above // self.rows), -(-self.margin // self.columns)
         farthest_block = strips_above * blocks_per_row + min(blocks_left, blocks_per_row - 1)
         return (farthest_block + 1) * self.rows * self.columns - 1
+
+    def rows_above(self, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+        """Whether each key is in the `above` rows above the query's block, with `margin` columns on either side."""
+        row, column = self.pixel_coordinates(k.position_ids)
+        top, left = self.block_corner(q.position_ids)
+        in_columns = (column >= left - self.margin) & (column < left + self.columns + self.margin)
+        return in_columns & (row >= top - self.above) & (row < top)
 
     def block_corner(self, position_ids: Int[Tensor, "..."]) -> tuple[Tensor, Tensor]:
         """The top row and the left column of the block of each pixel."""
@@ -166,11 +173,7 @@ class RowsAbove2D(Mask):
     causal = True
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
-        image = self.image
-        row, column = image.pixel_coordinates(k.position_ids)
-        top, left = image.block_corner(q.position_ids)
-        in_columns = (column >= left - image.margin) & (column < left + image.columns + image.margin)
-        return in_columns & (row >= top - image.above) & (row < top)
+        return self.image.rows_above(q, k)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         image = self.image
