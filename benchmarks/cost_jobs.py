@@ -19,6 +19,7 @@ from manyformer.kernels import (
     adaptive_span_kernel,
     biased_softmax_plan,
     softmax_kernel,
+    softmax_with_bias,
 )
 from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
 from manyformer.kernels.attention_spans import LearnedAttentionSpans
@@ -27,7 +28,6 @@ from manyformer.ops import (
     attention_with_lse,
     band,
     block_cover,
-    blocked_attention,
     channel_decay,
     chunk_gather_attention,
     distance_vector_attention,
@@ -179,7 +179,7 @@ SWEEPS: dict[str, Sweep] = {
         lambda: attention(SoftmaxKernel(m.Causal(), path="blocked"), 1024, position=ShawPosition(WIDTH)),
     ),
     "pairwise_block": Sweep(
-        [Place(blocked_attention, "BLOCK"), Place(biased_softmax_plan, "BLOCK")],
+        [Place(softmax_with_bias, "BLOCK"), Place(biased_softmax_plan, "BLOCK")],
         near(USED.pairwise_block),
         lambda: attention(SoftmaxKernel(path="blocked"), 1024, position=DistanceAwarePosition(HEADS)),
     ),

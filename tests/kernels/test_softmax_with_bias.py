@@ -10,10 +10,10 @@ from torch import Tensor
 
 from manyformer.bench import LargestTensorMode
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions
-from manyformer.kernels import KernelCall, SoftmaxKernel, biased_softmax_plan
+from manyformer.kernels import KernelCall, SoftmaxKernel, biased_softmax_plan, softmax_with_bias
 from manyformer.masks import AllKeys, Causal, Mask, PerHead
 from manyformer.models.token_positions import positions_of
-from manyformer.ops import attention_with_lse, band, blocked_attention, toeplitz_attention
+from manyformer.ops import attention_with_lse, band, toeplitz_attention
 from manyformer.position import AlibiPosition, Position, ShawPosition, T5BiasPosition
 
 HEADS, KEY, VALUE = 4, 6, 5
@@ -61,7 +61,7 @@ LAYOUTS = {
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks, and nothing too small for them."""
     for module, name, value in (
-        *((module, "BLOCK", size) for module, size in ((blocked_attention, 7), (toeplitz_attention, 8), (band, 4))),
+        *((module, "BLOCK", size) for module, size in ((softmax_with_bias, 7), (toeplitz_attention, 8), (band, 4))),
         *(
             (biased_softmax_plan, name, 0)
             for name in ("MAX_REFERENCE_PAIRS", "MAX_REFERENCE_QUERIES", "MIN_DOCUMENT_LENGTH", "BLOCK")

@@ -7,7 +7,6 @@ from manyformer.costs import COSTS
 from manyformer.kernels.kernel import KernelCall
 from manyformer.masks import AllKeys, Causal, Mask, union
 from manyformer.ops import distance_vector_attention, toeplitz_attention
-from manyformer.ops.blocked_attention import BLOCK
 from manyformer.ops.distance_vector_blocks import SegmentPair
 from manyformer.ops.plan_records import SparsePlan
 from manyformer.ops.sparse_plan import make_sparse_plan
@@ -18,6 +17,7 @@ from manyformer.position.distance_terms import DistanceTerms
 
 BiasedSoftmaxForm = Literal["bias", "clipped", "shifted", "tiled", "pairwise"]
 
+BLOCK = COSTS.pairwise_block
 MAX_REFERENCE_PAIRS = COSTS.max_reference_pairs
 MAX_REFERENCE_QUERIES = COSTS.max_reference_queries
 MAX_BAND_DISTANCE = COSTS.max_band_distance

@@ -1,9 +1,10 @@
 """Softmax attention with a position that acts on scores or values, by the selected algorithm."""
 
+import torch
 from torch import Tensor
 
 from manyformer.core import ContiguousLayout
-from manyformer.kernels.biased_softmax_plan import BiasedSoftmaxPlan, SoftmaxCall, is_plain_bias
+from manyformer.kernels.biased_softmax_plan import BLOCK, BiasedSoftmaxPlan, SoftmaxCall, is_plain_bias
 from manyformer.ops import (
     clipped_distance_attention,
     distance_vector_attention,
@@ -11,12 +12,12 @@ from manyformer.ops import (
     tiled_attention,
     toeplitz_attention,
 )
-from manyformer.ops.blocked_attention import blocked_attention
 from manyformer.ops.distance_vector_blocks import SegmentPair
 from manyformer.ops.softmax_attention import map_documents
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position import Position
 from manyformer.position.distance_terms import DistanceTerms
+from manyformer.recompute import recompute_for_gradient
 
 
 def run_plan(plan: BiasedSoftmaxPlan, softmax: SoftmaxCall) -> Tensor:
@@ -46,26 +47,28 @@ def run_plan(plan: BiasedSoftmaxPlan, softmax: SoftmaxCall) -> Tensor:
 
 
 def _run_blocked(softmax: SoftmaxCall) -> Tensor:
-    q, k, v, query_positions, key_positions, position, *_ = softmax.call
-    keys = k.shape[2]
+    """The definition, one block of queries at a time: any mask and position, memory linear in length.
+
+    Scores and weights are computed again for the gradient, block by block.
+    """
+    call, mask, scale, dropout = softmax
+    query_positions, key_positions, num_keys = call.query_positions, call.key_positions, call.k.shape[2]
     is_contiguous = all(isinstance(x.layout, ContiguousLayout) for x in (query_positions, key_positions))
     offset = query_positions.layout.start - key_positions.layout.start if is_contiguous else 0  # type: ignore[union-attr]
 
-    def visible_keys(stop: int) -> int:
-        return min(max(stop + offset, 1), keys) if is_contiguous and softmax.mask.causal else keys
+    def block(q: Tensor, k: Tensor, v: Tensor, begin: int) -> Tensor:
+        queries, keys = query_positions.columns(begin, begin + q.shape[2]), key_positions.columns(0, k.shape[2])
+        block_call = call._replace(q=q, k=k, v=v, query_positions=queries, key_positions=keys)
+        return block_call.softmax_reference(mask.dense(queries, keys, q.shape[1]), scale=scale, dropout=dropout)[0]
 
-    return blocked_attention(
-        q,
-        k,
-        v,
-        softmax.mask,
-        position=position,
-        query_positions=query_positions,
-        key_positions=key_positions,
-        visible_key_count=visible_keys,
-        scale=softmax.scale,
-        dropout=softmax.dropout,
-    )
+    parts = []
+    for begin in range(0, call.q.shape[2], BLOCK):
+        q = call.q[:, :, begin : begin + BLOCK]
+        # no query of the block attends to later keys
+        stop = min(max(begin + q.shape[2] + offset, 1), num_keys) if is_contiguous and mask.causal else num_keys
+        k, v = call.k[:, :, :stop], call.v[:, :, :stop]
+        parts.append(recompute_for_gradient(block, q, k, v, begin, dropout=dropout))
+    return torch.cat(parts, dim=2)
 
 
 def _run_clipped_or_bias(softmax: SoftmaxCall, query_offset: QueryOffset, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
