@@ -15,18 +15,11 @@ from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
 from manyformer.costs import COSTS
-from manyformer.ops import attention_with_lse
+from manyformer.ops import attention_with_lse, tile_softmax
 from manyformer.ops.block_cover import BlockOrder
 from manyformer.ops.plan_records import HeadGroup, MaskPart, SparsePlan
 from manyformer.ops.scratch_buffer import ScratchBuffer
-from manyformer.ops.tile_softmax import (
-    OutputGradient,
-    TileCall,
-    compute_weights,
-    log_sum_exps,
-    recompute_weights,
-    score_gradient,
-)
+from manyformer.ops.tile_softmax import OutputGradient, TileCall
 from manyformer.ops.tile_steps import TileStep, make_steps
 
 MAX_SAVED_WEIGHTS = COSTS.saved_sparse_weights
@@ -130,10 +123,10 @@ class _PartRunner:
             tile_weights = q.new_empty(call.shape) if self.saves_weights else self.scratch("weights", *call.shape)
             # writing to a second buffer costs most
             scores = tile_weights if lse is None else self.scratch("scores", *call.shape)
-            compute_weights(call, self.scale, scores, tile_weights)
+            tile_softmax.compute_weights(call, self.scale, scores, tile_weights)
             step.write_product(tile_weights, call.v, y)
             if lse is not None:
-                step.write_queries(log_sum_exps(call, scores, tile_weights), lse)
+                step.write_queries(tile_softmax.log_sum_exps(call, scores, tile_weights), lse)
             if self.saves_weights:
                 self.saved.append((call if self.saves_tiles else None, tile_weights))
         self.lses.append(lse)
@@ -158,7 +151,7 @@ class _PartRunner:
         for step in make_steps(part, q.shape[0], q):
             call, tile_weights = self._restore_tile(step, q, k, v)
             output_gradient = OutputGradient(step.select_queries(grad_y), step.select_queries(delta))
-            grad_scores = score_gradient(call, tile_weights, output_gradient, self.scratch)
+            grad_scores = tile_softmax.score_gradient(call, tile_weights, output_gradient, self.scratch)
             (step.write_product if part.is_exclusive else step.add_product)(grad_scores, call.k, part_grads[0])
             step.add_to_keys(grad_scores, call.q, part_grads[1], self.scratch)
             step.add_to_keys(tile_weights, output_gradient.grad_y, part_grads[2], self.scratch)
@@ -170,7 +163,9 @@ class _PartRunner:
         """The saved or recomputed call of a step, and its weights."""
         call, tile_weights = self.saved.pop() if self.saves_weights else (None, None)
         call = _make_call(step, q, k, v) if call is None else call
-        return call, recompute_weights(call, self.scale, self.scratch) if tile_weights is None else tile_weights
+        return call, tile_softmax.recompute_weights(
+            call, self.scale, self.scratch
+        ) if tile_weights is None else tile_weights
 
 
 def _to_token_major(x: Float[Tensor, "b h l e"], scale: float = 1.0) -> Float[Tensor, "b h l e"]:

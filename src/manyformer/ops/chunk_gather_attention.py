@@ -16,18 +16,10 @@ from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
 from manyformer.costs import COSTS
-from manyformer.ops import attention_with_lse
+from manyformer.ops import attention_with_lse, tile_softmax
 from manyformer.ops.bucket_chunks import BucketChunks
 from manyformer.ops.scratch_buffer import ScratchBuffer
-from manyformer.ops.tile_softmax import (
-    MAX_SAVED_WEIGHTS,
-    OutputGradient,
-    TileCall,
-    compute_gradients,
-    compute_weights,
-    log_sum_exps,
-    recompute_weights,
-)
+from manyformer.ops.tile_softmax import MAX_SAVED_WEIGHTS, OutputGradient, TileCall
 
 PAIRS_PER_CALL = {"cpu": COSTS.chunk_pairs_per_call}
 PAIRS_PER_CALL_ELSEWHERE = COSTS.chunk_pairs_per_call_elsewhere
@@ -149,9 +141,9 @@ class _RoundRunner:
             call = TileCall(q[chunk_slice], k[chunk_slice], v[chunk_slice], mask_bias(chunk_slice, self.scratch), None)
             tile_weights = self.scratch("weights", *call.shape) if self.saved is None else q.new_empty(call.shape)
             scores = self.scratch("scores", *call.shape)
-            compute_weights(call, self.scale, scores, tile_weights)
+            tile_softmax.compute_weights(call, self.scale, scores, tile_weights)
             torch.bmm(tile_weights, call.v, out=outputs[chunk_slice])
-            slot_lse[chunk_slice] = log_sum_exps(call, scores, tile_weights)
+            slot_lse[chunk_slice] = tile_softmax.log_sum_exps(call, scores, tile_weights)
             if self.saved is not None:
                 self.saved.weights.append(tile_weights)
         lse.masked_fill_(lse < MASK_BIAS / 2, -torch.inf)
@@ -178,12 +170,16 @@ class _RoundRunner:
             bias = None if mask_bias is None else mask_bias(chunk_slice, self.scratch)
             call = TileCall(q[chunk_slice], k[chunk_slice], v[chunk_slice], bias, None)
             tile_weights = (
-                recompute_weights(call, self.scale, self.scratch) if self.saved is None else self.saved.weights.pop()
+                tile_softmax.recompute_weights(call, self.scale, self.scratch)
+                if self.saved is None
+                else self.saved.weights.pop()
             )
             grad_q = totals[0][chunk_slice.start + lookback : chunk_slice.stop + lookback]
             grads_kv = [self.scratch(name, *x.shape) for name, x in (("to_k", call.k), ("to_v", call.v))]
             output_gradient = OutputGradient(slot_grad_y[chunk_slice], slot_delta[chunk_slice])
-            compute_gradients(call, tile_weights, output_gradient, self.scratch, self.scale, [grad_q, *grads_kv])
+            tile_softmax.compute_gradients(
+                call, tile_weights, output_gradient, self.scratch, self.scale, [grad_q, *grads_kv]
+            )
             for total, grad_kv in zip(totals[1:], grads_kv):
                 *earlier, last = grad_kv.view(len(grad_kv), self.visibility.window_chunks, size, -1).unbind(1)
                 # the first contribution to these chunks: assigned, not added

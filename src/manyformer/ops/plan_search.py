@@ -12,15 +12,8 @@ from manyformer.core import PADDING_SEGMENT, TokenPositions
 from manyformer.costs import COSTS
 from manyformer.masks import Mask, NotMask, SameDocument, union
 from manyformer.masks.mask import simplify_and
-from manyformer.ops.block_cover import (
-    BlockCover,
-    BlockOrder,
-    block_bounds,
-    cover_blocks,
-    group_rows,
-    order_into_blocks,
-    reachable_tokens,
-)
+from manyformer.ops import block_cover
+from manyformer.ops.block_cover import BlockCover, BlockOrder
 
 RATES = dict(COSTS.pair_rates)
 MASKED = COSTS.masked_pair
@@ -56,7 +49,7 @@ class PlanSearch:
         # all tokens of one document
         segment_ids = torch.cat([query_positions.segment_ids, key_positions.segment_ids])
         self.single_document = bool((segment_ids == segment_ids[0]).all())
-        self.reachable = cache(lambda mask: reachable_tokens(mask, query_positions, key_positions))
+        self.reachable = cache(lambda mask: block_cover.reachable_tokens(mask, query_positions, key_positions))
         self.candidate = cache(self._make_candidate)
 
     def best_parts(self, mask: Mask) -> PartChoice:
@@ -123,14 +116,16 @@ def _cover_candidate(
     period: int | None,
     size: int,
 ) -> PlanCandidate:
-    q = order_into_blocks(query_positions, None if queries.all() else queries, period, size)
-    k = order_into_blocks(key_positions, None if keys.all() else keys, period, size)
-    query_bounds = block_bounds(query_positions, q.blocks, mask.periods)
-    cover = cover_blocks(mask, query_bounds, block_bounds(key_positions, k.blocks, mask.periods))
+    q = block_cover.order_into_blocks(query_positions, None if queries.all() else queries, period, size)
+    k = block_cover.order_into_blocks(key_positions, None if keys.all() else keys, period, size)
+    query_bounds = block_cover.block_bounds(query_positions, q.blocks, mask.periods)
+    cover = block_cover.cover_blocks(
+        mask, query_bounds, block_cover.block_bounds(key_positions, k.blocks, mask.periods)
+    )
     # the last key block is padded with repeated keys, which an inner mask must hide
     if k.num_tokens % k.size:
         cover = cover._replace(full=cover.full & (cover.columns != len(k.blocks) - 1))
-    calls = group_rows(cover, len(q.blocks))
+    calls = block_cover.group_rows(cover, len(q.blocks))
     gathered = k.size * sum(call.columns.numel() for call in calls if call.step is None)
     masked = sum(call.columns.numel() for call in calls if call.needs_inner_mask)
     pairs = (RATES[size] * len(cover.rows) + MASKED * masked) * q.size * k.size

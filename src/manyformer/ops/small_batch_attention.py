@@ -14,15 +14,9 @@ from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
 from manyformer.costs import COSTS
+from manyformer.ops import tile_softmax
 from manyformer.ops.scratch_buffer import ScratchBuffer
-from manyformer.ops.tile_softmax import (
-    MAX_SAVED_WEIGHTS,
-    OutputGradient,
-    TileCall,
-    compute_gradients,
-    compute_weights,
-    recompute_weights,
-)
+from manyformer.ops.tile_softmax import MAX_SAVED_WEIGHTS, OutputGradient, TileCall
 
 PAIRS_PER_THREAD = COSTS.pairs_per_thread
 
@@ -105,7 +99,7 @@ class _SmallBatchAttention(torch.autograd.Function):
             for row_slice, head in runner.batch_slices():
                 call = runner.call(row_slice, head)
                 tile_weights = q.new_empty(call.shape) if saves_weights else runner.scratch("scores", *call.shape)
-                compute_weights(call, scale, runner.scratch("scores", *call.shape), tile_weights)
+                tile_softmax.compute_weights(call, scale, runner.scratch("scores", *call.shape), tile_weights)
                 tile_y = runner.scratch("y", *call.shape[:2], v.shape[-1])
                 y[row_slice, head] = torch.bmm(tile_weights, call.v, out=tile_y)
                 if saves_weights:
@@ -124,11 +118,13 @@ class _SmallBatchAttention(torch.autograd.Function):
         with autocast_disabled(q.device):
             for row_slice, head in runner.batch_slices():
                 call = runner.call(row_slice, head)
-                tile_weights = saved.pop() if saved else recompute_weights(call, ctx.scale, runner.scratch)
+                tile_weights = saved.pop() if saved else tile_softmax.recompute_weights(call, ctx.scale, runner.scratch)
                 tile_grad_y = runner.contiguous("up", grad_y[row_slice, head])
                 output_gradient = OutputGradient(tile_grad_y, delta[row_slice, head])
                 tile_grads = [runner.scratch("to_q", *call.q.shape), grad_k[row_slice, head], grad_v[row_slice, head]]
-                compute_gradients(call, tile_weights, output_gradient, runner.scratch, ctx.scale, tile_grads)
+                tile_softmax.compute_gradients(
+                    call, tile_weights, output_gradient, runner.scratch, ctx.scale, tile_grads
+                )
                 grad_q[row_slice, head] = tile_grads[0]
         return grad_q, grad_k, grad_v, None, None, None
 

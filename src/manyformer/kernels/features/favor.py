@@ -9,12 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from manyformer.core import TokenPositions
-from manyformer.kernels.features.feature_map import (
-    FeatureValues,
-    RandomFeatures,
-    independent_directions,
-    orthogonal_directions,
-)
+from manyformer.kernels.features import feature_map
+from manyformer.kernels.features.feature_map import FeatureValues, RandomFeatures
 
 DirectionSampling = Literal["orthogonal", "independent"]
 
@@ -35,8 +31,9 @@ class _FavorFeatures(RandomFeatures):
         super().__init__(key_dim, features, heads=1, redraw=redraw)
 
     def draw(self, count: int, key_dim: int, generator: torch.Generator) -> Float[Tensor, "r e"]:
-        draw_directions = orthogonal_directions if self.directions == "orthogonal" else independent_directions
-        return draw_directions(count, key_dim, generator)
+        is_orthogonal = self.directions == "orthogonal"
+        draw = feature_map.orthogonal_directions if is_orthogonal else feature_map.independent_directions
+        return draw(count, key_dim, generator)
 
 
 @final
