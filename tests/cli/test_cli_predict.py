@@ -1,6 +1,8 @@
 """`predict`: texts, words and images labelled from the command line; what has no labels is refused."""
 
+import gzip
 import json
+import os
 import sys
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
@@ -13,8 +15,10 @@ from PIL import Image
 import manyformer as mf
 from conftest import Cli
 from manyformer.batches import ImageClassificationBatch
+from manyformer.errors import UserError
 from manyformer.evaluate import predict
 from manyformer.models import ImageClassifier
+from manyformer.tasks.classification import TEXTS_PER_BATCH
 from manyformer.train import silent, train
 
 TEXTS = ["red tan sun", "box", "oak oak oak"]
@@ -62,6 +66,34 @@ def test_more_texts_than_a_batch_holds_keep_their_order(labels_run: Path, tmp_pa
     assert [item.input.name for item in items] == texts
     labels = [item.prediction[0][0].label for item in items]
     assert labels == labels[:3] * 50
+
+
+@pytest.mark.timeout(60)
+def test_the_first_lines_are_answered_while_the_pipe_is_open(labels_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, encoding="utf-8") as pipe, os.fdopen(writer, "w", encoding="utf-8") as source:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        answers = predict(labels_run, "-", device="cpu")
+        source.write("red tan sun\n" * TEXTS_PER_BATCH)
+        source.flush()
+        first = [next(answers) for _ in range(TEXTS_PER_BATCH)]
+        source.write("box")
+        source.close()
+        (last,) = answers
+    assert [item.input.name for item in [first[0], last]] == ["red tan sun", "box"]
+    assert len({item.prediction for item in first}) == 1
+
+
+def test_standard_input_may_be_gzipped_but_not_empty(labels_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers(content: bytes) -> list[str]:
+        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(content)))
+        return [item.input.name for item in predict(labels_run, "-", device="cpu")]
+
+    assert answers(gzip.compress(b"red\nbox\n")) == answers(b"\xef\xbb\xbfred\r\nbox") == ["red", "box"]
+    with pytest.raises(UserError, match="nothing is piped in"):
+        answers(b"")
+    with pytest.raises(UserError, match="standard input, line 2: this is not UTF-8"):
+        answers(b"red\n\xff\n")
 
 
 def test_the_words_of_a_sentence_are_labelled_in_json(cli: Cli, trees_run: Path, tmp_path: Path) -> None:

@@ -14,6 +14,10 @@ class StandInTask(NamedTuple):
     name: str
     data_forms: dict[str, str]
 
+    @property
+    def metrics(self) -> dict[str, bool]:
+        return {"loss": True, "accuracy": False}
+
 
 def _lm(
     vocab: int = 256,

@@ -264,6 +264,13 @@ def test_a_recipe_learns_from_the_data_of_its_task() -> None:
     ]
 
 
+def test_checkpoints_are_ranked_by_a_metric_of_the_task() -> None:
+    assert load("lm", "evaluate.metric=accuracy").evaluate.metric == "accuracy"
+    assert refused("lm", "evaluate.metric=f1") == [
+        "--evaluate.metric f1: lm (language-model) is ranked by loss or accuracy, not by 'f1'"
+    ]
+
+
 def test_noam_needs_a_width() -> None:
     assert load("lm", "schedule.name=noam").warmup == 200
     assert refused("fourier", "schedule.name=noam") == [

@@ -26,8 +26,9 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 def test_a_task_of_ones_own_is_listed_trained_and_scored(process: Process) -> None:
     (listed,) = json.loads(process.manyformer("list", "--task", "text-regression", "--json"))
     assert listed["name"] == "text-regression"
-    process.manyformer("train", "text-regression", *SETTINGS, "depth=1")
+    process.manyformer("train", "text-regression", *SETTINGS, "depth=1", "evaluate.metric=mae")
     folder = process.cwd / "runs/text-regression"
+    assert "mae" in (folder / "metrics.jsonl").read_text()
     names = {plugin["name"] for plugin in json.loads((folder / "env.json").read_text())["plugins"]}
     assert names >= {"manyformer_text_regression.recipe", "manyformer_text_regression.data"}
     assert "kind: numbers" in (folder / "run.yaml").read_text()

@@ -1,15 +1,18 @@
 """Every task calls its models, makes batches for them, and judges them."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 import manyformer as mf
 from manyformer.check.tiny_models import tiny_keywords
+from manyformer.config import EvaluateConfig, PairsData, RunConfig
 from manyformer.errors import UserError
-from manyformer.models import Model
+from manyformer.models import BatchScore, Model
 from manyformer.tasks import TASKS, Inputs, ScoreSums, Task, ToyDraw, register, task_named, task_of_class
+from manyformer.train import train
 
 
 def tiny(recipe: str) -> Model:
@@ -95,6 +98,23 @@ def test_validation_is_the_mean_over_targets() -> None:
     scores = task_named("language-model").validation(ScoreSums(8 * math.log(2), 8, 2), None)
     assert scores == {"loss": math.log(2), "accuracy": 0.25, "perplexity": pytest.approx(2.0)}
     assert task_named("language-model").validation(ScoreSums(1e9, 1, 0), None)["perplexity"] == math.inf
+
+
+def test_sums_of_a_task_are_added_up() -> None:
+    scores = [BatchScore(*map(torch.tensor, (2.0, 3, 1)), others={"squares": torch.tensor(4.0)}) for _ in range(2)]
+    sums = ScoreSums().plus(scores[0]).plus(scores[1])
+    assert (sums.nats, sums.targets, sums.correct, sums.others) == (4.0, 6, 2, {"squares": 8.0})
+    assert sums.others["cubes"] == 0
+
+
+def test_a_run_made_by_hand_must_fit_its_recipe(tmp_path: Path) -> None:
+    run = RunConfig(recipe="bert", data=PairsData(), evaluate=EvaluateConfig(metric="f1"), out=str(tmp_path))
+    with pytest.raises(UserError) as caught:
+        train(run)
+    assert str(caught.value).splitlines() == [
+        "data.kind: bert (masked-lm) learns from text, not from pairs",
+        "evaluate.metric: bert (masked-lm) is ranked by loss or accuracy, not by 'f1'",
+    ]
 
 
 def test_unknown_and_repeated_names_are_refused() -> None:

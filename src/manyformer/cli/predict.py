@@ -46,7 +46,7 @@ def predict(
     model_folder(run)
     write_json = as_json or Path(file).suffix in (".jsonl", ".ndjson")
     for item in predict_labels(run, file, top=top, device=resolve_device(device)):
-        print(json.dumps(_record(item), ensure_ascii=False) if write_json else _text(item))
+        print(json.dumps(_record(item), ensure_ascii=False) if write_json else _text(item), flush=True)
 
 
 def _record(item: "PredictedInput") -> dict[str, Any]:

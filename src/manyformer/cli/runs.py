@@ -77,7 +77,10 @@ def copy_run(
 def run_schema() -> None:
     """Print the JSON Schema of run files, for completion and validation in editors."""
     from manyformer.config import json_schema
+    from manyformer.plugins import TASK_GROUP, import_entry_points
 
+    # kinds of data of installed packages
+    import_entry_points(TASK_GROUP)
     print_json(json_schema())
 
 

@@ -23,13 +23,17 @@ ImportFn = Callable[[Sequence[str], Path], tuple[str, ...]]
 
 
 class TaskProtocol(Protocol):
-    """What a run's file needs of the recipe's task: its name, and the kinds of data that it learns from."""
+    """What a run's file needs of the recipe's task: its name, the kinds of data that it learns from, its metrics."""
 
     @property
     def name(self) -> str: ...
     @property
     def data_forms(self) -> Mapping[str, str]:
         """The kinds of data, the default first, and the form in which each is read."""
+
+    @property
+    def metrics(self) -> Mapping[str, bool]:
+        """The metrics that may rank checkpoints."""
 
 
 class RecipeLookup(NamedTuple):
@@ -137,15 +141,30 @@ def _early_overrides(overrides: list[SettingOverride]) -> SettingLayer:
     return layer
 
 
+def describe_misfits(recipe: str, task: TaskProtocol, kind: str | None, metric: object) -> dict[str, str]:
+    """A message for each setting that the task does not have: the kind of data and the metric, None if unset."""
+    messages = {}
+    if kind not in (None, *task.data_forms):
+        messages["data.kind"] = f"{recipe} ({task.name}) learns from {' or '.join(task.data_forms)}, not from {kind}"
+    if isinstance(metric, str) and metric not in task.metrics:
+        message = f"{recipe} ({task.name}) is ranked by {' or '.join(task.metrics)}, not by '{metric}'"
+        messages["evaluate.metric"] = message
+    return messages
+
+
 def _check_recipe_fits(
     merged: SettingLayer, recipe: Any, signature: inspect.Signature | None, task: TaskProtocol | None
 ) -> list[SettingError]:
     """Errors of data and schedule that do not fit the recipe."""
     errors = []
-    data = selected_member("data", merged.data)
-    if task is not None and data is not None and (kind := tag_of(data, "kind")) not in task.data_forms:
-        message = f"{recipe} ({task.name}) learns from {' or '.join(task.data_forms)}, not from {kind}"
-        errors.append(SettingError(merged.location_of(("data", "kind")), "data.kind", message))
+    data, evaluate = selected_member("data", merged.data), merged.data.get("evaluate")
+    if task is not None:
+        kind = None if data is None else tag_of(data, "kind")
+        metric = evaluate.get("metric") if isinstance(evaluate, dict) else None
+        errors += [
+            SettingError(merged.location_of(tuple(key.split("."))), key, message)
+            for key, message in describe_misfits(recipe, task, kind, metric).items()
+        ]
     if selected_member("schedule", merged.data) is NoamSchedule and signature and "dim" not in signature.parameters:
         schedule = merged.data["schedule"]
         if schedule.get("width") is None:

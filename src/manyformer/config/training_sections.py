@@ -135,8 +135,8 @@ class EvaluateConfig(ConfigSection):
 
     every: PositiveInt | None = 200
     """Steps between evaluations; null means only at the end."""
-    metric: Literal["loss", "accuracy"] = "loss"
-    """The metric that ranks checkpoints and decides early stopping."""
+    metric: str = "loss"
+    """The metric of the task that ranks checkpoints and decides early stopping: `loss`, or usually also `accuracy`."""
     patience: PositiveInt | None = None
     """Early stopping: end after so many evaluations in a row without a better one; null means never."""
     batches: PositiveInt | None = None

@@ -26,7 +26,7 @@ from manyformer.data.saved_tokenizers import TokenizerPair, class_id
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.table_files import TableRow, is_jsonl
 from manyformer.data.table_kind import TableKind, examples_of_rows, training_rows
-from manyformer.data.text_files import STDIN, existing_path, read_lines, save_stdin
+from manyformer.data.text_files import STDIN, existing_path, read_lines, stdin_lines
 from manyformer.data.token_shards import ShardWriter, TokenShard
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
@@ -93,8 +93,9 @@ def _read_texts(data: LabelsData, path: str, request: OpenRequest) -> Iterator[s
     if is_hub_dataset(path) or is_jsonl(Path(path)):
         column = data.text if isinstance(data.text, str) else "text"
         return (row.cells[0] for row in open_table(path, (column,), ("text",), request.cache).rows())
-    file = save_stdin(request.cache / "stdin.txt") if path == STDIN else existing_path(path)
-    return (line.text for line in read_lines(file))
+    if path == STDIN:
+        return stdin_lines(request.cache / "stdin.txt")
+    return (line.text for line in read_lines(existing_path(path)))
 
 
 LABELS = register(LabelsKind().data_kind(unlabelled=unlabelled_texts))

@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
@@ -18,6 +19,7 @@ from manyformer.errors import UserError
 CHUNK_BYTES = 1 << 20
 STDIN = "-"
 _GZIP = b"\x1f\x8b"
+_NO_INPUT = "- means standard input, but nothing is piped in; use for instance `cat FILE | manyformer ...`"
 _NAMES = (
     "txt text md rst tex org html xml json jsonl ndjson csv tsv yaml toml py pyi c h cc cpp hpp cs java js ts go rs rb "
     "pl php sh sql swift kt scala hs ml lisp scm el lua jl r m css"
@@ -66,12 +68,31 @@ def folder_files(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: path.relative_to(folder).parts)
 
 
+def stdin_lines(copy: Path) -> Iterator[str]:
+    """The lines of standard input as they arrive; gzipped input is read as a whole, through the file `copy`.
+
+    Raises UserError if there is no input, and for a line that is not UTF-8.
+    """
+    first_line = b"" if _no_stdin() else sys.stdin.buffer.readline()
+    if not first_line:
+        raise UserError(_NO_INPUT)
+    if first_line.startswith(_GZIP):
+        copy.write_bytes(first_line + sys.stdin.buffer.read())
+        yield from (line.text for line in read_lines(copy))
+        return
+    for number, line in enumerate(chain([first_line.removeprefix(codecs.BOM_UTF8)], sys.stdin.buffer), 1):
+        try:
+            yield line.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise UserError(f"standard input, line {number}: this is not UTF-8 ({error.reason})") from None
+
+
 def save_stdin(copy: Path) -> Path:
     """Copy standard input to the file `copy`, since it can be read only once; without input, reuse an earlier copy.
 
     Raises UserError if there is neither input nor a copy, and if the input differs from an existing copy.
     """
-    no_input = sys.stdin is None or sys.stdin.isatty()
+    no_input = _no_stdin()
     draft = copy.with_name(f"{copy.name}.{os.getpid()}.new")
     with atomic_write(draft) as file:
         while not no_input and (chunk := sys.stdin.buffer.read(CHUNK_BYTES)):
@@ -82,14 +103,16 @@ def save_stdin(copy: Path) -> Path:
                 f"standard input differs from the text that this run started with (saved in {copy}); start a new run"
             )
         if not draft.stat().st_size and not copy.exists():
-            raise UserError(
-                "- means standard input, but nothing is piped in; use for instance `cat FILE | manyformer ...`"
-            )
+            raise UserError(_NO_INPUT)
         if not copy.exists():
             draft.replace(copy)
     finally:
         draft.unlink(missing_ok=True)
     return copy
+
+
+def _no_stdin() -> bool:
+    return sys.stdin is None or sys.stdin.isatty()
 
 
 @contextmanager

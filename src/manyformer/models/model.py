@@ -1,7 +1,9 @@
 """The base class of all models: specification, loss, score, saving."""
 
 from abc import ABC
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import torch
@@ -45,13 +47,15 @@ class BatchLoss(NamedTuple):
 class BatchScore(NamedTuple):
     """The negative log-likelihood of all targets in nats without smoothing, their number, and how many were top-1.
 
-    `state` is the model's state after the batch if it was given a state before it.
+    `state` is the model's state after the batch if it was given a state before it. `others` are further sums over the
+    targets by name, the same names for every batch, which the task makes scores of.
     """
 
     nll: Tensor
     targets: Tensor
     correct: Tensor
     state: State = None
+    others: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class ModelSpec(NamedTuple):

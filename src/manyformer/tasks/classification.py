@@ -3,16 +3,15 @@
 import math
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import final
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from manyformer.batches import ClassificationBatch
 from manyformer.models import TextClassifier
 from manyformer.tasks.encoder_task import EncoderTask
-from manyformer.tasks.label_scores import ROW_LABEL_SCORES, encode_rows, label_names, ranked_labels, row_label_scores
+from manyformer.tasks.label_scores import RowLabelTask, encode_rows, label_names, ranked_labels, row_label_scores
 from manyformer.tasks.task import (
     EncodedText,
     EvaluationRequest,
@@ -29,7 +28,7 @@ TEXTS_PER_BATCH = 64
 
 
 @final
-class Classification(EncoderTask[TextClassifier]):
+class Classification(RowLabelTask[TextClassifier], EncoderTask[TextClassifier]):
     """Assigns one label to each text."""
 
     name = "classification"
@@ -43,15 +42,10 @@ class Classification(EncoderTask[TextClassifier]):
         "packing": "a row has one label, so it holds one document",
         "per_token": "a row has one label, tokens have none",
     }
-    score_kinds = ROW_LABEL_SCORES
-    per_token = False
-    command = "predict"
+    argument = "FILE"
 
     def batch(self, model: TextClassifier, inputs: Inputs, targets: Tensor) -> ClassificationBatch:
         return ClassificationBatch(inputs.tokens, targets, inputs.segments)
-
-    def random_targets(self, model: TextClassifier, inputs: Inputs, generator: Generator) -> Tensor:
-        return torch.zeros_like(inputs.tokens[:, 0])
 
     def toy(self, model: TextClassifier, draw: ToyDraw) -> Toy:
         """Rows of eight tokens with one 5 and one 6; the label is whether the 5 comes first."""
@@ -83,9 +77,6 @@ class Classification(EncoderTask[TextClassifier]):
             tokens, segments = encode_rows(chunk, request.tokenizers.source, request.row_length, model.device)
             for labels in ranked_labels(model(tokens, segments).logits, names, request.top):
                 yield (labels,)
-
-    def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
-        return (f"manyformer predict {run} FILE",)
 
     def text_passes(self, model: TextClassifier, text: EncodedText) -> list[TextPass]:
         return [text_pass(self, model, [text.tokenizer.bos, *text.ids, text.tokenizer.eos], text)]

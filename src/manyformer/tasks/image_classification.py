@@ -2,23 +2,22 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, final
 
 import torch
 from jaxtyping import Int, UInt8
-from torch import Generator, Tensor
+from torch import Tensor
 
 from manyformer.batches import ImageClassificationBatch, to_device
 from manyformer.models import ImageClassifier
 from manyformer.tasks.label_scores import (
-    ROW_LABEL_SCORES,
+    RowLabelTask,
     label_names,
     labels_of_batches,
     ranked_labels,
     row_label_scores,
 )
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Prediction, PredictionRequest, Task
+from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Prediction, PredictionRequest
 from manyformer.tasks.toy import ROWS, Toy, ToyDraw
 
 BRIGHTNESS_LEVELS = 256
@@ -26,7 +25,7 @@ BRIGHTNESS_LEVELS = 256
 
 
 @final
-class ImageClassification(Task[ImageClassifier]):
+class ImageClassification(RowLabelTask[ImageClassifier]):
     """Assigns one label to each image; tokens are the values of its pixels, row by row."""
 
     name = "image-classification"
@@ -41,9 +40,7 @@ class ImageClassification(Task[ImageClassifier]):
         "packing": "an image is not part of a row",
         "per_token": "an image has one label, its patches have none",
     }
-    score_kinds = ROW_LABEL_SCORES
-    per_token = False
-    command = "predict"
+    argument = "IMAGES"
 
     def token_ids(self, model: ImageClassifier) -> int:
         return BRIGHTNESS_LEVELS
@@ -61,9 +58,6 @@ class ImageClassification(Task[ImageClassifier]):
 
     def batch(self, model: ImageClassifier, inputs: Inputs, targets: Tensor) -> ImageClassificationBatch:
         return ImageClassificationBatch(_images(model, inputs.tokens), targets)
-
-    def random_targets(self, model: ImageClassifier, inputs: Inputs, generator: Generator) -> Tensor:
-        return torch.zeros_like(inputs.tokens[:, 0])
 
     def toy(self, model: ImageClassifier, draw: ToyDraw) -> Toy:
         """Gray images with one dark and one bright patch; the label is whether the dark one comes first."""
@@ -95,9 +89,6 @@ class ImageClassification(Task[ImageClassifier]):
             logits = request.model(moved.pixels).logits
             for labels in ranked_labels(logits, label_names(request.tokenizers), request.top):
                 yield (labels,)
-
-    def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
-        return (f"manyformer predict {run} IMAGES",)
 
 
 def _images(model: ImageClassifier, tokens: Int[Tensor, "b l"]) -> UInt8[Tensor, "b height width channels"]:

@@ -1,7 +1,6 @@
 """The task of generating images one value after another."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import final
 
 from manyformer.models import LanguageModel
@@ -30,9 +29,6 @@ class ImageGeneration(CausalTask):
         sums = likelihood(request)
         scores = [bits_per_dimension(sums.nats, sums.targets), *token_scores(sums)]
         return EvaluationResult(scores, f"{sums.targets:,} values of images")
-
-    def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
-        return (f"manyformer generate {run}",)
 
 
 IMAGE_GENERATION = ImageGeneration()

@@ -1,20 +1,28 @@
 """Scores of predicted labels, for all tasks that have labels."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Generator, Tensor
 
 from manyformer.batches import Batch, to_device
 from manyformer.core import PADDING_SEGMENT
 from manyformer.errors import UserError
 from manyformer.scores import ScoreKind, ScoreRecord, accuracy, f1
-from manyformer.tasks.task import EvaluationRequest, LabelProbability, TaskTokenizers, TextTokenizer
+from manyformer.tasks.task import EvaluationRequest, Inputs, LabelProbability, M, Task, TaskTokenizers, TextTokenizer
 
-ROW_LABEL_SCORES = {"macro_f1": ScoreKind("%"), "micro_f1": ScoreKind("%")}
-"""The kinds of the scores of `row_label_scores`."""
+
+class RowLabelTask(Task[M]):
+    """Assigns one label to each row."""
+
+    score_kinds: Mapping[str, ScoreKind] = {"macro_f1": ScoreKind("%"), "micro_f1": ScoreKind("%")}
+    per_token = False
+    command = "predict"
+
+    def random_targets(self, model: M, inputs: Inputs, generator: Generator) -> Int[Tensor, " b"]:
+        return torch.zeros_like(inputs.tokens[:, 0])
 
 
 def label_names(tokenizers: TaskTokenizers) -> tuple[str, ...]:

@@ -11,14 +11,12 @@ from manyformer.tasks.task import EvaluationRequest, ScoreSums
 def likelihood(request: EvaluationRequest[Any], *, final_progress: float = 1.0) -> ScoreSums:
     """The sums over all batches, with a carried state where the model has one and the rows continue."""
     assert request.batches is not None
-    model, sums = request.model, ScoreSums(0.0, 0, 0)
+    model, sums = request.model, ScoreSums()
     carried = CarriedState(model, rows_continue=request.batches.rows_continue)
     for number, batch in enumerate(request.batches, 1):
         scored = model.score(to_device(batch, model.device), state=carried.state_for(batch))
         carried.update(scored)
-        sums = ScoreSums(
-            sums.nats + float(scored.nll), sums.targets + int(scored.targets), sums.correct + int(scored.correct)
-        )
+        sums = sums.plus(scored)
         request.on_progress(final_progress * number / len(request.batches))
     return sums
 

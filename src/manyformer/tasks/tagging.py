@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -29,6 +28,7 @@ class Tagging(EncoderTask[Tagger]):
     model = Tagger
     data_forms: Mapping[str, str] = {"trees": "tagged"}
     command = "predict"
+    argument = "FILE.conllu"
     score_kinds: Mapping[str, ScoreKind] = {"macro_f1": ScoreKind("%")}
 
     def arguments(self, model: Tagger, inputs: Inputs) -> tuple[Any, ...]:
@@ -67,9 +67,6 @@ class Tagging(EncoderTask[Tagger]):
             logits = request.model(moved.tokens, moved.segments, moved.trees).logits
             for row, is_word in zip(logits, moved.targets != IGNORE_INDEX):
                 yield tuple(ranked_labels(row[is_word], names, request.top))
-
-    def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
-        return (f"manyformer predict {run} FILE.conllu",)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing_extensions import TypeVar
 from manyformer.batches import Batch, TextUnits
 from manyformer.core import State, WatchFn, no_watch
 from manyformer.errors import UserError
-from manyformer.models import Model, ModelOutput
+from manyformer.models import BatchScore, Model, ModelOutput
 from manyformer.scores import ScoreKind, ScoreRecord
 from manyformer.tasks.toy import Toy, ToyDraw
 
@@ -144,12 +145,24 @@ Prediction = tuple[tuple[LabelProbability, ...], ...]
 
 @dataclass(frozen=True)
 class ScoreSums:
-    """Sums over all targets: nats, the number of targets, and how many were top-1; `others` are sums of the task's."""
+    """Sums over all targets: nats, the number of targets, and how many were top-1.
 
-    nats: float
-    targets: int
-    correct: int
-    others: Mapping[str, float] = field(default_factory=dict)
+    `others` are the sums of `BatchScore.others`, 0 for a name without any.
+    """
+
+    nats: float = 0.0
+    targets: int = 0
+    correct: int = 0
+    others: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def plus(self, score: BatchScore) -> "ScoreSums":
+        """The sums with those of another batch."""
+        others = self.others.copy()
+        for name, value in score.others.items():
+            others[name] += float(value)
+        return ScoreSums(
+            self.nats + float(score.nll), self.targets + int(score.targets), self.correct + int(score.correct), others
+        )
 
 
 class EncodedText(NamedTuple):
@@ -188,7 +201,7 @@ class Task(ABC, Generic[M]):
     are the scores of `evaluate` beyond the likelihood. `metrics` may rank checkpoints; True means lower is better.
     `measured_anyway` are contracts that are measured though they are not promised. The logits are (b, l, v) if
     `per_token`, else (b, v). `generates` is what the models generate, if anything, and `command` uses a
-    trained one.
+    trained one, with an `argument` such as FILE.
     """
 
     name: str
@@ -203,6 +216,7 @@ class Task(ABC, Generic[M]):
     takes_source: bool = False
     generates: Literal["continuation", "answer", "images"] | None = None
     command: Literal["generate", "translate", "predict", "evaluate"] = "evaluate"
+    argument: str = ""
 
     @abstractmethod
     def token_ids(self, model: M) -> int:
@@ -269,7 +283,7 @@ class Task(ABC, Generic[M]):
 
     def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
         """Commands that use the model trained in the folder `run` on `data`, a run's data section."""
-        return ()
+        return () if self.command == "evaluate" else (f"manyformer {self.command} {run} {self.argument}".rstrip(),)
 
     def variant(self, data_kind: str) -> "Task[M]":
         """The task that a model of this task has on another kind of data."""

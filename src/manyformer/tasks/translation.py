@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -37,6 +36,7 @@ class Translation(Task[EncoderDecoder]):
     takes_source = True
     generates = "answer"
     command = "translate"
+    argument = '"TEXT"'
 
     def token_ids(self, model: EncoderDecoder) -> int:
         return min(model.embed_source.vocab, model.embed_target.vocab)
@@ -119,9 +119,6 @@ class Translation(Task[EncoderDecoder]):
                 source_length=source_length,
             ),
         ]
-
-    def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
-        return (f'manyformer translate {run} "TEXT"',)
 
 
 TRANSLATION = Translation()

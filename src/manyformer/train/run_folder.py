@@ -17,6 +17,7 @@ from manyformer.config import (
     ImportFn,
     RecipeLookup,
     RunConfig,
+    describe_misfits,
     differences,
     dump_run,
     load_run,
@@ -97,6 +98,9 @@ def as_training_run(target: RunConfig | str | Path, overrides: Sequence[str] | M
             )
         imports = import_for_run(target.imports)
         run = target.model_copy(update={"imports": imports, "out": target.out or f"runs/{target.recipe}"})
+        misfits = describe_misfits(run.recipe, get_recipe(run.recipe).card.task, run.data.kind, run.evaluate.metric)
+        if misfits:
+            raise UserErrors(f"{key}: {message}" for key, message in misfits.items())
     else:
         run = _load(target, overrides, import_for_run)
     # a module that the caller has imported is recorded for the processes of the run

@@ -1,6 +1,7 @@
 """Scoring of the validation data during training."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from manyformer.batches import Batch
@@ -32,17 +33,17 @@ class Validator:
 
     def __call__(self, stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         """The scores of the current weights; None if `stop` ended the pass early."""
-        nats, targets, correct = 0.0, 0.0, 0.0
+        sums = ScoreSums()
         score = self._scorer(rows_continue=self._batches.rows_continue)
         for batch in self._select_batches():
             if stop():
                 return None
-            batch_score = score(batch)
-            nats += float(batch_score.nll)
-            targets += int(batch_score.targets)
-            correct += int(batch_score.correct)
-        nats, targets, correct = self._process_group.sum_numbers([nats, targets, correct])
-        return self._task.validation(ScoreSums(nats, int(targets), int(correct)), self._units)
+            sums = sums.plus(score(batch))
+        names = sorted(sums.others)
+        local_sums = [sums.nats, sums.targets, sums.correct, *(sums.others[name] for name in names)]
+        nats, targets, correct, *others = self._process_group.sum_numbers(local_sums)
+        total = ScoreSums(nats, int(targets), int(correct), defaultdict(float, zip(names, others)))
+        return self._task.validation(total, self._units)
 
     def _select_batches(self) -> Iterator[Batch]:
         """The configured number of batches, spread evenly because held-out sequences are sorted by length.
@@ -58,7 +59,7 @@ class Validator:
 
     def score_names(self) -> list[str]:
         """The names of the scores, in the order of the task."""
-        return list(self._task.validation(ScoreSums(0.0, 1, 0), self._units))
+        return list(self._task.validation(ScoreSums(targets=1), self._units))
 
     @property
     def metric(self) -> str:

@@ -42,7 +42,8 @@ class TextRegressor(EncoderModel[RegressionBatch]):
 
     def score(self, batch: RegressionBatch, *, state: State = None) -> BatchScore:
         errors = squared_errors(self(batch.tokens, batch.segments).logits, batch.numbers)
-        return BatchScore(errors.sum(), torch.tensor(batch.target_count()), torch.tensor(0))
+        sums = {"absolute_error": errors.sqrt().sum()}
+        return BatchScore(errors.sum(), torch.tensor(batch.target_count()), torch.tensor(0), others=sums)
 
     def _pool(self, tokens: Tensor, segments: Tensor | None, watch: WatchFn) -> LayerOutput:
         positions = self._token_positions(tokens, segments)

@@ -31,7 +31,7 @@ class TextRegression(EncoderTask[TextRegressor]):
         "loss": "its loss is a squared error, not a likelihood",
     }
     score_kinds: Mapping[str, ScoreKind] = {"rmse": ScoreKind("", lower_is_better=True, digits=4)}
-    metrics: Mapping[str, bool] = {"loss": True}
+    metrics: Mapping[str, bool] = {"loss": True, "mae": True}
     per_token = False
 
     def batch(self, model: TextRegressor, inputs: Inputs, targets: Tensor) -> RegressionBatch:
@@ -47,9 +47,9 @@ class TextRegression(EncoderTask[TextRegressor]):
         return Toy(RegressionBatch(tokens, numbers), float(numbers.var(unbiased=False)))
 
     def validation(self, sums: ScoreSums, units: TextUnits | None) -> dict[str, float]:
-        """The mean squared error, which is the loss, and its root."""
-        loss = sums.nats / max(1, sums.targets)
-        return {"loss": loss, "rmse": math.sqrt(loss)}
+        """The mean squared error, which is the loss, its root, and the mean absolute error."""
+        loss, mae = (total / max(1, sums.targets) for total in (sums.nats, sums.others["absolute_error"]))
+        return {"loss": loss, "rmse": math.sqrt(loss), "mae": mae}
 
     def evaluate(self, request: EvaluationRequest[TextRegressor]) -> EvaluationResult:
         """The root of the mean squared error."""
