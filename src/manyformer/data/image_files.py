@@ -19,8 +19,7 @@ from manyformer.data.image_reading import (
     files_stamp,
     pillow,
 )
-from manyformer.data.text_files import content_suffix, existing_path, open_bytes
-from manyformer.data.text_sources import file_stamp
+from manyformer.data.text_files import content_suffix, existing_path, file_stamp, open_bytes
 from manyformer.errors import UserError
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".pbm", ".tif", ".tiff"})
@@ -35,11 +34,15 @@ def open_image_files(path: str) -> ImageCollection:
     resolved = existing_path(path)
     if resolved.is_dir():
         idx_files = _idx_files(resolved)
-        return IdxImages(resolved, idx_files) if idx_files else FolderImages(resolved)
+        return (
+            IdxImages(resolved, idx_files)
+            if idx_files
+            else FolderImages(str(resolved), resolved, _image_files(resolved))
+        )
     if content_suffix(resolved) == ".npz":
         return NpzImages(resolved)
     if resolved.suffix.lower() in IMAGE_SUFFIXES:
-        return SingleImage(resolved)
+        return FolderImages(str(resolved), resolved.parent, {"": [resolved]})
     if "ubyte" in resolved.name or "idx" in resolved.name:
         return IdxImages(resolved, {"": resolved})
     raise UserError(
@@ -155,24 +158,10 @@ class IdxImages(_ArrayImages):
 
 @final
 class FolderImages(ImageCollection):
-    """Image files in a folder per label, optionally inside folders train, valid and test."""
+    """Image files in the folder `root`, in a folder per label, optionally inside folders train, valid and test."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self.name = path, str(path)
-
-    @cached_property
-    def _files(self) -> dict[ImagePart, list[Path]]:
-        files: dict[ImagePart, list[Path]] = {}
-        for file in sorted(self._path.rglob("*")):
-            parts = file.relative_to(self._path).parts
-            if file.suffix.lower() in IMAGE_SUFFIXES and not any(name.startswith(".") for name in parts):
-                part = SPLIT_NAMES.get(parts[0].lower(), "") if len(parts) > 1 else ""
-                files.setdefault(part, []).append(file)
-        if not files:
-            raise UserError(
-                f"{self._path}: this folder has no images (searched for {' '.join(sorted(IMAGE_SUFFIXES))})"
-            )
-        return files
+    def __init__(self, name: str, root: Path, files: dict[ImagePart, list[Path]]) -> None:
+        self.name, self._root, self._files = name, root, files
 
     def parts(self) -> list[ImagePart]:
         return list(self._files)
@@ -186,30 +175,11 @@ class FolderImages(ImageCollection):
             yield ImageRecord(_read_image(file), self._label_of(file, part), str(file))
 
     def stamp(self) -> list[str | int]:
-        return files_stamp(self._path, [file for files in self._files.values() for file in files])
+        return files_stamp(self._root, [file for files in self._files.values() for file in files])
 
     def _label_of(self, file: Path, part: ImagePart) -> str | None:
-        folders = file.relative_to(self._path).parts[1 if part else 0 : -1]
+        folders = file.relative_to(self._root).parts[1 if part else 0 : -1]
         return folders[-1] if folders else None
-
-
-class SingleImage(ImageCollection):
-    """One image file without a label."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self.name = path, str(path)
-
-    def parts(self) -> list[ImagePart]:
-        return [""]
-
-    def labels(self, part: ImagePart) -> set[str]:
-        return set()
-
-    def images(self, part: ImagePart) -> Iterator[ImageRecord]:
-        yield ImageRecord(_read_image(self._path), None, self.name)
-
-    def stamp(self) -> list[str | int]:
-        return files_stamp(self._path.parent, [self._path])
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
@@ -232,6 +202,19 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
             f"{len(content) - header_size:,}"
         )
     return np.frombuffer(content, dtype=np.uint8, offset=header_size).reshape(shape)
+
+
+def _image_files(folder: Path) -> dict[ImagePart, list[Path]]:
+    """The image files under a folder, by the split that its subfolder names. Raises UserError if there are none."""
+    files: dict[ImagePart, list[Path]] = {}
+    for file in sorted(folder.rglob("*")):
+        parts = file.relative_to(folder).parts
+        if file.suffix.lower() in IMAGE_SUFFIXES and not any(name.startswith(".") for name in parts):
+            part = SPLIT_NAMES.get(parts[0].lower(), "") if len(parts) > 1 else ""
+            files.setdefault(part, []).append(file)
+    if not files:
+        raise UserError(f"{folder}: this folder has no images (searched for {' '.join(sorted(IMAGE_SUFFIXES))})")
+    return files
 
 
 def _idx_files(folder: Path) -> dict[ImagePart, Path]:

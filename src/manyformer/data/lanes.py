@@ -4,27 +4,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.data.row_layouts import RowArrangement, RowLayout, TextRows
+from manyformer.data.row_layouts import RowArrangement, StreamLayout, TextRows
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.type_aliases import IntArray
 
 
-class LaneLayout(RowLayout):
+class LaneLayout(StreamLayout):
     """The concatenated documents in `rows` equal lanes, each batch with the next `length` tokens of every lane.
 
-    In training the stream is circular with a random start in each epoch. Segment ids number the documents across all
-    epochs and increase in each lane, so that no document attends to another.
+    Segment ids number the documents across all epochs and increase in each lane, so that no document attends to
+    another.
     """
 
     def __init__(self, shard: TokenShard, length: int, rows: int, *, shifted: bool) -> None:
-        self._shard, self._length, self._rows, self._shifted = shard, length, rows, shifted
+        super().__init__(shard, length, shifted=shifted)
+        self._rows = rows
 
-    def arrange(self, random: np.random.Generator | None, epoch: int = 0) -> "LaneArrangement":
-        count = len(self._shard.tokens)
-        if random is not None:
-            return LaneArrangement(self._shard, int(random.integers(count)), count, self._length, self._rows, epoch)
-        return LaneArrangement(self._shard, 0, count - self._shifted, self._length, self._rows, epoch)
+    def _arrange_stream(self, start: int, targets: int, epoch: int) -> "LaneArrangement":
+        return LaneArrangement(self._shard, start, targets, self._length, self._rows, epoch)
 
 
 class LaneArrangement(RowArrangement):

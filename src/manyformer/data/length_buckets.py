@@ -57,27 +57,22 @@ class LengthBuckets(EpochPlan):
 
     def epoch(self, seed: int, number: int) -> "BucketEpoch":
         random = random_generator(seed, number)
-        indices = random.permutation(self.indices)
-        bounds, indices = self._sort_and_split(indices)
-        return BucketEpoch(self.examples, indices, bounds, random.permutation(len(bounds) - 1))
+        return BucketEpoch(self.examples, random.permutation(self.indices), self._budget, random)
 
     def fixed_epoch(self) -> "BucketEpoch":
         """The fixed epoch of held-out data, shuffled so that its first batches represent all of them."""
-        bounds, indices = self._sort_and_split(self.indices)
-        return BucketEpoch(self.examples, indices, bounds, random_generator(FIXED_SEED).permutation(len(bounds) - 1))
-
-    def _sort_and_split(self, indices: IntArray) -> tuple[IntArray, IntArray]:
-        # a stable sort, which preserves the shuffled order of equal lengths
-        lengths = self.examples.lengths[indices]
-        indices = indices[np.lexsort((self.examples.tie_breakers[indices], lengths))]
-        return bucket_bounds(self.examples.lengths[indices], self._budget), indices
+        return BucketEpoch(self.examples, self.indices, self._budget, random_generator(FIXED_SEED))
 
 
 class BucketEpoch(Epoch):
-    """An epoch of buckets: batch i has the examples of bucket `order[i]`, between two of the `bounds`."""
+    """An epoch of buckets of examples of similar length, in an order drawn from `random`."""
 
-    def __init__(self, examples: SequenceDataset, indices: IntArray, bounds: IntArray, order: IntArray) -> None:
-        self._examples, self._indices, self._bounds, self._order = examples, indices, bounds, order
+    def __init__(self, examples: SequenceDataset, indices: IntArray, budget: int, random: np.random.Generator) -> None:
+        self._examples = examples
+        # a stable sort, which preserves the shuffled order of equal lengths
+        self._indices = indices[np.lexsort((examples.tie_breakers[indices], examples.lengths[indices]))]
+        self._bounds = bucket_bounds(examples.lengths[self._indices], budget)
+        self._order = random.permutation(len(self._bounds) - 1)
 
     def __len__(self) -> int:
         return len(self._order)

@@ -1,84 +1,34 @@
 """Tables of pairs and labelled texts as rows of two cells."""
 
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache as cache_result
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 from manyformer.data.hub import HubDataset, is_hub_dataset
 from manyformer.data.normalization import NormalizationPair, generate_pairs
 from manyformer.data.splits import DataSource
 from manyformer.data.table_files import ColumnKey, TableRow, is_jsonl, read_parallel, read_rows
-from manyformer.data.text_files import STDIN, existing_path, save_stdin
-from manyformer.data.text_sources import file_stamp
+from manyformer.data.text_files import STDIN, existing_path, file_stamp, save_stdin
 from manyformer.errors import UserError
 
 NORMALIZATION_CORPUS = "normalization"
+_NORMALIZATION_NAME = "generated dates, amounts and numbers in 25 languages, to plain form"
 
 
 class RowTable(DataSource):
-    """A table of rows."""
+    """A table of rows; `read` streams all of them in order."""
 
-    @abstractmethod
+    def __init__(self, name: str, read: Callable[[], Iterator[TableRow]], stamp: list[str | int]) -> None:
+        self.name, self._read, self._stamp = name, read, stamp
+
     def rows(self) -> Iterator[TableRow]:
         """Stream all rows in order."""
-
-
-class FileTable(RowTable):
-    """A table from a TSV or JSONL file."""
-
-    def __init__(self, path: Path, columns: Sequence[ColumnKey]) -> None:
-        self._path, self._columns, self.name = path, columns, str(path)
-
-    def rows(self) -> Iterator[TableRow]:
-        return read_rows(self._path, self._columns)
+        return self._read()
 
     def stamp(self) -> list[str | int]:
-        return [*file_stamp(self._path), *self._columns]
-
-
-class ParallelTable(RowTable):
-    """A table from two files with corresponding lines."""
-
-    def __init__(self, first: Path, second: Path) -> None:
-        self._first, self._second, self.name = first, second, f"{first} and {second}"
-
-    def rows(self) -> Iterator[TableRow]:
-        return read_parallel(self._first, self._second)
-
-    def stamp(self) -> list[str | int]:
-        return [*file_stamp(self._first), *file_stamp(self._second)]
-
-
-class HubTable(RowTable):
-    """A table from a Hugging Face data set."""
-
-    def __init__(self, path: str, columns: Sequence[ColumnKey]) -> None:
-        self._dataset, self._columns, self.name = HubDataset(path), columns, path
-
-    def rows(self) -> Iterator[TableRow]:
-        return self._dataset.rows(self._columns)
-
-    def stamp(self) -> list[str | int]:
-        return [self.name, self._dataset.fingerprint, *self._columns]
-
-
-class GeneratedTable(RowTable):
-    """The default corpus of pairs, generated on first use."""
-
-    name = "generated dates, amounts and numbers in 25 languages, to plain form"
-
-    @cached_property
-    def _pairs(self) -> list[NormalizationPair]:
-        return generate_pairs()
-
-    def rows(self) -> Iterator[TableRow]:
-        return (TableRow(tuple(pair), f"pair {number}") for number, pair in enumerate(self._pairs))
-
-    def stamp(self) -> list[str | int]:
-        from importlib.metadata import version
-
-        return [NORMALIZATION_CORPUS, version("babel"), version("unicode-rbnf")]
+        return self._stamp
 
 
 def open_table(
@@ -91,14 +41,24 @@ def open_table(
     named_columns = [name if column is None else column for column, name in zip(columns, names, strict=True)]
     numbered_columns = [number if column is None else column for number, column in enumerate(columns)]
     if not isinstance(path, str):
-        return ParallelTable(existing_path(path[0]), existing_path(path[1]))
+        first, second = (existing_path(side) for side in path)
+        stamp = [*file_stamp(first), *file_stamp(second)]
+        return RowTable(f"{first} and {second}", partial(read_parallel, first, second), stamp)
     if path == NORMALIZATION_CORPUS:
-        return GeneratedTable()
+        stamp = [NORMALIZATION_CORPUS, version("babel"), version("unicode-rbnf")]
+        # generated when they are first read
+        return RowTable(_NORMALIZATION_NAME, partial(_normalization_rows, cache_result(generate_pairs)), stamp)
     if is_hub_dataset(path):
-        return HubTable(path, named_columns)
+        dataset = HubDataset(path)
+        return RowTable(path, partial(dataset.rows, named_columns), [path, dataset.fingerprint, *named_columns])
     resolved = save_stdin(cache / "stdin.txt") if path == STDIN else existing_path(path)
     if resolved.is_dir():
         raise UserError(
             f"{resolved}: this is a folder; give a TSV or JSONL file, or hf:{resolved} for a Hugging Face data set"
         )
-    return FileTable(resolved, named_columns if is_jsonl(resolved) else numbered_columns)
+    file_columns = named_columns if is_jsonl(resolved) else numbered_columns
+    return RowTable(str(resolved), partial(read_rows, resolved, file_columns), [*file_stamp(resolved), *file_columns])
+
+
+def _normalization_rows(pairs: Callable[[], list[NormalizationPair]]) -> Iterator[TableRow]:
+    return (TableRow(tuple(pair), f"pair {number}") for number, pair in enumerate(pairs()))

@@ -52,23 +52,35 @@ class RowLayout(ABC):
         """The rows of epoch number `epoch`; with `random` None the fixed rows of held-out text."""
 
 
-class WindowLayout(RowLayout):
-    """Consecutive windows of `length` tokens over the concatenated documents, with a random start in each epoch.
+class StreamLayout(RowLayout):
+    """A layout of the concatenated documents of a shard.
 
-    In training the token stream is circular, so that every token is a target whatever the start. The last window
-    overlaps the previous one to have full length, and its repeated targets are ignored.
+    In training the stream is circular with a random start in each epoch, so that every token is a target.
     """
 
     def __init__(self, shard: TokenShard, length: int, *, shifted: bool) -> None:
-        self._tokens, self._shifted = shard.tokens, shifted
-        self.length = length
+        self._shard, self._length, self._shifted = shard, length, shifted
 
-    def arrange(self, random: np.random.Generator | None, epoch: int = 0) -> "WindowArrangement":
-        count = len(self._tokens)
+    def arrange(self, random: np.random.Generator | None, epoch: int = 0) -> RowArrangement:
+        count = len(self._shard.tokens)
         if random is not None:
-            return WindowArrangement(self._tokens, int(random.integers(count)), count, self.length)
+            return self._arrange_stream(int(random.integers(count)), count, epoch)
         # Without wrap-around, the first token has no preceding token to be predicted from.
-        return WindowArrangement(self._tokens, 0, count - self._shifted, self.length)
+        return self._arrange_stream(0, count - self._shifted, epoch)
+
+    @abstractmethod
+    def _arrange_stream(self, start: int, targets: int, epoch: int) -> RowArrangement:
+        """The rows over `targets` targets, the first of which follows the token at `start`."""
+
+
+class WindowLayout(StreamLayout):
+    """Consecutive windows of `length` tokens over the concatenated documents.
+
+    The last window overlaps the previous one to have full length, and its repeated targets are ignored.
+    """
+
+    def _arrange_stream(self, start: int, targets: int, epoch: int) -> "WindowArrangement":
+        return WindowArrangement(self._shard.tokens, start, targets, self._length)
 
 
 class WindowArrangement(RowArrangement):

@@ -11,7 +11,6 @@ from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, random_generato
 from manyformer.data.masking import mask_tokens
 from manyformer.data.neighbour_tables import NeighbourTable
 from manyformer.data.row_layouts import RowArrangement, RowLayout, TextRows
-from manyformer.type_aliases import IntArray
 
 # Distinguishes the random stream of masking from that of the row order.
 _MASKING_SEED = 80_10_10
@@ -66,51 +65,35 @@ class TextPlan(EpochPlan):
         fingerprint: str,
         neighbours: NeighbourTable | None = None,
     ) -> None:
-        self._layout, self._rows, self._batch_maker, self._neighbours = layout, rows, batch_maker, neighbours
+        self._layout, self.rows, self.batch_maker, self.neighbours = layout, rows, batch_maker, neighbours
         self.fingerprint = f"{fingerprint}-{batch_maker.name}-{rows}" + (f"-{neighbours.origin}" if neighbours else "")
 
     def epoch(self, seed: int, number: int) -> "TextEpoch":
         random = random_generator(seed, number)
-        arrangement = self._layout.arrange(random, number)
-        order = _row_order(arrangement, random)
-        return TextEpoch(arrangement, order, self._rows, self._batch_maker, (seed, number), self._neighbours)
+        return TextEpoch(self, self._layout.arrange(random, number), random, (seed, number))
 
     def fixed_epoch(self) -> "TextEpoch":
         """The fixed epoch of held-out text, shuffled so that its first batches represent all of them."""
-        arrangement = self._layout.arrange(None)
-        order = _row_order(arrangement, random_generator(FIXED_SEED))
-        return TextEpoch(arrangement, order, self._rows, self._batch_maker, (FIXED_SEED,), self._neighbours)
-
-
-def _row_order(arrangement: RowArrangement, random: np.random.Generator) -> IntArray:
-    return np.arange(arrangement.count) if arrangement.rows_continue else random.permutation(arrangement.count)
+        return TextEpoch(self, self._layout.arrange(None), random_generator(FIXED_SEED), (FIXED_SEED,))
 
 
 class TextEpoch(Epoch):
-    """An epoch of the rows of an arrangement in a given order, `rows` per batch."""
+    """An epoch of the rows of an arrangement, shuffled by `random` unless rows continue."""
 
     def __init__(
-        self,
-        arrangement: RowArrangement,
-        order: IntArray,
-        rows: int,
-        batch_maker: BatchMaker,
-        seeds: tuple[int, ...],
-        neighbours: NeighbourTable | None,
+        self, plan: TextPlan, arrangement: RowArrangement, random: np.random.Generator, seeds: tuple[int, ...]
     ) -> None:
-        self._arrangement, self._order, self._rows, self._batch_maker = arrangement, order, rows, batch_maker
-        self._neighbours = neighbours
+        self._plan, self._arrangement, self._seeds = plan, arrangement, seeds
         self.rows_continue = arrangement.rows_continue
-        self._seeds = seeds
+        self._order = np.arange(arrangement.count) if self.rows_continue else random.permutation(arrangement.count)
 
     def __len__(self) -> int:
-        return -(-len(self._order) // self._rows)
+        return -(-len(self._order) // self._plan.rows)
 
     def batch(self, number: int) -> CausalLMBatch | MaskedLMBatch:
-        row_numbers = self._order[number * self._rows : (number + 1) * self._rows]
-        batch = self._batch_maker.make_batch(self._arrangement.rows(row_numbers), (*self._seeds, number))
-        if self._neighbours is None or not isinstance(batch, CausalLMBatch):
+        row_numbers = self._order[number * self._plan.rows : (number + 1) * self._plan.rows]
+        batch = self._plan.batch_maker.make_batch(self._arrangement.rows(row_numbers), (*self._seeds, number))
+        if self._plan.neighbours is None or not isinstance(batch, CausalLMBatch):
             return batch
-        return batch._replace(
-            neighbours=torch.from_numpy(self._neighbours.lookup(self._arrangement.token_indices(row_numbers)))
-        )
+        neighbours = self._plan.neighbours.lookup(self._arrangement.token_indices(row_numbers))
+        return batch._replace(neighbours=torch.from_numpy(neighbours))

@@ -54,6 +54,12 @@ def content_suffix(path: Path) -> str:
     return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
 
 
+def file_stamp(path: Path) -> list[str | int]:
+    """The path, size and modification time of a file, which differ after any ordinary change."""
+    facts = path.stat()
+    return [str(path.resolve()), facts.st_size, facts.st_mtime_ns]
+
+
 def folder_files(folder: Path) -> list[Path]:
     """The files under a folder with one of `TEXT_SUFFIXES`, sorted by path; hidden files and folders are skipped."""
     files = []

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from manyformer.data import stdlib_corpus
-from manyformer.data.hub import HubDataset, is_hub_dataset
+from manyformer.data.hub import is_hub_dataset
+from manyformer.data.pair_tables import RowTable, open_table
 from manyformer.data.splits import DataSource, PathOrPaths, path_list
-from manyformer.data.table_files import is_jsonl, read_rows
-from manyformer.data.text_files import STDIN, existing_path, folder_files, read_chunks, save_stdin
+from manyformer.data.table_files import is_jsonl
+from manyformer.data.text_files import STDIN, existing_path, file_stamp, folder_files, read_chunks, save_stdin
 from manyformer.errors import UserError
 
 
@@ -52,41 +53,19 @@ class PlainTextSource(TextSource):
         return file_stamp(self.path)
 
 
-class JsonlSource(TextSource):
-    """A JSONL file with one document per line."""
+class RecordSource(TextSource):
+    """A table with one document per row."""
 
-    def __init__(self, path: Path, column: str) -> None:
-        self.path, self.name, self._column = path, str(path), column
+    def __init__(self, table: RowTable) -> None:
+        self._table, self.name = table, table.name
 
     def parts(self) -> Iterator[TextPart]:
-        for row in read_rows(self.path, [self._column]):
+        for row in self._table.rows():
             if row.cells[0]:
                 yield TextPart(row.cells[0], starts_document=True, ends_document=True)
 
     def stamp(self) -> list[str | int]:
-        return [*file_stamp(self.path), self._column]
-
-
-class HubTextSource(TextSource):
-    """A Hugging Face data set with one document per record."""
-
-    def __init__(self, path: str, column: str) -> None:
-        self.name, self._column = path, column
-        self._dataset = HubDataset(path)
-
-    def parts(self) -> Iterator[TextPart]:
-        for row in self._dataset.rows([self._column]):
-            if row.cells[0]:
-                yield TextPart(row.cells[0], starts_document=True, ends_document=True)
-
-    def stamp(self) -> list[str | int]:
-        return [self.name, self._column, self._dataset.fingerprint]
-
-
-def file_stamp(path: Path) -> list[str | int]:
-    """The path, size and modification time of a file, which differ after any ordinary change."""
-    facts = path.stat()
-    return [str(path.resolve()), facts.st_size, facts.st_mtime_ns]
+        return self._table.stamp()
 
 
 def text_sources(paths: PathOrPaths, column: str | None, cache: Path) -> list[TextSource]:
@@ -98,19 +77,19 @@ def _sources_at(path: str, column: str, cache: Path) -> list[TextSource]:
     if path == "stdlib":
         return [PlainTextSource(file) for file in stdlib_corpus.stdlib_files()]
     if is_hub_dataset(path):
-        return [HubTextSource(path, column)]
+        return [RecordSource(open_table(path, [column], [column], cache))]
     resolved = save_stdin(cache / "stdin.txt") if path == STDIN else existing_path(path)
     if resolved.is_dir():
         # Empty files, as Python packages have them, are skipped; a folder with nothing else is an error.
         files = [file for file in folder_files(resolved) if file.stat().st_size]
         if not files:
             raise UserError(f"{resolved}: all files in this folder are empty")
-        return [_file_source(file, column) for file in files]
-    source = _file_source(resolved, column)
+        return [_file_source(file, column, cache) for file in files]
+    source = _file_source(resolved, column, cache)
     if not any(part.text for part in source.parts()):
         raise UserError(f"{'standard input' if path == STDIN else resolved}: this file is empty")
     return [source]
 
 
-def _file_source(path: Path, column: str) -> TextSource:
-    return JsonlSource(path, column) if is_jsonl(path) else PlainTextSource(path)
+def _file_source(path: Path, column: str, cache: Path) -> TextSource:
+    return RecordSource(open_table(str(path), [column], [column], cache)) if is_jsonl(path) else PlainTextSource(path)

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from manyformer.data.pair_tables import RowTable
 from manyformer.data.table_files import TableRow
-from manyformer.data.text_files import STDIN, NumberedLine, existing_path, read_lines, save_stdin
-from manyformer.data.text_sources import file_stamp
+from manyformer.data.text_files import STDIN, NumberedLine, existing_path, file_stamp, read_lines, save_stdin
 from manyformer.dependency_trees import preorder_columns
 from manyformer.errors import UserError
 
@@ -50,8 +49,9 @@ class Treebank(RowTable):
     """
 
     def __init__(self, path: Path, label: str | None) -> None:
-        self._path, self._label, self.name = path, label, str(path)
         _import_conllu()
+        self._path, self._label = path, label
+        super().__init__(str(path), lambda: iter(self._rows), [*file_stamp(path), label or "", version("conllu")])
 
     # cached, since the library parses slowly and even the largest treebanks fit in memory
     @cached_property
@@ -69,12 +69,6 @@ class Treebank(RowTable):
                 block = []
         if block:
             yield block
-
-    def rows(self) -> Iterator[TableRow]:
-        return iter(self._rows)
-
-    def stamp(self) -> list[str | int]:
-        return [*file_stamp(self._path), self._label or "", version("conllu")]
 
 
 def open_treebank(path: str, label: str | None, cache: Path) -> Treebank:

@@ -1,6 +1,7 @@
 """Tasks: what models are for. Each module that ends in an instance of `Task` adds one; `register` adds others."""
 
 from manyformer.tasks.registry import TASKS, register, task_named, task_of_class
+from manyformer.tasks.score_sums import ScoreSums
 from manyformer.tasks.task import (
     EncodedText,
     EvaluationRequest,
@@ -9,7 +10,6 @@ from manyformer.tasks.task import (
     Inputs,
     Prediction,
     PredictionRequest,
-    ScoreSums,
     Task,
     TextPass,
 )

@@ -2,9 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, Protocol
 
@@ -16,8 +15,9 @@ from typing_extensions import TypeVar
 from manyformer.batches import Batch, TextUnits
 from manyformer.core import State, WatchFn, no_watch
 from manyformer.errors import UserError
-from manyformer.models import BatchScore, Model, ModelOutput
+from manyformer.models import Model, ModelOutput
 from manyformer.scores import ScoreKind, ScoreRecord
+from manyformer.tasks.score_sums import ScoreSums
 from manyformer.tasks.toy import Toy, ToyDraw
 
 M = TypeVar("M", bound=Model, default=Any)
@@ -141,28 +141,6 @@ class LabelProbability(NamedTuple):
 
 Prediction = tuple[tuple[LabelProbability, ...], ...]
 """The predictions of one input: for the input, or for each of its words, the most likely labels, the best first."""
-
-
-@dataclass(frozen=True)
-class ScoreSums:
-    """Sums over all targets: nats, the number of targets, and how many were top-1.
-
-    `others` are the sums of `BatchScore.others`, 0 for a name without any.
-    """
-
-    nats: float = 0.0
-    targets: int = 0
-    correct: int = 0
-    others: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    def plus(self, score: BatchScore) -> "ScoreSums":
-        """The sums with those of another batch."""
-        others = self.others.copy()
-        for name, value in score.others.items():
-            others[name] += float(value)
-        return ScoreSums(
-            self.nats + float(score.nll), self.targets + int(score.targets), self.correct + int(score.correct), others
-        )
 
 
 class EncodedText(NamedTuple):

@@ -11,7 +11,8 @@ from manyformer.batches import TextUnits, to_device
 from manyformer.scores import ScoreKind, ScoreRecord
 from manyformer.tasks import register
 from manyformer.tasks.encoder_task import BIDIRECTIONAL, EncoderTask
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, ScoreSums
+from manyformer.tasks.score_sums import ScoreSums
+from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs
 from manyformer.tasks.toy import Toy, ToyDraw
 from manyformer_text_regression.model import RegressionBatch, TextRegressor, squared_errors
 

@@ -11,7 +11,6 @@ from manyformer.data.normalization.formats import (
     LANGUAGES,
     FormattedValue,
     ValueFormat,
-    format_random_value,
 )
 
 DEFAULT_PAIRS = 100_000
@@ -46,12 +45,12 @@ def generate_pairs(count: int = DEFAULT_PAIRS, seed: int = 0) -> list[Normalizat
 def _sample_pairs(seed: int, conventions: LocaleConventions) -> Iterator[NormalizationPair]:
     random = np.random.default_rng(seed)
     formats: list[ValueFormat] = list(FORMAT_WEIGHTS)
-    weights = np.array([FORMAT_WEIGHTS[format_index] for format_index in formats])
+    weights = np.array(list(FORMAT_WEIGHTS.values()))
     while True:
         # Drawn in blocks, since one NumPy call per pair would dominate the run time.
         for format_index, language in zip(
             random.choice(len(formats), 1000, p=weights / weights.sum()), random.integers(len(LANGUAGES), size=1000)
         ):
-            value: FormattedValue | None = format_random_value(formats[format_index], LANGUAGES[language], random)
+            value: FormattedValue | None = formats[format_index](LANGUAGES[language], random)
             if value and value.source != value.target and conventions.is_unambiguous(value):
                 yield NormalizationPair(value.source, value.target)

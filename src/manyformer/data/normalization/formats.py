@@ -30,11 +30,7 @@ class FormattedValue(NamedTuple):
 
 
 ValueFormat = Callable[[str, np.random.Generator], FormattedValue | None]
-
-
-def format_random_value(value_format: ValueFormat, language: str, random: np.random.Generator) -> FormattedValue | None:
-    """A random value in this format and language; None if the language does not have the format."""
-    return value_format(language, random)
+"""A random value in a language; None if the language does not have the format."""
 
 
 def normalize_spaces(text: str) -> str:
