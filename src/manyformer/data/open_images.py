@@ -1,13 +1,13 @@
 """Opening images: split, resized and written to shards once, then read as batches of images or pixel sequences."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from manyformer.batches import TextUnits
 from manyformer.config import ImagesData
 from manyformer.data.cache_folder import PreparationResult, PreparedData
+from manyformer.data.file_pipeline import FilePipeline
 from manyformer.data.image_examples import LabelledImageDataset, PixelSequenceDataset
 from manyformer.data.image_files import open_image_files
 from manyformer.data.image_reading import (
@@ -29,7 +29,6 @@ from manyformer.data.opened import (
     path_name,
 )
 from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
-from manyformer.data.prepared_kind import Opening, PreparedKind
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
@@ -39,7 +38,7 @@ IMAGES_PER_BATCH = 64
 """Images whose labels are predicted together."""
 
 
-class ImagesKind(PreparedKind[ImagesData, CollectionPart, LengthBuckets]):
+class ImagesPipeline(FilePipeline[ImagesData, CollectionPart, LengthBuckets]):
     """Images in the form "labelled", for a classifier, or "levels", as pixel tokens for a language model.
 
     A batch is bounded by its values (pixels times channels). Equal images fall into the same split.
@@ -50,28 +49,29 @@ class ImagesKind(PreparedKind[ImagesData, CollectionPart, LengthBuckets]):
     sides = ("image", "label")
     prepared_settings = ("size", "channels", "levels", "block")
 
-    def open_sources(self, data: ImagesData, paths: PathOrPaths, split: str, cache: Path) -> list[CollectionPart]:
+    def open_sources(self, paths: PathOrPaths, split: str) -> list[CollectionPart]:
         return [open_image_files(path).select_part(split) for path in path_list(paths)]
 
-    def split(self, data: ImagesData, cache: Path) -> Splits[CollectionPart]:
-        splits = super().split(data, cache)
+    def split(self) -> Splits[CollectionPart]:
+        splits = super().split()
         # collections with test images are tested on those
         collections = [source.collection for source in splits.sources["train"]]
         test_parts = [CollectionPart(images, "test") for images in collections if "test" in images.parts()]
-        if test_parts and data.test is None:
+        if test_parts and self.data.test is None:
             splits.sources["test"] = test_parts
         return splits
 
-    def library(self, data: ImagesData) -> str | None:
-        return None if data.size is None and data.channels is None else str(pillow().__version__)
+    def library(self) -> str | None:
+        return None if self.data.size is None and self.data.channels is None else str(pillow().__version__)
 
-    def open(self, data: ImagesData, form: str, request: OpenRequest) -> OpenedData:
-        if data.block is not None and form == "labelled":
+    def open(self) -> OpenedData:
+        if self.data.block is not None and self.form == "labelled":
             raise UserError("data.block is the order in which a language model reads images; a classifier has none")
-        return super().open(data, form, request)
+        return super().open()
 
-    def prepare(self, data: ImagesData, splits: Splits[CollectionPart], request: OpenRequest) -> PreparationResult:
-        request.log(f"preparing images: {splits.sources['train'][0].name}")
+    def prepare(self, splits: Splits[CollectionPart]) -> PreparationResult:
+        data, cache = self.data, self.request.cache
+        self.request.log(f"preparing images: {splits.sources['train'][0].name}")
         labels = sort_labels(
             {label for source in splits.sources["train"] for label in source.collection.labels(source.part)}
         )
@@ -85,27 +85,27 @@ class ImagesKind(PreparedKind[ImagesData, CollectionPart, LengthBuckets]):
             splits.check_counts(counts, "images")
         assert first is not None
         tokenizer = PixelTokenizer(data.levels, ImageShape(*first.pixels.shape), data.block)
-        tokenizers = TokenizerPair(tokenizer, tokenizer, labels or None)
-        add_image = _image_writer(tokenizers)
+        self.tokenizers = TokenizerPair(tokenizer, tokenizer, labels or None)
+        class_ids = self.tokenizers.class_ids()
         shard_names = [shard_name for name in splits.names for shard_name in self.shard_names(name)]
-        with write_shards(request.cache, shard_names, max(256, len(labels))) as writers:
+        with write_shards(cache, shard_names, max(256, len(labels))) as writers:
             for name, record in _split_images(splits):
                 resized = resize.apply(record)
                 check_same_shape(resized, first)
-                add_image([writers.shards[shard_name] for shard_name in self.shard_names(name)], resized)
+                self._add_image([writers.shards[key] for key in self.shard_names(name)], resized, class_ids)
                 counts[name] += 1
             splits.check_counts(counts, "images")
         hashes = {name: facts.sha256 for name, facts in writers.facts.items()}
-        return PreparationResult(tokenizers, writers.facts, hashes, {"images": counts})
+        return PreparationResult(self.tokenizers, writers.facts, hashes, {"images": counts})
 
-    def write_file(self, opening: Opening[ImagesData], path: EvaluationPath) -> list[TokenShard]:
+    def write_file(self, path: EvaluationPath) -> list[TokenShard]:
         # language models use no labels
-        labels = opening.tokenizers.labels if opening.form == "labelled" else None
-        return self._write_records(opening, self._file_records(opening, path), labels)
+        class_ids = self.tokenizers.class_ids() if self.form == "labelled" else {}
+        return self._write_records(self._file_records(path), class_ids)
 
-    def plan(self, opening: Opening[ImagesData], shards: Sequence[TokenShard], split: str) -> LengthBuckets:
-        shape, batch_tokens = _pixel_tokenizer(opening).shape, opening.request.batch_tokens
-        dataset = self._dataset(opening, shards)
+    def plan(self, shards: Sequence[TokenShard], split: str) -> LengthBuckets:
+        shape, batch_tokens = self.pixel_tokenizer.shape, self.request.batch_tokens
+        dataset = self._dataset(shards)
         if split == "train":
             if batch_tokens < shape.values:
                 raise UserError(
@@ -117,70 +117,70 @@ class ImagesKind(PreparedKind[ImagesData, CollectionPart, LengthBuckets]):
             check_fills_batch(count * shape.values, batch_tokens, subject, "images", unit="values")
         return LengthBuckets(dataset, batch_tokens)
 
-    def units(self, opening: Opening[ImagesData], shards: Sequence[TokenShard]) -> TextUnits | None:
+    def units(self, shards: Sequence[TokenShard]) -> TextUnits | None:
         """For language models each value counts as one character and one byte."""
         values = shards[0].facts.tokens
-        return None if opening.form == "labelled" else TextUnits(values, values, values)
+        return None if self.form == "labelled" else TextUnits(values, values, values)
 
-    def required_keywords(self, opening: Opening[ImagesData]) -> dict[str, int]:
-        if opening.form != "labelled":
-            return {"vocab": opening.tokenizers.target.vocab}
-        if opening.tokenizers.labels is None:
-            raise UserError(f"{path_name(opening.data.path)}: these images have no labels, which a classifier needs")
-        return {"classes": len(opening.tokenizers.labels)}
+    def required_keywords(self) -> dict[str, int]:
+        if self.form != "labelled":
+            return {"vocab": self.tokenizers.target.vocab}
+        if self.tokenizers.labels is None:
+            raise UserError(f"{path_name(self.data.path)}: these images have no labels, which a classifier needs")
+        return {"classes": len(self.tokenizers.labels)}
 
-    def offered_keywords(self, opening: Opening[ImagesData]) -> dict[str, int]:
+    def offered_keywords(self) -> dict[str, int]:
         """The shape of images, and that of blocks for a language model."""
-        tokenizer = _pixel_tokenizer(opening)
+        tokenizer = self.pixel_tokenizer
         rows, columns = tokenizer.block
-        blocks = {} if opening.form == "labelled" else {"block_height": rows, "block_width": columns}
+        blocks = {} if self.form == "labelled" else {"block_height": rows, "block_width": columns}
         return tokenizer.shape._asdict() | blocks
 
-    def length_limits(self, opening: Opening[ImagesData], plans: Mapping[str, LengthBuckets]) -> Iterable[LengthLimit]:
+    def length_limits(self, plans: Mapping[str, LengthBuckets]) -> Iterable[LengthLimit]:
         remedy = "scale images down with data.size, or build a longer model"
         return [LengthLimit(plans["train"].max_length, "an image", remedy)]
 
     def describe(
-        self,
-        opening: Opening[ImagesData],
-        splits: Splits[CollectionPart],
-        prepared: PreparedData,
-        plans: Mapping[str, LengthBuckets],
+        self, splits: Splits[CollectionPart], prepared: PreparedData, plans: Mapping[str, LengthBuckets]
     ) -> Iterator[str]:
-        tokenizer, labels = _pixel_tokenizer(opening), opening.tokenizers.labels
+        tokenizer, labels = self.pixel_tokenizer, self.tokenizers.labels
         yield f"images: {splits.source_names()}; {'no' if labels is None else f'{len(labels):,}'} labels"
         rows, columns = tokenizer.block
         order = "row by row" if (rows, columns) == (1, tokenizer.shape.width) else f"in blocks of {rows} x {columns}"
         yield f"values: {tokenizer.shape}, {tokenizer.levels} levels, {order}"
         yield "; ".join(f"{name}: {count:,} images" for name, count in prepared.counts["images"].items())
 
-    def unlabelled(
-        self, data: ImagesData, tokenizers: TokenizerPair, path: str, request: OpenRequest
-    ) -> UnlabelledData:
-        """The images of an image file, or of files in any format of training data; labels are ignored."""
-        opening, inputs = Opening(data, "labelled", tokenizers, request), []
+    def unlabelled(self, path: str) -> UnlabelledData:
+        """The images of files as batches in their order."""
+        inputs = []
 
         def records() -> Iterator[ImageRecord]:
-            for record in self._file_records(opening, path):
+            for record in self._file_records(path):
                 inputs.append(UnlabelledInput(record.location, is_file=True))
                 # a classifier's batches have labels; these are placeholders
                 yield record._replace(label="")
 
-        shards = self._write_records(opening, records(), ("",))
-        return UnlabelledData(inputs, batches_in_order(self._dataset(opening, shards), IMAGES_PER_BATCH))
+        shards = self._write_records(records(), {"": 0})
+        return UnlabelledData(inputs, batches_in_order(self._dataset(shards), IMAGES_PER_BATCH))
 
-    def _dataset(self, opening: Opening[ImagesData], shards: Sequence[TokenShard]) -> SequenceDataset:
+    @property
+    def pixel_tokenizer(self) -> PixelTokenizer:
+        """The tokenizer of the images."""
+        assert isinstance(self.tokenizers.source, PixelTokenizer)
+        return self.tokenizers.source
+
+    def _dataset(self, shards: Sequence[TokenShard]) -> SequenceDataset:
         images, labels = shards
-        tokenizer = _pixel_tokenizer(opening)
-        if opening.form == "labelled":
+        tokenizer = self.pixel_tokenizer
+        if self.form == "labelled":
             return LabelledImageDataset(images, labels, tokenizer)
         return PixelSequenceDataset(images, tokenizer)
 
-    def _file_records(self, opening: Opening[ImagesData], path: EvaluationPath) -> Iterator[ImageRecord]:
+    def _file_records(self, path: EvaluationPath) -> Iterator[ImageRecord]:
         """The images of files for a model, resized to its shape if the run resized its own."""
-        shape = _pixel_tokenizer(opening).shape
-        resize = ImageResize(opening.data.size, opening.data.channels or shape.channels)
-        for source in self.open_sources(opening.data, path, "test", opening.request.cache):
+        shape = self.pixel_tokenizer.shape
+        resize = ImageResize(self.data.size, self.data.channels or shape.channels)
+        for source in self.open_sources(path, "test"):
             for record in map(resize.apply, source.collection.images(source.part)):
                 if record.pixels.shape != shape:
                     actual = ImageShape(*record.pixels.shape)
@@ -189,15 +189,21 @@ class ImagesKind(PreparedKind[ImagesData, CollectionPart, LengthBuckets]):
                     )
                 yield record
 
-    def _write_records(
-        self, opening: Opening[ImagesData], records: Iterable[ImageRecord], labels: tuple[str, ...] | None
-    ) -> list[TokenShard]:
-        folder = opening.request.cache
-        add_image = _image_writer(opening.tokenizers._replace(labels=labels))
-        with write_shards(folder, self.sides, max(256, len(labels or ()))) as writers:
+    def _write_records(self, records: Iterable[ImageRecord], class_ids: Mapping[str, int]) -> list[TokenShard]:
+        folder = self.request.cache
+        with write_shards(folder, self.sides, max(256, len(class_ids))) as writers:
             for record in records:
-                add_image(list(writers.shards.values()), record)
+                self._add_image(list(writers.shards.values()), record, class_ids)
         return [open_shard(folder, side, facts) for side, facts in writers.facts.items()]
+
+    def _add_image(self, writers: Sequence[ShardWriter], record: ImageRecord, class_ids: Mapping[str, int]) -> None:
+        """Add an image to the shards of the sides, with its label if there are classes."""
+        values = self.pixel_tokenizer.quantize(record.pixels).ravel().astype(np.int32)
+        writers[0].add(values, starts_document=True)
+        if class_ids:
+            if record.label is None:
+                raise UserError(f"{record.location}: this image has no label")
+            writers[1].add([class_id(class_ids, record.label, record.location)], starts_document=True)
 
 
 def _split_images(splits: Splits[CollectionPart]) -> Iterator[tuple[str, ImageRecord]]:
@@ -208,26 +214,9 @@ def _split_images(splits: Splits[CollectionPart]) -> Iterator[tuple[str, ImageRe
                 yield splits.assign(record.pixels.tobytes()) if name == "train" else name, record
 
 
-def _image_writer(tokenizers: TokenizerPair) -> Callable[[Sequence[ShardWriter], ImageRecord], None]:
-    """A function that adds an image to the two shards of a split. It raises UserError for a label without a class."""
-    tokenizer, class_ids = tokenizers.source, tokenizers.class_ids()
-    assert isinstance(tokenizer, PixelTokenizer)
-
-    def add(writers: Sequence[ShardWriter], record: ImageRecord) -> None:
-        images, labels = writers
-        images.add(tokenizer.quantize(record.pixels).ravel().astype(np.int32), starts_document=True)
-        if class_ids:
-            if record.label is None:
-                raise UserError(f"{record.location}: this image has no label")
-            labels.add([class_id(class_ids, record.label, record.location)], starts_document=True)
-
-    return add
+def unlabelled_images(data: ImagesData, tokenizers: TokenizerPair, path: str, request: OpenRequest) -> UnlabelledData:
+    """The images of an image file, or of files in any format of training data; labels are ignored."""
+    return ImagesPipeline(data, "labelled", request, tokenizers).unlabelled(path)
 
 
-def _pixel_tokenizer(opening: Opening[ImagesData]) -> PixelTokenizer:
-    assert isinstance(opening.tokenizers.source, PixelTokenizer)
-    return opening.tokenizers.source
-
-
-_KIND = ImagesKind()
-IMAGES = register(_KIND.data_kind(unlabelled=_KIND.unlabelled))
+IMAGES = register(ImagesPipeline.data_kind(unlabelled=unlabelled_images))

@@ -21,18 +21,17 @@ from manyformer.data.opened import (
 )
 from manyformer.data.padded_examples import LabelledDataset
 from manyformer.data.pair_tables import RowTable, open_table
-from manyformer.data.prepared_kind import Opening
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.table_files import TableRow, is_jsonl
-from manyformer.data.table_kind import TableKind, examples_of_rows, training_rows
+from manyformer.data.table_pipeline import TablePipeline, examples_of_rows, training_rows
 from manyformer.data.text_files import STDIN, existing_path, read_lines, stdin_lines
 from manyformer.data.token_shards import ShardWriter, TokenShard
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
 
 
-class LabelsKind(TableKind[LabelsData]):
+class LabelsPipeline(TablePipeline[LabelsData]):
     """Labelled texts for a classifier."""
 
     section = LabelsData
@@ -41,20 +40,21 @@ class LabelsKind(TableKind[LabelsData]):
     prepared_settings = ("tokenizer", "vocab", "max_length")
     title, noun = "texts", "text"
 
-    def open_sources(self, data: LabelsData, paths: PathOrPaths, split: str, cache: Path) -> list[RowTable]:
-        return [open_table(path, (data.text, data.label), self.sides, cache) for path in path_list(paths)]
+    def open_sources(self, paths: PathOrPaths, split: str) -> list[RowTable]:
+        columns, cache = (self.data.text, self.data.label), self.request.cache
+        return [open_table(path, columns, self.sides, cache) for path in path_list(paths)]
 
-    def train_tokenizers(self, data: LabelsData, splits: Splits[RowTable]) -> TokenizerPair:
+    def train_tokenizers(self, splits: Splits[RowTable]) -> TokenizerPair:
         labels = sorted({row.cells[1] for row in training_rows(splits)})
         if len(labels) == 1:
             raise UserError(f"all training texts have the label {labels[0]!r}; a classifier needs at least two labels")
-        tokenizer = Tokenizer.train(data.tokenizer, (row.cells[0] for row in training_rows(splits)), data.vocab)
+        texts = (row.cells[0] for row in training_rows(splits))
+        tokenizer = Tokenizer.train(self.data.tokenizer, texts, self.data.vocab)
         return TokenizerPair(tokenizer, tokenizer, tuple(labels))
 
-    def add_rows(
-        self, data: LabelsData, tokenizers: TokenizerPair, writers: Sequence[ShardWriter], rows: Sequence[TableRow]
-    ) -> int:
-        tokenizer, class_ids, limit = tokenizers.source, tokenizers.class_ids(), max(0, data.max_length - 2)
+    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
+        tokenizer, class_ids = self.tokenizers.source, self.tokenizers.class_ids()
+        limit = max(0, self.data.max_length - 2)
         texts = [row.cells[0] for row in rows]
         token_ids = tokenizer.encode_many(texts)
         for text, ids in zip(texts, token_ids, strict=True):
@@ -67,18 +67,15 @@ class LabelsKind(TableKind[LabelsData]):
     def dataset(self, shards: Sequence[TokenShard]) -> LabelledDataset:
         return LabelledDataset(*shards)
 
-    def held_out(self, data: LabelsData, form: str, request: OpenRequest, split: str | None) -> EvaluationData:
-        name = super().held_out(data, form, request, split).name
-        return EvaluationData(name, None, tuple(read_examples(request.cache, name)))
+    def held_out(self, split: str | None) -> EvaluationData:
+        name = super().held_out(split).name
+        return EvaluationData(name, None, tuple(read_examples(self.request.cache, name)))
 
-    def from_file(
-        self, data: LabelsData, form: str, tokenizers: TokenizerPair, path: EvaluationPath, request: OpenRequest
-    ) -> EvaluationData:
+    def from_file(self, path: EvaluationPath) -> EvaluationData:
         # as strings alone, so that a label that does not occur in training is an error of the model
-        rows = self.rows_of_file(Opening(data, form, tokenizers, request), path)
-        return EvaluationData(path_name(path), None, examples_of_rows(rows))
+        return EvaluationData(path_name(path), None, examples_of_rows(self.rows_of_file(path)))
 
-    def length_limits(self, opening: Opening[LabelsData], plans: Mapping[str, LengthBuckets]) -> Iterator[LengthLimit]:
+    def length_limits(self, plans: Mapping[str, LengthBuckets]) -> Iterator[LengthLimit]:
         remedy = "cut such texts with data.max_length, or build a longer model"
         yield LengthLimit(max(plan.max_length for plan in plans.values()), "the longest text", remedy)
 
@@ -98,4 +95,4 @@ def _read_texts(data: LabelsData, path: str, request: OpenRequest) -> Iterator[s
     return (line.text for line in read_lines(existing_path(path)))
 
 
-LABELS = register(LabelsKind().data_kind(unlabelled=unlabelled_texts))
+LABELS = register(LabelsPipeline.data_kind(unlabelled=unlabelled_texts))

@@ -2,22 +2,20 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
-from pathlib import Path
 
 import numpy as np
 
 from manyformer.batches import TextUnits
 from manyformer.config import PairsData
-from manyformer.data.kind import OpenRequest, register
+from manyformer.data.kind import register
 from manyformer.data.length_buckets import LengthBuckets
 from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, path_name, read_examples
 from manyformer.data.padded_examples import PairDataset
 from manyformer.data.pair_tables import NORMALIZATION_CORPUS, RowTable, open_table
-from manyformer.data.prepared_kind import Opening
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import PathOrPaths, Splits
 from manyformer.data.table_files import TableRow
-from manyformer.data.table_kind import TableKind, examples_of_rows, training_rows
+from manyformer.data.table_pipeline import TablePipeline, examples_of_rows, training_rows
 from manyformer.data.token_shards import ShardWriter, TokenShard, shard_units
 from manyformer.data.tokenizer import Tokenizer
 
@@ -25,7 +23,7 @@ from manyformer.data.tokenizer import Tokenizer
 _TEST_SHARE = 0.02
 
 
-class PairsKind(TableKind[PairsData]):
+class PairsPipeline(TablePipeline[PairsData]):
     """Pairs for an encoder-decoder; a batch is bounded by the padded tokens of the longer side."""
 
     section = PairsData
@@ -34,16 +32,17 @@ class PairsKind(TableKind[PairsData]):
     prepared_settings = ("tokenizer", "vocab", "shared")
     title, noun, unit = "pairs", "pair", "tokens on a side"
 
-    def open_sources(self, data: PairsData, paths: PathOrPaths, split: str, cache: Path) -> list[RowTable]:
-        return [open_table(paths, (data.source, data.target), self.sides, cache)]
+    def open_sources(self, paths: PathOrPaths, split: str) -> list[RowTable]:
+        return [open_table(paths, (self.data.source, self.data.target), self.sides, self.request.cache)]
 
-    def split(self, data: PairsData, cache: Path) -> Splits[RowTable]:
-        splits = super().split(data, cache)
-        if data.test is None and data.path == NORMALIZATION_CORPUS:
+    def split(self) -> Splits[RowTable]:
+        splits = super().split()
+        if self.data.test is None and self.data.path == NORMALIZATION_CORPUS:
             splits.shares["test"] = min(_TEST_SHARE, (1 - sum(splits.shares.values())) / 2)
         return splits
 
-    def train_tokenizers(self, data: PairsData, splits: Splits[RowTable]) -> TokenizerPair:
+    def train_tokenizers(self, splits: Splits[RowTable]) -> TokenizerPair:
+        data = self.data
         if data.shared:
             texts = chain.from_iterable(row.cells for row in training_rows(splits))
             tokenizer = Tokenizer.train(data.tokenizer, texts, data.vocab)
@@ -54,54 +53,49 @@ class PairsKind(TableKind[PairsData]):
 
         return TokenizerPair(train(0), train(1))
 
-    def add_rows(
-        self, data: PairsData, tokenizers: TokenizerPair, writers: Sequence[ShardWriter], rows: Sequence[TableRow]
-    ) -> int:
+    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
         source, target = ([row.cells[side] for row in rows] for side in (0, 1))
-        for text, ids in zip(source, tokenizers.source.encode_many(source), strict=True):
-            writers[0].add(np.append(ids, tokenizers.source.eos), starts_document=True, text=text)
-        bos, eos = tokenizers.target.bos, tokenizers.target.eos
-        for text, ids in zip(target, tokenizers.target.encode_many(target), strict=True):
+        for text, ids in zip(source, self.tokenizers.source.encode_many(source), strict=True):
+            writers[0].add(np.append(ids, self.tokenizers.source.eos), starts_document=True, text=text)
+        bos, eos = self.tokenizers.target.bos, self.tokenizers.target.eos
+        for text, ids in zip(target, self.tokenizers.target.encode_many(target), strict=True):
             writers[1].add(np.concatenate([[bos], ids, [eos]]), starts_document=True, text=text)
         return 0
 
     def dataset(self, shards: Sequence[TokenShard]) -> PairDataset:
         return PairDataset(*shards)
 
-    def units(self, opening: Opening[PairsData], shards: Sequence[TokenShard]) -> TextUnits:
+    def units(self, shards: Sequence[TokenShard]) -> TextUnits:
         return shard_units(shards[1])
 
-    def required_keywords(self, opening: Opening[PairsData]) -> dict[str, int]:
-        keywords = super().required_keywords(opening)
-        return keywords if opening.data.shared else {**keywords, "source_vocab": opening.tokenizers.source.vocab}
+    def required_keywords(self) -> dict[str, int]:
+        keywords = super().required_keywords()
+        return keywords if self.data.shared else {**keywords, "source_vocab": self.tokenizers.source.vocab}
 
-    def held_out(self, data: PairsData, form: str, request: OpenRequest, split: str | None) -> EvaluationData:
-        evaluation = super().held_out(data, form, request, split)
-        return evaluation._replace(examples=tuple(read_examples(request.cache, evaluation.name)))
+    def held_out(self, split: str | None) -> EvaluationData:
+        evaluation = super().held_out(split)
+        return evaluation._replace(examples=tuple(read_examples(self.request.cache, evaluation.name)))
 
-    def from_file(
-        self, data: PairsData, form: str, tokenizers: TokenizerPair, path: EvaluationPath, request: OpenRequest
-    ) -> EvaluationData:
-        opening = Opening(data, form, tokenizers, request)
-        rows = self.rows_of_file(opening, path)
-        batches = self.held_out_batches(opening, self.write_rows(opening, rows))
+    def from_file(self, path: EvaluationPath) -> EvaluationData:
+        rows = self.rows_of_file(path)
+        batches = self.held_out_batches(self.write_rows(rows))
         return EvaluationData(path_name(path), batches, examples_of_rows(rows))
 
-    def length_limits(self, opening: Opening[PairsData], plans: Mapping[str, LengthBuckets]) -> Iterator[LengthLimit]:
+    def length_limits(self, plans: Mapping[str, LengthBuckets]) -> Iterator[LengthLimit]:
         remedy = "leave such pairs out with data.max_length, or build a longer model"
         yield LengthLimit(plans["train"].max_length, "the longest training pair", remedy)
         for name, plan in plans.items():
             if name != "train":
                 index = int(plan.examples.lengths.argmax())
-                example = next(islice(read_examples(opening.request.cache, name), index, None))
+                example = next(islice(read_examples(self.request.cache, name), index, None))
                 remedy = "no held-out pair is left out: build a longer model or shorten the text"
                 yield LengthLimit(plan.max_length, f"the longest {name} pair ({example.location})", remedy)
 
-    def vocab_text(self, opening: Opening[PairsData]) -> str:
-        size = super().vocab_text(opening)
-        if opening.data.shared:
+    def vocab_text(self) -> str:
+        size = super().vocab_text()
+        if self.data.shared:
             return f"{size}, shared by both sides"
-        return f"{opening.tokenizers.source.vocab:,} (source) and {size} (target)"
+        return f"{self.tokenizers.source.vocab:,} (source) and {size} (target)"
 
 
-PAIRS = register(PairsKind().data_kind())
+PAIRS = register(PairsPipeline.data_kind())

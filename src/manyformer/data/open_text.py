@@ -11,13 +11,13 @@ import numpy as np
 from manyformer.batches import TextUnits
 from manyformer.config import TextData
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_prepared
+from manyformer.data.file_pipeline import FilePipeline
 from manyformer.data.holdout import DocumentPiece, HoldoutSplitter, survey_sources
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.lanes import LaneLayout
 from manyformer.data.length_buckets import check_fills_batch
 from manyformer.data.neighbour_tables import open_neighbour_table
 from manyformer.data.opened import EvaluationPath, LengthLimit, check_holds_row, format_amount
-from manyformer.data.prepared_kind import Opening, PreparedKind
 from manyformer.data.row_layouts import DocumentLayout, RowLayout, WindowLayout
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import PathOrPaths, Splits, path_list
@@ -35,52 +35,53 @@ PROMPT_CHARACTERS = 40
 _BLOCK_CHARACTERS = 1 << 20
 
 
-class TextKind(PreparedKind[TextData, TextSource, TextPlan]):
+class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
     """Text in the form "next-token", for a language model, or "masked", for a masked one."""
 
     section = TextData
     forms = ("next-token", "masked")
     prepared_settings = ("tokenizer", "vocab")
 
-    def open_sources(self, data: TextData, paths: PathOrPaths, split: str, cache: Path) -> list[TextSource]:
-        return text_sources(paths, data.column, cache)
+    def open_sources(self, paths: PathOrPaths, split: str) -> list[TextSource]:
+        return text_sources(paths, self.data.column, self.request.cache)
 
-    def split(self, data: TextData, cache: Path) -> Splits[TextSource]:
-        splits = super().split(data, cache)
+    def split(self) -> Splits[TextSource]:
+        splits, data = super().split(), self.data
         if data.test is None and data.path == "stdlib" and isinstance(data.valid, float):
             splits.shares["test"] = min(data.valid, (1 - data.valid) / 2)
         return splits
 
-    def prepare(self, data: TextData, splits: Splits[TextSource], request: OpenRequest) -> PreparationResult:
+    def prepare(self, splits: Splits[TextSource]) -> PreparationResult:
+        data, cache = self.data, self.request.cache
         surveys = {name: survey_sources(sources) for name, sources in splits.sources.items()}
         for name, survey in surveys.items():
             if not survey.lengths.sum():
                 raise UserError(f"there is no text in {', '.join(source.name for source in splits.sources[name][:3])}")
         characters = int(surveys["train"].lengths.sum())
         holdout = HoldoutSplitter(surveys["train"].lengths, splits.shares)
-        request.log(f"preparing {format_amount(characters, 'characters')} of text ({data.tokenizer} tokens)")
+        self.request.log(f"preparing {format_amount(characters, 'characters')} of text ({data.tokenizer} tokens)")
         texts = (piece.part.text for piece in _split_pieces(splits, holdout, ["train"]) if piece.split == "train")
         # Character vocabularies need all of the text; for byte pairs an evenly spread sample is enough.
         step = max(1, characters // MAX_BPE_CHARACTERS) if data.tokenizer == "bpe" else 1
         tokenizer = Tokenizer.train(data.tokenizer, islice(texts, 0, None, step), data.vocab)
-        with write_shards(request.cache, splits.names, tokenizer.vocab) as writers:
+        with write_shards(cache, splits.names, tokenizer.vocab) as writers:
             for block in _group_pieces(_split_pieces(splits, holdout, splits.sources)):
                 _add_pieces(writers.shards, block, tokenizer)
         counts = {"documents": sum(len(survey.lengths) for survey in surveys.values()), "whole": holdout.by_document}
         hashes = {name: digest for survey in surveys.values() for name, digest in survey.hashes.items()}
         return PreparationResult(TokenizerPair(tokenizer, tokenizer), writers.facts, hashes, counts)
 
-    def write_file(self, opening: Opening[TextData], path: EvaluationPath) -> list[TokenShard]:
-        return [write_text_shard(opening.data, opening.tokenizers.source, path, opening.request.cache)]
+    def write_file(self, path: EvaluationPath) -> list[TokenShard]:
+        return [write_text_shard(self.data, self.tokenizers.source, path, self.request.cache)]
 
-    def plan(self, opening: Opening[TextData], shards: Sequence[TokenShard], split: str) -> TextPlan:
-        data, batch_tokens, (shard,) = opening.data, opening.request.batch_tokens, shards
+    def plan(self, shards: Sequence[TokenShard], split: str) -> TextPlan:
+        data, batch_tokens, (shard,) = self.data, self.request.batch_tokens, shards
         if split == "train":
             check_holds_row(data.length, batch_tokens)
             check_fills_batch(shard.facts.tokens, batch_tokens, "the training text has", "text")
         if shard.facts.tokens < 2:
             raise UserError(f"data.{split} holds no text; hold out a larger fraction or give a path")
-        masked, vocab = opening.form == "masked", opening.tokenizers.target.vocab
+        masked, vocab = self.form == "masked", self.tokenizers.target.vocab
         batch_maker: BatchMaker = MaskedBatches(data.masking, vocab) if masked else NextTokenBatches()
         rows = max(1, batch_tokens // data.length)
         layout = make_layout(data, shard, rows, shifted=not masked)
@@ -88,21 +89,17 @@ class TextKind(PreparedKind[TextData, TextSource, TextPlan]):
         neighbours = None if masked else open_neighbour_table(data.neighbours, shard)
         return TextPlan(layout, rows, batch_maker, fingerprint, neighbours)
 
-    def units(self, opening: Opening[TextData], shards: Sequence[TokenShard]) -> TextUnits | None:
+    def units(self, shards: Sequence[TokenShard]) -> TextUnits | None:
         # masked tokens do not encode a text
-        return None if opening.form == "masked" else shard_units(shards[0])
+        return None if self.form == "masked" else shard_units(shards[0])
 
-    def length_limits(self, opening: Opening[TextData], plans: Mapping[str, TextPlan]) -> Iterable[LengthLimit]:
-        return [LengthLimit(opening.data.length, "a row (data.length)", "set data.length to that or less")]
+    def length_limits(self, plans: Mapping[str, TextPlan]) -> Iterable[LengthLimit]:
+        return [LengthLimit(self.data.length, "a row (data.length)", "set data.length to that or less")]
 
     def describe(
-        self,
-        opening: Opening[TextData],
-        splits: Splits[TextSource],
-        prepared: PreparedData,
-        plans: Mapping[str, TextPlan],
+        self, splits: Splits[TextSource], prepared: PreparedData, plans: Mapping[str, TextPlan]
     ) -> Iterator[str]:
-        data, documents, vocab = opening.data, prepared.counts["documents"], prepared.tokenizers.target.vocab
+        data, documents, vocab = self.data, prepared.counts["documents"], prepared.tokenizers.target.vocab
         names = {"stdlib": f"the source text of Python {python_version()}'s standard library", "-": "standard input"}
         path_text = ", ".join(names.get(path, path) for path in path_list(data.path))
         yield (
@@ -180,4 +177,4 @@ def _add_pieces(shards: dict[str, ShardWriter], block: list[DocumentPiece], toke
         shards[name].add(tokens, starts_document=part.starts_document, text=part.text)
 
 
-TEXT = register(TextKind().data_kind(sample_prompt=sample_prompt, cache_is_shared=True))
+TEXT = register(TextPipeline.data_kind(sample_prompt=sample_prompt, cache_is_shared=True))

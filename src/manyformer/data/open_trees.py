@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,10 @@ from manyformer.data.length_buckets import LengthBuckets, batches_in_order
 from manyformer.data.opened import LengthLimit, UnlabelledData, UnlabelledInput
 from manyformer.data.padded_examples import TaggedDataset
 from manyformer.data.pair_tables import RowTable
-from manyformer.data.prepared_kind import Opening
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.table_files import TableRow
-from manyformer.data.table_kind import TableKind, split_rows, training_rows
+from manyformer.data.table_pipeline import TablePipeline, split_rows, training_rows
 from manyformer.data.token_shards import ShardWriter, TokenShard
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.treebank import LABEL_COLUMNS, UNKNOWN_LABEL, TreebankSentence, annotated_lines, open_treebank
@@ -31,7 +29,7 @@ MAX_SENTENCE_WORDS = 1 << 16
 """An upper bound of the words in a sentence, and so of its tree columns."""
 
 
-class TreesKind(TableKind[TreesData]):
+class TreesPipeline(TablePipeline[TreesData]):
     """Sentences with trees for a tagger."""
 
     section = TreesData
@@ -40,26 +38,24 @@ class TreesKind(TableKind[TreesData]):
     prepared_settings = ("tokenizer", "vocab", "label")
     title, noun = "trees", "sentence"
 
-    def open_sources(self, data: TreesData, paths: PathOrPaths, split: str, cache: Path) -> list[RowTable]:
-        return [open_treebank(path, data.label, cache) for path in path_list(paths)]
+    def open_sources(self, paths: PathOrPaths, split: str) -> list[RowTable]:
+        return [open_treebank(path, self.data.label, self.request.cache) for path in path_list(paths)]
 
-    def train_tokenizers(self, data: TreesData, splits: Splits[RowTable]) -> TokenizerPair:
+    def train_tokenizers(self, splits: Splits[RowTable]) -> TokenizerPair:
         # labels that occur only in held-out sentences are classes too: they count as errors in the scores
         labels = sorted({label for _, row in split_rows(splits) for label in TreebankSentence.from_row(row).labels})
         if len(labels) == 1:
-            raise UserError(f"all words have the {data.label} {labels[0]!r}; a tagger needs at least two labels")
+            raise UserError(f"all words have the {self.data.label} {labels[0]!r}; a tagger needs at least two labels")
         forms = chain.from_iterable(TreebankSentence.from_row(row).forms for row in training_rows(splits))
-        tokenizer = Tokenizer.train(data.tokenizer, forms, data.vocab)
+        tokenizer = Tokenizer.train(self.data.tokenizer, forms, self.data.vocab)
         return TokenizerPair(tokenizer, tokenizer, tuple(labels))
 
-    def max_vocab(self, tokenizers: TokenizerPair) -> int:
-        return max(tokenizers.source.vocab, MAX_SENTENCE_WORDS)
+    def max_vocab(self) -> int:
+        return max(self.tokenizers.source.vocab, MAX_SENTENCE_WORDS)
 
-    def add_rows(
-        self, data: TreesData, tokenizers: TokenizerPair, writers: Sequence[ShardWriter], rows: Sequence[TableRow]
-    ) -> int:
+    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
         # in a shard 0 is no class; a word without a label has a target too, which marks the word's first token
-        class_ids, tokenizer = {UNKNOWN_LABEL: 0} | tokenizers.class_ids(), tokenizers.source
+        class_ids, tokenizer = {UNKNOWN_LABEL: 0} | self.tokenizers.class_ids(), self.tokenizers.source
         sentences = [TreebankSentence.from_row(row) for row in rows]
         form_ids = iter(tokenizer.encode_many([form for sentence in sentences for form in sentence.forms]))
         for row, sentence in zip(rows, sentences, strict=True):
@@ -72,7 +68,7 @@ class TreesKind(TableKind[TreesData]):
     def dataset(self, shards: Sequence[TokenShard]) -> TaggedDataset:
         return TaggedDataset(*shards)
 
-    def length_limits(self, opening: Opening[TreesData], plans: Mapping[str, LengthBuckets]) -> Iterator[LengthLimit]:
+    def length_limits(self, plans: Mapping[str, LengthBuckets]) -> Iterator[LengthLimit]:
         remedy = "leave such ones out with data.max_length, or build a longer one"
         yield LengthLimit(plans["train"].max_length, "the longest training sentence", remedy)
         for name, plan in plans.items():
@@ -80,20 +76,19 @@ class TreesKind(TableKind[TreesData]):
                 remedy = "no held-out sentence is left out: build a longer model"
                 yield LengthLimit(plan.max_length, f"the longest {name} sentence", remedy)
 
-    def labels_title(self, data: TreesData) -> str:
-        return f"labels ({data.label})"
+    def labels_title(self) -> str:
+        return f"labels ({self.data.label})"
 
-    def unlabelled(self, data: TreesData, tokenizers: TokenizerPair, path: str, request: OpenRequest) -> UnlabelledData:
-        """The sentences of a CoNLL-U file; their trees are used, their labels are not."""
-        treebank = open_treebank(path, None, request.cache)
+    def unlabelled(self, path: str) -> UnlabelledData:
+        """The sentences of a file as batches in their order."""
+        treebank = open_treebank(path, None, self.request.cache)
         rows = list(treebank.rows())
         inputs = []
         for row, block in zip(rows, treebank.blocks(), strict=True):
             forms = tuple(TreebankSentence.from_row(row).forms)
-            annotate = partial(annotated_lines, block, LABEL_COLUMNS[data.label])
+            annotate = partial(annotated_lines, block, LABEL_COLUMNS[self.data.label])
             inputs.append(UnlabelledInput(" ".join(forms), forms, annotate=annotate))
-        dataset = self.dataset(self.write_rows(Opening(data, "tagged", tokenizers, request), rows))
-        return UnlabelledData(inputs, batches_in_order(dataset, SENTENCES_PER_BATCH))
+        return UnlabelledData(inputs, batches_in_order(self.dataset(self.write_rows(rows)), SENTENCES_PER_BATCH))
 
 
 def _token_columns(ids: list[Any], classes: list[int], heads: list[int], tokenizer: Tokenizer) -> tuple[Any, Any, Any]:
@@ -109,5 +104,9 @@ def _token_columns(ids: list[Any], classes: list[int], heads: list[int], tokeniz
     return tokens, token_classes, (nodes + 1).ravel()
 
 
-_KIND = TreesKind()
-TREES = register(_KIND.data_kind(unlabelled=_KIND.unlabelled))
+def unlabelled_sentences(data: TreesData, tokenizers: TokenizerPair, path: str, request: OpenRequest) -> UnlabelledData:
+    """The sentences of a CoNLL-U file; their trees are used, their labels are not."""
+    return TreesPipeline(data, "tagged", request, tokenizers).unlabelled(path)
+
+
+TREES = register(TreesPipeline.data_kind(unlabelled=unlabelled_sentences))

@@ -10,11 +10,10 @@ from typing import TypeVar
 from manyformer.config import LabelsData, PairsData, TreesData
 from manyformer.data.atomic_files import atomic_write
 from manyformer.data.cache_folder import PreparationResult, PreparedData
-from manyformer.data.kind import OpenRequest
+from manyformer.data.file_pipeline import FilePipeline
 from manyformer.data.length_buckets import LengthBuckets, SequenceDataset, training_buckets
 from manyformer.data.opened import EvaluationPath, HeldOutExample
 from manyformer.data.pair_tables import RowTable
-from manyformer.data.prepared_kind import Opening, PreparedKind
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import Splits
 from manyformer.data.table_files import TableRow
@@ -27,7 +26,7 @@ TableData = TypeVar("TableData", bound=PairsData | LabelsData | TreesData)
 _BLOCK_ROWS = 2000
 
 
-class TableKind(PreparedKind[TableData, RowTable, LengthBuckets]):
+class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
     """A kind of data whose rows become examples, in batches of similar length.
 
     Prepared files include the held-out rows as text. `title` is the data in messages, `noun` one example, and `unit`
@@ -39,33 +38,33 @@ class TableKind(PreparedKind[TableData, RowTable, LengthBuckets]):
     unit: str = "tokens"
 
     @abstractmethod
-    def train_tokenizers(self, data: TableData, splits: Splits[RowTable]) -> TokenizerPair:
+    def train_tokenizers(self, splits: Splits[RowTable]) -> TokenizerPair:
         """The tokenizers, and the labels if there are any."""
 
     @abstractmethod
-    def add_rows(
-        self, data: TableData, tokenizers: TokenizerPair, writers: Sequence[ShardWriter], rows: Sequence[TableRow]
-    ) -> int:
+    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
         """Add rows to the shards of the sides; returns how many of them were truncated."""
 
     @abstractmethod
     def dataset(self, shards: Sequence[TokenShard]) -> SequenceDataset:
         """The examples in the shards of the sides."""
 
-    def max_vocab(self, tokenizers: TokenizerPair) -> int:
+    def max_vocab(self) -> int:
         """An upper bound of the numbers in all shards."""
-        return max(tokenizers.source.vocab, tokenizers.target.vocab, len(tokenizers.labels or ()))
+        source, target, labels = self.tokenizers
+        return max(source.vocab, target.vocab, len(labels or ()))
 
-    def prepare(self, data: TableData, splits: Splits[RowTable], request: OpenRequest) -> PreparationResult:
-        request.log(f"preparing {self.title}: {splits.sources['train'][0].name} ({data.tokenizer} tokens)")
-        tokenizers = self.train_tokenizers(data, splits)
+    def prepare(self, splits: Splits[RowTable]) -> PreparationResult:
+        cache = self.request.cache
+        self.request.log(f"preparing {self.title}: {splits.sources['train'][0].name} ({self.data.tokenizer} tokens)")
+        self.tokenizers = self.train_tokenizers(splits)
         counts, truncated = dict.fromkeys(splits.names, 0), 0
         hashers = {name: hashlib.sha256() for name in splits.names}
         shard_names = [shard_name for name in splits.names for shard_name in self.shard_names(name)]
         with ExitStack() as stack:
-            writers = stack.enter_context(write_shards(request.cache, shard_names, self.max_vocab(tokenizers)))
+            writers = stack.enter_context(write_shards(cache, shard_names, self.max_vocab()))
             files = {
-                name: stack.enter_context(atomic_write(request.cache / f"{name}.jsonl"))
+                name: stack.enter_context(atomic_write(cache / f"{name}.jsonl"))
                 for name in splits.names
                 if name != "train"
             }
@@ -76,48 +75,43 @@ class TableKind(PreparedKind[TableData, RowTable, LengthBuckets]):
                 if name in files:
                     files[name].write(content)
                 split_writers = [writers.shards[shard_name] for shard_name in self.shard_names(name)]
-                truncated += self.add_rows(data, tokenizers, split_writers, rows)
+                truncated += self.add_rows(split_writers, rows)
                 counts[name] += len(rows)
             splits.check_counts(counts, "rows")
         hashes = {name: hasher.hexdigest() for name, hasher in hashers.items()}
-        return PreparationResult(tokenizers, writers.facts, hashes, {f"{self.noun}s": counts, "cut": truncated})
+        return PreparationResult(self.tokenizers, writers.facts, hashes, {f"{self.noun}s": counts, "cut": truncated})
 
-    def write_file(self, opening: Opening[TableData], path: EvaluationPath) -> list[TokenShard]:
-        return self.write_rows(opening, self.rows_of_file(opening, path))
+    def write_file(self, path: EvaluationPath) -> list[TokenShard]:
+        return self.write_rows(self.rows_of_file(path))
 
-    def rows_of_file(self, opening: Opening[TableData], path: EvaluationPath) -> list[TableRow]:
+    def rows_of_file(self, path: EvaluationPath) -> list[TableRow]:
         """The rows of files. Raises UserError if there are none."""
-        tables = self.open_sources(opening.data, path, "test", opening.request.cache)
-        rows = [row for table in tables for row in table.rows()]
+        rows = [row for table in self.open_sources(path, "test") for row in table.rows()]
         if not rows:
             raise UserError(f"{path}: there is nothing in it")
         return rows
 
-    def write_rows(self, opening: Opening[TableData], rows: Sequence[TableRow]) -> list[TokenShard]:
+    def write_rows(self, rows: Sequence[TableRow]) -> list[TokenShard]:
         """Write the shards of rows for a trained model."""
-        folder = opening.request.cache
-        with write_shards(folder, self.sides, self.max_vocab(opening.tokenizers)) as writers:
-            self.add_rows(opening.data, opening.tokenizers, list(writers.shards.values()), rows)
+        folder = self.request.cache
+        with write_shards(folder, self.sides, self.max_vocab()) as writers:
+            self.add_rows(list(writers.shards.values()), rows)
         return [open_shard(folder, side, facts) for side, facts in writers.facts.items()]
 
-    def plan(self, opening: Opening[TableData], shards: Sequence[TokenShard], split: str) -> LengthBuckets:
-        dataset, batch_tokens = self.dataset(shards), opening.request.batch_tokens
+    def plan(self, shards: Sequence[TokenShard], split: str) -> LengthBuckets:
+        dataset, batch_tokens = self.dataset(shards), self.request.batch_tokens
         if split != "train":
             return LengthBuckets(dataset, batch_tokens)
-        max_length = opening.data.max_length
+        max_length = self.data.max_length
         return training_buckets(dataset, batch_tokens, noun=self.noun, max_length=max_length, unit=self.unit)
 
     def describe(
-        self,
-        opening: Opening[TableData],
-        splits: Splits[RowTable],
-        prepared: PreparedData,
-        plans: Mapping[str, LengthBuckets],
+        self, splits: Splits[RowTable], prepared: PreparedData, plans: Mapping[str, LengthBuckets]
     ) -> Iterator[str]:
-        data, tokenizers = opening.data, opening.tokenizers
-        label_text = "" if tokenizers.labels is None else f"; {len(tokenizers.labels):,} {self.labels_title(data)}"
+        data, labels = self.data, self.tokenizers.labels
+        label_text = "" if labels is None else f"; {len(labels):,} {self.labels_title()}"
         yield f"{self.title}: {splits.source_names()}{label_text}"
-        yield f"tokens: {data.tokenizer}, vocabulary {self.vocab_text(opening)}"
+        yield f"tokens: {data.tokenizer}, vocabulary {self.vocab_text()}"
         counts = [f"{name}: {len(plan.indices):,} {self.noun}s" for name, plan in plans.items()]
         if left_out := len(plans["train"].examples.lengths) - len(plans["train"].indices):
             counts[0] += f" ({left_out:,} longer than {data.max_length} tokens left out)"
@@ -125,13 +119,13 @@ class TableKind(PreparedKind[TableData, RowTable, LengthBuckets]):
         if prepared.counts["cut"]:
             yield f"{prepared.counts['cut']:,} {self.noun}s cut at {data.max_length} tokens"
 
-    def labels_title(self, data: TableData) -> str:
+    def labels_title(self) -> str:
         """What the labels are, for display."""
         return "labels"
 
-    def vocab_text(self, opening: Opening[TableData]) -> str:
+    def vocab_text(self) -> str:
         """The size of the vocabulary for display."""
-        return f"{opening.tokenizers.target.vocab:,}"
+        return f"{self.tokenizers.target.vocab:,}"
 
 
 def split_rows(splits: Splits[RowTable]) -> Iterator[tuple[str, TableRow]]:

@@ -1,0 +1,167 @@
+"""The pipeline of data in files: split, prepared once as token shards, then read as batches."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import tokenizers
+
+from manyformer.batches import TextUnits
+from manyformer.data.cache_folder import PreparationResult, PreparedData, load_or_prepare, load_prepared
+from manyformer.data.epochs import HeldOutBatches
+from manyformer.data.kind import DataKind, KindSection, OpenRequest
+from manyformer.data.length_buckets import LengthBuckets
+from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, OpenedData, path_name
+from manyformer.data.sampler import Sampler
+from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.splits import PathOrPaths, SourceT, Splits
+from manyformer.data.text_epochs import TextPlan
+from manyformer.data.token_shards import TokenShard
+from manyformer.errors import UserError
+
+PlanT = TypeVar("PlanT", bound=TextPlan | LengthBuckets)
+
+
+class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
+    """The steps from the files of a data section to batches, for one opening of the data.
+
+    Sources are opened and split (`open_sources`), written to shards in the cache folder (`prepare`), and read by a plan
+    of batches (`plan`). Each split has one shard for each of the `sides`. `prepared_settings` are the settings that
+    decide the prepared files, besides the sources. `tokenizers` are those of a trained model, or else of preparation.
+    """
+
+    section: type[KindSection]
+    forms: tuple[str, ...]
+    sides: tuple[str, ...] = ()
+    prepared_settings: tuple[str, ...]
+
+    tokenizers: TokenizerPair
+
+    def __init__(
+        self, data: KindSection, form: str, request: OpenRequest, tokenizers: TokenizerPair | None = None
+    ) -> None:
+        self.data, self.form, self.request = data, form, request
+        if tokenizers is not None:
+            self.tokenizers = tokenizers
+
+    @abstractmethod
+    def open_sources(self, paths: PathOrPaths, split: str) -> list[SourceT]:
+        """The sources at these paths, which are read for a split."""
+
+    @abstractmethod
+    def prepare(self, splits: Splits[SourceT]) -> PreparationResult:
+        """Write the shards of all splits to the cache folder."""
+
+    @abstractmethod
+    def write_file(self, path: EvaluationPath) -> list[TokenShard]:
+        """Write the shards of other data of this kind, for a trained model."""
+
+    @abstractmethod
+    def plan(self, shards: Sequence[TokenShard], split: str) -> PlanT:
+        """The plan of batches of a split, or of a file (split ""). Raises UserError if training data fills no batch."""
+
+    @abstractmethod
+    def length_limits(self, plans: Mapping[str, PlanT]) -> Iterable[LengthLimit]:
+        """The longest sequences, which a model must allow."""
+
+    @abstractmethod
+    def describe(self, splits: Splits[SourceT], prepared: PreparedData, plans: Mapping[str, PlanT]) -> Iterator[str]:
+        """A summary of the data for display."""
+
+    def split(self) -> Splits[SourceT]:
+        """Open the sources of all splits."""
+        data: Any = self.data
+        return Splits.open(self.open_sources, data.path, data.valid, data.test)
+
+    def library(self) -> str | None:
+        """The version of the library that decides the prepared files."""
+        return tokenizers.__version__
+
+    def units(self, shards: Sequence[TokenShard]) -> TextUnits | None:
+        """The units that scores are relative to; None if the targets do not encode a text."""
+        return None
+
+    def required_keywords(self) -> dict[str, int]:
+        """The keywords that every model needs."""
+        labels = self.tokenizers.labels
+        return {"vocab": self.tokenizers.target.vocab} | ({} if labels is None else {"classes": len(labels)})
+
+    def offered_keywords(self) -> dict[str, int]:
+        """The keywords for models that accept them."""
+        return {}
+
+    def open(self) -> OpenedData:
+        """Open the data for training; prepared files are reused if nothing that decides them has changed."""
+        data, cache, splits = self.data, self.request.cache, self.split()
+        settings = {name: getattr(data, name) for name in self.prepared_settings}
+        settings |= {"kind": data.kind, "shares": splits.shares, "stamps": splits.stamps()}
+        if (library := self.library()) is not None:
+            settings["library"] = library
+        prepared = load_or_prepare(cache, settings, lambda: self.prepare(splits))
+        self.tokenizers = prepared.tokenizers
+        required = self.required_keywords()
+        shards = {name: self.shards_of(prepared, name) for name in splits.names}
+        plans = {name: self.plan(shards[name], name) for name in splits.names}
+        held_out = {
+            name: HeldOutBatches(plan.fixed_epoch(), self.units(shards[name]))
+            for name, plan in plans.items()
+            if name != "train"
+        }
+        return OpenedData(
+            tokenizers=prepared.tokenizers,
+            train=Sampler(plans["train"], self.request.seed),
+            valid=held_out["valid"],
+            test=held_out.get("test"),
+            summary_lines=tuple(self.describe(splits, prepared, plans)),
+            length_limits=tuple(self.length_limits(plans)),
+            cache=cache,
+            required_keywords=required,
+            offered_keywords=self.offered_keywords(),
+        )
+
+    def held_out(self, split: str | None) -> EvaluationData:
+        """A held-out split: "valid", "test", or by default test if there is one, prepared again if files are missing.
+
+        Raises UserError if there is no such split.
+        """
+        cache = self.request.cache
+        prepared = load_prepared(cache)
+        if prepared is None:
+            self.open()
+            prepared = load_prepared(cache)
+        assert prepared is not None
+        has_test = any(name.partition(".")[0] == "test" for name in prepared.shards)
+        if split == "test" and not has_test:
+            raise UserError(
+                f"the run in {cache.parent} has no test data (data.test); score the split valid, or another file"
+            )
+        self.tokenizers, name = prepared.tokenizers, split or ("test" if has_test else "valid")
+        return EvaluationData(name, self.held_out_batches(self.shards_of(prepared, name)))
+
+    def from_file(self, path: EvaluationPath) -> EvaluationData:
+        """The data of files, with the tokenizers of a trained model."""
+        return EvaluationData(path_name(path), self.held_out_batches(self.write_file(path)))
+
+    def held_out_batches(self, shards: Sequence[TokenShard]) -> HeldOutBatches:
+        """The batches of a held-out split or of a file, always in the same order."""
+        return HeldOutBatches(self.plan(shards, "").fixed_epoch(), self.units(shards))
+
+    def shard_names(self, split: str) -> list[str]:
+        """The names of the shards of a split, or of a file (split "")."""
+        return [f"{split}.{side}".removeprefix(".") for side in self.sides] or [split]
+
+    def shards_of(self, prepared: PreparedData, split: str) -> list[TokenShard]:
+        """The shards of a split, in the order of the sides."""
+        return [prepared.shards[name] for name in self.shard_names(split)]
+
+    @classmethod
+    def data_kind(cls, **optional: Any) -> DataKind[KindSection]:
+        """The kind of data to register, with its `optional` parts."""
+        return DataKind(
+            section=cls.section,
+            forms=cls.forms,
+            open=lambda data, form, request: cls(data, form, request).open(),
+            held_out=lambda data, form, request, split: cls(data, form, request).held_out(split),
+            from_file=lambda data, form, pair, path, request: cls(data, form, request, pair).from_file(path),
+            **optional,
+        )
