@@ -80,12 +80,8 @@ class RulePlan(EpochPlan):
     """An endless plan of epochs with newly generated rows."""
 
     def __init__(self, rule: SyntheticRule, rows: int, rows_per_sequence: int, fingerprint: str) -> None:
-        self._rule, self._shape = (
-            rule,
-            SyntheticShape(
-                max(1, BATCHES_PER_EPOCH // rows_per_sequence) * rows_per_sequence, rows, rule.length, rows_per_sequence
-            ),
-        )
+        batches = max(1, BATCHES_PER_EPOCH // rows_per_sequence) * rows_per_sequence
+        self._rule, self._shape = rule, SyntheticShape(batches, rows, rule.length, rows_per_sequence)
         self.fingerprint = f"{fingerprint}-{rows}"
 
     def epoch(self, seed: int, number: int) -> RuleEpoch:
