@@ -130,7 +130,7 @@ def test_modes_of_image_files(tmp_path: Path) -> None:
     for name, (image, want) in files.items():
         (tmp_path / name).mkdir()
         image.save(tmp_path / name / "one.png")
-        (picture,) = open_image_files(str(tmp_path / name)).images("")
+        (picture,) = open_image_files(str(tmp_path / name))[""].images()
         assert picture.label is None
         if want is None:
             assert picture.pixels.shape == (4, 4, 3)

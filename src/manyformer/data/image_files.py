@@ -1,9 +1,9 @@
-"""Image collections in NumPy archives, in IDX files (as MNIST), and in folders of image files."""
+"""Images in NumPy archives, in IDX files (as MNIST), and in folders of image files."""
 
 import struct
 import zipfile
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, final
 
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from manyformer.data.image_reading import (
     SPLIT_NAMES,
-    ImageCollection,
     ImagePart,
     ImageRecord,
+    ImageSource,
     as_pixels,
     files_stamp,
     pillow,
@@ -29,157 +29,140 @@ _IMAGE_NAMES, _LABEL_NAMES = frozenset({"x", "images", "image"}), frozenset({"y"
 _UBYTE = 8
 
 
-def open_image_files(path: str) -> ImageCollection:
-    """Open the images at `path`: an .npz file, an IDX file, or a folder. Raises UserError for anything else."""
+ImageArrays = tuple[NDArray[Any], NDArray[Any] | None]
+"""Images (n, h, w) or (n, h, w, c), and their labels or None."""
+
+
+def open_image_files(path: str) -> dict[ImagePart, ImageSource]:
+    """The parts of the images at `path`: an .npz file, an IDX file, an image file or a folder.
+
+    Raises UserError for anything else.
+    """
     resolved = existing_path(path)
     if resolved.is_dir():
         idx_files = _idx_files(resolved)
-        return (
-            IdxImages(resolved, idx_files)
-            if idx_files
-            else FolderImages(str(resolved), resolved, _image_files(resolved))
-        )
+        return _idx_images(resolved, idx_files) if idx_files else _folder_images(resolved)
     if content_suffix(resolved) == ".npz":
-        return NpzImages(resolved)
+        return _npz_images(resolved)
     if resolved.suffix.lower() in IMAGE_SUFFIXES:
-        return FolderImages(str(resolved), resolved.parent, {"": [resolved]})
+        stamp = files_stamp(resolved.parent, [resolved])
+        return {"": FolderImages(str(resolved), resolved.parent, [resolved], stamp)}
     if "ubyte" in resolved.name or "idx" in resolved.name:
-        return IdxImages(resolved, {"": resolved})
+        return _idx_images(resolved, {"": resolved})
     raise UserError(
         f"{resolved}: images must be a NumPy archive (.npz), an IDX file (such as train-images-idx3-ubyte.gz), "
         "an image file, or a folder of image files or IDX files"
     )
 
 
-class _ArrayImages(ImageCollection):
-    """A collection whose images and labels are arrays that are loaded entirely."""
+@final
+class ArrayImages(ImageSource):
+    """Images and labels in arrays, which `load` returns when they are first read."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self.name = path, str(path)
-        self._cached_arrays: dict[ImagePart, tuple[NDArray[Any], NDArray[Any] | None]] = {}
+    def __init__(self, path: Path, part: ImagePart, load: Callable[[], ImageArrays], stamp: list[str | int]) -> None:
+        super().__init__(str(path), part, stamp)
+        self._load = load
 
-    def labels(self, part: ImagePart) -> set[str]:
-        labels = self._arrays_of(part)[1]
+    @cached_property
+    def _arrays(self) -> ImageArrays:
+        images, labels = self._load()
+        if images.ndim not in (3, 4):
+            raise UserError(f"{self.name}: images must be an array of 3 or 4 axes, but this one is {images.shape}")
+        if labels is not None and (labels.ndim != 1 or len(labels) != len(images)):
+            shape = f"({len(images)},), not {labels.shape}"
+            raise UserError(f"{self.name}: {len(images):,} images need labels of shape {shape}")
+        return images, labels
+
+    def labels(self) -> set[str]:
+        labels = self._arrays[1]
         return set() if labels is None else {str(label) for label in np.unique(labels)}
 
-    def images(self, part: ImagePart) -> Iterator[ImageRecord]:
-        images, labels = self._arrays_of(part)
+    def images(self) -> Iterator[ImageRecord]:
+        images, labels = self._arrays
         for index, image in enumerate(images):
-            location = f"{self.name}: image {index}" + (f" of {part}" if part else "")
+            location = f"{self.name}: image {index}" + (f" of {self.part}" if self.part else "")
             yield ImageRecord(as_pixels(image, location), None if labels is None else str(labels[index]), location)
 
-    def _arrays_of(self, part: ImagePart) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        if part not in self._cached_arrays:
-            images, labels = self._load_arrays(part)
-            if images.ndim not in (3, 4):
-                raise UserError(f"{self.name}: images must be an array of 3 or 4 axes, but this one is {images.shape}")
-            if labels is not None and (labels.ndim != 1 or len(labels) != len(images)):
-                raise UserError(
-                    f"{self.name}: {len(images):,} images need labels of shape ({len(images)},), not {labels.shape}"
-                )
-            self._cached_arrays[part] = images, labels
-        return self._cached_arrays[part]
-
-    def _load_arrays(self, part: ImagePart) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        raise NotImplementedError
-
 
 @final
-class NpzImages(_ArrayImages):
+class FolderImages(ImageSource):
+    """Image files in the folder `root`, whose labels are the names of the innermost folders below it."""
+
+    def __init__(self, name: str, root: Path, files: list[Path], stamp: list[str | int], part: ImagePart = "") -> None:
+        super().__init__(name, part, stamp)
+        self._root, self._files = root, files
+
+    def labels(self) -> set[str]:
+        return {label for file in self._files if (label := self._label_of(file)) is not None}
+
+    def images(self) -> Iterator[ImageRecord]:
+        for file in self._files:
+            yield ImageRecord(_read_image(file), self._label_of(file), str(file))
+
+    def _label_of(self, file: Path) -> str | None:
+        folders = file.relative_to(self._root).parts[1 if self.part else 0 : -1]
+        return folders[-1] if folders else None
+
+
+def _npz_images(path: Path) -> dict[ImagePart, ImageSource]:
     """Images in a NumPy archive with arrays named like `x` and `y`, `train_x`, `x_train`, or `train_images`."""
+    # numpy.load leaves the file open if it is no archive
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"{path}: this is not a complete NumPy archive (.npz)")
+    archive = np.load(path)
+    images, labels = (_names_by_part(archive.files, keywords) for keywords in (_IMAGE_NAMES, _LABEL_NAMES))
+    if not images:
+        array_names = ", ".join(archive.files) or "nothing"
+        raise UserError(f"{path}: there are no images in it; it has {array_names}, but x or train_x is needed")
 
-    def parts(self) -> list[ImagePart]:
-        return list(self._image_arrays)
-
-    def stamp(self) -> list[str | int]:
-        return file_stamp(self._path)
-
-    @cached_property
-    def _file(self) -> Any:
-        # numpy.load leaves the file open if it is no archive
-        if not zipfile.is_zipfile(self._path):
-            raise UserError(f"{self._path}: this is not a complete NumPy archive (.npz)")
-        return np.load(self._path)
-
-    @cached_property
-    def _image_arrays(self) -> dict[ImagePart, str]:
-        image_arrays = self._arrays_named(_IMAGE_NAMES)
-        if not image_arrays:
-            array_names = ", ".join(self._file.files) or "nothing"
-            raise UserError(
-                f"{self._path}: there are no images in it; it has {array_names}, but x or train_x is needed"
-            )
-        return image_arrays
-
-    def _arrays_named(self, keywords: frozenset[str]) -> dict[ImagePart, str]:
-        """The arrays whose names contain one of `keywords`, by the split that the remaining name gives."""
-        arrays: dict[ImagePart, str] = {}
-        for name in self._file.files:
-            name_parts = name.lower().split("_")
-            split_names = [word for word in name_parts if word not in keywords]
-            if len(split_names) < len(name_parts) and all(word in SPLIT_NAMES for word in split_names):
-                arrays[SPLIT_NAMES[split_names[0]] if split_names else ""] = name
-        return arrays
-
-    def _load_arrays(self, part: ImagePart) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        labels = self._arrays_named(_LABEL_NAMES).get(part)
-        return self._load_array(self._image_arrays[part]), None if labels is None else self._load_array(labels)
-
-    def _load_array(self, name: str) -> NDArray[Any]:
+    def load_array(name: str) -> NDArray[Any]:
         try:
-            array: NDArray[Any] = self._file[name]
+            array: NDArray[Any] = archive[name]
         except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-            raise UserError(f"{self._path}: the array {name} cannot be read ({error})") from error
+            raise UserError(f"{path}: the array {name} cannot be read ({error})") from error
         return array
 
+    def load_part(part: ImagePart) -> ImageArrays:
+        return load_array(images[part]), load_array(labels[part]) if part in labels else None
 
-@final
-class IdxImages(_ArrayImages):
+    return {part: ArrayImages(path, part, partial(load_part, part), file_stamp(path)) for part in images}
+
+
+def _names_by_part(names: Iterable[str], keywords: frozenset[str]) -> dict[ImagePart, str]:
+    """The array names that contain one of `keywords`, by the split that the remaining name gives."""
+    by_part: dict[ImagePart, str] = {}
+    for name in names:
+        name_parts = name.lower().split("_")
+        split_names = [word for word in name_parts if word not in keywords]
+        if len(split_names) < len(name_parts) and all(word in SPLIT_NAMES for word in split_names):
+            by_part[SPLIT_NAMES[split_names[0]] if split_names else ""] = name
+    return by_part
+
+
+def _idx_images(path: Path, files: dict[ImagePart, Path]) -> dict[ImagePart, ImageSource]:
     """Images in IDX files (yann.lecun.com/exdb/mnist), plain or gzipped, with labels in files named as in MNIST."""
+    all_files = [file for images in files.values() for file in (images, _labels_path(images)) if file.is_file()]
+    stamp = files_stamp(all_files[0].parent, all_files)
 
-    def __init__(self, path: Path, images: dict[ImagePart, Path]) -> None:
-        super().__init__(path)
-        self._image_files = images
-
-    def parts(self) -> list[ImagePart]:
-        return list(self._image_files)
-
-    def stamp(self) -> list[str | int]:
-        files = [
-            file for images in self._image_files.values() for file in (images, _labels_path(images)) if file.is_file()
-        ]
-        return files_stamp(files[0].parent, files)
-
-    def _load_arrays(self, part: ImagePart) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        images = self._image_files[part]
+    def load_part(images: Path) -> ImageArrays:
         labels = _labels_path(images)
         return read_idx(images), read_idx(labels) if labels != images and labels.is_file() else None
 
+    return {part: ArrayImages(path, part, partial(load_part, images), stamp) for part, images in files.items()}
 
-@final
-class FolderImages(ImageCollection):
-    """Image files in the folder `root`, in a folder per label, optionally inside folders train, valid and test."""
 
-    def __init__(self, name: str, root: Path, files: dict[ImagePart, list[Path]]) -> None:
-        self.name, self._root, self._files = name, root, files
-
-    def parts(self) -> list[ImagePart]:
-        return list(self._files)
-
-    def labels(self, part: ImagePart) -> set[str]:
-        labels = {self._label_of(file, part) for file in self._files[part]}
-        return {label for label in labels if label is not None}
-
-    def images(self, part: ImagePart) -> Iterator[ImageRecord]:
-        for file in self._files[part]:
-            yield ImageRecord(_read_image(file), self._label_of(file, part), str(file))
-
-    def stamp(self) -> list[str | int]:
-        return files_stamp(self._root, [file for files in self._files.values() for file in files])
-
-    def _label_of(self, file: Path, part: ImagePart) -> str | None:
-        folders = file.relative_to(self._root).parts[1 if part else 0 : -1]
-        return folders[-1] if folders else None
+def _folder_images(folder: Path) -> dict[ImagePart, ImageSource]:
+    """The image files in a folder, optionally inside folders train, valid and test."""
+    files: dict[ImagePart, list[Path]] = {}
+    for file in sorted(folder.rglob("*")):
+        parts = file.relative_to(folder).parts
+        if file.suffix.lower() in IMAGE_SUFFIXES and not any(name.startswith(".") for name in parts):
+            part = SPLIT_NAMES.get(parts[0].lower(), "") if len(parts) > 1 else ""
+            files.setdefault(part, []).append(file)
+    if not files:
+        raise UserError(f"{folder}: this folder has no images (searched for {' '.join(sorted(IMAGE_SUFFIXES))})")
+    stamp = files_stamp(folder, [file for part_files in files.values() for file in part_files])
+    return {part: FolderImages(str(folder), folder, files[part], stamp, part) for part in files}
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
@@ -202,19 +185,6 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
             f"{len(content) - header_size:,}"
         )
     return np.frombuffer(content, dtype=np.uint8, offset=header_size).reshape(shape)
-
-
-def _image_files(folder: Path) -> dict[ImagePart, list[Path]]:
-    """The image files under a folder, by the split that its subfolder names. Raises UserError if there are none."""
-    files: dict[ImagePart, list[Path]] = {}
-    for file in sorted(folder.rglob("*")):
-        parts = file.relative_to(folder).parts
-        if file.suffix.lower() in IMAGE_SUFFIXES and not any(name.startswith(".") for name in parts):
-            part = SPLIT_NAMES.get(parts[0].lower(), "") if len(parts) > 1 else ""
-            files.setdefault(part, []).append(file)
-    if not files:
-        raise UserError(f"{folder}: this folder has no images (searched for {' '.join(sorted(IMAGE_SUFFIXES))})")
-    return files
 
 
 def _idx_files(folder: Path) -> dict[ImagePart, Path]:

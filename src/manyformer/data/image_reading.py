@@ -1,4 +1,4 @@
-"""The interface of image collections with labels, and operations shared by all file formats."""
+"""The interface of images with labels, and operations shared by all file formats."""
 
 import hashlib
 from abc import abstractmethod
@@ -34,37 +34,22 @@ class ImageRecord(NamedTuple):
     location: str
 
 
-class ImageCollection(DataSource):
-    """A collection of images, with one part per split."""
+class ImageSource(DataSource):
+    """The images of one split of a file or folder; `part` is "" if the files name no split."""
+
+    def __init__(self, name: str, part: ImagePart, stamp: list[str | int]) -> None:
+        self.name, self.part, self._stamp = name, part, stamp
 
     @abstractmethod
-    def parts(self) -> list[ImagePart]:
-        """The parts that the collection has."""
+    def labels(self) -> set[str]:
+        """The labels; empty if the images have none."""
 
     @abstractmethod
-    def labels(self, part: ImagePart) -> set[str]:
-        """The labels of a part; empty if its images have none."""
-
-    @abstractmethod
-    def images(self, part: ImagePart) -> Iterator[ImageRecord]:
-        """Stream the images of a part in order."""
-
-    def select_part(self, name: ImagePart) -> "CollectionPart":
-        """The part called `name`, or else the part without a name. Raises UserError if there is neither."""
-        parts = self.parts()
-        if name not in parts and "" not in parts:
-            raise UserError(f"{self.name}: there are no {name} images in it, only images for {', '.join(parts)}")
-        return CollectionPart(self, name if name in parts else "")
-
-
-class CollectionPart(DataSource):
-    """The images of one split of a collection."""
-
-    def __init__(self, collection: ImageCollection, part: ImagePart) -> None:
-        self.collection, self.part, self.name = collection, part, collection.name
+    def images(self) -> Iterator[ImageRecord]:
+        """Stream the images in order."""
 
     def stamp(self) -> list[str | int]:
-        return [*self.collection.stamp(), self.part]
+        return [*self._stamp, self.part]
 
 
 class ImageResize(NamedTuple):

@@ -11,9 +11,10 @@ from manyformer.data.file_pipeline import FilePipeline
 from manyformer.data.image_examples import LabelledImageDataset, PixelSequenceDataset
 from manyformer.data.image_files import open_image_files
 from manyformer.data.image_reading import (
-    CollectionPart,
+    ImagePart,
     ImageRecord,
     ImageResize,
+    ImageSource,
     check_same_shape,
     pillow,
     sort_labels,
@@ -38,7 +39,7 @@ IMAGES_PER_BATCH = 64
 """Images whose labels are predicted together."""
 
 
-class ImagesPipeline(FilePipeline[ImagesData, CollectionPart, LengthBuckets]):
+class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
     """Images in the form "labelled", for a classifier, or "levels", as pixel tokens for a language model.
 
     A batch is bounded by its values (pixels times channels). Equal images fall into the same split.
@@ -49,16 +50,16 @@ class ImagesPipeline(FilePipeline[ImagesData, CollectionPart, LengthBuckets]):
     sides = ("image", "label")
     prepared_settings = ("size", "channels", "levels", "block")
 
-    def open_sources(self, paths: PathOrPaths, split: str) -> list[CollectionPart]:
-        return [open_image_files(path).select_part(split) for path in path_list(paths)]
+    def open_sources(self, paths: PathOrPaths, split: str) -> list[ImageSource]:
+        return [_select_part(open_image_files(path), split) for path in path_list(paths)]
 
-    def split(self) -> Splits[CollectionPart]:
+    def split(self) -> Splits[ImageSource]:
         splits = super().split()
-        # collections with test images are tested on those
-        collections = [source.collection for source in splits.sources["train"]]
-        test_parts = [CollectionPart(images, "test") for images in collections if "test" in images.parts()]
-        if test_parts and self.data.test is None:
-            splits.sources["test"] = test_parts
+        if self.data.test is None:
+            # images that come with test images are tested on those
+            opened = [open_image_files(path) for path in path_list(self.data.path)]
+            if test_sources := [parts["test"] for parts in opened if "test" in parts]:
+                splits.sources["test"] = test_sources
         return splits
 
     def library(self) -> str | None:
@@ -69,12 +70,10 @@ class ImagesPipeline(FilePipeline[ImagesData, CollectionPart, LengthBuckets]):
             raise UserError("data.block is the order in which a language model reads images; a classifier has none")
         return super().open()
 
-    def prepare(self, splits: Splits[CollectionPart]) -> PreparationResult:
+    def prepare(self, splits: Splits[ImageSource]) -> PreparationResult:
         data, cache = self.data, self.request.cache
         self.request.log(f"preparing images: {splits.sources['train'][0].name}")
-        labels = sort_labels(
-            {label for source in splits.sources["train"] for label in source.collection.labels(source.part)}
-        )
+        labels = sort_labels({label for source in splits.sources["train"] for label in source.labels()})
         if len(labels) == 1:
             raise UserError(
                 f"all training images have the label {labels[0]!r}; there must be two labels at least, or none"
@@ -141,7 +140,7 @@ class ImagesPipeline(FilePipeline[ImagesData, CollectionPart, LengthBuckets]):
         return [LengthLimit(plans["train"].max_length, "an image", remedy)]
 
     def describe(
-        self, splits: Splits[CollectionPart], prepared: PreparedData, plans: Mapping[str, LengthBuckets]
+        self, splits: Splits[ImageSource], prepared: PreparedData, plans: Mapping[str, LengthBuckets]
     ) -> Iterator[str]:
         tokenizer, labels = self.pixel_tokenizer, self.tokenizers.labels
         yield f"images: {splits.source_names()}; {'no' if labels is None else f'{len(labels):,}'} labels"
@@ -181,7 +180,7 @@ class ImagesPipeline(FilePipeline[ImagesData, CollectionPart, LengthBuckets]):
         shape = self.pixel_tokenizer.shape
         resize = ImageResize(self.data.size, self.data.channels or shape.channels)
         for source in self.open_sources(path, "test"):
-            for record in map(resize.apply, source.collection.images(source.part)):
+            for record in map(resize.apply, source.images()):
                 if record.pixels.shape != shape:
                     actual = ImageShape(*record.pixels.shape)
                     raise UserError(
@@ -206,11 +205,19 @@ class ImagesPipeline(FilePipeline[ImagesData, CollectionPart, LengthBuckets]):
             writers[1].add([class_id(class_ids, record.label, record.location)], starts_document=True)
 
 
-def _split_images(splits: Splits[CollectionPart]) -> Iterator[tuple[str, ImageRecord]]:
+def _select_part(parts: dict[ImagePart, ImageSource], split: str) -> ImageSource:
+    """The part of this split, or else the part without a name. Raises UserError if there is neither."""
+    if split not in parts and "" not in parts:
+        name = next(iter(parts.values())).name
+        raise UserError(f"{name}: there are no {split} images in it, only images for {', '.join(parts)}")
+    return parts[split if split in parts else ""]
+
+
+def _split_images(splits: Splits[ImageSource]) -> Iterator[tuple[str, ImageRecord]]:
     """Stream every image with its split."""
     for name, sources in splits.sources.items():
         for source in sources:
-            for record in source.collection.images(source.part):
+            for record in source.images():
                 yield splits.assign(record.pixels.tobytes()) if name == "train" else name, record
 
 
