@@ -12,6 +12,7 @@ from writers import Pair, Recurrent, Table
 import manyformer as mf
 from manyformer.generate import (
     AverageLogProbPenalty,
+    BeamScores,
     BeamSettings,
     BeamStopping,
     Decoding,
@@ -115,10 +116,8 @@ def test_growing_sequences_compete_without_the_penalty() -> None:
 class Never(BeamStopping):
     """Goes on to the limit."""
 
-    def can_improve(
-        self, live_scores: Tensor, finished_scores: Tensor, best: int, penalty: Tensor, final_penalty: Tensor
-    ) -> Tensor:
-        return torch.ones_like(live_scores, dtype=torch.bool)
+    def can_improve(self, scores: BeamScores) -> Tensor:
+        return torch.ones_like(scores.live, dtype=torch.bool)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])

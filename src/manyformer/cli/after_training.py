@@ -43,10 +43,16 @@ class AfterTraining:
 
     def show(self, run: RunConfig, result: TrainResult) -> None:
         """Print a sample, plot the curves, and print the next commands."""
+        from manyformer.view import plot_runs
+
         if not self.quiet:
             self._print_sample(run, result)
-        self._plot_curves(result)
-        for number, line in enumerate(self.next_commands if not self.quiet else ()):
+        picture = result.out / "curves.png"
+        plot_runs([result.out], picture)
+        if self.quiet:
+            return
+        self._print(f"curves   {picture}")
+        for number, line in enumerate(self.next_commands):
             self._print(f"{'' if number else 'next':<8} {line}")
 
     def _print_sample(self, run: RunConfig, result: TrainResult) -> None:
@@ -56,20 +62,16 @@ class AfterTraining:
             prompt = prompt_of(run.data, OpenRequest(run.batch.tokens, result.out / "data"))
             self._sample_text(model, prompt, run.seed)
         elif task.generates == "answer":
-            self._sample_translations(
-                model, list(islice(read_examples(result.out / "data", "valid"), SAMPLE_TRANSLATIONS))
-            )
+            examples = islice(read_examples(result.out / "data", "valid"), SAMPLE_TRANSLATIONS)
+            self._sample_translations(model, list(examples))
 
     def _sample_text(self, model: Any, prompt: str, seed: int) -> None:
-        max_new = (
-            SAMPLE_TOKENS
-            if model.max_length is None
-            else min(SAMPLE_TOKENS, model.max_length - len(model.tokenizer.encode(prompt)))
-        )
+        max_new = SAMPLE_TOKENS
+        if model.max_length is not None:
+            max_new = min(max_new, model.max_length - len(model.tokenizer.encode(prompt)))
         if max_new < 1:
             return
-        self._print(f"sample   at temperature {TEMPERATURE}, after {prompt!r}:")
-        self._print("")
+        self._print(f"sample   at temperature {TEMPERATURE}, after {prompt!r}:\n")
         decoding = decoding_from_options(temperature=TEMPERATURE, max_new=max_new, seed=seed)
         print(prompt, end="", file=self.out, flush=True)
         for piece in stream(model, prompt, decoding):
@@ -79,17 +81,7 @@ class AfterTraining:
     def _sample_translations(self, model: Any, examples: list[HeldOutExample]) -> None:
         texts = translate(model, [held_out.source for held_out in examples], tokenizer=model.tokenizer)
         for example, text in zip(examples, texts):
-            self._print(f"sample   {example.source}")
-            self._print(f"      →  {text}")
-            self._print(f"   ref.  {example.target}")
-
-    def _plot_curves(self, result: TrainResult) -> None:
-        from manyformer.view import plot_runs
-
-        picture = result.out / "curves.png"
-        plot_runs([result.out], picture)
-        if not self.quiet:
-            self._print(f"curves   {picture}")
+            self._print(f"sample   {example.source}\n      →  {text}\n   ref.  {example.target}")
 
     def _print(self, text: str) -> None:
         print(text, file=self.out, flush=True)

@@ -100,12 +100,12 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; messages go to stderr, results to stdout."""
-    debug, imports, command = _take_global_options(list(arguments))
+    debug, imports, remaining = _take_global_options(list(arguments))
     if "_MANYFORMER_COMPLETE" in os.environ:
         app(prog_name="manyformer")
     try:
         import_from_command_line(imports)
-        code = _invoke(command)
+        code = _invoke(remaining)
         sys.stdout.flush()
         return code
     except BrokenPipeError:

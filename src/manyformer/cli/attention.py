@@ -31,14 +31,10 @@ def attention(
     module: Annotated[
         str | None, Option(help="Modules whose name contains this, such as encoder; cross-attention unless given.")
     ] = None,
-    layer: Annotated[
-        int | None, Option(min=1, help="Which of these modules, counted from 1; the last unless given.")
-    ] = None,
+    layer: Annotated[int | None, Option(min=1, help="Which of these modules, from 1; the last unless given.")] = None,
     heads: Annotated[bool, Option("--heads", help="Draw each head separately instead of their mean.")] = False,
     out: PictureOption = None,
-    regions: Annotated[
-        bool, Option("--regions", help="For a run with a memory: the share of attention to each region.")
-    ] = False,
+    regions: Annotated[bool, Option("--regions", help="A run with a memory: attention to each region.")] = False,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:

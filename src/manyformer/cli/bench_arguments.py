@@ -20,51 +20,32 @@ def read_candidates(context: typer.Context, arguments: list[str]) -> tuple[list[
     keyword_arguments: list[str] = []
     for argument in arguments:
         # the value of `--key` is not a recipe's name
-        is_value = (
-            bool(keyword_arguments) and keyword_arguments[-1].startswith("--") and "=" not in keyword_arguments[-1]
-        )
-        key = argument.partition("=")[0]
-        (
-            keyword_arguments
-            if argument.startswith("--") or is_value or ("=" in argument and ":" not in key)
-            else names
-        ).append(argument)
-    keywords = suggest_options(context, keyword_arguments, lambda: _shared_keywords(keyword_arguments))
+        previous = keyword_arguments[-1] if keyword_arguments else ""
+        is_value = previous.startswith("--") and "=" not in previous
+        is_setting = "=" in argument and ":" not in argument.partition("=")[0]
+        is_keyword = argument.startswith("--") or is_value or is_setting
+        (keyword_arguments if is_keyword else names).append(argument)
     candidates = [_candidate(name) for name in names]
-    _refuse_unknown(context, keyword_arguments, keywords, candidates)
+    keywords = suggest_options(context, keyword_arguments, lambda: _shared_keywords(keyword_arguments, candidates))
     return candidates, keywords
-
-
-def _shared_keywords(arguments: list[str]) -> dict[str, Any]:
-    overrides, mistakes = parse_overrides(arguments)
-    if mistakes:
-        raise UserErrors(map(str, mistakes))
-    return {override.key.removeprefix("model."): override.value for override in overrides}
 
 
 def _candidate(argument: str) -> BenchCandidate:
     name, _, keywords = argument.partition(":")
-    return BenchCandidate(
-        argument, name, read_keywords(get_recipe(name), [part for part in keywords.split(",") if part])
-    )
+    return BenchCandidate(argument, name, read_keywords(get_recipe(name), list(filter(None, keywords.split(",")))))
 
 
-def _refuse_unknown(
-    context: typer.Context, arguments: list[str], keywords: dict[str, Any], candidates: list[BenchCandidate]
-) -> None:
-    """Raise UserErrors for keywords that no candidate has: they would be ignored silently."""
+def _shared_keywords(arguments: list[str], candidates: list[BenchCandidate]) -> dict[str, Any]:
+    """The keywords for all candidates. Raises UserErrors for those that none has: they would be ignored silently."""
+    overrides, mistakes = parse_overrides(arguments)
+    if mistakes:
+        raise UserErrors(map(str, mistakes))
+    keywords = {override.key.removeprefix("model."): override.value for override in overrides}
     valid_names = {name for candidate in candidates for name in get_recipe(candidate.recipe).signature.parameters}
-
-    def refuse() -> None:
-        unknown = [
-            f"--{name}: no such keyword; {suggest_names(name, valid_names)}"
-            for name in keywords
-            if name not in valid_names
-        ]
-        if unknown:
-            raise UserErrors(unknown)
-
-    suggest_options(context, arguments, refuse)
+    unknown = [name for name in keywords if name not in valid_names]
+    if unknown:
+        raise UserErrors(f"--{name}: no such keyword; {suggest_names(name, valid_names)}" for name in unknown)
+    return keywords
 
 
 def read_lengths(text: str) -> list[int]:

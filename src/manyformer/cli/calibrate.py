@@ -48,10 +48,8 @@ def calibrate(
     from manyformer.exits import load_prompts
     from manyformer.exits.save_calibrated import save_calibrated
 
-    folder, model_dir = Path(out or f"{run}/calibrated"), model_folder(run)
-    workload, references = load_prompts(
-        run, split=split, count=prompts, max_new=max_new, rows=batch, device=resolve_device(device)
-    )
+    folder, model_dir, device = Path(out or f"{run}/calibrated"), model_folder(run), resolve_device(device)
+    workload, references = load_prompts(run, split=split, count=prompts, max_new=max_new, rows=batch, device=device)
     with status_line(f"calibrating {run}") as status:
         calibration = certify(
             workload,

@@ -19,9 +19,7 @@ from manyformer.cli.shared_options import JsonOption, NewFolderOption
 def collaborate(
     run: Annotated[str, Argument(help="The folder of a run or a saved model: a transformer-lm or a bert.")],
     *,
-    shared: Annotated[
-        int, Option(min=1, help="Number of query and key dimensions that all heads share; dim gives the exact model.")
-    ],
+    shared: Annotated[int, Option(min=1, help="Query and key dimensions that heads share; dim gives the exact model.")],
     out: NewFolderOption,
     rounds: Annotated[int, Option(min=1, help="Maximum number of iterations of alternating least squares.")] = 100,
     starts: Annotated[int, Option(min=1, help="Number of restarts, of which the best is taken.")] = 2,

@@ -9,6 +9,9 @@ from typing import Any
 UNCUT = 10_000
 """The width of a table without wrapped cells."""
 
+VISIBLE_WHITESPACE = str.maketrans("\n\t", "⏎⇥")
+"""The signs of line breaks and tabs in a cell of a table, which would change its lines and columns."""
+
 
 def print_result(*lines: str) -> None:
     """Print lines of the result to stdout."""
@@ -59,7 +62,7 @@ def print_table(
         table.add_column(header, justify="right" if index in numbers else "left", overflow="fold")
     for row in rows:
         # Text, because rich would parse brackets in a cell as markup
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(str(cell).translate(VISIBLE_WHITESPACE)) for cell in row))
     console = Console(width=None if sys.stdout.isatty() else width)
     with console.capture() as captured:
         console.print(table)

@@ -33,9 +33,7 @@ app.add_typer(
 
 RunName = Annotated[str, Argument(help="The folder of a run: a language model of text.")]
 FolderArgument = Annotated[str, Argument(metavar="DATASTORE", help="The folder of a datastore.")]
-TextOption = Annotated[
-    list[str] | None, Option(help="The text: a file, a folder, '-' or hf:NAME; may be given several times.")
-]
+TextOption = Annotated[list[str] | None, Option(help="File, folder, '-' or hf:NAME; may be given several times.")]
 ExactOption = Annotated[bool, Option("--exact", help="Exact search over all keys, even if there is an index.")]
 ProbeOption = Annotated[int | None, Option(min=1, help="Number of lists of an index to search; 32 unless given.")]
 NeighboursOption = Annotated[int | None, Option(min=1, help="Number of neighbours; the tuned one unless given.")]
@@ -48,9 +46,7 @@ def build(
     run: RunName,
     *,
     data: TextOption = None,
-    split: Annotated[
-        str | None, Option(help="train, valid or test of the run's own data; train unless --data is given.")
-    ] = None,
+    split: Annotated[str | None, Option(help="train, valid or test of the run's data; train without --data.")] = None,
     keys: Annotated[
         str, Option(help="Representation of a context: feed-forward (input of the last feed-forward layer) or final.")
     ] = "feed-forward",
@@ -89,12 +85,8 @@ def index(
     *,
     kind: Annotated[str, Option(help="flat (all keys, in memory) or ivfpq (compressed codes in lists).")] = "ivfpq",
     lists: Annotated[int | None, Option(min=1, help="ivfpq: number of lists; a 64th of the keys unless given.")] = None,
-    codes: Annotated[
-        int | None, Option(min=1, help="ivfpq: bytes of a key's code; a 4th of its width unless given.")
-    ] = None,
-    train_keys: Annotated[
-        int, Option(min=1, help="ivfpq: number of keys that lists and codes are trained on.")
-    ] = 1_000_000,
+    codes: Annotated[int | None, Option(min=1, help="ivfpq: bytes of a code; a 4th of the width unless given.")] = None,
+    train_keys: Annotated[int, Option(min=1, help="ivfpq: keys that lists and codes are trained on.")] = 1_000_000,
     remove: Annotated[bool, Option("--remove", help="Remove the index; search is exact then.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -106,11 +106,10 @@ def print_tuning(folder: str, result: "TuningResult", *, as_json: bool) -> None:
     """Print the best settings with their perplexities."""
     from manyformer.scores import perplexity
 
-    table = [
-        {**mix._asdict(), "perplexity": perplexity(nats, result.targets).value} for mix, nats in result.nats.items()
-    ]
+    tokens = result.targets
+    table = [{**mix._asdict(), "perplexity": perplexity(nats, tokens).value} for mix, nats in result.nats.items()]
     if as_json:
-        print_json({"folder": folder, "on": result.data_name, "tokens": result.targets, "best": table[0], "all": table})
+        print_json({"folder": folder, "on": result.data_name, "tokens": tokens, "best": table[0], "all": table})
         return
     rows = [
         (f"{row['neighbours']:,}", f"{row['weight']:g}", f"{row['temperature']:g}", f"{row['perplexity']:.2f}")
@@ -118,7 +117,7 @@ def print_tuning(folder: str, result: "TuningResult", *, as_json: bool) -> None:
     ]
     headers = ("neighbours", "weight", "temperature", f"perplexity on {result.data_name}")
     print_table(headers, rows, right=range(4))
-    print_result(f"the first of {len(table):,} settings is saved in {folder} ({result.targets:,} tokens)")
+    print_result(f"the first of {len(table):,} settings is saved in {folder} ({tokens:,} tokens)")
 
 
 def print_scores(run: str, store: "Datastore", result: "DatastoreScores", *, as_json: bool) -> None:
@@ -153,25 +152,14 @@ def print_neighbours(store: "Datastore", result: "PromptNeighbours", *, as_json:
         print_json({"prompt": result.prompt, **records})
         return
     guesses = [
-        (_visible_whitespace(guess.token), f"{guess.combined:.1%}", f"{guess.model:.1%}", f"{guess.neighbours:.1%}")
-        for guess in result.guesses
+        (token, f"{combined:.1%}", f"{model:.1%}", f"{neighbours:.1%}")
+        for token, model, neighbours, combined in result.guesses
     ]
     print_table(("next token", "together", "model", "neighbours"), guesses, right=(1, 2, 3))
     print_result("")
     rows = [
-        (
-            f"{neighbour.distance:.3f}",
-            f"{neighbour.weight:.1%}",
-            f"{neighbour.entry:,}",
-            f"…{_visible_whitespace(neighbour.context)}",
-            _visible_whitespace(neighbour.token),
-            _visible_whitespace(neighbour.continuation),
-        )
-        for neighbour in result.neighbours
+        (f"{distance:.3f}", f"{weight:.1%}", f"{entry:,}", f"…{context}", token, continuation)
+        for entry, context, token, continuation, distance, weight in result.neighbours
     ]
     print_table(("distance", "share", "entry", "context", "followed by", "and then"), rows, right=(0, 1, 2, 3))
     print_result(f"from {store.facts.source}")
-
-
-def _visible_whitespace(text: str) -> str:
-    return text.replace("\n", "⏎").replace("\t", "⇥")

@@ -37,15 +37,7 @@ class DoctorFinding(NamedTuple):
 
 def examine() -> list[DoctorFinding]:
     """Run all checks; an exception in one becomes a finding."""
-    checks: list[Callable[[], Iterator[DoctorFinding]]] = [
-        _python,
-        _torch,
-        _device,
-        _attention,
-        _extras,
-        _disk,
-        _corpus,
-    ]
+    checks = (_python, _torch, _device, _attention, _extras, _disk, _corpus)
     return [finding for check in checks for finding in _run_check(check)]
 
 
@@ -67,10 +59,10 @@ def _python() -> Iterator[DoctorFinding]:
 def _torch() -> Iterator[DoctorFinding]:
     import torch
 
-    is_supported = torch.__version__.startswith("2.13.")
-    yield DoctorFinding(
-        "torch", "ok" if is_supported else "broken", torch.__version__ + ("" if is_supported else "; 2.13 is needed")
-    )
+    if torch.__version__.startswith("2.13."):
+        yield DoctorFinding("torch", "ok", torch.__version__)
+    else:
+        yield DoctorFinding("torch", "broken", f"{torch.__version__}; 2.13 is needed")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield DoctorFinding("threads", "ok", f"{torch.get_num_threads()} on {cores} cores (OMP_NUM_THREADS sets them)")
 

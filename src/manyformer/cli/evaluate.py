@@ -26,12 +26,8 @@ def evaluate(
         Argument(metavar="[KEY=VALUE]...", help="Keywords that change no weights, such as num_hashes=8."),
     ] = None,
     *,
-    split: Annotated[
-        str | None, Option(help="test or valid of the run's own data; test if there is one unless given.")
-    ] = None,
-    data: Annotated[
-        list[str] | None, Option(help="Score this file instead; for parallel files twice, the source first.")
-    ] = None,
+    split: Annotated[str | None, Option(help="test or valid of the run's data; test if there is one.")] = None,
+    data: Annotated[list[str] | None, Option(help="A file to score instead; two parallel files, source first.")] = None,
     beam: Annotated[int, decoding_option("beam")] = 4,
     length_penalty: Annotated[float, decoding_option("length_penalty")] = 0.6,
     tokenize: TokenizeOption = None,

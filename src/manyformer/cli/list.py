@@ -27,9 +27,7 @@ PIPED_WIDTH = 120
     name="list",
 )
 def list_recipes(
-    pattern: Annotated[
-        str, Argument(help="Only recipes that match: part of a name or title, or a pattern with * and ?.")
-    ] = "*",
+    pattern: Annotated[str, Argument(help="Part of a recipe's name or title, or a pattern with * and ?.")] = "*",
     *,
     task: Annotated[
         str | None,

@@ -17,9 +17,7 @@ from manyformer.cli.shared_options import NewFolderOption
     "manyformer train lm/memory recipe=memorizing-transformer init_from=runs/memory-8k",
 )
 def memorize(
-    run: Annotated[
-        str, Argument(help="The folder of a run or a saved model: a transformer-xl or a memorizing-transformer.")
-    ],
+    run: Annotated[str, Argument(help="The folder of a run or model: a transformer-xl or a memorizing-transformer.")],
     *,
     memory: Annotated[int, Option(min=1, help="Number of key-value pairs for each row and head.")],
     out: NewFolderOption,

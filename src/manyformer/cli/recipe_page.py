@@ -14,12 +14,10 @@ from manyformer.recipes.registry import PROMISES, task_of
 def print_page(recipe: Recipe, model: Model, cost: ForwardCost) -> None:
     """Print the description of a recipe, with the modules and cost of `model`."""
     card = recipe.card
-    print_result(f"{card.name}: {card.title}")
-    print_result()
+    print_result(f"{card.name}: {card.title}", "")
     facts = {"summary": card.summary, "paper": card.paper, "task": card.task.name, "cost": card.cost}
-    print_table(("", ""), list({**facts, "runs on": ", ".join(card.backends)}.items()))
-    print_result()
-    print_result(inspect.getdoc(recipe.build) or "")
+    print_table(("", ""), {**facts, "runs on": ", ".join(card.backends)}.items())
+    print_result("", inspect.getdoc(recipe.build) or "")
     print_heading("Contracts, tested by `manyformer check`")
     print_table(("contract", "", "meaning, or why it is not promised"), _contract_rows(card))
     print_heading("Keywords")
@@ -28,12 +26,9 @@ def print_page(recipe: Recipe, model: Model, cost: ForwardCost) -> None:
         for k in describe_keywords(recipe.signature)
     ]
     print_table(("keyword", "type", "default", "value", ""), rows)
-    print_heading(f"Modules and parameters: {count_parameters(model):,} in total")
-    print_table(
-        ("module", "kind", "parameters", "share", ""),
-        _module_rows(module_rows(model), count_parameters(model)),
-        right=(2, 3),
-    )
+    total = count_parameters(model)
+    print_heading(f"Modules and parameters: {total:,} in total")
+    print_table(("module", "kind", "parameters", "share", ""), _module_rows(module_rows(model), total), right=(2, 3))
     print_heading(f"Cost at length {cost.length}")
     print_table(("", "", ""), _cost_rows(model, cost), right=(1,))
 

@@ -12,10 +12,8 @@ from manyformer.recipes import get_recipe
 def print_settings(target: str, run: RunConfig) -> None:
     """Print all settings of a run with its values as defaults, the recipe's keywords first."""
     recipe = get_recipe(run.recipe)
-    print_result(
-        f"Usage: manyformer train {target} [KEY=VALUE]... [--dry-run] [--print-config] [--fresh] [--quiet] [--json]"
-    )
-    print_result()
+    options = "[--dry-run] [--print-config] [--fresh] [--quiet] [--json]"
+    print_result(f"Usage: manyformer train {target} [KEY=VALUE]... {options}", "")
     print_result(f"{recipe.card.name}: {recipe.card.title}. {recipe.card.summary}")
     rows = describe_settings(run, recipe.signature)
     print_heading(f"Keywords of {run.recipe}, with this run's values")
@@ -27,9 +25,8 @@ def print_settings(target: str, run: RunConfig) -> None:
         if not row.key.startswith("model."):
             _print_setting(row)
     print_heading("Examples")
-    print_result(f"manyformer train {target} --dry-run")
-    print_result(f"manyformer train {target} limits.steps=100 out=runs/try")
-    print_result(f"manyformer train {target} --optim.lr 5e-4 --seed 1")
+    for settings in ("--dry-run", "limits.steps=100 out=runs/try", "--optim.lr 5e-4 --seed 1"):
+        print_result(f"manyformer train {target} {settings}")
 
 
 def _print_setting(setting: SettingHelp) -> None:

@@ -1,6 +1,7 @@
 """Output of generated text: streamed, complete, or as JSON lines."""
 
 import json
+from itertools import zip_longest
 from typing import Any, TextIO
 
 from manyformer.generate import BeamSettings, Decoding, GenerationResult, GenerationStats, StreamPiece, generate
@@ -36,19 +37,14 @@ class TextOutput:
         self.out.flush()
 
     def _write_result(self, prompts: list[str], result: GenerationResult) -> None:
-        several = sum(map(len, result.rows)) > 1
-        seeds = iter(result.seeds)
-        number = 0
-        for prompt, hypotheses in zip(prompts, result.rows):
-            for hypothesis in hypotheses:
-                number += 1
-                seed = next(seeds, None)
-                if self.as_json:
-                    record = {"prompt": prompt, **hypothesis._asdict(), "seed": seed}
-                    self._write_out(json.dumps(record, ensure_ascii=False) + "\n")
-                    continue
-                if several:
-                    labels = [f"text {number}", *([] if seed is None else [f"seed {seed}"])]
-                    labels += [] if hypothesis.score is None else [f"score {hypothesis.score:.3f}"]
-                    self._write_out(f"--- {', '.join(labels)}\n")
-                self._write_out(f"{prompt}{hypothesis.text}\n")
+        texts = [(prompt, answer) for prompt, answers in zip(prompts, result.rows) for answer in answers]
+        for number, ((prompt, answer), seed) in enumerate(zip_longest(texts, result.seeds), 1):
+            if self.as_json:
+                record = {"prompt": prompt, **answer._asdict(), "seed": seed}
+                self._write_out(json.dumps(record, ensure_ascii=False) + "\n")
+                continue
+            if len(texts) > 1:
+                labels = [f"text {number}", *([] if seed is None else [f"seed {seed}"])]
+                labels += [] if answer.score is None else [f"score {answer.score:.3f}"]
+                self._write_out(f"--- {', '.join(labels)}\n")
+            self._write_out(f"{prompt}{answer.text}\n")

@@ -31,9 +31,7 @@ def thresholds(
     runs: Annotated[list[str], Argument(help="The folders of runs of early-exit models.")],
     *,
     values: Annotated[list[float] | None, Option(help="A threshold for all layers; may be given again.")] = None,
-    draws: Annotated[
-        int | None, Option(min=1, help="Number of random threshold vectors; the best of each cost is kept.")
-    ] = None,
+    draws: Annotated[int | None, Option(min=1, help="Random threshold vectors; the best of each cost remain.")] = None,
     seed: Annotated[int, Option(min=0, help="Seed of the random thresholds.")] = 0,
     split: PromptSplitOption = "valid",
     prompts: PromptCountOption = 200,

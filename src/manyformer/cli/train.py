@@ -44,9 +44,7 @@ def train(
     fresh: Annotated[bool, Option("--fresh", help="Start over; an existing run's folder is renamed.")] = False,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the result.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print the result as JSON; the progress goes to stderr.")] = False,
-    wants_help: Annotated[
-        bool, Option("--help", "-h", help="Show this message, or with a name all its settings, and exit.")
-    ] = False,
+    wants_help: Annotated[bool, Option("--help", "-h", help="Show this message, or all settings of a run.")] = False,
 ) -> None:
     """Train a model, or continue an interrupted run: the same command resumes it.
 

@@ -37,9 +37,7 @@ def translate(
     ] = None,
     *,
     file: Annotated[str | None, Option("--input", "-i", help="Translate each line of this file.")] = None,
-    n_best: Annotated[
-        int, Option(min=1, help="Print the N best of the beam, each with its line number and score.")
-    ] = 1,
+    n_best: Annotated[int, Option(min=1, help="Print the N best of the beam, with line number and score.")] = 1,
     beam: Annotated[int, decoding_option("beam")] = 4,
     length_penalty: Annotated[float, decoding_option("length_penalty")] = 0.6,
     max_new: Annotated[int | None, decoding_option("max_new")] = None,

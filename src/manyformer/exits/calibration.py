@@ -59,55 +59,44 @@ def calibrate(
             f"{len(workload.prompts)} prompts cannot certify any threshold: a tolerance of {tolerance:g} at a "
             f"confidence of {confidence:g} needs at least {required}, even without any loss"
         )
-    losses = PromptLosses(workload, risk, measure, references)
+    losses = _prompt_losses(workload, risk, DISTANCES[measure], references)
     tested: list[ThresholdTest] = []
     threshold_losses = ((threshold, losses(threshold)) for threshold in grid)
     for test in fixed_sequence_test(threshold_losses, tolerance=tolerance, confidence=confidence):
         tested.append(test)
         on_test(test)
-    certified = [test for test in tested if test.certified]
-    if not certified:
-        first_test = tested[0]
+    if not tested[0].certified:
         raise UserError(
-            f"no threshold can be certified: at {first_test.threshold:g} the mean loss of {len(workload.prompts)} "
-            f"prompts is {first_test.risk:.4f} with p-value {first_test.p_value:.3g}, which must be at most "
+            f"no threshold can be certified: at {tested[0].threshold:g} the mean loss of {len(workload.prompts)} "
+            f"prompts is {tested[0].risk:.4f} with p-value {tested[0].p_value:.3g}, which must be at most "
             f"{1 - confidence:g}; use a larger tolerance, a lower confidence, or more prompts"
         )
-    lowest = certified[-1]
-    loss_descriptions = {
-        "consistency": f"distance (1 - {measure}) from the full model's text",
-        "quality": f"loss against the full model in {measure} with the reference",
-    }
+    lowest = [test.threshold for test in tested if test.certified][-1]
+    loss = f"distance (1 - {measure}) from the full model's text"
+    if risk == "quality":
+        loss = f"loss against the full model in {measure} with the reference"
     statement = (
         f"with probability at least {confidence:g} over the {len(workload.prompts)} prompts of the calibration, the "
-        f"expected {loss_descriptions[risk]} is at most {tolerance:g} for new prompts of the same distribution "
-        f"(threshold {lowest.threshold:g}, greedy decoding)"
+        f"expected {loss} is at most {tolerance:g} for new prompts of the same distribution (threshold {lowest:g}, "
+        "greedy decoding)"
     )
-    return ThresholdCalibration(
-        lowest.threshold, tolerance, confidence, risk, measure, len(workload.prompts), tuple(tested), statement
-    )
+    prompts = len(workload.prompts)
+    return ThresholdCalibration(lowest, tolerance, confidence, risk, measure, prompts, tuple(tested), statement)
 
 
-class PromptLosses:
-    """The loss of each prompt under a threshold, from decoding all prompts with it."""
+def _prompt_losses(
+    workload: DecodingWorkload, risk: RiskKind, distance: Callable[[str, str], float], references: Sequence[str] | None
+) -> Callable[[float], list[float]]:
+    """A function from a threshold to the loss of each prompt, which decodes all prompts."""
+    if risk == "quality" and (references is None or len(references) != len(workload.prompts)):
+        raise UserError("the risk 'quality' needs a reference for each prompt; 'consistency' needs none")
+    full_texts = workload.decode(None).texts
+    # the full model's text has no distance from itself
+    compared = full_texts if risk == "consistency" or references is None else references
+    baseline = list(map(distance, full_texts, compared))
 
-    def __init__(
-        self, workload: DecodingWorkload, risk: RiskKind, measure: TextDistance, references: Sequence[str] | None
-    ) -> None:
-        if risk == "quality" and (references is None or len(references) != len(workload.prompts)):
-            raise UserError("the risk 'quality' needs a reference for each prompt; 'consistency' needs none")
-        self.workload, self.risk, self.distance, self.references = workload, risk, DISTANCES[measure], references
-        self.full_model = workload.decode(None)
+    def losses(threshold: float) -> list[float]:
+        distances = map(distance, workload.decode(threshold).texts, compared)
+        return [max(0.0, new - full) for new, full in zip(distances, baseline)]
 
-    def __call__(self, threshold: float) -> list[float]:
-        texts = self.workload.decode(threshold).texts
-        if self.risk == "consistency":
-            return [
-                self.distance(text, full_text) for text, full_text in zip(texts, self.full_model.texts, strict=True)
-            ]
-        assert self.references is not None
-        triples = zip(texts, self.full_model.texts, self.references, strict=True)
-        return [
-            max(0.0, self.distance(text, reference) - self.distance(full_text, reference))
-            for text, full_text, reference in triples
-        ]
+    return losses

@@ -1,5 +1,6 @@
 """Greedy decoding with early exits under any exit threshold, with the layer after which each token exited."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from manyformer.depth.early_exit_stack import EarlyExit
 from manyformer.depth.exit_rules import NeverExit, ThresholdExitRule
 from manyformer.errors import UserError
 from manyformer.generate import Decoding, generate
-from manyformer.generate.decode_plan import read_write_tokenizers
+from manyformer.generate.decode_job import read_write_tokenizers
 from manyformer.generate.prompts import pad_left, pad_right, read_prompts, special_tokens
 from manyformer.models import GenerativeModel, Model
 from manyformer.recipes.registry import task_of
@@ -43,11 +44,8 @@ def exit_threshold(model: Model, threshold: ThresholdValues | None) -> Iterator[
     """
     stack = early_exit_stack(model)
     rule = stack.rule
+    stack.rule = NeverExit() if threshold is None else rule_at_threshold(stack, threshold)
     try:
-        if threshold is None:
-            stack.rule = NeverExit()
-        else:
-            stack.rule = rule_at_threshold(stack, threshold)
         yield
     finally:
         stack.rule = rule
@@ -55,8 +53,6 @@ def exit_threshold(model: Model, threshold: ThresholdValues | None) -> Iterator[
 
 def rule_at_threshold(stack: EarlyExit, threshold: ThresholdValues) -> ThresholdExitRule:
     """A copy of the stack's exit rule with another threshold and the same weights."""
-    import copy
-
     if not isinstance(stack.rule, ThresholdExitRule):
         raise UserError(f"a {type(stack.rule).__name__} has no threshold: it exits at the layer that it predicts")
     values = (float(threshold),) * (stack.depth - 1) if isinstance(threshold, float | int) else tuple(threshold)
@@ -98,18 +94,13 @@ class DecodingWorkload:
         prompts = [self.prompts[index] for index in order]
         result = generate(self.model, prompts, decoding=decoding, batch=self.rows)  # type: ignore[arg-type]
         layers = self._mean_exit_layer(prompts, result.tokens)
-        texts, tokens = [""] * len(order), [[0]] * len(order)
-        for index, text, ids in zip(order, result.texts, result.tokens):
-            texts[index], tokens[index] = text, ids
-        return DecodedTexts(texts, tokens, result.stats.tokens_per_second, layers)
+        _, texts, tokens = zip(*sorted(zip(order, result.texts, result.tokens)))
+        return DecodedTexts(list(texts), list(tokens), result.stats.tokens_per_second, layers)
 
     def _mean_exit_layer(self, prompts: Sequence[str], tokens: Sequence[list[int]]) -> float:
-        total, count = 0, 0
-        for start in range(0, len(prompts), self.rows):
-            batch = slice(start, start + self.rows)
-            for layers in exit_layers(self.model, prompts[batch], tokens[batch]):
-                total, count = total + sum(layers), count + len(layers)
-        return total / max(1, count)
+        batches = [slice(start, start + self.rows) for start in range(0, len(prompts), self.rows)]
+        rows = [row for batch in batches for row in exit_layers(self.model, prompts[batch], tokens[batch])]
+        return sum(map(sum, rows)) / max(1, sum(map(len, rows)))
 
 
 @torch.inference_mode()

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from manyformer.errors import UserError
-from manyformer.exits.early_decoding import DecodedTexts, ThresholdValues, early_exit_stack
+from manyformer.exits.early_decoding import ThresholdValues, early_exit_stack
 from manyformer.exits.prompts_from_run import PromptSet
 from manyformer.exits.text_distance import rouge_l_distance
 
@@ -58,28 +58,17 @@ def sweep(
     _check_thresholds(thresholds)
     workload = prompt_set.workload
     settings: list[ThresholdValues | str | None] = [None, *(thresholds if has_threshold(prompt_set) else ["predicted"])]
-    decoded: dict[int, list[DecodedTexts]] = {index: [] for index in range(len(settings))}
-    for _ in range(rounds):
-        for index, threshold in enumerate(settings):
-            decoded[index].append(
-                workload.decode_with_own_rule() if isinstance(threshold, str) else workload.decode(threshold)
-            )
-    full = decoded[0][0].texts
+    decoded = [
+        [workload.decode_with_own_rule() if isinstance(value, str) else workload.decode(value) for value in settings]
+        for _ in range(rounds)
+    ]
     points = []
     for index, threshold in enumerate(settings):
-        first_round = decoded[index][0]
-        tokens_per_second = statistics.median(result.tokens_per_second for result in decoded[index])
-        consistency = 1 - statistics.fmean(map(rouge_l_distance, first_round.texts, full))
-        points.append(
-            ThresholdPoint(
-                name,
-                threshold,
-                _bleu(first_round.texts, prompt_set.references, tokenize),
-                consistency,
-                first_round.layers,
-                tokens_per_second,
-            )
-        )
+        texts, _, _, layers = decoded[0][index]
+        tokens_per_second = statistics.median(results[index].tokens_per_second for results in decoded)
+        consistency = 1 - statistics.fmean(map(rouge_l_distance, texts, decoded[0][0].texts))
+        bleu = _bleu(texts, prompt_set.references, tokenize)
+        points.append(ThresholdPoint(name, threshold, bleu, consistency, layers, tokens_per_second))
         on_point(points[-1])
     return points
 

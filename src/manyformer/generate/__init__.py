@@ -6,7 +6,7 @@ only `model.init_state`, `model(tokens, segments, state)` and `tree_map`."""
 
 from manyformer.generate.decoding import Decoding, SourceLengthLimit, decoding_from_options
 from manyformer.generate.generate import generate, stream
-from manyformer.generate.image_generation import GeneratedImages, complete, paint
+from manyformer.generate.image_generation import complete, paint
 from manyformer.generate.logits_processors import (
     BanTokensProcessor,
     LogitsProcessor,
@@ -20,6 +20,7 @@ from manyformer.generate.logits_processors import (
 from manyformer.generate.result import GenerationResult, GenerationStats, Hypothesis, StreamPiece
 from manyformer.generate.token_choice import (
     AverageLogProbPenalty,
+    BeamScores,
     BeamSettings,
     BeamStopping,
     ExactStopping,
@@ -29,20 +30,19 @@ from manyformer.generate.token_choice import (
     LengthPenalty,
     LikelyStopping,
     SampledChoice,
-    TokenChoice,
 )
 from manyformer.generate.translator import Translator, translate
 
 __all__ = [
     "AverageLogProbPenalty",
     "BanTokensProcessor",
+    "BeamScores",
     "BeamSettings",
     "BeamStopping",
     "Decoding",
     "ExactStopping",
     "FullBeamStopping",
     "GNMTPenalty",
-    "GeneratedImages",
     "GenerationResult",
     "GenerationStats",
     "GreedyChoice",
@@ -57,7 +57,6 @@ __all__ = [
     "SourceLengthLimit",
     "StreamPiece",
     "TemperatureProcessor",
-    "TokenChoice",
     "TopKProcessor",
     "TopPProcessor",
     "Translator",

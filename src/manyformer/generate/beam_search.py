@@ -10,8 +10,8 @@ from manyformer.errors import UserError
 from manyformer.generate.logits_processors import LogitsFn
 from manyformer.generate.protocol import TokenizerProtocol
 from manyformer.generate.result import Hypothesis, StreamPiece
-from manyformer.generate.sampling import COMPACTION_SHARE, DecodeBatch
-from manyformer.generate.token_choice import BeamSettings
+from manyformer.generate.sampling import COMPACTION_SHARE, DecodeBatch, nothing_to_choose
+from manyformer.generate.token_choice import BeamScores, BeamSettings
 
 NEGATIVE_INFINITY = float("-inf")
 
@@ -65,7 +65,11 @@ class BeamSearch:
     def advance(self) -> list[StreamPiece]:
         """Extend every unfinished sequence by one token; returns no pieces, as hypotheses are final only at the end."""
         column, length = self.column, self.column - self.prompt_length + 1
-        logits = self._read_prompts() if length == 1 else self.batch.feed(self.tokens, column)
+        if length == 1:
+            logits, self.logits_fns = self.batch.read_prompts(self.settings.width)
+            self.cache_bytes = self.batch.feed.cache_bytes
+        else:
+            logits = self.batch.feed(self.tokens, column)
         candidates = self._best_continuations(logits, self.tokens[:, :column])
         is_final = torch.isin(candidates.token, self.stop_ids) | (length >= self.limits)[:, None]
         self._add_finished(candidates, is_final, length)
@@ -84,10 +88,7 @@ class BeamSearch:
         for prompt in range(len(self.finished_by_prompt)):
             score, tokens, length = (tensor.tolist() for tensor in self.finished_by_prompt[prompt])
             if not score[0] > NEGATIVE_INFINITY:
-                raise UserError(
-                    f"there is nothing to choose from for prompt {prompt}: the logits are not finite, "
-                    "or every token is forbidden"
-                )
+                raise UserError(nothing_to_choose(f"prompt {prompt}"))
             ranks = [rank for rank in range(self.settings.best) if score[rank] > NEGATIVE_INFINITY]
             self.new_tokens += sum(length[rank] for rank in ranks)
             answers.append(tuple(self._hypothesis(tokens[rank][: length[rank]], score[rank]) for rank in ranks))
@@ -98,15 +99,6 @@ class BeamSearch:
         tokens = tokens[:-1] if has_stop_id else tokens
         text = None if self.tokenizer is None else self.tokenizer.decode(tokens)
         return Hypothesis(tokens, text, score, "end" if has_stop_id else "limit")
-
-    def _read_prompts(self) -> Float[Tensor, "r v"]:
-        """Feed the prompts, each once, and only then repeat the rows for the beam."""
-        logits = self.batch.feed(self.batch.tokens, self.prompt_length)
-        self.logits_fns = [processor.prepare(logits.shape[-1], logits.device) for processor in self.batch.processors]
-        rows = self.prompt_indices.repeat_interleave(self.settings.width)
-        self.batch.feed.select_rows(rows)
-        self.cache_bytes = self.batch.feed.cache_bytes
-        return logits.index_select(0, rows)
 
     def _best_continuations(self, logits: Float[Tensor, "r v"], history: Int[Tensor, "r t"]) -> BeamCandidates:
         """The best continuations, so many that `width` are unfinished even if all stop tokens are among them."""
@@ -135,8 +127,8 @@ class BeamSearch:
 
     def _can_improve(self, length: int) -> Bool[Tensor, " b"]:
         penalty, final_penalty = self.penalties[length], self.penalties[self.limits]
-        stopping, best = self.settings.stopping, self.settings.best
-        return stopping.can_improve(self.live_scores[:, 0], self.finished.score, best, penalty, final_penalty)
+        scores = BeamScores(self.live_scores[:, 0], self.finished.score, self.settings.best, penalty, final_penalty)
+        return self.settings.stopping.can_improve(scores)
 
     def _beam_offsets(self) -> Int[Tensor, "b 1"]:
         """The index of the first row of each prompt's beam."""

@@ -5,9 +5,9 @@ from typing import Unpack
 
 from manyformer.decoding_options import DecodingOptions
 from manyformer.errors import UserError
-from manyformer.generate.decode_plan import DecodeJob, DecodePlan, TokenizerChoice, read_write_tokenizers
+from manyformer.generate.decode_job import DecodeJob, TokenizerChoice, read_write_tokenizers
 from manyformer.generate.decoding import Decoding, decoding_from_options
-from manyformer.generate.prompts import PromptBatch, check_tokens, new_token_limits, read_prompts
+from manyformer.generate.prompts import PromptBatch, check_tokens, read_prompts
 from manyformer.generate.protocol import GenerativeModelProtocol, TranslatesText
 from manyformer.generate.result import GenerationResult, StreamPiece
 
@@ -71,6 +71,4 @@ def _decode_job(
     tokenizers = read_write_tokenizers(getattr(model, "tokenizer", None) if tokenizer is None else tokenizer)
     rows = read_prompts(prompts, tokenizers.read, source=isinstance(model, TranslatesText), begin=begin)
     check_tokens(rows, model.vocab)
-    return DecodeJob(
-        DecodePlan(model, rows, new_token_limits(model, rows, decoding), decoding, tokenizers.write, streaming), batch
-    )
+    return DecodeJob(model, rows, decoding, tokenizers.write, batch_size=batch, streaming=streaming)

@@ -7,7 +7,7 @@ import numpy as np
 
 from manyformer.data.pixel_tokenizer import FIRST_LEVEL_TOKEN, PixelTokenizer
 from manyformer.errors import UserError
-from manyformer.generate.decode_plan import DecodeJob, DecodePlan
+from manyformer.generate.decode_job import DecodeJob
 from manyformer.generate.decoding import Decoding
 from manyformer.generate.logits_processors import TemperatureProcessor
 from manyformer.generate.result import GenerationStats
@@ -38,9 +38,7 @@ def paint(
 
     `on_progress` is called with the completed share, 0 to 1. Raises UserError for a model not trained on images.
     """
-    batches = [(start, min(BATCH_SIZE, count - start)) for start in range(0, count, BATCH_SIZE)]
-    choices = [SampledChoice(None if seed is None else seed + start, samples) for start, samples in batches]
-    return _generate_images(model, [(choice, [[]]) for choice in choices], temperature, on_progress)
+    return _generate_images(model, [[]] * count, 1, temperature, seed, on_progress)
 
 
 def complete(
@@ -65,12 +63,7 @@ def complete(
     if images.shape[1:] != tokenizer.shape:
         raise UserError(f"images {images.shape} must be (n, {', '.join(map(str, tokenizer.shape))})")
     prefixes = [tokenizer.tokens(image)[: rows * tokenizer.shape.width * tokenizer.shape.channels] for image in images]
-    batch_size = max(1, BATCH_SIZE // tries)
-    batches = []
-    for start in range(0, len(prefixes), batch_size):
-        choice = SampledChoice(None if seed is None else seed + start * tries, tries, seed_stride=tries)
-        batches.append((choice, prefixes[start : start + batch_size]))
-    return _generate_images(model, batches, temperature, on_progress)
+    return _generate_images(model, prefixes, tries, temperature, seed, on_progress)
 
 
 def pixel_tokenizer_of(model: Model) -> PixelTokenizer:
@@ -87,9 +80,8 @@ def half_image_rows(tokenizer: PixelTokenizer) -> int:
     """
     complete_rows = [rows for rows in range(1, tokenizer.shape.height // 2 + 1) if _rows_come_first(tokenizer, rows)]
     if not complete_rows:
-        raise UserError(
-            f"this model generates blocks {tokenizer.block[0]} rows high, so no half of an image comes first"
-        )
+        height = tokenizer.block[0]
+        raise UserError(f"this model generates blocks {height} rows high, so no half of an image comes first")
     return complete_rows[-1]
 
 
@@ -100,33 +92,34 @@ def _rows_come_first(tokenizer: PixelTokenizer, rows: int) -> bool:
 
 
 def _generate_images(
-    model: Model, batches: Sequence[tuple[SampledChoice, list[list[int]]]], temperature: float, on_progress: ProgressFn
+    model: Model,
+    prefixes: Sequence[list[int]],
+    tries: int,
+    temperature: float,
+    seed: int | None,
+    on_progress: ProgressFn,
 ) -> GeneratedImages:
+    """Complete the tokens of each prefix `tries` times; result n of all has the seed `seed` + n."""
     tokenizer = pixel_tokenizer_of(model)
+    assert isinstance(model, LanguageModel)
+    processors = () if temperature == 1 else (TemperatureProcessor(temperature),)
+    batch_size = max(1, BATCH_SIZE // tries)
     images: list[ImageArray] = []
     stats: GenerationStats | None = None
-    for index, (choice, prefixes) in enumerate(batches):
-        job = _decode_job(model, tokenizer, choice, prefixes, temperature)
-        total = choice.samples * sum(job.plan.limits)
+    for start in range(0, len(prefixes), batch_size):
+        batch = prefixes[start : start + batch_size]
+        choice = SampledChoice(None if seed is None else seed + start * tries, tries, seed_stride=tries)
+        # special tokens are not pixel values
+        decoding = Decoding(choice=choice, processors=processors, stop_ids=(), ban=tuple(range(FIRST_LEVEL_TOKEN)))
+        rows = [[tokenizer.bos, *prefix] for prefix in batch]
+        # the last value is never fed, so the start token fits in
+        limits = [tokenizer.shape.values - len(prefix) for prefix in batch]
+        job = DecodeJob(model, rows, decoding, None, batch_size=len(batch), limits=limits)
         for count, _ in enumerate(job, 1):
-            on_progress((index + count / total) / len(batches))
-        for prefix, answers in zip(prefixes, job.answers):
+            on_progress((start + len(batch) * count / (tries * sum(limits))) / len(prefixes))
+        for prefix, answers in zip(batch, job.answers):
             images += [tokenizer.image([*prefix, *answer.tokens]) for answer in answers]
         stats = job.stats if stats is None else stats + job.stats
     if stats is None:
         raise UserError("there is no image to generate: ask for at least one")
     return GeneratedImages(np.stack(images), stats)
-
-
-def _decode_job(
-    model: Model, tokenizer: PixelTokenizer, choice: SampledChoice, prefixes: list[list[int]], temperature: float
-) -> DecodeJob:
-    """The job that decodes all missing values; the last value is never fed, so the start token fits in."""
-    assert isinstance(model, LanguageModel)
-    processors = () if temperature == 1 else (TemperatureProcessor(temperature),)
-    # special tokens are not pixel values
-    decoding = Decoding(choice=choice, processors=processors, stop_ids=(), ban=tuple(range(FIRST_LEVEL_TOKEN)))
-    limits = [tokenizer.shape.values - len(prefix) for prefix in prefixes]
-    return DecodeJob(
-        DecodePlan(model, [[tokenizer.bos, *prefix] for prefix in prefixes], limits, decoding, None), len(prefixes)
-    )

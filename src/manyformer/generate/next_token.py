@@ -1,18 +1,18 @@
 """Logits of the next token of every row, with the decoding state or by recomputing all earlier tokens."""
 
 from abc import ABC, abstractmethod
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, MemorySequence, State, tree_map
-from manyformer.generate.protocol import BindsNextToken, ContinuesText, TranslatesText
+from manyformer.generate.protocol import BindsNextToken, GenerativeModelProtocol, TranslatesText
 from manyformer.models.next_token_step import NextTokenFn
 
 
-def bind_next_token(model: ContinuesText | TranslatesText) -> NextTokenFn:
+def bind_next_token(model: GenerativeModelProtocol) -> NextTokenFn:
     """The model's own step for one new token per row; a call of the model if it offers none."""
     if isinstance(model, BindsNextToken):
         return model.next_token()
@@ -41,9 +41,9 @@ class LogitsFeed(ABC):
     def select_rows(self, rows: Int[Tensor, " n"]) -> None:
         """Select these rows, in this order; a row may be repeated or dropped."""
 
+    @abstractmethod
     def reorder(self, rows: Int[Tensor, " r"]) -> None:
-        """`select_rows` for an index that exchanges rows only among those of one source."""
-        self.select_rows(rows)
+        """`select_rows` for an index that exchanges rows only among those of one prompt or source."""
 
     @property
     def cache_bytes(self) -> int:
@@ -52,58 +52,28 @@ class LogitsFeed(ABC):
 
 
 @final
-class CachedTextFeed(LogitsFeed):
-    """A language model that decodes with its state; `capacity` preallocates the state for that many tokens."""
+class CachedFeed(LogitsFeed):
+    """Decoding with the model's state; an encoder-decoder encodes its `source` (b, s) once.
 
-    def __init__(self, model: ContinuesText, batch: int, capacity: int | None) -> None:
-        self.model, self.decode_next, self.length = model, bind_next_token(model), 0
+    `capacity` preallocates the state for that many tokens.
+    """
+
+    def __init__(
+        self, model: GenerativeModelProtocol, source: Int[Tensor, "b s"] | None, batch: int, capacity: int | None
+    ) -> None:
+        self.model: Any = model
+        self.decode_next, self.length, self.memory = bind_next_token(model), 0, None
+        if source is not None and isinstance(model, TranslatesText):
+            self.memory = model.encode(source.clamp(min=0), _segment_ids(source))
         self.state = model.init_state(batch, capacity=capacity)
 
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
         new_tokens = tokens[:, self.length : end]
-        if self.length:
-            logits, self.state = self.decode_next(new_tokens, self.state, None)
+        if self.length or self.memory is not None:
+            logits, self.state = self.decode_next(new_tokens, self.state, self.memory)
         else:
             out = self.model(new_tokens.clamp(min=0), _segment_ids(new_tokens), self.state)
             logits, self.state = out.logits, out.state
-        self.length = end
-        return logits[:, -1].float()
-
-    def select_rows(self, rows: Int[Tensor, " n"]) -> None:
-        self.state = _select_rows(self.state, rows)
-
-    @property
-    def cache_bytes(self) -> int:
-        return state_bytes(self.state)
-
-
-@final
-class UncachedTextFeed(LogitsFeed):
-    """A language model that recomputes all previous tokens at each step."""
-
-    def __init__(self, model: ContinuesText) -> None:
-        self.model = model
-
-    def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
-        # once the rows of the longest prompts are dropped, the first columns are padding in all rows
-        tokens = tokens[:, int((tokens >= 0).any(0).byte().argmax()) : end]
-        return self.model(tokens.clamp(min=0), _segment_ids(tokens)).logits[:, -1].float()
-
-    def select_rows(self, rows: Int[Tensor, " n"]) -> None:
-        return
-
-
-@final
-class CachedPairFeed(LogitsFeed):
-    """An encoder-decoder that encodes the source once and decodes with its state."""
-
-    def __init__(self, model: TranslatesText, source: Int[Tensor, "b s"], capacity: int | None) -> None:
-        self.decode_next, self.length = bind_next_token(model), 0
-        self.memory = model.encode(source.clamp(min=0), _segment_ids(source))
-        self.state = model.init_state(source.shape[0], capacity=capacity)
-
-    def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
-        logits, self.state = self.decode_next(tokens[:, self.length : end], self.state, self.memory)
         self.length = end
         return logits[:, -1].float()
 
@@ -120,17 +90,26 @@ class CachedPairFeed(LogitsFeed):
 
 
 @final
-class UncachedPairFeed(LogitsFeed):
-    """An encoder-decoder that recomputes the source and all previous target tokens at each step."""
+class UncachedFeed(LogitsFeed):
+    """A model that recomputes all previous tokens, and the `source` (b, s) of an encoder-decoder, at each step."""
 
-    def __init__(self, model: TranslatesText, source: Int[Tensor, "b s"]) -> None:
-        self.model, self.source = model, source
+    def __init__(self, model: GenerativeModelProtocol, source: Int[Tensor, "b s"] | None) -> None:
+        self.model: Any = model
+        self.source = source
 
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
-        return self.model(self.source.clamp(min=0), tokens[:, :end], _segment_ids(self.source)).logits[:, -1].float()
+        logits: Float[Tensor, "r t v"]
+        if self.source is None:
+            # once the rows of the longest prompts are dropped, the first columns are padding in all rows
+            tokens = tokens[:, int((tokens >= 0).any(0).byte().argmax()) : end]
+            logits = self.model(tokens.clamp(min=0), _segment_ids(tokens)).logits
+        else:
+            logits = self.model(self.source.clamp(min=0), tokens[:, :end], _segment_ids(self.source)).logits
+        return logits[:, -1].float()
 
     def select_rows(self, rows: Int[Tensor, " n"]) -> None:
-        self.source = self.source.index_select(0, rows)
+        if self.source is not None:
+            self.source = self.source.index_select(0, rows)
 
     def reorder(self, rows: Int[Tensor, " r"]) -> None:
         return

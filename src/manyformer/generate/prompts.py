@@ -57,11 +57,10 @@ def read_prompts(
     prompt_list: Sequence[object] | Tensor = [prompts] if _is_single_prompt(prompts) else prompts
     if len(prompt_list) == 0:
         raise UserError("there is no prompt: give at least one")
-    rows = [
-        _encode_prompt(index, prompt, tokenizer, source=source, begin=begin) for index, prompt in enumerate(prompt_list)
-    ]
-    for index, row in enumerate(rows):
-        if not row:
+    rows = []
+    for index, prompt in enumerate(prompt_list):
+        rows.append(_encode_prompt(index, prompt, tokenizer, source=source, begin=begin))
+        if not rows[-1]:
             raise UserError(f"prompt {index} is empty: it must have at least one token")
     return rows
 
@@ -86,12 +85,8 @@ def _encode_prompt(
         return [int(token) for token in prompt.tolist()]
     if isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
         return list(prompt)
-    description = (
-        f"a tensor of shape {tuple(prompt.shape)}" if isinstance(prompt, Tensor) else f"a {type(prompt).__name__}"
-    )
-    raise UserError(
-        f"prompt {index} is {description}: give a string, a list of token ids or a tensor of one row of them"
-    )
+    kind = f"tensor of shape {tuple(prompt.shape)}" if isinstance(prompt, Tensor) else type(prompt).__name__
+    raise UserError(f"prompt {index} is a {kind}: give a string, a list of token ids or a tensor of one row of them")
 
 
 def check_tokens(rows: list[list[int]], vocab: int) -> None:

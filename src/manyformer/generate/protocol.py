@@ -38,14 +38,9 @@ class ContinuesText(DecoderProtocol, Protocol):
 
 
 @runtime_checkable
-class TranslatesText(Protocol):
+class TranslatesText(DecoderProtocol, Protocol):
     """An encoder-decoder, which decodes a target from a source."""
 
-    @property
-    def vocab(self) -> int: ...
-    @property
-    def max_length(self) -> int | None: ...
-    def init_state(self, batch: int, *, capacity: int | None = None) -> State: ...
     def encode(self, source: Tensor, source_segments: Tensor | None = None) -> MemorySequence: ...
     def decode(
         self, target: Tensor, memory: MemorySequence, target_segments: Tensor | None = None, state: State = None

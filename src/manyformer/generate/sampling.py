@@ -13,7 +13,7 @@ from manyformer.generate.next_token import LogitsFeed
 from manyformer.generate.protocol import TokenizerProtocol
 from manyformer.generate.result import FinishReason, Hypothesis, StreamPiece
 from manyformer.generate.text_stream import StopStringStream
-from manyformer.generate.token_choice import StepChoice
+from manyformer.generate.token_choice import StepChoice, choose_tokens
 
 READBACK_INTERVAL = 16
 """Steps between two readbacks of tokens on an accelerator, because each readback synchronizes with it."""
@@ -31,6 +31,16 @@ class DecodeBatch(NamedTuple):
     stop_ids: tuple[int, ...]
     processors: tuple[LogitsProcessor, ...]
 
+    def read_prompts(self, repeats: int) -> tuple[Float[Tensor, "r v"], list[LogitsFn]]:
+        """Feed the prompts, each once, and then repeat the rows; returns the logits and the prepared processors."""
+        logits = self.feed(self.tokens, self.tokens.shape[1])
+        logits_fns = [processor.prepare(logits.shape[-1], logits.device) for processor in self.processors]
+        if repeats > 1:
+            rows = torch.arange(logits.shape[0], device=logits.device).repeat_interleave(repeats)
+            self.feed.select_rows(rows)
+            logits = logits.index_select(0, rows)
+        return logits, logits_fns
+
 
 class TextReading(NamedTuple):
     """How the text of the rows is used during decoding: for stop strings and for streaming."""
@@ -38,6 +48,11 @@ class TextReading(NamedTuple):
     tokenizer: TokenizerProtocol | None = None
     stop_strings: tuple[str, ...] = ()
     streaming: bool = False
+
+
+def nothing_to_choose(position: str) -> str:
+    """The error message where every token has the logit minus infinity."""
+    return f"there is nothing to choose from for {position}: the logits are not finite, or every token is forbidden"
 
 
 @final
@@ -88,7 +103,7 @@ class StepwiseDecoder:
         self.samples = len(self.seeds) // prompts
         max_new = max(batch.limits)
         device = batch.tokens.device
-        self.chooser = choice.make_chooser(self.seeds, max_new, device)
+        self.draws = choice.draws(self.seeds, max_new, device)
         self.rows = [
             DecodedRow(prompt_index, sample, limit, reading)
             for prompt_index, limit in enumerate(batch.limits)
@@ -115,12 +130,14 @@ class StepwiseDecoder:
     def advance(self) -> list[StreamPiece]:
         """Decode one more token for every active row and return the pieces that were read back."""
         column = self.column
-        logits = self._read_prompts() if column == self.prompt_length else self.batch.feed(self.tokens, column)
-        if self.logits_fns:
-            history = self.tokens[:, :column]
-            for process in self.logits_fns:
-                logits = process(logits, history)
-        chosen = self.chooser(logits, column - self.prompt_length)
+        if column == self.prompt_length:
+            logits, self.logits_fns = self.batch.read_prompts(self.samples)
+            self.cache_bytes = self.batch.feed.cache_bytes
+        else:
+            logits = self.batch.feed(self.tokens, column)
+        for process in self.logits_fns:
+            logits = process(logits, self.tokens[:, :column])
+        chosen = choose_tokens(logits, None if self.draws is None else self.draws[:, column - self.prompt_length])
         self.tokens[:, column] = chosen[0]
         self.unread.append(chosen)
         self.column = column + 1
@@ -130,17 +147,6 @@ class StepwiseDecoder:
         """The hypotheses of each prompt."""
         hypotheses = [row.hypothesis(self.reading.tokenizer) for row in self.rows]
         return [tuple(hypotheses[i : i + self.samples]) for i in range(0, len(hypotheses), self.samples)]
-
-    def _read_prompts(self) -> Float[Tensor, "r v"]:
-        """Feed the prompts, each once, and then repeat the rows for the samples of each prompt."""
-        logits = self.batch.feed(self.batch.tokens, self.prompt_length)
-        self.logits_fns = [processor.prepare(logits.shape[-1], logits.device) for processor in self.batch.processors]
-        if self.samples > 1:
-            rows = torch.arange(logits.shape[0], device=logits.device).repeat_interleave(self.samples)
-            self.batch.feed.select_rows(rows)
-            logits = logits.index_select(0, rows)
-        self.cache_bytes = self.batch.feed.cache_bytes
-        return logits
 
     def _read_back(self) -> list[StreamPiece]:
         """Move the tokens chosen since the last readback to the CPU and return their pieces."""
@@ -155,7 +161,8 @@ class StepwiseDecoder:
                 if row.finish:
                     continue
                 if not math.isfinite(score):
-                    raise UserError(self._no_choice_message(row))
+                    position = f"prompt {row.prompt_index} after {len(row.tokens)} new tokens"
+                    raise UserError(nothing_to_choose(position))
                 self.new_tokens += 1
                 pieces.append(row.push(token, self.stop_ids))
         active = [index for index, row in enumerate(self.active_rows) if not row.finish]
@@ -178,9 +185,5 @@ class StepwiseDecoder:
             self.lowest_limit = min(row.limit for row in self.active_rows)
             rows = torch.tensor(active, device=self.tokens.device)
             self.batch.feed.select_rows(rows)
-            self.chooser.select_rows(rows)
+            self.draws = None if self.draws is None else self.draws.index_select(0, rows)
             self.tokens = self.tokens.index_select(0, rows)
-
-    def _no_choice_message(self, row: DecodedRow) -> str:
-        position = f"prompt {row.prompt_index} after {len(row.tokens)} new tokens"
-        return f"there is nothing to choose from for {position}: the logits are not finite, or every token is forbidden"

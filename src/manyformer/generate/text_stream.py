@@ -24,14 +24,12 @@ class StopStringStream:
     def _append(self, new_text: str) -> str:
         if self.stopped:
             return ""
-        previous_length = len(self.text)
+        old_length = len(self.text)
         self.text += new_text
-        matches = [
-            (self.text.find(stop, max(0, previous_length - len(stop) + 1)), len(stop)) for stop in self.stop_strings
-        ]
+        starts = {stop: self.text.find(stop, max(0, old_length - len(stop) + 1)) for stop in self.stop_strings}
         # the stop string that is complete first, so that the result does not depend on token boundaries
-        if complete_matches := [(start + length, start) for start, length in matches if start >= 0]:
-            self.text, self.stopped = self.text[: min(complete_matches)[1]], True
+        if matches := [(start + len(stop), start) for stop, start in starts.items() if start >= 0]:
+            self.text, self.stopped = self.text[: min(matches)[1]], True
             return self._emit(len(self.text))
         held_back = max((_partial_stop_length(self.text, stop) for stop in self.stop_strings), default=0)
         return self._emit(len(self.text) - held_back)

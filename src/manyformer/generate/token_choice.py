@@ -3,7 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -58,24 +58,27 @@ def _check_alpha(alpha: float) -> None:
         raise UserError(f"the length penalty's alpha must be 0 (no penalty) or more, got {alpha}")
 
 
+class BeamScores(NamedTuple):
+    """The scores after a step of beam search, which decide whether the search for a prompt ends.
+
+    `live` are the best log-probabilities of unfinished sequences, `finished` the scores of finished ones (best first,
+    minus infinity where there is none), `best` the number of hypotheses to return, `penalty` and `final_penalty` the
+    length penalties at the current and at the maximum length.
+    """
+
+    live: Float[Tensor, " b"]
+    finished: Float[Tensor, "b w"]
+    best: int
+    penalty: Float[Tensor, ""]
+    final_penalty: Float[Tensor, " b"]
+
+
 class BeamStopping(ABC):
     """The rule that ends the search for one prompt before all its sequences are finished."""
 
     @abstractmethod
-    def can_improve(
-        self,
-        live_scores: Float[Tensor, " b"],
-        finished_scores: Float[Tensor, "b w"],
-        best: int,
-        penalty: Float[Tensor, ""],
-        final_penalty: Float[Tensor, " b"],
-    ) -> Bool[Tensor, " b"]:
-        """Whether the search for each prompt continues.
-
-        `live_scores` are the best log-probabilities of unfinished sequences, `finished_scores` the scores of finished
-        ones (best first, minus infinity where there is none), `best` the number of hypotheses to return, `penalty` and
-        `final_penalty` the length penalties at the current and at the maximum length.
-        """
+    def can_improve(self, scores: BeamScores) -> Bool[Tensor, " b"]:
+        """Whether the search for each prompt continues."""
 
 
 @final
@@ -83,16 +86,9 @@ class BeamStopping(ABC):
 class ExactStopping(BeamStopping):
     """Ends when no unfinished sequence can enter the `best` hypotheses any more: the result of an exhaustive search."""
 
-    def can_improve(
-        self,
-        live_scores: Float[Tensor, " b"],
-        finished_scores: Float[Tensor, "b w"],
-        best: int,
-        penalty: Float[Tensor, ""],
-        final_penalty: Float[Tensor, " b"],
-    ) -> Bool[Tensor, " b"]:
+    def can_improve(self, scores: BeamScores) -> Bool[Tensor, " b"]:
         # a log-probability can only decrease, and the penalty is largest at the maximum length
-        return live_scores / final_penalty > finished_scores[:, best - 1]
+        return scores.live / scores.final_penalty > scores.finished[:, scores.best - 1]
 
 
 @final
@@ -103,15 +99,8 @@ class LikelyStopping(BeamStopping):
     The default of `transformers`: faster than `ExactStopping`, and it may miss a longer and better sequence if alpha is
     above 0."""
 
-    def can_improve(
-        self,
-        live_scores: Float[Tensor, " b"],
-        finished_scores: Float[Tensor, "b w"],
-        best: int,
-        penalty: Float[Tensor, ""],
-        final_penalty: Float[Tensor, " b"],
-    ) -> Bool[Tensor, " b"]:
-        return live_scores / penalty > finished_scores[:, -1]
+    def can_improve(self, scores: BeamScores) -> Bool[Tensor, " b"]:
+        return scores.live / scores.penalty > scores.finished[:, -1]
 
 
 @final
@@ -119,28 +108,8 @@ class LikelyStopping(BeamStopping):
 class FullBeamStopping(BeamStopping):
     """Ends once `width` sequences are finished, and no later than `LikelyStopping`."""
 
-    def can_improve(
-        self,
-        live_scores: Float[Tensor, " b"],
-        finished_scores: Float[Tensor, "b w"],
-        best: int,
-        penalty: Float[Tensor, ""],
-        final_penalty: Float[Tensor, " b"],
-    ) -> Bool[Tensor, " b"]:
-        is_likely = LikelyStopping().can_improve(live_scores, finished_scores, best, penalty, final_penalty)
-        return finished_scores[:, -1].isneginf() & is_likely
-
-
-class TokenChooser(ABC):
-    """Chooses one token per row and step while one batch is decoded."""
-
-    @abstractmethod
-    def __call__(self, logits: Float[Tensor, "r v"], step: int) -> tuple[Int[Tensor, " r"], Float[Tensor, " r"]]:
-        """The tokens, and for each row a score that is finite if and only if there was a token to choose."""
-
-    def select_rows(self, rows: Int[Tensor, " n"]) -> None:
-        """Reduce the chooser to these rows."""
-        return
+    def can_improve(self, scores: BeamScores) -> Bool[Tensor, " b"]:
+        return scores.finished[:, -1].isneginf() & LikelyStopping().can_improve(scores)
 
 
 class StepChoice(ABC):
@@ -151,8 +120,8 @@ class StepChoice(ABC):
         """One seed per row: the rows of the first prompt, then those of the second, and so on, equally many each."""
 
     @abstractmethod
-    def make_chooser(self, seeds: list[int], max_steps: int, device: torch.device) -> TokenChooser:
-        """A chooser for one row per seed and at most `max_steps` steps."""
+    def draws(self, seeds: list[int], max_steps: int, device: torch.device) -> Float[Tensor, "r n"] | None:
+        """A random number in [0, 1) for each row and step; None chooses the most likely tokens."""
 
 
 @final
@@ -163,8 +132,8 @@ class GreedyChoice(StepChoice):
     def seeds(self, prompts: int) -> list[int]:
         return [0] * prompts
 
-    def make_chooser(self, seeds: list[int], max_steps: int, device: torch.device) -> TokenChooser:
-        return _ArgmaxChooser()
+    def draws(self, seeds: list[int], max_steps: int, device: torch.device) -> None:
+        return
 
 
 @final
@@ -193,11 +162,10 @@ class SampledChoice(StepChoice):
             return [first_seed + sample for first_seed in first_seeds for sample in range(self.samples)]
         return [int.from_bytes(os.urandom(6), "big") for _ in range(prompts * self.samples)]
 
-    def make_chooser(self, seeds: list[int], max_steps: int, device: torch.device) -> TokenChooser:
-        draws = [
-            torch.rand(max_steps, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in seeds
-        ]
-        return _InverseCDFChooser(torch.stack(draws).clamp_(max=MAX_UNIFORM).to(device))
+    def draws(self, seeds: list[int], max_steps: int, device: torch.device) -> Float[Tensor, "r n"]:
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        rows = [torch.rand(max_steps, generator=generator, dtype=torch.float64) for generator in generators]
+        return torch.stack(rows).clamp_(max=MAX_UNIFORM).to(device)
 
 
 @final
@@ -225,26 +193,18 @@ TokenChoice = StepChoice | BeamSettings
 """How tokens are chosen: token by token, or by beam search."""
 
 
-@final
-class _ArgmaxChooser(TokenChooser):
-    def __call__(self, logits: Float[Tensor, "r v"], step: int) -> tuple[Int[Tensor, " r"], Float[Tensor, " r"]]:
-        value, token = logits.max(-1)
-        return token, value
+def choose_tokens(
+    logits: Float[Tensor, "r v"], draws: Float[Tensor, " r"] | None
+) -> tuple[Int[Tensor, " r"], Float[Tensor, " r"]]:
+    """The most likely token of each row, or with random numbers `draws` one sampled by inversion of the cumulative sum.
 
-
-@final
-class _InverseCDFChooser(TokenChooser):
-    """Sampling by inversion of the cumulative distribution, with one precomputed random number per row and step."""
-
-    def __init__(self, draws: Float[Tensor, "r n"]) -> None:
-        self.draws = draws
-
-    def __call__(self, logits: Float[Tensor, "r v"], step: int) -> tuple[Int[Tensor, " r"], Float[Tensor, " r"]]:
-        # summed in double precision: in a large vocabulary the last probabilities would otherwise be rounded away
-        cumulative = logits.softmax(-1, dtype=torch.float32).cumsum(-1, dtype=torch.float64)
-        total = cumulative[:, -1:]
-        token = torch.searchsorted(cumulative, self.draws[:, step : step + 1] * total, right=True)
-        return token[:, 0].clamp_(max=logits.shape[-1] - 1), total[:, 0]
-
-    def select_rows(self, rows: Int[Tensor, " n"]) -> None:
-        self.draws = self.draws.index_select(0, rows)
+    Also returns a score for each row that is finite if and only if there was a token to choose.
+    """
+    if draws is None:
+        score, token = logits.max(-1)
+        return token, score
+    # summed in double precision: in a large vocabulary the last probabilities would otherwise be rounded away
+    cumulative = logits.softmax(-1, dtype=torch.float32).cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    token = torch.searchsorted(cumulative, draws[:, None] * total, right=True)
+    return token[:, 0].clamp_(max=logits.shape[-1] - 1), total[:, 0]

@@ -5,9 +5,9 @@ from itertools import islice
 from typing import final
 
 from manyformer.errors import UserError
-from manyformer.generate.decode_plan import DecodeJob, DecodePlan, TokenizerChoice, read_write_tokenizers
+from manyformer.generate.decode_job import DecodeJob, TokenizerChoice, read_write_tokenizers
 from manyformer.generate.decoding import Decoding
-from manyformer.generate.prompts import check_tokens, new_token_limits, read_prompts
+from manyformer.generate.prompts import check_tokens, read_prompts
 from manyformer.generate.protocol import TranslatesText
 from manyformer.generate.result import GenerationStats, Hypothesis
 from manyformer.generate.token_choice import BeamSettings
@@ -52,14 +52,15 @@ class Translator:
 
     def _translate_chunk(self, chunk: list[str]) -> Iterator[tuple[Hypothesis, ...]]:
         texts = {index: text for index, text in enumerate(chunk) if text.strip()}
+        answers: dict[int, tuple[Hypothesis, ...]] = dict.fromkeys(
+            range(len(chunk)), (Hypothesis([], "", None, "end"),)
+        )
         if texts:
             rows = dict(zip(texts, read_prompts(list(texts.values()), self.tokenizers.read, source=True)))
             self._check_lengths(rows)
-            answers = {index: answer for batch in self._batches(rows) for index, answer in self._translate_batch(batch)}
-        else:
-            answers = {}
-        empty_answer = (Hypothesis([], "", None, "end"),)
-        return iter([answers.get(index, empty_answer) for index in range(len(chunk))])
+            for batch in self._batches(rows):
+                answers.update(self._translate_batch(batch))
+        return iter(answers.values())
 
     def _check_lengths(self, rows: dict[int, list[int]]) -> None:
         max_length = self.model.max_length
@@ -83,10 +84,7 @@ class Translator:
 
     def _translate_batch(self, batch: dict[int, list[int]]) -> Iterator[tuple[int, tuple[Hypothesis, ...]]]:
         rows = list(batch.values())
-        plan = DecodePlan(
-            self.model, rows, new_token_limits(self.model, rows, self.decoding), self.decoding, self.tokenizers.write
-        )
-        job = DecodeJob(plan, len(rows))
+        job = DecodeJob(self.model, rows, self.decoding, self.tokenizers.write, batch_size=len(rows))
         for _ in job:
             pass
         self.stats = self.stats + job.stats

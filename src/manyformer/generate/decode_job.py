@@ -1,0 +1,142 @@
+"""One call of `generate`: its inputs and the loop over its batches."""
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple, final
+
+import torch
+
+from manyformer.errors import UserError
+from manyformer.generate.beam_search import BeamSearch
+from manyformer.generate.decoding import Decoding
+from manyformer.generate.logits_processors import BanTokensProcessor
+from manyformer.generate.next_token import CachedFeed, LogitsFeed, UncachedFeed
+from manyformer.generate.prompts import new_token_limits, pad_left, pad_right, special_tokens
+from manyformer.generate.protocol import GenerativeModelProtocol, TokenizerProtocol, TranslatesText, model_device
+from manyformer.generate.result import GenerationStats, Hypothesis, StreamPiece
+from manyformer.generate.sampling import DecodeBatch, StepwiseDecoder, TextReading
+from manyformer.generate.token_choice import BeamSettings, SampledChoice
+from manyformer.recipes.registry import card_of
+from manyformer.training_hooks import eval_mode
+
+TokenizerChoice = TokenizerProtocol | tuple[TokenizerProtocol, TokenizerProtocol]
+"""One tokenizer, or the pair of the source's and the target's tokenizers."""
+
+
+class ReadWriteTokenizers(NamedTuple):
+    """The tokenizer of the prompts or sources, and that of the generated text."""
+
+    read: TokenizerProtocol | None
+    write: TokenizerProtocol | None
+
+
+def read_write_tokenizers(tokenizer: TokenizerChoice | None) -> ReadWriteTokenizers:
+    """The tokenizers of both sides; a single tokenizer is used for both."""
+    return ReadWriteTokenizers(*(tokenizer if isinstance(tokenizer, tuple) else (tokenizer, tokenizer)))
+
+
+def cache_refusal(model: GenerativeModelProtocol, *, use_cache: bool | None) -> str | None:
+    """Why decoding does not use the model's state, which needs a recipe that promises `incremental_decoding`.
+
+    None if it does, "" if `use_cache` is False. Raises UserError if `use_cache` is True without that promise.
+    """
+    spec = getattr(model, "spec", None)
+    card = None if spec is None else card_of(spec)
+    if use_cache is False:
+        return ""
+    if card is None or "incremental_decoding" in card.promises:
+        return None
+    reason = card.reasons["incremental_decoding"]
+    if use_cache:
+        raise UserError(f"{card.name} cannot use a cache ({reason}): leave use_cache out or make it False")
+    return f" ({reason})"
+
+
+@final
+class DecodeJob:
+    """Decodes prompt rows, `batch_size` at a time: iterating yields the pieces and fills `answers` and `stats`.
+
+    `limits` are the most new tokens of each row, by default those that `decoding` and the model allow.
+    """
+
+    def __init__(
+        self,
+        model: GenerativeModelProtocol,
+        rows: list[list[int]],
+        decoding: Decoding,
+        tokenizer: TokenizerProtocol | None,
+        *,
+        batch_size: int,
+        limits: list[int] | None = None,
+        streaming: bool = False,
+    ) -> None:
+        if decoding.stop and tokenizer is None:
+            raise UserError("stop strings need a tokenizer: give tokenizer=, or stop_ids")
+        if streaming and isinstance(decoding.choice, BeamSettings):
+            raise UserError("beam search selects its hypotheses only at the end, so there is nothing to stream")
+        self.model, self.rows, self.decoding, self.batch_size = model, rows, decoding, batch_size
+        self.limits = new_token_limits(model, rows, decoding) if limits is None else limits
+        self.cache_refusal = cache_refusal(model, use_cache=decoding.use_cache)
+        self.special = special_tokens(model, tokenizer, decoding)
+        self.reading = TextReading(tokenizer, decoding.stop, streaming)
+        self.answers: list[tuple[Hypothesis, ...]] = []
+        self.seeds: list[int] = []
+        self.seconds, self.new_tokens, self.cache_bytes = 0.0, 0, 0
+
+    def __iter__(self) -> Iterator[StreamPiece]:
+        with eval_mode(self.model):
+            for start in range(0, len(self.rows), self.batch_size):
+                yield from self._decode_batch(start)
+
+    @property
+    def stats(self) -> GenerationStats:
+        cache = "with cache" if self.cache_refusal is None else f"without cache{self.cache_refusal}"
+        prompt_tokens = sum(map(len, self.rows))
+        return GenerationStats(len(self.rows), prompt_tokens, self.new_tokens, self.seconds, self.cache_bytes, cache)
+
+    def _decode_batch(self, start: int) -> Iterator[StreamPiece]:
+        started = time.perf_counter()
+        # never around a yield: inference mode would stay active in the code that consumes the pieces
+        with torch.inference_mode():
+            decoder = self._make_decoder(self._make_batch(slice(start, start + self.batch_size)))
+        self.seconds += time.perf_counter() - started
+        while not decoder.is_done:
+            started = time.perf_counter()
+            with torch.inference_mode():
+                pieces = decoder.advance()
+            self.seconds += time.perf_counter() - started
+            for piece in pieces:
+                yield piece._replace(row=start + piece.row) if start else piece
+        self.answers += decoder.results()
+        self.new_tokens += decoder.new_tokens
+        self.cache_bytes = max(self.cache_bytes, decoder.cache_bytes)
+
+    def _make_batch(self, batch_rows: slice) -> DecodeBatch:
+        """Make the batch of these rows; an encoder-decoder encodes its sources here."""
+        rows, limits, banned_ids = self.rows[batch_rows], self.limits[batch_rows], self.special.banned_ids
+        processors = self.decoding.processors
+        if banned_ids:
+            processors = (BanTokensProcessor(banned_ids), *processors)
+        device, source = model_device(self.model), None
+        if isinstance(self.model, TranslatesText):
+            source = pad_right(rows, device)
+            tokens = torch.full((len(rows), 1), self.special.bos or 0, device=device)
+        else:
+            tokens = pad_left(rows, device)
+        # beam search copies the state at every step, and a reserved capacity would be copied with it
+        capacity = None if isinstance(self.decoding.choice, BeamSettings) else tokens.shape[1] + max(limits)
+        feed: LogitsFeed = (
+            CachedFeed(self.model, source, len(rows), capacity)
+            if self.cache_refusal is None
+            else UncachedFeed(self.model, source)
+        )
+        return DecodeBatch(feed, tokens, limits, self.special.stop_ids, processors)
+
+    def _make_decoder(self, batch: DecodeBatch) -> StepwiseDecoder | BeamSearch:
+        choice = self.decoding.choice
+        if isinstance(choice, BeamSettings):
+            return BeamSearch(batch, choice, self.reading.tokenizer)
+        decoder = StepwiseDecoder(batch, choice, self.reading)
+        if isinstance(choice, SampledChoice):
+            self.seeds += decoder.seeds
+        return decoder
