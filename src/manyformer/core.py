@@ -218,9 +218,8 @@ class LayeredStack(Layer):
         """The output of every layer in order, without a state; the last one equals the result of `forward`."""
 
 
-@final
-class Chain(LayeredStack):
-    """Layers applied in sequence, named by their keywords: the names become part of the checkpoint."""
+class NamedLayers(Layer):
+    """Layers named by their keywords: the names become part of the checkpoint. Its state is a list of theirs."""
 
     def __init__(self, **layers: Layer) -> None:
         super().__init__()
@@ -229,6 +228,15 @@ class Chain(LayeredStack):
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         return [layer.init_state(batch, capacity=capacity, device=device, dtype=dtype) for layer in self._layers()]
+
+    def _layers(self) -> Iterable[Layer]:
+        # `children()` removes duplicates first, which takes longer than a small layer needs for one token
+        return self._modules.values()  # type: ignore[return-value]
+
+
+@final
+class Chain(NamedLayers, LayeredStack):
+    """Layers applied in sequence."""
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         loss: Tensor | float = 0.0
@@ -257,10 +265,6 @@ class Chain(LayeredStack):
             outputs.append(layer(x, ctx))
             x = outputs[-1].y
         return outputs
-
-    def _layers(self) -> Iterable[Layer]:
-        # `children()` removes duplicates first, which takes longer than a small layer needs for one token
-        return self._modules.values()  # type: ignore[return-value]
 
 
 def tree_map(fn: Callable[..., Tensor], state: State, *other_trees: State) -> State:

@@ -23,7 +23,7 @@ from manyformer.batches import (
 from manyformer.core import PADDING_SEGMENT
 from manyformer.dependency_trees import NO_NODE, preorder_columns
 from manyformer.errors import UserError
-from manyformer.models import ClassHead
+from manyformer.models import ClassHead, Model
 from manyformer.models.head import MIN_CHUNKED_CLASSES
 from manyformer.models.model_files import write_parts
 
@@ -162,6 +162,15 @@ def test_too_long_a_sequence_is_refused() -> None:
     state = model(torch.zeros(1, 5, dtype=torch.long), state=model.init_state(1)).state  # type: ignore[operator]
     with pytest.raises(ValueError, match="position 5 does not exist: the model was built for max_length=5"):
         model(torch.zeros(1, 1, dtype=torch.long), state=state)
+
+
+class WithoutLoss(Model):
+    """A model that defines neither what its head predicts from nor a loss."""
+
+
+def test_a_model_without_a_loss_says_what_to_define() -> None:
+    with pytest.raises(NotImplementedError, match="WithoutLoss defines neither head_inputs nor loss and score"):
+        WithoutLoss().loss(batch_for("transformer-lm")[0])
 
 
 @pytest.mark.parametrize("name", NAMES)
