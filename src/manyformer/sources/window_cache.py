@@ -1,5 +1,6 @@
 """Self-attention whose cache evicts keys that no later query can see under the mask."""
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, final
 
 import torch
@@ -21,6 +22,9 @@ from manyformer.sources.kv_source import (
 from manyformer.sources.ring_visibility import RingVisibility
 from manyformer.sources.self_attention import SelfSource
 
+TOKEN_AXES = (2, 2, 1, 1)
+"""The axes of tokens in keys, values, positions and segments, the first four fields of a `RingCache`."""
+
 
 class RingCache(NamedTuple):
     """Keys, values and positions: first the slots of a ring, by position modulo their number, then never-evicted keys.
@@ -35,6 +39,11 @@ class RingCache(NamedTuple):
     segment_ids: Int[Tensor, "b n"]
     length: int | None = 0
     reserved: bool = False
+
+    def with_fields(self, fields: Iterable[Tensor], length: int | None) -> "RingCache":
+        """The cache with other keys, values, positions and segments."""
+        k, v, position_ids, segment_ids = fields
+        return RingCache(k, v, position_ids, segment_ids, length, self.reserved)
 
 
 @final
@@ -71,14 +80,13 @@ class WindowSource(KVSource):
         if state.reserved:
             require_no_grad()
         k, v = project(x, ctx.positions)
-        ring = self._update_ring(state, k, v, ctx.positions)
+        new = (k, v, *(ids.expand(k.shape[0], -1) for ids in ctx.positions[:2]))
+        ring = self._update_ring(state, new, ctx.positions.layout)
         if x.shape[1] == 1:
             # the key that it overwrites is outside the window of this token
             return KeysValues(ring.k, ring.v, TokenPositions(ring.position_ids, ring.segment_ids), ring)
-        new_ids = (ids.expand(k.shape[0], -1) for ids in ctx.positions[:2])
-        position_ids, segment_ids = (torch.cat(ids, 1) for ids in zip(state[2:4], new_ids))
-        positions = TokenPositions(position_ids, segment_ids)
-        return KeysValues(torch.cat([state.k, k], 2), torch.cat([state.v, v], 2), positions, ring)
+        k, v, position_ids, segment_ids = _append(state, new)
+        return KeysValues(k, v, TokenPositions(position_ids, segment_ids), ring)
 
     def decode_store(self, mask: Mask | None, heads: int, *, recurrent: bool) -> StoreStep | None:
         if recurrent or mask is None:
@@ -88,7 +96,7 @@ class WindowSource(KVSource):
         def store(k: Tensor, v: Tensor, positions: TokenPositions, ring: RingCache) -> StoredKeys:
             position = ring.length
             assert position is not None
-            ring = self._write_one(ring, k, v, positions, position % self.slots)._replace(length=position + 1)
+            ring = self._write_one(ring, (k, v, *positions[:2]), position)
             return StoredKeys(ring.k, ring.v, visibility(ring.position_ids, position), ring)
 
         return StoreStep(store, self._overwrites_one_slot)
@@ -103,88 +111,67 @@ class WindowSource(KVSource):
             and not is_never_evicted(self.mask, layout.start)
         )
 
-    def _update_ring(self, ring: RingCache, k: Tensor, v: Tensor, positions: TokenPositions) -> RingCache:
-        """Add tokens to the ring; `ring` itself is not changed by several tokens at once."""
-        start, count = ring.length, k.shape[2]
-        if start is not None and isinstance(positions.layout, ContiguousLayout) and positions.layout.start == start:
+    def _update_ring(self, ring: RingCache, new: Sequence[Tensor], layout: object) -> RingCache:
+        """Add the fields of tokens to the ring; `ring` itself is not changed by several tokens at once."""
+        start, count = ring.length, new[0].shape[2]
+        if start is not None and isinstance(layout, ContiguousLayout) and layout.start == start:
             if count == 1 and not is_never_evicted(self.mask, start):
-                return self._write_one(ring, k, v, positions, start % self.slots)._replace(length=start + 1)
+                return self._write_one(ring, new, start)
             # computed on the CPU: no synchronization, and the device may be meta
             position_ids = torch.arange(start, start + count, device="cpu")
             never_evicted_columns = never_evicted(self.mask, position_ids)
             in_window = ~never_evicted_columns & (position_ids > start + count - 1 - self.slots)
-            ring = self._overwrite(ring, k, v, positions, in_window, start)._replace(length=start + count)
+            ring = self._overwrite(ring, new, in_window, start)
         else:
-            valid = positions.segment_ids != PADDING_SEGMENT
-            retained = never_evicted(self.mask, positions.position_ids) & valid
-            ring = self._scatter(ring, k, v, positions, retained)._replace(length=None)
+            _, _, position_ids, segment_ids = new
+            retained = never_evicted(self.mask, position_ids) & (segment_ids != PADDING_SEGMENT)
+            ring = self._scatter(ring, new, retained)
             never_evicted_columns = retained.any(0)
         if not never_evicted_columns.any():
             return ring
-        return self._append_never_evicted(ring, k, v, positions, never_evicted_columns)
-
-    def _write_one(self, ring: RingCache, k: Tensor, v: Tensor, positions: TokenPositions, slot: int) -> RingCache:
-        """Write one token at the same slot of all rows, the common case of decoding."""
-        old = (ring.k, ring.v, ring.position_ids, ring.segment_ids)
-        new_k, new_v, position_ids, segment_ids = old if ring.reserved else (field.clone() for field in old)
-        new_k.narrow(2, slot, 1).copy_(k)
-        new_v.narrow(2, slot, 1).copy_(v)
-        position_ids.narrow(1, slot, 1).copy_(positions.position_ids)
-        segment_ids.narrow(1, slot, 1).copy_(positions.segment_ids)
-        return ring._replace(k=new_k, v=new_v, position_ids=position_ids, segment_ids=segment_ids)
-
-    def _overwrite(
-        self, ring: RingCache, k: Tensor, v: Tensor, positions: TokenPositions, in_window: Tensor, start: int
-    ) -> RingCache:
-        """Write several tokens at the same slots of all rows."""
-        if not in_window.any():
-            return ring
-        columns = in_window.nonzero()[:, 0].to(k.device)
-        slots = (columns + start) % self.slots
-        # copied, because they may overwrite keys that the first of them still sees in an earlier state
-        fields = [field.clone() for field in ring[:4]]
-        for field, new in zip(fields, (k, v)):
-            field.index_copy_(2, slots, new[:, :, columns])
-        for field, ids in zip(fields[2:], (positions.position_ids, positions.segment_ids)):
-            field.index_copy_(1, slots, ids[:, columns].expand(len(field), -1))
-        k, v, position_ids, segment_ids = fields
-        return ring._replace(k=k, v=v, position_ids=position_ids, segment_ids=segment_ids)
-
-    def _scatter(
-        self, ring: RingCache, k: Tensor, v: Tensor, positions: TokenPositions, never_evicted_columns: Tensor
-    ) -> RingCache:
-        """Write each token of rows that differ to the slot of its position, unless a later token of the row has it."""
-        valid = positions.segment_ids != PADDING_SEGMENT
-        order = torch.arange(k.shape[2], device=k.device)
-        last = torch.where(valid, order, 0).amax(1, keepdim=True)
-        last_document = valid & (positions.segment_ids == positions.segment_ids.gather(1, last))
-        in_window = (
-            last_document
-            & ~never_evicted_columns
-            & (positions.position_ids > positions.position_ids.gather(1, last) - self.slots)
-        )
-        # tokens that are not stored are written to an additional column, which is dropped
-        slots = torch.where(in_window, positions.position_ids % self.slots, ring.position_ids.shape[1])
-        slots = slots.expand(k.shape[0], -1)
-        expand_as = slots[:, None, :, None].expand_as
-        padded = [torch.cat([field, field[:, :, :1]], 2) for field in ring[:2]]
-        k, v = (field.scatter(2, expand_as(new), new)[:, :, :-1] for field, new in zip(padded, (k, v)))
-        position_ids, segment_ids = (
-            torch.cat([field, field[:, :1]], 1).scatter(1, slots, new.expand_as(slots))[:, :-1]
-            for field, new in zip(ring[2:4], (positions.position_ids, positions.segment_ids))
-        )
-        return ring._replace(k=k, v=v, position_ids=position_ids, segment_ids=segment_ids)
-
-    def _append_never_evicted(
-        self, ring: RingCache, k: Tensor, v: Tensor, positions: TokenPositions, never_evicted_columns: Tensor
-    ) -> RingCache:
-        """Append the columns in which any row has a never-evicted token."""
-        columns = never_evicted_columns.nonzero()[:, 0].to(k.device)
-        position_ids, segment_ids = (ids[:, columns].expand(k.shape[0], -1) for ids in positions[:2])
+        columns = never_evicted_columns.nonzero()[:, 0].to(ring.k.device)
+        k, v, position_ids, segment_ids = _take_columns(new, columns)
+        # other rows may have other tokens in these columns
         segment_ids = torch.where(never_evicted(self.mask, position_ids), segment_ids, PADDING_SEGMENT)
-        return ring._replace(
-            k=torch.cat([ring.k, k[:, :, columns]], 2),
-            v=torch.cat([ring.v, v[:, :, columns]], 2),
-            position_ids=torch.cat([ring.position_ids, position_ids], 1),
-            segment_ids=torch.cat([ring.segment_ids, segment_ids], 1),
-        )
+        return ring.with_fields(_append(ring, (k, v, position_ids, segment_ids)), ring.length)
+
+    def _write_one(self, ring: RingCache, new: Sequence[Tensor], position: int) -> RingCache:
+        """Write one token at the same slot of all rows, the common case of decoding."""
+        fields = ring[:4] if ring.reserved else [field.clone() for field in ring[:4]]
+        for field, value, axis in zip(fields, new, TOKEN_AXES):
+            field.narrow(axis, position % self.slots, 1).copy_(value)
+        return ring.with_fields(fields, position + 1)
+
+    def _overwrite(self, ring: RingCache, new: Sequence[Tensor], in_window: Tensor, start: int) -> RingCache:
+        """Write several tokens at the same slots of all rows."""
+        columns = in_window.nonzero()[:, 0].to(ring.k.device)
+        slots, values = (columns + start) % self.slots, _take_columns(new, columns)
+        # to a copy, because they may overwrite keys that the first of them still sees in an earlier state
+        fields = (field.index_copy(axis, slots, value) for field, value, axis in zip(ring[:4], values, TOKEN_AXES))
+        return ring.with_fields(fields, start + len(in_window))
+
+    def _scatter(self, ring: RingCache, new: Sequence[Tensor], retained: Tensor) -> RingCache:
+        """Write each token of rows that differ to the slot of its position, unless a later token of the row has it."""
+        _, _, position_ids, segment_ids = new
+        valid = segment_ids != PADDING_SEGMENT
+        last = torch.where(valid, torch.arange(valid.shape[1], device=valid.device), 0).amax(1, keepdim=True)
+        last_document = valid & (segment_ids == segment_ids.gather(1, last))
+        in_window = last_document & ~retained & (position_ids > position_ids.gather(1, last) - self.slots)
+        # tokens that are not stored are written to an additional column, which is dropped
+        slots = torch.where(in_window, position_ids % self.slots, ring.position_ids.shape[1])
+        fields = []
+        for field, value, axis in zip(ring[:4], new, TOKEN_AXES):
+            index = slots if axis == 1 else slots[:, None, :, None].expand_as(value)
+            padded = torch.cat([field, field.narrow(axis, 0, 1)], axis)
+            fields.append(padded.scatter(axis, index, value).narrow(axis, 0, field.shape[axis]))
+        return ring.with_fields(fields, None)
+
+
+def _append(ring: RingCache, new: Sequence[Tensor]) -> list[Tensor]:
+    """The fields of the ring followed by those of tokens."""
+    return [torch.cat([field, value], axis) for field, value, axis in zip(ring[:4], new, TOKEN_AXES)]
+
+
+def _take_columns(new: Sequence[Tensor], columns: Int[Tensor, " n"]) -> list[Tensor]:
+    """The fields of the tokens in these columns."""
+    return [value.index_select(axis, columns) for value, axis in zip(new, TOKEN_AXES)]
