@@ -132,30 +132,25 @@ class _ExitLogits:
 
     def __init__(self, head: ExitHead) -> None:
         self.head, self.last_layer = head, len(head.per_layer) + 1
-        self.rows: list[Tensor | None] = []
-        self.logits_of: list[Tensor | None] = []
-        self.inputs: list[Tensor] = []
+        self.exits: list[tuple[Tensor | None, Tensor, Tensor | None]] = []
 
     def add(self, rows: Tensor | None, number: int, classifier_input: Tensor, logits: Tensor | None) -> None:
         """Add rows that exit after layer `number`, with their logits if the exit rule computed them."""
         if logits is None and len(self.head.per_layer):
             logits = self.head.logits_at(classifier_input, number)
-        if logits is None:
-            self.inputs.append(classifier_input)
-        self.rows.append(rows)
-        self.logits_of.append(logits)
+        self.exits.append((rows, classifier_input, logits))
 
     def logits(self) -> Tensor:
         """The logits of all rows in their order."""
-        if self.inputs:
-            product = self.head.logits_at(torch.cat(self.inputs), self.last_layer)
-            computed = iter(product.split_with_sizes([len(part) for part in self.inputs]))
-            parts = [next(computed) if logits is None else logits for logits in self.logits_of]
-        else:
-            parts = [logits for logits in self.logits_of if logits is not None]
+        parts = [logits for *_, logits in self.exits if logits is not None]
+        if len(parts) < len(self.exits):
+            inputs = [classifier_input for _, classifier_input, logits in self.exits if logits is None]
+            product = self.head.logits_at(torch.cat(inputs), self.last_layer)
+            computed = iter(product.split_with_sizes([len(part) for part in inputs]))
+            parts = [next(computed) if logits is None else logits for *_, logits in self.exits]
         if len(parts) == 1:
             return parts[0]
-        return torch.cat(parts)[torch.cat([rows for rows in self.rows if rows is not None]).argsort()]
+        return torch.cat(parts)[torch.cat([rows for rows, *_ in self.exits if rows is not None]).argsort()]
 
 
 def _exit_layer(layer: Layer) -> "_ExitLayer | None":
