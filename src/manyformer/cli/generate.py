@@ -79,7 +79,7 @@ def generate(
 
     A language model of images generates pictures of new images, and of held-out ones whose lower halves it completes.
     """
-    from manyformer.cli.text_output import TextOutput
+    from manyformer.cli.text_output import write_texts
     from manyformer.data.pixel_tokenizer import PixelTokenizer
 
     generator = load_generator(run, device)
@@ -94,10 +94,9 @@ def generate(
     _refuse(context, IMAGE_OPTIONS, f"the model in {run} generates text, and {{option}} is for images: leave it out")
     text_decoding = _text_decoding(context, decoding, greedy=greedy, use_cache=False if no_cache else None)
     model = _with_datastore(generator, datastore, retriever, weight, device)
-    output = TextOutput(model, text_decoding, sys.stdout, as_json=as_json)
-    output.write(read_prompts(prompt, lines=lines))
+    text_stats = write_texts(model, read_prompts(prompt, lines=lines), text_decoding, sys.stdout, as_json=as_json)
     if stats:
-        print_note(str(output.stats))
+        print_note(str(text_stats))
 
 
 def _text_decoding(

@@ -1,7 +1,7 @@
 """Prompts from a run's held-out data: sources with their translations, or beginnings of texts."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -13,6 +13,8 @@ from manyformer.evaluate.eval_data import load_split
 from manyformer.exits.early_decoding import DecodingWorkload
 from manyformer.recipes import get_recipe
 from manyformer.train.run_folder import as_run
+
+T = TypeVar("T")
 
 PROMPT_TOKENS, NEW_TOKENS = 32, 32
 """Default lengths for language models: prompt tokens taken from a text, and new tokens to generate."""
@@ -48,8 +50,7 @@ def load_prompts(
         raise UserError(f"the model in {folder} was saved without a tokenizer, so it cannot read or write text")
     data = load_split(record, folder, split)
     if task.takes_source:
-        pairs = [example for example in data.examples if example.source.strip()]
-        chosen = [pairs[index] for index in evenly_spaced_indices(len(pairs), count)]
+        chosen = _take_evenly([example for example in data.examples if example.source.strip()], count)
         prompts, references = [example.source for example in chosen], [example.target for example in chosen]
         return PromptSet(DecodingWorkload(model, prompts, max_new, rows), references)
     if task.generates != "continuation" or data.batches is None:
@@ -59,15 +60,13 @@ def load_prompts(
         assert isinstance(batch, CausalLMBatch)
         valid = torch.ones_like(batch.tokens) if batch.segments is None else batch.segments != PADDING_SEGMENT
         prompt_ids += [row[row_valid.bool()][:PROMPT_TOKENS].tolist() for row, row_valid in zip(batch.tokens, valid)]
-    texts = [model.tokenizer.decode(row) for row in prompt_ids]
-    texts = [text for text in texts if text.strip()]
-    chosen_texts = [texts[index] for index in evenly_spaced_indices(len(texts), count)]
-    return PromptSet(DecodingWorkload(model, chosen_texts, NEW_TOKENS if max_new is None else max_new, rows), None)
+    texts = _take_evenly([text for text in map(model.tokenizer.decode, prompt_ids) if text.strip()], count)
+    return PromptSet(DecodingWorkload(model, texts, NEW_TOKENS if max_new is None else max_new, rows), None)
 
 
-def evenly_spaced_indices(length: int, count: int) -> list[int]:
-    """At most `count` indices spread evenly over `range(length)`. Raises UserError if `length` is 0."""
-    if not length:
+def _take_evenly(examples: list[T], count: int) -> list[T]:
+    """At most `count` examples at evenly spaced indices. Raises UserError if there are none."""
+    if not examples:
         raise UserError("the held-out data is empty, so there are no prompts")
-    count = min(length, count)
-    return [index * length // count for index in range(count)]
+    count = min(len(examples), count)
+    return [examples[index * len(examples) // count] for index in range(count)]
