@@ -31,6 +31,11 @@ def test_the_maker_gets_the_number_of_the_layer() -> None:
     assert widths == [1, 2, 3]
 
 
+def test_several_makers_take_turns() -> None:
+    body = stack(5, [identity, identity, linear], order="pre", norm=norm, dropout=0.0)
+    assert kinds(body) == ["Identity", "Identity", "Linear", "Identity", "Identity"]
+
+
 @pytest.mark.parametrize("order", ["post", "pre", "sandwich"])
 def test_complete_layers_and_branches_are_taken_as_they_are(order: NormOrder) -> None:
     layer = Pointwise(nn.Identity())

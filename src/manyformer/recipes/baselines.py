@@ -14,7 +14,7 @@ from manyformer.mixers.global_summaries import SummaryPrefixedLayer, SummaryToke
 from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.models.contrastive_loss import PartContrastiveLoss
 from manyformer.position import LearnedPosition, Position, SinusoidalPosition
-from manyformer.recipes.stacks import LayerMaker, NormMaker, NormOrder, ResidualStreams, init_std, stack
+from manyformer.recipes.stacks import LayerMaker, LayerMakers, NormMaker, NormOrder, ResidualStreams, init_std, stack
 
 AddedPosition = Annotated[
     Literal["sinusoid", "learned"], "positions added to embeddings: sinusoids, or learned vectors up to max_length"
@@ -55,7 +55,7 @@ def attention_layers(
 def language_model(
     embed: TokenEmbedding,
     depth: int,
-    layer: LayerMaker,
+    layer: LayerMakers,
     *,
     dropout: float,
     norm_order: NormOrder = "pre",
@@ -71,7 +71,7 @@ def language_model(
 def masked_lm(
     embed: TokenEmbedding,
     depth: int,
-    layer: LayerMaker,
+    layer: LayerMakers,
     *,
     dropout: float,
     norm_order: NormOrder = "pre",

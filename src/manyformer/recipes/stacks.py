@@ -1,7 +1,7 @@
 """Residual branches, layer stacks and initialization that several recipes share."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Literal
 
@@ -20,6 +20,8 @@ ResidualStreams = Annotated[
 NormMaker = Callable[[], nn.Module]
 LayerMaker = Callable[[int], Mapping[str, Layer] | Layer]
 """Makes the layer of a number, counted from 0: its branches by name, or a complete layer."""
+LayerMakers = LayerMaker | Sequence[LayerMaker]
+"""A maker of all layers, or several that take turns."""
 
 
 def branch(inner: Layer, *, order: NormOrder, norm: NormMaker, dropout: float = 0.0) -> Residual:
@@ -36,7 +38,7 @@ def branch(inner: Layer, *, order: NormOrder, norm: NormMaker, dropout: float = 
 
 def stack(
     depth: int,
-    layer: LayerMaker,
+    layer: LayerMakers,
     *,
     order: NormOrder,
     norm: NormMaker,
@@ -44,7 +46,7 @@ def stack(
     streams: ResidualStreams = "plain",
     std: float | None = None,
 ) -> Chain:
-    """`depth` layers made by `layer`; all orders but post-norm end in a final norm, as in their papers.
+    """`depth` layers made by `layer`, or by several makers in turn; all orders but post-norm end in a final norm.
 
     A mapping becomes a chain of residual branches with norms and dropout, except parts that are residual branches
     already; a layer is taken as it is. With "reversible" streams, branches are added alternately to two streams, and no
@@ -56,7 +58,8 @@ def stack(
         add_branch = partial(branch, order=order, norm=norm, dropout=dropout)
         return Chain(**{name: part if isinstance(part, Residual) else add_branch(part) for name, part in parts.items()})
 
-    layers = {str(number): complete(layer(number)) for number in range(depth)}
+    makers = [layer] if callable(layer) else layer
+    layers = {str(number): complete(makers[number % len(makers)](number)) for number in range(depth)}
     body: dict[str, Layer] = {"layers": ReversibleStack(**layers)} if streams == "reversible" else layers
     if order != "post":
         body["norm"] = Pointwise(norm())

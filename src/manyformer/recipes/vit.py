@@ -13,7 +13,7 @@ from manyformer.position import ConcatenatedGridPosition, LearnedPosition, NoPos
 from manyformer.recipes.baselines import attention_layers
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import LayerMaker, init_std, stack
+from manyformer.recipes.stacks import LayerMakers, init_std, stack
 from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
 
 PatchPositionKind = Annotated[
@@ -69,7 +69,7 @@ def image_classifier(
     patch: int,
     dim: int,
     depth: int,
-    layer: LayerMaker,
+    layer: LayerMakers,
     *,
     positions: PatchPositionKind,
     pool: Pooling,
