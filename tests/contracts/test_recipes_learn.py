@@ -7,7 +7,8 @@ from manyformer.recipes import RECIPES
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
-def test_a_toy_task_is_learnt(recipe: str) -> None:
+def test_a_toy_task_is_learnt(recipe: str, unchecked: None) -> None:
+    # shapes are checked where the other contracts run, on the same models
     row = mf.check(recipe, only=["learns"])["learns"]
     if row.verdict == "not promised":
         pytest.skip(row.sentence)
