@@ -9,6 +9,7 @@ import torch
 import manyformer as mf
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel
+from perturbing import perturb
 
 SMALL: dict[str, Any] = {
     "vocab": 13,
@@ -24,9 +25,7 @@ SMALL: dict[str, Any] = {
 def made(recipe: str, **words: Any) -> LanguageModel:
     torch.manual_seed(2)
     model = mf.build(recipe, **SMALL, **words).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.3)
+    perturb(model, 0.3)
     assert isinstance(model, LanguageModel)
     return model
 

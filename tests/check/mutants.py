@@ -8,6 +8,7 @@ from torch import Tensor, nn
 import manyformer as mf
 from manyformer.core import PADDING_SEGMENT, Chain, Context, Layer, LayerOutput, State
 from manyformer.models import LanguageModel, Model
+from perturbing import perturb
 
 SMALL = {"vocab": 23, "dim": 16, "depth": 1, "heads": 2, "max_length": 64}
 
@@ -22,9 +23,7 @@ def language_model(mistake: Layer | None = None) -> LanguageModel:
 
 def with_mistake(model: Any, mistake: Layer | None, *, where: str = "body") -> Any:
     """`model` with one more layer at the end of its stack."""
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.1)
+    perturb(model, 0.1)
     if mistake is not None:
         setattr(model, where, Chain(sound=getattr(model, where), mistake=mistake))
     return model

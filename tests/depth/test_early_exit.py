@@ -23,16 +23,14 @@ from manyformer.models.head import MIN_CHUNKED_CLASSES, ClassHead
 from manyformer.models.with_early_exit import early_exit
 from manyformer.recipes import RECIPES
 from manyformer.recipes.registry import card_of
+from perturbing import perturb
 
 SIZES: dict[str, Any] = {"vocab": 13, "dim": 8, "depth": 4, "heads": 2, "ff_dim": 12, "dropout": 0.0}
 ALL_RULES = ["softmax", "saturation", "likeliest", "classifier", "geometric"]
 
 
 def shaken(model: Any, by: float = 0.2) -> Any:
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight), alpha=by)
-    return model.eval()
+    return perturb(model, by).eval()
 
 
 def depths(model: Any, *inputs: Any) -> Tensor:

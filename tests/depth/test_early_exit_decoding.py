@@ -12,6 +12,7 @@ from manyformer.flops import count_flops
 from manyformer.generate import BeamSettings, Decoding, generate
 from manyformer.generate.next_token import bind_next_token
 from manyformer.models.with_early_exit import early_exit
+from perturbing import perturb
 
 SIZES: dict[str, Any] = {"vocab": 29, "dim": 16, "depth": 5, "heads": 4, "ff_dim": 24}
 RULES: list[dict[str, Any]] = [
@@ -27,15 +28,8 @@ RULES: list[dict[str, Any]] = [
 LENGTH = 11
 
 
-def perturb(model: Any, by: float = 0.3) -> Any:
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight), alpha=by)
-    return model.double().eval()
-
-
 def build_translator(keywords: dict[str, Any], norm: str = "pre") -> Any:
-    return perturb(early_exit(mf.build("transformer", **SIZES, norm_order=norm), **keywords))
+    return perturb(early_exit(mf.build("transformer", **SIZES, norm_order=norm), **keywords), 0.3).double().eval()
 
 
 @torch.inference_mode()
@@ -81,7 +75,7 @@ def test_steps_are_one_pass(keywords: dict[str, Any], norm: str, capacity: int |
 )
 @pytest.mark.parametrize("threshold", [0.4, 0.0])
 def test_language_models_continue_a_prompt(name: str, keywords: dict[str, Any], threshold: float) -> None:
-    model = perturb(early_exit(mf.build(name, **SIZES, **keywords), threshold=threshold))
+    model = perturb(early_exit(mf.build(name, **SIZES, **keywords), threshold=threshold), 0.3).double().eval()
     tokens = torch.randint(0, 29, (4, LENGTH))
     with torch.inference_mode():
         state = model(tokens[:, :4], state=model.init_state(4, capacity=LENGTH)).state

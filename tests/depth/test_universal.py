@@ -22,6 +22,7 @@ from manyformer.masks import Causal
 from manyformer.models.token_positions import positions_of
 from manyformer.position import LearnedStepSignal, PositionStepSignal, SinusoidalPosition, SinusoidalStepSignal
 from manyformer.recipes.universal_transformer import UniversalConfig
+from perturbing import perturb
 
 DIM, STEPS = 8, 4
 SEGMENTS = torch.tensor([[0, 0, 0, 0, 0, 0], [-1, -1, 3, 3, 3, 4], [0, 0, 0, -1, -1, -1]])
@@ -32,10 +33,7 @@ def made(*, causal: bool = False, cross: bool = False, **chosen: Any) -> Any:
     options |= {"ponder_cost": 0.1, "halting_bias": 1.0, **chosen}
     config = UniversalConfig(DIM, STEPS, 2, 12, 0.0, options)
     body = config.body(Causal() if causal else None, cross=cross).double()
-    with torch.no_grad():
-        for weight in body.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.3)
-    return body
+    return perturb(body, 0.3)
 
 
 def tokens(segments: Tensor | None = SEGMENTS, rows: int = 3, length: int = 6) -> tuple[Tensor, TokenPositions]:

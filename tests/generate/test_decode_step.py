@@ -12,6 +12,7 @@ from manyformer.core import PADDING_SEGMENT, LayerOutput, tree_map
 from manyformer.flops import count_flops
 from manyformer.generate.next_token import bind_next_token, state_bytes
 from manyformer.kernels import Kernel
+from perturbing import perturb
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 2, "heads": 4}
 MODELS: list[tuple[str, dict[str, Any]]] = [
@@ -38,9 +39,7 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
 
 def build_model(name: str, keywords: dict[str, Any]) -> Any:
     model: Any = mf.build(name, **SMALL, **keywords)
-    with torch.no_grad():
-        for value in model.parameters():
-            value.add_(torch.randn_like(value), alpha=0.2)
+    perturb(model, 0.2)
     return model.double().eval()
 
 

@@ -20,6 +20,7 @@ from manyformer.kernels.length_projection import (
 )
 from manyformer.masks import Causal
 from manyformer.position import NoPosition, RotaryPosition
+from perturbing import perturb
 
 HEADS, GROUPS, KEY, VALUE = 4, 2, 6, 5
 NOWHERE = NoPosition()
@@ -35,10 +36,7 @@ MAKERS: dict[str, Any] = {
 
 
 def shaken(module: LengthProjection) -> Any:
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.5)
-    return module.double()
+    return perturb(module, 0.5).double()
 
 
 def mixed_by_hand(lengthwise: LengthProjection, x: Tensor, head: int) -> Tensor:

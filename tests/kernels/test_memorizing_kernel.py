@@ -28,6 +28,7 @@ from manyformer.masks import Causal
 from manyformer.models import LanguageModel
 from manyformer.models.token_positions import empty_tail, positions_of
 from manyformer.position import NoPosition, RotaryPosition
+from perturbing import perturb
 
 HEADS, WIDTH, VOCAB = 2, 4, 13
 
@@ -168,9 +169,7 @@ def made(**words: Any) -> LanguageModel:
     sizes = {"vocab": VOCAB, "dim": 8, "depth": 2, "heads": 2, "ff_dim": 12, "dropout": 0.0, "memory_length": 6}
     own = {"knn_memory_size": 12, "neighbours": 3, "block": 4, "layer": 1}
     model = mf.build("memorizing-transformer", **{**sizes, **own, **words}).double()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.3)
+    perturb(model, 0.3)
     assert isinstance(model, LanguageModel)
     return model
 

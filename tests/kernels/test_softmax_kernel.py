@@ -28,8 +28,8 @@ from manyformer.models.token_positions import positions_of
 from manyformer.ops.softmax_attention import fused_attention, map_documents, softmax_attention_reference
 from manyformer.ops.sparse_plan import _plan_for_layouts as plans
 from manyformer.position import NoPosition, Position
-
-HEADS, KEY, VALUE = 4, 6, 5
+from softmax_calls import HEADS, KEY, VALUE, inputs, run
+from token_rows import segment_positions
 
 
 class Later(Position):
@@ -41,27 +41,6 @@ class Later(Position):
         return logits - (
             query_positions.position_ids[:, None, :, None] - key_positions.position_ids[:, None, None, :]
         ).abs().to(logits.dtype)
-
-
-def place_of(segments: list[list[int]]) -> TokenPositions:
-    numbers = torch.tensor(segments)
-    return positions_of(numbers.clamp(min=0), numbers, None)[0]
-
-
-def inputs(
-    positions: TokenPositions, groups: int, key_positions: TokenPositions | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    keys = positions if key_positions is None else key_positions
-    batch = positions.position_ids.shape[0]
-    shapes = (
-        (HEADS, positions.position_ids, KEY),
-        (groups, keys.position_ids, KEY),
-        (groups, keys.position_ids, VALUE),
-    )
-    return tuple(  # type: ignore[return-value]
-        torch.randn(batch, heads, pos.shape[1], width, dtype=torch.float64, requires_grad=True)
-        for heads, pos, width in shapes
-    )
 
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -76,18 +55,6 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tens
                     weights = (k[b, h // repeats, seen] @ q[b, h, i] * scale).softmax(0)
                     y[b, h, i] = weights @ v[b, h // repeats, seen]
     return y
-
-
-def run(
-    kernel: SoftmaxKernel,
-    qkv: tuple[Tensor, ...],
-    up: Tensor,
-    query_positions: TokenPositions,
-    key_positions: TokenPositions,
-) -> tuple[Tensor, ...]:
-    """Outputs and the gradients of queries, keys and values."""
-    y = kernel(KernelCall(*qkv, query_positions, key_positions, NoPosition())).y
-    return y, *torch.autograd.grad((y * up).sum(), qkv)
 
 
 def assert_equal(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> None:
@@ -111,7 +78,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("mask", [Causal(), AllKeys(), PerHead({1: Causal()}, default=~Causal())], ids=repr)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_path_is_the_definition(layout: str, mask: Mask, groups: int) -> None:
-    place = place_of(LAYOUTS[layout])
+    place = segment_positions(LAYOUTS[layout])
     qkv = inputs(place, groups)
     real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
     # nobody asks what padding computes, so nothing flows back from it
@@ -132,7 +99,7 @@ def test_every_path_is_the_definition(layout: str, mask: Mask, groups: int) -> N
 def test_every_path_agrees_on_any_rows(data: st.DataObject) -> None:
     length = data.draw(st.integers(1, 9))
     segments = st.lists(st.integers(PADDING_SEGMENT, 2), min_size=length, max_size=length)
-    place = place_of(data.draw(st.lists(segments, min_size=1, max_size=3)))
+    place = segment_positions(data.draw(st.lists(segments, min_size=1, max_size=3)))
     mask = data.draw(st.sampled_from([Causal(), AllKeys(), ~Causal(), Causal() & SameDocument()]))
     qkv = inputs(place, 2)
     real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
@@ -146,7 +113,7 @@ def test_every_path_agrees_on_any_rows(data: st.DataObject) -> None:
 @pytest.mark.parametrize("path", ["auto", "naive", "sdpa", "sparse", "blocked"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_that_see_nothing_are_zero_with_finite_gradients(path: Any, dtype: torch.dtype) -> None:
-    place = place_of([[0, 0, 0, PADDING_SEGMENT], [PADDING_SEGMENT] * 4])
+    place = segment_positions([[0, 0, 0, PADDING_SEGMENT], [PADDING_SEGMENT] * 4])
     qkv = tuple(x.detach().to(dtype).requires_grad_() for x in inputs(place, HEADS))
     for mask in (NoKeys(), ~Causal(), PerHead({0: AllKeys()})):
         y, *gradients = run(SoftmaxKernel(mask, path=path), qkv, torch.ones((), dtype=dtype), place, place)
@@ -157,7 +124,7 @@ def test_rows_that_see_nothing_are_zero_with_finite_gradients(path: Any, dtype: 
 
 
 def test_rows_of_nothing_but_padding_have_gradients() -> None:
-    place = place_of([[PADDING_SEGMENT] * 3] * 2)
+    place = segment_positions([[PADDING_SEGMENT] * 3] * 2)
     for mask in (Causal(), AllKeys()):
         _, *gradients = run(
             SoftmaxKernel(mask), inputs(place, HEADS), torch.ones((), dtype=torch.float64), place, place
@@ -166,7 +133,7 @@ def test_rows_of_nothing_but_padding_have_gradients() -> None:
 
 
 def test_padding_between_documents_is_zero_on_their_path() -> None:
-    place = place_of(LAYOUTS["gaps"])
+    place = segment_positions(LAYOUTS["gaps"])
     y = SoftmaxKernel(Causal(), path="documents")(KernelCall(*inputs(place, HEADS), place, place, NoPosition())).y
     hidden = (place.segment_ids == PADDING_SEGMENT)[:, None].expand(-1, HEADS, -1)
     assert (y[hidden] == 0).all()
@@ -176,7 +143,7 @@ def test_padding_between_documents_is_zero_on_their_path() -> None:
 @pytest.mark.parametrize(("past", "new"), [(5, 1), (5, 3), (0, 4)])
 def test_queries_at_the_end_of_a_cache(past: int, new: int) -> None:
     """The last queries see every earlier key: torch's own causal flag would align them with the first keys."""
-    whole = place_of([[0] * (past + new)] * 2)
+    whole = segment_positions([[0] * (past + new)] * 2)
     q, k, v = inputs(whole, 2)
     everything = SoftmaxKernel(Causal(), path="naive")(KernelCall(q, k, v, whole, whole, NoPosition())).y[:, :, past:]
     at = positions_of(torch.zeros(2, past + new, dtype=torch.long), None, None)[0]
@@ -191,7 +158,7 @@ def test_queries_at_the_end_of_a_cache(past: int, new: int) -> None:
 
 
 def test_scale_and_position_enter_the_scores() -> None:
-    place = place_of([[0] * 5])
+    place = segment_positions([[0] * 5])
     q, k, v = inputs(place, HEADS)
     y = SoftmaxKernel(Causal(), scale=0.3)(KernelCall(q, k, v, place, place, Later())).y
     far = (place.position_ids[0][:, None] - place.position_ids[0][None, :]).abs()
@@ -200,7 +167,7 @@ def test_scale_and_position_enter_the_scores() -> None:
 
 
 def test_dropout_is_for_training_and_keeps_the_mean() -> None:
-    place = place_of([[0] * 64])
+    place = segment_positions([[0] * 64])
     q, k = (torch.zeros(1, HEADS, 64, KEY) for _ in range(2))
     v = torch.ones(1, HEADS, 64, VALUE)
     for path in ("naive", "sdpa"):
@@ -213,7 +180,7 @@ def test_dropout_is_for_training_and_keeps_the_mean() -> None:
 
 def test_softmax_is_taken_in_float32() -> None:
     """300 equal scores in bfloat16: summing the exponentials there would be off by percents."""
-    place = place_of([[0] * 300])
+    place = segment_positions([[0] * 300])
     q, k, v = (torch.ones(1, 1, 300, 2, dtype=torch.bfloat16) for _ in range(3))
     mask = AllKeys().dense(place, place, 1)
     weights = softmax_attention_reference(
@@ -236,26 +203,26 @@ def choice(
 
 
 def test_it_says_which_way_it_goes_and_why() -> None:
-    plain, last = place_of([[0] * 7]), place_of([[0]])
+    plain, last = segment_positions([[0] * 7]), segment_positions([[0]])
     seventh = last._replace(layout=last.layout._replace(start=6))  # type: ignore
     assert choice(SoftmaxKernel(), plain) == "sdpa: every key is visible"
     assert choice(SoftmaxKernel(Causal()), plain) == "sdpa: causal from the first token on, by torch's flag"
     assert choice(SoftmaxKernel(Causal()), seventh, plain) == "sdpa: every key lies in the past"
-    padded = place_of(LAYOUTS["right padding"])
+    padded = segment_positions(LAYOUTS["right padding"])
     assert choice(SoftmaxKernel(Causal()), padded) == "sdpa: causal with padding on the right, which no token sees"
     assert choice(SoftmaxKernel(), padded) == "sdpa: the dense mask of AllKeys() for these positions"
     assert choice(SoftmaxKernel(Causal(), path="naive"), plain) == "naive: forced"
     assert choice(SoftmaxKernel(Causal(), path="documents"), padded) == "documents: forced"
     few = "naive: Later acts on the score of each pair, and there are few pairs"
     assert choice(SoftmaxKernel(), plain, position=Later()) == few
-    packed = place_of([[n // 50 for n in range(200)]] * 2)
+    packed = segment_positions([[n // 50 for n in range(200)]] * 2)
     assert choice(SoftmaxKernel(Causal()), packed) == "documents: 8 documents in 2 packed rows, one call each"
-    tiny = place_of([[0, 0, 1, 1]])
+    tiny = segment_positions([[0, 0, 1, 1]])
     assert choice(SoftmaxKernel(Causal()), tiny) == "sdpa: the dense mask of Causal() for these positions"
 
 
 def test_watching_takes_the_written_out_form() -> None:
-    place = place_of([[0] * 4])
+    place = segment_positions([[0] * 4])
     seen: list[Tensor] = []
     arguments = (*inputs(place, HEADS), place, place, NoPosition(), None)
     kernel = SoftmaxKernel(Causal())
@@ -268,10 +235,14 @@ def test_watching_takes_the_written_out_form() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_forced_path_that_cannot_serve_is_refused() -> None:
-    place, packed = place_of([[0] * 7]), place_of(LAYOUTS["packed"])
+    place, packed = segment_positions([[0] * 7]), segment_positions(LAYOUTS["packed"])
     with pytest.raises(ValueError, match="path 'sdpa' cannot serve this call: Later acts on the score"):
         choice(SoftmaxKernel(Causal(), path="sdpa"), place, position=Later())
-    for mask, rows in ((Causal(), place), (PerHead({0: Causal()}), packed), (Causal(), place_of(LAYOUTS["in pieces"]))):
+    for mask, rows in (
+        (Causal(), place),
+        (PerHead({0: Causal()}), packed),
+        (Causal(), segment_positions(LAYOUTS["in pieces"])),
+    ):
         kernel = SoftmaxKernel(mask, path="documents")
         with pytest.raises(ValueError, match="path 'documents' needs packed self-attention"):
             kernel(KernelCall(*inputs(rows, HEADS), rows, rows, NoPosition()))
@@ -293,7 +264,7 @@ def test_packed_documents_are_seen_one_by_one(mask: Mask, groups: int, monkeypat
     monkeypatch.setattr(softmax_kernel, "MIN_PAIRS_FOR_PLAN", 50)
     monkeypatch.setattr(softmax_kernel, "LENGTH_ROUNDING", {1: 4, 50: 8})
     monkeypatch.setattr(softmax_kernel, "MIN_DOCUMENT_LENGTH", 12)
-    place = place_of(
+    place = segment_positions(
         [[0] + [1] * 5 + [2] * 30 + [3] * 9, [PADDING_SEGMENT] * 3 + [4] * 12 + [PADDING_SEGMENT] + [5] * 27 + [6] * 2]
     )
     kernel, qkv = SoftmaxKernel(mask), inputs(place, groups)
@@ -305,7 +276,7 @@ def test_packed_documents_are_seen_one_by_one(mask: Mask, groups: int, monkeypat
     wanted, *expected = run(SoftmaxKernel(mask, path="naive"), qkv, up, place, place)
     assert_equal((y, *gradients), (wanted * real, *expected))
     # short ones share blocks
-    assert not choice(kernel, place_of([[column // 5 for column in range(45)]])).startswith("documents")
+    assert not choice(kernel, segment_positions([[column // 5 for column in range(45)]])).startswith("documents")
     # roles are of single tokens
     marked = place._replace(roles=torch.zeros_like(place.position_ids))
     assert choice(kernel, marked).startswith(("sdpa", "sparse"))
@@ -316,18 +287,18 @@ def test_documents_of_nearly_one_length_share_a_plan() -> None:
     kernel = SoftmaxKernel(Window(20))
     plans.cache_clear()
     for length in (390, 500, 510, 512):
-        place = place_of([[0] * length + [1] * 30])
+        place = segment_positions([[0] * length + [1] * 30])
         kernel(KernelCall(*inputs(place, HEADS), place, place, NoPosition()))
     assert plans.cache_info().misses == 1
     every = SoftmaxKernel(Window(20, 20))
     for length in (500, 510):
-        place = place_of([[0] * length + [1] * 30])
+        place = segment_positions([[0] * length + [1] * 30])
         every(KernelCall(*inputs(place, HEADS), place, place, NoPosition()))
     assert plans.cache_info().misses == 3, "whoever sees later tokens would see those that are not there"
 
 
 def test_a_mask_made_while_evaluating_serves_training() -> None:
-    place, kernel = place_of([[0] * 9]), SoftmaxKernel(Window(7))
+    place, kernel = segment_positions([[0] * 9]), SoftmaxKernel(Window(7))
     qkv = inputs(place, HEADS)
     with torch.inference_mode():
         kernel(KernelCall(*qkv, place, place, NoPosition()))
@@ -337,7 +308,7 @@ def test_a_mask_made_while_evaluating_serves_training() -> None:
 
 def test_documents_keep_their_gradient_in_one_piece() -> None:
     """Rows laid end to end and cut: many slices would each cost a gradient of full size."""
-    place = place_of(LAYOUTS["packed"])
+    place = segment_positions(LAYOUTS["packed"])
     q, k, v = inputs(place, HEADS)
     attend = partial(fused_attention, mask=None, causal=True, scale=1.0)
     y = map_documents(q, k, v, place.layout, attend)  # type: ignore[arg-type]

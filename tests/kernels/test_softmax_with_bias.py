@@ -15,6 +15,7 @@ from manyformer.masks import AllKeys, Causal, Mask, PerHead
 from manyformer.models.token_positions import positions_of
 from manyformer.ops import attention_with_lse, band, toeplitz_attention
 from manyformer.position import AlibiPosition, Position, ShawPosition, T5BiasPosition
+from token_rows import segment_positions
 
 HEADS, KEY, VALUE = 4, 6, 5
 
@@ -75,11 +76,6 @@ def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(attention_with_lse, "FUSED", attention_with_lse.FUSED and request.param == "private operators")
 
 
-def place_of(segments: list[list[int]]) -> TokenPositions:
-    numbers = torch.tensor(segments)
-    return positions_of(numbers.clamp(min=0), numbers, None)[0]
-
-
 def draw(
     query_positions: TokenPositions, key_positions: TokenPositions, groups: int = HEADS
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -135,7 +131,7 @@ def assert_paths_agree(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", POSITIONS)
 def test_every_path_is_the_definition(name: str, layout: str, mask: Mask) -> None:
-    place = place_of(LAYOUTS[layout])
+    place = segment_positions(LAYOUTS[layout])
     position = POSITIONS[name]().double()
     for path, groups in (("blocked", 2), ("auto", HEADS)):
         said = assert_paths_agree(mask, position, place, place, groups, path)
@@ -158,14 +154,14 @@ def test_queries_at_the_end_of_a_cache(name: str, past: int, new: int) -> None:
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", POSITIONS)
 def test_queries_of_another_sequence(name: str) -> None:
-    at, of = place_of([[0] * 11] * 2), place_of([[0] * 6] * 2)
+    at, of = segment_positions([[0] * 11] * 2), segment_positions([[0] * 6] * 2)
     for mask, (a, b) in itertools.product((AllKeys(), Causal()), ((at, of), (of, at))):
         assert_paths_agree(mask, POSITIONS[name]().double(), a, b, HEADS)
 
 
 @pytest.mark.parametrize("name", sorted(POSITIONS.keys() - {"bent"}))
 def test_only_distances_count(name: str) -> None:
-    place = place_of(LAYOUTS["packed"])
+    place = segment_positions(LAYOUTS["packed"])
     later = place._replace(position_ids=place.position_ids + 1000, layout=None)
     qkv, position = draw(place, place), POSITIONS[name]().double()
     for path in ("naive", "blocked"):
@@ -175,8 +171,8 @@ def test_only_distances_count(name: str) -> None:
 
 
 def test_it_says_which_way_it_goes_and_why() -> None:
-    place, short = place_of([[0] * 200]), place_of([[0] * 20])
-    packed = place_of([[0] * 90 + [1] * 110])
+    place, short = segment_positions([[0] * 200]), segment_positions([[0] * 20])
+    packed = segment_positions([[0] * 90 + [1] * 110])
 
     def say(position: Position, where: TokenPositions, **words: Any) -> str:
         return SoftmaxKernel(Causal(), **words).explain(KernelCall(*draw(where, where), where, where, position))
@@ -205,7 +201,7 @@ def test_it_says_which_way_it_goes_and_why() -> None:
 
 
 def test_dropout_acts_on_weights_and_keeps_the_mean() -> None:
-    place = place_of([[0] * 300])
+    place = segment_positions([[0] * 300])
     q = torch.zeros(1, HEADS, 300, KEY)
     v = torch.ones(1, HEADS, 300, VALUE)
     kernel = SoftmaxKernel(AllKeys(), dropout=0.5, path="blocked")

@@ -9,6 +9,7 @@ from torch import Tensor
 import manyformer as mf
 from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
 from manyformer.core import GLOBAL_ROLE, PADDING_SEGMENT
+from perturbing import perturb
 
 SMALL = {"vocab": 23, "dim": 16, "heads": 2, "depth": 1, "ff_dim": 24, "dropout": 0.0}
 ENCODERS: dict[str, dict[str, Any]] = {
@@ -21,9 +22,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
 
 def built(name: str) -> Any:
     model: Any = mf.build(name, **SMALL, **ENCODERS[name])
-    with torch.no_grad():
-        for value in model.double().parameters():
-            value.add_(torch.randn_like(value), alpha=0.2)
+    perturb(model.double(), 0.2)
     return model.eval()
 
 

@@ -19,6 +19,7 @@ from manyformer.kernels.weight_functions import SoftmaxWeights
 from manyformer.mixers import AttendingGRU, BidirectionalGRU
 from manyformer.mixers.gru import GRUWeights, mirrored_columns
 from manyformer.models.token_positions import positions_of
+from perturbing import perturb
 
 DIM, WORDS, ALIGN, MAXOUT, VOCAB = 5, 4, 6, 3, 11
 SOURCES, TARGETS = (4, 1, 6), (3, 5, 2)
@@ -30,10 +31,7 @@ Step = Callable[[GRUWeights, Tensor, Tensor | None, Tensor], Tensor]
 def built() -> Any:
     torch.manual_seed(1)
     model = mf.build("bahdanau", vocab=VOCAB, dim=DIM, embedding_dim=WORDS, align_dim=ALIGN, maxout=MAXOUT)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.4)
-    return model.double()
+    return perturb(model, 0.4).double()
 
 
 def written_out(unit: GRUWeights, x: Tensor, more: Tensor | None, state: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from manyformer.head_sharing import factorize
 from manyformer.masks import Causal
 from manyformer.mixers.collaborative_attention import CollaborativeAttention
 from manyformer.sources import CrossAttentionSource
+from perturbing import perturb
 
 DIM, HEADS, SHARED, LENGTH = 12, 3, 8, 7
 WORDS: dict[str, Any] = {"vocab": 19, "dim": DIM, "depth": 2, "heads": HEADS, "ff_dim": 16, "max_length": 32}
@@ -25,10 +26,7 @@ def place(length: int) -> TokenPositions:
 
 
 def shaken(module: Any) -> Any:
-    with torch.no_grad():
-        for value in module.parameters():
-            value.add_(torch.randn_like(value), alpha=0.3)
-    return module
+    return perturb(module, 0.3)
 
 
 def one_by_one(layer: CollaborativeAttention, x: Tensor, y: Tensor, *, causal: bool) -> Tensor:

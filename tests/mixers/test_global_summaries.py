@@ -25,13 +25,10 @@ from manyformer.mixers.global_summaries import LeadingSummaries, PartSummaries, 
 from manyformer.models.token_positions import positions_of
 from manyformer.ops.static_layout import materialize
 from manyformer.position import RelativeLabelPosition
+from perturbing import perturb
+from token_rows import segment_positions
 
 DIM, HEADS, LENGTH, STRETCH, CLIP, WINDOW = 8, 2, 11, 4, 2, 3
-
-
-def place_of(segments: list[list[int]]) -> TokenPositions:
-    numbers = torch.tensor(segments)
-    return positions_of(numbers, numbers, None)[0]
 
 
 def body(kinds: PartSummaries | LeadingSummaries) -> SummaryPrefixedLayer:
@@ -39,7 +36,7 @@ def body(kinds: PartSummaries | LeadingSummaries) -> SummaryPrefixedLayer:
 
 
 def test_a_whole_document_and_its_summaries() -> None:
-    place = body(PartSummaries(STRETCH)).prefixed_positions(place_of([[0] * LENGTH] * 2), 2)
+    place = body(PartSummaries(STRETCH)).prefixed_positions(segment_positions([[0] * LENGTH] * 2), 2)
     assert place.layout == PrefixedLayout(3, ContiguousLayout(), STRETCH)
     assert place.position_ids.tolist() == [[0, 1, 2, *range(LENGTH)]] * 2
     assert place.roles is not None
@@ -53,7 +50,7 @@ def test_a_whole_document_and_its_summaries() -> None:
 
 
 def test_packed_rows_and_parts_of_their_own() -> None:
-    text = place_of([[3] * 5 + [7] * 6, [PADDING_SEGMENT] * 9 + [0] * 2])
+    text = segment_positions([[3] * 5 + [7] * 6, [PADDING_SEGMENT] * 9 + [0] * 2])
     place = body(PartSummaries(STRETCH)).prefixed_positions(text, 2)
     assert place.layout == PrefixedLayout(4)
     assert place.segment_ids[:, :4].tolist() == [[3, 3, 7, 7], [0, PADDING_SEGMENT, PADDING_SEGMENT, PADDING_SEGMENT]]
@@ -68,7 +65,7 @@ def test_packed_rows_and_parts_of_their_own() -> None:
     assert leading.position_ids[0, :4].tolist() == [0, 1, 0, 1]
     assert leading.part_ids is not None
     assert (leading.part_ids == -1).all()
-    assert body(LeadingSummaries(2)).prefixed_positions(place_of([[0] * 4]), 1).layout == PrefixedLayout(
+    assert body(LeadingSummaries(2)).prefixed_positions(segment_positions([[0] * 4]), 1).layout == PrefixedLayout(
         2, ContiguousLayout()
     )
 
@@ -113,9 +110,7 @@ def heads_of(x: Tensor) -> Tensor:
 
 
 def shaken(layer: Any) -> Any:
-    with torch.no_grad():
-        for value in layer.double().parameters():
-            value.add_(torch.randn_like(value), alpha=0.3)
+    perturb(layer.double(), 0.3)
     return layer
 
 
@@ -127,7 +122,7 @@ def test_shared_projections(reads: Mask) -> None:
     layer = shaken(
         Attention(DIM, HEADS, SoftmaxKernel(mask), position=RelativeLabelPosition(DIM // HEADS, HEADS, CLIP))
     )
-    place = body(PartSummaries(STRETCH)).prefixed_positions(place_of([[0] * LENGTH]), 1)
+    place = body(PartSummaries(STRETCH)).prefixed_positions(segment_positions([[0] * LENGTH]), 1)
     x = torch.randn(1, LENGTH + 3, DIM, dtype=torch.float64)
     k, v = (heads_of(part[0]) for part in layer.kv_proj(x).chunk(2, -1))
     y = by_hand(
@@ -144,7 +139,7 @@ def test_each_piece_with_keys_and_values_of_its_own(reads: Mask) -> None:
             DIM, HEADS, g2l=reads, l2l=l2l, position=lambda: RelativeLabelPosition(DIM // HEADS, HEADS, CLIP)
         )
     )
-    place = body(PartSummaries(STRETCH)).prefixed_positions(place_of([[0] * LENGTH]), 1)
+    place = body(PartSummaries(STRETCH)).prefixed_positions(segment_positions([[0] * LENGTH]), 1)
     x = torch.randn(1, LENGTH + 3, DIM, dtype=torch.float64)
 
     def side(i: int) -> Any:
@@ -167,7 +162,7 @@ def test_a_wide_window_without_labels_is_ordinary_attention() -> None:
     mask = four_piece_pattern(WithRole(SUMMARY_ROLE), l2l=symmetric_window(LENGTH))
     layer, plain = (Attention(DIM, HEADS, SoftmaxKernel(kind)).double() for kind in (mask, AllKeys()))
     plain.load_state_dict(layer.state_dict())
-    place = body(PartSummaries(STRETCH)).prefixed_positions(place_of([[0] * LENGTH]), 1)
+    place = body(PartSummaries(STRETCH)).prefixed_positions(segment_positions([[0] * LENGTH]), 1)
     x = torch.randn(1, LENGTH + 3, DIM, dtype=torch.float64)
     torch.testing.assert_close(layer(x, Context(place)).y, plain(x, Context(place)).y, atol=1e-12, rtol=0)
 
@@ -220,4 +215,4 @@ def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="clip \\(0\\)"):
         RelativeLabelPosition(4, 2, 0)
     with pytest.raises(ValueError, match="cannot continue from a state"):
-        body(LeadingSummaries(1))(torch.zeros(1, 2, DIM), Context(place_of([[0, 0]])), [()])
+        body(LeadingSummaries(1))(torch.zeros(1, 2, DIM), Context(segment_positions([[0, 0]])), [()])

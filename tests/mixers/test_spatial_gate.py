@@ -11,6 +11,7 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.mixers import PairTable, SpatialGate, ToeplitzPairs
 from manyformer.models.token_positions import empty_tail, positions_of
+from perturbing import perturb
 
 DIM, HIDDEN, LONGEST = 6, 10, 14
 SEGMENTS = torch.tensor([[0] * 12, [3] * 4 + [5] * 8, [-1] * 3 + [1] * 6 + [-1] * 3, [-1] * 12])
@@ -21,10 +22,7 @@ def shaken(mask: Mask, *, shifts: bool = False, attention: bool = False) -> Spat
     weights = (ToeplitzPairs if shifts else PairTable)(LONGEST, std=0.5)
     tiny = Attention(DIM, 1, SoftmaxKernel(mask), head_dim=3, value_dim=3, out_dim=HIDDEN // 2) if attention else None
     layer = SpatialGate(DIM, HIDDEN, weights, mask=mask, attention=tiny).double()
-    with torch.no_grad():
-        for value in layer.parameters():
-            value.add_(torch.randn_like(value), alpha=0.3)
-    return layer
+    return perturb(layer, 0.3)
 
 
 def written_out(layer: SpatialGate, x: Tensor, *, causal: bool) -> Tensor:

@@ -21,6 +21,7 @@ from manyformer.mixers import (
     SynthesizerScores,
 )
 from manyformer.models.token_positions import empty_tail, positions_of
+from perturbing import perturb
 
 DIM, HEADS, LONGEST, WIDTH = 8, 2, 13, 4
 SEGMENTS = torch.tensor([[0] * 11, [3] * 4 + [5] * 7, [-1] * 3 + [1] * 5 + [-1] * 3, [-1] * 11])
@@ -38,10 +39,7 @@ KINDS: dict[str, Callable[[], list[SynthesizerScores]]] = {
 def shaken(kind: str, mask: Mask) -> SynthesizerAttention:
     torch.manual_seed(2)
     layer = SynthesizerAttention(DIM, KINDS[kind](), mask=mask).double()
-    with torch.no_grad():
-        for value in layer.parameters():
-            value.add_(torch.randn_like(value), alpha=0.4)
-    return layer
+    return perturb(layer, 0.4)
 
 
 def score(part: SynthesizerScores, head: int, x: Tensor, i: int, j: int) -> Tensor:

@@ -16,6 +16,7 @@ from manyformer.models import ClassHead, ImageClassifier, PatchEmbedding
 from manyformer.models.patch_embedding import split_patches
 from manyformer.position import LearnedPosition
 from manyformer.recipes.compose_images import MIXERS
+from perturbing import perturb
 
 SMALL = {"classes": 3, "height": 8, "width": 12, "channels": 2, "patch": 4, "dim": 16, "depth": 2}
 
@@ -90,9 +91,7 @@ def test_images_of_another_size_are_refused() -> None:
 @pytest.mark.parametrize("pool", ["first", "mean"])
 def test_an_encoder_without_positions_sees_a_set_of_patches(positions: str, pool: str) -> None:
     model: Any = mf.build("vit", **SMALL, heads=2, positions=positions, pool=pool, dropout=0.0).eval()
-    with torch.no_grad():
-        for value in model.parameters():
-            value.add_(torch.randn_like(value), alpha=0.2)
+    perturb(model, 0.2)
     given = images()
     turned = torch.cat([given[:, 4:], given[:, :4]], dim=1)
     apart = (model(given).logits - model(turned).logits).abs().max()

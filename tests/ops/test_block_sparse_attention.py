@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_softmax_kernel import HEADS, inputs, place_of, run
 from torch import Tensor
 
 from manyformer import masks as m
@@ -20,6 +19,8 @@ from manyformer.ops import block_sparse_attention, flex_mask_attention, tile_ste
 from manyformer.ops.block_cover import block_bounds, cover_blocks, order_into_blocks
 from manyformer.ops.sparse_plan import make_sparse_plan
 from manyformer.position import NoPosition
+from softmax_calls import HEADS, inputs, run
+from token_rows import segment_positions
 
 tokens = st.one_of(
     st.builds(m.FirstTokens, st.integers(0, 20)),
@@ -73,7 +74,7 @@ def places(draw: st.DrawFn, most: int = 40) -> TokenPositions:
     else:
         numbers = st.lists(st.integers(PADDING_SEGMENT, 2), min_size=length, max_size=length)
         rows = [sorted(draw(numbers)), draw(numbers)]
-    place = place_of(rows)
+    place = segment_positions(rows)
     if draw(st.booleans()):
         place = place._replace(roles=torch.randint(0, 3, place.position_ids.shape))
     return place._replace(part_ids=place.position_ids // 5 - draw(st.integers(0, 1))) if draw(st.booleans()) else place
@@ -180,7 +181,7 @@ ROWS = {
 @pytest.mark.parametrize("name", MANY)
 def test_patterns_are_dense_attention(name: str, rows: str) -> None:
     """At an odd length, in both precisions."""
-    mask, place = MANY[name], place_of(ROWS[rows])
+    mask, place = MANY[name], segment_positions(ROWS[rows])
     if name == "roles":
         place = place._replace(roles=(torch.rand(place.position_ids.shape) < 0.02).long())
     real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
@@ -203,7 +204,7 @@ def test_kept_or_made_anew(kept: bool, held: bool, monkeypatch: pytest.MonkeyPat
         block_sparse_attention, "MAX_SAVED_KEYS_VALUES", block_sparse_attention.MAX_SAVED_KEYS_VALUES if held else 0
     )
     monkeypatch.setattr(tile_steps, "SCORES_PER_STEP", 1 << 13)
-    place = place_of(ROWS["packed"])
+    place = segment_positions(ROWS["packed"])
     q, k, v = alike(place, 2)
     real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
     up = torch.randn_like(q) * real
@@ -216,7 +217,7 @@ def test_kept_or_made_anew(kept: bool, held: bool, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", ["window", "strided", "bigbird", "window in float heads"])
 def test_heads_side_by_side(name: str) -> None:
     """As projections leave them: channels of one head are neighbours, tokens of one head are not."""
-    place = place_of(ROWS["plain"])
+    place = segment_positions(ROWS["plain"])
     wide = [torch.randn(2, LONG, 4, 6, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     up = torch.randn(2, 4, LONG, 6, dtype=torch.float64)
     found = []
@@ -231,7 +232,7 @@ def test_heads_side_by_side(name: str) -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_rows_that_see_a_block_less_share_a_call() -> None:
     """BigBird's second row and last but one see a global block among their neighbours."""
-    place, ends = place_of([[0] * 1152]), m.AtPositions(*range(64), *range(1088, 1152))
+    place, ends = segment_positions([[0] * 1152]), m.AtPositions(*range(64), *range(1088, 1152))
     mask = (
         m.LocalBlocks(64, lookback=64, lookahead=64)
         | m.GlobalTokens(ends)
@@ -254,7 +255,7 @@ def test_rows_that_see_a_block_less_share_a_call() -> None:
 
 
 def test_gradients_by_differences() -> None:
-    place = place_of([[0] * 9])
+    place = segment_positions([[0] * 9])
     q, k, v = (torch.randn(1, 2, 9, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
     kernel = SoftmaxKernel(m.Window(4) | m.VisibleToAll(m.FirstTokens(1)), path="sparse")
     assert torch.autograd.gradcheck(lambda *qkv: kernel(KernelCall(*qkv, place, place, NoPosition())).y, (q, k, v))
@@ -264,7 +265,7 @@ def test_gradients_by_differences() -> None:
 def test_nothing_leaks_from_the_future(name: str) -> None:
     """Not even through what merging computes with: the numbers of the future may be anything finite."""
     mask = m.Causal() & MANY[name]
-    place = place_of(ROWS["plain"])
+    place = segment_positions(ROWS["plain"])
     q, k, v = (x.detach().float() for x in alike(place, 2))
     kernel, cut = SoftmaxKernel(mask, path="sparse"), 211
     before = kernel(KernelCall(q, k, v, place, place, NoPosition())).y[:, :, :cut]
@@ -278,7 +279,7 @@ def test_nothing_leaks_from_the_future(name: str) -> None:
 
 @pytest.mark.parametrize("mask", [m.Window(100), m.union(m.strided_pattern(16)), MANY["bigbird"]], ids=repr)
 def test_late_queries_of_a_longer_cache(mask: Mask) -> None:
-    whole = place_of([[0] * 300] * 2)
+    whole = segment_positions([[0] * 300] * 2)
     q, k, v = alike(whole, 2)
     wanted = SoftmaxKernel(mask, path="naive")(KernelCall(q, k, v, whole, whole, NoPosition())).y[:, :, 180:]
     late = whole.columns(180, 300)
@@ -300,7 +301,7 @@ LINEAR = {
 def test_work_and_memory_are_linear(name: str) -> None:
     work, largest, lengths = [], [], (4096, 16384)
     for length in lengths:
-        place = place_of([[0] * length])
+        place = segment_positions([[0] * length])
         q, k, v = (torch.zeros(1, 1, length, 8, requires_grad=True) for _ in range(3))
         kernel = SoftmaxKernel(LINEAR[name])
         assert kernel.explain(KernelCall(q, k, v, place, place, NoPosition())).startswith("sparse: ")
@@ -318,11 +319,11 @@ def test_work_and_memory_are_linear(name: str) -> None:
 
 
 def test_places_are_planned_once() -> None:
-    place = place_of(ROWS["packed"])
+    place = segment_positions(ROWS["packed"])
     mask = MANY["longformer"]
     assert make_sparse_plan(mask, place, place, 2) is make_sparse_plan(mask, place, place, 2)
-    again = place_of(ROWS["plain"])
-    assert make_sparse_plan(mask, again, again, 2) is make_sparse_plan(mask, *[place_of(ROWS["plain"])] * 2, 2)
+    again = segment_positions(ROWS["plain"])
+    assert make_sparse_plan(mask, again, again, 2) is make_sparse_plan(mask, *[segment_positions(ROWS["plain"])] * 2, 2)
     marked = place._replace(roles=torch.ones_like(place.position_ids))
     roles = m.symmetric_window(9) | m.GlobalTokens(m.WithRole())
     assert make_sparse_plan(roles, marked, marked, 1) is not make_sparse_plan(roles, place, place, 1)
@@ -330,7 +331,7 @@ def test_places_are_planned_once() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_it_says_what_it_leaves_out_and_refuses_dropout() -> None:
-    place, short = place_of([[0] * 1024]), place_of([[0] * 64])
+    place, short = segment_positions([[0] * 1024]), segment_positions([[0] * 64])
     kernel = SoftmaxKernel(m.Window(128), dropout=0.1)
     said = kernel.explain(KernelCall(*inputs(place, 2), place, place, NoPosition()))
     assert said == "sdpa: the dense mask of Window(128) for these positions, because dropout acts on the weights"
@@ -352,7 +353,7 @@ def test_it_says_what_it_leaves_out_and_refuses_dropout() -> None:
 @pytest.mark.parametrize("name", ["window", "longformer", "roles", "bigbird", "image"])
 def test_what_flex_attention_is_given(name: str, rows: str) -> None:
     """Its eager form, which reads the blocks and the inner mask; the fused one needs CUDA."""
-    mask, place = MANY[name], place_of(ROWS[rows])
+    mask, place = MANY[name], segment_positions(ROWS[rows])
     if name == "roles":
         place = place._replace(roles=(torch.rand(place.position_ids.shape) < 0.02).long())
     q, k, v = (x.detach() for x in alike(place, 2))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, TokenPositions
+from manyformer.core import PADDING_SEGMENT, AlignedLayout
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.models.token_positions import positions_of
@@ -12,6 +12,7 @@ from manyformer.ops import distance_vector_attention, distance_vector_blocks
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position import DistanceAwarePosition, TransformerXLPosition
 from manyformer.position.distance_terms import broadcast_pairs, toeplitz_view
+from token_rows import range_positions
 
 HEADS, WIDTH, DIM = 2, 4, 8
 
@@ -30,11 +31,6 @@ def test_a_shift_is_a_look_up_by_distance(queries: int, keys: int) -> None:
     assert torch.equal(alike, each[0, 0, 0][columns])
 
 
-def place_of(length: int, start: int) -> TokenPositions:
-    pos = torch.arange(start, start + length)[None]
-    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout(start))
-
-
 def made() -> TransformerXLPosition:
     xl = TransformerXLPosition(DIM, HEADS).double()
     with torch.no_grad():
@@ -49,7 +45,7 @@ def blocks(xl: TransformerXLPosition, q: Tensor, k: Tensor, v: Tensor, offset: i
         offset + q.shape[2] - 1, distance_vector_attention.BLOCK if causal else k.shape[2] - 1 - offset
     )
     assert found.keys is not None
-    q = xl.query(q, place_of(q.shape[2], offset))
+    q = xl.query(q, range_positions(q.shape[2], offset))
     span = QueryOffset(offset, causal)
     return distance_vector_attention.distance_vector_attention(
         q, k, v, found.keys, found.query_bias, found.lookback, span, scale=WIDTH**-0.5
@@ -69,7 +65,7 @@ def test_blocks_are_the_definition(
     xl, keys = made(), offset + queries + later
     sizes = (queries, keys, keys)
     q, k, v = (torch.randn(2, HEADS, n, WIDTH, dtype=torch.float64, requires_grad=True) for n in sizes)
-    at, of = place_of(queries, offset), place_of(keys, 0)
+    at, of = range_positions(queries, offset), range_positions(keys, 0)
     expected = SoftmaxKernel(mask, path="naive")(KernelCall(xl.query(q, at), k, v, at, of, xl)).y
     found = blocks(xl, q, k, v, offset, mask)
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
@@ -113,7 +109,7 @@ def test_dropout_draws_the_same_weights_for_the_gradient(monkeypatch: pytest.Mon
 
 
 def test_the_kernel_takes_it_for_positions_with_a_vector_for_each_distance() -> None:
-    xl, place = made(), place_of(150, 0)
+    xl, place = made(), range_positions(150, 0)
     q, k, v = (torch.randn(1, HEADS, 150, WIDTH, dtype=torch.float64) for _ in range(3))
     kernel = SoftmaxKernel(Causal())
     assert kernel.explain(KernelCall(q, k, v, place, place, xl)).startswith(
@@ -121,7 +117,7 @@ def test_the_kernel_takes_it_for_positions_with_a_vector_for_each_distance() -> 
     )
     expected = SoftmaxKernel(Causal(), path="naive")(KernelCall(q, k, v, place, place, xl)).y
     torch.testing.assert_close(kernel(KernelCall(q, k, v, place, place, xl)).y, expected, atol=1e-10, rtol=0)
-    late, seen = place_of(3, 147), q[:, :, 147:]
+    late, seen = range_positions(3, 147), q[:, :, 147:]
     assert kernel.explain(KernelCall(seen, k, v, late, place, xl)).startswith("naive")
     torch.testing.assert_close(
         kernel(KernelCall(seen, k, v, late, place, xl)).y, expected[:, :, 147:], atol=1e-10, rtol=0
@@ -144,7 +140,7 @@ def test_packed_documents_each_by_itself(mask: Mask) -> None:
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_distance_aware_blocks_are_the_definition(plain: bool) -> None:
-    part, place = DistanceAwarePosition(HEADS).double(), place_of(300, 0)
+    part, place = DistanceAwarePosition(HEADS).double(), range_positions(300, 0)
     place = place if plain else place._replace(layout=None)
     q, k, v = (torch.randn(1, HEADS, 300, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(3))
     leaves = [q, k, v, part.w, part.v]

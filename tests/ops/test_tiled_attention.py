@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_softmax_kernel import HEADS, KEY, VALUE, place_of
 from torch import Tensor
 
 from manyformer import masks as m
@@ -24,6 +23,8 @@ from manyformer.position import (
     ShawPosition,
     TransformerXLPosition,
 )
+from softmax_calls import HEADS, KEY, VALUE
+from token_rows import segment_positions
 
 LENGTH = 61
 MASKS: dict[str, Mask] = {
@@ -97,7 +98,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     [*((name, "labels") for name in MASKS), *(("both sides", name) for name in POSITIONS if name != "labels")],
 )
 def test_it_is_the_definition(name: str, position: str, rows: str) -> None:
-    place = place_of(ROWS[rows])
+    place = segment_positions(ROWS[rows])
     place = place if name in ("window", "random") else marked(place)
     made = POSITIONS[position]().double()
     mask = MASKS[name]
@@ -116,7 +117,7 @@ def test_it_is_the_definition(name: str, position: str, rows: str) -> None:
 @pytest.mark.usefixtures("small_blocks", "unchecked")
 def test_dropout_keeps_the_mean_and_is_the_same_again() -> None:
     """The second forward pass, for the gradient, drops what the first one did."""
-    place = place_of([[0] * LENGTH])
+    place = segment_positions([[0] * LENGTH])
     q, k, v = (x[:1].detach() for x in inputs(place))
     v = torch.ones_like(v)
     kernel = SoftmaxKernel(m.Window(20), dropout=0.4, path="blocked").train()
@@ -131,7 +132,7 @@ def test_dropout_keeps_the_mean_and_is_the_same_again() -> None:
 def test_work_and_memory_are_linear() -> None:
     work, largest, lengths = [], [], (512, 2048)
     for length in lengths:
-        place = place_of([[0] * length])
+        place = segment_positions([[0] * length])
         q, k, v = (torch.zeros(1, 1, length, 8, requires_grad=True) for _ in range(3))
         kernel, position = SoftmaxKernel(m.symmetric_window(64)), RelativeLabelPosition(8, 1, 4)
 

@@ -9,7 +9,7 @@ from pairs import DEPTH, DIM, HEADS, HIDDEN, VOCAB, shaken
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions
+from manyformer.core import PADDING_SEGMENT
 from manyformer.position import (
     DynamicNTKRotaryScaling,
     LinearRotaryScaling,
@@ -18,15 +18,11 @@ from manyformer.position import (
     YaRNRotaryScaling,
 )
 from manyformer.position.rotary_scaling import RotaryScaling
+from token_rows import range_positions
 
 pytestmark = pytest.mark.oracle
 
 WIDTH, LENGTH = 16, 40
-
-
-def place_of(length: int) -> TokenPositions:
-    pos = torch.arange(length)[None]
-    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout())
 
 
 @pytest.fixture
@@ -43,7 +39,7 @@ def test_gptj(queries: Tensor, rotated: int) -> None:
     x = queries.transpose(1, 2)
     turned = apply_rotary_pos_emb(x[..., :rotated], sin[None], cos[None])
     expected = torch.cat([turned, x[..., rotated:]], dim=-1).transpose(1, 2)
-    found = RotaryPosition(WIDTH, rotated=rotated).query(queries, place_of(LENGTH))
+    found = RotaryPosition(WIDTH, rotated=rotated).query(queries, range_positions(LENGTH))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
@@ -57,7 +53,9 @@ def test_roformer_pairs(queries: Tensor) -> None:
     table.weight = torch.nn.Parameter(table.create_weight(), requires_grad=False)
     sines = table(torch.Size([2, LENGTH]))[None, None]
     expected = RoFormerSelfAttention.apply_rotary_position_embeddings(sines, queries, queries)[0]
-    torch.testing.assert_close(RotaryPosition(WIDTH).query(queries, place_of(LENGTH)), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        RotaryPosition(WIDTH).query(queries, range_positions(LENGTH)), expected, atol=1e-5, rtol=0
+    )
 
 
 ROPES: list[tuple[dict[str, Any], RotaryScaling | None]] = [
@@ -93,7 +91,7 @@ def test_llama_halves(rope: dict[str, Any], scaling: RotaryScaling | None) -> No
     x, pos = torch.randn(2, HEADS, LENGTH, DIM // HEADS), torch.arange(LENGTH)[None]
     cos, sin = LlamaRotaryEmbedding(llama_config(rope))(x, pos)
     expected = apply_rotary_pos_emb(x, x, cos, sin)[0]
-    found = RotaryPosition(DIM // HEADS, pairs="halves", scaling=scaling).query(x, place_of(LENGTH))
+    found = RotaryPosition(DIM // HEADS, pairs="halves", scaling=scaling).query(x, range_positions(LENGTH))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 

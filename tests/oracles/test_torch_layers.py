@@ -18,6 +18,7 @@ from manyformer.masks import AllKeys, Causal, Mask, NoKeys, PerHead, SameDocumen
 from manyformer.position import NoPosition
 from manyformer.recipes.stacks import branch
 from manyformer.sources import CrossAttentionSource
+from perturbing import perturb
 
 pytestmark = pytest.mark.oracle
 
@@ -37,10 +38,7 @@ def padded(lengths: list[int]) -> TokenPositions:
 
 
 def shaken(module: Any) -> Any:
-    with torch.no_grad():
-        for value in module.parameters():
-            value.add_(torch.randn_like(value), alpha=0.2)
-    return module.eval()
+    return perturb(module, 0.2).eval()
 
 
 def block(order: str, *, cross: bool) -> Chain:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, TokenPositions
+from manyformer.core import PADDING_SEGMENT, Context, TokenPositions
 from manyformer.models.token_positions import positions_of
 from manyformer.position import (
     ConcatenatedGridPosition,
@@ -22,13 +22,9 @@ from manyformer.position import (
     TransformerXLPosition,
 )
 from manyformer.position.absolute import AbsolutePosition
+from token_rows import range_positions
 
 LAYOUTS = ("interleaved", "halves", "timing")
-
-
-def place_of(length: int, start: int = 0, *, plain: bool = True) -> TokenPositions:
-    pos = torch.arange(start, start + length)[None]
-    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout(start) if plain else None)
 
 
 def by_hand(length: int, dim: int, layout: str) -> Tensor:
@@ -49,10 +45,10 @@ def test_sinusoid_is_the_formula(layout: Any, dim: int) -> None:
     sinusoid = SinusoidalPosition(dim, layout=layout)
     torch.testing.assert_close(sinusoid.table[:50], expected, atol=1e-6, rtol=0)
     for plain in (True, False):
-        added = sinusoid.embed(torch.ones(2, 30, dim), place_of(30, 20, plain=plain))
+        added = sinusoid.embed(torch.ones(2, 30, dim), range_positions(30, 20, plain=plain))
         torch.testing.assert_close(added - 1, expected[20:].expand(2, -1, -1), atol=1e-6, rtol=0)
     # beyond the table that is kept
-    far = sinusoid.embed(torch.zeros(1, 3, dim), place_of(3, 600))
+    far = sinusoid.embed(torch.zeros(1, 3, dim), range_positions(3, 600))
     torch.testing.assert_close(far[0], by_hand(603, dim, layout)[600:], atol=1e-5, rtol=0)
     assert not list(sinusoid.state_dict())
 
@@ -89,7 +85,7 @@ def test_gpt_j_has_the_same_halves(length: int) -> None:
 
 def test_far_positions_do_not_collide_in_half_precision() -> None:
     table = SinusoidalPosition(64).to(torch.bfloat16)
-    near, far = (table.embed(torch.zeros(1, 1, 64), place_of(1, at, plain=False)) for at in (70_000, 70_001))
+    near, far = (table.embed(torch.zeros(1, 1, 64), range_positions(1, at, plain=False)) for at in (70_000, 70_001))
     assert (near - far).abs().max() > 0.5
 
 
@@ -107,7 +103,7 @@ def test_learned_positions_start_as_scaled_sinusoids(dim: int) -> None:
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_learned_position_that_does_not_exist_is_refused(plain: bool) -> None:
     with pytest.raises(ValueError, match="position 5 does not exist: the model was built for max_length=5"):
-        LearnedPosition(4, 5).embed(torch.zeros(1, 4, 4), place_of(4, 2, plain=plain))
+        LearnedPosition(4, 5).embed(torch.zeros(1, 4, 4), range_positions(4, 2, plain=plain))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -137,9 +133,9 @@ PARTS: dict[str, AbsolutePosition] = {
 def test_left_padding_packing_and_pieces_change_nothing(kind: str) -> None:
     part = PARTS[kind]
     x = torch.randn(1, 9, 8)
-    whole = part.embed(x, place_of(9))
-    torch.testing.assert_close(part.embed(x, place_of(9, plain=False)), whole)
-    pieces = [part.embed(x[:, a:b], place_of(b - a, a)) for a, b in ((0, 1), (1, 6), (6, 9))]
+    whole = part.embed(x, range_positions(9))
+    torch.testing.assert_close(part.embed(x, range_positions(9, plain=False)), whole)
+    pieces = [part.embed(x[:, a:b], range_positions(b - a, a)) for a, b in ((0, 1), (1, 6), (6, 9))]
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
     segments = torch.tensor([[PADDING_SEGMENT] * 4 + [0] * 9, [0] * 3 + [1] * 9 + [PADDING_SEGMENT]])
     place, _ = positions_of(segments, segments, None)
@@ -159,9 +155,9 @@ def test_a_position_for_each_layer_is_added_where_it_stands() -> None:
     x, tables = torch.randn(2, 6, 8), [LearnedPosition(8, 6, std=1.0) for _ in range(3)]
     y = x
     for table in tables:
-        y = PositionLayer(table)(y, Context(place_of(6))).y
+        y = PositionLayer(table)(y, Context(range_positions(6))).y
     torch.testing.assert_close(y, x + sum(table.weight for table in tables))
-    out = PositionLayer(NoPosition())(x, Context(place_of(6)), "kept")
+    out = PositionLayer(NoPosition())(x, Context(range_positions(6)), "kept")
     assert torch.equal(out.y, x)
     assert out.state == "kept"
 
@@ -172,7 +168,7 @@ def test_a_grid_reads_row_after_row(before: int) -> None:
     rows, columns = LearnedPosition(8, height, std=1.0), LearnedPosition(8, width, std=1.0)
     grid = SummedGridPosition((height, width), [rows, columns], prefix_tokens=before)
     assert grid.max_length == before + 15
-    found = grid.embed(torch.zeros(1, grid.max_length, 8), place_of(grid.max_length))[0]
+    found = grid.embed(torch.zeros(1, grid.max_length, 8), range_positions(grid.max_length))[0]
     assert not found[:before].any()
     for r in range(height):
         for c in range(width):
@@ -190,7 +186,7 @@ def test_a_grid_of_three_axes_one_after_the_other() -> None:
 @pytest.mark.usefixtures("unchecked")
 def test_grids_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="position 20 does not exist: the model was built for 4 x 5 cells after 0"):
-        PARTS["concat"].embed(torch.zeros(1, 2, 8), place_of(2, 19))
+        PARTS["concat"].embed(torch.zeros(1, 2, 8), range_positions(2, 19))
     with pytest.raises(ValueError, match="SummedGridPosition: 2 sizes need as many positions, not 1"):
         SummedGridPosition((2, 2), [SinusoidalPosition(4)])
     with pytest.raises(ValueError, match="axis 1 has 3 steps, but its position has max_length=2"):
@@ -212,7 +208,7 @@ def test_the_signal_of_the_universal_transformer(plain: bool) -> None:
                 rate = 10000 ** (-2 * k / dim)
                 expected[:, i, 2 * k] += math.sin((start + i) * rate) + math.sin((step + 1) * rate)
                 expected[:, i, 2 * k + 1] += math.cos((start + i) * rate) + math.cos((step + 1) * rate)
-        found = timing(x, place_of(length, start, plain=plain), step)
+        found = timing(x, range_positions(length, start, plain=plain), step)
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
@@ -221,10 +217,10 @@ def test_the_signal_of_tensor2tensor() -> None:
     x = torch.randn(1, 4, 16)
     weight = timing.steps.weight
     assert isinstance(weight, Tensor)
-    torch.testing.assert_close(timing(x, place_of(4), 5), x + by_hand(4, 16, "timing") + 4 * weight[5])
+    torch.testing.assert_close(timing(x, range_positions(4), 5), x + by_hand(4, 16, "timing") + 4 * weight[5])
     assert 0.8 < (4 * weight).std() < 1.2
     with pytest.raises(ValueError, match="step 6 does not exist: the table was built for max_length=6 steps"):
-        timing(x, place_of(4), 6)
+        timing(x, range_positions(4), 6)
     zero_based = SinusoidalStepSignal(16, layout="timing", first_step=0)
     torch.testing.assert_close(zero_based(3), by_hand(4, 16, "timing")[3])
 
@@ -232,7 +228,7 @@ def test_the_signal_of_tensor2tensor() -> None:
 def test_the_same_weights_at_every_step_tell_steps_apart() -> None:
     timing = PositionStepSignal(LearnedPosition(8, 5), SinusoidalStepSignal(8))
     x = torch.zeros(1, 5, 8)
-    first, second = (timing(x, place_of(5), step) for step in (0, 1))
+    first, second = (timing(x, range_positions(5), step) for step in (0, 1))
     gap = second - first
     assert gap.abs().max() > 0.1
     torch.testing.assert_close(gap, gap[:, :1].expand_as(gap))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.attention import Attention
-from manyformer.core import PADDING_SEGMENT, Chain, Context, ContiguousLayout, TokenPositions
+from manyformer.core import PADDING_SEGMENT, Chain, Context, TokenPositions
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask
@@ -19,13 +19,9 @@ from manyformer.models import TokenEmbedding
 from manyformer.models.token_positions import positions_of
 from manyformer.position import DistanceAwarePosition, NoPosition, Position, SinusoidalPosition
 from manyformer.recipes.stacks import branch
+from token_rows import range_positions
 
 HEADS, DIM = 3, 12
-
-
-def place_of(length: int, start: int = 0, *, plain: bool = True) -> TokenPositions:
-    pos = torch.arange(start, start + length)[None]
-    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout(start) if plain else None)
 
 
 def double(numbers: Any) -> Tensor:
@@ -103,7 +99,7 @@ def by_hand(
 def test_attention_is_the_definition_with_gradients(mask: Mask, plain: bool) -> None:
     part = made([-0.3, 0.2, 0.1], [0.4, -0.3, 1.0])
     q, k, v = (torch.randn(1, HEADS, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    place = place_of(6, plain=plain)
+    place = range_positions(6, plain=plain)
     expected = by_hand(part, q, k, v, mask, place)
     found = SoftmaxKernel(mask)(KernelCall(q, k, v, place, place, part)).y
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
@@ -119,14 +115,15 @@ def test_queries_after_a_memory_and_before_all_keys() -> None:
     q, k = torch.zeros(2, HEADS, 3, 4), torch.zeros(2, HEADS, 5, 4)
     for queries, keys in ((7, 5), (0, 9)):
         plain, other = (
-            part.score(logits, q, k, place_of(3, queries, plain=p), place_of(5, keys)) for p in (True, False)
+            part.score(logits, q, k, range_positions(3, queries, plain=p), range_positions(5, keys))
+            for p in (True, False)
         )
         torch.testing.assert_close(plain, other, atol=1e-12, rtol=0)
 
 
 def test_without_a_slope_it_is_attention_with_relu() -> None:
     q, k, v = torch.randn(3, 1, HEADS, 6, 4, dtype=torch.float64)
-    found = SoftmaxKernel()(KernelCall(q, k, v, place_of(6), place_of(6), made([0.0] * 3, [0.7] * 3))).y
+    found = SoftmaxKernel()(KernelCall(q, k, v, range_positions(6), range_positions(6), made([0.0] * 3, [0.7] * 3))).y
     torch.testing.assert_close(found, (F.relu(q @ k.mT) / 2).softmax(-1) @ v, atol=1e-12, rtol=0)
 
 
@@ -147,8 +144,8 @@ def test_gradients_of_slope_and_limit() -> None:
 def test_padding_packing_shifts_and_caches_change_nothing(mask: Mask) -> None:
     layer = Attention(DIM, HEADS, SoftmaxKernel(mask), position=DistanceAwarePosition(HEADS)).double()
     x = torch.randn(1, 7, DIM, dtype=torch.float64)
-    whole = layer(x, Context(place_of(7))).y[0]
-    torch.testing.assert_close(layer(x, Context(place_of(7, 100_000))).y[0], whole, atol=1e-10, rtol=0)
+    whole = layer(x, Context(range_positions(7))).y[0]
+    torch.testing.assert_close(layer(x, Context(range_positions(7, 100_000))).y[0], whole, atol=1e-10, rtol=0)
     segments = torch.tensor([[PADDING_SEGMENT] * 4 + [0] * 7, [0] * 3 + [1] * 7 + [PADDING_SEGMENT]])
     place, _ = positions_of(segments, segments, None)
     rows = torch.randn(2, 11, DIM, dtype=torch.float64)
@@ -159,7 +156,7 @@ def test_padding_packing_shifts_and_caches_change_nothing(mask: Mask) -> None:
     if mask == Causal():
         state, pieces = layer.init_state(1, device=x.device, dtype=x.dtype), []
         for a, b in ((0, 1), (1, 5), (5, 7)):
-            out = layer(x[:, a:b], Context(place_of(b - a, a)), state)
+            out = layer(x[:, a:b], Context(range_positions(b - a, a)), state)
             state, pieces = out.state, [*pieces, out.y[0]]
         torch.testing.assert_close(torch.cat(pieces), whole, atol=1e-10, rtol=0)
 

@@ -7,15 +7,10 @@ import torch
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, TokenPositions
-from manyformer.models.token_positions import positions_of
 from manyformer.ops.softmax_attention import softmax_attention_reference
 from manyformer.position import AlibiPosition, Position, ShawPosition, T5BiasPosition
 from manyformer.position.distance_bias import bucket_edges
-
-
-def place_of(segments: list[list[int]]) -> TokenPositions:
-    numbers = torch.tensor(segments)
-    return positions_of(numbers.clamp(min=0), numbers, None)[0]
+from token_rows import segment_positions
 
 
 def attend(qkv: tuple[Tensor, ...], position: Position, positions: TokenPositions, causal: bool) -> Tensor:
@@ -40,7 +35,7 @@ def test_slopes_survive_a_change_of_type() -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_alibi_is_the_formula(causal: bool) -> None:
-    place, heads, length, width = place_of([[0] * 9]), 2, 9, 4
+    place, heads, length, width = segment_positions([[0] * 9]), 2, 9, 4
     q, k, v = (torch.randn(1, heads, length, width, dtype=torch.float64) for _ in range(3))
     y = attend((q, k, v), AlibiPosition(heads), place, causal)
     for h in range(heads):
@@ -60,7 +55,7 @@ def test_shaw_is_the_formula(sides: str, each_head: bool) -> None:
     position = ShawPosition(width, clip, heads=heads if each_head else None, direction=sides).double()  # type: ignore[arg-type]
     assert position.keys.shape[-2] == (clip + 1 if causal else 2 * clip + 1)
     q, k, v = (torch.randn(1, heads, length, width, dtype=torch.float64) for _ in range(3))
-    y = attend((q, k, v), position, place_of([[0] * length]), causal)
+    y = attend((q, k, v), position, segment_positions([[0] * length]), causal)
     for h in range(heads):
         keys, values = (table[h] if each_head else table for table in (position.keys, position.values))
         for i in range(length):
@@ -103,7 +98,7 @@ POSITIONS = {
 @pytest.mark.parametrize("name", POSITIONS)
 def test_what_it_says_by_distance_is_what_it_does(name: str) -> None:
     position, length = POSITIONS[name](), 12
-    place = place_of([[0] * length])
+    place = segment_positions([[0] * length])
     found = position.distance_terms(length - 1, length - 1)
     assert found is not None
     ahead = torch.arange(length) - torch.arange(length)[:, None]
@@ -124,7 +119,7 @@ def test_what_it_says_by_distance_is_what_it_does(name: str) -> None:
 def test_padding_and_packing_change_no_distance(name: str) -> None:
     position = POSITIONS[name]()
     q, k = torch.randn(2, 1, 3, 8, 4)
-    alone, packed = place_of([[0] * 5]), place_of([[PADDING_SEGMENT, 3, 3] + [4] * 5])
+    alone, packed = segment_positions([[0] * 5]), segment_positions([[PADDING_SEGMENT, 3, 3] + [4] * 5])
     logits = torch.zeros(1, 3, 8, 8)
     wanted = position.score(logits[..., 3:, 3:], q[:, :, 3:], k[:, :, 3:], alone, alone)
     torch.testing.assert_close(position.score(logits, q, k, packed, packed)[..., 3:, 3:], wanted)

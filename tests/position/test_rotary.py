@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from manyformer.attention import Attention
-from manyformer.core import Context, ContiguousLayout, TokenPositions
+from manyformer.core import Context
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models.token_positions import positions_of
@@ -20,13 +20,9 @@ from manyformer.position import (
     convert_pairs,
 )
 from manyformer.position.rotary_scaling import rotary_frequencies
+from token_rows import range_positions
 
 PAIRS = ("interleaved", "halves")
-
-
-def place_of(length: int, start: int = 0, *, plain: bool = True) -> TokenPositions:
-    pos = torch.arange(start, start + length)[None]
-    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout(start) if plain else None)
 
 
 def by_matrices(x: Tensor, pos: Tensor, rates: Tensor, pairs: str, gain: float = 1.0) -> Tensor:
@@ -54,7 +50,7 @@ def test_it_is_the_matrix_of_the_paper(pairs: Any, rotated: int, dtype: torch.dt
     expected = by_matrices(x, torch.arange(4, 11), rotary_frequencies(rotated, 10_000.0), pairs)
     (wanted,) = torch.autograd.grad(expected, x, up)
     for plain in (True, False):
-        found = rotary.query(x, place_of(7, 4, plain=plain))
+        found = rotary.query(x, range_positions(7, 4, plain=plain))
         (grad,) = torch.autograd.grad(found, x, up)
         torch.testing.assert_close(found, expected, atol=atol, rtol=0)
         torch.testing.assert_close(grad, wanted, atol=atol, rtol=0)
@@ -64,16 +60,16 @@ def test_it_is_the_matrix_of_the_paper(pairs: Any, rotated: int, dtype: torch.dt
 def test_scores_know_the_distance_alone(pairs: Any) -> None:
     rotary = RotaryPosition(16, pairs=pairs, base=100.0)
     q, k = torch.randn(2, 1, 2, 9, 16, dtype=torch.float64).unbind()
-    here, there = (rotary.query(q, place_of(9, s)) @ rotary.key(k, place_of(9, s)).mT for s in (0, 1000))
+    here, there = (rotary.query(q, range_positions(9, s)) @ rotary.key(k, range_positions(9, s)).mT for s in (0, 1000))
     torch.testing.assert_close(here, there, atol=1e-10, rtol=0)
     torch.testing.assert_close(here.diagonal(dim1=-2, dim2=-1), (q * k).sum(-1), atol=1e-12, rtol=0)
 
 
 def test_far_positions_do_not_collide_in_half_precision() -> None:
     x = torch.ones(1, 1, 2, 64, dtype=torch.bfloat16)
-    turned = RotaryPosition(64).query(x, place_of(2, 70_001))
+    turned = RotaryPosition(64).query(x, range_positions(2, 70_001))
     assert turned.dtype == torch.bfloat16
-    exact = RotaryPosition(64).query(x.double(), place_of(2, 70_001))
+    exact = RotaryPosition(64).query(x.double(), range_positions(2, 70_001))
     torch.testing.assert_close(turned.double(), exact, atol=0.01, rtol=0)
     assert not torch.equal(turned[:, :, 0], turned[:, :, 1])
 
@@ -81,16 +77,16 @@ def test_far_positions_do_not_collide_in_half_precision() -> None:
 def test_a_table_made_while_predicting_serves_training() -> None:
     rotary, x = RotaryPosition(8), torch.randn(1, 1, 4, 8, requires_grad=True)
     with torch.inference_mode():
-        rotary.query(x.detach().clone(), place_of(4))
-    rotary.query(x, place_of(4)).sum().backward()
+        rotary.query(x.detach().clone(), range_positions(4))
+    rotary.query(x, range_positions(4)).sum().backward()
     assert x.grad is not None
 
 
 def test_converting_the_model_leaves_the_table_alone() -> None:
     rotary, x = RotaryPosition(8), torch.randn(1, 1, 40, 8)
-    before = rotary.query(x, place_of(40))
+    before = rotary.query(x, range_positions(40))
     rotary.to(torch.bfloat16).to(torch.float64)
-    assert torch.equal(rotary.query(x, place_of(40)), before)
+    assert torch.equal(rotary.query(x, range_positions(40)), before)
     assert not list(rotary.state_dict())
 
 
@@ -98,17 +94,17 @@ def test_odd_memory_is_turned_all_the_same() -> None:
     """Complex numbers want even strides; values of odd width give keys others."""
     rotary, packed = RotaryPosition(4), torch.randn(2, 5, 7, dtype=torch.float64)
     keys = packed[..., :4].unflatten(-1, (1, 4)).transpose(1, 2)
-    expected = rotary.key(keys.contiguous(), place_of(5))
-    torch.testing.assert_close(rotary.key(keys, place_of(5)), expected, atol=1e-12, rtol=0)
+    expected = rotary.key(keys.contiguous(), range_positions(5))
+    torch.testing.assert_close(rotary.key(keys, range_positions(5)), expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("pairs", PAIRS)
 @pytest.mark.parametrize("rotated", [8, 4])
 def test_compiled_is_eager(pairs: Any, rotated: int, unchecked: None) -> None:
     rotary, x = RotaryPosition(8, rotated=rotated, pairs=pairs), torch.randn(2, 3, 5, 8)
-    eager = rotary.query(x, place_of(5))
+    eager = rotary.query(x, range_positions(5))
     compiled = torch.compile(rotary.query, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, place_of(5)), eager, atol=1e-6, rtol=0)
+    torch.testing.assert_close(compiled(x, range_positions(5)), eager, atol=1e-6, rtol=0)
     torch.compiler.reset()
 
 
@@ -171,7 +167,7 @@ def test_yarn_multiplies_turned_channels_once() -> None:
     scaling = YaRNRotaryScaling(4.0, 32)
     x = torch.randn(1, 1, 3, 8, dtype=torch.float64)
     for pairs in PAIRS:
-        found = RotaryPosition(8, rotated=4, pairs=pairs, scaling=scaling).key(x, place_of(3, 5))  # type: ignore[arg-type]
+        found = RotaryPosition(8, rotated=4, pairs=pairs, scaling=scaling).key(x, range_positions(3, 5))  # type: ignore[arg-type]
         expected = by_matrices(x, torch.arange(5, 8), scaling.frequencies(4, 10_000.0), pairs, scaling.attention_factor)
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
         assert torch.equal(found[..., 4:], x[..., 4:])
@@ -192,7 +188,10 @@ def test_yarn_multiplies_turned_channels_once() -> None:
         ),
         (lambda: YaRNRotaryScaling(4.0, 64, ramp="code"), r"YaRNRotaryScaling: ramp \('code'\) must be pairs"),  # type: ignore[arg-type]
         (lambda: convert_pairs(torch.zeros(9, 3), 2, to="halves"), "9 rows are not 2 heads"),
-        (lambda: RotaryPosition(8).query(torch.zeros(1, 1, 2, 6), place_of(2)), "width 8, these have 6 channels"),
+        (
+            lambda: RotaryPosition(8).query(torch.zeros(1, 1, 2, 6), range_positions(2)),
+            "width 8, these have 6 channels",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, message: str, unchecked: None) -> None:

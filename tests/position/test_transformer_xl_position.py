@@ -9,25 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.attention import Attention
-from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, TokenPositions
+from manyformer.core import PADDING_SEGMENT, Context, TokenPositions
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.models.token_positions import positions_of
 from manyformer.position import TransformerXLBiases, TransformerXLPosition
+from perturbing import perturb
+from token_rows import range_positions
 
 DIM, HEADS, WIDTH = 12, 3, 4
 
 
-def place_of(length: int, start: int = 0, *, plain: bool = True) -> TokenPositions:
-    pos = torch.arange(start, start + length)[None]
-    return TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout(start) if plain else None)
-
-
 def shaken(module: Any, size: float = 0.5) -> Any:
-    with torch.no_grad():
-        for value in module.parameters():
-            value.add_(torch.randn_like(value), alpha=size)
-    return module.double()
+    return perturb(module, size).double()
 
 
 def wave(far: int, dim: int) -> Tensor:
@@ -64,10 +58,10 @@ def scores(
 
 
 PLACES: dict[str, tuple[TokenPositions, TokenPositions]] = {
-    "from the first token on": (place_of(5), place_of(5)),
-    "after a memory": (place_of(3, 6), place_of(9)),
-    "after a memory, not known to be plain": (place_of(3, 6, plain=False), place_of(9)),
-    "before the keys": (place_of(2), place_of(3, 4)),
+    "from the first token on": (range_positions(5), range_positions(5)),
+    "after a memory": (range_positions(3, 6), range_positions(9)),
+    "after a memory, not known to be plain": (range_positions(3, 6, plain=False), range_positions(9)),
+    "before the keys": (range_positions(2), range_positions(3, 4)),
     "anywhere": (
         TokenPositions(torch.tensor([[7, 2], [0, 5]]), torch.zeros(2, 2).long()),
         TokenPositions(torch.tensor([[1, 9, 4], [2, 0, 30]]), torch.zeros(2, 3).long()),
@@ -96,7 +90,7 @@ def test_it_is_the_formula_with_gradients(where: str) -> None:
 def test_what_it_is_by_distance(clamp: int | None) -> None:
     xl = shaken(TransformerXLPosition(DIM, HEADS, clamp=clamp))
     q, k = (torch.randn(1, HEADS, n, WIDTH, dtype=torch.float64) for n in (4, 9))
-    at, of = place_of(4, 3), place_of(9)
+    at, of = range_positions(4, 3), range_positions(9)
     table = xl.distance_terms(6, 5)
     assert table.query_bias is not None
     assert table.keys is not None
@@ -204,15 +198,15 @@ def memory_of(ours: Attention, theirs: Any) -> Callable[[Tensor, int], Tensor]:
         xl.r_proj.weight.copy_(theirs.r.flatten(1).T)
         xl.biases.u.copy_(theirs.r_w_bias)
         xl.biases.v.copy_(theirs.r_r_bias)
-    return lambda x, memory: ours(x, Context(place_of(x.shape[1]))).y[:, memory:]
+    return lambda x, memory: ours(x, Context(range_positions(x.shape[1]))).y[:, memory:]
 
 
 @pytest.mark.parametrize("mask", [Causal(), AllKeys()], ids=repr)
 def test_padding_packing_and_shifts_change_nothing(mask: Mask) -> None:
     layer = attention(mask)
     x = torch.randn(1, 7, DIM, dtype=torch.float64)
-    whole = layer(x, Context(place_of(7))).y[0]
-    shifted = layer(x, Context(place_of(7, 100_000))).y[0]
+    whole = layer(x, Context(range_positions(7))).y[0]
+    shifted = layer(x, Context(range_positions(7, 100_000))).y[0]
     torch.testing.assert_close(shifted, whole, atol=1e-10, rtol=0)
     segments = torch.tensor([[PADDING_SEGMENT] * 4 + [0] * 7, [0] * 3 + [1] * 7 + [PADDING_SEGMENT]])
     place, _ = positions_of(segments, segments, None)
@@ -227,12 +221,12 @@ def test_padding_packing_and_shifts_change_nothing(mask: Mask) -> None:
 @pytest.mark.parametrize("capacity", [None, 9])
 def test_cached_is_parallel(sizes: list[int], capacity: int | None) -> None:
     layer, x = attention(Causal()), torch.randn(2, 7, DIM, dtype=torch.float64)
-    whole = layer(x, Context(place_of(7))).y
+    whole = layer(x, Context(range_positions(7))).y
     state = layer.init_state(2, capacity=capacity, device=x.device, dtype=x.dtype)
     begin = 0
     for size in sizes:
         with torch.no_grad():
-            out = layer(x[:, begin : begin + size], Context(place_of(size, begin)), state)
+            out = layer(x[:, begin : begin + size], Context(range_positions(size, begin)), state)
         torch.testing.assert_close(out.y, whole[:, begin : begin + size], atol=1e-10, rtol=0)
         state, begin = out.state, begin + size
 
@@ -243,5 +237,5 @@ def test_distances_in_unknown_places_never_cost_more_than_the_rows_need() -> Non
     place = TokenPositions(pos, torch.tensor([[0, 0, 1, 1]]))
     layer, x = attention(Causal()), torch.randn(1, 4, DIM, dtype=torch.float64)
     y = layer(x, Context(place)).y
-    torch.testing.assert_close(y[:, 2:], layer(x[:, 2:], Context(place_of(2))).y, atol=1e-10, rtol=0)
-    torch.testing.assert_close(y[:, :2], layer(x[:, :2], Context(place_of(2))).y, atol=1e-10, rtol=0)
+    torch.testing.assert_close(y[:, 2:], layer(x[:, 2:], Context(range_positions(2))).y, atol=1e-10, rtol=0)
+    torch.testing.assert_close(y[:, :2], layer(x[:, :2], Context(range_positions(2))).y, atol=1e-10, rtol=0)

@@ -19,6 +19,7 @@ from manyformer.models.token_positions import empty_tail, positions_of
 from manyformer.position import TransformerXLPosition
 from manyformer.sources import SegmentMemorySource
 from manyformer.sources.segment_memory import RememberedBuffer, RememberedInputs, RememberedKV
+from perturbing import perturb
 
 VOCAB, SMALL = 13, {"vocab": 13, "dim": 8, "depth": 2, "heads": 2, "ff_dim": 12, "dropout": 0.0}
 
@@ -26,9 +27,7 @@ VOCAB, SMALL = 13, {"vocab": 13, "dim": 8, "depth": 2, "heads": 2, "ff_dim": 12,
 def made(**words: Any) -> LanguageModel:
     torch.manual_seed(3)
     model = mf.build("transformer-xl", **{**SMALL, **words}).double()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.3)
+    perturb(model, 0.3)
     assert isinstance(model, LanguageModel)
     return model
 

@@ -10,6 +10,7 @@ import manyformer as mf
 from manyformer.data import Tokenizer
 from manyformer.errors import UserError
 from manyformer.view.attention_maps import AttentionMap, attention_maps, describe_map, draw_maps, select_map
+from perturbing import perturb
 
 TEXT = "abcdabcdefgh abc"
 SMALL: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2}
@@ -20,9 +21,7 @@ OVER_SOURCE = {"transformer": ["decoder.0.cross", "decoder.1.cross"], "bahdanau"
 def built(name: str, **keywords: Any) -> Any:
     words = Tokenizer.train("char", [TEXT])
     model = mf.build(name, vocab=words.vocab, **keywords)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.3)
+    perturb(model, 0.3)
     model.tokenizer = words
     return model
 

@@ -12,6 +12,7 @@ from manyformer.cli import run
 from manyformer.data import Tokenizer
 from manyformer.errors import UserError
 from manyformer.view.token_work import describe_spans, draw_spans, layer_spans, layer_spans_for_text, token_work
+from perturbing import perturb
 
 TEXT = "abcdabcdefgh abc"
 
@@ -19,9 +20,7 @@ TEXT = "abcdabcdefgh abc"
 def built(name: str, **keywords: Any) -> Any:
     words = Tokenizer.train("char", [TEXT])
     model = mf.build(name, vocab=words.vocab, dim=16, heads=2, **keywords)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.3)
+    perturb(model, 0.3)
     model.tokenizer = words
     return model
 
