@@ -16,6 +16,10 @@ class UserErrors(UserError):
         super().__init__("\n".join(self.lines))
 
 
+class TrainingInterrupted(UserError):
+    """The run was stopped by a signal after saving and can be resumed; the command line exits with 130."""
+
+
 def suggest_names(name: str, valid_names: Iterable[str]) -> str:
     """The end of an error message about an unknown `name`: the most similar valid names, or all if none is similar."""
     names = sorted(valid_names)

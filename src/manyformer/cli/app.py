@@ -15,7 +15,7 @@ from typer import Option
 
 from manyformer import __version__
 from manyformer.cli.console import print_error
-from manyformer.errors import UserError
+from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.plugins import import_from_command_line
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -115,6 +115,9 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         # on a new line, because a line of output may be incomplete
         print_error("stopped", mark="\n")
+        return STOPPED
+    except TrainingInterrupted as stop:
+        print_error(str(stop), mark="")
         return STOPPED
     except Exception as error:
         if debug:

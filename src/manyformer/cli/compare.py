@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from manyformer.cli.app import JUDGE, STOPPED, command
-from manyformer.cli.console import print_error, print_json, print_note, print_result, print_table, status_line
+from manyformer.cli.app import JUDGE, command
+from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
 from manyformer.cli.shared_options import JsonOption
 from manyformer.cli.split_arguments import split_arguments, suggest_options
 from manyformer.errors import UserError
@@ -113,14 +113,9 @@ def _print_plan(comparison: "Comparison", seeds: int) -> None:
 
 def _compare(comparison: "Comparison", *, seeds: int | None, out: str | None, fresh: bool, as_json: bool) -> None:
     from manyformer.compare import compare as carry_out
-    from manyformer.train import TrainingInterrupted
 
-    try:
-        with status_line(f"comparing {comparison.name}") as status:
-            result = carry_out(comparison, seeds=seeds, out=out, fresh=fresh, on_progress=status, log=print_note)
-    except TrainingInterrupted as stop:
-        print_error(str(stop), mark="")
-        raise typer.Exit(STOPPED) from None
+    with status_line(f"comparing {comparison.name}") as status:
+        result = carry_out(comparison, seeds=seeds, out=out, fresh=fresh, on_progress=status, log=print_note)
     print_result(result.to_json().rstrip()) if as_json else _print(result)
 
 

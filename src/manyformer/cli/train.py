@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from manyformer.cli.app import STOPPED, TRAIN, command
-from manyformer.cli.console import print_error, print_json, print_note, print_result
+from manyformer.cli.console import print_json, print_note, print_result
 from manyformer.cli.split_arguments import split_arguments, suggest_options
 from manyformer.errors import UserError
 
@@ -82,7 +82,7 @@ def _read(target: str | None, overrides: list[str]) -> "RunConfig":
 
 def _train(run: "RunConfig", *, fresh: bool, quiet: bool, as_json: bool) -> None:
     from manyformer.cli.after_training import AfterTraining
-    from manyformer.train import TrainingInterrupted, silent, train
+    from manyformer.train import silent, train
 
     if os.environ.get("RANK", "0") != "0":
         # one of several processes of torchrun: only rank 0 prints
@@ -90,12 +90,8 @@ def _train(run: "RunConfig", *, fresh: bool, quiet: bool, as_json: bool) -> None
         return
     out = sys.stderr if as_json else sys.stdout
     after_training = AfterTraining(out, quiet=quiet)
-    try:
-        with closing(after_training):
-            result = train(run, fresh=fresh, on_event=after_training)
-    except TrainingInterrupted as stop:
-        print_error(str(stop), mark="")
-        raise typer.Exit(STOPPED) from None
+    with closing(after_training):
+        result = train(run, fresh=fresh, on_event=after_training)
     try:
         after_training.show(run, result)
     except KeyboardInterrupt:

@@ -6,11 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from manyformer.errors import UserError
-
-
-class TrainingInterrupted(UserError):
-    """The run was stopped by a signal after saving and can be resumed; the command line exits with 130."""
+from manyformer.errors import TrainingInterrupted as TrainingInterrupted
 
 
 class StopSignal:
