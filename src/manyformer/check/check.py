@@ -125,12 +125,10 @@ def _choose_lengths(subject: Subject, length: int | None) -> tuple[int, int]:
         )
         raise UserError(f"length ({length}) must be {allowed} tokens")
     max_length = subject.max_length or LONG_LENGTH
-    step_length, long_length = (
-        (min(STEP_LENGTH, max_length), min(LONG_LENGTH, max_length)) if length is None else (length, length)
-    )
+    lengths = (min(STEP_LENGTH, max_length), min(LONG_LENGTH, max_length)) if length is None else (length, length)
     multiple = subject.length_multiple
     # rounded up, or down where that would exceed the model's max_length
-    rounded_step, rounded_long = (-(-size // multiple) * multiple for size in (step_length, long_length))
+    rounded_step, rounded_long = (-(-size // multiple) * multiple for size in lengths)
     limit = max_length // multiple * multiple if subject.max_length else max(rounded_step, rounded_long)
     return min(rounded_step, limit), min(rounded_long, limit)
 
@@ -150,10 +148,8 @@ def _run_contract(
     contract: Contract, subject: Subject, length: int, long_length: int, seed: int, compiler: Backend
 ) -> ContractRow:
     exact = contract.exact and subject.exact
-    generator = torch.Generator().manual_seed(seed)
-    trial = ContractTrial(
-        subject, generator, length, long_length, FLOAT64_TOLERANCE if exact else FLOAT32_TOLERANCE, compiler
-    )
+    generator, allowed = torch.Generator().manual_seed(seed), FLOAT64_TOLERANCE if exact else FLOAT32_TOLERANCE
+    trial = ContractTrial(subject, generator, length, long_length, allowed, compiler)
     seed_everything(seed)
     try:
         with restoring_attributes(subject.module), in_dtype(subject.module, working_dtype(subject.module, exact=exact)):

@@ -89,9 +89,7 @@ class CheckReport:
 
     def to_json(self) -> str:
         """Strict JSON `{"subject", "ok", "length", "seed", "rows": [...]}`; non-finite numbers are strings."""
-        rows = [
-            row._asdict() | {"measured": _json_number(row.measured), "tolerance": row.tolerance} for row in self.rows
-        ]
+        rows = [row._asdict() | {"measured": _json_number(row.measured)} for row in self.rows]
         report = {"subject": self.subject, "ok": self.ok, "length": self.length, "seed": self.seed, "rows": rows}
         return json.dumps(report, indent=2, allow_nan=False)
 

@@ -65,14 +65,10 @@ def inspect_prompt(
         mixed_probs = torch.lerp(model_probs, neighbour_probs, head.settings.weight)
     best = mixed_probs.topk(min(num_guesses, head.classes)).indices.tolist()
     rows = zip(*(values[0, :num_neighbours].tolist() for values in (neighbours.entries, neighbours.distances, weights)))
-    return PromptNeighbours(
-        prompt,
-        tuple(
-            TokenGuess(tokenizer.token(t), float(model_probs[t]), float(neighbour_probs[t]), float(mixed_probs[t]))
-            for t in best
-        ),
-        tuple(_view_neighbour(head.store, tokenizer, *row) for row in rows if row[0] >= 0),
-    )
+    probs = (model_probs, neighbour_probs, mixed_probs)
+    guesses = tuple(TokenGuess(tokenizer.token(t), *(float(values[t]) for values in probs)) for t in best)
+    views = tuple(_view_neighbour(head.store, tokenizer, *row) for row in rows if row[0] >= 0)
+    return PromptNeighbours(prompt, guesses, views)
 
 
 def _view_neighbour(

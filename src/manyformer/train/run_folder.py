@@ -86,7 +86,7 @@ def check_run_folder(folder: Path) -> None:
 
 def as_run(target: str | Path) -> RunConfig:
     """The configuration of a run from a name or file; nothing is imported for it."""
-    return _load(target, (), None)
+    return load_run(target, (), recipes=recipe_lookup())
 
 
 def as_training_run(target: RunConfig | str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
@@ -102,15 +102,9 @@ def as_training_run(target: RunConfig | str | Path, overrides: Sequence[str] | M
         if misfits:
             raise UserErrors(f"{key}: {message}" for key, message in misfits.items())
     else:
-        run = _load(target, overrides, import_for_run)
+        run = load_run(target, overrides, recipes=recipe_lookup(import_for_run))
     # a module that the caller has imported is recorded for the processes of the run
     return run.model_copy(update={"imports": run.imports or modules_to_import(run.recipe)})
-
-
-def _load(
-    target: str | Path, overrides: Sequence[str] | Mapping[str, Any], import_modules: ImportFn | None
-) -> RunConfig:
-    return load_run(target, overrides, recipes=recipe_lookup(import_modules))
 
 
 def recipe_lookup(import_modules: ImportFn | None = None) -> RecipeLookup:

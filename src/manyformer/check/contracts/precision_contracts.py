@@ -73,9 +73,8 @@ def _compare_precision(actual: Tensor, expected: Tensor, tolerance: float, label
         return failed(f"{label}: not finite", float("nan"), tolerance)
     spread = (expected - expected.mean()).square().mean().sqrt().clamp(min=1e-12)
     measured = float((actual - expected).square().mean().sqrt() / spread)
-    return ContractFinding(
-        measured <= tolerance, f"{label}: {measured:.1e} of the logits' standard deviation", measured, tolerance
-    )
+    sentence = f"{label}: {measured:.1e} of the logits' standard deviation"
+    return ContractFinding(measured <= tolerance, sentence, measured, tolerance)
 
 
 class CountingBackend:

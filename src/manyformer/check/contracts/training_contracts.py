@@ -82,9 +82,8 @@ def loss(trial: ContractTrial) -> ContractFinding:
     batch, logits = task_of(model).batch(model, inputs, targets), result.logits.flatten(0, -2).double()
     for smoothing in (0.0, 0.1):
         expected = F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing, reduction="sum")
-        trial.compare(
-            model.loss(batch, label_smoothing=smoothing).total, expected, f"the loss with smoothing {smoothing}"
-        )
+        actual = model.loss(batch, label_smoothing=smoothing).total
+        trial.compare(actual, expected, f"the loss with smoothing {smoothing}")
     scored, is_target = model.score(batch), targets != IGNORE_INDEX
     correct = (result.logits.argmax(-1) == targets) & is_target
     trial.compare(scored.nll.cpu(), F.cross_entropy(logits, targets.flatten(), reduction="sum").cpu(), "the score")
