@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from manyformer.cli import COMMANDS
+from manyformer.cli.app import app
 from manyformer.config import shipped_runs
 
 ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = {info.name or info.callback.__name__ for info in app.registered_commands if info.callback} | {
+    group.name for group in app.registered_groups
+}
 TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 _spec = importlib.util.spec_from_file_location("docs_make", ROOT / "docs" / "make.py")
