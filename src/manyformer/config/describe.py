@@ -34,13 +34,8 @@ class KeywordHelp(NamedTuple):
 def describe_keywords(signature: inspect.Signature) -> list[KeywordHelp]:
     """Describe the keywords of a recipe, in the order of its signature."""
     return [
-        KeywordHelp(
-            parameter.name,
-            "" if parameter.annotation is inspect.Parameter.empty else type_text(parameter.annotation),
-            parameter.default,
-            meaning_of(parameter.annotation),
-        )
-        for parameter in signature.parameters.values()
+        KeywordHelp(keyword.name, type_text(keyword.annotation), keyword.default, meaning_of(keyword.annotation))
+        for keyword in signature.parameters.values()
     ]
 
 

@@ -14,6 +14,7 @@ from manyformer.config.yaml_scalars import format_value
 from manyformer.errors import suggest_names
 
 _TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+_TYPE_NAMES |= {inspect.Parameter.empty: ""}
 _BOUNDS = ((Gt, "gt", ">"), (Ge, "ge", ">="), (Lt, "lt", "<"), (Le, "le", "<="))
 _STRICT_CONFIG = ConfigDict(strict=True, allow_inf_nan=False)
 

@@ -165,11 +165,11 @@ def _check_recipe_fits(
             SettingError(merged.location_of(tuple(key.split("."))), key, message)
             for key, message in describe_misfits(recipe, task, kind, metric).items()
         ]
-    if selected_member("schedule", merged.data) is NoamSchedule and signature and "dim" not in signature.parameters:
-        schedule = merged.data["schedule"]
-        if schedule.get("width") is None:
-            message = f"is needed: noam's rate follows the model's dim, and {recipe} has no such keyword"
-            errors.append(SettingError(merged.location_of(("schedule", "name")), "schedule.width", message))
+    has_dim = signature is None or "dim" in signature.parameters
+    is_noam = selected_member("schedule", merged.data) is NoamSchedule
+    if is_noam and not has_dim and merged.data["schedule"].get("width") is None:
+        message = f"is needed: noam's rate follows the model's dim, and {recipe} has no such keyword"
+        errors.append(SettingError(merged.location_of(("schedule", "name")), "schedule.width", message))
     return errors
 
 

@@ -35,11 +35,8 @@ def parse_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> tuple[list[
             equals, text = "=", arguments.pop(0)
         if not equals or not key.strip():
             is_option = argument.startswith("--") and key
-            message = (
-                f"needs a value, as in `{argument} true`"
-                if is_option
-                else "is no setting; write key=value or --key value"
-            )
+            needs_value = f"needs a value, as in `{argument} true`"
+            message = needs_value if is_option else "is no setting; write key=value or --key value"
             errors.append(SettingError(SourceLocation(argument=argument), "", message))
             continue
         try:
@@ -88,19 +85,13 @@ def _expand_key(key: str, valid_names: list[str], signature: inspect.Signature |
 
 
 def _put_override(layer: SettingLayer, key: str, override: SettingOverride) -> None:
-    path = tuple(key.split(".")[:2])
+    path, value = tuple(key.split(".")[:2]), override.value
     locations: dict[SettingPath, SourceLocation] = {(): override.location}
-    value = override.value
-    if len(path) == 1 and (path[0] in SECTIONS or path[0] == "model"):
-        if value is None:
-            return
-        if isinstance(value, dict):
-            for name, item in value.items():
-                layer.put((path[0], name), item, locations)
-            return
-    if len(path) == 2 and not isinstance(layer.data.get(path[0], {}), dict):
-        return
-    layer.put(path, value, locations)
+    if key in {*SECTIONS, "model"} and isinstance(value, dict | None):
+        for name, item in (value or {}).items():
+            layer.put((key, name), item, locations)
+    elif len(path) == 1 or isinstance(layer.data.get(path[0], {}), dict):
+        layer.put(path, value, locations)
 
 
 def _make_override(key: str, value: Any, text: str) -> SettingOverride:

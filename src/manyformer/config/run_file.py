@@ -132,9 +132,8 @@ class LocatedYAML:
         if len(path) > _MAX_DEPTH:
             raise _TooDeep
         if isinstance(event, yaml.AliasEvent):
-            self._add_error(
-                event, path, f"*{event.anchor} refers to another place, which run files cannot; use extends"
-            )
+            message = f"*{event.anchor} refers to another place, which run files cannot; use extends"
+            self._add_error(event, path, message)
             return None
         if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag not in (None, "!"):
             self._add_error(event, path, f"the tag {event.tag} is not for run files; leave it out, quote what is text")
@@ -184,18 +183,11 @@ class LocatedYAML:
         self.errors.append(SettingError(self._location(event), _dotted(path), message))
 
     def _add_yaml_error(self, error: yaml.MarkedYAMLError) -> None:
-        problem = str(error.problem)
-        marks = [error.problem_mark, error.context_mark]
-        message = f"is not YAML: {problem}"
-        for yaml_text, clear_text, at_context in _YAML_PROBLEMS:
-            if yaml_text in problem:
-                message = clear_text
-                marks = marks[::-1] if at_context else marks
-                break
-        location = SourceLocation(self.file, 1, 1)
-        for mark in reversed(marks):
-            location = SourceLocation(self.file, mark.line + 1, mark.column + 1) if mark else location
-        self.errors.append(SettingError(location, "", message))
+        clear_texts = ((text, at_context) for part, text, at_context in _YAML_PROBLEMS if part in str(error.problem))
+        message, at_context = next(clear_texts, (f"is not YAML: {error.problem}", False))
+        marks = [error.context_mark, error.problem_mark] if at_context else [error.problem_mark, error.context_mark]
+        line, column = next(((mark.line + 1, mark.column + 1) for mark in marks if mark), (1, 1))
+        self.errors.append(SettingError(SourceLocation(self.file, line, column), "", message))
 
 
 def _read_text(path: FilePath) -> str:

@@ -53,20 +53,16 @@ class ConfigSection(BaseModel):
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> Self:
-        conflicts = list(self.conflicts())
-        if conflicts:
-            # pydantic merges a ValidationError raised in a validator with the others: all are reported together.
-            raise ValidationError.from_exception_data(
-                type(self).__name__, [_error_details(conflict) for conflict in conflicts]
+        errors = [
+            InitErrorDetails(
+                type=PydanticCustomError("conflict", "{message}", conflict._asdict()), loc=conflict.path, input=None
             )
+            for conflict in self.conflicts()
+        ]
+        if errors:
+            # pydantic merges a ValidationError raised in a validator with the others: all are reported together.
+            raise ValidationError.from_exception_data(type(self).__name__, errors)
         return self
-
-
-def _error_details(conflict: SettingConflict) -> InitErrorDetails:
-    error = PydanticCustomError(
-        "conflict", "{message}", {"message": conflict.message, "other_settings": conflict.other_settings}
-    )
-    return InitErrorDetails(type=error, loc=conflict.path, input=None)
 
 
 def _int_from_float(value: Any) -> Any:

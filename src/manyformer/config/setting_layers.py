@@ -58,18 +58,13 @@ class SettingLayer:
         for name in path[:-1]:
             section = section.setdefault(name, {})
         section[path[-1]] = value
-        self.locations = {
-            key_path: location for key_path, location in self.locations.items() if key_path[: len(path)] != path
-        }
-        self.locations |= {path + relative: location for relative, location in locations.items()}
+        elsewhere = {place: location for place, location in self.locations.items() if place[: len(path)] != path}
+        self.locations = elsewhere | {path + relative: location for relative, location in locations.items()}
 
     def locations_below(self, path: SettingPath) -> dict[SettingPath, SourceLocation]:
         """The source locations at and below a path, relative to it."""
-        return {
-            key_path[len(path) :]: location
-            for key_path, location in self.locations.items()
-            if key_path[: len(path)] == path
-        }
+        depth = len(path)
+        return {place[depth:]: location for place, location in self.locations.items() if place[:depth] == path}
 
 
 def overlay(lower: SettingLayer, upper: SettingLayer) -> SettingLayer:
@@ -78,23 +73,19 @@ def overlay(lower: SettingLayer, upper: SettingLayer) -> SettingLayer:
     An upper layer that selects another member of a union (another optimizer, another kind of data) starts from that
     member's defaults: the lower layer's section is dropped, so that no setting silently changes its meaning.
     """
-    merged = SettingLayer(
-        {name: dict(section) if isinstance(section, dict) else section for name, section in lower.data.items()}
-    )
-    merged.locations = dict(lower.locations)
+    data = {name: dict(section) if isinstance(section, dict) else section for name, section in lower.data.items()}
+    merged = SettingLayer(data, dict(lower.locations))
     for name, section in upper.data.items():
         lower_section = merged.data.get(name)
-        if (
-            not isinstance(section, dict)
-            or not isinstance(lower_section, dict)
-            or _selects_other_member(name, lower_section, section)
-        ):
-            merged.put((name,), dict(section) if isinstance(section, dict) else section, upper.locations_below((name,)))
-            continue
-        if (name,) in upper.locations:
-            merged.locations[name,] = upper.locations[name,]
-        for key, value in section.items():
-            merged.put((name, key), value, upper.locations_below((name, key)))
+        if not isinstance(section, dict):
+            merged.put((name,), section, upper.locations_below((name,)))
+        elif not isinstance(lower_section, dict) or _selects_other_member(name, lower_section, section):
+            merged.put((name,), dict(section), upper.locations_below((name,)))
+        else:
+            if (name,) in upper.locations:
+                merged.locations[name,] = upper.locations[name,]
+            for key, value in section.items():
+                merged.put((name, key), value, upper.locations_below((name, key)))
     if () in upper.locations:
         merged.locations[()] = upper.locations[()]
     return merged
@@ -109,8 +100,6 @@ def stack(layers: Iterable[SettingLayer]) -> SettingLayer:
 
 
 def _selects_other_member(section: str, lower: dict[str, Any], upper: dict[str, Any]) -> bool:
-    if section not in UNION_TAGS:
-        return False
-    tag, default = UNION_TAGS[section]
+    tag, default = UNION_TAGS.get(section, ("", ""))
     member = lower.get(tag, default)
     return bool(upper.get(tag, member) != member)

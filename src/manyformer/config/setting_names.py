@@ -26,151 +26,63 @@ def section_members(section: str) -> tuple[type[ConfigSection], ...]:
     return tuple(DATA_SECTIONS.values()) if section == "data" else _MEMBERS[section]
 
 
-RUN_SETTINGS = {field.alias or name: field for name, field in RunConfig.model_fields.items()}
+RUN_SETTINGS = tuple(field.alias or name for name, field in RunConfig.model_fields.items())
 """The settings of a run under their names in run files; `import` is a word of Python and has another name there."""
 
 # The lowest similarity at which a name is suggested for another.
 _MIN_SIMILARITY = 0.65
 
-# Names of the settings in other programs.
-SYNONYMS = {
-    "amp": "precision",
-    "batch_size": "batch.tokens",
-    "block_size": "data.length",
-    "context": "data.length",
-    "context_length": "data.length",
-    "d_ff": "model.ff_dim",
-    "d_model": "model.dim",
-    "dataset": "data.path",
-    "dtype": "precision",
-    "early_stopping": "evaluate.patience",
-    "embed_dim": "model.dim",
-    "grad_clip": "optim.max_grad_norm",
-    "gradient_accumulation_steps": "batch.accumulate",
-    "gradient_checkpointing": "activation_checkpointing",
-    "hidden_size": "model.dim",
-    "intermediate_size": "model.ff_dim",
-    "iterations": "limits.steps",
-    "layers": "model.depth",
-    "learning_rate": "optim.lr",
-    "max_len": "data.length",
-    "max_length": "data.length",
-    "max_steps": "limits.steps",
-    "n_embd": "model.dim",
-    "n_head": "model.heads",
-    "n_heads": "model.heads",
-    "n_layer": "model.depth",
-    "n_layers": "model.depth",
-    "nhead": "model.heads",
-    "num_epochs": "limits.epochs",
-    "num_heads": "model.heads",
-    "num_layers": "model.depth",
-    "optimiser": "optim",
-    "optimizer": "optim",
-    "out_dir": "out",
-    "output_dir": "out",
-    "random_seed": "seed",
-    "scheduler": "schedule",
-    "seq_len": "data.length",
-    "vocab_size": "data.vocab",
-    "warmup_steps": "schedule.warmup",
-    "wd": "optim.weight_decay",
-}
+
+def _read_table(table: str) -> dict[str, str]:
+    """The pairs of a table of `name=setting`."""
+    return dict(pair.split("=") for pair in table.split())
 
 
-# Settings and recipe keywords by their earlier names, each with the names that took its place (by recipe, several).
+SYNONYMS = _read_table("""
+    amp=precision batch_size=batch.tokens block_size=data.length context=data.length context_length=data.length
+    d_ff=model.ff_dim d_model=model.dim dataset=data.path dtype=precision early_stopping=evaluate.patience
+    embed_dim=model.dim grad_clip=optim.max_grad_norm gradient_accumulation_steps=batch.accumulate
+    gradient_checkpointing=activation_checkpointing hidden_size=model.dim intermediate_size=model.ff_dim
+    iterations=limits.steps layers=model.depth learning_rate=optim.lr max_len=data.length max_length=data.length
+    max_steps=limits.steps n_embd=model.dim n_head=model.heads n_heads=model.heads n_layer=model.depth
+    n_layers=model.depth nhead=model.heads num_epochs=limits.epochs num_heads=model.heads num_layers=model.depth
+    optimiser=optim optimizer=optim out_dir=out output_dir=out random_seed=seed scheduler=schedule seq_len=data.length
+    vocab_size=data.vocab warmup_steps=schedule.warmup wd=optim.weight_decay
+""")
+"""Settings by their names in other programs."""
+
+_RENAMED_SETTINGS = _read_table("""
+    data.asked=data.num_hops data.longest=data.max_length data.parts=data.rows_per_sequence data.task=data.rule
+    limits.processor=limits.cpu_minutes loss.smoothing=loss.label_smoothing optim.clip=optim.max_grad_norm
+    remat=activation_checkpointing save.average=save.average_last save.best=save.keep_best save.last=save.keep_last
+    schedule.final=schedule.final_ratio start=init_from track=trackers
+""")
+_RENAMED_KEYWORDS = _read_table("""
+    above=memory_height align=align_dim attending=attention_layers attention=attention_dim before=memory_block
+    begin=span_init beside=memory_width bias=halting_bias biases=bias_sharing buckets=num_buckets chunk=chunk_length
+    clamp=clamp_length classifiers=classifier_sharing clip=max_relative_distance columns=block_width
+    compressed=compressed_length contrast=contrast_weight cut=sortcut_blocks decay=centroid_decay
+    dilated=dilated_heads draws=mixed_samples every=lsh_every fade=threshold_decay gelu=gelu_approximate
+    globals=global_tokens hidden=ff_dim inner=base_keywords kernel=feature_kernel local=local_heads longest=max_length
+    members=cluster_size memory=update_rule|knn_memory_size mixing=token_mlp_dim mixture=mix_with
+    mixtures=logistic_mixtures noise=gumbel_noise norm=norm_order of=base_recipe part=part_length
+    penalty=layer_penalty ponder=ponder_cost price=span_loss ramp=span_ramp reads=summary_reads
+    remembered=memory_length residual=residual_streams rounds=num_hashes routed=routing_layers rows=block_height
+    scores=qk_similarity|score_kind shared=shared_dim sharing=projection_sharing signal=step_signal
+    slots=projected_length span=max_span spans=span_kind steps=sinkhorn_iterations stretch=length_scale top=top_window
+    top_slots=top_projected_length training=exit_training use=pattern_use view=context words=embedding_dim
+""")
 RENAMED: dict[str, tuple[str, ...]] = {
-    "data.asked": ("data.num_hops",),
-    "data.longest": ("data.max_length",),
-    "data.parts": ("data.rows_per_sequence",),
-    "data.task": ("data.rule",),
-    "limits.processor": ("limits.cpu_minutes",),
-    "loss.smoothing": ("loss.label_smoothing",),
-    "optim.clip": ("optim.max_grad_norm",),
-    "remat": ("activation_checkpointing",),
-    "save.average": ("save.average_last",),
-    "save.best": ("save.keep_best",),
-    "save.last": ("save.keep_last",),
-    "schedule.final": ("schedule.final_ratio",),
-    "start": ("init_from",),
-    "track": ("trackers",),
-    "model.above": ("model.memory_height",),
-    "model.align": ("model.align_dim",),
-    "model.attending": ("model.attention_layers",),
-    "model.attention": ("model.attention_dim",),
-    "model.before": ("model.memory_block",),
-    "model.begin": ("model.span_init",),
-    "model.beside": ("model.memory_width",),
-    "model.bias": ("model.halting_bias",),
-    "model.biases": ("model.bias_sharing",),
-    "model.buckets": ("model.num_buckets",),
-    "model.chunk": ("model.chunk_length",),
-    "model.clamp": ("model.clamp_length",),
-    "model.classifiers": ("model.classifier_sharing",),
-    "model.clip": ("model.max_relative_distance",),
-    "model.columns": ("model.block_width",),
-    "model.compressed": ("model.compressed_length",),
-    "model.contrast": ("model.contrast_weight",),
-    "model.cut": ("model.sortcut_blocks",),
-    "model.decay": ("model.centroid_decay",),
-    "model.dilated": ("model.dilated_heads",),
-    "model.draws": ("model.mixed_samples",),
-    "model.every": ("model.lsh_every",),
-    "model.fade": ("model.threshold_decay",),
-    "model.gelu": ("model.gelu_approximate",),
-    "model.globals": ("model.global_tokens",),
-    "model.hidden": ("model.ff_dim",),
-    "model.inner": ("model.base_keywords",),
-    "model.kernel": ("model.feature_kernel",),
-    "model.local": ("model.local_heads",),
-    "model.longest": ("model.max_length",),
-    "model.members": ("model.cluster_size",),
-    "model.memory": ("model.update_rule", "model.knn_memory_size"),
-    "model.mixing": ("model.token_mlp_dim",),
-    "model.mixture": ("model.mix_with",),
-    "model.mixtures": ("model.logistic_mixtures",),
-    "model.noise": ("model.gumbel_noise",),
-    "model.norm": ("model.norm_order",),
-    "model.of": ("model.base_recipe",),
-    "model.part": ("model.part_length",),
-    "model.penalty": ("model.layer_penalty",),
-    "model.ponder": ("model.ponder_cost",),
-    "model.price": ("model.span_loss",),
-    "model.ramp": ("model.span_ramp",),
-    "model.reads": ("model.summary_reads",),
-    "model.remembered": ("model.memory_length",),
-    "model.residual": ("model.residual_streams",),
-    "model.rounds": ("model.num_hashes",),
-    "model.routed": ("model.routing_layers",),
-    "model.rows": ("model.block_height",),
-    "model.scores": ("model.qk_similarity", "model.score_kind"),
-    "model.shared": ("model.shared_dim",),
-    "model.sharing": ("model.projection_sharing",),
-    "model.signal": ("model.step_signal",),
-    "model.slots": ("model.projected_length",),
-    "model.span": ("model.max_span",),
-    "model.spans": ("model.span_kind",),
-    "model.steps": ("model.sinkhorn_iterations",),
-    "model.stretch": ("model.length_scale",),
-    "model.top": ("model.top_window",),
-    "model.top_slots": ("model.top_projected_length",),
-    "model.training": ("model.exit_training",),
-    "model.use": ("model.pattern_use",),
-    "model.view": ("model.context",),
-    "model.words": ("model.embedding_dim",),
+    **{old: (new,) for old, new in _RENAMED_SETTINGS.items()},
+    **{f"model.{old}": tuple(f"model.{name}" for name in new.split("|")) for old, new in _RENAMED_KEYWORDS.items()},
 }
+"""Settings and recipe keywords by their earlier names, each with the names that took its place (by recipe, several)."""
 
 
-RENAMED_VALUES = {
-    "adaptive": "act",
-    "equal": "same-length",
-    "exact": "none",
-    "lanes": "contiguous",
-    "own": "per-layer",
-    "released": "act-released",
-    "shared": "all-layers",
-    "stream": "concat",
-}
+RENAMED_VALUES = _read_table("""
+    adaptive=act equal=same-length exact=none lanes=contiguous own=per-layer released=act-released shared=all-layers
+    stream=concat
+""")
 """Values of settings by their earlier names."""
 
 
@@ -179,12 +91,14 @@ def renamed_setting(old: str, valid_names: Sequence[str]) -> str:
 
     A bare name such as `smoothing` stands for every earlier name that ends in it.
     """
-    for name, replacements in RENAMED.items():
-        if old == name or ("." not in old and old == leaf(name)):
-            for replacement in replacements:
-                if replacement in valid_names:
-                    return f"{name} is now {replacement}"
-    return ""
+    renamed = (
+        f"{name} is now {replacement}"
+        for name, replacements in RENAMED.items()
+        if old == name or ("." not in old and old == leaf(name))
+        for replacement in replacements
+        if replacement in valid_names
+    )
+    return next(renamed, "")
 
 
 def tag_of(member: type[ConfigSection], tag: str) -> str:

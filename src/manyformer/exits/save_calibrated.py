@@ -6,7 +6,7 @@ from pathlib import Path
 
 from manyformer.exits.calibration import ThresholdCalibration
 from manyformer.models import Model
-from manyformer.models.model_files import replace_folder, write_parts
+from manyformer.models.model_files import replacement_folder, write_parts
 
 
 def save_calibrated(model: Model, calibration: ThresholdCalibration, source: Path, folder: Path) -> None:
@@ -14,20 +14,14 @@ def save_calibrated(model: Model, calibration: ThresholdCalibration, source: Pat
 
     The folder is replaced atomically: it is complete or does not exist.
     """
-    import tempfile
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
     spec = model.spec
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        model.spec = spec._replace(keywords={**spec.keywords, "threshold": calibration.threshold})
-        write_parts(model, draft)
-        for file in source.glob("tokenizer*.json"):
-            shutil.copy2(file, draft / file.name)
-        (draft / "calibration.json").write_text(json.dumps(calibration.as_json(), indent=2) + "\n", encoding="utf-8")
-        replace_folder(draft, folder)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
+        with replacement_folder(folder) as draft:
+            model.spec = spec._replace(keywords={**spec.keywords, "threshold": calibration.threshold})
+            write_parts(model, draft)
+            for file in source.glob("tokenizer*.json"):
+                shutil.copy2(file, draft / file.name)
+            certificate = json.dumps(calibration.as_json(), indent=2) + "\n"
+            (draft / "calibration.json").write_text(certificate, encoding="utf-8")
     finally:
         model.spec = spec

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +32,8 @@ def write_model(model: "Model", path: Path) -> None:
         raise UserError(
             f"this {type(model).__name__} was not built by a recipe, so it cannot be saved; save the models inside it"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
-        write_parts(model, staging)
-        replace_folder(staging, path)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
+    with replacement_folder(path) as draft:
+        write_parts(model, draft)
 
 
 def write_parts(model: "Model", folder: Path) -> None:
@@ -48,19 +44,27 @@ def write_parts(model: "Model", folder: Path) -> None:
     save_model(model, str(folder / WEIGHTS_FILE))
 
 
-def replace_folder(staging: Path, path: Path) -> None:
-    """Write `staging` to the disk and rename it to `path`; a folder of that name is removed after the renaming."""
-    for file in staging.iterdir():
-        with open(file, "rb") as handle:
-            os.fsync(handle.fileno())
-    os.chmod(staging, 0o755)
-    if not path.exists():
-        os.rename(staging, path)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent))
-    os.rename(path, old / "was")
-    os.rename(staging, path)
-    shutil.rmtree(old, ignore_errors=True)
+@contextmanager
+def replacement_folder(path: Path) -> Iterator[Path]:
+    """A new folder that atomically replaces the folder `path` when the block succeeds and is removed when it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".part", dir=path.parent))
+    try:
+        yield draft
+        for file in draft.iterdir():
+            with open(file, "rb") as handle:
+                os.fsync(handle.fileno())
+        os.chmod(draft, 0o755)
+        if path.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent))
+            os.rename(path, old / "was")
+            os.rename(draft, path)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.rename(draft, path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
 
 
 def read_config(path: Path) -> tuple[str, dict[str, Any], str]:

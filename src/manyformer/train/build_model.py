@@ -32,10 +32,8 @@ def build_model(run: RunConfig, data: OpenedData) -> Model:
     }
     for name, value in data_keywords.items():
         if name not in parameters:
-            raise UserError(
-                f"{run.recipe} has no keyword {name}, which this data needs ({value:,})"
-                f"{_KEYWORD_REMEDIES.get(name, '')}"
-            )
+            remedy = _KEYWORD_REMEDIES.get(name, "")
+            raise UserError(f"{run.recipe} has no keyword {name}, which this data needs ({value:,}){remedy}")
         if name in run.model and run.model[name] != value:
             remedy = _CONFLICT_REMEDIES.get(name, "leave it out")
             raise UserError(f"model.{name} is {run.model[name]}, but the data makes it {value:,}; {remedy}")
@@ -54,10 +52,8 @@ def choose_device(requested: str, process_group: ProcessGroup) -> torch.device:
     if requested == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     if process_group.local_rank >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise UserError(
-            f"devices needs GPU number {process_group.local_rank + 1}, and there are {count}; set devices={count}"
-        )
+        number, count = process_group.local_rank + 1, torch.cuda.device_count()
+        raise UserError(f"devices needs GPU number {number}, and there are {count}; set devices={count}")
     return torch.device("cuda", process_group.local_rank)
 
 

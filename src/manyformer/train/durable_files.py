@@ -33,24 +33,16 @@ def report_disk_full(subject: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        number = error.errno if isinstance(error, OSError) else _os_error_number(str(error))
+        match = re.search(r"os error (\d+)", str(error))
+        number = error.errno if isinstance(error, OSError) else int(match.group(1)) if match else None
         if number in _DISK_FULL_ERRORS:
             raise DiskFull(f"{_DISK_FULL_ERRORS[number]}: {subject} could not be written") from error
         raise
 
 
-def _os_error_number(message: str) -> int | None:
-    match = re.search(r"os error (\d+)", message)
-    return int(match.group(1)) if match else None
-
-
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file and force it to disk; `path` must be new or inside a new folder."""
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(value, file)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """Write a JSON file atomically."""
+    replace_text(path, json.dumps(value) + "\n")
 
 
 def replace_text(path: Path, text: str) -> None:

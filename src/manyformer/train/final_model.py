@@ -1,13 +1,9 @@
-"""The final model of a run: choose its weights, average checkpoints, write the model folder."""
+"""The final weights of a run: those of one checkpoint, or the average of several."""
 
-import shutil
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from manyformer.models import Model
-from manyformer.models.model_files import replace_folder, write_parts
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.validation import Validator
 
@@ -35,15 +31,3 @@ def choose_weights(
         single = single._replace(description=f"{single.description}; {comparison}")
     engine.read_weights(single.checkpoint)
     return single
-
-
-def save_model(model: Model, path: Path, *, write_extras: Callable[[Path], None]) -> None:
-    """Write the model folder atomically; `write_extras` adds tokenizers and a model card to it."""
-    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".part", dir=path.parent))
-    try:
-        write_extras(draft)
-        write_parts(model, draft)
-        replace_folder(draft, path)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise

@@ -5,7 +5,8 @@ contains a pickle, which is never read here. They can be read by any number of p
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, final
@@ -32,12 +33,8 @@ from manyformer.train.process_group import ProcessGroup
 
 def shared_modules(layers: Sequence[nn.Module]) -> list[nn.Module]:
     """The modules with weights that several of these layers share, such as position encodings."""
-    occurrences: dict[int, list[nn.Module]] = {}
-    for layer in layers:
-        for module in layer.modules():
-            if any(True for _ in module.parameters(recurse=False)):
-                occurrences.setdefault(id(module), []).append(module)
-    return [modules[0] for modules in occurrences.values() if len(modules) > 1]
+    occurrences = Counter(module for layer in layers for module in layer.modules())
+    return [module for module, count in occurrences.items() if count > 1 and list(module.parameters(recurse=False))]
 
 
 @final
@@ -102,7 +99,7 @@ def read_shards(model: Model, optimizer: torch.optim.Optimizer | None, folder: P
     reader = HuggingFaceStorageReader(str(folder))
     saved = reader.read_metadata().state_dict_metadata
     tensors: dict[str, Tensor] = {}
-    for names, weight in _aliases(model):
+    for weight, names in _aliases(model).items():
         name = next((name for name in names if name in saved), None)
         if name is None:
             raise UserError(f"{folder} is incomplete: {names[0]} is missing")
@@ -116,12 +113,12 @@ def read_shards(model: Model, optimizer: torch.optim.Optimizer | None, folder: P
         _reraise_original(lambda: load(tensors, storage_reader=reader))
 
 
-def _aliases(model: Model) -> Iterable[tuple[list[str], nn.Parameter]]:
+def _aliases(model: Model) -> dict[nn.Parameter, list[str]]:
     """Every weight with all of its names; a tied weight has several, and a file stores it under one of them."""
-    names_by_id: dict[int, tuple[list[str], nn.Parameter]] = {}
+    aliases: dict[nn.Parameter, list[str]] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
-        names_by_id.setdefault(id(weight), ([], weight))[0].append(name)
-    return names_by_id.values()
+        aliases.setdefault(weight, []).append(name)
+    return aliases
 
 
 def _buffers(model: Model) -> dict[str, Tensor]:

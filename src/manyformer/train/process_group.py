@@ -36,10 +36,8 @@ class ProcessGroup(NamedTuple):
         """Sum plain numbers over all processes, in float64."""
         if self.size == 1:
             return list(values)
-        totals: list[float] = self.all_reduce(
-            torch.tensor(values, dtype=torch.float64, device=_collective_device())
-        ).tolist()
-        return totals
+        totals = self.all_reduce(torch.tensor(values, dtype=torch.float64, device=_collective_device()))
+        return [float(total) for total in totals]
 
     def broadcast_from_main(self, value: float) -> float:
         """The main process's value, on all processes."""
@@ -93,7 +91,7 @@ SINGLE_PROCESS_GROUP = ProcessGroup()
 
 def process_group_from_environment() -> ProcessGroup | None:
     """The process group that torchrun's environment variables describe; None if no launcher set them."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return None
     return ProcessGroup(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", "0")))
 

@@ -46,9 +46,8 @@ def locked_folder(folder: Path, *, activity: str = "trained") -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
-            raise UserError(
-                f"{folder} is being {activity} by another process (number {owner}); wait or stop it"
-            ) from None
+            message = f"{folder} is being {activity} by another process (number {owner}); wait or stop it"
+            raise UserError(message) from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         remove_drafts(folder)
@@ -79,23 +78,21 @@ def check_run_folder(folder: Path) -> None:
         return
     file_names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if file_names:
-        raise UserError(
-            f"{folder} is not a run folder: it contains {file_names[0]} but no {RUN_FILE}; choose another `out`"
-        )
+        problem = f"is not a run folder: it contains {file_names[0]} but no {RUN_FILE}"
+        raise UserError(f"{folder} {problem}; choose another `out`")
 
 
 def as_run(target: str | Path) -> RunConfig:
     """The configuration of a run from a name or file; nothing is imported for it."""
-    return load_run(target, (), recipes=recipe_lookup())
+    return load_run(target, recipes=recipe_lookup())
 
 
 def as_training_run(target: RunConfig | str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
     """The configuration of a run that will be trained, which is a program: the modules that it names are imported."""
     if isinstance(target, RunConfig):
         if overrides:
-            raise UserError(
-                "overrides go with a run's name or file; a RunConfig is changed by run.model_copy(update=...)"
-            )
+            remedy = "a RunConfig is changed by run.model_copy(update=...)"
+            raise UserError(f"overrides go with a run's name or file; {remedy}")
         imports = import_for_run(target.imports)
         run = target.model_copy(update={"imports": imports, "out": target.out or f"runs/{target.recipe}"})
         misfits = describe_misfits(run.recipe, get_recipe(run.recipe).card.task, run.data.kind, run.evaluate.metric)
@@ -110,12 +107,8 @@ def as_training_run(target: RunConfig | str | Path, overrides: Sequence[str] | M
 def recipe_lookup(import_modules: ImportFn | None = None) -> RecipeLookup:
     """All recipes, as the configuration looks them up, after importing the kinds of data of installed packages."""
     import_entry_points(TASK_GROUP)
-    return RecipeLookup(
-        lambda name: get_recipe(name).signature,
-        lambda name: get_recipe(name).card.task,
-        recipe_names(),
-        import_modules,
-    )
+    signature_of, task_of = lambda name: get_recipe(name).signature, lambda name: get_recipe(name).card.task
+    return RecipeLookup(signature_of, task_of, recipe_names(), import_modules)
 
 
 def write_run_file(folder: Path, run: RunConfig, *, has_checkpoint: bool, log: Callable[[str], None]) -> None:
@@ -124,10 +117,8 @@ def write_run_file(folder: Path, run: RunConfig, *, has_checkpoint: bool, log: C
     if has_checkpoint and file.exists():
         previous = as_run(file)
         if changed := differences(previous, run):
-            headline = (
-                f"{folder} was trained with other settings; restore them, choose another out, or start over with fresh"
-            )
-            raise UserErrors([headline, *changed])
+            remedy = "restore them, choose another out, or start over with fresh"
+            raise UserErrors([f"{folder} was trained with other settings; {remedy}", *changed])
         if previous.limits != run.limits and isinstance(run.schedule, CosineSchedule) and run.schedule.steps is None:
             log("the limits have changed, so the learning rate schedule now ends at another step")
     with report_disk_full(f"the run file {file}"):

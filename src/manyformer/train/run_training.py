@@ -48,9 +48,7 @@ def train(
             from manyformer.train.launch import launch
 
             return launch(config, fresh=fresh, on_event=listener)
-        return train_in_process(
-            config, SINGLE_PROCESS_GROUP if process_group is None else process_group, fresh=fresh, on_event=listener
-        )
+        return train_in_process(config, process_group or SINGLE_PROCESS_GROUP, fresh=fresh, on_event=listener)
     finally:
         if on_event is None and isinstance(listener, LiveReporter):
             listener.close()

@@ -4,13 +4,13 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from manyformer.config import RunConfig
 from manyformer.data.opened import OpenedData
+from manyformer.models.model_files import replacement_folder, write_parts
 from manyformer.recipes import get_recipe
 from manyformer.train.build_model import build_model, choose_device, choose_strategy, make_objective
 from manyformer.train.checkpoint_writer import CheckpointWriter
@@ -18,7 +18,7 @@ from manyformer.train.checkpoints import Checkpoint, CheckpointStore
 from manyformer.train.durable_files import DiskFull, replace_text, report_disk_full
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import EventListener, TrainingFinished, TrainingNote, TrainingStarted, TrainResult
-from manyformer.train.final_model import WeightChoice, choose_weights, save_model
+from manyformer.train.final_model import WeightChoice, choose_weights
 from manyformer.train.init_from import check_random_init, load_initial_weights
 from manyformer.train.metrics import MetricsFiles, TensorBoardSink
 from manyformer.train.model_card import model_card
@@ -100,7 +100,11 @@ class TrainingSession:
         full_model = self.engine.strategy.full_model(self.model)
         with self.process_group.raise_together(), report_disk_full(f"the final model in {self.out}"):
             if self.process_group.is_main_process:
-                save_model(full_model, self.out / "model", write_extras=partial(self._write_extras, result=result))
+                with replacement_folder(self.out / "model") as folder:
+                    self.data.save(folder)
+                    card_text = model_card(self.run, self.card, self.model, self.data.describe(), result)
+                    (folder / "README.md").write_text(card_text, encoding="utf-8")
+                    write_parts(full_model, folder)
                 record = {**asdict(result), "out": str(self.out), "save": self.run.save.model_dump()}
                 replace_text(self.out / RESULT_FILE, json.dumps(record, indent=2) + "\n")
         return self._report_finished(result)
@@ -191,9 +195,3 @@ class TrainingSession:
         averaged = scheduled[-save.average_last :] if save.average_last else []
         single = WeightChoice(self.store.path(step), description, scores)
         return choose_weights(self.engine, single, averaged, self.validator)
-
-    def _write_extras(self, folder: Path, *, result: TrainResult) -> None:
-        """Write tokenizers and a model card next to the weights."""
-        self.data.save(folder)
-        text = model_card(self.run, self.card, self.model, self.data.describe(), result)
-        (folder / "README.md").write_text(text, encoding="utf-8")

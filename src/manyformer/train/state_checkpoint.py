@@ -1,15 +1,13 @@
 """The carried state of a language model in a checkpoint: one file of plain tensors for each process."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
-from manyformer.core import State
 from manyformer.models.carried_state import CarriedState
 from manyformer.train.process_group import ProcessGroup
 
@@ -32,7 +30,7 @@ def read_carried_state(carried_state: CarriedState, folder: Path, process_group:
 
 def write_state_file(carried_state: CarriedState, file: Path) -> None:
     """Write the carried state as plain tensors; leaves that are no tensors go into the metadata."""
-    leaves = list(_leaves(carried_state.state))
+    leaves = tree_leaves(carried_state.state)
     tensors = {str(number): leaf.contiguous().clone() for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
     plain_leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     save_file(tensors, file, metadata={"plain_leaves": json.dumps(plain_leaves), "rows": str(carried_state.rows)})
@@ -50,31 +48,9 @@ def read_state_file(carried_state: CarriedState, file: Path) -> None:
             handle.get_tensor(str(number)).to(device, copy=True) if str(number) in stored else plain
             for number, plain in enumerate(plain_leaves)
         ]
-    carried_state.rows, carried_state.state = rows, _replace_leaves(carried_state.model.init_state(rows), iter(leaves))
+    structure = tree_structure(carried_state.model.init_state(rows))
+    carried_state.rows, carried_state.state = rows, tree_unflatten(leaves, structure)
 
 
 def _state_path(folder: Path, process_group: ProcessGroup) -> Path:
     return folder / f"memory-{process_group.rank}-of-{process_group.size}.safetensors"
-
-
-def _leaves(state: State) -> Iterator[Any]:
-    """Yield the leaves of a nested state in order."""
-    if isinstance(state, list | tuple):
-        for part in state:
-            yield from _leaves(part)
-    elif isinstance(state, dict):
-        for part in state.values():
-            yield from _leaves(part)
-    else:
-        yield state
-
-
-def _replace_leaves(state: State, leaves: Iterator[Any]) -> State:
-    """A state of the same structure with these leaves."""
-    if isinstance(state, tuple) and hasattr(state, "_fields"):
-        return type(state)(*(_replace_leaves(part, leaves) for part in state))
-    if isinstance(state, list | tuple):
-        return type(state)(_replace_leaves(part, leaves) for part in state)
-    if isinstance(state, dict):
-        return {name: _replace_leaves(part, leaves) for name, part in state.items()}
-    return next(leaves)

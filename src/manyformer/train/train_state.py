@@ -65,9 +65,8 @@ class TrainState:
         best = not self.ranking or sort_key < self.ranking[0].sort_key
         self.evaluations_since_best = 0 if best else self.evaluations_since_best + 1
         # at least one entry, to know the best score; a stable sort leaves the earlier of equals in front
-        self.ranking = sorted(
-            [*self.ranking, RankedCheckpoint(sort_key, self.step, scores)], key=lambda entry: entry.sort_key
-        )[: max(1, keep)]
+        ranking = [*self.ranking, RankedCheckpoint(sort_key, self.step, scores)]
+        self.ranking = sorted(ranking, key=lambda entry: entry.sort_key)[: max(1, keep)]
         return best
 
 
