@@ -32,7 +32,8 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
     return [
         f"{name}: {old_settings.get(name, 'not given')}, now {new_settings.get(name, 'not given')}"
         for name in dict.fromkeys([*old_settings, *new_settings])
-        if old_settings.get(name) != new_settings.get(name) and not {name, name.partition(".")[0]} & FREE_ON_RESUME
+        if old_settings.get(name) != new_settings.get(name)
+        and FREE_ON_RESUME.isdisjoint({name, name.partition(".")[0]})
     ]
 
 

@@ -62,8 +62,9 @@ class TrainingEngine:
                 figures[:2] += self._backward(batch, max(1, targets), len(batches) * self.process_group.size)
         if self.max_grad_norm is not None:
             norm = nn.utils.clip_grad_norm_(self.weights, self.max_grad_norm)
-            # the norm of sharded gradients is a DTensor
-            figures[2] = getattr(norm, "full_tensor", lambda: norm)() / self.process_group.size
+            if hasattr(norm, "full_tensor"):
+                norm = norm.full_tensor()  # the norm of sharded gradients is a DTensor
+            figures[2] = norm / self.process_group.size
         set_learning_rate(self.optimizer, learning_rate)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -1,6 +1,5 @@
 """The training objective: model and loss as one module with one forward, for compilation and sharding."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import final
 
 import torch
@@ -21,12 +20,7 @@ class TrainingObjective(nn.Module):
 
     def forward(self, batch: Batch, state: State = None) -> BatchLoss | BatchScore:
         """Loss or score of a batch; `state` is the decoding state its rows continue from, for language models only."""
-        with self._precision():
+        with torch.autocast(self.model.device.type, dtype=self.autocast, enabled=self.autocast is not None):
             if self.training:
                 return self.model.loss(batch, label_smoothing=self.label_smoothing, state=state)
             return self.model.score(batch, state=state)
-
-    def _precision(self) -> AbstractContextManager[object]:
-        if self.autocast is None:
-            return nullcontext()
-        return torch.autocast(self.model.device.type, dtype=self.autocast)
