@@ -47,7 +47,7 @@ def open_run(run: str | Path) -> TrainedRun:
     """The trained run in the folder `run`. Raises UserError if the folder holds none."""
     folder = Path(run)
     if not (folder / RUN_FILE).is_file():
-        raise UserError(f"{run} is not the folder of a run: {RUN_FILE}, which describes the data, is missing")
+        raise UserError(f"{run} is not the folder of a run: {RUN_FILE} is missing, which describes the data")
     return TrainedRun(folder, as_run(folder), load_tokenizers(folder / "model"))
 
 
