@@ -1,7 +1,7 @@
-"""The documentation names all commands and public names, and no option, import or keyword that does not exist."""
+"""The documentation names all commands and public names and nothing that does not exist; made pages are current."""
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import re
 import shlex
@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 
 import manyformer as mf
 from manyformer.cli.app import app
+from manyformer.config import shipped_runs
+from manyformer.config.comparison import ComparisonFile
+from manyformer.config.setting_names import RUN_SETTINGS, SECTIONS, section_members
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,6 +34,12 @@ def command_tree(group: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tup
         yield from command_tree(command, (*prefix, name))
 
 
+_spec = importlib.util.spec_from_file_location("docs_make", ROOT / "docs" / "make.py")
+assert _spec is not None
+make = importlib.util.module_from_spec(_spec)
+assert _spec.loader is not None
+_spec.loader.exec_module(make)
+
 COMMANDS = dict(command_tree(typer.main.get_command(app)))
 
 
@@ -42,6 +52,39 @@ def command_lines(page: Path) -> Iterator[str]:
     blocks = [line for block in code_blocks(page, "") for line in block.splitlines()]
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL))
     return (line for line in (*blocks, *inline) if line.startswith("manyformer "))
+
+
+@pytest.mark.parametrize("name", make.PAGES)
+def test_generated_pages_are_up_to_date(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text() == make.PAGES[name](), "run `python docs/make.py`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_runs_and_links_exist(page: Path) -> None:
+    text = page.read_text()
+    for name in re.findall(r"(?m)(?:^|`|/bin/)manyformer ([a-z]+)\b", text):
+        assert name in {words[0] for words in COMMANDS}, f"`manyformer {name}`"
+    for name in re.findall(r"manyformer (?:train|runs copy|runs show) ([a-z]+/[a-z0-9]+)", text):
+        assert name in shipped_runs(), name
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
+def test_documented_settings_exist(page: Path) -> None:
+    """`section.key=value` anywhere, `section.key` alone in inline code, and the keys of files."""
+    keys = {f"{name}.{key}" for name in SECTIONS for member in section_members(name) for key in member.model_fields}
+    dotted = rf"(?:{'|'.join(sorted(SECTIONS))})\.\w+"
+    documented = re.findall(rf"(?<![\w./-])({dotted})=", page.read_text()) + re.findall(
+        rf"`({dotted})`", page.read_text()
+    )
+    # a file of that name stands in a run's folder
+    assert [key for key in documented if key not in keys and key != "log.txt"] == []
+    for block in code_blocks(page, "yaml"):
+        for key, value in yaml.safe_load(block).items():
+            assert key in {"extends", *RUN_SETTINGS, *ComparisonFile.model_fields}, key
+            if key in SECTIONS and isinstance(value, dict):
+                assert {f"{key}.{name}" for name in value} <= keys, key
 
 
 def test_every_command_and_public_name_is_documented() -> None:
