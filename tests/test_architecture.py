@@ -109,6 +109,24 @@ def at_import_time(tree: ast.Module) -> Iterator[str]:
             todo += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
 
 
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports in functions and those for type checkers count as well; those of a package's names do not."""
+    names = {".".join(("manyformer", *file.relative_to(ROOT).with_suffix("").parts)) for file in FILES}
+
+    def module_of(name: str) -> str | None:
+        return name if name in names else module_of(name.rpartition(".")[0]) if "." in name else None
+
+    graph = {
+        ".".join(("manyformer", *file.relative_to(ROOT).with_suffix("").parts)): {
+            module for name in imported(ast.parse(file.read_text())) if (module := module_of(name))
+        }
+        for file in FILES
+    }
+    while leaves := {name for name, targets in graph.items() if not targets - {name}}:
+        graph = {name: targets - leaves for name, targets in graph.items() if name not in leaves}
+    assert not graph, f"circles among {sorted(graph)}"
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_arrows_point_down(file: Path) -> None:
     level = {part: number for number, parts in enumerate(LEVELS) for part in parts}

@@ -92,7 +92,7 @@ def test_words_for_people(report: BenchReport) -> None:
 
 def test_files_hold_everything(report: BenchReport, tmp_path: Path) -> None:
     for name in ("a.json", "deep/a.csv", "a.png"):
-        report.save(tmp_path / name)
+        write_report(report, tmp_path / name)
     read = json.loads((tmp_path / "a.json").read_text())
     assert [BenchCell(**cell) for cell in read["cells"]] == list(report.cells)
     assert read["candidates"][2] == {"label": "gated", "recipe": "compose", "keywords": {"feedforward": "swiglu"}}
@@ -105,7 +105,7 @@ def test_files_hold_everything(report: BenchReport, tmp_path: Path) -> None:
     assert float(rows[0]["seconds"]) == report.cells[0].seconds
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match=r"must end in \.csv, \.json or one of \.png, \.svg, \.pdf"):
-        report.save(tmp_path / "a.txt")
+        write_report(report, tmp_path / "a.txt")
 
 
 def test_growth_is_the_exponent_of_the_longer_half() -> None:

@@ -8,14 +8,14 @@ import torch
 from writers import Pair, Recurrent, Table
 
 import manyformer as mf
-from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.generate import Decoding, SampledChoice, StreamPiece, generate, stream
 from manyformer.generate.prompts import read_prompts
 from manyformer.generate.text_stream import StopStringStream
 
 TEXT = "für die Kühe: 1 € – ✓ naïve abab abc \U0001f600!"
-BYTES = Tokenizer.train("byte", [])
-WORDS = Tokenizer.train("bpe", [TEXT * 3, "abab abc abab"], 300)
+BYTES = train_tokenizer("byte", [])
+WORDS = train_tokenizer("bpe", [TEXT * 3, "abab abc abab"], 300)
 
 
 def scripted(text: str, words: Any = BYTES) -> tuple[Table, list[int]]:

@@ -7,10 +7,10 @@ import pytest
 from writers import Pair
 
 import manyformer as mf
-from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.generate import BeamSettings, Decoding, GreedyChoice, Translator, generate, translate
 
-BYTES = Tokenizer.train("byte", [])
+BYTES = train_tokenizer("byte", [])
 LINES = ["one two", "", "three", "a", "   ", "four five six seven", "b", "eight nine", "\t"]
 
 
@@ -64,10 +64,10 @@ def test_a_line_that_is_too_long_is_named() -> None:
 
 
 def test_the_real_model_and_separate_tokenizers() -> None:
-    letters = Tokenizer.train("char", ["abcdefghijklmnopqrstuvwxyz "])
+    letters = train_tokenizer("char", ["abcdefghijklmnopqrstuvwxyz "])
     real = mf.build("transformer", vocab=60, dim=32, depth=1, heads=2).eval()
     # the model has more outputs than there are letters, and never uses them
-    few = Tokenizer.train("char", ["ab"])
+    few = train_tokenizer("char", ["ab"])
     assert {*"".join(translate(real, LINES, tokenizer=(letters, few)))} <= {*"ab\ufffd"}
     texts = translate(Pair(BYTES.vocab).eval(), LINES, tokenizer=(letters, BYTES))
     assert len(texts) == len(LINES)

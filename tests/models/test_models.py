@@ -25,7 +25,6 @@ from manyformer.dependency_trees import NO_NODE, preorder_columns
 from manyformer.errors import UserError
 from manyformer.models import ClassHead, Model
 from manyformer.models.head import MIN_CHUNKED_CLASSES
-from manyformer.models.model_files import write_parts
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 2, "heads": 4}
 NAMES = ["transformer", "transformer-lm", "bert", "transformer-classifier", "structural", "compose"]
@@ -201,7 +200,7 @@ def test_saving_again_replaces_the_folder_as_a_whole(tmp_path: Path) -> None:
 def test_parts_are_written_beside_what_others_are_writing(tmp_path: Path) -> None:
     """Each process writes its own files into a checkpoint, and a draft of theirs may be gone a moment later."""
     (tmp_path / ".draft").symlink_to("gone")
-    write_parts(mf.build("transformer-lm", **SMALL), tmp_path)
+    mf.build("transformer-lm", **SMALL).write_files(tmp_path)
     assert mf.load(tmp_path).spec.recipe == "transformer-lm"
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.data import Tokenizer
+from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError
 from manyformer.view.attention_maps import AttentionMap, attention_maps, describe_map, draw_maps, select_map
 from perturbing import perturb
@@ -19,7 +19,7 @@ OVER_SOURCE = {"transformer": ["decoder.0.cross", "decoder.1.cross"], "bahdanau"
 
 
 def built(name: str, **keywords: Any) -> Any:
-    words = Tokenizer.train("char", [TEXT])
+    words = train_tokenizer("char", [TEXT])
     model = mf.build(name, vocab=words.vocab, **keywords)
     perturb(model, 0.3)
     model.tokenizer = words

@@ -9,7 +9,7 @@ import torch
 
 import manyformer as mf
 from manyformer.cli import run
-from manyformer.data import Tokenizer
+from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError
 from manyformer.view.token_work import describe_spans, draw_spans, layer_spans, layer_spans_for_text, token_work
 from perturbing import perturb
@@ -18,7 +18,7 @@ TEXT = "abcdabcdefgh abc"
 
 
 def built(name: str, **keywords: Any) -> Any:
-    words = Tokenizer.train("char", [TEXT])
+    words = train_tokenizer("char", [TEXT])
     model = mf.build(name, vocab=words.vocab, dim=16, heads=2, **keywords)
     perturb(model, 0.3)
     model.tokenizer = words

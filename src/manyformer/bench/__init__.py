@@ -1,13 +1,14 @@
 """Benchmarks: time and memory of recipes against length, measured in interleaved rounds.
 
-`bench(["compose", ...], lengths)` returns a `BenchReport` with tables (`lines`), `to_json`, `to_csv` and `save`. The
-functions that it is made of compare any jobs on a busy machine: `take_turns`, `paired_ratio`, `extra_memory`,
-`LargestTensorMode`."""
+`bench(["compose", ...], lengths)` returns a `BenchReport` with tables (`lines`), `to_json`, `to_csv`; `write_report`
+saves it. The functions that it is made of compare any jobs on a busy machine: `take_turns`, `paired_ratio`,
+`extra_memory`, `LargestTensorMode`."""
 
 from manyformer.bench.bench import bench
 from manyformer.bench.bench_report import BenchCell, BenchReport, MachineInfo
 from manyformer.bench.candidate import BENCH_KINDS, BenchCandidate, BenchPrecision
 from manyformer.bench.clock import load_warning, median_with_quartiles, paired_ratio, take_turns, time_job
+from manyformer.bench.draw_report import write_report
 from manyformer.bench.largest_tensor import LargestTensorMode
 from manyformer.bench.memory import extra_memory
 
@@ -26,4 +27,5 @@ __all__ = [
     "paired_ratio",
     "take_turns",
     "time_job",
+    "write_report",
 ]

@@ -8,7 +8,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from manyformer.bench.candidate import BenchCandidate, BenchKind
@@ -159,12 +158,6 @@ class BenchReport:
         writer.writeheader()
         writer.writerows(asdict(cell) for cell in self.cells)
         return file.getvalue()
-
-    def save(self, path: str | Path) -> None:
-        """Write a picture (.png, .svg, .pdf), a table (.csv) or the whole record (.json), by the path's suffix."""
-        from manyformer.bench.draw_report import write_report
-
-        write_report(self, Path(path))
 
     def _table(self, kinds: Sequence[BenchKind], show: Callable[[BenchCell], str]) -> Iterator[str]:
         """Right-aligned columns: the lengths, and for each candidate the text of its cells of these kinds."""

@@ -51,6 +51,7 @@ def bench(
     load affects all equally. Reports how each grows with length, and from which length on it is faster than the
     baseline."""
     from manyformer.bench import bench as measure
+    from manyformer.bench import write_report
     from manyformer.cli.bench_arguments import read_candidates, read_choices, read_lengths
 
     if threads is not None:
@@ -77,5 +78,5 @@ def bench(
         return
     path = Path(out or "bench")
     for file in [path] if path.suffix else [path.with_suffix(".png"), path.with_suffix(".csv")]:
-        report.save(file)
+        write_report(report, file)
         print_note(f"wrote {file}")

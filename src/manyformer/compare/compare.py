@@ -10,6 +10,7 @@ import torch
 from manyformer.compare.claims import parse_claim
 from manyformer.compare.comparison_report import ComparisonResult
 from manyformer.compare.cost import StepCost, measure_steps
+from manyformer.compare.draw_comparison import write_comparison
 from manyformer.compare.progress import ProgressMeter
 from manyformer.compare.runner import ComparisonRunner
 from manyformer.compare.scoring import check_score
@@ -77,7 +78,7 @@ def compare(
     measurements = sorted(runner.measure_all(meter), key=lambda measurement: order.index(measurement.case))
     costs = _measure_costs(comparison, runner, meter)
     result = ComparisonResult(comparison, seed_count, tuple(measurements), costs, _describe_machine())
-    return replace(result, files=tuple(result.save(folder)))
+    return replace(result, files=tuple(write_comparison(result, folder)))
 
 
 def _measure_costs(comparison: Comparison, runner: ComparisonRunner, meter: ProgressMeter) -> dict[str, StepCost]:

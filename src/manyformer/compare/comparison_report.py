@@ -14,7 +14,6 @@ from manyformer.compare.claims import ClaimVerdict, TableCell, judge_claim, pars
 from manyformer.compare.cost import StepCost
 from manyformer.compare.scoring import score_kind
 from manyformer.config.comparison import Comparison
-from manyformer.train.durable_files import replace_text
 
 NO_VALUE = "–"
 
@@ -132,18 +131,6 @@ class ComparisonResult:
                 prefix = [measurement.case, measurement.seed, "" if value is None else value]
                 writer.writerows([*prefix, *score] for score in scores.items())
         return text.getvalue()
-
-    def save(self, folder: str | Path) -> list[Path]:
-        """Write table.md, table.csv, results.json and picture.png, and return their paths."""
-        from manyformer.compare.draw_comparison import draw_comparison
-
-        folder_path = Path(folder)
-        folder_path.mkdir(parents=True, exist_ok=True)
-        texts = {"table.md": self.to_markdown(), "table.csv": self.to_csv(), "results.json": self.to_json()}
-        for name, text in texts.items():
-            replace_text(folder_path / name, text)
-        draw_comparison(self, folder_path / "picture.png")
-        return [folder_path / name for name in (*texts, "picture.png")]
 
     def _columns(self) -> Iterator[tuple[str, Callable[[str], str]]]:
         for score in self.comparison.file.score:

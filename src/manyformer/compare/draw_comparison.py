@@ -1,4 +1,4 @@
-"""The figure of a comparison: scores over the swept setting, or one row per case."""
+"""The files of a comparison; its figure has scores over the swept setting, or one row per case."""
 
 import textwrap
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from manyformer.compare.comparison_report import ComparisonResult, score_label
 from manyformer.compare.scoring import score_kind
+from manyformer.train.durable_files import replace_text
 from manyformer.view.figures import PANEL_INCHES, curve_color, curve_style, panels, write_picture
 
 if TYPE_CHECKING:
@@ -16,6 +17,16 @@ MIN_LABEL_GAP = 0.045
 
 TITLE_CHARACTERS_PER_INCH = 7
 """The maximum number of title characters per inch of width."""
+
+
+def write_comparison(result: ComparisonResult, folder: Path) -> list[Path]:
+    """Write table.md, table.csv, results.json and picture.png, and return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {"table.md": result.to_markdown(), "table.csv": result.to_csv(), "results.json": result.to_json()}
+    for name, text in texts.items():
+        replace_text(folder / name, text)
+    draw_comparison(result, folder / "picture.png")
+    return [folder / name for name in (*texts, "picture.png")]
 
 
 def draw_comparison(result: ComparisonResult, path: Path) -> None:

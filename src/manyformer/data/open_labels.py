@@ -27,7 +27,7 @@ from manyformer.data.table_files import TableRow, is_jsonl
 from manyformer.data.table_pipeline import TablePipeline, examples_of_rows, training_rows
 from manyformer.data.text_files import STDIN, existing_path, read_lines, stdin_lines
 from manyformer.data.token_shards import ShardWriter, TokenShard
-from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError
 
 
@@ -49,7 +49,7 @@ class LabelsPipeline(TablePipeline[LabelsData]):
         if len(labels) == 1:
             raise UserError(f"all training texts have the label {labels[0]!r}; a classifier needs at least two labels")
         texts = (row.cells[0] for row in training_rows(splits))
-        tokenizer = Tokenizer.train(self.data.tokenizer, texts, self.data.vocab)
+        tokenizer = train_tokenizer(self.data.tokenizer, texts, self.data.vocab)
         return TokenizerPair(tokenizer, tokenizer, tuple(labels))
 
     def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:

@@ -18,6 +18,7 @@ from manyformer.data.table_files import TableRow
 from manyformer.data.table_pipeline import TablePipeline, examples_of_rows, training_rows
 from manyformer.data.token_shards import ShardWriter, TokenShard, shard_units
 from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.tokenizer_kinds import train_tokenizer
 
 # The share of the default corpus that is held out for testing, besides validation.
 _TEST_SHARE = 0.02
@@ -45,11 +46,11 @@ class PairsPipeline(TablePipeline[PairsData]):
         data = self.data
         if data.shared:
             texts = chain.from_iterable(row.cells for row in training_rows(splits))
-            tokenizer = Tokenizer.train(data.tokenizer, texts, data.vocab)
+            tokenizer = train_tokenizer(data.tokenizer, texts, data.vocab)
             return TokenizerPair(tokenizer, tokenizer)
 
         def train(side: int) -> Tokenizer:
-            return Tokenizer.train(data.tokenizer, (row.cells[side] for row in training_rows(splits)), data.vocab)
+            return train_tokenizer(data.tokenizer, (row.cells[side] for row in training_rows(splits)), data.vocab)
 
         return TokenizerPair(train(0), train(1))
 

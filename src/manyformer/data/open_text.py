@@ -25,6 +25,7 @@ from manyformer.data.text_epochs import BatchMaker, MaskedBatches, NextTokenBatc
 from manyformer.data.text_sources import TextPart, TextSource, text_sources
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, shard_units, write_shards
 from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError
 
 # More text does not improve a vocabulary of byte pairs, and takes memory.
@@ -63,7 +64,7 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         texts = (piece.part.text for piece in _split_pieces(splits, holdout, ["train"]) if piece.split == "train")
         # Character vocabularies need all of the text; for byte pairs an evenly spread sample is enough.
         step = max(1, characters // MAX_BPE_CHARACTERS) if data.tokenizer == "bpe" else 1
-        tokenizer = Tokenizer.train(data.tokenizer, islice(texts, 0, None, step), data.vocab)
+        tokenizer = train_tokenizer(data.tokenizer, islice(texts, 0, None, step), data.vocab)
         with write_shards(cache, splits.names, tokenizer.vocab) as writers:
             for block in _group_pieces(_split_pieces(splits, holdout, splits.sources)):
                 _add_pieces(writers.shards, block, tokenizer)

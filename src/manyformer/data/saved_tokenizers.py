@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from manyformer.data.atomic_files import atomic_write_text
 from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.tokenizer_kinds import load_tokenizer
 from manyformer.errors import UserError, suggest_names
 
 _SHARED, _SOURCE, _TARGET, _LABELS = "tokenizer.json", "tokenizer-source.json", "tokenizer-target.json", "labels.json"
@@ -48,9 +49,9 @@ def load_tokenizers(folder: str | Path) -> TokenizerPair:
     root = Path(folder)
     if (root / _SOURCE).exists():
         return TokenizerPair(
-            Tokenizer.load(root / _SOURCE), Tokenizer.load(root / _TARGET), _load_labels(root / _LABELS)
+            load_tokenizer(root / _SOURCE), load_tokenizer(root / _TARGET), _load_labels(root / _LABELS)
         )
-    tokenizer = Tokenizer.load(root / _SHARED)
+    tokenizer = load_tokenizer(root / _SHARED)
     return TokenizerPair(tokenizer, tokenizer, _load_labels(root / _LABELS))
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.data.atomic_files import atomic_write_text
-from manyformer.errors import UserError, suggest_names
 
 TokenIds = NDArray[np.int32]
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>", "<mask>")
@@ -109,38 +108,7 @@ class Tokenizer(ABC):
             Path(path), json.dumps({"kind": self.kind, **self.content()}, ensure_ascii=False, indent=1) + "\n"
         )
 
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> "Tokenizer":
-        """Load what `save` wrote. Raises UserError for a missing or damaged file."""
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-            return _tokenizer_class(content.pop("kind")).restore(content)
-        except FileNotFoundError:
-            raise UserError(f"{path}: there is no tokenizer here") from None
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise UserError(f"{path}: this file is not a complete tokenizer ({error})") from error
-
-    @staticmethod
-    def train(kind: str, texts: Iterable[str], size: int | None = None) -> "Tokenizer":
-        """Train a tokenizer of this kind ("char", "byte", "bpe", "word") on `texts`; `size` is the vocabulary size."""
-        return _tokenizer_class(kind).learn(texts, size)
-
     @classmethod
     @abstractmethod
     def learn(cls, texts: Iterable[str], size: int | None) -> "Tokenizer":
         """Train a tokenizer of this class on `texts` with a vocabulary of `size`."""
-
-
-def _tokenizer_class(name: str) -> type[Tokenizer]:
-    # imported late: these modules import `Tokenizer` from this one
-    from manyformer.data.bpe import BPETokenizer
-    from manyformer.data.characters import ByteTokenizer, CharTokenizer
-    from manyformer.data.pixel_tokenizer import PixelTokenizer
-    from manyformer.data.word_tokenizer import WordTokenizer
-
-    kinds: dict[str, type[Tokenizer]] = {
-        kind.kind: kind for kind in (CharTokenizer, ByteTokenizer, BPETokenizer, WordTokenizer, PixelTokenizer)
-    }
-    if name not in kinds:
-        raise UserError(f"there is no tokenizer {name!r}; {suggest_names(str(name), kinds)}")
-    return kinds[name]

@@ -12,7 +12,8 @@ from manyformer.datastore.datastore import Datastore, KNNSettings
 from manyformer.datastore.exact_search import Neighbours
 from manyformer.errors import UserError
 from manyformer.models import BatchLoss, LanguageModel, Model, OutputHead
-from manyformer.models.model import count_targets, model_name
+from manyformer.models.model import model_name
+from manyformer.models.output_head import count_targets
 
 
 def neighbour_weights(distances: Float[Tensor, "n k"], temperature: float) -> Float[Tensor, "n k"]:

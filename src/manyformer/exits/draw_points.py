@@ -1,6 +1,8 @@
-"""Plots of early-exit sweeps: quality against layers per token and against speed, one line per model."""
+"""Tables and plots of early-exit sweeps: quality against layers per token and against speed, one line per model."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from manyformer.exits.sweep import ThresholdPoint, speedups
@@ -24,3 +26,33 @@ def draw_points(points: Sequence[ThresholdPoint], path: Path) -> None:
         axis.set(xlabel=label, ylabel="BLEU" if scored else "consistency with the full model (ROUGE-L)")
     axes[0].legend(fontsize="small")
     write_picture(figure, path)
+
+
+TABLE_HEADER = ("model", "threshold", "BLEU", "consistency", "layers", "tokens/s", "times as fast")
+
+
+def table_rows(points: Sequence[ThresholdPoint]) -> list[tuple[str, ...]]:
+    """One table row per point; the last column is the speed relative to the same model without early exits."""
+    return [
+        (
+            point.model,
+            point.label,
+            "" if point.bleu is None else f"{point.bleu:.1f}",
+            f"{point.consistency:.3f}",
+            f"{point.layers:.2f}",
+            f"{point.tokens_per_second:.0f}",
+            f"{speedup:.2f}" if speedup else "",
+        )
+        for point, speedup in zip(points, speedups(points))
+    ]
+
+
+def write_points(points: Sequence[ThresholdPoint], folder: Path) -> list[Path]:
+    """Write the points to `folder` as a Markdown table, as JSON and as a plot, and return the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / name for name in ("early-exit.md", "early-exit.json", "early-exit.png")]
+    rows = ["| " + " | ".join(row) + " |" for row in (TABLE_HEADER, ["---"] * len(TABLE_HEADER), *table_rows(points))]
+    files[0].write_text("\n".join(rows) + "\n", encoding="utf-8")
+    files[1].write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n", encoding="utf-8")
+    draw_points(points, files[2])
+    return files

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from manyformer.exits.calibration import ThresholdCalibration
 from manyformer.models import Model
-from manyformer.models.model_files import replacement_folder, write_parts
+from manyformer.models.model_files import replacement_folder
 
 
 def save_calibrated(model: Model, calibration: ThresholdCalibration, source: Path, folder: Path) -> None:
@@ -18,7 +18,7 @@ def save_calibrated(model: Model, calibration: ThresholdCalibration, source: Pat
     try:
         with replacement_folder(folder) as draft:
             model.spec = spec._replace(keywords={**spec.keywords, "threshold": calibration.threshold})
-            write_parts(model, draft)
+            model.write_files(draft)
             for file in source.glob("tokenizer*.json"):
                 shutil.copy2(file, draft / file.name)
             certificate = json.dumps(calibration.as_json(), indent=2) + "\n"

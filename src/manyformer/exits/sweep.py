@@ -1,11 +1,9 @@
 """Sweeps of exit thresholds: text quality, layers per token and decoding speed under each threshold."""
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 
@@ -102,38 +100,6 @@ def best_in_bins(points: Sequence[ThresholdPoint], width: float = 0.5) -> list[T
         if bin_index not in best or _quality(point) > _quality(best[bin_index]):
             best[bin_index] = point
     return [best[bin_index] for bin_index in sorted(best)]
-
-
-def write_points(points: Sequence[ThresholdPoint], folder: Path) -> list[Path]:
-    """Write the points to `folder` as a Markdown table, as JSON and as a plot, and return the paths."""
-    from manyformer.exits.draw_points import draw_points
-
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / name for name in ("early-exit.md", "early-exit.json", "early-exit.png")]
-    rows = ["| " + " | ".join(row) + " |" for row in (TABLE_HEADER, ["---"] * len(TABLE_HEADER), *table_rows(points))]
-    files[0].write_text("\n".join(rows) + "\n", encoding="utf-8")
-    files[1].write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n", encoding="utf-8")
-    draw_points(points, files[2])
-    return files
-
-
-TABLE_HEADER = ("model", "threshold", "BLEU", "consistency", "layers", "tokens/s", "times as fast")
-
-
-def table_rows(points: Sequence[ThresholdPoint]) -> list[tuple[str, ...]]:
-    """One table row per point; the last column is the speed relative to the same model without early exits."""
-    return [
-        (
-            point.model,
-            point.label,
-            "" if point.bleu is None else f"{point.bleu:.1f}",
-            f"{point.consistency:.3f}",
-            f"{point.layers:.2f}",
-            f"{point.tokens_per_second:.0f}",
-            f"{speedup:.2f}" if speedup else "",
-        )
-        for point, speedup in zip(points, speedups(points))
-    ]
 
 
 def speedups(points: Sequence[ThresholdPoint]) -> list[float]:

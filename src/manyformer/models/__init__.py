@@ -9,8 +9,9 @@ from manyformer.models.image_classifier import ImageClassifier
 from manyformer.models.language_model import LanguageModel
 from manyformer.models.logistic_mixture import LogisticMixture
 from manyformer.models.masked_lm import MaskedLM
-from manyformer.models.model import BatchLoss, BatchScore, Model, ModelOutput, ModelSpec
-from manyformer.models.output_head import OutputHead
+from manyformer.models.model import Model, ModelOutput
+from manyformer.models.model_files import ModelSpec
+from manyformer.models.output_head import BatchLoss, BatchScore, OutputHead
 from manyformer.models.patch_embedding import PatchEmbedding
 from manyformer.models.seq2seq import EncoderDecoder
 from manyformer.models.tagger import Tagger

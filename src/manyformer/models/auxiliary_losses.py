@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from manyformer.batches import IGNORE_INDEX
 from manyformer.core import Context
 from manyformer.models.head import ClassHead
-from manyformer.models.model import BatchLoss
-from manyformer.models.output_head import OutputHead
+from manyformer.models.output_head import BatchLoss, OutputHead
 from manyformer.training_hooks import TracksProgress
 
 

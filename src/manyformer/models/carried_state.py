@@ -4,7 +4,8 @@ from typing import final
 
 from manyformer.batches import Batch
 from manyformer.core import State
-from manyformer.models.model import BatchLoss, BatchScore, Model
+from manyformer.models.model import Model
+from manyformer.models.output_head import BatchLoss, BatchScore
 
 
 @final

@@ -8,8 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.depth.early_exit_stack import split_exit_layer
-from manyformer.models.model import BatchLoss, BatchScore
-from manyformer.models.output_head import OutputHead
+from manyformer.models.output_head import BatchLoss, BatchScore, OutputHead
 from manyformer.training_hooks import OptionalOnLoad, WrapsLoadedModule
 
 

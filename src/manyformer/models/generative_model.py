@@ -10,9 +10,9 @@ from manyformer.binding import has_hooks
 from manyformer.core import Context, Layer, LayeredStack, LayerOutput, MemorySequence, State, WatchFn, no_watch
 from manyformer.models.auxiliary_losses import AuxiliaryLoss, LossInputs
 from manyformer.models.embedding import TokenEmbedding
-from manyformer.models.model import B, BatchLoss, Model
+from manyformer.models.model import B, Model
 from manyformer.models.next_token_step import NextTokenFn, forward_layers, next_token_step
-from manyformer.models.output_head import OutputHead
+from manyformer.models.output_head import BatchLoss, OutputHead
 from manyformer.models.token_positions import StreamTail, empty_tail, positions_of
 
 

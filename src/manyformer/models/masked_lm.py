@@ -12,7 +12,8 @@ from manyformer.models.contrastive_loss import PartContrastiveLoss
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.encoder_model import EncoderModel, select_targets
 from manyformer.models.head import ClassHead
-from manyformer.models.model import BatchLoss, ModelOutput
+from manyformer.models.model import ModelOutput
+from manyformer.models.output_head import BatchLoss
 
 
 @final

@@ -1,24 +1,21 @@
 """The base class of all models: specification, loss, score, saving."""
 
 from abc import ABC
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from manyformer.batches import IGNORE_INDEX, Batch
+from manyformer.batches import Batch
 from manyformer.core import LayerOutput, State
+from manyformer.errors import UserError
 from manyformer.kernels.features.feature_map import FeatureMap
-from manyformer.models.model_files import write_model
+from manyformer.models.model_files import ModelSpec, replacement_folder, write_parts
+from manyformer.models.output_head import BatchLoss, BatchScore, OutputHead
 from manyformer.position import Position
-
-if TYPE_CHECKING:
-    from manyformer.models.output_head import OutputHead
 
 B = TypeVar("B", bound=Batch, default=Any)
 """The batch record of a model."""
@@ -32,40 +29,6 @@ class ModelOutput(NamedTuple):
     loss: Tensor | float = 0.0
 
 
-class BatchLoss(NamedTuple):
-    """The loss of one batch: the sum over targets in nats, the number of targets, and auxiliary losses per batch.
-
-    `state` is the model's state after the batch if it was given a state before it.
-    """
-
-    total: Tensor
-    targets: Tensor
-    extra: Tensor | float = 0.0
-    state: State = None
-
-
-class BatchScore(NamedTuple):
-    """The negative log-likelihood of all targets in nats without smoothing, their number, and how many were top-1.
-
-    `state` is the model's state after the batch if it was given a state before it. `others` are further sums over the
-    targets by name, the same names for every batch, which the task makes scores of.
-    """
-
-    nll: Tensor
-    targets: Tensor
-    correct: Tensor
-    state: State = None
-    others: Mapping[str, Tensor] = MappingProxyType({})
-
-
-class ModelSpec(NamedTuple):
-    """The specification from which a model can be rebuilt: the recipe, all of its keywords, and the recipe's module."""
-
-    recipe: str
-    keywords: dict[str, Any]
-    module: str = ""
-
-
 class Model(nn.Module, ABC, Generic[B]):
     """The base class of models; a recipe sets `spec`, which is all that a checkpoint needs besides the weights.
 
@@ -73,7 +36,7 @@ class Model(nn.Module, ABC, Generic[B]):
     """
 
     spec: ModelSpec
-    head: "OutputHead"
+    head: OutputHead
     max_length: int | None = None
     """The maximum sequence length; None for no limit."""
     tokenizer: Any = None
@@ -106,8 +69,19 @@ class Model(nn.Module, ABC, Generic[B]):
         return False
 
     def save(self, path: str | Path) -> None:
-        """Write spec and weights to the folder `path`, without pickle; an existing folder is replaced atomically."""
-        write_model(self, Path(path))
+        """Write spec and weights to the folder `path`, without pickle; an existing folder is replaced atomically.
+
+        Raises UserError for a model without a spec, such as one composed of other models, which no recipe can rebuild.
+        """
+        if not hasattr(self, "spec"):
+            name = type(self).__name__
+            raise UserError(f"this {name} was not built by a recipe, so it cannot be saved; save the models inside it")
+        with replacement_folder(Path(path)) as draft:
+            self.write_files(draft)
+
+    def write_files(self, folder: Path) -> None:
+        """Write the two files of the model into an existing folder, to which other processes may write concurrently."""
+        write_parts(self, self.spec, folder)
 
     def check_length(self, length: int) -> None:
         """Raise ValueError if a sequence of `length` tokens is longer than the model allows."""
@@ -138,8 +112,3 @@ def max_length_of(*parts: nn.Module) -> int | None:
     """The maximum length that all modules within `parts` allow; None for no limit."""
     modules = (module for part in parts for module in part.modules() if isinstance(module, Position | FeatureMap))
     return min((module.max_length for module in modules if module.max_length is not None), default=None)
-
-
-def count_targets(targets: Int[Tensor, "..."]) -> Tensor:
-    """The number of targets that are not ignored."""
-    return (targets != IGNORE_INDEX).sum()

@@ -7,38 +7,29 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_model
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyformer.errors import UserError
-
-if TYPE_CHECKING:
-    from manyformer.models.model import Model
 
 FORMAT = 1
 WEIGHTS_FILE = "model.safetensors"
 
 
-def write_model(model: "Model", path: Path) -> None:
-    """Write a model to the folder `path` atomically: an interruption leaves the old or the new folder.
+class ModelSpec(NamedTuple):
+    """The specification from which a model can be rebuilt: the recipe, all of its keywords, and the recipe's module."""
 
-    Raises UserError for a model without a spec, such as one composed of other models, which no recipe can rebuild.
-    """
-    if not hasattr(model, "spec"):
-        raise UserError(
-            f"this {type(model).__name__} was not built by a recipe, so it cannot be saved; save the models inside it"
-        )
-    with replacement_folder(path) as draft:
-        write_parts(model, draft)
+    recipe: str
+    keywords: dict[str, Any]
+    module: str = ""
 
 
-def write_parts(model: "Model", folder: Path) -> None:
-    """Write the two files of a model into an existing folder, to which other processes may write concurrently."""
-    spec = model.spec
+def write_parts(model: nn.Module, spec: ModelSpec, folder: Path) -> None:
+    """Write the spec and the weights of a model into an existing folder."""
     config = {"format": FORMAT, "recipe": spec.recipe, "recipe_module": spec.module, "keywords": spec.keywords}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_model(model, str(folder / WEIGHTS_FILE))
@@ -82,7 +73,7 @@ def read_config(path: Path) -> tuple[str, dict[str, Any], str]:
         raise UserError(f"{file} is damaged: it is not the description of a model ({error})") from error
 
 
-def read_weights(model: "Model", path: Path) -> None:
+def read_weights(model: nn.Module, path: Path) -> None:
     """Fill `model` from the folder `path`. Raises UserError where the file is damaged or does not fit."""
     fill_weights(model, read_tensors(path), f"{path / WEIGHTS_FILE} does not fit its config.json")
 
@@ -98,7 +89,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{file} is damaged: {error}") from error
 
 
-def fill_weights(model: "Model", tensors: dict[str, Tensor], error_prefix: str) -> None:
+def fill_weights(model: nn.Module, tensors: dict[str, Tensor], error_prefix: str) -> None:
     """Copy `tensors` into the weights of `model`. Raises UserError, beginning with `error_prefix`, on a mismatch."""
     expected: dict[str, Tensor] = model.state_dict(keep_vars=True)
     if unknown := sorted(set(tensors) - set(expected)):

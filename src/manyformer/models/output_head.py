@@ -1,7 +1,9 @@
 """The interface of output heads, which map the residual stream to a distribution over classes."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,33 @@ from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX
 from manyformer.binding import TensorFn
-from manyformer.models.model import BatchLoss, BatchScore, count_targets
+from manyformer.core import State
+
+
+class BatchLoss(NamedTuple):
+    """The loss of one batch: the sum over targets in nats, the number of targets, and auxiliary losses per batch.
+
+    `state` is the model's state after the batch if it was given a state before it.
+    """
+
+    total: Tensor
+    targets: Tensor
+    extra: Tensor | float = 0.0
+    state: State = None
+
+
+class BatchScore(NamedTuple):
+    """The negative log-likelihood of all targets in nats without smoothing, their number, and how many were top-1.
+
+    `state` is the model's state after the batch if it was given a state before it. `others` are further sums over the
+    targets by name, the same names for every batch, which the task makes scores of.
+    """
+
+    nll: Tensor
+    targets: Tensor
+    correct: Tensor
+    state: State = None
+    others: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class OutputHead(nn.Module, ABC):
@@ -42,3 +70,8 @@ class OutputHead(nn.Module, ABC):
             nll = nll + loss.double().cpu()
             correct = correct + (logits.argmax(-1) == chunk_targets).sum()
         return BatchScore(nll, count_targets(targets), correct)
+
+
+def count_targets(targets: Int[Tensor, "..."]) -> Tensor:
+    """The number of targets that are not ignored."""
+    return (targets != IGNORE_INDEX).sum()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from manyformer.models import Model
-from manyformer.models.model_files import read_weights, write_parts
+from manyformer.models.model_files import read_weights
 from manyformer.train.objective import TrainingObjective
 from manyformer.train.optimizers import named_optimizer_state, restore_optimizer_state
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
@@ -76,11 +76,12 @@ class DDPStrategy(ParallelStrategy):
 
     def write(self, model: Model, optimizer: torch.optim.Optimizer, folder: Path) -> None:
         if self.process_group.is_main_process:
-            write_parts(model, folder)
+            model.write_files(folder)
             save_file(named_optimizer_state(model, optimizer), folder / OPTIMIZER_FILE)
 
     def read(self, model: Model, optimizer: torch.optim.Optimizer | None, folder: Path) -> None:
-        from manyformer.train.fsdp_sharing import is_sharded, read_shards
+        # loads torch's distributed checkpoint engine
+        from manyformer.train.sharded_checkpoints import is_sharded, read_shards
 
         if is_sharded(folder):
             read_shards(model, optimizer, folder)

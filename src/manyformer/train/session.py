@@ -10,7 +10,7 @@ import torch
 
 from manyformer.config import RunConfig
 from manyformer.data.opened import OpenedData
-from manyformer.models.model_files import replacement_folder, write_parts
+from manyformer.models.model_files import replacement_folder
 from manyformer.recipes import get_recipe
 from manyformer.train.build_model import build_model, choose_device, choose_strategy, make_objective
 from manyformer.train.checkpoint_writer import CheckpointWriter
@@ -104,7 +104,7 @@ class TrainingSession:
                     self.data.save(folder)
                     card_text = model_card(self.run, self.card, self.model, self.data.describe(), result)
                     (folder / "README.md").write_text(card_text, encoding="utf-8")
-                    write_parts(full_model, folder)
+                    full_model.write_files(folder)
                 record = {**asdict(result), "out": str(self.out), "save": self.run.save.model_dump()}
                 replace_text(self.out / RESULT_FILE, json.dumps(record, indent=2) + "\n")
         return self._report_finished(result)

@@ -15,6 +15,7 @@ from manyformer.data.length_buckets import SequenceDataset, held_out_batches, tr
 from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, OpenedData, path_name
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError
 from manyformer_text_regression.model import RegressionBatch
 
@@ -78,7 +79,7 @@ def open_numbers(section: NumbersData, form: str, request: OpenRequest) -> Opene
     """Open texts with numbers; the vocabulary is the characters of the training texts."""
     texts = read_numbers(section.path)
     splits = {"train": [item for row, item in enumerate(texts) if row % 10], "valid": texts[::10]}
-    tokenizer = Tokenizer.train("char", (item.text for item in splits["train"]), None)
+    tokenizer = train_tokenizer("char", (item.text for item in splits["train"]), None)
     datasets = {name: NumberedDataset(items, tokenizer) for name, items in splits.items()}
     buckets = training_buckets(datasets["train"], request.batch_tokens, noun="text", max_length=MAX_LENGTH)
     longest = max(int(dataset.lengths.max()) for dataset in datasets.values())
