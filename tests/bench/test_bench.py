@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from manyformer.bench import BenchCandidate, BenchCell, BenchReport, MachineInfo, bench
+from manyformer.bench import BenchCandidate, BenchCell, BenchReport, MachineInfo, bench, write_report
 from manyformer.bench.candidate import NEW_TOKENS, BenchSetting, CandidateBench
 from manyformer.errors import UserError
 
