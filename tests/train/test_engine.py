@@ -147,28 +147,28 @@ COMPILED = """
 import sys
 import torch
 import manyformer as mf
-from manyformer.batches import TextBatch
-from manyformer.config import Adam
-from manyformer.train.engine import Engine
-from manyformer.train.objective import Objective
-from manyformer.train.parallel_strategy import Alone
+from manyformer.batches import CausalLMBatch
+from manyformer.config import AdamConfig
+from manyformer.train.engine import TrainingEngine
+from manyformer.train.objective import TrainingObjective
+from manyformer.train.parallel_strategy import DDPStrategy
 
 torch.set_num_threads(1)
 models = []
 for compiled in (False, True):
     torch.manual_seed(3)
     model = mf.build("transformer-lm", vocab=11, dim=16, depth=2, heads=2)
-    objective = Objective(model, smoothing=0.1, autocast=None)
+    objective = TrainingObjective(model, label_smoothing=0.1, autocast=None)
     if compiled:
         objective.compile()
-    models.append(Engine(objective, Adam(lr=1.0), Alone()))
+    models.append(TrainingEngine(objective, AdamConfig(lr=1.0), DDPStrategy()))
 eager, compiled = models
 assert list(eager.model.state_dict()) == list(compiled.model.state_dict())
 for length in (8, 8, 6):
     tokens = torch.randint(5, 11, (4, length + 1))
-    batch = TextBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    batch = CausalLMBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
     torch.testing.assert_close(compiled.step([batch], 0.01).figures, eager.step([batch], 0.01).figures)
-    scored, expected = (one.scorer(goes_on=False)(batch).nll for one in (compiled, eager))
+    scored, expected = (one.scorer(rows_continue=False)(batch).nll for one in (compiled, eager))
     torch.testing.assert_close(scored, expected, rtol=1e-5, atol=1e-5)
 print("equal")
 """

@@ -111,9 +111,10 @@ def load_generator(name: str, device: str | None = None) -> "Model":
     from manyformer.recipes.registry import task_of
 
     model = load_model(name, device)
-    if task_of(model).generates is None:
-        description = f"the model in {name} ({model.spec.recipe})"
-        raise UserError(f"{description} does not generate text or images; `manyformer evaluate` scores it")
+    task = task_of(model)
+    if task.generates is None:
+        description = f"the model in {name} ({model.spec.recipe}) does not generate text or images"
+        raise UserError(f"{description}; `manyformer {task.command}` is for models of {task.title}")
     if model.tokenizer is None:
         raise UserError(f"the model in {name} was saved without a tokenizer, which text needs")
     return model
