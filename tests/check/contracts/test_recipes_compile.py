@@ -5,7 +5,7 @@ import pytest
 import manyformer as mf
 from manyformer.recipes import RECIPES
 
-QUICK = {"transformer", "transformer-lm", "bert", "gmlp", "longformer-lm", "vit"}
+QUICK = {"transformer", "transformer-lm", "longformer-lm", "vit"}
 """Compiled every time; the others, whose graphs take up to half a minute, when slow tests are asked for."""
 
 
