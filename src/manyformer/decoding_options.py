@@ -30,7 +30,7 @@ class DecodingOptions(TypedDict, total=False):
         "At most this many new tokens; 256 (a translation: source + 50), or fewer at the model's max_length.",
     ]
     seed: Annotated[int | None, Ge(0), "The same seed gives the same text."]
-    samples: Annotated[int | None, "Number of texts that are sampled for each prompt."]
+    samples: Annotated[int | None, Ge(0), "Number of texts that are sampled for each prompt."]
     stop: Annotated[str | tuple[str, ...], "Stop before this text; \\n means a new line. May be given several times."]
     stop_ids: Annotated[tuple[int, ...] | None, "Token ids that end a text; the tokenizer's end token unless given."]
     use_cache: Annotated[bool | None, "Decode with the model's state; if that changes no results unless given."]
