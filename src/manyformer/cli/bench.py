@@ -1,7 +1,7 @@
 """`manyformer bench`: time, memory and FLOPs as a function of length."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -10,6 +10,9 @@ from manyformer.cli.app import JUDGE, command
 from manyformer.cli.console import print_note, print_result, status_line
 from manyformer.cli.model_arguments import resolve_device
 from manyformer.cli.shared_options import DeviceOption, RoundsOption
+
+if TYPE_CHECKING:
+    from manyformer.bench import BenchReport
 
 
 @command(
@@ -51,7 +54,6 @@ def bench(
     load affects all equally. Reports how each grows with length, and from which length on it is faster than the
     baseline."""
     from manyformer.bench import bench as measure
-    from manyformer.bench import write_report
     from manyformer.cli.bench_arguments import read_candidates, read_choices, read_lengths
 
     if threads is not None:
@@ -74,9 +76,14 @@ def bench(
             on_progress=lambda text: status(f"measuring: {text}"),
         )
     print_result(report.to_json() if as_json else "\n".join(report.lines()))
-    if out is None and as_json:
-        return
-    path = Path(out or "bench")
+    if out is not None or not as_json:
+        _write_files(report, Path(out or "bench"))
+
+
+def _write_files(report: "BenchReport", path: Path) -> None:
+    """Write the report to `path`, or as a picture and a table if it has no suffix."""
+    from manyformer.bench import write_report
+
     for file in [path] if path.suffix else [path.with_suffix(".png"), path.with_suffix(".csv")]:
         write_report(report, file)
         print_note(f"wrote {file}")
