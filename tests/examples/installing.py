@@ -59,7 +59,8 @@ class Process:
     def __init__(self, target: Path, cwd: Path) -> None:
         self.cwd = cwd
         path = os.pathsep.join(filter(None, [str(target), os.environ.get("PYTHONPATH", "")]))
-        settings = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        # options of the run around it, such as a share of the slow tests, are not options of the package's own tests
+        settings = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""}
         self.server = subprocess.Popen(
             [sys.executable, "-c", SERVER],
             cwd=cwd,
