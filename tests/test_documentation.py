@@ -14,6 +14,7 @@ import typer
 import yaml
 
 import manyformer as mf
+from manyformer.check import CONTRACTS
 from manyformer.cli.app import app
 from manyformer.config import shipped_runs
 from manyformer.config.comparison import ComparisonFile
@@ -109,6 +110,20 @@ def test_documented_commands_have_these_options(page: Path) -> None:
         has_settings = COMMANDS[names].context_settings.get("ignore_unknown_options", False)
         options = [word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)]
         assert has_settings or set(options) <= known, f"{line}: {set(options) - known}"
+
+
+def test_the_table_of_contracts_has_their_names() -> None:
+    (table,) = re.findall(r"^\| contract \|.*\n\|.*\n((?:\|.*\n)+)", (ROOT / "docs/check.md").read_text(), re.MULTILINE)
+    names = re.findall(r"`([^`]+)`", "\n".join(line.split("|")[1] for line in table.splitlines()))
+    assert sorted(names) == sorted(CONTRACTS)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
+def test_documented_choices_of_contracts_exist(page: Path) -> None:
+    options = re.findall(r"manyformer check .*?--(?:only|skip)[ =](\S+)", page.read_text())
+    lists = re.findall(r"mf\.check\(.*?(?:only|skip)=\[(.*?)\]", page.read_text())
+    names = [name.strip(' "`') for text in (*options, *lists) for name in text.split(",")]
+    assert [name for name in names if name not in CONTRACTS] == []
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)

@@ -56,8 +56,16 @@ class HiddenLeak(Simple):
 class LateLeak(Simple):
     """Clean within the first 64 tokens, as a block pattern is within its first blocks."""
 
+    sound_length = 64
+
     def change(self, x: Tensor, ctx: Context) -> Tensor:
-        return x if x.shape[1] <= 64 else x + x[:, -1:]
+        return x if x.shape[1] <= self.sound_length else x + x[:, -1:]
+
+
+class VeryLateLeak(LateLeak):
+    """Clean within the first 512 tokens."""
+
+    sound_length = 512
 
 
 class Rescaled(Simple):

@@ -7,6 +7,9 @@ import math
 from rich.console import Console
 
 from manyformer.check import CheckReport, ContractRow
+from manyformer.check.check_report import CheckLengths
+
+LENGTHS = CheckLengths(48, 64, 700)
 
 ROWS = (
     ContractRow("causal", "failed", "the future leaks [sic]", 4.8e-5, 0.0),
@@ -18,31 +21,44 @@ ROWS = (
 
 
 def test_a_report_is_good_unless_a_promise_is_broken() -> None:
-    assert not CheckReport("net", ROWS, 64, 0).ok
-    assert CheckReport("net", ROWS[1:2] + ROWS[3:], 64, 0).ok
-    assert [row.contract for row in CheckReport("net", ROWS, 64, 0).failed] == ["causal", "bfloat16"]
+    assert not CheckReport("net", ROWS, LENGTHS, 0).ok
+    assert CheckReport("net", ROWS[1:2] + ROWS[3:], LENGTHS, 0).ok
+    assert [row.contract for row in CheckReport("net", ROWS, LENGTHS, 0).failed] == ["causal", "bfloat16"]
+
+
+def test_the_heading_tells_all_lengths() -> None:
+    headings = [
+        CheckReport("net", (), CheckLengths(*lengths), 0).heading for lengths in ((64, 64), (48, 128), (48, 512, 2048))
+    ]
+    assert headings == [
+        "net at 64 tokens",
+        "net at 48 tokens, causality at 128",
+        "net at 48 tokens, causality at 512 and a few of 2048",
+    ]
 
 
 def test_rows_are_found_by_contract() -> None:
-    report = CheckReport("net", ROWS, 64, 0)
+    report = CheckReport("net", ROWS, LENGTHS, 0)
     assert report["cached"] is ROWS[1]
     assert "learns" not in [row.contract for row in report.rows]
 
 
 def test_the_table_tells_verdict_numbers_and_sentence() -> None:
-    lines = CheckReport("net", ROWS, 64, 0).table().splitlines()
-    assert lines[1].split() == ["causal", "failed", "4.8e-05", "0", "the", "future", "leaks", "[sic]"]
-    assert lines[3].split()[:4] == ["bfloat16", "failed", "nan", "5.0e-02"]
+    lines = CheckReport("net", ROWS, LENGTHS, 0).table().splitlines()
+    assert lines[0] == "net at 48 tokens, causality at 64 and a few of 700"
+    assert lines[2].split() == ["causal", "failed", "4.8e-05", "0", "the", "future", "leaks", "[sic]"]
+    assert lines[4].split()[:4] == ["bfloat16", "failed", "nan", "5.0e-02"]
     assert lines[-1] == "net: 1 passed, 2 failed, 1 not promised, 1 not run"
-    assert str(CheckReport("net", ROWS, 64, 0)) == "\n".join(lines)
+    assert str(CheckReport("net", ROWS, LENGTHS, 0)) == "\n".join(lines)
 
 
 def test_json_is_strict() -> None:
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")
 
-    told = json.loads(CheckReport("net", ROWS, 64, 7).to_json(), parse_constant=refuse)
+    told = json.loads(CheckReport("net", ROWS, LENGTHS, 7).to_json(), parse_constant=refuse)
     assert (told["subject"], told["ok"], told["length"], told["seed"]) == ("net", False, 64, 7)
+    assert told["lengths"] == {"steps": 48, "long": 64, "probe": 700}
     assert told["rows"][0] == {
         "contract": "causal",
         "verdict": "failed",
@@ -56,7 +72,8 @@ def test_json_is_strict() -> None:
 
 def test_the_terminal_shows_brackets_as_they_are() -> None:
     terminal = io.StringIO()
-    Console(width=120, file=terminal).print(CheckReport("net", ROWS, 64, 0).rich())
+    Console(width=120, file=terminal).print(CheckReport("net", ROWS, LENGTHS, 0).rich())
     shown = terminal.getvalue()
     assert "leaks [sic]" in shown
+    assert shown.startswith("net at 48 tokens, causality at 64")
     assert "not promised" in shown

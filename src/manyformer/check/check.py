@@ -10,7 +10,7 @@ from torch import nn
 
 from manyformer.api import load
 from manyformer.check.adapter import Adapter, AdapterSubject
-from manyformer.check.check_report import CheckReport, ContractRow
+from manyformer.check.check_report import CheckLengths, CheckReport, ContractRow
 from manyformer.check.contracts import CONTRACTS
 from manyformer.check.hugging_face import HuggingFace, is_hugging_face
 from manyformer.check.isolation import in_dtype, restoring_attributes, restoring_model_and_rng, working_dtype
@@ -27,6 +27,9 @@ STEP_LENGTH = 48
 
 LONG_LENGTH = 512
 """The length of sequences in causality contracts: leaks of patterns and chunks show only beyond their size."""
+
+PROBE_LENGTH = 2048
+"""The largest length of the sequences that show leaks beyond `LONG_LENGTH`, if the model allows it."""
 
 MIN_LENGTH = 12
 """The least length: below it, the documents of the packing contracts would be empty."""
@@ -48,14 +51,15 @@ def check(
 
     `model` is a recipe's name (built with tiny sizes, perturbed parameters and `keywords`), the folder of a run or a
     saved model, a model, a Hugging Face model, or an `Adapter` of any module. `length` is the length of all sequences,
-    by default 48 tokens in contracts of many steps and up to 512 in causality contracts. `only` and `skip` name
+    by default 48 tokens in contracts of many steps and up to 512 in causality contracts, which exchange each of these
+    tokens once and try a few exchanges in up to 2048. `only` and `skip` name
     contracts; "compile" takes seconds, and "learns" runs only if it is named. `device` is for a name or a folder.
     `on_row` is called with each finished row. The model is left unchanged. Raises UserError for a model that cannot be
     checked.
     """
     subject = find_subject(model, keywords or {}, seed, device)
     selected = _select_contracts(only, skip)
-    step_length, long_length = _choose_lengths(subject, length)
+    lengths = _choose_lengths(subject, length)
     rows: list[ContractRow] = []
     with restoring_model_and_rng(subject.module), subject.session(), torch.no_grad():
         subject.seed = seed
@@ -63,15 +67,15 @@ def check(
             if contract.name in selected:
                 row = _row_without_run(contract, subject, rows)
                 if row is None:
-                    row = _run_contract(contract, subject, step_length, long_length, seed, compiler)
+                    row = _run_contract(contract, subject, lengths, seed, compiler)
                 elif row.verdict == "not promised" and contract.name in subject.measured_anyway:
-                    measured = _run_contract(contract, subject, step_length, long_length, seed, compiler)
+                    measured = _run_contract(contract, subject, lengths, seed, compiler)
                     sentence = f"{row.sentence}; measured: {measured.sentence}"
                     row = measured._replace(verdict=row.verdict, sentence=sentence)
                 rows.append(row)
                 if on_row is not None:
                     on_row(row)
-    return CheckReport(subject.name, tuple(rows), long_length, seed)
+    return CheckReport(subject.name, tuple(rows), lengths, seed)
 
 
 def find_subject(
@@ -113,24 +117,24 @@ def _select_contracts(only: Collection[str] | None, skip: Collection[str]) -> se
     return (default_names if only is None else set(only)) - set(skip)
 
 
-def _choose_lengths(subject: Subject, length: int | None) -> tuple[int, int]:
-    """The sequence lengths of contracts of many steps and of contracts of few calls. Raises UserError."""
-    if subject.max_length is not None and subject.max_length < MIN_LENGTH:
-        raise UserError(
-            f"{subject.name} allows at most {subject.max_length} tokens, too few to check: {MIN_LENGTH} are needed"
-        )
-    if length is not None and not MIN_LENGTH <= length <= (subject.max_length or length):
-        allowed = (
-            f"at least {MIN_LENGTH}" if subject.max_length is None else f"from {MIN_LENGTH} to {subject.max_length}"
-        )
+def _choose_lengths(subject: Subject, length: int | None) -> CheckLengths:
+    """The sequence lengths of the contracts. Raises UserError."""
+    max_length, multiple = subject.max_length, subject.length_multiple
+    if max_length is not None and max_length < MIN_LENGTH:
+        raise UserError(f"{subject.name} allows at most {max_length} tokens, too few to check: {MIN_LENGTH} are needed")
+    if length is not None and not MIN_LENGTH <= length <= (max_length or length):
+        allowed = f"at least {MIN_LENGTH}" if max_length is None else f"from {MIN_LENGTH} to {max_length}"
         raise UserError(f"length ({length}) must be {allowed} tokens")
-    max_length = subject.max_length or LONG_LENGTH
-    lengths = (min(STEP_LENGTH, max_length), min(LONG_LENGTH, max_length)) if length is None else (length, length)
-    multiple = subject.length_multiple
-    # rounded up, or down where that would exceed the model's max_length
-    rounded_step, rounded_long = (-(-size // multiple) * multiple for size in lengths)
-    limit = max_length // multiple * multiple if subject.max_length else max(rounded_step, rounded_long)
-    return min(rounded_step, limit), min(rounded_long, limit)
+
+    def round_length(size: int) -> int:
+        # rounded up, or down where that would exceed the model's max_length
+        rounded = -(-size // multiple) * multiple
+        return rounded if max_length is None else min(rounded, max_length // multiple * multiple)
+
+    if length is not None:
+        return CheckLengths(round_length(length), round_length(length), None)
+    steps, long, probe = (round_length(size) for size in (STEP_LENGTH, LONG_LENGTH, PROBE_LENGTH))
+    return CheckLengths(steps, long, probe if probe > long else None)
 
 
 def _row_without_run(contract: Contract, subject: Subject, rows: list[ContractRow]) -> ContractRow | None:
@@ -145,11 +149,11 @@ def _row_without_run(contract: Contract, subject: Subject, rows: list[ContractRo
 
 
 def _run_contract(
-    contract: Contract, subject: Subject, length: int, long_length: int, seed: int, compiler: Backend
+    contract: Contract, subject: Subject, lengths: CheckLengths, seed: int, compiler: Backend
 ) -> ContractRow:
     exact = contract.exact and subject.exact
     generator, allowed = torch.Generator().manual_seed(seed), FLOAT64_TOLERANCE if exact else FLOAT32_TOLERANCE
-    trial = ContractTrial(subject, generator, length, long_length, allowed, compiler)
+    trial = ContractTrial(subject, generator, *lengths, allowed, compiler)
     seed_everything(seed)
     try:
         with restoring_attributes(subject.module), in_dtype(subject.module, working_dtype(subject.module, exact=exact)):

@@ -23,15 +23,38 @@ class ContractRow(NamedTuple):
     tolerance: float | None = None
 
 
+class CheckLengths(NamedTuple):
+    """The lengths of sequences: in tests of many steps, in those of few calls, and of the probe of causality."""
+
+    steps: int
+    long: int
+    probe: int | None = None
+
+    def __str__(self) -> str:
+        probe = "" if self.probe is None else f" and a few of {self.probe}"
+        long = "" if self.long == self.steps else f", causality at {self.long}"
+        return f"at {self.steps} tokens{long}{probe}"
+
+
 @final
 @dataclass(frozen=True)
 class CheckReport:
-    """The contracts of one model; `length` is that of the longest sequence, `seed` that of the inputs."""
+    """The contracts of one model, with the lengths of the sequences and the seed of the inputs."""
 
     subject: str
     rows: tuple[ContractRow, ...]
-    length: int
+    lengths: CheckLengths
     seed: int
+
+    @property
+    def heading(self) -> str:
+        """The model and the lengths of the sequences, beyond which nothing was tested."""
+        return f"{self.subject} {self.lengths}"
+
+    @property
+    def length(self) -> int:
+        """The length of the sequences in which every token was exchanged."""
+        return self.lengths.long
 
     @property
     def ok(self) -> bool:
@@ -53,7 +76,7 @@ class CheckReport:
         return f"{self.subject}: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
 
     def table(self) -> str:
-        """The report as plain text: one line per contract and a summary."""
+        """The report as plain text: a heading with the lengths, one line per contract and a summary."""
         cells = [
             (row.contract, row.verdict, _format_number(row.measured), _format_number(row.tolerance))
             for row in self.rows
@@ -65,7 +88,7 @@ class CheckReport:
             "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths)), sentence])
             for line, sentence in zip([headings, *cells], sentences)
         ]
-        return "\n".join([*lines, self.summary()])
+        return "\n".join([self.heading, *lines, self.summary()])
 
     def __str__(self) -> str:
         return self.table()
@@ -75,7 +98,7 @@ class CheckReport:
         from rich.markup import escape
         from rich.table import Table
 
-        table = Table(title=self.subject, caption=self.summary(), title_justify="left", caption_justify="left")
+        table = Table(title=self.heading, caption=self.summary(), title_justify="left", caption_justify="left")
         for heading in ("contract", "verdict"):
             table.add_column(heading, no_wrap=True)
         for heading in ("measured", "at most"):
@@ -88,9 +111,10 @@ class CheckReport:
         return table
 
     def to_json(self) -> str:
-        """Strict JSON `{"subject", "ok", "length", "seed", "rows": [...]}`; non-finite numbers are strings."""
+        """Strict JSON, in which non-finite numbers are strings."""
         rows = [row._asdict() | {"measured": _json_number(row.measured)} for row in self.rows]
-        report = {"subject": self.subject, "ok": self.ok, "length": self.length, "seed": self.seed, "rows": rows}
+        report = {"subject": self.subject, "ok": self.ok, "length": self.length, "lengths": self.lengths._asdict()}
+        report |= {"seed": self.seed, "rows": rows}
         return json.dumps(report, indent=2, allow_nan=False)
 
 

@@ -52,6 +52,19 @@ def restoring_attributes(module: nn.Module | None) -> Iterator[None]:
 
 
 @contextmanager
+def restoring_buffers(module: nn.Module) -> Iterator[None]:
+    """On exit restore the values of all tensors that a call in training mode may change: those without gradients."""
+    tensors = [*module.buffers(), *(weight for weight in module.parameters() if not weight.requires_grad)]
+    values = [tensor.detach().clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, values):
+                tensor.copy_(value)
+
+
+@contextmanager
 def training_mode(module: nn.Module) -> Iterator[None]:
     """Set training mode; on exit restore evaluation mode and all values, and remove gradients."""
     values = {name: value.clone() for name, value in module.state_dict().items()}

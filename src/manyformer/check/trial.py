@@ -50,13 +50,15 @@ class Untestable(Exception):
 class ContractTrial:
     """One run of a contract: its subject, random inputs, and the comparisons that decide it.
 
-    Sequences have `length` tokens in tests of many steps, `long_length` in those of few calls.
+    Sequences have `length` tokens in tests of many steps, `long_length` in those of few calls. A few of
+    `probe_length` tokens, unless it is None, show leaks that begin beyond `long_length`.
     """
 
     subject: Subject
     generator: torch.Generator
     length: int
     long_length: int
+    probe_length: int | None
     tolerance: float
     backend: Backend = "aot_eager"
     differences: list[tuple[float, str]] = field(default_factory=list)

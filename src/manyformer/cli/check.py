@@ -27,7 +27,10 @@ def check(
     keywords: KeywordsArgument = None,
     *,
     length: Annotated[
-        int | None, Option(help="Tokens in each sequence; by default 48, and up to 512 in tests of causality.")
+        int | None,
+        Option(
+            help="Tokens in each sequence; by default 48, and up to 512, each exchanged once, in tests of causality."
+        ),
     ] = None,
     only: Annotated[str | None, Option(help="Only these contracts, separated by commas.")] = None,
     skip: Annotated[str | None, Option(help="All but these contracts, separated by commas.")] = None,

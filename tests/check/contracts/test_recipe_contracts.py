@@ -5,27 +5,47 @@ import functools
 import pytest
 
 import manyformer as mf
-from manyformer.check import CONTRACTS, CheckReport
+from manyformer.check import CONTRACTS, ContractRow
+from manyformer.check.tiny_models import build_tiny
 from manyformer.recipes import RECIPES
 
 APART = {"compile", "learns"}
 """Contracts that take seconds and have their own files."""
 
-ALWAYS = {"repeatable", "traceless", "batch", "gradients", "loss", "float64", "bfloat16", "saving", "spec"}
-CAUSAL = {"causal", "causal-gradient"}
+EXCHANGES = {"causal", "causal-training"}
+"""Contracts that exchange every token, whose time grows at least with the square of the length."""
+
+ORDINARY_LENGTH = 160
+"""Their length when slow tests are left out: longer than the chunks and windows of the tiny models."""
+
+ALWAYS = {
+    "repeatable",
+    "traceless",
+    "batch",
+    "batch-training",
+    "gradients",
+    "loss",
+    "float64",
+    "bfloat16",
+    "saving",
+    "spec",
+}
+CAUSAL = EXCHANGES | {"causal-gradient"}
 STREAMS = {"cached", "prefill", "preallocated", "rewind", "decode", "beams"}
 PADDING = {"padding-right", "padding-left", "empty-rows"}
 
 
 @functools.cache
-def report_on(recipe: str) -> CheckReport:
-    return mf.check(recipe, skip=APART)
+def rows_on(recipe: str) -> dict[str, ContractRow]:
+    rows = mf.check(recipe, skip=APART | EXCHANGES).rows
+    length = min(ORDINARY_LENGTH, build_tiny(recipe, {}, 0).max_length or ORDINARY_LENGTH)
+    return {row.contract: row for row in (*rows, *mf.check(recipe, only=EXCHANGES, length=length).rows)}
 
 
 @pytest.mark.parametrize("contract", [name for name in CONTRACTS if name not in APART])
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_promise(recipe: str, contract: str) -> None:
-    row = report_on(recipe)[contract]
+    row = rows_on(recipe)[contract]
     assert row.verdict != "failed", row.sentence
 
 
@@ -42,6 +62,13 @@ def test_only_what_the_card_excuses_is_left_out(recipe: str) -> None:
         promised |= {"padding-state", "padding-ragged", "packing-state"} if streams else set()
         promised |= {"packing"} if card.task.name != "classification" else set()
         promised |= {"source-padding"} if "cross_attention" in card.promises else set()
-    rows = report_on(recipe).rows
+    rows = rows_on(recipe).values()
     assert {row.contract for row in rows if row.verdict == "passed"} - {"float16"} == promised - card.reasons.keys()
     assert {row.contract for row in rows if row.verdict == "not run"} <= {"float16"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", sorted(name for name, entry in RECIPES.items() if "causal" in entry.card.promises))
+def test_no_later_token_is_seen_in_long_sequences(recipe: str) -> None:
+    report = mf.check(recipe, only=EXCHANGES)
+    assert report.ok, report.table()

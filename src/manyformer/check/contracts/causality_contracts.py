@@ -1,22 +1,19 @@
 """The contracts that no output depends on a later token, by exchanging later tokens and by gradients."""
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from manyformer.check.call_recorder import record_calls
 from manyformer.check.isolation import in_dtype
-from manyformer.check.subject import Subject
+from manyformer.check.token_exchange import Exchange, ExchangeTest, Forward, Leak, is_larger_leak, measure_leaks
+from manyformer.check.training_forward import training_forward
 from manyformer.check.trial import (
     FLOAT32_TOLERANCE,
-    FLOAT64_TOLERANCE,
     ContractFinding,
     ContractTrial,
     Untestable,
@@ -30,117 +27,82 @@ from manyformer.tasks import Inputs
 
 MAX_CUTS = 16
 
+PROBE_CUTS = 4
+"""The number of cuts of the probe, whose sequences are longer than those in which every token is exchanged."""
 
-@contract("causal", "changing later tokens does not change earlier outputs", needs=("causal", "per_token"))
+NEEDS = ("causal", "per_token")
+
+
+@contract("causal", "changing later tokens does not change earlier outputs", needs=NEEDS)
 def causal(trial: ContractTrial) -> ContractFinding:
-    """Exchange one token, or all tokens from a cut on, and compare the outputs before the cut.
+    """Exchange each token alone, and all tokens from a cut on, and compare the outputs before it.
 
     They must be equal in every bit if the same operators run on the same shapes. If the operators depend on token
     values (`content_based`), rounding differs as well, and with the processor: then float64 and a tolerance decide. A
     third-party module does not declare this, and grouped products keep their shapes: then float64 decides where bits
     differ slightly.
     """
-    inputs, length = trial.draw(1, trial.long_length), trial.long_length
-    variants = []
-    for cut in cut_positions(trial, length):
-        tokens = trial.different_tokens(inputs.tokens[:, cut:])
-        for stop in (cut + 1, length):
-            changed = inputs.tokens.clone()
-            changed[:, cut:stop] = tokens[:, : stop - cut]
-            variants.append(Variant(cut, changed))
-    sentence = f"exchanged tokens change no earlier output, at {length} tokens"
+    return _judge_leaks(trial, lambda inputs: trial.subject(inputs).logits, "exchanged tokens change no earlier output")
+
+
+@contract("causal-training", "the same in training mode, with gradients and dropout", needs=(*NEEDS, "module"))
+def causal_training(trial: ContractTrial) -> ContractFinding:
+    """As `causal`, in training mode: each call begins with the same buffers and the same random numbers."""
+    with training_forward(trial, trial.draw(1, trial.length), trial.draw(1, trial.length)) as forward:
+        return _judge_leaks(trial, forward, "in training mode, exchanged tokens change no earlier output")
+
+
+def _judge_leaks(trial: ContractTrial, forward: Forward, sentence: str) -> ContractFinding:
+    """The finding of all exchanges; `sentence` begins that of a model without a leak."""
+    tests, sentence = _exchange_tests(trial), f"{sentence}, at {trial.long_length} tokens"
+    if trial.probe_length is not None:
+        sentence = f"{sentence}, and at {PROBE_CUTS} cuts of {trial.probe_length}"
     exact_leak, same_operators = None, False
     if trial.subject.module is None or not is_content_based(trial.subject.module):
-        exact_leak = measure_leak(trial, inputs, variants, tolerance=0.0)
-        if exact_leak.variant is None:
-            return leak_finding(exact_leak, sentence)
-        same_operators = same_calls(trial.subject, inputs, inputs._replace(tokens=exact_leak.variant.tokens))
+        exact_leak = measure_leaks(forward, tests, tolerance=0.0)
+        if exact_leak.exchange is None:
+            return _leak_finding(exact_leak, sentence)
+        calls, calls_after = (record_calls(forward, x) for x in (exact_leak.inputs, exact_leak.exchanged_inputs()))
+        same_operators = calls == calls_after
         if same_operators and (trial.subject.exact or not exact_leak.size <= FLOAT32_TOLERANCE * exact_leak.scale):
-            return leak_finding(exact_leak, sentence)
+            return _leak_finding(exact_leak, sentence)
     dtype = None if trial.subject.token_ids.device.type == "mps" else torch.float64
     try:
         with in_dtype(trial.subject.module, dtype):
-            leak = measure_leak(trial, inputs, variants, tolerance=None)
+            leak = measure_leaks(forward, tests, tolerance=None)
     except (RuntimeError, TypeError) as error:
         if exact_leak is not None and same_operators:
-            return leak_finding(exact_leak, sentence)
+            return _leak_finding(exact_leak, sentence)
         raise Untestable(f"shapes depend on token values, and float64 raises {type(error).__name__}") from None
     if exact_leak is not None and same_operators and leak.dtype != torch.float64:
-        return leak_finding(exact_leak, sentence)
-    return leak_finding(leak, sentence.replace(", at", " but for rounding, at"))
+        return _leak_finding(exact_leak, sentence)
+    return _leak_finding(leak, sentence.replace(", at", " but for rounding, at", 1))
 
 
-def same_calls(subject: Subject, first: Inputs, second: Inputs) -> bool:
-    """Whether the model runs the same operators on tensors of the same shapes for both inputs."""
-    recorders = CallRecorder(), CallRecorder()
-    for recorder, inputs in zip(recorders, (first, second)):
-        with recorder:
-            subject(inputs)
-    return recorders[0].calls == recorders[1].calls
+def _exchange_tests(trial: ContractTrial) -> list[ExchangeTest]:
+    """Every token after the first, alone, and all tokens from several cuts on; for the probe, from a few cuts on."""
+    # a long source would take most of the time
+    length, source = trial.long_length, trial.length
+    inputs = trial.draw(1, length, source=source)
+    cuts = [
+        *((start, start + 1) for start in range(1, length)),
+        *((cut, length) for cut in cut_positions(trial, length)),
+    ]
+    tests = [ExchangeTest(inputs, [_draw_exchange(trial, inputs, *cut) for cut in cuts])]
+    if (probe_length := trial.probe_length) is not None:
+        inputs, probe_cuts = trial.draw(1, probe_length, source=source), cut_positions(trial, probe_length, PROBE_CUTS)
+        tests.append(ExchangeTest(inputs, [_draw_exchange(trial, inputs, cut, probe_length) for cut in probe_cuts]))
+    return tests
 
 
-@final
-class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records every operator that torch dispatches, with the shapes of its tensor arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[tuple[str, tuple[torch.Size, ...]]] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
-        self.calls.append((str(func), tuple(tensor.shape for tensor in tensors)))
-        return func(*args, **(kwargs or {}))
+def _draw_exchange(trial: ContractTrial, inputs: Inputs, start: int, stop: int) -> Exchange:
+    return Exchange(start, stop, trial.different_tokens(inputs.tokens[:, start:stop])[0])
 
 
-class Variant(NamedTuple):
-    """Tokens that differ from the original ones from position `cut` on."""
-
-    cut: int
-    tokens: Int[Tensor, "1 l"]
-
-
-class Leak(NamedTuple):
-    """The largest change of outputs before the cut (`size`), its bound, and the first output and variant beyond it.
-
-    `scale` is the largest logit, and `effect` the largest change of outputs from the cut on.
-    """
-
-    dtype: torch.dtype
-    scale: float
-    allowed: float
-    size: float = 0.0
-    effect: float = 0.0
-    first: int = 0
-    variant: Variant | None = None
-
-
-def measure_leak(trial: ContractTrial, inputs: Inputs, variants: Sequence[Variant], *, tolerance: float | None) -> Leak:
-    """Measure the largest change before the cut; `tolerance` is relative to the logits, None that of their dtype."""
-    logits = trial.subject(inputs).logits[0]
-    if tolerance is None:
-        tolerance = FLOAT64_TOLERANCE if logits.dtype == torch.float64 else FLOAT32_TOLERANCE
-    scale = float(logits.abs().max())
-    leak = Leak(logits.dtype, scale, tolerance * scale)
-    for variant in variants:
-        changes = (trial.subject(inputs._replace(tokens=variant.tokens)).logits[0] - logits).abs().amax(-1)
-        leak = leak._replace(effect=max(leak.effect, float(changes[variant.cut :].max())))
-        size = float(changes[: variant.cut].max())
-        if is_larger_leak(size, leak.size):
-            leak = leak._replace(size=size)
-            # not `>`, which is False for a NaN
-            beyond = (~(changes[: variant.cut] <= leak.allowed)).nonzero()
-            if len(beyond):
-                leak = leak._replace(first=int(beyond[0]), variant=variant)
-    return leak
-
-
-def leak_finding(leak: Leak, sentence: str) -> ContractFinding:
+def _leak_finding(leak: Leak, sentence: str) -> ContractFinding:
     """The finding of a measured leak; `sentence` is that of a model without one."""
-    if leak.variant is not None:
-        sentence = f"tokens from {leak.variant.cut} on change outputs from {leak.first} on by up to {leak.size:.1e}"
+    if leak.exchange is not None:
+        sentence = f"{leak.exchange} outputs from {leak.first_output} on by up to {leak.size:.1e}"
         sentence = f"the future leaks: {sentence} (and those they may change by {leak.effect:.1e})"
         return failed(sentence, leak.size, leak.allowed)
     if not leak.effect > leak.allowed:
@@ -149,7 +111,7 @@ def leak_finding(leak: Leak, sentence: str) -> ContractFinding:
     return passed(sentence, leak.size, leak.allowed)
 
 
-@contract("causal-gradient", "no output has a gradient from a later token's embedding", needs=("causal", "per_token"))
+@contract("causal-gradient", "no output has a gradient from a later token's embedding", needs=NEEDS)
 def causal_gradient(trial: ContractTrial) -> ContractFinding:
     """d output i / d embedding j = 0 for j > i; discrete choices (hashes, top-k) are not tested by this."""
     inputs = trial.draw(1, trial.long_length)
@@ -179,12 +141,7 @@ def gradient_sizes(trial: ContractTrial, inputs: Inputs, output: int) -> Float[T
     return torch.stack(sizes).amax(0).cpu() if sizes else torch.zeros(inputs.tokens.shape[1])
 
 
-def is_larger_leak(new: float, old: float) -> bool:
-    """Whether `new` is the larger leak; a NaN is larger than every number."""
-    return not math.isnan(old) and not new <= old
-
-
-def cut_positions(trial: ContractTrial, length: int) -> list[int]:
+def cut_positions(trial: ContractTrial, length: int, count: int = MAX_CUTS) -> list[int]:
     """Cut positions: the ends, and positions around multiples of powers of two, where chunks meet."""
     if length < 2:
         raise Untestable("one token has no later token")
@@ -193,7 +150,7 @@ def cut_positions(trial: ContractTrial, length: int) -> list[int]:
         for multiple in (1 << power, (length - 1) >> power << power):
             cuts |= {multiple - 1, multiple, multiple + 1}
     middle = sorted(cut for cut in cuts if 1 < cut < length - 1)
-    sampled = torch.randperm(len(middle), generator=trial.generator)[: MAX_CUTS - 2].tolist()
+    sampled = torch.randperm(len(middle), generator=trial.generator)[: count - 2].tolist()
     return sorted({1, length - 1, *(middle[index] for index in sampled)})
 
 

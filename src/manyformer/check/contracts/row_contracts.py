@@ -6,6 +6,7 @@ import torch
 
 from manyformer.check.padded_rows import DocumentSlot, RowItem, pack_documents, pad_documents, pad_tokens
 from manyformer.check.subject import PaddingSide
+from manyformer.check.training_forward import training_forward
 from manyformer.check.trial import ContractFinding, ContractTrial, contract, failed, gradients_of, passed
 from manyformer.core import PADDING_SEGMENT
 from manyformer.tasks import Inputs
@@ -113,6 +114,22 @@ def batch(trial: ContractTrial) -> ContractFinding:
     for row in range(BATCH_ROWS):
         trial.compare(batched[row], trial.subject(inputs.rows([row])).logits[0], f"row {row} of {BATCH_ROWS}")
     return trial.finding("each row alone gives the same as in a batch")
+
+
+@contract("batch-training", "in training mode, a row does not depend on the others", needs=("module",), exact=True)
+def batch_training(trial: ContractTrial) -> ContractFinding:
+    """Exchange all other rows, with their sources, in training mode: with the same random numbers a row stays as it is.
+
+    A row alone would draw other random numbers than in a batch.
+    """
+    both, rows = trial.draw(2 * BATCH_ROWS, trial.length), range(BATCH_ROWS)
+    inputs, others = both.rows(rows), both.rows(range(BATCH_ROWS, 2 * BATCH_ROWS))
+    with training_forward(trial, inputs, others) as forward:
+        expected = forward(inputs)
+        for row in rows:
+            mixed = both.rows([index if index == row else index + BATCH_ROWS for index in rows])
+            trial.compare(forward(mixed)[row], expected[row], f"row {row} of {BATCH_ROWS}, the others exchanged")
+    return trial.finding("in training mode, exchanged rows change no other row")
 
 
 @contract("packing", "documents packed in a row == each alone", needs=("padding_invariant", "packing"), exact=True)

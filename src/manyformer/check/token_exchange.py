@@ -1,0 +1,134 @@
+"""Measure how far outputs change if later tokens are exchanged, one exchange per row of a batch."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyformer.check.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE
+from manyformer.tasks import Inputs
+
+Forward = Callable[[Inputs], Float[Tensor, "b l v"]]
+
+MAX_ROWS, MAX_SCORES, MAX_LOGITS = 32, 1 << 22, 1 << 24
+"""The largest number of rows in a batch of exchanges, of pairs of tokens and of logits in it."""
+
+
+class Exchange(NamedTuple):
+    """The tokens `start` to `stop` of a row, exchanged for others."""
+
+    start: int
+    stop: int
+    new_tokens: Int[Tensor, " n"]
+
+    def __str__(self) -> str:
+        return f"token {self.start} changes" if self.stop == self.start + 1 else f"tokens from {self.start} on change"
+
+
+class ExchangeTest(NamedTuple):
+    """Inputs of one row, and the exchanges of its tokens to test."""
+
+    inputs: Inputs
+    exchanges: Sequence[Exchange]
+
+
+class Leak(NamedTuple):
+    """The largest change of outputs before an exchange (`size`), its bound, and the exchange that went beyond it.
+
+    `scale` is the largest logit, `effect` the largest change of the exchanged tokens' outputs and of later ones, and
+    `first_output` the first output that changed by more than is allowed.
+    """
+
+    inputs: Inputs
+    dtype: torch.dtype
+    scale: float
+    allowed: float
+    size: float = 0.0
+    effect: float = 0.0
+    first_output: int = 0
+    exchange: Exchange | None = None
+
+    def exchanged_inputs(self) -> Inputs:
+        """The inputs after the exchange."""
+        tokens = self.inputs.tokens.clone()
+        if self.exchange is not None:
+            tokens[:, self.exchange.start : self.exchange.stop] = self.exchange.new_tokens
+        return self.inputs._replace(tokens=tokens)
+
+
+def measure_leaks(forward: Forward, tests: Iterable[ExchangeTest], *, tolerance: float | None) -> Leak:
+    """Measure the largest leak of each test until one is beyond its bound; return that one, or the largest.
+
+    `tolerance` is relative to the logits, None that of their dtype. Rows of a batch are compared with the same rows
+    of a batch without exchanges: the same operators run on the same shapes, so that rounding is the same.
+    """
+    leaks: list[Leak] = []
+    for test in tests:
+        leaks.append(_measure_leak(forward, test, tolerance))
+        if leaks[-1].exchange is not None:
+            return leaks[-1]
+    largest = max(leaks, key=lambda leak: leak.size)
+    return largest._replace(effect=max(leak.effect for leak in leaks))
+
+
+def _measure_leak(forward: Forward, test: ExchangeTest, tolerance: float | None) -> Leak:
+    logits = forward(test.inputs)
+    if tolerance is None:
+        tolerance = FLOAT64_TOLERANCE if logits.dtype == torch.float64 else FLOAT32_TOLERANCE
+    scale = float(logits.abs().max())
+    leak = Leak(test.inputs, logits.dtype, scale, tolerance * scale)
+    rows = min(MAX_ROWS, len(test.exchanges), MAX_SCORES // logits.shape[1] ** 2, MAX_LOGITS // logits[0].numel())
+    try:
+        return _measure_in_batches(forward, test, leak, max(rows, 1))
+    except RowsInteract:
+        return _measure_in_batches(forward, test, leak, 1)
+
+
+class RowsInteract(Exception):
+    """Raised if a row of a batch changes because of another row's exchange, which is no leak of the future."""
+
+
+def _measure_in_batches(forward: Forward, test: ExchangeTest, leak: Leak, rows: int) -> Leak:
+    """Measure the exchanges in batches of exactly `rows` rows, one in each row."""
+    inputs = test.inputs.rows([0] * rows)
+    expected = forward(inputs)
+
+    def changes_of(exchanges: Mapping[int, Exchange]) -> Float[Tensor, "b l"]:
+        tokens = inputs.tokens.clone()
+        for row, exchange in exchanges.items():
+            tokens[row, exchange.start : exchange.stop] = exchange.new_tokens
+        return (forward(inputs._replace(tokens=tokens)) - expected).abs().amax(-1)
+
+    for first in range(0, len(test.exchanges), rows):
+        exchanges = dict(enumerate(test.exchanges[first : first + rows]))
+        changes = changes_of(exchanges)
+        for row, exchange in exchanges.items():
+            row_leak = _add_changes(leak, exchange, changes[row])
+            if leak.exchange is None and row_leak.exchange is not None and len(exchanges) > 1:
+                alone = changes_of({row: exchange})[row]
+                if _add_changes(leak, exchange, alone).exchange is None:
+                    raise RowsInteract
+            leak = row_leak
+    return leak
+
+
+def _add_changes(leak: Leak, exchange: Exchange, changes: Float[Tensor, " l"]) -> Leak:
+    """`leak`, or the leak that these changes of the outputs after `exchange` show if it is larger."""
+    leak = leak._replace(effect=max(leak.effect, float(changes[exchange.start :].max())))
+    earlier = changes[: exchange.start]
+    size = float(earlier.max())
+    if not is_larger_leak(size, leak.size):
+        return leak
+    # not `>`, which is False for a NaN
+    beyond = (~(earlier <= leak.allowed)).nonzero()
+    if not len(beyond):
+        return leak._replace(size=size)
+    return leak._replace(size=size, first_output=int(beyond[0]), exchange=exchange)
+
+
+def is_larger_leak(new: float, old: float) -> bool:
+    """Whether `new` is the larger leak; a NaN is larger than every number."""
+    return not math.isnan(old) and not new <= old
