@@ -1,0 +1,162 @@
+"""Commands of manyformer in forks of this process, which has loaded everything: tenths of a second instead of five."""
+
+import contextlib
+import hashlib
+import importlib
+import os
+import pkgutil
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TRIAL_VARIABLE = "MANYFORMER_DRILL"
+"""Stands in the environment of every process that a trial starts, so that those left over can be seen."""
+
+EXTRA_MEMORY = 3 << 30
+"""Address space that a command may take beyond that of this process."""
+
+LOAD = "mf.load"
+"""The first argument of a command that is `manyformer.load` and a forward pass instead of a command line."""
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """What a command ended with; the code is None if it did not end in time."""
+
+    arguments: tuple[str, ...]
+    code: int | None
+    output: str
+    errors: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return " ".join(self.arguments if self.arguments[0] == LOAD else ("manyformer", *self.arguments))
+
+
+class RunningCommand:
+    """A command in a process and a session of its own, in the folder `folder`."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, file_size: int | None = None) -> None:
+        self.arguments = tuple(arguments)
+        self._logs = [folder.parent / name for name in ("output.txt", "errors.txt")]
+        self._began = time.monotonic()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # a signal that comes before the command has begun waits until it has
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        self.pid = os.fork()
+        if not self.pid:
+            _become(self.arguments, folder, self._logs, file_size, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def send(self, number: int) -> None:
+        """Send a signal to the command's first process."""
+        os.kill(self.pid, number)
+
+    def ended(self, seconds: float) -> int | None:
+        """The exit code, negative for a signal, as soon as the command ends; None if it takes longer than that."""
+        end = time.monotonic() + seconds
+        while True:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() >= end:
+                return None
+            time.sleep(0.003)
+
+    def wait(self, seconds: float) -> CommandResult:
+        """The result; a command that takes longer is killed, with all processes of its session."""
+        code = self.ended(seconds)
+        if code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        output, errors = (log.read_text(encoding="utf-8", errors="backslashreplace")[:200_000] for log in self._logs)
+        return CommandResult(self.arguments, code, output, errors, time.monotonic() - self._began)
+
+
+def _become(
+    arguments: tuple[str, ...], folder: Path, logs: list[Path], file_size: int | None, mask: set[int | signal.Signals]
+) -> None:
+    """Be the command, in the process that has just been forked, and never return."""
+    code = 1
+    try:
+        os.setsid()
+        os.chdir(folder)
+        # as `python -m manyformer` has it
+        sys.path.insert(0, str(folder))
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, log in enumerate(logs, 1):
+            os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.environ[TRIAL_VARIABLE] = str(folder)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        memory = _address_space() + EXTRA_MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        if file_size is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+        from manyformer.cli import run
+
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            code = load_and_run(arguments[1]) if arguments[0] == LOAD else run(arguments)
+        except KeyboardInterrupt:
+            code = 130
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _address_space() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def load_and_run(folder: str) -> int:
+    """`manyformer.load` and its way of telling a mistake; prints the digest of all weights."""
+    import manyformer
+    from manyformer.errors import UserError
+
+    try:
+        model = manyformer.load(folder)
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    digest = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        digest.update(name.encode() + weight.detach().numpy().tobytes())
+    print(digest.hexdigest())
+    return 0
+
+
+def load_everything() -> None:
+    """Import what commands import, and what torch imports when the first optimizer is made; start no thread."""
+    import torch
+
+    import manyformer
+
+    torch.set_num_threads(1)
+    for module in pkgutil.walk_packages(manyformer.__path__, "manyformer."):
+        if not module.name.endswith(("__main__", ".worker")):
+            importlib.import_module(module.name)
+    importlib.import_module("matplotlib.backends.backend_agg")
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    weight.grad = torch.zeros(2, 2)
+    torch.optim.AdamW([weight], fused=True).step()
+
+
+def left_over_processes(folder: Path) -> list[int]:
+    """The processes of a trial in `folder` that still run, other than this one's forks."""
+    mark = f"{TRIAL_VARIABLE}={folder}\0".encode()
+    running = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and mark in (process / "environ").read_bytes() + b"\0":
+                running.append(int(process.name))
+    return running
