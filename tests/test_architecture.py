@@ -17,8 +17,8 @@ ROOT = Path(mf.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
-    {"autocast", "binding", "costs", "decoding_options", "dropout", "errors", "type_aliases"},
-    {"core", "dependency_trees", "flops", "pixel_order", "plugins", "recompute", "training_hooks"},
+    {"autocast", "binding", "costs", "decoding_options", "dropout", "errors", "temporary_folders", "type_aliases"},
+    {"core", "dependency_trees", "flops", "pixel_order", "plugins", "recompute", "stop_signals", "training_hooks"},
     {"batches"},
     {"masks", "position", "residual"},
     {"ops"},

@@ -15,6 +15,7 @@ import yaml
 
 import manyformer as mf
 from manyformer.check import CONTRACTS
+from manyformer.cli import import_commands
 from manyformer.cli.app import app
 from manyformer.config import shipped_runs
 from manyformer.config.comparison import ComparisonFile
@@ -41,6 +42,7 @@ make = importlib.util.module_from_spec(_spec)
 assert _spec.loader is not None
 _spec.loader.exec_module(make)
 
+import_commands()
 COMMANDS = dict(command_tree(typer.main.get_command(app)))
 
 

@@ -13,6 +13,7 @@ import typer
 from commands import Cli, sentences
 
 import manyformer as mf
+from manyformer.cli import import_commands
 from manyformer.cli.app import app
 from manyformer.decoding_options import DecodingOptions
 from manyformer.evaluate import EvaluationSettings, evaluate
@@ -56,6 +57,7 @@ def test_generate_writes_what_the_library_does(cli: Cli, text_run: Path) -> None
 
 
 def test_generate_has_the_options_of_decoding_with_their_meanings() -> None:
+    import_commands()
     helps = {option.name: option.help for option in typer.main.get_command(app).commands["generate"].params}
     internal = {"no_repeat_ngram", "best", "stop_ids", "use_cache"}
     for name, annotation in DecodingOptions.__annotations__.items():

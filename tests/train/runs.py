@@ -8,10 +8,11 @@ from typing import Any
 from fakes import opener
 
 from manyformer.config import RunConfig
+from manyformer.errors import TrainingInterrupted
+from manyformer.stop_signals import StopSignal
 from manyformer.train.events import TrainingEvent, TrainingNote, TrainingProgress, TrainResult
 from manyformer.train.run_folder import locked_folder
 from manyformer.train.session import DataOpener, TrainingSession
-from manyformer.train.signals import StopSignal, TrainingInterrupted
 
 
 class Heard(list[TrainingEvent]):

@@ -3,6 +3,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 
 import manyformer as mf
-from manyformer.config import RunConfig
+from manyformer.config import RunConfig, dump_run
 from manyformer.errors import UserError
 from manyformer.train import (
     TrainingEvent,
@@ -21,6 +24,8 @@ from manyformer.train import (
     TrainResult,
     silent,
 )
+from manyformer.train.launch import ProcessFailed
+from manyformer.train.run_folder import locked_folder
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +131,121 @@ def test_a_mistake_is_told_once_and_in_a_sentence(tmp_path: Path, capfd: pytest.
     with pytest.raises(UserError, match=r"nowhere\.txt"):
         mf.train(a_run(tmp_path / "nowhere.txt", tmp_path / "run", devices=2), on_event=silent)
     assert "Traceback" not in capfd.readouterr().err
+
+
+def worker_pids(launcher: int) -> dict[int, int]:
+    """The process ids of the workers that a process has launched, by rank."""
+    found = {}
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        if rank := [value for value in variables if value.startswith(b"RANK=")]:
+            found[int(rank[0].removeprefix(b"RANK="))] = int(child)
+    return found
+
+
+def signalling(number: signal.Signals) -> Callable[[TrainingEvent], None]:
+    """A listener that sends a signal to process 1 after step 3."""
+
+    def listen(event: TrainingEvent) -> None:
+        if isinstance(event, TrainingProgress) and event.step == 3:
+            os.kill(worker_pids(os.getpid())[1], number)
+
+    return listen
+
+
+def is_trained(out: Path) -> bool:
+    """Whether a process holds the lock of a run folder."""
+    try:
+        with locked_folder(out):
+            return False
+    except UserError:
+        return True
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or remains only as an entry that nobody has collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+
+@linux_only
+def test_a_killed_process_is_named_in_one_sentence(
+    text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ProcessFailed) as failed:
+        mf.train(a_run(text, tmp_path / "run", devices=2), on_event=signalling(signal.SIGKILL))
+    assert str(failed.value) == (
+        "process 1 of 2 was ended by SIGKILL (as the system does where memory runs out). The same command continues; "
+        f"what the processes printed is in {tmp_path / 'run/processes.log'}"
+    )
+    assert capfd.readouterr().err == ""
+    assert not worker_pids(os.getpid())
+
+
+@linux_only
+@pytest.mark.slow
+def test_a_hung_process_is_named(text: Path, tmp_path: Path) -> None:
+    run = a_run(text, tmp_path / "run", devices=2, process_timeout=0.2)
+    with pytest.raises(ProcessFailed, match=r"process 1 of 2 has not answered for 0.2 minutes \(process_timeout\)"):
+        mf.train(run, on_event=signalling(signal.SIGSTOP))
+    assert not worker_pids(os.getpid())
+
+
+@linux_only
+def test_workers_end_with_the_process_that_launched_them(text: Path, alone: TrainResult, tmp_path: Path) -> None:
+    out, scratch = tmp_path / "run", tmp_path / "scratch"
+    scratch.mkdir()
+    run = a_run(text, out, devices=2, limits={"steps": 100000}, evaluate={"every": None}, save={"every": 1})
+    file = tmp_path / "run.yaml"
+    file.write_text(dump_run(run))
+    command = [sys.executable, "-c", f"import manyformer as mf; mf.train({str(file)!r})"]
+    launcher = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(scratch)})
+    begun = time.monotonic()
+    while len(list(out.glob("checkpoints/step-*"))) < 2:
+        assert launcher.poll() is None
+        assert time.monotonic() - begun < 200
+        time.sleep(0.05)
+    pids = worker_pids(launcher.pid)
+    assert sorted(pids) == [0, 1]
+    launcher.kill()
+    launcher.wait()
+    begun = time.monotonic()
+    while is_trained(out) or not all(map(has_ended, pids.values())):
+        assert time.monotonic() - begun < 20
+        time.sleep(0.05)
+    assert not [path for path in scratch.iterdir() if "manyformer" in path.name]
+    notes: list[str] = []
+    step = max(int(path.name.split("-")[1]) for path in out.glob("checkpoints/step-*"))
+    mf.train(
+        a_run(text, out, limits={"steps": step + 1}, evaluate={"every": None}),
+        on_event=lambda event: notes.append(getattr(event, "text", "")),
+    )
+    assert f"resuming from step {step}" in notes
+
+
+def test_a_defect_reaches_the_caller_once(text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A module that the run imports fails in process 1 alone, between two steps."""
+    module = tmp_path / "failing_module.py"
+    module.write_text(
+        "import os\n"
+        "from manyformer.train import training_loop\n\n"
+        "def set_training_progress(model, progress):\n"
+        "    if os.environ.get('RANK') == '1' and progress > 0.5:\n"
+        "        raise KeyError('lost')\n\n"
+        "if 'RANK' in os.environ:\n"
+        "    training_loop.set_training_progress = set_training_progress\n"
+    )
+    run = a_run(text, tmp_path / "run", devices=2, **{"import": [str(module)]})
+    with pytest.raises(RuntimeError, match=r"^process 1 of 2: KeyError: 'lost'$") as failed:
+        mf.train(run, on_event=silent)
+    assert "raise KeyError('lost')" in str(failed.value.__cause__)
+    assert capfd.readouterr().err == ""
+    assert (tmp_path / "run/processes.log").read_text().count("raise KeyError('lost')") == 1
 
 
 def test_several_processes_need_a_strategy(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,13 @@ import manyformer as mf
 from manyformer.batches import IGNORE_INDEX, CausalLMBatch, ClassificationBatch, MaskedLMBatch, Seq2SeqBatch
 from manyformer.config import AdamConfig, AdamWConfig
 from manyformer.models import Model
+from manyformer.stop_signals import StopSignal
 from manyformer.train.activation_checkpointing import checkpoint_activations, stack_layers
 from manyformer.train.engine import StepResult, TrainingEngine
 from manyformer.train.events import silent
 from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import DDPStrategy
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP
-from manyformer.train.signals import StopSignal
 from manyformer.train.training_loop import TrainingLoop
 from manyformer.training_hooks import TracksProgress
 

@@ -13,7 +13,7 @@ from runs import Heard, go, learned, stopped
 import manyformer as mf
 from manyformer.config import differences
 from manyformer.errors import UserError
-from manyformer.train.event_protocol import decode, encode
+from manyformer.train.event_protocol import WorkerFailure, decode, encode
 from manyformer.train.events import (
     CheckpointSaved,
     TrainingEvent,
@@ -97,9 +97,23 @@ def test_mistakes_travel_between_processes() -> None:
     from manyformer.train import DiskFull
 
     for error in (UserError("a"), DiskFull("the disk is full")):
-        back = decode(encode(error))
+        failure = decode(encode(WorkerFailure.of(error)))
+        assert isinstance(failure, WorkerFailure)
+        back = failure.as_error("process 1 of 2")
         assert type(back) is type(error)
         assert str(back) == str(error)
+
+
+def test_a_defect_travels_with_its_traceback() -> None:
+    try:
+        {}["lost"]
+    except KeyError as error:
+        failure = decode(encode(WorkerFailure.of(error)))
+    assert isinstance(failure, WorkerFailure)
+    back = failure.as_error("process 1 of 2")
+    assert isinstance(back, RuntimeError)
+    assert str(back) == "process 1 of 2: KeyError: 'lost'"
+    assert '{}["lost"]' in str(back.__cause__)
 
 
 def test_the_folder_of_a_run(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from runs import Heard, go, learned, stopped
 
 from manyformer.batches import Batch
 from manyformer.config import RunConfig
-from manyformer.errors import UserError
+from manyformer.errors import TrainingInterrupted, UserError
+from manyformer.stop_signals import StopSignal
 from manyformer.train.events import TrainingFinished
-from manyformer.train.signals import StopSignal, TrainingInterrupted
 
 SETTINGS: dict[str, Any] = {
     "limits": {"steps": 11},

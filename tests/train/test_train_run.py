@@ -7,10 +7,10 @@ from fakes import TASKS, a_run, opener
 
 import manyformer as mf
 from manyformer.config import RunConfig
+from manyformer.stop_signals import StopSignal
 from manyformer.train.events import TrainResult, silent
 from manyformer.train.metrics import read_rows
 from manyformer.train.session import TrainingSession
-from manyformer.train.signals import StopSignal
 
 
 def go(run: RunConfig) -> TrainResult:

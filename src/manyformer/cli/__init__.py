@@ -1,10 +1,12 @@
 """The command line: one file for each command; torch is imported only when a command runs."""
 
 import importlib
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
 
-from manyformer.cli.app import main, run
-
-__all__ = ["main", "run"]
+from manyformer.stop_signals import STOPPED, handle_stop_signals
 
 COMMANDS = (
     "list",
@@ -30,5 +32,37 @@ COMMANDS = (
 )
 """The modules of the commands, in the order of `manyformer --help`."""
 
-for _command in COMMANDS:
-    importlib.import_module(f"manyformer.cli.{_command}")
+
+def main() -> None:
+    """The entry point of the installed command."""
+    # Before torch is loaded: its threads then sleep when they wait for each other. Spinning, as they would for long
+    # otherwise, gains nothing on a quiet machine and makes a step several times slower beside any other busy process.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    # a process of torchrun gets its signals from torchrun, which decides when it ends
+    with handle_stop_signals(watched="RANK" not in os.environ):
+        code = run(sys.argv[1:])
+    if code == STOPPED:
+        # at once: the exit handlers and native threads of libraries may take seconds
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; messages go to stderr, results to stdout."""
+    try:
+        import_commands()
+        from manyformer.cli.app import run_command
+
+        return run_command(arguments)
+    except KeyboardInterrupt:
+        # on a new line, because a line of output may be incomplete
+        print("\nstopped", file=sys.stderr)
+        return STOPPED
+
+
+def import_commands() -> None:
+    """Import all commands, which registers them."""
+    for name in COMMANDS:
+        importlib.import_module(f"manyformer.cli.{name}")

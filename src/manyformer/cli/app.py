@@ -1,6 +1,7 @@
 """The command-line application: dispatch of commands, error messages and exit codes.
 
-Exit codes: 0 success, 1 a defect or a failed contract, 2 an error in the user's input, 130 interrupted by Ctrl-C.
+Exit codes: 0 success, 1 a defect or a failed contract, 2 an error in the user's input, 130 stopped by Ctrl-C or
+SIGTERM.
 """
 
 import inspect
@@ -17,10 +18,11 @@ from manyformer import __version__
 from manyformer.cli.console import print_error
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.plugins import import_from_command_line
+from manyformer.stop_signals import STOPPED as STOPPED
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DONE, DEFECT, MISTAKE, STOPPED = 0, 1, 2, 130
+DONE, DEFECT, MISTAKE = 0, 1, 2
 
 app = typer.Typer(
     name="manyformer",
@@ -90,16 +92,8 @@ def _root(
         typer.echo(context.get_help(), nl=False)
 
 
-def main() -> None:
-    """The entry point of the installed command."""
-    # Before torch is loaded: its threads then sleep when they wait for each other. Spinning, as they would for long
-    # otherwise, gains nothing on a quiet machine and makes a step several times slower beside any other busy process.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    sys.exit(run(sys.argv[1:]))
-
-
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code; messages go to stderr, results to stdout."""
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code, after the modules of the commands are imported."""
     debug, imports, remaining = _take_global_options(list(arguments))
     if "_MANYFORMER_COMPLETE" in os.environ:
         app(prog_name="manyformer")
@@ -112,10 +106,6 @@ def run(arguments: Sequence[str]) -> int:
         # the reader closed the pipe (`| head`); Python's own flush at exit must not fail on it either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except KeyboardInterrupt:
-        # on a new line, because a line of output may be incomplete
-        print_error("stopped", mark="\n")
-        return STOPPED
     except TrainingInterrupted as stop:
         print_error(str(stop), mark="")
         return STOPPED

@@ -49,7 +49,7 @@ class ProgressBar:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
-        if kind is KeyboardInterrupt:
+        if isinstance(error, KeyboardInterrupt):
             print_note("the same command continues where this one stopped")
 
     def announce(self, facts: "DatastoreFacts") -> None:

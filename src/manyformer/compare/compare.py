@@ -18,6 +18,7 @@ from manyformer.config.comparison import Comparison, load_comparison
 from manyformer.errors import UserError, UserErrors
 from manyformer.model_summary import build_on_meta
 from manyformer.plugins import import_for_run
+from manyformer.stop_signals import resumable
 from manyformer.train.run_folder import recipe_lookup, rename_aside
 
 DEFAULT_FOLDER = "comparisons"
@@ -47,6 +48,7 @@ def read_comparison(target: str | Path, overrides: Sequence[str] = ()) -> Compar
     return comparison
 
 
+@resumable()
 def compare(
     target: str | Path | Comparison,
     overrides: Sequence[str] = (),
@@ -62,7 +64,7 @@ def compare(
     `target` is a shipped comparison's name or a file; `overrides` such as `["limits.steps=100"]` apply to the runs of
     all cases. Finished trainings in the same folder are reused, and an interrupted training resumes; `fresh` moves them
     aside. `on_progress` gets a line about the current activity, `log` one about each finished training. Raises
-    UserError for invalid settings, `TrainingInterrupted` after Ctrl-C.
+    UserError for invalid settings, `TrainingInterrupted` after Ctrl-C or SIGTERM.
     """
     comparison = target if isinstance(target, Comparison) else read_comparison(target, overrides)
     folder = Path(out) if out is not None else Path(DEFAULT_FOLDER) / comparison.name.replace("/", "-")

@@ -23,7 +23,7 @@ from manyformer.train.run_folder import as_run
 
 MEASUREMENT_FILE = "measured.json"
 
-IGNORED_SECTIONS = {"out", "log", "save", "trackers", "device", "imports"}
+IGNORED_SECTIONS = {"out", "log", "save", "trackers", "device", "imports", "process_timeout"}
 """Sections of a run that do not affect its measurement."""
 
 

@@ -1,6 +1,5 @@
 """Scoring of trained models under settings that differ from those of training."""
 
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +24,7 @@ from manyformer.recipes.registry import task_of
 from manyformer.scores import ScoreKind
 from manyformer.tasks import TASKS
 from manyformer.tasks.causal_task import WORK_SCORES
+from manyformer.temporary_folders import temporary_folder
 from manyformer.train.build_model import choose_autocast, choose_device
 from manyformer.train.objective import TrainingObjective
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP
@@ -125,7 +125,7 @@ class Rescorer:
     def _held_out(self, point: RunConfig, stack: ExitStack) -> HeldOutBatches:
         # prepared files of the training are never overwritten
         shared = point.data == self.trained.data or kind_of(point.data).cache_is_shared
-        cache = self.folder / "data" if shared else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cache = self.folder / "data" if shared else stack.enter_context(temporary_folder())
         data = open_data(point.data, data_form(point), batch_tokens=point.batch.tokens, cache=cache, seed=point.seed)
         batches = data.valid if self.split == "valid" else data.test
         if batches is None:

@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, JsonValue
 
 from manyformer.config.data_sections import DataSection, SectionByKind, TextData
-from manyformer.config.section import ConfigSection, NonNegativeInt, PathText, PositiveInt, SettingConflict, TupleOrText
+from manyformer.config.section import (
+    ConfigSection,
+    NonNegativeInt,
+    PathText,
+    PositiveFloat,
+    PositiveInt,
+    SettingConflict,
+    TupleOrText,
+)
 from manyformer.config.training_sections import (
     DEFAULT_WARMUP,
     AdamConfig,
@@ -78,6 +86,8 @@ class RunConfig(ConfigSection):
     """Where to train: auto means a GPU if there is one."""
     devices: PositiveInt = 1
     """How many processes train together, one on each GPU (or on CPUs)."""
+    process_timeout: PositiveFloat = 10.0
+    """Minutes that processes wait for one that does not answer before the run ends; preparing data may take longer."""
     strategy: Literal["none", "ddp", "fsdp"] = "none"
     """How processes share the work: `ddp` replicates the model, `fsdp` shards it; by default ddp if devices > 1."""
     out: PathText | None = None

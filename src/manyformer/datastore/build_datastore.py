@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from manyformer.datastore.datastore import Datastore
 from manyformer.datastore.facts import BUILDING, FACTS, FORMAT, KEYS, TEXT, DatastoreFacts, entries_at
 from manyformer.errors import UserError
 from manyformer.models.carried_state import CarriedState
+from manyformer.temporary_folders import temporary_folder
 from manyformer.train.durable_files import replace_text, report_disk_full
 from manyformer.train.run_folder import locked_folder
 from manyformer.train.state_checkpoint import read_state_file, write_state_file
@@ -68,8 +68,8 @@ def _check_folder(folder: Path) -> None:
 
 def _load_or_start(job: DatastoreJob, folder: Path) -> dict[str, Any]:
     """The recorded progress of the folder, or a new record after writing the text."""
-    with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir:
-        identity = job.identity(Path(scratch_dir))
+    with temporary_folder() as scratch_dir:
+        identity = job.identity(scratch_dir)
     progress_file = folder / BUILDING
     try:
         progress: dict[str, Any] = json.loads(progress_file.read_text(encoding="utf-8"))

@@ -1,7 +1,6 @@
 """The specification of a datastore to build: a trained run, a text, and the layer whose inputs are the keys."""
 
 import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from manyformer.errors import UserError, suggest_names
 from manyformer.evaluate.eval_data import TrainedRun, open_run
 from manyformer.models import LanguageModel
 from manyformer.models.carried_state import CarriedState
+from manyformer.temporary_folders import temporary_folder
 from manyformer.type_aliases import IntArray
 
 
@@ -148,8 +148,8 @@ class ContextReader:
 
 def plan(job: DatastoreJob) -> DatastoreFacts:
     """The facts of the datastore that `job` would build; the text is read and counted, and no files remain."""
-    with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir:
-        return job.facts(job.write_text(Path(scratch_dir)))
+    with temporary_folder() as scratch_dir:
+        return job.facts(job.write_text(scratch_dir))
 
 
 def default_folder(job: DatastoreJob) -> Path:

@@ -1,6 +1,5 @@
 """A trained run, and its evaluation data: a split that it held out, or any file, tokenized as the training data."""
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from manyformer.errors import UserError
 from manyformer.models import Model
 from manyformer.recipes import get_recipe
 from manyformer.tasks import Task
+from manyformer.temporary_folders import temporary_folder
 from manyformer.train.run_folder import as_run
 
 
@@ -38,8 +38,8 @@ class TrainedRun(NamedTuple):
         if path is None:
             yield load_split(self.config, self.folder, split)
             return
-        with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir:
-            request = OpenRequest(self.config.batch.tokens, Path(scratch_dir))
+        with temporary_folder() as scratch_dir:
+            request = OpenRequest(self.config.batch.tokens, scratch_dir)
             yield open_file(self.config.data, data_form(self.config), self.tokenizers, path, request)
 
 

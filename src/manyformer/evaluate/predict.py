@@ -1,6 +1,5 @@
 """`predict`: the labels that a trained classifier or tagger assigns to texts, sentences or images."""
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from manyformer.data.opened import UnlabelledInput
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run, task_of_run
 from manyformer.tasks import Prediction, PredictionRequest
+from manyformer.temporary_folders import temporary_folder
 
 
 class PredictedInput(NamedTuple):
@@ -38,8 +38,8 @@ def predict(run: str | Path, path: str, *, top: int = 1, device: str | None = No
             f"use `manyformer {task.command} {run}`"
         )
     model = trained.load_model(device)
-    with tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir, torch.inference_mode():
-        data = read_inputs(record.data, tokenizers, path, OpenRequest(record.batch.tokens, Path(scratch_dir)))
+    with temporary_folder() as scratch_dir, torch.inference_mode():
+        data = read_inputs(record.data, tokenizers, path, OpenRequest(record.batch.tokens, scratch_dir))
         request = PredictionRequest(
             model=model,
             tokenizers=tokenizers,

@@ -3,6 +3,7 @@
 `TrainingSession` opens data, model and checkpoints, `TrainingLoop` makes steps, metrics, evaluations and checkpoints,
 `TrainingEngine` holds model and optimizer. Progress is reported as `events` to a listener."""
 
+from manyformer.errors import TrainingInterrupted
 from manyformer.train.durable_files import DiskFull
 from manyformer.train.events import (
     TrainingEvent,
@@ -13,7 +14,6 @@ from manyformer.train.events import (
     silent,
 )
 from manyformer.train.run_training import train
-from manyformer.train.signals import TrainingInterrupted
 from manyformer.train.training_loop import TrainingDiverged
 
 __all__ = [

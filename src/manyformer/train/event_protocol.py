@@ -1,29 +1,60 @@
 """Events and errors as lines of JSON, sent from the worker processes of a run to the process that launched them."""
 
 import json
-from typing import get_args
+import time
+import traceback
+from typing import NamedTuple, get_args
 
 from pydantic import TypeAdapter
 
-from manyformer.errors import UserError
+from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.train.durable_files import DiskFull
 from manyformer.train.events import TrainingEvent
-from manyformer.train.signals import TrainingInterrupted
 from manyformer.train.training_loop import TrainingDiverged
 
 _EVENTS: dict[str, TypeAdapter[TrainingEvent]] = {kind.__name__: TypeAdapter(kind) for kind in get_args(TrainingEvent)}
 _ERRORS = {kind.__name__: kind for kind in (DiskFull, TrainingDiverged, TrainingInterrupted, UserError)}
 
 
-def encode(event: TrainingEvent | UserError) -> str:
-    """Encode an event or error as one line of JSON."""
+class WorkerFailure(NamedTuple):
+    """The error that ended a worker process, and its time; `traceback` is empty for an error of the user's input."""
+
+    kind: str
+    message: str
+    traceback: str
+    at: float
+
+    @classmethod
+    def of(cls, error: Exception) -> "WorkerFailure":
+        """The failure that an exception describes."""
+        kind = type(error).__name__
+        if isinstance(error, UserError):
+            return cls(kind if kind in _ERRORS else "UserError", str(error), "", time.monotonic())
+        return cls(kind, str(error), traceback.format_exc(), time.monotonic())
+
+    @property
+    def is_timeout(self) -> bool:
+        """Whether the process has waited in vain for another one."""
+        return bool(self.traceback) and "timed out" in self.message.lower()
+
+    def as_error(self, process: str) -> Exception:
+        """The error to raise in the process that launched this one; a defect has the traceback as its cause."""
+        if self.kind in _ERRORS:
+            return _ERRORS[self.kind](self.message)
+        error = RuntimeError(f"{process}: {self.kind}: {self.message}")
+        error.__cause__ = RuntimeError(f"\n{self.traceback}")
+        return error
+
+
+def encode(event: TrainingEvent | WorkerFailure) -> str:
+    """Encode an event or failure as one line of JSON."""
     kind = type(event).__name__
-    if isinstance(event, UserError):
-        return json.dumps([kind if kind in _ERRORS else "UserError", str(event)])
-    return json.dumps([kind, _EVENTS[kind].dump_python(event, mode="json")])
+    return json.dumps(
+        [kind, event if isinstance(event, WorkerFailure) else _EVENTS[kind].dump_python(event, mode="json")]
+    )
 
 
-def decode(line: str) -> TrainingEvent | UserError:
+def decode(line: str) -> TrainingEvent | WorkerFailure:
     """Decode a line that `encode` returned."""
     kind, content = json.loads(line)
-    return _ERRORS[kind](content) if kind in _ERRORS else _EVENTS[kind].validate_python(content)
+    return WorkerFailure(*content) if kind == "WorkerFailure" else _EVENTS[kind].validate_python(content)

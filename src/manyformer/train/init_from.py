@@ -1,6 +1,5 @@
 """Initialize a model with the weights of an earlier run, e.g. for the next stage of training with longer windows."""
 
-import tempfile
 from pathlib import Path
 
 from torch import Tensor
@@ -10,6 +9,7 @@ from manyformer.errors import UserError
 from manyformer.models import Model
 from manyformer.models.model_files import fill_weights, read_tensors
 from manyformer.position import LearnedPosition
+from manyformer.temporary_folders import temporary_folder
 from manyformer.training_hooks import OptionalOnLoad, RequiresPretrained, WrapsLoadedModule
 
 
@@ -65,9 +65,9 @@ def _repeat_rows(table: Tensor, rows: int) -> Tensor:
 
 
 def _check_tokenizers(folder: Path, data: OpenedData) -> None:
-    with tempfile.TemporaryDirectory() as data_folder:
-        data.save(Path(data_folder))
-        for data_file in sorted(Path(data_folder).glob("tokenizer*.json")):
+    with temporary_folder() as data_folder:
+        data.save(data_folder)
+        for data_file in sorted(data_folder.glob("tokenizer*.json")):
             model_file = folder / data_file.name
             if not model_file.is_file() or model_file.read_bytes() != data_file.read_bytes():
                 problem = f"{folder} was trained with another tokenizer, so its weights belong to other tokens"

@@ -1,92 +1,188 @@
-"""Launch a run in several processes through torchrun and pass their events back to the caller."""
+"""Launch a run in several processes on this machine and pass their events back to the caller."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
 
-from manyformer.config import RunConfig, dump_run
-from manyformer.errors import UserError
-from manyformer.train.durable_files import replace_text
-from manyformer.train.event_protocol import decode
+import torch.distributed as dist
+
+from manyformer.config import RunConfig
+from manyformer.errors import TrainingInterrupted, UserError
+from manyformer.stop_signals import StopSignal, handle_stop_signals
+from manyformer.train.event_protocol import WorkerFailure, decode
 from manyformer.train.events import EventListener, TrainingFinished, TrainResult
-from manyformer.train.signals import StopSignal, handle_stop_signals
 
-# How often new events are read, in seconds.
 POLL_SECONDS = 0.05
+"""How often new events are read."""
+
+FAILURE_SECONDS = 1.0
+"""How long other processes may report failures after the first one, to find the first cause."""
+
+LOG_FILE = "processes.log"
+"""The file of the run folder with what the processes have printed."""
+
+
+class ProcessFailed(UserError):
+    """A process of the run was killed, has crashed or does not answer."""
 
 
 def launch(run: RunConfig, *, fresh: bool, on_event: EventListener) -> TrainResult:
     """Train with `run.devices` processes on this machine and return their result."""
     with (
-        tempfile.TemporaryDirectory(prefix="manyformer-") as scratch_dir,
-        handle_stop_signals(patient=True) as stop_signal,
+        handle_stop_signals() as stop_signal,
+        stop_signal.awaited(),
+        _started_workers(run, fresh=fresh) as workers,
     ):
-        run_file, events = Path(scratch_dir) / "run.yaml", Path(scratch_dir) / "events"
-        replace_text(run_file, dump_run(run))
-        events.touch()
-        workers = _start_workers(run, run_file, events, fresh=fresh)
-        try:
-            with events.open(encoding="utf-8") as file:
-                return _wait_for_workers(_EventReader(file, on_event), workers, stop_signal)
-        finally:
-            if workers.poll() is None:
-                workers.terminate()
-                workers.wait()
+        return _wait_for_result(workers, run, stop_signal, on_event)
 
 
-def _start_workers(run: RunConfig, run_file: Path, events: Path, *, fresh: bool) -> subprocess.Popen[bytes]:
-    module = ["-m", "manyformer.train.worker", str(run_file), str(events), *(["fresh"] if fresh else [])]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={run.devices}"]
-    threads = str(max(1, (os.cpu_count() or 1) // run.devices))
-    environment = {"OMP_NUM_THREADS": threads, **os.environ}
-    # a new session: Ctrl-C at the terminal reaches only this process, which forwards it once, as SIGTERM
-    return subprocess.Popen([sys.executable, *torchrun, *module], env=environment, start_new_session=True)
+class _Worker:
+    """A worker process with its result or failure."""
 
+    def __init__(self, run: RunConfig, rank: int, port: int, *, fresh: bool) -> None:
+        self.name = f"process {rank} of {run.devices}"
+        self.result: TrainResult | None = None
+        self.failure: WorkerFailure | None = None
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._partial_line = b""
+        self._events, written = os.pipe()
+        os.set_blocking(self._events, False)
+        # a new session: Ctrl-C at the terminal reaches only this process, which forwards it once, as SIGTERM
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "manyformer.train.worker", str(written)],
+            env=_environment(run.devices, rank, port),
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=self._output,
+            pass_fds=[written],
+            start_new_session=True,
+        )
+        os.close(written)
+        assert self.process.stdin is not None
+        # the pipe stays open: its end tells the worker that this process is gone
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps([run.model_dump(mode="json", by_alias=True), fresh]).encode() + b"\n")
+            self.process.stdin.flush()
 
-class _EventReader:
-    """Reads the events that the main worker process has written so far; the first line is its process id."""
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
 
-    def __init__(self, file: TextIO, on_event: EventListener) -> None:
-        self._file, self._on_event, self._partial_line = file, on_event, ""
-        self.worker_pid: int | None = None
-        self.outcome: TrainResult | UserError | None = None
+    @property
+    def has_failed(self) -> bool:
+        return self.failure is not None or self.process.poll() not in (None, 0)
 
-    def read_new_events(self) -> None:
-        self._partial_line += self._file.read()
-        *lines, self._partial_line = self._partial_line.split("\n")
+    @property
+    def ending_signal(self) -> str | None:
+        """The signal that has ended this process."""
+        code = self.process.poll()
+        return None if code is None or code >= 0 else signal.Signals(-code).name
+
+    def read_events(self, on_event: EventListener) -> None:
+        """Report the events that the process has sent since the last call."""
+        with suppress(BlockingIOError):
+            while sent := os.read(self._events, 1 << 16):
+                self._partial_line += sent
+        *lines, self._partial_line = self._partial_line.split(b"\n")
         for line in lines:
-            if self.worker_pid is None:
-                self.worker_pid = int(line)
+            event = decode(line.decode())
+            if isinstance(event, WorkerFailure):
+                self.failure = event
                 continue
-            event = decode(line)
-            if isinstance(event, UserError):
-                self.outcome = event
-                continue
-            self._on_event(event)
+            on_event(event)
             if isinstance(event, TrainingFinished):
-                self.outcome = event.result
+                self.result = event.result
+
+    def close(self) -> bytes:
+        """End the process if it still runs; returns what it has printed."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self._events)
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+        with self._output:
+            self._output.seek(0)
+            return self._output.read()
 
 
-def _wait_for_workers(reader: _EventReader, workers: subprocess.Popen[bytes], stop_signal: StopSignal) -> TrainResult:
+def _environment(size: int, rank: int, port: int) -> dict[str, str]:
+    """The environment of a worker: the variables that torchrun would set, and its share of the processor."""
+    threads = str(max(1, (os.cpu_count() or 1) // size))
+    group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    # the processes meet at the store of the launching process
+    store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    counters = {"TORCHELASTIC_RESTART_COUNT": 0}
+    variables = {name: str(value) for name, value in (group | store | counters).items()}
+    return {"OMP_NUM_THREADS": threads, **os.environ, **variables}
+
+
+@contextmanager
+def _started_workers(run: RunConfig, *, fresh: bool) -> Iterator[Sequence[_Worker]]:
+    """The processes of a run, which end with the block; what they have printed is in a file of the run folder."""
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    workers: list[_Worker] = []
+    try:
+        for rank in range(run.devices):
+            workers.append(_Worker(run, rank, store.port, fresh=fresh))
+        yield workers
+    finally:
+        printed = [(worker.name, worker.close()) for worker in workers]
+        folder = Path(str(run.out))
+        if folder.is_dir() and any(text for _, text in printed):
+            with (folder / LOG_FILE).open("ab") as log:
+                log.writelines(f"{name}:\n".encode() + text for name, text in printed if text)
+
+
+def _wait_for_result(
+    workers: Sequence[_Worker], run: RunConfig, stop_signal: StopSignal, on_event: EventListener
+) -> TrainResult:
     forwarded = False
+    failed_at: float | None = None
     while True:
-        has_ended = workers.poll() is not None
-        reader.read_new_events()
-        if has_ended:
+        all_ended = all(worker.has_ended for worker in workers)
+        for worker in workers:
+            worker.read_events(on_event)
+        if failed_at is None and any(worker.has_failed for worker in workers):
+            failed_at = time.monotonic()
+        if all_ended or (failed_at is not None and time.monotonic() - failed_at > FAILURE_SECONDS):
             break
-        if stop_signal and not forwarded and reader.worker_pid is not None:
+        if stop_signal and not forwarded:
             # the workers agree among themselves: one signal to one of them is enough
-            os.kill(reader.worker_pid, signal.SIGTERM)
+            workers[0].process.terminate()
             forwarded = True
         time.sleep(POLL_SECONDS)
-    outcome = reader.outcome
-    if isinstance(outcome, TrainResult):
-        return outcome
-    if outcome is not None:
-        raise outcome
-    raise RuntimeError(f"the training processes ended with code {workers.returncode}; see their messages above")
+    if workers[0].result is not None:
+        return workers[0].result
+    raise _cause(workers, run, stopped=forwarded)
+
+
+def _cause(workers: Sequence[_Worker], run: RunConfig, *, stopped: bool) -> Exception:
+    """The error that ended the run: the first one, because others follow from it."""
+    log = Path(str(run.out)) / LOG_FILE
+    failures = [(worker.failure, worker.name) for worker in workers if worker.failure is not None]
+    killed = [worker for worker in workers if worker.ending_signal not in (None, "SIGABRT")]
+    if stopped and not any(failure.kind == "TrainingInterrupted" for failure, _ in failures):
+        return TrainingInterrupted("stopped. The same command continues.")
+    if killed:
+        hint = " (as the system does where memory runs out)" if killed[0].ending_signal == "SIGKILL" else ""
+        problem = f"{killed[0].name} was ended by {killed[0].ending_signal}{hint}"
+    elif failures:
+        failure, name = min(failures, key=lambda entry: entry[0].at)
+        silent = [worker.name for worker in workers if worker.failure is None and not worker.has_ended]
+        if not failure.is_timeout or not silent:
+            return failure.as_error(name)
+        problem = f"{silent[0]} has not answered for {run.process_timeout:g} minutes (process_timeout)"
+    else:
+        failed = next(worker for worker in workers if worker.has_failed)
+        problem = f"{failed.name} ended with {failed.ending_signal or f'code {failed.process.poll()}'}"
+    return ProcessFailed(f"{problem}. The same command continues; what the processes printed is in {log}")

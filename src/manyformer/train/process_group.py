@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,11 @@ from torch import Tensor
 from manyformer.errors import UserError
 
 _MAX_MESSAGE_BYTES = 2000
+_LONGEST_PREPARATION = timedelta(days=100)
+
+
+class FailedElsewhere(UserError):
+    """Another process of the group has failed, with this message."""
 
 
 class ProcessGroup(NamedTuple):
@@ -64,7 +70,7 @@ class ProcessGroup(NamedTuple):
             error = caught
         if self.any_process(error is not None):
             message = self._message(error)
-            raise error or UserError(message)
+            raise error or FailedElsewhere(message)
 
     def _message(self, error: Exception | None) -> str:
         """The error message of the failed process with the lowest rank."""
@@ -76,14 +82,18 @@ class ProcessGroup(NamedTuple):
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """A block that the main process runs before the others, so that they can use the files it writes."""
-        if not self.is_main_process:
-            self.barrier()
+        """A block that the main process runs before the others, so that they can use the files it writes.
+
+        It may take longer than processes otherwise wait for each other.
+        """
+        waiting = dist.new_group(backend="gloo", timeout=_LONGEST_PREPARATION) if self.size > 1 else None
+        if waiting is not None and not self.is_main_process:
+            dist.barrier(waiting)
         try:
             yield
         finally:
-            if self.is_main_process:
-                self.barrier()
+            if waiting is not None and self.is_main_process:
+                dist.barrier(waiting)
 
 
 SINGLE_PROCESS_GROUP = ProcessGroup()
@@ -97,12 +107,15 @@ def process_group_from_environment() -> ProcessGroup | None:
 
 
 @contextmanager
-def initialized_process_group(process_group: ProcessGroup, device: torch.device) -> Iterator[None]:
-    """Initialize torch.distributed for this group while the block runs."""
+def initialized_process_group(
+    process_group: ProcessGroup, device: torch.device, *, timeout_minutes: float
+) -> Iterator[None]:
+    """Initialize torch.distributed for this group while the block runs; an operation fails after the timeout."""
     if process_group.size == 1 or dist.is_initialized():
         yield
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    timeout = timedelta(minutes=timeout_minutes)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
     try:
         yield
     finally:

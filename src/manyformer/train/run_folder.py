@@ -51,6 +51,7 @@ def locked_folder(folder: Path, *, activity: str = "trained") -> Iterator[None]:
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         remove_drafts(folder)
+        remove_drafts(folder / "data")
         yield
     finally:
         os.close(handle)

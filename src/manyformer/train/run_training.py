@@ -11,6 +11,7 @@ from manyformer.config import RunConfig
 from manyformer.data import open_data
 from manyformer.data.opened import OpenedData
 from manyformer.recipes import get_recipe
+from manyformer.stop_signals import handle_stop_signals, resumable
 from manyformer.train.build_model import choose_device
 from manyformer.train.events import EventListener, TrainingNote, TrainResult, broadcast, silent
 from manyformer.train.process_group import (
@@ -22,10 +23,10 @@ from manyformer.train.process_group import (
 from manyformer.train.reporter import LiveReporter, log_file_reporter, reporter
 from manyformer.train.run_folder import as_training_run, check_run_folder, locked_folder, move_aside
 from manyformer.train.session import TrainingSession
-from manyformer.train.signals import handle_stop_signals
 from manyformer.type_aliases import LogFn
 
 
+@resumable()
 def train(
     run: RunConfig | str | Path,
     overrides: Sequence[str] | Mapping[str, Any] = (),
@@ -38,20 +39,19 @@ def train(
     `run` is a RunConfig, a run file, a shipped run's name or a recipe's name, the latter three with overrides such as
     `["depth=4", "limits.steps=500"]`. `fresh` renames the folder of an earlier run and starts over. `on_event` receives
     training events (manyformer.train.events); None prints them on standard output. Raises UserError for mistakes that
-    the user can correct and `TrainingInterrupted` after Ctrl-C.
+    the user can correct and `TrainingInterrupted` after Ctrl-C or SIGTERM.
     """
-    config = as_training_run(run, overrides)
-    listener = reporter() if on_event is None else on_event
-    try:
+    with ExitStack() as resources:
+        config = as_training_run(run, overrides)
+        listener = reporter() if on_event is None else on_event
+        if on_event is None and isinstance(listener, LiveReporter):
+            resources.callback(listener.close)
         process_group = process_group_from_environment()
         if process_group is None and config.devices > 1:
             from manyformer.train.launch import launch
 
             return launch(config, fresh=fresh, on_event=listener)
         return train_in_process(config, process_group or SINGLE_PROCESS_GROUP, fresh=fresh, on_event=listener)
-    finally:
-        if on_event is None and isinstance(listener, LiveReporter):
-            listener.close()
 
 
 def train_in_process(
@@ -64,8 +64,8 @@ def train_in_process(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with (
-        initialized_process_group(process_group, device),
-        handle_stop_signals(patient=process_group.size > 1) as stop_signal,
+        initialized_process_group(process_group, device, timeout_minutes=run.process_timeout),
+        handle_stop_signals() as stop_signal,
         ExitStack() as resources,
     ):
         with process_group.raise_together():

@@ -12,6 +12,7 @@ from manyformer.config import RunConfig
 from manyformer.data.opened import OpenedData
 from manyformer.models.model_files import replacement_folder
 from manyformer.recipes import get_recipe
+from manyformer.stop_signals import StopSignal
 from manyformer.train.build_model import build_model, choose_device, choose_strategy, make_objective
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint, CheckpointStore
@@ -26,7 +27,6 @@ from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.rng import seed_everything
 from manyformer.train.run_folder import RESULT_FILE, collect_environment, write_run_file
 from manyformer.train.schedules import make_schedule
-from manyformer.train.signals import StopSignal
 from manyformer.train.train_state import end_reason
 from manyformer.train.training_loop import MetricsSink, TrainingLoop
 from manyformer.train.validation import Validator
@@ -129,7 +129,7 @@ class TrainingSession:
 
     def _run_loop(self) -> str:
         try:
-            with ExitStack() as sinks:
+            with self.loop.stop_signal.awaited(), ExitStack() as sinks:
                 for sink in self.loop.sinks:
                     sinks.callback(sink.close)
                 return self.loop.train()

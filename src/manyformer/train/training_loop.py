@@ -11,14 +11,14 @@ import torch
 
 from manyformer.config import RunConfig
 from manyformer.data.sampler import Sampler
-from manyformer.errors import UserError
+from manyformer.errors import TrainingInterrupted, UserError
+from manyformer.stop_signals import StopSignal
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint
 from manyformer.train.engine import StepResult, TrainingEngine
 from manyformer.train.events import CheckpointSaved, EventListener, TrainingProgress, TrainingValidated
 from manyformer.train.metrics import MetricsRow
 from manyformer.train.schedules import LearningRateFn
-from manyformer.train.signals import StopSignal, TrainingInterrupted
 from manyformer.train.train_state import MetricsWindow, TrainState, end_reason, run_progress
 from manyformer.train.validation import Validator
 from manyformer.training_hooks import run_post_step_updates, set_training_progress
@@ -78,11 +78,11 @@ class TrainingLoop:
             reason = end_reason(self.run, self.train_state)
             self._evaluate(due=reason is not None)
             self._save(due=reason is not None or self._is_due(self.run.save.every))
+            if not self._pending_steps and self._process_group.any_process(self.stop_signal):
+                self._interrupt()
             if reason is not None:
                 return reason
             self._take_step()
-            if not self._pending_steps and self._process_group.any_process(self.stop_signal):
-                self._interrupt()
 
     def _is_due(self, steps: int | None) -> bool:
         return steps is not None and self.train_state.step > 0 and self.train_state.step % steps == 0

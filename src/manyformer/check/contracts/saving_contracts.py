@@ -1,7 +1,6 @@
 """The contracts that a saved model loads as the same model, and that its spec rebuilds it."""
 
 import json
-import tempfile
 
 import torch
 from torch import Tensor, nn
@@ -9,15 +8,16 @@ from torch import Tensor, nn
 from manyformer.check.trial import ContractFinding, ContractTrial, contract, failed, passed
 from manyformer.models import Model
 from manyformer.recipes import build
+from manyformer.temporary_folders import temporary_folder
 
 
 @contract("saving", "a saved and loaded model gives the same bits", needs=("saving",))
 def saving(trial: ContractTrial) -> ContractFinding:
     """Compare a saved and loaded model, whose outputs must agree in every bit and whose spec must be equal."""
     inputs = trial.draw(2, trial.length)
-    with tempfile.TemporaryDirectory() as folder:
-        trial.subject.save_to(folder)
-        loaded = trial.subject.copy_from(folder)
+    with temporary_folder() as folder:
+        trial.subject.save_to(str(folder))
+        loaded = trial.subject.copy_from(str(folder))
     difference = float((trial.subject(inputs).logits - loaded(inputs).logits).abs().max())
     if difference or difference != difference:
         return failed(f"the loaded model differs by {difference:.1e}", difference, 0.0)
