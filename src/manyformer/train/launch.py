@@ -154,7 +154,8 @@ def _wait_for_result(
             worker.read_events(on_event)
         if failed_at is None and any(worker.has_failed for worker in workers):
             failed_at = time.monotonic()
-        if all_ended or (failed_at is not None and time.monotonic() - failed_at > FAILURE_SECONDS):
+        patience = 0.0 if forwarded else FAILURE_SECONDS
+        if all_ended or (failed_at is not None and time.monotonic() - failed_at > patience):
             break
         if stop_signal and not forwarded:
             # the workers agree among themselves: one signal to one of them is enough
