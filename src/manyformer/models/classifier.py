@@ -9,6 +9,7 @@ from manyformer.batches import ClassificationBatch
 from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, WatchFn, no_watch
 from manyformer.models.encoder_model import EncoderModel
 from manyformer.models.model import ModelOutput
+from manyformer.models.token_inputs import apply_head
 
 
 @final
@@ -19,7 +20,7 @@ class TextClassifier(EncoderModel[ClassificationBatch]):
         self, tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None = None, *, watch: WatchFn = no_watch
     ) -> ModelOutput:
         pooled = self._pool(tokens, segments, watch)
-        return ModelOutput(self.head(pooled.y), None, pooled.loss)
+        return ModelOutput(apply_head(self.head, pooled.y), None, pooled.loss)
 
     def head_inputs(self, batch: ClassificationBatch, state: State) -> tuple[LayerOutput, Tensor]:
         return self._pool(batch.tokens, batch.segments, no_watch), batch.labels

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from manyformer.binding import bind_optional, has_hooks
 from manyformer.core import TokenPositions
 from manyformer.dropout import Dropout
+from manyformer.models.token_inputs import check_token_range, raise_token_error
 from manyformer.position import NoPosition, Position
 
 
@@ -43,6 +44,7 @@ class TokenEmbedding(nn.Module):
         nn.init.normal_(self.token.weight, std=1 / math.sqrt(dim) if std is None else std)
 
     def forward(self, tokens: Int[Tensor, "b l"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
+        check_token_range(tokens, self.vocab)
         if self.tables > 1:
             tokens = tokens + (positions.position_ids - 1) % self.tables * self.vocab
         x = self.token(tokens)
@@ -57,10 +59,21 @@ class TokenEmbedding(nn.Module):
         """The embedding in evaluation mode, bound to its current parameters."""
         if self.tables > 1 or any(map(has_hooks, self.modules())):
             return self
-        weight, scale, embed, norm = self.token.weight, self.scale, self.position.embed, bind_optional(self.norm)
+        vocab, weight, scale, embed, norm = (
+            self.vocab,
+            self.token.weight,
+            self.scale,
+            self.position.embed,
+            bind_optional(self.norm),
+        )
 
         def step(tokens: Tensor, positions: TokenPositions) -> Tensor:
-            x = F.embedding(tokens, weight)
+            try:
+                x = F.embedding(tokens, weight)
+            except IndexError:
+                # looked for only now: a step takes little more time than a check
+                raise_token_error(tokens, vocab)
+                raise
             x = embed(x if scale == 1.0 else x * scale, positions)
             return x if norm is None else norm(x)
 

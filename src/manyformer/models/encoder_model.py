@@ -12,6 +12,7 @@ from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLay
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.head import ClassHead
 from manyformer.models.model import B, Model, max_length_of
+from manyformer.models.token_inputs import apply_layer
 from manyformer.models.token_positions import positions_of
 
 
@@ -40,8 +41,8 @@ class EncoderModel(Model[B]):
 
         Raises ValueError for too many tokens, for shapes that disagree, and for roles or parts that no mask uses.
         """
-        self.check_length(tokens.shape[1])
         positions, _ = positions_of(tokens, segments, None)
+        self.check_length(tokens.shape[1])
         for name, ids, is_used in (("roles", roles, self._uses_roles), ("parts", parts, self._uses_parts)):
             if ids is not None and not is_used:
                 raise ValueError(f"this model does not use the {name} of tokens; leave them out")
@@ -55,7 +56,7 @@ class EncoderModel(Model[B]):
         return positions._replace(tree=DependencyTree(*trees.unbind(-1)))
 
     def _encode(self, tokens: Int[Tensor, "b l"], positions: TokenPositions, watch: WatchFn) -> LayerOutput:
-        return self.body(self.embed(tokens, positions), Context(positions, watch=watch))
+        return apply_layer(self.body, self.embed(tokens, positions), Context(positions, watch=watch))
 
 
 def select_targets(hidden: LayerOutput, targets: Int[Tensor, "b l"]) -> tuple[LayerOutput, Int[Tensor, " n"]]:

@@ -13,6 +13,7 @@ from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.model import B, Model
 from manyformer.models.next_token_step import NextTokenFn, forward_layers, next_token_step
 from manyformer.models.output_head import BatchLoss, OutputHead
+from manyformer.models.token_inputs import apply_layer
 from manyformer.models.token_positions import StreamTail, empty_tail, positions_of
 
 
@@ -117,8 +118,9 @@ class GenerativeModel(Model[B]):
         watch: WatchFn,
     ) -> LayerOutput:
         """The hidden states before the head (b, l, d), with the next state and auxiliary losses."""
-        self.check_length(tokens.shape[1])
         positions, tail = positions_of(tokens, segments, None if state is None else state.tail)
+        self.check_length(tokens.shape[1])
         ctx = Context(positions, memory, watch)
-        y, body, loss = self.decoder_stack(self.decoder_embed(tokens, positions), ctx, state and state.body)
+        x = self.decoder_embed(tokens, positions)
+        y, body, loss = apply_layer(self.decoder_stack, x, ctx, state and state.body)
         return LayerOutput(y, None if tail is None else ModelState(body, tail), loss)

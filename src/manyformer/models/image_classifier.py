@@ -11,6 +11,7 @@ from manyformer.core import Context, Layer, LayerOutput, State, WatchFn, no_watc
 from manyformer.models.head import ClassHead
 from manyformer.models.model import Model, ModelOutput
 from manyformer.models.patch_embedding import PatchEmbedding
+from manyformer.models.token_inputs import apply_head, apply_layer
 
 Pooling = Literal["first", "mean"]
 
@@ -32,14 +33,14 @@ class ImageClassifier(Model[ImageClassificationBatch]):
 
     def forward(self, images: Shaped[Tensor, "b height width channels"], *, watch: WatchFn = no_watch) -> ModelOutput:
         pooled = self._pool(images, watch)
-        return ModelOutput(self.head(pooled.y), None, pooled.loss)
+        return ModelOutput(apply_head(self.head, pooled.y), None, pooled.loss)
 
     def head_inputs(self, batch: ImageClassificationBatch, state: State) -> tuple[LayerOutput, Tensor]:
         return self._pool(batch.pixels, no_watch), batch.labels
 
     def _pool(self, images: Shaped[Tensor, "b height width channels"], watch: WatchFn) -> LayerOutput:
         positions = self.embed.token_positions(images)
-        hidden = self.body(self.embed(images, positions), Context(positions, watch=watch))
+        hidden = apply_layer(self.body, self.embed(images, positions), Context(positions, watch=watch))
         return hidden._replace(y=pool_tokens(hidden.y, self.pool))
 
 

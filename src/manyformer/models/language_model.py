@@ -22,6 +22,7 @@ from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.generative_model import DecoderInput, GenerativeModel, ModelState
 from manyformer.models.model import ModelOutput, max_length_of
 from manyformer.models.output_head import OutputHead
+from manyformer.models.token_inputs import apply_head, check_token_range
 from manyformer.training_hooks import StatefulAcrossBatches, uses_neighbours
 
 
@@ -52,7 +53,7 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
         watch: WatchFn = no_watch,
     ) -> ModelOutput:
         hidden, state, loss = self.hidden(tokens, segments, state, neighbours=neighbours, watch=watch)
-        return ModelOutput(self.head(hidden), state, loss)
+        return ModelOutput(apply_head(self.head, hidden), state, loss)
 
     @property
     def carries_state(self) -> bool:
@@ -95,6 +96,7 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
         if not uses_neighbours(self.body):
             raise ValueError("this model does not use retrieved tokens (neighbours); the recipe spalm does")
         flat_ids = neighbours.flatten(1)
+        check_token_range(flat_ids, self.embed.vocab)
         position_ids = torch.zeros_like(flat_ids)
         positions = TokenPositions(position_ids, torch.where(flat_ids == 0, PADDING_SEGMENT, 0))
         return MemorySequence(self.embed.token(flat_ids), positions)

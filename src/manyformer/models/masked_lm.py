@@ -14,6 +14,7 @@ from manyformer.models.encoder_model import EncoderModel, select_targets
 from manyformer.models.head import ClassHead
 from manyformer.models.model import ModelOutput
 from manyformer.models.output_head import BatchLoss
+from manyformer.models.token_inputs import apply_head
 
 
 @final
@@ -43,7 +44,7 @@ class MaskedLM(EncoderModel[MaskedLMBatch]):
         watch: WatchFn = no_watch,
     ) -> ModelOutput:
         hidden = self._encode(tokens, self._token_positions(tokens, segments, roles=roles, parts=parts), watch)
-        return ModelOutput(self.head(hidden.y), None, hidden.loss)
+        return ModelOutput(apply_head(self.head, hidden.y), None, hidden.loss)
 
     def head_inputs(self, batch: MaskedLMBatch, state: State) -> tuple[LayerOutput, Tensor]:
         hidden = self._encode(batch.tokens, self._batch_positions(batch), no_watch)

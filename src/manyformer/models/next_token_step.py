@@ -37,7 +37,7 @@ def next_token_step(embed: TokenEmbedding, body: Layer, head: OutputHead, forwar
 
     def next_token(tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
         rows, length = tokens.shape
-        if length != 1 or torch.is_grad_enabled():
+        if length != 1 or not rows or torch.is_grad_enabled():
             return forward(tokens, state, memory)
         position_ids, segment_ids, start, _, aligned = state.tail
         if start is None:

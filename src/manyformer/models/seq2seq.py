@@ -7,11 +7,13 @@ from torch import Tensor
 
 from manyformer.batches import Seq2SeqBatch
 from manyformer.core import Context, Layer, MemorySequence, PackedLayout, State, WatchFn, no_watch
+from manyformer.errors import UserError
 from manyformer.models.auxiliary_losses import AuxiliaryLoss
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.generative_model import DecoderInput, GenerativeModel, ModelState
 from manyformer.models.model import ModelOutput, max_length_of
 from manyformer.models.output_head import OutputHead
+from manyformer.models.token_inputs import apply_head, apply_layer
 from manyformer.models.token_positions import positions_of
 
 
@@ -60,9 +62,9 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch]):
         watch: WatchFn = no_watch,
     ) -> MemorySequence:
         """The encoder's output, to which the decoder attends; computed once per source, a tree like a state."""
-        self.check_length(source.shape[1])
         positions, _ = positions_of(source, source_segments, None)
-        y = self.encoder(self.embed_source(source, positions), Context(positions, watch=watch)).y
+        self.check_length(source.shape[1])
+        y = apply_layer(self.encoder, self.embed_source(source, positions), Context(positions, watch=watch)).y
         # a packed layout names rows, which a reordering of rows would invalidate
         is_packed = isinstance(positions.layout, PackedLayout)
         return MemorySequence(y, positions._replace(layout=None) if is_packed else positions)
@@ -77,8 +79,10 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch]):
         watch: WatchFn = no_watch,
     ) -> ModelOutput:
         """The logits of the target given an encoded source; with a state, `target` continues the tokens before."""
+        if target.numel() and not memory.y.shape[1]:
+            raise UserError("the source has no tokens, but each target needs a source of one token or more")
         hidden = self._run_decoder(target, target_segments, memory, state, watch)
-        return ModelOutput(self.head(hidden.y), hidden.state, hidden.loss)
+        return ModelOutput(apply_head(self.head, hidden.y), hidden.state, hidden.loss)
 
     @property
     def decoder_embed(self) -> TokenEmbedding:

@@ -9,6 +9,7 @@ from manyformer.batches import TaggingBatch
 from manyformer.core import LayerOutput, State, WatchFn, no_watch
 from manyformer.models.encoder_model import EncoderModel, select_targets
 from manyformer.models.model import ModelOutput
+from manyformer.models.token_inputs import apply_head
 
 
 @final
@@ -27,7 +28,7 @@ class Tagger(EncoderModel[TaggingBatch]):
         watch: WatchFn = no_watch,
     ) -> ModelOutput:
         hidden = self._encode(tokens, self._token_positions(tokens, segments, trees=trees), watch)
-        return ModelOutput(self.head(hidden.y), None, hidden.loss)
+        return ModelOutput(apply_head(self.head, hidden.y), None, hidden.loss)
 
     def head_inputs(self, batch: TaggingBatch, state: State) -> tuple[LayerOutput, Tensor]:
         positions = self._token_positions(batch.tokens, batch.segments, trees=batch.trees)

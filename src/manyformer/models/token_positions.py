@@ -16,6 +16,7 @@ from manyformer.core import (
     TokenPositions,
     contiguous_positions,
 )
+from manyformer.models.token_inputs import check_token_rows
 
 UNSTARTED_SEGMENT = -2
 """The segment id of a row without tokens so far."""
@@ -49,6 +50,7 @@ def positions_of(
 
     Without `segments` the tokens continue the document of their row. Raises ValueError if shapes disagree.
     """
+    check_token_rows(tokens)
     batch, length = tokens.shape
     if segments is not None and segments.shape != tokens.shape:
         raise ValueError(f"segments {tuple(segments.shape)} must have the shape of the tokens {tuple(tokens.shape)}")
