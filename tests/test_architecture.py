@@ -17,8 +17,28 @@ ROOT = Path(mf.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
-    {"autocast", "binding", "costs", "decoding_options", "dropout", "errors", "temporary_folders", "type_aliases"},
-    {"core", "dependency_trees", "flops", "pixel_order", "plugins", "recompute", "stop_signals", "training_hooks"},
+    {
+        "autocast",
+        "binding",
+        "costs",
+        "decoding_options",
+        "dropout",
+        "errors",
+        "temporary_folders",
+        "type_aliases",
+        "version",
+    },
+    {
+        "core",
+        "dependency_trees",
+        "files",
+        "flops",
+        "pixel_order",
+        "plugins",
+        "recompute",
+        "stop_signals",
+        "training_hooks",
+    },
     {"batches"},
     {"masks", "position", "residual"},
     {"ops"},
@@ -44,8 +64,9 @@ LEVELS = [
 
 ONLY = {
     "config": {"errors"},
-    "data": {"batches", "config", "dependency_trees", "errors", "pixel_order", "type_aliases"},
+    "data": {"batches", "config", "dependency_trees", "errors", "files", "pixel_order", "type_aliases"},
     "core": {"binding"},
+    "files": {"errors", "version"},
     "errors": set(),
 }
 """Parts that must not know all that lies below them: a run's record and its data stand beside the models."""

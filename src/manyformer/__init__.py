@@ -11,6 +11,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from manyformer.version import VERSION as __version__
+
 if TYPE_CHECKING:
     from manyformer.api import build, explain, load, recipes
     from manyformer.check import check
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from manyformer.models.with_early_exit import early_exit
     from manyformer.train import train
     from manyformer.view import draw
-
-__version__ = "0.1.0"
 
 _MODULES = {
     "Datastore": "manyformer.datastore",

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from manyformer.errors import UserError
+from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.kernels import Kernel, KernelCall
 from manyformer.models import GenerativeModel, Model
 from manyformer.models.model_files import read_weights
@@ -40,7 +41,7 @@ def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None, imports
     recipe, saved_keywords = read_saved_recipe(folder)
     model = build(recipe.card.name, **{**saved_keywords, **(keywords or {})})
     read_weights(model, folder)
-    if any(folder.glob("tokenizer*.json")):
+    if any(name.startswith("tokenizer") for name in VerifiedFolder.open(folder).sums):
         # imported here because loading a model without a tokenizer needs none of the data modules
         from manyformer.data.saved_tokenizers import load_tokenizers
 

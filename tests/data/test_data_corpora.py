@@ -140,7 +140,7 @@ def test_the_standard_library(tmp_path: Path) -> None:
     # Whole files, so the shares are met roughly.
     total = sum(path.stat().st_size for path in files)
     assert data.valid.units.bytes / total == pytest.approx(0.055, abs=0.01)
-    manifest = (tmp_path / "manifest.json").read_text()
+    manifest = (tmp_path / "prepared.json").read_text()
     assert '"python": "3.' in manifest
     assert "os.py" in manifest
 

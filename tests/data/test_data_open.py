@@ -15,9 +15,11 @@ import pytest
 from manyformer.batches import IGNORE_INDEX
 from manyformer.config import DataSection, LabelsData, PairsData, TextData
 from manyformer.data import OpenedData, load_tokenizers, open_data, open_text
+from manyformer.data.cache_folder import load_prepared
 from manyformer.data.holdout import HoldoutSplitter
 from manyformer.data.text_sources import TextPart
 from manyformer.errors import UserError
+from manyformer.files.verified_folder import write_manifest
 
 TASKS = {"text": "next-token", "pairs": "pairs", "labels": "labelled"}
 
@@ -100,21 +102,87 @@ def test_what_was_prepared_is_used_again_and_only_while_it_fits(folder: Path, tm
     first = opened(config, tmp_path / "run", log=said.append)
     opened(config.model_copy(update={"length": 8, "packing": "concat"}), tmp_path / "run", log=said.append)
     assert len(said) == 1
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    manifest = json.loads((tmp_path / "run" / "prepared.json").read_text())
     assert len(manifest["sources"]) == 40
     assert manifest["splits"]["train"]["sha256"] != manifest["splits"]["valid"]["sha256"]
     # A damaged or changed file, or other settings: made again, not trusted.
     tokens = tmp_path / "run" / "train.tokens"
     tokens.write_bytes(tokens.read_bytes()[:-2])
     again = opened(config, tmp_path / "run", log=said.append)
-    assert len(said) == 2
+    assert len(said) == 3
+    assert "train.tokens is damaged: it has " in said[1]
+    assert said[1].endswith("; preparing the data again")
     assert (next(again.train).tokens == next(first.train).tokens).all()
     (folder / "00.txt").write_text("something new")
     opened(config, tmp_path / "run", log=said.append)
     opened(config.model_copy(update={"tokenizer": "char"}), tmp_path / "run", log=said.append)
-    assert len(said) == 4
+    assert len(said) == 5
     # Nothing half-written stays behind.
     assert not [name for name in os.listdir(tmp_path / "run") if name.endswith(".part")]
+
+
+def test_data_that_a_model_was_trained_on_is_not_replaced_by_other_data(folder: Path, tmp_path: Path) -> None:
+    config = TextData(path=str(folder), length=16, valid=0.2, tokenizer="char")
+
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.name[0] != "."}
+
+    opened(config, tmp_path / "run")
+    before = files()
+    for text in ("other letters: \N{GREEK SMALL LETTER ALPHA}", "old letters"):
+        (folder / "00.txt").write_text(text)
+        with pytest.raises(UserError, match="the data differs from what this run was trained on"):
+            opened(config, tmp_path / "run", belongs_to_model=True)
+        assert files() == before
+    # a file that has been touched holds the same data
+    (folder / "00.txt").write_text("something else")
+    first = opened(config, tmp_path / "again")
+    os.utime(folder / "00.txt", (1, 1))
+    again = opened(config, tmp_path / "again", belongs_to_model=True)
+    assert again.train.state_dict() == first.train.state_dict()
+
+
+def test_equal_numbers_of_another_alphabet_are_other_data(tmp_path: Path) -> None:
+    def fingerprint(letters: str) -> str:
+        (tmp_path / "text.txt").write_text(letters * 400)
+        data = opened(TextData(path=str(tmp_path / "text.txt"), length=16, tokenizer="char"), tmp_path / letters)
+        return data.train.state_dict()["data"]
+
+    assert fingerprint("abc") != fingerprint("bcd")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("dtype", "O", r"splits\.train\.dtype: input should be 'uint8', 'uint16' or 'uint32', got 'O'"),
+        ("tokens", -1, r"splits\.train\.tokens: input should be greater than or equal to 0"),
+        ("tokens", 10**15, r"train\.tokens is damaged: 1,000,000,000,000,000 tokens in \d+ documents take"),
+        ("documents", 0, r"train\.offsets is damaged: [\d,]+ tokens in 0 documents take 8 bytes"),
+        ("dtype", "uint32", r"train\.tokens is damaged: .* take 13,340 bytes, and it has 6,670"),
+        ("largest", 7, r"train\.tokens is damaged: its largest token is not 7"),
+    ],
+)
+def test_hostile_facts_of_a_shard_are_refused(
+    field: str, value: Any, message: str, folder: Path, tmp_path: Path
+) -> None:
+    """As by somebody who also writes the sums, so that they agree."""
+    opened(TextData(path=str(folder), length=16), tmp_path)
+    record = json.loads((tmp_path / "prepared.json").read_text())
+    record["splits"]["train"][field] = value
+    (tmp_path / "prepared.json").write_text(json.dumps(record))
+    write_manifest(tmp_path)
+    with pytest.raises(UserError, match=message):
+        load_prepared(tmp_path)
+
+
+def test_hostile_offsets_are_refused(folder: Path, tmp_path: Path) -> None:
+    opened(TextData(path=str(folder), length=16), tmp_path)
+    offsets = np.fromfile(tmp_path / "train.offsets", np.int64)
+    offsets[3] = 10**12
+    offsets.tofile(tmp_path / "train.offsets")
+    write_manifest(tmp_path)
+    with pytest.raises(UserError, match=r"train\.offsets is damaged: offsets of documents must ascend from 0 to"):
+        load_prepared(tmp_path)
 
 
 def test_preparing_streams(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +191,7 @@ def test_preparing_streams(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
     parts = opened(TextData(path=str(folder), length=16, valid=0.2), tmp_path / "two")
     assert (next(whole.train).tokens == next(parts.train).tokens).all()
     shard = np.memmap(tmp_path / "two" / "train.tokens", dtype="<u2")
-    assert len(shard) == json.loads((tmp_path / "two" / "manifest.json").read_text())["splits"]["train"]["tokens"]
+    assert len(shard) == json.loads((tmp_path / "two" / "prepared.json").read_text())["splits"]["train"]["tokens"]
 
 
 @pytest.mark.parametrize("lines", [True, False])
@@ -168,6 +236,7 @@ def test_separate_vocabularies_and_what_a_run_keeps(tmp_path: Path) -> None:
         "source_vocab": 5 + len({*"dog 0123456789"}),
     }
     data.save(tmp_path / "model")
+    write_manifest(tmp_path / "model")
     kept = load_tokenizers(tmp_path / "model")
     assert kept.source.encode("dog 7") == data.source.encode("dog 7")
     assert kept.target.encode("Hündin 7") == data.target.encode("Hündin 7")

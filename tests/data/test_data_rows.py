@@ -29,7 +29,7 @@ def shard_of(sizes: list[int]) -> TokenShard:
     tokens = [[BOS, *itertools.islice(after, size), EOS] for size in sizes]
     flat = np.array([token for document in tokens for token in document], dtype=np.uint16)
     offsets = np.cumsum([0, *map(len, tokens)])
-    return TokenShard(flat, offsets, ShardFacts(len(flat), len(sizes), 0, 0, "uint16", ""))
+    return TokenShard(flat, offsets, ShardFacts(len(flat), len(sizes), 0, 0, "uint16", int(flat.max(initial=0)), ""))
 
 
 def documents(shard: TokenShard) -> list[list[int]]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from manyformer.data import Tokenizer, TokenizerPair, load_tokenizers
 from manyformer.data.tokenizer_kinds import load_tokenizer, train_tokenizer
 from manyformer.errors import UserError
+from manyformer.files.verified_folder import write_manifest
 
 TEXTS = ["zwei junge weiße männer sind im freien .", "two young , white males are outside .", "日本語 <eos> é\n"] * 20
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -83,11 +84,13 @@ def test_byte_pairs_are_learned_and_the_same_every_time(bpe: Tokenizer) -> None:
 
 def test_shared_and_separate_vocabularies_come_back(tmp_path: Path, bpe: Tokenizer) -> None:
     TokenizerPair(bpe, bpe, ("no", "yes")).save(tmp_path / "shared")
+    write_manifest(tmp_path / "shared")
     shared = load_tokenizers(tmp_path / "shared")
     assert shared.source is shared.target
     assert shared.labels == ("no", "yes")
     other = train_tokenizer("char", ["ab"])
     TokenizerPair(bpe, other).save(tmp_path / "separate")
+    write_manifest(tmp_path / "separate")
     separate = load_tokenizers(str(tmp_path / "separate"))
     assert (separate.source.kind, separate.target.kind, separate.labels) == ("bpe", "char", None)
 
@@ -103,11 +106,11 @@ def test_what_is_wrong_is_said(tmp_path: Path, bpe: Tokenizer) -> None:
         train_tokenizer("bpee", TEXTS, 300)
     with pytest.raises(UserError, match=r"vocab is 200, but .* at least 261"):
         train_tokenizer("bpe", TEXTS, 200)
-    with pytest.raises(UserError, match=r"nowhere\.json: there is no tokenizer here"):
+    with pytest.raises(UserError, match=r"nowhere\.json is missing"):
         load_tokenizer(tmp_path / "nowhere.json")
     bpe.save(tmp_path / "cut.json")
     (tmp_path / "cut.json").write_text((tmp_path / "cut.json").read_text()[:500])
-    with pytest.raises(UserError, match=r"cut\.json: this file is not a complete tokenizer"):
+    with pytest.raises(UserError, match=r"cut\.json is damaged: it is not a tokenizer"):
         load_tokenizer(tmp_path / "cut.json")
     with pytest.raises(ValueError, match="token id 320 is out of range; this bpe tokenizer has 0 to 319"):
         bpe.decode([320])

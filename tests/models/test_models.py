@@ -23,6 +23,7 @@ from manyformer.batches import (
 from manyformer.core import PADDING_SEGMENT
 from manyformer.dependency_trees import NO_NODE, preorder_columns
 from manyformer.errors import UserError
+from manyformer.files.verified_folder import write_manifest
 from manyformer.models import ClassHead, Model
 from manyformer.models.head import MIN_CHUNKED_CLASSES
 
@@ -182,7 +183,12 @@ def test_saved_and_loaded_is_the_same_model(name: str, tmp_path: Path) -> None:
     assert loaded.spec == model.spec
     assert (loaded(*inputs).logits == model(*inputs).logits).all()
     assert {p.name for p in tmp_path.iterdir()} == {"model"}
-    assert {p.name for p in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
+    assert {p.name for p in (tmp_path / "model").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "manifest.json",
+        ".verified.json",
+    }
     # a run keeps its final model one folder down
     assert (mf.load(tmp_path)(*inputs).logits == model(*inputs).logits).all()
 
@@ -193,7 +199,7 @@ def test_saving_again_replaces_the_folder_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "model" / "stale").touch()
     mf.build("bert", **SMALL).save(tmp_path / "model")
     assert mf.load(tmp_path / "model").spec.recipe == "bert"
-    assert sorted(os.listdir(tmp_path / "model")) == ["config.json", "model.safetensors"]
+    assert not (tmp_path / "model/stale").exists()
     assert os.listdir(tmp_path) == ["model"]
 
 
@@ -201,6 +207,7 @@ def test_parts_are_written_beside_what_others_are_writing(tmp_path: Path) -> Non
     """Each process writes its own files into a checkpoint, and a draft of theirs may be gone a moment later."""
     (tmp_path / ".draft").symlink_to("gone")
     mf.build("transformer-lm", **SMALL).write_files(tmp_path)
+    write_manifest(tmp_path)
     assert mf.load(tmp_path).spec.recipe == "transformer-lm"
 
 
@@ -242,12 +249,42 @@ def damage(folder: Path, how: str) -> None:
             config.write_text(json.dumps(text))
         case "other recipe":
             config.write_text(config.read_text().replace("transformer-lm", "transformer-lmm"))
+        case "other format":
+            config.write_text(config.read_text().replace('"format": 2', '"format": 99'))
+        case "number for a recipe":
+            config.write_text(config.read_text().replace('"transformer-lm"', "5"))
+        case "no keywords":
+            config.write_text(json.dumps(json.loads(config.read_text()) | {"keywords": None}))
+        case "deep":
+            config.write_text("[" * 100_000)
+        case "a folder for weights":
+            weights.unlink()
+            weights.mkdir()
+    if how not in ("flipped", "manifest gone", "config gone", "weights gone", "a folder for weights", "cut short"):
+        # as somebody would who wants it to be read
+        write_manifest(folder)
+    if how == "flipped":
+        content = bytearray(weights.read_bytes())
+        content[-5] ^= 1
+        weights.write_bytes(content)
+    if how == "manifest gone":
+        (folder / "manifest.json").unlink()
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("cut short", r"model\.safetensors is damaged"),
+        ("cut short", r"model\.safetensors is damaged: it has [\d,]+ bytes instead of [\d,]+"),
+        ("flipped", r"model\.safetensors is damaged: it is not as it was written"),
+        ("manifest gone", r"manifest\.json is missing"),
+        ("a folder for weights", r"model\.safetensors is not a file"),
+        (
+            "other format",
+            r"config\.json was written in format 99 by manyformer .* reads format 2",
+        ),
+        ("number for a recipe", r"config\.json is damaged: recipe: input should be a valid string, got 5"),
+        ("no keywords", r"config\.json is damaged: keywords: input should be an object, got None"),
+        ("deep", r"config\.json is damaged: it is not the description of a model \(recursion limit exceeded"),
         ("no header", r"model\.safetensors is damaged"),
         ("weights gone", r"holds no weights: model\.safetensors is missing"),
         ("config gone", r"holds no model: config\.json is missing"),

@@ -96,7 +96,7 @@ class FakeFeed:
         return FakeFeed(self.task, rank, world_size)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "batch": self.batch}
+        return {"epoch": self.epoch, "batch": self.batch, "seed": 0, "data": "a rule"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.batch = state["epoch"], state["batch"]

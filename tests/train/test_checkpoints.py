@@ -19,10 +19,11 @@ import manyformer as mf
 from manyformer.batches import Batch, CausalLMBatch
 from manyformer.config import AdamWConfig, RunConfig
 from manyformer.errors import UserError
+from manyformer.files.atomic_files import DiskFull
+from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.tasks import Task
-from manyformer.train import checkpoint_writer, checkpoints
+from manyformer.train import checkpoints, rng
 from manyformer.train.checkpoints import CheckpointStore
-from manyformer.train.durable_files import DiskFull, find_damage
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import CheckpointSaved, TrainingEvent
 from manyformer.train.objective import TrainingObjective
@@ -46,7 +47,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     ("optimizer.safetensors", Path.unlink, "is missing"),
     ("state.json", flip, "not as it was written"),
     ("manifest.json", Path.unlink, "is missing"),
-    ("manifest.json", cut, "not the list of files"),
+    ("manifest.json", cut, "is not the list of files of a folder"),
 ]
 
 
@@ -62,7 +63,7 @@ def test_damage_is_told_by_name_and_passed_over(
     harm(store.path(9) / name)
     heard = Heard()
     go(run, heard)
-    assert f"{store.path(9)} is damaged: {name}" in heard.notes
+    assert f"{store.path(9) / name} is" in heard.notes
     assert said in heard.notes
     assert "Resuming from step 8" in heard.notes
     assert learned(tmp_path / "run") == learned(tmp_path / "whole")
@@ -74,7 +75,7 @@ def test_nothing_whole_is_left(tmp_path: Path) -> None:
     stopped(run, 5)
     for folder in (tmp_path / "run/checkpoints").iterdir():
         (folder / "state.json").unlink()
-    with pytest.raises(UserError, match=r"step-00000005 is damaged: state.json is missing;.*start over"):
+    with pytest.raises(UserError, match=r"step-00000005/state.json is missing;.*start over"):
         go(run)
 
 
@@ -129,6 +130,49 @@ def small_files_only(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.parametrize("harm", [cut, flip, Path.unlink])
+def test_a_damaged_best_checkpoint_is_named_and_the_next_best_taken(
+    harm: Callable[[Path], None], tmp_path: Path
+) -> None:
+    settings = {"limits": {"steps": 16}, "evaluate": {"every": 4}, "save": {"every": 4, "keep_best": 3}}
+    run = a_run(tmp_path / "run", **settings)
+    best = tmp_path / "run/checkpoints/step-00000004/model.safetensors"
+
+    def damage(step: int) -> None:
+        if step == 14:
+            harm(best)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Task, "validation", scripted_validation([1.0, 3.0, 2.0, 4.0]))
+        heard = Heard(damage)
+        result = go(run, heard)
+    assert result.chosen_weights == "those of step 12, the best of the intact ones"
+    assert result.scores["loss"] == 2.0
+    assert f"{best} is " in heard.notes
+    chosen = load_file(tmp_path / "run/checkpoints/step-00000012/model.safetensors")
+    final = load_file(tmp_path / "run/model/model.safetensors")
+    assert all(torch.equal(chosen[name], final[name]) for name in chosen)
+
+
+def test_a_damaged_checkpoint_is_left_out_of_the_average(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", limits={"steps": 16}, save={"every": 4, "keep_last": 4, "average_last": 3})
+    averaged: list[Path] = []
+
+    def damage(step: int) -> None:
+        if step == 14:
+            flip(tmp_path / "run/checkpoints/step-00000012/model.safetensors")
+
+    with pytest.MonkeyPatch.context() as patch:
+        average = TrainingEngine.average
+        patch.setattr(
+            TrainingEngine, "average", lambda self, folders: (averaged.extend(folders), average(self, folders))
+        )
+        heard = Heard(damage)
+        go(run, heard)
+    assert [folder.name for folder in averaged] == ["step-00000008", "step-00000016"]
+    assert "step-00000012/model.safetensors is damaged" in heard.notes
+
+
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     whole, run = a_run(tmp_path / "whole"), a_run(tmp_path / "run")
     go(whole)
@@ -140,21 +184,21 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     assert "step-00000005 is intact. Free some space: the same command continues." in str(full.value)
     store = CheckpointStore(tmp_path / "run/checkpoints")
     assert store.steps() == [4, 5]
-    assert find_damage(store.path(5)) is None
+    assert VerifiedFolder.open(store.path(5)).find_damage() is None
     assert not list(store.folder.glob(".*"))
     go(run)
     assert learned(tmp_path / "run") == learned(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("place", ["write_json", "write_manifest"])
-def test_no_space_left_on_device(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("owner", "name"), [(rng.GeneratorStates, "of_process"), (checkpoints, "write_manifest")])
+def test_no_space_left_on_device(owner: object, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = a_run(tmp_path / "run")
     stopped(run, 5)
 
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_writer if place == "write_json" else checkpoints, place, refuse)
+    monkeypatch.setattr(owner, name, refuse)
     with pytest.raises(DiskFull, match=r"^the disk is full: the checkpoint of step 8 "):
         go(run)
     assert CheckpointStore(tmp_path / "run/checkpoints").steps() == [4, 5]

@@ -1,6 +1,7 @@
 """Learning rates against published values; what decays; how the optimiser is kept."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,12 +123,12 @@ def test_the_optimiser_goes_on_where_it_was() -> None:
     for number in range(3):
         stepped(one, first, number)
     two.load_state_dict(one.state_dict())
-    restore_optimizer_state(two, second, named_optimizer_state(one, first))
+    restore_optimizer_state(two, second, named_optimizer_state(one, first), Path())
     stepped(one, first, 5)
     stepped(two, second, 5)
     assert torch.equal(one.weight, two.weight)
     with pytest.raises(ValueError, match="fits no weight"):
-        restore_optimizer_state(two, second, {"nowhere/exp_avg": torch.zeros(2)})
+        restore_optimizer_state(two, second, {"nowhere/exp_avg": torch.zeros(2)}, Path())
 
 
 def test_a_share_is_never_beyond_one() -> None:

@@ -1,6 +1,5 @@
 """When a run ends, how far it is, and which evaluations were the best."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from runs import go, learned
 from manyformer.batches import TextUnits
 from manyformer.tasks import ScoreSums
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.train.checkpoints import CheckpointState
 from manyformer.train.train_state import MetricsWindow, RankedCheckpoint, TrainState, end_reason, run_progress
 
 
@@ -50,10 +50,12 @@ def test_patience_counts_from_the_best(tmp_path: Path) -> None:
     assert [entry.step for entry in standing.ranking] == [4, 6]
 
 
-def test_a_standing_survives_json() -> None:
+def test_a_standing_survives_json(tmp_path: Path) -> None:
     ranking = [RankedCheckpoint(0.1, 3, {"loss": 0.1})]
     standing = TrainState(7, 11, 0.1 + 0.2, 1.5, ranking=ranking, window=MetricsWindow(nats=0.1, targets=3))
-    assert TrainState.from_json(json.loads(json.dumps(standing.as_json()))) == standing
+    state = CheckpointState(step=7, train_state=standing, data={"epoch": 0, "batch": 2, "seed": 1, "data": "a"})
+    state.write(tmp_path / "state.json")
+    assert CheckpointState.read(tmp_path / "state.json").train_state == standing
 
 
 def test_scores() -> None:

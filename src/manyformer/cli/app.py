@@ -14,11 +14,11 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer import Option
 
-from manyformer import __version__
 from manyformer.cli.console import print_error
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.plugins import import_from_command_line
 from manyformer.stop_signals import STOPPED as STOPPED
+from manyformer.version import VERSION
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,7 +66,7 @@ def examples_epilog(*lines: str) -> str:
 
 def _show_version(requested: bool) -> None:  # noqa: FBT001 - typer passes the value
     if requested:
-        typer.echo(f"manyformer {__version__}")
+        typer.echo(f"manyformer {VERSION}")
         raise typer.Exit
 
 

@@ -1,13 +1,12 @@
 """`manyformer collaborate`: convert a trained model to shared query and key dimensions."""
 
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_json, print_result, print_table, status_line
-from manyformer.cli.model_arguments import check_new_folder, copy_tokenizers, model_folder
+from manyformer.cli.model_arguments import check_new_folder, model_folder
 from manyformer.cli.shared_options import JsonOption, NewFolderOption
 
 
@@ -41,8 +40,7 @@ def collaborate(
     model = load(folder)
     with status_line(f"decomposing the heads of {run}"):
         result = share(model, shared=shared, rounds=rounds, starts=starts, seed=seed)
-    result.model.save(out)
-    copy_tokenizers(folder, Path(out))
+    result.model.save(out, tokenizers_of=folder)
     parameters = [count_parameters(model), count_parameters(result.model)]
     if as_json:
         print_json({"out": out, "shared": shared, "errors": result.errors, "parameters": parameters})

@@ -49,9 +49,9 @@ def _run_check(check: Callable[[], Iterator[DoctorFinding]]) -> list[DoctorFindi
 
 
 def _python() -> Iterator[DoctorFinding]:
-    from manyformer import __version__
+    from manyformer.version import VERSION
 
-    yield DoctorFinding("manyformer", "ok", f"{__version__} in {Path(__file__).parents[1]}")
+    yield DoctorFinding("manyformer", "ok", f"{VERSION} in {Path(__file__).parents[1]}")
     state: CheckStatus = "ok" if sys.version_info >= (3, 11) else "broken"
     yield DoctorFinding("Python", state, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 

@@ -1,13 +1,12 @@
 """`manyformer memorize`: add a kNN memory to a trained language model."""
 
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_result
-from manyformer.cli.model_arguments import check_new_folder, copy_tokenizers, model_folder
+from manyformer.cli.model_arguments import check_new_folder, model_folder
 from manyformer.cli.shared_options import NewFolderOption
 
 
@@ -41,8 +40,7 @@ def memorize(
     check_new_folder(out)
     keywords = {"memory": memory, "layer": layer, "neighbours": neighbours, "block": block}
     model = give(load(folder), gate=DEFAULT_GATE if gate is None else gate, **keywords)  # type: ignore[arg-type]
-    model.save(out)
-    copy_tokenizers(folder, Path(out))
+    model.save(out, tokenizers_of=folder)
     recipe, model_keywords, _ = model.spec
     defaults = get_recipe(recipe).signature.parameters
     changed = {name: value for name, value in model_keywords.items() if value != defaults[name].default}

@@ -1,6 +1,5 @@
 """Resolution of a NAME on the command line: a recipe, or a folder of a run or a saved model."""
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,12 +49,6 @@ def check_new_folder(name: str) -> None:
     """Raise UserError if the folder of a new model exists already."""
     if Path(name).exists():
         raise UserError(f"{name} exists already; choose another --out")
-
-
-def copy_tokenizers(folder: Path, target: Path) -> None:
-    """Copy the tokenizers of the model in `folder` to the model in `target`."""
-    for file in folder.glob("tokenizer*.json"):
-        shutil.copy2(file, target / file.name)
 
 
 def _nearest_runs(name: str) -> str:

@@ -20,6 +20,7 @@ from manyformer.model_summary import build_on_meta
 from manyformer.plugins import import_for_run
 from manyformer.stop_signals import resumable
 from manyformer.train.run_folder import recipe_lookup, rename_aside
+from manyformer.version import VERSION
 
 DEFAULT_FOLDER = "comparisons"
 
@@ -92,7 +93,6 @@ def _measure_costs(comparison: Comparison, runner: ComparisonRunner, meter: Prog
 
 
 def _describe_machine() -> str:
-    from manyformer import __version__
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
-    return f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}, manyformer {__version__}"
+    return f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}, manyformer {VERSION}"

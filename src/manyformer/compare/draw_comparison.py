@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from manyformer.compare.comparison_report import ComparisonResult, score_label
 from manyformer.compare.scoring import score_kind
-from manyformer.train.durable_files import replace_text
+from manyformer.files.atomic_files import atomic_write_text
 from manyformer.view.figures import PANEL_INCHES, curve_color, curve_style, panels, write_picture
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def write_comparison(result: ComparisonResult, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"table.md": result.to_markdown(), "table.csv": result.to_csv(), "results.json": result.to_json()}
     for name, text in texts.items():
-        replace_text(folder / name, text)
+        atomic_write_text(folder / name, text)
     draw_comparison(result, folder / "picture.png")
     return [folder / name for name in (*texts, "picture.png")]
 

@@ -15,9 +15,9 @@ from manyformer.compare.scoring import Rescorer, RescoreResult
 from manyformer.config import RUN_FILE, RunConfig
 from manyformer.config.comparison import Comparison, ComparisonCase
 from manyformer.errors import UserError
+from manyformer.files.atomic_files import atomic_write_text
 from manyformer.model_summary import count_parameters
 from manyformer.train import TrainingDiverged, train
-from manyformer.train.durable_files import replace_text
 from manyformer.train.metrics import read_rows
 from manyformer.train.run_folder import as_run
 
@@ -124,7 +124,7 @@ class ComparisonRunner:
         folder = self.folder_of(case, seed)
         folder.mkdir(parents=True, exist_ok=True)
         content = {"key": self._measurement_key(case, seed), **asdict(measurement)}
-        replace_text(folder / MEASUREMENT_FILE, json.dumps(content, indent=1) + "\n")
+        atomic_write_text(folder / MEASUREMENT_FILE, json.dumps(content, indent=1) + "\n")
 
     def _measurement_key(self, case: ComparisonCase, seed: int) -> str:
         """A hash of all that a measurement depends on: the run, its scores and the settings of scoring."""

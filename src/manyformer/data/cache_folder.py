@@ -1,19 +1,43 @@
-"""The cache of prepared data: shards and tokenizers in a folder, with a manifest of the settings behind them."""
+"""The cache of prepared data: shards and tokenizers in a folder, with the settings behind them and a manifest."""
 
 import hashlib
 import json
+import os
 import platform
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyformer.data.atomic_files import atomic_write_text
-from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
-from manyformer.data.token_shards import ShardFacts, TokenShard, is_complete, open_shard
-from manyformer.errors import UserError
+from pydantic import field_serializer
 
-_FORMAT = 1
-_MANIFEST = "manifest.json"
+from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
+from manyformer.data.token_shards import ShardFacts, TokenShard, open_verified_shard
+from manyformer.errors import UserError
+from manyformer.files.json_records import Count, DamagedFile, FileName, FileRecord, Sha256
+from manyformer.files.verified_folder import MANIFEST, VerifiedFolder, write_manifest
+from manyformer.type_aliases import LogFn
+
+RECORD_FILE = "prepared.json"
+
+
+class PreparedRecord(FileRecord):
+    """How the data in a folder was prepared: `key` is a hash of `made_from`, the settings and the sources."""
+
+    title = "the description of prepared data"
+    format_number = 2
+    key: Sha256
+    made_from: dict[str, Any]
+    python: str
+    tokenizers: str
+    """The fingerprint of the tokenizers and labels."""
+    splits: dict[FileName, ShardFacts]
+    counts: dict[str, bool | Count | dict[str, Count]]
+    sources: dict[str, str]
+
+    @field_serializer("splits")
+    def _splits(self, splits: dict[str, ShardFacts]) -> dict[str, dict[str, Any]]:
+        return {name: facts._asdict() for name, facts in splits.items()}
 
 
 class PreparationResult(NamedTuple):
@@ -33,58 +57,79 @@ class PreparedData(NamedTuple):
     counts: dict[str, Any]
 
 
-def load_or_prepare(cache: Path, settings: dict[str, Any], prepare: Callable[[], PreparationResult]) -> PreparedData:
-    """Load the data in the cache if it was prepared with exactly these `settings`, else prepare and save it."""
-    key = hashlib.sha256(json.dumps([_FORMAT, settings], sort_keys=True).encode()).hexdigest()
-    result = _read_manifest(cache, key)
-    if result is None:
-        # A manifest must never describe files of another preparation.
-        (cache / _MANIFEST).unlink(missing_ok=True)
-        result = prepare()
-        result.tokenizers.save(cache)
-        _write_manifest(cache, key, settings, result)
-    return _open_shards(cache, result)
+def load_or_prepare(
+    cache: Path,
+    settings: dict[str, Any],
+    prepare: Callable[[Path], PreparationResult],
+    *,
+    belongs_to_model: bool,
+    log: LogFn,
+) -> PreparedData:
+    """Load the data in the cache if it was prepared with exactly these `settings`, else prepare it in a new folder.
+
+    The new files replace those of the cache when they are complete. If the cache `belongs_to_model`, which was trained
+    on its data, data that differs is refused with a UserError, and the cache stays as it is. Damaged files are named in
+    the log and prepared again.
+    """
+    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    previous: PreparedRecord | None = None
+    try:
+        previous = read_record(cache)
+        if previous is not None and previous.key == key:
+            return _open(cache, previous)
+    except DamagedFile as damage:
+        log(f"{damage}; preparing the data again")
+    draft = cache / f".prepared.{os.getpid()}.part"
+    try:
+        draft.mkdir(parents=True)
+        result = prepare(draft)
+        fingerprint = result.tokenizers.fingerprint
+        if belongs_to_model and previous and (previous.splits, previous.tokenizers) != (result.facts, fingerprint):
+            raise UserError(
+                "the data differs from what this run was trained on (in its text, tokenizer or splits); restore the "
+                "previous data, or start a new run"
+            )
+        result.tokenizers.save(draft)
+        record = PreparedRecord(
+            key=key,
+            made_from=settings,
+            python=platform.python_version(),
+            tokenizers=fingerprint,
+            splits=result.facts,
+            counts=result.counts,
+            sources=result.hashes,
+        )
+        record.write(draft / RECORD_FILE)
+        write_manifest(draft)
+        _replace_files(cache, draft)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return _open(cache, record)
 
 
 def load_prepared(cache: Path) -> PreparedData | None:
-    """Load the data in the cache without its sources; None if it is missing or damaged."""
-    result = _read_manifest(cache, None)
-    return None if result is None else _open_shards(cache, result)
+    """Load the data in the cache without its sources; None if there is none. Raises DamagedFile."""
+    record = read_record(cache)
+    return None if record is None else _open(cache, record)
 
 
-def _open_shards(cache: Path, result: PreparationResult) -> PreparedData:
-    shards = {name: open_shard(cache, name, facts) for name, facts in result.facts.items()}
-    return PreparedData(result.tokenizers, shards, result.counts)
-
-
-def _write_manifest(cache: Path, key: str, settings: dict[str, Any], result: PreparationResult) -> None:
-    sides = {"source": result.tokenizers.source.fingerprint, "target": result.tokenizers.target.fingerprint}
-    content = {
-        "format": _FORMAT,
-        "key": key,
-        "made from": settings,
-        "python": platform.python_version(),
-        "tokenizers": sides,
-        "splits": {name: facts._asdict() for name, facts in result.facts.items()},
-        "counts": result.counts,
-        "sources": result.hashes,
-    }
-    atomic_write_text(cache / _MANIFEST, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
-
-
-def _read_manifest(cache: Path, key: str | None) -> PreparationResult | None:
-    # Missing or damaged files can be prepared again, so they are not an error.
-    try:
-        content = json.loads((cache / _MANIFEST).read_text(encoding="utf-8"))
-        if key not in (None, content["key"]):
-            return None
-        tokenizers = load_tokenizers(cache)
-        sides = {"source": tokenizers.source.fingerprint, "target": tokenizers.target.fingerprint}
-        facts = {name: ShardFacts(**shard_facts) for name, shard_facts in content["splits"].items()}
-        result = PreparationResult(tokenizers, facts, content["sources"], content["counts"])
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+def read_record(cache: Path) -> PreparedRecord | None:
+    """How the data in the cache was prepared; None if there is none. Raises DamagedFile."""
+    if not (cache / MANIFEST).exists():
         return None
-    is_valid = sides == content["tokenizers"] and all(
-        is_complete(cache, name, shard_facts) for name, shard_facts in facts.items()
-    )
-    return result if is_valid else None
+    return PreparedRecord.read(VerifiedFolder.open(cache).file(RECORD_FILE))
+
+
+def _replace_files(cache: Path, draft: Path) -> None:
+    """Move the files of the draft into the cache. The manifest comes last: it never describes files of another one."""
+    (cache / MANIFEST).unlink(missing_ok=True)
+    for file in sorted(draft.iterdir(), key=lambda file: file.name == MANIFEST):
+        file.replace(cache / file.name)
+
+
+def _open(cache: Path, record: PreparedRecord) -> PreparedData:
+    files, tokenizers = VerifiedFolder.open(cache), load_tokenizers(cache)
+    if tokenizers.fingerprint != record.tokenizers:
+        raise DamagedFile(f"{cache / RECORD_FILE} is damaged: the tokenizers beside it are others than those it names")
+    shards = {name: open_verified_shard(files, name, facts) for name, facts in record.splits.items()}
+    return PreparedData(tokenizers, shards, record.counts)

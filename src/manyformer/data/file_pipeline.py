@@ -2,12 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import tokenizers
 
 from manyformer.batches import TextUnits
-from manyformer.data.cache_folder import PreparationResult, PreparedData, load_or_prepare, load_prepared
+from manyformer.data.cache_folder import (
+    RECORD_FILE,
+    PreparationResult,
+    PreparedData,
+    load_or_prepare,
+    load_prepared,
+)
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.kind import DataKind, KindSection, OpenRequest
 from manyformer.data.length_buckets import LengthBuckets
@@ -18,6 +25,7 @@ from manyformer.data.splits import PathOrPaths, SourceT, Splits
 from manyformer.data.text_epochs import TextPlan
 from manyformer.data.token_shards import TokenShard
 from manyformer.errors import UserError
+from manyformer.files.json_records import DamagedFile
 
 PlanT = TypeVar("PlanT", bound=TextPlan | LengthBuckets)
 
@@ -49,8 +57,12 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
         """The sources at these paths, which are read for a split."""
 
     @abstractmethod
-    def prepare(self, splits: Splits[SourceT]) -> PreparationResult:
-        """Write the shards of all splits to the cache folder."""
+    def prepare(self, splits: Splits[SourceT], folder: Path) -> PreparationResult:
+        """Write the shards of all splits to a folder."""
+
+    @abstractmethod
+    def token_limits(self) -> tuple[int, ...]:
+        """For each side, a bound above all tokens in its shards."""
 
     @abstractmethod
     def write_file(self, path: EvaluationPath) -> list[TokenShard]:
@@ -97,11 +109,19 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
         settings |= {"kind": data.kind, "shares": splits.shares, "stamps": splits.stamps()}
         if (library := self.library()) is not None:
             settings["library"] = library
-        prepared = load_or_prepare(cache, settings, lambda: self.prepare(splits))
+        prepared = load_or_prepare(
+            cache,
+            settings,
+            lambda folder: self.prepare(splits, folder),
+            belongs_to_model=self.request.belongs_to_model,
+            log=self.request.log,
+        )
         self.tokenizers = prepared.tokenizers
         required = self.required_keywords()
         shards = {name: self.shards_of(prepared, name) for name in splits.names}
         plans = {name: self.plan(shards[name], name) for name in splits.names}
+        # equal numbers of another alphabet are other data
+        plans["train"].fingerprint += f"-{prepared.tokenizers.fingerprint}"
         held_out = {
             name: HeldOutBatches(plan.fixed_epoch(), self.units(shards[name]))
             for name, plan in plans.items()
@@ -122,14 +142,19 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
     def held_out(self, split: str | None) -> EvaluationData:
         """A held-out split: "valid", "test", or by default test if there is one, prepared again if files are missing.
 
-        Raises UserError if there is no such split.
+        Raises UserError if there is no such split, and if the data has other tokenizers than the model.
         """
-        cache = self.request.cache
+        cache, expected = self.request.cache, self.request.tokenizers
         prepared = load_prepared(cache)
         if prepared is None:
             self.open()
             prepared = load_prepared(cache)
         assert prepared is not None
+        if expected is not None and expected.fingerprint != prepared.tokenizers.fingerprint:
+            raise UserError(
+                f"the data in {cache} was prepared with other tokenizers or labels than those of the model in "
+                f"{cache.parent}; remove {cache} and restore the data of the training, or score another file"
+            )
         has_test = any(name.partition(".")[0] == "test" for name in prepared.shards)
         if split == "test" and not has_test:
             raise UserError(
@@ -151,8 +176,15 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
         return [f"{split}.{side}".removeprefix(".") for side in self.sides] or [split]
 
     def shards_of(self, prepared: PreparedData, split: str) -> list[TokenShard]:
-        """The shards of a split, in the order of the sides."""
-        return [prepared.shards[name] for name in self.shard_names(split)]
+        """The shards of a split, in the order of the sides. Raises DamagedFile for tokens that no model has."""
+        names = self.shard_names(split)
+        if missing := sorted(set(names) - set(prepared.shards)):
+            raise DamagedFile(f"{self.request.cache / RECORD_FILE} is damaged: it lacks {missing[0]}")
+        for name, limit in zip(names, self.token_limits(), strict=True):
+            if (largest := prepared.shards[name].facts.largest) >= limit:
+                path = self.request.cache / f"{name}.tokens"
+                raise DamagedFile(f"{path} is damaged: it holds {largest:,}, and its values are below {limit:,}")
+        return [prepared.shards[name] for name in names]
 
     @classmethod
     def data_kind(cls, **optional: Any) -> DataKind[KindSection]:

@@ -20,12 +20,18 @@ def no_log(line: str) -> None:
 
 
 class OpenRequest(NamedTuple):
-    """How data is opened: the padded tokens of a batch, the folder of prepared files, the seed of the shuffles."""
+    """How data is opened: the padded tokens of a batch, the folder of prepared files, the seed of the shuffles.
+
+    If the prepared files belong to a trained model, they are not replaced by files of other data; `tokenizers` are
+    those of its final model, which must be those of the files.
+    """
 
     batch_tokens: int
     cache: Path
     seed: int = 0
     log: LogFn = no_log
+    belongs_to_model: bool = False
+    tokenizers: TokenizerPair | None = None
 
 
 @final

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.atomic_files import atomic_write_text
 from manyformer.data.token_shards import TokenShard
 from manyformer.errors import UserError
+from manyformer.files.atomic_files import atomic_write_text
 from manyformer.type_aliases import IntArray
 
 NOTE_FILE = "neighbours.json"

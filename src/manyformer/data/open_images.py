@@ -1,6 +1,7 @@
 """Opening images: split, resized and written to shards once, then read as batches of images or pixel sequences."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -70,8 +71,8 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
             raise UserError("data.block is the order in which a language model reads images; a classifier has none")
         return super().open()
 
-    def prepare(self, splits: Splits[ImageSource]) -> PreparationResult:
-        data, cache = self.data, self.request.cache
+    def prepare(self, splits: Splits[ImageSource], folder: Path) -> PreparationResult:
+        data = self.data
         self.request.log(f"preparing images: {splits.sources['train'][0].name}")
         labels = sort_labels({label for source in splits.sources["train"] for label in source.labels()})
         if len(labels) == 1:
@@ -87,7 +88,7 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
         self.tokenizers = TokenizerPair(tokenizer, tokenizer, labels or None)
         class_ids = self.tokenizers.class_ids()
         shard_names = [shard_name for name in splits.names for shard_name in self.shard_names(name)]
-        with write_shards(cache, shard_names, max(256, len(labels))) as writers:
+        with write_shards(folder, shard_names, max(256, len(labels))) as writers:
             for name, record in _split_images(splits):
                 resized = resize.apply(record)
                 check_same_shape(resized, first)
@@ -96,6 +97,9 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
             splits.check_counts(counts, "images")
         hashes = {name: facts.sha256 for name, facts in writers.facts.items()}
         return PreparationResult(self.tokenizers, writers.facts, hashes, {"images": counts})
+
+    def token_limits(self) -> tuple[int, ...]:
+        return self.pixel_tokenizer.levels, max(1, len(self.tokenizers.labels or ()))
 
     def write_file(self, path: EvaluationPath) -> list[TokenShard]:
         # language models use no labels

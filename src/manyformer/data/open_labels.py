@@ -64,6 +64,9 @@ class LabelsPipeline(TablePipeline[LabelsData]):
             writers[1].add([class_id(class_ids, row.cells[1], row.location)], starts_document=True)
         return sum(len(ids) > limit for ids in token_ids)
 
+    def token_limits(self) -> tuple[int, ...]:
+        return self.tokenizers.source.vocab, len(self.tokenizers.labels or ())
+
     def dataset(self, shards: Sequence[TokenShard]) -> LabelledDataset:
         return LabelledDataset(*shards)
 

@@ -63,6 +63,9 @@ class PairsPipeline(TablePipeline[PairsData]):
             writers[1].add(np.concatenate([[bos], ids, [eos]]), starts_document=True, text=text)
         return 0
 
+    def token_limits(self) -> tuple[int, ...]:
+        return self.tokenizers.source.vocab, self.tokenizers.target.vocab
+
     def dataset(self, shards: Sequence[TokenShard]) -> PairDataset:
         return PairDataset(*shards)
 

@@ -52,8 +52,8 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
             splits.shares["test"] = min(data.valid, (1 - data.valid) / 2)
         return splits
 
-    def prepare(self, splits: Splits[TextSource]) -> PreparationResult:
-        data, cache = self.data, self.request.cache
+    def prepare(self, splits: Splits[TextSource], folder: Path) -> PreparationResult:
+        data = self.data
         surveys = {name: survey_sources(sources) for name, sources in splits.sources.items()}
         for name, survey in surveys.items():
             if not survey.lengths.sum():
@@ -65,12 +65,15 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         # Character vocabularies need all of the text; for byte pairs an evenly spread sample is enough.
         step = max(1, characters // MAX_BPE_CHARACTERS) if data.tokenizer == "bpe" else 1
         tokenizer = train_tokenizer(data.tokenizer, islice(texts, 0, None, step), data.vocab)
-        with write_shards(cache, splits.names, tokenizer.vocab) as writers:
+        with write_shards(folder, splits.names, tokenizer.vocab) as writers:
             for block in _group_pieces(_split_pieces(splits, holdout, splits.sources)):
                 _add_pieces(writers.shards, block, tokenizer)
         counts = {"documents": sum(len(survey.lengths) for survey in surveys.values()), "whole": holdout.by_document}
         hashes = {name: digest for survey in surveys.values() for name, digest in survey.hashes.items()}
         return PreparationResult(TokenizerPair(tokenizer, tokenizer), writers.facts, hashes, counts)
+
+    def token_limits(self) -> tuple[int, ...]:
+        return (self.tokenizers.target.vocab,)
 
     def write_file(self, path: EvaluationPath) -> list[TokenShard]:
         return [write_text_shard(self.data, self.tokenizers.source, path, self.request.cache)]

@@ -66,6 +66,9 @@ class TreesPipeline(TablePipeline[TreesData]):
                 writer.add(column, starts_document=True)
         return 0
 
+    def token_limits(self) -> tuple[int, ...]:
+        return self.tokenizers.source.vocab, len(self.tokenizers.labels or ()) + 1, MAX_SENTENCE_WORDS
+
     def dataset(self, shards: Sequence[TokenShard]) -> TaggedDataset:
         return TaggedDataset(*shards)
 

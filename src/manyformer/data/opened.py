@@ -1,6 +1,5 @@
 """The opened data set that training, evaluation and generation use."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,8 @@ from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
+from manyformer.files.json_records import parse_json, validate_json
+from manyformer.files.verified_folder import VerifiedFolder
 
 
 class LengthLimit(NamedTuple):
@@ -123,10 +124,13 @@ class OpenedData:
 
 
 def read_examples(cache: Path, split: str) -> Iterator[HeldOutExample]:
-    """Stream the held-out rows of a split that preparation saved in the cache."""
-    with (cache / f"{split}.jsonl").open(encoding="utf-8") as file:
-        for line in file:
-            yield HeldOutExample(*json.loads(line))
+    """Stream the held-out rows of a split that preparation saved in the cache. Raises DamagedFile."""
+    path = VerifiedFolder.open(cache).file(f"{split}.jsonl")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            location = f"{path}:{number}"
+            cells = validate_json(parse_json(line, location, "a row of held-out data"), tuple[str, str, str], location)
+            yield HeldOutExample(*cells)
 
 
 def check_holds_row(length: int, batch_tokens: int) -> None:

@@ -20,17 +20,19 @@ def open_data(
     cache: Path,
     seed: int,
     model_max_length: int | None = None,
+    belongs_to_model: bool = False,
     log: LogFn = no_log,
 ) -> OpenedData:
     """Open the data of a run in a `form` of its kind, such as "next-token" or "labelled" (a task's `data_forms`).
 
     `batch_tokens` is the maximum of padded tokens in a batch, `cache` the folder of prepared data; `log` receives a
-    line for each step that takes long. Raises UserError for any defect of the data.
+    line for each step that takes long. With `belongs_to_model` prepared data is not replaced by different data. Raises
+    UserError for any defect of the data.
     """
     kind = kind_of(data)
     kind.check_form(form)
     cache.mkdir(parents=True, exist_ok=True)
-    opened = kind.open(data, form, OpenRequest(batch_tokens, cache, seed, log))
+    opened = kind.open(data, form, OpenRequest(batch_tokens, cache, seed, log, belongs_to_model))
     opened.check_length(model_max_length)
     return opened
 

@@ -1,11 +1,23 @@
 """The endless stream of training batches, in an order determined by a seed, with a position for checkpoints."""
 
 from collections.abc import Iterator
-from typing import Any, final
+from typing import final
+
+from typing_extensions import TypedDict
 
 from manyformer.batches import Batch
 from manyformer.data.epochs import Epoch, EpochPlan, ProcessShare, select_rows
 from manyformer.errors import UserError
+from manyformer.files.json_records import Count
+
+
+class SamplerState(TypedDict):
+    """The position of a sampler, with its seed and the fingerprint of its data."""
+
+    epoch: Count
+    batch: Count
+    seed: int
+    data: str
 
 
 @final
@@ -43,11 +55,11 @@ class Sampler(Iterator[Batch]):
         sampler.epoch, sampler.batch = self.epoch, self.batch
         return sampler
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> SamplerState:
         """The position as JSON values: equal on every rank, and valid for any number of ranks."""
         return {"epoch": self.epoch, "batch": self.batch, "seed": self._seed, "data": self._plan.fingerprint}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: SamplerState) -> None:
         """Move to a saved position. Raises UserError if it belongs to different data or a different order."""
         if state["data"] != self._plan.fingerprint:
             raise UserError(
@@ -56,7 +68,9 @@ class Sampler(Iterator[Batch]):
             )
         if state["seed"] != self._seed:
             raise UserError(f"this run was started with seed {state['seed']}, but the seed is {self._seed}")
-        self.epoch, self.batch, self._cached_epoch = int(state["epoch"]), int(state["batch"]), None
+        self.epoch, self.batch, self._cached_epoch = state["epoch"], state["batch"], None
+        if self.batch >= len(self._current_epoch()):
+            raise UserError(f"the saved position is batch {self.batch} of an epoch of {len(self._current_epoch())}")
 
     def _current_epoch(self) -> Epoch:
         if self._cached_epoch is None:

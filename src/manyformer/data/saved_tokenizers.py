@@ -1,14 +1,17 @@
 """Tokenizers and label names as files of a run folder: enough to use a trained model without its data."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from manyformer.data.atomic_files import atomic_write_text
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.tokenizer_kinds import load_tokenizer
+from manyformer.data.tokenizer_kinds import MAX_TOKENIZER_BYTES, load_tokenizer
 from manyformer.errors import UserError, suggest_names
+from manyformer.files.atomic_files import atomic_write_text
+from manyformer.files.json_records import read_json, validate_json
+from manyformer.files.verified_folder import VerifiedFolder
 
 _SHARED, _SOURCE, _TARGET, _LABELS = "tokenizer.json", "tokenizer-source.json", "tokenizer-target.json", "labels.json"
 
@@ -20,6 +23,12 @@ class TokenizerPair(NamedTuple):
     target: Tokenizer
     labels: tuple[str, ...] | None = None
     """Label names of a classifier, indexed by class id."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash that is equal for equal tokenizers and labels."""
+        text = json.dumps([self.source.fingerprint, self.target.fingerprint, self.labels])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def class_ids(self) -> dict[str, int]:
         """The class id of each label."""
@@ -45,21 +54,15 @@ def class_id(class_ids: Mapping[str, int], label: str, location: str) -> int:
 
 
 def load_tokenizers(folder: str | Path) -> TokenizerPair:
-    """Load what `TokenizerPair.save` wrote into `folder`. Raises UserError for a missing or damaged file."""
-    root = Path(folder)
-    if (root / _SOURCE).exists():
-        return TokenizerPair(
-            load_tokenizer(root / _SOURCE), load_tokenizer(root / _TARGET), _load_labels(root / _LABELS)
+    """Load what `TokenizerPair.save` wrote into a folder with a manifest. Raises DamagedFile."""
+    files = VerifiedFolder.open(Path(folder))
+    labels: tuple[str, ...] | None = None
+    if _LABELS in files:
+        path = files.file(_LABELS)
+        labels = validate_json(
+            read_json(path, "a list of labels", max_bytes=MAX_TOKENIZER_BYTES), tuple[str, ...], path
         )
-    tokenizer = load_tokenizer(root / _SHARED)
-    return TokenizerPair(tokenizer, tokenizer, _load_labels(root / _LABELS))
-
-
-def _load_labels(path: Path) -> tuple[str, ...] | None:
-    if not path.exists():
-        return None
-    try:
-        names = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: this file is not a complete list of labels ({error})") from error
-    return tuple(str(name) for name in names)
+    if _SOURCE in files:
+        return TokenizerPair(load_tokenizer(files.file(_SOURCE)), load_tokenizer(files.file(_TARGET)), labels)
+    tokenizer = load_tokenizer(files.file(_SHARED))
+    return TokenizerPair(tokenizer, tokenizer, labels)

@@ -5,10 +5,10 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TypeVar
 
 from manyformer.config import LabelsData, PairsData, TreesData
-from manyformer.data.atomic_files import atomic_write
 from manyformer.data.cache_folder import PreparationResult, PreparedData
 from manyformer.data.file_pipeline import FilePipeline
 from manyformer.data.length_buckets import LengthBuckets, SequenceDataset, training_buckets
@@ -19,6 +19,7 @@ from manyformer.data.splits import Splits
 from manyformer.data.table_files import TableRow
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
 from manyformer.errors import UserError
+from manyformer.files.atomic_files import atomic_write
 
 TableData = TypeVar("TableData", bound=PairsData | LabelsData | TreesData)
 """The section of a table."""
@@ -54,17 +55,16 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         source, target, labels = self.tokenizers
         return max(source.vocab, target.vocab, len(labels or ()))
 
-    def prepare(self, splits: Splits[RowTable]) -> PreparationResult:
-        cache = self.request.cache
+    def prepare(self, splits: Splits[RowTable], folder: Path) -> PreparationResult:
         self.request.log(f"preparing {self.title}: {splits.sources['train'][0].name} ({self.data.tokenizer} tokens)")
         self.tokenizers = self.train_tokenizers(splits)
         counts, truncated = dict.fromkeys(splits.names, 0), 0
         hashers = {name: hashlib.sha256() for name in splits.names}
         shard_names = [shard_name for name in splits.names for shard_name in self.shard_names(name)]
         with ExitStack() as stack:
-            writers = stack.enter_context(write_shards(cache, shard_names, self.max_vocab()))
+            writers = stack.enter_context(write_shards(folder, shard_names, self.max_vocab()))
             files = {
-                name: stack.enter_context(atomic_write(cache / f"{name}.jsonl"))
+                name: stack.enter_context(atomic_write(folder / f"{name}.jsonl"))
                 for name in splits.names
                 if name != "train"
             }

@@ -13,8 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
-from manyformer.data.atomic_files import atomic_write
 from manyformer.errors import UserError
+from manyformer.files.atomic_files import atomic_write
 
 CHUNK_BYTES = 1 << 20
 STDIN = "-"

@@ -4,27 +4,35 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.batches import TextUnits
-from manyformer.data.atomic_files import atomic_write
 from manyformer.data.tokenizer import TokenIds
+from manyformer.files.atomic_files import atomic_write
+from manyformer.files.json_records import Count, DamagedFile, Sha256
+from manyformer.files.verified_folder import ContentCheck, VerifiedFolder
 
+# Tokens that are checked at a time.
+_BLOCK = 1 << 24
+
+TokenDtype = Literal["uint8", "uint16", "uint32"]
 TokenArray = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
 
 
 class ShardFacts(NamedTuple):
-    """The manifest entry of one shard: counts of tokens and of the text they encode, and a hash of the tokens."""
+    """The facts of one shard: counts of tokens and of the text they encode, and a hash of its documents' tokens."""
 
-    tokens: int
-    documents: int
-    characters: int
-    bytes: int
-    dtype: str
-    sha256: str
+    tokens: Count
+    documents: Count
+    characters: Count
+    bytes: Count
+    dtype: TokenDtype
+    largest: Count
+    """The largest token, 0 if there is none."""
+    sha256: Sha256
 
 
 class TokenShard(NamedTuple):
@@ -45,16 +53,19 @@ class ShardWriter:
 
     def __init__(self, tokens: BinaryIO, offsets: BinaryIO, vocab: int) -> None:
         self._tokens, self._offsets = tokens, offsets
-        self.dtype = np.dtype("u1" if vocab <= 1 << 8 else "<u2" if vocab <= 1 << 16 else "<u4")
+        self._name: TokenDtype = "uint8" if vocab <= 1 << 8 else "uint16" if vocab <= 1 << 16 else "uint32"
+        self.dtype = np.dtype(self._name).newbyteorder("<")
         self._hash = hashlib.sha256()
-        self._count = self._documents = self._characters = self._bytes = 0
+        self._count = self._documents = self._characters = self._bytes = self._largest = 0
 
     def add(self, ids: TokenIds | Sequence[int], *, starts_document: bool, text: str = "") -> None:
         """Append tokens to the current document, or to a new one if `starts_document`; `text` is what they encode."""
         if starts_document:
             self._offsets.write(np.int64(self._count).astype("<i8").tobytes())
             self._documents += 1
-        raw = np.asarray(ids).astype(self.dtype).tobytes()
+        values = np.asarray(ids).astype(self.dtype)
+        self._largest = max(self._largest, int(values.max(initial=0)))
+        raw = values.tobytes()
         self._tokens.write(raw)
         self._hash.update(b"document" if starts_document else b"")
         self._hash.update(raw)
@@ -65,8 +76,8 @@ class ShardWriter:
     def close(self) -> ShardFacts:
         """Write the last offset and return the facts of the shard."""
         self._offsets.write(np.int64(self._count).astype("<i8").tobytes())
-        name, digest = self.dtype.name, self._hash.hexdigest()
-        return ShardFacts(self._count, self._documents, self._characters, self._bytes, name, digest)
+        counts = self._count, self._documents, self._characters, self._bytes
+        return ShardFacts(*counts, self._name, self._largest, self._hash.hexdigest())
 
 
 class ShardWriters(NamedTuple):
@@ -90,15 +101,43 @@ def write_shards(folder: Path, names: Sequence[str], vocab: int) -> Iterator[Sha
 
 def is_complete(folder: Path, name: str, facts: ShardFacts) -> bool:
     """Whether the files of a shard exist with the sizes that follow from `facts`."""
-    tokens, offsets = _shard_paths(folder, name)
-    sizes = {tokens: facts.tokens * np.dtype(facts.dtype).itemsize, offsets: (facts.documents + 1) * 8}
-    return all(path.exists() and path.stat().st_size == size for path, size in sizes.items())
+    return all(path.is_file() and path.stat().st_size == size for path, size in _sizes(folder, name, facts).items())
 
 
 def open_shard(folder: Path, name: str, facts: ShardFacts) -> TokenShard:
-    """Memory-map a shard that `is_complete`."""
+    """Memory-map a shard that this process has written."""
     tokens, offsets = _shard_paths(folder, name)
     return TokenShard(_memory_map(tokens, facts.dtype), _memory_map(offsets, "int64"), facts)
+
+
+def open_verified_shard(files: VerifiedFolder, name: str, facts: ShardFacts) -> TokenShard:
+    """Memory-map a shard of a folder with a manifest.
+
+    Tokens and offsets are compared with the facts when the sums of their files are compared. Raises DamagedFile.
+    """
+    sizes = _sizes(files.folder, name, facts)
+    for path, size in sizes.items():
+        if path.name in files and files.sums[path.name].size != size:
+            counts = f"{facts.tokens:,} tokens in {facts.documents:,} documents"
+            raise DamagedFile(
+                f"{path} is damaged: {counts} take {size:,} bytes, and it has {files.sums[path.name].size:,}"
+            )
+    tokens, offsets = sizes
+
+    def check_tokens(path: Path) -> None:
+        values = _memory_map(path, facts.dtype)
+        blocks = (values[start : start + _BLOCK] for start in range(0, len(values), _BLOCK))
+        if max((int(block.max()) for block in blocks), default=0) != facts.largest:
+            raise DamagedFile(f"{path} is damaged: its largest token is not {facts.largest:,}")
+
+    def check_offsets(path: Path) -> None:
+        values = _memory_map(path, "int64")
+        if values[0] != 0 or values[-1] != facts.tokens or (np.diff(values) < 0).any():
+            raise DamagedFile(f"{path} is damaged: offsets of documents must ascend from 0 to {facts.tokens:,}")
+
+    files.file(tokens.name, ContentCheck(f"{facts.dtype} up to {facts.largest}", check_tokens))
+    files.file(offsets.name, ContentCheck(f"offsets up to {facts.tokens}", check_offsets))
+    return open_shard(files.folder, name, facts)
 
 
 def shard_units(shard: TokenShard) -> TextUnits:
@@ -109,6 +148,12 @@ def shard_units(shard: TokenShard) -> TextUnits:
 def _memory_map(path: Path, dtype: str) -> NDArray[Any]:
     # An empty file cannot be mapped.
     return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
+
+
+def _sizes(folder: Path, name: str, facts: ShardFacts) -> dict[Path, int]:
+    """The files of a shard, tokens first, and the sizes that follow from its facts."""
+    tokens, offsets = _shard_paths(folder, name)
+    return {tokens: facts.tokens * np.dtype(facts.dtype).itemsize, offsets: (facts.documents + 1) * 8}
 
 
 def _shard_paths(folder: Path, name: str) -> tuple[Path, Path]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.atomic_files import atomic_write_text
+from manyformer.files.atomic_files import atomic_write_text
 
 TokenIds = NDArray[np.int32]
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>", "<mask>")

@@ -1,6 +1,5 @@
 """Tokenizers by the names of their kinds: trained from texts, or loaded from a file."""
 
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +10,10 @@ from manyformer.data.pixel_tokenizer import PixelTokenizer
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.word_tokenizer import WordTokenizer
 from manyformer.errors import UserError, suggest_names
+from manyformer.files.json_records import DamagedFile, read_json
+
+MAX_TOKENIZER_BYTES = 1 << 29
+"""The largest file of a tokenizer or of labels that is read."""
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {
     tokenizer.kind: tokenizer
@@ -24,14 +27,12 @@ def train_tokenizer(kind: str, texts: Iterable[str], size: int | None = None) ->
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Load what `Tokenizer.save` wrote. Raises UserError for a missing or damaged file."""
+    """Load what `Tokenizer.save` wrote. Raises DamagedFile for a missing or damaged file."""
+    content = read_json(Path(path), "a tokenizer", max_bytes=MAX_TOKENIZER_BYTES)
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
         return _tokenizer_class(content.pop("kind")).restore(content)
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no tokenizer here") from None
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UserError(f"{path}: this file is not a complete tokenizer ({error})") from error
+    except (ValueError, KeyError, AttributeError, TypeError, OverflowError) as error:
+        raise DamagedFile(f"{path} is damaged: it is not a complete tokenizer ({error})") from error
 
 
 def _tokenizer_class(kind: str) -> type[Tokenizer]:

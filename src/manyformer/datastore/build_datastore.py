@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.atomic_files import atomic_write_text
 from manyformer.data.token_shards import ShardFacts, is_complete, open_shard
 from manyformer.datastore.build_job import ContextReader, DatastoreJob, default_folder
 from manyformer.datastore.datastore import Datastore
 from manyformer.datastore.facts import BUILDING, FACTS, FORMAT, KEYS, TEXT, DatastoreFacts, entries_at
 from manyformer.errors import UserError
+from manyformer.files.atomic_files import atomic_write_text, report_disk_full
 from manyformer.models.carried_state import CarriedState
 from manyformer.temporary_folders import temporary_folder
-from manyformer.train.durable_files import replace_text, report_disk_full
 from manyformer.train.run_folder import locked_folder
 from manyformer.train.state_checkpoint import read_state_file, write_state_file
 
@@ -87,7 +86,7 @@ def _load_or_start(job: DatastoreJob, folder: Path) -> dict[str, Any]:
         raise UserError(f"{progress_file} is damaged ({error}); remove {folder} and build it anew") from error
     with report_disk_full(f"the text in {folder}"):
         progress_record = {"identity": identity, "text": job.write_text(folder)._asdict(), "batches": 0}
-        replace_text(progress_file, json.dumps(progress_record) + "\n")
+        atomic_write_text(progress_file, json.dumps(progress_record) + "\n")
     return progress_record
 
 
@@ -142,7 +141,7 @@ def _save_progress(carried: CarriedState, keys: np.memmap[Any, Any], folder: Pat
     with report_disk_full(str(folder)):
         if carried.enabled:
             write_state_file(carried, file)
-        replace_text(folder / BUILDING, json.dumps(progress) + "\n")
+        atomic_write_text(folder / BUILDING, json.dumps(progress) + "\n")
     _remove_states(folder, keep=file)
 
 

@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.data.atomic_files import atomic_write_text
 from manyformer.data.token_shards import open_shard
 from manyformer.datastore.exact_search import ExcludedRange, Neighbours, nearest_entries, with_distances
 from manyformer.datastore.facts import INDEX, KEYS, TEXT, TUNED, DatastoreFacts, entries_at, read_facts
 from manyformer.datastore.faiss_index import KeyIndex, open_index
 from manyformer.errors import UserError
+from manyformer.files.atomic_files import atomic_write_text
 from manyformer.type_aliases import IntArray
 
 

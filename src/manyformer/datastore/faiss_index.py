@@ -15,7 +15,7 @@ from torch import Tensor
 
 from manyformer.datastore.exact_search import ExcludedRange, KeyArray
 from manyformer.errors import UserError
-from manyformer.train.durable_files import replace_text, report_disk_full
+from manyformer.files.atomic_files import atomic_write_text, report_disk_full
 
 KEYS_PER_BLOCK = 1 << 16
 """The number of keys that are added to an index at a time."""
@@ -143,7 +143,7 @@ def make_index(
             faiss.write_index(index, str(draft))
             remove_index(file)
             draft.replace(file)
-            replace_text(_size_file(file), json.dumps({"keys": len(keys), "bytes": file.stat().st_size}) + "\n")
+            atomic_write_text(_size_file(file), json.dumps({"keys": len(keys), "bytes": file.stat().st_size}) + "\n")
     finally:
         draft.unlink(missing_ok=True)
 

@@ -53,7 +53,8 @@ def open_run(run: str | Path) -> TrainedRun:
 
 def load_split(run: RunConfig, folder: Path, split: str | None) -> EvaluationData:
     """Load a held-out split of the run in `folder`: `split`, by default test if the run has one, else valid."""
-    request = OpenRequest(run.batch.tokens, folder / "data", run.seed)
+    tokenizers = load_tokenizers(folder / "model")
+    request = OpenRequest(run.batch.tokens, folder / "data", run.seed, belongs_to_model=True, tokenizers=tokenizers)
     return open_held_out(run.data, data_form(run), request, split)
 
 

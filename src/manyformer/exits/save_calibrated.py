@@ -1,12 +1,11 @@
 """Saving a model with its certified exit threshold as a new model folder."""
 
 import json
-import shutil
 from pathlib import Path
 
 from manyformer.exits.calibration import ThresholdCalibration
 from manyformer.models import Model
-from manyformer.models.model_files import replacement_folder
+from manyformer.models.model_files import copy_tokenizers, replacement_folder
 
 
 def save_calibrated(model: Model, calibration: ThresholdCalibration, source: Path, folder: Path) -> None:
@@ -19,8 +18,7 @@ def save_calibrated(model: Model, calibration: ThresholdCalibration, source: Pat
         with replacement_folder(folder) as draft:
             model.spec = spec._replace(keywords={**spec.keywords, "threshold": calibration.threshold})
             model.write_files(draft)
-            for file in source.glob("tokenizer*.json"):
-                shutil.copy2(file, draft / file.name)
+            copy_tokenizers(source, draft)
             certificate = json.dumps(calibration.as_json(), indent=2) + "\n"
             (draft / "calibration.json").write_text(certificate, encoding="utf-8")
     finally:

@@ -13,7 +13,7 @@ from manyformer.batches import Batch
 from manyformer.core import LayerOutput, State
 from manyformer.errors import UserError
 from manyformer.kernels.features.feature_map import FeatureMap
-from manyformer.models.model_files import ModelSpec, replacement_folder, write_parts
+from manyformer.models.model_files import ModelSpec, copy_tokenizers, replacement_folder, write_parts
 from manyformer.models.output_head import BatchLoss, BatchScore, OutputHead
 from manyformer.position import Position
 
@@ -68,8 +68,10 @@ class Model(nn.Module, ABC, Generic[B]):
         """Whether the state is carried from batch to batch where the rows of the batches continue."""
         return False
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, tokenizers_of: str | Path | None = None) -> None:
         """Write spec and weights to the folder `path`, without pickle; an existing folder is replaced atomically.
+
+        `tokenizers_of` is the folder of a saved model whose tokenizers and labels are copied.
 
         Raises UserError for a model without a spec, such as one composed of other models, which no recipe can rebuild.
         """
@@ -77,6 +79,8 @@ class Model(nn.Module, ABC, Generic[B]):
             name = type(self).__name__
             raise UserError(f"this {name} was not built by a recipe, so it cannot be saved; save the models inside it")
         with replacement_folder(Path(path)) as draft:
+            if tokenizers_of is not None:
+                copy_tokenizers(Path(tokenizers_of), draft)
             self.write_files(draft)
 
     def write_files(self, folder: Path) -> None:

@@ -1,23 +1,26 @@
-"""Saved models: a folder with config.json (the spec) and model.safetensors (the weights); no pickle."""
+"""Saved models: a folder with config.json (the spec), model.safetensors (the weights) and a manifest; no pickle."""
 
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
+from pydantic import StringConstraints
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
 from manyformer.errors import UserError
+from manyformer.files.atomic_files import sync_folder
+from manyformer.files.json_records import DamagedFile, FileRecord
+from manyformer.files.verified_folder import VerifiedFolder, write_manifest
 
-FORMAT = 1
-WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer-source.json", "tokenizer-target.json", "labels.json")
 
 
 class ModelSpec(NamedTuple):
@@ -28,49 +31,67 @@ class ModelSpec(NamedTuple):
     module: str = ""
 
 
+class ModelRecord(FileRecord):
+    """The content of config.json: a model's spec."""
+
+    title = "the description of a model"
+    format_number = 2
+    recipe: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    recipe_module: Annotated[str, StringConstraints(max_length=200)]
+    keywords: dict[str, Any]
+
+
 def write_parts(model: nn.Module, spec: ModelSpec, folder: Path) -> None:
     """Write the spec and the weights of a model into an existing folder."""
-    config = {"format": FORMAT, "recipe": spec.recipe, "recipe_module": spec.module, "keywords": spec.keywords}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    record = ModelRecord(recipe=spec.recipe, recipe_module=spec.module, keywords=spec.keywords)
+    record.write(folder / CONFIG_FILE)
     save_model(model, str(folder / WEIGHTS_FILE))
+
+
+def copy_tokenizers(source: Path, target: Path) -> None:
+    """Copy the tokenizers and labels of the saved model in `source` into the folder `target`."""
+    files = VerifiedFolder.open(source)
+    for name in TOKENIZER_FILES:
+        if name in files:
+            shutil.copyfile(files.file(name), target / name)
 
 
 @contextmanager
 def replacement_folder(path: Path) -> Iterator[Path]:
-    """A new folder that atomically replaces the folder `path` when the block succeeds and is removed when it fails."""
+    """A new folder that atomically replaces the folder `path` when the block succeeds and is removed when it fails.
+
+    It gets a manifest of its files; README.md is not in it, because it is for people, who may edit it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".part", dir=path.parent))
     try:
         yield draft
-        for file in draft.iterdir():
-            with open(file, "rb") as handle:
-                os.fsync(handle.fileno())
+        write_manifest(draft, without=("README.md",))
         os.chmod(draft, 0o755)
         if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent))
+            old = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", suffix=".part", dir=path.parent))
             os.rename(path, old / "was")
             os.rename(draft, path)
             shutil.rmtree(old, ignore_errors=True)
         else:
             os.rename(draft, path)
+        sync_folder(path.parent)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
 
 
-def read_config(path: Path) -> tuple[str, dict[str, Any], str]:
-    """The recipe, its keywords and its module of the model in the folder `path`; nothing is imported.
+def read_spec(path: Path) -> ModelSpec:
+    """The spec of the model in the folder `path`; nothing is imported.
 
-    Raises UserError where the folder holds no model.
+    Raises UserError where the folder holds no model, and DamagedFile where a file is not as it was written.
     """
-    file = path / "config.json"
-    if not file.is_file():
-        raise UserError(f"{path} holds no model: {file.name} is missing")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        return config["recipe"], config["keywords"], str(config.get("recipe_module", ""))
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} is damaged: it is not the description of a model ({error})") from error
+    if not (path / CONFIG_FILE).exists():
+        raise UserError(f"{path} holds no model: {CONFIG_FILE} is missing")
+    # the format is compared first: a folder of another format may have no manifest
+    record = ModelRecord.read(path / CONFIG_FILE)
+    VerifiedFolder.open(path).file(CONFIG_FILE)
+    return ModelSpec(record.recipe, record.keywords, record.recipe_module)
 
 
 def read_weights(model: nn.Module, path: Path) -> None:
@@ -78,15 +99,15 @@ def read_weights(model: nn.Module, path: Path) -> None:
     fill_weights(model, read_tensors(path), f"{path / WEIGHTS_FILE} does not fit its config.json")
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The weights in the folder `path` by name. Raises UserError where there are none, or where the file is damaged."""
-    file = path / WEIGHTS_FILE
+def read_tensors(path: Path, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:
+    """The tensors in a file of the folder `path`, by default its weights. Raises DamagedFile."""
+    if not (path / name).exists():
+        raise DamagedFile(f"{path} holds no weights: {name} is missing")
+    file = VerifiedFolder.open(path).file(name)
     try:
         return load_file(str(file))
-    except FileNotFoundError as error:
-        raise UserError(f"{path} holds no weights: {file.name} is missing") from error
     except SafetensorError as error:
-        raise UserError(f"{file} is damaged: {error}") from error
+        raise DamagedFile(f"{file} is damaged: {error}") from error
 
 
 def fill_weights(model: nn.Module, tensors: dict[str, Tensor], error_prefix: str) -> None:
@@ -98,6 +119,8 @@ def fill_weights(model: nn.Module, tensors: dict[str, Tensor], error_prefix: str
         if expected[name].shape != value.shape:
             shapes = f"{tuple(value.shape)}, the model {tuple(expected[name].shape)}"
             raise UserError(f"{error_prefix}: {name} has the shape {shapes}")
+        if expected[name].is_floating_point() != value.is_floating_point():
+            raise UserError(f"{error_prefix}: {name} holds {value.dtype}, the model {expected[name].dtype}")
     # a tied weight is stored once, under one of its names
     filled_ids = {id(expected[name]) for name in tensors}
     if missing := [name for name, tensor in expected.items() if id(tensor) not in filled_ids]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_or
 
 from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model, ModelSpec
-from manyformer.models.model_files import read_config
+from manyformer.models.model_files import read_spec
 from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
 from manyformer.recipes.keywords import check_keyword_value, keyword_signature
 from manyformer.tasks import Task, task_of_class
@@ -183,7 +183,7 @@ def read_saved_recipe(folder: Path) -> tuple[Recipe, dict[str, Any]]:
     """The recipe and keywords of the model saved in a folder. Raises UserError if no imported module defines it.
 
     A saved model is data: what it names is never imported, but for the recipe that an installed package offers."""
-    name, keywords, module = read_config(folder)
+    name, keywords, module = read_spec(folder)
     if module and is_external(module) and name not in recipe_names():
         raise UserError(
             f"{folder} needs the recipe '{name}' of the module {module}, which no installed package offers; import it "

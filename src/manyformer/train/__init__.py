@@ -4,7 +4,7 @@
 `TrainingEngine` holds model and optimizer. Progress is reported as `events` to a listener."""
 
 from manyformer.errors import TrainingInterrupted
-from manyformer.train.durable_files import DiskFull
+from manyformer.files.atomic_files import DiskFull
 from manyformer.train.events import (
     TrainingEvent,
     TrainingFinished,

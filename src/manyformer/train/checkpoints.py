@@ -1,28 +1,40 @@
 """The checkpoint folders `checkpoints/step-NNNNNNNN` of a run: write atomically, verify, retain and remove."""
 
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from manyformer.data.sampler import SamplerState
 from manyformer.errors import UserError
-from manyformer.train.durable_files import find_damage, remove_drafts, report_disk_full, sync_folder, write_manifest
+from manyformer.files.atomic_files import remove_drafts, report_disk_full, sync_folder
+from manyformer.files.json_records import Count, DamagedFile, FileRecord
+from manyformer.files.verified_folder import VerifiedFolder, write_manifest
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
+from manyformer.train.train_state import TrainState
 
 STATE_FILE = "state.json"
 _STEP_PREFIX = "step-"
 _DAMAGED_PREFIX = "damaged-"
 
 
+class CheckpointState(FileRecord):
+    """Everything in a checkpoint that is not a tensor, except the states of random generators."""
+
+    title = "the state of a checkpoint"
+    step: Count
+    train_state: TrainState
+    data: SamplerState
+
+
 class Checkpoint(NamedTuple):
-    """A checkpoint on disk; `state` is everything that is not a tensor."""
+    """A checkpoint on disk, compared with its manifest."""
 
     step: int
     folder: Path
-    state: dict[str, Any]
+    state: CheckpointState
 
 
 class CheckpointStore:
@@ -79,33 +91,55 @@ class CheckpointStore:
         step = int(self.process_group.broadcast_from_main(step))
         if step < 0:
             return None
-        state = json.loads((self.path(step) / STATE_FILE).read_text(encoding="utf-8"))
-        return Checkpoint(int(state["step"]), self.path(step), state)
+        return Checkpoint(step, self.path(step), self._read_state(step))
+
+    def is_intact(self, step: int, log: Callable[[str], None]) -> bool:
+        """Whether the checkpoint of a step is as it was written; a damaged one is logged and set aside."""
+        damage: str | None = None
+        with self.process_group.raise_together():
+            if self.process_group.is_main_process and (damage := self._find_damage(step)):
+                log(damage)
+                self._set_aside([step])
+        return not self.process_group.any_process(damage)
 
     def _newest(self, log: Callable[[str], None]) -> int:
         if self.folder.is_dir():
             remove_drafts(self.folder)
-        steps = self.steps()
-        faults: list[str] = []
+        steps, damages = self.steps(), list[str]()
         for step in reversed(steps):
-            folder = self.path(step)
-            fault = find_damage(folder)
-            if fault is None:
-                if faults:
-                    self._rename_damaged(newest_intact=step)
-                    log(f"{'; '.join(faults)}. Resuming from step {step}, the newest intact checkpoint")
+            damage = self._find_damage(step)
+            if damage is None:
+                if damages:
+                    self._set_aside(other for other in steps if other > step)
+                    log(f"{'; '.join(damages)}. Resuming from step {step}, the newest intact checkpoint")
                 return step
-            faults.append(f"the checkpoint {folder} is damaged: {fault}")
+            damages.append(damage)
         if steps:
-            raise UserError(f"{'; '.join(faults)}. No intact checkpoint is left: start over with fresh=true")
+            raise UserError(f"{'; '.join(damages)}. No intact checkpoint is left: start over with fresh=true")
         return -1
 
-    def _rename_damaged(self, *, newest_intact: int) -> None:
+    def _find_damage(self, step: int) -> str | None:
+        """What is wrong with the first damaged file of a checkpoint, None if it is as it was written."""
+        try:
+            VerifiedFolder.open(self.path(step)).verify()
+            self._read_state(step)
+        except UserError as damage:
+            return str(damage)
+        return None
+
+    def _read_state(self, step: int) -> CheckpointState:
+        file = self.path(step) / STATE_FILE
+        state = CheckpointState.read(file)
+        if not state.step == state.train_state.step == step:
+            raise DamagedFile(f"{file} is damaged: it is the state of step {state.step}, not of step {step}")
+        return state
+
+    def _set_aside(self, steps: Iterable[int]) -> None:
         """Rename damaged checkpoints so that their steps can be written again; `remove_except` deletes them later."""
-        for step in self.steps():
-            if step > newest_intact:
-                damaged = self.folder / f"{_DAMAGED_PREFIX}{self.path(step).name}"
-                shutil.rmtree(damaged, ignore_errors=True)
+        for step in steps:
+            damaged = self.folder / f"{_DAMAGED_PREFIX}{self.path(step).name}"
+            shutil.rmtree(damaged, ignore_errors=True)
+            if self.path(step).exists():
                 os.rename(self.path(step), damaged)
 
     def remove_except(self, retained: set[int]) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple, get_args
 from pydantic import TypeAdapter
 
 from manyformer.errors import TrainingInterrupted, UserError
-from manyformer.train.durable_files import DiskFull
+from manyformer.files.atomic_files import DiskFull
 from manyformer.train.events import TrainingEvent
 from manyformer.train.training_loop import TrainingDiverged
 

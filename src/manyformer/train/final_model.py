@@ -2,10 +2,40 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
+from manyformer.config import RunConfig
+from manyformer.files.json_records import Count, FileRecord
 from manyformer.train.engine import TrainingEngine
+from manyformer.train.events import TrainResult
 from manyformer.train.validation import Validator
+
+
+class ResultRecord(FileRecord):
+    """The content of result.json: how a run ended, and the settings that chose its final weights."""
+
+    title = "the result of a run"
+    format_number = 2
+    step: Count
+    reason: str
+    chosen_weights: str
+    scores: dict[str, float]
+    save: dict[str, Any]
+
+    @classmethod
+    def of(cls, result: TrainResult, run: RunConfig) -> Self:
+        """The record of a result of this run."""
+        return cls(
+            step=result.step,
+            reason=result.reason,
+            chosen_weights=result.chosen_weights,
+            scores=result.scores,
+            save=run.save.model_dump(mode="json"),
+        )
+
+    def result(self, out: Path) -> TrainResult:
+        """The result of the run in the folder `out`."""
+        return TrainResult(out, self.step, self.reason, self.chosen_weights, self.scores)
 
 
 class WeightChoice(NamedTuple):

@@ -4,14 +4,17 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from manyformer.errors import UserError
-from manyformer.train.durable_files import replace_text, report_disk_full
+from manyformer.files.atomic_files import atomic_write_bytes, atomic_write_text, report_disk_full
+from manyformer.files.json_records import DamagedFile, parse_json, validate_json
+from manyformer.type_aliases import LogFn
 
 MetricsRow = dict[str, Any]
+DAMAGED_ROWS = "metrics.damaged"
+_COUNTS = ("step", "tokens", "seconds")
 _COUNT_COLUMNS = ("step", "tokens", "epoch", "seconds")
 _TRAINING_COLUMNS = ("loss", "extra", "learning_rate", "gradient_norm", "tokens_per_second")
 _VALIDATION_COLUMNS = ("valid_loss", "valid_accuracy", "valid_perplexity", "valid_bits_per_byte")
@@ -21,16 +24,30 @@ COLUMNS = (*_COUNT_COLUMNS, *_TRAINING_COLUMNS, *_VALIDATION_COLUMNS)
 class MetricsFiles:
     """Appends rows to metrics.jsonl and metrics.csv; on resuming, only the first `rows` rows are retained.
 
-    `scores` are the names of the validation scores; those that have no column yet get one at the end.
+    `scores` are the names of the validation scores; those that have no column yet get one at the end. Damaged rows are
+    named in the log and moved to metrics.damaged; missing ones are counted.
     """
 
-    def __init__(self, folder: Path, *, rows: int, scores: Iterable[str] = ()) -> None:
+    def __init__(self, folder: Path, *, rows: int, log: LogFn, scores: Iterable[str] = ()) -> None:
         self._jsonl, self._csv = folder / "metrics.jsonl", folder / "metrics.csv"
         self._columns = tuple(dict.fromkeys([*COLUMNS, *(f"valid_{name}" for name in scores)]))
-        retained = list(itertools.islice(read_rows(self._jsonl), rows))
+        retained = self._retain(rows, log)
         with report_disk_full(f"the metrics in {folder}"):
-            replace_text(self._jsonl, "".join(json.dumps(row) + "\n" for row in retained))
-            replace_text(self._csv, "".join([",".join(self._columns) + "\n", *map(self._csv_line, retained)]))
+            atomic_write_text(self._jsonl, "".join(json.dumps(row) + "\n" for row in retained))
+            atomic_write_text(self._csv, "".join([",".join(self._columns) + "\n", *map(self._csv_line, retained)]))
+
+    def _retain(self, rows: int, log: LogFn) -> list[MetricsRow]:
+        """The first `rows` rows, without those that are damaged."""
+        lines = list(itertools.islice(_read_lines(self._jsonl), rows))
+        damaged = [line for line in lines if isinstance(line.row, DamagedFile)]
+        for line in damaged:
+            log(f"{line.row}; it is now in {DAMAGED_ROWS}")
+        if damaged:
+            content = b"".join(line.text for line in damaged)
+            atomic_write_bytes(self._jsonl.parent / DAMAGED_ROWS, content)
+        if len(lines) < rows:
+            log(f"{self._jsonl} has {len(lines):,} rows, {rows:,} were written: {rows - len(lines):,} are missing")
+        return [line.row for line in lines if not isinstance(line.row, DamagedFile)]
 
     def add(self, row: MetricsRow) -> None:
         """Append a row and flush it. Numbers that are not finite become null."""
@@ -51,12 +68,35 @@ class MetricsFiles:
 
 
 def read_rows(path: Path) -> Iterator[MetricsRow]:
-    """Yield the complete rows of a metrics.jsonl; the last one may be truncated by a kill."""
+    """Yield the rows of a metrics.jsonl; the last one may be truncated by a kill. Raises DamagedFile for others."""
+    for line in _read_lines(path):
+        if isinstance(line.row, DamagedFile):
+            raise DamagedFile(f"{line.row}; the command that trains the run sets such rows aside")
+        yield line.row
+
+
+class _MetricsLine(NamedTuple):
+    text: bytes
+    row: MetricsRow | DamagedFile
+
+
+def _read_lines(path: Path) -> Iterator[_MetricsLine]:
+    """Yield the lines of a metrics.jsonl, but not a last one that is truncated."""
     if not path.is_file():
         return
-    # no proper prefix of an object is valid JSON, so a row that parses is complete even without its line end
-    with path.open(encoding="utf-8") as file, suppress(ValueError):
-        yield from map(json.loads, file)
+    with path.open("rb") as file:
+        for number, text in enumerate(file, start=1):
+            location = f"{path}:{number}"
+            try:
+                content = parse_json(text, location, "a row of metrics")
+                row: MetricsRow = validate_json(content, dict[str, int | float | None], location)
+                if missing := [name for name in _COUNTS if row.get(name) is None]:
+                    raise DamagedFile(f"{location} is damaged: {missing[0]} is missing")
+                yield _MetricsLine(text, row)
+            except DamagedFile as damage:
+                # no proper prefix of an object is valid JSON: a row that parses is complete even without its line end
+                if text.endswith(b"\n"):
+                    yield _MetricsLine(text, damage)
 
 
 class TensorBoardSink:

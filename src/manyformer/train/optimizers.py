@@ -1,11 +1,17 @@
 """The optimizer of a run: fused Adam or AdamW, parameter groups for weight decay and epsilon, and its state."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
 from manyformer.config import AdamWConfig, OptimConfig
+from manyformer.files.json_records import DamagedFile
 from manyformer.position import Position
 from manyformer.training_hooks import OwnOptimizerEpsilon
+
+_STATE_KINDS = {"step", "exp_avg", "exp_avg_sq"}
+"""The tensors that Adam keeps for each weight."""
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
@@ -63,13 +69,18 @@ def named_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) ->
     }
 
 
-def restore_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Restore the tensors of `named_optimizer_state`. Raises ValueError if they do not fit the model."""
+def restore_optimizer_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], file: Path
+) -> None:
+    """Restore the tensors of `named_optimizer_state`, read from `file`. Raises DamagedFile if they do not fit."""
     weights = dict(model.named_parameters())
     for key, value in tensors.items():
         name, _, kind = key.rpartition("/")
-        if name not in weights or (value.ndim and value.shape != weights[name].shape):
-            raise ValueError(f"the optimizer's {key} {tuple(value.shape)} fits no weight of the model")
+        expected = weights[name].shape if name in weights and kind != "step" else torch.Size()
+        if name not in weights or kind not in _STATE_KINDS or value.shape != expected:
+            raise DamagedFile(f"{file} is damaged: {key:.80} {tuple(value.shape)} fits no weight of the model")
+        if any(f"{name}/{other}" not in tensors for other in _STATE_KINDS):
+            raise DamagedFile(f"{file} is damaged: a part of the state of {name} is missing")
         weight = weights[name]
         # a copy: tensors in a file's memory map are aligned differently, which can change the last bit of a sum
         optimizer.state[weight][kind] = value.to(weight.device, copy=True)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import final
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from manyformer.models import Model
-from manyformer.models.model_files import read_weights
+from manyformer.models.model_files import read_tensors, read_weights
 from manyformer.train.objective import TrainingObjective
 from manyformer.train.optimizers import named_optimizer_state, restore_optimizer_state
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
@@ -88,7 +88,7 @@ class DDPStrategy(ParallelStrategy):
             return
         read_weights(model, folder)
         if optimizer is not None:
-            restore_optimizer_state(model, optimizer, load_file(folder / OPTIMIZER_FILE))
+            restore_optimizer_state(model, optimizer, read_tensors(folder, OPTIMIZER_FILE), folder / OPTIMIZER_FILE)
 
     def full_model(self, model: Model) -> Model:
         return model

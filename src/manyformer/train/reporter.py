@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from manyformer.train.durable_files import report_disk_full
+from manyformer.files.atomic_files import report_disk_full
 from manyformer.train.events import (
     CheckpointSaved,
     EventListener,

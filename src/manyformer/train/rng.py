@@ -2,10 +2,13 @@
 
 import base64
 import random
-from typing import Any
+from typing import Self
 
 import numpy as np
 import torch
+from pydantic import Base64Bytes
+
+from manyformer.files.json_records import FileRecord
 
 
 def seed_everything(seed: int) -> None:
@@ -15,34 +18,39 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def generator_states() -> dict[str, Any]:
-    """The states of all generators of this process, as JSON data."""
-    version, numbers, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    state: dict[str, Any] = {
-        "python": [version, list(numbers), gauss],
-        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
-        "torch": _encode_state(torch.get_rng_state()),
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = _encode_state(torch.cuda.get_rng_state())
-    return state
+class GeneratorStates(FileRecord):
+    """The states of all generators of a process."""
+
+    title = "the states of random generators"
+    python: tuple[int, tuple[int, ...], float | None]
+    numpy: tuple[str, tuple[int, ...], int, int, float]
+    torch: Base64Bytes
+    cuda: Base64Bytes | None = None
+
+    @classmethod
+    def of_process(cls) -> Self:
+        """The states of the generators of this process."""
+        kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+        return cls(
+            python=random.getstate(),
+            numpy=(str(kind), tuple(np.asarray(keys).tolist()), int(position), int(has_gauss), float(cached)),
+            torch=_encode_state(torch.get_rng_state()),
+            cuda=_encode_state(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,
+        )
+
+    def restore(self) -> None:
+        """Restore the generators of this process. Raises ValueError or TypeError for states of no generator."""
+        random.setstate(self.python)
+        kind, keys, position, has_gauss, cached = self.numpy
+        np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+        torch.set_rng_state(_decode_state(self.torch))
+        if self.cuda is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(_decode_state(self.cuda))
 
 
-def restore_generator_states(state: dict[str, Any]) -> None:
-    """Restore the states that `generator_states` returned."""
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(_decode_state(state["torch"]))
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(_decode_state(state["cuda"]))
+def _encode_state(state: torch.Tensor) -> bytes:
+    return base64.b64encode(state.numpy().tobytes())
 
 
-def _encode_state(state: torch.Tensor) -> str:
-    return base64.b64encode(state.numpy().tobytes()).decode()
-
-
-def _decode_state(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8).clone()
+def _decode_state(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8).clone()

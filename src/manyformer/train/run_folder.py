@@ -23,9 +23,10 @@ from manyformer.config import (
     load_run,
 )
 from manyformer.errors import UserError, UserErrors
+from manyformer.files.atomic_files import atomic_write_text, remove_drafts, report_disk_full
 from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run, plugin_records
 from manyformer.recipes import get_recipe, modules_to_import, recipe_names
-from manyformer.train.durable_files import remove_drafts, replace_text, report_disk_full
+from manyformer.version import VERSION
 
 RESULT_FILE = "result.json"
 LOCK_FILE = ".lock"
@@ -123,17 +124,15 @@ def write_run_file(folder: Path, run: RunConfig, *, has_checkpoint: bool, log: C
         if previous.limits != run.limits and isinstance(run.schedule, CosineSchedule) and run.schedule.steps is None:
             log("the limits have changed, so the learning rate schedule now ends at another step")
     with report_disk_full(f"the run file {file}"):
-        replace_text(file, dump_run(run))
+        atomic_write_text(file, dump_run(run))
 
 
 def collect_environment(device: torch.device) -> dict[str, Any]:
     """Collect what a result may depend on besides the run: versions, processor, threads."""
     import numpy
 
-    from manyformer import __version__
-
     info = {
-        "manyformer": __version__,
+        "manyformer": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,

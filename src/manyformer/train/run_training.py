@@ -13,6 +13,7 @@ from manyformer.data.opened import OpenedData
 from manyformer.recipes import get_recipe
 from manyformer.stop_signals import handle_stop_signals, resumable
 from manyformer.train.build_model import choose_device
+from manyformer.train.checkpoints import CheckpointStore
 from manyformer.train.events import EventListener, TrainingNote, TrainResult, broadcast, silent
 from manyformer.train.process_group import (
     SINGLE_PROCESS_GROUP,
@@ -83,4 +84,12 @@ def train_in_process(
 def open_run_data(run: RunConfig, out: Path, log: LogFn) -> OpenedData:
     """Open the training and validation data of a run."""
     form = get_recipe(run.recipe).card.task.data_forms[run.data.kind]
-    return open_data(run.data, form, batch_tokens=run.batch.tokens, cache=out / "data", seed=run.seed, log=log)
+    return open_data(
+        run.data,
+        form,
+        batch_tokens=run.batch.tokens,
+        cache=out / "data",
+        seed=run.seed,
+        belongs_to_model=bool(CheckpointStore(out / "checkpoints").steps()),
+        log=log,
+    )

@@ -3,23 +3,24 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from manyformer.config import RunConfig
 from manyformer.data.opened import OpenedData
+from manyformer.errors import UserError
+from manyformer.files.atomic_files import DiskFull, atomic_write_text, report_disk_full
+from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.models.model_files import replacement_folder
 from manyformer.recipes import get_recipe
 from manyformer.stop_signals import StopSignal
 from manyformer.train.build_model import build_model, choose_device, choose_strategy, make_objective
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint, CheckpointStore
-from manyformer.train.durable_files import DiskFull, replace_text, report_disk_full
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import EventListener, TrainingFinished, TrainingNote, TrainingStarted, TrainResult
-from manyformer.train.final_model import WeightChoice, choose_weights
+from manyformer.train.final_model import ResultRecord, WeightChoice, choose_weights
 from manyformer.train.init_from import check_random_init, load_initial_weights
 from manyformer.train.metrics import MetricsFiles, TensorBoardSink
 from manyformer.train.model_card import model_card
@@ -58,7 +59,7 @@ class TrainingSession:
         with process_group.raise_together():
             if process_group.is_main_process:
                 write_run_file(out, run, has_checkpoint=checkpoint is not None, log=self._log)
-                replace_text(out / "env.json", json.dumps(collect_environment(device), indent=2) + "\n")
+                atomic_write_text(out / "env.json", json.dumps(collect_environment(device), indent=2) + "\n")
         with process_group.main_process_first():
             self.data = open_data(run, out, self._log)
         seed_everything(run.seed)
@@ -105,8 +106,7 @@ class TrainingSession:
                     card_text = model_card(self.run, self.card, self.model, self.data.describe(), result)
                     (folder / "README.md").write_text(card_text, encoding="utf-8")
                     full_model.write_files(folder)
-                record = {**asdict(result), "out": str(self.out), "save": self.run.save.model_dump()}
-                replace_text(self.out / RESULT_FILE, json.dumps(record, indent=2) + "\n")
+                ResultRecord.of(result, self.run).write(self.out / RESULT_FILE)
         return self._report_finished(result)
 
     def _report_finished(self, result: TrainResult) -> TrainResult:
@@ -121,11 +121,16 @@ class TrainingSession:
         file, train_state = self.out / RESULT_FILE, self.loop.train_state
         if not file.exists() or end_reason(self.run, train_state) is None or not (self.out / "model").is_dir():
             return None
-        record = json.loads(file.read_text(encoding="utf-8"))
-        if record["step"] != train_state.step or record.pop("save") != self.run.save.model_dump():
+        try:
+            record = ResultRecord.read(file)
+            VerifiedFolder.open(self.out / "model").verify()
+        except UserError as damage:
+            self._log(f"{damage}; the final model is written again")
+            return None
+        if record.step != train_state.step or record.save != self.run.save.model_dump(mode="json"):
             return None
         self._log("this run has already finished; its model is unchanged")
-        return self._report_finished(TrainResult(**{**record, "out": self.out}))
+        return self._report_finished(record.result(self.out))
 
     def _run_loop(self) -> str:
         try:
@@ -136,7 +141,7 @@ class TrainingSession:
         except DiskFull as error:
             steps = self.store.steps()
             saved = f"; {self.store.path(steps[-1])} is intact" if steps else ""
-            raise DiskFull(f"{error}{saved}. Free some space: the same command continues.") from error
+            raise DiskFull(f"{error}{saved}. Free some space: the same command continues.", error.reason) from error
 
     def _make_loop(self, checkpoint: Checkpoint | None, stop_signal: StopSignal) -> TrainingLoop:
         run, feed, process_group = self.run, self.data.train, self.process_group
@@ -155,8 +160,10 @@ class TrainingSession:
         )
 
     def _make_sinks(self, checkpoint: Checkpoint | None) -> list[MetricsSink]:
-        rows = 0 if checkpoint is None else int(checkpoint.state["train_state"]["metrics_rows"])
-        sinks: list[MetricsSink] = [MetricsFiles(self.out, rows=rows, scores=self.validator.score_names())]
+        rows = 0 if checkpoint is None else checkpoint.state.train_state.metrics_rows
+        sinks: list[MetricsSink] = [
+            MetricsFiles(self.out, rows=rows, log=self._log, scores=self.validator.score_names())
+        ]
         if "tensorboard" in self.run.trackers:
             sinks.append(TensorBoardSink(self.out, last_step=0 if checkpoint is None else checkpoint.step))
         return sinks
@@ -185,13 +192,17 @@ class TrainingSession:
             yield "neighbours", str(getattr(self.run.data, "neighbours", None) or none)
 
     def _choose_weights(self) -> WeightChoice:
-        """Load the final weights: of the best checkpoint, else of the last, or an average if that scores better."""
+        """Load the final weights: of the best intact checkpoint, else of the last, or a better average of several."""
         train_state, save = self.loop.train_state, self.run.save
-        step, scores, description = train_state.step, train_state.scores, f"those of the last step, {train_state.step}"
-        best = train_state.ranking[0]
-        if save.keep_best and best.step != step and self.store.path(best.step).is_dir():
-            step, scores, description = best.step, best.scores, f"those of step {best.step}, the best"
-        scheduled = [self.store.path(saved_step) for saved_step in self.loop.scheduled_steps()]
-        averaged = scheduled[-save.average_last :] if save.average_last else []
-        single = WeightChoice(self.store.path(step), description, scores)
+        last = train_state.step
+        single = WeightChoice(self.store.path(last), f"those of the last step, {last}", train_state.scores)
+        for rank, (_, step, scores) in enumerate(train_state.ranking[: save.keep_best]):
+            if step == last:
+                break
+            if self.store.is_intact(step, self._log):
+                description = f"those of step {step}, the best{' of the intact ones' if rank else ''}"
+                single = WeightChoice(self.store.path(step), description, scores)
+                break
+        scheduled = self.loop.scheduled_steps()[-save.average_last :] if save.average_last else []
+        averaged = [self.store.path(step) for step in scheduled if self.store.is_intact(step, self._log)]
         return choose_weights(self.engine, single, averaged, self.validator)

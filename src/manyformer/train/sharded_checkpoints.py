@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from manyformer.errors import UserError
+from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.models import Model
 from manyformer.train.optimizers import named_optimizer_state
 
@@ -39,6 +40,7 @@ def read_shards(model: Model, optimizer: torch.optim.Optimizer | None, folder: P
 
     Raises UserError if a weight is missing from the checkpoint.
     """
+    VerifiedFolder.open(folder).verify()
     reader = HuggingFaceStorageReader(str(folder))
     saved = reader.read_metadata().state_dict_metadata
     tensors: dict[str, Tensor] = {}

@@ -3,13 +3,18 @@
 import json
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
+from manyformer.files.json_records import DamagedFile
+from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.models.carried_state import CarriedState
 from manyformer.train.process_group import ProcessGroup
+
+MAX_ROWS = 1 << 20
+"""The largest number of rows of a state that is read."""
 
 
 def write_carried_state(carried_state: CarriedState, folder: Path, process_group: ProcessGroup) -> None:
@@ -20,11 +25,11 @@ def write_carried_state(carried_state: CarriedState, folder: Path, process_group
 
 def read_carried_state(carried_state: CarriedState, folder: Path, process_group: ProcessGroup) -> bool:
     """Restore the carried state; False if it was written by another number of processes, whose rows differ."""
-    file = _state_path(folder, process_group)
-    if not carried_state.enabled or not file.exists():
+    files, name = VerifiedFolder.open(folder), _state_path(folder, process_group).name
+    if not carried_state.enabled or name not in files:
         return not carried_state.enabled
     carried_state.model.train()
-    read_state_file(carried_state, file)
+    read_state_file(carried_state, files.file(name))
     return True
 
 
@@ -37,19 +42,27 @@ def write_state_file(carried_state: CarriedState, file: Path) -> None:
 
 
 def read_state_file(carried_state: CarriedState, file: Path) -> None:
-    """Restore a state written in the same mode of the model: states of training and evaluation may differ."""
-    with safe_open(file, "pt") as handle:
-        metadata = handle.metadata()
-        plain_leaves, rows = json.loads(metadata["plain_leaves"]), int(metadata["rows"])
-        stored = set(handle.keys())
-        # a copy: see `restore_optimizer_state`
-        device = carried_state.model.device
-        leaves = [
-            handle.get_tensor(str(number)).to(device, copy=True) if str(number) in stored else plain
-            for number, plain in enumerate(plain_leaves)
-        ]
-    structure = tree_structure(carried_state.model.init_state(rows))
-    carried_state.rows, carried_state.state = rows, tree_unflatten(leaves, structure)
+    """Restore a state written in the same mode of the model: states of training and evaluation may differ.
+
+    Raises DamagedFile for a file that holds no state of this model.
+    """
+    try:
+        with safe_open(file, "pt") as handle:
+            metadata = handle.metadata()
+            plain_leaves, rows = json.loads(metadata["plain_leaves"]), int(metadata["rows"])
+            stored = set(handle.keys())
+            # a copy: see `restore_optimizer_state`
+            device = carried_state.model.device
+            leaves = [
+                handle.get_tensor(str(number)).to(device, copy=True) if str(number) in stored else plain
+                for number, plain in enumerate(plain_leaves)
+            ]
+        if not 1 <= rows <= MAX_ROWS:
+            raise ValueError(f"{rows} rows")
+        structure = tree_structure(carried_state.model.init_state(rows))
+        carried_state.rows, carried_state.state = rows, tree_unflatten(leaves, structure)
+    except (SafetensorError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DamagedFile(f"{file} is damaged: it holds no state of this model ({error})") from error
 
 
 def _state_path(folder: Path, process_group: ProcessGroup) -> Path:

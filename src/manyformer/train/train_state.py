@@ -1,21 +1,26 @@
 """The train state of a run: counters and scores that a checkpoint saves besides tensors and generators."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pydantic import ConfigDict
 
 from manyformer.config import RunConfig
+from manyformer.files.json_records import Count
 
 
 @dataclass
 class MetricsWindow:
     """Sums over the steps since the last row of the metrics."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     nats: float = 0.0
     extra: float = 0.0
-    targets: int = 0
-    tokens: int = 0
-    steps: int = 0
+    targets: Count = 0
+    tokens: Count = 0
+    steps: Count = 0
     seconds: float = 0.0
 
     @property
@@ -28,7 +33,7 @@ class RankedCheckpoint(NamedTuple):
     """A validated checkpoint; a smaller `sort_key` is better."""
 
     sort_key: float
-    step: int
+    step: Count
     scores: dict[str, float]
 
 
@@ -39,25 +44,19 @@ class TrainState:
     `cpu_seconds` is the CPU time of all threads and processes. `ranking` holds the best validated steps, best first.
     """
 
-    step: int = 0
-    tokens: int = 0
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    step: Count = 0
+    tokens: Count = 0
     epochs: float = 0.0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    metrics_rows: int = 0
-    last_evaluated_step: int = 0
-    evaluations_since_best: int = 0
+    metrics_rows: Count = 0
+    last_evaluated_step: Count = 0
+    evaluations_since_best: Count = 0
     ranking: list[RankedCheckpoint] = field(default_factory=list)
     scores: dict[str, float] = field(default_factory=dict)
     window: MetricsWindow = field(default_factory=MetricsWindow)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "TrainState":
-        window, ranking = MetricsWindow(**content["window"]), [RankedCheckpoint(*entry) for entry in content["ranking"]]
-        return cls(**{**content, "window": window, "ranking": ranking})
 
     def record_scores(self, scores: dict[str, float], sort_key: float, *, keep: int) -> bool:
         """Record this step's scores, keep the `keep` best steps, and return whether this one is the best so far."""

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyformer.data.atomic_files import atomic_write
 from manyformer.errors import UserError
+from manyformer.files.atomic_files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,1 @@
+"""Files on disk: atomic writing, typed JSON records, and folders whose files are verified before they are read."""

@@ -1,0 +1,129 @@
+"""JSON files as typed records: bounded in size and depth, with a format number, every field checked when it is read."""
+
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
+
+import pydantic_core
+from annotated_types import Ge, Gt
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, TypeAdapter, ValidationError
+
+from manyformer.errors import UserError
+from manyformer.files.atomic_files import atomic_write_text
+from manyformer.version import VERSION
+
+MAX_JSON_BYTES = 1 << 26
+"""The largest JSON file that is read, in bytes, where a reader does not allow more."""
+
+MAX_INT = (1 << 63) - 1
+"""The largest whole number in a record: what 64 bits hold."""
+
+VERSION_FIELD, FORMAT_FIELD = "manyformer", "format"
+
+
+class DamagedFile(UserError):
+    """A file that is missing, is not as it was written, or does not hold what its place in a folder promises."""
+
+
+def _check_int64(number: int) -> int:
+    if number > MAX_INT:
+        raise ValueError(f"the number is greater than {MAX_INT:,}")
+    return number
+
+
+def _check_file_name(name: str) -> str:
+    # a file of the folder itself or of a folder inside: nothing that could lead out of it
+    parts = name.split("/")
+    if not name or name.startswith("/") or "\\" in name or "\0" in name or {"", ".", ".."} & set(parts):
+        raise ValueError("the name of a file inside the folder is needed")
+    return name
+
+
+Count = Annotated[int, Ge(0), AfterValidator(_check_int64)]
+"""A number of things, 0 or more."""
+PositiveCount = Annotated[int, Gt(0), AfterValidator(_check_int64)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+FileName = Annotated[str, AfterValidator(_check_file_name)]
+"""The name of a file relative to its folder, with `/` between parts; never a path that leads out of the folder."""
+
+
+class FileRecord(BaseModel):
+    """The content of a JSON file that this library writes and reads again; subclasses declare the fields.
+
+    The file also holds the number of its format and the version of manyformer that wrote it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
+
+    title: ClassVar[str]
+    """What the file is, for messages: "the description of a model"."""
+    format_number: ClassVar[int] = 1
+    max_bytes: ClassVar[int] = MAX_JSON_BYTES
+
+    def write(self, path: Path) -> None:
+        """Write the record atomically."""
+        content = {FORMAT_FIELD: self.format_number, VERSION_FIELD: VERSION, **self.model_dump(mode="json")}
+        # inf and nan are numbers of a score: written as JSON constants, which the reader allows
+        text = pydantic_core.to_json(content, indent=1, inf_nan_mode="constants").decode()
+        atomic_write_text(path, f"{text}\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The record in a file. Raises DamagedFile, and UserError for a file of another format."""
+        content = read_json(path, cls.title, max_bytes=cls.max_bytes)
+        if not isinstance(content, dict):
+            raise DamagedFile(f"{path} is damaged: it is not {cls.title}")
+        number, version = content.pop(FORMAT_FIELD, None), content.pop(VERSION_FIELD, None)
+        if type(number) is not int or number != cls.format_number:
+            by = f" by manyformer {version!r:.40}" if isinstance(version, str) else ""
+            message = f"{path} was written in format {number!r:.40}{by}"
+            raise UserError(f"{message}; this version of manyformer reads format {cls.format_number} of {cls.title}")
+        record: Self = validate_json(content, cls, path)
+        return record
+
+
+def read_bounded(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """The bytes of a regular file. Raises DamagedFile where it is missing, no regular file, or larger than allowed."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise DamagedFile(f"{path} is missing") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise DamagedFile(f"{path} is a {'folder' if stat.S_ISDIR(status.st_mode) else 'device or pipe'}, not a file")
+    if status.st_size > max_bytes:
+        raise DamagedFile(f"{path} is damaged: it has {status.st_size:,} bytes, and at most {max_bytes:,} are expected")
+    return path.read_bytes()
+
+
+def read_json(path: Path, title: str, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """The value in a JSON file of at most `max_bytes`; `title` says what it should be. Raises DamagedFile."""
+    return parse_json(read_bounded(path, max_bytes), path, title)
+
+
+def parse_json(data: bytes, location: object, title: str) -> Any:
+    """The value of a JSON text. Raises DamagedFile with the location; depth is limited by the parser."""
+    try:
+        return pydantic_core.from_json(data, allow_inf_nan=True)
+    except ValueError as error:
+        raise DamagedFile(f"{location} is damaged: it is not {title} ({error})") from None
+
+
+def validate_json(content: Any, kind: Any, location: object) -> Any:
+    """`content`, parsed from JSON, as a value of the type `kind`. Raises DamagedFile that names the first bad field."""
+    try:
+        # as JSON text, because lists stand for tuples there even in strict mode
+        text = pydantic_core.to_json(content, inf_nan_mode="constants")
+        return TypeAdapter(kind).validate_json(text, strict=True)
+    except (ValidationError, ValueError) as error:
+        raise DamagedFile(f"{location} is damaged: {_first_problem(error)}") from None
+
+
+def _first_problem(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    details = error.errors(include_url=False)[0]
+    field = ".".join(f"{part:.40}" if isinstance(part, str) else str(part) for part in details["loc"])
+    message = details["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(details["input"], Mapping | list) else f", got {details['input']!r:.60}"
+    return f"{field}: {message[:1].lower()}{message[1:]}{shown}" if field else f"{message}{shown}"

@@ -1,0 +1,162 @@
+"""Folders with a manifest: the size and SHA-256 of every file, compared before a file is read."""
+
+import hashlib
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, final
+
+from pydantic import field_serializer
+
+from manyformer.errors import UserError
+from manyformer.files.atomic_files import sync_folder
+from manyformer.files.json_records import Count, DamagedFile, FileName, FileRecord, Sha256
+
+MANIFEST = "manifest.json"
+_MEMORY = ".verified.json"
+
+
+class FileSum(NamedTuple):
+    """The size of a file in bytes and its SHA-256."""
+
+    size: Count
+    sha256: Sha256
+
+
+class Manifest(FileRecord):
+    """The files of a folder, by name."""
+
+    title = "the list of files of a folder"
+    format_number = 2
+    files: dict[FileName, FileSum]
+
+    @field_serializer("files")
+    def _files(self, files: dict[str, FileSum]) -> dict[str, dict[str, int | str]]:
+        return {name: file_sum._asdict() for name, file_sum in files.items()}
+
+
+class _VerifiedFile(NamedTuple):
+    """A file that was compared with its sum: what the system said of it, the sum, and the facts that held for it."""
+
+    state: tuple[int, int, int, int]
+    sha256: Sha256
+    facts: tuple[str, ...] = ()
+
+
+class _Verified(FileRecord):
+    """The files of a folder that were compared with their sums."""
+
+    title = "the list of verified files"
+    files: dict[FileName, _VerifiedFile]
+
+
+class ContentCheck(NamedTuple):
+    """A check of a file's content: the fact that it establishes, and a function that raises DamagedFile."""
+
+    fact: str
+    run: Callable[[Path], None]
+
+
+@final
+class VerifiedFolder:
+    """A folder whose files are compared with the sums of a manifest before they are read.
+
+    Sizes are compared at every access. A sum is computed once for a file, and again only where the size, the times or
+    the inode of the file have changed since: the file `.verified.json` remembers them, if the folder can be written.
+    """
+
+    def __init__(self, folder: Path, sums: Mapping[str, FileSum]) -> None:
+        self.folder, self.sums = folder, sums
+
+    @classmethod
+    def open(cls, folder: Path) -> "VerifiedFolder":
+        """The folder with the sums of its manifest. Raises DamagedFile where there is no valid manifest."""
+        return cls(folder, Manifest.read(folder / MANIFEST).files)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.sums
+
+    def file(self, name: str, check: ContentCheck | None = None) -> Path:
+        """The path of a file that is as it was written, and whose content passes the check. Raises DamagedFile.
+
+        The check runs once for a file and a fact, like the comparison of the sum.
+        """
+        if name not in self.sums:
+            raise DamagedFile(f"{self.folder / name} is missing in the list {self.folder / MANIFEST}")
+        self._verify([name], check)
+        return self.folder / name
+
+    def verify(self, *, again: bool = False) -> None:
+        """Compare all files; `again` computes also sums that were compared before. Raises DamagedFile for the first."""
+        if again:
+            (self.folder / _MEMORY).unlink(missing_ok=True)
+        self._verify(self.sums)
+
+    def find_damage(self) -> str | None:
+        """What is wrong with the first damaged file, None if all files are as they were written."""
+        try:
+            self.verify()
+        except DamagedFile as damage:
+            return str(damage)
+        return None
+
+    def _verify(self, names: Iterable[str], check: ContentCheck | None = None) -> None:
+        remembered = self._remembered()
+        before = dict(remembered)
+        for name in names:
+            path, (size, digest) = self.folder / name, self.sums[name]
+            current = _VerifiedFile(_file_state(path, size), digest)
+            verified = remembered.get(name, current)
+            if name not in remembered or verified[:2] != current[:2]:
+                _compare_sum(path, digest)
+                verified = current
+            if check is not None and check.fact not in verified.facts:
+                check.run(path)
+                verified = verified._replace(facts=(*verified.facts, check.fact))
+            remembered[name] = verified
+        if remembered != before:
+            # a folder that cannot be written is verified again each time
+            with suppress(OSError, UserError):
+                _Verified(files=remembered).write(self.folder / _MEMORY)
+
+    def _remembered(self) -> dict[str, _VerifiedFile]:
+        with suppress(UserError, OSError):
+            return dict(_Verified.read(self.folder / _MEMORY).files)
+        return {}
+
+
+def write_manifest(folder: Path, *, without: Collection[str] = ()) -> None:
+    """Write the manifest of all files in a folder and the folders inside, and force them to disk.
+
+    Hidden files and those named in `without` are left out.
+    """
+    sums: dict[str, FileSum] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if not name.startswith(".") and name not in without and name != MANIFEST:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                sums[name] = FileSum(os.fstat(file.fileno()).st_size, digest)
+    Manifest(files=sums).write(folder / MANIFEST)
+    sync_folder(folder)
+
+
+def _compare_sum(path: Path, digest: str) -> None:
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+            raise DamagedFile(f"{path} is damaged: it is not as it was written (its SHA-256 differs)")
+
+
+def _file_state(path: Path, size: int) -> tuple[int, int, int, int]:
+    """What the system says of a file, which no program can restore after a change. Raises DamagedFile by its size."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise DamagedFile(f"{path} is missing") from None
+    if not path.is_file():
+        raise DamagedFile(f"{path} is not a file")
+    if status.st_size != size:
+        raise DamagedFile(f"{path} is damaged: it has {status.st_size:,} bytes instead of {size:,}")
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino

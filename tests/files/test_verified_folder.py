@@ -1,0 +1,102 @@
+"""Files are compared with their sums before they are read: once, and again when they have changed."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from manyformer.files.json_records import DamagedFile
+from manyformer.files.verified_folder import ContentCheck, VerifiedFolder, write_manifest
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "part").mkdir()
+    (tmp_path / "a.bin").write_bytes(b"abc")
+    (tmp_path / "part/b.bin").write_bytes(bytes(1000))
+    (tmp_path / "README.md").write_text("for people")
+    write_manifest(tmp_path, without=("README.md",))
+    return tmp_path
+
+
+def test_the_manifest_lists_sizes_and_sums(folder: Path) -> None:
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    assert files == {
+        "a.bin": {"size": 3, "sha256": hashlib.sha256(b"abc").hexdigest()},
+        "part/b.bin": {"size": 1000, "sha256": hashlib.sha256(bytes(1000)).hexdigest()},
+    }
+    assert VerifiedFolder.open(folder).file("part/b.bin").read_bytes() == bytes(1000)
+
+
+@pytest.mark.parametrize("position", [0, 7999])
+def test_every_flipped_bit_is_named(position: int, folder: Path) -> None:
+    content = bytearray(1000)
+    content[position // 8] ^= 1 << position % 8
+    VerifiedFolder.open(folder).verify()
+    (folder / "part/b.bin").write_bytes(content)
+    with pytest.raises(DamagedFile, match=r"part/b\.bin is damaged: it is not as it was written"):
+        VerifiedFolder.open(folder).verify()
+    assert VerifiedFolder.open(folder).file("a.bin").read_bytes() == b"abc"
+
+
+def test_what_is_not_in_the_manifest_is_not_read(folder: Path) -> None:
+    (folder / "c.bin").write_bytes(b"")
+    files = VerifiedFolder.open(folder)
+    assert "c.bin" not in files
+    with pytest.raises(DamagedFile, match=r"c\.bin is missing in the list"):
+        files.file("c.bin")
+
+
+def test_a_sum_is_computed_once_for_a_file_that_does_not_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[str] = []
+    digest = hashlib.file_digest
+
+    def count(file: object, name: str) -> object:
+        computed.append(Path(file.name).name)  # type: ignore[attr-defined]
+        return digest(file, name)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(hashlib, "file_digest", count)
+    for _ in range(3):
+        VerifiedFolder.open(folder).verify()
+    assert sorted(computed) == ["a.bin", "b.bin"]
+    VerifiedFolder.open(folder).verify(again=True)
+    assert len(computed) == 4
+    # equal content and equal times, but another file
+    times = (folder / "a.bin").stat()
+    (folder / "a.bin").write_bytes(b"xyz")
+    os.utime(folder / "a.bin", ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(DamagedFile, match=r"a\.bin is damaged"):
+        VerifiedFolder.open(folder).verify()
+
+
+def test_a_damaged_memory_of_sums_is_ignored(folder: Path) -> None:
+    VerifiedFolder.open(folder).verify()
+    (folder / ".verified.json").write_text("{")
+    VerifiedFolder.open(folder).verify()
+
+
+def test_content_is_checked_with_the_sum(folder: Path) -> None:
+    checked: list[Path] = []
+    for fact in ("letters", "letters", "three"):
+        VerifiedFolder.open(folder).file("a.bin", ContentCheck(fact, checked.append))
+    assert checked == [folder / "a.bin"] * 2
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "part/../../outside"])
+def test_names_that_lead_out_of_the_folder_are_refused(name: str, folder: Path) -> None:
+    content = json.loads((folder / "manifest.json").read_text())
+    content["files"][name] = {"size": 3, "sha256": hashlib.sha256(b"abc").hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(DamagedFile, match=r"manifest\.json is damaged: files\..* the name of a file inside the folder"):
+        VerifiedFolder.open(folder)
+
+
+def test_missing_files_and_folders_in_their_place(folder: Path) -> None:
+    (folder / "a.bin").unlink()
+    with pytest.raises(DamagedFile, match=r"a\.bin is missing"):
+        VerifiedFolder.open(folder).file("a.bin")
+    (folder / "a.bin").mkdir()
+    with pytest.raises(DamagedFile, match=r"a\.bin is not a file"):
+        VerifiedFolder.open(folder).file("a.bin")
