@@ -13,7 +13,8 @@ from manyformer.view import curves, plot_runs
 
 def run_folder(folder: Path, rows: list[dict[str, Any]]) -> Path:
     folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = (json.dumps({"tokens": 0, "seconds": 0.0, **row}) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text("".join(lines))
     return folder
 
 

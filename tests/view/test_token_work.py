@@ -11,6 +11,7 @@ import manyformer as mf
 from manyformer.cli import run
 from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError
+from manyformer.files.verified_folder import write_manifest
 from manyformer.view.token_work import describe_spans, draw_spans, layer_spans, layer_spans_for_text, token_work
 from perturbing import perturb
 
@@ -90,6 +91,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         model = built(name, **keywords)
         model.save(tmp_path / name)
         model.tokenizer.save(tmp_path / name / "tokenizer.json")
+        write_manifest(tmp_path / name)
     run(["efforts", str(tmp_path / "universal-transformer-lm"), "abc", "--out", str(tmp_path / "steps.png")])
     assert "body: steps, mean" in capsys.readouterr().out
     run(["efforts", str(tmp_path / "universal-transformer-lm"), "abc", "--json"])
