@@ -16,7 +16,7 @@ from manyformer.train.optimizers import (
     set_learning_rate,
     weight_decay_groups,
 )
-from manyformer.train.schedules import cosine, linear_warmup, make_schedule, noam
+from manyformer.train.schedules import cosine, linear_warmup, make_schedule, make_warmup, noam
 
 
 def test_noam_of_the_paper() -> None:
@@ -68,6 +68,46 @@ def test_no_jump_at_the_end_of_the_warm_up() -> None:
     for limits in ({"minutes": 5}, {"steps": 1000}, {"epochs": 2.0}):
         rate = make_schedule(a_run(optim={"lr": 1.0}, schedule={"warmup": 100}, limits=limits), width=None)
         assert rate(101, 0.1) == pytest.approx(rate(100, 0.1), rel=0.03)
+
+
+TIMED: dict[str, dict[str, Any]] = {
+    "cosine": {"optim": {"lr": 1.0}},
+    "constant": {"optim": {"lr": 1.0}, "schedule": {"name": "constant"}},
+    "noam": {"schedule": {"name": "noam", "width": 4, "warmup": 100, "scale": 20.0}},
+}
+"""Schedules with a peak of 1 after 100 of 1200 steps."""
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_the_warm_up_shrinks_with_a_run_that_ends_before_its_last_step(name: str) -> None:
+    limits = {"steps": 1200, "minutes": 3.0}
+    rate = make_schedule(a_run(**TIMED[name], limits=limits), width=None)
+    steps_alone = make_schedule(a_run(**TIMED[name], limits={"steps": 1200}), width=None)
+    # steps are nearer: nothing changes
+    for step in range(1, 101):
+        assert rate(step, (step - 1) / 1200) == pytest.approx(steps_alone(step, 0.0), rel=0.02)
+    # at a tenth of the speed the run has 120 steps, of which 10 are warm-up as well
+    rates = [rate(step, (step - 1) / 120) for step in range(1, 121)]
+    assert rates[:11] == sorted(rates[:11])
+    assert rates[4] < 0.6
+    assert rates[11] > 0.95
+    # a first step that takes half of the time does not end the warm-up
+    assert rate(2, 0.5) <= 0.2 + 1e-9
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_limits_of_steps_alone_do_not_look_at_the_progress(name: str) -> None:
+    rate = make_schedule(a_run(**TIMED[name], limits={"steps": 1200}), width=None)
+    assert [rate(step, 0.9) for step in (1, 50, 100, 600)] == [rate(step, 0.0) for step in (1, 50, 100, 600)]
+
+
+def test_the_share_of_the_warm_up_without_steps() -> None:
+    default = make_warmup(a_run(limits={"minutes": 3.0}))
+    assert default(20, 0.1) == 1.0
+    assert default(20, 0.05) == pytest.approx(0.5)
+    chosen = make_warmup(a_run(limits={"minutes": 3.0}, schedule={"warmup": 200}))
+    assert chosen(20, 0.1) == pytest.approx(0.2)
+    assert chosen(100, 0.5) == 1.0
 
 
 @pytest.mark.parametrize("recipe", ["transformer-lm", "transformer", "bert", "transformer-classifier"])

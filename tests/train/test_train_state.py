@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 from fakes import a_run
-from runs import go, learned
+from runs import Heard, go, learned
 
 from manyformer.batches import TextUnits
 from manyformer.tasks import ScoreSums
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.train.checkpoints import CheckpointState
+from manyformer.train.thread_use import describe_waiting_threads
 from manyformer.train.train_state import MetricsWindow, RankedCheckpoint, TrainState, end_reason, run_progress
 
 
@@ -34,6 +35,43 @@ def test_limits(limits: dict[str, Any], done: float, why: str | None, tmp_path: 
     standing = TrainState(step=5, tokens=300, epochs=0.4, seconds=120.0, cpu_seconds=90.0)
     assert run_progress(run, standing) == pytest.approx(done)
     assert end_reason(run, standing) == why
+
+
+def test_threads_that_wait_are_told_unless_somebody_chose_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    waiting = describe_waiting_threads(10.0, 3.4, 2)
+    assert waiting is not None
+    assert waiting.startswith("2 threads computed for 3.4 of the first 10.0 s")
+    assert describe_waiting_threads(10.0, 9.0, 2) is None
+    assert describe_waiting_threads(10.0, 3.4, 1) is None
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert describe_waiting_threads(10.0, 3.4, 2) is None
+
+
+def test_waiting_threads_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from manyformer.train import training_loop
+
+    calls: list[float] = []
+
+    def describe(seconds: float, cpu_seconds: float, threads: int) -> str:
+        calls.append(seconds)
+        return "they wait"
+
+    monkeypatch.setattr(training_loop, "MEASURED_SECONDS", 0.0)
+    monkeypatch.setattr(training_loop, "describe_waiting_threads", describe)
+    heard = Heard()
+    go(a_run(tmp_path, limits={"steps": 4}), heard)
+    assert heard.notes.count("they wait") == len(calls) == 1
+
+
+def test_a_run_that_ends_within_its_warm_up_says_so(tmp_path: Path) -> None:
+    heard = Heard()
+    limits = {"tokens": 96, "steps": 1000}
+    go(a_run(tmp_path / "short", limits=limits, schedule={"warmup": 100}, evaluate={"every": None}), heard)
+    assert "ended within its warm-up, after" in heard.notes
+    heard = Heard()
+    go(a_run(tmp_path / "long", limits={"steps": 20}, schedule={"warmup": 5}, evaluate={"every": None}), heard)
+    assert "warm-up" not in heard.notes
 
 
 def test_patience_counts_from_the_best(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from manyformer.config.section import (
     accepted_forms,
 )
 
-# Default steps of warm-up; in a run shorter than ten times as many, a tenth of the steps.
+# Default steps of warm-up; in a run shorter than ten times as many, a tenth of the steps, or of its other limits.
 DEFAULT_WARMUP = {"noam": 4000, "cosine": 100, "constant": 100}
 Betas = Annotated[tuple[Fraction, Fraction], accepted_forms("two numbers from 0 up to 1, such as [0.9, 0.98]")]
 
@@ -60,7 +60,7 @@ class NoamSchedule(ConfigSection):
     name: Literal["noam"] = "noam"
     """Linear warm-up, then the inverse root of the step; the peak follows from the model's width."""
     warmup: PositiveInt | None = None
-    """Steps of linear warm-up; null means 4000 as in the paper, or a tenth of a run of fewer than 40,000 steps."""
+    """Steps of linear warm-up; null means 4000 as in the paper, or a tenth of a run that ends before 40,000 steps."""
     scale: PositiveFloat = 1.0
     """Factor on the whole schedule."""
     width: PositiveInt | None = None
@@ -73,7 +73,7 @@ class CosineSchedule(ConfigSection):
     name: Literal["cosine"] = "cosine"
     """Linear warm-up to the peak, then half a cosine down."""
     warmup: NonNegativeInt | None = None
-    """Steps of linear warm-up; null means 100, or a tenth of a run of fewer than 1000 steps."""
+    """Steps of linear warm-up; null means 100, or a tenth of a run that ends before 1000 steps."""
     final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     """The final learning rate as a fraction of the peak."""
     steps: PositiveInt | None = None
@@ -91,7 +91,7 @@ class ConstantSchedule(ConfigSection):
     name: Literal["constant"] = "constant"
     """Linear warm-up to the peak, then a constant rate."""
     warmup: NonNegativeInt | None = None
-    """Steps of linear warm-up; null means 100, or a tenth of a run of fewer than 1000 steps."""
+    """Steps of linear warm-up; null means 100, or a tenth of a run that ends before 1000 steps."""
 
 
 class LossConfig(ConfigSection):

@@ -27,7 +27,7 @@ from manyformer.train.model_card import model_card
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.rng import seed_everything
 from manyformer.train.run_folder import RESULT_FILE, collect_environment, write_run_file
-from manyformer.train.schedules import make_schedule
+from manyformer.train.schedules import make_schedule, make_warmup
 from manyformer.train.train_state import end_reason
 from manyformer.train.training_loop import MetricsSink, TrainingLoop
 from manyformer.train.validation import Validator
@@ -96,8 +96,13 @@ class TrainingSession:
         if (previous := self._finished_result()) is not None:
             return previous
         reason = self._run_loop()
+        step = self.loop.train_state.step
+        if make_warmup(self.run)(step, self.loop.step_progress) < 1:
+            remedy = "give it more time, or set schedule.warmup to fewer steps"
+            problem = f"the run has ended within its warm-up, after {step} steps"
+            self._log(f"{problem}: the learning rate never reached its peak; {remedy}")
         choice = self._choose_weights()
-        result = TrainResult(self.out, self.loop.train_state.step, reason, choice.description, choice.scores)
+        result = TrainResult(self.out, step, reason, choice.description, choice.scores)
         full_model = self.engine.strategy.full_model(self.model)
         with self.process_group.raise_together(), report_disk_full(f"the final model in {self.out}"):
             if self.process_group.is_main_process:

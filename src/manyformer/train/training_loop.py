@@ -16,9 +16,10 @@ from manyformer.stop_signals import StopSignal
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint
 from manyformer.train.engine import StepResult, TrainingEngine
-from manyformer.train.events import CheckpointSaved, EventListener, TrainingProgress, TrainingValidated
+from manyformer.train.events import CheckpointSaved, EventListener, TrainingNote, TrainingProgress, TrainingValidated
 from manyformer.train.metrics import MetricsRow
 from manyformer.train.schedules import LearningRateFn
+from manyformer.train.thread_use import MEASURED_SECONDS, describe_waiting_threads
 from manyformer.train.train_state import MetricsWindow, TrainState, end_reason, run_progress
 from manyformer.train.validation import Validator
 from manyformer.training_hooks import run_post_step_updates, set_training_progress
@@ -60,8 +61,12 @@ class TrainingLoop:
         self._start_time = self._last_report_time = self._last_tick_time = time.perf_counter()
         self._last_cpu_time = time.process_time()
         self._start_progress = 0.0
+        self.step_progress = 1.0
+        """The progress of the run before its last step; 1 before any step."""
         self._last_loss = self._gradient_norm = math.nan
         self._process_group = self.engine.process_group
+        self._start_seconds = self._start_cpu_seconds = 0.0
+        self._thread_use_reported = self.engine.device.type != "cpu" or self._process_group.size > 1
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Restore this checkpoint and continue exactly from it."""
@@ -72,6 +77,7 @@ class TrainingLoop:
         self._start_time = self._last_report_time = self._last_tick_time = time.perf_counter()
         self._last_cpu_time = time.process_time()
         self._start_progress = run_progress(self.run, self.train_state)
+        self._start_seconds, self._start_cpu_seconds = self.train_state.seconds, self.train_state.cpu_seconds
         while True:
             # the same order at every step, also at the one that a run resumes from: completed work is not due again
             self._evaluate(due=self._is_due(self.run.evaluate.every))
@@ -104,9 +110,9 @@ class TrainingLoop:
         """Make one optimizer step, and report it if it is due."""
         train_state, run, feed = self.train_state, self.run, self.feed
         batches = [next(feed) for _ in range(run.batch.accumulate)]
-        progress = run_progress(run, train_state)
-        set_training_progress(self.engine.model, progress)
-        self._current_rate = self.learning_rate(train_state.step + 1, progress)
+        self.step_progress = run_progress(run, train_state)
+        set_training_progress(self.engine.model, self.step_progress)
+        self._current_rate = self.learning_rate(train_state.step + 1, self.step_progress)
         result = self.engine.step(batches, self._current_rate)
         self._pending_steps.append(result)
         train_state.step += 1
@@ -138,7 +144,18 @@ class TrainingLoop:
             window.steps += 1
             self._last_loss, self._gradient_norm = loss, norm
         window.seconds += self._add_elapsed_time()
+        self._report_thread_use()
         self._report_progress(window)
+
+    def _report_thread_use(self) -> None:
+        """Say once, after the first seconds of a single process on a CPU, if its threads mostly wait."""
+        seconds = self.train_state.seconds - self._start_seconds
+        if self._thread_use_reported or seconds < MEASURED_SECONDS:
+            return
+        self._thread_use_reported = True
+        cpu_seconds = self.train_state.cpu_seconds - self._start_cpu_seconds
+        if text := describe_waiting_threads(seconds, cpu_seconds, torch.get_num_threads()):
+            self.on_event(TrainingNote(text))
 
     def _check_finite(self, step: int, loss: float, norm: float) -> None:
         if not math.isfinite(loss):
