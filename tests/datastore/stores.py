@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from manyformer.cli import run
 from manyformer.data.token_shards import write_shards
 from manyformer.datastore import Datastore, DatastoreFacts
-from manyformer.datastore.context_keys import KeyLayer, fingerprint
+from manyformer.datastore.context_keys import KeyLayer
 from manyformer.models import Model
+from manyformer.models.weights_fingerprint import weights_fingerprint
 
 WORDS = ["the", "cat", "dog", "sat", "lay", "ran", "on", "by", "up", "mat", "door", "tree", "and", "one", "day", "saw"]
 TEXT = " ".join(random.Random(0).choices(WORDS, k=400))
@@ -33,7 +34,7 @@ def written(
         for text in texts:
             writers.shards["text"].add(list(text), starts_document=True)
     facts = DatastoreFacts(
-        model="" if model is None else fingerprint(model),
+        model="" if model is None else weights_fingerprint(model),
         recipe="by hand",
         keys=name,
         width=keys.shape[1],

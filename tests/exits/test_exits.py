@@ -12,7 +12,8 @@ from manyformer.cli import run as command
 from manyformer.config import RunConfig
 from manyformer.depth.early_exit_stack import EarlyExit
 from manyformer.errors import UserError
-from manyformer.exits import DecodingWorkload, calibrate, exit_layers, load_prompts, sweep
+from manyformer.exits import DecodingWorkload, ThresholdCalibration, calibrate, exit_layers, load_prompts, sweep
+from manyformer.exits.calibration import document_means
 from manyformer.exits.early_decoding import exit_threshold
 from manyformer.exits.sweep import best_in_bins, random_thresholds
 from manyformer.generate import generate
@@ -23,7 +24,9 @@ TINY: dict[str, Any] = {"dim": 16, "depth": 3, "heads": 2, "ff_dim": 24, "dropou
 def trained(out: Path, recipe: str, model: dict[str, Any], **given: Any) -> Path:
     file = out.parent / "pairs.tsv"
     file.write_text("source\ttarget\n" + "".join(f"{n} {n + 1}\t{n + 1} {n}\n" for n in range(300)))
-    data = {"kind": "pairs", "path": str(file), "tokenizer": "char", "valid": 0.3}
+    fresh = out.parent / "fresh.tsv"
+    fresh.write_text("source\ttarget\n" + "".join(f"{n} {n + 1}\t{n + 1} {n}\n" for n in range(500, 560)))
+    data = {"kind": "pairs", "path": str(file), "tokenizer": "char", "valid": 0.3, "test": str(fresh)}
     values = {
         "recipe": recipe, "model": TINY | model, "data": data, "limits": {"steps": 3}, "batch": {"tokens": 512},
         "evaluate": {"every": None}, "device": "cpu", "out": str(out), **given,
@@ -80,32 +83,43 @@ def test_writing_tells_the_layers(run: Path) -> None:
 
 def test_calibration_refuses_what_it_cannot_certify(run: Path) -> None:
     task = load_prompts(run, count=8, max_new=6).workload
-    with pytest.raises(UserError, match=r"8 prompts cannot certify any threshold: .* at least 59"):
+    with pytest.raises(UserError, match=r"from 8 documents .* at a confidence of 0.95 needs at least 59 documents"):
         calibrate(task, tolerance=0.05)
     with pytest.raises(UserError, match=r"quality.* needs a reference"):
         calibrate(task, tolerance=0.5, confidence=0.5, risk="quality")
+    with pytest.raises(UserError, match="2 documents for 8 prompts"):
+        calibrate(task, tolerance=0.5, confidence=0.5, documents=[0, 1])
     model: Any = task.model
     with torch.no_grad():
         # the lower layers now say something else
         model.decoder.get_submodule("2").ff.inner.down.weight.normal_(std=9.0)
-    with pytest.raises(UserError, match="no threshold can be certified: at 0 "):
+    with pytest.raises(UserError, match=r"no threshold can be certified: at 0 .*a larger tolerance: a mean loss above"):
         calibrate(DecodingWorkload(model, task.prompts, 6), tolerance=0.3, confidence=0.6, grid=(0.0,))
 
 
+def test_prompts_of_a_document_count_once(run: Path) -> None:
+    """20 prompts from each of 10 documents are 10 documents, not 200 independent losses."""
+    texts = [f"{document} {prompt}" for document in range(10) for prompt in range(20)]
+    task = DecodingWorkload(load_prompts(run, count=1).workload.model, texts, 3, rows=200)
+    documents = [text.split()[0] for text in texts]
+    with pytest.raises(UserError, match=r"come from 10 documents .* needs at least 59 documents"):
+        calibrate(task, tolerance=0.05, documents=documents)
+    certified = calibrate(task, tolerance=0.4, confidence=0.6, documents=documents, grid=(0.99,))
+    assert (certified.documents, certified.prompts) == (10, 200)
+    assert "over the draw of 10 documents (200 prompts" in certified.statement
+    assert document_means([0.0, 1.0, 0.5], ["a", "a", "b"]) == [0.5, 0.5]
+
+
 def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "sure"
-    words = [str(run), "--tolerance", "0.4", "--confidence", "0.6", "--prompts", "4", "--max-new", "3"]
-    assert command(["calibrate", *words, "--out", str(out), "--json"]) == 0
+    words = [str(run), "--tolerance", "0.4", "--confidence", "0.6", "--documents", "4"]
+    assert command(["calibrate", *words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    again: Any = mf.load(out)
-    assert (
-        again.spec.keywords["threshold"]
-        == told["threshold"]
-        == json.loads((out / "calibration.json").read_text())["threshold"]
-    )
-    assert again.tokenizer is not None
-    assert command(["calibrate", str(run), "--tolerance", "0.01", "--prompts", "9"]) == 2
-    assert "cannot certify any threshold" in capsys.readouterr().err
+    file = run / "calibration.json"
+    saved = ThresholdCalibration.read(file)
+    assert (saved.threshold, saved.documents, saved.prompts) == (told["threshold"], 4, 4)
+    assert "4 documents (4 prompts, from test of" in told["statement"]
+    assert command(["calibrate", str(run), "--tolerance", "0.01", "--documents", "9"]) == 2
+    assert "the prompts come from 9 documents" in capsys.readouterr().err
     table = tmp_path / "table"
     assert (
         command(["thresholds", str(run), "--prompts", "3", "--values", "0.5", "--values", "0", "--out", str(table)])

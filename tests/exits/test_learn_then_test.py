@@ -13,7 +13,7 @@ from manyformer.exits.learn_then_test import (
     fixed_sequence_test,
     hoeffding_bentkus_p_value,
     hoeffding_p_value,
-    min_prompt_count,
+    required_count,
 )
 from manyformer.exits.text_distance import rouge_l_distance, token_f1_distance
 
@@ -77,7 +77,9 @@ def test_what_cannot_be_tested_is_refused() -> None:
         list(fixed_sequence_test([(0.5, [])], tolerance=0.1, confidence=0.9))
     with pytest.raises(UserError, match=r"descending order, but 0\.6 follows 0\.5"):
         list(fixed_sequence_test([(0.5, [0.0] * 99), (0.6, [0.0] * 99)], tolerance=0.1, confidence=0.9))
-    assert min_prompt_count(0.05, 0.95) == 59
+    assert required_count(0.05, 0.95) == 59
+    count = required_count(0.05, 0.95, 0.02)
+    assert hoeffding_p_value(0.02, count, 0.05) <= 0.05 < hoeffding_p_value(0.02, count - 1, 0.05)
     assert hoeffding_bentkus_p_value(0.0, 59, 0.05) <= 0.05 < hoeffding_bentkus_p_value(0.0, 58, 0.05)
 
 
@@ -103,6 +105,25 @@ def test_the_guarantee_holds_in_200_resamplings(kind: str) -> None:
     assert wrong <= 0.1 + 2 * math.sqrt(0.1 * 0.9 / 200)
     # and it is of use: most of what is allowed is used
     assert np.mean(chosen) > 0.4 * tolerance
+
+
+def test_the_guarantee_holds_for_documents_and_not_for_their_prompts() -> None:
+    """20 prompts of each of 60 documents, nearly all of whose losses are those of their document."""
+    draw = np.random.default_rng(0)
+    thresholds, tolerance, confidence = np.linspace(0.95, 0.05, 19), 0.1, 0.9
+    means = 0.4 * (1 - thresholds) ** 1.5
+    wrong = {"documents": 0, "prompts": 0}
+    for _ in range(200):
+        # a text that is lost at one threshold is lost at all lower ones
+        luck = np.where(draw.random((60, 20)) < 0.9, draw.random((60, 1)), draw.random((60, 20)))
+        losses = (luck < means[:, None, None]).astype(float)
+        for name, independent in (("documents", losses.mean(2)), ("prompts", losses.reshape(len(means), -1))):
+            tests = zip(thresholds.tolist(), independent)
+            found = fixed_sequence_test(tests, tolerance=tolerance, confidence=confidence)
+            passed = sum(test.certified for test in found)
+            wrong[name] += bool(passed and means[passed - 1] > tolerance)
+    assert wrong["documents"] <= 200 * 0.1 + 2 * math.sqrt(200 * 0.1 * 0.9)
+    assert wrong["prompts"] > 200 * 0.3
 
 
 def test_likeness_in_numbers() -> None:

@@ -1,15 +1,22 @@
 """`manyformer evaluate`: score a trained model."""
 
 from dataclasses import asdict
-from typing import Annotated
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from manyformer.cli.app import JUDGE, command
 from manyformer.cli.console import print_json, print_result, print_table, status_line
 from manyformer.cli.decoding_arguments import decoding_option
-from manyformer.cli.model_arguments import changed_keywords, data_paths, resolve_device
-from manyformer.cli.shared_options import DeviceOption, JsonOption, TokenizeOption
+from manyformer.cli.model_arguments import changed_keywords, data_paths, resolve_device, use_calibrated_exits
+from manyformer.cli.shared_options import CalibrationOption, DeviceOption, JsonOption, TokenizeOption
+from manyformer.errors import UserError
+
+if TYPE_CHECKING:
+    from manyformer.evaluate import EvaluationSettings
+    from manyformer.models import Model
 
 
 @command(
@@ -32,6 +39,7 @@ def evaluate(
     length_penalty: Annotated[float, decoding_option("length_penalty")] = 0.6,
     tokenize: TokenizeOption = None,
     lowercase: Annotated[bool, Option("--lowercase", help="BLEU: compare without upper case.")] = False,
+    calibration: CalibrationOption = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -43,6 +51,9 @@ def evaluate(
     from manyformer.evaluate import EvaluationSettings
     from manyformer.evaluate import evaluate as score
 
+    changed = changed_keywords(run, keywords or [])
+    if calibration is not None and "threshold" in changed:
+        raise UserError(f"threshold={changed['threshold']} contradicts --calibration, which sets the threshold")
     settings = EvaluationSettings(beam=beam, length_penalty=length_penalty, tokenize=tokenize, lowercase=lowercase)
     with status_line(f"scoring {run}") as status:
         evaluation = score(
@@ -50,8 +61,9 @@ def evaluate(
             split=split,
             data=data_paths(data),
             settings=settings,
-            keywords=changed_keywords(run, keywords or []),
+            keywords=changed,
             device=resolve_device(device),
+            wrap=partial(_calibrated, calibration=calibration, settings=settings),
             on_progress=lambda share: status(f"scoring {run}: {share:.0%}"),
         )
     if as_json:
@@ -60,3 +72,20 @@ def evaluate(
     print_result(f"{run} on {evaluation.data}: {evaluation.how}")
     rows = [(score.name, f"{score.value:.{score.digits}f}", score.signature) for score in evaluation.scores]
     print_table(("score", "value", "how"), rows, right=(1,))
+
+
+def _calibrated(model: "Model", calibration: Path | None, settings: "EvaluationSettings") -> "Model":
+    """The model to score: with calibrated exits if there is a calibration, which must hold for the settings."""
+    if calibration is None:
+        return model
+    from manyformer.generate import decoding_from_options
+    from manyformer.recipes.registry import task_of
+
+    if not task_of(model).takes_source:
+        raise UserError(
+            f"{calibration} holds for generated texts, and the scores of a language model generate none; `manyformer "
+            "thresholds` compares its texts"
+        )
+    decoding = decoding_from_options(beam=settings.beam, length_penalty=settings.length_penalty)
+    use_calibrated_exits(model, calibration, decoding)
+    return model

@@ -10,9 +10,9 @@ from typer import Argument, Option
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_note
 from manyformer.cli.decoding_arguments import decoding_options
-from manyformer.cli.model_arguments import load_generator
+from manyformer.cli.model_arguments import load_generator, use_calibrated_exits
 from manyformer.cli.prompt_input import read_prompts
-from manyformer.cli.shared_options import DeviceOption, JsonLinesOption, RunArgument, StatsOption
+from manyformer.cli.shared_options import CalibrationOption, DeviceOption, JsonLinesOption, RunArgument, StatsOption
 from manyformer.decoding_options import DecodingOptions
 from manyformer.errors import UserError
 
@@ -25,7 +25,10 @@ TEMPERATURE = 0.8
 """The default sampling temperature: below 1 favors probable tokens without the repetitions of greedy decoding."""
 
 TEXT_DECODING = ("top_k", "top_p", "min_p", "repetition_penalty", "beam", "length_penalty", "max_new", "stop")
-TEXT_OPTIONS = ("prompt", "greedy", "lines", "no_cache", "datastore", "weight", "retriever", "as_json", *TEXT_DECODING)
+TEXT_OPTIONS = (
+    *("prompt", "greedy", "lines", "no_cache", "datastore", "weight", "retriever", "calibration", "as_json"),
+    *TEXT_DECODING,
+)
 IMAGE_OPTIONS = ("complete", "tries", "data", "out")
 """The options that are for models of text, and of images, only."""
 
@@ -37,6 +40,7 @@ IMAGE_OPTIONS = ("complete", "tries", "data", "out")
     'manyformer generate runs/lm-stdlib "class " --beam 4 --stats',
     'manyformer generate runs/lm-stdlib "def " --datastore runs/lm-stdlib/datastores/train',
     "echo 'To be, or' | manyformer generate runs/lm-shakespeare",
+    'manyformer generate runs/exits "def " --greedy --max-new 32 --calibration runs/exits/calibration.json',
     "manyformer generate runs/images-pixels --samples 100 --temperature 0.9 --seed 1",
     "manyformer generate runs/images-pixels --samples 0 --complete 12 --tries 3 --data mine.npz --out sheets",
 )
@@ -70,6 +74,7 @@ def generate(
     retriever: Annotated[
         str | None, Option(help="For a model that attends to neighbours (spalm): the run that built the datastore.")
     ] = None,
+    calibration: CalibrationOption = None,
     device: DeviceOption = None,
     stats: StatsOption = False,
     as_json: JsonLinesOption = False,
@@ -93,6 +98,9 @@ def generate(
         return
     _refuse(context, IMAGE_OPTIONS, f"the model in {run} generates text, and {{option}} is for images: leave it out")
     text_decoding = _text_decoding(context, decoding, greedy=greedy, use_cache=False if no_cache else None)
+    if calibration is not None and datastore is not None:
+        raise UserError("--calibration holds for a model without a datastore: leave out one of the two")
+    use_calibrated_exits(generator, calibration, text_decoding)
     model = _with_datastore(generator, datastore, retriever, weight, device)
     text_stats = write_texts(model, read_prompts(prompt, lines=lines), text_decoding, sys.stdout, as_json=as_json)
     if stats:

@@ -113,7 +113,18 @@ def load_generator(name: str, device: str | None = None) -> "Model":
     return model
 
 
-def load_translator(name: str, decoding: "Decoding", device: str | None = None) -> "Translator":
+def use_calibrated_exits(model: "Model", calibration: Path | None, decoding: "Decoding") -> None:
+    """Let tokens exit as the file `calibration` says; None changes nothing. Raises UserError where it does not hold."""
+    if calibration is not None:
+        # imported here because few models have exits
+        from manyformer.exits import use_calibration
+
+        use_calibration(model, calibration, decoding)
+
+
+def load_translator(
+    name: str, decoding: "Decoding", device: str | None = None, calibration: Path | None = None
+) -> "Translator":
     """A translator with the encoder-decoder in the folder `name`. Raises UserError for any other model."""
     from manyformer.generate import Translator
     from manyformer.generate.protocol import TranslatesText
@@ -121,4 +132,5 @@ def load_translator(name: str, decoding: "Decoding", device: str | None = None) 
     model = load_generator(name, device)
     if not isinstance(model, TranslatesText):
         raise UserError(f"the model in {name} is a language model; `manyformer generate` continues texts")
+    use_calibrated_exits(model, calibration, decoding)
     return Translator(model, tokenizer=model.tokenizer, decoding=decoding)

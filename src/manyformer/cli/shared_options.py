@@ -12,6 +12,10 @@ KeywordsArgument = Annotated[
 AnswerOption = Annotated[str | None, Option(help="The target of an encoder-decoder; its own translation unless given.")]
 BatchOption = Annotated[int, Option(min=1, help="Batch size of generation; does not change results.")]
 
+CalibrationOption = Annotated[
+    Path | None,
+    Option("--calibration", help="Early exits: a file of `manyformer calibrate`, whose certified threshold is used."),
+]
 DeviceOption = Annotated[str | None, Option(help="cpu or cuda; a GPU where there is one unless given.")]
 JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 JsonLinesOption = Annotated[bool, Option("--json", help="Print one JSON object for each result, one per line.")]

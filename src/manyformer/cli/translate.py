@@ -12,7 +12,7 @@ from manyformer.cli.console import print_note
 from manyformer.cli.decoding_arguments import decoding_option
 from manyformer.cli.model_arguments import load_translator
 from manyformer.cli.prompt_input import read_lines, typed_lines
-from manyformer.cli.shared_options import DeviceOption, JsonLinesOption, RunArgument, StatsOption
+from manyformer.cli.shared_options import CalibrationOption, DeviceOption, JsonLinesOption, RunArgument, StatsOption
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     'manyformer translate runs/translate-normalization "3 March 1998"',
     "manyformer translate runs/translate-multi30k --input test.en > test.out",
     "cat test.en | manyformer translate runs/translate-multi30k --beam 8 --n-best 3",
+    "manyformer translate runs/calm --beam 1 --calibration runs/calm/calibration.json --input test.en",
 )
 def translate(
     run: RunArgument,
@@ -41,6 +42,7 @@ def translate(
     beam: Annotated[int, decoding_option("beam")] = 4,
     length_penalty: Annotated[float, decoding_option("length_penalty")] = 0.6,
     max_new: Annotated[int | None, decoding_option("max_new")] = None,
+    calibration: CalibrationOption = None,
     device: DeviceOption = None,
     stats: StatsOption = False,
     as_json: JsonLinesOption = False,
@@ -54,7 +56,7 @@ def translate(
     if text is not None and file is not None:
         raise UserError("give either a text or --input, not both")
     decoding = decoding_from_options(beam=beam, length_penalty=length_penalty, best=n_best, max_new=max_new)
-    translator = load_translator(run, decoding, device)
+    translator = load_translator(run, decoding, device, calibration)
     if file is None and text is None and sys.stdin.isatty():
         print_note("one line at a time; Ctrl-D ends")
         translations: Iterable[tuple[str, tuple[Hypothesis, ...]]] = (

@@ -93,6 +93,10 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
         """The units that scores are relative to; None if the targets do not encode a text."""
         return None
 
+    def text(self, shards: Sequence[TokenShard]) -> TokenShard | None:
+        """The tokens of a text by document, or the sources of pairs; None for other data."""
+        return None
+
     def required_keywords(self) -> dict[str, int]:
         """The keywords that every model needs."""
         labels = self.tokenizers.labels
@@ -161,11 +165,15 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
                 f"the run in {cache.parent} has no test data (data.test); score the split valid, or another file"
             )
         self.tokenizers, name = prepared.tokenizers, split or ("test" if has_test else "valid")
-        return EvaluationData(name, self.held_out_batches(self.shards_of(prepared, name)))
+        return self.evaluation_data(name, self.shards_of(prepared, name))
 
     def from_file(self, path: EvaluationPath) -> EvaluationData:
         """The data of files, with the tokenizers of a trained model."""
-        return EvaluationData(path_name(path), self.held_out_batches(self.write_file(path)))
+        return self.evaluation_data(path_name(path), self.write_file(path))
+
+    def evaluation_data(self, name: str, shards: Sequence[TokenShard]) -> EvaluationData:
+        """The data to score in the shards of a held-out split or of a file."""
+        return EvaluationData(name, self.held_out_batches(shards), text=self.text(shards))
 
     def held_out_batches(self, shards: Sequence[TokenShard]) -> HeldOutBatches:
         """The batches of a held-out split or of a file, always in the same order."""

@@ -72,6 +72,9 @@ class PairsPipeline(TablePipeline[PairsData]):
     def units(self, shards: Sequence[TokenShard]) -> TextUnits:
         return shard_units(shards[1])
 
+    def text(self, shards: Sequence[TokenShard]) -> TokenShard:
+        return shards[0]
+
     def required_keywords(self) -> dict[str, int]:
         keywords = super().required_keywords()
         return keywords if self.data.shared else {**keywords, "source_vocab": self.tokenizers.source.vocab}
@@ -82,8 +85,7 @@ class PairsPipeline(TablePipeline[PairsData]):
 
     def from_file(self, path: EvaluationPath) -> EvaluationData:
         rows = self.rows_of_file(path)
-        batches = self.held_out_batches(self.write_rows(rows))
-        return EvaluationData(path_name(path), batches, examples_of_rows(rows))
+        return self.evaluation_data(path_name(path), self.write_rows(rows))._replace(examples=examples_of_rows(rows))
 
     def length_limits(self, plans: Mapping[str, LengthBuckets]) -> Iterator[LengthLimit]:
         remedy = "leave such pairs out with data.max_length, or build a longer model"

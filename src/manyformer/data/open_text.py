@@ -97,6 +97,9 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         # masked tokens do not encode a text
         return None if self.form == "masked" else shard_units(shards[0])
 
+    def text(self, shards: Sequence[TokenShard]) -> TokenShard:
+        return shards[0]
+
     def length_limits(self, plans: Mapping[str, TextPlan]) -> Iterable[LengthLimit]:
         return [LengthLimit(self.data.length, "a row (data.length)", "set data.length to that or less")]
 

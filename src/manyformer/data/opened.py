@@ -9,6 +9,7 @@ from manyformer.batches import Batch
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.token_shards import TokenShard
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
 from manyformer.files.json_records import parse_json, validate_json
@@ -36,11 +37,15 @@ class HeldOutExample(NamedTuple):
 
 
 class EvaluationData(NamedTuple):
-    """The data to score: its name, its batches (None for labelled texts), and pairs or labelled texts as strings."""
+    """The data to score: its name, its batches (None for labelled texts), and pairs or labelled texts as strings.
+
+    `text` are the tokens by document, or the sources of pairs, in the order of `examples`; None for other data.
+    """
 
     name: str
     batches: HeldOutBatches | None
     examples: tuple[HeldOutExample, ...] = ()
+    text: TokenShard | None = None
 
 
 class UnlabelledInput(NamedTuple):

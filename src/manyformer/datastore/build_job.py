@@ -17,12 +17,13 @@ from manyformer.data.opened import EvaluationPath
 from manyformer.data.text_epochs import NextTokenBatches
 from manyformer.data.text_sources import text_sources
 from manyformer.data.token_shards import ShardFacts, TokenShard, write_shards
-from manyformer.datastore.context_keys import KeyExtraction, KeyLayer, extract_keys, fingerprint, read_batch
+from manyformer.datastore.context_keys import KeyExtraction, KeyLayer, extract_keys, read_batch
 from manyformer.datastore.facts import BYTES, FORMAT, TEXT, DatastoreFacts, KeyPrecision
 from manyformer.errors import UserError, suggest_names
 from manyformer.evaluate.eval_data import TrainedRun, open_run
 from manyformer.models import LanguageModel
 from manyformer.models.carried_state import CarriedState
+from manyformer.models.weights_fingerprint import weights_fingerprint
 from manyformer.temporary_folders import temporary_folder
 from manyformer.type_aliases import IntArray
 
@@ -121,7 +122,7 @@ def datastore_job(
     if not isinstance(settings, TextData) or not isinstance(model, LanguageModel):
         raise UserError(f"{run} ({trained.config.recipe}) is not a language model of text, which a datastore needs")
     split = "train" if split is None and data is None else split
-    weights = fingerprint(model)
+    weights = weights_fingerprint(model)
     return DatastoreJob(trained, settings, model, extract_keys(model, keys), keys, precision, split, data, weights)
 
 

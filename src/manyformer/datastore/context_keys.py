@@ -1,6 +1,5 @@
 """The keys that represent contexts in a datastore: hidden states extracted from the model's body."""
 
-import hashlib
 from dataclasses import replace
 from typing import Literal, NamedTuple, final
 
@@ -84,15 +83,6 @@ def read_batch(carried: CarriedState, batch: CausalLMBatch) -> Float[Tensor, "n 
     out = reader.hidden(moved.tokens, moved.segments, carried.state_for(batch))
     carried.state = out.state
     return out.y[moved.targets != IGNORE_INDEX]
-
-
-def fingerprint(model: Model) -> str:
-    """A hash of the weights, which identifies the model that computed the keys."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
-        digest.update(weight.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _hidden_dim(model: LanguageModel, reader: LanguageModel) -> int:

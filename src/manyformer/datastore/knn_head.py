@@ -7,13 +7,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.datastore.context_keys import extract_keys, fingerprint
+from manyformer.datastore.context_keys import extract_keys
 from manyformer.datastore.datastore import Datastore, KNNSettings
 from manyformer.datastore.exact_search import Neighbours
 from manyformer.errors import UserError
 from manyformer.models import BatchLoss, LanguageModel, Model, OutputHead
 from manyformer.models.model import model_name
 from manyformer.models.output_head import count_targets
+from manyformer.models.weights_fingerprint import weights_fingerprint
 
 
 def neighbour_weights(distances: Float[Tensor, "n k"], temperature: float) -> Float[Tensor, "n k"]:
@@ -108,7 +109,7 @@ def knn_lm(
 def check_fits(model: Model, store: Datastore) -> None:
     """Raise UserError if the datastore was built with another model."""
     extract_keys(model, store.facts.keys)
-    if fingerprint(model) != store.facts.model:
+    if weights_fingerprint(model) != store.facts.model:
         raise UserError(
             f"{store.folder} was built with another model ({store.facts.recipe}), whose keys differ from those of this "
             f"one ({model_name(model)}); build a datastore with it"

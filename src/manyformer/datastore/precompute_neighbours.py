@@ -8,10 +8,10 @@ from manyformer.data.cache_folder import load_prepared
 from manyformer.data.neighbour_tables import write_neighbour_table
 from manyformer.datastore.build_datastore import CountProgressFn
 from manyformer.datastore.build_job import ContextReader, DatastoreJob
-from manyformer.datastore.context_keys import fingerprint
 from manyformer.datastore.datastore import Datastore
 from manyformer.datastore.exact_search import ExcludedRange
 from manyformer.errors import UserError
+from manyformer.models.weights_fingerprint import weights_fingerprint
 from manyformer.type_aliases import IntArray
 
 QUERIES_PER_CHUNK = 512
@@ -36,7 +36,7 @@ def find_neighbours(
     if prepared is None:
         raise UserError(f"the data of {job.run.folder} is missing, so there is nothing to find neighbours for")
     exclusion = "document" if min_distance is None else min_distance
-    origin = f"{fingerprint(job.model)[:16]} {store.facts.text.sha256[:16]} {exclusion}"
+    origin = f"{weights_fingerprint(job.model)[:16]} {store.facts.text.sha256[:16]} {exclusion}"
     done, total = 0, sum(len(shard.tokens) for shard in prepared.shards.values())
     for shard in prepared.shards.values():
         is_own_text = shard.facts.sha256 == store.facts.text.sha256

@@ -1,6 +1,8 @@
 """Greedy decoding with early exits under any exit threshold, with the layer after which each token exited."""
 
 import copy
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from manyformer.generate import Decoding, generate
 from manyformer.generate.decode_job import read_write_tokenizers
 from manyformer.generate.prompts import pad_left, pad_right, read_prompts, special_tokens
 from manyformer.models import GenerativeModel, Model
+from manyformer.models.weights_fingerprint import weights_fingerprint
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import Inputs
 
@@ -61,6 +64,13 @@ def rule_at_threshold(stack: EarlyExit, threshold: ThresholdValues) -> Threshold
     rule = copy.copy(stack.rule)
     rule.values = values
     return rule
+
+
+def exit_fingerprint(model: Model) -> str:
+    """A hash of all that decides where tokens exit and what they become, apart from the threshold."""
+    keywords = {name: value for name, value in model.spec.keywords.items() if name != "threshold"}
+    identity = [model.spec.recipe, keywords, weights_fingerprint(model)]
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 class DecodedTexts(NamedTuple):

@@ -67,7 +67,7 @@ class ThresholdTest(NamedTuple):
 def fixed_sequence_test(
     losses: Iterable[tuple[float, Sequence[float]]], *, tolerance: float, confidence: float
 ) -> Iterator[ThresholdTest]:
-    """Test thresholds in descending order, each with the losses of all prompts, up to the first that is not certified.
+    """Test thresholds in descending order, each with independent losses, up to the first that is not certified.
 
     Fixed-sequence testing of the hypothesis "the expected loss exceeds `tolerance`" (Angelopoulos et al. 2021,
     arXiv:2110.01052; Schuster et al. 2022, section 4): with probability `confidence` at least, the expected loss under
@@ -77,13 +77,13 @@ def fixed_sequence_test(
     """
     check_levels(tolerance, confidence)
     previous = math.inf
-    for threshold, prompt_losses in losses:
-        if not len(prompt_losses):
+    for threshold, independent_losses in losses:
+        if not len(independent_losses):
             raise UserError("a threshold cannot be tested without prompts")
         if threshold >= previous:
             raise UserError(f"thresholds must be in descending order, but {threshold:g} follows {previous:g}")
-        risk = math.fsum(prompt_losses) / len(prompt_losses)
-        p_value = hoeffding_bentkus_p_value(risk, len(prompt_losses), tolerance)
+        risk = math.fsum(independent_losses) / len(independent_losses)
+        p_value = hoeffding_bentkus_p_value(risk, len(independent_losses), tolerance)
         test = ThresholdTest(threshold, risk, p_value, p_value <= 1 - confidence)
         yield test
         if not test.certified:
@@ -98,6 +98,9 @@ def check_levels(tolerance: float, confidence: float) -> None:
             raise UserError(f"{name} ({value}) must lie between 0 and 1")
 
 
-def min_prompt_count(tolerance: float, confidence: float) -> int:
-    """The smallest number of prompts that can certify a threshold, reached if none of them has a loss."""
-    return math.ceil(math.log(1 - confidence) / math.log(1 - tolerance))
+def required_count(tolerance: float, confidence: float, risk: float = 0.0) -> int:
+    """How many independent losses with the mean `risk`, below `tolerance`, certify a threshold by Hoeffding's bound.
+
+    For no risk at all no smaller number does.
+    """
+    return math.ceil(math.log(1 - confidence) / -_relative_entropy(risk, tolerance))

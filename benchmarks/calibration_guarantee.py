@@ -1,0 +1,162 @@
+"""How often the guarantee of `manyformer calibrate` is broken in 200 resamplings of real texts.
+
+    python benchmarks/calibration_guarantee.py                  # Python's standard library; a few minutes of two cores
+    python benchmarks/calibration_guarantee.py --minutes 0.2 --prompts 2 --documents 40     # to see that it works
+
+A small early-exit language model is trained on Python's standard library, and its test files are the population: their
+losses under each threshold are computed once, so that the expected loss of each threshold is known exactly. Then
+calibrations draw files from the population, with replacement, and the promise of each is compared with the expected
+loss. Each file gives several prompts that begin one word apart, so that they depend on each other. Three ways to choose
+a threshold: by the guarantee with files counted, by the same bound with prompts counted as if they were independent,
+and, as a floor, without a bound (the mean loss of the sample is at most the tolerance). The losses stay in the folder
+of `--out`, and a second start uses them.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from frame import parser_of, settle
+from numpy.typing import NDArray
+
+import manyformer as mf
+from manyformer.evaluate.eval_data import open_run
+from manyformer.exits import DecodingWorkload
+from manyformer.exits.learn_then_test import fixed_sequence_test
+from manyformer.exits.text_distance import rouge_l_distance
+from manyformer.train import silent
+
+THRESHOLDS = (0.999, 0.99, 0.97, 0.95, 0.92, 0.9, 0.87, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3)
+PROMPT_WORDS, NEW_TOKENS = 20, 24
+
+Losses = NDArray[np.float64]
+"""The loss of each threshold, file and prompt: (t, n, p)."""
+
+
+class Procedure(NamedTuple):
+    """A way to choose a threshold, and what it did: how often the promise was broken, and the mean expected loss."""
+
+    name: str
+    broken: int
+    mean_loss: float
+
+
+def main() -> None:
+    arguments = read_arguments()
+    settle(arguments.threads)
+    losses = population_losses(Path(arguments.out), arguments)
+    print(f"population: {losses.shape[1]} files with {losses.shape[2]} prompts each; expected loss of each threshold:")
+    print("  ".join(f"{t:g}: {loss:.4f}" for t, loss in zip(THRESHOLDS, losses.mean((1, 2)))))
+    print(f"\n{'tolerance':>10}{'allowed':>9}  {'threshold chosen by':<22}{'broken':>8}{'share':>8}{'mean loss':>11}")
+    kept = True
+    for tolerance in arguments.tolerances:
+        for risk in arguments.risks:
+            procedures = resample(losses, tolerance, 1 - risk, arguments)
+            for name, broken, mean_loss in procedures:
+                share = f"{broken / arguments.resamplings:.1%}"
+                print(f"{tolerance:>10g}{risk:>9.0%}  {name:<22}{broken:>8}{share:>8}{mean_loss:>11.4f}")
+            noise = 2 * math.sqrt(arguments.resamplings * risk * (1 - risk))
+            kept &= procedures[0].broken <= arguments.resamplings * risk + noise
+    print("\nthe guarantee is", "kept" if kept else "BROKEN more often than it says")
+    sys.exit(not kept)
+
+
+def resample(losses: Losses, tolerance: float, confidence: float, arguments: argparse.Namespace) -> list[Procedure]:
+    """Choose thresholds by each procedure in so many samples of files."""
+    random = np.random.default_rng(arguments.seed)
+    # the expected loss of a prompt of a new file; no exits lose nothing
+    expected = [*losses.mean((1, 2)), 0.0]
+    chosen: dict[str, list[float]] = {"files counted": [], "prompts counted": [], "no bound (floor)": []}
+    for _ in range(arguments.resamplings):
+        sample = losses[:, random.integers(losses.shape[1], size=arguments.documents)]
+        for name, independent in (
+            ("files counted", sample.mean(2)),
+            ("prompts counted", sample.reshape(len(sample), -1)),
+        ):
+            chosen[name].append(expected[lowest_certified(independent, tolerance, confidence)])
+        passing = np.flatnonzero(np.minimum.accumulate(sample.mean((1, 2)) <= tolerance))
+        chosen["no bound (floor)"].append(expected[passing[-1] if len(passing) else -1])
+    return [
+        Procedure(name, sum(loss > tolerance for loss in values), float(np.mean(values)))
+        for name, values in chosen.items()
+    ]
+
+
+def lowest_certified(losses: NDArray[np.float64], tolerance: float, confidence: float) -> int:
+    """The index of the lowest certified threshold, -1 if there is none."""
+    rows = zip(THRESHOLDS, losses.tolist())
+    tests = fixed_sequence_test(rows, tolerance=tolerance, confidence=confidence)
+    return sum(test.certified for test in tests) - 1
+
+
+def population_losses(out: Path, arguments: argparse.Namespace) -> Losses:
+    """The distance (1 - ROUGE-L) from the full model's text for all prompts of the test files; computed once."""
+    file = out / f"losses-{arguments.prompts}.npy"
+    if not file.exists():
+        train(out / "run", arguments.minutes)
+        prompts = read_prompts(out / "run", arguments.prompts)
+        flat = [text for texts in prompts for text in texts]
+        workload = DecodingWorkload(mf.load(out / "run"), flat, NEW_TOKENS, rows=128)
+        full = workload.decode(None).texts
+        rows = []
+        for threshold in THRESHOLDS:
+            texts, _, _, layers = workload.decode(threshold)
+            rows.append(list(map(rouge_l_distance, texts, full)))
+            print(f"threshold {threshold:g}: {layers:.2f} layers, mean loss {np.mean(rows[-1]):.4f}", flush=True)
+        np.save(file, np.array(rows).reshape(len(THRESHOLDS), len(prompts), arguments.prompts))
+    losses: Losses = np.load(file)
+    return losses
+
+
+def train(folder: Path, minutes: float) -> None:
+    """A language model of four layers, all of which learn to predict the next token."""
+    print(f"training for {minutes:g} minutes of one core", flush=True)
+    keywords = "model.base_keywords={dim: 96, depth: 4, heads: 4, ff_dim: 256, dropout: 0.0}"
+    settings = [
+        *(keywords, "model.rule=softmax", "data.valid=0.33", "data.vocab=1000", "data.length=128", "batch.tokens=2048"),
+        *("optim.lr=0.002", "schedule.warmup=50", f"limits.cpu_minutes={minutes}", "limits.steps=100000"),
+        *("evaluate.every=null", "device=cpu", f"out={folder}"),
+    ]
+    mf.train("early-exit-lm", settings, on_event=silent)
+
+
+def read_prompts(run: Path, count: int) -> list[list[str]]:
+    """`count` prompts of each test file that is long enough, which begin one word apart in the middle of the file."""
+    trained = open_run(run)
+    with trained.open_data("test", None) as data:
+        assert data.text is not None
+        offsets = data.text.offsets
+        texts = [
+            trained.tokenizers.source.decode(data.text.tokens[start:stop].astype(np.int64))
+            for start, stop in zip(offsets[:-1], offsets[1:])
+        ]
+    words = [text.split(" ") for text in texts]
+    return [windows(file, count) for file in words if len(file) >= 2 * (count + PROMPT_WORDS)]
+
+
+def windows(words: Sequence[str], count: int) -> list[str]:
+    """Texts of `PROMPT_WORDS` words from the middle on, one word apart."""
+    middle = len(words) // 2
+    return [" ".join(words[start : start + PROMPT_WORDS]) for start in range(middle, middle + count)]
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = parser_of(__doc__)
+    parser.add_argument("--minutes", type=float, default=2.0, help="processor minutes of training [2]")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch [2]")
+    parser.add_argument("--prompts", type=int, default=10, help="prompts of each file [10]")
+    parser.add_argument("--documents", type=int, default=100, help="files of a calibration [100]")
+    parser.add_argument("--resamplings", type=int, default=200, help="calibrations [200]")
+    parser.add_argument("--tolerances", type=float, nargs="+", default=[0.05, 0.1, 0.2], help="[0.05 0.1 0.2]")
+    parser.add_argument("--risks", type=float, nargs="+", default=[0.05, 0.2], help="1 - confidence [0.05 0.2]")
+    parser.add_argument("--seed", type=int, default=0, help="of the samples [0]")
+    parser.add_argument("--out", default="calibration-guarantee", help="where the run and its losses go")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
