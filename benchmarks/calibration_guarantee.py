@@ -6,16 +6,16 @@
 A small early-exit language model is trained on Python's standard library, and its test files are the population: their
 losses under each threshold are computed once, so that the expected loss of each threshold is known exactly. Then
 calibrations draw files from the population, with replacement, and the promise of each is compared with the expected
-loss. Each file gives several prompts that begin one word apart, so that they depend on each other. Three ways to choose
+loss. Each file gives several prompts that overlap, so that they depend on each other. Three ways to choose
 a threshold: by the guarantee with files counted, by the same bound with prompts counted as if they were independent,
 and, as a floor, without a bound (the mean loss of the sample is at most the tolerance). The losses stay in the folder
 of `--out`, and a second start uses them.
 """
 
 import argparse
+import itertools
 import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +31,9 @@ from manyformer.exits.text_distance import rouge_l_distance
 from manyformer.train import silent
 
 THRESHOLDS = (0.999, 0.99, 0.97, 0.95, 0.92, 0.9, 0.87, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3)
-PROMPT_WORDS, NEW_TOKENS = 20, 24
+PROMPT_TOKENS, NEW_TOKENS = 32, 24
+STRIDE = 4
+"""Tokens between the beginnings of two prompts of a file."""
 
 Losses = NDArray[np.float64]
 """The loss of each threshold, file and prompt: (t, n, p)."""
@@ -117,7 +119,15 @@ def train(folder: Path, minutes: float) -> None:
     print(f"training for {minutes:g} minutes of one core", flush=True)
     keywords = "model.base_keywords={dim: 96, depth: 4, heads: 4, ff_dim: 256, dropout: 0.0}"
     settings = [
-        *(keywords, "model.rule=softmax", "data.valid=0.33", "data.vocab=1000", "data.length=128", "batch.tokens=2048"),
+        *(
+            keywords,
+            "model.rule=softmax",
+            "data.valid=0.33",
+            "data.tokenizer=bpe",
+            "data.vocab=1000",
+            "data.length=128",
+            "batch.tokens=2048",
+        ),
         *("optim.lr=0.002", "schedule.warmup=50", f"limits.cpu_minutes={minutes}", "limits.steps=100000"),
         *("evaluate.every=null", "device=cpu", f"out={folder}"),
     ]
@@ -125,23 +135,20 @@ def train(folder: Path, minutes: float) -> None:
 
 
 def read_prompts(run: Path, count: int) -> list[list[str]]:
-    """`count` prompts of each test file that is long enough, which begin one word apart in the middle of the file."""
+    """`count` overlapping prompts from the middle of each test file that is long enough."""
     trained = open_run(run)
+    length = PROMPT_TOKENS + STRIDE * count
     with trained.open_data("test", None) as data:
         assert data.text is not None
-        offsets = data.text.offsets
-        texts = [
-            trained.tokenizers.source.decode(data.text.tokens[start:stop].astype(np.int64))
-            for start, stop in zip(offsets[:-1], offsets[1:])
+        tokens, offsets = data.text.tokens, data.text.offsets
+        middles = [(start + stop) // 2 for start, stop in itertools.pairwise(offsets) if stop - start >= 2 * length]
+        return [
+            [
+                trained.tokenizers.source.decode(tokens[start : start + PROMPT_TOKENS].astype(np.int64))
+                for start in range(middle, middle + STRIDE * count, STRIDE)
+            ]
+            for middle in middles
         ]
-    words = [text.split(" ") for text in texts]
-    return [windows(file, count) for file in words if len(file) >= 2 * (count + PROMPT_WORDS)]
-
-
-def windows(words: Sequence[str], count: int) -> list[str]:
-    """Texts of `PROMPT_WORDS` words from the middle on, one word apart."""
-    middle = len(words) // 2
-    return [" ".join(words[start : start + PROMPT_WORDS]) for start in range(middle, middle + count)]
 
 
 def read_arguments() -> argparse.Namespace:

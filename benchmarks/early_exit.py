@@ -19,7 +19,7 @@ from frame import parser_of, settle
 import manyformer as mf
 from manyformer.config import RunConfig
 from manyformer.errors import UserError
-from manyformer.exits import ThresholdPoint, calibrate, load_prompts, sweep
+from manyformer.exits import ThresholdPoint, calibrate, load_calibration_prompts, load_prompts, sweep
 from manyformer.exits.draw_points import TABLE_HEADER, table_rows, write_points
 from manyformer.train.reporter import format_duration
 
@@ -124,12 +124,12 @@ def _as_saturation(there: Any) -> Any:
     """The weights of the first stage, by another measure, which needs none of its own."""
     from dataclasses import replace
 
-    model = there.task.model
+    model = there.workload.model
     keywords = {**model.spec.keywords, "confidence": "saturation"}
     other = mf.build(model.spec.recipe, **keywords).eval()
     other.load_state_dict(model.state_dict())
     other.tokenizer = model.tokenizer
-    return there._replace(task=replace(there.task, model=other))
+    return there._replace(workload=replace(there.workload, model=other))
 
 
 def _show(points: list[ThresholdPoint]) -> None:
@@ -148,15 +148,16 @@ def _verdict(points: list[ThresholdPoint], loss: float = 1.0) -> None:
 
 
 def _calibrated(folder: Path, words: argparse.Namespace) -> None:
-    there = load_prompts(folder, split="valid", count=words.prompts, rows=words.batch)
+    """A guarantee from the test sentences, and what it means on the validation sentences."""
+    there = load_calibration_prompts(folder, count=words.prompts, rows=words.batch)
     try:
-        found = calibrate(there.workload, tolerance=words.tolerance, confidence=0.95)
+        found = calibrate(there.workload, tolerance=words.tolerance, documents=there.documents, source=there.source)
     except UserError as error:
         print(f"calibration: {error}")
         return
     print(f"calibration: {found.statement}")
-    test = load_prompts(folder, split="test", count=words.sentences, rows=words.batch)
-    _show(sweep("calibrated", test, [found.threshold], tokenize="none", rounds=words.rounds))
+    valid = load_prompts(folder, split="valid", count=words.sentences, rows=words.batch)
+    _show(sweep("calibrated", valid, [found.threshold], tokenize="none", rounds=words.rounds))
 
 
 def _arguments() -> argparse.Namespace:
@@ -165,7 +166,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=20.0, help="processor minutes of all trainings together [20]")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch [1]")
     parser.add_argument("--sentences", type=int, default=300, help="test sentences that are translated [300]")
-    parser.add_argument("--prompts", type=int, default=400, help="validation sentences of the calibration [400]")
+    parser.add_argument("--prompts", type=int, default=400, help="test sentences of the calibration [400]")
     parser.add_argument("--tolerance", type=float, default=0.1, help="of 1 - ROUGE-L, for the calibration [0.1]")
     parser.add_argument("--batch", type=int, default=32, help="sentences that are translated together [32]")
     parser.add_argument("--rounds", type=int, default=3, help="how often all is timed, in turns [3]")

@@ -73,6 +73,8 @@ class CausalLMBatch(NamedTuple):
     segments: Int64[Tensor, "b l"] | None = None
     # The k tokens retrieved for each token (those that followed similar contexts), 0 for none; None: no retrieval.
     neighbours: Int64[Tensor, "b l k"] | None = None
+    # The position of each token in its text, -1 for padding; None unless the text is held out.
+    text_positions: Int64[Tensor, "b l"] | None = None
 
     def target_count(self) -> int:
         return _count_scored(self.targets)

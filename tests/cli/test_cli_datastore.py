@@ -1,18 +1,22 @@
 """`manyformer datastore`, and writing with one: what people and scripts are told, and mistakes in one sentence."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
-from commands import Cli
+from commands import TEXT, Cli
 
 
 @pytest.fixture(scope="module")
 def store(text_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A datastore of the run's validation text."""
+    """A datastore of the words of the run's text in pieces of five, so that no passage of the text is in it."""
     from manyformer.datastore import build, datastore_job
 
-    return build(datastore_job(text_run, split="valid"), tmp_path_factory.mktemp("stores") / "valid").folder
+    folder, words = tmp_path_factory.mktemp("stores"), TEXT.split()
+    starts = random.Random(0).choices(range(20), k=60)
+    (folder / "pieces.txt").write_text(" ".join(" ".join(words[start : start + 5]) for start in starts))
+    return build(datastore_job(text_run, data=str(folder / "pieces.txt")), folder / "pieces").folder
 
 
 def test_built_and_told(cli: Cli, text_run: Path, tmp_path: Path) -> None:

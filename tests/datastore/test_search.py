@@ -8,7 +8,7 @@ import pytest
 import torch
 from stores import written
 
-from manyformer.datastore import Datastore, ExcludedRange, exact_search
+from manyformer.datastore import Datastore, ExcludedRanges, exact_search
 from manyformer.datastore.exact_search import nearest_entries, with_distances
 from manyformer.errors import UserError
 
@@ -29,7 +29,8 @@ def test_neighbours_are_the_nearest(monkeypatch: pytest.MonkeyPatch, dtype: torc
 def test_entries_that_do_not_count_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact_search, "KEYS_PER_BLOCK", 10)
     keys = np.arange(30, dtype=np.float32)[:, None]
-    ban = ExcludedRange(torch.tensor([4, 0, 0]), torch.tensor([7, 0, 28]))
+    # the ranges of the second query are empty, those of the third one meet
+    ban = ExcludedRanges(torch.tensor([[4, 0], [0, 3], [0, 10]]), torch.tensor([[7, 0], [0, 3], [10, 28]]))
     entries = nearest_entries(keys, torch.tensor([[5.2], [5.2], [5.2]]), 3, excluded=ban)
     assert entries.sort(1).values.tolist() == [[3, 7, 8], [4, 5, 6], [-1, 28, 29]]
     found = with_distances(keys, torch.tensor([[5.2]] * 3), entries)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from manyformer.datastore import ExcludedRange, FlatIndex, IVFPQIndex, make_index
+from manyformer.datastore import ExcludedRanges, FlatIndex, IVFPQIndex, make_index
 from manyformer.datastore.exact_search import nearest_entries, with_distances
 from manyformer.datastore.faiss_index import KeyIndex
 from manyformer.errors import UserError
@@ -48,7 +48,7 @@ def test_entries_that_do_not_count(tmp_path: Path) -> None:
     make_index(keys, tmp_path / "index", FlatIndex())
     queries, begin = torch.from_numpy(keys[:5]), torch.tensor([0, 1, 2, 3, 0])
     for end in (begin + 30, torch.tensor([6, 300, 20, 399, 400])):
-        ban = ExcludedRange(begin, end)
+        ban = ExcludedRanges(begin[:, None], end[:, None])
         found = with_distances(keys, queries, KeyIndex(tmp_path / "index", None).search(queries, 9, excluded=ban))
         wanted = with_distances(keys, queries, nearest_entries(keys, queries, 9, excluded=ban))
         assert torch.equal(found.entries, wanted.entries)

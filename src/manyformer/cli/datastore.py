@@ -38,6 +38,13 @@ ExactOption = Annotated[bool, Option("--exact", help="Exact search over all keys
 ProbeOption = Annotated[int | None, Option(min=1, help="Number of lists of an index to search; 32 unless given.")]
 NeighboursOption = Annotated[int | None, Option(min=1, help="Number of neighbours; the tuned one unless given.")]
 WeightOption = Annotated[float | None, Option(help="Weight of the neighbours in the probability (lambda), 0 to 1.")]
+ExcludeOwnOption = Annotated[
+    bool,
+    Option(
+        "--exclude-own",
+        help="Exclude documents that are in the datastore, too, from their own neighbours; refused unless given.",
+    ),
+]
 TemperatureOption = Annotated[float | None, Option(help="Divides squared distances.")]
 
 
@@ -124,6 +131,7 @@ def tune(
     weights: Annotated[str | None, Option(help="Weights to try; 0 to 0.95 by 0.05 unless given.")] = None,
     temperatures: Annotated[str | None, Option(help="Temperatures to try; 0.1 to 100 unless given.")] = None,
     max_tokens: Annotated[int | None, Option(min=1, help="Number of held-out tokens to use; all unless given.")] = None,
+    exclude_own: ExcludeOwnOption = False,
     exact: ExactOption = False,
     probe: ProbeOption = None,
     device: DeviceOption = None,
@@ -144,6 +152,7 @@ def tune(
             weights=read_numbers("--weights", weights, float) or WEIGHTS,
             temperatures=read_numbers("--temperatures", temperatures, float) or TEMPERATURES,
             max_tokens=max_tokens,
+            exclude_own=exclude_own,
             on_progress=lambda share: status(f"tuning {folder}: {share:.0%}"),
         )
     store.save_settings(result.best)
@@ -157,6 +166,7 @@ def evaluate(
     *,
     split: Annotated[str | None, Option(help="test or valid of the run's own data.")] = None,
     data: Annotated[list[str] | None, Option(help="Score this text instead.")] = None,
+    exclude_own: ExcludeOwnOption = False,
     neighbours: NeighboursOption = None,
     weight: WeightOption = None,
     temperature: TemperatureOption = None,
@@ -179,6 +189,7 @@ def evaluate(
             mix,
             split=split,
             data=data_paths(data),
+            exclude_own=exclude_own,
             device=resolve_device(device),
             on_status=lambda text: status(f"scoring {text}"),
         )

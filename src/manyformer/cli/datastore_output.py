@@ -12,6 +12,7 @@ from manyformer.errors import UserError
 if TYPE_CHECKING:
     from manyformer.datastore import Datastore, DatastoreFacts
     from manyformer.datastore.inspect_prompt import PromptNeighbours
+    from manyformer.datastore.own_text import OwnText
     from manyformer.datastore.score_datastore import DatastoreScores
     from manyformer.datastore.tuning import TuningResult
 
@@ -106,10 +107,11 @@ def print_tuning(folder: str, result: "TuningResult", *, as_json: bool) -> None:
     """Print the best settings with their perplexities."""
     from manyformer.scores import perplexity
 
-    tokens = result.targets
+    tokens, own_text = result.targets, result.own_text
     table = [{**mix._asdict(), "perplexity": perplexity(nats, tokens).value} for mix, nats in result.nats.items()]
     if as_json:
-        print_json({"folder": folder, "on": result.data_name, "tokens": tokens, "best": table[0], "all": table})
+        facts = {"on": result.data_name, "tokens": tokens, **_overlap_facts(own_text)}
+        print_json({"folder": folder, **facts, "best": table[0], "all": table})
         return
     rows = [
         (f"{row['neighbours']:,}", f"{row['weight']:g}", f"{row['temperature']:g}", f"{row['perplexity']:.2f}")
@@ -118,6 +120,7 @@ def print_tuning(folder: str, result: "TuningResult", *, as_json: bool) -> None:
     headers = ("neighbours", "weight", "temperature", f"perplexity on {result.data_name}")
     print_table(headers, rows, right=range(4))
     print_result(f"the first of {len(table):,} settings is saved in {folder} ({tokens:,} tokens)")
+    print_result(_overlap_text(own_text))
 
 
 def print_scores(run: str, store: "Datastore", result: "DatastoreScores", *, as_json: bool) -> None:
@@ -131,6 +134,7 @@ def print_scores(run: str, store: "Datastore", result: "DatastoreScores", *, as_
             )
         }
         facts = {"entries": len(store), "bytes": store.bytes, **result.settings._asdict()}
+        facts |= _overlap_facts(result.own_text)
         print_json({"run": run, "folder": str(store.folder), "on": result.model_scores.data, **facts, **scores})
         return
     print_result(f"{run} on {result.model_scores.data}: {result.model_scores.how}")
@@ -143,6 +147,18 @@ def print_scores(run: str, store: "Datastore", result: "DatastoreScores", *, as_
     chosen = result.settings
     settings = f"{chosen.neighbours:,} neighbours, weight {chosen.weight:g}, temperature {chosen.temperature:g}"
     print_result(f"{store.folder}: {len(store):,} entries, {format_bytes(store.bytes)}; {settings}")
+    print_result(_overlap_text(result.own_text))
+
+
+def _overlap_facts(own_text: "OwnText") -> dict[str, float]:
+    return {"documents excluded": own_text.documents, "shared": own_text.overlap.shared_fraction}
+
+
+def _overlap_text(own_text: "OwnText") -> str:
+    shared = f"{own_text.overlap.shared_fraction:.1%} of the text is in the datastore, too"
+    if own_text.documents:
+        return f"{shared}; {own_text.documents:,} documents were excluded from their own neighbours"
+    return f"{shared}, in short passages"
 
 
 def print_neighbours(store: "Datastore", result: "PromptNeighbours", *, as_json: bool) -> None:

@@ -74,16 +74,26 @@ class TextPlan(EpochPlan):
 
     def fixed_epoch(self) -> "TextEpoch":
         """The fixed epoch of held-out text, shuffled so that its first batches represent all of them."""
-        return TextEpoch(self, self._layout.arrange(None), random_generator(FIXED_SEED), (FIXED_SEED,))
+        arrangement = self._layout.arrange(None)
+        return TextEpoch(self, arrangement, random_generator(FIXED_SEED), (FIXED_SEED,), held_out=True)
 
 
 class TextEpoch(Epoch):
-    """An epoch of the rows of an arrangement, shuffled by `random` unless rows continue."""
+    """An epoch of the rows of an arrangement, shuffled by `random` unless rows continue.
+
+    Batches of `held_out` text know the positions of their tokens.
+    """
 
     def __init__(
-        self, plan: TextPlan, arrangement: RowArrangement, random: np.random.Generator, seeds: tuple[int, ...]
+        self,
+        plan: TextPlan,
+        arrangement: RowArrangement,
+        random: np.random.Generator,
+        seeds: tuple[int, ...],
+        *,
+        held_out: bool = False,
     ) -> None:
-        self._plan, self._arrangement, self._seeds = plan, arrangement, seeds
+        self._plan, self._arrangement, self._seeds, self._held_out = plan, arrangement, seeds, held_out
         self.rows_continue = arrangement.rows_continue
         self._order = np.arange(arrangement.count) if self.rows_continue else random.permutation(arrangement.count)
 
@@ -93,7 +103,11 @@ class TextEpoch(Epoch):
     def batch(self, number: int) -> CausalLMBatch | MaskedLMBatch:
         row_numbers = self._order[number * self._plan.rows : (number + 1) * self._plan.rows]
         batch = self._plan.batch_maker.make_batch(self._arrangement.rows(row_numbers), (*self._seeds, number))
-        if self._plan.neighbours is None or not isinstance(batch, CausalLMBatch):
+        table = self._plan.neighbours
+        if not isinstance(batch, CausalLMBatch) or not (self._held_out or table):
             return batch
-        neighbours = self._plan.neighbours.lookup(self._arrangement.token_indices(row_numbers))
-        return batch._replace(neighbours=torch.from_numpy(neighbours))
+        positions = self._arrangement.token_indices(row_numbers)
+        return batch._replace(
+            neighbours=None if table is None else torch.from_numpy(table.lookup(positions)),
+            text_positions=torch.from_numpy(positions) if self._held_out else None,
+        )

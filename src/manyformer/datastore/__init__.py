@@ -8,7 +8,7 @@ language model that interpolates its predictions with the tokens that followed t
 from manyformer.datastore.build_datastore import build
 from manyformer.datastore.build_job import DatastoreJob, datastore_job, plan
 from manyformer.datastore.datastore import Datastore, KNNSettings
-from manyformer.datastore.exact_search import ExcludedRange
+from manyformer.datastore.exact_search import ExcludedRanges
 from manyformer.datastore.facts import DatastoreFacts
 from manyformer.datastore.faiss_index import FlatIndex, IVFPQIndex, make_index
 from manyformer.datastore.knn_head import KNNHead, check_fits, knn_lm
@@ -19,7 +19,7 @@ __all__ = [
     "Datastore",
     "DatastoreFacts",
     "DatastoreJob",
-    "ExcludedRange",
+    "ExcludedRanges",
     "FlatIndex",
     "IVFPQIndex",
     "KNNHead",

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.data.token_shards import open_shard
-from manyformer.datastore.exact_search import ExcludedRange, Neighbours, nearest_entries, with_distances
+from manyformer.datastore.exact_search import ExcludedRanges, Neighbours, nearest_entries, with_distances
 from manyformer.datastore.facts import INDEX, KEYS, TEXT, TUNED, DatastoreFacts, entries_at, read_facts
 from manyformer.datastore.faiss_index import KeyIndex, open_index
 from manyformer.errors import UserError
@@ -70,7 +70,7 @@ class Datastore:
         # shared by copies: it is read-only and may be larger than memory
         return self
 
-    def search(self, queries: Float[Tensor, "n d"], k: int, *, excluded: ExcludedRange | None = None) -> Neighbours:
+    def search(self, queries: Float[Tensor, "n d"], k: int, *, excluded: ExcludedRanges | None = None) -> Neighbours:
         """The `k` nearest entries of each query by squared distance, in float32, or in float64 for float64 queries."""
         if not 1 <= k <= len(self):
             raise UserError(f"neighbours ({k}) must be from 1 to {len(self):,}, the entries of {self.folder}")

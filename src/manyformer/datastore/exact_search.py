@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -28,15 +28,22 @@ class Neighbours(NamedTuple):
     entries: Int[Tensor, "n k"]
 
 
-class ExcludedRange(NamedTuple):
-    """For each query the half-open range of entries, `start` to `stop`, that are excluded from its neighbours."""
+class ExcludedRanges(NamedTuple):
+    """For each query r half-open ranges of entries, `starts` to `stops`, that are excluded from its neighbours."""
 
-    start: Int[Tensor, " n"]
-    stop: Int[Tensor, " n"]
+    starts: Int[Tensor, "n r"]
+    stops: Int[Tensor, "n r"]
+
+    def contain(self, entries: Int[Tensor, "#n m"]) -> Bool[Tensor, "n m"]:
+        """Which entries are excluded for each query."""
+        excluded = torch.zeros(len(self.starts), entries.shape[1], dtype=torch.bool, device=entries.device)
+        for start, stop in zip(*(bounds.to(entries.device).T[..., None] for bounds in self)):
+            excluded |= (entries >= start) & (entries < stop)
+        return excluded
 
 
 def nearest_entries(
-    keys: KeyArray, queries: Float[Tensor, "n d"], k: int, *, excluded: ExcludedRange | None = None
+    keys: KeyArray, queries: Float[Tensor, "n d"], k: int, *, excluded: ExcludedRanges | None = None
 ) -> Int[Tensor, "n k"]:
     """The `k` entries of `keys` at the least squared distance from each query; -1 if there are fewer.
 
@@ -51,8 +58,7 @@ def nearest_entries(
         augmented_keys = torch.cat([block, (block * block).sum(1, keepdim=True) / -2], 1)
         mask = None
         if excluded is not None:
-            block_entries = torch.arange(start, start + len(block), device=queries.device)
-            mask = (block_entries >= excluded.start[:, None]) & (block_entries < excluded.stop[:, None])
+            mask = excluded.contain(torch.arange(start, start + len(block), device=queries.device)[None])
         (products,), (index,) = largest(augmented_queries, augmented_keys[None], k, mask)
         candidates = torch.cat([best_products, products], 1)
         best_products, order = candidates.topk(min(k, candidates.shape[1]))

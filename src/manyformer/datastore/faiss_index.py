@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.datastore.exact_search import ExcludedRange, KeyArray
+from manyformer.datastore.exact_search import ExcludedRanges, KeyArray
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write_text, report_disk_full
 
@@ -85,7 +85,7 @@ class KeyIndex:
             raise UserError(f"probe ({probe}) is for an index with lists, and {file} searches all keys")
 
     def search(
-        self, queries: Float[Tensor, "n d"], k: int, *, excluded: ExcludedRange | None = None
+        self, queries: Float[Tensor, "n d"], k: int, *, excluded: ExcludedRanges | None = None
     ) -> Int[Tensor, "n k"]:
         """The `k` nearest entries of each query according to the index; -1 if it finds fewer."""
         query_array = np.ascontiguousarray(queries.float().cpu().numpy())
@@ -94,7 +94,7 @@ class KeyIndex:
             entries = torch.from_numpy(self._faiss.search(query_array, fetch)[1]).to(queries.device)
             if excluded is None:
                 return entries
-            allowed = (entries >= 0) & ((entries < excluded.start[:, None]) | (entries >= excluded.stop[:, None]))
+            allowed = (entries >= 0) & ~excluded.contain(entries)
             if fetch >= total or bool((allowed.sum(1) >= k).all()):
                 # allowed entries first, in the order of the search
                 order = allowed.byte().argsort(dim=1, descending=True, stable=True)[:, :k]

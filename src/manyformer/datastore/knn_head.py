@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyformer.datastore.context_keys import extract_keys
 from manyformer.datastore.datastore import Datastore, KNNSettings
-from manyformer.datastore.exact_search import Neighbours
+from manyformer.datastore.exact_search import ExcludedRanges, Neighbours
 from manyformer.errors import UserError
 from manyformer.models import BatchLoss, LanguageModel, Model, OutputHead
 from manyformer.models.model import model_name
@@ -45,11 +45,15 @@ class KNNHead(OutputHead):
         self.classes = head.classes
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
+        return self.log_probs(x, None)
+
+    def log_probs(self, x: Float[Tensor, "*b d"], excluded: ExcludedRanges | None) -> Float[Tensor, "*b v"]:
+        """The interpolated log-probabilities, without the neighbours that are `excluded` for each token."""
         logits: Tensor = self.head(x[..., : self.stream_dim])
         model_log_probs = logits.log_softmax(-1, dtype=logits.dtype if logits.dtype == torch.float64 else torch.float32)
         if not self.settings.weight:
             return model_log_probs
-        neighbour_probs = self._search(self.key(x)).to(model_log_probs.dtype).view_as(model_log_probs)
+        neighbour_probs = self._search(self.key(x), excluded).to(model_log_probs.dtype).view_as(model_log_probs)
         # an approximate index may find no neighbour at all, which leaves the model's distribution
         has_neighbours = (neighbour_probs.sum(-1, keepdim=True) > 0).to(model_log_probs.dtype)
         return interpolate(model_log_probs, neighbour_probs, has_neighbours * self.settings.weight)
@@ -66,8 +70,8 @@ class KNNHead(OutputHead):
 
     # the search reads files
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _search(self, keys: Float[Tensor, "n e"]) -> Float[Tensor, "n v"]:
-        return self.distribution(self.store.search(keys, self.settings.neighbours))
+    def _search(self, keys: Float[Tensor, "n e"], excluded: ExcludedRanges | None) -> Float[Tensor, "n v"]:
+        return self.distribution(self.store.search(keys, self.settings.neighbours, excluded=excluded))
 
     def distribution(self, neighbours: Neighbours) -> Float[Tensor, "n v"]:
         """The probability of each class: the sum of the weights of the neighbours that it followed."""

@@ -1,15 +1,18 @@
 """Precomputed neighbours of every token of a text, from which retrieval-augmented models (SPALM) are trained."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from manyformer.data.cache_folder import load_prepared
 from manyformer.data.neighbour_tables import write_neighbour_table
+from manyformer.data.token_shards import TokenShard
 from manyformer.datastore.build_datastore import CountProgressFn
 from manyformer.datastore.build_job import ContextReader, DatastoreJob
 from manyformer.datastore.datastore import Datastore
-from manyformer.datastore.exact_search import ExcludedRange
+from manyformer.datastore.exact_search import ExcludedRanges
+from manyformer.datastore.own_text import find_own_text
 from manyformer.errors import UserError
 from manyformer.models.weights_fingerprint import weights_fingerprint
 from manyformer.type_aliases import IntArray
@@ -28,9 +31,10 @@ def find_neighbours(
 ) -> tuple[str, ...]:
     """Write, for every token of the run's splits, the `k` tokens that followed the nearest contexts of the datastore.
 
-    In the text of the datastore itself, contexts of the same document are excluded, or with `min_distance` those up to
-    that many tokens away: otherwise the next token itself is among the neighbours and the model learns to copy. Returns
-    the names of the splits. Raises UserError if the run's data is missing, or if all contexts would be excluded.
+    For documents that overlap with documents of the datastore, these are excluded, or with `min_distance`, if the text
+    is that of the datastore, the contexts up to that many tokens away: otherwise the next token itself is among the
+    neighbours and the model learns to copy. Returns the names of the splits. Raises UserError if the run's data is
+    missing, or if all contexts would be excluded.
     """
     prepared = load_prepared(job.run.folder / "data")
     if prepared is None:
@@ -39,18 +43,14 @@ def find_neighbours(
     origin = f"{weights_fingerprint(job.model)[:16]} {store.facts.text.sha256[:16]} {exclusion}"
     done, total = 0, sum(len(shard.tokens) for shard in prepared.shards.values())
     for shard in prepared.shards.values():
-        is_own_text = shard.facts.sha256 == store.facts.text.sha256
-        if is_own_text and min_distance is None and store.facts.text.documents == 1:
-            raise UserError(
-                "the datastore's text is one document, all contexts of which would be excluded; set `min_distance`"
-            )
+        exclusion_of = _exclusion(shard, store, min_distance)
         reader = ContextReader(job, shard)
         with write_neighbour_table(Path(out), shard, k, origin) as table:
             for index in range(len(reader)):
                 text_positions, keys = reader.read(index)
                 for start in range(0, len(keys), QUERIES_PER_CHUNK):
                     chunk = slice(start, start + QUERIES_PER_CHUNK)
-                    excluded = _own_text_range(store, text_positions[chunk], min_distance) if is_own_text else None
+                    excluded = exclusion_of(text_positions[chunk])
                     entries = store.search(torch.from_numpy(keys[chunk]), k, excluded=excluded).entries
                     table[text_positions[chunk]] = store.next_tokens(entries).numpy()
                 on_progress(done + len(shard.tokens) * (index + 1) // len(reader), total)
@@ -58,10 +58,25 @@ def find_neighbours(
     return tuple(prepared.shards)
 
 
-def _own_text_range(store: Datastore, text_positions: IntArray, min_distance: int | None) -> ExcludedRange:
-    """The entries that are excluded for the contexts that end at these positions in the datastore's text."""
-    entries = store.entries_at(text_positions)
-    if min_distance is not None:
-        return ExcludedRange(torch.from_numpy(entries - min_distance), torch.from_numpy(entries + min_distance + 1))
-    starts, documents = torch.from_numpy(store.document_entries), torch.from_numpy(store.documents_of(entries))
-    return ExcludedRange(starts[documents], starts[documents + 1])
+def _exclusion(
+    shard: TokenShard, store: Datastore, min_distance: int | None
+) -> Callable[[IntArray], ExcludedRanges | None]:
+    """A function from positions in the text of `shard` to the entries that are excluded for them."""
+    if min_distance is not None and shard.facts.sha256 == store.facts.text.sha256:
+        return lambda positions: _entries_around(store.entries_at(positions), min_distance)
+    own_text = find_own_text(shard, store)
+    if own_text.documents and min_distance is not None:
+        raise UserError(
+            f"{own_text.documents:,} documents overlap with another text, that of {store.folder}, where no distance is "
+            "known; leave out `min_distance`, so that the documents are excluded"
+        )
+    if int((own_text.stops - own_text.starts).sum(1).max(initial=0)) == len(store):
+        raise UserError(
+            "the datastore's text is one document, all contexts of which would be excluded; set `min_distance`"
+        )
+    return own_text.excluded
+
+
+def _entries_around(entries: IntArray, min_distance: int) -> ExcludedRanges:
+    first = torch.from_numpy(entries)[:, None]
+    return ExcludedRanges(first - min_distance, first + min_distance + 1)

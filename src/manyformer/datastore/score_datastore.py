@@ -2,24 +2,29 @@
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from manyformer.datastore.datastore import Datastore, KNNSettings
-from manyformer.datastore.knn_head import knn_lm
+from manyformer.datastore.knn_head import check_fits, knn_lm
+from manyformer.datastore.own_text import OwnText, OwnTextModel, check_own_text
 from manyformer.evaluate import Evaluation, evaluate
+from manyformer.evaluate.eval_data import open_run
 from manyformer.models import Model
 
 
 class DatastoreScores(NamedTuple):
-    """Scores and tokens per second of the model alone and combined with the datastore."""
+    """Scores and tokens per second of the model alone and combined with the datastore.
+
+    `own_text` are the documents of the text that overlap with the datastore, which were excluded.
+    """
 
     settings: KNNSettings
     model_scores: Evaluation
     combined_scores: Evaluation
     model_speed: float
     combined_speed: float
+    own_text: OwnText
 
 
 def score_datastore(
@@ -29,23 +34,34 @@ def score_datastore(
     *,
     split: str | None = None,
     data: str | Sequence[str] | None = None,
+    exclude_own: bool = False,
     device: str | None = None,
     on_status: Callable[[str], None] = lambda message: None,
 ) -> DatastoreScores:
     """Score the final model of `run` on a split or a text without and with the datastore, as `evaluate` does.
 
-    Raises UserError for a datastore that was built with another model, and for what `evaluate` refuses.
+    Raises UserError for a datastore that was built with another model, for documents that overlap with the datastore's,
+    unless `exclude_own` excludes these from their neighbours, and for what `evaluate` refuses.
     """
+    trained = open_run(run)
+    check_fits(trained.load_model(device), store)
+    with trained.open_data(split, data) as material:
+        assert material.text is not None
+        own_text = check_own_text(material.text, material.name, store, exclude_own=exclude_own)
+
+    def combine(model: Model) -> Model:
+        return OwnTextModel(knn_lm(model, store, **settings._asdict()), own_text)
+
     wrap_by_name: dict[str, Callable[[Model], Model]] = {
         f"{run} alone": lambda model: model,
-        f"{run} with {store.folder}": partial(knn_lm, store=store, **settings._asdict()),
+        f"{run} with {store.folder}": combine,
     }
     evaluations, speeds = list[Evaluation](), list[float]()
     for name, wrap in wrap_by_name.items():
         clock = ThroughputClock(name, wrap, on_status)
         evaluations.append(evaluate(run, split=split, data=data, device=device, wrap=clock.wrap, on_progress=clock))
         speeds.append(clock.fraction_per_second * int(evaluations[-1]["perplexity"].signature.rpartition(":")[2]))
-    return DatastoreScores(settings, evaluations[0], evaluations[1], speeds[0], speeds[1])
+    return DatastoreScores(settings, evaluations[0], evaluations[1], speeds[0], speeds[1], own_text)
 
 
 class ThroughputClock:

@@ -14,6 +14,7 @@ from manyformer.datastore.context_keys import extract_keys, read_batch
 from manyformer.datastore.datastore import Datastore, KNNSettings
 from manyformer.datastore.exact_search import Neighbours
 from manyformer.datastore.knn_head import interpolate, neighbour_weights
+from manyformer.datastore.own_text import OwnText, check_own_text
 from manyformer.errors import UserError
 from manyformer.models.carried_state import CarriedState
 
@@ -24,11 +25,15 @@ QUERIES_PER_CHUNK = 512
 
 
 class TuningResult(NamedTuple):
-    """The loss of the text in nats for each setting, in ascending order, and its number of tokens."""
+    """The loss of the text in nats for each setting, in ascending order, and its number of tokens.
+
+    `own_text` are the documents of the text that overlap with the datastore, which were excluded.
+    """
 
     nats: dict[KNNSettings, float]
     targets: int
     data_name: str
+    own_text: OwnText
 
     @property
     def best(self) -> KNNSettings:
@@ -36,11 +41,15 @@ class TuningResult(NamedTuple):
 
 
 class TuningQueries(NamedTuple):
-    """Contexts of held-out text: their keys, the model's log-probability of each next token, and that token."""
+    """Contexts of held-out text: their keys, the model's log-probability of each next token, and that token.
+
+    `text_positions` are the positions of the contexts' last tokens in the text.
+    """
 
     keys: Float[Tensor, "n e"]
     log_probs: Float[Tensor, " n"]
     targets: Int[Tensor, " n"]
+    text_positions: Int[Tensor, " n"]
 
 
 def tune(
@@ -52,12 +61,14 @@ def tune(
     weights: Sequence[float] = WEIGHTS,
     temperatures: Sequence[float] = TEMPERATURES,
     max_tokens: int | None = None,
+    exclude_own: bool = False,
     on_progress: Callable[[float], None] = lambda fraction: None,
 ) -> TuningResult:
     """Evaluate all settings on the run's validation data, or on `data`; neighbours are searched once for all of them.
 
     At most `max_tokens` tokens are used. Nothing is saved: `store.save_settings(result.best)` does that. Raises
-    UserError for an empty grid and for settings out of range.
+    UserError for an empty grid, for settings out of range, and for documents that overlap with the datastore's, unless
+    `exclude_own` excludes these from their neighbours.
     """
     counts = sorted({min(1024, len(store))} if neighbours is None else set(neighbours))
     grid = [KNNSettings(k, w, t).validated() for k in counts for t in temperatures for w in weights]
@@ -66,18 +77,21 @@ def tune(
     sums = torch.zeros(len(counts), len(temperatures), len(weights), dtype=torch.float64)
     num_tokens = 0
     with job.run.open_data("valid", data) as material, torch.inference_mode():
+        assert material.text is not None
+        own_text = check_own_text(material.text, material.name, store, exclude_own=exclude_own)
         for fraction, chunk in read_queries(job, store, material):
             if max_tokens is not None:
                 chunk = TuningQueries(*(part[: max_tokens - num_tokens] for part in chunk))
             num_tokens += len(chunk.targets)
-            nearest = store.search(chunk.keys, counts[-1])
+            excluded = own_text.excluded(chunk.text_positions.numpy())
+            nearest = store.search(chunk.keys, counts[-1], excluded=excluded)
             matches = store.next_tokens(nearest.entries) == chunk.targets[:, None]
             sums += _nats(nearest, matches, chunk.log_probs, counts, temperatures, weights)
             on_progress(fraction if max_tokens is None else max(fraction, num_tokens / max_tokens))
             if max_tokens is not None and num_tokens >= max_tokens:
                 break
     nats = dict(zip(grid, sums.flatten().tolist()))
-    return TuningResult(dict(sorted(nats.items(), key=lambda item: item[1])), num_tokens, material.name)
+    return TuningResult(dict(sorted(nats.items(), key=lambda item: item[1])), num_tokens, material.name, own_text)
 
 
 def read_queries(
@@ -89,11 +103,12 @@ def read_queries(
     carried = CarriedState(reader.eval(), rows_continue=material.batches.rows_continue)
     for number, batch in enumerate(material.batches, 1):
         assert isinstance(batch, CausalLMBatch)
-        y, targets = read_batch(carried, batch), batch.targets[batch.targets != IGNORE_INDEX].to(reader.device)
-        chunks = zip(torch.split(y, QUERIES_PER_CHUNK), torch.split(targets, QUERIES_PER_CHUNK))
-        for x, t in chunks:
-            log_probs = head(x[:, :stream_dim]).log_softmax(-1).gather(1, t[:, None])[:, 0]
-            yield number / len(material.batches), TuningQueries(x[:, -key_dim:], log_probs, t)
+        assert batch.text_positions is not None
+        is_scored = batch.targets != IGNORE_INDEX
+        parts = read_batch(carried, batch), batch.targets[is_scored].to(reader.device), batch.text_positions[is_scored]
+        for x, targets, text_positions in zip(*(torch.split(part, QUERIES_PER_CHUNK) for part in parts)):
+            log_probs = head(x[:, :stream_dim]).log_softmax(-1).gather(1, targets[:, None])[:, 0]
+            yield number / len(material.batches), TuningQueries(x[:, -key_dim:], log_probs, targets, text_positions)
 
 
 def _nats(

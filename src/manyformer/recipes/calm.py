@@ -49,8 +49,8 @@ def calm(
 
     All layers are trained to predict the next token, higher layers with larger weights. `confidence="classifier"` is a
     second stage that starts from a run of the first (`init_from`): everything else is frozen, and a unit learns at
-    which layers the last layer would predict the same token. The threshold, 0.9 until `manyformer calibrate` finds one,
-    decays along `horizon` tokens, the longest output, by `threshold_decay`; null keeps it constant."""
+    which layers the last layer would predict the same token. The threshold, 0.9 unless given, decays along `horizon`
+    tokens, the longest output, by `threshold_decay`; null keeps it constant. `manyformer calibrate` certifies one."""
     model = encoder_decoder(vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order)
     config = EarlyExitConfig(
         rule=confidence,
