@@ -158,7 +158,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=10, help="prompts of each file [10]")
     parser.add_argument("--documents", type=int, default=100, help="files of a calibration [100]")
     parser.add_argument("--resamplings", type=int, default=200, help="calibrations [200]")
-    parser.add_argument("--tolerances", type=float, nargs="+", default=[0.05, 0.1, 0.2], help="[0.05 0.1 0.2]")
+    parser.add_argument("--tolerances", type=float, nargs="+", default=[0.03, 0.05, 0.1], help="[0.03 0.05 0.1]")
     parser.add_argument("--risks", type=float, nargs="+", default=[0.05, 0.2], help="1 - confidence [0.05 0.2]")
     parser.add_argument("--seed", type=int, default=0, help="of the samples [0]")
     parser.add_argument("--out", default="calibration-guarantee", help="where the run and its losses go")
