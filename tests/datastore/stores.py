@@ -1,6 +1,5 @@
 """Small datastores: written by hand around any keys, or built of a run that is hardly trained."""
 
-import json
 import os
 import random
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from manyformer.cli import run
 from manyformer.data.token_shards import write_shards
 from manyformer.datastore import Datastore, DatastoreFacts
 from manyformer.datastore.context_keys import KeyLayer
+from manyformer.files.verified_folder import write_manifest
 from manyformer.models import Model
 from manyformer.models.weights_fingerprint import weights_fingerprint
 
@@ -34,20 +34,21 @@ def written(
         for text in texts:
             writers.shards["text"].add(list(text), starts_document=True)
     facts = DatastoreFacts(
-        model="" if model is None else weights_fingerprint(model),
+        model="0" * 64 if model is None else weights_fingerprint(model),
         recipe="by hand",
         keys=name,
         width=keys.shape[1],
         precision="float32",
         source="a test",
         text=writers.facts["text"],
-        vocab=1000,
+        vocab=1000 if model is None else model.head.classes,
         length=64,
         packing="documents",
         rows=1,
     )
     (folder / "keys").write_bytes(keys.astype("<f4").tobytes())
-    (folder / "datastore.json").write_text(json.dumps({"format": 1, **facts.to_json()}))
+    facts.write(folder / "datastore.json")
+    write_manifest(folder)
     return Datastore(folder)
 
 

@@ -128,7 +128,7 @@ def test_what_is_damaged_or_in_use_is_told(plain_run: Path, tmp_path: Path) -> N
     with pytest.raises(UserError, match="keys is damaged: it has 10 bytes instead of"):
         Datastore(cut)
     (cut / "datastore.json").write_text("{")
-    with pytest.raises(UserError, match="is damaged: it is not the description of a datastore"):
+    with pytest.raises(UserError, match=r"datastore.json is damaged: it has 1 bytes instead of"):
         Datastore(cut)
     foreign = tmp_path / "foreign"
     foreign.mkdir()

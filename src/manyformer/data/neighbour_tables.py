@@ -1,20 +1,31 @@
 """Tables of precomputed neighbours: for every token of a text, tokens that followed similar contexts in a datastore."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.data.token_shards import TokenShard
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import atomic_write_text
+from manyformer.files.json_records import DamagedFile, FileName, FileRecord, PositiveCount, Sha256
+from manyformer.files.verified_folder import FileSum, VerifiedFolder, file_sum
 from manyformer.type_aliases import IntArray
 
 NOTE_FILE = "neighbours.json"
+
+
+class NeighbourNote(FileRecord):
+    """The tables of a folder: `texts` names the table of each text by its hash, `made` is the search."""
+
+    title: ClassVar[str] = "the description of tables of neighbours"
+
+    made: str
+    k: PositiveCount
+    texts: dict[Sha256, FileName]
+    files: dict[FileName, FileSum]
 
 
 class NeighbourTable(NamedTuple):
@@ -34,17 +45,17 @@ def write_neighbour_table(folder: Path, shard: TokenShard, k: int, origin: str) 
     """Open a table (tokens, k) to fill for a shard; the note file lists it only if the context succeeds."""
     folder.mkdir(parents=True, exist_ok=True)
     note = _read_note(folder)
-    if note and (note["made"], note["k"]) != (origin, k):
+    if note and (note.made, note.k) != (origin, k):
         raise UserError(
-            f"{folder} holds neighbours from another search ({note['made']}, {note['k']} per token); choose another "
-            "folder"
+            f"{folder} holds neighbours from another search ({note.made}, {note.k} per token); choose another folder"
         )
-    name = f"{shard.facts.sha256[:16]}.tokens"
-    table = np.memmap(folder / name, shard.tokens.dtype, "w+", shape=(len(shard.tokens), k))
+    path = folder / f"{shard.facts.sha256[:16]}.tokens"
+    table = np.memmap(path, shard.tokens.dtype, "w+", shape=(len(shard.tokens), k))
     yield table
     table.flush()
-    texts = {**note.get("texts", {}), shard.facts.sha256: name}
-    atomic_write_text(folder / NOTE_FILE, json.dumps({"made": origin, "k": k, "texts": texts}, indent=1) + "\n")
+    texts = {**(note.texts if note else {}), shard.facts.sha256: path.name}
+    files = {**(note.files if note else {}), path.name: file_sum(path)}
+    NeighbourNote(made=origin, k=k, texts=texts, files=files).write(folder / NOTE_FILE)
 
 
 def open_neighbour_table(folder: str | None, shard: TokenShard) -> NeighbourTable | None:
@@ -56,24 +67,20 @@ def open_neighbour_table(folder: str | None, shard: TokenShard) -> NeighbourTabl
         raise UserError(
             f"{folder} holds no neighbours; compute them with `manyformer datastore neighbours` (data.neighbours)"
         )
-    if shard.facts.sha256 not in note["texts"]:
+    if shard.facts.sha256 not in note.texts:
         raise UserError(
             f"{folder} holds no neighbours for this text with this tokenizer; compute them with "
             "`manyformer datastore neighbours` and a run that has the same data"
         )
-    file = Path(folder) / note["texts"][shard.facts.sha256]
-    shape = len(shard.tokens), int(note["k"])
-    if not file.exists() or file.stat().st_size != shape[0] * shape[1] * shard.tokens.dtype.itemsize:
-        raise UserError(f"{file} is missing or truncated; compute the neighbours again")
-    return NeighbourTable(np.memmap(file, shard.tokens.dtype, "r", shape=shape), f"{note['made']} k{note['k']}")
+    name, shape = note.texts[shard.facts.sha256], (len(shard.tokens), note.k)
+    size = shape[0] * shape[1] * shard.tokens.dtype.itemsize
+    if name in note.files and note.files[name].size != size:
+        counts = f"{shape[0]:,} tokens with {note.k:,} neighbours take {size:,} bytes"
+        raise DamagedFile(f"{Path(folder) / name} is damaged: {counts}, and it has {note.files[name].size:,}")
+    path = VerifiedFolder(Path(folder), note.files).file(name)
+    return NeighbourTable(np.memmap(path, shard.tokens.dtype, "r", shape=shape), f"{note.made} k{note.k}")
 
 
-def _read_note(folder: Path) -> dict[str, Any]:
-    """The content of the folder's note file; empty if it has none."""
-    try:
-        note: dict[str, Any] = json.loads((folder / NOTE_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise UserError(f"{folder / NOTE_FILE} is damaged ({error}); compute the neighbours again") from error
-    return note
+def _read_note(folder: Path) -> NeighbourNote | None:
+    """The content of the folder's note file; None if it has none."""
+    return NeighbourNote.read(folder / NOTE_FILE) if (folder / NOTE_FILE).exists() else None

@@ -1,6 +1,5 @@
 """Building a datastore: the keys of a text, computed by a trained model in one pass that can be resumed."""
 
-import json
 import os
 import shutil
 import time
@@ -11,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.token_shards import ShardFacts, is_complete, open_shard
+from manyformer.data.token_shards import open_shard
 from manyformer.datastore.build_job import ContextReader, DatastoreJob, default_folder
 from manyformer.datastore.datastore import Datastore
-from manyformer.datastore.facts import BUILDING, FACTS, FORMAT, KEYS, TEXT, DatastoreFacts, entries_at
+from manyformer.datastore.facts import BUILDING, FACTS, KEYS, TEXT, BuildProgress, DatastoreFacts, entries_at
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import atomic_write_text, report_disk_full
+from manyformer.files.atomic_files import report_disk_full
+from manyformer.files.verified_folder import MANIFEST, VerifiedFolder, file_sum, write_manifest
 from manyformer.models.carried_state import CarriedState
 from manyformer.temporary_folders import temporary_folder
 from manyformer.train.run_folder import locked_folder
@@ -46,12 +46,14 @@ def build(
     _check_folder(folder)
     with locked_folder(folder, activity="built"):
         progress = _load_or_start(job, folder)
-        facts = job.facts(ShardFacts(**progress["text"]))
+        facts = job.facts(progress.text)
         on_facts(facts)
-        if not (folder / FACTS).exists():
+        if not (folder / MANIFEST).exists():
             _reserve_key_file(folder, facts)
             _write_keys(job, folder, facts, progress, on_progress)
-            atomic_write_text(folder / FACTS, json.dumps({"format": FORMAT, **facts.to_json()}, indent=1) + "\n")
+            facts.write(folder / FACTS)
+            with report_disk_full(str(folder)):
+                write_manifest(folder, without=[BUILDING, *(path.name for path in folder.glob(f"*-{STATE_FILE}"))])
         _remove_states(folder)
     return Datastore(folder)
 
@@ -65,29 +67,28 @@ def _check_folder(folder: Path) -> None:
         raise UserError(f"{folder} holds {file_names[0]} and no datastore; choose another folder")
 
 
-def _load_or_start(job: DatastoreJob, folder: Path) -> dict[str, Any]:
+def _load_or_start(job: DatastoreJob, folder: Path) -> BuildProgress:
     """The recorded progress of the folder, or a new record after writing the text."""
     with temporary_folder() as scratch_dir:
         identity = job.identity(scratch_dir)
     progress_file = folder / BUILDING
-    try:
-        progress: dict[str, Any] = json.loads(progress_file.read_text(encoding="utf-8"))
-        if progress["identity"] != identity:
-            changed = [name for name in identity if progress["identity"].get(name) != identity[name]]
+    if progress_file.exists():
+        progress = BuildProgress.read(progress_file)
+        if progress.identity != identity:
+            changed = [name for name in identity if progress.identity.get(name) != identity[name]]
             raise UserError(
                 f"{folder} holds a different datastore (another {' and another '.join(changed)}); choose another "
                 "folder, or remove it"
             )
-        if is_complete(folder, TEXT, ShardFacts(**progress["text"])):
-            return progress
-    except FileNotFoundError:
-        pass
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise UserError(f"{progress_file} is damaged ({error}); remove {folder} and build it anew") from error
+        if not (folder / MANIFEST).exists():
+            VerifiedFolder(folder, progress.files).verify()
+        return progress
     with report_disk_full(f"the text in {folder}"):
-        progress_record = {"identity": identity, "text": job.write_text(folder)._asdict(), "batches": 0}
-        atomic_write_text(progress_file, json.dumps(progress_record) + "\n")
-    return progress_record
+        text = job.write_text(folder)
+        files = {path.name: file_sum(path) for path in sorted(folder.glob(f"{TEXT}.*"))}
+        progress = BuildProgress(identity=identity, text=text, files=files)
+        progress.write(progress_file)
+    return progress
 
 
 def _reserve_key_file(folder: Path, facts: DatastoreFacts) -> None:
@@ -109,7 +110,7 @@ def _reserve_key_file(folder: Path, facts: DatastoreFacts) -> None:
 
 
 def _write_keys(
-    job: DatastoreJob, folder: Path, facts: DatastoreFacts, progress: dict[str, Any], on_progress: CountProgressFn
+    job: DatastoreJob, folder: Path, facts: DatastoreFacts, progress: BuildProgress, on_progress: CountProgressFn
 ) -> None:
     """Compute and write the key of every entry; keys that are written again after a resume have the same values."""
     shard = open_shard(folder, TEXT, facts.text)
@@ -119,29 +120,30 @@ def _write_keys(
         text_positions, batch_keys = reader.read(batches - 1)
         keys[entries_at(offsets, text_positions)] = _cast_keys(batch_keys, facts)
         on_progress(facts.entries * batches // len(reader), facts.entries)
-        if batches == len(reader) or time.monotonic() - saved_at > SECONDS_PER_CHECKPOINT:
-            _save_progress(reader.carried, keys, folder, {**progress, "batches": batches})
+        is_last = batches == len(reader)
+        if is_last or time.monotonic() - saved_at > SECONDS_PER_CHECKPOINT:
+            keys.flush()
+            _save_progress(reader.carried, folder, progress.model_copy(update={"batches": batches}), is_last=is_last)
             saved_at = time.monotonic()
 
 
-def _resume(carried: CarriedState, folder: Path, progress: dict[str, Any]) -> int:
-    """The number of batches done, after restoring the model's state; 0 if the state's file is missing."""
-    if progress["batches"] and carried.enabled:
-        file = folder / f"{progress['batches']}-{STATE_FILE}"
-        if not file.exists():
-            return 0
-        read_state_file(carried, file)
-    return int(progress["batches"])
+def _resume(carried: CarriedState, folder: Path, progress: BuildProgress) -> int:
+    """The number of batches done, after restoring the model's state if there is one and it is needed."""
+    name = f"{progress.batches}-{STATE_FILE}"
+    if name in progress.files:
+        read_state_file(carried, folder / name)
+    return progress.batches
 
 
-def _save_progress(carried: CarriedState, keys: np.memmap[Any, Any], folder: Path, progress: dict[str, Any]) -> None:
-    """Write keys, then the model's state, then the progress record that refers to both."""
-    keys.flush()
-    file = folder / f"{progress['batches']}-{STATE_FILE}"
+def _save_progress(carried: CarriedState, folder: Path, progress: BuildProgress, *, is_last: bool) -> None:
+    """Write the model's state unless this is the last batch, then the progress record that refers to it."""
+    file = folder / f"{progress.batches}-{STATE_FILE}"
+    files = {name: size for name, size in progress.files.items() if not name.endswith(STATE_FILE)}
     with report_disk_full(str(folder)):
-        if carried.enabled:
+        if carried.enabled and not is_last:
             write_state_file(carried, file)
-        atomic_write_text(folder / BUILDING, json.dumps(progress) + "\n")
+            files[file.name] = file_sum(file)
+        progress.model_copy(update={"files": files}).write(folder / BUILDING)
     _remove_states(folder, keep=file)
 
 

@@ -18,7 +18,7 @@ from manyformer.data.text_epochs import NextTokenBatches
 from manyformer.data.text_sources import text_sources
 from manyformer.data.token_shards import ShardFacts, TokenShard, write_shards
 from manyformer.datastore.context_keys import KeyExtraction, KeyLayer, extract_keys, read_batch
-from manyformer.datastore.facts import BYTES, FORMAT, TEXT, DatastoreFacts, KeyPrecision
+from manyformer.datastore.facts import BYTES, TEXT, DatastoreFacts, KeyPrecision
 from manyformer.errors import UserError, suggest_names
 from manyformer.evaluate.eval_data import TrainedRun, open_run
 from manyformer.models import LanguageModel
@@ -60,7 +60,7 @@ class DatastoreJob:
             stamps: Any = self._open_split().facts.sha256
         else:
             stamps = [source.stamp() for source in text_sources(self.path, self.data.column, scratch_dir)]
-        settings = {"format": FORMAT, "model": self.weights, "keys": self.key_layer, "precision": self.precision}
+        settings: dict[str, Any] = {"model": self.weights, "keys": self.key_layer, "precision": self.precision}
         settings |= {"length": self.data.length, "packing": self.data.packing, "rows": self.rows, "text": stamps}
         normalized: dict[str, Any] = json.loads(json.dumps(settings))
         return normalized

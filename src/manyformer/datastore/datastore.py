@@ -1,44 +1,31 @@
 """Datastores on disk: the keys of contexts and the tokens that followed them, memory-mapped."""
 
-import json
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.data.token_shards import open_shard
+from manyformer.data.token_shards import open_verified_shard
 from manyformer.datastore.exact_search import ExcludedRanges, Neighbours, nearest_entries, with_distances
-from manyformer.datastore.facts import INDEX, KEYS, TEXT, TUNED, DatastoreFacts, entries_at, read_facts
+from manyformer.datastore.facts import (
+    INDEX,
+    TEXT,
+    TUNED,
+    DatastoreFacts,
+    KNNSettings,
+    TunedSettings,
+    entries_at,
+    key_file,
+    open_files,
+    read_facts,
+)
 from manyformer.datastore.faiss_index import KeyIndex, open_index
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import atomic_write_text
+from manyformer.files.json_records import DamagedFile
 from manyformer.type_aliases import IntArray
-
-
-class KNNSettings(NamedTuple):
-    """The settings of kNN interpolation: `weight` is lambda of the paper, `temperature` divides squared distances."""
-
-    neighbours: int = 1024
-    weight: float = 0.25
-    temperature: float = 1.0
-
-    def with_overrides(self, neighbours: int | None, weight: float | None, temperature: float | None) -> "KNNSettings":
-        """The settings with the arguments that are not None replaced. Raises UserError for values out of range."""
-        arguments: dict[str, Any] = {"neighbours": neighbours, "weight": weight, "temperature": temperature}
-        return self._replace(**{name: value for name, value in arguments.items() if value is not None}).validated()
-
-    def validated(self) -> "KNNSettings":
-        """The unchanged settings. Raises UserError for values out of range."""
-        if self.neighbours < 1:
-            raise UserError(f"neighbours ({self.neighbours}) must be at least 1")
-        if not 0 <= self.weight <= 1:
-            raise UserError(f"weight ({self.weight}) must lie between 0 and 1: it is the weight of the neighbours")
-        if not 0 < self.temperature < float("inf"):
-            raise UserError(f"temperature ({self.temperature}) must be greater than 0")
-        return self
 
 
 @final
@@ -51,13 +38,17 @@ class Datastore:
 
     def __init__(self, folder: str | Path, *, exact: bool = False, probe: int | None = None) -> None:
         self.folder = Path(folder)
-        self.facts: DatastoreFacts = read_facts(self.folder)
-        self.keys = np.memmap(self.folder / KEYS, self.facts.dtype, "r", shape=(self.facts.entries, self.facts.width))
-        self.text = open_shard(self.folder, TEXT, self.facts.text)
+        files = open_files(self.folder)
+        self.facts: DatastoreFacts = read_facts(files)
+        shape = self.facts.entries, self.facts.width
+        self.keys = np.memmap(key_file(files, self.facts), self.facts.dtype, "r", shape=shape)
+        self.text = open_verified_shard(files, TEXT, self.facts.text)
         self.offsets: IntArray = np.asarray(self.text.offsets)
+        if (self.text.lengths < 1).any():
+            raise DamagedFile(f"{self.folder / TEXT}.offsets is damaged: a document has no tokens")
         # the entries of document i begin at i and end before i + 1; its first token has no context and is no entry
         self.document_entries: IntArray = self.offsets - np.arange(len(self.offsets))
-        self.index: KeyIndex | None = None if exact else open_index(self.folder / INDEX, probe)
+        self.index: KeyIndex | None = None if exact else open_index(self.folder / INDEX, shape, probe)
         if self.index is None and probe is not None:
             raise UserError(
                 f"probe ({probe}) is for an index, and {self.folder} has none: `manyformer datastore index`"
@@ -124,13 +115,10 @@ class Datastore:
     def load_settings(self) -> KNNSettings:
         """The settings saved by tuning, else those of the paper, with at most as many neighbours as entries."""
         file = self.folder / TUNED
-        if not file.is_file():
+        if not file.exists():
             return KNNSettings(min(KNNSettings().neighbours, len(self)))
-        try:
-            return KNNSettings(**json.loads(file.read_text(encoding="utf-8"))).validated()
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{file} is damaged ({error}); remove it, or tune anew") from error
+        return TunedSettings.read(file).settings
 
     def save_settings(self, settings: KNNSettings) -> None:
         """Save these as the settings that `load_settings` returns."""
-        atomic_write_text(self.folder / TUNED, json.dumps(settings.validated()._asdict()) + "\n")
+        TunedSettings.of(settings.validated()).write(self.folder / TUNED)

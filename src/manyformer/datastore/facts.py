@@ -1,44 +1,66 @@
-"""The description file of a datastore, and the names of its files."""
+"""The description files of a datastore: its facts, the progress of building it, and settings found by tuning."""
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
+from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
+from pydantic import field_serializer, model_validator
 
-from manyformer.data.token_shards import ShardFacts, is_complete
+from manyformer.data.token_shards import ShardFacts
 from manyformer.datastore.context_keys import KeyLayer
 from manyformer.errors import UserError
+from manyformer.files.json_records import Count, DamagedFile, FileName, FileRecord, PositiveCount, Sha256
+from manyformer.files.verified_folder import MANIFEST, ContentCheck, FileSum, VerifiedFolder
 
-FORMAT = 1
 FACTS, BUILDING, TUNED = "datastore.json", "building.json", "tuned.json"
 KEYS, INDEX, TEXT = "keys", "index.faiss", "text"
-"""Keys are one flat file; the text is a shard as in the data of a run: its tokens and the offsets of documents."""
+"""Keys are one flat file; the text is a shard as in the data of a run: its tokens and the offsets of documents. The
+manifest lists these files, and is written last."""
 
 KeyPrecision = Literal["float16", "float32"]
 BYTES: dict[KeyPrecision, int] = {"float16": 2, "float32": 4}
 
+# Values of keys that are checked at a time.
+_BLOCK = 1 << 22
 
-@dataclass(frozen=True, kw_only=True)
-class DatastoreFacts:
+
+class DatastoreFacts(FileRecord):
     """How a datastore was built: equal facts give equal files."""
 
-    model: str
+    title: ClassVar[str] = "the description of a datastore"
+    format_number: ClassVar[int] = 2
+
+    model: Sha256
     """The fingerprint of the weights; `recipe` is for reports."""
     recipe: str
     keys: KeyLayer
-    width: int
+    width: PositiveCount
     precision: KeyPrecision
     source: str
     """A description of the text for reports."""
     text: ShardFacts
-    vocab: int
-    length: int
+    vocab: PositiveCount
+    length: PositiveCount
     """Tokens per row, as in the run's data; `packing` is how rows are cut, `rows` the number per batch."""
     packing: str
-    rows: int
+    rows: PositiveCount
+
+    @field_serializer("text")
+    def _text(self, text: ShardFacts) -> dict[str, Any]:
+        return text._asdict()
+
+    @model_validator(mode="after")
+    def _check_text(self) -> Self:
+        """Raise ValueError for a text that cannot be that of a datastore."""
+        if self.entries < 1:
+            raise ValueError(f"{self.text.tokens:,} tokens in {self.text.documents:,} documents have no context")
+        if self.text.largest >= self.vocab:
+            raise ValueError(f"the token {self.text.largest:,} is not one of a vocabulary of {self.vocab:,}")
+        return self
 
     @property
     def entries(self) -> int:
@@ -61,39 +83,111 @@ class DatastoreFacts:
         return np.dtype(self.precision).newbyteorder("<")
 
     def to_json(self) -> dict[str, Any]:
-        """The facts as a JSON object, for the description file and for scripts."""
-        return {**asdict(self), "text": self.text._asdict(), "entries": self.entries}
+        """The facts as a JSON object for scripts."""
+        return {**self.model_dump(mode="json"), "entries": self.entries}
+
+
+class BuildProgress(FileRecord):
+    """How far a build has come: `identity` is what must be equal to resume it, `batches` the number done.
+
+    `files` are the files of the text, and that of the model's state after these batches.
+    """
+
+    title: ClassVar[str] = "the progress of building a datastore"
+    format_number: ClassVar[int] = 2
+
+    identity: dict[str, Any]
+    text: ShardFacts
+    batches: Count = 0
+    files: dict[FileName, FileSum]
+
+    @field_serializer("text")
+    def _text(self, text: ShardFacts) -> dict[str, Any]:
+        return text._asdict()
+
+
+class KNNSettings(NamedTuple):
+    """The settings of kNN interpolation: `weight` is lambda of the paper, `temperature` divides squared distances."""
+
+    neighbours: int = 1024
+    weight: float = 0.25
+    temperature: float = 1.0
+
+    def with_overrides(self, neighbours: int | None, weight: float | None, temperature: float | None) -> "KNNSettings":
+        """The settings with the arguments that are not None replaced. Raises UserError for values out of range."""
+        arguments: dict[str, Any] = {"neighbours": neighbours, "weight": weight, "temperature": temperature}
+        return self._replace(**{name: value for name, value in arguments.items() if value is not None}).validated()
+
+    def validated(self) -> "KNNSettings":
+        """The unchanged settings. Raises UserError for values out of range."""
+        if self.neighbours < 1:
+            raise UserError(f"neighbours ({self.neighbours}) must be at least 1")
+        if not 0 <= self.weight <= 1:
+            raise UserError(f"weight ({self.weight}) must lie between 0 and 1: it is the weight of the neighbours")
+        if not 0 < self.temperature < float("inf"):
+            raise UserError(f"temperature ({self.temperature}) must be greater than 0")
+        return self
+
+
+class TunedSettings(FileRecord):
+    """The settings that tuning found; `sha256` is that of their values, so that damage is noticed."""
+
+    title: ClassVar[str] = "the tuned settings of a datastore"
+
+    neighbours: PositiveCount
+    weight: Annotated[float, Ge(0), Le(1)]
+    temperature: Annotated[float, Gt(0)]
+    sha256: Sha256
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "DatastoreFacts":
-        """The facts from the object that `to_json` returned."""
-        values = {field.name: content[field.name] for field in fields(cls)}
-        return cls(**{**values, "text": ShardFacts(**content["text"])})
+    def of(cls, settings: KNNSettings) -> Self:
+        """The record of these settings."""
+        return cls(**settings._asdict(), sha256=_settings_sum(settings))
+
+    @model_validator(mode="after")
+    def _check_sum(self) -> Self:
+        if _settings_sum(self.settings) != self.sha256:
+            raise ValueError("its values are not those that were written (their SHA-256 differs)")
+        return self
+
+    @property
+    def settings(self) -> KNNSettings:
+        return KNNSettings(self.neighbours, self.weight, self.temperature)
 
 
-def read_facts(folder: Path) -> DatastoreFacts:
-    """The facts of a finished datastore. Raises UserError if there is none, or if a file is missing or truncated."""
-    file = folder / FACTS
+def _settings_sum(settings: KNNSettings) -> str:
+    return hashlib.sha256(json.dumps([settings.neighbours, *map(float, settings[1:])]).encode()).hexdigest()
+
+
+def open_files(folder: Path) -> VerifiedFolder:
+    """The files of a finished datastore. Raises UserError if there is none, or if the list of files is damaged."""
     if not folder.is_dir():
         raise UserError(f"there is no datastore {folder}; `manyformer datastore build RUN --out {folder}` builds one")
-    if (folder / BUILDING).exists() and not file.exists():
+    if (folder / MANIFEST).is_file():
+        return VerifiedFolder.open(folder)
+    if (folder / BUILDING).exists():
         raise UserError(f"{folder} is not finished: the same `manyformer datastore build` resumes it")
-    if not file.is_file():
-        raise UserError(f"{folder} holds no datastore: {FACTS} is missing")
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        facts = DatastoreFacts.from_json(content)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} is damaged: it is not the description of a datastore ({error})") from error
-    if content.get("format") != FORMAT:
-        raise UserError(f"{folder} was written in format {content.get('format')}, and this version reads {FORMAT}")
-    keys = folder / KEYS
-    size = keys.stat().st_size if keys.exists() else 0
-    if size != facts.key_bytes:
-        raise UserError(f"{keys} is damaged: it has {size:,} bytes instead of {facts.key_bytes:,}; build it anew")
-    if not is_complete(folder, TEXT, facts.text):
-        raise UserError(f"the text of {folder} is missing or truncated; build it anew")
-    return facts
+    raise UserError(f"{folder} holds no datastore: {MANIFEST} is missing")
+
+
+def read_facts(files: VerifiedFolder) -> DatastoreFacts:
+    """The facts of a finished datastore. Raises DamagedFile, and UserError for another format."""
+    return DatastoreFacts.read(files.file(FACTS))
+
+
+def key_file(files: VerifiedFolder, facts: DatastoreFacts) -> Path:
+    """The file of the keys, which are finite numbers. Raises DamagedFile."""
+    path = files.folder / KEYS
+    if KEYS in files and files.sums[KEYS].size != facts.key_bytes:
+        counts = f"{facts.entries:,} keys of {facts.width} numbers take {facts.key_bytes:,} bytes"
+        raise DamagedFile(f"{path} is damaged: {counts}, and it has {files.sums[KEYS].size:,}")
+
+    def check_finite(path: Path) -> None:
+        keys = np.memmap(path, facts.dtype, "r")
+        if not all(np.isfinite(keys[start : start + _BLOCK]).all() for start in range(0, len(keys), _BLOCK)):
+            raise DamagedFile(f"{path} is damaged: some of its numbers are infinite or none at all")
+
+    return files.file(KEYS, ContentCheck(f"finite {facts.precision}", check_finite))
 
 
 def entries_at(offsets: NDArray[np.int64], text_positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,21 +1,23 @@
 """faiss indexes over the keys of a large datastore: exact, or approximate with quantized keys in lists."""
 
 import importlib
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from pydantic import field_serializer
 from torch import Tensor
 
 from manyformer.datastore.exact_search import ExcludedRanges, KeyArray
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import atomic_write_text, report_disk_full
+from manyformer.files.atomic_files import report_disk_full
+from manyformer.files.json_records import DamagedFile, FileRecord, PositiveCount
+from manyformer.files.verified_folder import FileSum, VerifiedFolder, file_sum
 
 KEYS_PER_BLOCK = 1 << 16
 """The number of keys that are added to an index at a time."""
@@ -69,15 +71,35 @@ class IVFPQIndex:
         return index
 
 
+class IndexRecord(FileRecord):
+    """The size and sum of an index file, and how many keys of how many numbers it is over; it is written last."""
+
+    title: ClassVar[str] = "the description of an index"
+    format_number: ClassVar[int] = 2
+
+    keys: PositiveCount
+    width: PositiveCount
+    file: FileSum
+
+    @field_serializer("file")
+    def _file(self, file: FileSum) -> dict[str, Any]:
+        return file._asdict()
+
+
 class KeyIndex:
     """An index in a file, memory-mapped where possible; `probe` is the number of lists that a search visits."""
 
     def __init__(self, file: Path, probe: int | None) -> None:
-        faiss = faiss_module()
+        faiss, record = faiss_module(), IndexRecord.read(_record_file(file))
         # faiss would read beyond the end of a truncated mapped file and crash the process
-        if not file.exists() or file.stat().st_size != _recorded_size(file):
-            raise UserError(f"{file} is missing or truncated; make the index anew")
-        self._faiss = faiss.read_index(str(file), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+        path = VerifiedFolder(file.parent, {file.name: record.file}).file(file.name)
+        try:
+            self._faiss = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+        except RuntimeError as error:
+            raise DamagedFile(f"{file} is damaged: it is no index of faiss") from error
+        self.shape = record.keys, record.width
+        if (self._faiss.ntotal, self._faiss.d) != self.shape:
+            raise DamagedFile(f"{file} is damaged: it is not over {record.keys:,} keys of {record.width:,} numbers")
         self.kind = type(self._faiss).__name__
         if hasattr(self._faiss, "nprobe"):
             self._faiss.nprobe = min(DEFAULT_PROBE if probe is None else probe, self._faiss.nlist)
@@ -102,27 +124,27 @@ class KeyIndex:
             fetch = min(2 * fetch, total)
 
 
-def open_index(file: Path, probe: int | None) -> KeyIndex | None:
-    """The index in this file; None where there is none."""
-    return KeyIndex(file, probe) if _size_file(file).exists() else None
+def open_index(file: Path, shape: tuple[int, int], probe: int | None) -> KeyIndex | None:
+    """The index in this file over keys of this shape; None where there is none."""
+    if not _record_file(file).exists():
+        return None
+    index = KeyIndex(file, probe)
+    if index.shape != shape:
+        raise DamagedFile(
+            f"{file} is over {index.shape[0]:,} keys of {index.shape[1]:,} numbers, and the datastore has {shape[0]:,} "
+            f"of {shape[1]:,}; make the index anew"
+        )
+    return index
 
 
 def remove_index(file: Path) -> None:
     """Remove an index, if there is one."""
-    for path in (_size_file(file), file):
+    for path in (_record_file(file), file):
         path.unlink(missing_ok=True)
 
 
-def _size_file(file: Path) -> Path:
-    """The file with the size of an index; it is written last."""
+def _record_file(file: Path) -> Path:
     return file.with_suffix(".json")
-
-
-def _recorded_size(file: Path) -> int | None:
-    try:
-        return int(json.loads(_size_file(file).read_text(encoding="utf-8"))["bytes"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def make_index(
@@ -143,7 +165,7 @@ def make_index(
             faiss.write_index(index, str(draft))
             remove_index(file)
             draft.replace(file)
-            atomic_write_text(_size_file(file), json.dumps({"keys": len(keys), "bytes": file.stat().st_size}) + "\n")
+            IndexRecord(keys=len(keys), width=keys.shape[1], file=file_sum(file)).write(_record_file(file))
     finally:
         draft.unlink(missing_ok=True)
 

@@ -8,8 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.datastore.context_keys import extract_keys
-from manyformer.datastore.datastore import Datastore, KNNSettings
+from manyformer.datastore.datastore import Datastore
 from manyformer.datastore.exact_search import ExcludedRanges, Neighbours
+from manyformer.datastore.facts import KNNSettings
 from manyformer.errors import UserError
 from manyformer.models import BatchLoss, LanguageModel, Model, OutputHead
 from manyformer.models.model import model_name
@@ -112,8 +113,10 @@ def knn_lm(
 
 def check_fits(model: Model, store: Datastore) -> None:
     """Raise UserError if the datastore was built with another model."""
-    extract_keys(model, store.facts.keys)
-    if weights_fingerprint(model) != store.facts.model:
+    key_dim = extract_keys(model, store.facts.keys).key_dim
+    assert isinstance(model, LanguageModel)
+    facts = store.facts
+    if (weights_fingerprint(model), key_dim) != (facts.model, facts.width) or facts.vocab > model.vocab:
         raise UserError(
             f"{store.folder} was built with another model ({store.facts.recipe}), whose keys differ from those of this "
             f"one ({model_name(model)}); build a datastore with it"

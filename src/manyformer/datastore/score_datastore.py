@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from manyformer.datastore.datastore import Datastore, KNNSettings
+from manyformer.datastore.datastore import Datastore
+from manyformer.datastore.facts import KNNSettings
 from manyformer.datastore.knn_head import check_fits, knn_lm
 from manyformer.datastore.own_text import OwnText, OwnTextModel, check_own_text
 from manyformer.evaluate import Evaluation, evaluate

@@ -11,8 +11,9 @@ from manyformer.batches import IGNORE_INDEX, CausalLMBatch
 from manyformer.data.opened import EvaluationData
 from manyformer.datastore.build_job import DatastoreJob
 from manyformer.datastore.context_keys import extract_keys, read_batch
-from manyformer.datastore.datastore import Datastore, KNNSettings
+from manyformer.datastore.datastore import Datastore
 from manyformer.datastore.exact_search import Neighbours
+from manyformer.datastore.facts import KNNSettings
 from manyformer.datastore.knn_head import interpolate, neighbour_weights
 from manyformer.datastore.own_text import OwnText, check_own_text
 from manyformer.errors import UserError
