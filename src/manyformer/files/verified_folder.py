@@ -135,12 +135,17 @@ def write_manifest(folder: Path, *, without: Collection[str] = ()) -> None:
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         if not name.startswith(".") and name not in without and name != MANIFEST:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-                sums[name] = FileSum(os.fstat(file.fileno()).st_size, digest)
+            sums[name] = file_sum(path)
     Manifest(files=sums).write(folder / MANIFEST)
     sync_folder(folder)
+
+
+def file_sum(path: Path) -> FileSum:
+    """The size and the sum of a file, which is forced to disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileSum(os.fstat(file.fileno()).st_size, digest)
 
 
 def _compare_sum(path: Path, digest: str) -> None:
