@@ -113,10 +113,9 @@ def knn_lm(
 
 def check_fits(model: Model, store: Datastore) -> None:
     """Raise UserError if the datastore was built with another model."""
-    key_dim = extract_keys(model, store.facts.keys).key_dim
-    assert isinstance(model, LanguageModel)
     facts = store.facts
-    if (weights_fingerprint(model), key_dim) != (facts.model, facts.width) or facts.vocab > model.vocab:
+    reader, _, key_dim = extract_keys(model, facts.keys)
+    if (weights_fingerprint(model), key_dim) != (facts.model, facts.width) or facts.vocab > reader.vocab:
         raise UserError(
             f"{store.folder} was built with another model ({store.facts.recipe}), whose keys differ from those of this "
             f"one ({model_name(model)}); build a datastore with it"
