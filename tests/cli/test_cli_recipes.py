@@ -142,6 +142,20 @@ def test_the_doctor_finds_what_is_there(cli: Cli) -> None:
     assert found["SDPA"]["state"] == found["FlexAttention"]["state"] == "ok"
 
 
+def test_the_doctor_verifies_a_folder(cli: Cli, tmp_path: Path) -> None:
+    model = tmp_path / "run/model"
+    mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=2).save(model)
+    assert cli("doctor", str(tmp_path / "run")).code == 0
+    weights = model / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    ended = cli("doctor", str(tmp_path / "run"))
+    assert ended.code == 1
+    assert "model.safetensors is damaged" in " ".join(ended.out.split())
+    assert cli("doctor", str(tmp_path / "empty")).code == 2
+
+
 def test_the_doctor_gives_the_pip_line_of_an_extra(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     ended = cli("doctor")

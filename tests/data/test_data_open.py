@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from editing import edit_record
 from manyformer.batches import IGNORE_INDEX
 from manyformer.config import DataSection, LabelsData, PairsData, TextData
 from manyformer.data import OpenedData, load_tokenizers, open_data, open_text
@@ -167,9 +168,7 @@ def test_hostile_facts_of_a_shard_are_refused(
 ) -> None:
     """As by somebody who also writes the sums, so that they agree."""
     opened(TextData(path=str(folder), length=16), tmp_path)
-    record = json.loads((tmp_path / "prepared.json").read_text())
-    record["splits"]["train"][field] = value
-    (tmp_path / "prepared.json").write_text(json.dumps(record))
+    edit_record(tmp_path / "prepared.json", lambda content: content["splits"]["train"].update({field: value}))
     write_manifest(tmp_path)
     with pytest.raises(UserError, match=message):
         load_prepared(tmp_path)

@@ -45,7 +45,7 @@ def looking_run(found: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_neighbours_are_from_elsewhere(plain_run: Path, store: Datastore, found: Path) -> None:
     ready = load_prepared(plain_run / "data")
     assert ready is not None
-    lookups = open_neighbour_table(str(found), ready.shards["train"])
+    lookups = open_neighbour_table(str(found), ready.shards["train"], ready.tokenizers.source.vocab)
     assert lookups is not None
     keys = torch.from_numpy(np.array(store.keys))
     every = np.arange(len(store))

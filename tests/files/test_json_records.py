@@ -40,6 +40,21 @@ def test_a_record_comes_back_as_it_was_written(file: Path) -> None:
     assert (content["format"], content["manyformer"]) == (3, "0.1.0")
 
 
+def test_every_flipped_bit_is_named(file: Path) -> None:
+    ExampleRecord(**FIELDS).write(file)
+    written = file.read_bytes()
+    for position in range(8 * len(written)):
+        content = bytearray(written)
+        content[position // 8] ^= 1 << position % 8
+        file.write_bytes(content)
+        try:
+            # another space changes nothing
+            message, same = "", ExampleRecord.read(file) == ExampleRecord(**FIELDS)
+        except UserError as refusal:
+            message, same = str(refusal), False
+        assert same or str(file) in message
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [

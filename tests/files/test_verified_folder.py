@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from editing import edit_record
 from manyformer.files.json_records import DamagedFile
 from manyformer.files.verified_folder import ContentCheck, VerifiedFolder, write_manifest
 
@@ -86,9 +87,8 @@ def test_content_is_checked_with_the_sum(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "part/../../outside"])
 def test_names_that_lead_out_of_the_folder_are_refused(name: str, folder: Path) -> None:
-    content = json.loads((folder / "manifest.json").read_text())
-    content["files"][name] = {"size": 3, "sha256": hashlib.sha256(b"abc").hexdigest()}
-    (folder / "manifest.json").write_text(json.dumps(content))
+    file_sum = {"size": 3, "sha256": hashlib.sha256(b"abc").hexdigest()}
+    edit_record(folder / "manifest.json", lambda content: content["files"].update({name: file_sum}))
     with pytest.raises(DamagedFile, match=r"manifest\.json is damaged: files\..* the name of a file inside the folder"):
         VerifiedFolder.open(folder)
 

@@ -1,6 +1,5 @@
 """Whole models: parameters, losses, refusals, and how they are kept on disk."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import manyformer as mf
+from editing import edit_record
 from manyformer.batches import (
     IGNORE_INDEX,
     CausalLMBatch,
@@ -244,17 +244,15 @@ def damage(folder: Path, how: str) -> None:
         case "tensor too many":
             save_file(tensors | {"body.9.bias": torch.zeros(1)}, str(weights))
         case "other size":
-            text = json.loads(config.read_text())
-            text["keywords"]["dim"] = 24
-            config.write_text(json.dumps(text))
+            edit_record(config, lambda content: content["keywords"].update(dim=24))
         case "other recipe":
-            config.write_text(config.read_text().replace("transformer-lm", "transformer-lmm"))
+            edit_record(config, lambda content: content.update(recipe="transformer-lmm"))
         case "other format":
-            config.write_text(config.read_text().replace('"format": 2', '"format": 99'))
+            edit_record(config, lambda content: content.update(format=99))
         case "number for a recipe":
-            config.write_text(config.read_text().replace('"transformer-lm"', "5"))
+            edit_record(config, lambda content: content.update(recipe=5))
         case "no keywords":
-            config.write_text(json.dumps(json.loads(config.read_text()) | {"keywords": None}))
+            edit_record(config, lambda content: content.update(keywords=None))
         case "deep":
             config.write_text("[" * 100_000)
         case "a folder for weights":

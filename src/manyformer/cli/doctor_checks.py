@@ -41,6 +41,28 @@ def examine() -> list[DoctorFinding]:
     return [finding for check in checks for finding in _run_check(check)]
 
 
+def verify_folder(folder: Path) -> list[DoctorFinding]:
+    """Verify every folder with a manifest in `folder`. Raises UserError if there is none."""
+    from manyformer.errors import UserError
+    from manyformer.files.verified_folder import MANIFEST, VerifiedFolder
+
+    manifests = sorted(folder.rglob(MANIFEST))
+    if not manifests:
+        raise UserError(f"{folder} has no files to verify: no {MANIFEST} is in it")
+    findings = []
+    for manifest in manifests:
+        state: CheckStatus = "ok"
+        try:
+            files = VerifiedFolder.open(manifest.parent)
+            files.verify(again=True)
+            total = sum(size for size, _ in files.sums.values())
+            result = f"{len(files.sums)} files, {total / 1e6:,.1f} MB"
+        except UserError as damage:
+            state, result = "broken", str(damage)
+        findings.append(DoctorFinding(str(manifest.parent), state, result))
+    return findings
+
+
 def _run_check(check: Callable[[], Iterator[DoctorFinding]]) -> list[DoctorFinding]:
     try:
         return list(check())

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ConfigDict
+
 from manyformer.compare.claims import ClaimVerdict, TableCell, judge_claim, parse_claim
 from manyformer.compare.cost import StepCost
 from manyformer.compare.scoring import score_kind
@@ -21,6 +23,8 @@ NO_VALUE = "–"
 @dataclass(frozen=True)
 class CaseMeasurement:
     """The measurement of a case with one seed: scores for each value of the sweep, or the reason why one is missing."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     case: str
     seed: int

@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from manyformer.compare.scoring import Rescorer, RescoreResult
 from manyformer.config import RUN_FILE, RunConfig
 from manyformer.config.comparison import Comparison, ComparisonCase
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import atomic_write_text
+from manyformer.files.json_records import DamagedFile, FileRecord
 from manyformer.model_summary import count_parameters
 from manyformer.train import TrainingDiverged, train
 from manyformer.train.metrics import read_rows
@@ -25,6 +24,14 @@ MEASUREMENT_FILE = "measured.json"
 
 IGNORED_SECTIONS = {"out", "log", "save", "trackers", "device", "imports", "process_timeout"}
 """Sections of a run that do not affect its measurement."""
+
+
+class MeasurementRecord(FileRecord):
+    """The measurement of a case with one seed, and a hash of all that it depends on."""
+
+    title = "the measurement of a comparison"
+    key: str
+    measurement: CaseMeasurement
 
 
 class ComparisonRunner:
@@ -109,22 +116,19 @@ class ComparisonRunner:
         return f"{score} {', '.join('none' if value is None else f'{value:.4g}' for value in values)}"
 
     def _load_measurement(self, case: ComparisonCase, seed: int) -> CaseMeasurement | None:
-        """The saved measurement, if it is of exactly the same run, scores and settings."""
-        try:
-            content = json.loads((self.folder_of(case, seed) / MEASUREMENT_FILE).read_text(encoding="utf-8"))
-            if content.pop("key") != self._measurement_key(case, seed):
-                return None
-            content |= {"scores": tuple(content["scores"]), "reasons": tuple(content["reasons"])}
-            return CaseMeasurement(**content)
-        except (OSError, ValueError, KeyError, TypeError):
-            # missing, truncated or of another version: measured again, from the trained model if there is one
+        """The saved measurement, if it is of exactly the same run, scores and settings. Raises DamagedFile."""
+        file = self.folder_of(case, seed) / MEASUREMENT_FILE
+        if not file.exists():
             return None
+        try:
+            record = MeasurementRecord.read(file)
+        except DamagedFile as damage:
+            raise DamagedFile(f"{damage}; remove it, and the trained model is measured again") from None
+        return record.measurement if record.key == self._measurement_key(case, seed) else None
 
     def _save_measurement(self, case: ComparisonCase, seed: int, measurement: CaseMeasurement) -> None:
-        folder = self.folder_of(case, seed)
-        folder.mkdir(parents=True, exist_ok=True)
-        content = {"key": self._measurement_key(case, seed), **asdict(measurement)}
-        atomic_write_text(folder / MEASUREMENT_FILE, json.dumps(content, indent=1) + "\n")
+        record = MeasurementRecord(key=self._measurement_key(case, seed), measurement=measurement)
+        record.write(self.folder_of(case, seed) / MEASUREMENT_FILE)
 
     def _measurement_key(self, case: ComparisonCase, seed: int) -> str:
         """A hash of all that a measurement depends on: the run, its scores and the settings of scoring."""

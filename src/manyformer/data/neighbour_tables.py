@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from manyformer.data.token_shards import TokenShard
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile, FileName, FileRecord, PositiveCount, Sha256
-from manyformer.files.verified_folder import FileSum, VerifiedFolder, file_sum
+from manyformer.files.verified_folder import ContentCheck, FileSum, VerifiedFolder, file_sum
 from manyformer.type_aliases import IntArray
 
 NOTE_FILE = "neighbours.json"
@@ -58,8 +58,11 @@ def write_neighbour_table(folder: Path, shard: TokenShard, k: int, origin: str) 
     NeighbourNote(made=origin, k=k, texts=texts, files=files).write(folder / NOTE_FILE)
 
 
-def open_neighbour_table(folder: str | None, shard: TokenShard) -> NeighbourTable | None:
-    """Open the neighbour table of a shard in this folder; None for None. Raises UserError if there is none."""
+def open_neighbour_table(folder: str | None, shard: TokenShard, vocab: int) -> NeighbourTable | None:
+    """Open the neighbour table of a shard in this folder, with tokens below `vocab`; None for None.
+
+    Raises UserError if there is none, and DamagedFile.
+    """
     if folder is None:
         return None
     note = _read_note(Path(folder))
@@ -77,7 +80,14 @@ def open_neighbour_table(folder: str | None, shard: TokenShard) -> NeighbourTabl
     if name in note.files and note.files[name].size != size:
         counts = f"{shape[0]:,} tokens with {note.k:,} neighbours take {size:,} bytes"
         raise DamagedFile(f"{Path(folder) / name} is damaged: {counts}, and it has {note.files[name].size:,}")
-    path = VerifiedFolder(Path(folder), note.files).file(name)
+
+    def check_tokens(path: Path) -> None:
+        # neighbours are tokens of the datastore's text, which has the vocabulary of the shard
+        if np.memmap(path, shard.tokens.dtype, "r").max(initial=0) >= vocab:
+            raise DamagedFile(f"{path} is damaged: it holds tokens that are not in the vocabulary of {vocab:,}")
+
+    check = ContentCheck(f"{shard.tokens.dtype} below {vocab}", check_tokens)
+    path = VerifiedFolder(Path(folder), note.files).file(name, check)
     return NeighbourTable(np.memmap(path, shard.tokens.dtype, "r", shape=shape), f"{note.made} k{note.k}")
 
 

@@ -90,7 +90,7 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         rows = max(1, batch_tokens // data.length)
         layout = make_layout(data, shard, rows, shifted=not masked)
         fingerprint = f"{shard.facts.sha256[:16]}-{data.packing}-{data.length}"
-        neighbours = None if masked else open_neighbour_table(data.neighbours, shard)
+        neighbours = None if masked else open_neighbour_table(data.neighbours, shard, vocab)
         return TextPlan(layout, rows, batch_maker, fingerprint, neighbours)
 
     def units(self, shards: Sequence[TokenShard]) -> TextUnits | None:

@@ -1,5 +1,7 @@
 """JSON files as typed records: bounded in size and depth, with a format number, every field checked when it is read."""
 
+import hashlib
+import json
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +21,7 @@ MAX_JSON_BYTES = 1 << 26
 MAX_INT = (1 << 63) - 1
 """The largest whole number in a record: what 64 bits hold."""
 
-VERSION_FIELD, FORMAT_FIELD = "manyformer", "format"
+VERSION_FIELD, FORMAT_FIELD, SUM_FIELD = "manyformer", "format", "sum"
 
 
 class DamagedFile(UserError):
@@ -51,7 +53,8 @@ FileName = Annotated[str, AfterValidator(_check_file_name)]
 class FileRecord(BaseModel):
     """The content of a JSON file that this library writes and reads again; subclasses declare the fields.
 
-    The file also holds the number of its format and the version of manyformer that wrote it.
+    The file also holds the number of its format, the version of manyformer that wrote it, and a sum of its content
+    against damage. A file without the sum is read too, so that people can edit one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
@@ -64,6 +67,7 @@ class FileRecord(BaseModel):
     def write(self, path: Path) -> None:
         """Write the record atomically."""
         content = {FORMAT_FIELD: self.format_number, VERSION_FIELD: VERSION, **self.model_dump(mode="json")}
+        content[SUM_FIELD] = _content_sum(content)
         # inf and nan are numbers of a score: written as JSON constants, which the reader allows
         text = pydantic_core.to_json(content, indent=1, inf_nan_mode="constants").decode()
         atomic_write_text(path, f"{text}\n")
@@ -74,13 +78,24 @@ class FileRecord(BaseModel):
         content = read_json(path, cls.title, max_bytes=cls.max_bytes)
         if not isinstance(content, dict):
             raise DamagedFile(f"{path} is damaged: it is not {cls.title}")
+        expected = content.pop(SUM_FIELD, None)
+        actual = _content_sum(content)
         number, version = content.pop(FORMAT_FIELD, None), content.pop(VERSION_FIELD, None)
         if type(number) is not int or number != cls.format_number:
             by = f" by manyformer {version!r:.40}" if isinstance(version, str) else ""
             message = f"{path} was written in format {number!r:.40}{by}"
             raise UserError(f"{message}; this version of manyformer reads format {cls.format_number} of {cls.title}")
+        if expected not in (None, actual):
+            raise DamagedFile(f"{path} is damaged: it is not as it was written (its {SUM_FIELD} differs)")
         record: Self = validate_json(content, cls, path)
         return record
+
+
+def _content_sum(content: Mapping[str, Any]) -> str:
+    """The first digits of the SHA-256 of JSON values, whatever their order and spelling in a file."""
+    # written and parsed, so that tuples are lists, and a number is what a reader makes of it
+    values = pydantic_core.from_json(pydantic_core.to_json(content, inf_nan_mode="constants"), allow_inf_nan=True)
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_bounded(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
