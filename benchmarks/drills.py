@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -46,6 +47,8 @@ def main() -> int:
         parser.error("--trial needs --only FAMILY")
     end = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
     os.nice(10)
+    # asked to stop, it removes what it has made
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     load_everything()
     root = Path(tempfile.mkdtemp(prefix="drills-"))
     trials: list[Trial | NotRun] = []

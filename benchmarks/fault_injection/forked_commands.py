@@ -71,11 +71,14 @@ class RunningCommand:
 
     def wait(self, seconds: float) -> CommandResult:
         """The result; a command that takes longer is killed, with all processes of its session."""
-        code = self.ended(seconds)
-        if code is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+        code = None
+        try:
+            code = self.ended(seconds)
+        finally:
+            if code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
         output, errors = (log.read_text(encoding="utf-8", errors="backslashreplace")[:200_000] for log in self._logs)
         return CommandResult(self.arguments, code, output, errors, time.monotonic() - self._began)
 
@@ -86,6 +89,7 @@ def _become(
     """Be the command, in the process that has just been forked, and never return."""
     code = 1
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         os.chdir(folder)
         # as `python -m manyformer` has it

@@ -15,7 +15,7 @@ from fault_injection.scenarios import Command, Scenario
 TIMES = {"seconds", "cpu_seconds", "tokens_per_second", "tokens a second", "minutes", "cpu_minutes"}
 """The keys of measured times, which are another each time."""
 
-UNEQUAL_FILES = {"log.txt", "env.json", "metrics.csv", "curves.png", "picture.png", ".lock", ".damage.json"}
+UNEQUAL_FILES = {"log.txt", "env.json", "metrics.csv", "curves.png", "picture.png", ".lock", ".verified.json"}
 """Files with times or process numbers in them, and pictures of what is compared as numbers."""
 
 
